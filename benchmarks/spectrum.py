@@ -20,7 +20,6 @@ some are compared with `kso.analysis.jacobian_singular_values`. Writes `results/
 import argparse
 import itertools
 import os
-import warnings
 from collections.abc import Iterator
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -239,11 +238,12 @@ class Plans:
             return [plan[path] for path in paths], masks
         if name == "synflow":
             if density not in self._synflow:
-                self._synflow[density] = saliency.synflow(self._model, density, on_collapse="warn")
+                scored = saliency.synflow(self._model, density, on_collapse="ignore")
+                self._synflow[density] = scored
             scored = self._synflow[density]
         else:
             scores = list(self._scores[name].values())
-            scored = saliency.Saliency(name, density, self._weights, scores, "warn")
+            scored = saliency.Saliency(name, density, self._weights, scores, "ignore")
         plan = scored.orthogonal_budget
         return [plan[path] for path in paths], [scored.masks[path] for path in paths]
 
@@ -343,7 +343,6 @@ def main() -> None:
     quick = {"seeds": 1, "budgets": ["uniform"], "densities": [0.1, 0.2, 1.0]}
     given = parsed(parser, quick)
     seeds = given.seeds
-    warnings.filterwarnings("ignore", message="Layer collapse")
     text = "# Singular values of the Jacobian of sparse MLPs\n\n"
     text += (
         f"{DEPTH} layers of width {WIDTH}, mean of {seeds} seed(s) and {SAMPLES} samples each, on "

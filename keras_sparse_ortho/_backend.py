@@ -14,10 +14,7 @@ ScalarFunction = Callable[[list[Any]], Any]
 
 
 def compiled(function: Callable[..., Any], *, xla: bool) -> Callable[..., Any]:
-    """The pure function compiled: by `jax.jit`, or by `tf.function`, with XLA or without.
-
-    On JAX `xla=False` leaves it as it is, and so does torch always.
-    """
+    """A pure function by `tf.function`, or with XLA by `jax.jit`; else as it is."""
     backend = keras.backend.backend()
     if backend == "tensorflow":
         import tensorflow as tf
@@ -31,10 +28,7 @@ def compiled(function: Callable[..., Any], *, xla: bool) -> Callable[..., Any]:
 
 
 def global_generators() -> list[str]:
-    """The states of the random generators that layers draw from past Keras' seeds, as text.
-
-    That is torch's: `Dropout` without a seed draws from it.
-    """
+    """States of the generators that layers draw from past Keras' seeds: torch's, for `Dropout`."""
     if keras.backend.backend() != "torch":
         return []
     import torch
@@ -132,14 +126,11 @@ def scatter_sorted(values: Any, indices: Any, size: int, after: Any = None) -> A
 
         zeros = tf.fill([size], _zero(values.dtype, indices, after, tf.Tensor))
         return tf.tensor_scatter_nd_update(zeros, indices[:, None], values)
-    if backend == "torch":
-        zeros = values.new_zeros(size)
-        return zeros.scatter(0, indices.long(), values)
-    return keras.ops.scatter(indices[:, None], values, (size,))
+    return values.new_zeros(size).scatter(0, indices.long(), values)
 
 
 def _zero(dtype: Any, indices: Any, after: Any, tensor: Any) -> Any:
-    """0, which XLA cannot know: vectors of known zeros are one to it, which it copies for each."""
+    """0, which XLA cannot know: it makes vectors of known zeros once, and copies them."""
     zero = keras.ops.any(indices[:1] < 0)
     tensors = (x for x in keras.tree.flatten(after) if isinstance(x, tensor))
     first = next((x for x in tensors if x.shape is not None and len(x.shape)), None)
@@ -171,11 +162,7 @@ def is_traced(value: Any) -> bool:
 
 @contextlib.contextmanager
 def float64_operations() -> Iterator[None]:
-    """Lets `keras.ops` compute in float64, as it does by itself on TensorFlow.
-
-    Elsewhere Keras casts float64 arguments of most operations to float32; JAX has, in addition, a
-    switch. Not for use in several threads.
-    """
+    """Lets `keras.ops` compute in float64 on JAX and torch, too. Not for several threads."""
     with contextlib.ExitStack() as stack:
         if keras.backend.backend() == "jax":
             import jax.experimental
@@ -207,32 +194,24 @@ def value_and_gradients(function: ScalarFunction, values: Sequence[Any]) -> tupl
         found = tape.gradient(result, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         # Embeddings have sparse gradients.
         return result, [tf.convert_to_tensor(gradient) for gradient in found]
-    if backend == "torch":
-        import torch
+    import torch
 
-        # Inside another gradient the values hang on its graph, which must go on.
-        nested = any(value.requires_grad for value in values)
-        with torch.enable_grad():
-            values = [v if v.requires_grad else v.detach().requires_grad_() for v in values]
-            result = function(values)
-            if not result.requires_grad:  # it depends on none of them
-                return result, [torch.zeros_like(value) for value in values]
-            found = torch.autograd.grad(result, values, create_graph=nested, allow_unused=True)
-        pairs = zip(found, values, strict=True)
-        return result, [torch.zeros_like(v) if g is None else g for g, v in pairs]
-    raise NotImplementedError(
-        f"Gradients need TensorFlow, JAX or torch. Received: Keras backend {backend!r}"
-    )
+    # Inside another gradient the values hang on its graph, which must go on.
+    nested = any(value.requires_grad for value in values)
+    with torch.enable_grad():
+        values = [v if v.requires_grad else v.detach().requires_grad_() for v in values]
+        result = function(values)
+        if not result.requires_grad:  # it depends on none of them
+            return result, [torch.zeros_like(value) for value in values]
+        found = torch.autograd.grad(result, values, create_graph=nested, allow_unused=True)
+    pairs = zip(found, values, strict=True)
+    return result, [torch.zeros_like(v) if g is None else g for g, v in pairs]
 
 
 def hessian_vector_product(
     function: ScalarFunction, values: Sequence[Any], vectors: Sequence[Any]
 ) -> list[Any]:
-    """`H u`, where `H` is the Hessian of `f` at `values` over all of them and `u = vectors`.
-
-    Differentiates `<df/dv, u>` by reverse mode twice, which works for every operation that has a
-    second derivative.
-    """
+    """`H u`, where `H` is the Hessian of `f` at `values` over all of them and `u = vectors`."""
 
     def along(inner: list[Any]) -> Any:
         _, found = value_and_gradients(function, inner)

@@ -1,13 +1,27 @@
-"""Checks of single arguments, shared by all rooms: integers, seeds, densities and steps."""
+"""Checks of arguments, shared by all rooms: integers, seeds, densities, steps, and keywords."""
 
+import functools
+import inspect
 import math
 import re
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
+from keras_sparse_ortho._foreign_names import hint_for
 from keras_sparse_ortho.errors import DensityError
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# By sparsity: densities that say the same. The first that a function has takes 1 - sparsity.
+_DENSITIES = {
+    "sparsity": ("density", "schedule"),
+    "final_sparsity": ("density",),
+    "target_sparsity": ("density",),
+    "initial_sparsity": ("initial_density",),
+}
 _LONGEST = 200  # characters of a value that an error message shows
 
 
@@ -99,3 +113,77 @@ def check_seed(seed: Any) -> int | None:
             f"`seed` must be a non-negative integer or None. Received: seed={told(seed)}"
         )
     return None if seed is None else int(seed)
+
+
+def other_keywords(**hints: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Lets a function or constructor answer keywords of other packages: see `_foreign_names`.
+
+    Args:
+        hints: By keyword, what to use in this function.
+    """
+
+    def decorated(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            if not kwargs.keys() <= signature.parameters.keys():
+                _translate(function.__name__, signature, args, kwargs, hints)
+            return function(*args, **kwargs)
+
+        # Keras reads the arguments of layers without following `__wrapped__`.
+        checked.__signature__ = signature  # type: ignore[attr-defined]
+        return checked
+
+    return decorated
+
+
+def _translate(
+    name: str,
+    signature: inspect.Signature,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    hints: Mapping[str, str],
+) -> None:
+    """Takes sparsities as densities, and raises a TypeError for other foreign keywords."""
+    name = type(args[0]).__name__ if name == "__init__" else name
+    parameters = signature.parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    given = {*list(parameters)[: len(args)], *kwargs}
+    for keyword in [key for key in kwargs if key not in parameters]:
+        value = kwargs.pop(keyword)
+        target = next((one for one in _DENSITIES.get(keyword, ()) if one in parameters), None)
+        if target is not None:
+            if target in given:
+                raise TypeError(
+                    f"{name}() takes `{target}` or `{keyword}`, which is 1 - {target}. "
+                    f"Received: both, {keyword}={told(value)}"
+                )
+            kwargs[target] = _density_of(keyword, value)
+            given.add(target)
+        elif takes_any and keyword not in hints:
+            kwargs[keyword] = value
+        else:
+            raise TypeError(
+                f"{name}() has no argument `{keyword}`. {hint_for(keyword, parameters, hints)} "
+                f"Received: {keyword}={told(value)}"
+            )
+
+
+def _density_of(name: str, sparsity: Any) -> Any:
+    """`1 - sparsity`, for each entry of a dict or list as well."""
+    if isinstance(sparsity, Mapping):
+        return {key: _density_of(name, value) for key, value in sparsity.items()}
+    if isinstance(sparsity, list | tuple) or getattr(sparsity, "ndim", 0) == 1:
+        return [_density_of(name, value) for value in sparsity]
+    value = as_float(sparsity)
+    if not 0.0 <= value < 1.0:
+        percent = ""
+        if 1.0 < value < 100.0:
+            percent = (
+                f" It is a fraction, not a percentage: {name}={value / 100:g} prunes {value:g}%."
+            )
+        raise DensityError(
+            f"`{name}` must be a number in [0, 1).{percent} Received: {name}={told(sparsity)}"
+        )
+    return float(f"{1.0 - value:.12g}")  # 0.1 for 0.9, not 0.0999...

@@ -12,6 +12,8 @@ from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.kernels import derived_seed
 
+_NO_BATCH = "The data must have at least one batch. Received: none"
+
 Batch = tuple[Any, Any, Any]
 """`(x, y, sample_weight)`, the last two may be `None`."""
 
@@ -39,7 +41,7 @@ def first_batches(
     if not isinstance(source, _Arrays):
         taken = [_unpacked(item) for item in itertools.islice(source.items(), batches)]
         if not taken:
-            raise _no_batch()
+            raise ValueError(_NO_BATCH)
         return taken
     order = np.arange(source.count)
     if shuffle:
@@ -137,29 +139,26 @@ class _Indexed:
     def item(self, number: int) -> Any:
         length = self._data.num_batches
         if length == 0:
-            raise _no_batch()
+            raise ValueError(_NO_BATCH)
         return self._data[number if length is None else number % length]
 
 
 class _Iterable:
     """Batches to iterate over: all of them, or one by its number modulo how many there are."""
 
-    def __init__(self, start: Callable[[], Iterator[Any]], restarts: bool) -> None:
-        self._start = start
+    def __init__(self, start: Callable[[], Iterator[Any]], restarts: bool = True) -> None:
+        self.items = start
         self.restarts = restarts
         self._running: Iterator[Any] | None = None
         self._next = 0
         self._length: int | None = None
-
-    def items(self) -> Iterator[Any]:
-        return self._start()
 
     def item(self, number: int) -> Any:
         if self._length is not None:
             number %= self._length
         # Batches that are asked for in order are iterated over once.
         if self._running is None or self._next > number:
-            self._running = self._start()
+            self._running = self.items()
             self._next = 0
         while True:
             try:
@@ -167,7 +166,7 @@ class _Iterable:
             except StopIteration:
                 self._running = None
                 if not self._next:
-                    raise _no_batch() from None
+                    raise ValueError(_NO_BATCH) from None
                 self._length = self._next
                 return self.item(number)
             self._next += 1
@@ -188,7 +187,7 @@ def _source(data: Any) -> _Arrays | _Indexed | _Iterable:
     if isinstance(data, keras.utils.PyDataset):
         return _Indexed(data)
     if callable(data):
-        return _Iterable(lambda: iter(data()), restarts=True)
+        return _Iterable(lambda: iter(data()))
     if _is_iterator(data) or _is_dataset(data):
         return _Iterable(lambda: iter(data), restarts=not _is_iterator(data))
     raise ValueError(
@@ -239,7 +238,3 @@ def _unpacked(item: Any) -> Batch:
             f"Received: a batch of arrays of the shapes {', '.join(map(str, shapes))}"
         )
     return batch
-
-
-def _no_batch() -> ValueError:
-    return ValueError("The data must have at least one batch. Received: none")

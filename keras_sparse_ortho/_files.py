@@ -1,7 +1,6 @@
 """Files that are complete or absent: atomic writes, staging folders, tables checked on reading."""
 
 import contextlib
-import csv
 import errno
 import json
 import os
@@ -12,17 +11,16 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 
 _NAME_PART = 24  # characters of a file's name that go into the name of its staging folder
 # How the libraries that write files report a full disk, each by another error class.
 _DISK_FULL = ("No space left on device", "Disk quota exceeded", "File too large")
-_COUNT = "of"  # the column that holds the number of rows
 _LONGEST = 200  # characters of a file's content that an error message shows
 
 Row = tuple[str, dict[str, Any]]
-"""Where the row is (`"line 3"`), and its columns."""
+"""Where the row is (`"entry 3"`), and its columns."""
 
 
 def path_of(argument: str, value: Any) -> pathlib.Path:
@@ -138,58 +136,6 @@ def _is_alive(pid: int) -> bool:
     except (PermissionError, OverflowError):  # another user's process; not a process id
         return True
     return True
-
-
-def write_csv(
-    path: str | pathlib.Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]
-) -> None:
-    """Writes a table whose last column is the number of rows, so that a truncated file is known."""
-    rows = list(rows)
-    with atomic_write(path) as stream:
-        writer = csv.DictWriter(stream, [*columns, _COUNT])
-        writer.writeheader()
-        writer.writerows({**row, _COUNT: _rows(rows)} for row in rows)
-
-
-def read_csv(path: pathlib.Path, needed: Sequence[str], error: type[ValueError]) -> list[Row]:
-    """The rows of a CSV file in UTF-8 as text; `error` if it is damaged or lacks a column."""
-    rows: list[Row] = []
-    line = 1
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as stream:
-            reader = csv.DictReader(stream)
-            names = list(reader.fieldnames or [])
-            if not set(needed) <= set(names) or len(set(names)) < len(names):
-                columns = " and ".join(repr(name) for name in needed)
-                raise error(
-                    f"{path}, line 1: the columns {columns} are needed, each column once. "
-                    f"Received: {shown(names)}"
-                )
-            for row in reader:
-                line = reader.line_num
-                if None in row or None in row.values():
-                    raise error(
-                        f"{path}, line {line}: {len(names)} columns are needed. "
-                        f"Received: {shown(row)}"
-                    )
-                rows.append((f"line {line}", row))
-    except (UnicodeDecodeError, csv.Error) as problem:
-        raise error(
-            f"{path}, line {line} or later: the file is not CSV in UTF-8. Received: {problem}"
-        ) from None
-    counts = {row.pop(_COUNT, _rows(rows)) for _, row in rows}
-    if counts - {_rows(rows)}:
-        raise error(
-            f"{path}, line {line}: the file is incomplete; its column {_COUNT!r} holds the number "
-            f"of rows (delete this column from a file that you edit). Received: {_rows(rows)}, and "
-            f"{_COUNT}={shown(sorted(counts))}"
-        )
-    return rows
-
-
-def _rows(rows: Sequence[Any]) -> str:
-    # A word follows the number, so that no truncated count is a count.
-    return f"{len(rows)} rows"
 
 
 def read_json_rows(path: pathlib.Path, key: str, error: type[ValueError]) -> list[Row]:

@@ -86,7 +86,7 @@ def test_numbers_that_are_none(value):
         lambda: ExactOrthogonal(0.5, gain=value),
         lambda: Polynomial(0.5, power=value),
         lambda: SoftThreshold(s_init=value),
-        lambda: ApproximateIsometry(0.5, tolerance=value),
+        lambda: ApproximateIsometry(0.5, gain=value),
     ]
     if not isinstance(value, list):  # Keras itself walks through the arguments of layers
         wrong.append(lambda: BlockSparseDense(8, density=0.5, gain=value))

@@ -158,14 +158,6 @@ def test_inputs_alone(pack):
     assert (y, weight) == (None, None)
 
 
-def test_structures_of_arrays():
-    tensor = keras.ops.convert_to_tensor(X)
-    [(x, y, _)] = first_batches(({"a": X, "b": [X + 1, tensor]}, [Y, Y]), batch_size=4, seed=0)
-    np.testing.assert_array_equal(x["a"], X[y[0]])
-    np.testing.assert_array_equal(x["b"][0], X[y[0]] + 1)
-    np.testing.assert_array_equal(array(x["b"][1]), X[y[1]])
-
-
 def every_use(data):
     """What reads data: the first batches, the n-th one."""
     return (lambda: first_batches(data)), (lambda: BatchSource(data, 4, 0).batch(0))

@@ -30,7 +30,6 @@ OTHERS = {
     "update_stateless": kso.callbacks.SET,
     "EarlyStopping": keras.callbacks,
     "objective": None,
-    "angles": None,
     "law": None,
 }
 NOT_PROSE = ("export/_c_array.py", "cli/_main.py")  # C code, and patterns

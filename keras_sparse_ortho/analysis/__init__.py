@@ -5,12 +5,11 @@ from keras_sparse_ortho.analysis._jacobian import jacobian_singular_values
 from keras_sparse_ortho.analysis._orthogonality import orthogonality_error
 from keras_sparse_ortho.analysis._plots import plot_masks
 from keras_sparse_ortho.analysis._report import SparsityReport, report
-from keras_sparse_ortho.initializers import critical_gain, critical_point
+from keras_sparse_ortho.initializers import critical_gain
 
 __all__ = [
     "SparsityReport",
     "critical_gain",
-    "critical_point",
     "jacobian_singular_values",
     "orthogonality_error",
     "plot_masks",

@@ -1,12 +1,10 @@
 """`orthogonality_error`: how far a kernel is from orthogonal."""
 
 import math
-from typing import Any
 
 import numpy as np
 
 from keras_sparse_ortho.initializers import KernelLayout
-from keras_sparse_ortho.orthogonal import center_of, to_polyphase
 
 
 def orthogonality_error(
@@ -17,9 +15,8 @@ def orthogonality_error(
     For every matrix `K` of the kernel (one per group, gate and batch entry), with `G = K^T K` if it
     is tall and `K K^T` if it is wide, the error is `max |G - gain^2 I| / gain^2`: 0 for an exactly
     orthogonal kernel, infinite for a kernel of zeros. A convolution with several taps is orthogonal
-    if the sum over taps `s` of `K_s^T K_{s + shift}` is, for every shift of the taps (its operator
-    with circular padding); a strided one as a convolution between the phases of the stride, unless
-    all its entries are at the center tap: then only that matrix counts.
+    if the sum over taps `s` of `K_s^T K_{s + shift}` is, for every shift of the taps: its operator
+    with stride 1 and circular padding.
 
     Args:
         kernel: Kernel in Keras layout.
@@ -34,9 +31,6 @@ def orthogonality_error(
     layout = KernelLayout.convolution() if layout is None else layout
     kernel = np.asarray(kernel, dtype=np.float64)
     canonical = layout.to_canonical(kernel)
-    center: Any = (..., *center_of(canonical.shape), slice(None), slice(None))
-    if layout.strides and np.count_nonzero(canonical) > np.count_nonzero(canonical[center]):
-        canonical = to_polyphase(kernel, layout)
     *taps, rows, columns = canonical.shape[2:]
     matrices = canonical.reshape(-1, *taps, rows, columns)
     worst = 0.0

@@ -54,7 +54,6 @@ class Row:
     orthogonality_error: float | None
     dead_outputs: int = 0
     gain: float | None = None
-    taps: str | None = None
     state: str = "sparse"
     block: tuple[int, int] | None = None
     least_density: float | None = None
@@ -247,14 +246,12 @@ class SparsityReport:
         rows = self._everything
         errors = [row.orthogonality_error for row in rows]
         gains = [row.gain for row in rows]
-        taps = [row.taps or "" for row in rows]
         tells_why = bool(self._sparse) or {"not updated", "not adopted"} & {*self.dense.values()}
         chosen = {gain for gain in gains if gain is not None} - {1.0}
         return {
             "|G - I|": ["" if error is None else f"{error:.1e}" for error in errors],
             "dead\noutputs": [str(row.dead_outputs or "") for row in rows],
             "gain": [f"{gain:.4g}" if chosen and gain is not None else "" for gain in gains],
-            "taps": taps if set(taps) - {"", "center"} else ["" for _ in taps],
             "why\ndense": [
                 row.state if row.state != "sparse" and tells_why else "" for row in rows
             ],
@@ -282,7 +279,7 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
     FLOPs are multiply-adds for one sample, counted once each as in the tables of the STR and RigL
     papers: `size * positions` for the dense kernel and `live * positions` for the sparse one.
     `dead_outputs` counts the outputs whose effective kernel is all zero, which stay dead after
-    ReLU; `gain` and `taps` are those of the initializer that drew the kernel. Optional columns are
+    ReLU; `gain` is that of the initializer that drew the kernel. Optional columns are
     shown where they say something.
 
     Dense matrices are listed with the reason (`Row.state`). There are three densities: of the
@@ -384,7 +381,6 @@ def _row(weight: PrunableWeight, orthogonality: bool | str) -> Row:
         orthogonality_error=error,
         dead_outputs=dead,
         gain=getattr(drawn_by, "gain", None),
-        taps=getattr(drawn_by, "taps", None),
         state="sparse" if sparse else dense,
         block=getattr(weight.storage, "block", None),
         least_density=getattr(weight.storage, "least_density", None),

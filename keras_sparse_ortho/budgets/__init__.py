@@ -1,7 +1,8 @@
 """How much of every layer is live."""
 
-from keras_sparse_ortho._other_names import public_names
-from keras_sparse_ortho.budgets._allocation import (
+from keras_sparse_ortho._foreign_names import public_names
+from keras_sparse_ortho.budgets._budget import (
+    Budget,
     Orthogonal,
     allocate,
     er,
@@ -11,7 +12,6 @@ from keras_sparse_ortho.budgets._allocation import (
     needs_of,
     uniform,
 )
-from keras_sparse_ortho.budgets._budget import Budget
 from keras_sparse_ortho.budgets._str_resnet50 import str_resnet50
 
 # Public; the other names above are for the other rooms.

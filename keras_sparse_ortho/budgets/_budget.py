@@ -1,4 +1,6 @@
-"""`Budget`: how much of every weight is live."""
+"""`Budget`: how much of every weight is live; uniform, ER and ERK; sharing an exact count."""
+
+from __future__ import annotations
 
 import functools
 import json
@@ -7,14 +9,17 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from keras_sparse_ortho._checks import check_density, is_integer
-from keras_sparse_ortho._files import atomic_write, read_csv, read_json_rows, shown, write_csv
-from keras_sparse_ortho.errors import BudgetError, DensityError
-from keras_sparse_ortho.kernels import PrunableWeight
-from keras_sparse_ortho.models import prunable_weights
-from keras_sparse_ortho.orthogonal import live_count
+from keras_sparse_ortho._checks import check_density, is_integer, other_keywords
+from keras_sparse_ortho._files import atomic_write, read_json_rows, shown
+from keras_sparse_ortho.errors import BudgetError, DensityError, LayoutError
+from keras_sparse_ortho.initializers import ExactOrthogonal, SparseInitializer, axes_for, layout_for
+from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight, Selection, choose
+from keras_sparse_ortho.models import prunable_weights, weights_of
+from keras_sparse_ortho.orthogonal import apportion, live_count
 
-_COLUMNS = ("weight", "density", "size", "lifted", "lifted_from")
+Orthogonal = bool | SparseInitializer | Mapping[str, SparseInitializer]
+"""Whether kernels must be exactly orthogonal, or their initializer: for all, or by weight path."""
+
 _LARGEST = 2**63 - 1  # entries of an array; larger integers overflow as floats
 
 
@@ -28,9 +33,8 @@ class Budget(Mapping[str, float]):
         densities: From weight path to density, in (0, 1].
         sizes: From weight path to number of entries, up to 2^63 - 1; needed for counts before the
             budget is applied to a model.
-        lifted: Paths of the weights that were given more than their share, because an exactly
-            orthogonal kernel without dead outputs needs it; or a dict from these paths to the live
-            entries of their share, which becomes `lifted_from`.
+        lifted_from: For the weights that were given more than their share, because an exactly
+            orthogonal kernel without dead outputs needs it: the live entries of their share.
 
     Raises:
         BudgetError: A density outside (0, 1], a size or count out of range or for a weight without
@@ -48,7 +52,7 @@ class Budget(Mapping[str, float]):
         self,
         densities: Mapping[str, float],
         sizes: Mapping[str, int] | None = None,
-        lifted: Sequence[str] | Mapping[str, int | None] = (),
+        lifted_from: Mapping[str, int] | None = None,
     ) -> None:
         if not densities:
             raise BudgetError(f"A budget needs weights. Received: densities={densities!r}")
@@ -61,15 +65,15 @@ class Budget(Mapping[str, float]):
         self.sizes = {
             str(path): _count(f"size of '{path}'", size, 1) for path, size in (sizes or {}).items()
         }
-        known = lifted if isinstance(lifted, Mapping) else dict.fromkeys(lifted)
-        self.lifted_from: dict[str, int | None] = {
-            path: None if share is None else _count(f"`lifted_from` of '{path}'", share, 0)
-            for path, share in known.items()
+        self.lifted_from = {
+            path: _count(f"`lifted_from` of '{path}'", share, 0)
+            for path, share in (lifted_from or {}).items()
         }
-        self.lifted = tuple(known)
-        unknown = [p for p in (*self.sizes, *self.lifted) if p not in self._densities]
+        unknown = [p for p in (*self.sizes, *self.lifted_from) if p not in self._densities]
         if unknown:
-            raise BudgetError(f"`sizes` and `lifted` name unknown weights. Received: {unknown}")
+            raise BudgetError(
+                f"`sizes` and `lifted_from` name unknown weights. Received: {unknown}"
+            )
 
     def __getitem__(self, path: str) -> float:
         return self._densities[path]
@@ -97,6 +101,11 @@ class Budget(Mapping[str, float]):
         return {path: live_count(density, self.sizes[path]) for path, density in self.items()}
 
     @property
+    def lifted(self) -> tuple[str, ...]:
+        """Paths of the weights that were given more than their share."""
+        return tuple(self.lifted_from)
+
+    @property
     def live(self) -> int:
         """Live entries of all weights together."""
         return sum(self.counts.values())
@@ -111,7 +120,7 @@ class Budget(Mapping[str, float]):
         """Live fraction of all weights together."""
         return self.live / self.size
 
-    def for_weights(self, weights: Sequence[PrunableWeight]) -> "Budget":
+    def for_weights(self, weights: Sequence[PrunableWeight]) -> Budget:
         """This budget with the paths and sizes of a model's weights.
 
         A name without a size may also be the path of a layer: all its kernels that the budget does
@@ -154,7 +163,7 @@ class Budget(Mapping[str, float]):
         return Budget(densities, sizes, lifted)
 
     @classmethod
-    def from_model(cls, model: Any) -> "Budget":
+    def from_model(cls, model: Any) -> Budget:
         """The current densities of the weights of a model (see `prunable_weights`)."""
         weights = prunable_weights(model)
         empty = [weight.path for weight in weights if weight.live == 0]
@@ -165,62 +174,48 @@ class Budget(Mapping[str, float]):
         return cls({w.path: w.density for w in weights}, {w.path: w.size for w in weights})
 
     def save(self, path: str | pathlib.Path) -> None:
-        """Writes the budget as `.csv` or `.json`: weight, density, size, lifted, lifted_from.
+        """Writes the budget as JSON: weight, density, size and lifted_from of every weight.
 
         An existing file is replaced only once everything is written.
         """
-        path = pathlib.Path(path)
         rows = [
             {
                 "weight": name,
                 "density": density,
                 "size": self.sizes.get(name),
-                "lifted": name in self.lifted_from,
                 "lifted_from": self.lifted_from.get(name),
             }
             for name, density in self.items()
         ]
-        if _suffix(path) == ".json":
-            with atomic_write(path) as stream:
-                stream.write(json.dumps({"budget": rows}, indent=1) + "\n")
-        else:
-            write_csv(path, _COLUMNS, ({**row, "lifted": int(bool(row["lifted"]))} for row in rows))
+        with atomic_write(_json(path)) as stream:
+            stream.write(json.dumps({"budget": rows}, indent=1) + "\n")
 
     @classmethod
-    def load(cls, path: str | pathlib.Path) -> "Budget":
-        """Reads a file written by `save`; a CSV file needs only `weight` and `density`.
+    def load(cls, path: str | pathlib.Path) -> Budget:
+        """Reads a file written by `save`; a row needs only `weight` and `density`.
 
         Raises:
-            BudgetError: A file that is not a budget, or is truncated; names the line.
+            BudgetError: A file that is not a budget, or is truncated; names the place.
         """
-        path = pathlib.Path(path)
-        if _suffix(path) == ".json":
-            rows = read_json_rows(path, "budget", BudgetError)
-        else:
-            rows = read_csv(path, ("weight", "density"), BudgetError)
-            # CSV values are text; what is not a number is refused below with its line.
-            rows = [(place, {**row, "density": _number(row["density"])}) for place, row in rows]
         densities: dict[str, float] = {}
         sizes: dict[str, int] = {}
-        lifted: dict[str, int | None] = {}
-        for place, row in rows:
+        lifted_from: dict[str, int] = {}
+        for place, row in read_json_rows(_json(path), "budget", BudgetError):
             try:
                 name = row["weight"]
                 if not isinstance(name, str) or not name or name in densities:
                     raise ValueError(f"weight={shown(name)!r} is empty, or named twice")
                 name.encode()  # refuses lone surrogates, which JSON can contain
                 densities[name] = check_density(row["density"])
-                if row.get("size") not in (None, ""):
+                if row.get("size") is not None:
                     sizes[name] = _count(f"size of '{shown(name)}'", row["size"], 1)
-                if row.get("lifted") not in (None, "", "0", 0, False):
-                    share = row.get("lifted_from")
-                    count = None if share in (None, "") else _count("`lifted_from`", share, 0)
-                    lifted[name] = count
+                if row.get("lifted_from") is not None:
+                    lifted_from[name] = _count("`lifted_from`", row["lifted_from"], 0)
             except (KeyError, TypeError, ValueError) as error:
                 raise BudgetError(
                     f"{path}, {place}: {shown(str(error))}. Received: {shown(row)}"
                 ) from None
-        return cls(densities, sizes, lifted)
+        return cls(densities, sizes, lifted_from)
 
     def __repr__(self) -> str:
         width = max(len(path) for path in self)
@@ -230,34 +225,334 @@ class Budget(Mapping[str, float]):
         for path, density in self.items():
             count = f"  {self.counts[path]} of {self.sizes[path]}" if known else ""
             share = self.lifted_from.get(path)
-            note = "" if path not in self.lifted_from else "  (lifted)"
-            note = note if share is None else f"  (lifted from {share})"
+            note = "" if share is None else f"  (lifted from {share})"
             lines.append(f"  {path:<{width}}  {density:<10.6g}{count}{note}")
         return "\n".join(lines) + ">"
 
 
-def _suffix(path: pathlib.Path) -> str:
-    if path.suffix not in (".csv", ".json"):
-        raise BudgetError(f"A budget file ends in .csv or .json. Received: path={str(path)!r}")
-    return path.suffix
-
-
-def _number(text: str) -> float | str:
-    try:
-        value = float(text)
-    except ValueError:
-        return text
-    return value if math.isfinite(value) else text
+def _json(path: str | pathlib.Path) -> pathlib.Path:
+    path = pathlib.Path(path)
+    if path.suffix != ".json":
+        raise BudgetError(f"A budget file ends in .json. Received: path={str(path)!r}")
+    return path
 
 
 def _count(name: str, value: Any, least: int) -> int:
-    """A size or count as an int; in CSV files it is text."""
-    count = int(value) if isinstance(value, str) else value
-    if not is_integer(count) or not least <= count <= _LARGEST:
+    """A size or count as an int."""
+    if not is_integer(value) or not least <= value <= _LARGEST:
         # Python does not print integers of more than 4300 digits.
-        long = is_integer(count) and int(count).bit_length() > 1000
-        found = f"an integer of {int(count).bit_length()} bits" if long else shown(value)
+        long = is_integer(value) and int(value).bit_length() > 1000
+        found = f"an integer of {int(value).bit_length()} bits" if long else shown(value)
         raise BudgetError(
             f"The {name} must be an integer from {least} to 2^63 - 1. Received: {found}"
         )
-    return int(count)
+    return int(value)
+
+
+@other_keywords()
+def uniform(
+    model: Any,
+    density: float,
+    *,
+    include: Selection = None,
+    exclude: Selection = None,
+    orthogonal: Orthogonal = True,
+) -> Budget:
+    """Every weight has the same density.
+
+    Args:
+        model: A built Keras model, or a list of `PrunableWeight`.
+        density: Global live fraction over the selected weights, in (0, 1]; the total is exactly
+            `round(density * size)`.
+        include: Which weights: paths, layers, regular expressions or a predicate. Default: all.
+        exclude: Which weights to leave out.
+        orthogonal: Whether weights are lifted to what an exactly orthogonal kernel without dead
+            outputs needs (see `lift`); or the initializer that will draw the kernels.
+
+    Raises:
+        BudgetError: A global density that the bounds do not allow.
+
+    Example:
+
+    >>> import keras
+    >>> model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(10, name="a"),
+    ...                           keras.layers.Dense(10, name="b")])
+    >>> uniform(model, 0.5)
+    <Budget of 2 weights, density 0.5, 150 of 300 live
+      a/kernel  0.5         100 of 200
+      b/kernel  0.5         50 of 100>
+    """
+    weights = choose(weights_of(model), include, exclude)
+    return allocate(weights, density, [1.0] * len(weights), orthogonal=orthogonal)
+
+
+@other_keywords()
+def er(
+    model: Any,
+    density: float,
+    *,
+    include: Selection = None,
+    exclude: Selection = None,
+    orthogonal: Orthogonal = True,
+) -> Budget:
+    """Erdos-Renyi (ER): the density of a layer is proportional to `(in + out) / (in * out)`.
+
+    Layers that would exceed density 1 are dense, and the rest is rescaled. The spatial dimensions
+    of convolutions are ignored; see `erk`.
+
+    Arguments and errors are those of `uniform`.
+
+    Reference:
+
+    - Mocanu et al., "Scalable training of artificial neural networks with adaptive sparse
+      connectivity inspired by network science" (Nature Communications 2018), arXiv 1707.04780
+    """
+    return _erdos_renyi(choose(weights_of(model), include, exclude), density, orthogonal)
+
+
+@other_keywords()
+def erk(
+    model: Any,
+    density: float,
+    *,
+    include: Selection = None,
+    exclude: Selection = None,
+    orthogonal: Orthogonal = True,
+) -> Budget:
+    """Erdos-Renyi-Kernel (ERK): density proportional to `sum(dims) / prod(dims)` of the kernel.
+
+    For a convolution `(in + out + k_1 + ... ) / (in * out * k_1 * ...)`; for a matrix as in `er`.
+    Layers that would exceed density 1 are dense, and the rest is rescaled.
+
+    Arguments and errors are those of `uniform`.
+
+    Example:
+
+    >>> import keras
+    >>> model = keras.Sequential([keras.Input((8, 8, 16)), keras.layers.Conv2D(32, 3, name="a"),
+    ...                           keras.layers.Conv2D(32, 1, name="b")])
+    >>> [round(d, 3) for d in erk(model, 0.2).values()]
+    [0.11, 0.604]
+
+    Reference:
+
+    - Evci et al., "Rigging the Lottery: Making All Tickets Winners" (ICML 2020), arXiv 1911.11134
+    """
+    return _erdos_renyi(
+        choose(weights_of(model), include, exclude), density, orthogonal, spatial=True
+    )
+
+
+def _erdos_renyi(
+    weights: Sequence[PrunableWeight], density: float, orthogonal: Orthogonal, spatial: bool = False
+) -> Budget:
+    relative = []
+    for weight in weights:
+        layout = weight.layout or KernelLayout.convolution()
+        # Attention heads and the like are flattened to in and out.
+        batch, parts, *taps, inputs, outputs = layout.canonical_shape(weight.shape)
+        dims = [outputs * parts]
+        dims += [inputs] if layout.inputs else []
+        dims += [batch] if layout.batch else []
+        dims += taps if spatial else []
+        relative.append(sum(dims) / math.prod(dims))
+    return allocate(weights, density, relative, orthogonal=orthogonal)
+
+
+def allocate(
+    weights: Sequence[PrunableWeight],
+    density: float,
+    relative: Sequence[float],
+    *,
+    orthogonal: Orthogonal,
+) -> Budget:
+    """Densities proportional to `relative`, with exactly `round(density * total)` live entries.
+
+    As `lift` shares them; fractions are rounded by largest remainder. Kernels that need not be
+    `orthogonal` keep at least one live entry.
+    """
+    if not weights:
+        raise BudgetError("There are no weights to share a budget among. Received: weights=[]")
+    size = sum(weight.size for weight in weights)
+    total = live_count(density, size)
+    upper = [weight.size for weight in weights]
+    least, covering = needs_of(weights, orthogonal)
+    if total < sum(least):
+        what, hint = "a live entry in every weight", ""
+        if orthogonal:
+            what = "exactly orthogonal kernels"
+            most, weight = max(zip(least, weights, strict=True), key=lambda pair: pair[0])
+            hint = (
+                f" Most needs '{weight.path}', {most} of its {weight.size} entries. Kernels that "
+                "need not be orthogonal take less (initializer='random_sparse')."
+            )
+        raise BudgetError(
+            f"The least global density that leaves room for {what} is {sum(least) / size:.6g}."
+            f"{hint} Received: density={density!r}"
+        )
+    wanted = [share * weight.size for share, weight in zip(relative, weights, strict=True)]
+    counts = _clipped_shares(total, wanted, *_bounds(total, least, covering, upper))
+    unbounded = _clipped_shares(total, wanted, [0] * len(weights), upper)
+    lifted = {
+        w.path: share
+        for w, share, count, enough in zip(weights, unbounded, counts, covering, strict=True)
+        if orthogonal and share < min(count, enough)
+    }
+    return _budget(weights, counts, lifted)
+
+
+def _budget(
+    weights: Sequence[PrunableWeight], counts: Sequence[int], lifted: Mapping[str, int]
+) -> Budget:
+    densities = {w.path: count / w.size for w, count in zip(weights, counts, strict=True)}
+    return Budget(densities, {w.path: w.size for w in weights}, lifted)
+
+
+def lift(model: Any, budget: Budget, initializer: SparseInitializer | None = None) -> Budget:
+    """The budget nearest to another one that exactly orthogonal kernels can have.
+
+    An orthogonal kernel needs at least `least_count` live entries, and `covering_count` so that
+    none of its outputs is dead. Here weight `k` gets
+
+        clip(scale * density_k * size_k, covering_k, size_k)
+
+    live entries, with the one `scale` that keeps the global count: weights that lack entries get
+    them, and the others give up entries in proportion. A global count that is too small to cover
+    all outputs is shared between `least_k` and `covering_k`. `Budget.lifted_from` has the original
+    counts of the weights that were lifted.
+
+    Args:
+        model: A built Keras model, or a list of `PrunableWeight`, with the weights of the budget.
+        budget: Densities, e.g. the final ones of STR or SNIP, or those of a published table.
+        initializer: What will draw the kernels, if not `ExactOrthogonal()`.
+
+    Raises:
+        BudgetError: A budget for other weights; a global count below what orthogonal kernels need.
+
+    Example:
+
+    >>> import keras
+    >>> import keras_sparse_ortho as kso
+    >>> model = keras.Sequential([keras.Input((50,)), keras.layers.Dense(200, name="a"),
+    ...                           keras.layers.Dense(10, name="b")])
+    >>> lift(model, kso.Budget({"a/kernel": 0.006, "b/kernel": 0.5}))
+    <Budget of 2 weights, density 0.0883333, 1060 of 12000 live
+      a/kernel  0.02        200 of 10000  (lifted from 60)
+      b/kernel  0.43        860 of 2000>
+    """
+    weights = [weight for weight in weights_of(model) if weight.path in budget]
+    plan = budget.for_weights(weights)
+    relative = [plan.counts[weight.path] / weight.size for weight in weights]
+    return allocate(weights, plan.live / plan.size, relative, orthogonal=initializer or True)
+
+
+def fit_structure(
+    plan: Budget, weights: Sequence[PrunableWeight], patterns: Mapping[str, SparseInitializer]
+) -> Budget:
+    """`plan` within the bounds of the structures of `patterns`, every count a multiple of its unit.
+
+    The result has at most as many live entries, and fewer by less than the smallest unit.
+    """
+    rows = [_structure_bounds(weight, patterns[weight.path]) for weight in weights]
+    units, least, covering, most = ([row[k] for row in rows] for k in range(4))
+    if not sum(least) <= plan.live <= sum(most):
+        found = (getattr(pattern, "structure", None) for pattern in patterns.values())
+        names = sorted({str(structure) for structure in found if structure})
+        raise BudgetError(
+            f"Exactly orthogonal kernels with the structure {', '.join(names)} allow global "
+            f"densities from {sum(least) / plan.size:.6g} to {sum(most) / plan.size:.6g}. "
+            f"Received: density={plan.density:.6g}"
+        )
+    lower, upper = _bounds(plan.live, least, covering, most)
+    given = [plan.counts[w.path] for w in weights]
+    wanted = _clipped_shares(plan.live, given, lower, upper)
+    # The bounds are multiples of the units, so rounding down stays within them.
+    counts = [count - count % unit for count, unit in zip(wanted, units, strict=True)]
+    left = plan.live - sum(counts)
+    for k in sorted(range(len(counts)), key=lambda k: (counts[k] - wanted[k]) / units[k]):
+        if units[k] <= left and counts[k] + units[k] <= upper[k]:
+            counts[k] += units[k]
+            left -= units[k]
+    # The rest is less than a unit of each; weights with smaller units can take it.
+    for k in sorted(range(len(counts)), key=lambda k: units[k]):
+        more = min(left, most[k] - counts[k]) // units[k] * units[k]
+        counts[k] += more
+        left -= more
+    lifted = dict(plan.lifted_from)
+    for weight, share, count, few in zip(weights, given, counts, lower, strict=True):
+        if share < few <= count:
+            lifted.setdefault(weight.path, share)
+    return _budget(weights, counts, lifted)
+
+
+def _clipped_shares(
+    total: int, wanted: Sequence[float], lower: Sequence[int], upper: Sequence[int]
+) -> list[int]:
+    """Integers within bounds, proportional to `wanted` where the bounds allow, that sum to `total`.
+
+    The sum of the clipped shares grows with their scale. So fixing all shares on the side with the
+    larger excess and rescaling the rest ends at the unique solution.
+    """
+    counts = [0] * len(wanted)
+    free = list(range(len(wanted)))
+    left = total
+    while free:
+        scale = left / sum(wanted[k] for k in free)
+        over = [k for k in free if scale * wanted[k] > upper[k]]
+        under = [k for k in free if scale * wanted[k] < lower[k]]
+        excess = sum(scale * wanted[k] - upper[k] for k in over)
+        lack = sum(lower[k] - scale * wanted[k] for k in under)
+        if not over and not under:
+            for k, count in zip(free, apportion(left, [wanted[k] for k in free]), strict=True):
+                counts[k] = count
+            break
+        bounds, fixed = (upper, over) if excess >= lack else (lower, under)
+        for k in fixed:
+            counts[k] = bounds[k]
+            left -= bounds[k]
+        free = [k for k in free if k not in fixed]
+    return counts
+
+
+def _structure_bounds(
+    weight: PrunableWeight, pattern: SparseInitializer
+) -> tuple[int, int, int, int]:
+    """Unit, minimum, minimum without dead outputs, and maximum of a weight's live entries."""
+    least, covering = _needs(weight, pattern)
+    structure = getattr(pattern, "structure", None)
+    if structure is None:
+        return 1, least, covering, weight.size
+    shape = layout_for(weight, pattern).canonical_shape(weight.shape)
+    return structure.unit(shape), least, covering, structure.most(shape)
+
+
+def needs_of(
+    weights: Sequence[PrunableWeight], orthogonal: Orthogonal
+) -> tuple[list[int], list[int]]:
+    """Minimum live entries of each weight, and the minimum without dead outputs."""
+    pairs = [_needs(weight, orthogonal) for weight in weights]
+    return [least for least, _ in pairs], [covering for _, covering in pairs]
+
+
+def _needs(weight: PrunableWeight, orthogonal: Orthogonal) -> tuple[int, int]:
+    if isinstance(orthogonal, bool):
+        if not orthogonal:
+            return 1, 1
+        initializer: SparseInitializer = ExactOrthogonal(seed=0)
+    elif isinstance(orthogonal, Mapping):
+        initializer = orthogonal[weight.path]
+    else:
+        initializer = orthogonal
+    try:
+        return initializer.least_counts(weight.shape, axes_for(weight, initializer))
+    except LayoutError as error:
+        raise LayoutError(f"The weight '{weight.path}' does not fit: {error}") from None
+
+
+def _bounds(
+    total: int, least: Sequence[int], covering: Sequence[int], most: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """Lower and upper bounds of counts that leave as few dead outputs as `total` allows."""
+    if total >= sum(covering):
+        return list(covering), list(most)
+    return list(least), list(covering)  # what one weight has beyond covering, another lacks

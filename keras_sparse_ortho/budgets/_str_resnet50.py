@@ -4,8 +4,7 @@ import csv
 import importlib.resources
 import re
 
-from keras_sparse_ortho._checks import check_density
-from keras_sparse_ortho._other_names import other_keywords
+from keras_sparse_ortho._checks import check_density, other_keywords
 from keras_sparse_ortho.budgets._budget import Budget
 from keras_sparse_ortho.errors import BudgetError
 
@@ -17,10 +16,9 @@ def str_resnet50(density: float = 0.0977) -> Budget:
     """The published budgets of soft threshold reparameterization (STR) for ResNet-50.
 
     For `keras.applications.ResNet50`: 16 budgets, with global densities from 0.2045 to 0.009.
-    Layers of the authors' PyTorch model are mapped to those of Keras (`layer2.0.conv1` to
-    `conv3_block1_1_conv`). Keras' ResNet-50 has the stride of a stage in the first 1x1 convolution,
-    PyTorch's in the 3x3 one: so the first 1x1 convolutions of stages 3, 4 and 5 cost a quarter in
-    Keras. Some layers are sparser than an exactly orthogonal kernel can be; `lift` lifts these.
+    Keras' ResNet-50 has the stride of a stage in the first 1x1 convolution, PyTorch's in the 3x3
+    one: so the first 1x1 convolutions of stages 3, 4 and 5 cost a quarter in Keras. Some layers are
+    sparser than an exactly orthogonal kernel can be; `lift` lifts these.
 
     Args:
         density: Global live fraction of one of the published budgets, e.g. 0.0977 for the network

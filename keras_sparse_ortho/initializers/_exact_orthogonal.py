@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density, check_number
+from keras_sparse_ortho._checks import check_density, check_number, other_keywords
 from keras_sparse_ortho._keras_internals import restored
-from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.initializers._sparse_initializer import (
     LayoutLike,
     SparseInitializer,
     numpy_dtype,
 )
 from keras_sparse_ortho.orthogonal import (
-    AngleLaw,
     Block,
     KernelLayout,
     NByM,
@@ -26,8 +24,8 @@ from keras_sparse_ortho.orthogonal import (
     Structure,
     StructureLike,
     as_structure,
-    check_options,
     covering_count,
+    covers,
     exact_orthogonal,
     least_count,
     regular_blocks,
@@ -46,14 +44,10 @@ class ExactOrthogonal(SparseInitializer):
 
         K^T K = gain^2 I   (in >= out)    or    K K^T = gain^2 I   (in <= out),
 
-    to float32 rounding. Convolutions get such a matrix for each group at their center tap (delta
-    orthogonal); recurrent kernels one for each gate; attention projections one between the model
-    dimension and the flattened heads. `keras_sparse_ortho.orthogonal.exact_orthogonal` has the
-    construction.
-
-    An initializer alone does not keep the mask: training moves every entry. Wrap the layer in
-    `keras_sparse_ortho.PrunableLayer`, or the model with `keras_sparse_ortho.sparsify(model)`,
-    which adopt the mask.
+    to float32 rounding; `keras_sparse_ortho.orthogonal.exact_orthogonal` has the construction.
+    Recurrent kernels get such a matrix for each gate; attention projections one between the model
+    dimension and the flattened heads. An initializer alone does not keep the mask: training moves
+    every entry. `keras_sparse_ortho.PrunableLayer` and `sparsify` adopt it.
 
     Args:
         density: Live fraction of the kernel, in (0, 1]. `None` as a pattern for `sparsify`,
@@ -61,9 +55,8 @@ class ExactOrthogonal(SparseInitializer):
         gain: Scale of the kernel, e.g. `sqrt(2)` for ReLU; or `"auto"` as a pattern for `sparsify`,
             which chooses it for each kernel by what follows its layer:
 
-            - normalization: the norm of the layer's default initializer under the same mask (it
-              acts as a learning rate there), `sqrt(2 density in out / ((in + out) min(in, out)))`
-              for Glorot's, `sqrt(density)` for square kernels;
+            - normalization: the norm of the layer's default initializer under the same mask, which
+              acts as a learning rate there;
             - an odd activation such as tanh: `keras_sparse_ortho.analysis.critical_gain`, with the
               standard deviation of a `RandomNormal` bias initializer;
             - another activation: `E[phi(z)^2]^(-1/2)`, `sqrt(2)` for ReLU;
@@ -74,27 +67,16 @@ class ExactOrthogonal(SparseInitializer):
         layout: Meaning of the axes: a `KernelLayout`, a callable `shape -> KernelLayout`, or
             `None` for `(*spatial, in, out)`. Set it for EinsumDense, grouped, depthwise or
             transposed convolutions and recurrent kernels; a wrapped layer knows its own.
-        angles: Law of the angles, as in `exact_orthogonal`; callables must be registered with
-            Keras, to be saved.
-        structure: Pattern of the live entries: `Block(rows, cols)`, also with `regular=True`,
-            `NByM(n, m)`, or `None`. The live count is the nearest that it allows.
-        start: `"covering"`: no output and no input is zero, where the live count allows; or
-            `"published"`: as in the paper, which leaves outputs dead at low densities.
-        taps: Where the entries of a convolution are: `"center"`, or `"shift"`, spread over all
-            taps, which is exact under circular padding, also with strides (a wrapped layer passes
-            its own; else set them in the `layout`). `"auto"`, as a pattern for `sparsify`:
-            `"shift"` for an unpadded layer behind `CircularPadding`, else `"center"`.
+        structure: As in `exact_orthogonal`, or a short form: `"2:4"`, `"32x32"`, `(32, 32)`.
+        start: As in `exact_orthogonal`.
 
     Raises:
-        DensityError: At a call, for a density that a kernel of the shape, or the structure, cannot
-            have. The message names the bound.
-        LayoutError: At a call, for a shape that does not fit the layout or the structure.
-        ValueError: Unknown or mutually exclusive options; at a call, `"auto"`, as an initializer
-            does not know what follows.
+        DensityError, LayoutError: At a call, as `exact_orthogonal`.
+        ValueError: Unknown options; at a call, `gain="auto"`, as an initializer does not know what
+            follows.
 
-    Limits: float16 and bfloat16 kernels are orthogonal up to their rounding. A zero-padded
-    convolution is an exact isometry only with stride 1 and all entries at the center tap. For
-    dense orthogonal kernels use `keras.initializers.Orthogonal`.
+    Limits: float16 and bfloat16 kernels are orthogonal up to their rounding. For dense orthogonal
+    kernels use `keras.initializers.Orthogonal`.
 
     Example:
 
@@ -104,13 +86,14 @@ class ExactOrthogonal(SparseInitializer):
     >>> int((keras.ops.convert_to_numpy(layer.kernel) != 0).sum()) <= 819
     True
 
-    Reference:
-
-    - Nowak et al., "Sparser, Better, Deeper, Stronger: Improving Sparse Training with Exact
-      Orthogonal Initialization" (ICML 2024), arXiv 2406.01755
+    Reference: Nowak et al. (ICML 2024), arXiv 2406.01755.
     """
 
     isometry = "exact"
+    removed: ClassVar = {
+        **dict.fromkeys(("norms", "center_density", "rotations", "angles")),
+        "taps": "center",
+    }
 
     @other_keywords()
     def __init__(
@@ -120,28 +103,25 @@ class ExactOrthogonal(SparseInitializer):
         seed: int | None = None,
         *,
         layout: LayoutLike = None,
-        angles: AngleLaw = None,
         structure: StructureLike | None = None,
         start: str = "covering",
-        taps: str = "center",
     ) -> None:
         super().__init__(seed, layout)
         self.density = None if density is None else check_density(density)
         if isinstance(gain, str) and gain != "auto":
             raise ValueError(f'`gain` must be a number or "auto". Received: gain={gain!r}')
         self.gain = gain if isinstance(gain, str) else check_number("gain", gain)
-        if isinstance(angles, dict):
-            angles = restored(angles)
-        self.angles = tuple(angles) if isinstance(angles, list) else angles
-        structure = as_structure(restored(structure) if isinstance(structure, dict) else structure)
-        if structure is not None and not isinstance(structure, Structure):
-            raise ValueError(
-                f"`structure` must be a Block, NByM or None. Received: structure={structure!r}"
+        if structure is not None:
+            structure = as_structure(
+                restored(structure) if isinstance(structure, dict) else structure
             )
-        check_options(start, "center" if taps == "auto" else taps, structure)
+            if not isinstance(structure, Structure):
+                raise ValueError(
+                    f"`structure` must be a Block, NByM or None. Received: structure={structure!r}"
+                )
+        covers(start)
         self.structure = structure
         self.start = start
-        self.taps = taps
 
     def sample(
         self, shape: Sequence[int], dtype: Any = None, layout: KernelLayout | None = None
@@ -151,33 +131,29 @@ class ExactOrthogonal(SparseInitializer):
         kernel, mask = exact_orthogonal(
             shape,
             self.need_density(self.density),
-            gain=self._need_choice(),
+            gain=self._need_gain(),
             seed=self._draw_seed,
             layout=self.resolve_layout(shape, layout),
-            angles=self.angles,
             structure=self.structure,
             start=self.start,
-            taps=self.taps,
             dtype=np.float64 if target == np.float64 else np.float32,
         )
         return kernel.astype(target, copy=False), mask
 
     def sample_blocks(
-        self, shape: Sequence[int], dtype: Any = None, layout: KernelLayout | None = None
+        self, shape: Sequence[int], layout: KernelLayout | None = None
     ) -> RegularBlocks | None:
-        """The live blocks of what `sample` draws, with `Block(rows, cols, regular=True)`."""
         structure = self.structure
         if not isinstance(structure, Block) or not structure.regular:
             return None
-        target = numpy_dtype(dtype)
+        target = numpy_dtype(None)
         drawn = regular_blocks(
             shape,
             self.need_density(self.density),
             structure,
-            gain=self._need_choice(),
+            gain=self._need_gain(),
             seed=self._draw_seed,
             layout=self.resolve_layout(shape, layout),
-            angles=self.angles,
             dtype=np.float64 if target == np.float64 else np.float32,
         )
         return dataclasses.replace(drawn, blocks=drawn.blocks.astype(target, copy=False))
@@ -185,60 +161,35 @@ class ExactOrthogonal(SparseInitializer):
     def least_counts(
         self, shape: Sequence[int], layout: KernelLayout | None = None
     ) -> tuple[int, int]:
-        if self.taps == "auto":
-            self._need_choice()
-        layout = self.resolve_layout(shape, layout) or KernelLayout.convolution()
-        covers = self.start == "covering"
-        if self.structure is not None:
-            *_, inputs, outputs = canonical = layout.canonical_shape(shape)
+        layout = self.resolve_layout(shape, layout)
+        *_, inputs, outputs = canonical = layout.canonical_shape(shape)
+        if self.structure is None:
+            least, covering = least_count(shape, layout), covering_count(shape, layout)
+        else:
             self.structure.check(canonical)
-            least = self.structure.least(canonical)
-            # A tall or square kernel has orthonormal outputs, none of which is zero.
-            covers = covers and inputs < outputs
-            return least, max(least, self.structure.covering(canonical)) if covers else least
-        least = least_count(shape, layout, taps=self.taps)
-        return least, max(least, covering_count(shape, layout, taps=self.taps)) if covers else least
+            least, covering = self.structure.least(canonical), self.structure.covering(canonical)
+        # A tall or square kernel has orthonormal outputs, none of which is zero.
+        covers = self.start == "covering" and inputs < outputs
+        return least, max(least, covering) if covers else least
 
-    @property
-    def has_auto(self) -> bool:
-        """Whether gain or taps are `"auto"`."""
-        return "auto" in (self.gain, self.taps)
+    def with_gain(self, gain: float) -> SparseInitializer:
+        """The same pattern with another gain."""
+        return self.from_config({**self.get_config(), "gain": gain})
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> ExactOrthogonal:
-        # Older files have these.
-        removed = {name: config.get(name) for name in ("norms", "center_density", "rotations")}
-        for name, value in removed.items():
-            if value is not None:
-                raise ValueError(
-                    f"`{name}` has been removed; use the default. Received: {name}={value!r}"
-                )
-        return cls(**{name: value for name, value in config.items() if name not in removed})
-
-    def with_options(self, **options: Any) -> ExactOrthogonal:
-        """The same pattern with other options."""
-        return self.from_config({**self.get_config(), **options})
-
-    def _need_choice(self) -> float:
-        """Returns the gain, or raises if an option is still `"auto"`."""
-        if isinstance(self.gain, str) or self.taps == "auto":
+    def _need_gain(self) -> float:
+        if isinstance(self.gain, str):
             raise ValueError(
-                'gain="auto" and taps="auto" need keras_sparse_ortho.sparsify(model, density, '
-                "initializer=...), which knows what follows each layer; elsewhere give a number "
-                f"and the taps. Received: gain={self.gain!r}, taps={self.taps!r}"
+                'gain="auto" needs keras_sparse_ortho.sparsify(model, density, initializer=...), '
+                "which knows what follows each layer; elsewhere give a number. "
+                f"Received: gain={self.gain!r}"
             )
         return self.gain
 
     def get_config(self) -> dict[str, Any]:
-        angles: Any = self.angles
-        if callable(angles):
-            angles = keras.saving.serialize_keras_object(angles)
         return {
             **super().get_config(),
             "density": self.density,
             "gain": self.gain,
-            "angles": angles,
             "structure": keras.saving.serialize_keras_object(self.structure),
             "start": self.start,
-            "taps": self.taps,
         }

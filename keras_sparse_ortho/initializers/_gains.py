@@ -1,6 +1,5 @@
 """Gains of kernels with which signals keep their size: `critical_gain` and `activation_gain`."""
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +9,7 @@ import numpy as np
 import scipy.optimize
 
 from keras_sparse_ortho._backend import float64_operations, value_and_gradients
+from keras_sparse_ortho._checks import check_number
 from keras_sparse_ortho._values import to_numpy
 
 # Variances of pre-activations between which the fixed point is searched.
@@ -18,31 +18,12 @@ _VARIANCES = np.geomspace(1e-6, 1e3, 73)
 _HOMOGENEOUS = 1e-9
 # Where activations are probed for being elementwise and odd.
 _POINTS = np.array([0.1, 0.5, 1.0, 2.0, 5.0, -0.3, -1.5, -4.0], dtype=np.float32)
-
-# Adaptive quadrature: beyond `_END` the normal density is below 1e-31; panels, and nodes in each;
-# levels of halving; more panels than `_MOST_PANELS` are not halved, as functions that are rough
-# everywhere (of lower precision inside) would need.
-_END = 12.0
-_PANELS = 48
+# Edges of the panels of Gauss-Legendre quadrature: fine near 0 for small variances, and with all
+# multiples of 1/16 up to 16, as activations have kinks at such numbers.
+_EDGES = np.concatenate(
+    [2.0 ** np.arange(-30, -4), np.arange(1, 257) / 16, 2.0 ** np.arange(5, 10)]
+)
 _NODES = 16
-_DEPTH = 40
-_MOST_PANELS = 500
-_TOLERANCE = 1e-13
-
-
-@dataclasses.dataclass(frozen=True)
-class CriticalPoint:
-    """A point of the order-to-chaos line of an activation.
-
-    Args:
-        gain: Scale `sigma_w` of the weights.
-        bias_std: Standard deviation `sigma_b` of the biases.
-        q: Fixed point of the variance of pre-activations; `None` if every variance is one.
-    """
-
-    gain: float
-    bias_std: float
-    q: float | None
 
 
 def critical_gain(activation: Any, bias_std: float = 0.0) -> float:
@@ -65,7 +46,7 @@ def critical_gain(activation: Any, bias_std: float = 0.0) -> float:
         ValueError: A negative `bias_std`, or an activation without a critical point at it.
 
     Limits: mean-field theory holds for infinite width. If there are several critical points, this
-    is the one with the least variance; `critical_point` gives the variance.
+    is the one with the least variance. Kinks at multiples of 1/16 are exact, others cost digits.
 
     Example:
 
@@ -80,39 +61,29 @@ def critical_gain(activation: Any, bias_std: float = 0.0) -> float:
     - Xiao et al., "Dynamical isometry and a mean field theory of CNNs" (ICML 2018),
       arXiv 1806.05393
     """
-    return critical_point(activation, bias_std).gain
-
-
-def critical_point(activation: Any, bias_std: float = 0.0) -> CriticalPoint:
-    """The critical gain with the variance `q` of pre-activations; see `critical_gain`."""
-    if isinstance(bias_std, bool) or not math.isfinite(bias_std) or bias_std < 0:
+    if check_number("bias_std", bias_std) < 0:
         raise ValueError(
             f"`bias_std` must be a number of at least 0. Received: bias_std={bias_std!r}"
         )
-    function = keras.activations.get(activation)
-    if isinstance(function, keras.layers.Layer):  # a float32 layer would round its input
-        function = type(function).from_config({**function.get_config(), "dtype": "float64"})
+    square, slope = np.square(_with_slope(activation))
 
-    def moments(q: Any) -> Any:
-        """`E[phi(sqrt(q) z)^2]` and `E[phi'(sqrt(q) z)^2]` for one variance, or for an array."""
-        root = np.sqrt(q)[..., None]
-        return gaussian_means(lambda z: np.square(_with_slope(function, root * z)))
+    def excess(q: float) -> float:
+        """How far `q` is from a fixed point, relative to it, at the gain for which `chi = 1`."""
+        squares, slopes = _mean(square, q), _mean(slope, q)
+        return (squares / slopes + bias_std**2) / q - 1 if slopes > 0 else math.inf
 
-    def excess(q: Any) -> Any:
-        square, slope = moments(q)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(slope > 0, (square / slope + bias_std**2) / q - 1, math.inf)
+    def gain_at(q: float) -> float:
+        return _mean(slope, q) ** -0.5
 
-    found = excess(_VARIANCES)
+    found = [excess(q) for q in _VARIANCES]
     if bias_std == 0 and np.abs(found).max() < _HOMOGENEOUS:
-        return CriticalPoint(float(moments(1.0)[1]) ** -0.5, 0.0, None)
+        return gain_at(1.0)
     for low, high, a, b in zip(_VARIANCES, _VARIANCES[1:], found, found[1:], strict=False):
         if math.isfinite(a) and math.isfinite(b) and a > 0 >= b:
-            q = float(scipy.optimize.brentq(excess, low, high, xtol=1e-14, rtol=1e-12))
-            return CriticalPoint(float(moments(q)[1]) ** -0.5, float(bias_std), q)
+            return gain_at(scipy.optimize.brentq(excess, low, high, xtol=1e-14, rtol=1e-12))
     # An odd activation without biases has the fixed point 0.
     if bias_std == 0 and abs(excess(_VARIANCES[0] * 1e-6)) < 1e-6:
-        return CriticalPoint(float(moments(_VARIANCES[0] * 1e-6)[1]) ** -0.5, 0.0, 0.0)
+        return gain_at(_VARIANCES[0] * 1e-6)
     raise ValueError(
         "The activation has no critical point at this `bias_std`: at no variance of "
         "pre-activations are both chi = 1 and q a fixed point. (Homogeneous activations such as "
@@ -136,8 +107,7 @@ def activation_gain(activation: Any, bias_std: float = 0.0) -> float:
     function = keras.activations.get(activation)
 
     def values(x: np.ndarray) -> np.ndarray:
-        tensor = keras.ops.convert_to_tensor(x[None], dtype="float32")
-        return to_numpy(function(tensor))[0]
+        return to_numpy(function(keras.ops.convert_to_tensor(x[None], dtype="float32")))[0]
 
     right, left = values(_POINTS), values(-_POINTS)
     alone = np.concatenate([values(_POINTS[:4]), values(_POINTS[4:])])
@@ -147,56 +117,35 @@ def activation_gain(activation: Any, bias_std: float = 0.0) -> float:
         )
     if np.allclose(right, -left, rtol=1e-5) and not np.allclose(right, right[2] * _POINTS):
         return critical_gain(activation, bias_std)
-    return float(gaussian_means(lambda z: values(z).astype(np.float64) ** 2)) ** -0.5
+    return _mean(np.square(_with_slope(activation)[0]), 1.0) ** -0.5
 
 
-def gaussian_means(function: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """`E[f(z)]` for the standard normal `z`, of a function of nodes `(n,)` with values `(..., n)`.
-
-    Adaptive Gauss-Legendre quadrature: where Gauss-Hermite errs by about 1 / nodes at a jump, as of
-    the derivative of ReLU, halving panels leaves about 1e-13.
-    """
-    tolerance = _TOLERANCE
+def _quadrature() -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights of composite Gauss-Legendre quadrature over both signs."""
     nodes, weights = np.polynomial.legendre.leggauss(_NODES)
-    weights = weights / 2
-
-    def panel_means(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-        nonlocal tolerance
-        z = (low[:, None] + high[:, None]) / 2 + (high - low)[:, None] / 2 * nodes
-        density = np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
-        # In pieces of one size, as JAX compiles for each size.
-        pieces = np.pad(z.reshape(-1), (0, -z.size % (_PANELS * _NODES)))
-        pieces = pieces.reshape(-1, _PANELS * _NODES)
-        values = np.concatenate([function(piece) for piece in pieces], axis=-1)[..., : z.size]
-        tolerance = max(_TOLERANCE, 16 * float(np.finfo(values.dtype).eps))
-        values = values * density.reshape(-1)
-        return (values.reshape(*values.shape[:-1], *z.shape) @ weights) * (high - low)
-
-    edges = np.linspace(-_END, _END, _PANELS + 1)
-    low, high = edges[:-1], edges[1:]
-    whole = panel_means(low, high)
-    total = np.zeros(whole.shape[:-1])
-    # The tolerance is relative to this, or rounding errors would halve panels without end.
-    size = np.maximum(np.abs(whole).sum(axis=-1, keepdims=True), np.finfo(float).tiny)
-    for _ in range(_DEPTH):
-        middle = (low + high) / 2
-        left, right = panel_means(low, middle), panel_means(middle, high)
-        halves = left + right
-        error = (np.abs(halves - whole) / size).reshape(-1, len(low)).max(axis=0)
-        split = error > (tolerance if len(low) < _MOST_PANELS else np.inf)
-        total = total + halves[..., ~split].sum(axis=-1)
-        if not split.any():
-            return total
-        low, middle, high = low[split], middle[split], high[split]
-        low, high = np.concatenate([low, middle]), np.concatenate([middle, high])
-        whole = np.concatenate([left[..., split], right[..., split]], axis=-1)
-    return total + whole.sum(axis=-1)
+    low, width = (
+        np.concatenate([[0.0], _EDGES[:-1]])[:, None],
+        np.diff(_EDGES, prepend=0.0)[:, None],
+    )
+    x, w = (low + width * (nodes + 1) / 2).ravel(), (width * weights / 2).ravel()
+    return np.concatenate([-x, x]), np.concatenate([w, w])
 
 
-def _with_slope(function: Callable[..., Any], x: np.ndarray) -> np.ndarray:
-    """An elementwise function and its derivative in float64, stacked."""
+_X, _W = _quadrature()
+
+
+def _mean(values: np.ndarray, q: float) -> float:
+    """`E[f(sqrt(q) z)]` for the standard normal `z`, of a function with `values` at the nodes."""
+    density = np.exp(-(_X**2) / (2 * q)) / np.sqrt(2 * np.pi * q)
+    return float((values * density) @ _W)
+
+
+def _with_slope(activation: Any) -> np.ndarray:
+    """An elementwise function and its derivative in float64 at the nodes, stacked."""
+    function: Callable[[Any], Any] = keras.activations.get(activation)
+    if isinstance(function, keras.layers.Layer):  # a float32 layer would round its input
+        function = type(function).from_config({**function.get_config(), "dtype": "float64"})
     with float64_operations():
-        tensor = keras.ops.convert_to_tensor(x)
-        value = function(tensor)
+        tensor = keras.ops.convert_to_tensor(_X)
         _, [slope] = value_and_gradients(lambda v: keras.ops.sum(function(v[0])), [tensor])
-        return np.stack([to_numpy(value), to_numpy(slope)])
+        return np.stack([to_numpy(function(tensor)), to_numpy(slope)])

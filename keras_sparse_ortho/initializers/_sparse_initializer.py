@@ -1,19 +1,23 @@
-"""`SparseInitializer`: the base of initializers that draw a kernel together with its mask."""
+"""`SparseInitializer`: the base of initializers that draw a mask with each kernel; their draws."""
 
 import abc
 import contextlib
 import contextvars
+import dataclasses
+import math
 import random
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 import keras
 import ml_dtypes
 import numpy as np
 
 from keras_sparse_ortho._checks import check_seed
-from keras_sparse_ortho._keras_internals import restored
-from keras_sparse_ortho.errors import DensityError
+from keras_sparse_ortho._keras_internals import layout_of, restored
+from keras_sparse_ortho._values import placed
+from keras_sparse_ortho.errors import DensityError, NotPrunableError
+from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import KernelLayout, RegularBlocks
 
 LayoutLike = KernelLayout | Callable[[tuple[int, ...]], KernelLayout] | None
@@ -55,13 +59,15 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
     isometry: str | None = None
     """`"exact"` or `"approximate"` for orthogonal kernels."""
 
+    removed: ClassVar[Mapping[str, Any]] = {}
+    """Arguments that only files of earlier versions have, each with its one value of today."""
+
     def __init__(self, seed: int | None = None, layout: LayoutLike = None) -> None:
         self.seed = check_seed(seed)
         self._draw_seed = random.randrange(2**31) if self.seed is None else self.seed
-        if isinstance(layout, dict) and "class_name" in layout:
-            layout = restored(layout)
-        elif isinstance(layout, dict):
-            layout = KernelLayout(**layout)
+        if isinstance(layout, dict):
+            is_ours = "class_name" not in layout
+            layout = KernelLayout.from_config(layout) if is_ours else restored(layout)
         if not (layout is None or isinstance(layout, KernelLayout) or callable(layout)):
             raise ValueError(
                 "`layout` must be a KernelLayout, a callable shape -> KernelLayout, or None. "
@@ -80,7 +86,7 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
         """
 
     def sample_blocks(
-        self, shape: Sequence[int], dtype: Any = None, layout: KernelLayout | None = None
+        self, shape: Sequence[int], layout: KernelLayout | None = None
     ) -> RegularBlocks | None:
         """What `sample` draws as live blocks alone, if it draws regular blocks, else `None`."""
         return None
@@ -131,13 +137,20 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
 
     def resolve_layout(
         self, shape: Sequence[int], layout: KernelLayout | None = None
-    ) -> KernelLayout | None:
-        """The layout for a shape: the given one, else the initializer's own, else `None`."""
-        if layout is not None:
-            return layout
-        if callable(self.layout):
-            return self.layout(tuple(shape))
-        return self.layout
+    ) -> KernelLayout:
+        """The layout for a shape: the given one, else the initializer's own, else the default."""
+        if layout is None and self.layout is not None:
+            layout = self.layout(tuple(shape)) if callable(self.layout) else self.layout
+        return layout or KernelLayout.convolution()
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "SparseInitializer":
+        for name, today in cls.removed.items():
+            if config.get(name, today) not in (None, today):
+                raise ValueError(
+                    f"`{name}` has been removed; use the default. Received: {name}={config[name]!r}"
+                )
+        return cls(**{name: value for name, value in config.items() if name not in cls.removed})
 
     def get_config(self) -> dict[str, Any]:
         layout: Any = self.layout
@@ -157,3 +170,158 @@ def numpy_dtype(dtype: Any) -> np.dtype:
             f"Received: dtype={dtype!r}"
         )
     return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Draw:
+    """A mask for a weight, and the initializer that drew it, `None` for other masks."""
+
+    mask: np.ndarray
+    kernel: np.ndarray | None = None  # None: the weight keeps its values
+    initializer: SparseInitializer | None = None
+    fresh: bool = False  # whether the weight has, or will get, exactly the values drawn
+    block: tuple[int, int] | None = None  # the size of its regular blocks, if it is made of such
+
+    @property
+    def live(self) -> int:
+        return int(np.count_nonzero(self.mask))
+
+    @property
+    def sets_values(self) -> bool:
+        return self.kernel is not None
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockDraw:
+    """A draw of regular blocks, stored as such; mask and kernel are made when they are read."""
+
+    blocks: RegularBlocks
+    shape: tuple[int, ...]
+    layout: KernelLayout
+    initializer: SparseInitializer
+    fresh: ClassVar[bool] = True
+    sets_values: ClassVar[bool] = True
+
+    @property
+    def live(self) -> int:
+        return self.blocks.live
+
+    @property
+    def mask(self) -> np.ndarray:
+        return self.layout.from_canonical(self.blocks.mask(), self.shape)
+
+    @property
+    def kernel(self) -> np.ndarray:
+        return self.layout.from_canonical(self.blocks.dense(), self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedDraw:
+    """A mask of one bit an entry, with values: all of a model's kernels wait at once.
+
+    Without an initializer the values were not drawn, but come from trained ones.
+    """
+
+    bits: np.ndarray  # the mask, eight entries a byte, in the order of flat indices
+    values: Any  # the kernel, possibly as a tensor; or the values of the live entries alone
+    shape: tuple[int, ...]
+    live: int
+    initializer: SparseInitializer | None
+    sets_values: ClassVar[bool] = True
+
+    @classmethod
+    def of(
+        cls,
+        kernel: np.ndarray,
+        mask: np.ndarray,
+        initializer: SparseInitializer | None,
+        *,
+        variable: Any = None,
+    ) -> "PackedDraw":
+        """Packs a kernel; as a tensor like the `variable` that will store it densely, if given."""
+        if variable is None:
+            values: Any = kernel[mask]
+        elif layout_of(variable) is not None:
+            values = kernel  # sharded later
+        else:
+            # The array's memory is then free for the next draw; freed in pieces as the model grows,
+            # TensorFlow could not use it. Reshaped, as TensorFlow keeps the array that a tensor was
+            # made of until the next operation.
+            values = keras.ops.reshape(placed(kernel, variable), kernel.shape)
+        live = int(np.count_nonzero(mask))
+        return cls(np.packbits(mask), values, kernel.shape, live, initializer)
+
+    @property
+    def fresh(self) -> bool:
+        return self.initializer is not None
+
+    @property
+    def mask(self) -> np.ndarray:
+        flat = np.unpackbits(self.bits, count=math.prod(self.shape))
+        return flat.view(bool).reshape(self.shape)
+
+    @property
+    def kernel(self) -> Any:
+        if tuple(self.values.shape) == self.shape:
+            return self.values
+        dense = np.zeros(self.shape, self.values.dtype)
+        dense[self.mask] = self.values
+        return dense
+
+
+AnyDraw = Draw | BlockDraw | PackedDraw
+
+
+def draw(weight: PrunableWeight, initializer: SparseInitializer) -> AnyDraw:
+    """Draws kernel and mask anew, along the true axes of the weight."""
+    axes = axes_for(weight, initializer)
+    blocks = initializer.sample_blocks(weight.shape, layout=axes)
+    if blocks is not None:
+        return BlockDraw(blocks, weight.shape, layout_for(weight, initializer), initializer)
+    kernel, mask = initializer.sample(weight.shape, layout=axes)
+    return Draw(mask, kernel, initializer, fresh=True)
+
+
+def adopt(weight: PrunableWeight, initializer: SparseInitializer) -> AnyDraw:
+    """The mask that a weight's own initializer drew; refuses one that would drop nonzero entries.
+
+    In a layer it saw only a shape. If it drew along other axes than those of the layer, and the
+    weight is unchanged, the draw has a new kernel along the true axes.
+    """
+    if weight.drawn_mask is not None:
+        return Draw(weight.drawn_mask(), None, initializer, fresh=True)
+    value = weight.raw_value()
+    drawn = draw(weight, initializer)
+    assert drawn.kernel is not None
+    if axes_for(weight, initializer) not in (None, KernelLayout.convolution()):
+        without_axes, _ = initializer.sample(weight.shape, weight.variable.dtype)
+        if np.array_equal(without_axes.astype(value.dtype), value):
+            return drawn
+    lost = int(np.count_nonzero(value[~drawn.mask]))
+    if not lost:
+        stored = drawn.kernel.astype(numpy_dtype(weight.variable.dtype)).astype(value.dtype)
+        return Draw(drawn.mask, None, initializer, fresh=np.array_equal(stored, value))
+    raise NotPrunableError(
+        f"The weight '{weight.path}' has changed since its initializer drew it, and the "
+        "initializer's mask would drop nonzero entries. An initializer alone does not keep its "
+        "mask: wrap the layer before training, or prune the trained model with "
+        "keras_sparse_ortho.prune(model, density). "
+        f"Received: {lost} nonzero entries outside the mask"
+    )
+
+
+def axes_for(weight: PrunableWeight, initializer: SparseInitializer) -> KernelLayout | None:
+    """The layout to draw with: the layer's, unless the user gave the initializer one."""
+    return weight.layout if initializer.layout is None else None
+
+
+def layout_for(weight: PrunableWeight, initializer: SparseInitializer) -> KernelLayout:
+    """The layout by which an initializer draws a weight; `(*spatial, in, out)` by default."""
+    return initializer.resolve_layout(weight.shape, axes_for(weight, initializer))
+
+
+def is_as_drawn(weight: PrunableWeight) -> bool:
+    """Whether a plain weight still has the values that its own sparse initializer drew."""
+    kernel, _ = weight.initializer.sample(weight.shape, weight.variable.dtype)
+    value = weight.raw_value()
+    return np.array_equal(kernel.astype(value.dtype), value)

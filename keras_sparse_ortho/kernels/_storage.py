@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
@@ -151,16 +151,6 @@ class DenseGradient:
     held: tuple[tuple[Any, Any], ...] = ()
 
 
-class SparseLayer(Protocol):
-    """A layer that holds kernels in storages, in place of a plain layer."""
-
-    def storages(self) -> dict[str, Storage]:
-        """The storages by the names that the kernels have in the plain layer."""
-
-    def to_dense_layer(self) -> Any:
-        """The plain layer, built, with the effective weights; a wrapper gives up the one inside."""
-
-
 class RepeatedLayer(abc.ABC):
     """A layer that computes one layer many times, each time with its own weights."""
 
@@ -182,7 +172,11 @@ class RepeatedLayer(abc.ABC):
 
 
 def is_sparse_layer(layer: Any) -> bool:
-    """Whether a layer is a `SparseLayer`, built or not."""
+    """Whether a layer holds kernels in storages, in place of a plain layer.
+
+    Such a layer has `storages()`, by the names that the kernels have in the plain layer, and
+    `to_dense_layer()`, the plain layer with the effective weights.
+    """
     # By the class: instances of wrappers also have the attributes of what they wrap.
     return hasattr(type(layer), "to_dense_layer")
 
@@ -204,8 +198,7 @@ class PrunableWeight:
         variable: The Keras variable of the raw weight.
         owner: The layer that created the variable.
         layout: Meaning of the axes, `None` for `(*spatial, in, out)`.
-        storage: How the live entries are held, `None` in plain layers. Shape, count and values are
-            those of the dense kernel, whatever form `variable` has.
+        storage: How the live entries are held, `None` in plain layers.
         flops: Multiply-adds that the dense weight costs for one sample, counted once each as in
             the tables of the STR and RigL papers; `None` where it is not known.
         drawn_mask: Gives the mask that the weight's initializer drew together with its value,
@@ -276,11 +269,7 @@ class PrunableWeight:
         return tuple(size if k in own else 1 for k, size in enumerate(self.shape))
 
     def raw_value(self, *, copy: bool = True) -> np.ndarray:
-        """The raw weight as a NumPy array (bfloat16 as float32).
-
-        Args:
-            copy: `False` where the array is only read, and not kept: it may be the weight's memory.
-        """
+        """The raw weight (bfloat16 as float32); without `copy` it may be the weight's memory."""
         if self.storage is not None:
             return self.storage.raw_value(copy=copy)
         return to_numpy(keras.ops.convert_to_tensor(self.variable), copy=copy)

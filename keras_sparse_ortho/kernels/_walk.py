@@ -1,6 +1,7 @@
-"""The layers of a model with their paths, the kernels that they own, and choosing among these."""
+"""The registry of kernels, the walk over a model that finds them, and choosing among these."""
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
@@ -8,11 +9,12 @@ from typing import Any, TypeAlias
 import keras
 
 from keras_sparse_ortho._checks import is_integer
-from keras_sparse_ortho._keras_internals import created_trainable, sublayers
+from keras_sparse_ortho._keras_internals import ConvLSTMCell, created_trainable, sublayers
 from keras_sparse_ortho.errors import UnknownWeightError
-from keras_sparse_ortho.kernels._kernel_layouts import declares_kernels, kernel_layouts
 from keras_sparse_ortho.kernels._storage import PrunableWeight, storages_of
 from keras_sparse_ortho.orthogonal import KernelLayout
+
+L = keras.layers
 
 Selection: TypeAlias = (
     str
@@ -25,6 +27,152 @@ Selection: TypeAlias = (
 )
 """Weight paths, layer paths, regular expressions, layers, classes of layers, indices (one or a
 list); a predicate."""
+
+
+@functools.singledispatch
+def kernel_layouts(layer: Any) -> dict[str, KernelLayout | None]:
+    """Names the kernels among a layer's own weights, each with its layout.
+
+    Dispatches on the class of `layer`, subclasses included. Keras' layers are registered, and
+    those of keras-hub known by name. For any other layer the weights called `kernel` or `*_kernel`
+    and `embeddings` count, if they are matrices at least, with the default layout
+    `(*spatial, in, out)` (`None`). A custom layer whose kernels are named or shaped otherwise
+    registers them, and `{}` if it is to stay dense:
+
+    >>> import keras
+    >>> class Bilinear(keras.layers.Layer):
+    ...     def build(self, input_shape):
+    ...         self.form = self.add_weight(shape=(input_shape[-1], 4, 4), name="form")
+    >>> _ = kernel_layouts.register(
+    ...     Bilinear, lambda layer: {"form": KernelLayout(inputs=(0,), outputs=(1, 2))})
+    >>> kernel_layouts(Bilinear())
+    {'form': KernelLayout(inputs=(0,), outputs=(1, 2), ...)}
+
+    Args:
+        layer: A layer. Its sublayers are asked one by one.
+
+    Returns:
+        A dict from weight name (`variable.name`) to layout.
+    """
+    names = [v.name for v in layer.weights if len(v.shape) >= 2]
+    found: dict[str, KernelLayout | None] = {
+        name: None for name in names if name in ("kernel", "embeddings") or name.endswith("_kernel")
+    }
+    known = (_KNOWN[name] for name in _hub_names(layer) if name in _KNOWN)
+    return {**found, **next(known, {})}
+
+
+def declares_kernels(layer: Any) -> bool:
+    """Whether a layer's kernels are declared, so that none of its other weights is one."""
+    declared = hasattr(layer, "get_prunable_weights") or hasattr(type(layer), "storages")
+    if declared or hasattr(layer, "transparent_path") or _is_of_keras(type(layer)):
+        return True
+    registered = [k for k in type(layer).__mro__ if k is not object and not _is_of_keras(k)]
+    return any(kind in kernel_layouts.registry for kind in registered)
+
+
+def _is_of_keras(kind: type) -> bool:
+    # Keras' layers around somebody else's functions or modules do not know what these hold.
+    others = (L.TorchModuleWrapper, L.JaxLayer, L.FlaxLayer)
+    return kind.__module__.partition(".")[0] == "keras" and not issubclass(kind, others)
+
+
+_KERAS: dict[tuple[type, ...], Callable[[Any], dict[str, KernelLayout | None]]] = {
+    (L.Dense, L.Embedding): lambda _: dict.fromkeys(
+        ("kernel", "embeddings", "reverse_embeddings"), KernelLayout.dense()
+    ),
+    (L.Conv1D, L.Conv2D, L.Conv3D): lambda layer: {
+        "kernel": KernelLayout.convolution(layer.groups)
+    },
+    (L.Conv1DTranspose, L.Conv2DTranspose, L.Conv3DTranspose): lambda _: {
+        "kernel": KernelLayout.transposed_convolution()
+    },
+    (L.DepthwiseConv1D, L.DepthwiseConv2D): lambda _: {"kernel": KernelLayout.depthwise()},
+    (L.SeparableConv1D, L.SeparableConv2D): lambda _: {
+        "depthwise_kernel": KernelLayout.depthwise(),
+        "pointwise_kernel": KernelLayout.convolution(),
+    },
+    (L.EinsumDense,): lambda layer: {"kernel": KernelLayout.einsum(layer.equation)},
+    (L.SimpleRNNCell,): lambda _: _gates(1),
+    (L.GRUCell,): lambda _: _gates(3),
+    (L.LSTMCell, ConvLSTMCell): lambda _: _gates(4),
+}
+
+
+def _gates(number: int) -> dict[str, KernelLayout | None]:
+    return dict.fromkeys(("kernel", "recurrent_kernel"), KernelLayout.recurrent(number))
+
+
+for _kinds, _layouts in _KERAS.items():
+    for _kind in _kinds:
+        kernel_layouts.register(_kind, _layouts)
+
+# --- keras-hub's layers, known by name: nothing of it is imported ---------------------------------
+
+_TABLE = KernelLayout.dense()  # (entries, features), as of an Embedding
+_ONE_TABLE = KernelLayout(inputs=(1,), outputs=(2,), batch=(0,))  # (1, entries, features)
+_MAP = KernelLayout(inputs=(1, 2), outputs=(3,), batch=(0,))  # (1, height, width, features)
+_HEADS = KernelLayout(inputs=(0,), outputs=(1, 2))  # (in, heads, features)
+_CHANNELS = KernelLayout(inputs=(), outputs=(), batch=(0,))  # (channels, taps)
+_EXPERTS = KernelLayout(inputs=(1,), outputs=(2,), batch=(0,))  # (experts, in, out)
+_TWO_EACH = KernelLayout(inputs=(1,), outputs=(2,), batch=(0,), gates=2)  # side by side
+
+_FUSED_EXPERTS = {
+    "expert_feedforward_gate_dense": _TWO_EACH,
+    "expert_feedforward_output_dense": _EXPERTS,
+}
+
+# By class: matrices that are not called `kernel`, `*_kernel` or `embeddings`, or have other axes.
+_KNOWN: dict[str, dict[str, KernelLayout]] = {
+    "MixtralMoeExperts": {
+        "expert_feedforward_gate_dense": _EXPERTS,
+        "expert_feedforward_intermediate_dense": _EXPERTS,
+        "expert_feedforward_output_dense": _EXPERTS,
+    },
+    "QwenMoeExperts": _FUSED_EXPERTS,
+    "Qwen3MoeExperts": _FUSED_EXPERTS,
+    "Qwen3_5MoeExperts": _FUSED_EXPERTS,
+    "Gemma4MoEBlock": dict.fromkeys(("gate_proj", "up_proj", "down_proj"), _EXPERTS),
+    # GPT-OSS interleaves gate and input, so that they count as one matrix.
+    "GptOssExperts": {"gate_up_proj": _EXPERTS, "down_proj": _EXPERTS},
+    "RelativeEmbedding": {"rel_embedding": _TABLE},
+    "WindowAttention": {"relative_position_bias_table": _TABLE},
+    "AddRelativePositionalEmbedding": {"rel_pos_h": _TABLE, "rel_pos_w": _TABLE},
+    "AddPositionalEmbedding": {"pos_embed": _MAP},
+    "DeiTEmbeddings": {"position_embedding": _ONE_TABLE},
+    # The other table, `position_embeddings`, is neither trained nor used.
+    "DINOV2Embedding": {"interpolated_position_embeddings": _ONE_TABLE},
+    "XLNetEncoder": {"segment_encoding": _HEADS},
+    "Gemma4AudioRelativePositionEmbedding": {"pos_proj": _TABLE},
+    "Qwen3_5GatedDeltaNet": {"conv1d_kernel": _CHANNELS},
+    "RWKV7TimeMix": dict.fromkeys(("w1", "w2", "a1", "a2", "v1", "v2", "g1", "g2"), _TABLE),
+}
+
+_EXPERT_LAYERS = {
+    *("MixtralMoeExperts", "QwenMoeExperts", "Qwen3MoeExperts", "Qwen3_5MoeExperts"),
+    *("Gemma4MoEBlock", "GptOssExperts"),
+}
+_TABLES = {
+    *("PositionEmbedding", "RelativeEmbedding", "WindowAttention", "T5MultiHeadAttention"),
+    *("AddRelativePositionalEmbedding", "AddPositionalEmbedding", "DeiTEmbeddings"),
+    *("DINOV2Embedding", "XLNetEncoder"),
+}
+
+
+def are_experts(layer: Any) -> bool:
+    """Whether a layer applies the matrices of all its experts to all tokens."""
+    return not _EXPERT_LAYERS.isdisjoint(_hub_names(layer))
+
+
+def is_table(layer: Any) -> bool:
+    """Whether a layer looks its own matrices up or adds them, without multiplications."""
+    return not _TABLES.isdisjoint(_hub_names(layer))
+
+
+def _hub_names(layer: Any) -> list[str]:
+    """The names of the classes of a layer that are keras-hub's."""
+    kinds = type(layer).__mro__
+    return [kind.__name__ for kind in kinds if kind.__module__.partition(".")[0] == "keras_hub"]
 
 
 def _children(layer: Any) -> Iterator[tuple[Any, str]]:
@@ -162,7 +310,7 @@ def select(
                 if parts
                 else ""
             )
-            if any(_names(name, weight.path) for weight in unregistered):
+            if any(_is_named(name, weight.path) for weight in unregistered):
                 hint += (
                     " It names a matrix that is not registered: give its full path, or register it."
                 )
@@ -184,7 +332,7 @@ def names_in(selection: Any) -> list[Any] | None:
 def _named(weights: Sequence[PrunableWeight], name: Any) -> set[str]:
     """The paths of the weights that one part of a selection names."""
     if isinstance(name, str):
-        return {weight.path for weight in weights if _names(name, weight.path)}
+        return {weight.path for weight in weights if _is_named(name, weight.path)}
     if isinstance(name, keras.layers.Layer):
         inside = {id(layer) for layer, _ in walk(name, "")}
         return {weight.path for weight in weights if id(weight.owner) in inside}
@@ -197,7 +345,7 @@ def _named(weights: Sequence[PrunableWeight], name: Any) -> set[str]:
     return set()
 
 
-def _names(name: str, path: str) -> bool:
+def _is_named(name: str, path: str) -> bool:
     if path == name or path.startswith(f"{name}/"):
         return True
     anchored = name.startswith("^") or name.endswith("$")

@@ -66,7 +66,7 @@ class BlockSparseConv(BlockSparseLayer):
         self.compute_output_shape(input_shape)  # refuses a window that does not fit
         shape = (*self.kernel_size, channels, self.filters)
         bias = (self.filters,) if self.use_bias else None
-        self._add_kernel(shape, KernelLayout.convolution(strides=self.strides), bias)
+        self._add_kernel(shape, KernelLayout.convolution(), bias)
         axis = -1 if self._channel_axis > 1 else 1
         self.input_spec = keras.layers.InputSpec(min_ndim=self.rank + 2, axes={axis: channels})
         self.built = True

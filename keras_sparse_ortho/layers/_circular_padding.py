@@ -15,8 +15,7 @@ class CircularPadding(keras.layers.Layer):
         y[p] = x[(p - before) mod size]    for 0 <= p < before + size + after
 
     Before a convolution with `padding="valid"` this makes it circular: each position of the output
-    sees a whole window, and none a border of zeros. Kernels drawn with `taps="shift"` are exact
-    isometries then, and `taps="auto"` takes it into account.
+    sees a whole window, and none a border of zeros.
 
     Args:
         padding: What a window of `k` taps needs is `k - 1` in all. An integer for both ends of all

@@ -1,16 +1,20 @@
-"""Exact counts of live entries, the fewest that orthogonal kernels need, and masks of a count."""
+"""Counts: of live entries, of masks that have them, and of the rotations that lead to a density."""
 
 import math
 from collections.abc import Sequence
 
 import numpy as np
+import scipy.optimize
+import scipy.special
 
-from keras_sparse_ortho._checks import check_density
+from keras_sparse_ortho._checks import check_density, check_integer
 from keras_sparse_ortho.errors import DensityError
-from keras_sparse_ortho.orthogonal._layout import KernelLayout
 
 # Below this share of dead entries, listing them is faster than drawing and rejecting.
 _LIST_DEAD_BELOW = 0.25
+# Beyond this z, e^z may overflow, and a short continued fraction is exact to float64.
+_LARGE_ROOT = 500.0
+_FRACTION_TERMS = 20
 
 
 def live_count(density: float, size: int) -> int:
@@ -24,8 +28,6 @@ def live_count(density: float, size: int) -> int:
 
 def apportion(total: int, weights: Sequence[float]) -> list[int]:
     """Splits `total` in proportion to `weights` by largest remainder, ties to the earlier one.
-
-    The parts are integers that sum to `total`, each within one of its exact share.
 
     >>> apportion(10, [1, 1, 1])
     [4, 3, 3]
@@ -44,23 +46,15 @@ def apportion(total: int, weights: Sequence[float]) -> list[int]:
 def unmask_at_random(mask: np.ndarray, count: int, rng: np.random.Generator) -> None:
     """Sets uniformly drawn dead entries live, in place, until `mask` has `count` live ones."""
     missing = count - int(np.count_nonzero(mask))
-    if missing < 0:
-        raise ValueError(
-            f"`mask` must have at most {count} live entries. Received: {count - missing} live"
-        )
-    if missing == 0:
-        return
     flat = mask.reshape(-1)
-    if not np.shares_memory(flat, mask):
-        raise ValueError(
-            f"`mask` must be C-contiguous to be filled in place. Received: strides={mask.strides}"
-        )
+    assert missing >= 0, missing
+    assert np.shares_memory(flat, mask), mask.strides
     dead = flat.size - (count - missing)
-    if missing == dead:
-        flat[:] = True
+    if missing in (0, dead):
+        flat |= missing > 0
     elif missing > dead // 2 or dead < _LIST_DEAD_BELOW * flat.size:
-        position = np.flatnonzero(~flat)
         # The `missing` smallest of as many random keys: a uniform subset.
+        position = np.flatnonzero(~flat)
         flat[position[np.argpartition(rng.random(dead), missing - 1)[:missing]]] = True
     else:
         while missing:
@@ -107,100 +101,110 @@ def largest_masks(scores: Sequence[np.ndarray], count: int) -> list[np.ndarray]:
     return [mask.reshape(score.shape) for mask, score in zip(masks, scores, strict=True)]
 
 
-def default_layout(shape: Sequence[int]) -> KernelLayout:
-    """`(*spatial, in, out)`; refuses vectors."""
-    if len(shape) < 2:
+def expected_density(rotations: int, width: int, rows: int | None = None) -> float:
+    """Expected density of an orthogonal matrix after random Givens rotations.
+
+    A row with `k` of `m` live entries gains one when a rotation pairs a live with a dead column.
+    Exactly, by the Markov chain of the live entries `K_t` of a row,
+
+        d(t) = E[K_t] / m,   P(k -> k + 1) = 2 k (m - k) / (m (m - 1)).
+
+    Args:
+        rotations: Number of random rotations `t`, at least 0, without the covering ones.
+        width: Number of columns `m` that are rotated, at least 1: the larger of the two sides.
+        rows: Number of rows `n` of a matrix with the covering start, in [1, width]. Default: the
+            published start, which for square matrices is the same.
+
+    Returns:
+        The expected density, in [1 / n, 1]. Single draws vary (standard deviation 0.0043 at
+        m = 1024, d = 0.1), so `exact_orthogonal` counts entries instead.
+
+    Example:
+
+    >>> round(expected_density(2470, 1024), 3)
+    0.1
+    >>> expected_density(0, 1024, rows=256), round(expected_density(1723, 1024, rows=256), 3)
+    (0.00390625, 0.1)
+
+    Reference:
+
+    - Nowak et al., "Sparser, Better, Deeper, Stronger" (ICML 2024), arXiv 2406.01755
+    """
+    count, m, n = _check_arguments(rotations, width, rows)
+    if m == 1:
+        return 1.0
+    k = np.arange(1.0, m + 1)
+    gain = 2.0 * k * (m - k) / (m * (m - 1.0))
+    probability = np.zeros(m)
+    for entries, share in _entries_at_start(m, n):
+        probability[entries - 1] = share
+    moved = np.empty(m)
+    for _ in range(count):
+        np.multiply(probability, gain, out=moved)
+        probability -= moved
+        probability[1:] += moved[:-1]
+    return float(probability @ k) / m
+
+
+def rotations_for_density(density: float, width: int, rows: int | None = None) -> int:
+    """Number of random rotations that are expected to reach `density`, rounded down.
+
+    Inverts a closed form of `expected_density`, within about one rotation of it,
+
+        d(t) = 1 - z e^z E_r(z),   z = (m + 1 - r) exp(-2 t / (m - 1)),
+
+    with `E_r` the exponential integral of order `r = K_0`: 1 at the published start `[I | 0]`, and
+    `m / n` at the covering start of an `n x m` matrix, whose rows begin with `floor(m / n)` entries
+    or one more (both are weighted by their share). DensityError below `1 / n`, which the matrix has
+    at the start, and at 1, which is reached only in the limit.
+
+    >>> [rotations_for_density(d, 1024) for d in (0.05, 0.1, 0.5)]
+    [2064, 2471, 3798]
+    >>> [rotations_for_density(d, 1024, rows=256) for d in (0.05, 0.1, 0.5)]
+    [1335, 1723, 2898]
+    """
+    value = check_density(density)
+    _, m, n = _check_arguments(0, width, rows)
+    if value < 1.0 / n or value == 1.0:
         raise DensityError(
-            f"Orthogonal kernels need rank 2 or more. Received: shape={tuple(shape)}"
+            f"`density` must be in [1 / {'width' if rows is None else 'rows'}, 1), here "
+            f"[{1.0 / n:.6g}, 1). Received: density={density!r}, width={width}, rows={rows}"
         )
-    return KernelLayout.convolution()
-
-
-def matrix_shape(shape: Sequence[int], layout: KernelLayout, taps: str) -> tuple[int, int]:
-    """Inputs and outputs of the orthogonal matrix, which with `"shift"` spans the phases, too."""
-    return layout.matrix_shape(shape) if taps == "center" else layout.polyphase_shape(shape)
-
-
-def least_count(
-    shape: Sequence[int],
-    layout: KernelLayout | None = None,
-    *,
-    taps: str = "center",
-) -> int:
-    """Fewest live entries of an exactly orthogonal kernel: `min(in, out)` for each matrix.
-
-    With `taps="shift"` the inputs of a strided convolution count once for each phase.
-
-    Args:
-        shape: Kernel shape in Keras layout.
-        layout: Meaning of the axes. Default: `(*spatial, in, out)`.
-        taps: As in `exact_orthogonal`.
-
-    Example:
-
-    >>> least_count((100, 256))
-    100
-    >>> least_count((3, 3, 8, 64), KernelLayout.convolution(strides=2), taps="shift")
-    32
-    """
-    layout = default_layout(shape) if layout is None else layout
-    return layout.matrices(shape) * min(matrix_shape(shape, layout, taps))
-
-
-def covering_count(
-    shape: Sequence[int],
-    layout: KernelLayout | None = None,
-    *,
-    taps: str = "center",
-    inputs: bool = False,
-) -> int:
-    """Fewest live entries of an exactly orthogonal kernel without dead outputs: `out` a matrix.
-
-    With `inputs=True` dead inputs are excluded as well: `max(in, out)` for each matrix. The other
-    arguments are those of `least_count`.
-
-    >>> covering_count((100, 400)), covering_count((400, 100))
-    (400, 100)
-    >>> covering_count((400, 100), inputs=True), covering_count((3, 3, 16, 32))
-    (400, 32)
-    """
-    layout = default_layout(shape) if layout is None else layout
-    rows, columns = matrix_shape(shape, layout, taps)
-    return layout.matrices(shape) * (max(rows, columns) if inputs else columns)
-
-
-def dead_outputs(kernel: np.ndarray, layout: KernelLayout | None = None) -> int:
-    """Number of outputs of a kernel, or of its mask, without a nonzero entry.
-
-    Under ReLU such a unit gets no gradient (`relu'(0) = 0`), so it stays dead unless its bias or
-    normalization changes it.
-
-    Args:
-        kernel: Kernel in Keras layout.
-        layout: Meaning of its axes. Default: `(*spatial, in, out)`.
-
-    Example:
-
-    >>> dead_outputs(np.array([[1.0, 0.0, 0.5], [0.0, 0.0, 2.0]]))
-    1
-    """
-    layout = default_layout(kernel.shape) if layout is None else layout
-    live = layout.to_canonical(np.asarray(kernel)) != 0
-    batch, parts, *_, outputs = live.shape
-    return int((~live.reshape(batch, parts, -1, outputs).any(axis=2)).sum())
-
-
-def check_feasible(shape: Sequence[int], density: float, layout: KernelLayout, taps: str) -> int:
-    """The live count at a density; refuses fewer entries than an orthogonal kernel needs."""
-    size = math.prod(shape)
-    count = live_count(check_density(density), size)
-    least = least_count(shape, layout, taps=taps)
-    if count >= least:
-        return count
-    text = (
-        f"An exactly orthogonal kernel of shape {tuple(shape)} needs at least {least} live "
-        f"entries: the least density is {least / size:.6g}. "
+    if value <= _closed_form(0.0, m, n):
+        return 0
+    # At the upper end z < e^-60: no density below 1 needs more rotations.
+    most = (m - 1) / 2 * (math.log(m) + 60.0)
+    return math.floor(
+        scipy.optimize.brentq(lambda t: _closed_form(t, m, n) - value, 0.0, most, xtol=1e-9)
     )
-    if taps != "center" and count >= least_count(shape, layout):
-        text += 'With taps="center" this density is possible, as strides do not count there. '
-    raise DensityError(f"{text}Received: density={density!r} ({count} entries)")
+
+
+def _entries_at_start(m: int, n: int) -> list[tuple[int, float]]:
+    """The numbers of entries that rows begin with, each with its share of the rows."""
+    entries, more = divmod(m, n)
+    return [(entries, 1 - more / n)] + ([(entries + 1, more / n)] if more else [])
+
+
+def _closed_form(rotations: float, m: int, n: int) -> float:
+    decay = math.exp(-2.0 * rotations / (m - 1))
+    return math.fsum(
+        share * (1.0 - _scaled(r, (m + 1 - r) * decay)) for r, share in _entries_at_start(m, n)
+    )
+
+
+def _scaled(r: int, z: float) -> float:
+    """`z e^z E_r(z)`."""
+    if z <= _LARGE_ROOT:
+        return float(z * math.exp(z) * scipy.special.expn(r, z))
+    fraction = z + r + 2.0 * _FRACTION_TERMS
+    for k in range(_FRACTION_TERMS, 0, -1):
+        fraction = z + r + 2.0 * (k - 1) - k * (r + k - 1) / fraction
+    return z / fraction
+
+
+def _check_arguments(rotations: int, width: int, rows: int | None) -> tuple[int, int, int]:
+    count, m = check_integer("rotations", rotations, 0), check_integer("width", width)
+    n = m if rows is None else check_integer("rows", rows)
+    if n > m:
+        raise ValueError(f"`rows` must be at most `width`. Received: rows={rows}, width={width}")
+    return count, m, n

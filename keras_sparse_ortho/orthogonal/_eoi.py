@@ -7,22 +7,14 @@ rows of the transpose are rotated at a time. Neither uses BLAS, whose results di
 processors in the last bit.
 """
 
+import dataclasses
 import math
 
 import numpy as np
 import scipy.sparse
 
 from keras_sparse_ortho.errors import DensityError
-from keras_sparse_ortho.orthogonal._density_law import rotations_for_density
-from keras_sparse_ortho.orthogonal._rotations import (
-    AngleLaw,
-    DrawOptions,
-    Rotations,
-    Supports,
-    cos_sin,
-    rotate_rows,
-    schedule,
-)
+from keras_sparse_ortho.orthogonal._counts import rotations_for_density
 
 # From this width on the sparse product is faster than dense row rotations up to a density of 0.4.
 # A denser kernel uses it only up to 0.1: the sparse form of a dense matrix would take more memory
@@ -38,21 +30,187 @@ _ROW_BLOCK = 256
 _TILE = 64
 
 
+@dataclasses.dataclass(frozen=True)
+class DrawOptions:
+    """How a kernel is drawn; with `cover`, no output and no input is zero, as far as it can be."""
+
+    rng: np.random.Generator
+    gain: float = 1.0
+    cover: bool = True
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.gain):
+            raise ValueError(f"`gain` must be finite. Received: gain={self.gain!r}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Rotations:
+    """Givens rotations of column pairs, in the order in which they are applied.
+
+    Rotation `t` replaces the columns `a_i, a_j` (`i = first[t]`, `j = second[t]`) by
+    `cos[t] a_i + sin[t] a_j` and `-sin[t] a_i + cos[t] a_j`.
+    """
+
+    first: np.ndarray
+    second: np.ndarray
+    cos: np.ndarray
+    sin: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def __getitem__(self, part: slice) -> "Rotations":
+        return Rotations(self.first[part], self.second[part], self.cos[part], self.sin[part])
+
+    def __add__(self, other: "Rotations") -> "Rotations":
+        pairs = zip(self._arrays(), other._arrays(), strict=True)
+        return Rotations(*(np.concatenate(pair) for pair in pairs))
+
+    def _arrays(self) -> tuple[np.ndarray, ...]:
+        return self.first, self.second, self.cos, self.sin
+
+    @classmethod
+    def draw(cls, width: int, count: int, rng: np.random.Generator) -> "Rotations":
+        """Draws `count` rotations: pairs of distinct columns and angles, both uniformly."""
+        first = (rng.random(count) * width).astype(np.int64)
+        second = (rng.random(count) * (width - 1)).astype(np.int64)
+        second += second >= first
+        return cls(first, second, *cos_sin(count, rng))
+
+
+def cos_sin(count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Cosines and sines of `count` uniform angles, the same bits on every machine.
+
+    Von Neumann's construction doubles the angle of a uniform point in the unit disc.
+    """
+    points = np.empty((0, 2))
+    while len(points) < count:
+        # A share of pi / 4 of the points falls into the disc.
+        draws = 2.0 * rng.random((math.ceil(1.3 * (count - len(points))) + 8, 2)) - 1.0
+        radius2 = draws[:, 0] ** 2 + draws[:, 1] ** 2
+        # The lower bound keeps the quotient below free of underflow.
+        points = np.concatenate([points, draws[(radius2 <= 1.0) & (radius2 > 1e-12)]])
+    x, y = points[:count, 0], points[:count, 1]
+    radius2 = x * x + y * y
+    return (x * x - y * y) / radius2, 2.0 * x * y / radius2
+
+
+def rotate_rows(transposed: np.ndarray, rotations: Rotations) -> None:
+    """Applies column rotations to a matrix given by its float64 transpose, in place."""
+    rows = list(transposed)
+    from_x = np.empty(transposed.shape[1])
+    from_y = np.empty(transposed.shape[1])
+    sequence = zip(*(array.tolist() for array in rotations._arrays()), strict=True)
+    for i, j, cos, sin in sequence:
+        x, y = rows[i], rows[j]
+        np.multiply(x, sin, out=from_x)
+        np.multiply(y, sin, out=from_y)
+        np.multiply(x, cos, out=x)
+        np.multiply(y, cos, out=y)
+        np.add(x, from_y, out=x)
+        np.subtract(y, from_x, out=y)
+
+
+def random_orthogonal(count: int, size: int, rng: np.random.Generator) -> np.ndarray:
+    """`count` dense orthogonal `size x size` matrices: every pair of rows is rotated once.
+
+    Pairs are taken in the rounds of a round-robin tournament. This is not the Haar measure, but no
+    entry is zero, and without BLAS the bits are the same on every machine.
+    """
+    signs = np.where(rng.random((count, size)) < 0.5, -1.0, 1.0)
+    matrices = np.zeros((count, size, size))
+    matrices[:, np.arange(size), np.arange(size)] = signs
+    players = size + size % 2
+    circle = np.arange(1, players)
+    for _ in range(players - 1 if size > 1 else 0):
+        seats = np.concatenate([[0], circle])
+        first, second = seats[: players // 2], seats[: players // 2 - 1 : -1]
+        paired = (first < size) & (second < size)  # with an odd size one row sits out each round
+        first, second = first[paired], second[paired]
+        cos, sin = (v.reshape(count, -1, 1) for v in cos_sin(count * len(first), rng))
+        x, y = matrices[:, first], matrices[:, second]
+        matrices[:, first], matrices[:, second] = cos * x + sin * y, cos * y - sin * x
+        circle = np.roll(circle, 1)
+    return matrices
+
+
+class Supports:
+    """Supports of the `width` columns of `[I | 0]` (`rows` rows) under rotations, as bitsets.
+
+    A rotation gives both columns the union of their supports (exact cancellations have probability
+    zero), so one Python integer a column and one `|` a rotation give the live count.
+    """
+
+    def __init__(self, rows: int, width: int) -> None:
+        self.bits = [1 << k if k < rows else 0 for k in range(width)]
+
+    @classmethod
+    def of(cls, bits: list[int]) -> "Supports":
+        """Supports given as one bitset a column."""
+        supports = cls(0, 0)
+        supports.bits = list(bits)
+        return supports
+
+    @property
+    def live(self) -> int:
+        """Number of live entries in all columns."""
+        return sum(map(int.bit_count, self.bits))
+
+    def apply(self, rotations: Rotations) -> None:
+        """Applies all rotations without counting, in about a third of the time."""
+        bits = self.bits
+        for i, j in zip(rotations.first.tolist(), rotations.second.tolist(), strict=True):
+            bits[i] = bits[j] = bits[i] | bits[j]
+
+    def apply_while_fits(self, rotations: Rotations, limit: int) -> tuple[int, bool]:
+        """Applies rotations until the live count is `limit`, or one would take it over that.
+
+        Returns how many were applied, and whether it ended there.
+        """
+        bits = self.bits
+        counts = [column.bit_count() for column in bits]
+        live = sum(counts)
+        pairs = zip(rotations.first.tolist(), rotations.second.tolist(), strict=True)
+        for applied, (i, j) in enumerate(pairs):
+            if live == limit:
+                return applied, True
+            union = bits[i] | bits[j]
+            count = union.bit_count()
+            gained = 2 * count - counts[i] - counts[j]
+            if live + gained > limit:
+                return applied, True
+            live += gained
+            bits[i] = bits[j] = union
+            counts[i] = counts[j] = count
+        return len(rotations), live == limit
+
+
+def schedule(rotations: Rotations, width: int) -> np.ndarray:
+    """Earliest level of each rotation with disjoint, so commuting, rotations in every level."""
+    last = [-1] * width
+    levels = []
+    for i, j in zip(rotations.first.tolist(), rotations.second.tolist(), strict=True):
+        level = (last[i] if last[i] > last[j] else last[j]) + 1
+        last[i] = last[j] = level
+        levels.append(level)
+    return np.array(levels, dtype=np.int64)
+
+
 def write_orthogonal(out: np.ndarray, count: int, options: DrawOptions) -> None:
     """Writes `gain` times a sparse orthogonal matrix into a zeroed C-contiguous 2-D array.
 
     Its support has at most `count` entries. With `cover`, as many empty columns as that allows get
     an entry first.
     """
-    rng, gain, angles = options.rng, options.gain, options.angles
+    rng, gain = options.rng, options.gain
     rows, width = sorted(out.shape)
     if count < rows:
         raise DensityError(f"An orthogonal {rows} x {width} matrix has at least {rows} entries.")
     if width == 1:
         out[0, 0] = gain if rng.random() < 0.5 else -gain
         return
-    start = covering_rotations(rows, width if options.cover else rows, count, rng, angles)
-    sequence = start + _draw_until(rows, width, count, rng, angles, start)
+    start = covering_rotations(rows, width if options.cover else rows, count, rng)
+    sequence = start + _draw_until(rows, width, count, rng, start)
     sparse = _sparse_part(len(sequence), rows, width, len(start))
     tall = out.shape[0] > out.shape[1]
     if 0 < len(sequence) <= sparse:
@@ -71,9 +229,7 @@ def write_orthogonal(out: np.ndarray, count: int, options: DrawOptions) -> None:
             out[:, at : at + _TILE] = columns[at : at + _TILE].T
 
 
-def covering_rotations(
-    rows: int, width: int, limit: int, rng: np.random.Generator, angles: AngleLaw = None
-) -> Rotations:
+def covering_rotations(rows: int, width: int, limit: int, rng: np.random.Generator) -> Rotations:
     """Rotations that give each empty column of `[I | 0]` one entry.
 
     Each round doubles the nonempty columns, so that `r` columns share the norm of a row after
@@ -86,11 +242,11 @@ def covering_rotations(
     # `source = place - rows * 2^k` with the largest `rows * 2^k <= place`.
     exponent = np.frexp(place // rows)[1].astype(np.int64)
     source = place - (rows << (exponent - 1))
-    return Rotations(order[source], order[place], *cos_sin(angles, len(place), rng))
+    return Rotations(order[source], order[place], *cos_sin(len(place), rng))
 
 
 def _draw_until(
-    rows: int, width: int, limit: int, rng: np.random.Generator, angles: AngleLaw, start: Rotations
+    rows: int, width: int, limit: int, rng: np.random.Generator, start: Rotations
 ) -> Rotations:
     """Random rotations after `start`, up to the first that takes the support over `limit`."""
     supports = Supports(rows, width)
@@ -102,9 +258,9 @@ def _draw_until(
         density = 0.75 * limit / (rows * width)
         safe = rotations_for_density(density, width, rows if start else None)
     chunk = max(3 * width, 64)
-    drawn = Rotations.draw(width, chunk, rng, angles)
+    drawn = Rotations.draw(width, chunk, rng)
     while len(drawn) < safe:
-        drawn += Rotations.draw(width, chunk, rng, angles)
+        drawn += Rotations.draw(width, chunk, rng)
     if safe:
         ahead = Supports.of(supports.bits)
         ahead.apply(drawn[:safe])
@@ -118,7 +274,7 @@ def _draw_until(
         total += applied
         if done:
             return drawn[:total]
-        drawn += Rotations.draw(width, chunk, rng, angles)
+        drawn += Rotations.draw(width, chunk, rng)
 
 
 def _sparse_part(rotations: int, rows: int, width: int, covering: int) -> int:

@@ -6,7 +6,7 @@ import numpy as np
 from scipy.optimize import OptimizeResult, minimize
 
 from keras_sparse_ortho._checks import check_integer
-from keras_sparse_ortho.orthogonal._layout import KernelLayout
+from keras_sparse_ortho.orthogonal._kernel import KernelLayout
 
 # Pairs of steps and gradients that L-BFGS keeps.
 _MEMORY = 10
@@ -77,7 +77,12 @@ def approximate_isometry(
         raise ValueError("`kernel` must be finite. Received: infinite or NaN entries")
     if not (math.isfinite(gain) and gain > 0):
         raise ValueError(f"`gain` must be positive. Received: {gain=}")
-    check_stops(max_iterations, tolerance, min_decrease)
+    check_integer("max_iterations", max_iterations)
+    if not (tolerance >= 0 and 0 <= min_decrease < 1):
+        raise ValueError(
+            "`tolerance` must not be negative, and `min_decrease` be in [0, 1). "
+            f"Received: {tolerance=}, {min_decrease=}"
+        )
     layout = KernelLayout.convolution() if layout is None else layout
     batch, parts, *_, outputs = canonical = layout.canonical_shape(kernel.shape)
 
@@ -122,12 +127,3 @@ def approximate_isometry(
     if tall:
         result = result.swapaxes(1, 2)
     return np.ascontiguousarray(layout.from_canonical(result.reshape(canonical), kernel.shape))
-
-
-def check_stops(max_iterations: int, tolerance: float, min_decrease: float) -> None:
-    """Refuses stopping rules that are out of range."""
-    check_integer("max_iterations", max_iterations)
-    if not tolerance >= 0:
-        raise ValueError(f"`tolerance` must not be negative. Received: {tolerance=}")
-    if not 0 <= min_decrease < 1:
-        raise ValueError(f"`min_decrease` must be in [0, 1). Received: {min_decrease=}")

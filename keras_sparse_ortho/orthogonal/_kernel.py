@@ -1,34 +1,319 @@
-"""Exactly orthogonal kernels of every shape: EOI in each matrix of a layout, on one or all taps."""
+"""Exactly orthogonal kernels of every shape: what their axes mean, and EOI in each matrix."""
 
 from __future__ import annotations
 
+import abc
+import dataclasses
 import math
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from keras_sparse_ortho._checks import is_integer
-from keras_sparse_ortho._other_names import other_keywords
-from keras_sparse_ortho.orthogonal._block import Block
-from keras_sparse_ortho.orthogonal._counts import (
-    apportion,
-    check_feasible,
-    default_layout,
-    live_count,
-    matrix_shape,
-    unmask_at_random,
-)
-from keras_sparse_ortho.orthogonal._eoi import write_orthogonal
-from keras_sparse_ortho.orthogonal._layout import KernelLayout
-from keras_sparse_ortho.orthogonal._n_by_m import NByM
-from keras_sparse_ortho.orthogonal._regular_blocks import RegularBlocks, draw_regular
-from keras_sparse_ortho.orthogonal._rotations import AngleLaw, DrawOptions, check_angles
-from keras_sparse_ortho.orthogonal._structure import Structure, center_of
+from keras_sparse_ortho._checks import check_density, check_integer, other_keywords
+from keras_sparse_ortho.errors import DensityError, LayoutError
+from keras_sparse_ortho.orthogonal._counts import apportion, live_count, unmask_at_random
+from keras_sparse_ortho.orthogonal._eoi import DrawOptions, write_orthogonal
 
-StructureLike = Structure | str | tuple[int, int]
-"""A structure, or a short form of one: `"2:4"`, `"32x32"` or `(32, 32)`."""
+
+@dataclasses.dataclass(frozen=True)
+class KernelLayout:
+    """What the axes of a kernel mean: one matrix for each tap, group and gate.
+
+    A kernel is moved to the canonical shape `(batch, groups * gates, *spatial, inputs, outputs)`,
+    where every `(inputs, outputs)` slice is a matrix. Axes not named are spatial. Negative axes
+    make one layout fit convolutions of every dimension.
+
+    Args:
+        inputs: Axes that are summed over, flattened in this order. Empty: one input (depthwise).
+        outputs: Axes that number the outputs, flattened in this order.
+        batch: Axes along which the kernel holds independent matrices (depthwise channels).
+        groups: Number of convolution groups. The outputs split into as many equal parts, each
+            connected to its own inputs; the input axis has length `in / groups`.
+        gates: Number of gates of a recurrent kernel. The outputs split into as many equal parts,
+            each with its own orthogonal matrix.
+
+    Raises:
+        LayoutError: Axes, groups or gates that do not fit the kernel.
+
+    Example:
+
+    >>> KernelLayout.convolution(groups=2).matrix_shape((3, 3, 8, 32))
+    (8, 16)
+    >>> KernelLayout.recurrent(gates=4).matrix_shape((64, 256))
+    (64, 64)
+    >>> KernelLayout.einsum("abc,cde->abde").matrix_shape((128, 8, 16))
+    (128, 128)
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    batch: tuple[int, ...] = ()
+    groups: int = 1
+    gates: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("inputs", "outputs", "batch"):
+            axes = getattr(self, name)
+            # JSON turns tuples into lists.
+            axes = (axes,) if isinstance(axes, int) else tuple(int(axis) for axis in axes)
+            object.__setattr__(self, name, axes)
+        for name in ("groups", "gates"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise LayoutError(f"`{name}` must be a positive integer. Received: {name}={value}")
+
+    @classmethod
+    def dense(cls) -> KernelLayout:
+        """`(in, out)`: Dense, SimpleRNN, and an Embedding's `(words, features)`."""
+        return cls(inputs=(-2,), outputs=(-1,))
+
+    @classmethod
+    def convolution(cls, groups: int = 1) -> KernelLayout:
+        """`(*spatial, in / groups, out)`: Conv1D, Conv2D, Conv3D."""
+        return cls(inputs=(-2,), outputs=(-1,), groups=groups)
+
+    @classmethod
+    def transposed_convolution(cls) -> KernelLayout:
+        """`(*spatial, out, in)`: Conv1DTranspose, Conv2DTranspose, Conv3DTranspose."""
+        return cls(inputs=(-1,), outputs=(-2,))
+
+    @classmethod
+    def depthwise(cls) -> KernelLayout:
+        """`(*spatial, channels, depth_multiplier)`: one matrix of one row for each channel."""
+        return cls(inputs=(), outputs=(-1,), batch=(-2,))
+
+    @classmethod
+    def recurrent(cls, gates: int) -> KernelLayout:
+        """`(in, gates * units)`: kernels and recurrent kernels of LSTM (4) and GRU (3)."""
+        return cls(inputs=(-2,), outputs=(-1,), gates=gates)
+
+    @classmethod
+    def einsum(cls, equation: str) -> KernelLayout:
+        """The layout of an EinsumDense kernel: its inputs are the axes that are summed over."""
+        try:
+            operands, output = equation.replace("...", "").replace(" ", "").split("->")
+            data, kernel = operands.split(",")
+        except ValueError:
+            raise LayoutError(
+                "An einsum equation must have the form 'input,kernel->output'. "
+                f"Received: equation={equation!r}"
+            ) from None
+        axes = list(enumerate(kernel))
+        return cls(
+            inputs=tuple(k for k, name in axes if name in data and name not in output),
+            outputs=tuple(k for k, name in axes if name not in data),
+            batch=tuple(k for k, name in axes if name in data and name in output),
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        config = dataclasses.asdict(self)
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in config.items()}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> KernelLayout:
+        # Files of earlier versions have strides, on which no kernel depends any more.
+        removed = ("strides", "transposed")
+        return cls(**{name: value for name, value in config.items() if name not in removed})
+
+    @property
+    def parts(self) -> int:
+        """`groups * gates`."""
+        return self.groups * self.gates
+
+    def matrix_shape(self, shape: Sequence[int]) -> tuple[int, int]:
+        """Inputs and outputs of one matrix: the last two axes of `canonical_shape`."""
+        *_, inputs, outputs = self.canonical_shape(shape)
+        return inputs, outputs
+
+    def matrices(self, shape: Sequence[int]) -> int:
+        """Number of matrices at one tap: batch times groups times gates."""
+        batch, parts, *_ = self.canonical_shape(shape)
+        return batch * parts
+
+    def canonical_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Shape `(batch, parts, *spatial, inputs, outputs)` of a kernel of shape `shape`."""
+        shape = tuple(int(size) for size in shape)
+        batch, spatial, inputs, outputs = (
+            [shape[axis] for axis in axes] for axes in self._resolved(shape)
+        )
+        total = math.prod(outputs)
+        if total % self.parts:
+            raise LayoutError(
+                f"The {total} outputs of a kernel of shape {shape} cannot be divided into "
+                f"{self.groups} groups of {self.gates} gates. Received: layout={self}"
+            )
+        return (math.prod(batch), self.parts, *spatial, math.prod(inputs), total // self.parts)
+
+    def to_canonical(self, kernel: np.ndarray) -> np.ndarray:
+        """Moves a kernel to `(batch, parts, *spatial, inputs, outputs)`; a view where possible."""
+        batch, spatial, inputs, outputs = self._resolved(kernel.shape)
+        _, parts, *taps, rows, columns = canonical = self.canonical_shape(kernel.shape)
+        moved = kernel.transpose(*batch, *spatial, *inputs, *outputs)
+        moved = moved.reshape(canonical[0], *taps, rows, parts, columns)
+        return np.moveaxis(moved, -2, 1)
+
+    def from_canonical(self, canonical: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+        """The inverse of `to_canonical`, for a kernel of shape `shape`."""
+        order = [axis for axes in self._resolved(shape) for axis in axes]
+        moved = np.moveaxis(canonical, 1, -2).reshape([shape[axis] for axis in order])
+        return moved.transpose(np.argsort(order))
+
+    def _resolved(self, shape: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """Non-negative batch, spatial, input and output axes for a kernel of this shape."""
+        rank = len(shape)
+        batch, inputs, outputs = (
+            tuple(axis + rank if axis < 0 else axis for axis in axes)
+            for axes in (self.batch, self.inputs, self.outputs)
+        )
+        flat = batch + inputs + outputs
+        if len(set(flat)) < len(flat) or any(not 0 <= axis < rank for axis in flat):
+            raise LayoutError(
+                f"The layout's axes must be distinct axes of the kernel of shape {tuple(shape)}. "
+                f"Received: layout={self}"
+            )
+        if any(size < 1 for size in shape):
+            raise LayoutError(
+                f"All dimensions of a kernel must be positive. Received: shape={tuple(shape)}"
+            )
+        return batch, tuple(axis for axis in range(rank) if axis not in flat), inputs, outputs
+
+
+class Structure(abc.ABC):
+    """Base of `Block` and `NByM`: patterns of live entries that orthogonal kernels can have.
+
+    All shapes are canonical; see `KernelLayout`. The live count is a multiple of `unit`, from
+    `least` to `most`.
+    """
+
+    def check(self, canonical_shape: Sequence[int]) -> None:  # noqa: B027 (some fit any)
+        """Raises a `LayoutError` for a shape that the structure does not fit."""
+
+    @abc.abstractmethod
+    def unit(self, canonical_shape: Sequence[int]) -> int:
+        """What the live count is a multiple of."""
+
+    @abc.abstractmethod
+    def least(self, canonical_shape: Sequence[int]) -> int:
+        """Fewest live entries of an exactly orthogonal kernel with this structure."""
+
+    @abc.abstractmethod
+    def covering(self, canonical_shape: Sequence[int]) -> int:
+        """Fewest live entries of such a kernel without dead outputs or inputs, where possible."""
+
+    def most(self, canonical_shape: Sequence[int]) -> int:
+        """Most live entries that the structure allows."""
+        return math.prod(canonical_shape)
+
+    @abc.abstractmethod
+    def draw(
+        self, canonical_shape: Sequence[int], count: int, density: float, options: DrawOptions
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """A float64 kernel and its mask with `count` live entries, both of the canonical shape."""
+
+    def live_count(self, canonical_shape: Sequence[int], density: float) -> int:
+        """Live entries at `density`: the nearest multiple of `unit`, ties to even.
+
+        DensityError below `least` or above `most`; the message names the bound.
+        """
+        value = check_density(density)
+        size = math.prod(canonical_shape)
+        unit = self.unit(canonical_shape)
+        count = round(value * size / unit) * unit
+        least, most = self.least(canonical_shape), self.most(canonical_shape)
+        if count < least or count > most:
+            bound = ("least", least) if count < least else ("largest", most)
+            raise DensityError(
+                f"An exactly orthogonal kernel of {describe(canonical_shape)} with the structure "
+                f"{self} has {least} to {most} live entries: the {bound[0]} density is "
+                f"{bound[1] / size:.6g}. Received: density={density!r} ({count} entries)"
+            )
+        return count
+
+    def get_config(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)  # type: ignore[call-overload]
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Structure:
+        return cls(**config)
+
+    def _shares(
+        self, canonical_shape: Sequence[int], at_center: int, count: int, options: DrawOptions
+    ) -> list[int]:
+        """The entries `at_center`, or more to cover, in units and shared among the matrices."""
+        batch, parts, *_ = canonical_shape
+        most = max(at_center, self.least(canonical_shape))
+        if options.cover:
+            most = max(most, min(self.covering(canonical_shape), count))
+        return apportion(most // self.unit(canonical_shape), [1.0] * (batch * parts))
+
+    def _check_sides(self, *names: str) -> None:
+        """Refuses fields that are not positive integers."""
+        for name in names:
+            object.__setattr__(self, name, check_integer(name, getattr(self, name)))
+
+
+def describe(canonical_shape: Sequence[int]) -> str:
+    """`64 inputs x 128 outputs`, with taps and matrices if there are several."""
+    batch, parts, *taps, inputs, outputs = canonical_shape
+    text = f"{inputs} inputs x {outputs} outputs"
+    if taps:
+        text += f" at {math.prod(taps)} taps"
+    return text + (f" in {batch * parts} matrices" if batch * parts > 1 else "")
+
+
+def center_of(canonical_shape: Sequence[int]) -> tuple[int, ...]:
+    """Index of the center tap, `(k - 1) // 2` along each spatial axis."""
+    return tuple((taps - 1) // 2 for taps in canonical_shape[2:-2])
+
+
+def least_count(shape: Sequence[int], layout: KernelLayout | None = None) -> int:
+    """Fewest live entries of an exactly orthogonal kernel: `min(in, out)` for each matrix.
+
+    Args:
+        shape: Kernel shape in Keras layout.
+        layout: Meaning of the axes. Default: `(*spatial, in, out)`.
+
+    Example:
+
+    >>> least_count((100, 256)), least_count((3, 3, 16, 32))
+    (100, 16)
+    """
+    layout = layout or default_layout(shape)
+    return layout.matrices(shape) * min(layout.matrix_shape(shape))
+
+
+def covering_count(shape: Sequence[int], layout: KernelLayout | None = None) -> int:
+    """Fewest live entries of an exactly orthogonal kernel without dead outputs: `out` a matrix.
+
+    The arguments are those of `least_count`.
+
+    >>> covering_count((100, 400)), covering_count((400, 100))
+    (400, 100)
+    """
+    layout = layout or default_layout(shape)
+    return layout.matrices(shape) * layout.matrix_shape(shape)[1]
+
+
+def dead_outputs(kernel: np.ndarray, layout: KernelLayout | None = None) -> int:
+    """Number of outputs of a kernel, or of its mask, without a nonzero entry.
+
+    Under ReLU such a unit gets no gradient (`relu'(0) = 0`), so it stays dead unless its bias or
+    normalization changes it.
+
+    Args:
+        kernel: Kernel in Keras layout.
+        layout: Meaning of its axes. Default: `(*spatial, in, out)`.
+
+    Example:
+
+    >>> dead_outputs(np.array([[1.0, 0.0, 0.5], [0.0, 0.0, 2.0]]))
+    1
+    """
+    layout = layout or default_layout(kernel.shape)
+    live = layout.to_canonical(np.asarray(kernel)) != 0
+    batch, parts, *_, outputs = live.shape
+    return int((~live.reshape(batch, parts, -1, outputs).any(axis=2)).sum())
 
 
 @other_keywords()
@@ -39,10 +324,8 @@ def exact_orthogonal(
     gain: float = 1.0,
     seed: int | np.random.Generator | None = None,
     layout: KernelLayout | None = None,
-    angles: AngleLaw = None,
-    structure: StructureLike | None = None,
+    structure: Structure | None = None,
     start: str = "covering",
-    taps: str = "center",
     dtype: type = np.float32,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draws a sparse kernel that is exactly orthogonal, and its mask (EOI).
@@ -64,17 +347,6 @@ def exact_orthogonal(
     the density of the kernel, or more if covering all columns takes more. With stride 1
     and circular padding (and no fewer outputs than inputs) it keeps the norm of its input.
 
-    With `taps="shift"` each entry `H[i, o]` of the matrix is placed at one of the taps,
-
-        K[u, i, o] = H[i, o]   where   u = a(i) + b(o),    i.e.   K(z) = S_a(z) H S_b(z)
-
-    with random shifts `a` and `b` inside the window. `H` has the count of the kernel and so `taps`
-    times its density. With strides in the `layout`, the inputs of `H` are the `(phase, input)`
-    pairs that a strided convolution reads; under circular padding the convolution, or its adjoint
-    if it has fewer outputs than these inputs, keeps the norm of its input. Under zero padding each
-    shift loses what leaves the border: after 10 linear layers 0.35 (4 x 4 maps) to 0.90 (28 x 28)
-    of the norm is left, where the center tap keeps all of it.
-
     Args:
         shape: Kernel shape in Keras layout, e.g. `(in, out)` or `(*spatial, in / groups, out)`.
         density: Live fraction, in (0, 1].
@@ -82,14 +354,11 @@ def exact_orthogonal(
         seed: Integer, NumPy generator, or `None` for fresh randomness. The same integer gives the
             same kernel and mask on every machine.
         layout: Meaning of the axes. Default: `(*spatial, in, out)`.
-        angles: Law of the rotation angles [radians]: `None` (uniform on the circle), a number, a
-            `(low, high)` range, or a callable `(rng, count) -> angles`.
         structure: Pattern of the live entries in all matrices and taps: `Block(rows, cols)`,
             also with `regular=True`, `NByM(n, m)`; default: none. The number of live entries is
             then the nearest that the structure allows.
         start: `"covering"`, or `"published"`: `[I | 0]` as in the paper. At low densities that
             leaves outputs of wide kernels zero.
-        taps: `"center"`, or `"shift"`; the same for kernels of one tap.
         dtype: Floating type of the kernel. All arithmetic is in float64.
 
     Returns:
@@ -99,10 +368,9 @@ def exact_orthogonal(
         DensityError: A density outside (0, 1], or fewer entries than `least_count`.
             With a structure, less than its least or more than its largest density.
         LayoutError: A shape that does not fit the layout or the structure.
-        ValueError: Unknown or mutually exclusive options.
 
     Limits: orthogonality holds at initialization; training does not keep it. With strides the
-    center tap is not an exact isometry; use `taps="shift"` and circular padding.
+    center tap is not an exact isometry.
 
     Example:
 
@@ -117,152 +385,54 @@ def exact_orthogonal(
       delta-orthogonal embedding, arXiv 1806.05393
     """
     shape = tuple(int(size) for size in shape)
-    layout = default_layout(shape) if layout is None else layout
+    layout = layout or default_layout(shape)
     rng = np.random.default_rng(seed)
-    options = DrawOptions(rng, gain, check_angles(angles), start == "covering")
-    pattern: Structure | None = as_structure(structure)
-    check_options(start, taps, pattern)
+    options = DrawOptions(rng, gain, covers(start))
     canonical_shape = layout.canonical_shape(shape)
-    if pattern is not None:
-        pattern.check(canonical_shape)
-        live_entries = pattern.live_count(canonical_shape, density)
-        drawn = pattern.draw(canonical_shape, live_entries, float(density), options)
+    if structure is not None:
+        structure.check(canonical_shape)
+        live_entries = structure.live_count(canonical_shape, density)
+        drawn = structure.draw(canonical_shape, live_entries, float(density), options)
         values, live = (np.ascontiguousarray(layout.from_canonical(v, shape)) for v in drawn)
         return values.astype(dtype, copy=False), live
-    if math.prod(canonical_shape[2:-2]) == 1:
-        taps = "center"
-    count = check_feasible(shape, density, layout, taps)
-    matrices, sides = layout.matrices(shape), matrix_shape(shape, layout, taps)
-    size = matrices * math.prod(sides)
-    most = min(size, count)  # entries that the supports of the matrices may have
-    if taps == "center":
-        least = matrices * (max(sides) if options.cover else min(sides))
-        most = min(max(live_count(density, size), least), count)
+    size, count = math.prod(shape), live_count(density, math.prod(shape))
+    matrices, sides = layout.matrices(shape), layout.matrix_shape(shape)
+    if count < matrices * min(sides):
+        raise DensityError(
+            f"An exactly orthogonal kernel of shape {shape} needs at least {matrices * min(sides)} "
+            f"live entries: the least density is {matrices * min(sides) / size:.6g}. "
+            f"Received: density={density!r} ({count} entries)"
+        )
+    # Entries that the supports of the matrices may have.
+    least = matrices * (max(sides) if options.cover else min(sides))
+    most = min(max(live_count(density, matrices * math.prod(sides)), least), count)
     center = center_of(canonical_shape)
     kernel: np.ndarray = np.zeros(canonical_shape, dtype=dtype)
-    if taps == "center" and canonical_shape[-2:] == (1, 1):  # all at once: depthwise ones are many
+    if sides == (1, 1):  # all at once: depthwise ones are many
         index: tuple[Any, ...] = (..., *center, 0, 0)
         signs = rng.random(kernel[index].shape) < 0.5
         kernel[index] = np.where(signs, gain, -gain)
     else:
         counts = apportion(most, [1.0] * matrices)
         for matrix, entries in zip(np.ndindex(canonical_shape[:2]), counts, strict=True):
-            part = kernel[matrix]
-            if taps == "center":
-                write_orthogonal(part[center], entries, options)
-                continue
-            out: np.ndarray = np.zeros(layout.polyphase_shape(shape), dtype=dtype)
-            write_orthogonal(out, entries, options)
-            if layout.transposed:  # the side that has the phases comes first
-                part, out = part.swapaxes(-1, -2), out.T
-            _write_shifted(part, out, layout.tap_strides(shape), rng)
+            write_orthogonal(kernel[(*matrix, *center)], entries, options)
     kernel = np.ascontiguousarray(layout.from_canonical(kernel, shape))
     mask = kernel != 0
     unmask_at_random(mask, count, rng)
     return kernel, mask
 
 
-@other_keywords()
-def regular_blocks(
-    shape: Sequence[int],
-    density: float,
-    structure: Block,
-    *,
-    gain: float = 1.0,
-    seed: int | np.random.Generator | None = None,
-    layout: KernelLayout | None = None,
-    angles: AngleLaw = None,
-    dtype: Any = np.float64,
-) -> RegularBlocks:
-    """Draws an exactly orthogonal kernel of regular blocks as its live blocks alone.
-
-    The kernel is that of `exact_orthogonal(shape, density, structure=structure, ...)` for the same
-    seed, bit for bit, but no array of the size of the dense kernel is made: memory is that of the
-    live blocks and 1.3 float64 copies of them. `structure` is a `Block(rows, cols, regular=True)`;
-    the other arguments and errors are those of `exact_orthogonal`. Returns a `RegularBlocks`.
-
-    A convolution has the same live blocks, over channels, at all its taps. Its values are at the
-    center tap, where they make the kernel exactly orthogonal, and only these are stored; the live
-    entries of other taps are zeros that training may move.
-
-    Example:
-
-    >>> drawn = regular_blocks((128, 256), 0.25, Block(16, 16, regular=True), seed=0)
-    >>> drawn.blocks.shape, drawn.inputs_of.shape, drawn.slots_of.shape
-    ((1, 1, 16, 2, 16, 16), (1, 1, 16, 2), (1, 1, 8, 4))
-    >>> kernel = drawn.dense()[0, 0]
-    >>> bool(np.allclose(kernel @ kernel.T, np.eye(128), atol=1e-12))
-    True
-    """
-    if not isinstance(structure, Block) or not structure.regular:
-        raise ValueError(
-            "`structure` must be Block(rows, cols, regular=True): other live blocks cannot be "
-            f"stored without the dense kernel. Received: structure={structure!r}"
-        )
-    if not np.issubdtype(np.dtype(dtype), np.floating):
-        raise ValueError(f"`dtype` must be a NumPy floating type. Received: dtype={dtype!r}")
-    shape = tuple(int(size) for size in shape)
-    canonical = (layout or default_layout(shape)).canonical_shape(shape)
-    structure.check(canonical)
-    fan_in = structure.fan_in(canonical, structure.live_count(canonical, density))
-    options = DrawOptions(np.random.default_rng(seed), gain, check_angles(angles))
-    return draw_regular(canonical, structure.rows, structure.cols, fan_in, options, dtype)
-
-
-def as_structure(given: Any, *, regular: bool = False) -> Any:
-    """The structure that a short form stands for; anything else is returned as it is.
-
-    >>> as_structure("2:4"), as_structure((4, 1)), as_structure("8x8", regular=True)
-    (NByM(n=2, m=4), Block(rows=4, cols=1), Block(rows=8, cols=8, regular=True))
-    """
-    if isinstance(given, str):
-        parts = re.fullmatch(r"(\d+) ?([:xX]) ?(\d+)", given)
-        if parts is None:
-            raise ValueError(
-                '`structure` as text must be "n:m", such as "2:4", or "rows x cols", such as '
-                f'"32x32". Received: structure={given!r}'
-            )
-        sides = int(parts[1]), int(parts[3])
-        return NByM(*sides) if parts[2] == ":" else Block(*sides, regular=regular)
-    if isinstance(given, list | tuple) and len(given) == 2 and all(map(is_integer, given)):
-        return Block(*map(int, given), regular=regular)
-    return given
-
-
-def check_options(start: str, taps: str, structure: Structure | None = None) -> None:
-    """Refuses unknown options, and mutually exclusive ones."""
+def covers(start: str) -> bool:
+    """Whether all outputs and inputs get an entry first; refuses the name of no start."""
     if start not in ("covering", "published"):
         raise ValueError(f'`start` must be "covering" or "published". Received: start={start!r}')
-    if taps not in ("center", "shift"):
-        raise ValueError(f'`taps` must be "center" or "shift". Received: taps={taps!r}')
-    if taps != "center" and structure is not None:
-        raise ValueError(
-            f'A `structure` needs taps="center". Received: taps={taps!r}, structure={structure}'
+    return start == "covering"
+
+
+def default_layout(shape: Sequence[int]) -> KernelLayout:
+    """`(*spatial, in, out)`; refuses vectors."""
+    if len(shape) < 2:
+        raise DensityError(
+            f"Orthogonal kernels need rank 2 or more. Received: shape={tuple(shape)}"
         )
-
-
-def _write_shifted(
-    part: np.ndarray, matrix: np.ndarray, strides: Sequence[int], rng: np.random.Generator
-) -> None:
-    """Spreads a matrix over the taps of a zeroed kernel: `K(z) = S_a(z) H S_b(z)`.
-
-    A row `(phase, channel)` has a place for each tap of its phase, see `to_polyphase`. Row `i` is
-    shifted by `a(i)`, uniform over the lower half of its places, then column `o` by a `b(o)` that
-    is uniform over all shifts that keep its live entries in the window.
-
-    `part` is `(*taps, channels, columns)`, the matrix `(phases * channels, columns)`.
-    """
-    *taps, channels, _ = part.shape
-    reached = [min(k, s) for k, s in zip(taps, strides, strict=True)]
-    phase = np.indices(reached).reshape(len(reached), -1).repeat(channels, axis=1)
-    window, step = np.array([taps, strides]).reshape(2, -1, 1)
-    places = -(-(window - phase) // step)
-    row_shift = (rng.random(places.shape) * (places // 2 + 1)).astype(np.int64)
-    column, row = np.nonzero(matrix.T)  # sorted by columns
-    place = row_shift[:, row]
-    begins = np.flatnonzero(np.diff(column, prepend=-1))
-    low = np.minimum.reduceat(place, begins, axis=1)
-    room = np.minimum.reduceat(places[:, row] - 1 - place, begins, axis=1)
-    shift = (rng.random(low.shape) * (low + room + 1)).astype(np.int64) - low
-    place += np.repeat(shift, np.diff(begins, append=len(column)), axis=1)
-    part[(*(step * place + phase[:, row]), row % channels, column)] = matrix[row, column]
+    return KernelLayout.convolution()

@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from keras_sparse_ortho.orthogonal._eoi import DrawOptions, cos_sin, random_orthogonal
+from keras_sparse_ortho.orthogonal._kernel import center_of
 from keras_sparse_ortho.orthogonal._regular_pattern import (
     block_count,
     clear_padding,
@@ -25,13 +27,6 @@ from keras_sparse_ortho.orthogonal._regular_pattern import (
     from_blocks,
     slots_of,
 )
-from keras_sparse_ortho.orthogonal._rotations import (
-    AngleLaw,
-    DrawOptions,
-    cos_sin,
-    random_orthogonal,
-)
-from keras_sparse_ortho.orthogonal._structure import center_of
 
 # Rotations of every column of a start that is wider than high, after which no two are parallel.
 _ROUNDS = 4
@@ -318,7 +313,7 @@ def draw_regular(
         inputs_of[matrix] = np.nonzero(live)[1].reshape(output_blocks, fan_in)
         own = np.arange(output_blocks * fan_in).reshape(output_blocks, fan_in)
         slots = own if wide else slots_of(inputs_of[matrix], input_blocks)
-        supports, values = _mixed(plan, b, a, options.rng, options.angles)
+        supports, values = _mixed(plan, b, a, options.rng)
         flat = blocks[matrix].reshape(-1, rows, cols)
         flat[...] = 0.0
         for line in range(lines):
@@ -333,12 +328,12 @@ def draw_regular(
 
 
 def _mixed(
-    plan: _MixingPlan, b: int, a: int, rng: np.random.Generator, angles: AngleLaw
+    plan: _MixingPlan, b: int, a: int, rng: np.random.Generator
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """The groups of each line, ascending, and their values `(fan, b, a)`."""
     parts, lines_each = plan.lines.shape
     groups_each = plan.groups.shape[1]
-    start = _dense_rows(parts, groups_each, a, lines_each * b, rng, angles)
+    start = _dense_rows(parts, groups_each, a, lines_each * b, rng)
     start = start.reshape(parts, lines_each, b, groups_each, a).swapaxes(2, 3)
     supports: list[np.ndarray] = [np.empty(0)] * plan.lines.size
     values: list[np.ndarray] = [np.empty(0)] * plan.lines.size
@@ -348,7 +343,7 @@ def _mixed(
     for cells in plan.levels:
         for size in sorted({len(cell) for cell in cells} - {1}):
             chosen = [cell for cell in cells if len(cell) == size]
-            mixers = random_orthogonal(len(chosen) * b, size, rng, angles)
+            mixers = random_orthogonal(len(chosen) * b, size, rng)
             mixers = mixers.reshape(len(chosen), b, size, size)
             for cell, mixer in zip(chosen, mixers, strict=True):
                 union = np.unique(np.concatenate([supports[line] for line in cell]))
@@ -362,7 +357,7 @@ def _mixed(
 
 
 def _dense_rows(
-    count: int, groups: int, size: int, width: int, rng: np.random.Generator, angles: AngleLaw
+    count: int, groups: int, size: int, width: int, rng: np.random.Generator
 ) -> np.ndarray:
     """Dense orthonormal rows, transposed: `(count, width, groups * size)`, `width` the longer side.
 
@@ -377,7 +372,7 @@ def _dense_rows(
     step = max(1, _AT_ONCE // (groups * size**2))
     for k in range(0, count, step):
         some = columns[k : k + step]
-        blocks = random_orthogonal(len(some) * groups, size, rng, angles)
+        blocks = random_orthogonal(len(some) * groups, size, rng)
         blocks = blocks.reshape(len(some), groups, size, size)
         for group in range(groups):
             part = slice(group * size, (group + 1) * size)
@@ -386,13 +381,13 @@ def _dense_rows(
     filled = rows
     while filled < width:
         new = np.arange(filled, min(2 * filled, width))
-        _rotate(columns, reached, new - filled, new, rng, angles)
+        _rotate(columns, reached, new - filled, new, rng)
         filled += len(new)
     left = (groups - 1).bit_length() + _ROUNDS if width > size else 0
     half = width // 2
     while left > 0 or not reached.all():
         order = rng.random(width).argsort()
-        _rotate(columns, reached, order[:half], order[half : 2 * half], rng, angles)
+        _rotate(columns, reached, order[:half], order[half : 2 * half], rng)
         left -= 1
     return columns
 
@@ -403,11 +398,10 @@ def _rotate(
     first: np.ndarray,
     second: np.ndarray,
     rng: np.random.Generator,
-    angles: AngleLaw,
 ) -> None:
     """Rotates disjoint pairs of columns of every matrix in place, by an angle for each pair."""
     count = len(columns)
-    cos, sin = (v.reshape(count, -1, 1) for v in cos_sin(angles, count * len(first), rng))
+    cos, sin = (v.reshape(count, -1, 1) for v in cos_sin(count * len(first), rng))
     step = max(1, _AT_ONCE // columns[0].size)
     for k in range(0, count, step):
         part, c, s = (v[k : k + step] for v in (columns, cos, sin))

@@ -202,21 +202,21 @@ def check_regular(inputs_of: np.ndarray, input_blocks: int) -> None:
             "`inputs_of` must be an integer array (..., output blocks, fan-in). Received: shape "
             f"{inputs_of.shape}, dtype {inputs_of.dtype}"
         )
-    outside = (inputs_of < 0) | (inputs_of >= count)
-    if outside.any():
-        place, text = _first(outside)
-        raise ValueError(
-            f"Input blocks are numbered from 0 to {count - 1}. "
-            f"Received: inputs_of[{text}] = {inputs_of[place]}"
-        )
     ordered = np.sort(inputs_of, axis=-1)
-    doubled = (ordered[..., 1:] == ordered[..., :-1]).any(axis=-1)
-    if doubled.any():
-        place, text = _first(doubled)
-        raise ValueError(
-            "An output block has an input block once at most. "
-            f"Received: inputs_of[{text}] = {inputs_of[place].tolist()}"
-        )
+    for faulty, rule in (
+        (
+            (inputs_of < 0) | (inputs_of >= count),
+            f"Input blocks are numbered from 0 to {count - 1}",
+        ),
+        (
+            (ordered[..., 1:] == ordered[..., :-1]).any(axis=-1),
+            "An output block has an input block once at most",
+        ),
+    ):
+        if faulty.any():
+            place = tuple(int(k) for k in np.argwhere(faulty)[0])
+            text = f"inputs_of[{', '.join(map(str, place))}] = {inputs_of[place].tolist()}"
+            raise ValueError(f"{rule}. Received: {text}")
     *_, lines, fan = inputs_of.shape
     for matrix in inputs_of.reshape(-1, lines * fan):
         uses = np.bincount(matrix, minlength=count)
@@ -231,9 +231,3 @@ def check_regular(inputs_of: np.ndarray, input_blocks: int) -> None:
 def _shuffled(count: int, rng: np.random.Generator) -> np.ndarray:
     # From `random`, whose stream NumPy keeps; `permutation` may change between its versions.
     return rng.random(count).argsort()
-
-
-def _first(wrong: np.ndarray) -> tuple[tuple[int, ...], str]:
-    """Index of the first wrong place, and how it is written."""
-    place = tuple(int(k) for k in np.argwhere(wrong)[0])
-    return place, ", ".join(map(str, place))

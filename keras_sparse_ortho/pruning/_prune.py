@@ -173,7 +173,7 @@ def prune(
     """
     check_storage(storage)
     density, budget = density_and_budget(density, budget)
-    pattern: Any = as_structure(structure, regular=True)
+    pattern: Any = None if structure is None else as_structure(structure, regular=True)
     if storage == "blocks" and isinstance(pattern, Block):
         pattern = dataclasses.replace(pattern, regular=True)
     by_layer = isinstance(score, str) and score in CALIBRATED

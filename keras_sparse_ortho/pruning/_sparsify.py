@@ -29,7 +29,7 @@ from keras_sparse_ortho.initializers import (
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, derived_seed
 from keras_sparse_ortho.models import Plan, verb
 from keras_sparse_ortho.orthogonal import Structure, StructureLike, as_structure, dead_outputs
-from keras_sparse_ortho.pruning._auto_options import AutoOptions, default_initializer
+from keras_sparse_ortho.pruning._auto_gains import AutoGains, default_initializer
 from keras_sparse_ortho.pruning._blocks import BlockPlan
 from keras_sparse_ortho.pruning._planning import (
     BudgetLike,
@@ -83,9 +83,8 @@ def sparsify(
             `ExactOrthogonal` with a `structure` keeps that structure); `"random_sparse"` (the
             layer's own initializer times a random mask); or a sparse initializer as a pattern, of
             which density (degree, of a `RamanujanOrthogonal`) and seed are replaced. By name the
-            gain is 1 and the entries of convolutions lie at their center tap.
-            `ExactOrthogonal(gain="auto")` chooses the gain of each kernel by what follows its
-            layer; that trained no better where each start had a learning rate of its own
+            gain is 1. `ExactOrthogonal(gain="auto")` chooses it for each kernel by what follows
+            its layer; that trained no better where each start had a learning rate of its own
             (benchmarks/results/methods.md).
         structure: `Block` or `NByM` for every selected kernel, or a short form: `"2:4"`, `"16x1"`,
             `(16, 1)`. With `storage="blocks"` the size of blocks, which are regular.
@@ -159,7 +158,7 @@ def sparsify(
             f"keras_sparse_ortho.apply_masks(model). Received: density=None, budget={budget!r}"
         )
     blocks = None
-    pattern: Structure | None = as_structure(structure)
+    pattern: Structure | None = None if structure is None else as_structure(structure)
     structures: Structure | Mapping[str, Structure] | None = pattern
     if storage == "blocks":
         asked = plan_for(density, budget, weights, orthogonal=True)
@@ -195,8 +194,8 @@ def draw_kernels(
     of = structure if isinstance(structure, Mapping) else {w.path: structure for w in weights}
     patterns = {w.path: _pattern_for(w, pattern, of.get(w.path)) for w in weights}
     base_seed = random.randrange(2**31) if base_seed is None else base_seed
-    choices = AutoOptions(model, weights, patterns)
-    patterns = {w.path: choices.with_taps(w, patterns[w.path]) for w in weights}
+    auto = [w for w in weights if getattr(patterns[w.path], "gain", None) == "auto"]
+    choices = AutoGains(model, auto, patterns) if auto else None
     exact = all(own.isometry == "exact" for own in patterns.values())
     plan = plan_for(density, budget, weights, orthogonal=patterns if exact else False)
     if any(getattr(own, "structure", None) for own in patterns.values()):
@@ -205,7 +204,9 @@ def draw_kernels(
     dead: dict[str, int] = {}
     for weight in weights:
         path, count = weight.path, plan.counts[weight.path]
-        own = choices.with_gain(weight, patterns[path], count)
+        own = patterns[path]
+        if choices is not None and isinstance(own, ExactOrthogonal) and own.gain == "auto":
+            own = choices.with_gain(weight, own, count)
         seed = derived_seed(base_seed, path)
         try:
             own = own.at_density(plan[path], seed, weight.shape, weight.layout)
@@ -220,7 +221,8 @@ def draw_kernels(
             variable = weight.variable if dense else None
             drawn = PackedDraw.of(drawn.kernel, drawn.mask, drawn.initializer, variable=variable)
         draws[path] = drawn
-    choices.warn_of_guesses(draws)
+    if choices is not None:
+        choices.warn_of_guesses(draws)
     if found := [f"{count} of '{path}'" for path, count in dead.items() if count]:
         warnings.warn(
             "These kernels have outputs without a nonzero entry, which stay dead under ReLU: the "

@@ -1,8 +1,12 @@
 """Scores for the entries of kernels: SNIP, GraSP, SynFlow, magnitude, random."""
 
-from keras_sparse_ortho._other_names import public_names
-from keras_sparse_ortho.saliency._by_name import SALIENCIES, saliency_by_name
-from keras_sparse_ortho.saliency._gradient_scores import grasp, snip
+from keras_sparse_ortho._foreign_names import public_names
+from keras_sparse_ortho.saliency._gradient_scores import (
+    SALIENCIES,
+    grasp,
+    saliency_by_name,
+    snip,
+)
 from keras_sparse_ortho.saliency._saliency import Saliency, magnitude, random
 from keras_sparse_ortho.saliency._synflow import synflow
 

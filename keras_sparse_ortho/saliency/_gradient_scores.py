@@ -1,26 +1,29 @@
-"""`snip` and `grasp`: scores from first and second derivatives of the loss."""
+"""`snip` and `grasp`: scores from derivatives of the loss; all scores by name."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_sparse_ortho._backend import hessian_vector_product, second_derivatives
+from keras_sparse_ortho._backend import hessian_vector_product
+from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._data import Batch, first_batches, samples
 from keras_sparse_ortho._keras_internals import compiled_loss_waits
-from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import placed, to_numpy
 from keras_sparse_ortho._workers import digest_of, workers_of
 from keras_sparse_ortho.kernels import PrunableWeight, Selection
 from keras_sparse_ortho.models import StatelessLoss, check_labels, from_zero_states
-from keras_sparse_ortho.saliency._saliency import Saliency, scored_weights
+from keras_sparse_ortho.saliency._saliency import Saliency, magnitude, random, scored_weights
+from keras_sparse_ortho.saliency._synflow import synflow
 
 L = keras.losses
 _ON_CLASSES = (L.CategoricalCrossentropy, L.SparseCategoricalCrossentropy)
 _ON_BITS = (L.BinaryCrossentropy,)
+_TEMPERATURE = 200.0  # of GraSP's logits
 _NAMES = {
     "categorical_crossentropy": "classes",
     "sparse_categorical_crossentropy": "classes",
@@ -58,7 +61,7 @@ def snip(
             and generators keep their own order.
         include: Which weights: paths, layers, regular expressions or a predicate. Default: all.
         exclude: Which weights to leave out.
-        on_collapse: `"error"`, `"warn"` or `"ignore"` if a weight is left without live entries.
+        on_collapse: `"error"` or `"ignore"` if a weight is left without live entries.
 
     Raises:
         BudgetError: Layer collapse, if `on_collapse="error"`.
@@ -98,7 +101,6 @@ def grasp(
     density: float,
     data: Any,
     *,
-    temperature: float | None = None,
     batch_size: int = 128,
     batches: int | None = 1,
     seed: int | None = None,
@@ -108,14 +110,12 @@ def grasp(
 ) -> Saliency:
     """Score `w * (H g)`, with gradient `g` and Hessian `H` of the loss: the highest are kept.
 
-    Removing `w` changes the squared norm of the gradient by about `-2 w (H g)`, so the entries
-    with the highest `-w (H g)` are removed, which preserves the gradient flow as far as possible.
-    (The paper calls `-w (H g)` the score; here, as everywhere, a high score is kept.) `g` and `H`
-    are over all selected weights and all the batches together.
+    Removing `w` changes the squared norm of the gradient by about `-2 w (H g)`, so keeping the
+    highest `w (H g)` preserves the gradient flow as far as possible. `g` and `H` are over all
+    selected weights and all the batches together.
 
-    Logits are divided by `temperature`, so that the softmax is not saturated. `None` is 200 if all
-    losses are cross-entropies, of logits or of probabilities, else 1; another temperature for
-    another loss is a ValueError. The other arguments and errors are those of `snip`.
+    If all losses are cross-entropies, of logits or of probabilities, logits are divided by 200 as
+    in the paper, so that the softmax is not saturated. Arguments and errors are those of `snip`.
 
     Limits: second derivatives take about three times the memory of a training step; use a smaller
     `batch_size` and more `batches`. With piecewise linear activations, the Hessian comes from the
@@ -137,75 +137,64 @@ def grasp(
       (ICLR 2020), arXiv 2002.07376
     """
     weights = scored_weights(model, density, include, exclude, on_collapse)
-    if temperature is None:
-        losses = keras.tree.flatten(getattr(model, "loss", None))
-        kinds = [_cross_entropy(loss) for loss in losses if loss is not None]
-        temperature = 200.0 if kinds and all(kinds) else 1.0  # 200 as in the paper
-    if not temperature > 0:
-        raise ValueError(f"`temperature` must be positive. Received: temperature={temperature!r}")
     taken = first_batches(data, batch_size=batch_size, batches=batches, seed=seed)
-    loss = _Derivatives(model, weights, taken, float(temperature))
+    losses = [loss for loss in keras.tree.flatten(getattr(model, "loss", None)) if loss is not None]
+    softened = bool(losses) and all(map(_cross_entropy, losses))
+    loss = _Derivatives(model, weights, taken, softened)
     products = loss.hessian_times(loss.gradient())
     scores = [w.raw_value() * product for w, product in zip(weights, products, strict=True)]
     return Saliency("GraSP", density, weights, scores, on_collapse)
 
 
-class _DataLoss:
-    """The compiled loss and `add_loss` terms as an objective for `StatelessLoss`.
+def _data_loss(
+    softened: bool, model: Any, x: Any, y: Any, sample_weight: Any, training: bool
+) -> Any:
+    """The compiled loss and `add_loss` terms, perhaps of softened outputs.
 
-    Weight regularizers are left out: their gradient does not depend on the data. Logits are divided
-    by `temperature`; probabilities `p` count as the logits `log p`, so they become `p^(1/T)`,
-    normalized.
+    Weight regularizers are left out: their gradient does not depend on the data.
     """
+    check_labels(model, y)
+    y_pred = model(x, training=training)
+    if softened:
+        y_pred = _softened(model, y_pred)
+    loss = model.compute_loss(
+        x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training
+    )
+    for variable in model.trainable_weights:
+        if variable.regularizer is not None:
+            loss = loss - keras.ops.cast(variable.regularizer(variable.value), loss.dtype)
+    return loss
 
-    def __init__(self, temperature: float = 1.0) -> None:
-        self.temperature = temperature
 
-    def __call__(self, model: Any, x: Any, y: Any, sample_weight: Any, training: bool) -> Any:
-        check_labels(model, y)
-        y_pred = model(x, training=training)
-        if self.temperature != 1:
-            y_pred = self._with_temperature(model, y_pred)
-        loss = model.compute_loss(
-            x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training
+def _softened(model: Any, y_pred: Any) -> Any:
+    """Outputs with their logits divided by the temperature."""
+    loss = model.loss
+    if isinstance(loss, dict) and not isinstance(y_pred, dict):
+        loss = [loss[name] for name in model.output_names]
+    losses, outputs = keras.tree.flatten(loss), keras.tree.flatten(y_pred)
+    if len(losses) == 1:
+        losses = losses * len(outputs)
+    if len(losses) != len(outputs):
+        raise ValueError(
+            "GraSP needs the loss of every output. "
+            f"Received: {len(losses)} losses for {len(outputs)} outputs"
         )
-        for variable in model.trainable_weights:
-            if variable.regularizer is not None:
-                loss = loss - keras.ops.cast(variable.regularizer(variable.value), loss.dtype)
-        return loss
+    scaled = [_scaled(*pair) for pair in zip(outputs, losses, strict=True)]
+    return keras.tree.pack_sequence_as(y_pred, scaled)
 
-    def _with_temperature(self, model: Any, y_pred: Any) -> Any:
-        loss = model.loss
-        if isinstance(loss, dict) and not isinstance(y_pred, dict):
-            loss = [loss[name] for name in model.output_names]
-        losses = keras.tree.flatten(loss)
-        outputs = keras.tree.flatten(y_pred)
-        if len(losses) == 1:
-            losses = losses * len(outputs)
-        if len(losses) != len(outputs):
-            raise ValueError(
-                "A temperature needs the loss of every output. "
-                f"Received: {len(losses)} losses for {len(outputs)} outputs, "
-                f"temperature={self.temperature}"
-            )
-        scaled = [self._scaled(*pair) for pair in zip(outputs, losses, strict=True)]
-        return keras.tree.pack_sequence_as(y_pred, scaled)
 
-    def _scaled(self, output: Any, loss: Any) -> Any:
-        kind = _cross_entropy(loss)
-        if kind is None:
-            raise ValueError(
-                "A temperature divides logits, so the loss must be a cross-entropy; otherwise give "
-                f"`temperature=1`. Received: loss={loss!r}, temperature={self.temperature}"
-            )
-        labels, logits = kind
-        if logits:
-            return output / self.temperature
-        # Clipped as in the cross-entropies of Keras, so that log is finite.
-        p = keras.ops.clip(output, keras.config.epsilon(), 1 - keras.config.epsilon())
-        if labels == "classes":
-            return keras.ops.softmax(keras.ops.log(p) / self.temperature, axis=-1)
-        return keras.ops.sigmoid((keras.ops.log(p) - keras.ops.log(1 - p)) / self.temperature)
+def _scaled(output: Any, loss: Any) -> Any:
+    """Probabilities `p` count as the logits `log p`, so they become `p^(1/T)`, normalized."""
+    kind = _cross_entropy(loss)
+    assert kind is not None
+    labels, logits = kind
+    if logits:
+        return output / _TEMPERATURE
+    # Clipped as in the cross-entropies of Keras, so that log is finite.
+    p = keras.ops.clip(output, keras.config.epsilon(), 1 - keras.config.epsilon())
+    if labels == "classes":
+        return keras.ops.softmax(keras.ops.log(p) / _TEMPERATURE, axis=-1)
+    return keras.ops.sigmoid((keras.ops.log(p) - keras.ops.log(1 - p)) / _TEMPERATURE)
 
 
 def _cross_entropy(loss: Any) -> tuple[str, bool] | None:
@@ -225,10 +214,11 @@ class _Derivatives:
         model: Any,
         weights: list[PrunableWeight],
         batches: list[Batch],
-        temperature: float = 1.0,
+        softened: bool = False,
     ) -> None:
         variables = [weight.variable for weight in weights]
-        objective = _DataLoss(temperature) if getattr(model, "compiled", False) else None
+        compiled = getattr(model, "compiled", False)
+        objective = functools.partial(_data_loss, softened) if compiled else None
         self._loss = StatelessLoss(model, variables, objective=objective)
         self._workers = workers_of(model)
         if self._workers.count > 1:
@@ -247,7 +237,7 @@ class _Derivatives:
 
     def hessian_times(self, vectors: list[np.ndarray]) -> list[np.ndarray]:
         """`H u` for each variable, with `H` the Hessian over all of them and `u = vectors`."""
-        run = self._loss.compiled(_hessian_product)
+        run = self._loss.compiled(hessian_vector_product)
         pairs = zip(vectors, self._loss.variables, strict=True)
         u = [placed(vector, v) for vector, v in pairs]
         return self._mean(lambda batch: run(None, *batch, u))
@@ -268,14 +258,39 @@ class _Derivatives:
         return mean
 
 
-def _hessian_product(loss: Any, values: list[Any], vectors: list[Any]) -> list[Any]:
-    if keras.backend.backend() == "jax":
-        import jax
+SALIENCIES: dict[str, Callable[..., Saliency]] = {
+    "magnitude": magnitude,
+    "random": random,
+    "snip": snip,
+    "grasp": grasp,
+    "synflow": synflow,
+}
+_OF_DATA = ("snip", "grasp")
 
-        # Forward over reverse takes a third of the memory of reverse over reverse.
-        try:
-            with second_derivatives():
-                return jax.jvp(jax.grad(loss), (values,), (vectors,))[1]
-        except TypeError:  # a function without a forward-mode rule, such as layers of live blocks
-            pass
-    return hessian_vector_product(loss, values, vectors)
+
+def saliency_by_name(
+    name: str,
+    model: Any,
+    density: float,
+    data: Any = None,
+    *,
+    seed: int | None = None,
+    **options: Any,
+) -> Saliency:
+    """The saliency of this name; refuses missing data, and data for a method that uses none."""
+    if name not in SALIENCIES:
+        names = ", ".join(f'"{known}"' for known in (*SALIENCIES, "obs", "wanda"))
+        raise ValueError(f"`score` must be one of {names}. Received: score={name!r}")
+    if name in _OF_DATA and data is None:
+        raise ValueError(
+            f"The score of {name} is a derivative of the loss: give `data`, such as (x, y). "
+            f"Received: score={name!r}, data=None"
+        )
+    if name not in _OF_DATA and data is not None:
+        raise ValueError(
+            f"{name} uses the weights alone: leave `data` out. "
+            f"Received: score={name!r}, data of type {type(data).__name__}"
+        )
+    if name in (*_OF_DATA, "random"):
+        options["seed"] = seed
+    return SALIENCIES[name](model, density, *([] if data is None else [data]), **options)

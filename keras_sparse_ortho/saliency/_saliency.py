@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import random as python_random
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density
-from keras_sparse_ortho._other_names import other_keywords
+from keras_sparse_ortho._checks import check_density, other_keywords
 from keras_sparse_ortho.budgets import Budget, allocate
 from keras_sparse_ortho.errors import BudgetError, NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose, names_in
@@ -20,7 +18,6 @@ from keras_sparse_ortho.orthogonal import largest_mask, largest_masks, live_coun
 
 # Live entries of a collapsed weight: more than zero, so that its share can be scaled.
 _ALMOST_NOTHING = 1e-9
-_ON_COLLAPSE = ("error", "warn", "ignore")
 
 
 class Saliency:
@@ -31,9 +28,9 @@ class Saliency:
 
     `snip`, `grasp`, `synflow`, `magnitude` and `random` return one. It can be used in three ways:
 
-    - `keras_sparse_ortho.prune(model, score=saliency)`: its masks on the given weights;
-    - `keras_sparse_ortho.sparsify(model, budget=saliency.orthogonal_budget)`: only its densities;
-      the kernels are drawn anew, exactly orthogonal. Other initializers take `saliency.budget`;
+    - `prune(model, score=saliency)`: its masks on the given weights;
+    - `sparsify(model, budget=saliency.orthogonal_budget)`: only its densities; the kernels are
+      drawn anew, exactly orthogonal. Other initializers take `saliency.budget`;
     - `saliency.masks_for(budget)`: the counts of a budget, and in each kernel its highest scores.
 
     Args:
@@ -41,8 +38,8 @@ class Saliency:
         density: Global live fraction, in (0, 1].
         weights: The weights.
         scores: An array for each weight, of its shape; higher is kept.
-        on_collapse: What to do if a weight is left without live entries: `"error"`, `"warn"`, or
-            `"ignore"`, e.g. for `masks_for`, where a budget sets the counts.
+        on_collapse: `"error"` if a weight is left without live entries, or `"ignore"`, e.g. for
+            `masks_for`, where a budget sets the counts.
         masks: Which entries are live, if the scores alone do not say.
 
     Raises:
@@ -84,8 +81,8 @@ class Saliency:
             masks = largest_masks(scores, live_count(density, sum(score.size for score in scores)))
         self.scores = dict(zip(paths, scores, strict=True))
         self.masks = dict(zip(paths, masks, strict=True))
-        if self.collapsed:
-            self._report_collapse(on_collapse)
+        if on_collapse == "error":
+            self._refuse_collapse()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -100,8 +97,7 @@ class Saliency:
     @property
     def budget(self) -> Budget:
         """The density of every weight; BudgetError if one has no live entry."""
-        if self.collapsed:
-            self._report_collapse("error")
+        self._refuse_collapse()
         sizes = {path: mask.size for path, mask in self.masks.items()}
         return Budget({path: n / sizes[path] for path, n in self.counts.items()}, sizes)
 
@@ -119,35 +115,20 @@ class Saliency:
     def masks_for(self, budget: Budget) -> dict[str, np.ndarray]:
         """Masks of the highest scores within each kernel, with the counts of a budget.
 
-        No kernel is left without live entries; ties go to the lower flat index. BudgetError if the
-        budget is for other weights than those that were scored.
-
-        Example:
-
-        >>> import keras
-        >>> import keras_sparse_ortho as kso
-        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="a"),
-        ...                           keras.layers.Dense(2, name="b")])
-        >>> scores = kso.saliency.magnitude(model, 0.25, on_collapse="ignore")
-        >>> masks = scores.masks_for(kso.budgets.uniform(model, 0.25))
-        >>> {path: int(mask.sum()) for path, mask in masks.items()}
-        {'a/kernel': 8, 'b/kernel': 2}
+        Ties go to the lower flat index. BudgetError if the budget is for other weights than those
+        that were scored.
         """
         counts = budget.for_weights(self._weights).counts
         return {path: largest_mask(score, counts[path]) for path, score in self.scores.items()}
 
-    def _report_collapse(self, how: str) -> None:
-        if how == "ignore":
-            return
-        text = (
-            f"Layer collapse: {self.method} at density {self.density:.6g} leaves these weights "
-            "without live entries, so no signal passes them. Use a higher density, `exclude` them, "
-            'or give every kernel its share with prune(model, density, budget="erk"). '
-            f"Received: {self.collapsed}"
-        )
-        if how == "error":
-            raise BudgetError(text)
-        warnings.warn(text, stacklevel=4)
+    def _refuse_collapse(self) -> None:
+        if self.collapsed:
+            raise BudgetError(
+                f"Layer collapse: {self.method} at density {self.density:.6g} leaves these weights "
+                "without live entries, so no signal passes them. Use a higher density, `exclude` "
+                'them, or give every kernel its share with prune(model, density, budget="erk"). '
+                f"Received: {self.collapsed}"
+            )
 
     def __repr__(self) -> str:
         lines = [f"<Saliency by {self.method}, density {self.density:.6g}"]
@@ -172,14 +153,11 @@ def magnitude(
         density: Global live fraction over the selected weights, in (0, 1].
         include: Which weights: paths, layers, regular expressions or a predicate. Default: all.
         exclude: Which weights to leave out.
-        on_collapse: `"error"`, `"warn"` or `"ignore"` if a weight is left without live entries.
+        on_collapse: `"error"` or `"ignore"` if a weight is left without live entries.
 
     Raises:
         BudgetError: Layer collapse, if `on_collapse="error"`.
         NotPrunableError: Weights that are wrapped or not finite.
-
-    Limits: in a freshly initialized network layers with a large fan-in, whose weights are small,
-    are pruned most. `erk` has no such bias.
 
     Example:
 
@@ -207,14 +185,7 @@ def random(
     """Scores drawn uniformly from [0, 1): a uniformly random global mask of exact count.
 
     `seed` is an integer, which gives the same mask on every backend and machine; `None` takes one
-    from Python's `random`. The other arguments and errors are those of `magnitude`. The densities
-    of small layers scatter; `uniform` gives each layer its exact share.
-
-    >>> import keras
-    >>> model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(10, name="a")])
-    >>> random(model, 0.1, seed=0)
-    <Saliency by random, density 0.1
-      a/kernel  20 of 200>
+    from Python's `random`. The other arguments and errors are those of `magnitude`.
     """
     weights = scored_weights(model, density, include, exclude, on_collapse)
     rng = np.random.default_rng(python_random.randrange(2**31) if seed is None else seed)
@@ -227,10 +198,9 @@ def scored_weights(
 ) -> list[PrunableWeight]:
     """The weights to score; unregistered matrices only if `include` lists their paths."""
     check_density(density)
-    if on_collapse not in _ON_COLLAPSE:
+    if on_collapse not in ("error", "ignore"):
         raise ValueError(
-            '`on_collapse` must be "error", "warn" or "ignore". '
-            f"Received: on_collapse={on_collapse!r}"
+            f'`on_collapse` must be "error" or "ignore". Received: on_collapse={on_collapse!r}'
         )
     weights = list(weights_of(model))
     paths = None if include is None else names_in(include)

@@ -11,9 +11,8 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._backend import compiled, float64_operations, value_and_gradients
-from keras_sparse_ortho._checks import check_integer
+from keras_sparse_ortho._checks import check_integer, other_keywords
 from keras_sparse_ortho._keras_internals import VariableOverrides, replaced
-from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import RepeatedLayer, Selection, walk
@@ -25,21 +24,10 @@ L = keras.layers
 
 # Layers that are the identity in a linear network of positive weights, or scale data.
 _IDENTITIES = (
-    L.Activation,
-    L.ReLU,
-    L.LeakyReLU,
-    L.PReLU,
-    L.ELU,
-    L.Softmax,
-    L.Rescaling,
-    L.Normalization,
-    L.UnitNormalization,
+    *(L.Activation, L.ReLU, L.LeakyReLU, L.PReLU, L.ELU, L.Softmax),
+    *(L.Rescaling, L.Normalization, L.UnitNormalization),
 )
-_BY_INPUT = tuple(
-    getattr(L, name)
-    for name in ("LayerNormalization", "GroupNormalization", "RMSNormalization")
-    if hasattr(L, name)  # the oldest supported Keras has no RMSNormalization
-)
+_BY_INPUT = (L.LayerNormalization, L.GroupNormalization, L.RMSNormalization)
 
 
 @other_keywords()
@@ -48,13 +36,9 @@ def synflow(
     density: float,
     *,
     rounds: int = 100,
-    dtype: str = "float64",
-    input_shape: Any = None,
-    jit_compile: bool = False,
     include: Selection = None,
     exclude: Selection = None,
     on_collapse: str = "error",
-    verbose: int = 0,
 ) -> Saliency:
     """Score `|w| * dR/d|w|` with `R = 1^T (prod |W_l|) 1`, pruned in many rounds, without data.
 
@@ -62,28 +46,21 @@ def synflow(
     are kept, and `R` is that of the masked network: the sum of the outputs for an input of ones,
     of a network made linear and positive:
 
-    - kernels, biases and all other float variables are replaced by their absolute values;
-    - batch normalization is as in inference, with `|gamma|`, `|beta|`, its moving variance, and
-      mean 0 (the mean of a fresh network; the reference subtracts its absolute value);
-    - activations are the identity. For ReLU that is what the reference computes, since nothing is
-      negative; a softmax or tanh would make the gradient vanish;
+    - all float variables are replaced by their absolute values, and activations by the identity;
+    - batch normalization is as in inference, with mean 0 (that of a fresh network);
     - layer, group and RMS normalization keep scale and offset only; an Embedding is multiplied by
-      ones, not by one-hot vectors; Rescaling and Normalization of data are skipped.
+      ones; Rescaling and Normalization of data are skipped.
 
-    The model is not changed, but its layers are patched while the function runs: do not use it
-    from another thread meanwhile.
+    The layers of the model are patched while the function runs: do not use it from another thread
+    meanwhile.
 
     Args:
         model: A built Keras model: Sequential, functional, nested or subclassed. It needs no loss.
         density: Global live fraction over the selected weights, in (0, 1].
         rounds: Number of rounds.
-        dtype: `"float64"`, or `"float32"`: faster, but `R` overflows in deep networks.
-        input_shape: Shape of one sample, if the model does not know it.
-        jit_compile: Whether TensorFlow compiles with XLA, which takes long and pays off on GPUs.
         include: Which weights: paths, layers, regular expressions or a predicate. Default: all.
         exclude: Which weights to leave out.
-        on_collapse: `"error"`, `"warn"` or `"ignore"` if a weight is left without live entries.
-        verbose: 1 for a progress bar over rounds.
+        on_collapse: `"error"` or `"ignore"` if a weight is left without live entries.
 
     Returns:
         A `Saliency` with the scores of the last round. Entries that were removed earlier have
@@ -91,7 +68,8 @@ def synflow(
 
     Raises:
         BudgetError: Layer collapse, if `on_collapse="error"`.
-        NotPrunableError: An `R` that over- or underflows, weights that are wrapped or not finite.
+        NotPrunableError: An `R` that over- or underflows, weights that are wrapped or not finite, a
+            model without a fixed shape of a sample.
 
     Limits: recurrent gates and attention weights are not linear and stay as they are: query and
     key kernels get scores of 0 and should be excluded. Functions that a model calls as operations,
@@ -110,25 +88,21 @@ def synflow(
     - Tanaka, Kunin, Yamins and Ganguli, "Pruning neural networks without any data by iteratively
       conserving synaptic flow" (NeurIPS 2020), arXiv 2006.05467
     """
-    if dtype not in ("float32", "float64"):
-        raise ValueError(f'`dtype` must be "float32" or "float64". Received: dtype={dtype!r}')
     check_integer("rounds", rounds)
     weights = scored_weights(model, density, include, exclude, on_collapse)
     size = sum(weight.size for weight in weights)
-    values = [np.abs(weight.raw_value()).astype(dtype) for weight in weights]
+    values = [np.abs(weight.raw_value()).astype("float64") for weight in weights]
     masks = [np.ones(weight.shape, dtype=bool) for weight in weights]
     scores = values
-    progress = keras.utils.Progbar(rounds, verbose=verbose, unit_name="round")
     variables = [weight.variable for weight in weights]
-    with _synaptic_flow(model, variables, dtype, input_shape, jit_compile) as gradient:
+    with _synaptic_flow(model, variables) as gradient:
         for number in range(1, rounds + 1):
             total, gradients = gradient(values)
             finite = all(np.isfinite(gradient).all() for gradient in gradients)
             if not (finite and 0 < total < np.inf):
-                hint = 'Use dtype="float64". ' if dtype == "float32" else ""
                 raise NotPrunableError(
-                    f"The synaptic flow R of the model over- or underflows {dtype}, or no signal "
-                    f"reaches the outputs. {hint}Received: R={total} in round {number}"
+                    "The synaptic flow R of the model over- or underflows float64, or no signal "
+                    f"reaches the outputs. Received: R={total} in round {number}"
                 )
             scores = [
                 np.where(mask, value * slope, dead)
@@ -139,7 +113,6 @@ def synflow(
             if number < rounds:
                 _rank_removed(scores, before, masks, number - rounds)
             values = [value * mask for value, mask in zip(values, masks, strict=True)]
-            progress.add(1)
     return Saliency("SynFlow", density, weights, scores, on_collapse, masks)
 
 
@@ -155,14 +128,13 @@ def _rank_removed(
 
 @contextlib.contextmanager
 def _synaptic_flow(
-    model: Any, variables: list[Any], dtype: str, input_shape: Any, jit_compile: bool
+    model: Any, variables: list[Any]
 ) -> Iterator[Callable[[Sequence[np.ndarray]], tuple[float, list[np.ndarray]]]]:
     """Inside, the model is linear; gives the function `values -> R, dR/dvalues` of `variables`."""
-    ones = _ones(model, input_shape)
+    ones = _ones(model)
     with contextlib.ExitStack() as stack:
-        if dtype == "float64":
-            stack.enter_context(float64_operations())
-        stack.enter_context(_linearized(model, dtype))
+        stack.enter_context(float64_operations())
+        stack.enter_context(_linearized(model))
         given = {id(variable) for variable in variables}
         others = [
             v
@@ -171,7 +143,7 @@ def _synaptic_flow(
         ]
         means = _moving_means(model)
         rest = [np.abs(to_numpy(v)) * (id(v) not in means) for v in others]
-        constants = [keras.ops.convert_to_tensor(value, dtype=dtype) for value in rest]
+        constants = [keras.ops.convert_to_tensor(value, dtype="float64") for value in rest]
 
         def pure(values: list[Any], constants: list[Any]) -> Any:
             def flow(inner: list[Any]) -> Any:
@@ -183,52 +155,45 @@ def _synaptic_flow(
                     from_zero_states(model),
                 ):
                     outputs = keras.tree.flatten(model(ones, training=False))
-                    sums = [keras.ops.sum(keras.ops.cast(o, dtype)) for o in outputs]
+                    sums = [keras.ops.sum(keras.ops.cast(o, "float64")) for o in outputs]
                 return sum(sums[1:], sums[0])
 
             return value_and_gradients(flow, values)
 
-        # JAX would be slow without XLA; on TensorFlow the user decides.
-        step = compiled(pure, xla=jit_compile or keras.backend.backend() == "jax")
+        # JAX would be slow without XLA; on TensorFlow XLA compiles for long.
+        step = compiled(pure, xla=keras.backend.backend() == "jax")
 
         def gradient(values: Sequence[np.ndarray]) -> tuple[float, list[np.ndarray]]:
-            tensors = [keras.ops.convert_to_tensor(value, dtype=dtype) for value in values]
+            tensors = [keras.ops.convert_to_tensor(value, dtype="float64") for value in values]
             total, gradients = step(tensors, constants)
             return float(to_numpy(total)), [to_numpy(gradient) for gradient in gradients]
 
         yield gradient
 
 
-def _ones(model: Any, input_shape: Any) -> Any:
+def _ones(model: Any) -> Any:
     """Ones for a batch of one, in the structure of the model's inputs."""
-    if input_shape is None:
-        specs = input_specs(model)
-        if specs is None:
-            raise NotPrunableError(
-                "The shape of a sample is unknown or not fixed: give `input_shape`. "
-                f"Received: the model '{model.name}', input_shape=None"
-            )
-        is_float = keras.backend.is_float_dtype  # NumPy has no bfloat16
-        return keras.tree.map_structure(
-            lambda spec: np.ones(spec.shape, "float32" if is_float(spec.dtype) else spec.dtype),
-            specs,
+    specs = input_specs(model)
+    if specs is None:
+        raise NotPrunableError(
+            "SynFlow needs to know the shape of a sample, and that of this model is unknown or not "
+            f"fixed. Received: the model '{model.name}'"
         )
-    if isinstance(input_shape, dict):
-        return {key: _ones(model, shape) for key, shape in input_shape.items()}
-    if input_shape and isinstance(input_shape[0], tuple | list):
-        return [_ones(model, shape) for shape in input_shape]
-    return np.ones((1, *input_shape), dtype="float32")
+    is_float = keras.backend.is_float_dtype  # NumPy has no bfloat16
+    return keras.tree.map_structure(
+        lambda spec: np.ones(spec.shape, "float32" if is_float(spec.dtype) else spec.dtype), specs
+    )
 
 
 @contextlib.contextmanager
-def _linearized(model: Any, dtype: str) -> Iterator[None]:
-    """Inside, the layers of a model compute in `dtype` and are linear, as `synflow` describes."""
+def _linearized(model: Any) -> Iterator[None]:
+    """Inside, the layers of a model compute in float64 and are linear, as `synflow` describes."""
     with contextlib.ExitStack() as stack:
         for layer in _layers(model):
             policy = layer.dtype_policy
-            if getattr(layer, "quantization_mode", None) is None and policy.name != dtype:
+            if getattr(layer, "quantization_mode", None) is None and policy.name != "float64":
                 stack.callback(setattr, layer, "dtype_policy", policy)
-                layer.dtype_policy = dtype
+                layer.dtype_policy = "float64"
             call = _replacement(layer)
             if call is not None:
                 stack.enter_context(replaced(layer, "call", call))
@@ -242,13 +207,7 @@ def _linearized(model: Any, dtype: str) -> Iterator[None]:
 
 def _moving_means(model: Any) -> set[int]:
     """The ids of a model's moving means: in the linear network they are zero."""
-    means: set[int] = set()
-    for layer, _ in walk(model, ""):
-        found = [getattr(layer, "moving_mean", None)]
-        if isinstance(layer, RepeatedLayer):
-            found = [v for v in layer.weights if v.name.endswith("moving_mean")]
-        means.update(id(mean) for mean in found if isinstance(mean, keras.Variable))
-    return means
+    return {id(v) for v in model.variables if v.name.endswith("moving_mean")}
 
 
 def _layers(model: Any) -> Iterator[Any]:

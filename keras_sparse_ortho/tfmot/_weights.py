@@ -12,7 +12,6 @@ import tensorflow as tf
 from keras_sparse_ortho import kernels
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import (
-    AttentionLayout,
     ExactOrthogonal,
     KernelLayout,
     RandomSparse,
@@ -42,7 +41,7 @@ def register_initializers() -> Any:
     """
     register = tf_keras.saving.register_keras_serializable(package="keras_sparse_ortho")
     known = tf_keras.saving.get_custom_objects()
-    for initializer in (ExactOrthogonal, RandomSparse, AttentionLayout):
+    for initializer in (ExactOrthogonal, RandomSparse):
         register(initializer)
         known[initializer.__name__] = initializer
     return tf_keras
@@ -56,9 +55,7 @@ def register_layouts() -> None:
         layouts = kernel_layouts.dispatch(getattr(keras.layers, name))
         kernel_layouts.register(getattr(L, name), layouts)
     for kind in (L.DepthwiseConv1D, L.DepthwiseConv2D):
-        kernel_layouts.register(
-            kind, lambda layer: {"depthwise_kernel": KernelLayout.depthwise(layer.strides)}
-        )
+        kernel_layouts.register(kind, lambda _: {"depthwise_kernel": KernelLayout.depthwise()})
     cells = ((L.SimpleRNNCell, KernelLayout.recurrent(1)), (L.GRUCell, KernelLayout.recurrent(3)))
     for kind, layout in (*cells, (L.LSTMCell, KernelLayout.recurrent(4))):
         own = dict.fromkeys(("kernel", "recurrent_kernel"), layout)

@@ -3,13 +3,12 @@
 import keras
 import numpy as np
 import pytest
+from scipy.integrate import quad
+from scipy.optimize import brentq
+from scipy.stats import norm
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.analysis import (
-    critical_gain,
-    critical_point,
-    jacobian_singular_values,
-)
+from keras_sparse_ortho.analysis import critical_gain, jacobian_singular_values
 from keras_sparse_ortho.analysis._jacobian import bidiagonalize
 from keras_sparse_ortho.errors import NotPrunableError
 from tests.helpers import array, slow_on_jax
@@ -146,13 +145,15 @@ def test_jacobian_refusals():
 def test_critical_gain_of_tanh_is_the_published_one():
     # Nowak et al. name the gain 1.0247 with 0.00448: the standard deviation of the biases.
     assert critical_gain("tanh", 0.00448) == pytest.approx(1.0247, abs=5e-5)
-    point = critical_point("tanh", 0.00448)
+    gain = critical_gain("tanh", 0.00448)
     z, weights = np.polynomial.hermite_e.hermegauss(120)
     weights = weights / weights.sum()
-    value = np.tanh(np.sqrt(point.q) * z)
-    assert point.gain**2 * weights @ (1 - value**2) ** 2 == pytest.approx(1, rel=1e-9)
-    fixed = point.gain**2 * weights @ value**2 + point.bias_std**2
-    assert fixed == pytest.approx(point.q, rel=1e-9)
+
+    def excess(q):
+        return gain**2 * weights @ np.tanh(np.sqrt(q) * z) ** 2 + 0.00448**2 - q
+
+    value = np.tanh(np.sqrt(brentq(excess, 1e-4, 1.0, xtol=1e-14)) * z)
+    assert gain**2 * weights @ (1 - value**2) ** 2 == pytest.approx(1, rel=1e-9)
 
 
 def test_critical_gains_in_closed_form():
@@ -163,13 +164,11 @@ def test_critical_gains_in_closed_form():
     assert critical_gain("tanh") == pytest.approx(1, abs=1e-6)
 
 
-@slow_on_jax
 def test_critical_gain_of_hard_tanh():
-    from scipy.stats import norm
-
-    point = critical_point("hard_tanh", 0.1)
-    inside = 1 - 2 * norm.sf(1 / np.sqrt(point.q))  # E[phi'^2] = P(|sqrt(q) z| < 1)
-    assert point.gain == pytest.approx(inside**-0.5, rel=1e-9)
+    gain = critical_gain("hard_tanh", 0.1)
+    end = norm.isf((1 - gain**-2) / 2)  # E[phi'^2] = P(|sqrt(q) z| < 1), and end = 1 / sqrt(q)
+    square, _ = quad(lambda z: z**2 * norm.pdf(z) / end**2, -end, end, epsabs=1e-13)
+    assert gain**2 * (square + 2 * norm.sf(end)) + 0.1**2 == pytest.approx(end**-2, rel=1e-8)
 
 
 def test_critical_gain_refusals():

@@ -1,6 +1,5 @@
 """Uniform, ER and ERK: exact totals, hand formulas, and the bounds of every kernel."""
 
-import functools
 import math
 
 import keras
@@ -9,16 +8,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.budgets import allocate, er, erk, fit_structure, uniform
+from keras_sparse_ortho.budgets import Budget, allocate, er, erk, fit_structure, lift, uniform
 from keras_sparse_ortho.errors import BudgetError, DensityError, UnknownWeightError
-from keras_sparse_ortho.initializers import ExactOrthogonal, KernelLayout
-from keras_sparse_ortho.models import prunable_weights
-from keras_sparse_ortho.orthogonal import covering_count, exact_orthogonal, least_count
+from keras_sparse_ortho.initializers import ExactOrthogonal, KernelLayout, RamanujanOrthogonal
+from keras_sparse_ortho.orthogonal import (
+    Block,
+    NByM,
+    covering_count,
+    dead_outputs,
+    exact_orthogonal,
+    least_count,
+)
 
 pytestmark = pytest.mark.numpy_only
 
+
 L = keras.layers
-# Of which no output need be alive; budgets that cover all outputs are in test_covering.py.
+# Of which no output need be alive.
 PUBLISHED = ExactOrthogonal(start="published", seed=0)
 
 
@@ -102,19 +108,6 @@ def test_the_global_count_is_exact_and_no_bound_is_passed(kinds, density, seed, 
     low = max(((count - 1) / share for count, share in free), default=0.0)
     high = min(((count + 1) / share for count, share in free), default=math.inf)
     assert low < high
-
-
-@pytest.mark.parametrize("density", [0.1, 0.137, 0.5, 0.999, 1.0])
-@pytest.mark.parametrize("rule", [uniform, er, erk])
-@pytest.mark.parametrize("make", [convnet, lambda: mlp(100, 64, 37, 10)])
-def test_models_get_exactly_their_count(make, rule, density):
-    model = make()
-    size = sum(weight.size for weight in prunable_weights(model))
-    budget = rule(model, density)
-    assert sum(budget.counts.values()) == budget.live == round(density * size)
-    for weight in prunable_weights(model):
-        _, mask = exact_orthogonal(weight.shape, budget[weight.path], layout=weight.layout, seed=0)
-        assert mask.sum() == budget.counts[weight.path]
 
 
 @pytest.mark.parametrize(
@@ -204,25 +197,6 @@ def test_bounds_are_fixed_where_more_is_at_stake():
     assert list(budget.counts.values()) == [45, 40, 15]
 
 
-# --- uniform ------------------------------------------------------------------------------------
-
-
-def test_uniform_with_dense_ends_keeps_the_global_density():
-    model = mlp(100, 50, 20, 10)  # 5000, 1000, 200
-    budget = uniform(model, 0.3, dense_last=True)
-    assert budget.counts["d2/kernel"] == 200
-    assert budget.live == round(0.3 * 6200)
-    # 1660 entries over 5000 + 1000
-    assert budget.counts == {"d0/kernel": 1383, "d1/kernel": 277, "d2/kernel": 200}
-    budget = uniform(model, 0.9, dense_first=True, dense_last=True)
-    assert budget.counts == {"d0/kernel": 5000, "d1/kernel": 380, "d2/kernel": 200}
-    assert budget.lifted == ()
-    # 5000 dense entries, and at least 20 and 10 of the others.
-    with pytest.raises(BudgetError, match=f"weights that stay dense is {5030 / 6200:.6g}.*Rec"):
-        uniform(model, 0.8, dense_first=True)
-    assert uniform(mlp(10, 10), 1.0, dense_first=True, dense_last=True)["d0/kernel"] == 1.0
-
-
 # --- the least orthogonal density -----------------------------------------------------------------
 
 
@@ -256,9 +230,6 @@ def test_only_what_was_raised_is_called_lifted():
     assert lifted(0.15) == ("d1/kernel",)  # a share of 1.2 entries
     assert lifted(0.2) == ()  # of 1.6, which rounds to 2
     assert lifted(0.25) == ()  # of exactly 2
-    dense = uniform(model, 0.15, dense_last=True, orthogonal=PUBLISHED)
-    assert dense.counts == {"d0/kernel": 23, "d1/kernel": 8}
-    assert dense.lifted == ()
 
 
 def test_less_than_all_kernels_need_is_refused_with_the_least_density():
@@ -317,7 +288,7 @@ def test_what_is_no_density_is_refused(rule, density):
 
 def test_nothing_to_share_among():
     bare = keras.Sequential([keras.Input((4,)), L.BatchNormalization()])
-    for rule in (er, erk, uniform, functools.partial(uniform, dense_first=True, dense_last=True)):
+    for rule in (er, erk, uniform):
         with pytest.raises(BudgetError, match="no weights to share"):
             rule(bare, 0.5)
     with pytest.raises(BudgetError, match="no weights to share"):
@@ -332,3 +303,71 @@ def test_a_unit_that_just_fits_goes_to_the_kernel_that_lacks_most():
     plan = kso.Budget({"a/kernel": 516 / 1024, "b/kernel": 524 / 1024})
     found = fit_structure(plan.for_weights(weights), weights, dict.fromkeys(plan, pattern))
     assert found.counts == {"a/kernel": 512, "b/kernel": 528}
+
+
+def two_layers():
+    layers = [L.Dense(64, name="wide"), L.Dense(8, name="head")]
+    return keras.Sequential([keras.Input((16,)), *layers])
+
+
+def test_the_lift_by_hand_and_in_words():
+    # Uniform: 0.05 * (1024, 512) = 51, 26; the wide kernel needs 64 for all of its outputs.
+    budget = uniform(two_layers(), 0.05)
+    assert budget.counts == {"wide/kernel": 64, "head/kernel": 13}
+    assert budget.lifted_from == {"wide/kernel": 51}
+    assert budget.lifted == ("wide/kernel",)
+    assert "64 of 1024  (lifted from 51)" in repr(budget)
+    assert repr(budget).count("lifted") == 1
+    # At 0.03 there are 46 for both: 16 and 8 at least, and no more than 64 and 8.
+    scarce = uniform(two_layers(), 0.03)
+    assert scarce.counts == {"wide/kernel": 38, "head/kernel": 8}
+    assert scarce.lifted_from == {"wide/kernel": 31}
+    published = uniform(two_layers(), 0.03, orthogonal=ExactOrthogonal(start="published"))
+    assert published.counts == {"wide/kernel": 31, "head/kernel": 15}
+    assert published.lifted == ()
+
+
+def test_lifting_a_given_budget():
+    given_ = Budget({"wide/kernel": 0.02, "head/kernel": 0.4})
+    lifted = lift(two_layers(), given_)
+    assert lifted.lifted_from == {"wide/kernel": 20}
+    assert lifted.counts == {"wide/kernel": 64, "head/kernel": 161}
+    assert lifted.live == given_.for_weights(kso.prunable_weights(two_layers())).live
+    published = lift(two_layers(), given_, ExactOrthogonal(start="published"))
+    assert published.counts["wide/kernel"] == 20
+
+
+def test_a_layout_of_the_initializer_counts():
+    weight = Weight("w", (16, 64), KernelLayout.dense())
+    gates = ExactOrthogonal(layout=KernelLayout.recurrent(4), seed=0)
+    with pytest.raises(BudgetError, match=f"is {64 / 1024:.6g}.*Received"):
+        allocate([weight], 0.05, [1.0], orthogonal=gates)
+    assert allocate([weight], 0.05, [1.0], orthogonal=True).live == 51
+
+
+STRUCTURES = [
+    *(Block(4, 1), Block(1, 4), Block(4, 4, regular=True), NByM(2, 4)),
+]
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_structures_cover_where_they_can(structure):
+    weights = [Weight("wide", (16, 64)), Weight("tall", (64, 16))]
+    pattern = ExactOrthogonal(structure=structure, seed=0)
+    patterns = dict.fromkeys(("wide", "tall"), pattern)
+    shape = (1, 1, 16, 64)
+    enough = structure.covering(shape) + structure.least((1, 1, 64, 16))
+    plan = Budget({"wide": 16 / 1024, "tall": (enough + 8) / 1024}, {"wide": 1024, "tall": 1024})
+    fitted = fit_structure(plan, weights, patterns)
+    assert structure.covering(shape) <= fitted.counts["wide"]
+    assert plan.live - min(map(structure.unit, (shape, (1, 1, 64, 16)))) < fitted.live <= plan.live
+    assert fitted.lifted_from["wide"] == 16
+    kernel, _ = exact_orthogonal((16, 64), fitted["wide"], structure=structure, seed=0)
+    assert dead_outputs(kernel) == 0
+
+
+def test_what_else_draws_orthogonal_kernels():
+    assert RamanujanOrthogonal(2).least_counts((24, 24)) == (24, 24)
+    assert kso.initializers.RandomSparse(0.5).least_counts((24, 48)) == (1, 1)
+    assert ExactOrthogonal().least_counts((24, 48)) == (24, 48)
+    assert ExactOrthogonal(start="published").least_counts((24, 48)) == (24, 24)

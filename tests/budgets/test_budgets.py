@@ -32,40 +32,17 @@ def model():
     )
 
 
-@pytest.mark.parametrize("suffix", ["csv", "json"])
 @given(st.dictionaries(st.text(min_size=1), st.floats(1e-9, 1.0), min_size=1), st.booleans())
-def test_files_give_back_the_same_budget(tmp_path_factory, suffix, densities, sized):
-    densities = {
-        name.replace("\r", "").replace("\x00", "") or "x": d for name, d in densities.items()
-    }
+def test_files_give_back_the_same_budget(tmp_path_factory, densities, sized):
     densities = {name: d for name, d in densities.items() if name.isprintable()} or {"x": 0.5}
     sizes = dict.fromkeys(densities, 1000) if sized else {}
-    budget = Budget(densities, sizes, list(densities)[:1])
-    path = tmp_path_factory.mktemp("budget") / f"budget.{suffix}"
+    budget = Budget(densities, sizes, {next(iter(densities)): 7})
+    path = tmp_path_factory.mktemp("budget") / "budget.json"
     budget.save(path)
     loaded = Budget.load(path)
     assert dict(loaded) == dict(budget)
     assert loaded.sizes == budget.sizes
-    assert loaded.lifted == budget.lifted
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("weight,density\na,0.5\nb,two\n", "line 3: .*must be in .*'two'"),
-        ("weight,density\na,1.5\n", r"line 2: .*must be in \(0, 1\]"),
-        ("weight,density\na\n", "line 2: 2 columns are needed"),
-        ("weight,density\na,0.5\na,0.5\n", "line 3: weight='a' is empty, or named twice"),
-        ("weight,density,size\na,0.5,many\n", "line 2: invalid literal"),
-        ("name,share\na,0.5\n", "line 1: the columns 'weight' and 'density' are needed"),
-        ("weight,density\n", "A budget needs weights"),
-    ],
-)
-def test_broken_csv_files(tmp_path, text, message):
-    path = tmp_path / "broken.csv"
-    path.write_text(text)
-    with pytest.raises(BudgetError, match=message):
-        Budget.load(path)
+    assert loaded.lifted_from == budget.lifted_from
 
 
 @pytest.mark.parametrize(
@@ -74,9 +51,11 @@ def test_broken_csv_files(tmp_path, text, message):
         ('{"budget": [\n{"weight": "a",}]}', "line 2: "),
         ('{"weights": []}', "line 1: an object"),
         ('{"budget": [{"weight": "a"}]}', "entry 1: 'density'"),
+        ('{"budget": [{"weight": "a", "density": 1.5}]}', r"entry 1: .*must be in \(0, 1\]"),
+        ('{"budget": []}', "A budget needs weights"),
     ],
 )
-def test_broken_json_files(tmp_path, text, message):
+def test_broken_files(tmp_path, text, message):
     path = tmp_path / "broken.json"
     path.write_text(text)
     with pytest.raises(BudgetError, match=message):
@@ -84,11 +63,10 @@ def test_broken_json_files(tmp_path, text, message):
 
 
 @pytest.mark.numpy_only
-@pytest.mark.parametrize("suffix", ["csv", "json"])
-def test_a_part_of_a_file_is_refused(tmp_path, suffix):
+def test_a_part_of_a_file_is_refused(tmp_path):
     names = [f"layer_{k}/kernel" for k in range(4)]
     budget = Budget(dict.fromkeys(names, 0.25), dict.fromkeys(names, 1000), {names[1]: 7})
-    path, part = tmp_path / f"whole.{suffix}", tmp_path / f"part.{suffix}"
+    path, part = tmp_path / "whole.json", tmp_path / "part.json"
     budget.save(path)
     content = path.read_bytes()
     for end in range(len(content.rstrip())):
@@ -97,9 +75,8 @@ def test_a_part_of_a_file_is_refused(tmp_path, suffix):
             Budget.load(part)
 
 
-@pytest.mark.parametrize("suffix", ["csv", "json"])
-def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, suffix, monkeypatch):
-    path = tmp_path / f"budget.{suffix}"
+def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    path = tmp_path / "budget.json"
     Budget({"a": 0.5}).save(path)
     path.chmod(0o640)
     old = path.read_bytes()
@@ -113,7 +90,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, suffix, monk
             Budget({"b": 0.25, "c": 0.5}).save(path)
     assert path.read_bytes() == old
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
-    link = tmp_path / f"link.{suffix}"
+    link = tmp_path / "link.json"
     link.symlink_to(path)
     Budget({"b": 0.25}).save(link)  # through the link, with the rights of before
     assert link.is_symlink()
@@ -121,58 +98,37 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, suffix, monk
     assert path.stat().st_mode & 0o777 == 0o640
 
 
-MANGLED = {
-    "csv": [
-        b"weight,density\n\xe4/k,0.5\n",
-        b"\xff\xfeweight,density\n",
-        b'weight,density\n"' + b"a" * 200_000 + b'",0.5\n',
-        b"weight,density,size\na,0.5,-5\n",
-        b"weight,density,size\na,0.5,0\n",
-        b"weight,density,size\na,0.5,1.5\n",
-        b"weight,density,size\na,0.5," + b"9" * 5000 + b"\n",
-        b"weight,density,weight\na,0.5,b\n",
-        b"weight,density,lifted,lifted_from\na,0.5,1,-1\n",
-        b"weight,density,of\na,0.5,2 rows\n",
-    ],
-    "json": [
-        b"[" * 100_000,
-        b'{"budget": ' + b"[" * 100_000,
-        b"null",
-        b'{"budget": {}}',
-        b'{"budget": ["ab"]}',
-        b'{"budget": [{"weight": "a", "density": 0.5, "size": Infinity}]}',
-        b'{"budget": [{"weight": "a", "density": 0.5, "size": 2.7}]}',
-        b'{"budget": [{"weight": "a", "density": 0.5, "size": true}]}',
-        b'{"budget": [{"weight": "a", "density": 0.5, "size": ' + b"9" * 5000 + b"}]}",
-        b'{"budget": [{"weight": "\\ud800", "density": 0.5}]}',
-        b'{"budget": [{"weight": ["x"], "density": 0.5}]}',
-        b'{"budget": [{"weight": "a", "density": {"x": 1}}]}',
-        b"\xff\xfe{\x00}\x00",
-    ],
-}
+MANGLED = [
+    b"[" * 100_000,
+    b'{"budget": ' + b"[" * 100_000,
+    b"null",
+    b'{"budget": {}}',
+    b'{"budget": ["ab"]}',
+    b'{"budget": [{"weight": "a", "density": 0.5, "size": Infinity}]}',
+    b'{"budget": [{"weight": "a", "density": 0.5, "size": 2.7}]}',
+    b'{"budget": [{"weight": "a", "density": 0.5, "size": true}]}',
+    b'{"budget": [{"weight": "a", "density": 0.5, "size": ' + b"9" * 5000 + b"}]}",
+    b'{"budget": [{"weight": "\\ud800", "density": 0.5}]}',
+    b'{"budget": [{"weight": ["x"], "density": 0.5}]}',
+    b'{"budget": [{"weight": "a", "density": {"x": 1}}]}',
+    b"\xff\xfe{\x00}\x00",
+]
 
 
-@pytest.mark.parametrize(
-    ("suffix", "number"), [(s, k) for s in MANGLED for k in range(len(MANGLED[s]))]
-)
-def test_whatever_a_file_holds_it_is_a_budget_or_refused(tmp_path, suffix, number):
-    path = tmp_path / f"mangled.{suffix}"
-    path.write_bytes(MANGLED[suffix][number])
+@pytest.mark.parametrize("content", MANGLED, ids=range(len(MANGLED)))
+def test_whatever_a_file_holds_it_is_a_budget_or_refused(tmp_path, content):
+    path = tmp_path / "mangled.json"
+    path.write_bytes(content)
     with pytest.raises(BudgetError) as caught:
         Budget.load(path)
     assert len(str(caught.value)) < 1000
     # A byte order mark is none of the content.
-    path.write_bytes(
-        b"\xef\xbb\xbf"
-        + {"csv": b"weight,density\na,0.5\n"}.get(
-            suffix, b'{"budget": [{"weight": "a", "density": 0.5}]}'
-        )
-    )
+    path.write_bytes(b'\xef\xbb\xbf{"budget": [{"weight": "a", "density": 0.5}]}')
     assert dict(Budget.load(path)) == {"a": 0.5}
 
 
 def test_refusals(model, tmp_path):
-    with pytest.raises(BudgetError, match=r"ends in .csv or .json. Received"):
+    with pytest.raises(BudgetError, match=r"ends in .json. Received"):
         Budget({"a": 0.5}).save(tmp_path / "budget.txt")
     with pytest.raises(BudgetError, match=r"budget of 'a': .*density=0"):
         Budget({"a": 0})
@@ -209,15 +165,11 @@ def test_sizes_and_counts_are_bounded(tmp_path, count):
     if abs(count) > 10**4000:  # neither Python nor JSON writes these
         return
     for column, least in (("size", 1), ("lifted_from", 0)):
-        row = {"weight": "a", "density": 0.5, "size": 8, "lifted": 1, "lifted_from": 2}
+        row = {"weight": "a", "density": 0.5, "size": 8, "lifted_from": 2}
         row[column] = count
         file = tmp_path / "budget.json"
         file.write_text(json.dumps({"budget": [row]}))
         with pytest.raises(BudgetError, match=rf"entry 1: .*{column}.* from {least} to 2\^63 - 1"):
-            Budget.load(file)
-        file = tmp_path / "budget.csv"
-        file.write_text("\n".join(",".join(map(str, line)) for line in (row, row.values())))
-        with pytest.raises(BudgetError, match=rf"line 2: (.*{column}.* 2\^63 - 1|invalid literal)"):
             Budget.load(file)
 
 
@@ -228,18 +180,17 @@ def test_the_largest_size_is_shown():
 
 def test_a_budget_travels_from_model_to_model(model, tmp_path):
     sparse = kso.sparsify(model, 0.3, seed=0)
-    Budget.from_model(sparse).save(tmp_path / "learnt.csv")
-    again = kso.sparsify(model, budget=Budget.load(tmp_path / "learnt.csv"), seed=1)
+    Budget.from_model(sparse).save(tmp_path / "learnt.json")
+    again = kso.sparsify(model, budget=Budget.load(tmp_path / "learnt.json"), seed=1)
     assert Budget.from_model(again).counts == Budget.from_model(sparse).counts
     assert json.loads(json.dumps(dict(Budget.from_model(again))))["head/kernel"] > 0.3
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".json"])
-def test_names_of_layers_stand_for_their_kernels(tmp_path, suffix):
+def test_names_of_layers_stand_for_their_kernels(tmp_path):
     model = keras.Sequential([keras.Input((4, 8)), L.GRU(8, name="gru"), L.Dense(4, name="head")])
     names = {"gru/gru_cell/kernel": 0.25, "gru": 0.5, "head": 0.75}
-    Budget(names).save(tmp_path / f"b{suffix}")
-    plan = Budget.load(tmp_path / f"b{suffix}").for_weights(kso.prunable_weights(model))
+    Budget(names).save(tmp_path / "b.json")
+    plan = Budget.load(tmp_path / "b.json").for_weights(kso.prunable_weights(model))
     assert [*plan.items()] == [
         ("gru/gru_cell/kernel", 0.25),
         ("gru/gru_cell/recurrent_kernel", 0.5),
@@ -256,7 +207,7 @@ def test_names_of_layers_stand_for_their_kernels(tmp_path, suffix):
 
 def test_equality_is_that_of_the_densities():
     budget = Budget({"a": 0.5, "b": 0.25})
-    assert budget == Budget({"b": 0.25, "a": 0.5}, {"a": 8}, ["b"])
+    assert budget == Budget({"b": 0.25, "a": 0.5}, {"a": 8}, {"b": 3})
     assert budget != Budget({"a": 0.5, "b": 0.2})
     assert budget != Budget({"a": 0.5})
     with pytest.raises(TypeError, match="unhashable"):
@@ -269,7 +220,7 @@ def test_files_get_the_rights_of_the_process(tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             # Another thread may make a file at any time: the setting is not to be touched.
             patch.setattr(os, "umask", None)
-            Budget({"a": 0.5}).save(tmp_path / "budget.csv")
+            Budget({"a": 0.5}).save(tmp_path / "budget.json")
     finally:
         os.umask(before)
-    assert (tmp_path / "budget.csv").stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / "budget.json").stat().st_mode & 0o777 == 0o640

@@ -173,11 +173,11 @@ def _models() -> Iterator[tuple[str, keras.Model]]:
     drawn = {
         "a": exact(0.5, structure=kso.orthogonal.Block(2, 2), seed=0),
         "b": exact(0.5, structure=kso.orthogonal.NByM(2, 4), seed=0),
-        "c": exact(0.5, structure=kso.orthogonal.NByM(1, 2), seed=0, angles=0.3),
+        "c": exact(0.5, structure=kso.orthogonal.NByM(1, 2), seed=0),
         "d": init.RandomSparse(0.5, seed=0),
         "e": init.ApproximateIsometry(0.5, seed=0, max_iterations=20),
         "f": init.RamanujanOrthogonal(4, seed=0),
-        "g": exact(0.5, seed=0, layout=init.AttentionLayout(2, 4)),
+        "g": exact(0.5, seed=0, layout=init.KernelLayout(inputs=(0,), outputs=(1, 2))),
     }
     layers = [dense(name, kernel_initializer=drawn[name]) for name in "abcdef"]
     yield "initializers", kso.apply_masks(_plain(*layers))

@@ -37,7 +37,6 @@ def full_disk(folder: Path, share: float) -> Count:
         report = kso.report(_model())
         wide = type(report)(report.rows * 3000, report.name)
         jobs: list[tuple[str, Callable[[Path], object]]] = [
-            ("b.csv", lambda p: _large_budget().save(p)),
             ("b.json", lambda p: _large_budget().save(p)),
             ("r.csv", wide.to_csv),
             ("m.tflite", lambda p: export_litert(_model(), p)),
@@ -118,21 +117,21 @@ def paths(folder: Path) -> Count:
             count.take(
                 watched(lambda h=here, n=name: _written(h, n, budget, report), folder / "log")
             )
-        real, link = folder / "real.csv", folder / "link.csv"
+        real, link = folder / "real.json", folder / "link.json"
         real.write_text("x")
         link.symlink_to(real)
         budget.save(link)
         count.runs += 1
         if not link.is_symlink() or kso.Budget.load(real) != budget:
             count.wrong += 1
-        (folder / "dir.csv").mkdir()
+        (folder / "dir.json").mkdir()
         (folder / "dir.tflite.zst").mkdir()
         # No device among them: this may run as root, and what is replaced would be the device.
         os.mkfifo(folder / "pipe.tflite")
-        nowhere = [folder / "none", Path("/proc/self"), folder / "dir.csv"]
+        nowhere = [folder / "none", Path("/proc/self"), folder / "dir.json"]
         for place in nowhere:
-            for name in ("b.csv", "b.json", "r.csv", "m.tflite", "pipe.tflite"):
-                path = place if place.name == "dir.csv" else place / name
+            for name in ("b.json", "r.csv", "m.tflite", "pipe.tflite"):
+                path = place if place.name == "dir.json" else place / name
                 if name == "pipe.tflite":
                     path = folder / name
 
@@ -148,7 +147,7 @@ def paths(folder: Path) -> Count:
 
                 count.take(watched(work, folder / "log", 300))
         for read in (kso.Budget.load, load_litert):
-            for path in (folder / "none.csv", folder / "dir.csv", Path("/dev/null"), Path("")):
+            for path in (folder / "none.json", folder / "dir.json", Path("/dev/null"), Path("")):
 
                 def opened(read: Callable[[Path], object] = read, path: Path = path) -> None:
                     with contextlib.suppress(OSError, ValueError):
@@ -161,11 +160,10 @@ def paths(folder: Path) -> Count:
 
 def _written(here: Path, name: str, budget: kso.Budget, report: object) -> None:
     part = name[:200]
-    for ending in ("csv", "json"):
-        path = here / f"{part}.{ending}"
-        budget.save(path)
-        if kso.Budget.load(path) != budget:
-            raise SystemExit(WRONG)
+    path = here / f"{part}.json"
+    budget.save(path)
+    if kso.Budget.load(path) != budget:
+        raise SystemExit(WRONG)
     report.to_csv(here / f"{part}r.csv")  # type: ignore[attr-defined]
     try:
         from keras_sparse_ortho.export._export_litert import check_path

@@ -79,7 +79,6 @@ def damaged(folder: Path, rng: random.Random, share: float) -> list[Count]:
     number = max(20, round(1000 * share))
     densities = {f"layer_{k}/kernel": (k + 1) / 12 for k in range(10)}
     budget = kso.Budget(densities, {p: 100 * (k + 1) for k, p in enumerate(densities)})
-    budget.save(folder / "b.csv")
     budget.save(folder / "b.json")
     keras.utils.set_random_seed(0)
     dense = keras.Sequential([keras.Input((16,), name="x"), keras.layers.Dense(8, name="d")])
@@ -103,8 +102,6 @@ def damaged(folder: Path, rng: random.Random, share: float) -> list[Count]:
         whole = not budget_file.startswith(changed)
         return valid and (whole or len(found) == len(budget))
 
-    budget_file = b""
-
     def same_outputs(found: Any, _: bytes) -> bool:
         # Ours, whole and right; or another's file, which says so.
         return found.route is None or np.allclose(found.predict(rows), wanted, atol=1e-5)
@@ -113,10 +110,9 @@ def damaged(folder: Path, rng: random.Random, share: float) -> list[Count]:
         return np.array_equal(keras.ops.convert_to_numpy(found.weights[0].value), kernel)
 
     counts = []
-    for name in ("b.csv", "b.json"):
-        budget_file = (folder / name).read_bytes()
-        how = (kso.Budget.load, BudgetError, budget_is_right)
-        counts.append(read_mutants(name, folder, *how, number, rng))
+    budget_file = (folder / "b.json").read_bytes()
+    how = (kso.Budget.load, BudgetError, budget_is_right)
+    counts.append(read_mutants("b.json", folder, *how, number, rng))
     for name in ("m.tflite", "g.tflite.gz", "z.tflite.zst"):
         how = (load_litert, LiteRTFileError, same_outputs)
         counts.append(read_mutants(name, folder, *how, number, rng))

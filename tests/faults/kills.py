@@ -140,8 +140,7 @@ def in_files(folder: Path, rng: random.Random, share: float) -> list[Count]:
             raise BudgetError("half")
 
     jobs = {
-        "Budget.save, csv": ("b.csv", lambda p: [b.save(p) for b in budgets], kso.Budget.load),
-        "Budget.save, json": ("b.json", lambda p: [b.save(p) for b in budgets], kso.Budget.load),
+        "Budget.save": ("b.json", lambda p: [b.save(p) for b in budgets], kso.Budget.load),
         "report.to_csv": ("r.csv", lambda p: wide.to_csv(p), lines),
     }
     for part, (name, write, read) in jobs.items():

@@ -1,13 +1,13 @@
-"""Our initializers in Keras layers: along the true axes, in bare and in wrapped layers."""
+"""Initializers in Keras layers: along the true axes, so layers keep the norm of their input."""
 
 import keras
 import numpy as np
 import pytest
 
+import keras_sparse_ortho as kso
 from keras_sparse_ortho import PrunableLayer, prunable_weights
 from keras_sparse_ortho.analysis import orthogonality_error
 from keras_sparse_ortho.initializers import (
-    AttentionLayout,
     ExactOrthogonal,
     KernelLayout,
     RandomSparse,
@@ -19,48 +19,155 @@ from tests.layers.kinds import DENSITY, KINDS, network
 L = keras.layers
 pytestmark = pytest.mark.core
 
-BARE = {
-    "dense": (L.Dense, {}, None, (20,)),
-    "conv2d": (L.Conv2D, {"kernel_size": 3}, None, (6, 6, 8)),
-    "conv2d_groups": (
-        L.Conv2D,
-        {"kernel_size": 3, "groups": 2},
-        KernelLayout.convolution(groups=2),
-        (6, 6, 8),
-    ),
-    "conv1d_transpose": (
-        L.Conv1DTranspose,
-        {"kernel_size": 3},
-        KernelLayout.transposed_convolution(),
-        (6, 8),
-    ),
-    "simple_rnn": (L.SimpleRNN, {}, None, (4, 10)),
-    "lstm": (L.LSTM, {}, KernelLayout.recurrent(4), (4, 10)),
-    "gru": (L.GRU, {}, KernelLayout.recurrent(3), (4, 10)),
-    "conv_lstm": (L.ConvLSTM1D, {"kernel_size": 3}, KernelLayout.recurrent(4), (4, 6, 8)),
+CONVOLUTIONS = {
+    "conv1d": (L.Conv1D, (12, 3), {}, (9, 10)),
+    "conv1d_even": (L.Conv1D, (12, 4), {}, (9, 10)),
+    "conv2d": (L.Conv2D, (12, (3, 5)), {}, (6, 7, 10)),
+    "conv2d_even": (L.Conv2D, (10, (2, 4)), {}, (6, 7, 10)),
+    "conv3d": (L.Conv3D, (12, (3, 2, 1)), {}, (4, 3, 3, 10)),
+    "groups": (L.Conv2D, (24, 3), {"groups": 4}, (6, 7, 16)),
+    "depthwise1d": (L.DepthwiseConv1D, (3,), {"depth_multiplier": 2}, (9, 10)),
+    "depthwise2d": (L.DepthwiseConv2D, ((3, 2),), {}, (6, 7, 10)),
+    "transposed1d": (L.Conv1DTranspose, (12, 3), {}, (9, 10)),
+    "transposed2d": (L.Conv2DTranspose, (12, (2, 3)), {}, (6, 7, 10)),
 }
 
 
-@pytest.mark.parametrize("name", BARE)
-def test_in_bare_layers(name):
-    make, options, layout, shape = BARE[name]
-    eoi = ExactOrthogonal(0.4, gain=1.2, seed=1, layout=layout)
-    model = keras.Sequential([keras.Input(shape), make(16, kernel_initializer=eoi, **options)])
-    weight = prunable_weights(model)[0]
-    assert weight.layout == (layout or KernelLayout.dense()) or layout is None
-    assert orthogonality_error(weight.value, weight.layout, gain=1.2) < 1e-6
-    assert weight.live <= round(0.4 * weight.size)
+def circular(layer, x):
+    """What a stride-1 layer makes of `x` with circular padding, up to a shift."""
+    spatial = range(1, x.ndim - 1)
+    if "Transpose" in type(layer).__name__:
+        y = array(layer(x))  # `taps - 1` longer: what hangs over belongs to the other end
+        for axis in spatial:
+            keep, over = np.split(y, [x.shape[axis]], axis=axis)
+            keep = keep.copy()
+            np.moveaxis(keep, axis, 0)[: over.shape[axis]] += np.moveaxis(over, axis, 0)
+            y = keep
+        return y
+    pads = [(0, taps - 1) for taps in layer.kernel_size]
+    return array(layer(np.pad(x, [(0, 0), *pads, (0, 0)], mode="wrap")))
 
 
-def test_attention_projections_along_their_true_axes():
-    eoi = ExactOrthogonal(0.2, seed=1, layout=AttentionLayout(4, 8))
-    layer = L.MultiHeadAttention(4, 8, kernel_initializer=eoi)
-    x = keras.Input((5, 32))
-    model = keras.Model(x, layer(x, x))
-    found = prunable_weights(model)
-    assert len(found) == 4
-    for weight in found:
-        assert orthogonality_error(weight.value, weight.layout, gain=1.0) < 1e-6
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_a_circular_stride_one_convolution_keeps_the_norm(name):
+    make, args, options, shape = CONVOLUTIONS[name]
+    which = "depthwise_initializer" if "depthwise" in name else "kernel_initializer"
+    eoi = ExactOrthogonal(0.3, gain=1.5, seed=4)
+    layer = make(*args, use_bias=False, **{which: eoi}, **options)
+    wrapped = PrunableLayer(layer)
+    wrapped.build((None, *shape))  # draws anew along the layer's true axes
+    x = np.random.default_rng(0).normal(size=(2, *shape)).astype("float32")
+    y = circular(layer, x)
+    assert y.shape[:-1] == x.shape[:-1]
+    ratio = np.linalg.norm(y.reshape(2, -1), axis=1) / np.linalg.norm(x.reshape(2, -1), axis=1)
+    np.testing.assert_allclose(ratio, 1.5, rtol=1e-5)
+
+
+MATRICES = {
+    "dense": (lambda e: L.Dense(20, kernel_initializer=e), (16,)),
+    "einsum": (lambda e: L.EinsumDense("abc,cde->abde", (5, 4, 6), kernel_initializer=e), (5, 16)),
+    "einsum_two": (
+        lambda e: L.EinsumDense("abde,dec->abc", (5, 24), kernel_initializer=e),
+        (5, 4, 6),
+    ),
+    "einsum_batched": (
+        lambda e: L.EinsumDense("abc,bcd->abd", (5, 20), kernel_initializer=e),
+        (5, 16),
+    ),
+    "einsum_reversed": (
+        lambda e: L.EinsumDense("abc,dc->abd", (5, 20), kernel_initializer=e),
+        (5, 16),
+    ),
+    "simple_rnn": (
+        lambda e: L.SimpleRNN(20, activation=None, kernel_initializer=e, recurrent_initializer=e),
+        (1, 16),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_a_layer_with_more_outputs_than_inputs_keeps_the_norm(name):
+    make, shape = MATRICES[name]
+    layer = PrunableLayer(make(ExactOrthogonal(0.3, gain=1.5, seed=4)))
+    x = np.random.default_rng(0).normal(size=(7, *shape)).astype("float32")
+    y = array(layer(x))
+    ratio = np.linalg.norm(y.reshape(7, -1), axis=1) / np.linalg.norm(x.reshape(7, -1), axis=1)
+    np.testing.assert_allclose(ratio, 1.5, rtol=1e-5)
+
+
+def gram_error(matrix, gain):
+    """`max |K^T K - gain^2 I|` with the smaller Gram matrix, in float64."""
+    matrix = array(matrix).astype("float64")
+    matrix = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
+    return np.abs(matrix.T @ matrix - gain**2 * np.eye(matrix.shape[1])).max()
+
+
+@pytest.mark.parametrize("by_layout", [True, False], ids=["layout", "wrapped"])
+@pytest.mark.parametrize(("kind", "gates"), [(L.LSTM, 4), (L.GRU, 3), (L.SimpleRNN, 1)])
+def test_recurrent_kernels_are_orthogonal_gate_by_gate(kind, gates, by_layout):
+    layout = KernelLayout.recurrent(gates) if by_layout else None
+    layer = kind(
+        12,
+        kernel_initializer=ExactOrthogonal(0.3, gain=0.5, seed=1, layout=layout),
+        recurrent_initializer=ExactOrthogonal(0.3, seed=2, layout=layout),
+    )
+    (layer if by_layout else PrunableLayer(layer)).build((None, 5, 20))
+    for kernel, gain in ((layer.cell.kernel, 0.5), (layer.cell.recurrent_kernel, 1.0)):
+        parts = np.split(array(kernel), gates, axis=1)
+        assert len(parts) == gates
+        assert all(gram_error(part, gain) <= 1e-6 for part in parts)
+        # Each gate has a matrix of its own.
+        assert len({part.tobytes() for part in parts}) == gates
+
+
+def test_a_convolutional_lstm_is_orthogonal_gate_by_gate():
+    def eoi(seed):
+        return ExactOrthogonal(0.3, seed=seed, layout=KernelLayout.recurrent(4))
+
+    layer = L.ConvLSTM2D(8, 3, kernel_initializer=eoi(1), recurrent_initializer=eoi(2))
+    layer.build((None, 4, 6, 6, 5))
+    for kernel in (layer.cell.kernel, layer.cell.recurrent_kernel):
+        kernel = array(kernel)
+        assert np.count_nonzero(kernel) == np.count_nonzero(kernel[1, 1])
+        for part in np.split(kernel[1, 1], 4, axis=1):
+            assert gram_error(part, 1.0) <= 1e-6
+
+
+def test_attention_projections_are_orthogonal_along_their_true_axes():
+    layer = L.MultiHeadAttention(4, 6, kernel_initializer=ExactOrthogonal(0.2, seed=1))
+    query, value = np.zeros((1, 5, 32), "float32"), np.zeros((1, 7, 20), "float32")
+    PrunableLayer(layer)(query, value)
+    kernels = {w.path.split("/")[-2]: array(w) for w in layer.weights if w.name == "kernel"}
+    matrices = {name: kernel.reshape(len(kernel), -1) for name, kernel in kernels.items()}
+    matrices["attention_output"] = kernels["attention_output"].reshape(24, 32)
+    assert {name: matrix.shape for name, matrix in matrices.items()} == {
+        "query": (32, 24),
+        "key": (20, 24),
+        "value": (20, 24),
+        "attention_output": (24, 32),
+    }
+    for matrix in matrices.values():
+        assert gram_error(matrix, 1.0) <= 1e-6
+
+
+def test_separable_convolutions_and_embeddings():
+    layer = L.SeparableConv2D(
+        24,
+        3,
+        depth_multiplier=2,
+        depthwise_initializer=ExactOrthogonal(0.3, seed=1),
+        pointwise_initializer=ExactOrthogonal(0.3, seed=2),
+    )
+    PrunableLayer(layer).build((None, 6, 6, 8))
+    depthwise, pointwise = array(layer.depthwise_kernel), array(layer.pointwise_kernel)
+    assert np.count_nonzero(depthwise) == np.count_nonzero(depthwise[1, 1])
+    for channel in depthwise[1, 1]:
+        assert abs(np.linalg.norm(channel) - 1.0) <= 1e-6
+    assert gram_error(pointwise[0, 0], 1.0) <= 1e-6
+    embedding = L.Embedding(30, 12, embeddings_initializer=ExactOrthogonal(0.1, seed=1))
+    embedding.build()
+    assert gram_error(embedding.embeddings, 1.0) <= 1e-6
+    assert np.count_nonzero(array(embedding.embeddings)) <= 36
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -106,3 +213,114 @@ def test_layouts_of_custom_layers():
     kernel_layouts.register(Special, lambda layer: {"kernel": KernelLayout.recurrent(2)})
     assert kernel_layouts(Special(4)) == {"kernel": KernelLayout.recurrent(2)}
     assert kernel_layouts(L.Dense(4))["kernel"] == KernelLayout.dense()
+
+
+IMAGE, SEQUENCE, VECTOR = (None, 6, 6, 8), (None, 6, 8), (None, 8)
+CONVOLUTION, TRANSPOSED = KernelLayout.convolution(), KernelLayout.transposed_convolution()
+DEPTHWISE = KernelLayout.depthwise()
+
+KINDS = [
+    (L.Dense(4), VECTOR, {"kernel": KernelLayout.dense()}),
+    (L.Embedding(9, 4), (None, 6), {"embeddings": KernelLayout.dense()}),
+    (L.Conv1D(4, 3), SEQUENCE, {"kernel": CONVOLUTION}),
+    (L.Conv2D(4, 3, groups=2), IMAGE, {"kernel": KernelLayout.convolution(groups=2)}),
+    (L.Conv3D(4, 2), (None, 4, 4, 4, 3), {"kernel": CONVOLUTION}),
+    (L.Conv1DTranspose(4, 3), SEQUENCE, {"kernel": TRANSPOSED}),
+    (L.Conv2DTranspose(4, 3), IMAGE, {"kernel": TRANSPOSED}),
+    (L.Conv3DTranspose(4, 2), (None, 4, 4, 4, 3), {"kernel": TRANSPOSED}),
+    (L.DepthwiseConv1D(3), SEQUENCE, {"kernel": DEPTHWISE}),
+    (L.DepthwiseConv2D(3), IMAGE, {"kernel": DEPTHWISE}),
+    (
+        L.SeparableConv1D(4, 3),
+        SEQUENCE,
+        {"depthwise_kernel": DEPTHWISE, "pointwise_kernel": CONVOLUTION},
+    ),
+    (
+        L.SeparableConv2D(4, 3),
+        IMAGE,
+        {"depthwise_kernel": DEPTHWISE, "pointwise_kernel": CONVOLUTION},
+    ),
+    (
+        L.EinsumDense("abc,cde->abde", (6, 2, 3)),
+        SEQUENCE,
+        {"kernel": KernelLayout(inputs=(0,), outputs=(1, 2))},
+    ),
+    (
+        L.SimpleRNN(4),
+        SEQUENCE,
+        dict.fromkeys(("kernel", "recurrent_kernel"), KernelLayout.recurrent(1)),
+    ),
+    (L.GRU(4), SEQUENCE, dict.fromkeys(("kernel", "recurrent_kernel"), KernelLayout.recurrent(3))),
+    (L.LSTM(4), SEQUENCE, dict.fromkeys(("kernel", "recurrent_kernel"), KernelLayout.recurrent(4))),
+    (
+        L.ConvLSTM1D(4, 3),
+        (None, 3, 6, 8),
+        dict.fromkeys(("kernel", "recurrent_kernel"), KernelLayout.recurrent(4)),
+    ),
+    (L.BatchNormalization(), VECTOR, {}),
+    (L.LayerNormalization(axis=(1, 2)), SEQUENCE, {}),  # its scale is a matrix, but no kernel
+    (L.PReLU(), SEQUENCE, {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "expected"), KINDS, ids=[type(kind[0]).__name__ for kind in KINDS]
+)
+def test_every_keras_layer(layer, shape, expected):
+    twin = type(layer).from_config(layer.get_config())
+    twin.build(shape)
+    owner = getattr(twin, "cell", twin)
+    weights = {v.name for v in owner.weights}
+    found = {name: lay for name, lay in kernel_layouts(owner).items() if name in weights}
+    assert found == expected
+
+
+def test_a_registered_custom_layer_is_orthogonal_along_its_axes_when_wrapped():
+    class Turned(L.Layer):
+        """Computes `x W^T` with `W` of shape `(out, in)`, and calls it `form`."""
+
+        def __init__(self, units, form_initializer, **kwargs):
+            super().__init__(**kwargs)
+            self.units = units
+            self.form_initializer = form_initializer
+
+        def build(self, input_shape):
+            self.form = self.add_weight(
+                shape=(self.units * 2, input_shape[-1]),
+                initializer=self.form_initializer,
+                name="form",
+            )
+
+        def call(self, inputs):
+            return keras.ops.matmul(inputs, keras.ops.transpose(self.form))
+
+    def two_parts(layer):
+        return {"form": KernelLayout(inputs=(1,), outputs=(0,), gates=2)}
+
+    kernel_layouts.register(Turned, two_parts)
+    eoi = ExactOrthogonal(0.25, seed=1)
+    layer = kso.PrunableLayer(Turned(12, eoi))
+    x = np.random.default_rng(0).normal(size=(5, 12)).astype("float32")
+    # Two square orthogonal matrices, one above the other: each half keeps the norm.
+    for half in np.split(array(layer(x)), 2, axis=1):
+        np.testing.assert_allclose(
+            np.linalg.norm(half, axis=1), np.linalg.norm(x, axis=1), rtol=1e-5
+        )
+    [weight] = layer.prunable_weights
+    assert weight.live == round(0.25 * 24 * 12)
+    # The bare initializer, which sees only the shape, drew one tall matrix instead.
+    bare, _ = eoi.sample((24, 12))
+    assert (bare != weight.value).any()
+
+
+@pytest.mark.parametrize("kind", ["glorot_uniform", "he_normal"])
+def test_random_sparse_draws_with_the_fans_that_keras_draws_einsum_dense_with(kind):
+    dense = keras.initializers.get({"class_name": kind, "config": {"seed": 7}})
+    for equation, out in (("abc,cde->abde", (6, 2, 3)), ("abcd,cde->abe", (6, 5))):
+        plain = L.EinsumDense(equation, out, kernel_initializer=dense)
+        x = (None, 6, 8) if out[-1] == 3 else (None, 6, 4, 2)
+        plain.build(x)
+        random = kso.initializers.RandomSparse(1.0, dense, seed=0)
+        sparse = kso.PrunableLayer(L.EinsumDense(equation, out, kernel_initializer=random))
+        sparse.build(x)
+        np.testing.assert_array_equal(array(sparse.kernel), array(plain.kernel))

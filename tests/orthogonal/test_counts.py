@@ -1,11 +1,23 @@
-"""Exact counts, largest remainders, ties and random filling."""
+"""Exact counts, masks of them, and the rotations that lead to a density."""
+
+import math
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keras_sparse_ortho.orthogonal import apportion, live_count, unmask_at_random
+from keras_sparse_ortho.errors import DensityError
+from keras_sparse_ortho.orthogonal import (
+    apportion,
+    expected_density,
+    largest_mask,
+    largest_masks,
+    live_count,
+    unmask_at_random,
+)
+from keras_sparse_ortho.orthogonal._counts import rotations_for_density
+from keras_sparse_ortho.orthogonal._eoi import Rotations, Supports, covering_rotations
 
 pytestmark = pytest.mark.numpy_only
 
@@ -29,12 +41,8 @@ def test_filling_is_exact_and_keeps_what_is_live(live, target):
     before = np.zeros((40, 25), dtype=bool)
     before.reshape(-1)[rng.permutation(1000)[:live]] = True
     mask = before.copy()
-    if live > round(1000 * target):
-        with pytest.raises(ValueError, match=r"must have at most .* live"):
-            unmask_at_random(mask, round(1000 * target), rng)
-        return
-    unmask_at_random(mask, round(1000 * target), rng)
-    assert mask.sum() == round(1000 * target)
+    unmask_at_random(mask, max(live, round(1000 * target)), rng)
+    assert mask.sum() == max(live, round(1000 * target))
     assert mask[before].all()
 
 
@@ -52,3 +60,134 @@ def test_filling_is_uniform_over_the_dead_entries(added):
     spread = expected * (1 - added / 16)
     # 15 degrees of freedom, p = 0.001, as the sum is fixed
     assert ((counts[4:] - expected) ** 2 / spread).sum() * 15 / 16 < 37.7
+
+
+@given(st.integers(1, 300), st.data())
+def test_largest_mask_is_exact_and_breaks_ties_to_the_left(size, data):
+    count = data.draw(st.integers(0, size))
+    values = np.array(data.draw(st.lists(st.integers(0, 4), min_size=size, max_size=size)), float)
+    mask = largest_mask(values, count)
+    order = np.argsort(-values, kind="stable")
+    expected = np.zeros(size, dtype=bool)
+    expected[order[:count]] = True
+    np.testing.assert_array_equal(mask, expected)
+
+
+def test_largest_mask_refuses():
+    with pytest.raises(ValueError, match=r"in \[0, 3\]. Received: count=4"):
+        largest_mask(np.ones(3), 4)
+    with pytest.raises(ValueError, match="finite"):
+        largest_mask(np.array([1.0, np.nan]), 1)
+
+
+SIZE = 300_001  # so many that a sample is drawn first
+RNG = np.random.default_rng(0)
+VALUES = {
+    "normal": RNG.normal(size=SIZE),
+    "float32": RNG.random(SIZE).astype(np.float32),
+    "skewed": np.exp(30 * RNG.normal(size=SIZE)),
+    "few": RNG.integers(-2, 3, SIZE).astype(float),
+    "pruned": np.where(RNG.random(SIZE) < 0.9, -1.0, RNG.random(SIZE)),
+    "equal": np.ones(SIZE),
+    "one_large": np.eye(1, SIZE).ravel(),
+    "sorted": np.arange(SIZE)[::-1].astype(float),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_many_values(name):
+    values = VALUES[name]
+    order = np.argsort(-values, kind="stable")
+    for count in (0, 1, 2, SIZE // 1000, SIZE // 10 + 1, 180_000, SIZE - 2, SIZE - 1, SIZE):
+        expected = np.zeros(SIZE, dtype=bool)
+        expected[order[:count]] = True
+        np.testing.assert_array_equal(largest_mask(values, count), expected)
+
+
+def test_several_arrays_are_ranked_together():
+    arrays = [np.array([[2.0, 1.0], [0.0, 5.0]]), np.array([1.0]), np.array([0.0, 1.0, 7.0])]
+    for count in range(9):
+        masks = largest_masks(arrays, count)
+        joined = np.concatenate([mask.reshape(-1) for mask in masks])
+        flat = np.concatenate([array.reshape(-1) for array in arrays])
+        np.testing.assert_array_equal(joined, largest_mask(flat, count))
+        assert [mask.shape for mask in masks] == [(2, 2), (1,), (3,)]
+
+
+TABLE = {  # METHODS.md: rotations for d = .05, .1, .125, .3, .5
+    128: (124, 174, 192, 272, 339),
+    1024: (2064, 2470, 2611, 3258, 3797),
+    4096: (11102, 12729, 13292, 15882, 18042),
+}
+DENSITIES = (0.05, 0.1, 0.125, 0.3, 0.5)
+
+
+@pytest.mark.parametrize("width", TABLE)
+def test_closed_form_and_chain_agree_with_the_table_within_one_rotation(width):
+    for density, rotations in zip(DENSITIES, TABLE[width], strict=True):
+        assert abs(rotations_for_density(density, width) - rotations) <= 1
+        below, above = (expected_density(rotations + step, width) for step in (-1, 1))
+        assert below < density < above
+
+
+@pytest.mark.parametrize(("width", "rows"), [(32, 32), (64, 20), (256, 256)])
+@pytest.mark.parametrize("density", [0.1, 0.3, 0.6])
+def test_simulation_agrees_within_three_standard_errors(width, rows, density):
+    count = rotations_for_density(density, width)
+    rng = np.random.default_rng(width + rows)
+    draws = []
+    for _ in range(400):
+        supports = Supports(rows, width)
+        supports.apply(Rotations.draw(width, count, rng))
+        draws.append(supports.live / (rows * width))
+    error = np.std(draws, ddof=1) / math.sqrt(len(draws))
+    assert abs(np.mean(draws) - expected_density(count, width)) < 3 * error
+
+
+@pytest.mark.parametrize(("width", "rows"), [(48, 24), (64, 20), (256, 100), (30, 7), (128, 1)])
+@pytest.mark.parametrize("turns", [0.0, 0.5, 1.0, 2.0])
+def test_simulation_from_the_covering_start(width, rows, turns):
+    count = int(turns * width)
+    rng = np.random.default_rng(width + rows)
+    draws = []
+    for _ in range(400):
+        supports = Supports(rows, width)
+        supports.apply(covering_rotations(rows, width, width, rng))
+        assert supports.live == width
+        supports.apply(Rotations.draw(width, count, rng))
+        draws.append(supports.live / (rows * width))
+    error = np.std(draws, ddof=1) / math.sqrt(len(draws))
+    assert abs(np.mean(draws) - expected_density(count, width, rows)) <= 3 * error + 1e-12
+
+
+@pytest.mark.parametrize("width", [128, 512])
+def test_the_inverse_is_less_than_two_rotations_from_the_chain(width):
+    for rows in (None, width, width // 2, width // 5, 9):
+        for density in (0.02, 0.1, 0.4, 0.7, 0.95):
+            if density < 1 / (rows or width):
+                continue
+            count = rotations_for_density(density, width, rows)
+            below, above = (expected_density(max(0, count + k), width, rows) for k in (-2, 2))
+            assert below < density + 0.003
+            assert density - 0.003 < above
+    assert expected_density(150, width, width) == expected_density(150, width)
+    assert rotations_for_density(0.1, width, width) == rotations_for_density(0.1, width)
+
+
+def test_edges():
+    assert expected_density(0, 50) == 1 / 50
+    assert expected_density(10, 1) == 1.0
+    assert rotations_for_density(1 / 50, 50) <= 1
+    assert rotations_for_density(1 / 5000, 5000) == 0
+    assert expected_density(20000, 20) == pytest.approx(1.0)
+    for bad in (0.001, 1.0, 0.0, 2.0):
+        with pytest.raises(DensityError, match="Received"):
+            rotations_for_density(bad, 100)
+    assert expected_density(0, 1000, 10) == pytest.approx(0.1)
+    with pytest.raises(DensityError, match=r"must be in \[1 / rows, 1\), here \[0.1, 1\)"):
+        rotations_for_density(0.09, 1000, rows=10)
+    with pytest.raises(ValueError, match=r"`rows` must be at most `width`. Received: rows=6"):
+        expected_density(3, 5, rows=6)
+    for rotations, width in ((-1, 5), (1.5, 5), (3, 0)):
+        with pytest.raises(ValueError, match=r"must be (an integer of|a positive integer)"):
+            expected_density(rotations, width)

@@ -7,7 +7,6 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import BudgetError, LayoutError
 from keras_sparse_ortho.initializers import (
-    ApproximateIsometry,
     ExactOrthogonal,
     RamanujanOrthogonal,
     SparseInitializer,
@@ -141,9 +140,6 @@ class Diagonal(SparseInitializer):
 def test_an_initializer_without_a_density_is_refused():
     with pytest.raises(ValueError, match=r"A Diagonal has no `density` .*Use it as"):
         kso.sparsify(network(), 0.1, initializer=Diagonal())
-    given = ApproximateIsometry(None, mask=np.eye(4, dtype=bool))
-    with pytest.raises(ValueError, match=r"ApproximateIsometry with a `mask` .*Use it"):
-        kso.sparsify(network(), 0.1, initializer=given)
 
 
 def square(width, *more):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from keras_sparse_ortho.initializers import (
-    AttentionLayout,
     ExactOrthogonal,
     KernelLayout,
     RandomSparse,
@@ -82,19 +81,6 @@ def _kernel(layer, which):
         if getattr(owner, name, None) is not None:
             return getattr(owner, name)
     raise AssertionError(f"no {which} in {owner}")
-
-
-def test_attention_with_its_layout(layers):
-    eoi = ExactOrthogonal(0.2, seed=1, layout=AttentionLayout(4, 6))
-    layer = layers.MultiHeadAttention(4, 6, kernel_initializer=eoi)
-    x = np.zeros((1, 5, 32), "float32")
-    layer(x, x)
-    kernels = [w.numpy().astype("float64") for w in layer.weights if "kernel" in w.name]
-    assert [k.shape for k in kernels] == [(32, 4, 6)] * 3 + [(4, 6, 32)]
-    for kernel in kernels:
-        matrix = kernel.reshape(24 if kernel.shape[0] == 4 else 32, -1)
-        matrix = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
-        assert np.abs(matrix.T @ matrix - np.eye(24)).max() <= 1e-6
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "bfloat16", "float16", "float64"])

@@ -1,4 +1,4 @@
-"""`gain="auto"` and `taps="auto"`: chosen for each kernel by what follows its layer."""
+"""`gain="auto"`: chosen for each kernel by what follows its layer."""
 
 import dataclasses
 import math
@@ -50,69 +50,45 @@ class _Following:
     Args:
         activations: The first activation, or the identity, on each path to another kernel.
         normalized: Whether every path leads to normalization.
-        circular: Whether the input has circular padding, and the layer itself pads nothing.
         unknown: Why the layer's own activation is all that is known; `None` if more is.
     """
 
     activations: list[Any]
     normalized: bool = False
-    circular: bool = False
     unknown: str | None = None
 
 
-class AutoOptions:
-    """Chooses the options that are `"auto"` in the patterns of weights, by path.
-
-    Raises:
-        ValueError: Anything else than a Keras 3 model, if an option is `"auto"`.
-    """
+class AutoGains:
+    """Chooses the gains that are `"auto"` in the patterns of weights, by path."""
 
     def __init__(
         self, model: Any, weights: list[PrunableWeight], patterns: dict[str, SparseInitializer]
     ) -> None:
-        chosen = [w for w in weights if getattr(patterns[w.path], "has_auto", False)]
-        if chosen and not isinstance(model, keras.layers.Layer):
+        if not isinstance(model, keras.layers.Layer):
             raise ValueError(
-                'gain="auto" and taps="auto" need a Keras 3 model, to find what follows each '
-                "layer. Give a number and the taps. "
-                f"Received: initializer={patterns[chosen[0].path]!r}"
+                'gain="auto" needs a Keras 3 model, to find what follows a layer: give a number. '
+                f"Received: initializer={patterns[weights[0].path]!r}"
             )
-        graph = _Graph(model) if chosen and _is_graph(model) else None
+        graph = _Graph(model) if _is_graph(model) else None
         self._following = {
             weight.path: graph.following(weight.owner)
             if graph is not None
             else _own_activation(weight.owner, "the model is subclassed")
-            for weight in chosen
+            for weight in weights
         }
         self._gains: dict[tuple[int, float], float] = {}
 
-    def with_taps(self, weight: PrunableWeight, pattern: SparseInitializer) -> SparseInitializer:
-        """The pattern with its `taps` chosen.
-
-        `"shift"` under circular padding, where it is an exact isometry. Else the center tap, which
-        is one under zero padding, and trains better with normalization (`eoi_shift` in
-        benchmarks/results/methods.md).
-        """
-        if not isinstance(pattern, ExactOrthogonal) or pattern.taps != "auto":
-            return pattern
-        window = math.prod(layout_for(weight, pattern).canonical_shape(weight.shape)[2:-2])
-        center = window == 1 or pattern.structure is not None
-        shift = self._following[weight.path].circular and not center
-        return pattern.with_options(taps="shift" if shift else "center")
-
     def with_gain(
-        self, weight: PrunableWeight, pattern: SparseInitializer, live: int
+        self, weight: PrunableWeight, pattern: ExactOrthogonal, live: int
     ) -> SparseInitializer:
-        """The pattern with its `gain` chosen for so many live entries.
+        """The pattern with the gain for so many live entries.
 
         `default_gain` before normalization; else the `activation_gain` of the activation that
         follows, 1 for linear layers and those that end the model.
         """
-        if not isinstance(pattern, ExactOrthogonal) or pattern.gain != "auto":
-            return pattern
         following = self._following[weight.path]
         if following.normalized:
-            return pattern.with_options(gain=default_gain(weight, pattern, live))
+            return pattern.with_gain(default_gain(weight, pattern, live))
         gains = [self._gain(weight, activation) for activation in following.activations] or [1.0]
         if max(gains) - min(gains) > 1e-6:
             raise ValueError(
@@ -120,21 +96,20 @@ class AutoOptions:
                 'Give it a number, in a call of its own with `include`. Received: gain="auto", '
                 f"gains {sorted({round(gain, 4) for gain in gains})}"
             )
-        return pattern.with_options(gain=gains[0])
+        return pattern.with_gain(gains[0])
 
     def warn_of_guesses(self, draws: dict[str, Any]) -> None:
-        """Warns of kernels whose options were chosen by their layer's own activation alone."""
+        """Warns of kernels whose gains were chosen by their layer's own activation alone."""
         guessed = {p: f.unknown for p, f in self._following.items() if f.unknown is not None}
         if guessed:
             lines = [
-                f"'{path}' ({why}): gain={draws[path].initializer.gain:.6g}, "
-                f"taps={draws[path].initializer.taps!r}"
+                f"'{path}' ({why}): gain={draws[path].initializer.gain:.6g}"
                 for path, why in guessed.items()
             ]
             warnings.warn(
-                "It is not known what follows these layers, so gain and taps were chosen by their "
-                "own activations. To set them, make these kernels sparse in a call of their own "
-                f"with `include`. Received: {'; '.join(lines)}",
+                "It is not known what follows these layers, so gains were chosen by their own "
+                "activations. To set them, make these kernels sparse in a call of their own with "
+                f"`include`. Received: {'; '.join(lines)}",
                 stacklevel=level_of_user(),
             )
 
@@ -164,7 +139,6 @@ class _Graph:
         self._consumers: defaultdict[int, list[GraphCall]] = defaultdict(list)
         # Tensors outside and inside a nested model that are the same.
         self._same: defaultdict[int, list[Any]] = defaultdict(list)
-        self._padded: set[int] = set()
         self._outputs = {id(tensor) for tensor in model.outputs}
         self._add(model)
 
@@ -184,8 +158,6 @@ class _Graph:
             self._calls[id(layer)].append(call)
             if isinstance(layer, L.TimeDistributed):
                 self._calls[id(layer.layer)].append(call)
-            if isinstance(layer, CircularPadding):
-                self._padded |= {id(tensor) for tensor in call.outputs}
 
     def following(self, layer: Any) -> _Following:
         """What follows a layer, over all its calls."""
@@ -202,8 +174,6 @@ class _Graph:
         return _Following(
             activations=[found for kind, found in ends if kind == "kernel"],
             normalized=bool(ends) and all(kind == "normalization" for kind, _ in ends),
-            circular=getattr(layer, "padding", None) == "valid"
-            and all(id(call.inputs[0]) in self._padded for call in calls),
         )
 
     def _ends(
@@ -273,7 +243,7 @@ def default_gain(weight: PrunableWeight, pattern: ExactOrthogonal, live: int) ->
     that is `gain^2 = 2 density in out / ((in + out) n)` for Glorot's, `density` for square kernels.
     """
     layout = layout_for(weight, pattern)
-    singular_values = least_count(weight.shape, layout, taps=pattern.taps)
+    singular_values = least_count(weight.shape, layout)
     return math.sqrt(live * _mean_square(weight) / singular_values)
 
 

@@ -1,4 +1,4 @@
-"""`gain="auto"` and `taps="auto"`: what is chosen by what follows a layer."""
+"""`gain="auto"`: what is chosen by what follows a layer."""
 
 import keras
 import numpy as np
@@ -6,26 +6,19 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.initializers import ExactOrthogonal, RandomSparse
-from keras_sparse_ortho.layers import CircularPadding
-from keras_sparse_ortho.orthogonal import Block
 from tests.helpers import slow_case_on_jax
 from tests.models.networks import MODELS
 
 L = keras.layers
 pytestmark = pytest.mark.core
-AUTO = ExactOrthogonal(gain="auto", taps="auto")
+AUTO = ExactOrthogonal(gain="auto")
 
 
-def chosen(model, pattern=AUTO, density=0.3, **options):
-    """Gain and taps by the path of the weight."""
-    sparse = kso.sparsify(model, density, "uniform", pattern, seed=0, **options)
-    rows = kso.report(sparse).rows
-    assert all(row.orthogonality_error < 1e-6 for row in rows if row.gain is not None)
-    return {row.path.removesuffix("/kernel"): (row.gain, row.taps) for row in rows}
-
-
-def gains(model, **options):
-    return {path: gain for path, (gain, _) in chosen(model, **options).items()}
+def gains(model, pattern=AUTO, density=0.3):
+    """Gains by the path of the layer."""
+    rows = kso.report(kso.sparsify(model, density, "uniform", pattern, seed=0)).rows
+    assert all(row.orthogonality_error < 1e-6 for row in rows)
+    return {row.path.removesuffix("/kernel"): row.gain for row in rows}
 
 
 def stacked(*layers, shape=(20,)):
@@ -134,43 +127,11 @@ def test_nested_models_and_operations():
     assert found["time_distributed/c"] == pytest.approx(1.0)
 
 
-# --- taps ----------------------------------------------------------------------------------------
-
-
 def test_einsum_dense_has_the_fans_of_its_equation():
     heads = L.EinsumDense("ab,bcd->acd", (4, 8), name="a")
     plain = L.Dense(32, name="a")
     found = [gains(stacked(layer, L.BatchNormalization())) for layer in (heads, plain)]
     assert found[0] == pytest.approx(found[1])
-
-
-def test_taps_by_normalization_and_padding():
-    model = stacked(
-        L.Conv2D(8, 3, name="normalized"),
-        L.BatchNormalization(),
-        CircularPadding(1),
-        L.Conv2D(8, 3, activation="tanh", name="circular"),
-        CircularPadding(1),
-        L.Conv2D(8, 3, padding="same", activation="tanh", name="padded_twice"),
-        L.Conv2D(8, 3, activation="tanh", name="plain"),
-        L.Conv2D(8, 1, name="one_tap"),
-        L.BatchNormalization(),
-        shape=(12, 12, 4),
-    )
-    found = {path: taps for path, (_, taps) in chosen(model).items()}
-    assert found == {
-        "normalized": "center",
-        "circular": "shift",
-        "padded_twice": "center",
-        "plain": "center",
-        "one_tap": "center",
-    }
-    assert "taps" in str(kso.report(kso.sparsify(model, 0.3, initializer=AUTO, seed=0)))
-
-
-def test_structures_stay_at_the_center_tap():
-    model = stacked(L.Conv2D(8, 3, name="a"), L.BatchNormalization(), shape=(8, 8, 4))
-    assert chosen(model, structure=Block(4, 1))["a"][1] == "center"
 
 
 # --- what is kept, and what is not known --------------------------------------------------------
@@ -186,15 +147,14 @@ def test_numbers_stay_and_what_was_chosen_is_saved(tmp_path):
     rows = kso.report(loaded).rows
     assert [row.gain for row in rows] == pytest.approx([np.sqrt(0.3), 1.0])
     assert all(row.orthogonality_error < 1e-6 for row in rows)
-    again = ExactOrthogonal.from_config(AUTO.get_config())
-    assert (again.gain, again.taps) == ("auto", "auto")
+    assert ExactOrthogonal.from_config(AUTO.get_config()).gain == "auto"
 
 
 @pytest.mark.parametrize(
     "name", ["written", "composite", slow_case_on_jax("recurrent_and_attention"), "residual"]
 )
 def test_where_it_is_not_known_what_follows_the_own_activation_counts(name):
-    with pytest.warns(UserWarning, match=r"not known what follows.*gain=1, taps='center'") as told:
+    with pytest.warns(UserWarning, match=r"not known what follows.*gain=1") as told:
         sparse = kso.sparsify(MODELS[name](), 0.4, initializer=AUTO, seed=0)
     [warning] = [w for w in told if w.category is UserWarning]  # not Keras' own
     assert warning.filename == __file__
@@ -207,14 +167,12 @@ def test_where_it_is_not_known_what_follows_the_own_activation_counts(name):
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match=r"need keras_sparse_ortho\.sparsify.*gain='auto'"):
+    with pytest.raises(ValueError, match=r"needs keras_sparse_ortho\.sparsify.*gain='auto'"):
         ExactOrthogonal(0.5, gain="auto").sample((4, 4))
-    with pytest.raises(ValueError, match=r"give a number and the taps. .*taps='auto'"):
-        ExactOrthogonal(0.5, taps="auto").sample((4, 4))
     with pytest.raises(ValueError, match=r"`gain` must be a number or \"auto\".*gain='usual'"):
         ExactOrthogonal(0.5, gain="usual")
     model = stacked(L.Dense(8, name="a"))
-    with pytest.raises(ValueError, match=r"need a Keras 3 model.*Received: initializer="):
+    with pytest.raises(ValueError, match=r"needs a Keras 3 model.*Received: initializer="):
         kso.pruning.draw_kernels(
             kso.prunable_weights(model), kso.prunable_weights(model), 0.5, "erk", AUTO
         )

@@ -1,0 +1,127 @@
+"""Names and keywords of other packages, and guesses, with their counterparts here."""
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+_PACKAGE = "keras_sparse_ortho"
+_GRADUAL = (
+    "parametrize(model, MagnitudeMask(schedules.Cubic(density))), and callbacks.UpdateMasks() in "
+    "`fit`"
+)
+_MASKS = "{w.path: w.mask for w in prunable_weights(model)}"
+_INTEGERS = (
+    "quantize_aware(model) before training; "
+    'export_litert(model, path, quantization="int8") for a file'
+)
+# What to use here, and the names that other packages and guesses have for it.
+_INSTEAD = {
+    name: instead
+    for instead, names in {
+        _GRADUAL: "prune_low_magnitude Pruner GradualPruning",
+        _MASKS: "masks mask get_masks",
+        _INTEGERS: "quantize",
+        "strip(model)": "strip_pruning strip_clustering remove",
+        "keras.saving.load_model(path), after `import keras_sparse_ortho`": (
+            "load_model prune_scope"
+        ),
+        "PrunableLayer(layer, MagnitudeMask(schedule))": "PruneLowMagnitude",
+        "schedules.Cubic(density), or schedules.Polynomial": "PolynomialDecay",
+        "schedules.Constant(density)": "ConstantSparsity",
+        "schedules.Schedule": "PruningSchedule",
+        "callbacks.UpdateMasks()": "UpdatePruningStep",
+        "callbacks.DensityLogger()": "PruningSummaries",
+        "`include` and `exclude` of prune, sparsify and parametrize": "PruningPolicy",
+        "quantize_aware(model)": "quantize_model quantize_apply",
+        "quantize_aware(model, exclude=...)": "quantize_annotate_layer",
+        "quantize_aware(model, 'int4')": "cluster_weights",
+        'prune(model, density, budget="uniform")': "l1_unstructured",
+        "prune(model, density)": "global_unstructured",
+        "prune(model, score=saliency.random(model, density))": "random_unstructured",
+        "remove_channels(model), after training with ChannelSoftThreshold()": (
+            "ln_structured prune_channels"
+        ),
+        "sparsify(model, density, structure=Block(rows, cols))": "random_structured",
+        "apply_masks(model, {path: mask})": "custom_from_mask",
+        "report(model).density": "is_pruned density",
+        "report(model).density < 1": "is_sparse",
+        "report(model).sparsity": "sparsity",
+        "report(model).flops, and report(model).sparse_flops": "flops",
+        "report(model) for each of the models": "compare",
+        "prune(strip(model), density)": "set_density",
+        "parametrize(model, LowRankSoftThreshold()), and callbacks.TargetDensity": "low_rank",
+        "NByM(n, m)": "NofM",
+        "sparsify(model, density), or initializers.ExactOrthogonal(density)": "EOI",
+        "analysis.jacobian_singular_values(model, x)": "singular_values",
+        "layers.BlockSparseDense, or PrunableLayer(keras.layers.Dense(units))": "SparseDense",
+        "keras.distillation.Distiller, with the sparse model as the student": "distill",
+        "export_litert(model, path)": "export_tflite",
+        "export.c_array(path)": "export_c c_array",
+        "export.latencies(files), or the command `kso bench`": "benchmark",
+        "load_litert(path).evaluate(x, y)": "evaluate_litert",
+    }.items()
+    for name in names.split()
+}
+
+# By foreign keyword: arguments with this meaning. The first that a function has is named.
+_ARGUMENTS = {
+    "amount": ("density", "schedule"),
+    "density": ("schedule",),
+    **dict.fromkeys(("criterion", "method", "importance_scores"), ("score",)),
+    **dict.fromkeys(("skip", "skip_layers"), ("exclude",)),
+    **dict.fromkeys(("quantize", "dtype"), ("quantization",)),
+    "representative_dataset": ("representative_data",),
+    **dict.fromkeys(("begin_epoch", "begin"), ("begin_step",)),
+    **dict.fromkeys(("end_epoch", "steps", "end"), ("end_step",)),
+}
+_NOTES = {
+    "density": " It is the fraction that stays: 0.1 to prune 90%.",
+    "schedule": " It is a Schedule, or the density of every step.",
+    "begin_step": " It is a step, or a fraction of the run such as 0.1.",
+    "end_step": " It is a step, or a fraction of the run such as 0.7.",
+}
+# By foreign keyword: what to use where a function has none of these arguments.
+_ELSEWHERE = {
+    "gain": "initializer=initializers.ExactOrthogonal(gain=...)",
+    **dict.fromkeys(
+        ("schedule", "pruning_schedule"), "parametrize(model, MagnitudeMask(schedule))"
+    ),
+    **dict.fromkeys(("quantize", "dtype"), _INTEGERS),
+    "masks": "apply_masks(model, masks)",
+}
+
+
+def public_names(
+    module: str, names: Sequence[str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a room: hints for foreign names, and public names only."""
+
+    def __getattr__(name: str) -> Any:
+        rooms = {
+            path.removeprefix(f"{_PACKAGE}."): room
+            for path, room in sys.modules.items()
+            if path.startswith(f"{_PACKAGE}.") and "._" not in path and path != module
+        }
+        found = [room for room, own in rooms.items() if name in getattr(own, "__all__", ())]
+        instead = f"{found[0]}.{name}" if found else _INSTEAD.get(name)
+        hint = "" if instead is None else f". In keras_sparse_ortho use: {instead}"
+        raise AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
+
+    def __dir__() -> list[str]:
+        own = vars(sys.modules[module])
+        return sorted({*names, *(name for name in own if name.startswith("__"))})
+
+    return __getattr__, __dir__
+
+
+def hint_for(keyword: str, parameters: Iterable[str], hints: Mapping[str, str]) -> str:
+    """What to use in place of a keyword that a function does not have."""
+    if keyword in hints:
+        return f"Use {hints[keyword]}."
+    for target in _ARGUMENTS.get(keyword, ()):
+        if target in parameters:
+            return f"Use `{target}`.{_NOTES.get(target, '')}"
+    if keyword in _ELSEWHERE:
+        return f"Use {_ELSEWHERE[keyword]}."
+    own = ", ".join(key for key in parameters if key not in ("self", "args", "kwargs"))
+    return f"Its arguments are: {own}."

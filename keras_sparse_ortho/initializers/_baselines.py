@@ -1,0 +1,321 @@
+"""Baselines of EOI: random masks (`RandomSparse`), SAO and AI."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._checks import check_density, check_integer, check_number, other_keywords
+from keras_sparse_ortho._values import to_numpy
+from keras_sparse_ortho.errors import LayoutError
+from keras_sparse_ortho.initializers._sparse_initializer import (
+    LayoutLike,
+    SparseInitializer,
+    numpy_dtype,
+)
+from keras_sparse_ortho.orthogonal import (
+    KernelLayout,
+    approximate_isometry,
+    center_of,
+    least_count,
+    live_count,
+    random_orthogonal,
+    unmask_at_random,
+)
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class RandomSparse(SparseInitializer):
+    """A dense initialization times a uniformly random mask: the "base" of comparisons.
+
+    `K = W * M` with `W` from `initializer` and exactly `round(density * size)` live entries in
+    `M`. With `rescale=True` every output `o` is scaled by `sqrt(fan_in / live_o)`, its own live
+    fan-in, so that its pre-activation keeps the variance that the dense initializer gave it.
+
+    Args:
+        density: Live fraction, in (0, 1]. `None` as a pattern for `sparsify`, which sets it.
+        initializer: Keras initializer (name, instance or config) of the dense kernel.
+        seed: Integer or `None` (drawn now), for the mask; the same integer gives the same mask on
+            every backend. The values are those of `initializer` with its own seed.
+        rescale: Whether to scale by the fan-in density.
+        layout: Meaning of the axes, used by `rescale`; see `ExactOrthogonal`.
+
+    Example:
+
+    >>> kernel, mask = RandomSparse(0.25, "glorot_uniform", seed=3).sample((8, 16))
+    >>> int(mask.sum())
+    32
+    """
+
+    @other_keywords()
+    def __init__(
+        self,
+        density: float | None = None,
+        initializer: Any = "glorot_uniform",
+        seed: int | None = None,
+        *,
+        rescale: bool = False,
+        layout: LayoutLike = None,
+    ) -> None:
+        super().__init__(seed, layout)
+        self.density = None if density is None else check_density(density)
+        self.initializer = keras.initializers.get(initializer)
+        self.rescale = bool(rescale)
+        if isinstance(self.initializer, SparseInitializer) or self.initializer is None:
+            raise ValueError(
+                "`initializer` must be a dense Keras initializer. "
+                f"Received: initializer={initializer!r}"
+            )
+
+    def sample(
+        self, shape: Sequence[int], dtype: Any = None, layout: KernelLayout | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        target = numpy_dtype(dtype)
+        mask = _random_mask(shape, self.need_density(self.density), self._draw_seed)
+        # In float32: float16 layers get the same values, rounded.
+        wide = "float64" if target == np.float64 else "float32"
+        layout = self.resolve_layout(shape, layout)
+        kernel = to_numpy(_with_fans_of(layout, mask.ndim, self.initializer)(shape, dtype=wide))
+        kernel = kernel * mask
+        if self.rescale:
+            live = layout.to_canonical(mask)
+            fans = live.sum(axis=tuple(range(2, live.ndim - 1)), keepdims=True)
+            scale = np.sqrt(live.size // fans.size / np.maximum(fans, 1))
+            kernel = kernel * layout.from_canonical(np.broadcast_to(scale, live.shape), mask.shape)
+        return kernel.astype(target), mask
+
+    def at_density(
+        self, density: float, seed: int, shape: Sequence[int], layout: KernelLayout | None = None
+    ) -> SparseInitializer:
+        """The dense initializer gets the seed, too."""
+        config = self.get_config()
+        dense = config["initializer"]
+        if "seed" in dense["config"]:
+            dense = {**dense, "config": {**dense["config"], "seed": seed}}
+        return self.from_config({**config, "density": density, "seed": seed, "initializer": dense})
+
+    def get_config(self) -> dict[str, Any]:
+        dense = keras.initializers.serialize(self.initializer)
+        own = {"density": self.density, "initializer": dense, "rescale": self.rescale}
+        return {**super().get_config(), **own}
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class RamanujanOrthogonal(SparseInitializer):
+    """Square kernels of permuted dense orthogonal blocks: sparsity-aware orthogonal (SAO).
+
+    `K = gain P diag(Q_1, ..., Q_{width / degree}) R`, with dense orthogonal `Q_k` of size
+    `degree` and random permutations `P`, `R`: exactly orthogonal, of density `degree / width`.
+    With `relu=True`, `K = gain / sqrt(2) [[M, -M], [-M, M]]` with such an `M` of half the width
+    and degree: `K^T K = gain^2 [[I, -I], [-I, I]]` has half the rank, so `K` is not orthogonal; it
+    scales vectors `(x, -x)` by `sqrt(2) gain` and maps vectors `(x, x)` to zero.
+    Convolutions have the matrix at their center tap, and only its block entries are live.
+
+    Args:
+        degree: Live inputs of every output, and live outputs of every input. Divides the width.
+            `sparsify` replaces it by the degree that gives the density of each kernel.
+        gain: Scale of the kernel.
+        seed: Integer or `None` (drawn now).
+        relu: Whether to use the construction for ReLU, where degree and width are even.
+        layout: Meaning of the axes; see `ExactOrthogonal`.
+
+    Raises:
+        LayoutError: At a call, for a kernel that is not square, or a width that the degree does
+            not divide; the message names the nearest degrees, in `sparsify` densities, that do.
+
+    Limits: in spite of its name, which is the paper's, the support is not a Ramanujan graph, but
+    disjoint complete bipartite ones. `ExactOrthogonal` connects the whole layer, at any shape.
+
+    Example:
+
+    >>> kernel, mask = RamanujanOrthogonal(4, seed=0).sample((16, 16))
+    >>> int(mask.sum()), bool(np.allclose(kernel @ kernel.T, np.eye(16), atol=1e-6))
+    (64, True)
+
+    Reference:
+
+    - Esguerra et al., "Sparsity-Aware Orthogonal Initialization of Deep Neural Networks" (IEEE
+      Access 2023)
+    """
+
+    isometry = "exact"
+
+    def __init__(
+        self,
+        degree: int,
+        gain: float = 1.0,
+        seed: int | None = None,
+        *,
+        relu: bool = False,
+        layout: LayoutLike = None,
+    ) -> None:
+        super().__init__(seed, layout)
+        self.degree = check_integer("degree", degree)
+        self.gain = check_number("gain", gain)
+        self.relu = bool(relu)
+
+    def sample(
+        self, shape: Sequence[int], dtype: Any = None, layout: KernelLayout | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        target = numpy_dtype(dtype)
+        layout = self.resolve_layout(shape, layout)
+        canonical = layout.canonical_shape(shape)
+        width, step = canonical[-1], 2 if self.relu else 1
+        fit = self._admissible(canonical)
+        if self.degree not in fit:
+            raise LayoutError(
+                f"{self._rule(width)}; the nearest degrees that do are {_nearest(fit, self.degree)}"
+                f". Received: degree={self.degree}"
+            )
+        rng = np.random.default_rng(self._draw_seed)
+        values = np.zeros(canonical)
+        size, degree = width // step, self.degree // step
+        for matrix in np.ndindex(canonical[:2]):
+            part = np.zeros((size, size))
+            rows, columns = (rng.random(size).argsort().reshape(-1, degree) for _ in range(2))
+            blocks = random_orthogonal(size // degree, degree, rng)
+            part[rows[:, :, None], columns[:, None, :]] = blocks
+            if self.relu:
+                part = np.block([[part, -part], [-part, part]]) / np.sqrt(2.0)
+            values[(*matrix, *center_of(canonical))] = self.gain * part
+        kernel = np.ascontiguousarray(layout.from_canonical(values, shape))
+        return kernel.astype(target), kernel != 0
+
+    def at_density(
+        self, density: float, seed: int, shape: Sequence[int], layout: KernelLayout | None = None
+    ) -> SparseInitializer:
+        """The same with the degree `density * taps * width`, if there is one."""
+        canonical = self.resolve_layout(shape, layout).canonical_shape(shape)
+        width = canonical[-1]
+        fit = self._admissible(canonical)
+        per_degree = width / math.prod(canonical[2:])  # density of degree 1
+        degree = density / per_degree
+        if round(degree) not in fit or abs(degree - round(degree)) * width > 0.5:
+            near = [f"{d * per_degree:.9g} (degree {d})" for d in _nearest(fit, degree)]
+            raise LayoutError(
+                f"{self._rule(width)}; the nearest densities of this kernel that allow it are "
+                f"{' and '.join(near)}. Received: density={density:.6g}, a degree of {degree:.6g}"
+            )
+        return self.from_config({**self.get_config(), "degree": round(degree), "seed": seed})
+
+    def least_counts(
+        self, shape: Sequence[int], layout: KernelLayout | None = None
+    ) -> tuple[int, int]:
+        least = least_count(shape, self.resolve_layout(shape, layout))
+        return least, least
+
+    def get_config(self) -> dict[str, Any]:
+        own = {"degree": self.degree, "gain": self.gain, "relu": self.relu}
+        return {**super().get_config(), **own}
+
+    def _rule(self, width: int) -> str:
+        even = ", both even (`relu=True`)" if self.relu else ""
+        return f"`degree` must divide the width {width}{even}"
+
+    def _admissible(self, canonical_shape: Sequence[int]) -> list[int]:
+        """The degrees that a kernel can have."""
+        inputs, width = canonical_shape[-2:]
+        step = 2 if self.relu else 1
+        if inputs != width or width % step:
+            even = "square kernels of even width" if self.relu else "square kernels"
+            raise LayoutError(
+                f"RamanujanOrthogonal needs {even}; ExactOrthogonal takes every shape. "
+                f"Received: {inputs} inputs x {width} outputs"
+            )
+        return [d for d in range(step, width + 1, step) if width % d == 0]
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class ApproximateIsometry(SparseInitializer):
+    """Kernels with a random mask, made as orthogonal as the mask allows (AI).
+
+    Draws a mask of exactly `round(density * size)` live entries with normal values, and moves
+    these by `keras_sparse_ortho.orthogonal.approximate_isometry`, which also takes given masks.
+
+    Args:
+        density: Live fraction, in (0, 1].
+        gain: Scale of the kernel, positive.
+        seed: Integer or `None` (drawn now), for mask and start.
+        max_iterations: Most iterations of L-BFGS.
+        layout: Meaning of the axes; see `ExactOrthogonal`.
+
+    Raises:
+        DensityError: A density outside (0, 1].
+
+    Limits: slow and, at low density, far from an isometry. A seed gives the same mask everywhere,
+    but values differ between machines as their BLAS does. Every draw runs the minimization, in
+    `build` and when the mask is adopted; as a pattern in `sparsify` it runs once.
+
+    Example:
+
+    >>> kernel, mask = ApproximateIsometry(0.5, seed=1).sample((16, 32))
+    >>> int(mask.sum()), bool(np.allclose(kernel @ kernel.T, np.eye(16), atol=1e-3))
+    (256, True)
+
+    Reference: as for `approximate_isometry`, Lee et al. (ICLR 2020).
+    """
+
+    isometry = "approximate"
+    removed: ClassVar = {"mask": None, "tolerance": 1e-5, "min_decrease": 1e-6}
+
+    @other_keywords()
+    def __init__(
+        self,
+        density: float,
+        gain: float = 1.0,
+        seed: int | None = None,
+        *,
+        max_iterations: int = 1000,
+        layout: LayoutLike = None,
+    ) -> None:
+        super().__init__(seed, layout)
+        self.density = check_density(density)
+        self.gain = check_number("gain", gain)
+        if self.gain <= 0:
+            raise ValueError(f"`gain` must be positive. Received: {gain=}")
+        self.max_iterations = check_integer("max_iterations", max_iterations)
+
+    def sample(
+        self, shape: Sequence[int], dtype: Any = None, layout: KernelLayout | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        target = numpy_dtype(dtype)
+        layout = self.resolve_layout(shape, layout)
+        batch, parts, *rows, columns = layout.canonical_shape(shape)
+        rng = np.random.default_rng(self._draw_seed)
+        mask = _random_mask(shape, self.density, rng)
+        # The vectors along the shorter side start with norms of about `gain`.
+        vectors = batch * parts * min(math.prod(rows), columns)
+        start = rng.normal(size=mask.shape, scale=self.gain * np.sqrt(vectors / mask.sum()))
+        kernel = approximate_isometry(
+            start, mask, gain=self.gain, layout=layout, max_iterations=self.max_iterations
+        )
+        return kernel.astype(target), mask
+
+    def get_config(self) -> dict[str, Any]:
+        names = ("density", "gain", "max_iterations")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+
+
+def _random_mask(shape: Sequence[int], density: float, seed: int | np.random.Generator) -> Any:
+    mask = np.zeros(tuple(int(size) for size in shape), dtype=bool)
+    unmask_at_random(mask, live_count(density, mask.size), np.random.default_rng(seed))
+    return mask
+
+
+def _with_fans_of(layout: KernelLayout, rank: int, dense: Any) -> Any:
+    """The dense initializer with the fans of a layout, as newer versions of Keras use them."""
+    if layout.batch or rank != len(layout.inputs) + len(layout.outputs):
+        return dense
+    config = dense.get_config() if isinstance(dense, keras.initializers.VarianceScaling) else {}
+    if rank < 3 or config.get("input_axes", ()) is not None:
+        return dense
+    axes = {"input_axes": list(layout.inputs), "output_axes": list(layout.outputs)}
+    return type(dense).from_config({**config, "seed": dense.seed, **axes})
+
+
+def _nearest(fit: list[int], degree: float) -> list[int]:
+    """The next admissible degrees below and above, if there are any."""
+    below, above = [d for d in fit if d < degree], [d for d in fit if d > degree]
+    return below[-1:] + above[:1]

@@ -1,0 +1,470 @@
+"""Structures: `Block` and `NByM`, how they are drawn, and the regular blocks of highest score."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_sparse_ortho._checks import is_integer, other_keywords
+from keras_sparse_ortho.errors import LayoutError
+from keras_sparse_ortho.orthogonal._counts import apportion, live_count, unmask_at_random
+from keras_sparse_ortho.orthogonal._eoi import (
+    DrawOptions,
+    Rotations,
+    Supports,
+    cos_sin,
+    covering_rotations,
+    random_orthogonal,
+    write_orthogonal,
+)
+from keras_sparse_ortho.orthogonal._kernel import (
+    KernelLayout,
+    Structure,
+    center_of,
+    default_layout,
+    describe,
+)
+from keras_sparse_ortho.orthogonal._regular_blocks import RegularBlocks, draw_regular
+from keras_sparse_ortho.orthogonal._regular_pattern import (
+    block_count,
+    fan_step,
+    from_blocks,
+    matched_by_score,
+    to_blocks,
+)
+
+StructureLike = Structure | str | tuple[int, int]
+"""A structure, or a short form of one: `"2:4"`, `"32x32"` or `(32, 32)`."""
+
+_PADDED = 1.05  # a padded side relative to the side: what the padding may cost
+_LARGEST = 2**16  # kernels are padded to whole groups
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Block(Structure):
+    """Blocks of `rows` consecutive inputs by `cols` consecutive outputs, live or dead as a whole.
+
+    Inputs and outputs are the axes of the flattened `(in, out)` kernel, in a convolution the
+    channels at each tap.
+
+    Construction: dense orthogonal blocks on the diagonal; then pairs of block lines along the
+    longer side are rotated, entry by entry with an angle each, so that both get the union of
+    their blocks: first empty lines with others, until none is left, then random pairs. Blocks
+    that are missing to the count are unmasked at random; their entries are zeros.
+
+    With `regular=True`, every output block has the same number `k` of live input blocks, and every
+    input block the same number of live output blocks; layers that store and multiply live blocks
+    alone need this. With `I` input and `J` output blocks, `k` is a multiple of `I / gcd(I, J)`. No
+    output and no input is dead. All taps of a convolution have the same live blocks, over channels.
+    The shorter side need not be divisible: 1000 outputs of `cols=32` are 8 blocks of 32 and 24 of
+    31, which layers of live blocks pad to 32. The padding is at most a twentieth of the side.
+
+    Args:
+        rows: Inputs in a block.
+        cols: Outputs in a block. One of `rows` and `cols` divides the other; with `regular=True`
+            any two are possible.
+        regular: Whether all block lines have the same number of live blocks.
+
+    Raises:
+        LayoutError: When a kernel is drawn that the blocks do not divide, with padding or without.
+
+    Example:
+
+    >>> from keras_sparse_ortho.orthogonal import exact_orthogonal
+    >>> regular = Block(8, 8, regular=True)
+    >>> kernel, mask = exact_orthogonal((64, 128), 0.25, seed=0, structure=regular)
+    >>> live = mask.reshape(8, 8, 16, 8).any(axis=(1, 3))
+    >>> {int(fan) for fan in live.sum(axis=0)}, {int(fan) for fan in live.sum(axis=1)}
+    ({2}, {4})
+    """
+
+    rows: int
+    cols: int
+    regular: bool = dataclasses.field(default=False, kw_only=True)
+
+    def __repr__(self) -> str:
+        regular = ", regular=True" if self.regular else ""
+        return f"Block(rows={self.rows}, cols={self.cols}{regular})"
+
+    def __post_init__(self) -> None:
+        self._check_sides("rows", "cols")
+        if not isinstance(self.regular, bool):
+            raise ValueError(f"`regular` must be a bool. Received: regular={self.regular!r}")
+        if not self.regular and max(self.rows, self.cols) % min(self.rows, self.cols):
+            raise ValueError(f"One of `rows` and `cols` must divide the other. Received: {self}")
+
+    def divides(self, canonical_shape: Sequence[int]) -> bool:
+        """Whether inputs and outputs can be divided into blocks, regular ones with padding."""
+        *_, inputs, outputs = canonical_shape
+        rows = block_count(inputs, self.rows) * self.rows
+        cols = block_count(outputs, self.cols) * self.cols
+        if rows == inputs or cols == outputs:
+            sides = (inputs, rows, self.rows), (outputs, cols, self.cols)
+            (side, padded, width), (other, _, _) = sides if cols == outputs else sides[::-1]
+            even = block_count(side, block_count(side, width)) == width
+            close = padded <= min(_PADDED * side, other)
+            return padded == side or (self.regular and even and close)
+        return False
+
+    def check(self, canonical_shape: Sequence[int]) -> None:
+        """Refuses inputs or outputs that cannot be divided into blocks."""
+        if not self.divides(canonical_shape):
+            raise LayoutError(
+                f"{self} needs inputs divisible by {self.rows} and outputs divisible by "
+                f"{self.cols}; change the layer's sizes or the structure, or `exclude` the layer. "
+                f"Received: a kernel of {describe(canonical_shape)}"
+            )
+
+    def unit(self, canonical_shape: Sequence[int]) -> int:
+        """Entries of a block; with regular blocks, the count at the least fans."""
+        unit = self.rows * self.cols
+        if not self.regular:
+            return unit
+        *_, inputs, outputs = canonical_shape
+        parts = math.gcd(block_count(inputs, self.rows), block_count(outputs, self.cols))
+        return math.prod(canonical_shape) // parts
+
+    def fan_in(self, canonical_shape: Sequence[int], count: int) -> int:
+        """Live input blocks of each output block of a regular kernel with `count` live entries."""
+        *_, inputs, outputs = canonical_shape
+        step = fan_step(block_count(inputs, self.rows), block_count(outputs, self.cols))
+        return count // self.unit(canonical_shape) * step
+
+    def least(self, canonical_shape: Sequence[int]) -> int:
+        """A block line of `a` orthonormal rows needs blocks with `a` columns in all."""
+        if self.regular:
+            return self.unit(canonical_shape)
+        batch, parts, *_, inputs, outputs = canonical_shape
+        blocks = min(inputs, outputs) // min(self.rows, self.cols)
+        return batch * parts * blocks * self.unit(canonical_shape)
+
+    def covering(self, canonical_shape: Sequence[int]) -> int:
+        """A block for each line along the longer side."""
+        if self.regular:
+            return self.unit(canonical_shape)
+        batch, parts, *_, inputs, outputs = canonical_shape
+        (n, a), (m, b), _ = _sides(inputs, outputs, self)
+        return batch * parts * max(m // b, n // min(a, b)) * self.unit(canonical_shape)
+
+    def draw(
+        self, canonical_shape: Sequence[int], count: int, density: float, options: DrawOptions
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """See `Structure.draw`. Regular blocks always cover."""
+        if self.regular:
+            fan = self.fan_in(canonical_shape, count)
+            drawn = draw_regular(canonical_shape, self.rows, self.cols, fan, options)
+            return drawn.dense(), drawn.mask()
+        batch, parts, *taps, inputs, outputs = canonical_shape
+        unit = self.rows * self.cols
+        size = batch * parts * inputs * outputs // unit
+        at_center = min(live_count(density, size) * unit, count)
+        shares = self._shares(canonical_shape, at_center, count, options)
+        grid = (inputs // self.rows, outputs // self.cols)
+        kernel = np.zeros(canonical_shape)
+        live = np.zeros((batch, parts, *taps, *grid), dtype=bool)
+        center = center_of(canonical_shape)
+        for share, matrix in zip(shares, np.ndindex(batch, parts), strict=True):
+            part = _block_orthogonal(inputs, outputs, self, share, options)
+            kernel[(*matrix, *center)] = options.gain * part
+            blocks = part.reshape(grid[0], self.rows, grid[1], self.cols)
+            live[(*matrix, *center)] = (blocks != 0).any(axis=(1, 3))
+        unmask_at_random(live, count // unit, options.rng)
+        return kernel, live.repeat(self.rows, axis=-2).repeat(self.cols, axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class NByM(Structure):
+    """At most `n` live entries among every `m` consecutive inputs, for each output.
+
+    `NByM(2, 4)` is the 2:4 pattern of sparse tensor cores. At density `n / m` every group has
+    exactly `n`; a lower density is sparser within the pattern.
+
+    Construction: the inputs of each group of `m` are split at random into `m / n` classes of `n`,
+    and so are the outputs; each class of inputs and its outputs get a sparse orthogonal
+    matrix. At the other taps of a convolution the `n` inputs are drawn at random for each
+    output, and their entries are zeros. If there are fewer outputs than classes, the inputs of the
+    other classes are dead at the center tap.
+
+    If `m` does not divide the inputs, the last group is shorter, as if the kernel were padded with
+    zeros: 3 inputs are one group of `NByM(2, 4)`, with at most 2 live entries.
+
+    Args:
+        n: Most live entries of a group. Divides `m`.
+        m: Consecutive inputs of a group.
+
+    Example:
+
+    >>> from keras_sparse_ortho.orthogonal import exact_orthogonal
+    >>> kernel, mask = exact_orthogonal((64, 128), 0.5, seed=0, structure=NByM(2, 4))
+    >>> {int(live) for live in mask.reshape(16, 4, 128).sum(axis=1).flat}
+    {2}
+    """
+
+    n: int
+    m: int
+
+    def __post_init__(self) -> None:
+        self._check_sides("n", "m")
+        if self.m % self.n or self.m > _LARGEST:
+            raise ValueError(
+                f"`n` must divide `m`, and `m` be at most {_LARGEST:,}. Received: {self}"
+            )
+
+    def in_groups(self, array: np.ndarray, fill: Any = 0) -> np.ndarray:
+        """`(..., inputs, outputs)` as `(..., groups, m, outputs)`; `fill` pads the last group."""
+        *outer, inputs, outputs = array.shape
+        padding = np.full((*outer, -inputs % self.m, outputs), fill, array.dtype)
+        return np.concatenate([array, padding], axis=-2).reshape(*outer, -1, self.m, outputs)
+
+    def _class_sizes(self, inputs: int, outputs: int) -> tuple[list[int], list[int]]:
+        """Inputs and outputs of each class: in proportion, so that all of the shorter side fit."""
+        groups, rest = divmod(inputs, self.m)
+        parts = apportion(rest, [1.0] * (self.m // self.n))
+        rows = [groups * self.n + part for part in parts]
+        return rows, apportion(outputs, rows)
+
+    def unit(self, canonical_shape: Sequence[int]) -> int:
+        return 1
+
+    def least(self, canonical_shape: Sequence[int]) -> int:
+        batch, parts, *_, inputs, outputs = canonical_shape
+        return batch * parts * min(inputs, outputs)
+
+    def covering(self, canonical_shape: Sequence[int]) -> int:
+        """The longer side of the matrix of each class."""
+        batch, parts, *_, inputs, outputs = canonical_shape
+        sizes = zip(*self._class_sizes(inputs, outputs), strict=True)
+        return batch * parts * sum(max(rows, share) for rows, share in sizes if share)
+
+    def most(self, canonical_shape: Sequence[int]) -> int:
+        """`n` of every `m` entries; at the center tap those of the classes."""
+        batch, parts, *taps, inputs, outputs = canonical_shape
+        groups, rest = divmod(inputs, self.m)
+        elsewhere = outputs * (groups * self.n + min(rest, self.n))
+        center = sum(map(math.prod, zip(*self._class_sizes(inputs, outputs), strict=True)))
+        return batch * parts * ((math.prod(taps) - 1) * elsewhere + center)
+
+    def draw(
+        self, canonical_shape: Sequence[int], count: int, density: float, options: DrawOptions
+    ) -> tuple[np.ndarray, np.ndarray]:
+        batch, parts, *taps, inputs, outputs = canonical_shape
+        at_center = live_count(density, batch * parts * inputs * outputs)
+        at_center = min(at_center, count, self.most((batch, parts, inputs, outputs)))
+        shares = self._shares(canonical_shape, at_center, count, options)
+        kernel = np.zeros(canonical_shape)
+        allowed = np.zeros(canonical_shape, dtype=bool)
+        if taps:
+            keys: np.ndarray = self.in_groups(options.rng.random(canonical_shape), np.inf)
+            ranks = keys.argsort(axis=-2).argsort(axis=-2)
+            padded = (ranks < self.n).reshape(batch, parts, *taps, -1, outputs)
+            allowed[...] = padded[..., :inputs, :]
+        center = center_of(canonical_shape)
+        for share, matrix in zip(shares, np.ndindex(batch, parts), strict=True):
+            index = (*matrix, *center)
+            self._write(kernel[index], allowed[index], share, options)
+        mask = kernel != 0
+        within = mask[allowed]
+        unmask_at_random(within, count, options.rng)
+        mask[allowed] = within
+        return kernel, mask
+
+    def _write(
+        self, kernel: np.ndarray, allowed: np.ndarray, count: int, options: DrawOptions
+    ) -> None:
+        """Fills one zeroed matrix, and the mask of the entries that its classes allow."""
+        inputs, outputs = kernel.shape
+        rows, sizes = self._class_sizes(inputs, outputs)
+        allowed[...] = False
+        # The shuffled place of an input within its group decides its class.
+        groups = inputs // self.m
+        places = np.argsort(options.rng.random((groups, self.m)), axis=1)
+        places += np.arange(0, groups * self.m, self.m)[:, None]
+        order = np.argsort(options.rng.random(outputs))
+        rest = groups * self.m + np.argsort(options.rng.random(inputs % self.m))
+        of_rest = np.split(rest, np.cumsum([size - groups * self.n for size in rows])[:-1])
+        shares = np.split(order, np.cumsum(sizes)[:-1])
+        counts = [min(pair) for pair in zip(rows, sizes, strict=True)]
+        if options.cover:
+            full = [max(n, share) if share else 0 for n, share in zip(rows, sizes, strict=True)]
+            counts = _raise_towards(counts, full, count)
+        most = [n * share for n, share in zip(rows, sizes, strict=True)]
+        counts = _raise_towards(counts, most, count)
+        for k, share in enumerate(shares):
+            if not len(share):
+                continue
+            part = np.zeros((rows[k], len(share)))
+            write_orthogonal(part, counts[k], options)
+            own = places[:, k * self.n : (k + 1) * self.n].reshape(-1)
+            index = np.ix_(np.concatenate([own, of_rest[k]]), share)
+            kernel[index] = part
+            allowed[index] = True
+
+
+def as_structure(given: Any, *, regular: bool = False) -> Any:
+    """The structure that a short form stands for; anything else is returned as it is.
+
+    >>> as_structure("2:4"), as_structure((4, 1)), as_structure("8x8", regular=True)
+    (NByM(n=2, m=4), Block(rows=4, cols=1), Block(rows=8, cols=8, regular=True))
+    """
+    if isinstance(given, str):
+        parts = re.fullmatch(r"(\d+) ?([:xX]) ?(\d+)", given)
+        if parts is None:
+            raise ValueError(
+                '`structure` as text must be "n:m", such as "2:4", or "rows x cols", such as '
+                f'"32x32". Received: structure={given!r}'
+            )
+        sides = int(parts[1]), int(parts[3])
+        return NByM(*sides) if parts[2] == ":" else Block(*sides, regular=regular)
+    if isinstance(given, list | tuple) and len(given) == 2 and all(map(is_integer, given)):
+        return Block(*map(int, given), regular=regular)
+    return given
+
+
+@other_keywords()
+def regular_blocks(
+    shape: Sequence[int],
+    density: float,
+    structure: Block,
+    *,
+    gain: float = 1.0,
+    seed: int | np.random.Generator | None = None,
+    layout: KernelLayout | None = None,
+    dtype: Any = np.float64,
+) -> RegularBlocks:
+    """Draws an exactly orthogonal kernel of regular blocks as its live blocks alone.
+
+    The kernel is that of `exact_orthogonal(shape, density, structure=structure, ...)` for the same
+    seed, bit for bit, but no array of the size of the dense kernel is made: memory is that of the
+    live blocks and 1.3 float64 copies of them. `structure` is a `Block(rows, cols, regular=True)`;
+    the other arguments and errors are those of `exact_orthogonal`. Returns a `RegularBlocks`.
+
+    A convolution has the same live blocks, over channels, at all its taps. Its values are at the
+    center tap, where they make the kernel exactly orthogonal, and only these are stored; the live
+    entries of other taps are zeros that training may move.
+
+    Example:
+
+    >>> drawn = regular_blocks((128, 256), 0.25, Block(16, 16, regular=True), seed=0)
+    >>> drawn.blocks.shape, drawn.inputs_of.shape, drawn.slots_of.shape
+    ((1, 1, 16, 2, 16, 16), (1, 1, 16, 2), (1, 1, 8, 4))
+    >>> kernel = drawn.dense()[0, 0]
+    >>> bool(np.allclose(kernel @ kernel.T, np.eye(128), atol=1e-12))
+    True
+    """
+    if not isinstance(structure, Block) or not structure.regular:
+        raise ValueError(
+            "`structure` must be Block(rows, cols, regular=True): other live blocks cannot be "
+            f"stored without the dense kernel. Received: structure={structure!r}"
+        )
+    if not np.issubdtype(np.dtype(dtype), np.floating):
+        raise ValueError(f"`dtype` must be a NumPy floating type. Received: dtype={dtype!r}")
+    shape = tuple(int(size) for size in shape)
+    canonical = (layout or default_layout(shape)).canonical_shape(shape)
+    structure.check(canonical)
+    fan_in = structure.fan_in(canonical, structure.live_count(canonical, density))
+    options = DrawOptions(np.random.default_rng(seed), gain)
+    return draw_regular(canonical, structure.rows, structure.cols, fan_in, options, dtype)
+
+
+def best_regular(
+    block: Block,
+    scores: np.ndarray,
+    count: int,
+    rng: np.random.Generator,
+    among: np.ndarray | None = None,
+) -> np.ndarray:
+    """The mask of regular blocks with `count` live entries whose scores have the largest sum.
+
+    `scores` are of the canonical shape, `count` is a multiple of `block.unit`, `rng` decides
+    between equals. Only blocks inside `among`, a mask with more live blocks, are taken.
+    """
+    batch, parts, *taps, inputs, outputs = shape = scores.shape
+    over_taps = scores.reshape(batch * parts, math.prod(taps), inputs, outputs).sum(axis=1)
+    by_block = to_blocks(over_taps, block.rows, block.cols)
+    sums = by_block.sum(axis=(2, 4), dtype=np.float64)
+    fan_in = block.fan_in(shape, count)
+    _, rows, cols = sums.shape
+    fans = np.full(rows, cols * fan_in // rows), np.full(cols, fan_in)
+    live = np.zeros_like(by_block, dtype=bool)
+    closed = np.zeros(sums.shape, dtype=bool)
+    if among is not None:
+        given: np.ndarray = among.reshape(batch * parts, -1, inputs, outputs).max(axis=1)
+        closed = ~to_blocks(given, block.rows, block.cols).max(axis=(2, 4))
+    for blocks, shut, matrix in zip(live, closed, sums, strict=True):
+        chosen = matched_by_score(shut, *fans, matrix, rng)
+        blocks[...] = chosen[:, None, :, None]
+    mask = from_blocks(live, inputs, outputs)
+    mask = mask.reshape(batch, parts, *(1 for _ in taps), inputs, outputs)
+    return np.broadcast_to(mask, shape).copy()
+
+
+def _sides(
+    inputs: int, outputs: int, block: Block
+) -> tuple[tuple[int, int], tuple[int, int], bool]:
+    """The shorter side and its block size, the longer side and its block size; whether wide."""
+    rows, cols = (inputs, block.rows), (outputs, block.cols)
+    wide = outputs > inputs or (outputs == inputs and block.cols <= block.rows)
+    return (rows, cols, True) if wide else (cols, rows, False)
+
+
+def _block_orthogonal(
+    inputs: int, outputs: int, block: Block, limit: int, options: DrawOptions
+) -> np.ndarray:
+    """An orthogonal `(inputs, outputs)` matrix of at most `limit` live blocks.
+
+    `n` is the shorter side, in groups of `a`; `m` the longer one, in lines of `b`, which are
+    rotated. In a square matrix the lines are those of the side with the smaller blocks.
+    """
+    rng = options.rng
+    (n, a), (m, b), wide = _sides(inputs, outputs, block)
+    groups, lines = n // a, m // b
+    matrix = np.zeros((lines, b, n))
+    bits = [0] * lines
+    if a <= b:
+        # A line holds up to b / a groups, dealt out so that as many lines as possible are live.
+        dense = random_orthogonal(min(groups, lines), b, rng)
+        for group in range(groups):
+            slot, line = divmod(group, lines)
+            part = dense[line][:, slot * a : (slot + 1) * a]
+            matrix[line, :, group * a : (group + 1) * a] = part
+            bits[line] |= 1 << group
+    else:
+        each = a // b
+        for group, part in enumerate(random_orthogonal(groups, a, rng)):
+            part = part.reshape(each, b, a)
+            matrix[group * each : (group + 1) * each, :, group * a : (group + 1) * a] = part
+            bits[group * each : (group + 1) * each] = [1 << group] * each
+    if lines > 1:
+        supports = Supports.of(bits)
+        pairs: list[tuple[int, int]] = []
+        if options.cover:
+            # Lines that begin with blocks come first; if some are empty, the others have one each.
+            filled = sum(line != 0 for line in bits)
+            start = covering_rotations(filled, lines, filled + limit - supports.live, rng)
+            supports.apply(start)
+            pairs += zip(start.first.tolist(), start.second.tolist(), strict=True)
+        done = False
+        while not done:  # random pairs, up to the first that takes the support over `limit`
+            drawn = Rotations.draw(lines, max(3 * lines, 64), rng)
+            applied, done = supports.apply_while_fits(drawn, limit)
+            first, second = drawn.first[:applied].tolist(), drawn.second[:applied].tolist()
+            pairs += zip(first, second, strict=True)
+        # Row `k` of one line with row `k` of the other, by an angle each.
+        cos, sin = (v.reshape(-1, b, 1) for v in cos_sin(len(pairs) * b, rng))
+        for (i, j), c, s in zip(pairs, cos, sin, strict=True):
+            x, y = matrix[i], matrix[j]
+            matrix[i], matrix[j] = c * x + s * y, c * y - s * x
+    flat = matrix.reshape(m, n)
+    return flat.T if wide else flat
+
+
+def _raise_towards(counts: list[int], most: list[int], total: int) -> list[int]:
+    """Raises `counts` in proportion to what they lack of `most`, up to a sum of `total`."""
+    missing = [full - count for full, count in zip(most, counts, strict=True)]
+    more = min(total - sum(counts), sum(missing))
+    if more <= 0:
+        return counts
+    return [count + add for count, add in zip(counts, apportion(more, missing), strict=True)]
