@@ -6,7 +6,6 @@ from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.errors import BudgetError, NotPrunableError
 from keras_sparse_ortho.kernels import Selection
 from keras_sparse_ortho.pruning import plan_for
-from keras_sparse_ortho.schedules import TfmotSchedule
 from keras_sparse_ortho.tfmot._tf_keras_internals import (
     PruneLowMagnitude,
     PruneRegistry,
@@ -115,7 +114,15 @@ def _schedule_for(schedule: Any, density: float, paths: list[str]) -> Any:
     """A TFMOT schedule that ends at the density of a layer with these weights."""
     if not isinstance(schedule, tfmot.sparsity.keras.PruningSchedule):
         return schedule(1 - density)
-    made = TfmotSchedule(schedule).with_density(density).schedule
+    config = schedule.get_config()
+    config = dict(config.get("config", config))
+    last = next((name for name in ("final_sparsity", "target_sparsity") if name in config), None)
+    if last is None:
+        raise ValueError(
+            "The schedule must have `final_sparsity` or `target_sparsity`, which the budget "
+            f"replaces; else give a function of it. Received: schedule={schedule!r}"
+        )
+    made = type(schedule)(**{**config, last: 1 - density})
     first = getattr(made, "initial_sparsity", 0.0)
     if first > 1 - density:
         raise BudgetError(
