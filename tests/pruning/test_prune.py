@@ -131,8 +131,6 @@ def test_refusals():
         kso.prune(model, budget={"tail": 0.5})
     with pytest.raises(NotPrunableError, match=r"'hidden/kernel' must be a bool array.*0 live"):
         kso.apply_masks(model, {"hidden/kernel": np.zeros((8, 16), dtype=bool)})
-    with pytest.raises(AttributeError, match=r"'adopt_masks'. In .* use: apply_masks\("):
-        _ = kso.pruning.adopt_masks
 
 
 def test_sparsify_warns_where_training_is_lost():
