@@ -77,7 +77,7 @@ def measure(form: str, width: int, batch: int, density: float) -> dict[str, floa
     model = keras.Sequential([keras.Input((width,)), *map(layer, range(LAYERS))])
     if kind == "sparsify":
         blocks = kso.Block(int(size), int(size), regular=True)
-        model = kso.sparsify(model, density, "uniform", structure=blocks, storage="auto", seed=0)
+        model = kso.sparsify(model, density, "uniform", structure=blocks, storage="blocks", seed=0)
         gc.collect()
     built = peak()
     on_torch = keras.backend.backend() == "torch"
@@ -178,7 +178,7 @@ def report(lines: pathlib.Path) -> None:
     text += "forms at density 0.1; each in a process of its own. Stored: weights, optimizer and "
     text += "file, as a ratio to dense. Peak: the largest resident set, less that after the "
     text += "imports; blocks 32 are made by layers.BlockSparseDense, sparsify 32 from a dense "
-    text += 'model by sparsify(storage="auto").\n\n'
+    text += 'model by sparsify(storage="blocks").\n\n'
     header = ["backend", "width", "batch", "form", *FIGURES, "stored, ratio", "peak, ratio"]
     write("memory", text + markdown(header, table))
 

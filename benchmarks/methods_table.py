@@ -282,10 +282,10 @@ def blocks_of(size: int, moved: bool = False) -> Method:
             "uniform",
             ExactOrthogonal(gain="auto"),
             structure=kso.Block(size, size, regular=True),
-            storage="auto",
             seed=plan["seed"],
             include=plan.get("include"),
         )
+        model = kso.convert(model, "blocks")
         if not moved:
             return model, []
         options = {"frequency": plan["frequency"], "fraction": 0.3, "seed": plan["seed"]}

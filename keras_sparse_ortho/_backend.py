@@ -104,14 +104,6 @@ def is_traced(value: Any) -> bool:
     return backend == "tensorflow" and not hasattr(value, "numpy")
 
 
-def on_cpu(tensor: Any) -> bool:
-    """Whether a tensor lies in the memory of the host, where NumPy computes without compiling."""
-    backend = keras.backend.backend()
-    if backend == "jax":
-        return all(device.platform == "cpu" for device in tensor.devices())
-    return "cpu" in str(tensor.device).lower()
-
-
 @contextlib.contextmanager
 def float64_operations() -> Iterator[None]:
     """Lets `keras.ops` compute in float64 on JAX and torch, too. Not for several threads."""

@@ -83,9 +83,8 @@ def sparse_model(method: str):
         model = kso.sparsify(dense, 0.1, seed=0, storage="compact")
     elif method == "blocks":
         block = kso.Block(8, 8, regular=True)
-        model = kso.sparsify(
-            dense, 0.25, "uniform", structure=block, exclude="head", seed=0, storage="auto"
-        )
+        model = kso.sparsify(dense, 0.25, "uniform", structure=block, exclude="head", seed=0)
+        model = kso.convert(model, "blocks")
     elif method == "str":
         model = kso.parametrize(dense, kso.SoftThreshold())
     elif method == "gmp":

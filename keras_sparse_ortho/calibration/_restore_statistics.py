@@ -1,19 +1,16 @@
 """`restore_statistics`: means and variances of batch normalization, estimated anew."""
 
-import math
 import warnings
 from typing import Any
 
 import keras
+import numpy as np
 
-from keras_sparse_ortho._backend import float64_operations
 from keras_sparse_ortho._values import assign, to_numpy
-from keras_sparse_ortho.calibration._sweep import Stop, calibration_batches, sweep
+from keras_sparse_ortho.calibration._layerwise import calibration_batches, sweep
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.models import check_built
-
-ops = keras.ops
 
 
 def restore_statistics(model: keras.Model, data: Any, *, verbose: int = 0) -> list[str]:
@@ -37,8 +34,8 @@ def restore_statistics(model: keras.Model, data: Any, *, verbose: int = 0) -> li
         The paths of the layers that were set.
 
     Raises:
-        NotPrunableError: A model that is not built or has no `BatchNormalization`; batches that go
-            through its layers in another order than the first. The statistics are as they were.
+        NotPrunableError: A model that is not built or has no `BatchNormalization`; batches that do
+            not reach a layer. The statistics are as they were.
 
     Warns:
         UserWarning: Fewer than 16 different rows of data; a model whose layers are all frozen.
@@ -64,7 +61,7 @@ def restore_statistics(model: keras.Model, data: Any, *, verbose: int = 0) -> li
         raise NotPrunableError(
             f"The model must have layers BatchNormalization. Received: model={model.name!r}"
         )
-    stops = [_Moments(layer, path) for layer, path in found if layer.trainable]
+    stops = [_MomentStop(layer, path) for layer, path in found if layer.trainable]
     if not stops:
         warnings.warn(
             "No statistics were restored: frozen layers keep theirs. Set `trainable = True` on "
@@ -73,48 +70,40 @@ def restore_statistics(model: keras.Model, data: Any, *, verbose: int = 0) -> li
             stacklevel=2,
         )
         return []
-    before = [to_numpy(variable) for stop in stops for variable in stop.variables]
+    variables = [variable for stop in stops for variable in stop.variables]
+    before = [to_numpy(variable) for variable in variables]
     try:
         missed = sweep(model, calibration_batches(data), stops, verbose)
     except BaseException:
-        variables = [variable for stop in stops for variable in stop.variables]
         for variable, value in zip(variables, before, strict=True):
             assign(variable, value)
         raise
     return [stop.path for stop in stops if stop not in missed]
 
 
-class _Moments(Stop):
+class _MomentStop:
     """The sums of the inputs of one layer and of their squares, from a value near the mean."""
 
     def __init__(self, layer: Any, path: str) -> None:
-        super().__init__(layer, path)
+        self.layer, self.path = layer, path
         self.variables = [layer.moving_mean, layer.moving_variance]
-        self._count: Any = 0.0
+        self._count = 0
         self._first: Any = 0.0
         self._second: Any = 0.0
 
     def add(self, inputs: Any, reference: Any = None, **options: Any) -> None:
-        mask = options.get("mask")
-        with float64_operations():
-            x = ops.cast(inputs, "float64")
-            axis = self.layer.axis % len(x.shape)
-            others = [k for k in range(len(x.shape)) if k != axis]
-            shape = [size if k == axis else 1 for k, size in enumerate(x.shape)]
-            x = x - ops.reshape(ops.cast(self.variables[0].value, "float64"), shape)
-            count: Any = math.prod(int(x.shape[k]) for k in others)
-            if mask is not None:  # of all axes but the last
-                kept = ops.cast(mask, "float64")
-                count = ops.sum(kept)
-                x = x * ops.expand_dims(kept, -1)
-            self._count = self._count + count
-            self._first = self._first + ops.sum(x, axis=others)
-            self._second = self._second + ops.sum(x * x, axis=others)
+        x = np.moveaxis(to_numpy(inputs, copy=False).astype(np.float64), self.layer.axis, -1)
+        x = x - to_numpy(self.variables[0]).astype(np.float64)
+        if options.get("mask") is not None:  # of all axes but the last
+            x = x[to_numpy(options["mask"], copy=False).astype(bool)]
+        x = x.reshape(-1, x.shape[-1])
+        self._count += len(x)
+        self._first = self._first + x.sum(axis=0)
+        self._second = self._second + (x * x).sum(axis=0)
 
     def finish(self) -> None:
-        with float64_operations():
-            shift = self._first / self._count
-            mean = shift + ops.cast(self.variables[0].value, "float64")
-            moments = [to_numpy(mean), to_numpy(self._second / self._count - shift * shift)]
-        for variable, value in zip(self.variables, moments, strict=True):
+        shift = self._first / self._count
+        mean = shift + to_numpy(self.variables[0]).astype(np.float64)
+        variance = np.maximum(self._second / self._count - shift * shift, 0.0)
+        for variable, value in zip(self.variables, (mean, variance), strict=True):
             assign(variable, value)

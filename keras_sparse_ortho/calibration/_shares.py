@@ -1,16 +1,20 @@
 """Densities of the kernels of a trained model by the errors that calibration data show."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.budgets import Budget, allocate
-from keras_sparse_ortho.calibration._patterns import Entries
-from keras_sparse_ortho.calibration._rows import GramStop, Moments, as_matrices, linear_kernel
-from keras_sparse_ortho.calibration._solve import obs_rounds, relative_error
-from keras_sparse_ortho.calibration._sweep import calibration_batches, sweep
+from keras_sparse_ortho.calibration._layerwise import (
+    GramStop,
+    as_matrices,
+    calibration_batches,
+    rows_of,
+    sweep,
+)
+from keras_sparse_ortho.calibration._solve import Entries, damped, obs_rounds, relative_error
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import live_count
 
@@ -30,11 +34,9 @@ def budget_by_error(
     """Densities of least total error with exactly `round(density * size)` live entries in all.
 
     The least sum over the kernels of `e_k(c_k) = tr (V - W)^T H (V - W) / tr W^T H W` over the
-    counts `c_k`, where `V` is what OBS makes of the kernel with so many live entries, on the inputs
-    of the given model: `V` of three rows in four, the error on the fourth, which is held out. It is
-    measured at twelve counts, down to a fifth of the density, and linear in between on its lower
-    convex hull, where the best counts are exact. Kernels that do not multiply the inputs of their
-    layers get the density of all.
+    counts `c_k`, where `V` is what OBS makes of the kernel with so many live entries of three rows
+    in four, and the error is that on the fourth. It is measured at twelve counts, and linear in
+    between on its lower convex hull. Kernels that do not multiply inputs get the density of all.
 
     Reference:
 
@@ -43,14 +45,14 @@ def budget_by_error(
     """
     curves: dict[str, Curve] = {}
 
-    def stop(weight: PrunableWeight, kernel: Any) -> GramStop:
-        def record(moments: Moments) -> None:
-            curves[weight.path] = _curve(weight, moments, density)
+    def record(weight: PrunableWeight, gram: Any, across: Any, held: Any) -> None:
+        curves[weight.path] = _curve(weight, gram, gram if held is None else held, density)
 
-        return GramStop(kernel, record, hold_out=_HOLD_OUT)
-
-    kernels = [(weight, linear_kernel(weight, weight.owner)) for weight in weights]
-    stops = [stop(weight, kernel) for weight, kernel in kernels if kernel is not None]
+    stops = [
+        GramStop(weight, rows, functools.partial(record, weight), hold_out=_HOLD_OUT)
+        for weight in weights
+        if (rows := rows_of(weight)) is not None
+    ]
     sweep(model, calibration_batches(data), stops, verbose)
     sizes = {weight.path: weight.size for weight in weights if weight.path in curves}
     share = _by_error(curves, sizes, density)
@@ -58,20 +60,19 @@ def budget_by_error(
     return allocate(weights, density, relative, orthogonal=False)
 
 
-def _curve(weight: PrunableWeight, moments: Moments, density: float) -> Curve:
+def _curve(weight: PrunableWeight, gram: Any, judge: Any, density: float) -> Curve:
     """Errors of OBS on its way from dense to a fifth of the density, on rows that it has not seen.
 
     On its own rows the error of a kernel with more inputs than rows is close to 0.
     """
-    judge = moments.gram if moments.held is None else moments.held
     kernel = as_matrices(weight.finite_raw_value(), weight.layout)
     least = _LEAST * density
     grid = [live_count(least ** (k / _POINTS), weight.size) for k in range(1, _POINTS + 1)]
     counts = sorted({max(count, 1) for count in grid}, reverse=True)
-    errors = [
-        relative_error(to_numpy(value), kernel, judge)
-        for value, _ in obs_rounds(kernel, counts, moments.gram, Entries())
-    ]
+    pattern, normal = Entries(), damped(gram)
+    precision = pattern.precision(np.linalg.inv(normal))
+    rounds = obs_rounds(kernel.astype(np.float64), normal, precision, counts, pattern)
+    errors = [relative_error(value, kernel, judge) for value, _ in rounds]
     return np.array([*counts[::-1], weight.size], float), np.array([*errors[::-1], 0.0])
 
 

@@ -1,4 +1,4 @@
-"""`apply_masks`: masks that are there already, held from now on."""
+"""`apply_masks`: masks that exist already."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from keras_sparse_ortho.errors import NotPrunableError, UnknownWeightError
 from keras_sparse_ortho.initializers import AnyDraw, Draw, SparseInitializer, adopt
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose
 from keras_sparse_ortho.models import Plan, prunable_weights, refuse_unfit, verb
-from keras_sparse_ortho.pruning._holding import hold, mask_class, shows_progress
+from keras_sparse_ortho.pruning._planning import check_storage, hold, shows_progress
 
 
 @verb
@@ -30,10 +30,10 @@ def apply_masks(
 ) -> Plan:
     """Holds given masks, or those that the layers' own initializers drew: `w_e = M * w`.
 
-    An initializer alone holds no mask: in training every entry moves, and the kernel is dense
-    after one step. From here on dead entries stay 0. Kernels keep their values; where an
-    initializer, which sees only a shape, drew along other axes than those of its layer, and the
-    kernel is as it was drawn, it is drawn along the true ones.
+    An initializer alone holds no mask: training moves every entry, and the kernel is dense after
+    one step. With this function dead entries stay 0. Kernels keep their values. An initializer sees
+    only a shape: if it drew along other axes than those of its layer, and the kernel is as it was
+    drawn, it is drawn again along the true ones.
 
     Args:
         model: A built Keras 3 model: Sequential, functional, nested, or written as a class.
@@ -44,11 +44,8 @@ def apply_masks(
             least squared error of their layers' outputs. Default: kernels keep their values.
         include: Which kernels, as for `sparsify`. Default: all that have a mask.
         exclude: Which kernels not.
-        storage: `"masked"` keeps dense kernels with masks (`FixedMask`), `"compact"` live values
-            and their indices only (`CompactMask`): at density 0.1 a fifth of the weights' memory,
-            and a tenth of the optimizer's. `"auto"`: layers that compute on live blocks
-            where masks are of regular blocks and layers allow, compact elsewhere. `convert` changes
-            the storage later.
+        storage: As for `sparsify`; with `"blocks"` masks that were drawn of regular blocks are
+            stored as live blocks, others compactly.
 
     Returns:
         A new model, not compiled. The given one stays as it was; `apply_masks.in_place` changes the
@@ -77,11 +74,12 @@ def apply_masks(
     >>> kso.report(apply_masks(dense, {"head": mask})).rows[1].live == int(mask.sum())
     True
     """
-    mask_class(storage, masks_are_given=True)
+    check_storage(storage)
+    draws: dict[str, AnyDraw]
     if masks is not None:
         found, by_path = _named(model, masks)
         weights = choose(found, include, exclude)
-        draws = {weight.path: _given(weight, by_path[weight.path]) for weight in weights}
+        draws = {weight.path: Draw(by_path[weight.path]) for weight in weights}
     else:
         found = choose(prunable_weights(model, unregistered=True), include, exclude)
         weights = [w for w in found if isinstance(w.initializer, SparseInitializer)]
@@ -93,32 +91,26 @@ def apply_masks(
     return hold(model, weights, draws, storage)
 
 
-def _named(
-    model: Any, masks: Mapping[str, np.ndarray]
-) -> tuple[list[PrunableWeight], dict[str, np.ndarray]]:
+def _named(model: Any, masks: Mapping[str, Any]) -> tuple[list[PrunableWeight], dict[str, Any]]:
     """The weights that masks are for, and the masks by the paths of these."""
     known = prunable_weights(model, unregistered=True)
-    by_path: dict[str, np.ndarray] = {}
+    by_path: dict[str, Any] = {}
     for name, mask in masks.items():
-        found = [w.path for w in known if w.path == name or w.path.startswith(f"{name}/")]
-        if len(found) != 1 or found[0] in by_path:
+        found = [w for w in known if w.path == name or w.path.startswith(f"{name}/")]
+        if len(found) != 1 or found[0].path in by_path:
             raise UnknownWeightError(
                 "`masks` must name each prunable weight once, by its path, or by its layer's if it "
                 f"is the only one there. There are: {', '.join(w.path for w in known) or 'none'}. "
-                f"Received: {name!r}, which names {found or 'none'}"
+                f"Received: {name!r}, which names {[w.path for w in found] or 'none'}"
             )
-        by_path[found[0]] = mask
+        mask = np.asarray(mask)
+        if mask.dtype != bool or mask.shape != found[0].shape or not mask.any():
+            raise NotPrunableError(
+                f"The mask of '{found[0].path}' must be a bool array of shape {found[0].shape} "
+                f"with at least one live entry. Received: dtype {mask.dtype}, shape {mask.shape}, "
+                f"{np.count_nonzero(mask)} live"
+            )
+        by_path[found[0].path] = mask
     weights = [weight for weight in known if weight.path in by_path]
     refuse_unfit(model, weights, "no kernel that is named by `masks`")
     return weights, by_path
-
-
-def _given(weight: PrunableWeight, mask: Any) -> AnyDraw:
-    mask = np.asarray(mask)
-    if mask.dtype != bool or mask.shape != weight.shape or not mask.any():
-        raise NotPrunableError(
-            f"The mask of '{weight.path}' must be a bool array of shape {weight.shape} with "
-            f"at least one live entry. Received: dtype {mask.dtype}, shape {mask.shape}, "
-            f"{np.count_nonzero(mask)} live"
-        )
-    return Draw(mask)

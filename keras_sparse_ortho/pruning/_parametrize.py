@@ -11,16 +11,17 @@ from keras_sparse_ortho._keras_internals import level_of_user
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.kernels import Selection
-from keras_sparse_ortho.models import Plan, Target, refuse_unfit, verb
+from keras_sparse_ortho.models import Plan, Target, verb
 from keras_sparse_ortho.orthogonal import live_count
 from keras_sparse_ortho.parametrizations import Parametrization
-from keras_sparse_ortho.pruning._holding import hold, in_storage, wrap
 from keras_sparse_ortho.pruning._planning import (
     BudgetLike,
     Densities,
     density_and_budget,
+    hold,
     plan_for,
     weights_to_prune,
+    wrap,
 )
 
 
@@ -34,28 +35,24 @@ def parametrize(
     *,
     include: Selection = None,
     exclude: Selection = None,
-    storage: str = "masked",
 ) -> Plan:
     """Gives every selected kernel `w` an effective weight `w_e = parametrization(w)`.
 
-    Kernels keep their values, so that what a model starts from is its own affair: Keras'
-    initializers, ours, or trained weights. `sparsify` is the way to masks that are fixed from the
-    first step; this one is for thresholds that are learnt (`SoftThreshold`), masks on a schedule
-    (`MagnitudeMask`) and straight-through estimation (`StraightThroughTopK`).
+    For thresholds that are learned (`SoftThreshold`), masks on a schedule (`MagnitudeMask`) and
+    straight-through estimation (`StraightThroughTopK`). Kernel values are unchanged, so any
+    initialization works. For masks that are fixed from the first step, call `sparsify`.
 
     Args:
         model: A built Keras 3 model: Sequential, functional, nested, or written as a class.
         parametrization: The template, of which each kernel gets its own; or a class, for its
             default arguments.
-        density: Global live fraction in the end, in (0, 1], shared out by `budget`. Default: what
-            the parametrization itself says, for every kernel alike. A dict or list of densities is
-            taken as the budget. A schedule then has none of its own:
-            `parametrize(model, MagnitudeMask(Cubic()), 0.1)`.
+        density: Global live fraction in the end, in (0, 1], shared out by `budget`, as in
+            `parametrize(model, MagnitudeMask(Cubic()), 0.1)`. Default: the density of the
+            parametrization, for every kernel. A dict or list of densities is taken as the budget.
         budget: `"erk"` (default if there is a density), `"er"`, `"uniform"`, a `Budget`, or a
             dict or list of densities as for `sparsify`.
         include: Which kernels, as for `sparsify`. Default: all kernels and embeddings.
         exclude: Which kernels not.
-        storage: `"masked"`; or `"compact"` for a `FixedMask`, as in `sparsify`.
 
     Returns:
         A new model, not compiled. The given one stays as it was; `parametrize.in_place` changes the
@@ -64,8 +61,7 @@ def parametrize(
     Raises:
         BudgetError: A budget that does not fit the model.
         NotPrunableError: A model that is not built, has no kernels or is wrapped already; a
-            density for a parametrization that takes none; compact storage for one that needs the
-            dense raw weight.
+            density for a parametrization that takes none.
         UnknownWeightError: An `include` or `exclude` that names nothing.
         ValueError: A parametrization that shares variables between layers: wrap the whole model.
 
@@ -91,22 +87,22 @@ def parametrize(
     """
     density, budget = density_and_budget(density, budget)
     parametrization = _instance(parametrization)
-    parametrization = in_storage(parametrization, storage)
     weights = weights_to_prune(model, include, exclude)
-    refuse_unfit(model, weights, "no kernel that could be pruned")
-    _refuse_global(model, parametrization)
+    if getattr(parametrization, "granularity", None) == "global":
+        raise ValueError(
+            "A threshold for the whole model needs one wrapper around it: "
+            "keras.Sequential([keras.Input(shape), PrunableLayer(model, SoftThreshold('global'))])"
+            f". Received: granularity='global' for the layers of model={model.name!r}"
+        )
     if density is None and budget is None:
         table = {weight.path: parametrization.clone() for weight in weights}
     else:
         plan = plan_for(density, "erk" if budget is None else budget, weights, orthogonal=False)
         _warn_of_another_density(parametrization, plan)
         table = {path: parametrization.for_density(share) for path, share in plan.items()}
-    # Masks that are fixed are found here, for the weights as they are given.
-    fixed: dict[str, Any] = {path: own for path, own in table.items() if own.movable}
-    if fixed:
-        draws = {w.path: fixed[w.path].resolve(w) for w in weights}
-        storage = "compact" if parametrization.compact else "masked"
-        return hold(model, weights, draws, storage)
+    if parametrization.movable:  # a fixed mask, which is found for the weights as they are given
+        draws = {w.path: table[w.path].resolve(w) for w in weights}  # type: ignore[attr-defined]
+        return hold(model, weights, draws, "compact" if parametrization.compact else "masked")
     learnt = {path: Target("masked", parametrization=own) for path, own in table.items()}
     return wrap(model, weights, learnt)
 
@@ -114,13 +110,7 @@ def parametrize(
 def _instance(parametrization: Any) -> Parametrization:
     """The template, of a class one with its default arguments."""
     if isinstance(parametrization, type) and issubclass(parametrization, Parametrization):
-        try:
-            return parametrization()
-        except TypeError as error:
-            raise ValueError(
-                f"{parametrization.__name__} has arguments that must be given: "
-                f"{error}. Received: parametrization={parametrization.__name__}, a class"
-            ) from None
+        return parametrization()
     if not isinstance(parametrization, Parametrization):
         raise ValueError(
             "`parametrization` must be a Parametrization, such as SoftThreshold(). "
@@ -138,13 +128,4 @@ def _warn_of_another_density(parametrization: Parametrization, plan: Budget) -> 
             f"`density` or `budget` replaces the density of the {kind}: set it in one place. "
             f"Received: {own:.6g} in the {kind}, replaced by {plan.density:.6g}",
             stacklevel=level_of_user(),
-        )
-
-
-def _refuse_global(model: keras.Model, parametrization: Parametrization) -> None:
-    if getattr(parametrization, "granularity", None) == "global":
-        raise ValueError(
-            "A threshold for the whole model needs one wrapper around it: "
-            "keras.Sequential([keras.Input(shape), PrunableLayer(model, SoftThreshold('global'))])"
-            f". Received: granularity='global' for the layers of model={model.name!r}"
         )

@@ -1,39 +1,50 @@
-"""Which weights of a model are to be sparse, and from a density and a budget how sparse each."""
+"""Which weights become sparse, how sparse each is, and the plan that gives them their masks."""
 
+import functools
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_density, told
 from keras_sparse_ortho._keras_internals import level_of_user
 from keras_sparse_ortho.budgets import Budget, Orthogonal, er, erk, needs_of, uniform
 from keras_sparse_ortho.errors import BudgetError, NotPrunableError
+from keras_sparse_ortho.initializers import AnyDraw
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose, names_in, select
-from keras_sparse_ortho.models import prunable_weights
+from keras_sparse_ortho.models import Plan, Target, never_called, prunable_weights, refuse_unfit
 from keras_sparse_ortho.orthogonal import live_count
+from keras_sparse_ortho.parametrizations import refuse_compact
 from keras_sparse_ortho.saliency import SALIENCIES
+
+if TYPE_CHECKING:
+    from keras_sparse_ortho.pruning._blocks import BlockPlan
+
+Densities = Mapping[str, float] | Sequence[float] | np.ndarray
+"""A density for each kernel: a dict from weight path or pattern, or in the order of the kernels."""
+
+BudgetLike = str | Budget | Densities
+"""The name of a budget, a `Budget`, or a density for each kernel."""
+
+STORAGES = ("masked", "compact", "blocks")
+_BUDGETS: dict[str, Callable[..., Budget]] = {"uniform": uniform, "er": er, "erk": erk}
+
+
+def check_storage(storage: str) -> None:
+    if storage not in STORAGES:
+        raise ValueError(f"`storage` must be one of {list(STORAGES)}. Received: {storage=}")
 
 
 def weights_to_prune(model: Any, include: Selection, exclude: Selection) -> list[PrunableWeight]:
-    """The weights that `include` and `exclude` select; see `sparsify`.
-
-    Raises:
-        NotPrunableError: A model that is not built; an `include` and `exclude` that leave nothing.
-        UnknownWeightError: An `include` or `exclude` that names nothing.
-
-    Warns:
-        UserWarning: Unregistered matrices that stay dense, unless they are named.
-    """
+    """The weights that `include` and `exclude` select; warns of unregistered ones left dense."""
     everything = prunable_weights(model, unregistered=True)
-    names = {
-        name
-        for name in ([] if include is None else names_in(include) or [])
-        if isinstance(name, str)
-    }
-    known = [weight for weight in everything if weight.registered or weight.path in names]
-    others = [weight for weight in everything if not (weight.registered or weight.path in names)]
+    names = [] if include is None else names_in(include) or []
+    paths = {name for name in names if isinstance(name, str)}
+    known = [weight for weight in everything if weight.registered or weight.path in paths]
+    others = [weight for weight in everything if weight not in known]
     weights = choose(known, include, exclude, others)
     if known and not weights:
         raise NotPrunableError(
@@ -43,42 +54,24 @@ def weights_to_prune(model: Any, include: Selection, exclude: Selection) -> list
         )
     if include is None:
         named = [] if exclude is None else select(everything, exclude, "exclude")
-        left = {weight.path for weight in named}
-        _warn([weight for weight in others if weight.path not in left], everything)
+        if dense := [weight for weight in others if weight not in named]:
+            share = sum(w.size for w in dense) / sum(w.size for w in everything)
+            listed = ", ".join(f"'{weight.path}' {weight.shape}" for weight in dense[:5])
+            more = f" and {len(dense) - 5} more" if len(dense) > 5 else ""
+            warnings.warn(
+                f"Matrices with {share:.2%} of all entries stay dense, because the meaning of "
+                "their axes is unknown. Register their layers with keras_sparse_ortho.initializers."
+                "kernel_layouts; or name them by their full paths, in `include` to mask them as "
+                "(*batch, in, out), or in `exclude` to keep them dense without this warning. "
+                f"Received: {listed}{more}",
+                stacklevel=level_of_user(),
+            )
+    refuse_unfit(model, weights, "no kernel that could be pruned")
     return weights
 
 
-def _warn(dense: list[PrunableWeight], everything: list[PrunableWeight]) -> None:
-    if not dense:
-        return
-    share = sum(weight.size for weight in dense) / sum(weight.size for weight in everything)
-    listed = ", ".join(f"'{weight.path}' {weight.shape}" for weight in dense[:5])
-    more = f" and {len(dense) - 5} more" if len(dense) > 5 else ""
-    warnings.warn(
-        f"Matrices with {share:.2%} of all entries stay dense, because the meaning of their axes "
-        "is unknown. Register their layers with keras_sparse_ortho.initializers.kernel_layouts; or "
-        "name them by their full paths, in `include` to mask them as (*batch, in, out), or in "
-        "`exclude` to keep them "
-        f"dense without this warning. Received: {listed}{more}",
-        stacklevel=level_of_user(),
-    )
-
-
-Densities = Mapping[str, float] | Sequence[float] | np.ndarray
-"""A density for each kernel: a dict from weight path or pattern, or in the order of the kernels."""
-
-BudgetLike = str | Budget | Densities
-"""The name of a budget, a `Budget`, or a density for each kernel."""
-
-_BUDGETS: dict[str, Callable[..., Budget]] = {"uniform": uniform, "er": er, "erk": erk}
-
-
 def density_and_budget(density: Any, budget: BudgetLike | None) -> tuple[float | None, Any]:
-    """A density for all kernels, and a budget: densities for each kernel are one.
-
-    Raises:
-        BudgetError: Both a density for each kernel and a budget other than the default.
-    """
+    """A density for all kernels, and a budget: densities for each kernel are one."""
     if not isinstance(density, Mapping) and np.ndim(density) == 0:
         return density, budget
     if budget is not None and not (isinstance(budget, str) and budget == "erk"):
@@ -96,21 +89,7 @@ def plan_for(
     *,
     orthogonal: Orthogonal,
 ) -> Budget:
-    """The budget for exactly these weights.
-
-    Args:
-        density: Global live fraction, or `None` where the budget says it.
-        budget: See `BudgetLike`.
-        weights: The weights.
-        orthogonal: Whether every kernel must be able to be exactly orthogonal, or by path what is
-            to draw it. Budgets by name leave no output dead, where the density allows; those that
-            are given are not changed.
-
-    Raises:
-        DensityError: A density outside (0, 1].
-        BudgetError: A budget that is not known or does not fit the weights; a density that is not
-            that of the budget.
-    """
+    """The budget for exactly these weights; `orthogonal`, or by path what draws them, or not."""
     if isinstance(budget, str):
         if budget not in _BUDGETS:
             hint = ""
@@ -133,15 +112,20 @@ def plan_for(
             f"Received: density={density!r}"
         )
     if orthogonal:
-        _refuse_too_sparse(plan, weights, orthogonal)
+        needs = zip(weights, needs_of(weights, orthogonal)[0], strict=True)
+        if short := [(w.path, least) for w, least in needs if plan.counts[w.path] < least]:
+            path, least = short[0]
+            raise BudgetError(
+                f"The budget leaves {len(short)} weights too few entries for an exactly orthogonal "
+                "kernel; keras_sparse_ortho.budgets.lift(model, budget) gives them enough (with "
+                f"the `initializer`, unless it is ExactOrthogonal()). The least for '{path}' is "
+                f"{least}. Received: {plan.counts[path]} for '{path}'"
+            )
     return plan
 
 
 def _from_patterns(table: Any, weights: list[PrunableWeight]) -> Budget:
-    """A budget from paths, layer paths or regular expressions; a full path wins over a pattern.
-
-    Or from a list of densities, in the order of the weights.
-    """
+    """A budget from a list, or from a dict of patterns; a full path wins over a pattern."""
     if isinstance(table, Sequence | np.ndarray) and np.ndim(table) == 1:
         if len(table) != len(weights):
             raise BudgetError(
@@ -172,15 +156,36 @@ def _unknown(budget: Any, hint: str = "") -> BudgetError:
     )
 
 
-def _refuse_too_sparse(plan: Budget, weights: list[PrunableWeight], orthogonal: Orthogonal) -> None:
-    """A budget of another method may ask for less than an orthogonal kernel needs."""
-    needs = zip(weights, needs_of(weights, orthogonal)[0], strict=True)
-    short = [(w.path, least) for w, least in needs if plan.counts[w.path] < least]
-    if short:
-        path, least = short[0]
-        raise BudgetError(
-            f"The budget leaves {len(short)} weights too few entries for an exactly orthogonal "
-            "kernel; keras_sparse_ortho.budgets.lift(model, budget) gives them enough (with the "
-            "`initializer`, unless it is ExactOrthogonal()). The least for "
-            f"'{path}' is {least}. Received: {plan.counts[path]} for '{path}'"
+def hold(
+    model: Any,
+    weights: list[PrunableWeight],
+    draws: Mapping[str, AnyDraw],
+    storage: str = "masked",
+    blocks: "BlockPlan | None" = None,
+) -> Plan:
+    """The plan that gives weights the masks, and the values, that were drawn for them by path."""
+    if storage != "masked":  # layers without a form on blocks are compact
+        for weight in weights:
+            refuse_compact(weight)
+    plan = wrap(model, weights, {w.path: Target(storage, draws[w.path]) for w in weights})
+    if blocks is not None:
+        plan.check = functools.partial(blocks.warn, storage=storage, reasons=blocks.reasons())
+    return plan
+
+
+def wrap(model: Any, weights: list[PrunableWeight], targets: dict[str, Target]) -> Plan:
+    """The plan for weights of plain layers."""
+    if paths := never_called(model):
+        warnings.warn(
+            "Layers that have never been called have no weights yet, and will be dense. To have "
+            "them masked, call the model so that they are reached, before it is made sparse. "
+            f"Received: {paths}",
+            stacklevel=level_of_user(),
         )
+    return Plan(weights, targets)
+
+
+def shows_progress() -> int:
+    """1 where long work shows a bar: in a terminal, unless Keras was told to be silent."""
+    interactive = keras.config.is_interactive_logging_enabled()
+    return int(interactive and sys.stdout is not None and sys.stdout.isatty())

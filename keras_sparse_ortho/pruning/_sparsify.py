@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
+import random
+import warnings
 from collections.abc import Mapping
+from typing import Any
 
 import keras
+import numpy as np
 
+from keras_sparse_ortho._checks import check_seed
+from keras_sparse_ortho._keras_internals import level_of_user
 from keras_sparse_ortho._other_names import other_keywords
-from keras_sparse_ortho.errors import DensityError
-from keras_sparse_ortho.initializers import SparseInitializer
-from keras_sparse_ortho.kernels import Selection
-from keras_sparse_ortho.models import Plan, refuse_unfit, verb
-from keras_sparse_ortho.orthogonal import Structure, StructureLike, as_structure
-from keras_sparse_ortho.pruning._block_plan import BlockPlan
-from keras_sparse_ortho.pruning._drawing import draw_kernels, warn_of_training_lost
-from keras_sparse_ortho.pruning._holding import hold, mask_class
+from keras_sparse_ortho._values import to_numpy
+from keras_sparse_ortho.budgets import fit_structure
+from keras_sparse_ortho.errors import DensityError, LayoutError
+from keras_sparse_ortho.initializers import (
+    AnyDraw,
+    Draw,
+    ExactOrthogonal,
+    PackedDraw,
+    RandomSparse,
+    SparseInitializer,
+    draw,
+    layout_for,
+)
+from keras_sparse_ortho.kernels import PrunableWeight, Selection, derived_seed
+from keras_sparse_ortho.models import Plan, verb
+from keras_sparse_ortho.orthogonal import Structure, StructureLike, as_structure, dead_outputs
+from keras_sparse_ortho.pruning._auto_gains import AutoGains, default_initializer
+from keras_sparse_ortho.pruning._blocks import BlockPlan
 from keras_sparse_ortho.pruning._planning import (
     BudgetLike,
     Densities,
+    check_storage,
     density_and_budget,
+    hold,
     plan_for,
     weights_to_prune,
 )
+
+# Drawing larger kernels again would take too long; training changes small ones as well.
+_MOST_ENTRIES = 2**18
 
 
 @verb
@@ -48,9 +69,8 @@ def sparsify(
     Each kernel's seed is derived from `seed` and its path, so that equal shapes do not get equal
     kernels. Biases, normalization and kernels that are not selected keep their values.
 
-    To keep the weights and mask them, call `prune`; to hold the masks of initializers that stand
-    in the layers, `apply_masks`; for masks and thresholds that training brings,
-    `parametrize`.
+    To keep the weights and mask them, call `prune`; to keep masks that the layers' own
+    initializers drew, `apply_masks`; for masks and thresholds learned in training, `parametrize`.
 
     Args:
         model: A built Keras 3 model: Sequential, functional, nested, or written as a class.
@@ -66,29 +86,24 @@ def sparsify(
             gain is 1. `ExactOrthogonal(gain="auto")` chooses it for each kernel by what follows
             its layer; that trained no better where each start had a learning rate of its own
             (benchmarks/results/methods.md).
-        structure: `Block` or `NByM` for every selected kernel, or a short form:
-            `"2:4"`, `"16x1"`, `(16, 1)`. With `storage="blocks"` the size of blocks, which are
-            regular.
-        seed: Integer, or `None` for a new one at each call (from Python's `random`, as Keras
-            does, so that `keras.utils.set_random_seed` makes it reproducible). Paths count: name
-            the layers, or a second model gets `dense_1` where the first had `dense`, and other
-            kernels.
+        structure: `Block` or `NByM` for every selected kernel, or a short form: `"2:4"`, `"16x1"`,
+            `(16, 1)`. With `storage="blocks"` the size of blocks, which are regular.
+        seed: Integer, or `None` for a new one at each call (from Python's `random`, which
+            `keras.utils.set_random_seed` seeds). Paths count: name the layers, or a second model
+            gets `dense_1` where the first had `dense`, and other kernels.
         include: Which kernels: weight paths, layer paths, regular expressions, layers, classes of
             layers, or indices into `prunable_weights(model)` (one or a list); or a predicate of a
-            `PrunableWeight`.
-            Default: all kernels and embeddings. Matrices in layers that are neither Keras' nor
-            registered (`initializers.kernel_layouts`) have axes of unknown meaning: they stay
-            dense, with a warning, unless their full paths are named here, or in `exclude`.
+            `PrunableWeight`. Default: all kernels and embeddings. Matrices in layers that are
+            neither Keras' nor registered (`initializers.kernel_layouts`) stay dense, with a
+            warning, unless their full paths are named here, or in `exclude`.
         exclude: Which kernels not. Biases and normalization weights are never pruned.
         storage: `"masked"` keeps dense kernels with masks (`FixedMask`), `"compact"` live values
             and their indices only (`CompactMask`): at density 0.1 a fifth of the weights' memory,
             and a tenth of the optimizer's. `"blocks"`: layers that compute on live blocks, for
             speed: each kernel gets the largest regular blocks that its shape and density allow
-            (128 x 128 down to 16 x 16), or those of `structure=Block(64, 64)`.
-            What cannot be on blocks is compact, or stays dense while it is small and no density
-            was given for it; the total is at most `density`. `"auto"`: live blocks where the
-            masks are of regular blocks already, compact elsewhere. `convert` changes the storage
-            later.
+            (128 x 128 down to 16 x 16), or those of `structure`. Kernels that do not fit blocks
+            are compact, or stay dense while they are small and no density was given for them; the
+            total is at most `density`. `convert` changes the storage later.
 
     Returns:
         A new model, not compiled. The given one stays as it was; `sparsify.in_place` changes the
@@ -104,15 +119,11 @@ def sparsify(
         UnknownWeightError: An `include` or `exclude` that names nothing.
 
     Warns:
-        UserWarning: A model that has been trained, whose weights are lost. Matrices that stay dense
-            because they are not registered. Exactly orthogonal
-            kernels with outputs that are zero, by name and number: they never wake under ReLU. The
-            budgets by name leave none where the density allows. With `storage="auto"` kernels that
-            are not on live blocks: those of another structure, and large ones of any kind. With
-            `storage="masked"` or `"compact"` large kernels of blocks of 16 x 16 and more. With
-            `storage="blocks"` larger kernels that cannot be on blocks, and densities that are
-            missed by more than a tenth. An option that is `"auto"`, where it is not known what
-            follows a layer.
+        UserWarning: A model that has been trained, whose weights are lost. Unregistered matrices
+            that stay dense. Exactly orthogonal kernels with outputs that are zero, which stay dead
+            under ReLU; the budgets by name leave none where the density allows. With
+            `storage="blocks"` larger kernels that do not fit blocks, and densities that are off by
+            more than a tenth. `gain="auto"`, where it is not known what follows a layer.
 
     Example:
 
@@ -123,8 +134,7 @@ def sparsify(
     ...     keras.layers.Dense(128, activation="relu", name="hidden"),
     ...     keras.layers.Dense(10, name="head"),
     ... ])
-    >>> sparse = sparsify(dense, density=0.1, seed=0)
-    >>> for weight in kso.prunable_weights(sparse):
+    >>> for weight in kso.prunable_weights(sparsify(dense, density=0.1, seed=0)):
     ...     print(weight)
     <hidden/kernel shape=(64, 128), density=0.0672607>
     <head/kernel shape=(128, 10), density=0.309375>
@@ -138,10 +148,9 @@ def sparsify(
     - Nowak et al., "Sparser, Better, Deeper, Stronger: Improving Sparse Training with Exact
       Orthogonal Initialization" (ICML 2024), arXiv 2406.01755
     """
-    kind = mask_class(storage)
+    check_storage(storage)
     density, budget = density_and_budget(density, budget)
     weights = weights_to_prune(model, include, exclude)
-    refuse_unfit(model, weights, "no kernel that could be pruned")
     if density is None and isinstance(budget, str):
         raise DensityError(
             "sparsify needs a `density`, the live fraction, or a `budget` that says it. To hold "
@@ -158,7 +167,135 @@ def sparsify(
         weights, density, budget = blocks.weights, None, blocks.budget
         structures = blocks.blocks
     draws = draw_kernels(
-        model, weights, density, budget, initializer, structures, seed, dense=not kind.compact
+        model, weights, density, budget, initializer, structures, seed, dense=storage == "masked"
     )
-    warn_of_training_lost(model, weights)
+    if reason := signs_of_training(model, weights):
+        warnings.warn(
+            "sparsify draws new kernels, so the trained ones are lost. To keep trained weights and "
+            f"mask them, call keras_sparse_ortho.prune(model, density). {reason}",
+            stacklevel=level_of_user(),
+        )
     return hold(model, weights, draws, storage, blocks)
+
+
+def draw_kernels(
+    model: Any,
+    weights: list[PrunableWeight],
+    density: float | None,
+    budget: BudgetLike,
+    pattern: str | SparseInitializer,
+    structure: Structure | Mapping[str, Structure] | None = None,
+    seed: int | None = None,
+    *,
+    dense: bool = False,
+) -> dict[str, AnyDraw]:
+    """Sparse kernels and their masks, by path; unless they will be stored `dense`, live values."""
+    base_seed = check_seed(seed)
+    of = structure if isinstance(structure, Mapping) else {w.path: structure for w in weights}
+    patterns = {w.path: _pattern_for(w, pattern, of.get(w.path)) for w in weights}
+    base_seed = random.randrange(2**31) if base_seed is None else base_seed
+    auto = [w for w in weights if getattr(patterns[w.path], "gain", None) == "auto"]
+    choices = AutoGains(model, auto, patterns) if auto else None
+    exact = all(own.isometry == "exact" for own in patterns.values())
+    plan = plan_for(density, budget, weights, orthogonal=patterns if exact else False)
+    if any(getattr(own, "structure", None) for own in patterns.values()):
+        plan = fit_structure(plan, weights, patterns)
+    draws: dict[str, AnyDraw] = {}
+    dead: dict[str, int] = {}
+    for weight in weights:
+        path, count = weight.path, plan.counts[weight.path]
+        own = patterns[path]
+        if choices is not None and isinstance(own, ExactOrthogonal) and own.gain == "auto":
+            own = choices.with_gain(weight, own, count)
+        seed = derived_seed(base_seed, path)
+        try:
+            own = own.at_density(plan[path], seed, weight.shape, weight.layout)
+        except LayoutError as error:
+            raise LayoutError(f"The weight '{path}' does not fit: {error}") from None
+        drawn = draw(weight, own)
+        if isinstance(drawn, Draw):
+            assert drawn.kernel is not None
+            assert drawn.initializer is not None
+            if exact:
+                dead[path] = dead_outputs(drawn.kernel, layout_for(weight, own))
+            variable = weight.variable if dense else None
+            drawn = PackedDraw.of(drawn.kernel, drawn.mask, drawn.initializer, variable=variable)
+        draws[path] = drawn
+    if choices is not None:
+        choices.warn_of_guesses(draws)
+    if found := [f"{count} of '{path}'" for path, count in dead.items() if count]:
+        warnings.warn(
+            "These kernels have outputs without a nonzero entry, which stay dead under ReLU: the "
+            "density is too low for all outputs, or the kernel's own count in the `budget` is (see "
+            'keras_sparse_ortho.budgets.lift), or start="published" leaves them empty. '
+            f"Received: {', '.join(found)}",
+            stacklevel=level_of_user(),
+        )
+    return draws
+
+
+def _pattern_for(weight: PrunableWeight, pattern: Any, structure: Any) -> SparseInitializer:
+    """What draws a kernel, but for its density; refuses impossible combinations."""
+    if pattern is None:
+        raise ValueError(
+            "sparsify draws new kernels; to keep the weights and mask them, call "
+            "keras_sparse_ortho.prune(model, density). Received: initializer=None"
+        )
+    if pattern not in ("exact_orthogonal", "random_sparse") and not isinstance(
+        pattern, SparseInitializer
+    ):
+        raise ValueError(
+            '`initializer` must be "exact_orthogonal", "random_sparse", or a sparse initializer '
+            f"such as ExactOrthogonal(). Received: initializer={pattern!r}"
+        )
+    if pattern == "exact_orthogonal":
+        own = weight.initializer
+        kept = own.structure if isinstance(own, ExactOrthogonal) else None
+        return ExactOrthogonal(seed=0, structure=structure or kept)
+    if structure is None:
+        if pattern == "random_sparse":
+            return RandomSparse(initializer=default_initializer(weight), seed=0)
+        assert isinstance(pattern, SparseInitializer)
+        return pattern
+    if isinstance(pattern, ExactOrthogonal) and pattern.structure in (None, structure):
+        config = {**pattern.get_config(), "seed": 0, "structure": structure}
+        return ExactOrthogonal.from_config(config)
+    raise ValueError(
+        "A `structure` needs exactly orthogonal kernels, and can be given only once. "
+        f"Received: structure={structure!r}, initializer={pattern!r}"
+    )
+
+
+def signs_of_training(model: Any, weights: list[PrunableWeight]) -> str | None:
+    """What says that the optimizer has stepped, or a kernel is not what its initializer draws."""
+    iterations = getattr(getattr(model, "optimizer", None), "iterations", None)
+    if steps := 0 if iterations is None else int(to_numpy(iterations)):
+        return f"Received: a model whose optimizer has made {steps} steps"
+    for weight in sorted(weights, key=lambda weight: weight.size):
+        initializer = weight.initializer
+        # Other initializers may not be reproducible.
+        seed = getattr(initializer, "seed", None)
+        if not isinstance(seed, int) or isinstance(initializer, SparseInitializer):
+            continue
+        if weight.size > _MOST_ENTRIES:
+            return None
+        drawn = to_numpy(initializer(weight.shape, dtype=weight.variable.dtype))
+        if _are_proportional(drawn, weight.raw_value()):
+            return None
+        return (
+            f"Received: the weight '{weight.path}', which differs from what its initializer "
+            f"{type(initializer).__name__} draws"
+        )
+    return None
+
+
+def _are_proportional(drawn: np.ndarray, value: np.ndarray) -> bool:
+    """Whether two kernels are equal up to a factor.
+
+    EinsumDense draws with the fans of its equation, which its initializer does not know.
+    """
+    square = np.vdot(drawn, drawn)
+    factor = np.vdot(drawn, value) / square if square > 0 else 1.0
+    # Relative to the largest entry: small values of a uniform draw are differences of large ones.
+    rounding = 1e-6 * float(np.abs(value).max(initial=0.0))
+    return bool(np.abs(drawn * factor - value).max(initial=0.0) <= rounding)

@@ -12,12 +12,9 @@ from keras_sparse_ortho.tfmot._prune_with_soft_threshold import (
     TargetDensity,
     prune_with_soft_threshold,
 )
-from keras_sparse_ortho.tfmot._registration import (
-    PrunePreserveQuantizeScheme,
-    register_initializers,
-)
-from keras_sparse_ortho.tfmot._registration import register_layouts as _register_layouts
-from keras_sparse_ortho.tfmot._weights import prunable_weights
+from keras_sparse_ortho.tfmot._tf_keras_internals import PrunePreserveQuantizeScheme
+from keras_sparse_ortho.tfmot._weights import prunable_weights, register_initializers
+from keras_sparse_ortho.tfmot._weights import register_layouts as _register_layouts
 
 __all__ = [
     "PrunePreserveQuantizeScheme",

@@ -1,20 +1,18 @@
 """`prune_by_budget`: TFMOT's own magnitude pruning, with its own sparsity for each layer."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.errors import BudgetError, NotPrunableError
 from keras_sparse_ortho.kernels import Selection
 from keras_sparse_ortho.pruning import plan_for
-from keras_sparse_ortho.tfmot._rewrite import rewrite, select_weights
 from keras_sparse_ortho.tfmot._tf_keras_internals import (
     PruneLowMagnitude,
     PruneRegistry,
     build_attention,
     tfmot,
 )
-from keras_sparse_ortho.tfmot._weights import TfKerasWeight, find_kernels
+from keras_sparse_ortho.tfmot._weights import TfKerasWeight, find_kernels, rewrite, select_weights
 
 
 def prune_by_budget(
@@ -25,8 +23,6 @@ def prune_by_budget(
     *,
     include: Selection = None,
     exclude: Selection = None,
-    pruning_policy: Any = None,
-    **options: Any,
 ) -> Any:
     """Wraps the layers of a tf_keras model with TFMOT's wrapper, each with its own sparsity.
 
@@ -38,15 +34,12 @@ def prune_by_budget(
 
     Args:
         model: A built tf_keras model: Sequential, functional or nested. It is not changed.
-        density: Global live fraction over the selected kernels, in (0, 1]; optional if `budget` is
-            a `Budget`.
-        budget: `"erk"` (default), `"er"`, `"uniform"`, or a `Budget` for the selected kernels.
+        density: As in `prune_with_mask`.
+        budget: As in `prune_with_mask`.
         schedule: A TFMOT schedule whose final sparsity is replaced (`PolynomialDecay`,
             `ConstantSparsity`), or a function from final sparsity to schedule.
         include: As in `prune_with_mask`.
         exclude: As in `prune_with_mask`.
-        pruning_policy: As in `prune_with_mask`.
-        **options: For TFMOT's wrapper: `block_size`, `block_pooling_type`, `sparsity_m_by_n`.
 
     Returns:
         A new model with the same weights, not compiled.
@@ -56,15 +49,13 @@ def prune_by_budget(
             selected kernels it does not (`exclude` it, or use `prune_with_mask`, which takes every
             layer).
         BudgetError: A density or budget that does not fit the model; a schedule that starts with
-            more sparsity than a layer has in the budget; a budget that `sparsity_m_by_n` or
-            `block_size` cannot meet.
+            more sparsity than a layer has in the budget.
         UnknownWeightError: `include` or `exclude` matches nothing.
         ValueError: No schedule, or one whose final sparsity cannot be replaced.
 
-    Limits: TFMOT's. With `sparsity_m_by_n=(m, n)` only a budget with the density `1 - m / n` for
-    every layer is accepted. With `block_size` a layer's count is met to half a block. Weights are
-    sparse at the ends of epochs, not in between; with `begin_step=0` the first pruning is at step
-    `frequency`.
+    Limits: TFMOT's. Weights are sparse at the ends of epochs, not in between; with `begin_step=0`
+    the first pruning is at step `frequency`. TFMOT's options `block_size` and `sparsity_m_by_n`
+    end at other densities than a budget's: draw such masks by `prune_exact_orthogonal(structure=)`.
 
     Example:
 
@@ -81,7 +72,7 @@ def prune_by_budget(
     >>> [round(layer.pruning_schedule.final_sparsity, 4) for layer in model.layers]
     [0.9327, 0.6906]
     """
-    weights = select_weights(model, include, exclude, pruning_policy)
+    weights = select_weights(model, include, exclude)
     plan = plan_for(density, budget, weights, orthogonal=False)
     if not callable(schedule):
         raise ValueError(
@@ -103,11 +94,9 @@ def prune_by_budget(
         build_attention(copy)  # TFMOT asks for kernels that would be created in the first call
         live = sum(plan.counts[path] for path in own)
         size = sum(plan.sizes[path] for path in own)
-        shapes = [tuple(kernels[k].shape) for k in indices]
         if live == size:
             return copy
-        _check_options(own, shapes, live, size, options)
-        return PruneLowMagnitude(copy, _schedule_for(schedule, live / size, own), **options)
+        return PruneLowMagnitude(copy, _schedule_for(schedule, live / size, own))
 
     result, layers = rewrite(model, weights, wrap)
     for layer, (indices, own) in zip(layers, chosen, strict=True):
@@ -157,41 +146,3 @@ def _check_pruned(wrapper: Any, indices: list[int], paths: list[str]) -> None:
             "Select the same ones, or use prune_with_mask or prune_with_soft_threshold. "
             f"Received: selected but not pruned {left}, pruned but not selected {more}"
         )
-
-
-def _check_options(
-    paths: Sequence[str],
-    shapes: Sequence[tuple[int, ...]],
-    live: int,
-    size: int,
-    options: Mapping[str, Any],
-) -> None:
-    """Raises if TFMOT's wrapper with these options would end at another density than the budget."""
-    m_by_n = options.get("sparsity_m_by_n")
-    if m_by_n:
-        zeros, length = m_by_n
-        meant = 1 - zeros / length
-        if abs(live - meant * size) > 1:
-            raise BudgetError(
-                f"With sparsity_m_by_n={tuple(m_by_n)} TFMOT leaves the density {meant:.6g} in "
-                f"every layer, whatever the schedule. Use density={meant:.6g} with "
-                "budget='uniform', or another pattern. "
-                f"Received: density={live / size:.6g} for {list(paths)}"
-            )
-    high, wide = options.get("block_size", (1, 1))
-    if (high, wide) == (1, 1):
-        return
-    for path, shape in zip(paths, shapes, strict=True):
-        blocks = [-(-side // block) for side, block in zip(shape, (high, wide), strict=False)]
-        if len(shape) != 2 or min(blocks) < 2:
-            raise NotPrunableError(
-                "TFMOT prunes blocks only in 2-D kernels at least two blocks high and two blocks "
-                f"wide. `exclude` the others. Received: block_size={(high, wide)}, "
-                f"{path!r} of shape {shape}"
-            )
-        if live * blocks[0] * blocks[1] < 0.5 * size:
-            raise BudgetError(
-                f"The budget leaves '{path}' less than half a block of its "
-                f"{blocks[0] * blocks[1]}, but TFMOT keeps at least one. Use a higher density or "
-                f"smaller blocks. Received: density={live / size:.6g}, block_size={(high, wide)}"
-            )

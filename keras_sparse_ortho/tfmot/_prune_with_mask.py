@@ -15,14 +15,14 @@ from keras_sparse_ortho.initializers import AnyDraw, Draw, SparseInitializer, ad
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, select
 from keras_sparse_ortho.orthogonal import Structure, largest_mask, live_count
 from keras_sparse_ortho.pruning import BudgetLike, draw_kernels, plan_for
-from keras_sparse_ortho.tfmot._rewrite import (
+from keras_sparse_ortho.tfmot._tf_keras_internals import tf_keras
+from keras_sparse_ortho.tfmot._weights import (
+    TfKerasWeight,
+    as_numpy,
+    find_kernels,
     rewrite,
     select_weights,
-    sizes_are_unknown,
-    wrap_unbuilt,
 )
-from keras_sparse_ortho.tfmot._tf_keras_internals import tf_keras
-from keras_sparse_ortho.tfmot._weights import TfKerasWeight, as_numpy, find_kernels
 from keras_sparse_ortho.tfmot._wrapper import EffectiveWeightWrapper, WeightState, check_finite
 
 
@@ -33,8 +33,7 @@ class _Masked(WeightState):
     variable: Any  # of the mask
 
     def effective(self) -> Any:
-        # Unlike in a product, 0 even for infinite or NaN weights and gradients. Faster than
-        # `tf.where`, which converts the mask and broadcasts a scalar, forward and backward.
+        # Unlike in a product, 0 even for infinite or NaN weights; faster than `tf.where`.
         raw = tf.convert_to_tensor(self.raw)
         return tf.math.multiply_no_nan(raw, tf.cast(self.variable, raw.dtype))
 
@@ -53,9 +52,8 @@ class _Masked(WeightState):
 class PruneWithMask(EffectiveWeightWrapper):
     """Wraps a tf_keras layer with fixed masks: `w_e = w` where live, 0 elsewhere.
 
-    A subclass of TFMOT's `PruneLowMagnitude`, whose tools treat it as TFMOT's. The mask holds from
-    the first step, with or without callbacks, and gradients and optimizer moments of dead entries
-    are exactly zero. So are raw weights: checkpoints are sparse at every step.
+    A subclass of TFMOT's `PruneLowMagnitude`. The mask holds from the first step, with or without
+    callbacks, and raw weights, gradients and optimizer moments of dead entries are exactly zero.
 
     The mask comes from the first of these: `masks`; the `initializers`, which draw kernel and mask;
     `density`, or the counts in `live`, as the largest magnitudes of each kernel when the wrapper is
@@ -75,9 +73,8 @@ class PruneWithMask(EffectiveWeightWrapper):
         DensityError: A density outside (0, 1].
         NotPrunableError: When built: a layer without kernels, weights that are not finite, or no
             source of a mask.
-        ValueError: Several of `masks`, `live` and `density`; TFMOT's arguments for ranking, as
-            nothing is ranked here. When built: masks with wrong names, shapes or dtypes, or a wrong
-            number of initializers or counts.
+        ValueError: Several of `masks`, `live` and `density`; TFMOT's arguments for ranking. When
+            built: masks, initializers or counts that do not fit the kernels.
 
     Limits: the dense kernel is stored and multiplied. Under `MirroredStrategy`, wrap the sublayers
     of a layer that holds a BatchNormalization besides kernels.
@@ -121,29 +118,20 @@ class PruneWithMask(EffectiveWeightWrapper):
         self._build_layer(input_shape)
         self._check_sources()
         super().build(input_shape)
-        for name, mask in (self._pending or {}).items():
-            self.assign_mask(f"{self.layer.name}/{name}", np.asarray(mask))
+        for index, state in enumerate(self.states if self._pending is not None else []):
+            name = state.weight.path.removeprefix(f"{self.layer.name}/")
+            self._hold(index, np.asarray(self._pending[name]))  # type: ignore[index]
         self._pending = None
         self._live = [int(state.mask().sum()) for state in self.states]
         self._density = None
 
-    def assign_mask(
-        self, path: str, mask: np.ndarray, kernel: np.ndarray | None = None, initializer: Any = None
+    def _hold(
+        self, index: int, mask: np.ndarray, kernel: np.ndarray | None = None, drawn_by: Any = None
     ) -> None:
-        """Sets the mask of a weight, and its dead entries to zero.
-
-        Args:
-            path: Path of the weight, beginning with the layer's name.
-            mask: Bool array of its shape with at least one live entry.
-            kernel: New values of the weight, or `None` to keep them.
-            initializer: The initializer that drew both, for clones.
-        """
+        """Sets the mask of a weight, and its dead entries to zero; new values, if there are any."""
         states = self.states
-        index = next((k for k, s in enumerate(states) if s.weight.path == path), None)
-        if index is None:
-            known = [state.weight.path for state in states]
-            raise ValueError(f"The wrapper prunes {known}. Received: path={path!r}")
         state = states[index]
+        path = state.weight.path
         if mask.shape != state.weight.shape or mask.dtype != bool or not mask.any():
             raise ValueError(
                 f"The mask of '{path}' must be a bool array of shape {state.weight.shape} with a "
@@ -155,11 +143,9 @@ class PruneWithMask(EffectiveWeightWrapper):
         state.assign(mask)
         if self._live is not None and len(self._live) == len(states):
             self._live[index] = int(mask.sum())
-        if initializer is not None:
+        if drawn_by is not None or self._initializers is not None:  # for clones
             self._initializers = self._initializers or [None] * len(states)
-            self._initializers[index] = initializer
-        elif self._initializers is not None:
-            self._initializers[index] = None
+            self._initializers[index] = drawn_by
 
     def get_config(self) -> dict[str, Any]:
         initializers = self._initializers
@@ -228,7 +214,6 @@ def prune_with_mask(
     budget: BudgetLike = "erk",
     include: Selection = None,
     exclude: Selection = None,
-    pruning_policy: Any = None,
 ) -> Any:
     """Wraps the layers of a tf_keras model with fixed masks.
 
@@ -237,36 +222,28 @@ def prune_with_mask(
        of the budget. For trained models.
     3. `prune_with_mask(model)`: the masks of the layers' own sparse initializers.
 
-    The wrappers are `PruneWithMask`; TFMOT's `strip_pruning`, callbacks, and later steps
-    (clustering, quantization, TFLite) treat the model as if TFMOT had wrapped it. Any layer can be
-    wrapped, whether or not TFMOT supports it: subclasses of Dense, depthwise convolutions,
-    EinsumDense, Bidirectional, blocks of layers.
-
-    Before sizes are known, `density` with `budget="uniform"` gives every kernel the same density
-    when it is built: `prune_with_mask(layers, density=0.1, budget="uniform")`.
+    The wrappers are `PruneWithMask`; TFMOT's tools treat the model as if TFMOT had wrapped it. Any
+    layer can be wrapped, whether or not TFMOT supports it: subclasses of Dense, depthwise
+    convolutions, EinsumDense, Bidirectional, blocks of layers.
 
     Args:
-        model: A built tf_keras model: Sequential, functional or nested, which is not changed. Or an
-            unbuilt Sequential model, or a list of layers, which are wrapped themselves.
+        model: A built tf_keras model: Sequential, functional or nested. It is not changed.
         masks: Dict from weight path (see `prunable_weights`) to a bool array of its shape.
         density: Global live fraction over the selected kernels, in (0, 1].
         budget: `"erk"` (default), `"er"`, `"uniform"`, or a `Budget` for the selected kernels.
         include: Which kernels, in 2 and 3: weight paths, layer paths or regular expressions (one
             or a list), or a predicate. Default: all kernels and embeddings.
         exclude: Which kernels to leave out.
-        pruning_policy: A TFMOT `PruningPolicy` that says which layers may be pruned, such as
-            `PruneForLatencyOnXNNPack()`. Default: all.
 
     Returns:
-        A new model with the same weights, not compiled; for a list, the list with the wrappers.
+        A new model with the same weights, not compiled.
 
     Raises:
         NotPrunableError: A Keras 3, unbuilt or subclassed model; weights that are wrapped already
             or not finite; nothing to prune.
         BudgetError: A density or budget that does not fit the model.
         UnknownWeightError: A path that no weight has.
-        ValueError: A mask of the wrong shape or dtype, or without live entries; masks, selections
-            or budgets for an unbuilt model.
+        ValueError: A mask of the wrong shape or dtype, or without live entries.
 
     Example:
 
@@ -280,15 +257,6 @@ def prune_with_mask(
     [<hidden/kernel shape=(16, 8), density=0.25>]
     """
     by_density = density is not None or isinstance(budget, Budget)
-    if sizes_are_unknown(model):
-        shared = budget if density is not None and budget != "uniform" else None
-        return wrap_unbuilt(
-            model,
-            lambda layer: PruneWithMask(layer, density=density),
-            only_sparse=density is None,
-            pruning_policy=pruning_policy,
-            **{"masks": masks, "budget": shared, "include": include, "exclude": exclude},
-        )
     if masks is not None and (by_density or include is not None or exclude is not None):
         raise ValueError(
             "`masks` and the other arguments are mutually exclusive. "
@@ -298,12 +266,12 @@ def prune_with_mask(
         weights = select_weights(model, lambda w: w.path in masks, None)
         for path in masks:
             select(weights, path, "masks")
-        return _hold(model, {w.path: Draw(np.asarray(masks[w.path])) for w in weights})
-    weights = select_weights(model, include, exclude, pruning_policy)
+        return _with_masks(model, {w.path: Draw(np.asarray(masks[w.path])) for w in weights})
+    weights = select_weights(model, include, exclude)
     if by_density:
         counts = plan_for(density, budget, weights, orthogonal=False).counts
         drawn = {w.path: largest_mask(np.abs(w.raw_value()), counts[w.path]) for w in weights}
-        return _hold(model, {path: Draw(mask) for path, mask in drawn.items()})
+        return _with_masks(model, {path: Draw(mask) for path, mask in drawn.items()})
     table: dict[str, Draw] = {}
     for weight in weights:
         if isinstance(weight.initializer, SparseInitializer):
@@ -316,10 +284,10 @@ def prune_with_mask(
             "No layer of the model has a sparse initializer, and neither `masks` nor `density` was "
             f"given. Received: model={model.name!r}"
         )
-    return _hold(model, table)
+    return _with_masks(model, table)
 
 
-def _hold(model: Any, table: Mapping[str, AnyDraw]) -> Any:
+def _with_masks(model: Any, table: Mapping[str, AnyDraw]) -> Any:
     """A copy of a model in which the weights of `table` have these masks and values."""
     weights: list[PrunableWeight] = select_weights(model, lambda w: w.path in table, None)
     full_paths = {id(weight.variable): weight.path for weight in weights}
@@ -335,9 +303,8 @@ def _hold(model: Any, table: Mapping[str, AnyDraw]) -> Any:
 
     result, wrappers = rewrite(model, weights, wrap)
     for wrapper, plan in zip(wrappers, plans, strict=True):
-        for state, drawn in zip(wrapper.states, plan, strict=True):
-            path = state.weight.path
-            wrapper.assign_mask(path, drawn.mask, drawn.kernel, drawn.initializer)
+        for index, drawn in enumerate(plan):
+            wrapper._hold(index, drawn.mask, drawn.kernel, drawn.initializer)
     return result
 
 
@@ -352,33 +319,15 @@ def prune_exact_orthogonal(
     seed: int | None = None,
     include: Selection = None,
     exclude: Selection = None,
-    pruning_policy: Any = None,
 ) -> Any:
     """Draws sparse, exactly orthogonal kernels for a tf_keras model, and fixes their masks.
 
-    The counterpart of `keras_sparse_ortho.sparsify`: the budget shares `round(density * size)` live
-    entries among the kernels, each kernel is drawn anew with `K^T K = I`, and its layer is wrapped
-    with `PruneWithMask`. With the same paths and seeds the kernels are those of Keras 3.
-
-    Args:
-        model: A built tf_keras model: Sequential, functional or nested. It is not changed.
-        density: As in `sparsify`.
-        budget: As in `sparsify`.
-        initializer: As in `sparsify`.
-        structure: As in `sparsify`.
-        seed: As in `sparsify`.
-        include: As in `prune_with_mask`.
-        exclude: As in `prune_with_mask`.
-        pruning_policy: As in `prune_with_mask`.
+    The counterpart of `keras_sparse_ortho.sparsify`, with its arguments and errors: layers are
+    wrapped with `PruneWithMask`, and with the same paths and seeds the kernels are those of Keras
+    3. `model`, `include` and `exclude` are as in `prune_with_mask`.
 
     Returns:
         A new model, not compiled. Biases and kernels that are not selected keep their values.
-
-    Raises:
-        DensityError: A density outside (0, 1].
-        BudgetError: A density or budget that does not fit the model, e.g. one too small for exactly
-            orthogonal kernels; the message names the least density.
-        NotPrunableError, UnknownWeightError: As in `prune_with_mask`.
 
     Example:
 
@@ -395,6 +344,6 @@ def prune_exact_orthogonal(
     <hidden/kernel shape=(64, 128), density=0.0672607>
     <head/kernel shape=(128, 10), density=0.309375>
     """
-    weights = select_weights(model, include, exclude, pruning_policy)
+    weights = select_weights(model, include, exclude)
     draws = draw_kernels(weights, weights, density, budget, initializer, structure, seed)
-    return _hold(model, draws)
+    return _with_masks(model, draws)

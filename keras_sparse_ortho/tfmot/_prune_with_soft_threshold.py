@@ -17,19 +17,19 @@ from keras_sparse_ortho.parametrizations import (
     threshold_function,
 )
 from keras_sparse_ortho.schedules import as_schedule
-from keras_sparse_ortho.tfmot._rewrite import (
-    rewrite,
-    select_weights,
-    sizes_are_unknown,
-    wrap_unbuilt,
-)
 from keras_sparse_ortho.tfmot._tf_keras_internals import (
     own_weights,
     tf_keras,
     track,
     zero_slots,
 )
-from keras_sparse_ortho.tfmot._weights import TfKerasWeight, as_numpy, prunable_weights
+from keras_sparse_ortho.tfmot._weights import (
+    TfKerasWeight,
+    as_numpy,
+    prunable_weights,
+    rewrite,
+    select_weights,
+)
 from keras_sparse_ortho.tfmot._wrapper import EffectiveWeightWrapper, WeightState, check_finite
 
 # In TensorFlow, whatever the backend of Keras 3.
@@ -135,10 +135,10 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
 
     Soft threshold reparameterization (STR), the counterpart of `parametrizations.SoftThreshold`,
     with its gradients. The raw weight `w` and `s` are trainable variables of the wrapper. The
-    kernel of the layer is not trained. It holds `w_e`, which is updated by optimizers of tf_keras
-    in every step (as a constraint), by TFMOT's `UpdatePruningStep`, by saving, and by reading the
-    attribute `layer`. So TFMOT's `strip_pruning` returns the plain layer with the effective weight,
-    however it was trained. The kernel's regularizer and constraint act on `w`.
+    layer's kernel holds `w_e`, which is updated by optimizers of tf_keras in every step (as a
+    constraint), by TFMOT's `UpdatePruningStep`, by saving, and by reading the attribute `layer`. So
+    `strip_pruning` returns the plain layer with the effective weight. The kernel's regularizer and
+    constraint act on `w`.
 
     Args:
         layer: Any tf_keras layer, built or not, whether or not TFMOT supports it.
@@ -154,9 +154,9 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
         ValueError: An unknown granularity or function, a negative strength.
         NotPrunableError: When built: a layer without kernels, or weights that are not finite.
 
-    Limits: the weight is stored as raw and effective weight, as TFMOT's mask, and in optimizer
-    slots. Under a `tf.distribute.Strategy`, and in training loops without a tf_keras optimizer, the
-    kernel is updated by `UpdatePruningStep`, by `get_weights` and by `wrapper.layer` only.
+    Limits: the weight is stored as raw and effective weight, and as TFMOT's mask. Under a
+    `tf.distribute.Strategy`, and in training loops without a tf_keras optimizer, no step updates
+    the kernel: `UpdatePruningStep`, `get_weights` and `wrapper.layer` do.
 
     Example:
 
@@ -213,14 +213,12 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
 
     @property
     def trainable_weights(self) -> list[Any]:
-        """Those of the layer, with raw weights in place of kernels, and the thresholds."""
         raw = {id(state.weight.variable): state.raw for state in self.states}
         own = [raw.get(id(v), v) for v in self._inner.trainable_weights]
         return [*own, *(state.s for state in self.states)] if own else []
 
     @property
     def non_trainable_weights(self) -> list[Any]:
-        """The kernels, which follow the raw weights, and other variables that are not trained."""
         trained = {id(v) for v in self.trainable_weights}
         return [v for v in [*self._inner.weights, *own_weights(self)] if id(v) not in trained]
 
@@ -280,31 +278,16 @@ def prune_with_soft_threshold(
     *,
     include: Selection = None,
     exclude: Selection = None,
-    pruning_policy: Any = None,
 ) -> Any:
     """Wraps the layers of a tf_keras model so that their kernels get learnt thresholds (STR).
 
     The counterpart of `keras_sparse_ortho.parametrize(model, SoftThreshold(...))`. Layers are
-    wrapped with `PruneWithSoftThreshold`. With `tfmot.TargetDensity` training ends at a given
-    density, and TFMOT's `strip_pruning` returns the plain model with the effective weights.
-
-    Args:
-        model: As in `prune_with_mask`.
-        granularity: As in `PruneWithSoftThreshold`.
-        g: As in `PruneWithSoftThreshold`.
-        s_init: As in `PruneWithSoftThreshold`.
-        weight_decay: As in `PruneWithSoftThreshold`.
-        include: As in `prune_with_mask`.
-        exclude: As in `prune_with_mask`.
-        pruning_policy: As in `prune_with_mask`.
+    wrapped with `PruneWithSoftThreshold`, which says what `granularity`, `g`, `s_init` and
+    `weight_decay` mean; `model`, `include` and `exclude` are as in `prune_with_mask`. With
+    `tfmot.TargetDensity` training ends at a given density.
 
     Returns:
-        A new model, not compiled, with the given weights as raw weights; for a list, the list with
-            the wrappers.
-
-    Raises:
-        NotPrunableError, UnknownWeightError: As in `prune_with_mask`.
-        ValueError: An unknown granularity or function, a negative strength.
+        A new model, not compiled, with the given weights as raw weights.
 
     Example:
 
@@ -320,15 +303,7 @@ def prune_with_soft_threshold(
     >>> kso.tfmot.prunable_weights(model)
     [<hidden/kernel shape=(64, 34), density=0.125>]
     """
-    if sizes_are_unknown(model):
-        return wrap_unbuilt(
-            model,
-            lambda layer: PruneWithSoftThreshold(layer, granularity, g, s_init, weight_decay),
-            pruning_policy=pruning_policy,
-            include=include,
-            exclude=exclude,
-        )
-    weights = select_weights(model, include, exclude, pruning_policy)
+    weights = select_weights(model, include, exclude)
 
     def wrap(copy: Any, indices: list[int], kernels: list[TfKerasWeight]) -> PruneWithSoftThreshold:
         selected = None if len(indices) == len(kernels) else indices
@@ -398,10 +373,7 @@ class TargetDensity(tf_keras.callbacks.Callback):
                 self._steer(step)
 
     def on_epoch_end(self, epoch: int = -1, logs: Any = None, *, batch: int = -1) -> None:
-        """Fixes the live entries if the schedule has ended, for loops without `on_train_end`.
-
-        TFMOT's callbacks call the first argument `batch`, and so do loops written for them.
-        """
+        # Loops of one's own have no `on_train_end`; TFMOT's guide calls the argument `batch`.
         step = self._step()
         if self._steering.freeze and self._steering.has_ended(step):
             self._steer_at_end(step)

@@ -184,7 +184,7 @@ def zero_slots(optimizer: Any, variable: Any, entries: np.ndarray) -> None:
 _preserving: Any = collab_opts.prune_preserve.prune_preserve_quantize_registry
 
 
-class KeepsDepthwiseZeros(_preserving.Default8bitPrunePreserveQuantizeRegistry):
+class _KeepsDepthwiseZeros(_preserving.Default8bitPrunePreserveQuantizeRegistry):
     """TFMOT's registry for prune-preserving quantization, with DepthwiseConv2D added."""
 
     _DISABLE_PRUNE_PRESERVE: ClassVar[frozenset[Any]] = frozenset()
@@ -194,3 +194,34 @@ class KeepsDepthwiseZeros(_preserving.Default8bitPrunePreserveQuantizeRegistry):
             ["depthwise_kernel"], ["Default8BitConvQuantizeConfig"]
         ),
     }
+
+
+_Scheme: Any = tfmot.experimental.combine.Default8BitPrunePreserveQuantizeScheme
+
+
+class PrunePreserveQuantizeScheme(_Scheme):
+    """TFMOT's prune-preserving scheme, extended to DepthwiseConv2D.
+
+    TFMOT does not prune DepthwiseConv2D, and its `Default8BitPrunePreserveQuantizeScheme` does not
+    preserve zeros there. The wrappers of this package do prune it, so this scheme also multiplies
+    its kernel by the mask of its nonzeros before it is quantized. The rest is TFMOT's.
+
+    Limits: TFMOT does not quantize a layer directly followed by a ReLU layer, so no zeros are
+    preserved in it: give the layer `activation="relu"`, or put a BatchNormalization between.
+
+    Example:
+
+    >>> import keras_sparse_ortho as kso
+    >>> tf_keras = kso.tfmot.register_initializers()
+    >>> import tensorflow_model_optimization as tfmot
+    >>> plain = tf_keras.Sequential([
+    ...     tf_keras.Input((8, 8, 4)), tf_keras.layers.DepthwiseConv2D(3, name="depth")])
+    >>> annotated = tfmot.quantization.keras.quantize_annotate_model(plain)
+    >>> scheme = kso.tfmot.PrunePreserveQuantizeScheme()
+    >>> tfmot.quantization.keras.quantize_apply(annotated, scheme).layers[-1].name
+    'quant_depth'
+    """
+
+    def get_quantize_registry(self) -> Any:
+        """Which layers are quantized, and how."""
+        return _KeepsDepthwiseZeros()

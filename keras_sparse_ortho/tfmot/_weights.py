@@ -1,18 +1,79 @@
-"""The kernels of a tf_keras model, described as those of a Keras 3 model are."""
+"""The kernels of a tf_keras model, described as in Keras 3, and copies with wrapped layers."""
 
 import dataclasses
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_sparse_ortho import kernels
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.initializers import KernelLayout
-from keras_sparse_ortho.kernels import PrunableWeight
-from keras_sparse_ortho.tfmot._registration import layouts_of
-from keras_sparse_ortho.tfmot._tf_keras_internals import PruneLowMagnitude, sublayers, tf_keras
+from keras_sparse_ortho.initializers import (
+    ExactOrthogonal,
+    KernelLayout,
+    RandomSparse,
+)
+from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose, kernel_layouts
+from keras_sparse_ortho.tfmot._tf_keras_internals import (
+    PruneLowMagnitude,
+    is_graph,
+    rename,
+    sublayers,
+    tf_keras,
+)
+
+L = tf_keras.layers
+Layouts = dict[str, KernelLayout | None]
+
+
+def register_initializers() -> Any:
+    """Registers the initializers with tf_keras, so that models with them can be loaded.
+
+    Each class is registered as `keras_sparse_ortho>Name`, as in Keras 3, for `.keras` files and
+    `clone_model`, and under its bare name, for `.h5` files. Importing `keras_sparse_ortho.tfmot`
+    does this, and registers the wrappers.
+
+    Returns:
+        The module `tf_keras`.
+    """
+    register = tf_keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+    known = tf_keras.saving.get_custom_objects()
+    for initializer in (ExactOrthogonal, RandomSparse):
+        register(initializer)
+        known[initializer.__name__] = initializer
+    return tf_keras
+
+
+def register_layouts() -> None:
+    """Registers tf_keras' kernels, most as those of Keras' layers of one name."""
+    names = ["Dense", "Embedding", "EinsumDense", "SeparableConv1D", "SeparableConv2D"]
+    names += [f"Conv{n}D{suffix}" for n in (1, 2, 3) for suffix in ("", "Transpose")]
+    for name in names:
+        layouts = kernel_layouts.dispatch(getattr(keras.layers, name))
+        kernel_layouts.register(getattr(L, name), layouts)
+    for kind in (L.DepthwiseConv1D, L.DepthwiseConv2D):
+        kernel_layouts.register(kind, lambda _: {"depthwise_kernel": KernelLayout.depthwise()})
+    cells = ((L.SimpleRNNCell, KernelLayout.recurrent(1)), (L.GRUCell, KernelLayout.recurrent(3)))
+    for kind, layout in (*cells, (L.LSTMCell, KernelLayout.recurrent(4))):
+        own = dict.fromkeys(("kernel", "recurrent_kernel"), layout)
+        kernel_layouts.register(kind, lambda _, own=own: own)
+
+
+def layouts_of(layer: Any) -> Layouts:
+    """The attributes of a tf_keras layer that hold kernels, each with its layout."""
+    known = kernel_layouts.dispatch(type(layer))
+    if known is not kernel_layouts.dispatch(object):
+        return known(layer)
+    return {
+        name: None
+        for name, value in vars(layer).items()
+        if (name in ("kernel", "embeddings") or name.endswith("_kernel"))
+        and isinstance(value, tf.Variable)
+        and len(value.shape) >= 2
+    }
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -168,3 +229,92 @@ def _wrapped(wrapper: Any, path: str) -> list[TfKerasWeight]:
         dataclasses.replace(weight, state=states.get(id(weight.variable)), wrapped=True)
         for weight in find_kernels(wrapper.layer, path)
     ]
+
+
+def select_weights(model: Any, include: Selection, exclude: Selection) -> list[PrunableWeight]:
+    """The weights to prune; raises for models, layers and weights that cannot be pruned."""
+    if not isinstance(model, tf_keras.Model):
+        prunable_weights(model)  # raises for anything that is not a layer
+        raise NotPrunableError(
+            "`model` must be a whole model; wrap a single layer with keras_sparse_ortho.tfmot."
+            f"PruneWithMask. Received: model={type(model).__name__}"
+        )
+    _check_model(model, model.name)
+    weights = choose(prunable_weights(model), include, exclude)
+    if not weights:
+        raise NotPrunableError(
+            "Nothing in the model would be pruned: it has no kernels, or none is selected. "
+            f"Received: model={model.name!r}"
+        )
+    wrapped = [weight.path for weight in weights if getattr(weight, "wrapped", False)]
+    if wrapped:
+        raise NotPrunableError(
+            "These weights have a pruning wrapper already: call TFMOT's strip_pruning first, or "
+            f"`exclude` them. Received: {wrapped}"
+        )
+    for weight in weights:
+        weight.finite_raw_value()
+    return weights
+
+
+Wrap = Callable[[Any, list[int], list[TfKerasWeight]], Any]
+"""`(copied layer, indices of its selected kernels, the kernels of the original) -> wrapper`."""
+
+
+def rewrite(model: Any, weights: Sequence[PrunableWeight], wrap: Wrap) -> tuple[Any, list[Any]]:
+    """A copy of a model with every layer that holds some of `weights` wrapped, and the wrappers."""
+    chosen = {id(weight.variable) for weight in weights}
+    wrappers: list[Any] = []
+    pairs: list[tuple[Any, Any]] = []
+
+    def replace(layer: Any) -> Any:
+        if isinstance(layer, tf_keras.Model):
+            return clone(layer)
+        copy = copy_layer(layer)
+        pairs.append((layer, copy))
+        if isinstance(layer, PruneLowMagnitude):
+            return copy
+        kernels = find_kernels(layer, layer.name)
+        indices = [k for k, w in enumerate(kernels) if id(w.variable) in chosen]
+        if not indices:
+            return copy
+        wrappers.append(wrap(copy, indices, kernels))
+        return wrappers[-1]
+
+    def clone(part: Any) -> Any:
+        return tf_keras.models.clone_model(part, clone_function=replace)
+
+    result = clone(model)
+    for old, new in pairs:
+        for source, target in zip(old.weights, new.weights, strict=True):
+            target.assign(source)
+    return result, wrappers
+
+
+def copy_layer(layer: Any) -> Any:
+    """An unbuilt layer with the same configuration and name."""
+    with warnings.catch_warnings():
+        # Initializers of this package are serialized correctly.
+        warnings.filterwarnings("ignore", message=".*keras.initializers.serialize")
+        copy = type(layer).from_config(layer.get_config())
+    if copy.name != layer.name:  # the configuration has no name
+        rename(copy, layer.name)
+    return copy
+
+
+def _check_model(model: Any, path: str) -> None:
+    """Raises if a model, or one inside it, cannot be cloned layer by layer."""
+    if not isinstance(model, tf_keras.Sequential) and not is_graph(model):
+        raise NotPrunableError(
+            f"The model '{path}' is a subclassed model, into which TFMOT's wrappers cannot be put. "
+            "Wrap its layers where they are created, with keras_sparse_ortho.tfmot.PruneWithMask. "
+            f"Received: model={type(model).__name__}"
+        )
+    if not model.built:
+        raise NotPrunableError(
+            f"The model '{path}' is not built: give it an Input or call it once. "
+            f"Received: model={type(model).__name__}"
+        )
+    for layer in model.layers:
+        if isinstance(layer, tf_keras.Model):
+            _check_model(layer, f"{path}/{layer.name}")

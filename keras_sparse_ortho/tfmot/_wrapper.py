@@ -157,7 +157,7 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
 
     @property
     def _inner(self) -> Any:
-        """The layer, without the side effects that a subclass' `layer` may have."""
+        """The layer; a subclass' `layer` may have side effects."""
         return vars(self)["layer"]
 
     def call(

@@ -197,7 +197,7 @@ def test_bytes_are_those_of_the_storage():
     assert plain.params == masked.count_params() - size
     blocks = kso.Block(4, 4, regular=True)
     wide = keras.Sequential([keras.Input((64,)), L.Dense(64, dtype="bfloat16")])
-    wide = kso.sparsify(wide, 0.25, structure=blocks, storage="auto", seed=0)
+    wide = kso.convert(kso.sparsify(wide, 0.25, structure=blocks, seed=0), "blocks")
     summary = kso.report(wide)
     stored = wide.layers[0].blocks.dtype
     assert summary.live_bytes == 1024 * (2 if stored == "bfloat16" else 4)

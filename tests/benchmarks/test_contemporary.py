@@ -1,9 +1,5 @@
 """The contemporary networks: their settings, sizes, and that every method trains each of them."""
 
-import dataclasses
-
-import keras
-import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
@@ -29,29 +25,3 @@ def test_the_networks_have_the_sizes_of_their_papers(methods):
         assert kernels == pytest.approx(size, rel=0.02)
         assert {layer.name for layer in model.layers} > {"mirrored", "moved"}
         assert options["epochs"] == 200
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("net", ["resnet32", "vgg16", "mobilenet", "vit"])
-def test_every_method_trains_each_network(methods, net, tmp_path):
-    options = settings(methods)[net]
-    data = methods.load("digits")
-    x = np.repeat(np.repeat(data.x_train[:64], 4, axis=1), 4, axis=2)[:, :28, :28]
-    cut = {"x_train": x, "y_train": data.y_train[:64], "x_test": x, "y_test": data.y_train[:64]}
-    data = dataclasses.replace(data, **cut)
-    narrow = {"filters": [8, 12, 16, 20, 24][: len(options.get("filters", []))], "blocks": 1}
-    options |= narrow | {"width": 64, "depth": 1, "batch_size": 8, "epochs": 1, "tune": False}
-    options |= {"budgets": tmp_path / "budgets.jsonl"}
-    for name in options["methods"]:
-        keras.utils.clear_session()
-        model, callbacks, _ = methods.build(net, name, 0.5, 0, data, options, 1e-3)
-        methods.fit(model, callbacks, data, options, seed=0)
-        weights = kso.prunable_weights(model)
-        if name == "dense":
-            assert all(w.density == 1 for w in weights)
-            continue
-        parts = {"vit": "mlp_", "mobilenet": "_pointwise"}
-        chosen = [w for w in weights if parts.get(net, "") in w.path]
-        assert all(w.density == 1 for w in weights if w not in chosen)
-        live = sum(w.live for w in chosen) / sum(w.size for w in chosen)
-        assert live == pytest.approx(0.5, abs=0.03 if name == "str" else 1e-3), name

@@ -32,3 +32,11 @@ def test_of_several_processes_the_median_counts(record):
     }
     found = record.middle_of_processes(lines[:3] + lines[4:5], lambda line: line["kind"], "ratio")
     assert found["x"]["ratio"] == 3.0  # of two the larger one
+
+
+def test_epochs_and_seconds_on_live_blocks(faster):
+    run = {"curve": [0.85, 0.881, 0.87, 0.89]}
+    assert faster.epochs_to_goal(run) == 2
+    # The last tenth is not trained on, and the last part of a batch is dropped.
+    assert faster.steps_of({"samples": 20000, "batch_size": 128}) == 140
+    assert faster.epochs_to_goal({"curve": [0.8]}) is None

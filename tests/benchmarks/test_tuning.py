@@ -1,12 +1,8 @@
 """Learning rates chosen on a validation split, live channels, and the deep networks."""
 
-import dataclasses
-
 import keras
 import numpy as np
 import pytest
-
-import keras_sparse_ortho as kso
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -135,49 +131,6 @@ def test_live_channels(methods):
     images = np.random.default_rng(0).normal(size=(50, 4, 4, 2)).astype("float32")
     assert methods.live_channels(model, images) == [[2, 3], [3, 5]]
     assert methods.live_channels(keras.Sequential([keras.Input((2,))]), images) == []
-
-
-@pytest.mark.parametrize(
-    "net",
-    [
-        "deep_mlp",
-        *(pytest.param(net, marks=pytest.mark.slow) for net in ("deep_mlp_relu", "deep_cnn")),
-    ],
-)
-@pytest.mark.slow
-def test_deep_networks_under_every_initializer(methods, net):
-    options = methods.settings("deep")[net]
-    data = methods.load("digits")
-    data = dataclasses.replace(data, x_train=data.x_train[:128], y_train=data.y_train[:128])
-    options |= {"width": 32, "depth": 3, "jit": False, "budgets": None}
-    gain = 2**0.5 if net == "deep_mlp_relu" else 1.0247
-    for name in options["methods"]:
-        model, callbacks, _ = methods.build(net, name, 0.2, 0, data, options)
-        assert not callbacks
-        rows = kso.report(model, orthogonality="all").rows  # some are changed after the draw
-        squared = [(w.value**2).sum() / 32 for w in kso.prunable_weights(model)][1:-1]
-        if "eoi" in name:
-            assert all(row.orthogonality_error < 1e-5 for row in rows)
-            assert [row.gain for row in rows[:-1]] == pytest.approx([gain] * 4, abs=1e-4)
-        if net != "deep_cnn" and name not in ("dense", "base_erk", "base_orthogonal"):
-            tolerance = {"base_scaled": 0.3, "ai": 0.1}.get(name, 1e-2)
-            assert squared == pytest.approx([gain**2] * 3, rel=tolerance)
-        if name not in ("dense", "dense_orthogonal", "sao"):
-            assert sum(row.live for row in rows) == round(0.2 * sum(row.size for row in rows))
-
-
-@pytest.mark.slow
-def test_the_command_line_of_the_deep_networks(methods, tmp_path):
-    out = tmp_path / "deep.jsonl"
-    small = ["--dataset", "digits", "--samples", "256", "--epochs", "1", "--densities", "0.2"]
-    small += ["--seeds", "0", "--no-jit", "--depth", "2", "--out", str(out), "--no-tune"]
-    methods.deep([*small, "--net", "deep_mlp", "deep_cnn", "--methods", "eoi_auto"])
-    runs = methods.finished(out)
-    assert [run["net"] for run in runs] == ["deep_mlp", "deep_cnn"]
-    assert [run["live_channels"] for run in runs] == [[], []]  # nothing is ReLU here
-    text = out.with_suffix(".md").read_text()
-    assert "## deep_cnn, epochs: 1" in text
-    assert "## deep_mlp, epochs: 1" in text
 
 
 def test_what_is_tried_stands_beside_its_rival(methods_summary):

@@ -86,14 +86,13 @@ def application(name, side=32, **options):
 
 
 APPLICATIONS = {
+    name: application(name)
+    for name in ("EfficientNetB0", "DenseNet121", "ConvNeXtTiny", "ResNet50", "ResNet50V2")
+}
+APPLICATIONS |= {
     "MobileNetV2": application("MobileNetV2", alpha=0.35),
     "MobileNetV3Small": application("MobileNetV3Small", alpha=0.75),
-    "EfficientNetB0": application("EfficientNetB0"),
-    "DenseNet121": application("DenseNet121"),
-    "ConvNeXtTiny": application("ConvNeXtTiny"),
     "Xception": application("Xception", side=71),
-    "ResNet50": application("ResNet50"),
-    "ResNet50V2": application("ResNet50V2"),
     # Keras itself says that it does not work on torch.
     "NASNetMobile": dataclasses.replace(
         application("NASNetMobile"), backends=("tensorflow", "jax")
@@ -107,61 +106,54 @@ HEADS = {"num_query_heads": 2, "num_key_value_heads": 1}
 IMAGE = {"image_shape": (16, 16, 3)}
 
 
-def bert():
-    return hub.BertBackbone(**SMALL, num_heads=2, max_sequence_length=8)
+LENGTH = {"max_sequence_length": 8}
 
 
-def gpt2():
-    return hub.GPT2Backbone(**SMALL, num_heads=2, max_sequence_length=8)
+def backbone(kind, *common, **sizes):
+    """A function that makes a backbone of keras-hub, with sizes that many of them share."""
+    options = {key: value for part in common for key, value in part.items()} | sizes
+    return lambda: getattr(hub, f"{kind}Backbone")(**options)
 
 
-def gemma():
-    return hub.GemmaBackbone(**SMALL, **HEADS, head_dim=8)
+bert = backbone("Bert", SMALL, LENGTH, num_heads=2)
+gpt2 = backbone("GPT2", SMALL, LENGTH, num_heads=2)
+gemma = backbone("Gemma", SMALL, HEADS, head_dim=8)
+bart = backbone("Bart", SMALL, LENGTH, num_heads=2)
+opt = backbone("OPT", SMALL, LENGTH, num_heads=2)
+vit = backbone("ViT", IMAGE, patch_size=8, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=32)
+resnet = backbone(
+    "ResNet",
+    IMAGE,
+    input_conv_filters=[64],
+    input_conv_kernel_sizes=[3],
+    stackwise_num_filters=[64, 64],
+    stackwise_num_blocks=[1, 1],
+    stackwise_num_strides=[1, 2],
+    block_type="basic_block",
+)
+qwen_moe = backbone(
+    "QwenMoe",
+    SMALL,
+    HEADS,
+    moe_intermediate_dim=16,
+    shared_expert_intermediate_dim=16,
+    num_experts=2,
+    top_k=1,
+)
+whisper = backbone(
+    "Whisper",
+    SMALL,
+    num_heads=2,
+    num_mels=8,
+    max_encoder_sequence_length=16,
+    max_decoder_sequence_length=8,
+)
 
 
-def bart():
-    return hub.BartBackbone(**SMALL, num_heads=2, max_sequence_length=8)
-
-
-def vit():
-    sizes = {"patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 32}
-    return hub.ViTBackbone(**IMAGE, **sizes)
-
-
-def resnet():
-    return hub.ResNetBackbone(
-        **IMAGE,
-        input_conv_filters=[64],
-        input_conv_kernel_sizes=[3],
-        stackwise_num_filters=[64, 64],
-        stackwise_num_blocks=[1, 1],
-        stackwise_num_strides=[1, 2],
-        block_type="basic_block",
-    )
-
-
-def albert():
-    return hub.AlbertBackbone(**SMALL, num_heads=2, embedding_dim=8, max_sequence_length=8)
-
-
-def qwen_moe():
-    sizes = {"moe_intermediate_dim": 16, "shared_expert_intermediate_dim": 16}
-    return hub.QwenMoeBackbone(**SMALL, **HEADS, **sizes, num_experts=2, top_k=1)
-
-
-def opt():
-    return hub.OPTBackbone(**SMALL, num_heads=2, max_sequence_length=8)
-
-
-def whisper():
-    lengths = {"max_encoder_sequence_length": 16, "max_decoder_sequence_length": 8}
-    return hub.WhisperBackbone(**SMALL, num_heads=2, num_mels=8, **lengths)
-
-
-def of_hub(backbone, data, task=None, **options):
+def of_hub(make, data, task=None, **options):
     """A backbone, or a task around it without its preprocessor."""
     return Case(
-        backbone if task is None else lambda: task(backbone(), preprocessor=None, **options),
+        make if task is None else lambda: task(make(), preprocessor=None, **options),
         data,
         ("keras_hub",),
     )
@@ -175,26 +167,26 @@ HUB = {
     "GPT2 causal LM": of_hub(gpt2, text, hub.GPT2CausalLM),
     "Gemma": of_hub(gemma, text),
     "Gemma causal LM": of_hub(gemma, text, hub.GemmaCausalLM),
-    "Llama": of_hub(lambda: hub.LlamaBackbone(**SMALL, **HEADS), text),
-    "T5": of_hub(lambda: hub.T5Backbone(**SMALL, num_heads=2), two_texts),
-    "Mixtral": of_hub(lambda: hub.MixtralBackbone(**SMALL, **HEADS, num_experts=2, top_k=1), text),
+    "Llama": of_hub(backbone("Llama", SMALL, HEADS), text),
+    "T5": of_hub(backbone("T5", SMALL, num_heads=2), two_texts),
+    "Mixtral": of_hub(backbone("Mixtral", SMALL, HEADS, num_experts=2, top_k=1), text),
     "Qwen MoE": of_hub(qwen_moe, text),
-    "ALBERT": of_hub(albert, segments),
+    "ALBERT": of_hub(backbone("Albert", SMALL, LENGTH, num_heads=2, embedding_dim=8), segments),
     "BART": of_hub(bart, two_texts),
     "BART seq2seq LM": of_hub(bart, two_texts, hub.BartSeq2SeqLM),
     "FNet": dataclasses.replace(
         of_hub(
-            lambda: hub.FNetBackbone(**SMALL, max_sequence_length=8),
+            backbone("FNet", SMALL, LENGTH),
             lambda: {name: value for name, value in segments().items() if name != "padding_mask"},
         ),
         litert="FFT2D",
     ),
-    "XLNet": of_hub(lambda: hub.XLNetBackbone(**SMALL, num_heads=2), segments),
+    "XLNet": of_hub(backbone("XLNet", SMALL, num_heads=2), segments),
     "DeBERTaV3": of_hub(
-        lambda: hub.DebertaV3Backbone(**SMALL, num_heads=2, max_sequence_length=8, bucket_size=8),
+        backbone("DebertaV3", SMALL, LENGTH, num_heads=2, bucket_size=8),
         text,
     ),
-    "BLOOM": of_hub(lambda: hub.BloomBackbone(**SMALL, num_heads=2), text),
+    "BLOOM": of_hub(backbone("Bloom", SMALL, num_heads=2), text),
     "OPT": of_hub(opt, text),
     "OPT causal LM": of_hub(opt, text, hub.OPTCausalLM),
     "Whisper": of_hub(whisper, whisper_data),

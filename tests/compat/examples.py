@@ -1,4 +1,4 @@
-"""Models with the traits by which six examples of keras.io once broke; nothing here is their code.
+"""Models with the traits by which examples of keras.io once broke; nothing here is their code.
 
 The traits: constructors without `**kwargs`, configurations that lack an argument or do not exist,
 cropping inside the model, random numbers in calls, weights of no known name, a class without a
@@ -53,16 +53,15 @@ class Patches(layers.Layer):
 class PatchEncoder(layers.Layer):
     """Takes no name; its configuration lacks `width`."""
 
-    def __init__(self, count, width, project=True):
+    def __init__(self, count, width):
         super().__init__()
         self.count = count
-        self.projection = layers.Dense(width) if project else None
+        self.projection = layers.Dense(width)
         self.position = layers.Embedding(count, width)
 
     def call(self, patches):
         place = ops.expand_dims(ops.arange(self.count), 0)
-        projected = patches if self.projection is None else self.projection(patches)
-        return projected + self.position(place)
+        return self.projection(patches) + self.position(place)
 
     def get_config(self):
         return {**super().get_config(), "count": self.count}
@@ -154,37 +153,6 @@ def compact_transformer():
     x = Tokenizer()(keras.Sequential(augmentation, name="augmentation")(inputs))
     x = encoder_block(Positions(x.shape[1])(x), lambda branch: StochasticDepth(0.1)(branch))
     x = SequencePooling()(layers.LayerNormalization(epsilon=1e-5)(x))
-    return keras.Model(inputs, layers.Dense(CLASSES, activation="softmax")(x))
-
-
-# --- TokenLearner ---------------------------------------------------------------------------------
-
-
-def learnt_tokens(x, count=4):
-    """As many weighted means over the places of a picture: `(b, h, w, c)` to `(b, count, c)`."""
-    convolutions = [
-        layers.Conv2D(count, 3, activation=activation, padding="same", use_bias=False)
-        for activation in (ops.gelu, ops.gelu, "sigmoid")
-    ]
-    maps = keras.Sequential([*convolutions, layers.Reshape((-1, count)), layers.Permute((2, 1))])(
-        layers.LayerNormalization(epsilon=1e-6)(x)
-    )
-    places = layers.Reshape((1, -1, x.shape[-1]))(x)
-    return ops.mean(ops.expand_dims(maps, -1) * places, axis=2)
-
-
-def token_learner():
-    # In training pictures are cropped from 32 to 30 pixels; both have 5 x 5 patches of 6.
-    augmentation = [
-        *(layers.Rescaling(1 / 255), layers.Resizing(32, 32)),
-        *(layers.RandomCrop(30, 30), layers.RandomFlip("horizontal")),
-    ]
-    inputs = keras.Input((SIDE, SIDE, 3))
-    x = keras.Sequential(augmentation, name="augmentation")(inputs)
-    x = layers.Reshape((25, WIDTH))(layers.Conv2D(WIDTH, 6, 6)(x))
-    x = encoder_block(PatchEncoder(25, WIDTH, project=False)(x))
-    x = encoder_block(learnt_tokens(layers.Reshape((5, 5, WIDTH))(x)))
-    x = layers.GlobalAveragePooling1D()(layers.LayerNormalization(epsilon=1e-6)(x))
     return keras.Model(inputs, layers.Dense(CLASSES, activation="softmax")(x))
 
 
@@ -320,7 +288,6 @@ def bags():
 EXAMPLES = {
     "vision transformer": Example(vision_transformer, images),
     "compact convolutional transformer": Example(compact_transformer, images),
-    "TokenLearner": Example(token_learner, images),
     "attention over instances": Example(multiple_instances, bags),
     "ConvMixer": Example(conv_mixer, images, loads=True),
 }

@@ -65,22 +65,6 @@ def test_the_one_line(name, tmp_path):
             np.testing.assert_array_equal(array(loaded(x, training=False)), expected)
 
 
-def test_a_part_of_a_sparse_model_is_shown():
-    """The shares of the instances, as the example plots them."""
-    example = EXAMPLES["attention over instances"]
-    model = kso.sparsify(example.make(), DENSITY)
-    part = keras.Model(model.input, model.get_layer("shares").output)
-    np.testing.assert_allclose(sum(map(array, part(example.data()))), 1, atol=1e-6)
-
-
-def test_kernels_come_first_among_the_weights_of_a_layer():
-    """The first of `get_weights`, as the example draws it."""
-    model = kso.sparsify(EXAMPLES["ConvMixer"].make(), DENSITY)
-    for name in ("patches", "depthwise_1"):
-        (weight,) = [w for w in kso.prunable_weights(model) if w.path.startswith(f"{name}/")]
-        np.testing.assert_array_equal(model.get_layer(name).get_weights()[0], weight.raw_value())
-
-
 @pytest.mark.tensorflow_only
 def test_a_training_step_around_two_models(tmp_path):
     images = np.random.default_rng(0).uniform(size=(4, 8, 8, 1)).astype("float32")

@@ -33,21 +33,3 @@ def test_the_last_lines_say_what_was_measured(run_example, capsys):
         on_blocks = type(model.get_layer("hidden_1")) is kso.layers.BlockSparseDense
         assert on_blocks == (name == "blocks")
         assert type(model.get_layer("first")) is keras.layers.Dense
-
-
-@pytest.mark.tensorflow_only
-@pytest.mark.parametrize(
-    ("arguments", "rule"),
-    [
-        (["--epochs", 1], "--epochs must be 2 or more. Received: 1"),
-        (["--block", 48], "Received"),
-        (["--density", 1.5], "must be in (0, 1]. Received: density=1.5"),
-    ],
-)
-def test_refusals_are_one_line(run_example, capsys, arguments, rule):
-    status, folder = run_example("faster", *SMALL, *arguments)
-    assert status == 2
-    errors = capsys.readouterr().err
-    assert rule in errors
-    assert "Traceback" not in errors
-    assert not (folder / "faster.json").exists()

@@ -35,22 +35,3 @@ def test_the_last_lines_say_what_came_out(run_example, capsys):
     assert ends.items() <= held.items()
     inner = sparse["weights"] - sum(ends.values())
     assert sparse["live"] - sum(ends.values()) <= round(0.4 * inner)
-
-
-@pytest.mark.tensorflow_only
-@pytest.mark.parametrize(
-    ("arguments", "rule"),
-    [
-        (["--epochs", 0], "--epochs must be 1 or more. Received: 0"),
-        (["--heads", 3], "--width must be divisible by --heads. Received: 16, 3"),
-        (["--density", 1.5], "must be in (0, 1]. Received: density=1.5"),
-        (["--density", 0.01], "The least global density"),
-    ],
-)
-def test_refusals_are_one_line(run_example, capsys, arguments, rule):
-    status, folder = run_example("transformer", *SMALL, *arguments)
-    assert status == 2
-    errors = capsys.readouterr().err
-    assert rule in errors
-    assert "Traceback" not in errors
-    assert not (folder / "transformer.json").exists()

@@ -38,28 +38,3 @@ def test_blocks_train_where_the_dense_twin_does_not_fit():
     # TensorFlow may end by a signal instead, where its kernels do not check what they were given.
     reason = r"SIG\w+|\w+: .*(memory|OOM)" if ON_TENSORFLOW else r"\w+: .*memory"
     assert re.match(f"dense:  ended with ({reason})", dense), dense
-
-
-@pytest.mark.slow  # as above
-@pytest.mark.tensorflow_only
-def test_a_limit_that_shows_nothing_is_told():
-    done = wide("--width", 512, "--block", 32, "--density", 0.125, "--epochs", 1)
-    assert done.returncode == 1
-    assert done.stdout.splitlines()[-1].startswith("dense:  fits as well")
-
-
-@pytest.mark.tensorflow_only
-@pytest.mark.parametrize(("mib", "outcome"), [(64, "MemoryError"), (1024, "fits")])
-def test_the_limit_holds(mib, outcome):
-    code = (
-        f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); import wide\n"
-        f"wide.limit_memory({mib})\n"
-        "try:\n"
-        "    bytearray(256 * wide.MIB)\n"
-        "except MemoryError:\n"
-        "    print('MemoryError')\n"
-        "else:\n"
-        "    print('fits')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == outcome

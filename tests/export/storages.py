@@ -28,7 +28,7 @@ def stored(storage):
         return kso.convert(stored("blocks"), "masked")
     if storage == "blocks":
         structure = kso.Block(8, 8, regular=True)
-        model = kso.sparsify(dense(), 0.5, structure=structure, storage="auto", seed=0)
+        model = kso.convert(kso.sparsify(dense(), 0.5, structure=structure, seed=0), "blocks")
         assert [type(layer).__name__ for layer in model.layers] == [
             "BlockSparseConv2D",
             "GlobalAveragePooling2D",

@@ -101,7 +101,7 @@ def test_the_nearest_possible_density_is_taken(asked, made):
 def test_report_shows_the_orthogonality_of_blocks_as_long_as_they_are_as_drawn(tmp_path):
     structure = kso.Block(8, 8, regular=True)
     dense = keras.Sequential([keras.Input((32,)), L.Dense(64, name="a"), L.Dense(32, name="b")])
-    model = kso.sparsify(dense, 0.25, "uniform", structure=structure, storage="auto", seed=0)
+    model = kso.convert(kso.sparsify(dense, 0.25, "uniform", structure=structure, seed=0), "blocks")
     own = BlockSparseDense(32, density=0.25, block=8, gain=2.0, seed=1, name="c")
     other = BlockSparseDense(
         32, density=0.25, block=8, kernel_initializer="he_normal", seed=1, name="d"

@@ -142,7 +142,7 @@ def compact(model):
 
 
 def blocks(model):
-    return kso.prune(model, 0.5, budget="uniform", storage="auto", structure=REGULAR)
+    return kso.prune(model, 0.5, budget="uniform", storage="blocks", structure=REGULAR)
 
 
 def low_rank(model):

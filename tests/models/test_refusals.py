@@ -123,8 +123,6 @@ DENSE = {
         (ValueError, {"parametrization": "soft"}),
         (ValueError, {"parametrization": kso.MagnitudeMask}),
         (ValueError, {"parametrization": kso.SoftThreshold(granularity="global")}),
-        (ValueError, {"parametrization": SOFT, "storage": "auto"}),
-        (NotPrunableError, {"parametrization": SOFT, "storage": "compact"}),
         (NotPrunableError, {"parametrization": SOFT, "density": 0.5}),
         (
             BudgetError,
@@ -267,9 +265,11 @@ def test_live_blocks_that_fail_after_the_masks_are_held(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(_rewrite, "save_with_layers", breaks)
         with pytest.raises(Broken):
-            kso.apply_masks.in_place(model, storage="auto")
+            kso.apply_masks.in_place(model, storage="blocks")
     assert state(model) == before
-    assert isinstance(kso.apply_masks(model, storage="auto").chain[1], kso.layers.BlockSparseDense)
+    assert isinstance(
+        kso.apply_masks(model, storage="blocks").chain[1], kso.layers.BlockSparseDense
+    )
 
 
 class Forgetful(L.Layer):

@@ -93,7 +93,7 @@ def test_in_place_changes_the_model_itself():
     assert kso.convert.in_place(model, "compact") is model
     assert kso.convert.in_place(model, "masked") is model
     assert kso.strip.in_place(model) is model
-    blocks = {"structure": kso.Block(3, 4, regular=True), "storage": "auto", "include": "hidden"}
+    blocks = {"structure": kso.Block(3, 4, regular=True), "storage": "blocks", "include": "hidden"}
     assert kso.prune.in_place(model, 0.5, **blocks) is model
     assert isinstance(model.hidden, kso.layers.BlockSparseDense)
     assert kso.strip.in_place(model) is model

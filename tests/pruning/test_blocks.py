@@ -1,24 +1,19 @@
 """`storage="blocks"`: speed by one word."""
 
 import functools
-import tempfile
 import types
 import warnings
 
 import keras
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.errors import BudgetError, LayoutError
 from keras_sparse_ortho.kernels import PrunableWeight
-from keras_sparse_ortho.layers import BlockSparseDense
-from keras_sparse_ortho.pruning._block_plan import BlockPlan
-from keras_sparse_ortho.pruning._block_sizes import block_for
+from keras_sparse_ortho.pruning._blocks import BlockPlan, block_for
 from tests.helpers import (
     array,
     classifier_loss,
@@ -109,20 +104,6 @@ def test_one_word_draws_exactly_orthogonal_blocks():
     assert 0.25 < report.density <= 0.3
 
 
-def test_kernels_of_a_masked_model_say_nothing_of_blocks():
-    report = kso.report(kso.sparsify(mlp(), 0.25, seed=0))
-    assert {(row.block, row.least_density, row.not_on_blocks) for row in report.rows} == {
-        (None, None, None)
-    }
-
-
-def test_structure_is_the_size_and_need_not_say_regular():
-    sparse = kso.sparsify(mlp(), 0.3, storage="blocks", structure=kso.Block(32, 32), seed=0)
-    assert blocks_of(sparse)["hidden_1/kernel"] == (32, 32)
-    with pytest.raises(ValueError, match="the size of blocks as `structure`"):
-        kso.sparsify(mlp(), 0.3, storage="blocks", structure=kso.NByM(2, 4))
-
-
 def seeded(verb):
     """`sparsify` with a seed, as it draws; `prune` as it is."""
     return functools.partial(verb, seed=0) if verb is kso.sparsify else verb
@@ -201,12 +182,6 @@ def test_given_densities_keep_their_meaning():
     assert found["hidden_2/kernel"].density == 1.0
     assert found["head/kernel"].density == 0.5  # asked for by name: compact
     assert found["head/kernel"].storage.compact
-
-
-@pytest.mark.parametrize("masks", [None, {"head/kernel": np.ones((256, 3), bool)}])
-def test_masks_that_are_given_are_refused(masks):
-    with pytest.raises(ValueError, match=r'stored as live blocks, .* by storage="auto"'):
-        kso.apply_masks(mlp(), masks, storage="blocks")
 
 
 def test_too_small_models_are_refused():
@@ -351,20 +326,6 @@ def test_rigl_moves_padded_blocks_at_an_exact_count(kind, verb):
     assert mask.sum() == live == 3 * weight.size // 16
 
 
-@pytest.mark.parametrize("kernel_initializer", ["he_normal", "exact_orthogonal"])
-def test_padding_of_a_new_layer_is_zero(kernel_initializer):
-    layer = BlockSparseDense(
-        1000, density=0.25, block=32, kernel_initializer=kernel_initializer, seed=0
-    )
-    layer.build((None, 1024))
-    assert layer.density == 0.25
-    stored, kernel = array(layer.blocks), layer.kernel_value()
-    assert stored.size == 1024 * 1024 // 4
-    assert layer.mask_value().sum() == 1024 * 1000 // 4
-    assert np.count_nonzero(stored) == np.count_nonzero(kernel)
-    assert np.square(stored).sum() == pytest.approx(np.square(kernel).sum())
-
-
 SHAPES = {"divisible": (128, 256), "classes": (256, 10), "prime": (127, 131), "thin": (64, 64)}
 
 
@@ -387,14 +348,7 @@ def test_a_kernel_is_on_blocks_or_that_is_told(shape, structure):
     assert (blocks_of(sparse)["a/kernel"] is not None) == on_blocks
 
 
-def test_n_by_m_is_refused_on_blocks():
-    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)])
-    with pytest.raises(ValueError, match=r'storage="blocks" takes the size of blocks.*NByM'):
-        kso.prune(model, 0.25, storage="blocks", structure=kso.NByM(2, 4))
-
-
 LAYER_BY_LAYER = {
-    "obs": {"score": "obs"},
     "wanda": {"score": "wanda"},
     "magnitude": {},
     "sizes": {"score": "obs", "structure": kso.Block(32, 32, regular=True)},
@@ -405,11 +359,11 @@ LAYER_BY_LAYER = {
 def trained_layers():
     """Correlated inputs, so that refits matter, and two kernels for blocks beside a small head."""
     keras.utils.set_random_seed(0)
-    layers = [L.Conv1D(128, 2, padding="same", name="conv"), L.Dense(128, "relu", name="hidden")]
-    model = keras.Sequential([keras.Input((6, 128)), *layers, L.Dense(2, name="head")])
+    layers = [L.Conv1D(64, 2, padding="same", name="conv"), L.Dense(64, "relu", name="hidden")]
+    model = keras.Sequential([keras.Input((6, 64)), *layers, L.Dense(2, name="head")])
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(100, 6, 128)) * np.arange(1, 129) ** -0.7
-    return model, (x @ rng.normal(size=(128, 128))).astype("float32")
+    x = rng.normal(size=(100, 6, 64)) * np.arange(1, 65) ** -0.7
+    return model, (x @ rng.normal(size=(64, 64))).astype("float32")
 
 
 def errors_of(model, other, x):
@@ -427,7 +381,7 @@ def test_trained_kernels_are_solved_on_blocks(name):
     blocks = blocks_of(sparse)
     assert None not in (blocks["conv/kernel"], blocks["hidden/kernel"])
     live = sum(w.live for w in kso.prunable_weights(sparse)[:2])
-    assert 0.4 <= live / (3 * 128 * 128) <= 0.5
+    assert 0.4 <= live / (3 * 64 * 64) <= 0.5
     if "structure" in options:
         assert {blocks["conv/kernel"], blocks["hidden/kernel"]} == {(32, 32)}
     masked = kso.prune(dense, 0.5, storage="blocks", exclude="head", budget="uniform")
@@ -454,125 +408,8 @@ def test_masks_of_blocks_in_dense_storage():
         np.testing.assert_allclose(one.value, two.value, atol=1e-6)
     for model in (masked, by_magnitude):
         for weight in kso.prunable_weights(model)[:2]:
-            mask = weight.storage.mask_value().reshape(-1, 8, 16, 8, 16)
+            mask = weight.storage.mask_value().reshape(-1, 4, 16, 4, 16)
             assert (mask.all(axis=(2, 4)) == mask.any(axis=(2, 4))).all()
             assert len({*mask.any(axis=(0, 2, 4)).sum(axis=0)}) == 1
     with pytest.raises(ValueError, match=r"Block\(rows, cols, regular=True\).*rows=4, cols=4\)"):
         kso.prune(dense, 0.25, structure=kso.Block(4, 4))
-
-
-def test_a_head_that_is_nearly_dense_by_its_share_stays_dense():
-    layers = [L.Dense(256, "relu", name=f"hidden_{k}") for k in range(3)]
-    model = keras.Sequential([keras.Input((64,)), *layers, L.Dense(10, name="head")])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        summary = kso.report(kso.sparsify(model, 0.1, storage="blocks", seed=0))
-    assert {row.path for row in summary.rows if row.block is None} == {"head/kernel"}
-    assert summary.rows[-1].live == 2560  # its share by ERK is .97
-    assert 0.09 <= summary.density <= 0.1
-
-
-KINDS = {
-    "dense": (lambda width: L.Dense(width, "gelu", name="a"), lambda width: (width,)),
-    "tokens": (
-        lambda width: L.EinsumDense("abc,cd->abd", (3, width), bias_axes="d", name="a"),
-        lambda width: (3, width),
-    ),
-    "convolution": (
-        lambda width: L.Conv1D(width, 2, 2, name="a", use_bias=False),
-        lambda width: (4, width),
-    ),
-}
-# Sides of kernels: some are padded, some beside some others refused.
-SIDES = st.one_of(st.integers(32, 130), st.sampled_from([48, 64, 96, 128]))
-
-
-def random_model(kind, inputs, outputs):
-    make, shape = KINDS[kind]
-    keras.utils.set_random_seed(1)
-    layers = [keras.Input(shape(inputs)), make(outputs), L.Flatten(), L.Dense(3, name="head")]
-    return keras.Sequential(layers)
-
-
-def random_blocks(kind, inputs, outputs, density, verb):
-    """A model on blocks, or `None` for a shape that has none at the density."""
-    model = random_model(kind, inputs, outputs)
-    options = {"budget": "uniform", "storage": "blocks", "exclude": "head"}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        try:
-            blocks = seeded(verb)(model, density, **options)
-        except BudgetError:
-            return None  # no kernel would be sparse
-    told = any("'a/kernel' is not on live blocks" in str(w.message) for w in caught)
-    on_blocks = kso.report(blocks, orthogonality=False).rows[0].block is not None
-    assert told != on_blocks
-    return blocks if on_blocks else None
-
-
-@pytest.mark.slow
-@given(
-    kind=st.sampled_from([*KINDS]),
-    inputs=SIDES,
-    outputs=SIDES,
-    density=st.floats(0.15, 0.8),
-    verb=st.sampled_from([kso.sparsify, kso.prune]),
-)
-@settings(max_examples=20, deadline=None)
-def test_blocks_of_random_shapes_are_their_masked_twins(kind, inputs, outputs, density, verb):
-    blocks = random_blocks(kind, inputs, outputs, density, verb)
-    if blocks is None:
-        return
-    masked = kso.convert(blocks, "masked")
-    (weight, _), (twin, _) = kso.prunable_weights(blocks), kso.prunable_weights(masked)
-    assert weight.density <= density
-    np.testing.assert_array_equal(weight.storage.mask_value(), twin.storage.mask_value())
-    np.testing.assert_allclose(fit(blocks, 1), fit(masked, 1), atol=1e-5)
-    np.testing.assert_allclose(weight.value, twin.value, atol=1e-5)
-    x, _ = data(blocks, 3)
-    expected = array(masked(x))
-    with tempfile.TemporaryDirectory() as folder:
-        blocks.save(f"{folder}/blocks.keras")
-        loaded = keras.saving.load_model(f"{folder}/blocks.keras")
-    assert blocks_of(loaded) == blocks_of(blocks)
-    for model in (blocks, loaded, kso.strip(blocks)):
-        np.testing.assert_allclose(array(model(x)), expected, atol=1e-5)
-
-
-@slow_on_tensorflow
-@pytest.mark.parametrize("kind", KINDS)
-def test_rigl_moves_the_blocks_that_it_moves_in_the_masked_twin(kind):
-    blocks = kso.sparsify(
-        random_model(kind, 128, 96), 0.4, "uniform", storage="blocks", exclude="head", seed=0
-    )
-    models, losses = (blocks, kso.convert(blocks, "masked")), []
-    before = kso.prunable_weights(blocks)[0].storage.mask_value()
-    for model in models:
-        x, y = data(model, 3)
-        moving = kso.callbacks.RigL((x, y), 8, frequency=2, end_step=40, fraction=0.6)
-        losses.append(fit(model, 2, [moving]))
-    np.testing.assert_allclose(*losses, atol=1e-5)
-    (weight, _), (twin, _) = map(kso.prunable_weights, models)
-    mask = weight.storage.mask_value()
-    assert (mask != before).any()
-    np.testing.assert_array_equal(mask, twin.storage.mask_value())
-    np.testing.assert_allclose(weight.value, twin.value, atol=1e-5)
-
-
-def test_state_of_wide_kernels_is_a_tenth():
-    """Weights and moments of what is on blocks: .11 of the dense ones, with indices .13."""
-    layers = [L.Dense(width, use_bias=False, name=f"d{width}") for width in (512, 1000, 784)]
-    dense = keras.Sequential([keras.Input((512,)), *layers])
-    sparse = kso.sparsify(dense, 0.1, "uniform", storage="blocks", seed=0)
-    assert None not in blocks_of(sparse).values()
-    sizes, indices = {}, 0
-    for model in (dense, sparse):
-        model.compile("adam", "mse")
-        model.optimizer.build(model.trainable_variables)
-        floats = [*model.trainable_variables, *model.optimizer.variables]
-        sizes[model] = sum(int(np.prod(v.shape)) for v in floats)
-        indices = sum(int(np.prod(v.shape)) for v in model.non_trainable_variables)
-    assert sizes[dense] == 3 * dense.count_params() + 2  # with the step and the learning rate
-    assert sizes[sparse] <= 0.11 * sizes[dense]
-    assert sizes[sparse] + indices <= 0.13 * sizes[dense]
-    assert kso.report(sparse).bytes <= 4 * (sizes[sparse] / 3 + indices)

@@ -3,7 +3,6 @@
 import csv
 
 import keras
-import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
@@ -109,13 +108,3 @@ def test_outputs_of_every_layout_are_counted():
         "depthwise/kernel": 1,
         "gru/gru_cell/kernel": 2,
     }
-
-
-def test_a_dense_model_has_no_gain():
-    rows = kso.report(widening()).rows
-    assert {(row.dead_outputs, row.gain) for row in rows} == {(0, None)}
-    random = kso.sparsify(widening(), 0.05, initializer="random_sparse", seed=0)
-    rows = kso.report(random).rows
-    assert {row.gain for row in rows} == {None}
-    by_hand = [int((~np.any(w.value, axis=0)).sum()) for w in kso.prunable_weights(random)]
-    assert [row.dead_outputs for row in rows] == by_hand

@@ -119,18 +119,6 @@ def test_masks_by_the_names_of_layers():
             kso.apply_masks(model, masks)
 
 
-def test_every_weight_has_a_mask():
-    model = network()
-    for weight in kso.prunable_weights(model):
-        assert weight.mask.all()
-    for made in (kso.sparsify(model, 0.2, seed=0), kso.prune(model, 0.2, storage="compact")):
-        for weight in kso.prunable_weights(made):
-            assert weight.mask.dtype == bool
-            np.testing.assert_array_equal(weight.mask, weight.storage.mask_value())
-    for weight in kso.prunable_weights(kso.strip(kso.prune(model, 0.2))):
-        np.testing.assert_array_equal(weight.mask, weight.value != 0)
-
-
 @pytest.mark.parametrize(
     ("module", "name", "instead"),
     [
@@ -303,22 +291,6 @@ def test_classes_of_layers_select_kernels():
         kso.prune(model, 0.5, exclude=L.Layer)
     with pytest.raises(UnknownWeightError, match=r"their classes.*Received: include=<class"):
         kso.prune(model, 0.5, include=L.Conv2D)
-
-
-def test_a_score_may_be_a_function_of_a_kernel():
-    model = network()
-    by_name = kso.prune(model, 0.2)
-    for score in (np.abs, lambda kernel: kernel**2, keras.ops.abs):
-        for one, two in zip(
-            kso.prunable_weights(kso.prune(model, 0.2, score=score)),
-            kso.prunable_weights(by_name),
-            strict=True,
-        ):
-            np.testing.assert_array_equal(one.mask, two.mask)
-    with pytest.raises(ValueError, match=r"array of its shape.*shape \(32,\) for 'first/kernel'"):
-        kso.prune(model, 0.2, score=lambda kernel: kernel[0])
-    with pytest.raises(ValueError, match="uses no data: leave `data` out"):
-        kso.prune(model, 0.2, score=np.abs, data=np.ones((4, 32)))
 
 
 def test_the_fraction_that_stays_is_logged_once(caplog):

@@ -77,15 +77,6 @@ def test_random_layers_are_not_taken_for_wrong_copies():
 
 
 @pytest.mark.core
-def test_flops_are_those_of_inference():
-    images = keras.Input((12, 12, 3))
-    # Which cuts in training alone, and there at places that JAX cannot trace.
-    model = keras.Model(images, L.Conv2D(4, 3, padding="same")(L.RandomCrop(8, 8)(images)))
-    sparse = kso.sparsify(model, 0.5, seed=0)
-    assert kso.prunable_weights(sparse, flops=True)[0].flops == 12 * 12 * (3 * 3 * 3 * 4)
-
-
-@pytest.mark.core
 def test_what_is_held_beside_the_graph_is_a_layer_of_the_model():
     encoder = keras.Sequential([keras.Input((12,)), L.Dense(12, name="a"), L.Dense(6, name="b")])
 

@@ -47,15 +47,6 @@ def test_the_straight_through_mask_ranks_the_weights_that_were_given():
     assert kernel[mask].min() >= kernel[~mask].max()
 
 
-def test_a_learnt_budget_moves_to_another_method():
-    model = kso.parametrize(dense(), FixedMask(0.5))
-    head = kso.prunable_weights(model)[1].parametrization
-    head.assign_mask(np.arange(256).reshape(32, 8) < 40)
-    budget = kso.Budget.from_model(model)
-    other = kso.parametrize(dense(), StraightThroughTopK(), budget=budget)
-    assert [w.live for w in kso.prunable_weights(other)] == [256, 40]
-
-
 def test_a_second_density_is_told():
     cubic = MagnitudeMask(kso.schedules.Cubic(0.1))
     with pytest.warns(UserWarning, match=r"replaces.*0.1 in the MagnitudeMask, replaced by 0.25"):

@@ -13,10 +13,8 @@ from keras_sparse_ortho.errors import (
     UnknownWeightError,
 )
 from keras_sparse_ortho.initializers import ExactOrthogonal, RandomSparse
-from keras_sparse_ortho.parametrizations import FixedMask
-from keras_sparse_ortho.pruning import draw_kernels
-from tests.helpers import array, jit
-from tests.models.networks import MODELS, SHAPE, sequential, wrappers
+from tests.helpers import array
+from tests.models.networks import MODELS, sequential, wrappers
 
 L = keras.layers
 pytestmark = pytest.mark.core
@@ -72,76 +70,6 @@ def test_what_is_not_pruned_keeps_its_values(name):
     for variable in sparse.weights:
         if id(variable) not in pruned and "mask" not in variable.name:
             assert array(variable).tolist() in expected[variable.shape], variable.path
-
-
-def test_a_given_model_is_left_alone():
-    model = sequential()
-    before = model.get_weights()
-    kso.sparsify(model, 0.3, seed=0)
-    assert not wrappers(model)
-    for a, b in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-def test_nothing_is_drawn_in_vain_or_kept_twice(monkeypatch):
-    x = keras.Input((4, 8))
-    y = L.MultiHeadAttention(2, 4, name="attention")(x, x)
-    model = keras.Model(x, L.Dense(16, name="wide")(y))
-    drawn = []
-    glorot = keras.initializers.VarianceScaling.__call__
-
-    def counted(self, shape, **options):
-        drawn.append(shape)
-        return glorot(self, shape, **options)
-
-    monkeypatch.setattr(keras.initializers.VarianceScaling, "__call__", counted)
-    keras.models.clone_model(model)
-    assert len(drawn) == 5
-    drawn.clear()
-    sparse = kso.sparsify(model, 0.5, seed=0)
-    if keras.backend.backend() != "torch":  # whose modules hold parameters from `build` on
-        assert len(drawn) == 1  # to see whether the model has been trained
-    for layer in wrappers(sparse):
-        # Masks that were given are in the variables now.
-        assert all(own._given is None for own in layer._state.template.values())
-        assert all(isinstance(own, FixedMask) for own in layer._state.template.values())
-
-
-def test_on_torch_parameters_are_the_variables():
-    model = keras.Sequential([keras.Input((8,)), L.Dense(8, name="a"), L.Dense(8, name="b")])
-    sparse = kso.sparsify(model, 0.5, seed=0)
-    if keras.backend.backend() == "torch":
-        held = {id(parameter) for parameter in sparse.parameters() if parameter.requires_grad}
-        assert held == {id(v.value) for v in sparse.trainable_variables}
-    assert len(sparse.trainable_variables) == 4
-
-
-def test_draws_wait_as_tensors_where_kernels_are_stored():
-    model = sequential()
-    weights = kso.prunable_weights(model)
-
-    def draws(**options):
-        drawn = draw_kernels(model, weights, 0.3, "erk", "exact_orthogonal", seed=0, **options)
-        return list(drawn.values())
-
-    sparse = kso.prunable_weights(kso.sparsify(model, 0.3, seed=0))
-    for waiting, live, weight in zip(draws(dense=True), draws(), sparse, strict=True):
-        assert keras.ops.is_tensor(waiting.kernel)
-        assert live.values.shape == (live.live,)
-        np.testing.assert_array_equal(array(waiting.kernel), live.kernel)
-        np.testing.assert_array_equal(weight.raw_value(copy=False), live.kernel)
-
-
-def test_a_subclassed_model_is_copied_and_trains():
-    model = MODELS["written"]()
-    given, model = model, kso.sparsify(model, 0.3, seed=0)
-    assert (len(wrappers(given)), len(wrappers(model))) == (0, 6)
-    x = np.random.default_rng(0).normal(size=(16, *SHAPE)).astype("float32")
-    model.compile("adam", "mse", jit_compile=jit())
-    losses = model.fit(x, np.zeros((16, 4)), epochs=3, verbose=0).history["loss"]
-    assert losses[-1] < losses[0]
-    for weight in weights(model):
-        assert not weight.raw_value()[~weight.parametrization.mask_value()].any()
 
 
 def test_layers_that_stand_in_no_attribute_are_masked_too():
@@ -231,12 +159,6 @@ def test_patterns_of_initializers():
             np.testing.assert_array_equal(one.value, two.value)
 
 
-def test_a_clone_of_a_sparse_model_draws_the_same_kernels():
-    model = kso.sparsify(sequential(), 0.3, seed=0)
-    for one, two in zip(weights(model), weights(keras.models.clone_model(model)), strict=True):
-        np.testing.assert_array_equal(one.value, two.value)
-
-
 def test_include_and_exclude():
     model = kso.sparsify(sequential(), 0.3, seed=0, exclude="head")
     assert {w.path for w in weights(model) if w.parametrization} == {
@@ -246,12 +168,6 @@ def test_include_and_exclude():
     assert sum(w.live for w in pruned) == round(0.3 * sum(w.size for w in pruned))
     only = kso.sparsify(sequential(), 0.3, seed=0, include=lambda weight: len(weight.shape) == 4)
     assert len(wrappers(only)) == 1
-
-
-def test_a_name_selects_no_longer_names():
-    layers = [keras.layers.Dense(8, name=name) for name in ("d", "d_1")]
-    model = kso.sparsify(keras.Sequential([keras.Input((8,)), *layers]), 0.5, seed=0, include="d")
-    assert [w.path for w in weights(model) if w.parametrization] == ["d/kernel"]
 
 
 def test_a_budget_object():
@@ -298,3 +214,9 @@ def test_bad_input_is_refused():
     model.layers[0].kernel.assign(np.full(model.layers[0].kernel.shape, np.inf))
     with pytest.raises(NotPrunableError, match=r"conv2d.*/kernel' is not finite. Received: 216"):
         kso.sparsify(model, 0.3)
+
+
+def test_a_name_selects_no_longer_names():
+    layers = [keras.layers.Dense(8, name=name) for name in ("d", "d_1")]
+    model = kso.sparsify(keras.Sequential([keras.Input((8,)), *layers]), 0.5, seed=0, include="d")
+    assert [w.path for w in weights(model) if w.parametrization] == ["d/kernel"]

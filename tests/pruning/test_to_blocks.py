@@ -1,7 +1,5 @@
 """Layers of live blocks in the place of masked ones: equal outputs, state, and training."""
 
-import re
-
 import keras
 import numpy as np
 import pytest
@@ -9,7 +7,6 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.layers import BlockSparseConv2D, BlockSparseDense, BlockSparseEinsumDense
-from keras_sparse_ortho.orthogonal import RegularBlocks
 from keras_sparse_ortho.parametrizations import CompactMask, FixedMask
 from tests.helpers import array, classifier_loss, data, jit_if_quicker, slow_on_tensorflow
 
@@ -87,74 +84,6 @@ def test_conversion_in_mid_training_changes_nothing(storage):
     assert_equal_kernels(blocks, masked, atol=1e-5)
 
 
-def test_auto_takes_blocks_where_it_can_and_compact_elsewhere():
-    model = sparse("auto")
-    assert {type(own) for own in assert_on_blocks(model).values()} == {CompactMask}
-    assert_equal_kernels(model, sparse("masked"), rtol=0)
-    again = kso.convert(model, "compact")
-    stored = {type(w.storage) for w in kso.prunable_weights(again) if w.storage is not None}
-    assert stored == {CompactMask}
-    assert_equal_kernels(model, again, rtol=0)
-    keras.utils.set_random_seed(2)
-    single = kso.sparsify(network(), 0.5, seed=0, storage="auto")
-    assert all(isinstance(w.parametrization, CompactMask) for w in kso.prunable_weights(single))
-
-
-def test_auto_makes_no_dense_kernel_of_what_was_drawn_as_blocks(monkeypatch):
-    def refuse(self):
-        raise AssertionError("a dense kernel or mask")
-
-    expected = kso.convert(sparse("masked"), "blocks")
-    for name in ("dense", "mask"):
-        monkeypatch.setattr(RegularBlocks, name, refuse)
-    keras.utils.set_random_seed(2)
-    model = kso.sparsify(
-        network(),
-        *(0.5, "uniform"),
-        structure=REGULAR,
-        seed=0,
-        exclude=["head", "rnn"],
-        storage="auto",
-    )
-    for name, attribute in (("conv", "blocks"), ("mix", "blocks"), ("hidden", "inputs_of")):
-        ours, reference = model.get_layer(name), expected.get_layer(name)
-        np.testing.assert_array_equal(
-            array(getattr(ours, attribute)), array(getattr(reference, attribute))
-        )
-        np.testing.assert_array_equal(array(ours.bias), array(reference.bias))
-
-
-def test_a_subclassed_model_is_converted():
-    class Model(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.hidden = L.Dense(16, name="hidden")
-            self.head = L.Dense(3, name="head")
-
-        def call(self, inputs):
-            return self.head(keras.ops.relu(self.hidden(inputs)))
-
-    model = Model()
-    x = np.random.default_rng(0).normal(size=(4, 16)).astype("float32")
-    model(x)
-    model = kso.sparsify(model, 0.5, "uniform", structure=REGULAR, seed=0, exclude="head")
-    expected = array(model(x))
-    model = kso.convert(model, "blocks")
-    assert type(model.hidden) is BlockSparseDense
-    np.testing.assert_allclose(array(model(x)), expected, atol=1e-6)
-    model = kso.convert(model, "masked")
-    assert type(model.hidden) is kso.PrunableLayer
-    np.testing.assert_allclose(array(model(x)), expected, atol=1e-6)
-
-
-def test_live_entries_that_are_zero():
-    # At first a convolution's entries off the center tap are: live, by the mask alone.
-    masked = sparse("masked")
-    blocks = kso.convert(masked, "blocks")
-    assert_on_blocks(blocks)
-    assert_equal_kernels(masked, blocks, rtol=0)
-
-
 def test_masks_that_do_not_tell_their_blocks():
     inputs = keras.Input((16,))
     mask = np.kron(np.eye(4, dtype=bool), np.ones((4, 2), dtype=bool))
@@ -181,25 +110,3 @@ def test_what_cannot_be_converted():
     with pytest.raises(ValueError, match="Adafactor keeps something"):
         kso.convert(model, "blocks")
     assert type(model.get_layer("hidden")) is kso.PrunableLayer
-    with pytest.raises(ValueError, match="`storage` of a parametrization"):
-        kso.parametrize(network(), FixedMask(0.5), storage="auto")
-
-
-def test_structures_without_live_blocks_are_told():
-    dense = keras.Sequential([keras.Input((64,)), L.Dense(64, name="hidden")])
-    for structure in (kso.Block(16, 16), kso.NByM(2, 4)):
-        received = re.escape(f"Received: storage='auto', for 'hidden/kernel' with {structure!r}")
-        with pytest.warns(UserWarning, match=rf"regular=True\). {received}"):
-            kso.sparsify(dense, 0.5, structure=structure, storage="auto", seed=0)
-        kso.sparsify(dense, 0.5, structure=structure, seed=0)  # nothing was asked for
-
-
-def test_wide_kernels_of_regular_blocks_in_other_storage_are_told():
-    dense = keras.Sequential([keras.Input((512,)), L.Dense(1024, name="w"), L.Dense(64, name="n")])
-    options = {"structure": kso.Block(32, 32, regular=True), "seed": 0}
-    for storage in ("masked", "compact"):
-        with pytest.warns(
-            UserWarning, match=rf"convert.*storage='{storage}', for 'w/kernel' with Block"
-        ):
-            kso.sparsify(dense, 0.25, "uniform", storage=storage, **options)
-    kso.sparsify(dense, 0.25, "uniform", storage="auto", **options)

@@ -130,14 +130,6 @@ def test_every_verb_takes_them_in():
     }
 
 
-def test_a_class_may_say_that_it_has_no_kernels():
-    class Silent(Mixer):
-        pass
-
-    kernel_layouts.register(Silent, lambda layer: {})
-    assert kso.report(kso.prune(network(Silent), 0.5)).unregistered == ()
-
-
 def test_a_weight_held_by_two_layers_is_listed_once():
     class Tied(L.Layer):
         def __init__(self, embedding, **kwargs):

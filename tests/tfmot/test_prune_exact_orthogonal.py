@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 
+import keras_sparse_ortho as kso
+
 pytestmark = pytest.mark.tensorflow_only
 
 
 @pytest.mark.parametrize("jit", [False, True])
-def test_zeros_and_moments_stay_and_stripping_keeps_them(jit):
-    import keras_sparse_ortho as kso
-
-    tf_keras = kso.tfmot.register_initializers()
+def test_zeros_and_moments_stay_and_stripping_keeps_them(tf_keras, jit):
     import tensorflow_model_optimization as tfmot
 
     layers = tf_keras.layers
@@ -40,12 +39,9 @@ def test_zeros_and_moments_stay_and_stripping_keeps_them(jit):
     assert not any(isinstance(layer, kso.tfmot.PruneWithMask) for layer in plain.layers)
 
 
-def test_infinite_gradients_stay_off_the_mask():
+def test_infinite_gradients_stay_off_the_mask(tf_keras):
     import tensorflow as tf
 
-    import keras_sparse_ortho as kso
-
-    tf_keras = kso.tfmot.register_initializers()
     dense = tf_keras.Sequential([tf_keras.Input((8,)), tf_keras.layers.Dense(4)])
     [weight] = kso.tfmot.prunable_weights(kso.tfmot.prune_exact_orthogonal(dense, 0.5, seed=0))
     with tf.GradientTape() as tape:
@@ -55,3 +51,20 @@ def test_infinite_gradients_stay_off_the_mask():
     mask = weight.state.mask()
     assert np.isinf(gradient[mask]).all()
     assert not gradient[~mask].any()
+
+
+def test_gain_auto_is_refused_and_dead_outputs_are_named(tf_keras):
+    layers = tf_keras.layers
+    model = tf_keras.Sequential(
+        [tf_keras.Input((16,)), layers.Dense(64, name="a"), layers.Dense(8, name="head")]
+    )
+    pattern = kso.initializers.ExactOrthogonal(gain="auto")
+    with pytest.raises(ValueError, match=r"needs? a Keras 3 model.*ive a number"):
+        kso.tfmot.prune_exact_orthogonal(model, 0.2, initializer=pattern)
+    with pytest.warns(UserWarning, match=r"Received: 24 of 'a/kernel'$") as told:
+        kso.tfmot.prune_exact_orthogonal(model, 48 / 1536, seed=0)
+    assert told[0].filename == __file__
+    [first, _] = kso.tfmot.prunable_weights(
+        kso.tfmot.prune_exact_orthogonal(model, 72 / 1536, seed=0)
+    )
+    assert first.live == 64

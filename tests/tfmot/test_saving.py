@@ -221,23 +221,6 @@ def test_clones(fitted, kind):
     np.testing.assert_allclose(strip_pruning(clone)(x), model(x), atol=1e-6)
 
 
-def test_weights_alone(fitted, tmp_path):
-    import keras_sparse_ortho as kso
-
-    tf_keras = kso.tfmot.register_initializers()
-    model = fitted["sequential"]
-    x = np.random.default_rng(1).normal(size=(4, 6, 6, 4)).astype("float32")
-    for name in ("model.weights.h5", "old.h5", "checkpoint"):
-        other = kso.tfmot.prune_exact_orthogonal(sequential(tf_keras), 0.4, seed=2)
-        model.save_weights(tmp_path / name)
-        other.load_weights(tmp_path / name)
-        np.testing.assert_allclose(other(x), model(x), atol=1e-6)
-        for old, new in zip(
-            kso.tfmot.prunable_weights(model), kso.tfmot.prunable_weights(other), strict=True
-        ):
-            np.testing.assert_array_equal(new.state.mask(), old.state.mask())
-
-
 @pytest.mark.parametrize("kind", ["sequential", "soft"])
 def test_nothing_is_saved_twice(fitted, kind, tmp_path):
     import h5py

@@ -193,7 +193,7 @@ def test_mixed_precision(tf_keras, sparsity):
     np.testing.assert_array_equal(sparsity.strip_pruning(model)(X), model(X))
 
 
-@pytest.mark.slow  # as with masks, in test_tfmot_cases
+@pytest.mark.slow
 def test_two_replicas(tf_keras, sparsity):
     with two_device_strategy().scope():
         model = kso.tfmot.prune_with_soft_threshold(network(tf_keras), s_init=-3.0)

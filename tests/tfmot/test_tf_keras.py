@@ -1,8 +1,5 @@
 """Our initializers in tf_keras layers, through every kind of saving."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -88,21 +85,3 @@ def test_round_trips(tf_keras, form, tmp_path):
     initializer = loaded.layers[0].kernel_initializer
     assert type(initializer).__name__ == "ExactOrthogonal"
     assert initializer.get_config() == model.layers[0].kernel_initializer.get_config()
-
-
-@pytest.mark.filterwarnings("ignore:.*initializer.*:UserWarning")
-@pytest.mark.filterwarnings("ignore:.*HDF5 file.*:UserWarning")
-@pytest.mark.parametrize("form", ["keras", "h5"])
-@pytest.mark.slow
-def test_loading_in_a_new_process(tf_keras, form, tmp_path):
-    model = network(tf_keras)
-    x = np.random.default_rng(0).normal(size=(3, 6, 10)).astype("float32")
-    model.save(tmp_path / f"model.{form}", save_format=form)
-    np.save(tmp_path / "x.npy", x)
-    code = (
-        "import numpy as np, keras_sparse_ortho as kso; kso.tfmot; import tf_keras\n"
-        f"model = tf_keras.models.load_model('model.{form}')\n"
-        "np.save('y.npy', model.predict(np.load('x.npy'), verbose=0))\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
-    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), model.predict(x, verbose=0), atol=1e-6)

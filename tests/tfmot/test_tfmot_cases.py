@@ -1,41 +1,8 @@
-"""The cases of TFMOT's own suite for pruning, written anew for our wrappers.
+"""The cases of TFMOT's own suite for pruning (as of 0.8), written anew for our wrappers.
 
-Its files are `prune_test`, `pruning_wrapper_test`, `pruning_callbacks_test`,
-`prune_integration_test` and `prune_distributed_test`, as of 0.8. "Holds" means as for TFMOT's own
-wrapper, for both of ours (`PruneWithMask`, `PruneWithSoftThreshold`) unless one is named.
-
-| case in TFMOT | here |
-|---|---|
-| prunable Keras layer, custom prunable layer | holds: `test_one_layer` |
-| Keras layer without weights (Dropout) | differs: refused alone, left as it is in a model |
-| unsupported Keras layer (ConvLSTM2D), subclass of Dense: error | differs: both are pruned |
-| model of valid layers; with an unsupported one | holds; it is pruned: `test_whole_models` |
-| a wrapped layer is not wrapped again | holds for `prune_low_magnitude`; our functions refuse it |
-| list of layers | holds: `test_seams.py` |
-| training without the callback: error | differs: masks hold without it |
-| inference without the callback | holds |
-| Sequential with and without an Input | holds; without one where no budget is: `test_seams.py` |
-| functional model, layer used twice | holds |
-| built state after a round trip through JSON | holds |
-| model written as a class, misc object: error | holds |
-| `strip_pruning` of Sequential and functional models | holds, equal configurations |
-| pooling types, block sparsity, m by n | does not apply: a mask of any shape is given |
-| mask counts of Dense, Embedding, Conv2D | holds: `test_one_layer` |
-| configuration of a whole model | holds: `test_configurations` |
-| custom layer without `get_prunable_weights`: error | holds if no weight is called a kernel |
-| names of wrappers | holds, in the same manner |
-| `collect_prunable_layers` | holds: `test_layers_are_collected` |
-| callbacks count steps and write summaries | holds: `test_callbacks` |
-| a single layer of each kind reaches its sparsity | holds, exactly: `test_one_layer` |
-| stop and restart, checkpoints preserve sparsity | holds: `test_saving.py` |
-| polynomial decay, pruning of a pretrained model | TFMOT's schedules: `test_prune_by_budget.py` |
-| subclassed model, attributes replaced by wrappers | holds: `test_attributes_of_a_class` |
-| pruning policies | holds: `test_seams.py` |
-| integration and distributed tests | `test_integration.py` |
-| RNN with one cell, stacked cells | holds: `test_one_layer` |
-| MirroredStrategy | holds: `test_two_replicas` |
-| masks are renewed by sorting, in a branch of every step | differs: `test_no_step_has_a_sort` |
-| estimators, TensorFlow 1 graphs | does not apply |
+What differs: a layer without weights is refused alone and left as it is in a model; layers that
+TFMOT does not support are pruned; masks hold without the callback; lists of layers and unbuilt
+models are refused. The slow ones are in `test_integration.py`.
 """
 
 import json
@@ -45,7 +12,6 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError
-from tests.helpers import two_device_strategy
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -185,19 +151,6 @@ def test_refused(tf_keras, kind):
         alone.build((None, 4))
 
 
-def test_a_custom_layer_whose_weights_are_not_known(tf_keras):
-    class Own(tf_keras.layers.Layer):
-        def build(self, input_shape):
-            self.table = self.add_weight("table", shape=(input_shape[-1], 4))
-
-        def call(self, inputs):
-            return inputs @ self.table
-
-    for name in WRAPPERS.values():
-        with pytest.raises(NotPrunableError, match=r"no kernel.*Received: layer=Own"):
-            getattr(kso.tfmot, name)(Own()).build((None, 4))
-
-
 @both
 def test_tfmot_does_not_wrap_ours_again(tf_keras, sparsity, kind):
     model = MODELS[kind](sequential(tf_keras, tf_keras.layers.Dense(10)))
@@ -264,60 +217,3 @@ def test_callbacks(tf_keras, sparsity, kind, tmp_path):
     [weight] = kso.tfmot.prunable_weights(model)
     np.testing.assert_array_equal(mask.numpy() != 0, weight.state.mask())
     assert (float(threshold) > 0) == (kind == "soft")
-
-
-@both
-def test_attributes_of_a_class(tf_keras, kind):
-    class Subclassed(tf_keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.first = tf_keras.layers.Dense(8, activation="relu")
-            self.last = tf_keras.layers.Dense(5)
-
-        def call(self, inputs):
-            return self.last(self.first(inputs))
-
-    model = Subclassed()
-    x, y = np.random.default_rng(0).normal(size=(20, 10)).astype("float32"), np.ones((20, 5))
-    model(x)
-    wrap = getattr(kso.tfmot, WRAPPERS[kind])
-    options = {"mask": [{"live": [40]}, {"live": [20]}], "soft": [{"s_init": -2.0}] * 2}[kind]
-    model.first = wrap(model.first, **options[0])
-    model.last = wrap(model.last, **options[1])
-    model.compile("adam", "mse")
-    model.fit(x, y, verbose=0)
-    weights = kso.tfmot.prunable_weights(model)
-    assert len(weights) == 2
-    for weight in weights:
-        assert 0 < weight.live < weight.size
-        np.testing.assert_array_equal(weight.variable, weight.value)
-
-
-def test_no_step_has_a_sort(tf_keras, sparsity):
-    import tensorflow as tf
-
-    dense = sequential(tf_keras, tf_keras.layers.Dense(10))
-    models = {kind: prune(dense) for kind, prune in MODELS.items()}
-    schedule = sparsity.ConstantSparsity(0.5, 0)
-    models["tfmot"] = kso.tfmot.prune_by_budget(dense, 0.5, "uniform", schedule)
-    sorts = {}
-    for name, model in models.items():
-        call = tf.function(lambda x, model=model: model(x, training=True))
-        graph = call.get_concrete_function(tf.TensorSpec((1, 16))).graph.as_graph_def()
-        bodies = [graph.node, *(one.node_def for one in graph.library.function)]
-        sorts[name] = any("TopK" in node.op or "Sort" in node.op for b in bodies for node in b)
-    assert sorts == {"mask": False, "soft": False, "tfmot": True}
-
-
-def test_two_replicas(tf_keras, sparsity):
-    with two_device_strategy().scope():
-        model = MODELS["mask"](sequential(tf_keras, tf_keras.layers.Dense(10)))
-        model.compile("adam", "mse")
-    callbacks = [sparsity.UpdatePruningStep()]
-    x = np.random.default_rng(0).normal(size=(20, 16))
-    model.fit(x, np.ones((20, 10)), batch_size=10, epochs=2, verbose=0, callbacks=callbacks)
-    [weight] = kso.tfmot.prunable_weights(model)
-    mask = weight.state.mask()
-    assert mask.sum() == 80
-    assert not weight.variable.numpy()[~mask].any()
-    assert weight.variable.numpy()[mask].all()

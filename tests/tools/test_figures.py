@@ -1,8 +1,5 @@
 """Figures of the pages are those of the results, and the check notices where they are not."""
 
-import os
-import subprocess
-import sys
 import tomllib
 
 import pytest
@@ -141,9 +138,3 @@ def test_a_wrong_figure_is_noticed():
         page = file.read_text()
         wrong = figures.ANCHOR.sub(lambda found: f"{0.12345}<!--={found['name']}-->", page)
         assert figures.fill_numbers(wrong, listed).split() == page.split(), file
-
-
-def test_results_of_another_folder_are_not_asked(tmp_path):
-    command = [sys.executable, "tools/figures.py", "--check"]
-    environment = os.environ | {"KSO_RESULTS": str(tmp_path)}
-    subprocess.run(command, cwd=figures.ROOT, env=environment, check=True)

@@ -43,18 +43,6 @@ TESTS = "from keras_sparse_ortho import twice\n\n\ndef test_twice():\n    assert
         ({"find": "4 * x"}, "broken", "nowhere"),
         ({"find": "def twice", "replace": "def double"}, "broken", "not collected"),
         ({"find": "* x", "replace": "* 3 + x", "within": "__init__.twice"}, "killed", "test_twice"),
-        pytest.param(
-            {"find": "* x", "replace": "* 3 + x", "within": "__init__.thrice"},
-            "SURVIVED",
-            "test_it.py",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            {"find": "* x", "replace": "* 3 + x", "within": "room.thrice"},
-            "SURVIVED",
-            "test_it.py",
-            marks=pytest.mark.slow,
-        ),  # it has moved
         ({"find": "2*x", "within": "__init__.double"}, "killed", "test_twice"),  # it is renamed
         ({"find": "3 * x", "within": "__init__.twice"}, "broken", "nowhere"),
     ],

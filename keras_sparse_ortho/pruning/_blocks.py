@@ -1,0 +1,290 @@
+"""`storage="blocks"`: which kernels of a model get live blocks, of which size, at which density."""
+
+import dataclasses
+import functools
+import itertools
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._keras_internals import level_of_user
+from keras_sparse_ortho.budgets import Budget, Orthogonal, allocate
+from keras_sparse_ortho.errors import BudgetError
+from keras_sparse_ortho.initializers import AnyDraw, Draw
+from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight
+from keras_sparse_ortho.layers import why_no_block_form
+from keras_sparse_ortho.models import prunable_weights
+from keras_sparse_ortho.orthogonal import Block, Structure, best_regular, largest_mask
+
+# Larger blocks are faster at the same density, at every width and batch that was timed
+# (benchmarks/results/blocks.md); smaller ones than 16 gain little or nothing.
+_SIZES = (128, 64, 32, 16)
+# Blocks of one size are taken if they reach this part of the density; smaller ones come closer.
+_CLOSE = 0.75
+# Fans in multiples of the least ones: at the least, the kernel falls into separate matrices.
+_LEAST_TIMES = 2
+# Kernels that do not fit blocks stay dense while what they take beyond their shares is up to this
+# part of the live entries.
+_SMALL = 0.1
+# The least density on blocks may exceed the share of a kernel by this factor; the others give it.
+_LIFT = 1.5
+# A warning lists densities that are off by more than this part.
+_WARN_FROM = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockPlan:
+    """What `storage="blocks"` makes of the kernels of a model."""
+
+    weights: list[PrunableWeight]  # those that get masks; the others stay dense
+    budget: Budget  # their densities, which their blocks can have exactly
+    blocks: dict[str, Block]  # of those on live blocks, by path
+    asked: Budget  # the densities that were asked for, of all kernels
+    given: bool  # whether the densities of single kernels were
+    size: Block | None = None  # the only size of blocks, if one was asked for
+
+    @classmethod
+    def of(
+        cls,
+        weights: list[PrunableWeight],
+        asked: Budget,
+        size: Structure | None,
+        *,
+        orthogonal: Orthogonal,
+        given: bool,
+    ) -> "BlockPlan":
+        """The densities nearest to a budget that are not above it in total.
+
+        Where the densities of single kernels are not `given`, kernels that do not fit blocks stay
+        dense while they are small, and the others share the rest.
+        """
+        if size is not None:
+            if not isinstance(size, Block):
+                raise ValueError(
+                    'storage="blocks" takes the size of blocks as `structure`, such as '
+                    f"Block(64, 64). Received: structure={size!r}"
+                )
+            size = dataclasses.replace(size, regular=True)
+            if not any(size.divides(canonical_shape(weight)) for weight in weights):
+                size.check(canonical_shape(weights[0]))
+        for lift in (1.0,) if given else (_LIFT, 1.0):
+            plan, held, blocks = _chosen(weights, asked, size, orthogonal, given, lift)
+            fitted = _fitted(plan, held, blocks)
+            if fitted is not None:
+                break
+        assert fitted is not None  # without lift, each kernel has what it needs
+        for weight in held:
+            block = blocks.get(weight.path)
+            if size is None and block is not None:
+                # The density that the kernel has got may allow larger ones.
+                more = block_for(weight, fitted[weight.path])
+                if (
+                    more is not None
+                    and more.rows * more.cols > block.rows * block.cols
+                    and fitted.counts[weight.path] % more.unit(canonical_shape(weight)) == 0
+                ):
+                    blocks[weight.path] = more
+        return cls(held, fitted, blocks, asked, given, size)
+
+    def draws(self, scores: Mapping[str, np.ndarray]) -> dict[str, AnyDraw]:
+        """By path, the mask of largest total score: of regular blocks, or of single entries."""
+        rng = np.random.default_rng(0)
+        found: dict[str, AnyDraw] = {}
+        for weight in self.weights:
+            score, count = scores[weight.path], self.budget.counts[weight.path]
+            block = self.blocks.get(weight.path)
+            if block is None:
+                found[weight.path] = Draw(largest_mask(score, count))
+            else:
+                layout = weight.layout or KernelLayout.convolution()
+                live = best_regular(block, layout.to_canonical(score), count, rng)
+                mask = layout.from_canonical(live, weight.shape)
+                found[weight.path] = Draw(mask, block=(block.rows, block.cols))
+        return found
+
+    def reasons(self) -> dict[str, str | None]:
+        """Why each kernel does not fit blocks, as long as its layer is as it was given."""
+        return {w.path: why_not_on_blocks(w, self.budget[w.path], self.size) for w in self.weights}
+
+    def warn(self, model: Any, storage: str, reasons: Mapping[str, str | None]) -> None:
+        """Warns once if kernels of the new model are not on blocks or miss their densities."""
+        found = {w.path: w for w in prunable_weights(model, unregistered=True)}
+        missed = []
+        for path in [weight.path for weight in self.weights]:
+            stored = found[path].storage
+            on_blocks = stored is not None and stored.in_blocks
+            if not (on_blocks or (storage != "blocks" and path in self.blocks)):
+                missed.append(f"'{path}' is not on live blocks ({reasons[path]})")
+        live, asked = {path: found[path].live for path in self.asked}, self.asked
+        rows = [(f"'{p}'", live[p], n, asked.sizes[p]) for p, n in asked.counts.items()]
+        whole = ("the model", sum(live.values()), asked.live, asked.size)
+        missed += [
+            f"{name} has the density {now / size:.4g} instead of {then / size:.4g}"
+            for name, now, then, size in ([*rows, whole] if self.given else [whole])
+            if abs(now - then) > _WARN_FROM * then
+        ]
+        if missed:
+            warnings.warn(
+                f'With storage="{storage}" not all that was asked for was possible; report(model) '
+                "has the blocks of each kernel. Kernels that are not on blocks are stored "
+                f"{'with masks' if storage == 'masked' else 'compactly'}, and are not faster than "
+                f"dense ones. Received: {'; '.join(missed)}",
+                stacklevel=level_of_user(),
+            )
+
+
+def _chosen(
+    weights: list[PrunableWeight],
+    asked: Budget,
+    size: Block | None,
+    orthogonal: Orthogonal,
+    given: bool,
+    lift: float,
+) -> tuple[Budget, list[PrunableWeight], dict[str, Block]]:
+    """Densities of the kernels that become sparse, these kernels, and blocks by path."""
+    plan, held, dense, extra = asked, weights, 0, 0
+    while held:
+        blocks = {w.path: block_for(w, plan[w.path], size, lift) for w in held}
+        stay = {w.path for w in held if plan[w.path] == 1.0}
+        for weight in () if given else sorted(held, key=lambda w: w.size):
+            if blocks[weight.path] is None:
+                small = {*stay, weight.path}
+                more = sum(w.size - plan.counts[w.path] for w in held if w.path in small)
+                if extra + more <= _SMALL * asked.live:
+                    stay = small
+        if not stay:
+            return plan, held, {path: block for path, block in blocks.items() if block is not None}
+        dense += sum(w.size for w in held if w.path in stay)
+        extra += sum(w.size - plan.counts[w.path] for w in held if w.path in stay)
+        held = [w for w in held if w.path not in stay]
+        if held:
+            density = (asked.live - dense) / sum(w.size for w in held)
+            plan = allocate(held, density, [plan[w.path] for w in held], orthogonal=orthogonal)
+    raise BudgetError(
+        "No kernel would be sparse: all of them are too small for blocks. "
+        f"Received: density={asked.density:.6g}"
+    )
+
+
+def _fitted(plan: Budget, held: list[PrunableWeight], blocks: dict[str, Block]) -> Budget | None:
+    """The plan with counts that blocks can have; what is not on blocks keeps its own.
+
+    Counts are rounded down; what is left then rounds as many up as it suffices for. Kernels that
+    need more than their share take it from those that can spare it; `None` if these cannot.
+    """
+    units = {w.path: blocks[w.path].unit(canonical_shape(w)) for w in held if w.path in blocks}
+    wanted = plan.counts
+    counts = {path: max(wanted[path] // unit, 1) * unit for path, unit in units.items()}
+    left = sum(wanted[path] - count for path, count in counts.items())
+    while left < 0:
+        richest = max(units, key=lambda path: (counts[path] - units[path]) / wanted[path])
+        if counts[richest] == units[richest]:
+            return None
+        counts[richest] -= units[richest]
+        left += units[richest]
+    for path in sorted(units, key=lambda path: (counts[path] - wanted[path]) / units[path]):
+        if units[path] <= left and counts[path] < wanted[path]:
+            counts[path] += units[path]
+            left -= units[path]
+    densities = {w.path: counts.get(w.path, wanted[w.path]) / w.size for w in held}
+    return Budget(densities, {w.path: w.size for w in held}, plan.lifted_from)
+
+
+# --- one kernel ----------------------------------------------------------------------------------
+
+
+def block_for(
+    weight: PrunableWeight, density: float, size: Block | None = None, lift: float = 1.0
+) -> Block | None:
+    """The regular blocks for a kernel, or `None` if none has so low a density.
+
+    A kernel of `I x J` regular blocks can have the densities `t / gcd(I, J)`. The largest blocks
+    are taken with which a `t` of 2 or more is at most `density`, and within a quarter of it; else
+    those of about 16, if `t = 1` is at most `lift density`.
+    """
+    shape = canonical_shape(weight)
+    if density == 1.0 or why_no_block_form(weight.owner) is not None:
+        return None
+    if size is not None:
+        return size if _fits(size, shape) and _times(shape, size, lift * density) else None
+    for side in _SIZES:
+        found = [(_times(shape, block, density), block) for block in _fitting(shape, side)]
+        for times, block in found:
+            if times >= _LEAST_TIMES and times * _step(shape, block) >= _CLOSE * density:
+                return _widened(shape, block)
+    least = next((block for _, block in found if _times(shape, block, lift * density)), None)
+    return least and _widened(shape, least)
+
+
+def why_not_on_blocks(
+    weight: PrunableWeight, density: float, size: Block | None = None
+) -> str | None:
+    """Why a kernel at a density is not on blocks, or on none of one `size`."""
+    if (reason := why_no_block_form(weight.owner)) is not None:
+        return reason
+    if block_for(weight, density, size) is not None:
+        if isinstance(weight.owner, keras.layers.LSTMCell | keras.layers.GRUCell):
+            return "it needs an LSTM or GRU layer without states, both of whose kernels fit blocks"
+        return None
+    *_, inputs, outputs = shape = canonical_shape(weight)
+    fitting = _fitting(shape, _SIZES[-1]) if size is None else [size][: _fits(size, shape)]
+    least = min((_step(shape, block) for block in fitting), default=None)
+    if least is None:
+        blocks = "blocks of about 16" if size is None else f"blocks of {size.rows} x {size.cols}"
+        return f"{inputs} x {outputs} cannot be divided into {blocks}"
+    return f"blocks have the density {least:.4g} or more" if density < 1.0 else "it is dense"
+
+
+def canonical_shape(weight: PrunableWeight) -> tuple[int, ...]:
+    """The shape of a kernel as `(batch, parts, *taps, inputs, outputs)`."""
+    return (weight.layout or KernelLayout.convolution()).canonical_shape(weight.shape)
+
+
+def _widened(shape: Sequence[int], block: Block) -> Block:
+    """Blocks longer along the longer side of the kernel, as long as densities stay as they are."""
+    *_, inputs, outputs = shape
+    along = "cols" if inputs < outputs else "rows"
+    side = getattr(block, along)
+    longer = (
+        dataclasses.replace(block, **{along: times * side})
+        for times in range(_SIZES[0] // side, 1, -1)
+    )
+    same = (b for b in longer if _fits(b, shape) and b.unit(shape) == block.unit(shape))
+    return next(same, block)
+
+
+def _fits(block: Block, shape: Sequence[int]) -> bool:
+    """Whether blocks divide a kernel; gates, which stand side by side, without padded outputs."""
+    return block.divides(shape) and (shape[1] == 1 or shape[-1] % block.cols == 0)
+
+
+def _fitting(shape: Sequence[int], size: int) -> list[Block]:
+    return [block for block in _of_size(*shape[-2:], size) if _fits(block, shape)]
+
+
+@functools.lru_cache(maxsize=256)
+def _of_size(inputs: int, outputs: int, size: int) -> list[Block]:
+    """Blocks of about `size x size` for a matrix: without padding first, then nearest to `size`."""
+    sides = range(math.ceil(size / 2**0.5), math.ceil(size * 2**0.5))
+    found = []
+    for rows, cols in itertools.product(sides, sides):
+        if inputs % rows == 0 or outputs % cols == 0:
+            block = Block(rows, cols, regular=True)
+            if block.divides((inputs, outputs)):
+                padded = inputs % rows > 0 or outputs % cols > 0
+                distance = abs(math.log(rows / size)) + abs(math.log(cols / size))
+                found.append((padded, distance, rows, cols, block))
+    return [block for *_, block in sorted(found, key=lambda entry: entry[:-1])]
+
+
+def _step(shape: Sequence[int], block: Block) -> float:
+    """The least density on these blocks, of which the others are multiples."""
+    return block.unit(shape) / math.prod(shape)
+
+
+def _times(shape: Sequence[int], block: Block, density: float) -> int:
+    return math.floor(density / _step(shape, block) + 1e-9)
