@@ -79,7 +79,6 @@ _INSTEAD = {
     "export_c": "export.c_array(path)",
     "c_array": "export.c_array(path)",
     "benchmark": "export.latencies(files), or the command `kso bench`",
-    "evaluate_litert": "load_litert(path).evaluate(x, y)",
 }
 
 # By foreign keyword: arguments with this meaning. The first that a function has is named.

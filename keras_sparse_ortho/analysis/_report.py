@@ -20,7 +20,6 @@ import rich.table
 from keras_sparse_ortho._data import first_batches
 from keras_sparse_ortho._files import atomic_write
 from keras_sparse_ortho.analysis._orthogonality import orthogonality_error
-from keras_sparse_ortho.analysis._plots import new_figure
 from keras_sparse_ortho.initializers import SparseInitializer, is_as_drawn
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.models import prunable_weights, warn_unless_at_density
@@ -160,21 +159,6 @@ class SparsityReport:
             writer.writeheader()
             writer.writerows({**row, "shape": "x".join(map(str, row["shape"]))} for row in rows)
 
-    def plot(self) -> Any:
-        """Draws the density of every kernel as a bar, and that of all of them as a line.
-
-        Returns a `matplotlib.figure.Figure`. For pictures of masks see `analysis.plot_masks`.
-        """
-        figure = new_figure(8, 1 + 0.25 * len(self._everything))
-        axes = figure.add_subplot()
-        axes.barh([row.path for row in self._everything], [r.density for r in self._everything])
-        axes.axvline(self.density, color="black", linestyle=":", label=f"all: {self.density:.4g}")
-        axes.invert_yaxis()
-        axes.set_xlim(0, 1)
-        axes.set_xlabel("density")
-        axes.legend()
-        return figure
-
     def __rich_console__(
         self, console: rich.console.Console, options: rich.console.ConsoleOptions
     ) -> rich.console.RenderResult:
@@ -300,9 +284,9 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
             leaves open; without it the FLOPs of such a model are unknown.
 
     Returns:
-        A `SparsityReport`, which prints as a table and has `to_dict()`, `to_csv(path)`,
-        `plot()`, the memory of the kernels (`bytes`, `live_bytes`), and how many
-        of the `params` that `model.summary()` counts are masks or indices (`mask_params`).
+        A `SparsityReport`, which prints as a table and has `to_dict()`, `to_csv(path)`, the memory
+        of the kernels (`bytes`, `live_bytes`), and how many of the `params` that `model.summary()`
+        counts are masks or indices (`mask_params`).
 
     Raises:
         NotPrunableError: A model that is not built.

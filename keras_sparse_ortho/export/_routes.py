@@ -5,7 +5,7 @@ from typing import Final
 
 from keras_sparse_ortho.export._process import converter_backend
 
-MODES = ("small", "fast", "sparse", "auto")
+MODES = ("small", "fast")
 
 # The largest error that passes by default. Measured: up to 6e-4 for float16, 0.014 for dynamic
 # int8, 0.12 for int8. Float32 differs from Keras by the order of summation only.
@@ -22,8 +22,7 @@ class Route:
 
     Args:
         storage: "float32", "float16", "dynamic_int8" or "int8".
-        encoding: "dense"; "sp": TensorFlow's own sparsity; "csr" or "1x16": see
-            `_sparse_encoding.py`; "blocks": see `_block_convolutions.py`.
+        encoding: "dense"; "sp": TensorFlow's own sparsity; "blocks": see `_blocks.py`.
     """
 
     storage: str
@@ -31,13 +30,8 @@ class Route:
 
     @property
     def name(self) -> str:
-        """Such as "dynamic_int8+1x16"."""
+        """Such as "dynamic_int8+blocks"."""
         return self.storage if self.encoding == "dense" else f"{self.storage}+{self.encoding}"
-
-    @property
-    def quantization(self) -> str | None:
-        """The storage, as the argument of `export_litert`."""
-        return None if self.storage == "float32" else self.storage
 
     @property
     def measure(self) -> str:
@@ -64,11 +58,6 @@ class Route:
         """See `as_convolutions`."""
         return self.of_blocks and self.storage == "dynamic_int8"
 
-    @property
-    def converted_as(self) -> "Route":
-        """The route whose converted file is encoded; most routes have their own."""
-        return Route(self.storage) if self.encoding in ("csr", "1x16") else self
-
     def is_there(self) -> bool:
         """Whether what converts by this route is installed."""
         return self.encoding != "sp" or converter_backend() == "tensorflow"
@@ -78,80 +67,44 @@ _STORAGES = tuple(_TOLERANCES)
 ROUTES: Final[tuple[Route, ...]] = (
     *(Route(storage) for storage in _STORAGES),
     *(Route(storage, "sp") for storage in _STORAGES[:3]),  # XNNPACK crashes on that of int8
-    Route("float32", "csr"),
-    Route("dynamic_int8", "1x16"),
     *(Route(storage, "blocks") for storage in _STORAGES),
 )
 
-_UNSUPPORTED: Final[dict[str, str]] = {
-    "float32": "the kernel takes single entries; use 'float32+csr'",
-    "float16": "LiteRT widens float16 weights by a DEQUANTIZE operation, so that no kernel gets "
-    "the sparse ones; use 'float16+sp' or 'float32+csr'",
-    "dynamic_int8": "the kernel reads every sparse int8 weight as blocks of 1x16 and answers "
-    "wrongly; use 'dynamic_int8+1x16'",
-    "int8": "LiteRT's kernels of static int8 refuse sparse weights, crash or are slower than "
-    "dense ones; use 'int8' or 'int8+blocks'",
-}
-"""Why the other sparse encodings of a storage cannot work."""
-
-
-def route_for(quantization: str | None) -> Route:
-    """The dense route of a storage; `ValueError` if there is none."""
-    if (quantization or "float32") not in _STORAGES:
-        raise ValueError(
-            f"`quantization` must be one of {[None, *_STORAGES]}. Received: {quantization=}"
-        )
-    return Route(quantization or "float32")
-
 
 def route_named(name: str) -> Route:
-    """The route with a name; `ExportRouteError` or `ValueError` if there is none."""
+    """The route with a name; `ValueError` if there is none, or if it needs TensorFlow in vain."""
     for route in ROUTES:
-        if route.name == name:
+        if route.name == name and route.is_there():
             return route
-    storage, _, encoding = name.partition("+")
-    if storage in _UNSUPPORTED and encoding in ("sp", "csr", "1x4", "1x16"):
-        reason = _UNSUPPORTED[storage]
-        raise ExportRouteError(f"Route '{name}' cannot work: {reason}. Received: {name!r}")
+        if route.name == name:
+            raise ExportRouteError(
+                f"Route '{name}' is one of TensorFlow's converter; use another one, or install "
+                'it: pip install "keras-sparse-ortho[litert]". '
+                "Received: an environment without TensorFlow"
+            )
     raise ValueError(
-        f"A route must be one of {[route.name for route in ROUTES]}. Received: {name!r}"
+        f"`mode` must be one of {list(MODES)} or the name of a route, one of "
+        f"{[route.name for route in ROUTES]}. Received: mode={name!r}"
     )
 
 
 def routes_of(mode: str | None, quantization: str | None, has_data: bool) -> list[Route]:
     """The routes that a mode tries, see `export_litert`; without data no static int8."""
-    there = [route for route in ROUTES if route.is_there()]
-    if mode is None and quantization is None:
-        return [route for route in there if route.storage == "float32"]
-    if mode is None:
-        return [route_for(quantization)]
-    if mode not in MODES:
-        if mode.split("+")[0] not in _STORAGES:
-            raise ValueError(
-                f"`mode` must be one of {list(MODES)} or the name of a route, one of "
-                f"{[route.name for route in ROUTES]}. Received: mode={mode!r}"
-            )
-        named = route_named(mode)
-        if quantization is not None and route_for(quantization).storage != named.storage:
-            raise ValueError(
-                f"`mode` names a route of quantization={named.quantization!r}; leave "
-                f"`quantization` out. Received: mode={mode!r}, quantization={quantization!r}"
-            )
-        return [checked(named)]
-    if quantization is not None or mode == "sparse":
-        storage = route_for(quantization).storage
-        there = [route for route in there if route.storage == storage]
-    elif not has_data:
-        there = [route for route in there if not route.needs_data]
-    return [route for route in there if mode != "sparse" or route.encoding != "dense"]
-
-
-def checked(route: Route) -> Route:
-    """The route; `ExportRouteError` if it needs TensorFlow and there is none."""
-    if not route.is_there():
-        raise ExportRouteError(
-            f"Route '{route.name}' is one of TensorFlow's converter; use another one, or install "
-            'it: pip install "keras-sparse-ortho[litert]". '
-            "Received: an environment without TensorFlow"
+    if quantization not in (None, *_STORAGES):
+        raise ValueError(
+            f"`quantization` must be one of {[None, *_STORAGES]}. Received: {quantization=}"
         )
-    return route
+    there = [route for route in ROUTES if route.is_there()]
+    if mode in MODES and quantization is None:
+        return [route for route in there if has_data or not route.needs_data]
+    if mode is None and quantization is not None:
+        return [Route(quantization)]
+    if mode is None or mode in MODES:
+        return [route for route in there if route.storage == (quantization or "float32")]
+    named = route_named(mode)
+    if quantization not in (None, named.storage):
+        raise ValueError(
+            f"`mode` names a route of quantization={named.storage!r}; leave "
+            f"`quantization` out. Received: mode={mode!r}, quantization={quantization!r}"
+        )
+    return [named]

@@ -1,14 +1,22 @@
-"""What all routes of an export share: the plain model, its rows, and the outputs to agree with."""
+"""What all routes of an export share: the plain model, its rows, and the outputs to agree with.
 
+A file agrees with Keras on the rows that calibrated it whatever they are. So others are compared.
+Rows that are all scaled wrongly cannot be told by each other: there the model has to know better.
+"""
+
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
 from keras_sparse_ortho._data import first_batches, is_batched
-from keras_sparse_ortho.export._block_convolutions import Plan, plan
+from keras_sparse_ortho._keras_internals import replaced
+from keras_sparse_ortho._values import to_numpy
+from keras_sparse_ortho.export._blocks import BlockPlan, plan_of
 from keras_sparse_ortho.export._model import (
     Signature,
     keras_outputs,
@@ -17,10 +25,19 @@ from keras_sparse_ortho.export._model import (
     plain_model,
     signature_of,
 )
-from keras_sparse_ortho.export._rows import doubts, rows_of
+from keras_sparse_ortho.kernels import walk
+from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.quantization import has_integers, has_trained_ranges
 
+L = keras.layers
 _BATCHES = 16  # taken from a data set; enough for calibration
+_FEW = 16  # rows
+_PART, _MOST = 4, 32  # one row in four is held out, and at most 32
+_KNOWN = ", rows that calibrated the file"
+# Of variances: a forgotten or doubled division by 255 is a factor of 65,025.
+_VARIANCES = 64
+# Largest input, and spread of the outputs over rows, that a network is hardly trained for.
+_SMALL, _LARGE, _SAME = 1 / 32, 32, 1 / 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,14 +51,14 @@ class Task:
     sample: list[np.ndarray]
     origin: str  # of the rows of `sample`
     chosen: bool  # whether these are the user's
-    representative: list[np.ndarray] | None  # rows to calibrate on
-    doubts: tuple[str, ...]  # about them
+    calibrating: list[np.ndarray] | None  # rows to calibrate on
+    doubts: tuple[str, ...]  # about the user's rows
     tolerance: float | None  # None: each route's own
     timeout: float  # seconds for each job of a subprocess
     trained: bool  # whether quantization-aware training has rounded kernels
     has_ranges: bool  # and activations
     kernels: dict[str, np.ndarray]  # values by path
-    blocks: Plan  # which of them leave whole blocks of zeros, if a route asks for that
+    blocks: BlockPlan  # which of them leave whole blocks of zeros, if a route asks for that
     folder: Path = Path()  # for staging; to be set before anything is converted
 
 
@@ -51,7 +68,6 @@ def make_task(
     sample: Any,
     representative_data: Any,
     tolerance: float | None,
-    seed: int,
     timeout: float,
     of_blocks: bool = False,
 ) -> Task:
@@ -72,7 +88,7 @@ def make_task(
     if sample is not None:
         chosen = signature.flatten(inputs_of(sample, signature), "sample")
     trained = has_trained_ranges(model)
-    rows = rows_of(signature, chosen, representative, trained, seed)
+    rows = rows_of(signature, chosen, representative, trained)
     plain, reference = plain_model(model)
     found = [] if representative is None or trained else doubts(plain, signature, representative)
     names, want = keras_outputs(reference, signature, rows.compared)
@@ -91,7 +107,7 @@ def make_task(
         has_integers(model),
         trained,
         kernels_of(plain),
-        plan(plain) if of_blocks else Plan({}, {}),
+        plan_of(plain) if of_blocks else BlockPlan({}, {}),
     )
 
 
@@ -115,3 +131,147 @@ def _first_inputs(model: keras.Model, data: Any) -> Any:
     build = (model.get_build_config() or {}).get("input_shape") if model.built else None
     single = isinstance(build, tuple | list) and not isinstance(build[0], tuple | list)
     return data[0] if single and isinstance(data, tuple) and len(data) > 1 else data
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+class Rows(NamedTuple):
+    """What calibrates a file, if anything, what it is compared on, and where that comes from."""
+
+    calibrating: list[np.ndarray] | None
+    compared: list[np.ndarray]
+    origin: str
+
+
+def rows_of(
+    signature: Signature,
+    sample: list[np.ndarray] | None,
+    representative: list[np.ndarray] | None,
+    trained: bool,
+) -> Rows:
+    """Rows to calibrate and to compare on.
+
+    Args:
+        signature: The inputs.
+        sample: Rows to compare on that the user chose.
+        representative: The user's calibration rows; only compared on where ranges are `trained`.
+        trained: Whether the model brings the ranges of its activations.
+    """
+    calibrating = None if trained else representative
+    if sample is not None:
+        known = calibrating is not None and _bytes_of(sample) <= _bytes_of(calibrating)
+        return Rows(calibrating, sample, f"sample{_KNOWN if known else ''}")
+    if representative is None:
+        return Rows(None, signature.random_sample(), "standard normal rows")
+    count, batch = len(representative[0]), signature.batch_size
+    few = [array[: signature.default_rows] for array in representative]
+    if trained:
+        return Rows(None, few, "representative_data")
+    apart = min(count // _PART, _MOST)
+    if count < _FEW or count - apart < batch:
+        return Rows(representative, few, f"representative_data{_KNOWN}")
+    held_out = np.zeros(count, bool)
+    held_out[np.linspace(0, count - 1, apart).astype(int)] = True
+    return Rows(
+        [array[~held_out] for array in representative],
+        [array[held_out] for array in representative],
+        "rows held out of representative_data",
+    )
+
+
+def _bytes_of(arrays: list[np.ndarray]) -> set[tuple[bytes, ...]]:
+    return {tuple(one.tobytes() for one in row) for row in zip(*arrays, strict=True)}
+
+
+def doubts(model: keras.Model, signature: Signature, rows: list[np.ndarray]) -> list[str]:
+    """Signs that calibration rows are not like the data that a model was trained on.
+
+    They are few, or all equal, or the first layer that knows the variance of its inputs
+    (BatchNormalization, Normalization) gets another one, by a factor of 64 and more. Without such a
+    layer: what the first kernel gets is below 1/32 and the outputs vary by less than 1/16; or it is
+    above 32 and the outputs vary by more than 32, or nearly all are 0 or 1. Networks are hardly
+    trained for either. Smaller factors, and those of networks without biases, are not seen.
+    """
+    count = len(rows[0])
+    found = []
+    if count < _FEW:
+        found.append(f"{count} row{'s are' if count > 1 else ' is'} few")
+    if count > 1 and all(np.all(array == array[:1]) for array in rows):
+        found.append("all rows are equal")
+    elif count > 1:
+        some = np.unique(np.linspace(0, count - 1, _MOST).astype(int))
+        scale = _scale(model, signature, [array[some] for array in rows])
+        found += [scale] if scale else []
+    return found
+
+
+def _scale(model: keras.Model, signature: Signature, rows: list[np.ndarray]) -> str | None:
+    """What is wrong with the scale of rows, as far as the model tells."""
+    kernels = {id(weight.owner) for weight in prunable_weights(model)}
+    first: dict[bool, list[tuple[Any, np.ndarray]]] = {True: [], False: []}
+    with contextlib.ExitStack() as stack:
+        for layer, _ in list(walk(model, "")):
+            if (knows := _has_statistics(layer)) or id(layer) in kernels:
+                stack.enter_context(_noted(layer, first[knows]))
+        _, outputs = keras_outputs(model, signature, rows)
+    if first[True]:
+        layer = first[True][0][0]
+        seen, known = _variances(layer, np.concatenate([x for _, x in first[True]]))
+        ratio = float(np.median(seen / known)) if known.size else 1.0
+        if 1 / _VARIANCES < ratio < _VARIANCES:
+            return None
+        return (
+            f"the variance of the inputs of '{layer.name}' ({type(layer).__name__}) is "
+            f"{ratio:.2g} times the one that it was trained with"
+        )
+    floats = [x for layer, x in first[False] if not isinstance(layer, L.Embedding)]
+    largest = max((float(np.abs(x).max()) for x in floats), default=1.0)
+    spread = max(float(np.sqrt(np.mean(np.var(one, axis=0)))) for one in outputs)
+    ends = np.mean([np.mean(np.minimum(abs(one), abs(one - 1)) < 1e-6) for one in outputs])
+    if largest < _SMALL and spread < _SAME:
+        return (
+            f"the inputs are at most {largest:.2g} at the first kernel, and the outputs hardly vary"
+        )
+    if largest > _LARGE and (spread > _LARGE or ends > 0.9):
+        return f"the inputs are up to {largest:.3g} at the first kernel, and the outputs extreme"
+    return None
+
+
+@contextlib.contextmanager
+def _noted(layer: Any, calls: list[tuple[Any, np.ndarray]]) -> Iterator[None]:
+    """Inside, calls of a layer are noted with their first input, if no other was called first."""
+    call = layer.call
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        if not calls or calls[0][0] is layer:
+            with contextlib.suppress(Exception):  # a tracer, inside of a loop
+                x = np.asarray(to_numpy(keras.tree.flatten((args, kwargs))[0]), np.float64)
+                calls.append((layer, x))
+        return call(*args, **kwargs)
+
+    with replaced(layer, "call", noting):
+        yield
+
+
+def _has_statistics(layer: Any) -> bool:
+    """Whether a layer knows the variance of the data that it was trained on."""
+    if isinstance(layer, L.BatchNormalization) and layer.built:
+        mean, variance = (to_numpy(one) for one in (layer.moving_mean, layer.moving_variance))
+        return bool(mean.any() or np.any(variance != 1))
+    known = isinstance(layer, L.Normalization) and not layer.invert
+    return known and getattr(layer, "variance", None) is not None
+
+
+def _variances(layer: Any, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The variance of each channel in `x` and in training, without those that were constant."""
+    if isinstance(layer, L.BatchNormalization):
+        shape = [1] * x.ndim
+        shape[layer.axis] = -1
+        known = np.reshape(to_numpy(layer.moving_variance), shape)
+    else:
+        known = np.asarray(to_numpy(layer.variance))
+    axes = tuple(k for k in range(x.ndim) if known.shape[k] == 1)
+    seen = x.var(axis=axes, keepdims=True)
+    live = known > 1e-6 * known.max()
+    return seen[live], known[live]

@@ -1,6 +1,5 @@
 """Which layers of a graph round their inputs and outputs, so that LiteRT computes in int8."""
 
-import collections
 import dataclasses
 from typing import Any
 
@@ -10,7 +9,6 @@ from keras_sparse_ortho._keras_internals import graph_calls, graph_ends
 from keras_sparse_ortho.kernels import find_kernels, walk
 from keras_sparse_ortho.quantization._quantize_wrapper import (
     FUSED,
-    WINDOWS,
     activation_of,
     innermost,
 )
@@ -73,8 +71,6 @@ def _place(model: Any, left_out: set[int], found: dict[int, Rounding]) -> None:
             consumers.setdefault(id(tensor), []).append(call.operation)
     ends = {id(tensor) for tensor in keras.tree.flatten(graph_ends(model)[1])}
     rounded: set[int] = set()  # tensors
-    makers = {id(tensor): call.operation for call in calls for tensor in call.outputs}
-    uses = collections.Counter(id(call.operation) for call in calls)
     for call in calls:
         layer, inner = call.operation, innermost(call.operation)
         if isinstance(inner, keras.Model):
@@ -88,16 +84,6 @@ def _place(model: Any, left_out: set[int], found: dict[int, Rounding]) -> None:
         if not isinstance(layer, L.Layer) or id(layer) in left_out or len(call.outputs) != 1:
             continue
         (output,) = call.outputs
-        if isinstance(inner, WINDOWS):
-            (taken,) = call.inputs
-            before = found.get(id(makers[id(taken)]), Rounding())
-            alone = len(consumers[id(taken)]) == 1 and id(taken) not in ends
-            alone = alone and before.output and uses[id(makers[id(taken)])] == 1
-            if alone:  # the pooling rounds it
-                before.output = False
-            found[id(layer)] = Rounding(int(alone), output=True)
-            rounded.add(id(output))
-            continue
         after = consumers.get(id(output), [])
         fused = len(after) == 1 and id(output) not in ends and _is_fused(inner, innermost(after[0]))
         fixed = fixed_step(inner) is not None

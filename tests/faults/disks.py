@@ -126,7 +126,7 @@ def paths(folder: Path) -> Count:
         if not link.is_symlink() or kso.Budget.load(real) != budget:
             count.wrong += 1
         (folder / "dir.csv").mkdir()
-        (folder / "dir.tflite.zst").mkdir()
+        (folder / "dir.tflite.gz").mkdir()
         # No device among them: this may run as root, and what is replaced would be the device.
         os.mkfifo(folder / "pipe.tflite")
         nowhere = [folder / "none", Path("/proc/self"), folder / "dir.csv"]

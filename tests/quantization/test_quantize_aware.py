@@ -87,41 +87,6 @@ def test_roundings_are_where_litert_has_tensors():
     }
 
 
-def pooled(shared=False):
-    x = L.Conv2D(4, 3, activation="relu", name="first")(inputs := keras.Input((8, 8, 3)))
-    y = L.AveragePooling2D(2, name="windows")(x)
-    y = L.Flatten()(y)
-    if shared:
-        y = L.Concatenate(name="both")([y, L.Flatten()(x)])
-    return keras.Model(inputs, L.Dense(4, name="head")(y))
-
-
-def test_means_over_windows_have_the_range_of_their_input(tmp_path):
-    own = {"first": (1, False, True), "windows": (0, False, True)}
-    ends = {"both": (0, False, True), "head": (0, False, True)}
-    assert rounded(quantize_aware(pooled(shared=True))) == own | ends
-    model = quantize_aware(pooled())
-    one = {"first": (1, False, False), "windows": (1, False, True), "head": (0, False, True)}
-    assert rounded(model) == one
-    x = np.random.default_rng(0).normal(size=(8, 8, 8, 3)).astype("float32")
-    model(x, training=True)
-    pool = model.get_layer("windows")
-    assert pool.of_output is pool.of_inputs[0]
-    assert len(pool.weights) == 3
-    # Integers -128, -127, 126 and 127: means of two are halves, which go away from the integer 0.
-    for variable, value in zip(pool.weights, (0.0, 255.0, 1.0), strict=True):
-        variable.assign(value)
-    small = QuantizeWrapper(L.AveragePooling1D(2), inputs=1)
-    small.build((None, 8, 1))
-    for variable, value in zip(small.weights, (0.0, 255.0, 1.0), strict=True):
-        variable.assign(value)
-    means = array(small(np.array([[0.0, 1, 253, 254, 255, 254, 7, 7]])[..., None])).ravel()
-    np.testing.assert_array_equal(means, [0, 254, 255, 7])
-    model.save(tmp_path / "m.keras")
-    again = keras.models.load_model(tmp_path / "m.keras")
-    np.testing.assert_array_equal(array(again(x)), array(model(x)))
-
-
 @pytest.mark.parametrize("storage", [slow_case_on_jax("masked"), "compact"])
 def test_attentions_with_roundings_inside_are_saved_and_stripped(storage, tmp_path):
     inputs = keras.Input((4, 8))

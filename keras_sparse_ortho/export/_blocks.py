@@ -13,21 +13,96 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._values import assign, to_numpy
-from keras_sparse_ortho.export._zero_blocks import ZeroBlocks, zero_blocks
-from keras_sparse_ortho.kernels import KernelLayout, kernel_layouts, walk
-from keras_sparse_ortho.layers import axes_of, is_elementwise, why_no_block_form
+from keras_sparse_ortho.kernels import kernel_layouts, walk
+from keras_sparse_ortho.layers import BlockGrid, axes_of, is_elementwise, why_no_block_form
 from keras_sparse_ortho.models import rewrite
-from keras_sparse_ortho.orthogonal import to_blocks, whole_blocks
+from keras_sparse_ortho.orthogonal import block_count, to_blocks, whole_blocks
 
 ops = keras.ops
 L = keras.layers
-_ONE_PRODUCT = L.Dense | L.EinsumDense | L.Conv1D | L.Conv2D | L.Conv3D
+_ONE_PRODUCT = L.Dense | L.EinsumDense | L.Conv1D | L.Conv2D
 # Axes of size 1 around a gather. With seven axes XNNPACK leaves the reshapes before and after it to
 # LiteRT, whose own take no time: XNNPACK's, of up to six, copy, which takes a sixth of an encoder.
 _SINGLE = (1, 1, 1, 1)
 
+# Sides of blocks: with smaller ones a gather costs what the product saves, with larger ones few
+# kernels have whole zero blocks.
+_LEAST, _MOST = 8, 256
+_PADDED = 1.05  # a padded side relative to the side
+_STORED = 0.7  # the share of a kernel's entries that may be left: less is no gain
+_NEAR = 1.05  # entries of a cut over those of the cut with the fewest
 
-class Plan(NamedTuple):
+
+# --- blocks of a kernel ---------------------------------------------------------------------------
+
+
+class ZeroBlocks(NamedTuple):
+    """The blocks of a kernel that hold all that is not zero.
+
+    Args:
+        grid: The cut of the kernel, with `k` blocks for each of its `J` output blocks.
+        inputs_of: `(J, k)`: the input block of each of them. An output block with fewer has zero
+            blocks for the rest.
+    """
+
+    grid: BlockGrid
+    inputs_of: np.ndarray
+
+
+def zero_blocks(kernel: np.ndarray) -> ZeroBlocks | str:
+    """The blocks of a kernel `(*taps, inputs, outputs)`, or the reason that there are none.
+
+    Of all cuts into `r x c` blocks, with `k` the largest number of blocks of an output block that
+    are not zero, the one with the fewest entries `J k r c` is taken, and among those within 5% of
+    it the one of the largest blocks, which take the least time. Not the masks but the zeros count:
+    `strip` leaves no masks, and zeros that training has made are as good.
+    """
+    *taps, inputs, outputs = kernel.shape
+    live = np.asarray(kernel.any(axis=tuple(range(len(taps)))))
+    cuts: list[tuple[int, BlockGrid]] = []
+    for rows in _widths(inputs):
+        lines = np.any(to_blocks(live, rows, 1)[..., 0], axis=1)  # (I, outputs)
+        for cols in _widths(outputs):
+            fan_in = max(int(to_blocks(lines, 1, cols).any(axis=(1, 3)).sum(axis=0).max()), 1)
+            grid = BlockGrid(inputs, outputs, rows, cols, fan_in, tuple(taps))
+            cuts.append((grid.out_blocks * fan_in * rows * cols, grid))
+    if not cuts:
+        return (
+            f"a side of its kernel of {inputs} x {outputs} cannot be cut into blocks of "
+            f"{_LEAST} to {_MOST}"
+        )
+    fewest = min(stored for stored, _ in cuts)
+    if fewest > _STORED * live.size:
+        return (
+            f"its zeros are not in whole blocks of {_LEAST} x {_LEAST} or more: in the best cut "
+            f"the blocks with other values are {fewest / live.size:.0%} of the kernel"
+        )
+    grid = max(
+        (grid for stored, grid in cuts if stored <= _NEAR * fewest),
+        key=lambda one: (min(one.rows, one.cols), one.rows * one.cols),
+    )
+    table = to_blocks(live, grid.rows, grid.cols).any(axis=(1, 3))
+    found = np.argsort(~table.T, axis=1, kind="stable")[:, : grid.fan_in]
+    return ZeroBlocks(grid, np.sort(found, axis=1).astype("int32"))
+
+
+def _widths(side: int) -> list[int]:
+    """The sizes of blocks that cut a side, with little padding or none, into two or more."""
+    powers = [2**k for k in range(3, 9)]
+    divisors = [width for width in range(_LEAST, _MOST + 1) if side % width == 0]
+    return [
+        width
+        for width in sorted({*powers, *divisors})
+        if width < side
+        and whole_blocks(side, width) > 0
+        and block_count(side, width) * width <= _PADDED * side
+    ]
+
+
+# --- models ---------------------------------------------------------------------------------------
+
+
+class BlockPlan(NamedTuple):
     """What of a plain model becomes grouped convolutions.
 
     Args:
@@ -39,21 +114,20 @@ class Plan(NamedTuple):
     kept: dict[str, str]
 
 
-def plan(model: keras.Model) -> Plan:
+def plan_of(model: keras.Model) -> BlockPlan:
     """Which kernels of a plain model have zeros that leave whole blocks."""
-    found: dict[str, ZeroBlocks] = {}
-    kept: dict[str, str] = {}
+    plan = BlockPlan({}, {})
     for layer, _ in walk(model, ""):
         kernel = getattr(layer, "kernel", None)
         if isinstance(kernel, keras.Variable):
             blocks = _blocks_of(layer)
-            kind: Any = kept if isinstance(blocks, str) else found
+            kind: Any = plan.kept if isinstance(blocks, str) else plan.found
             kind[kernel.path] = blocks
-    return Plan(found, kept)
+    return plan
 
 
 def as_convolutions(model: keras.Model, rows_apart: bool) -> keras.Model:
-    """A copy of a plain model in which the layers of `plan` are grouped convolutions.
+    """A copy of a plain model in which the layers of its plan are grouped convolutions.
 
     Its outputs are equal but for the order of summation. It is for inference, and to be traced in
     this process: it cannot be saved.
@@ -75,35 +149,35 @@ def as_convolutions(model: keras.Model, rows_apart: bool) -> keras.Model:
     return rewrite(model, replace)
 
 
-def columns_of(kernel: Any, layout: KernelLayout | None, blocks: ZeroBlocks) -> np.ndarray:
-    """A kernel, or an array of its shape, as that of the grouped convolution `(h, w, k r, J c)`."""
-    grid = blocks.grid
-    assert layout is not None
-    canonical = layout.to_canonical(np.asarray(kernel))[0, 0]
-    columns = grid.blocks(canonical, blocks.inputs_of).transpose(grid.columns_order())
-    return columns.reshape(*(*grid.taps, 1, 1)[:2], *grid.columns_shape[-2:])
-
-
 def _blocks_of(layer: Any) -> ZeroBlocks | str:
     """The blocks of a plain layer, or why it has no form as a grouped convolution."""
     reason = why_no_block_form(layer)
-    if reason is None and not isinstance(layer, _ONE_PRODUCT):
-        reason = f"a {type(layer).__name__} is not one product"
-    if reason is None and not layer.built:
-        reason = "it was never called"
-    if reason is None and isinstance(layer, L.Conv3D):
-        reason = "LiteRT has no grouped convolutions of volumes"
-    if reason is None and getattr(layer, "data_format", None) == "channels_first":
-        reason = "its channels come first"
-    if reason is None and isinstance(layer, L.EinsumDense):
-        data, _, output = axes_of(layer.equation, layer.input_spec.ndim)
-        if output[0] != data[0]:
-            reason = f"in '{layer.equation}' the first axis of input and output differ"
     if reason is not None:
         return reason
+    if isinstance(layer, L.Conv3D):
+        return "LiteRT has no grouped convolutions of volumes"
+    if not isinstance(layer, _ONE_PRODUCT):
+        return f"a {type(layer).__name__} is not one product"
+    if not layer.built:
+        return "it was never called"
+    if getattr(layer, "data_format", None) == "channels_first":
+        return "its channels come first"
+    if isinstance(layer, L.EinsumDense):
+        data, _, output = axes_of(layer.equation, layer.input_spec.ndim)
+        if output[0] != data[0]:
+            return f"in '{layer.equation}' the first axis of input and output differ"
+    return zero_blocks(_canonical(layer))
+
+
+def _canonical(layer: Any) -> np.ndarray:
+    """The kernel of a layer as `(*taps, inputs, outputs)`."""
     layout = kernel_layouts(layer)["kernel"]
     assert layout is not None
-    return zero_blocks(layout.to_canonical(np.asarray(to_numpy(layer.kernel)))[0, 0])
+    found: np.ndarray = layout.to_canonical(np.asarray(to_numpy(layer.kernel)))[0, 0]
+    return found
+
+
+# --- layers ---------------------------------------------------------------------------------------
 
 
 class _BlockConvolution(keras.layers.Layer):
@@ -118,27 +192,34 @@ class _BlockConvolution(keras.layers.Layer):
         layer: The plain layer.
         blocks: The blocks of its kernel.
         rows_apart: See `as_convolutions`.
+        of_columns: Whether its bias has an entry for each column of the kernel.
     """
 
-    def __init__(self, layer: Any, blocks: ZeroBlocks, rows_apart: bool) -> None:
+    def __init__(
+        self, layer: Any, blocks: ZeroBlocks, rows_apart: bool, of_columns: bool = True
+    ) -> None:
         super().__init__(name=layer.name, dtype=layer.dtype_policy, trainable=layer.trainable)
         self.supports_masking = layer.supports_masking
         self.blocks, self.rows_apart = blocks, rows_apart
         self.activation = layer.activation
-        layout = kernel_layouts(layer)["kernel"]
-        self.kernel = self._weight("kernel", columns_of(to_numpy(layer.kernel), layout, blocks))
-        self.bias: Any = None
+        grid = blocks.grid
+        kernel = grid.blocks(_canonical(layer), blocks.inputs_of).transpose(grid.columns_order())
+        kernel = kernel.reshape(*(*grid.taps, 1, 1)[:2], *grid.columns_shape[-2:])  # (h, w, kr, Jc)
+        self.kernel = self._weight("kernel", kernel)
+        self.bias = self.late_bias = None
+        if layer.bias is not None and of_columns:
+            flat = np.asarray(to_numpy(layer.bias)).reshape(1, -1)
+            self.bias = self._weight("bias", to_blocks(flat, 1, grid.cols).ravel())
+        elif layer.bias is not None:
+            self.late_bias = self._weight("bias", np.asarray(to_numpy(layer.bias)))
+        # LiteRT fuses an activation that comes before the axes are restored.
+        self._is_early = self.late_bias is None and is_elementwise(layer.activation)
         self.built = True
 
     def _weight(self, name: str, value: np.ndarray) -> Any:
         weight = self.add_weight(name=name, shape=value.shape)
         assign(weight, value)
         return weight
-
-    def _column_bias(self, value: Any) -> Any:
-        """The bias of the columns of the kernel, with padding."""
-        flat = np.asarray(to_numpy(value)).reshape(1, -1)
-        return self._weight("bias", to_blocks(flat, 1, self.blocks.grid.cols).ravel())
 
     def _gathered(self, x: Any, images: Sequence[int]) -> Any:
         """`(*images, J k r)` of `x`, whose entries in order are rows of all inputs."""
@@ -160,7 +241,7 @@ class _BlockConvolution(keras.layers.Layer):
         whole = whole_blocks(grid.outputs, grid.cols)
         if self.bias is not None:
             x = x + self.bias
-        if self._is_early():
+        if self._is_early:
             x = self.activation(x)
         if whole == grid.out_blocks:
             return x
@@ -170,38 +251,28 @@ class _BlockConvolution(keras.layers.Layer):
         rest = ops.reshape(rest, (-1, (grid.out_blocks - whole) * (grid.cols - 1)))
         return ops.concatenate([first, rest], axis=1)
 
-    def _is_early(self) -> bool:
-        """Whether the activation may come before the axes are restored: LiteRT fuses it then."""
-        return is_elementwise(self.activation)
-
 
 class DenseAsConvolution(_BlockConvolution):
     """A `Dense`, or an `EinsumDense` of a single matrix, as a convolution of one tap."""
 
     def __init__(self, layer: Any, blocks: ZeroBlocks, rows_apart: bool) -> None:
-        super().__init__(layer, blocks, rows_apart)
         # The axes of the input with the summed ones last; those of the output from free and made.
-        self._order_in: list[int] | None = None
-        self._order_out: list[int] | None = None
-        self._summed, self._made = 1, tuple(layer.kernel.shape[1:])
-        self._late_bias: Any = None
-        of_columns = True
+        order_in: list[int] | None = None
+        order_out: list[int] | None = None
+        summed, made, of_columns = 1, tuple(layer.kernel.shape[1:]), True
         if isinstance(layer, L.EinsumDense):
             data, kernel, output = axes_of(layer.equation, layer.input_spec.ndim)
-            summed = [letter for letter in kernel if letter in data]
-            free = [letter for letter in data if letter not in summed]
-            made = [letter for letter in kernel if letter not in data]
-            self._summed = len(summed)
-            self._order_in = [data.index(letter) for letter in (*free, *summed)]
-            self._order_out = [(*free, *made).index(letter) for letter in output]
+            over = [letter for letter in kernel if letter in data]
+            free = [letter for letter in data if letter not in over]
+            new = [letter for letter in kernel if letter not in data]
+            order_in = [data.index(letter) for letter in (*free, *over)]
+            order_out = [(*free, *new).index(letter) for letter in output]
             sizes = dict(zip(kernel, layer.kernel.shape, strict=True))
-            self._made = tuple(sizes[letter] for letter in made)
-            ends = output[len(free) :] == made
-            of_columns = ends and {*(layer.bias_axes or ())} == {*made}
-        if layer.bias is not None and of_columns:
-            self.bias = self._column_bias(layer.bias)
-        elif layer.bias is not None:
-            self._late_bias = self._weight("bias", np.asarray(to_numpy(layer.bias)))
+            summed, made = len(over), tuple(sizes[letter] for letter in new)
+            of_columns = output[len(free) :] == new and {*(layer.bias_axes or ())} == {*new}
+        super().__init__(layer, blocks, rows_apart, of_columns)
+        self._order_in, self._order_out = order_in, order_out
+        self._summed, self._made = summed, made
 
     def call(self, inputs: Any) -> Any:
         """The product, between the orders of axes that the equation asks for."""
@@ -210,12 +281,9 @@ class DenseAsConvolution(_BlockConvolution):
         images = (-1, math.prod(free), 1) if self.rows_apart else (1, -1, 1)
         x = self._columns(ops.conv(self._gathered(x, images), self.kernel))
         x = _transposed(ops.reshape(x, (-1, *free, *self._made)), self._order_out)
-        if self._late_bias is not None:
-            x = x + self._late_bias
-        return x if self._is_early() else self.activation(x)
-
-    def _is_early(self) -> bool:
-        return self._late_bias is None and super()._is_early()
+        if self.late_bias is not None:
+            x = x + self.late_bias
+        return x if self._is_early else self.activation(x)
 
 
 class ConvAsConvolution(_BlockConvolution):
@@ -226,8 +294,6 @@ class ConvAsConvolution(_BlockConvolution):
         self._rank, self._padding = layer.rank, layer.padding
         self._strides = (*layer.strides, 1)[:2]
         self._dilation_rate = (*layer.dilation_rate, 1)[:2]
-        if layer.bias is not None:
-            self.bias = self._column_bias(layer.bias)
 
     def call(self, inputs: Any) -> Any:
         """The taps slide over all gathered channels."""
@@ -241,7 +307,7 @@ class ConvAsConvolution(_BlockConvolution):
         x = ops.conv(x, self.kernel, self._strides, padding, "channels_last", self._dilation_rate)
         size = (size if single else x.shape[1:-1])[: self._rank]
         x = ops.reshape(self._columns(x), (-1, *size, self.blocks.grid.outputs))
-        return x if self._is_early() else self.activation(x)
+        return x if self._is_early else self.activation(x)
 
 
 def _transposed(x: Any, order: list[int] | None) -> Any:
