@@ -52,7 +52,7 @@ _INSTEAD = {
     "is_pruned": "report(model).density",
     # guesses, and names of earlier versions
     "density": "report(model).density",
-    "sparsity": "report(model).sparsity",
+    "sparsity": "1 - report(model).density",
     "is_sparse": "report(model).density < 1",
     "flops": "report(model).flops, and report(model).sparse_flops",
     "compare": "report(model) for each of the models",

@@ -11,8 +11,7 @@ from keras_sparse_ortho.export._explain import ExportFallbackWarning
 from keras_sparse_ortho.export._export_litert import export_litert
 from keras_sparse_ortho.export._flatbuffer import LiteRTFileError
 from keras_sparse_ortho.export._load_litert import LiteRTModel, latencies, load_litert
-from keras_sparse_ortho.export._report import ExportReport, RouteOutcome
-from keras_sparse_ortho.export._routes import ExportRouteError
+from keras_sparse_ortho.export._routes import ExportReport, ExportRouteError, RouteOutcome
 
 __all__ = [
     "ExportConversionError",

@@ -37,16 +37,10 @@ _NEAR = 1.05  # entries of a cut over those of the cut with the fewest
 
 
 class ZeroBlocks(NamedTuple):
-    """The blocks of a kernel that hold all that is not zero.
-
-    Args:
-        grid: The cut of the kernel, with `k` blocks for each of its `J` output blocks.
-        inputs_of: `(J, k)`: the input block of each of them. An output block with fewer has zero
-            blocks for the rest.
-    """
+    """The blocks of a kernel that hold all that is not zero: `k` for each of `J` output blocks."""
 
     grid: BlockGrid
-    inputs_of: np.ndarray
+    inputs_of: np.ndarray  # `(J, k)`: the input block of each; where there are fewer, zero blocks
 
 
 def zero_blocks(kernel: np.ndarray) -> ZeroBlocks | str:
@@ -103,12 +97,7 @@ def _widths(side: int) -> list[int]:
 
 
 class BlockPlan(NamedTuple):
-    """What of a plain model becomes grouped convolutions.
-
-    Args:
-        found: The blocks of each kernel that does, by the path of its variable.
-        kept: Why the others do not.
-    """
+    """Which kernels of a plain model become grouped convolutions, and why the others do not."""
 
     found: dict[str, ZeroBlocks]
     kept: dict[str, str]
@@ -129,14 +118,9 @@ def plan_of(model: keras.Model) -> BlockPlan:
 def as_convolutions(model: keras.Model, rows_apart: bool) -> keras.Model:
     """A copy of a plain model in which the layers of its plan are grouped convolutions.
 
-    Its outputs are equal but for the order of summation. It is for inference, and to be traced in
-    this process: it cannot be saved.
-
-    Args:
-        model: A built model of Keras' layers, or a subclassed one with such layers in it.
-        rows_apart: Whether a row of the batch is an image of its own. Where convolutions quantize
-            each image on the fly, a row must not depend on the others. Otherwise the rows of Dense
-            layers are the pixels of one image, which takes a fifth of the time at batch 64.
+    With `rows_apart` a row of the batch is an image of its own: where convolutions quantize each
+    image on the fly, a row must not depend on the others. Otherwise the rows of Dense layers are
+    the pixels of one image, which takes a fifth of the time at batch 64.
     """
 
     def replace(layer: Any, path: str, own: Any) -> Any:
@@ -186,13 +170,8 @@ class _BlockConvolution(keras.layers.Layer):
         y[.., j] = activation(conv([x[.., inputs_of[j, 0]], ..., x[.., inputs_of[j, k - 1]]],
                                    kernel[.., j]) + b[j])
 
-    No shape in it depends on the batch, so that the input of a file can be resized.
-
-    Args:
-        layer: The plain layer.
-        blocks: The blocks of its kernel.
-        rows_apart: See `as_convolutions`.
-        of_columns: Whether its bias has an entry for each column of the kernel.
+    No shape in it depends on the batch, so that the input of a file can be resized. `of_columns`
+    says whether the bias has an entry for each column of the kernel.
     """
 
     def __init__(

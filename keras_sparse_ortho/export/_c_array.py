@@ -43,11 +43,10 @@ def c_array(
 
     Raises:
         ExportRouteError: if LiteRT Micro has no kernels for the file's route.
-        LiteRTFileError: (a ValueError) if the file is damaged or no LiteRT file.
-        ValueError: if the name is no identifier.
+        ValueError: if the file is damaged (`LiteRTFileError`), or the name is no identifier.
 
-    Limits: LiteRT Micro does not run here. `arena_used_bytes()` on the device gives the size of the
-    tensor arena. Inputs and outputs are float32.
+    Limits: inputs and outputs are float32. On the device `arena_used_bytes()` gives the size of the
+    tensor arena.
 
     Example:
     >>> from keras_sparse_ortho.export import c_array
@@ -55,9 +54,6 @@ def c_array(
     Traceback (most recent call last):
         ...
     ValueError: `name` must be a C identifier. Received: name='my model'
-
-    Reference:
-        [LiteRT for microcontrollers](https://ai.google.dev/edge/litert/microcontrollers/overview)
     """
     if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) is None:
         raise ValueError(f"`name` must be a C identifier. Received: {name=}")

@@ -18,10 +18,8 @@ from keras_sparse_ortho.export._blocks import as_convolutions
 from keras_sparse_ortho.export._flatbuffer import WeightZeros, read_weights, with_record
 from keras_sparse_ortho.export._model import full_batches
 from keras_sparse_ortho.export._process import JobError, Worker, converter_backend
-from keras_sparse_ortho.export._report import RouteOutcome
-from keras_sparse_ortho.export._routes import ExportRouteError, Route
+from keras_sparse_ortho.export._routes import ExportRouteError, Route, RouteOutcome
 from keras_sparse_ortho.export._task import Task
-from keras_sparse_ortho.export._tracing import write_traced
 
 _WIDER = 0.1  # of a range: what is beyond is clipped, not rounded
 _LOST = 0.01  # of a kernel's zeros: a tensor that lacks more is not the kernel
@@ -35,14 +33,6 @@ class ExportConversionError(RuntimeError):
 
 class ExportVerificationError(RuntimeError):
     """The LiteRT file crashed, disagreed with Keras, or lost zeros, and was not handed over."""
-
-
-class DisagreementError(ExportVerificationError):
-    """A file that runs and differs from Keras, with the two halves of the message."""
-
-    def __init__(self, rule: str, received: str) -> None:
-        super().__init__(f"{rule} Received: {received}")
-        self.rule, self.received = rule, received
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +52,7 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """One route and its verified file, or its failure."""
+    """One route and its verified file, or its failure; the comparison, if the file runs."""
 
     route: Route
     outcome: RouteOutcome
@@ -76,23 +66,13 @@ def candidates(task: Task, routes: Sequence[Route], smallest: bool = False) -> l
 
     With `smallest`, the files are run from the smallest on, until one runs with XNNPACK.
     """
-    found: list[Candidate] = []
-    made: list[tuple[Route, Path]] = []
-    refusals = {route: _refusal(task, route) for route in routes}
-    if len(routes) == 1 and (refusal := refusals[routes[0]]) is not None:
+    if len(routes) == 1 and (refusal := _refusal(task, routes[0])) is not None:
         return [_failed(routes[0], refusal)]
-    possible = [route for route in routes if refusals[route] is None]
-    converted = convert(task, possible)
-    for route in possible:
-        file = converted[route.name]
-        if isinstance(file, Path):
-            made.append((route, file))
-        else:
-            found.append(_failed(route, file))
-    if smallest:
-        made.sort(key=lambda one: one[1].stat().st_size)
-    for route, file in made:
-        found.append(_candidate(task, route, file))
+    converted = convert(task, [route for route in routes if _refusal(task, route) is None])
+    made = {route: file for route, file in converted.items() if isinstance(file, Path)}
+    found = [_failed(route, e) for route, e in converted.items() if not isinstance(e, Path)]
+    for route in sorted(made, key=lambda one: smallest and made[one].stat().st_size):
+        found.append(_candidate(task, route, made[route]))
         if smallest and found[-1].outcome.xnnpack:
             break
     failures = [str(c.failure) for c in found if c.failure is not None]
@@ -101,8 +81,9 @@ def candidates(task: Task, routes: Sequence[Route], smallest: bool = False) -> l
     return found
 
 
-def _failed(route: Route, failure: Exception) -> Candidate:
-    return Candidate(route, RouteOutcome(route.name, str(failure)), failure=failure)
+def _failed(route: Route, failure: Exception, comparison: Comparison | None = None) -> Candidate:
+    outcome = RouteOutcome(route.name, str(failure))
+    return Candidate(route, outcome, comparison=comparison, failure=failure)
 
 
 def _refusal(task: Task, route: Route) -> ExportRouteError | None:
@@ -123,6 +104,7 @@ def _refusal(task: Task, route: Route) -> ExportRouteError | None:
 
 
 def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
+    """The verified file of a route, with its record."""
     allowed = route.tolerance if task.tolerance is None else task.tolerance
     file = task.folder / f"{route.name}.verified.tflite"
     rows = task.signature.batch_size
@@ -134,36 +116,39 @@ def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
             {"name": name, "shape": [rows, *want.shape[1:]]}
             for name, want in zip(task.names, task.want, strict=True)
         ],
+        "xnnpack": route.xnnpack,
     }
-    # A default interpreter, with XNNPACK, must run a dense file. A sparse file may need it off,
-    # which its record tells `load_litert`.
-    settings = (True,) if route.encoding == "dense" else (True, False)
-    failures: list[Exception] = []
-    for xnnpack in settings:
-        try:
-            content = with_record(converted.read_bytes(), record | {"xnnpack": xnnpack})
-            file.write_bytes(content)
-            with Worker() as worker:
-                got = litert_outputs(worker, file, task, xnnpack)
-            comparison = _verify(task, got, route.measure, allowed)
-            folded = _check_zeros(task, content, route)
-        except (ExportVerificationError, ExportRouteError) as error:
-            failures.append(error)
-        except Exception as error:
-            text = f"{type(error).__name__}: {error}"  # the schema's reader cannot follow the file
-            text = f"The converted file must be readable. Received: {text}"
-            failures.append(ExportVerificationError(text))
-        else:
-            break
-    else:
-        return _failed(route, failures[0])
+    try:
+        content = with_record(converted.read_bytes(), record)
+        file.write_bytes(content)
+        with Worker() as worker:
+            got = litert_outputs(worker, file, task, route.xnnpack)
+        comparison = compare(task.names, task.want, got, route.measure)
+        if not comparison.error <= allowed:
+            text = (
+                f"The file must agree with Keras to {allowed:g} ({route.measure} error, see "
+                f"`tolerance`). Received: error={comparison.error:.3g} at output "
+                f"`{comparison.worst_output}`, maximal difference {comparison.max_abs_diff:.3g}, "
+                f"on {len(task.sample[0])} rows ({task.origin})"
+            )
+            return _failed(route, ExportVerificationError(text), comparison)
+        # The zeros between blocks are not in the file at all.
+        gathered = task.blocks.found if route.of_blocks else {}
+        kernels = {path: value for path, value in task.kernels.items() if path not in gathered}
+        folded = find_zeros(kernels, read_weights(content))
+    except ExportVerificationError as error:
+        return _failed(route, error)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"  # the schema's reader cannot follow the file
+        text = f"The converted file must be readable. Received: {text}"
+        return _failed(route, ExportVerificationError(text))
     outcome = RouteOutcome(
         route.name,
         bytes=len(content),
         error=comparison.error,
         tolerance=allowed,
         max_abs_diff=comparison.max_abs_diff,
-        xnnpack=xnnpack,
+        xnnpack=route.xnnpack,
         kept=task.blocks.kept if route.of_blocks else {},
         folded=folded,
     )
@@ -173,14 +158,14 @@ def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
 # --- conversion -----------------------------------------------------------------------------------
 
 
-def convert(task: Task, routes: Sequence[Route]) -> dict[str, Path | ExportConversionError]:
+def convert(task: Task, routes: Sequence[Route]) -> dict[Route, Path | ExportConversionError]:
     """An unverified file, or an error, for each route; raises if the model cannot be rebuilt."""
     inputs = [dataclasses.asdict(spec) for spec in task.signature.inputs]
     representative = None
     if task.calibrating is not None:
         representative = str(task.folder / "representative.npz")
         np.savez(representative, *task.calibrating)
-    files: dict[str, Path | ExportConversionError] = {}
+    files: dict[Route, Path | ExportConversionError] = {}
     with converter() as worker, contextlib.ExitStack() as stack:
         folder = str(task.folder)
         if set("*?[\\") & set(task.folder.as_posix()):  # TensorFlow takes the path for a glob
@@ -204,9 +189,8 @@ def convert(task: Task, routes: Sequence[Route]) -> dict[str, Path | ExportConve
                 representative=representative,
                 result=str(file),
             )
-            files[route.name] = file
-            if failure is not None:
-                files[route.name] = _conversion_error(task, route, failure)
+            error = None if failure is None else _conversion_error(task, route, failure)
+            files[route] = error or file
     return files
 
 
@@ -247,6 +231,8 @@ def _trace(
             f"`__main__`) and serializable; otherwise export on the {title} backend. "
             f"Received: {failure['message']}"
         )
+    from keras_sparse_ortho.export._tracing import write_traced
+
     # The classes exist in this process only, so it has to trace the model itself.
     model = as_convolutions(task.model, form["rows_apart"]) if form["of_blocks"] else task.model
     write_traced(model, **how, path=path, marked=form["marked"])
@@ -301,17 +287,6 @@ def litert_outputs(worker: Worker, file: Path, task: Task, xnnpack: bool) -> lis
         return [data[f"arr_{i}"][: len(task.sample[0])] for i in range(len(task.names))]
 
 
-def _verify(task: Task, got: list[np.ndarray], measure: str, allowed: float) -> Comparison:
-    result = compare(task.names, task.want, got, measure)
-    if not result.error <= allowed:
-        raise DisagreementError(
-            f"The file must agree with Keras to {allowed:g} ({measure} error, see `tolerance`).",
-            f"error={result.error:.3g} at output `{result.worst_output}`, maximal difference "
-            f"{result.max_abs_diff:.3g}, on {len(task.sample[0])} rows ({task.origin})",
-        )
-    return result
-
-
 def compare(
     names: list[str], want: list[np.ndarray], got: list[np.ndarray], measure: str
 ) -> Comparison:
@@ -345,14 +320,6 @@ def compare(
     worst = int(np.argmax(errors))
     agreement = min(agreements) if agreements else None
     return Comparison(max(diffs), agreement, errors[worst], names[worst], max(clipped))
-
-
-def _check_zeros(task: Task, content: bytes, route: Route) -> tuple[str, ...]:
-    """Paths of the kernels with zeros that no tensor of the file holds; raises if it lost some."""
-    # The zeros between blocks are not in the file at all.
-    gathered = task.blocks.found if route.of_blocks else {}
-    kernels = {path: value for path, value in task.kernels.items() if path not in gathered}
-    return find_zeros(kernels, read_weights(content))
 
 
 def find_zeros(kernels: dict[str, np.ndarray], weights: Iterable[WeightZeros]) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ from keras_sparse_ortho._keras_internals import computes_its_graph, graph_calls,
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.export._candidates import (
     Candidate,
-    DisagreementError,
     ExportVerificationError,
     compare,
     convert,
@@ -33,6 +32,11 @@ from keras_sparse_ortho.quantization import (
 _AS_TRAINED = 0.01  # rms: files of trained integers whose biases are rounded are closer to Keras
 _CLIPPED = 0.05  # of the outputs
 _LOST = 0.25  # rms: ranges that fit the data change the outputs by less
+_REMEDIES = {
+    "float32": "Raise `tolerance` if such a difference is acceptable.",
+    "float16": "Try quantization=None (float32): float16 ends at 65504.",
+    "dynamic_int8": 'Try quantization="float16".',
+}
 
 
 class ExportFallbackWarning(UserWarning):
@@ -160,12 +164,14 @@ class ErrorSource(NamedTuple):
 def explained(task: Task, tried: Candidate) -> Exception:
     """The failure of a route, with the layer where the error starts and what to try instead."""
     route, failure = tried.route, tried.failure
-    if not isinstance(failure, DisagreementError):
-        return failure or ExportVerificationError("There is no file.")
+    assert failure is not None
+    if tried.comparison is None:  # it does not run, or lost zeros
+        return failure
     allowed = route.tolerance if task.tolerance is None else task.tolerance
     source = error_source(task, route, allowed / 2)
     where = "" if source is None else f"The difference starts at {source}. "
-    text = f"{failure.rule} {where}{_remedy(task, route, source)} Received: {failure.received}"
+    rule, received = str(failure).split("Received: ")
+    text = f"{rule}{where}{_remedy(task, route, source)} Received: {received}"
     return ExportVerificationError(text)
 
 
@@ -196,7 +202,7 @@ def _search(task: Task, route: Route, least: float) -> ErrorSource | None:
     folder = task.folder / "layers"
     folder.mkdir()
     task = dataclasses.replace(task, model=probe, names=names, want=want, folder=folder)
-    converted = convert(task, [route])[route.name]
+    converted = convert(task, [route])[route]
     if not isinstance(converted, Path):
         return None
     with Worker() as worker:
@@ -212,12 +218,8 @@ def _remedy(task: Task, route: Route, source: ErrorSource | None) -> str:
     """What to try in place of a route."""
     if route.encoding != "dense":
         return f'Try mode="{route.storage}".'
-    if route.storage == "float32":
-        return "Raise `tolerance` if such a difference is acceptable."
-    if route.storage == "float16":
-        return "Try quantization=None (float32): float16 ends at 65504."
-    if route.storage == "dynamic_int8":
-        return 'Try quantization="float16".'
+    if route.storage in _REMEDIES:
+        return _REMEDIES[route.storage]
     text = 'Try mode="dynamic_int8", which computes activations in floats, or '
     if task.has_ranges:
         excluded = "..." if source is None else repr(source.layer.name)

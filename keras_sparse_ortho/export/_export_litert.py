@@ -16,11 +16,15 @@ from keras_sparse_ortho.export._candidates import Candidate, candidates
 from keras_sparse_ortho.export._explain import explained, warn_of_file, warn_of_routes, warn_of_rows
 from keras_sparse_ortho.export._flatbuffer import read_weights
 from keras_sparse_ortho.export._load_litert import latencies
-from keras_sparse_ortho.export._model import check_model
 from keras_sparse_ortho.export._process import converter_backend, is_missing, require
-from keras_sparse_ortho.export._report import ExportReport, installed_versions
-from keras_sparse_ortho.export._routes import MODES, Route, routes_of
-from keras_sparse_ortho.export._task import Task, make_task
+from keras_sparse_ortho.export._routes import (
+    MODES,
+    ExportReport,
+    Route,
+    installed_versions,
+    routes_of,
+)
+from keras_sparse_ortho.export._task import make_task
 from keras_sparse_ortho.quantization import has_trained_ranges
 
 # The speed that "fast" gives up for a smaller file: less is within the noise of the clock.
@@ -47,15 +51,14 @@ def export_litert(
     static batch to a float32 file, by TensorFlow or, where that is missing, by JAX and
     litert-converter. ai-edge-quantizer writes integers into it. ai-edge-litert's interpreter runs
     the file with XNNPACK, its default, and the outputs are compared with Keras'. The file appears
-    at `path` only if it agrees and no zero of a kernel was lost; otherwise an older file there is
-    left unchanged.
+    at `path` only if it agrees and no zero of a kernel was lost; otherwise an older file stays.
 
     A route is a storage (float32, float16, dynamic_int8, int8), either dense or with one of these
     sparse encodings. `+blocks` (all storages) is for kernels whose zeros leave whole blocks, drawn
     with `Block(32, 32, regular=True)`: the live blocks are gathered, and multiplied by one grouped
     convolution, in Dense, EinsumDense, Conv1D and Conv2D layers. `+sp` (all but int8) is
-    TensorFlow's EXPERIMENTAL_SPARSITY, which makes the file smaller, for unstructured masks as
-    well, but mostly saves no time; files of dynamic_int8+sp run without XNNPACK only.
+    TensorFlow's EXPERIMENTAL_SPARSITY: files are smaller, for unstructured masks as well, but
+    mostly no faster, and those of dynamic_int8+sp run without XNNPACK only.
 
     Args:
         model: A built functional, Sequential or subclassed Keras model, with or without our
@@ -106,15 +109,15 @@ def export_litert(
 
     Limits: The whole model must run on LiteRT's built-in operations. Models of mixed or half
     precision are exported, and compared, in float32. In static int8, loops of recurrent layers
-    without `unroll=True` compute in floats. In convolutions `+blocks` alone saves time.
-    `dynamic_int8+blocks` quantizes the activations of a Dense layer on sequences together for each
-    row of the batch, all others one by one. In a dense file zeros are stored like other values, but
-    compress well (`gzip model.tflite`, which `load_litert` opens as well). Whether calibration rows
-    are scaled as in training is judged by the first BatchNormalization or Normalization layer,
-    whose variance may differ by a factor below 64; models without one are doubted only if inputs
-    are far from 1 (below 1/32 or above 32) and outputs hardly vary or are extreme. On a GPU, Keras
-    may compute in TF32 and so differ by more than 1e-5; raise `tolerance` there. Custom layers must
-    be importable in a new process, except on the TensorFlow backend.
+    without `unroll=True` compute in floats. `dynamic_int8+blocks` quantizes the activations of a
+    Dense layer on sequences together for each row of the batch, all others one by one. In a dense
+    file zeros are stored like other values, but compress well (`gzip model.tflite`, which
+    `load_litert` opens as well). Whether calibration rows are scaled as in training is judged by
+    the first BatchNormalization or Normalization layer, whose variance may differ by a factor
+    below 64; models without one are doubted only if inputs are far from 1 (below 1/32 or above 32)
+    and outputs hardly vary or are extreme. On a GPU, Keras may compute in TF32 and so differ by
+    more than 1e-5; raise `tolerance` there. Custom layers must be importable in a new process,
+    except on the TensorFlow backend.
 
     Example:
     >>> import keras, tempfile, pathlib
@@ -124,13 +127,12 @@ def export_litert(
     >>> report = export_litert(model, path)
     >>> report.total_weights, report.max_abs_diff < 1e-5, path.stat().st_size == report.bytes
     (8, True, True)
-
-    Reference:
-        [LiteRT: post-training quantization](
-        https://ai.google.dev/edge/litert/models/post_training_quantization)
     """
     _require_litert()
-    check_model(model)
+    if not isinstance(model, keras.Model):
+        raise ValueError(
+            f"`model` must be a Keras model. Received: model of type {type(model).__name__}"
+        )
     batch_size = check_integer("batch_size", batch_size)
     target = check_path(path)
     trained = has_trained_ranges(model)
@@ -152,17 +154,28 @@ def export_litert(
             raise explained(task, next(c for c in tried if c.route == routes[0]))
         # Where possible one that runs with XNNPACK, as a default interpreter does.
         good = [c for c in good if c.outcome.xnnpack] or good
-        taken = good[0]
         if mode == "fast":
-            times = latencies([c.file for c in good if c.file], timeout=timeout)
-            timed = dict(zip([c.route for c in good], times, strict=True))
-            tried = [_with_latency(c, timed.get(c.route)) for c in tried]
-            taken = choose([c for c in tried if c.route in timed])
+            good = _timed(good, timeout)
+            tried = [next((one for one in good if one.route == c.route), c) for c in tried]
+        taken = choose(good) if mode == "fast" else good[0]
         if len(routes) > 1:
             warn_of_routes(tried)
         warn_of_file(task, taken, model)
-        report = _report_on(taken, tried, task, target, mode)
         assert taken.file is not None
+        assert taken.comparison is not None
+        content = taken.file.read_bytes()
+        report = ExportReport(
+            taken.outcome,
+            path=str(target),
+            mode=mode,
+            gzip_bytes=len(gzip.compress(content, compresslevel=6)),  # 9 saves 2%
+            weights=read_weights(content),
+            argmax_agreement=taken.comparison.argmax_agreement,
+            sample_rows=len(task.sample[0]),
+            compared_on=task.origin,
+            versions=installed_versions(),
+            routes=tuple(c.outcome for c in tried),
+        )
         os.replace(taken.file, target)
     return report
 
@@ -174,30 +187,13 @@ def choose(timed: Sequence[Candidate]) -> Candidate:
     return min(near, key=lambda c: c.outcome.bytes or 0)
 
 
-def _with_latency(candidate: Candidate, ms: float | None) -> Candidate:
-    outcome = dataclasses.replace(candidate.outcome, latency_ms=ms)
-    return dataclasses.replace(candidate, outcome=outcome)
-
-
-def _report_on(
-    taken: Candidate, tried: Sequence[Candidate], task: Task, target: Path, mode: str | None
-) -> ExportReport:
-    """The report on a verified file that will be moved to `target`."""
-    assert taken.file is not None
-    assert taken.comparison is not None
-    content = taken.file.read_bytes()
-    return ExportReport(
-        taken.outcome,
-        path=str(target),
-        mode=mode,
-        gzip_bytes=len(gzip.compress(content, compresslevel=6)),  # 9 saves 2%, in 9 times the time
-        weights=read_weights(content),
-        argmax_agreement=taken.comparison.argmax_agreement,
-        sample_rows=len(task.sample[0]),
-        compared_on=task.origin,
-        versions=installed_versions(),
-        routes=tuple(c.outcome for c in tried),
-    )
+def _timed(good: Sequence[Candidate], timeout: float) -> list[Candidate]:
+    """The candidates with the latency of each file."""
+    times = latencies([c.file for c in good if c.file is not None], timeout=timeout)
+    return [
+        dataclasses.replace(c, outcome=dataclasses.replace(c.outcome, latency_ms=ms))
+        for c, ms in zip(good, times, strict=True)
+    ]
 
 
 def check_path(path: str | os.PathLike[str]) -> Path:

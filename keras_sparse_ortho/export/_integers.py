@@ -33,11 +33,8 @@ _FIXED = {"SOFTMAX": (0, 255 / 256), "LOGISTIC": (0, 255 / 256), "TANH": (-1, 12
 def in_storage(content: bytes, storage: str, batches: Batches | None) -> bytes:
     """A float32 file in the storage of a route.
 
-    Args:
-        content: The float32 file.
-        storage: "float32", "float16", "dynamic_int8" or "int8".
-        batches: Gives the rows that calibrate the activations of "int8". `None`: their ranges are
-            the marks of the file. What has no range is computed in floats.
+    The ranges of activations come from `batches`, or from the marks of the file without. What has
+    no range is computed in floats.
     """
     if storage == "float32":
         return content

@@ -30,15 +30,9 @@ _tried: set[bytes] = set()
 class LiteRTModel:
     """An open LiteRT file, as `load_litert` returns it.
 
-    Attributes:
-        route: Name of the route of its export; None for a file that another tool wrote.
-        model_name: Name of the Keras model that was exported; likewise.
-        xnnpack: Whether the interpreter uses XNNPACK.
-        inputs: Name, static shape and dtype of each input.
-        output_names: Names of the outputs.
-
-    Limits: Threads that share an instance wait for each other, as the interpreter is not
-    thread-safe; for more speed open the file once per thread.
+    `route` and `model_name` are those of its export (None for files of other tools), `inputs` have
+    name, static shape and dtype each. Threads that share an instance wait for each other, as the
+    interpreter is not thread-safe; for more speed open the file once per thread.
     """
 
     def __init__(self, content: bytes, record: dict[str, Any], threads: int = 1) -> None:
@@ -92,9 +86,6 @@ class LiteRTModel:
 
         Returns:
             An array `(rows, *output shape)`, or a dict by name if there are several outputs.
-
-        Raises:
-            ValueError: if a name, a shape, a dtype or the number of rows does not fit.
         """
         arrays = self._signature.flatten(x, "x")
         pieces: dict[str, list[np.ndarray]] = {name: [] for name in self.output_names}
@@ -123,10 +114,9 @@ def load_litert(
 
     A file of `export_litert` holds its settings and its own SHA-256: if it is corrupted,
     truncated or edited, it is refused before any interpreter sees it. The interpreter itself
-    checks little, and a damaged or hostile graph can crash it or run forever. So every file runs
-    once in a subprocess before this process opens it: with the settings in its record, or with and
-    without XNNPACK for a file of another tool. That adds about 0.5 CPU seconds and one run of the
-    graph to the first time a process opens a file, and only a digest to the next times.
+    checks little, and a damaged or hostile graph can crash it or run forever. So the first time a
+    process opens a file, it runs in a subprocess before: with the settings in its record, or with
+    and without XNNPACK for a file of another tool. That takes about 0.5 CPU seconds.
 
     Args:
         path: A `.tflite` file, or a compressed one: `.tflite.gz`.
@@ -137,8 +127,7 @@ def load_litert(
         A `LiteRTModel`, whose `predict(x)` runs any number of rows.
 
     Raises:
-        ImportError: if ai-edge-litert is missing.
-        FileNotFoundError: if there is no such file.
+        ImportError, FileNotFoundError: if ai-edge-litert, or the file, is missing.
         LiteRTFileError: if the file is corrupted, truncated, not a LiteRT file, crashes the
             interpreter, or does not run within `timeout` and half of the free memory.
 

@@ -6,6 +6,7 @@ no order of dict keys that is the same on all backends.)
 """
 
 import dataclasses
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -102,7 +103,6 @@ class Signature:
 
 def signature_of(model: keras.Model, batch_size: int, sample: Any = None) -> Signature:
     """The inputs of a built model, or of the `sample` of a subclassed one, of static shapes."""
-    check_model(model)
     if not model.built:
         raise ValueError(
             "Only a built model can be exported: its shapes and weights must exist. Call it on "
@@ -134,14 +134,6 @@ def signature_of(model: keras.Model, batch_size: int, sample: Any = None) -> Sig
     return Signature(specs, nesting_of(structure))
 
 
-def check_model(model: Any) -> None:
-    """ValueError for what is no Keras model."""
-    if not isinstance(model, keras.Model):
-        raise ValueError(
-            f"`model` must be a Keras model. Received: model of type {type(model).__name__}"
-        )
-
-
 def leaves(structure: Any, key: str | None = None) -> list[tuple[str | None, Any]]:
     """Each leaf with the innermost dict key above it, dict keys in sorted order."""
     if isinstance(structure, dict):
@@ -167,11 +159,7 @@ def nesting_of(structure: Any) -> Any:
 
 def pack(nesting: Any, flat: Sequence[Any]) -> Any:
     """The structure of a nesting, filled with the items of a flat list."""
-    if isinstance(nesting, dict):
-        return {k: pack(v, flat) for k, v in nesting.items()}
-    if isinstance(nesting, list):
-        return [pack(item, flat) for item in nesting]
-    return flat[nesting]
+    return keras.tree.map_structure(lambda position: flat[position], nesting)
 
 
 def unique_names(names: Sequence[str | None], fallback: str) -> list[str]:
@@ -233,7 +221,9 @@ def plain_model(model: keras.Model) -> tuple[keras.Model, keras.Model]:
         _drop_negative_zeros(stripped)
     if not any(layer.compute_dtype in _HALF for layer, _ in walk(stripped, "")):
         return stripped, model
-    config = _widen(keras.saving.serialize_keras_object(stripped))
+    # A dtype, or a policy whose whole configuration is its name.
+    text = json.dumps(keras.saving.serialize_keras_object(stripped))
+    config = json.loads(re.sub(rf'"(mixed_)?({"|".join(_HALF)})"', '"float32"', text))
     config.pop("compile_config", None)
     plain = keras.saving.deserialize_keras_object(config, safe_mode=False)
     if not plain.built:
@@ -249,18 +239,6 @@ def _drop_negative_zeros(model: keras.Model) -> None:
         value = np.asarray(to_numpy(variable.value))
         if value.dtype.kind == "f" and np.any(np.signbit(value[value == 0])):
             assign(variable, value + 0.0)
-
-
-def _widen(node: Any, holds_dtype: bool = False) -> Any:
-    """A configuration with float32 in place of half precision and mixed policies."""
-    if isinstance(node, dict):
-        # A dtype is written as "dtype": "float16", or as a policy whose whole config is its name.
-        named = len(node) == 1
-        return {k: _widen(v, k == "dtype" or (named and k == "name")) for k, v in node.items()}
-    if isinstance(node, (list, tuple)):
-        return type(node)(_widen(item) for item in node)
-    half = holds_dtype and isinstance(node, str) and node.removeprefix("mixed_") in _HALF
-    return "float32" if half else node
 
 
 def keras_outputs(

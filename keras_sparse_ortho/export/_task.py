@@ -150,14 +150,7 @@ def rows_of(
     representative: list[np.ndarray] | None,
     trained: bool,
 ) -> Rows:
-    """Rows to calibrate and to compare on.
-
-    Args:
-        signature: The inputs.
-        sample: Rows to compare on that the user chose.
-        representative: The user's calibration rows; only compared on where ranges are `trained`.
-        trained: Whether the model brings the ranges of its activations.
-    """
+    """Rows to calibrate on and to compare on; the former are needed where no range is trained."""
     calibrating = None if trained else representative
     if sample is not None:
         known = calibrating is not None and _bytes_of(sample) <= _bytes_of(calibrating)

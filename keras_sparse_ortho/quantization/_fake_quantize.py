@@ -24,19 +24,13 @@ class FakeQuantize(keras.layers.Layer):
         high <- m high + (1 - m) max(max(x), 0)         the first batch sets both
         y = s * round(clip(x, low, high) / s),  s = (high - low) / 255,  0 stays 0
 
-    The gradient is 1 inside of the range and 0 outside (`keras.quantizers.
-    fake_quant_with_min_max_vars`). A layer that has seen no training batch passes its input on as
-    it is.
-
-    `quantize_aware` places it; in a subclassed model place it yourself, at the inputs and outputs
-    of layers that are to compute in int8.
+    The gradient is 1 inside of the range and 0 outside. Before its first training batch a layer
+    passes its input on as it is. `quantize_aware` places it; in a subclassed model place it
+    yourself, at the inputs and outputs of layers that are to compute in int8.
 
     Args:
         momentum: `m`, in [0, 1).
         **kwargs: As for `keras.layers.Layer`.
-
-    Raises:
-        ValueError: A momentum that is not in [0, 1).
 
     Example:
 
@@ -47,11 +41,6 @@ class FakeQuantize(keras.layers.Layer):
     >>> y = keras.ops.convert_to_numpy(layer(x + 0.004))
     >>> [round(float(value), 4) for value in y[0]]
     [0.0, 0.3, 2.55]
-
-    Reference:
-
-    - Jacob et al., "Quantization and Training of Neural Networks for Efficient
-      Integer-Arithmetic-Only Inference" (CVPR 2018), arXiv 1712.05877
     """
 
     def __init__(self, momentum: float = 0.99, **kwargs: Any) -> None:

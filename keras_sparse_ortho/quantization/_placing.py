@@ -38,10 +38,7 @@ _PRODUCTS = (
 
 @dataclasses.dataclass
 class Rounding:
-    """How many input tensors of a layer are rounded, and whether its output is.
-
-    Some have an activation with rounded inputs, see `QuantizeWrapper`.
-    """
+    """How many input tensors of a layer are rounded; whether its output and activation are."""
 
     inputs: int = 0
     output: bool = False
@@ -49,14 +46,10 @@ class Rounding:
 
 
 def roundings(model: Any, left_out: set[int]) -> dict[int, Rounding]:
-    """What is rounded, by `id` of the layer, in a functional or Sequential model.
+    """What is rounded, by `id` of the layer, in a graph; layers that are `left_out` stay in floats.
 
     Rounded are the outputs of operations as LiteRT has them: a convolution with the normalization
     and the ReLU behind it is one. Layers with kernels round their inputs where nothing has.
-
-    Args:
-        model: The model.
-        left_out: Layers, by `id`, that stay in floats.
     """
     found: dict[int, Rounding] = {}
     _place(model, left_out, found)

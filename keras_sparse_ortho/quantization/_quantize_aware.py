@@ -15,6 +15,7 @@ from keras_sparse_ortho.initializers import Draw
 from keras_sparse_ortho.kernels import (
     PrunableWeight,
     Selection,
+    find_kernels,
     names_in,
     select,
     storages_of,
@@ -104,18 +105,12 @@ def quantize_aware(
             f"Received: {activations=}, {weights=}"
         )
     known = prunable_weights(model)
-    _refuse_quantized(model, known)
     chosen, left_out = _chosen(model, known, exclude)
     if quantizer is None:
         chosen = []
-    elif not chosen:
+    _check(model, known, chosen)
+    if quantizer is not None and not chosen:
         refuse_unfit(model, [], "no kernel that could be quantized")
-    products = [w.path for w in chosen if isinstance(w.storage, LowRankSoftThreshold)]
-    if products:
-        raise NotPrunableError(
-            "Kernels that are products of two factors are not quantized: their integers would be "
-            f"lost when they are stripped. `exclude` them. Received: {products[:5]}"
-        )
     rounded: dict[int, Rounding] = {}
     if activations is not None:
         if not is_graph(model):
@@ -128,7 +123,6 @@ def quantize_aware(
     plain = [weight for weight in chosen if weight.storage is None]
     if plain:
         refuse_unfit(model, plain, "no kernel")
-    _check_held(model, {id(w.variable) for w in chosen if w.storage is not None})
 
     def around(layer: Any, own: Any, make: Callable[[], Any]) -> Any:
         new = make()
@@ -153,44 +147,53 @@ def _chosen(
     """The weights to be quantized, and the layers, by `id`, that stay in floats."""
     layers = {path: layer for layer, path in reversed(list(walk(model, ""))) if path}
     names = names_in(exclude) if exclude is not None else []
-    weights = [weight.path for weight in known]
-    if names is not None:
-        of_layers = [
-            name
-            for name in names
-            if isinstance(name, str)
-            and name in layers
-            and not any(path.startswith(f"{name}/") for path in weights)
-        ]
-        others = [name for name in names if name not in of_layers]
-        left = select(known, others, "exclude") if others else []
-    else:
-        of_layers, left = [], select(known, exclude, "exclude")
+    # Layers that have no kernel are left out by their paths.
+    plain = [
+        name
+        for name in names or ()
+        if isinstance(name, str) and name in layers and not find_kernels(layers[name], "")
+    ]
+    others = exclude if names is None else [name for name in names if name not in plain]
+    left = {weight.path for weight in (select(known, others, "exclude") if others else [])}
     inside_recurrent = {
         id(inner)
-        for layer, _ in walk(model, "")
+        for layer in layers.values()
         if isinstance(layer, keras.layers.RNN)
         for inner, _ in walk(layer, "")
     }
-    excluded = {weight.path for weight in left}
     chosen = [
         weight
         for weight in known
-        if weight.path not in excluded
+        if weight.path not in left
         and not isinstance(weight.owner, keras.layers.Embedding)
         and id(weight.owner) not in inside_recurrent
     ]
-    left_out = {id(layers[name]) for name in of_layers}
-    owners = [{id(weight.owner) for weight in some} for some in (left, chosen)]
-    for layer, _ in walk(model, ""):
+    left_out = {id(layers[name]) for name in plain}
+    kept = {id(weight.owner) for weight in chosen}
+    excluded = {id(weight.owner) for weight in known if weight.path in left}
+    for layer in layers.values():
         inside = {id(inner) for inner, _ in walk(layer, "")}
-        if inside & owners[0] and not inside & owners[1]:
+        if inside & excluded and not inside & kept:
             left_out.add(id(layer))
     return chosen, left_out
 
 
-def _check_held(model: Any, variables: set[int]) -> None:
-    """Refuses sparse layers that cannot be quantized."""
+def _check(model: Any, known: list[PrunableWeight], chosen: list[PrunableWeight]) -> None:
+    """Refuses models that are quantized already, and sparse layers that cannot be."""
+    quantized = [w.path for w in known if w.storage is not None and w.storage.quantizer is not None]
+    quantized += [path for layer, path in walk(model, "") if isinstance(layer, QuantizeWrapper)]
+    if quantized:
+        raise NotPrunableError(
+            "The model is quantized already: start from the one that was given to quantize_aware. "
+            f"Received: {quantized[:5]}"
+        )
+    products = [w.path for w in chosen if isinstance(w.storage, LowRankSoftThreshold)]
+    if products:
+        raise NotPrunableError(
+            "Kernels that are products of two factors are not quantized: their integers would be "
+            f"lost when they are stripped. `exclude` them. Received: {products[:5]}"
+        )
+    variables = {id(w.variable) for w in chosen if w.storage is not None}
     for layer, path in walk(model, ""):
         ids = {id(own.weight.variable) for own in storages_of(layer).values()}
         if ids & variables and not hasattr(layer, "set_quantizer"):
@@ -199,13 +202,3 @@ def _check_held(model: Any, variables: set[int]) -> None:
                 'model with keras_sparse_ortho.convert(model, "masked") first, or exclude the '
                 f"stack. Received: {type(layer).__name__}"
             )
-
-
-def _refuse_quantized(model: Any, known: list[PrunableWeight]) -> None:
-    quantized = [w.path for w in known if w.storage is not None and w.storage.quantizer is not None]
-    rounded = [path for layer, path in walk(model, "") if isinstance(layer, QuantizeWrapper)]
-    if quantized or rounded:
-        raise NotPrunableError(
-            "The model is quantized already: start from the one that was given to quantize_aware. "
-            f"Received: {(quantized or rounded)[:5]}"
-        )

@@ -28,27 +28,8 @@ class QuantizeWrapper(WrapperBuiltByCalls):
         y = q_out(layer(q_in(x)))
 
     An activation that LiteRT does not fuse with the product before it (all but linear, ReLU and
-    ReLU6) gets rounded inputs, too. `quantize_aware` places these wrappers, around layers with a
-    single output tensor.
-
-    Args:
-        layer: The layer, with or without a `PrunableLayer` around it.
-        inputs: How many input tensors are rounded: 0, or all that the layer is called with.
-        output: Whether its output is rounded.
-        momentum: As for `FakeQuantize`.
-        **kwargs: As for `keras.layers.Layer`.
-
-    Raises:
-        ValueError: `layer` is no layer; `inputs` is no number of inputs from 0 to 64. When called:
-            other inputs than `inputs` tensors.
-
-    Example:
-
-    >>> import keras
-    >>> layer = QuantizeWrapper(keras.layers.Dense(2, activation="relu"), inputs=1)
-    >>> model = keras.Sequential([keras.Input((4,)), layer])
-    >>> [weight.name for weight in model.non_trainable_weights]
-    ['low', 'high', 'seen', 'low', 'high', 'seen']
+    ReLU6) gets rounded inputs, too. `inputs` is 0, or the number of tensors that the layer, which
+    has a single output, is called with.
     """
 
     transparent_path = True

@@ -32,17 +32,13 @@ def round_biases(model: keras.Model) -> keras.Model:
 
         beta + g (b - mean),  s = s_x s_k |g|,  g = gamma / sqrt(variance + epsilon)
 
-    by a change of `beta`. No bias changes by more than half a step.
-    These steps are small with int8 kernels and 18 times as large with int4 ones, where they are
-    most of the difference between a file and Keras. Call it at the end of training: training on
+    by a change of `beta`. No bias changes by more than half a step. With int4 kernels these steps
+    are most of the difference between a file and Keras. Call it at the end of training: training on
     moves the biases again.
 
     Args:
         model: What `quantize_aware` with `activations="int8"` returned, trained. It is changed in
-            place.
-
-    Returns:
-        The model.
+            place, and returned.
 
     Raises:
         NotPrunableError: A subclassed model, whose ranges cannot be told to belong to its kernels.

@@ -99,15 +99,6 @@ def test_critical_gains_in_closed_form():
     assert critical_gain("tanh") == pytest.approx(1, abs=1e-6)
 
 
-@slow_on_jax
-def test_critical_gain_of_hard_tanh():
-    from scipy.stats import norm
-
-    point = critical_point("hard_tanh", 0.1)
-    inside = 1 - 2 * norm.sf(1 / np.sqrt(point.q))  # E[phi'^2] = P(|sqrt(q) z| < 1)
-    assert point.gain == pytest.approx(inside**-0.5, rel=1e-9)
-
-
 def test_critical_gain_refusals():
     with pytest.raises(ValueError, match=r"no critical point.*relu.*bias_std=0.1"):
         critical_gain("relu", 0.1)

@@ -49,7 +49,7 @@ def target(tmp_path):
 def convert_to(monkeypatch, content):
     def convert(task, routes):
         (task.folder / "model.tflite").write_bytes(content)
-        return {route.name: task.folder / "model.tflite" for route in routes}
+        return {route: task.folder / "model.tflite" for route in routes}
 
     monkeypatch.setattr(_candidates, "convert", convert)
 
@@ -248,7 +248,8 @@ def test_a_mode_warns_of_a_route_whose_file_is_wrong(monkeypatch, tmp_path, tiny
 
     def convert(task, routes):
         files = plain(task, routes)
-        files["float16"].write_bytes(tiny_file.read_bytes()[:-8])
+        (wrong,) = (file for route, file in files.items() if route.name == "float16")
+        wrong.write_bytes(tiny_file.read_bytes()[:-8])
         return files
 
     monkeypatch.setattr(_candidates, "convert", convert)

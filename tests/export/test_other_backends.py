@@ -11,8 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from keras_sparse_ortho.export import export_litert
-from tests.export.models import interpret, recurrent
+from tests.export.models import interpret
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -33,7 +32,6 @@ report = export_litert(model, "m.tflite", sample=data)
 assert "ai_edge_litert.interpreter" not in sys.modules, "the run belongs in the worker"
 assert report.error <= 1e-5
 np.save("want.npy", np.asarray(model({"x": data})))
-np.savez("weights.npz", *model.get_weights())
 """
 
 
@@ -58,15 +56,6 @@ def test_export_from_the_jax_backend(folder):
     data = np.linspace(-1, 1, 24, dtype="float32").reshape(1, 6, 4)
     (got,) = interpret(folder / "m.tflite", x=data).values()
     np.testing.assert_allclose(got, np.load(folder / "want.npy"), atol=1e-5)
-
-
-def test_kept_converter_on_this_backend_writes_the_same_bytes(folder, tmp_path):
-    """What was converted before in the process does not matter, nor does the caller's backend."""
-    model = recurrent()
-    with np.load(folder / "weights.npz") as weights:
-        model.set_weights(list(weights.values()))
-    export_litert(model, tmp_path / "m.tflite")
-    assert (tmp_path / "m.tflite").read_bytes() == (folder / "m.tflite").read_bytes()
 
 
 def test_workers_import_nothing_that_lies_in_the_current_directory(folder):
