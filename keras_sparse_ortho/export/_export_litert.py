@@ -112,10 +112,9 @@ def export_litert(
     without `unroll=True` compute in floats. `dynamic_int8+blocks` quantizes the activations of a
     Dense layer on sequences together for each row of the batch, all others one by one. In a dense
     file zeros are stored like other values, but compress well (`gzip model.tflite`, which
-    `load_litert` opens as well). Whether calibration rows are scaled as in training is judged by
-    the first BatchNormalization or Normalization layer, whose variance may differ by a factor
-    below 64; models without one are doubted only if inputs are far from 1 (below 1/32 or above 32)
-    and outputs hardly vary or are extreme. On a GPU, Keras may compute in TF32 and so differ by
+    `load_litert` opens as well). Calibration rows
+    are doubted only if inputs are far from 1 (below 1/32 or above 32) and outputs hardly vary or
+    are extreme. On a GPU, Keras may compute in TF32 and so differ by
     more than 1e-5; raise `tolerance` there. Custom layers must be importable in a new process,
     except on the TensorFlow backend.
 

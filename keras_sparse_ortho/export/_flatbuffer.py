@@ -45,7 +45,6 @@ class WeightZeros:
         size: Number of entries.
         zeros: Entries whose value is exactly 0.0; in quantized tensors, those at the zero point.
         sparse: Whether only the live entries, or blocks of them, are stored.
-        bytes: Size of values and indices in the file.
     """
 
     name: str
@@ -54,7 +53,6 @@ class WeightZeros:
     size: int
     zeros: int
     sparse: bool = False
-    bytes: int = 0
 
 
 # --- reading and writing --------------------------------------------------------------------------
@@ -70,24 +68,11 @@ def read_model(content: bytes) -> Any:
 
     root = schema.Model.GetRootAs(content, 0)
     model = schema.ModelT.InitFromObj(root)
-    for k, buffer in enumerate(model.buffers):
-        if _is_behind(root.Buffers(k)):
-            buffer.data = _bytes_of(root.Buffers(k), content)
+    for buffer in model.buffers:
+        if buffer.offset > 1 and buffer.size:  # an offset of 1 is a placeholder
+            buffer.data = np.frombuffer(content, np.uint8, buffer.size, buffer.offset)
             buffer.offset = buffer.size = 0
     return model
-
-
-def _is_behind(buffer: Any) -> bool:
-    """Whether the bytes of a buffer lie behind the flatbuffer; an offset of 1 is a placeholder."""
-    return bool(buffer.Offset() > 1 and buffer.Size())
-
-
-def _bytes_of(buffer: Any, content: bytes) -> np.ndarray:
-    """The bytes of a buffer, in the flatbuffer or behind it."""
-    if _is_behind(buffer):
-        return np.frombuffer(content, np.uint8, buffer.Size(), buffer.Offset())
-    inside: np.ndarray = buffer.DataAsNumpy() if buffer.DataLength() else np.empty(0, np.uint8)
-    return inside
 
 
 def write_model(model: Any) -> bytes:
@@ -131,50 +116,36 @@ def read_weights(content: bytes) -> tuple[WeightZeros, ...]:
     """The weights: constants of rank 2 and more, but no integers without a scale."""
     from ai_edge_litert import schema_py_generated as schema
 
-    model = schema.Model.GetRootAs(content, 0)
+    model = read_model(content)
     type_names = {code: name for name, code in vars(schema.TensorType).items()}
     found, seen = [], set()
-    for graph in map(model.Subgraphs, range(model.SubgraphsLength())):
-        for tensor in map(graph.Tensors, range(graph.TensorsLength())):
-            dtype = _DTYPES.get(type_names.get(tensor.Type(), ""))
-            sparsity = tensor.Sparsity()
-            data = _bytes_of(model.Buffers(tensor.Buffer()), content)
-            # The sparse encoding of a kernel of zeros stores nothing.
-            if (data.size == 0 and sparsity is None) or tensor.ShapeLength() < 2 or dtype is None:
+    for tensor in (tensor for graph in model.subgraphs for tensor in graph.tensors):
+        dtype = _DTYPES.get(type_names.get(tensor.type, ""))
+        data, sparse = model.buffers[tensor.buffer].data, tensor.sparsity is not None
+        # The bodies of loops share constants with the main graph.
+        if dtype is None or tensor.buffer in seen or len(tensor.shape) < 2:
+            continue
+        # The sparse encoding of a kernel of zeros stores nothing.
+        if data is None and not sparse:
+            continue
+        shape = tuple(int(size) for size in tensor.shape)
+        stored = np.asarray([] if data is None else data, np.uint8).view(dtype)
+        stored = stored if sparse else stored.reshape(shape)
+        zero: Any = 0
+        if stored.dtype.kind in "iu":
+            about = tensor.quantization
+            if about is None or about.scale is None or len(about.scale) == 0:
                 continue
-            if tensor.Buffer() in seen:  # the bodies of loops share constants with the main graph
-                continue
-            stored = data.view(dtype)
-            shape = tuple(int(size) for size in tensor.ShapeAsNumpy())
-            zero = _zero_point(tensor) if stored.dtype.kind in "iu" else 0
-            if zero is None:
-                continue
-            if data.size:
-                seen.add(tensor.Buffer())
-            indices = 0
-            if sparsity is None:
-                stored = stored.reshape(shape)
-            else:
-                levels = schema.SparsityParametersT.InitFromObj(sparsity).dimMetadata
-                vectors = [v for one in levels for v in (one.arraySegments, one.arrayIndices) if v]
-                indices = sum(np.asarray(vector.values).nbytes for vector in vectors)
-                zero = np.max(zero)  # those of kernels are all 0
-            size = math.prod(shape)
-            zeros = size - int(np.count_nonzero(stored != zero))
-            about = (tensor.Name().decode(), shape, stored.dtype.name, size, zeros)
-            found.append(WeightZeros(*about, sparsity is not None, stored.nbytes + indices))
+            # A number, or along a dimension; those of sparse kernels, in a row, are all 0.
+            zero = np.asarray(0 if about.zeroPoint is None else about.zeroPoint)
+            axes = [-1 if k == about.quantizedDimension else 1 for k in range(len(shape))]
+            zero = zero.max() if sparse or zero.size == 1 else zero.reshape(axes)
+        if data is not None:
+            seen.add(tensor.buffer)
+        size = math.prod(shape)
+        zeros = size - int(np.count_nonzero(stored != zero))
+        found.append(WeightZeros(name_of(tensor), shape, stored.dtype.name, size, zeros, sparse))
     return tuple(found)
-
-
-def _zero_point(tensor: Any) -> Any:
-    """The zero point, a number or along a dimension; None: there is no scale."""
-    quantization = tensor.Quantization()
-    if quantization is None or quantization.ScaleLength() == 0:
-        return None
-    shape = [1] * tensor.ShapeLength()
-    shape[quantization.QuantizedDimension()] = -1
-    points = np.atleast_1d(quantization.ZeroPointAsNumpy())
-    return points.reshape(shape) if np.any(points) else 0
 
 
 # --- the record of an export ----------------------------------------------------------------------

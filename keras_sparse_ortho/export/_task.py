@@ -4,9 +4,7 @@ A file agrees with Keras on the rows that calibrated it whatever they are. So ot
 Rows that are all scaled wrongly cannot be told by each other: there the model has to know better.
 """
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +12,6 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._data import first_batches, is_batched
-from keras_sparse_ortho._keras_internals import replaced
-from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.export._blocks import BlockPlan, plan_of
 from keras_sparse_ortho.export._model import (
     Signature,
@@ -25,17 +21,12 @@ from keras_sparse_ortho.export._model import (
     plain_model,
     signature_of,
 )
-from keras_sparse_ortho.kernels import walk
-from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.quantization import has_integers, has_trained_ranges
 
-L = keras.layers
 _BATCHES = 16  # taken from a data set; enough for calibration
 _FEW = 16  # rows
 _PART, _MOST = 4, 32  # one row in four is held out, and at most 32
 _KNOWN = ", rows that calibrated the file"
-# Of variances: a forgotten or doubled division by 255 is a factor of 65,025.
-_VARIANCES = 64
 # Largest input, and spread of the outputs over rows, that a network is hardly trained for.
 _SMALL, _LARGE, _SAME = 1 / 32, 32, 1 / 16
 
@@ -180,91 +171,27 @@ def _bytes_of(arrays: list[np.ndarray]) -> set[tuple[bytes, ...]]:
 def doubts(model: keras.Model, signature: Signature, rows: list[np.ndarray]) -> list[str]:
     """Signs that calibration rows are not like the data that a model was trained on.
 
-    They are few, or all equal, or the first layer that knows the variance of its inputs
-    (BatchNormalization, Normalization) gets another one, by a factor of 64 and more. Without such a
-    layer: what the first kernel gets is below 1/32 and the outputs vary by less than 1/16; or it is
-    above 32 and the outputs vary by more than 32, or nearly all are 0 or 1. Networks are hardly
-    trained for either. Smaller factors, and those of networks without biases, are not seen.
+    They are few, or all equal, or their scale is one that networks are hardly trained for: below
+    1/32, where the outputs vary by less than 1/16; or above 32, where the outputs vary by more than
+    32, or nearly all are 0 or 1. Smaller factors, and those of networks without biases, are not
+    seen.
     """
     count = len(rows[0])
     found = []
     if count < _FEW:
         found.append(f"{count} row{'s are' if count > 1 else ' is'} few")
     if count > 1 and all(np.all(array == array[:1]) for array in rows):
-        found.append("all rows are equal")
-    elif count > 1:
-        some = np.unique(np.linspace(0, count - 1, _MOST).astype(int))
-        scale = _scale(model, signature, [array[some] for array in rows])
-        found += [scale] if scale else []
-    return found
-
-
-def _scale(model: keras.Model, signature: Signature, rows: list[np.ndarray]) -> str | None:
-    """What is wrong with the scale of rows, as far as the model tells."""
-    kernels = {id(weight.owner) for weight in prunable_weights(model)}
-    first: dict[bool, list[tuple[Any, np.ndarray]]] = {True: [], False: []}
-    with contextlib.ExitStack() as stack:
-        for layer, _ in list(walk(model, "")):
-            if (knows := _has_statistics(layer)) or id(layer) in kernels:
-                stack.enter_context(_noted(layer, first[knows]))
-        _, outputs = keras_outputs(model, signature, rows)
-    if first[True]:
-        layer = first[True][0][0]
-        seen, known = _variances(layer, np.concatenate([x for _, x in first[True]]))
-        ratio = float(np.median(seen / known)) if known.size else 1.0
-        if 1 / _VARIANCES < ratio < _VARIANCES:
-            return None
-        return (
-            f"the variance of the inputs of '{layer.name}' ({type(layer).__name__}) is "
-            f"{ratio:.2g} times the one that it was trained with"
-        )
-    floats = [x for layer, x in first[False] if not isinstance(layer, L.Embedding)]
-    largest = max((float(np.abs(x).max()) for x in floats), default=1.0)
+        return [*found, "all rows are equal"]
+    floats = [float(np.abs(array).max()) for array in rows if array.dtype.kind == "f"]
+    largest = max(floats, default=1.0)
+    if count < 2 or _SMALL <= largest <= _LARGE:
+        return found
+    some = np.unique(np.linspace(0, count - 1, _MOST).astype(int))
+    _, outputs = keras_outputs(model, signature, [array[some] for array in rows])
     spread = max(float(np.sqrt(np.mean(np.var(one, axis=0)))) for one in outputs)
     ends = np.mean([np.mean(np.minimum(abs(one), abs(one - 1)) < 1e-6) for one in outputs])
     if largest < _SMALL and spread < _SAME:
-        return (
-            f"the inputs are at most {largest:.2g} at the first kernel, and the outputs hardly vary"
-        )
+        found.append(f"the inputs are at most {largest:.2g}, and the outputs hardly vary")
     if largest > _LARGE and (spread > _LARGE or ends > 0.9):
-        return f"the inputs are up to {largest:.3g} at the first kernel, and the outputs extreme"
-    return None
-
-
-@contextlib.contextmanager
-def _noted(layer: Any, calls: list[tuple[Any, np.ndarray]]) -> Iterator[None]:
-    """Inside, calls of a layer are noted with their first input, if no other was called first."""
-    call = layer.call
-
-    def noting(*args: Any, **kwargs: Any) -> Any:
-        if not calls or calls[0][0] is layer:
-            with contextlib.suppress(Exception):  # a tracer, inside of a loop
-                x = np.asarray(to_numpy(keras.tree.flatten((args, kwargs))[0]), np.float64)
-                calls.append((layer, x))
-        return call(*args, **kwargs)
-
-    with replaced(layer, "call", noting):
-        yield
-
-
-def _has_statistics(layer: Any) -> bool:
-    """Whether a layer knows the variance of the data that it was trained on."""
-    if isinstance(layer, L.BatchNormalization) and layer.built:
-        mean, variance = (to_numpy(one) for one in (layer.moving_mean, layer.moving_variance))
-        return bool(mean.any() or np.any(variance != 1))
-    known = isinstance(layer, L.Normalization) and not layer.invert
-    return known and getattr(layer, "variance", None) is not None
-
-
-def _variances(layer: Any, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The variance of each channel in `x` and in training, without those that were constant."""
-    if isinstance(layer, L.BatchNormalization):
-        shape = [1] * x.ndim
-        shape[layer.axis] = -1
-        known = np.reshape(to_numpy(layer.moving_variance), shape)
-    else:
-        known = np.asarray(to_numpy(layer.variance))
-    axes = tuple(k for k in range(x.ndim) if known.shape[k] == 1)
-    seen = x.var(axis=axes, keepdims=True)
-    live = known > 1e-6 * known.max()
-    return seen[live], known[live]
+        found.append(f"the inputs are up to {largest:.3g}, and the outputs extreme")
+    return found

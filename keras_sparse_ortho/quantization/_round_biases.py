@@ -11,7 +11,7 @@ from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.quantization._fake_quantize import has_trained_ranges, integers_of
-from keras_sparse_ortho.quantization._placing import fixed_step, passes_on, projections
+from keras_sparse_ortho.quantization._quantize_aware import fixed_step, passes_on, projections
 from keras_sparse_ortho.quantization._quantize_wrapper import QuantizeWrapper, innermost
 
 L = keras.layers

@@ -50,12 +50,6 @@ def normalized(x=IMAGES):
     return model
 
 
-def adapted():
-    norm = L.Normalization(name="adapted")
-    norm.adapt(300 + 40 * X)
-    return keras.Sequential([keras.Input((32,)), norm, L.Dense(4)])
-
-
 def doubts_of(model, rows):
     return doubts(model, signature_of(model, 1, rows), [rows])
 
@@ -68,7 +62,6 @@ def doubts_of(model, rows):
         (cnn, IMAGES),
         (normalized, 2 * IMAGES - 1),
         (lambda: normalized(255 * IMAGES), 255 * IMAGES),
-        (adapted, 300 + 40 * X),
         (lambda: keras.Sequential([keras.Input((8,)), L.Dense(4, use_bias=False)]), 300 * X[:, :8]),
     ],
 )
@@ -82,30 +75,19 @@ def test_rows_like_those_of_training_are_not_doubted(make, rows):
 @pytest.mark.parametrize(
     ("make", "rows", "doubt"),
     [
-        (mlp, X / 255, "at most 0.0.* at the first kernel, and the outputs hardly vary"),
-        (mlp, X * 255, "at the first kernel, and the outputs extreme"),
+        (mlp, X / 255, "at most 0.0.*, and the outputs hardly vary"),
+        (mlp, X * 255, "up to .*, and the outputs extreme"),
         (lambda: mlp("softmax"), X * 255, "and the outputs extreme"),
         (mlp, 0 * X, "all rows are equal"),
         (mlp, X[:15], "15 rows are few"),
         (mlp, X[:1], "1 row is few"),
-        (normalized, IMAGES / 255, "'norm' .BatchNormalization. is 1.5e-05 times the one"),
-        (normalized, IMAGES * 255, r"is 6.5e\+04 times the one that it was trained with"),
-        (adapted, X, "'adapted' .Normalization. is 0.00"),
+        (normalized, IMAGES / 255, "and the outputs hardly vary"),
+        (normalized, IMAGES * 255, "and the outputs extreme"),
     ],
 )
 def test_rows_that_are_few_equal_or_scaled_otherwise(make, rows, doubt):
     (found,) = doubts_of(make(), rows)
     assert re.search(doubt, found), found
-
-
-def test_layers_inside_of_loops_and_tables_tell_nothing():
-    for layer, rows in (
-        (L.LSTM(4), RNG.normal(size=(20, 5, 3)).astype("float32")),
-        (L.TimeDistributed(L.Dense(4)), RNG.normal(size=(20, 5, 3)).astype("float32")),
-        (L.Embedding(9, 4), RNG.integers(0, 9, (20, 5)).astype("float32")),
-    ):
-        model = keras.Sequential([keras.Input(rows.shape[1:]), layer, L.Flatten(), L.Dense(2)])
-        assert doubts_of(model, rows) == []
 
 
 def test_rows_to_compare_on_are_held_out():
