@@ -309,7 +309,7 @@ def routes() -> None:
     parser.add_argument("--routes", nargs="+", help="instead of all that fit")
     quick = {"model": ["small mlp"], "density": [0.1], "batch": [1], "seconds": 2.0}
     quick |= {"structures": ["blocks 16x1"]}
-    quick |= {"routes": ["float32", "dynamic_int8", "dynamic_int8+1x16"]}
+    quick |= {"routes": ["float32", "dynamic_int8", "float32+sp"]}
     options = parsed(parser, quick)
     RESULTS.mkdir(parents=True, exist_ok=True)
     rows = finished(FILE)

@@ -34,21 +34,9 @@ def test_matrices(shape, gain):
         ((4, 12), KernelLayout.recurrent(3), lambda k: np.split(k, 3, axis=1)),
         ((1, 1, 2, 12), KernelLayout.convolution(groups=4), lambda k: np.split(k[0, 0], 4, axis=1)),
         ((1, 1, 5, 3), KernelLayout.depthwise(), lambda k: [k[0, 0, c][None] for c in range(5)]),
-        (
-            (1, 1, 3, 8),
-            KernelLayout.transposed_convolution(),
-            lambda k: [k[0, 0].T],
-        ),
-        (
-            (6, 2, 3),
-            KernelLayout.einsum("abc,cde->abde"),
-            lambda k: [k.reshape(6, 6)],
-        ),
-        (
-            (2, 3, 5),
-            KernelLayout.einsum("abde,dec->abc"),
-            lambda k: [k.reshape(6, 5)],
-        ),
+        ((1, 1, 3, 8), KernelLayout.transposed_convolution(), lambda k: [k[0, 0].T]),
+        ((6, 2, 3), KernelLayout.einsum("abc,cde->abde"), lambda k: [k.reshape(6, 6)]),
+        ((2, 3, 5), KernelLayout.einsum("abde,dec->abc"), lambda k: [k.reshape(6, 5)]),
     ],
 )
 def test_the_worst_of_the_matrices_of_a_layout_counts(shape, layout, blocks):

@@ -171,7 +171,7 @@ def _written(here: Path, name: str, budget: kso.Budget, report: object) -> None:
         from keras_sparse_ortho.export._export_litert import check_path
 
         check_path(here / f"{name}.tflite")
-    except ValueError:
+    except (OSError, ValueError):
         pass
 
 
