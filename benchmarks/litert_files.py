@@ -24,9 +24,25 @@ import keras
 import numpy as np
 from record import RESULTS, chosen, described, finished, machine, markdown, parsed, write
 
-from keras_sparse_ortho.export import BenchmarkCase, ExportReport, export_routes, latencies
+from keras_sparse_ortho.export import ExportReport, export_litert, latencies
 from keras_sparse_ortho.kernels import kernel_layouts, walk
 from keras_sparse_ortho.orthogonal import regular_pattern
+
+
+def exported(
+    model: keras.Model, folder: Path, routes: list[str], data: np.ndarray, batch: int
+) -> dict[str, ExportReport | str]:
+    """A verified file for each route, or why there is none."""
+    found: dict[str, ExportReport | str] = {}
+    for route in routes:
+        rows = {"representative_data": data} if route.startswith("int8") else {}
+        rows |= {"sample": data[: max(8, batch)], "batch_size": batch}
+        try:
+            found[route] = export_litert(model, folder / f"{route}.tflite", mode=route, **rows)
+        except (RuntimeError, ValueError) as error:
+            found[route] = str(error)
+    return found
+
 
 # --- routes ---------------------------------------------------------------------------------------
 
@@ -34,6 +50,8 @@ from keras_sparse_ortho.orthogonal import regular_pattern
 L = keras.layers
 THREADS = (1, 2)
 STRUCTURES = {"elements": 1, "blocks 4x1": 4, "blocks 16x1": 16}
+DENSE = ["float32", "float16", "dynamic_int8", "int8"]
+SPARSE = ["float32+sp", "float16+sp", "dynamic_int8+sp"]
 FILE = RESULTS / "litert.jsonl"
 
 
@@ -120,7 +138,7 @@ def part(
     """Every route of the three structures, timed together."""
     rng = np.random.default_rng(1)
     rows: list[dict] = []
-    cases: list[BenchmarkCase] = []
+    files: list[Path] = []
     with tempfile.TemporaryDirectory() as scratch:
         for structure in structures:
             model = network(name, structure, density)
@@ -128,29 +146,9 @@ def part(
             data = rng.standard_normal((max(32, batch), *shape)).astype("float32")
             folder = Path(scratch) / structure
             folder.mkdir()
-            routes = chosen
-            if (
-                routes is None and structure != "elements"
-            ):  # what is dense does not depend on where the zeros are
-                routes = {
-                    4: ["float32+csr", "float32+sp"],
-                    16: [
-                        "dynamic_int8+1x16",
-                        "dynamic_int8+sp",
-                        "float32+csr",
-                        "dynamic_int8",
-                        "int8",
-                    ],
-                }[STRUCTURES[structure]]
-            needs = routes is None or any(route.startswith("int8") for route in routes)
-            found = export_routes(
-                model,
-                folder,
-                routes,
-                batch_size=batch,
-                sample=data[: max(8, batch)],
-                representative_data=data if needs else None,
-            )
+            # What is dense does not depend on where the zeros are.
+            routes = chosen or [*(DENSE if structure == "elements" else DENSE[2:]), *SPARSE]
+            found = exported(model, folder, routes, data, batch)
             for route, result in found.items():
                 row = {
                     "model": name,
@@ -159,35 +157,36 @@ def part(
                     "structure": structure,
                     "route": route,
                 }
-                if not isinstance(result, ExportReport):
-                    rows.append(row | {"reason": result.reason})
+                if isinstance(result, str):
+                    rows.append(row | {"reason": result})
                     continue
+                path = folder / f"{route}.tflite"
                 row |= {
                     "bytes": result.bytes,
-                    "zstd_bytes": result.zstd_bytes,
-                    "load_bytes": result.load_bytes,
+                    "zstd_bytes": _zstd(path.read_bytes()),
                     "error": result.error,
-                    "measure": result.measure,
+                    "measure": "max" if route.startswith("float32") else "rms",
                     "max_abs_diff": result.max_abs_diff,
                     "xnnpack": result.xnnpack,
                 }
-                (outcome,) = result.routes
-                settings = [True] * outcome.xnnpack + [False] * outcome.without_xnnpack
-                for threads in THREADS:
-                    rows.append(row | {"threads": threads, "settings": settings})
-                    path = folder / f"{route}.tflite"
-                    cases += [
-                        BenchmarkCase(path, {"x": data[:batch]}, s, threads) for s in settings
-                    ]
+                rows += [row | {"threads": threads} for threads in THREADS]
+                files.append(path)
             print(f"  {structure}: {len(found)} routes", flush=True)
-        times = iter(latencies(cases, rounds=100, seconds=seconds))
-        for row in rows:
-            if "reason" not in row:
-                found_ms = {setting: next(times) for setting in row.pop("settings")}
-                row["ms"] = min(found_ms.values())
-                row["faster_without_xnnpack"] = row["ms"] < 0.95 * found_ms.get(True, np.inf)
-                row["default_ms"] = found_ms.get(True)
+        for threads in THREADS:
+            times = iter(latencies(files, threads, seconds / len(THREADS)))
+            for row in rows:
+                if row.get("threads") == threads:
+                    row["ms"] = next(times)
     return rows
+
+
+def _zstd(content: bytes) -> int | None:
+    """Bytes under zstandard, level 12, if it is installed."""
+    try:
+        import zstandard
+    except ImportError:
+        return None
+    return len(zstandard.ZstdCompressor(level=12).compress(content))
 
 
 def table(rows: list[dict]) -> str:
@@ -259,7 +258,7 @@ def _latency_table(mine: list[dict]) -> str:
             f"`{route}`" + ("" if first["xnnpack"] else " (crashes with XNNPACK)"),
             f"{first['bytes'] / 1e6:.2f}",
             "" if first["zstd_bytes"] is None else f"{first['zstd_bytes'] / 1e6:.2f}",
-            "" if first["load_bytes"] is None else f"{first['load_bytes'] / 1e6:.1f}",
+            "" if first.get("load_bytes") is None else f"{first['load_bytes'] / 1e6:.1f}",
             f"{max(r['error'] for r in these):.1e}",
         ]
         for batch, threads in columns:
@@ -268,7 +267,7 @@ def _latency_table(mine: list[dict]) -> str:
                 line += ["", "", ""]
                 continue
             off = next(
-                r["faster_without_xnnpack"]
+                r.get("faster_without_xnnpack", False)
                 for r in these
                 if (r["batch"], r["threads"]) == (batch, threads)
             )
@@ -295,9 +294,9 @@ def routes() -> None:
     output kernels are sparse: element by element, in blocks of 4x1 and of 16x1 (in x out). They
     are not trained: latency depends on where the zeros are, not on the values. All routes of one
     part, on 1 and 2 threads, are timed in interleaved rounds, each file in a process of its own
-    (LiteRT's kernels disturb each other within one, see `bench` in `export/_worker.py`), with and
-    without XNNPACK where both agreed with Keras before; the faster one counts and the table says
-    which. Each file has run and agreed with Keras before (`export_routes`).
+    (LiteRT's kernels disturb each other within one, see `bench` in `export/_worker.py`). Each file
+    has run and agreed with Keras before. The lines of `+csr` and `+1x16`, the memory of loading and
+    times without XNNPACK (`°`) were measured with commit 936aadd, which had them.
     """
     parser = described(routes)
     parser.add_argument("--model", choices=MODELS, action="append")
@@ -310,7 +309,7 @@ def routes() -> None:
     parser.add_argument("--routes", nargs="+", help="instead of all that fit")
     quick = {"model": ["small mlp"], "density": [0.1], "batch": [1], "seconds": 2.0}
     quick |= {"structures": ["blocks 16x1"]}
-    quick |= {"routes": ["float32", "dynamic_int8", "dynamic_int8+1x16"]}
+    quick |= {"routes": ["float32", "dynamic_int8", "float32+sp"]}
     options = parsed(parser, quick)
     RESULTS.mkdir(parents=True, exist_ok=True)
     rows = finished(FILE)
@@ -374,7 +373,7 @@ def deny() -> None:
 BLOCKS_FILE = RESULTS / "litert_blocks.jsonl"
 DENSE_INT8 = ("dynamic_int8", "int8")
 BLOCKS = ("dynamic_int8+blocks", "int8+blocks")
-ROUTES = ["float32", *DENSE_INT8, "dynamic_int8+1x16", "float32+blocks", *BLOCKS]
+ROUTES = ["float32", *DENSE_INT8, "float32+blocks", *BLOCKS]
 
 
 def blocks_mlp() -> keras.Model:
@@ -437,28 +436,21 @@ def blocks_part(name: str, block: int, batch: int, seconds: float, routes: list[
     model = blocks_network(name, block)
     shape = model.inputs[0].shape[1:]
     data = np.random.default_rng(1).standard_normal((max(24, batch), *shape)).astype("float32")
-    rows, cases, owners = [], [], []
+    rows, files = [], []
     with tempfile.TemporaryDirectory() as folder:
-        found = export_routes(
-            model, folder, routes, batch_size=batch, sample=data[:16], representative_data=data
-        )
-        for route, report in found.items():
+        for route, report in exported(model, Path(folder), routes, data, batch).items():
             row = {"network": name, "block": block, "batch": batch, "route": route}
-            if not isinstance(report, ExportReport):
-                rows.append(row | {"reason": report.reason})
+            if isinstance(report, str):
+                rows.append(row | {"reason": report})
                 continue
             row |= {"bytes": report.bytes, "error": report.error, "machine": machine()}
-            (outcome,) = report.routes
-            for threads in (1, 2):
-                rows.append(row | {"threads": threads})
-                settings = [True] * outcome.xnnpack
-                settings += [False] * (route in DENSE_INT8 and outcome.without_xnnpack)
-                path = Path(folder) / f"{route}.tflite"
-                for xnnpack in settings:
-                    cases.append(BenchmarkCase(path, {"x": data[:batch]}, xnnpack, threads))
-                    owners.append(rows[-1])
-        for row, ms in zip(owners, latencies(cases, rounds=200, seconds=seconds), strict=True):
-            row["ms"] = min(ms, row.get("ms", math.inf))
+            rows += [row | {"threads": threads} for threads in THREADS]
+            files.append(report.path)
+        for threads in THREADS:
+            times = iter(latencies(files, threads, seconds / len(THREADS)))
+            for row in rows:
+                if row.get("threads") == threads:
+                    row["ms"] = next(times)
     return rows
 
 
@@ -525,12 +517,11 @@ def blocks() -> None:
     regular, and smaller ones stay dense. They are not trained: latency depends on where the zeros
     are, not on the values.
 
-    All files of one part, a network, block and batch, on one and two threads, are timed in
-    interleaved rounds of short calls, each in a process of its own, after each was run and
-    compared with Keras (`export_routes`). Dense int8 files are timed with and without XNNPACK,
-    and the fastest counts. With `--without-amx` XNNPACK does without AMX on processors that have
-    it (`without_amx.py`), and takes the kernels of others with AVX-512. Finished parts are not
-    repeated, except with `--again`.
+    All files of one part, a network, block and batch, are timed in interleaved rounds of short
+    calls, each in a process of its own, after each was run and compared with Keras. The files
+    `1x16`, and dense int8 without XNNPACK, were measured with commit 936aadd. With `--without-amx`
+    XNNPACK does without AMX on processors that have it (`without_amx.py`), and takes the kernels
+    of others with AVX-512. Finished parts are not repeated, except with `--again`.
     """
     parser = described(blocks)
     parser.add_argument("--network", choices=NETWORKS, action="append")

@@ -173,9 +173,10 @@ def measure(net: str, seed: int, given: argparse.Namespace) -> None:
 
 def estimate(net: str, seed: int, given: argparse.Namespace) -> None:
     """Appends what Vela says of the files of a seed; missing ones alone."""
+    from shipped import vela
     from training import load
 
-    from keras_sparse_ortho.export import export_litert, vela_report
+    from keras_sparse_ortho.export import export_litert
     from keras_sparse_ortho.quantization import round_biases
 
     setting = {"net": net, "seed": seed, "images": given.images, "density": given.density}
@@ -191,7 +192,7 @@ def estimate(net: str, seed: int, given: argparse.Namespace) -> None:
             path = pathlib.Path(folder) / "model.tflite"
             rows = data.x_train[:500]
             export_litert(model, path, quantization="int8", representative_data=rows, tolerance=2.0)
-            found = {name: vela_report(path, name).to_dict() for name in ACCELERATORS}
+            found = {name: vela(path, name) for name in ACCELERATORS}
         kept = ("ms", "weight_bytes", "encoded_bytes", "vela")
         found = {name: {key: one[key] for key in kept} for name, one in found.items()}
         append(LINES, here | {"vela": found})

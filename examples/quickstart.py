@@ -284,7 +284,7 @@ def say(results: list[Result], data: Dataset, picture: Path, seconds: float) -> 
         for label, file in result.files.items():
             print(
                 f"{result.name}: {label:<14} file {kib(file.bytes)}, gzip {kib(file.gzip_bytes)}, "
-                f"zstd {kib(file.zstd_bytes)}; max difference to Keras {file.max_abs_diff:.2g}"
+                f"max difference to Keras {file.max_abs_diff:.2g}"
             )
     print(f"Picture: {picture}")
 

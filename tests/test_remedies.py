@@ -20,7 +20,6 @@ ROOMS = [name for name in dir(kso) if inspect.ismodule(getattr(kso, name))]
 OTHERS = {
     "build": keras.optimizers.Optimizer,
     "compile": keras.Model,
-    "evaluate": kso.export.LiteRTModel,
     "load_weights": keras.Model,
     "resolved": kso.schedules.Schedule,
     "set_model": keras.callbacks.Callback,

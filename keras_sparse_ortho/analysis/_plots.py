@@ -1,4 +1,4 @@
-"""Pictures of a sparse model: the densities of its kernels, and their masks."""
+"""`plot_masks`: pictures of the masks of a model."""
 
 from __future__ import annotations
 
@@ -43,7 +43,13 @@ def plot_masks(model: Any, *, include: Selection = None, exclude: Selection = No
         weights = [w for w in weights if w.storage is not None or w.live < w.size]
     columns = max(1, math.ceil(math.sqrt(len(weights))))
     rows = max(1, math.ceil(len(weights) / columns))
-    figure = new_figure(4 * columns, 4 * rows)
+    try:
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise ImportError(
+            "Pictures need matplotlib: pip install 'keras-sparse-ortho[plot]'"
+        ) from error
+    figure = pyplot.figure(figsize=(4 * columns, 4 * rows), layout="constrained")
     for place, weight in enumerate(weights, start=1):
         axes = figure.add_subplot(rows, columns, place)
         axes.imshow(_pixels(weight), cmap="Greys", vmin=0.0, vmax=1.0, interpolation="nearest")
@@ -53,17 +59,6 @@ def plot_masks(model: Any, *, include: Selection = None, exclude: Selection = No
         axes.set_xticks([])
         axes.set_yticks([])
     return figure
-
-
-def new_figure(width: float, height: float) -> Any:
-    """An empty figure of this size in inches, with constrained layout."""
-    try:
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise ImportError(
-            "Pictures need matplotlib: pip install 'keras-sparse-ortho[plot]'"
-        ) from error
-    return pyplot.figure(figsize=(width, height), layout="constrained")
 
 
 def _pixels(weight: PrunableWeight) -> np.ndarray:

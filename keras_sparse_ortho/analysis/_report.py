@@ -14,13 +14,11 @@ import keras
 import numpy as np
 import rich.box
 import rich.console
-import rich.measure
 import rich.table
 
 from keras_sparse_ortho._data import first_batches
 from keras_sparse_ortho._files import atomic_write
 from keras_sparse_ortho.analysis._orthogonality import orthogonality_error
-from keras_sparse_ortho.analysis._plots import new_figure
 from keras_sparse_ortho.initializers import SparseInitializer, is_as_drawn
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.models import prunable_weights, warn_unless_at_density
@@ -105,11 +103,6 @@ class SparsityReport:
         return _density(self.rows)
 
     @property
-    def sparsity(self) -> float:
-        """Fraction of zeros over all kernels, `1 - density`."""
-        return 1.0 - self.density
-
-    @property
     def sparse_density(self) -> float:
         """Live fraction over the kernels that are not dense; 1 if all are dense."""
         return _density(self._sparse)
@@ -159,33 +152,12 @@ class SparsityReport:
             writer.writeheader()
             writer.writerows({**row, "shape": "x".join(map(str, row["shape"]))} for row in rows)
 
-    def plot(self) -> Any:
-        """Draws the density of every kernel as a bar, and that of all of them as a line.
-
-        Returns a `matplotlib.figure.Figure`. For pictures of masks see `analysis.plot_masks`.
-        """
-        figure = new_figure(8, 1 + 0.25 * len(self._everything))
-        axes = figure.add_subplot()
-        axes.barh([row.path for row in self._everything], [r.density for r in self._everything])
-        axes.axvline(self.density, color="black", linestyle=":", label=f"all: {self.density:.4g}")
-        axes.invert_yaxis()
-        axes.set_xlim(0, 1)
-        axes.set_xlabel("density")
-        axes.legend()
-        return figure
-
     def __rich_console__(
         self, console: rich.console.Console, options: rich.console.ConsoleOptions
     ) -> rich.console.RenderResult:
-        """The table; if it does not fit, with shorter numbers and narrower columns."""
-        without_limit = options.update(max_width=1000)
-        ways = ((_in_full, 24, 1), (_in_short, 24, 1), (_in_short, 11, 0))
-        for number, name_width, space in ways:
-            table = self._table(number, name_width, space)
-            needed = rich.measure.Measurement.get(console, without_limit, table).minimum
-            if needed <= options.max_width:
-                break
-        yield table
+        """The table, in terminals of 100 columns and fewer with shorter numbers."""
+        wide = options.max_width > 100
+        yield self._table(_in_full if wide else _in_short, 24 if wide else 11, int(wide))
 
     def _table(
         self, number: Callable[[int | None], str], name_width: int, space: int
@@ -297,9 +269,9 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
             leaves open; without it the FLOPs of such a model are unknown.
 
     Returns:
-        A `SparsityReport`, which prints as a table and has `to_dict()`, `to_csv(path)`,
-        `plot()`, the memory of the kernels (`bytes`, `live_bytes`), and how many
-        of the `params` that `model.summary()` counts are masks or indices (`mask_params`).
+        A `SparsityReport`, which prints as a table and has `to_dict()`, `to_csv(path)`, the memory
+        of the kernels (`bytes`, `live_bytes`), and how many of the `params` that `model.summary()`
+        counts are masks or indices (`mask_params`).
 
     Raises:
         NotPrunableError: A model that is not built.

@@ -5,15 +5,10 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from keras_sparse_ortho.cli._files import (
-    InputFileError,
-    check_litert,
-    read_keras,
-    read_rows,
-)
+from keras_sparse_ortho.cli._files import InputFileError, read_keras, read_rows
 
 if TYPE_CHECKING:  # `kso --help` does without it, in half the time
     from rich.console import Console
@@ -38,7 +33,7 @@ _EXPORT_NAMES = {
     "representative_data": "--data",
     "batch_size": "--batch-size",
     "path": "output",
-} | {name: f"--{name}" for name in ("mode", "quantization", "sample", "tolerance", "threads")}
+} | {name: f"--{name}" for name in ("mode", "quantization", "sample", "tolerance")}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -88,12 +83,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return OK
 
 
-def _show(result: Any) -> None:
-    from rich.console import Console
-
-    Console().print(result)
-
-
 def _print(console: "Console", text: str, style: str) -> None:
     console.print(f"kso: {text}", style=style, markup=False, highlight=False, soft_wrap=True)
 
@@ -106,16 +95,6 @@ def _in_options(message: str, options: argparse.Namespace) -> str:
     return re.sub(found, lambda match: names[match[1]], message) if names else message
 
 
-class _Version(argparse.Action):
-    """Prints the version of the installed package, which need not be loaded for that."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        from importlib import metadata
-
-        print(f"kso {metadata.version('keras-sparse-ortho')}")
-        parser.exit()
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kso",
@@ -123,7 +102,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    version = f"kso {metadata.version('keras-sparse-ortho')}"
+    parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(title="commands", required=True)
 
     report = commands.add_parser(
@@ -146,15 +126,14 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("output", help="the .tflite file to write")
     export.add_argument(
         "--mode",
-        help="small, fast, sparse, auto, or a route such as float32 (dense) or "
-        "dynamic_int8+1x16; default: the smallest float32 file",
+        help="small, fast, or a route such as float32 (dense) or int8+blocks; "
+        "default: the smallest float32 file",
     )
     export.add_argument("--quantization", choices=["float32", "float16", "dynamic_int8", "int8"])
     export.add_argument("--batch-size", type=int, default=1, metavar="ROWS")
     export.add_argument("--sample", metavar="FILE", help="rows to compare on: .npy or .npz")
     export.add_argument("--data", metavar="FILE", help="rows to calibrate int8 on: .npy or .npz")
     export.add_argument("--tolerance", type=float)
-    export.add_argument("--threads", type=int, default=1, help="for measurements of latency")
     export.add_argument("--json", action="store_true", help="print the report as JSON")
     export.set_defaults(command=_export, names=_EXPORT_NAMES)
 
@@ -164,20 +143,17 @@ def _parser() -> argparse.ArgumentParser:
         description="Times files in interleaved rounds, each with the interpreter's settings "
         "that it needs. Prints the median time of one call.",
     )
-    bench.add_argument("files", nargs="+", help=".tflite files, also compressed: .zst or .gz")
+    bench.add_argument("files", nargs="+", help=".tflite files, also compressed: .gz")
     bench.add_argument("--threads", type=int, nargs="+", default=[1])
-    bench.add_argument("--seconds", type=float, default=5.0, help="for all together (default 5)")
-    bench.add_argument(
-        "--accelerator",
-        metavar="NAME",
-        help="an Ethos-U, such as ethos-u55-128: estimates of Arm's compiler, nothing is timed",
-    )
+    bench.add_argument("--seconds", type=float, default=5.0, help="for all of them (default 5)")
     bench.add_argument("--json", action="store_true", help="print JSON")
     bench.set_defaults(command=_bench, names={})
     return parser
 
 
 def _report(options: argparse.Namespace, console: "Console") -> None:
+    from rich.console import Console
+
     from keras_sparse_ortho.analysis import report
 
     with console.status("Loading the model"):
@@ -186,7 +162,7 @@ def _report(options: argparse.Namespace, console: "Console") -> None:
     if options.json:
         print(json.dumps(found.to_dict(), indent=2))
     else:
-        _show(found)
+        Console().print(found)
 
 
 def _export(options: argparse.Namespace, console: "Console") -> None:
@@ -205,87 +181,39 @@ def _export(options: argparse.Namespace, console: "Console") -> None:
             batch_size=options.batch_size,
             sample=sample,
             tolerance=options.tolerance,
-            threads=options.threads,
         )
-    if options.json:
-        print(report.to_json())
-    else:
-        _show(report)
+    print(report.to_json() if options.json else report)
 
 
 def _bench(options: argparse.Namespace, console: "Console") -> None:
-    if options.accelerator is not None:
-        _estimate(options, console)
-        return
     if min(options.threads) < 1 or not options.seconds > 0:
         raise ValueError(
             "`--threads` must be 1 or more and `--seconds` above 0. "
             f"Received: --threads {options.threads}, --seconds {options.seconds}"
         )
-    import numpy as np
-    from rich.table import Table
+    from keras_sparse_ortho.export import LiteRTFileError, latencies, load_litert
 
-    from keras_sparse_ortho.export import BenchmarkCase, LiteRTFileError, latencies, load_litert
-
-    rng = np.random.default_rng(0)
-    cases: list[BenchmarkCase] = []
     timings: list[dict[str, Any]] = []
     with console.status("Opening and checking the files") as status:
+        opened = []
         for name in options.files:
-            check_litert(name)
             try:
-                opened = load_litert(name)
+                opened.append(load_litert(name))
             except (LiteRTFileError, FileNotFoundError) as error:
                 raise InputFileError(str(error)) from error
-            inputs = {
-                spec.name: (
-                    rng.standard_normal(spec.shape)
-                    if spec.dtype.startswith("float")
-                    else np.zeros(spec.shape)  # the valid values are unknown
-                ).astype(spec.dtype)
-                for spec in opened.inputs
-            }
-            for threads in options.threads:
-                cases.append(BenchmarkCase(Path(name), inputs, opened.xnnpack, threads))
-                timing = {"file": name, "route": opened.route, "xnnpack": opened.xnnpack}
-                timings.append(timing | {"threads": threads, "batch_size": opened.batch_size})
         status.update("Timing")
-        for timing, ms in zip(
-            timings, latencies(cases, rounds=200, seconds=options.seconds), strict=True
-        ):
-            timing["latency_ms"] = ms
+        for threads in options.threads:
+            times = latencies(options.files, threads, options.seconds / len(options.threads))
+            for name, one, ms in zip(options.files, opened, times, strict=True):
+                timing = {"file": name, "route": one.route, "xnnpack": one.xnnpack}
+                timing |= {"threads": threads, "batch_size": one.batch_size, "latency_ms": ms}
+                timings.append(timing)
     if options.json:
         print(json.dumps(timings, indent=2))
         return
-    table = Table("file", "route", "XNNPACK")
-    for column in ("threads", "batch", "ms a call"):
-        table.add_column(column, justify="right")
-    for one in timings:
-        setting = "on" if one["xnnpack"] else "off"
-        figures = (str(one["threads"]), str(one["batch_size"]), f"{one['latency_ms']:.3g}")
-        table.add_row(one["file"], one["route"] or "unknown", setting, *figures)
-    _show(table)
-
-
-def _estimate(options: argparse.Namespace, console: "Console") -> None:
-    """`kso bench --accelerator`."""
-    if options.threads != [1] or options.seconds != 5.0:
-        raise ValueError(
-            "With `--accelerator` nothing is timed; leave `--threads` and `--seconds` out. "
-            f"Received: --threads {options.threads}, --seconds {options.seconds}"
+    for row in timings:
+        print(
+            f"{row['latency_ms']:.3g} ms a call: {row['file']} ({row['route'] or 'unknown'}), "
+            f"{row['threads']} threads, batch {row['batch_size']}"
+            f"{'' if row['xnnpack'] else ', without XNNPACK'}"
         )
-    from keras_sparse_ortho.export import LiteRTFileError, vela_report
-
-    found = []
-    with console.status("Compiling"):
-        for name in options.files:
-            check_litert(name)
-            try:
-                found.append(vela_report(name, options.accelerator))
-            except LiteRTFileError as error:
-                raise InputFileError(str(error)) from error
-    if options.json:
-        print(json.dumps([one.to_dict() for one in found], indent=2))
-    else:
-        for one in found:
-            _show(one)

@@ -1,9 +1,15 @@
-"""The flatbuffer of a LiteRT file: reading and writing it, and the weights in it."""
+"""The flatbuffer of a LiteRT file: reading and writing it, its weights, and our record in it.
+
+The record is JSON in a metadata buffer, which LiteRT tools leave alone. It holds the SHA-256 of the
+whole file with the digest itself taken as zeros, so a truncated or edited file is refused before
+any interpreter, which might crash, sees it.
+"""
 
 import dataclasses
-import functools
+import hashlib
+import json
 import math
-from collections.abc import Iterator
+import re
 from typing import Any
 
 import numpy as np
@@ -12,9 +18,20 @@ _IDENTIFIER = b"TFL3"
 _ALIGNMENT = 16  # required of the data of a buffer by the schema (`force_align`)
 _DTYPES = {"FLOAT32": "<f4", "FLOAT16": "<f2", "INT8": "i1", "UINT8": "u1", "INT16": "<i2"}
 
+_NAME = "keras_sparse_ortho"
+_BLANK = b"0" * 64
+_HEAD = b'{"format": "keras_sparse_ortho/1", "sha256": "'
+_RECORD = re.compile(re.escape(_HEAD) + rb"[0-9a-f]{64}\"")
+# The metadata's name, as a string of a flatbuffer, and a part of the record: no single damage hides
+# both.
+_TRACES = (
+    len(_NAME).to_bytes(4, "little") + _NAME.encode() + b"\0",
+    b'_sparse_ortho/1", "sha256": "',
+)
+
 
 class LiteRTFileError(ValueError):
-    """A file that is not a LiteRT file, is damaged or edited, or is not of the given model."""
+    """A file that is not a LiteRT file, or is damaged or edited."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,9 +44,7 @@ class WeightZeros:
         dtype: How an entry is stored: "float32", "float16", "int8"...
         size: Number of entries.
         zeros: Entries whose value is exactly 0.0; in quantized tensors, those at the zero point.
-        encoding: "dense", or the sparse encoding: "csr", "1x4" or "1x16"; with "densify " before
-            it if a DENSIFY operation restores the dense weight at load.
-        bytes: Size of values and indices in the file.
+        sparse: Whether only the live entries, or blocks of them, are stored.
     """
 
     name: str
@@ -37,36 +52,10 @@ class WeightZeros:
     dtype: str
     size: int
     zeros: int
-    encoding: str = "dense"
-    bytes: int = 0
+    sparse: bool = False
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class StoredWeight:
-    """One constant of rank 2 or more: `(stored - zero) * scale`; `stored` is one row if sparse."""
-
-    about: WeightZeros
-    stored: np.ndarray
-    zero: Any = 0
-    scale: Any = 1.0
-    sparsity: Any = None
-
-    @functools.cached_property
-    def values(self) -> np.ndarray:
-        """The entries as float32, in the shape of the tensor."""
-        values = self.stored.astype("float32", copy=False)
-        if self.stored.dtype.kind in "iu":
-            values = values - np.float32(self.zero)
-        if self.sparsity is not None:
-            dense = np.zeros(self.about.shape, "float32")
-            dense[_places(self.sparsity, dense.ndim)] = values
-            values = dense
-        return values * np.float32(self.scale) if self.stored.dtype.kind in "iu" else values
-
-    @property
-    def step(self) -> np.ndarray:
-        """The difference of neighbouring values, in a shape that broadcasts to the tensor's."""
-        return np.asarray(self.scale if self.stored.dtype.kind in "iu" else 0.0, "float32")
+# --- reading and writing --------------------------------------------------------------------------
 
 
 def read_model(content: bytes) -> Any:
@@ -79,39 +68,11 @@ def read_model(content: bytes) -> Any:
 
     root = schema.Model.GetRootAs(content, 0)
     model = schema.ModelT.InitFromObj(root)
-    for k, buffer in enumerate(model.buffers):
-        if _is_behind(root.Buffers(k)):
-            buffer.data = _bytes_of(root.Buffers(k), content)
+    for buffer in model.buffers:
+        if buffer.offset > 1 and buffer.size:  # an offset of 1 is a placeholder
+            buffer.data = np.frombuffer(content, np.uint8, buffer.size, buffer.offset)
             buffer.offset = buffer.size = 0
     return model
-
-
-def flat(content: bytes, path: str) -> bytes:
-    """The file with all weights inside of the flatbuffer; the same bytes if they are there."""
-    from ai_edge_litert import schema_py_generated as schema
-
-    try:
-        root = schema.Model.GetRootAs(content, 0)
-        behind = any(_is_behind(root.Buffers(k)) for k in range(root.BuffersLength()))
-        return write_model(read_model(content)) if behind else content
-    except Exception as error:  # the generated code checks nothing
-        raise LiteRTFileError(
-            "The file must be a LiteRT model, and it is no flatbuffer of one: it is damaged, or of "
-            f"another kind. Received: {path!r} with {len(content)} bytes ({error})"
-        ) from error
-
-
-def _is_behind(buffer: Any) -> bool:
-    """Whether the bytes of a buffer lie behind the flatbuffer; an offset of 1 is a placeholder."""
-    return bool(buffer.Offset() > 1 and buffer.Size())
-
-
-def _bytes_of(buffer: Any, content: bytes) -> np.ndarray:
-    """The bytes of a buffer, in the flatbuffer or behind it."""
-    if _is_behind(buffer):
-        return np.frombuffer(content, np.uint8, buffer.Size(), buffer.Offset())
-    inside: np.ndarray = buffer.DataAsNumpy() if buffer.DataLength() else np.empty(0, np.uint8)
-    return inside
 
 
 def write_model(model: Any) -> bytes:
@@ -148,108 +109,104 @@ def name_of(tensor: Any) -> str:
     return tensor.name.decode() if isinstance(tensor.name, bytes) else str(tensor.name)
 
 
+# --- weights --------------------------------------------------------------------------------------
+
+
 def read_weights(content: bytes) -> tuple[WeightZeros, ...]:
-    """The zeros of every weight: constants of rank 2 and more, but no integers without a scale."""
-    return tuple(weight.about for weight in stored_weights(content))
-
-
-def stored_weights(content: bytes) -> Iterator[StoredWeight]:
-    """The weights of `read_weights`, with their values."""
+    """The weights: constants of rank 2 and more, but no integers without a scale."""
     from ai_edge_litert import schema_py_generated as schema
 
-    model = schema.Model.GetRootAs(content, 0)
+    model = read_model(content)
     type_names = {code: name for name, code in vars(schema.TensorType).items()}
-    seen = set()
-    for g in range(model.SubgraphsLength()):
-        graph = model.Subgraphs(g)
-        densified = {
-            int(one.Inputs(0))
-            for one in map(graph.Operators, range(graph.OperatorsLength()))
-            if model.OperatorCodes(one.OpcodeIndex()).BuiltinCode()
-            == schema.BuiltinOperator.DENSIFY
-        }
-        for t in range(graph.TensorsLength()):
-            tensor = graph.Tensors(t)
-            buffer = model.Buffers(tensor.Buffer())
-            dtype = _DTYPES.get(type_names.get(tensor.Type(), ""))
-            sparsity = tensor.Sparsity()
-            # The sparse encoding of a kernel of zeros stores nothing.
-            data = _bytes_of(buffer, content)
-            empty = data.size == 0
-            if (empty and sparsity is None) or tensor.ShapeLength() < 2 or dtype is None:
+    found, seen = [], set()
+    for tensor in (tensor for graph in model.subgraphs for tensor in graph.tensors):
+        dtype = _DTYPES.get(type_names.get(tensor.type, ""))
+        data, sparse = model.buffers[tensor.buffer].data, tensor.sparsity is not None
+        # The bodies of loops share constants with the main graph.
+        if dtype is None or tensor.buffer in seen or len(tensor.shape) < 2:
+            continue
+        # The sparse encoding of a kernel of zeros stores nothing.
+        if data is None and not sparse:
+            continue
+        shape = tuple(int(size) for size in tensor.shape)
+        stored = np.asarray([] if data is None else data, np.uint8).view(dtype)
+        stored = stored if sparse else stored.reshape(shape)
+        zero: Any = 0
+        if stored.dtype.kind in "iu":
+            about = tensor.quantization
+            if about is None or about.scale is None or len(about.scale) == 0:
                 continue
-            if tensor.Buffer() in seen:  # the bodies of loops share constants with the main graph
-                continue
-            stored = data.view(dtype)
-            shape = tuple(int(size) for size in tensor.ShapeAsNumpy())
-            quantized = _quantization(tensor) if stored.dtype.kind in "iu" else (0, 1.0)
-            # The zero points of channels fit no row of values; those of kernels are all 0.
-            if quantized is None or (sparsity is not None and np.size(quantized[0]) > 1):
-                continue
-            if not empty:
-                seen.add(tensor.Buffer())
-            encoding, size_of_indices = "dense", 0
-            if sparsity is None:
-                stored = stored.reshape(shape)
-            else:
-                sparsity = schema.SparsityParametersT.InitFromObj(sparsity)
-                encoding, size_of_indices = _encoding(sparsity)
-            size = math.prod(shape)
-            about = WeightZeros(
-                name=tensor.Name().decode(),
-                shape=shape,
-                dtype=stored.dtype.name,
-                size=size,
-                zeros=size - int(np.count_nonzero(stored != quantized[0])),
-                encoding=f"densify {encoding}" if t in densified else encoding,
-                bytes=stored.nbytes + size_of_indices,
-            )
-            yield StoredWeight(about, stored, quantized[0], quantized[1], sparsity)
+            # A number, or along a dimension; those of sparse kernels, in a row, are all 0.
+            zero = np.asarray(0 if about.zeroPoint is None else about.zeroPoint)
+            axes = [-1 if k == about.quantizedDimension else 1 for k in range(len(shape))]
+            zero = zero.max() if sparse or zero.size == 1 else zero.reshape(axes)
+        if data is not None:
+            seen.add(tensor.buffer)
+        size = math.prod(shape)
+        zeros = size - int(np.count_nonzero(stored != zero))
+        found.append(WeightZeros(name_of(tensor), shape, stored.dtype.name, size, zeros, sparse))
+    return tuple(found)
 
 
-def _quantization(tensor: Any) -> tuple[Any, Any] | None:
-    """Zero point and scale, each a number or along a dimension; None: there is no scale."""
-    quantization = tensor.Quantization()
-    if quantization is None or quantization.ScaleLength() == 0:
-        return None
-    shape = [1] * tensor.ShapeLength()
-    shape[quantization.QuantizedDimension()] = -1
-    points = np.atleast_1d(quantization.ZeroPointAsNumpy())
-    zero = points.reshape(shape) if np.any(points) else 0
-    return zero, np.asarray(quantization.ScaleAsNumpy()).reshape(shape)
+# --- the record of an export ----------------------------------------------------------------------
 
 
-def _encoding(sparsity: Any) -> tuple[str, int]:
-    """The name of a sparse encoding, and the bytes of its indices."""
-    levels = sparsity.dimMetadata
-    vectors = [v for level in levels for v in (level.arraySegments, level.arrayIndices) if v]
-    size = sum(np.asarray(vector.values).nbytes for vector in vectors)
-    blocked = 0 if sparsity.blockMap is None else len(sparsity.blockMap)
-    block = [str(level.denseSize) for level in levels[len(levels) - blocked :]]
-    return "x".join(["1"] * (2 - blocked) + block) if blocked else "csr", size
+def with_record(content: bytes, record: dict[str, Any]) -> bytes:
+    """The file with a record and its digest."""
+    from ai_edge_litert import schema_py_generated as schema
 
-
-def _places(sparsity: Any, rank: int) -> tuple[np.ndarray, ...]:
-    """Where in the dense tensor each stored value belongs: its index along each dimension.
-
-    The encoding is a tree with a level for each dimension, then for each dimension within a block,
-    in the order of traversal. A node of a dense level has all children, of a sparse level those
-    listed.
-    """
-    blocked = [] if sparsity.blockMap is None else [int(d) for d in sparsity.blockMap]
-    nodes, sizes = 1, {}
-    places = dict.fromkeys(range(rank + len(blocked)), np.zeros(1, np.int64))
-    for dimension, level in zip(sparsity.traversalOrder, sparsity.dimMetadata, strict=True):
-        if level.arraySegments is None:
-            parents = np.repeat(np.arange(nodes), level.denseSize)
-            children = np.tile(np.arange(level.denseSize), nodes)
+    model = read_model(content)
+    others = []
+    for entry in model.metadata or []:
+        if entry.name in (_NAME, _NAME.encode()):  # of an earlier export
+            model.buffers[entry.buffer].data = None
         else:
-            segments = np.asarray(level.arraySegments.values, np.int64)
-            parents = np.repeat(np.arange(nodes), np.diff(segments))
-            children = np.asarray(level.arrayIndices.values, np.int64)
-        places = {known: place[parents] for known, place in places.items()}
-        places[int(dimension)], nodes = children, len(children)
-        sizes[int(dimension)] = level.denseSize
-    for inner, dimension in enumerate(blocked, start=rank):
-        places[dimension] = places[dimension] * sizes[inner] + places[inner]
-    return tuple(places[dimension] for dimension in range(rank))
+            others.append(entry)
+    buffer, entry = schema.BufferT(), schema.MetadataT()
+    text = _HEAD + _BLANK + b'", ' + json.dumps(record)[1:].encode()
+    buffer.data = np.frombuffer(text, np.uint8)
+    entry.name, entry.buffer = _NAME, len(model.buffers)
+    model.buffers.append(buffer)
+    model.metadata = [*others, entry]
+    return with_digest(write_model(model))
+
+
+def with_digest(content: bytes) -> bytes:
+    """The file with the digest of its present content in its record."""
+    at = content.index(_HEAD) + len(_HEAD)
+    ends = content[:at], content[at + len(_BLANK) :]
+    return hashlib.sha256(_BLANK.join(ends)).hexdigest().encode().join(ends)
+
+
+def read_record(content: bytes, path: str) -> dict[str, Any] | None:
+    """The record of a file, or None if this package did not write it; raises if it was changed."""
+    found = _RECORD.search(content)
+    if found is None:
+        if any(trace in content for trace in _TRACES):
+            raise LiteRTFileError(
+                "The file must be as `export_litert` wrote it: the record in it is damaged. "
+                f"Received: {path!r} with {len(content)} bytes"
+            )
+        return None
+    if with_digest(content) != content:
+        raise LiteRTFileError(
+            "The file must be as `export_litert` wrote it: it is corrupted, truncated, or was "
+            f"edited since. Received: {path!r} with {len(content)} bytes and another SHA-256"
+        )
+    text = content[found.start() : found.start() + (1 << 20)].decode("utf-8", "replace")
+    try:
+        record = dict(json.JSONDecoder().raw_decode(text)[0])
+        names = [[one["name"] for one in record[key]] for key in ("inputs", "outputs")]
+        texts = (record.get("route") or "", record.get("model") or "", *names[0], *names[1])
+        if not (
+            isinstance(record["xnnpack"], bool)
+            and all(isinstance(one, str) for one in texts)
+            and all(len(set(some)) == len(some) > 0 for some in names)
+        ):
+            raise ValueError("other values")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise LiteRTFileError(
+            "The record in the file must be as `export_litert` writes it, and this one was changed "
+            f"and its digest too. Received: {path!r}, {type(error).__name__}: {error}"
+        ) from None
+    return {**record, "input_names": names[0], "output_names": names[1]}

@@ -7,9 +7,7 @@ ranges of activations that it has trained.
 
 import contextlib
 import copy
-import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -35,11 +33,8 @@ _FIXED = {"SOFTMAX": (0, 255 / 256), "LOGISTIC": (0, 255 / 256), "TANH": (-1, 12
 def in_storage(content: bytes, storage: str, batches: Batches | None) -> bytes:
     """A float32 file in the storage of a route.
 
-    Args:
-        content: The float32 file.
-        storage: "float32", "float16", "dynamic_int8" or "int8".
-        batches: Gives the rows that calibrate the activations of "int8". `None`: their ranges are
-            the marks of the file. What has no range is computed in floats.
+    The ranges of activations come from `batches`, or from the marks of the file without. What has
+    no range is computed in floats.
     """
     if storage == "float32":
         return content
@@ -143,7 +138,6 @@ def steps_of(rows: np.ndarray) -> np.ndarray:
 def _take_marks(model: Any) -> dict[str, Range]:
     """Takes the outputs that name ranges out of a file; the ranges by name of tensor."""
     ranges: dict[str, Range] = {}
-    _fuse_biases(model)
     for signature in model.signatureDefs:
         graph = model.subgraphs[signature.subgraphIndex]
         ends, kept = signature.outputs, []
@@ -171,49 +165,6 @@ def _drop_unread(graph: Any, ranges: dict[str, Range]) -> None:
                 ranges.setdefault(name_of(graph.tensors[op.inputs[0]]), own)
         else:
             read.update(op.inputs)
-
-
-def _fuse_biases(model: Any) -> None:
-    """Moves the addition of a bias behind a RESHAPE into the product before it.
-
-    TensorFlow's converter does that itself; litert-converter does not, for heads of an attention.
-    """
-    from ai_edge_litert import schema_py_generated as schema
-
-    graph, codes = model.subgraphs[0], vars(schema.BuiltinOperator)
-    kinds = {id(op): kind for _, op, kind in _operations(model)}
-    readers = Counter(int(k) for op in graph.operators for k in op.inputs)
-    readers.update(int(k) for k in graph.outputs)
-    makers = {int(k): op for op in graph.operators for k in op.outputs}
-    for op in list(graph.operators):
-        if kinds[id(op)] != codes["ADD"] or op.builtinOptions.fusedActivationFunction:
-            continue
-        for x, bias in (op.inputs, op.inputs[::-1]):
-            moved = makers.get(int(x))
-            if moved is None or kinds[id(moved)] != codes["RESHAPE"] or readers[int(x)] > 1:
-                continue
-            inner, held = int(moved.inputs[0]), graph.tensors[int(bias)]
-            product, units = makers.get(inner), int(graph.tensors[inner].shape[-1])
-            shape = [int(size) for size in held.shape]
-            while shape[:1] == [1]:
-                shape = shape[1:]
-            after = [int(size) for size in graph.tensors[int(x)].shape]
-            if (
-                product is None
-                or kinds[id(product)] != codes["FULLY_CONNECTED"]
-                or product.builtinOptions.fusedActivationFunction
-                or (len(product.inputs) > 2 and product.inputs[2] >= 0)
-                or max(readers[inner], readers[int(bias)]) > 1
-                or model.buffers[held.buffer].data is None
-                or math.prod(shape) != units
-                or after[len(after) - len(shape) :] != shape
-            ):
-                continue
-            held.shape, held.shapeSignature = [units], None
-            product.inputs = [*product.inputs[:2], int(bias)]
-            moved.outputs = op.outputs
-            graph.operators.remove(op)
-            break
 
 
 def _calibrated(content: bytes, batches: Batches) -> dict[str, Range]:

@@ -6,17 +6,19 @@ no order of dict keys that is the same on all backends.)
 """
 
 import dataclasses
+import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_sparse_ortho._keras_internals import is_graph
 from keras_sparse_ortho._values import assign, to_numpy
-from keras_sparse_ortho.kernels import is_sparse_layer
-from keras_sparse_ortho.models import is_clonable, is_graph_of_class, strip
+from keras_sparse_ortho.kernels import is_sparse_layer, walk
+from keras_sparse_ortho.models import strip
 
 _SAMPLE_ROWS = 8
 _HALF = ("float16", "bfloat16")
@@ -83,9 +85,9 @@ class Signature:
             )
         return arrays
 
-    def random_sample(self, seed: int) -> list[np.ndarray]:
+    def random_sample(self) -> list[np.ndarray]:
         """Standard normal rows for each input; raises if an input is not floating."""
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(0)
         arrays = []
         for spec in self.inputs:
             if not spec.dtype.startswith("float"):
@@ -101,7 +103,6 @@ class Signature:
 
 def signature_of(model: keras.Model, batch_size: int, sample: Any = None) -> Signature:
     """The inputs of a built model, or of the `sample` of a subclassed one, of static shapes."""
-    check_model(model)
     if not model.built:
         raise ValueError(
             "Only a built model can be exported: its shapes and weights must exist. Call it on "
@@ -133,14 +134,6 @@ def signature_of(model: keras.Model, batch_size: int, sample: Any = None) -> Sig
     return Signature(specs, nesting_of(structure))
 
 
-def check_model(model: Any) -> None:
-    """ValueError for what is no Keras model."""
-    if not isinstance(model, keras.Model):
-        raise ValueError(
-            f"`model` must be a Keras model. Received: model of type {type(model).__name__}"
-        )
-
-
 def leaves(structure: Any, key: str | None = None) -> list[tuple[str | None, Any]]:
     """Each leaf with the innermost dict key above it, dict keys in sorted order."""
     if isinstance(structure, dict):
@@ -166,11 +159,7 @@ def nesting_of(structure: Any) -> Any:
 
 def pack(nesting: Any, flat: Sequence[Any]) -> Any:
     """The structure of a nesting, filled with the items of a flat list."""
-    if isinstance(nesting, dict):
-        return {k: pack(v, flat) for k, v in nesting.items()}
-    if isinstance(nesting, list):
-        return [pack(item, flat) for item in nesting]
-    return flat[nesting]
+    return keras.tree.map_structure(lambda position: flat[position], nesting)
 
 
 def unique_names(names: Sequence[str | None], fallback: str) -> list[str]:
@@ -227,44 +216,21 @@ def plain_model(model: keras.Model) -> tuple[keras.Model, keras.Model]:
     The second is the user's own, unless that computes in half precision: then it is the first.
     """
     stripped = model
-    copied = is_clonable(model) or is_graph_of_class(model)
-    if copied or any(is_sparse_layer(layer) for layer in all_layers(model)):
+    if is_graph(model) or any(is_sparse_layer(layer) for layer, _ in walk(model, "")):
         stripped = strip(model)
         _drop_negative_zeros(stripped)
-    plain = float32_clone(stripped)
-    return plain, model if plain is stripped else plain
-
-
-def float32_clone(model: keras.Model) -> keras.Model:
-    """The model itself if it computes in float32, otherwise an equal one that does."""
-    if not any(layer.compute_dtype in _HALF for layer in all_layers(model)):
-        return model
-    config = _widen(keras.saving.serialize_keras_object(model))
+    if not any(layer.compute_dtype in _HALF for layer, _ in walk(stripped, "")):
+        return stripped, model
+    # A dtype, or a policy whose whole configuration is its name.
+    text = json.dumps(keras.saving.serialize_keras_object(stripped))
+    config = json.loads(re.sub(rf'"(mixed_)?({"|".join(_HALF)})"', '"float32"', text))
     config.pop("compile_config", None)
-    clone = keras.saving.deserialize_keras_object(config, safe_mode=False)
-    if not clone.built:
-        clone.build_from_config(config["build_config"])
-    for wide, narrow in zip(clone.weights, model.weights, strict=True):
+    plain = keras.saving.deserialize_keras_object(config, safe_mode=False)
+    if not plain.built:
+        plain.build_from_config(config["build_config"])
+    for wide, narrow in zip(plain.weights, stripped.weights, strict=True):
         assign(wide, keras.ops.cast(narrow.value, wide.dtype))
-    return clone
-
-
-def all_layers(root: keras.Layer) -> Iterator[keras.Layer]:
-    """A layer and everything in it, also in wrappers and attributes, unlike `model.layers`."""
-    seen: set[int] = set()
-    todo: list[Any] = [root]
-    while todo:
-        item = todo.pop()
-        if id(item) in seen:
-            continue
-        seen.add(id(item))
-        if isinstance(item, keras.Layer):
-            yield item
-            todo.extend(vars(item).values())
-        elif isinstance(item, (list, tuple)):
-            todo.extend(item)
-        elif isinstance(item, dict):
-            todo.extend(item.values())
+    return plain, plain
 
 
 def _drop_negative_zeros(model: keras.Model) -> None:
@@ -273,18 +239,6 @@ def _drop_negative_zeros(model: keras.Model) -> None:
         value = np.asarray(to_numpy(variable.value))
         if value.dtype.kind == "f" and np.any(np.signbit(value[value == 0])):
             assign(variable, value + 0.0)
-
-
-def _widen(node: Any, holds_dtype: bool = False) -> Any:
-    """A configuration with float32 in place of half precision and mixed policies."""
-    if isinstance(node, dict):
-        # A dtype is written as "dtype": "float16", or as a policy whose whole config is its name.
-        named = len(node) == 1
-        return {k: _widen(v, k == "dtype" or (named and k == "name")) for k, v in node.items()}
-    if isinstance(node, (list, tuple)):
-        return type(node)(_widen(item) for item in node)
-    half = holds_dtype and isinstance(node, str) and node.removeprefix("mixed_") in _HALF
-    return "float32" if half else node
 
 
 def keras_outputs(
@@ -337,24 +291,3 @@ def kernels_of(model: keras.Model) -> dict[str, np.ndarray]:
         if any(part in variable.name for part in ("kernel", "embedding")) or 0 < live < value.size:
             kernels[variable.path] = value
     return kernels
-
-
-def weights_in_use(
-    model: keras.Model, signature: Signature, sample: list[np.ndarray], paths: Sequence[str]
-) -> tuple[str, ...]:
-    """The weights that the outputs depend on, found by writing NaN into each."""
-    first = [array[: signature.batch_size] for array in sample]
-    known = {variable.path: variable for variable in model.weights}
-
-    def matters(variable: keras.Variable) -> bool:
-        value = keras.ops.copy(variable.value)
-        try:
-            assign(variable, keras.ops.full_like(value, float("nan")))
-            keras_outputs(model, signature, first)
-        except ValueError:  # outputs that are not finite
-            return True
-        finally:
-            assign(variable, value)
-        return False
-
-    return tuple(path for path in paths if matters(known[path]))

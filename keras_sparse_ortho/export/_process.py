@@ -42,22 +42,12 @@ class Worker:
 
     def run(self, task: str, timeout: float, **job: Any) -> Any:
         """The result of a task of `_worker.py`; JobError if it raised, died or took too long."""
-        self.submit(task, **job)
-        return self.result(timeout)
-
-    def submit(self, task: str, **job: Any) -> None:
-        """Start a job; call `result` before the next one."""
         process = self._running()
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # `result` says why
+        assert process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # the process has died; see below
             process.stdin.write(json.dumps(job | {"task": task}) + "\n")
             process.stdin.flush()
-
-    def result(self, timeout: float) -> Any:
-        """The result of the submitted job, as by `run`."""
-        process = self._process
-        assert process is not None
-        assert process.stdout is not None
         late = threading.Event()
 
         def give_up() -> None:
@@ -125,25 +115,6 @@ class Worker:
             return f"it was killed by signal {names.get(-status, -status)}"
         lines = [line.strip() for line in self._stderr if line.strip()]
         return lines[-1] if status > 0 and lines else f"exit status {status}"
-
-
-def run_python(
-    arguments: Sequence[str], timeout: float, folder: str | None = None
-) -> tuple[int, list[str]]:
-    """Runs Python with our `sys.path` in a process of its own: exit status and lines printed."""
-    done = subprocess.run(
-        [sys.executable, "-P", *arguments],
-        cwd=folder,
-        env=dict(os.environ, PYTHONPATH=os.pathsep.join(one for one in sys.path if one)),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=timeout,
-    )
-    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
-    return done.returncode, lines or [f"exit status {done.returncode}"]
 
 
 def require(names: Sequence[str], use: str, install: str) -> None:

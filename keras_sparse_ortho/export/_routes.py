@@ -1,11 +1,14 @@
-"""The routes from a Keras model to a LiteRT file, and which of them a mode tries."""
+"""Routes from a Keras model to a LiteRT file, which of them a mode tries, and their figures."""
 
 import dataclasses
-from typing import Final
+import json
+from importlib import metadata
+from typing import Any, Final
 
+from keras_sparse_ortho.export._flatbuffer import WeightZeros
 from keras_sparse_ortho.export._process import converter_backend
 
-MODES = ("small", "fast", "sparse", "auto")
+MODES = ("small", "fast")
 
 # The largest error that passes by default. Measured: up to 6e-4 for float16, 0.014 for dynamic
 # int8, 0.12 for int8. Float32 differs from Keras by the order of summation only.
@@ -18,26 +21,15 @@ class ExportRouteError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Route:
-    """How a model is stored in a LiteRT file, and how exact the file must be.
-
-    Args:
-        storage: "float32", "float16", "dynamic_int8" or "int8".
-        encoding: "dense"; "sp": TensorFlow's own sparsity; "csr" or "1x16": see
-            `_sparse_encoding.py`; "blocks": see `_block_convolutions.py`.
-    """
+    """How a model is stored: its encoding is "dense", "sp" (TensorFlow's own) or "blocks"."""
 
     storage: str
     encoding: str = "dense"
 
     @property
     def name(self) -> str:
-        """Such as "dynamic_int8+1x16"."""
+        """Such as "dynamic_int8+blocks"."""
         return self.storage if self.encoding == "dense" else f"{self.storage}+{self.encoding}"
-
-    @property
-    def quantization(self) -> str | None:
-        """The storage, as the argument of `export_litert`."""
-        return None if self.storage == "float32" else self.storage
 
     @property
     def measure(self) -> str:
@@ -65,9 +57,9 @@ class Route:
         return self.of_blocks and self.storage == "dynamic_int8"
 
     @property
-    def converted_as(self) -> "Route":
-        """The route whose converted file is encoded; most routes have their own."""
-        return Route(self.storage) if self.encoding in ("csr", "1x16") else self
+    def xnnpack(self) -> bool:
+        """Whether files run with XNNPACK, the interpreter's default, which crashes on some."""
+        return self.name != "dynamic_int8+sp"
 
     def is_there(self) -> bool:
         """Whether what converts by this route is installed."""
@@ -78,80 +70,181 @@ _STORAGES = tuple(_TOLERANCES)
 ROUTES: Final[tuple[Route, ...]] = (
     *(Route(storage) for storage in _STORAGES),
     *(Route(storage, "sp") for storage in _STORAGES[:3]),  # XNNPACK crashes on that of int8
-    Route("float32", "csr"),
-    Route("dynamic_int8", "1x16"),
     *(Route(storage, "blocks") for storage in _STORAGES),
 )
 
-_UNSUPPORTED: Final[dict[str, str]] = {
-    "float32": "the kernel takes single entries; use 'float32+csr'",
-    "float16": "LiteRT widens float16 weights by a DEQUANTIZE operation, so that no kernel gets "
-    "the sparse ones; use 'float16+sp' or 'float32+csr'",
-    "dynamic_int8": "the kernel reads every sparse int8 weight as blocks of 1x16 and answers "
-    "wrongly; use 'dynamic_int8+1x16'",
-    "int8": "LiteRT's kernels of static int8 refuse sparse weights, crash or are slower than "
-    "dense ones; use 'int8' or 'int8+blocks'",
-}
-"""Why the other sparse encodings of a storage cannot work."""
-
-
-def route_for(quantization: str | None) -> Route:
-    """The dense route of a storage; `ValueError` if there is none."""
-    if (quantization or "float32") not in _STORAGES:
-        raise ValueError(
-            f"`quantization` must be one of {[None, *_STORAGES]}. Received: {quantization=}"
-        )
-    return Route(quantization or "float32")
-
 
 def route_named(name: str) -> Route:
-    """The route with a name; `ExportRouteError` or `ValueError` if there is none."""
+    """The route with a name; `ValueError` if there is none, or if it needs TensorFlow in vain."""
     for route in ROUTES:
-        if route.name == name:
+        if route.name == name and route.is_there():
             return route
-    storage, _, encoding = name.partition("+")
-    if storage in _UNSUPPORTED and encoding in ("sp", "csr", "1x4", "1x16"):
-        reason = _UNSUPPORTED[storage]
-        raise ExportRouteError(f"Route '{name}' cannot work: {reason}. Received: {name!r}")
+        if route.name == name:
+            raise ExportRouteError(
+                f"Route '{name}' is one of TensorFlow's converter; use another one, or install "
+                'it: pip install "keras-sparse-ortho[litert]". '
+                "Received: an environment without TensorFlow"
+            )
     raise ValueError(
-        f"A route must be one of {[route.name for route in ROUTES]}. Received: {name!r}"
+        f"`mode` must be one of {list(MODES)} or the name of a route, one of "
+        f"{[route.name for route in ROUTES]}. Received: mode={name!r}"
     )
 
 
 def routes_of(mode: str | None, quantization: str | None, has_data: bool) -> list[Route]:
     """The routes that a mode tries, see `export_litert`; without data no static int8."""
-    there = [route for route in ROUTES if route.is_there()]
-    if mode is None and quantization is None:
-        return [route for route in there if route.storage == "float32"]
-    if mode is None:
-        return [route_for(quantization)]
-    if mode not in MODES:
-        if mode.split("+")[0] not in _STORAGES:
-            raise ValueError(
-                f"`mode` must be one of {list(MODES)} or the name of a route, one of "
-                f"{[route.name for route in ROUTES]}. Received: mode={mode!r}"
-            )
-        named = route_named(mode)
-        if quantization is not None and route_for(quantization).storage != named.storage:
-            raise ValueError(
-                f"`mode` names a route of quantization={named.quantization!r}; leave "
-                f"`quantization` out. Received: mode={mode!r}, quantization={quantization!r}"
-            )
-        return [checked(named)]
-    if quantization is not None or mode == "sparse":
-        storage = route_for(quantization).storage
-        there = [route for route in there if route.storage == storage]
-    elif not has_data:
-        there = [route for route in there if not route.needs_data]
-    return [route for route in there if mode != "sparse" or route.encoding != "dense"]
-
-
-def checked(route: Route) -> Route:
-    """The route; `ExportRouteError` if it needs TensorFlow and there is none."""
-    if not route.is_there():
-        raise ExportRouteError(
-            f"Route '{route.name}' is one of TensorFlow's converter; use another one, or install "
-            'it: pip install "keras-sparse-ortho[litert]". '
-            "Received: an environment without TensorFlow"
+    if quantization not in (None, *_STORAGES):
+        raise ValueError(
+            f"`quantization` must be one of {[None, *_STORAGES]}. Received: {quantization=}"
         )
-    return route
+    there = [route for route in ROUTES if route.is_there()]
+    if mode in MODES and quantization is None:
+        return [route for route in there if has_data or not route.needs_data]
+    if mode is None and quantization is not None:
+        return [Route(quantization)]
+    if mode is None or mode in MODES:
+        return [route for route in there if route.storage == (quantization or "float32")]
+    named = route_named(mode)
+    if quantization not in (None, named.storage):
+        raise ValueError(
+            f"`mode` names a route of quantization={named.storage!r}; leave "
+            f"`quantization` out. Received: mode={mode!r}, quantization={quantization!r}"
+        )
+    return [named]
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class RouteOutcome:
+    """The figures of one route of an export, taken or not.
+
+    Attributes:
+        route: Its name, such as "dynamic_int8+blocks".
+        reason: None if the file verified; otherwise why there is none.
+        bytes: Size of the file.
+        error: Difference from Keras in the measure of the route, see `export_litert`.
+        tolerance: The largest `error` that was allowed.
+        max_abs_diff: Largest difference from Keras.
+        xnnpack: Whether the file runs with XNNPACK, the interpreter's default.
+        latency_ms: Median time of one call; None if it was not measured.
+        kept: For `+blocks` the kernels that stay dense, each with the reason.
+        folded: Paths of kernels with zeros that no tensor of the file holds: the converter split
+            them, or combined them with other constants, such as a table of positions with a bias.
+    """
+
+    route: str
+    reason: str | None = None
+    bytes: int | None = None
+    error: float | None = None
+    tolerance: float | None = None
+    max_abs_diff: float | None = None
+    xnnpack: bool = False
+    latency_ms: float | None = None
+    kept: dict[str, str] = dataclasses.field(default_factory=dict)
+    folded: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportReport:
+    """The figures of one verified LiteRT file.
+
+    It has the attributes of its `RouteOutcome`, too: `report.bytes`. Print it; `to_dict` and
+    `to_json` give the same to programs.
+
+    Attributes:
+        outcome: The `RouteOutcome` of the file.
+        path: Path of the file.
+        mode: As asked for.
+        gzip_bytes: Its size under gzip, level 6.
+        weights: Every weight tensor (rank 2 or more) in the file with its zeros.
+        argmax_agreement: Fraction of sample rows whose largest output is the same as Keras', the
+            least over the outputs of rank 2 with more than one column; None if there is none.
+        sample_rows: Rows that were compared.
+        compared_on: Where these rows come from: `sample`, rows of `representative_data` that were
+            held out from calibration, or random ones; it says if they calibrated the file, too.
+        versions: Versions of Keras, of what converted and of ai-edge-litert, which ran the file.
+        routes: Every route that was tried, with its figures or the reason it failed.
+    """
+
+    outcome: RouteOutcome
+    path: str
+    mode: str | None
+    gzip_bytes: int
+    weights: tuple[WeightZeros, ...]
+    argmax_agreement: float | None
+    sample_rows: int
+    compared_on: str
+    versions: dict[str, str]
+    routes: tuple[RouteOutcome, ...]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "outcome":  # not there yet in a copy
+            raise AttributeError(name)
+        return getattr(self.outcome, name)
+
+    @property
+    def total_weights(self) -> int:
+        """Number of entries of all weight tensors."""
+        return sum(weight.size for weight in self.weights)
+
+    @property
+    def total_zeros(self) -> int:
+        """Number of entries that are exactly zero."""
+        return sum(weight.zeros for weight in self.weights)
+
+    @property
+    def density(self) -> float:
+        """Live fraction of the weights in the file; 1.0 for a file without weights."""
+        return 1.0 - self.total_zeros / self.total_weights if self.total_weights else 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures, totals included, as plain Python values."""
+        totals = {name: getattr(self, name) for name in ("total_weights", "total_zeros", "density")}
+        mine = dataclasses.asdict(self)
+        return mine.pop("outcome") | mine | totals
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """The same as JSON text."""
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def __str__(self) -> str:
+        width = max((len(weight.name) for weight in self.weights), default=0)
+        lines = [f"Exported to {self.path}"]
+        for one in self.weights:
+            shape, kind = " x ".join(map(str, one.shape)), "sparse " * one.sparse + one.dtype
+            live = f"{one.size - one.zeros:,} of {one.size:,} live"
+            lines.append(f"  {one.name:{width}}  {shape:>16}  {kind:>14}  {live}")
+        figures = {
+            "route": self.route + ("" if self.xnnpack else " (without XNNPACK only)"),
+            "file": f"{self.bytes:,} bytes, under gzip {self.gzip_bytes:,}",
+            "density": f"{self.density:.4f}, {self.total_zeros:,} zeros",
+            "error": f"{self.error:.3g} (allowed {self.tolerance:g}), at most "
+            f"{self.max_abs_diff:.3g} apart",
+            "compared on": f"{self.sample_rows} rows ({self.compared_on})",
+        }
+        if self.argmax_agreement is not None:
+            figures["same argmax"] = f"{self.argmax_agreement:.1%} of the rows"
+        if self.folded:
+            figures["split or folded"] = ", ".join(self.folded)
+        if len(self.routes) > 1 or self.latency_ms is not None:
+            for each in self.routes:
+                ms = "" if each.latency_ms is None else f", {each.latency_ms:.3g} ms a call"
+                size = "no file: " if each.bytes is None else f"{each.bytes:,} bytes"
+                figures[f"  {each.route}"] = f"{size}{ms}{each.reason or ''}"
+        return "\n".join([*lines, *(f"{label:<22}{value}" for label, value in figures.items())])
+
+
+def installed_versions() -> dict[str, str]:
+    """The versions of the packages that made and ran the file."""
+    versions = {}
+    makers: tuple[str, ...] = ("jax", "litert-converter", "ai-edge-quantizer")
+    if converter_backend() == "tensorflow":
+        makers = ("tensorflow",)
+    for name in ("keras", *makers, "ai-edge-litert"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:  # e.g. tensorflow-cpu, a build of another name
+            versions[name] = "unknown"
+    return versions

@@ -1,14 +1,18 @@
-"""What all routes of an export share: the plain model, its rows, and the outputs to agree with."""
+"""What all routes of an export share: the plain model, its rows, and the outputs to agree with.
+
+A file agrees with Keras on the rows that calibrated it whatever they are. So others are compared.
+Rows that are all scaled wrongly cannot be told by each other: there the model has to know better.
+"""
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
 from keras_sparse_ortho._data import first_batches, is_batched
-from keras_sparse_ortho.export._block_convolutions import Plan, plan
+from keras_sparse_ortho.export._blocks import BlockPlan, plan_of
 from keras_sparse_ortho.export._model import (
     Signature,
     keras_outputs,
@@ -17,10 +21,14 @@ from keras_sparse_ortho.export._model import (
     plain_model,
     signature_of,
 )
-from keras_sparse_ortho.export._rows import doubts, rows_of
 from keras_sparse_ortho.quantization import has_integers, has_trained_ranges
 
 _BATCHES = 16  # taken from a data set; enough for calibration
+_FEW = 16  # rows
+_PART, _MOST = 4, 32  # one row in four is held out, and at most 32
+_KNOWN = ", rows that calibrated the file"
+# Largest input, and spread of the outputs over rows, that a network is hardly trained for.
+_SMALL, _LARGE, _SAME = 1 / 32, 32, 1 / 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,14 +42,14 @@ class Task:
     sample: list[np.ndarray]
     origin: str  # of the rows of `sample`
     chosen: bool  # whether these are the user's
-    representative: list[np.ndarray] | None  # rows to calibrate on
-    doubts: tuple[str, ...]  # about them
+    calibrating: list[np.ndarray] | None  # rows to calibrate on
+    doubts: tuple[str, ...]  # about the user's rows
     tolerance: float | None  # None: each route's own
     timeout: float  # seconds for each job of a subprocess
     trained: bool  # whether quantization-aware training has rounded kernels
     has_ranges: bool  # and activations
     kernels: dict[str, np.ndarray]  # values by path
-    blocks: Plan  # which of them leave whole blocks of zeros, if a route asks for that
+    blocks: BlockPlan  # which of them leave whole blocks of zeros, if a route asks for that
     folder: Path = Path()  # for staging; to be set before anything is converted
 
 
@@ -51,7 +59,6 @@ def make_task(
     sample: Any,
     representative_data: Any,
     tolerance: float | None,
-    seed: int,
     timeout: float,
     of_blocks: bool = False,
 ) -> Task:
@@ -72,7 +79,7 @@ def make_task(
     if sample is not None:
         chosen = signature.flatten(inputs_of(sample, signature), "sample")
     trained = has_trained_ranges(model)
-    rows = rows_of(signature, chosen, representative, trained, seed)
+    rows = rows_of(signature, chosen, representative, trained)
     plain, reference = plain_model(model)
     found = [] if representative is None or trained else doubts(plain, signature, representative)
     names, want = keras_outputs(reference, signature, rows.compared)
@@ -91,7 +98,7 @@ def make_task(
         has_integers(model),
         trained,
         kernels_of(plain),
-        plan(plain) if of_blocks else Plan({}, {}),
+        plan_of(plain) if of_blocks else BlockPlan({}, {}),
     )
 
 
@@ -115,3 +122,76 @@ def _first_inputs(model: keras.Model, data: Any) -> Any:
     build = (model.get_build_config() or {}).get("input_shape") if model.built else None
     single = isinstance(build, tuple | list) and not isinstance(build[0], tuple | list)
     return data[0] if single and isinstance(data, tuple) and len(data) > 1 else data
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+class Rows(NamedTuple):
+    """What calibrates a file, if anything, what it is compared on, and where that comes from."""
+
+    calibrating: list[np.ndarray] | None
+    compared: list[np.ndarray]
+    origin: str
+
+
+def rows_of(
+    signature: Signature,
+    sample: list[np.ndarray] | None,
+    representative: list[np.ndarray] | None,
+    trained: bool,
+) -> Rows:
+    """Rows to calibrate on and to compare on; the former are needed where no range is trained."""
+    calibrating = None if trained else representative
+    if sample is not None:
+        known = calibrating is not None and _bytes_of(sample) <= _bytes_of(calibrating)
+        return Rows(calibrating, sample, f"sample{_KNOWN if known else ''}")
+    if representative is None:
+        return Rows(None, signature.random_sample(), "standard normal rows")
+    count, batch = len(representative[0]), signature.batch_size
+    few = [array[: signature.default_rows] for array in representative]
+    if trained:
+        return Rows(None, few, "representative_data")
+    apart = min(count // _PART, _MOST)
+    if count < _FEW or count - apart < batch:
+        return Rows(representative, few, f"representative_data{_KNOWN}")
+    held_out = np.zeros(count, bool)
+    held_out[np.linspace(0, count - 1, apart).astype(int)] = True
+    return Rows(
+        [array[~held_out] for array in representative],
+        [array[held_out] for array in representative],
+        "rows held out of representative_data",
+    )
+
+
+def _bytes_of(arrays: list[np.ndarray]) -> set[tuple[bytes, ...]]:
+    return {tuple(one.tobytes() for one in row) for row in zip(*arrays, strict=True)}
+
+
+def doubts(model: keras.Model, signature: Signature, rows: list[np.ndarray]) -> list[str]:
+    """Signs that calibration rows are not like the data that a model was trained on.
+
+    They are few, or all equal, or their scale is one that networks are hardly trained for: below
+    1/32, where the outputs vary by less than 1/16; or above 32, where the outputs vary by more than
+    32, or nearly all are 0 or 1. Smaller factors, and those of networks without biases, are not
+    seen.
+    """
+    count = len(rows[0])
+    found = []
+    if count < _FEW:
+        found.append(f"{count} row{'s are' if count > 1 else ' is'} few")
+    if count > 1 and all(np.all(array == array[:1]) for array in rows):
+        return [*found, "all rows are equal"]
+    floats = [float(np.abs(array).max()) for array in rows if array.dtype.kind == "f"]
+    largest = max(floats, default=1.0)
+    if count < 2 or _SMALL <= largest <= _LARGE:
+        return found
+    some = np.unique(np.linspace(0, count - 1, _MOST).astype(int))
+    _, outputs = keras_outputs(model, signature, [array[some] for array in rows])
+    spread = max(float(np.sqrt(np.mean(np.var(one, axis=0)))) for one in outputs)
+    ends = np.mean([np.mean(np.minimum(abs(one), abs(one - 1)) < 1e-6) for one in outputs])
+    if largest < _SMALL and spread < _SAME:
+        found.append(f"the inputs are at most {largest:.2g}, and the outputs hardly vary")
+    if largest > _LARGE and (spread > _LARGE or ends > 0.9):
+        found.append(f"the inputs are up to {largest:.3g}, and the outputs extreme")
+    return found

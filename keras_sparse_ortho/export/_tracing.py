@@ -4,16 +4,18 @@ Without TensorFlow the worker rebuilds the model on JAX, whatever backend it was
 litert-converter makes the file of its StableHLO.
 """
 
-import contextlib
+import functools
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 
+from keras_sparse_ortho._keras_internals import replaced
 from keras_sparse_ortho.export._integers import MARK
-from keras_sparse_ortho.export._model import all_layers, leaves, pack
+from keras_sparse_ortho.export._model import leaves, pack
+from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.quantization import fixed_ranges
 
 SIGNATURE = "serving_default"
@@ -120,12 +122,12 @@ def _by_jax(traced: _Trace, inputs: list[dict[str, Any]]) -> bytes:
     from litert_converter.mlir import ir, passmanager
     from litert_converter.mlir._mlir_libs import converter_api_ext as converter
 
-    for layer in all_layers(traced.model):
+    for layer, _ in walk(traced.model, ""):
         if isinstance(layer, keras.layers.RNN):
             layer.unroll = True
     shapes = [jax.ShapeDtypeStruct(tuple(spec["shape"]), spec["dtype"]) for spec in inputs]
     # An input that nothing reads would be dropped.
-    with _marked_gelu():
+    with replaced(jax.nn, "gelu", functools.partial(_gelu, jax.nn.gelu)):
         lowered = jax.jit(traced, keep_unused=True).lower(*shapes)
     text = lowered.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=False)
     context = ir.Context()
@@ -139,21 +141,11 @@ def _by_jax(traced: _Trace, inputs: list[dict[str, Any]]) -> bytes:
         return bytes(converter.export_flatbuffer_to_bytes(module.operation))
 
 
-@contextlib.contextmanager
-def _marked_gelu() -> Iterator[None]:
-    """Inside, JAX's GELU is traced as one operation, which LiteRT has, not as its 60 parts."""
+def _gelu(plain: Any, x: Any, approximate: bool = True) -> Any:
+    """JAX's GELU as one operation, which LiteRT has, not as its 60 parts."""
     import jax
 
-    plain = jax.nn.gelu
-
-    def gelu(x: Any, approximate: bool = True) -> Any:
-        marked = jax.lax.composite(
-            lambda x, **_: plain(x, approximate=approximate), name="aten.gelu.default"
-        )
-        return marked(x, approximate="tanh" if approximate else "none")
-
-    jax.nn.gelu = gelu
-    try:
-        yield
-    finally:
-        jax.nn.gelu = plain
+    marked = jax.lax.composite(
+        lambda x, **_: plain(x, approximate=approximate), name="aten.gelu.default"
+    )
+    return marked(x, approximate="tanh" if approximate else "none")

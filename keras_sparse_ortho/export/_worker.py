@@ -37,7 +37,7 @@ def trace(
     _load_converter()
     import keras
 
-    from keras_sparse_ortho.export._block_convolutions import as_convolutions
+    from keras_sparse_ortho.export._blocks import as_convolutions
     from keras_sparse_ortho.export._tracing import write_traced
 
     keras.utils.clear_session()  # of the previous job
@@ -87,18 +87,13 @@ def run(
     output_names: list[str],
     batch_size: int,
     result: str,
-) -> int | None:
-    """Save a file's outputs on a sample; returns the bytes by which loading raised peak memory."""
-    import ai_edge_litert.interpreter  # noqa: F401 - before the memory is measured
+) -> None:
+    """Save a file's outputs on a sample."""
     import numpy as np
 
     with np.load(sample) as data:
         arrays = [data[f"arr_{i}"] for i in range(len(input_names))]
-    before = _memory(reset=True)
-    interpreter = _interpreter(file, xnnpack)
-    interpreter.allocate_tensors()
-    runner = interpreter.get_signature_runner("serving_default")
-    peak = _memory()
+    runner = _interpreter(file, xnnpack).get_signature_runner("serving_default")
     details = runner.get_input_details()
     for name, array in zip(input_names, arrays, strict=True):
         # The interpreter would silently resize the file's input.
@@ -112,11 +107,10 @@ def run(
         for collected, name in zip(outputs, output_names, strict=True):
             collected.append(answers[name].copy())
     np.savez(result, *[np.concatenate(collected) for collected in outputs])
-    return None if before is None or peak is None else peak - before
 
 
 def inspect(file: str, xnnpack: bool) -> dict[str, Any]:
-    """Check that all buffers end within the file, run it once on zeros, and read its signature."""
+    """Check that all buffers end within the file, run it once on zeros, and read its names."""
     _limit_memory()
     import numpy as np
     from ai_edge_litert import schema_py_generated as schema
@@ -132,25 +126,16 @@ def inspect(file: str, xnnpack: bool) -> dict[str, Any]:
     runner = _interpreter(file, xnnpack).get_signature_runner()
     inputs = runner.get_input_details()
     outputs = runner(**{n: np.zeros(d["shape"], d["dtype"]) for n, d in inputs.items()})
-    return {
-        "xnnpack": xnnpack,
-        "inputs": [
-            {"name": n, "shape": d["shape"].tolist(), "dtype": np.dtype(d["dtype"]).name}
-            for n, d in inputs.items()
-        ],
-        "outputs": [{"name": n, "shape": list(a.shape)} for n, a in outputs.items()],
-    }
+    return {"xnnpack": xnnpack, "input_names": [*inputs], "output_names": [*outputs]}
 
 
-def bench(
-    file: str, xnnpack: bool, threads: int, inputs: str, input_names: list[str], calls: int
-) -> list[float]:
+def bench(file: str, xnnpack: bool, threads: int, calls: int) -> list[float]:
     """Milliseconds of some calls of a file, which stays loaded for the next job.
 
     Use a process for each file: after XNNPACK has run int8 layers in a process, LiteRT's built-in
     kernels are up to three times slower there (AVX-512: 0.148 instead of 0.048 ms).
     """
-    interpreter = _warm_interpreter(file, xnnpack, threads, inputs, tuple(input_names))
+    interpreter = _warm_interpreter(file, xnnpack, threads)
     interpreter.invoke()  # the other files have used the caches since
     times = []
     for _ in range(calls):
@@ -249,17 +234,17 @@ def _interpreter(file: str, xnnpack: bool, threads: int | None = None) -> Any:
 
 
 @functools.cache
-def _warm_interpreter(
-    file: str, xnnpack: bool, threads: int, inputs: str, input_names: tuple[str, ...]
-) -> Any:
+def _warm_interpreter(file: str, xnnpack: bool, threads: int) -> Any:
+    """An interpreter that has run on normal values, or on zeros where integers are asked for."""
     import numpy as np
 
     interpreter = _interpreter(file, xnnpack, threads)
     interpreter.allocate_tensors()
-    details = interpreter.get_signature_runner().get_input_details()
-    with np.load(inputs) as data:
-        for k, name in enumerate(input_names):
-            interpreter.set_tensor(details[name]["index"], data[f"arr_{k}"])
+    rng = np.random.default_rng(0)
+    for one in interpreter.get_input_details():
+        floats = np.issubdtype(one["dtype"], np.floating)
+        values = rng.standard_normal(one["shape"]) if floats else np.zeros(one["shape"])
+        interpreter.set_tensor(one["index"], values.astype(one["dtype"]))
     for _ in range(3):
         interpreter.invoke()
     return interpreter
@@ -277,18 +262,6 @@ def _limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (used + 512 * int(free), most))
     except (ImportError, OSError, ValueError):
         return
-
-
-def _memory(reset: bool = False) -> int | None:
-    """Peak of this process' resident memory in bytes since `reset`; None except on Linux."""
-    try:
-        if reset:
-            Path("/proc/self/clear_refs").write_text("5")
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    (peak,) = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
-    return 1024 * int(peak)
 
 
 if __name__ == "__main__":

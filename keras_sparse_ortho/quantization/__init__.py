@@ -1,17 +1,17 @@
 """Quantization-aware training: `quantize_aware`, and the layers that it places."""
 
 from keras_sparse_ortho._other_names import public_names
-from keras_sparse_ortho.quantization._fake_quantize import FakeQuantize
-from keras_sparse_ortho.quantization._quantize_aware import quantize_aware
-from keras_sparse_ortho.quantization._quantize_wrapper import QuantizeWrapper, innermost
-from keras_sparse_ortho.quantization._round_biases import biases_are_rounded, round_biases
-from keras_sparse_ortho.quantization._trained import (
+from keras_sparse_ortho.quantization._fake_quantize import (
+    FakeQuantize,
     fixed_ranges,
     has_integers,
     has_trained_ranges,
     integers_of,
     without_ranges,
 )
+from keras_sparse_ortho.quantization._quantize_aware import quantize_aware
+from keras_sparse_ortho.quantization._quantize_wrapper import QuantizeWrapper, innermost
+from keras_sparse_ortho.quantization._round_biases import biases_are_rounded, round_biases
 
 __all__ = ["quantize_aware", "round_biases"]
 

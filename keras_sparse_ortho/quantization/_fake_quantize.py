@@ -1,17 +1,19 @@
-"""`FakeQuantize`: activations rounded to 8 bits in a range that follows them."""
+"""`FakeQuantize`: activations rounded to 8 bits in a range that follows them; its users."""
 
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_sparse_ortho._checks import check_number
 from keras_sparse_ortho._values import assign, to_numpy
+from keras_sparse_ortho.kernels import PrunableWeight, walk
+from keras_sparse_ortho.models import prunable_weights
 
 ops = keras.ops
 _LEAST = 1e-6  # the width of a range
-_HALVES = 1e-3  # of a step: decides halves, and is less than a mean differs from other ones
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -22,19 +24,13 @@ class FakeQuantize(keras.layers.Layer):
         high <- m high + (1 - m) max(max(x), 0)         the first batch sets both
         y = s * round(clip(x, low, high) / s),  s = (high - low) / 255,  0 stays 0
 
-    The gradient is 1 inside of the range and 0 outside (`keras.quantizers.
-    fake_quant_with_min_max_vars`). A layer that has seen no training batch passes its input on as
-    it is.
-
-    `quantize_aware` places it; in a subclassed model place it yourself, at the inputs and outputs
-    of layers that are to compute in int8.
+    The gradient is 1 inside of the range and 0 outside. Before its first training batch a layer
+    passes its input on as it is. `quantize_aware` places it; in a subclassed model place it
+    yourself, at the inputs and outputs of layers that are to compute in int8.
 
     Args:
         momentum: `m`, in [0, 1).
         **kwargs: As for `keras.layers.Layer`.
-
-    Raises:
-        ValueError: A momentum that is not in [0, 1).
 
     Example:
 
@@ -45,11 +41,6 @@ class FakeQuantize(keras.layers.Layer):
     >>> y = keras.ops.convert_to_numpy(layer(x + 0.004))
     >>> [round(float(value), 4) for value in y[0]]
     [0.0, 0.3, 2.55]
-
-    Reference:
-
-    - Jacob et al., "Quantization and Training of Neural Networks for Efficient
-      Integer-Arithmetic-Only Inference" (CVPR 2018), arXiv 1712.05877
     """
 
     def __init__(self, momentum: float = 0.99, **kwargs: Any) -> None:
@@ -86,22 +77,6 @@ class FakeQuantize(keras.layers.Layer):
         rounded = ops.cast(rounded, inputs.dtype)
         return rounded if self._fixed else ops.where(self.seen > 0, rounded, inputs)
 
-    def of_means(self, x: Any) -> Any:
-        """The rounded means over windows of inputs that were rounded to the same range.
-
-        LiteRT rounds sums of integers, whose halves are common: away from the integer zero.
-        """
-        if self._mark is None:
-            low, high = ops.convert_to_tensor(self.low), ops.convert_to_tensor(self.high)
-            step = ops.maximum(high - low, _LEAST) / 255
-            integer = ops.cast(x, "float32") / step - ops.round(low / step) - 128
-            x += ops.cast(ops.stop_gradient(ops.sign(integer) * step * _HALVES), x.dtype)
-        return self(x, training=False)
-
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        """That of the input."""
-        return input_shape
-
     def compute_output_spec(self, inputs: Any, training: bool | None = None) -> Any:
         """That of the input."""
         return keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
@@ -137,3 +112,60 @@ class FakeQuantize(keras.layers.Layer):
         assign(self.low, m * self.low + (1 - m) * low)
         assign(self.high, m * self.high + (1 - m) * high)
         assign(self.seen, ops.ones(()))
+
+
+# --- what training has fixed for an integer file --------------------------------------------------
+
+
+def integers_of(weight: PrunableWeight) -> tuple[np.ndarray, np.ndarray] | None:
+    """Integers and scales of a weight, `None` for one that has none."""
+    quantizer = None if weight.storage is None else weight.storage.quantizer
+    if quantizer is None:
+        return None
+    parts: tuple[np.ndarray, np.ndarray] | None
+    parts = quantizer.integers(weight.value, weight.outputs_shape)
+    return parts
+
+
+def _ranges_of(model: Any) -> list[FakeQuantize]:
+    return [layer for layer, _ in walk(model, "") if isinstance(layer, FakeQuantize)]
+
+
+def has_trained_ranges(model: keras.Model) -> bool:
+    """Whether the activations of a model have ranges; raises if training has not set one."""
+    layers = _ranges_of(model)
+    unset = [layer.path for layer in layers if not layer.built or not float(to_numpy(layer.seen))]
+    if unset:
+        raise ValueError(
+            "The ranges of activations are set in training: train the model, or call it once on "
+            f"real data with training=True. Received: no range of {unset[:5]}"
+        )
+    return bool(layers)
+
+
+@contextlib.contextmanager
+def without_ranges(model: keras.Model) -> Iterator[None]:
+    """Inside, the activations of a model are not rounded."""
+    known = [layer.seen for layer in _ranges_of(model)]
+    before = [float(to_numpy(seen)) for seen in known]
+    for seen in known:
+        assign(seen, 0.0)
+    try:
+        yield
+    finally:
+        for seen, value in zip(known, before, strict=True):
+            assign(seen, value)
+
+
+@contextlib.contextmanager
+def fixed_ranges(model: Any, mark: Callable[[Any, float, float], Any] | None) -> Iterator[None]:
+    """Inside, a model can be traced for the converter, see `FakeQuantize.fixed_range`."""
+    with contextlib.ExitStack() as stack:
+        for layer in _ranges_of(model):
+            stack.enter_context(layer.fixed_range(mark))
+        yield
+
+
+def has_integers(model: Any) -> bool:
+    """Whether training has rounded a kernel."""
+    return any(integers_of(weight) is not None for weight in prunable_weights(model))

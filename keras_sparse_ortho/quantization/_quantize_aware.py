@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_sparse_ortho._keras_internals import body_of, is_graph
+from keras_sparse_ortho._keras_internals import body_of, graph_calls, graph_ends, is_graph
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import Draw
 from keras_sparse_ortho.kernels import (
     PrunableWeight,
     Selection,
+    find_kernels,
     names_in,
     select,
     walk,
@@ -24,8 +26,12 @@ from keras_sparse_ortho.parametrizations import (
     FakeQuantization,
     LowRankSoftThreshold,
 )
-from keras_sparse_ortho.quantization._placing import Rounding, roundings
-from keras_sparse_ortho.quantization._quantize_wrapper import QuantizeWrapper
+from keras_sparse_ortho.quantization._quantize_wrapper import (
+    FUSED,
+    QuantizeWrapper,
+    activation_of,
+    innermost,
+)
 
 
 @verb
@@ -103,18 +109,12 @@ def quantize_aware(
             f"Received: {activations=}, {weights=}"
         )
     known = prunable_weights(model)
-    _refuse_quantized(model, known)
     chosen, left_out = _chosen(model, known, exclude)
     if quantizer is None:
         chosen = []
-    elif not chosen:
+    _check(model, known, chosen)
+    if quantizer is not None and not chosen:
         refuse_unfit(model, [], "no kernel that could be quantized")
-    products = [w.path for w in chosen if isinstance(w.storage, LowRankSoftThreshold)]
-    if products:
-        raise NotPrunableError(
-            "Kernels that are products of two factors are not quantized: their integers would be "
-            f"lost when they are stripped. `exclude` them. Received: {products[:5]}"
-        )
     rounded: dict[int, Rounding] = {}
     if activations is not None:
         if not is_graph(model):
@@ -151,47 +151,188 @@ def _chosen(
     """The weights to be quantized, and the layers, by `id`, that stay in floats."""
     layers = {path: layer for layer, path in reversed(list(walk(model, ""))) if path}
     names = names_in(exclude) if exclude is not None else []
-    weights = [weight.path for weight in known]
-    if names is not None:
-        of_layers = [
-            name
-            for name in names
-            if isinstance(name, str)
-            and name in layers
-            and not any(path.startswith(f"{name}/") for path in weights)
-        ]
-        others = [name for name in names if name not in of_layers]
-        left = select(known, others, "exclude") if others else []
-    else:
-        of_layers, left = [], select(known, exclude, "exclude")
+    # Layers that have no kernel are left out by their paths.
+    plain = [
+        name
+        for name in names or ()
+        if isinstance(name, str) and name in layers and not find_kernels(layers[name], "")
+    ]
+    others = exclude if names is None else [name for name in names if name not in plain]
+    left = {weight.path for weight in (select(known, others, "exclude") if others else [])}
     inside_recurrent = {
         id(inner)
-        for layer, _ in walk(model, "")
+        for layer in layers.values()
         if isinstance(layer, keras.layers.RNN)
         for inner, _ in walk(layer, "")
     }
-    excluded = {weight.path for weight in left}
     chosen = [
         weight
         for weight in known
-        if weight.path not in excluded
+        if weight.path not in left
         and not isinstance(weight.owner, keras.layers.Embedding)
         and id(weight.owner) not in inside_recurrent
     ]
-    left_out = {id(layers[name]) for name in of_layers}
-    owners = [{id(weight.owner) for weight in some} for some in (left, chosen)]
-    for layer, _ in walk(model, ""):
+    left_out = {id(layers[name]) for name in plain}
+    kept = {id(weight.owner) for weight in chosen}
+    excluded = {id(weight.owner) for weight in known if weight.path in left}
+    for layer in layers.values():
         inside = {id(inner) for inner, _ in walk(layer, "")}
-        if inside & owners[0] and not inside & owners[1]:
+        if inside & excluded and not inside & kept:
             left_out.add(id(layer))
     return chosen, left_out
 
 
-def _refuse_quantized(model: Any, known: list[PrunableWeight]) -> None:
+def _check(model: Any, known: list[PrunableWeight], chosen: list[PrunableWeight]) -> None:
+    """Refuses models that are quantized already, and sparse layers that cannot be."""
     quantized = [w.path for w in known if w.storage is not None and w.storage.quantizer is not None]
-    rounded = [path for layer, path in walk(model, "") if isinstance(layer, QuantizeWrapper)]
-    if quantized or rounded:
+    quantized += [path for layer, path in walk(model, "") if isinstance(layer, QuantizeWrapper)]
+    if quantized:
         raise NotPrunableError(
             "The model is quantized already: start from the one that was given to quantize_aware. "
-            f"Received: {(quantized or rounded)[:5]}"
+            f"Received: {quantized[:5]}"
         )
+    products = [w.path for w in chosen if isinstance(w.storage, LowRankSoftThreshold)]
+    if products:
+        raise NotPrunableError(
+            "Kernels that are products of two factors are not quantized: their integers would be "
+            f"lost when they are stripped. `exclude` them. Received: {products[:5]}"
+        )
+
+
+L = keras.layers
+# Their output has the range of their input, or has zeros beside.
+_PASS_ON = (
+    *(L.Flatten, L.Reshape, L.Permute, L.RepeatVector, L.InputLayer, L.Identity),
+    *(L.Dropout, L.SpatialDropout1D, L.SpatialDropout2D, L.SpatialDropout3D),
+    *(L.GaussianDropout, L.GaussianNoise, L.AlphaDropout),
+    *(L.MaxPooling1D, L.MaxPooling2D, L.MaxPooling3D),
+    *(L.GlobalMaxPooling1D, L.GlobalMaxPooling2D, L.GlobalMaxPooling3D),
+    *(L.ZeroPadding1D, L.ZeroPadding2D, L.ZeroPadding3D),
+    *(L.Cropping1D, L.Cropping2D, L.Cropping3D),
+)
+# The steps of the fixed ranges that LiteRT gives their outputs.
+_FIXED = {
+    keras.activations.softmax: 1 / 256,
+    keras.activations.sigmoid: 1 / 256,
+    keras.activations.tanh: 1 / 128,
+}
+_PRODUCTS = (
+    *(L.Dense, L.EinsumDense, L.Conv1D, L.Conv2D, L.Conv3D),
+    *(L.DepthwiseConv1D, L.DepthwiseConv2D),
+)
+
+
+@dataclasses.dataclass
+class Rounding:
+    """How many input tensors of a layer are rounded; whether its output and activation are."""
+
+    inputs: int = 0
+    output: bool = False
+    activation: bool = False
+
+
+def roundings(model: Any, left_out: set[int]) -> dict[int, Rounding]:
+    """What is rounded, by `id` of the layer, in a graph; layers that are `left_out` stay in floats.
+
+    Rounded are the outputs of operations as LiteRT has them: a convolution with the normalization
+    and the ReLU behind it is one. Layers with kernels round their inputs where nothing has.
+    """
+    found: dict[int, Rounding] = {}
+    _place(model, left_out, found)
+    return found
+
+
+def _place(model: Any, left_out: set[int], found: dict[int, Rounding]) -> None:
+    calls = graph_calls(model)
+    consumers: dict[int, list[Any]] = {}
+    for call in calls:
+        for tensor in call.inputs:
+            consumers.setdefault(id(tensor), []).append(call.operation)
+    ends = {id(tensor) for tensor in keras.tree.flatten(graph_ends(model)[1])}
+    rounded: set[int] = set()  # tensors
+    for call in calls:
+        layer, inner = call.operation, innermost(call.operation)
+        if isinstance(inner, keras.Model):
+            _place(inner, left_out, found)
+            rounded |= {id(tensor) for tensor in call.outputs}
+            continue
+        if passes_on(inner):
+            if call.inputs and all(id(tensor) in rounded for tensor in call.inputs):
+                rounded |= {id(tensor) for tensor in call.outputs}
+            continue
+        if not isinstance(layer, L.Layer) or id(layer) in left_out or len(call.outputs) != 1:
+            continue
+        (output,) = call.outputs
+        after = consumers.get(id(output), [])
+        fused = len(after) == 1 and id(output) not in ends and _is_fused(inner, innermost(after[0]))
+        fixed = fixed_step(inner) is not None
+        own = found.setdefault(id(layer), Rounding())
+        own.activation = activation_of(layer) not in (None, *FUSED)
+        if not fused and not fixed and keras.backend.is_float_dtype(output.dtype):
+            own.output = True
+            rounded.add(id(output))
+        floats = [t for t in call.inputs if keras.backend.is_float_dtype(t.dtype)]
+        if find_kernels(layer, "") and any(id(tensor) not in rounded for tensor in floats):
+            own.inputs = len(floats)
+        _place_inside(layer, own, left_out, found)
+
+
+def _place_inside(
+    layer: Any, outer: Rounding, left_out: set[int], found: dict[int, Rounding]
+) -> None:
+    """Products inside of a layer, such as those of an attention, round what they take and give."""
+    inner = innermost(layer)
+    if isinstance(inner, L.Wrapper | L.RNN):
+        return
+    outside, done = projections(inner), []
+    for own, _ in walk(inner, ""):
+        core = innermost(own)
+        if core is inner or core in done or id(own) in left_out:
+            continue
+        done.append(core)
+        if isinstance(core, _PRODUCTS) and activation_of(core) in FUSED:
+            inputs = 0 if any(core is innermost(one) for one in outside) else 1
+            last = outside and core is innermost(inner.output_dense)
+            found.setdefault(id(own), Rounding(inputs, output=not (last and outer.output)))
+
+
+def projections(layer: Any) -> list[Any]:
+    """The layers inside of an attention that are called on its inputs."""
+    if isinstance(layer, L.MultiHeadAttention):
+        return [layer.query_dense, layer.key_dense, layer.value_dense]
+    return []
+
+
+def passes_on(layer: Any) -> bool:
+    """Whether the output of a layer has the range of its input."""
+    return isinstance(layer, _PASS_ON) or _is_linear(layer)
+
+
+def fixed_step(layer: Any) -> float | None:
+    """The step of the output of a layer whose range LiteRT knows without training."""
+    return next((step for own, step in _FIXED.items() if own is _function_of(layer)), None)
+
+
+def _is_linear(layer: Any) -> bool:
+    return isinstance(layer, L.Activation) and layer.activation is keras.activations.linear
+
+
+def _is_relu(layer: Any) -> bool:
+    if isinstance(layer, L.ReLU):
+        return layer.max_value in (None, 6) and not layer.negative_slope and not layer.threshold
+    relus = (keras.activations.relu, keras.activations.relu6)
+    return isinstance(layer, L.Activation) and layer.activation in relus
+
+
+def _function_of(layer: Any) -> Any:
+    if isinstance(layer, L.Softmax):
+        return keras.activations.softmax
+    return layer.activation if isinstance(layer, L.Activation) else activation_of(layer)
+
+
+def _is_fused(layer: Any, after: Any) -> bool:
+    """Whether LiteRT computes a layer and the one behind it in one operation."""
+    if isinstance(layer, L.BatchNormalization | L.Add | L.Subtract):
+        return _is_relu(after)
+    linear = activation_of(layer) is keras.activations.linear
+    return linear and (isinstance(after, L.BatchNormalization) or _is_relu(after))

@@ -9,13 +9,12 @@ import keras
 from keras_sparse_ortho._keras_internals import (
     WrapperBuiltByCalls,
     adopt_call_interface,
+    replaced,
     restored,
     stand_in_name_scope,
 )
 from keras_sparse_ortho.quantization._fake_quantize import FakeQuantize
 
-# LiteRT's means over windows have the range of their input.
-WINDOWS = (keras.layers.AveragePooling1D, keras.layers.AveragePooling2D)
 # What LiteRT computes in one operation with the product before it.
 FUSED = (keras.activations.linear, keras.activations.relu, keras.activations.relu6)
 
@@ -29,29 +28,8 @@ class QuantizeWrapper(WrapperBuiltByCalls):
         y = q_out(layer(q_in(x)))
 
     An activation that LiteRT does not fuse with the product before it (all but linear, ReLU and
-    ReLU6) gets rounded inputs, too. An average pooling over windows with rounded inputs has one
-    range for both, as in LiteRT. `quantize_aware` places these wrappers.
-
-    Args:
-        layer: The layer, with or without a `PrunableLayer` around it.
-        inputs: How many input tensors are rounded: 0, or all that the layer is called with.
-        output: Whether its output is rounded.
-        momentum: As for `FakeQuantize`.
-        **kwargs: As for `keras.layers.Layer`.
-
-    Raises:
-        ValueError: `layer` is no layer; `inputs` is no number of inputs from 0 to 64. When called:
-            other inputs than `inputs` tensors.
-
-    Limits: a layer with a single output tensor.
-
-    Example:
-
-    >>> import keras
-    >>> layer = QuantizeWrapper(keras.layers.Dense(2, activation="relu"), inputs=1)
-    >>> model = keras.Sequential([keras.Input((4,)), layer])
-    >>> [weight.name for weight in model.non_trainable_weights]
-    ['low', 'high', 'seen', 'low', 'high', 'seen']
+    ReLU6) gets rounded inputs, too. `inputs` is 0, or the number of tensors that the layer, which
+    has a single output, is called with.
     """
 
     transparent_path = True
@@ -85,9 +63,7 @@ class QuantizeWrapper(WrapperBuiltByCalls):
             return FakeQuantize(momentum, name=name, dtype=layer.dtype_policy)
 
         self.of_inputs = [rounding(f"input_{k}") for k in range(inputs)]
-        self._one_range = output and inputs == 1 and isinstance(innermost(layer), WINDOWS)
-        one = self.of_inputs[0] if self._one_range else rounding("output")
-        self.of_output = one if output else None
+        self.of_output = rounding("output") if output else None
         apart = activation_of(layer) not in (None, *FUSED)
         self.of_activation = rounding("activation") if apart else None
 
@@ -109,12 +85,14 @@ class QuantizeWrapper(WrapperBuiltByCalls):
         """Calls the layer between roundings."""
         if self.of_inputs:
             args, kwargs = self._rounded(args, kwargs)
-        with self._activation_apart():
+        inner, own = innermost(self.layer), self.of_activation
+        apart: Any = contextlib.nullcontext()
+        if own is not None:  # the activation gets rounded inputs
+            activation = inner.activation
+            apart = replaced(inner, "activation", lambda x: activation(own(x)))
+        with apart:
             result = self.layer(*args, **kwargs)
-        if self.of_output is not None:
-            own = self.of_output
-            return own.of_means(result) if self._one_range else own(result)
-        return result
+        return result if self.of_output is None else self.of_output(result)
 
     def _rounded(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         own = iter(self.of_inputs)
@@ -129,20 +107,6 @@ class QuantizeWrapper(WrapperBuiltByCalls):
             return next(own)(x) if _is_float(x) else x
 
         return keras.tree.map_structure(rounded, (args, kwargs))
-
-    @contextlib.contextmanager
-    def _activation_apart(self) -> Iterator[None]:
-        """Inside, the activation of the layer gets rounded inputs."""
-        if self.of_activation is None:
-            yield
-            return
-        held, own = vars(innermost(self.layer)), self.of_activation
-        activation = held["activation"]
-        held["activation"] = lambda x: activation(own(x))
-        try:
-            yield
-        finally:
-            held["activation"] = activation
 
     def __getattr__(self, name: str) -> Any:
         """What only the layer inside has."""

@@ -10,9 +10,9 @@ from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.models import prunable_weights
-from keras_sparse_ortho.quantization._placing import fixed_step, passes_on, projections
+from keras_sparse_ortho.quantization._fake_quantize import has_trained_ranges, integers_of
+from keras_sparse_ortho.quantization._quantize_aware import fixed_step, passes_on, projections
 from keras_sparse_ortho.quantization._quantize_wrapper import QuantizeWrapper, innermost
-from keras_sparse_ortho.quantization._trained import has_trained_ranges, integers_of
 
 L = keras.layers
 Scales = dict[int, np.ndarray]  # of kernels, by `id` of the layer that has it
@@ -32,25 +32,22 @@ def round_biases(model: keras.Model) -> keras.Model:
 
         beta + g (b - mean),  s = s_x s_k |g|,  g = gamma / sqrt(variance + epsilon)
 
-    by a change of `beta` (of `mean` where there is none). No bias changes by more than half a step.
-    These steps are small with int8 kernels and 18 times as large with int4 ones, where they are
-    most of the difference between a file and Keras. Call it at the end of training: training on
+    by a change of `beta`. No bias changes by more than half a step. With int4 kernels these steps
+    are most of the difference between a file and Keras. Call it at the end of training: training on
     moves the biases again.
 
     Args:
         model: What `quantize_aware` with `activations="int8"` returned, trained. It is changed in
-            place.
-
-    Returns:
-        The model.
+            place, and returned.
 
     Raises:
         NotPrunableError: A subclassed model, whose ranges cannot be told to belong to its kernels.
         ValueError: Ranges that no training has set.
 
     Limits: a layer that is called several times has the steps of its first call. Biases stay as
-    they are where the step of the input is not known: behind layers that are not quantized, and in
-    an attention that is called with a key apart from its value.
+    they are where the step of the input is not known (behind layers that are not quantized, and in
+    an attention that is called with a key apart from its value), and before normalizations without
+    `beta`.
 
     Example:
 
@@ -166,15 +163,11 @@ def _round_one(
     gain = 1 / np.sqrt(to_numpy(norm.moving_variance) + np.float64(norm.epsilon))
     gain = gain * to_numpy(norm.gamma) if norm.scale else gain
     whole = gain * ((0 if bias is None else to_numpy(bias).reshape(-1)) - mean)
-    if scale.size not in (1, gain.size):
+    if not norm.center or scale.size not in (1, gain.size):
         return
-    if norm.center:
-        beta = to_numpy(norm.beta).astype(np.float64)
-        change = _to_steps(whole + beta, step * scale * np.abs(gain))
-        changes.append((norm.beta, beta + change))
-    else:
-        change = _to_steps(whole, step * scale * np.abs(gain))
-        changes.append((norm.moving_mean, mean - change / np.where(gain == 0, 1, gain)))
+    beta = to_numpy(norm.beta).astype(np.float64)
+    change = _to_steps(whole + beta, step * scale * np.abs(gain))
+    changes.append((norm.beta, beta + change))
 
 
 def _to_steps(value: np.ndarray, steps: np.ndarray) -> np.ndarray:

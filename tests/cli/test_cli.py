@@ -23,7 +23,6 @@ from keras_sparse_ortho.export import (
     ExportVerificationError,
     load_litert,
 )
-from tests.export.conftest import block_model
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -75,28 +74,12 @@ def test_bench(exported, tmp_path, capsys):
     assert main([*arguments, "--json"]) == 0
     timings = json.loads(capsys.readouterr().out)
     assert [(one["file"], one["threads"]) for one in timings] == [
-        (str(file), threads) for file in (path, packed) for threads in (1, 2)
+        (str(file), threads) for threads in (1, 2) for file in (path, packed)
     ]
     assert {one["route"] for one in timings} == {"float32+sp"}
     assert min(one["latency_ms"] for one in timings) > 0
     assert main(arguments) == 0
     assert "ms a call" in capsys.readouterr().out
-
-
-def test_bench_measures_milliseconds(tmp_path, capsys):
-    import tensorflow as tf
-
-    module = tf.Module()
-    module.weight = tf.Variable(tf.random.normal((1024, 1024)))
-    specification = tf.TensorSpec((256, 1024), name="x")
-    call = tf.function(lambda x: {"y": x @ module.weight}, input_signature=[specification])
-    traced = [call.get_concrete_function()]
-    path = tmp_path / "m.tflite"
-    path.write_bytes(tf.lite.TFLiteConverter.from_concrete_functions(traced, module).convert())
-    assert main(["bench", str(path), "--seconds", "0.2", "--json"]) == 0
-    [timing] = json.loads(capsys.readouterr().out)
-    # 0.54 GFLOP: no core does that in 0.1 ms, and none needs a minute.
-    assert 0.1 < timing["latency_ms"] < 60_000
 
 
 @pytest.mark.parametrize(
@@ -107,25 +90,20 @@ def test_bench_measures_milliseconds(tmp_path, capsys):
         (["report", "none.keras"], 3, "There is no such file"),
         (["report", "text.keras"], 3, "This is not a Keras model"),
         (["report", "."], 3, "this is a folder"),
-        (["report", "lite.tflite"], 3, "This is a LiteRT file, which `kso bench` opens"),
         (["report", "a.weights.h5"], 3, "has weights only"),
         (["report", "a.h5"], 3, "they may hold code that Keras would run"),
         (["export", "hdf.keras", "out.tflite"], 3, "model.save('model.keras')"),
-        (["report", "other.keras"], 3, "has no config.json"),
         (["report", "RENAMED"], 3, "must end in .keras"),
         (["report", "broken.keras"], 3, "Keras must be able to load"),
         (["report", "damaged.keras"], 3, "Keras must be able to load"),
-        (["report", "empty.keras"], 3, "This file is empty"),
         (["bench", "text.keras"], 3, "TFL3"),
-        (["bench", "none.tflite"], 3, "There is no such file"),
-        (["bench", "."], 3, "this is a folder"),
-        (["bench", "empty.keras"], 3, "This file is empty"),
-        (["bench", "MODEL"], 3, "`kso export` makes a LiteRT file"),
+        (["bench", "none.tflite"], 3, "must name a LiteRT file"),
+        (["bench", "."], 3, "must name a LiteRT file"),
         (["export", "MODEL", "out.tflite", "--sample", "MODEL"], 3, "Pass rows as"),
         (["export", "MODEL", "out.tflite", "--data", "empty.keras"], 3, "Pass rows as"),
         (["bench", "text.keras", "--threads", "0"], 2, "--threads"),
         (["export", "MODEL", "out.tflite", "--mode", "quick"], 2, "mode='quick'"),
-        (["export", "MODEL", "out.tflite", "--mode", "float16+csr"], 2, "use 'float16+sp'"),
+        (["export", "MODEL", "out.tflite", "--mode", "float16+csr"], 2, "'float16+sp'"),
         (["export", "MODEL", "out.tflite", "--sample", "text.keras"], 3, "Pass rows as"),
         (["export", "MODEL", "none/out.tflite"], 2, "folder that exists"),
         (["export", "MODEL", "none/out.tflite"], 2, "Received: output='none/out.tflite'"),
@@ -139,12 +117,10 @@ def test_what_goes_wrong(model_file, tmp_path, monkeypatch, capsys, arguments, s
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.keras").write_text("no model at all")
     (tmp_path / "empty.keras").touch()
-    (tmp_path / "lite.tflite").write_bytes(b"\x1c\0\0\0TFL3 and so on")
     for name in ("a.h5", "a.weights.h5", "hdf.keras"):
         (tmp_path / name).write_bytes(b"\x89HDF\r\n\x1a\n and so on")
-    for name, part in (("other.keras", "a.txt"), ("broken.keras", "config.json")):
-        with zipfile.ZipFile(tmp_path / name, "w") as archive:
-            archive.writestr(part, "{}")
+    with zipfile.ZipFile(tmp_path / "broken.keras", "w") as archive:
+        archive.writestr("config.json", "{}")
     damaged = model_file.read_bytes().replace(b"PK\x01\x02", b"PK\x01\x03")
     (tmp_path / "damaged.keras").write_bytes(damaged)
     shutil.copy(model_file, tmp_path / "model.zip")
@@ -173,16 +149,6 @@ def test_messages_of_every_kind_name_options(model_file, monkeypatch, capsys, ki
     [warned, failed] = capsys.readouterr().err.splitlines()
     assert warned == "kso: warning: not by `--mode`, see `--batch-size`"
     assert failed == "kso: see `--tolerance`, put `sample` in. Received: --data=None, output=''"
-
-
-def test_a_litert_file_that_ends_in_a_zip_archive_is_one(exported, tmp_path, capsys):
-    """As files with labels do; this one is damaged by it, which the reader says."""
-    with (tmp_path / "m.tflite").open("wb") as stream:
-        stream.write(exported[0].read_bytes())
-        with zipfile.ZipFile(stream, "a") as archive:
-            archive.writestr("labels.txt", "cat")
-    main(["bench", str(tmp_path / "m.tflite"), "--seconds", "0.1"])
-    assert "zip archive" not in capsys.readouterr().err
 
 
 def test_hdf5_files_are_not_opened(tmp_path, capsys):
@@ -222,19 +188,3 @@ def test_as_a_module(model_file, monkeypatch, capsys):
         runpy.run_module("keras_sparse_ortho", run_name="__main__")
     assert not end.value.code
     assert json.loads(capsys.readouterr().out)["live"] == 128
-
-
-@pytest.mark.slow
-def test_fast_with_data_and_a_compressed_file(tmp_path, capsys):
-    model = block_model()
-    model.save(tmp_path / "m.keras")
-    np.save(tmp_path / "x.npy", np.random.default_rng(0).standard_normal((40, 64)))
-    out = tmp_path / "m.tflite"
-    arguments = ["export", tmp_path / "m.keras", out, "--mode", "fast"]
-    more = ["--data", tmp_path / "x.npy", "--threads", "2", "--json"]
-    assert main([str(a) for a in (*arguments, *more)]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert len(report["routes"]) == 13
-    packed = tmp_path / "m.tflite.gz"
-    packed.write_bytes(gzip.compress(out.read_bytes()))
-    assert load_litert(packed, model=model).route == report["route"]

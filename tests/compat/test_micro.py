@@ -21,9 +21,8 @@ def test_blocks_run_on_microcontrollers(route, tmp_path):
     path = tmp_path / "blocks.tflite"
     data = {"representative_data": X} if route == "int8+blocks" else {}
     export_litert(model, path, mode=route, sample=X, **data)
-    array = c_array(path, tmp_path / "blocks.h")
-    assert array.arena_bytes > X[0].size
-    interpreter = runtime.Interpreter.from_file(str(path), arena_size=2 * array.arena_bytes)
+    assert "Conv2D" in c_array(path, tmp_path / "blocks.h")
+    interpreter = runtime.Interpreter.from_file(str(path))
     expected = keras.ops.convert_to_numpy(model(X))
     found = []
     for row in X:

@@ -26,13 +26,6 @@ def cnn():
     return keras.Model(inputs, L.Dense(6, name="head")(L.Flatten()(x))), {"exclude": "depthwise"}
 
 
-def pooled():
-    x = inputs = keras.Input((8, 8, 3))
-    x = L.Conv2D(8, 3, padding="same", activation="relu", name="first")(x)
-    x = L.Conv2D(8, 3, name="second")(L.AveragePooling2D(2, name="windows")(x))
-    return keras.Model(inputs, L.Dense(6, name="head")(L.Flatten()(x))), {}
-
-
 def encoder():
     inputs = keras.Input((6, 16))
     y = L.LayerNormalization(name="first_norm")(inputs)

@@ -1,23 +1,29 @@
-"""What goes wrong after the arguments were accepted, and that it leaves no trace."""
+"""What goes wrong after the arguments were accepted: what is said, and that it leaves no trace."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import textwrap
+import time
 
 import keras
 import numpy as np
 import pytest
 
+import keras_sparse_ortho as kso
 from keras_sparse_ortho import _files
 from keras_sparse_ortho.export import (
     ExportConversionError,
+    ExportFallbackWarning,
     ExportVerificationError,
     _candidates,
     _process,
     export_litert,
     load_litert,
 )
+from keras_sparse_ortho.export._process import JobError, Worker
 from tests.export.models import interpret, layers, mlp, tiny
 
 pytestmark = pytest.mark.tensorflow_only
@@ -43,7 +49,7 @@ def target(tmp_path):
 def convert_to(monkeypatch, content):
     def convert(task, routes):
         (task.folder / "model.tflite").write_bytes(content)
-        return {route.name: task.folder / "model.tflite" for route in routes}
+        return {route: task.folder / "model.tflite" for route in routes}
 
     monkeypatch.setattr(_candidates, "convert", convert)
 
@@ -97,8 +103,9 @@ def test_lost_zeros(monkeypatch, target, good_file):
 
 
 @pytest.fixture
-def worker_that(cold, monkeypatch, tmp_path_factory):
-    """A function that puts a script in place of the workers'."""
+def worker_that(kept_converter, monkeypatch, tmp_path_factory):
+    """A function that puts a script in place of the workers', also of those that convert."""
+    monkeypatch.setattr(_candidates, "converter", Worker)
 
     def replace(script):
         path = tmp_path_factory.mktemp("script") / "worker.py"
@@ -196,3 +203,164 @@ def test_names_that_tensorflow_takes_for_patterns(tmp_path, place):
     export_litert(tiny(), path)
     assert list(path.parent.iterdir()) == [path]
     assert load_litert(path).route == "float32"
+
+
+# --- where an error starts -----------------------------------------------------------------------
+
+
+def channels_of_unlike_variance():
+    keras.utils.set_random_seed(0)
+    rng = np.random.default_rng(0)
+    x = (rng.normal(size=(64, 64, 16)) * np.logspace(-2.5, 0, 16)).astype("float32")
+    dense = [
+        layers.Conv1D(16, 1, name="first"),
+        layers.LayerNormalization(axis=1, name="norm"),
+        layers.Conv1D(32, 5, activation="gelu", name="conv"),
+        layers.GlobalMaxPooling1D(),
+        layers.Dense(8, name="head"),
+    ]
+    model = keras.Sequential([keras.Input((64, 16)), *dense])
+    model.get_layer("first").kernel.assign(np.eye(16)[None])
+    return model, x
+
+
+def test_a_refused_file_names_the_layer_and_what_to_try(tmp_path):
+    model, x = channels_of_unlike_variance()
+    with pytest.raises(ExportVerificationError) as caught:
+        export_litert(model, tmp_path / "m.tflite", mode="int8", representative_data=x)
+    message = str(caught.value)
+    assert re.search(r"starts at layer 'norm' \(LayerNormalization\): error 0\.\d+", message)
+    for part in ('mode="dynamic_int8"', "quantize_aware(model)", "`exclude`", "statistics"):
+        assert part in message
+    assert re.search(r"Received: error=.*on 16 rows \(rows held out of", message)
+    assert not list(tmp_path.iterdir())
+    assert (
+        export_litert(model, tmp_path / "m.tflite", mode="dynamic_int8", sample=x[:8]).error < 0.1
+    )
+    trained = kso.quantize_aware(model)
+    trained(x, training=True)
+    assert export_litert(trained, tmp_path / "m.tflite", quantization="int8", sample=x).error < 0.01
+
+
+def test_a_mode_warns_of_a_route_whose_file_is_wrong(monkeypatch, tmp_path, tiny_file):
+    """`tiny_file` has other weights than this model: as if the converter had made it of them."""
+    plain = _candidates.convert
+
+    def convert(task, routes):
+        files = plain(task, routes)
+        (wrong,) = (file for route, file in files.items() if route.name == "float16")
+        wrong.write_bytes(tiny_file.read_bytes()[:-8])
+        return files
+
+    monkeypatch.setattr(_candidates, "convert", convert)
+    keras.utils.set_random_seed(2)
+    with pytest.warns(ExportFallbackWarning, match="mode='float16'.*Received: float16: "):
+        report = export_litert(tiny(), tmp_path / "m.tflite", mode="fast")
+    assert report.route != "float16"
+    convert_to(monkeypatch, tiny_file.read_bytes())
+    keras.utils.set_random_seed(2)
+    with pytest.raises(ExportVerificationError, match=r"to 0\.005.*Try quantization=None"):
+        export_litert(tiny(), tmp_path / "m.tflite", mode="float16")
+    with pytest.raises(ExportVerificationError, match=r"Try mode=\"float16\"\. Received: error"):
+        export_litert(tiny(), tmp_path / "m.tflite", mode="float16+sp")
+
+
+# --- worker processes ----------------------------------------------------------------------------
+
+
+def ended(number):
+    """Whether a process has ended, within ten seconds; a zombie has."""
+    for _ in range(200):
+        state = subprocess.run(
+            ["ps", "-o", "stat=", "-p", str(number)], capture_output=True, text=True, check=False
+        ).stdout.strip()
+        if not state or state.startswith("Z"):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_one_process_does_several_jobs_and_survives_an_exception(tiny_file, monkeypatch, tmp_path):
+    job = {"file": str(tiny_file), "xnnpack": True}
+    with Worker() as worker:
+        record = worker.run("inspect", 60, **job)
+        assert (record["input_names"], record["xnnpack"]) == (["x"], True)
+        first = worker._process.pid
+        with pytest.raises(JobError, match=r"^FileNotFoundError: .*none\.tflite"):
+            worker.run("inspect", 60, file="none.tflite", xnnpack=True)
+        assert worker.run("inspect", 60, **job) == record
+        assert worker._process.pid == first
+        # A class whose module has become importable here must be so there.
+        monkeypatch.syspath_prepend(tmp_path)
+        worker.run("inspect", 60, **job)
+        assert worker._process.pid != first
+        assert ended(first)
+        first = worker._process.pid
+    assert ended(first)
+
+
+@pytest.mark.parametrize(
+    ("script", "seconds", "message"),
+    [
+        ("input(); " + DEATH, 60, "signal SIGSEGV"),
+        ("print('noise'); raise ValueError('no such thing')", 60, r"^ValueError: no such thing$"),
+        ("import time; time.sleep(60)", 0.2, r"within 0\.2 seconds"),
+    ],
+)
+def test_a_job_after_one_that_failed_is_done_by_a_new_process(
+    tiny_file, monkeypatch, tmp_path, script, seconds, message
+):
+    (tmp_path / "script.py").write_text(script)
+    with Worker() as worker:
+        with monkeypatch.context() as patch:
+            patch.setattr(_process, "_SCRIPT", tmp_path / "script.py")
+            with pytest.raises(JobError, match=message):
+                worker.run("inspect", seconds, file=str(tiny_file), xnnpack=True)
+        assert worker.run("inspect", 60, file=str(tiny_file), xnnpack=True)["xnnpack"]
+
+
+@pytest.mark.parametrize("calls", [0, 10**9], ids=["idle", "at work"])
+def test_worker_ends_when_its_parent_is_killed(tiny_file, calls):
+    code = f"""
+        import runpy, threading, time
+        worker = runpy.run_path({_process.__file__!r})["Worker"]()
+        job = dict(file={str(tiny_file)!r}, xnnpack=True, threads=1)
+        worker.run("bench", 60, **job, calls=0)
+        print(worker._process.pid, flush=True)
+        worker.run("bench", 60, **job, calls={calls})
+        time.sleep(60)
+    """
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True
+    )
+    number = int(parent.stdout.readline())
+    time.sleep(0.2)
+    parent.kill()
+    parent.communicate()
+    assert ended(number)
+
+
+def test_crash_on_one_route_leaves_the_others(tiny_file, worker_that, tmp_path):
+    keras.utils.set_random_seed(1)
+    model = tiny()
+    worker_that(
+        textwrap.dedent(
+            f"""
+            import os, runpy, shutil, signal
+            worker = runpy.run_path({str(_process._SCRIPT)!r})
+
+            def convert(route, result, **_):
+                if route == "float16":
+                    os.kill(os.getpid(), signal.SIGSEGV)
+                shutil.copy({str(tiny_file)!r}, result)
+
+            worker["TASKS"] |= dict(trace=lambda **_: None, convert=convert)
+            worker["serve"]()
+            """
+        )
+    )
+    report = export_litert(model, tmp_path / "m.tflite", mode="small")
+    outcomes = {one.route: one for one in report.routes}
+    assert signal.SIGSEGV.name in outcomes["float16"].reason
+    assert report.reason is None
+    assert [path.name for path in tmp_path.iterdir()] == ["m.tflite"]

@@ -3,6 +3,7 @@
 import concurrent.futures
 import gzip
 import hashlib
+import importlib.util
 import json
 import pathlib
 import subprocess
@@ -12,12 +13,8 @@ import tracemalloc
 import keras
 import numpy as np
 import pytest
-import zstandard
 
-from keras_sparse_ortho.export import LiteRTFileError, _load_litert, load_litert
-from keras_sparse_ortho.export._record import attach, read_record, seal
-from keras_sparse_ortho.export._sparse_encoding import encode
-from tests.export.conftest import block_model
+from keras_sparse_ortho.export import LiteRTFileError, export_litert, latencies, load_litert
 from tests.faults import graphs
 
 pytestmark = pytest.mark.tensorflow_only
@@ -28,56 +25,28 @@ def content(all_routes):
     return (all_routes[3] / "float32.tflite").read_bytes()
 
 
-@pytest.fixture(scope="module")
-def foreign(all_routes, tmp_path_factory):
-    """A file without our record, as TensorFlow's converter writes it."""
-    import tensorflow as tf
+@pytest.fixture
+def foreign(content, tmp_path):
+    """A file without our record, as of another tool."""
+    (tmp_path / "m.tflite").write_bytes(as_foreign(content))
+    return tmp_path / "m.tflite"
 
-    folder = tmp_path_factory.mktemp("foreign")
-    keras.utils.set_random_seed(5)
-    model = keras.Sequential(
-        [keras.Input((4,), batch_size=2, name="x"), keras.layers.Dense(300, name="d")]
-    )
-    archive = keras.export.ExportArchive()
-    archive.track(model)
-    archive.add_endpoint("serve", model.call, [tf.TensorSpec((2, 4), "float32", name="x")])
-    archive.write_out(folder / "saved", verbose=False)
-    converter = tf.lite.TFLiteConverter.from_saved_model(
-        str(folder / "saved"), signature_keys=["serve"]
-    )
-    (folder / "m.tflite").write_bytes(converter.convert())
-    return model, folder / "m.tflite"
+
+def as_foreign(content):
+    for mark in (b"keras_sparse_ortho", b"_sparse_ortho/1"):
+        content = content.replace(mark, b"x" * len(mark))
+    return content
 
 
 def test_predict_of_any_number_of_rows(all_routes):
     _, data, want, folder, _ = all_routes
     file = load_litert(folder / "float32.tflite")
-    assert (file.route, file.model_name, file.xnnpack) == ("float32", "blocks", True)
-    assert (file.batch_size, file.input_names, file.output_names) == (1, ["x"], ["head"])
+    assert (file.route, file.model_name, file.xnnpack) == ("float32", "shared", True)
+    assert (file.batch_size, file.output_names) == (1, ["head"])
     np.testing.assert_allclose(file.predict(data), want, atol=1e-5)
     np.testing.assert_allclose(file.predict({"x": data[:3]}), want[:3], atol=1e-5)
     np.testing.assert_allclose(file.predict(data.astype("float64")), want, atol=1e-5)
     assert "float32[1, 64]" in repr(file)
-
-
-def test_a_file_is_called_and_evaluated(all_routes):
-    _, data, want, folder, _ = all_routes
-    file = load_litert(folder / "float32.tflite")
-    np.testing.assert_array_equal(file(data), file.predict(data))
-    labels = want.argmax(-1)
-    labels[0] = (labels[0] + 1) % want.shape[-1]
-    accuracy = {"accuracy": 1 - 1 / len(labels)}
-    one_hot = np.eye(want.shape[-1])[labels]
-    for y in (labels, labels[:, None], one_hot):
-        assert file.evaluate(data, y) == pytest.approx(accuracy)
-    metrics = ["accuracy", keras.losses.mean_squared_error, "sparse_categorical_accuracy"]
-    found = file.evaluate(data, labels, metrics=metrics[::2])
-    assert found == pytest.approx({**accuracy, "sparse_categorical_accuracy": 1 - 1 / len(labels)})
-    found = file.evaluate(data, want, metrics=metrics[1:2])
-    assert found == pytest.approx({"mean_squared_error": 0.0}, abs=1e-9)
-    for wrong in (want, labels[:-1], labels.astype("float32")):
-        with pytest.raises(ValueError, match=r"The accuracy needs integer or one-hot.*Received"):
-            file.evaluate(data, wrong)
 
 
 @pytest.mark.parametrize(
@@ -96,36 +65,16 @@ def test_wrong_input(all_routes, x, message):
         file.predict(x)
 
 
-def test_several_inputs_and_outputs_by_name(all_routes, tmp_path):
+def test_several_inputs_and_outputs_by_name(tmp_path):
     """The record gives the order; the batch of two is filled up."""
-    import tensorflow as tf
-
-    class Two(tf.Module):
-        @tf.function(
-            input_signature=[
-                tf.TensorSpec((2, 3), tf.float32, name="b"),
-                tf.TensorSpec((2, 3), tf.int32, name="a"),
-            ]
-        )
-        def call(self, b, a):
-            return {"sum": b + tf.cast(a, tf.float32), "twice": 2.0 * b}
-
-    two = Two()
-    tf.saved_model.save(two, str(tmp_path / "saved"), signatures=two.call)
-    converter = tf.lite.TFLiteConverter.from_saved_model(str(tmp_path / "saved"))
-    record = {
-        "route": "float32",
-        "inputs": [
-            {"name": "b", "shape": [2, 3], "dtype": "float32"},
-            {"name": "a", "shape": [2, 3], "dtype": "int32"},
-        ],
-        "outputs": [{"name": "sum", "shape": [2, 3]}, {"name": "twice", "shape": [2, 3]}],
-    }
-    path = tmp_path / "two.tflite"
-    path.write_bytes(seal(attach(bytes(converter.convert()), record), xnnpack=True))
-    file = load_litert(path)
+    inputs = [keras.Input((3,), name="b"), keras.Input((3,), name="a", dtype="int32")]
+    total = inputs[0] + keras.ops.cast(inputs[1], "float32")
+    model = keras.Model(inputs, {"sum": total, "twice": 2.0 * inputs[0]})
     b = np.arange(15, dtype="float32").reshape(5, 3)
     a = np.ones((5, 3), "int64")
+    export_litert(model, tmp_path / "two.tflite", batch_size=2, sample=[b, a])
+    file = load_litert(tmp_path / "two.tflite")
+    assert [spec.name for spec in file.inputs] == ["b", "a"]
     for x in ({"a": a, "b": b}, [b, a]):
         found = file.predict(x)
         assert list(found) == ["sum", "twice"]
@@ -156,14 +105,16 @@ def test_each_part_of_the_file_is_under_the_checksum(content, tmp_path):
             load_litert(path)
 
 
-def test_a_damaged_record_does_not_make_it_the_file_of_somebody_else(content):
+def test_a_damaged_record_does_not_make_it_the_file_of_somebody_else(content, tmp_path):
+    path = tmp_path / "m.tflite"
     start = content.index(b'{"format": "keras_sparse_ortho/1"')
     for place in range(start, start + 60):
         for bit in range(8):
             damaged = bytearray(content)
             damaged[place] ^= 1 << bit
+            path.write_bytes(damaged)
             with pytest.raises(LiteRTFileError, match=r"damaged|corrupted"):
-                read_record(bytes(damaged), "m.tflite")
+                load_litert(path)
 
 
 def resealed(content, changes):
@@ -195,12 +146,7 @@ X = {"name": "x", "shape": [1, 64], "dtype": "float32"}
         ),
         *({"inputs": value} for value in ([], ["x"], [{}], {}, [X, X])),
         *({"inputs": [X | {"name": name}]} for name in (1, None, ["x"], "y")),
-        *({"inputs": [X | {"shape": shape}]} for shape in ([], 1, [1.0, 64], [True, 64], [-1, 64])),
-        *({"inputs": [X | {"shape": shape}]} for shape in ([2**40, 64], [10**400], [64], [1, 65])),
-        *({"inputs": [X | {"dtype": dtype}]} for dtype in ("object", None, [], "O8", "float31")),
-        *({"outputs": value} for value in ([], [{"name": "head"}], [{"name": "y", "shape": [1]}])),
-        *({"tolerance": value} for value in (-1.0, float("nan"), "1", True, 10**400, [])),
-        *({"measure": value} for value in ("mean", 1, ["max"])),
+        *({"outputs": value} for value in ([], [{"name": "y", "shape": [1]}])),
         {"route": 1},
         {"model": ["m"]},
         b"}",
@@ -226,26 +172,19 @@ def test_threads_may_share_a_file(all_routes):
             np.testing.assert_array_equal(found, wanted)
 
 
-@pytest.mark.parametrize("ending", ["gz", "zst"])
-def test_little_is_unpacked_of_what_is_no_litert_file(content, ending, tmp_path, monkeypatch):
-    def packed(data):
-        if ending == "gz":
-            return gzip.compress(data)
-        return zstandard.ZstdCompressor().compress(data)
-
-    path = tmp_path / f"m.tflite.{ending}"
+def test_little_is_unpacked_of_what_is_no_litert_file(content, tmp_path, monkeypatch):
+    path = tmp_path / "m.tflite.gz"
     zeros = bytes(64 * 2**20)
-    for bomb, message in ((zeros, "'TFL3' in bytes 4 to 7"), (content[:8] + zeros, "less than")):
-        path.write_bytes(packed(bomb))
-        with monkeypatch.context() as patch:
-            patch.setattr(_load_litert, "_LARGEST", 4 * 2**20)
-            tracemalloc.start()
-            with pytest.raises(LiteRTFileError, match=message):
-                load_litert(path)
-            peak = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
+    monkeypatch.setattr("keras_sparse_ortho.export._load_litert._LARGEST", 4 * 2**20)
+    for bomb in (zeros, content[:8] + zeros):
+        path.write_bytes(gzip.compress(bomb))
+        tracemalloc.start()
+        with pytest.raises(LiteRTFileError, match="'TFL3' in bytes 4 to 7, and less than"):
+            load_litert(path)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
         assert peak < 16 * 2**20
-    path.write_bytes(packed(content))
+    path.write_bytes(gzip.compress(content))
     assert load_litert(path).route == "float32"
 
 
@@ -256,71 +195,33 @@ def test_no_litert_file(tmp_path):
         load_litert(path)
     with pytest.raises(FileNotFoundError, match="Received: path="):
         load_litert(tmp_path / "none.tflite")
-    for name in ("m.tflite.gz", "m.tflite.zst"):
-        (tmp_path / name).write_bytes(gzip.compress(b"x" * 1000)[:-9])
+    for damaged in (gzip.compress(b"1234TFL3" * 100)[:-9], b"no gzip"):
+        (tmp_path / "m.tflite.gz").write_bytes(damaged)
         with pytest.raises(LiteRTFileError, match="decompress the file: it is corrupted"):
-            load_litert(tmp_path / name)
+            load_litert(tmp_path / "m.tflite.gz")
 
 
-def test_file_of_another_model(all_routes, tmp_path):
-    model, data, _, folder, _ = all_routes
-    for route in ("float32", "dynamic_int8", "dynamic_int8+1x16"):
-        file = folder / f"{route}.tflite"
-        assert load_litert(file, model=model, sample=data).route == route
-        other = block_model()
-        other.layers[1].kernel.assign(-other.layers[1].kernel)
-        with pytest.raises(
-            LiteRTFileError, match=r"present weights.*made of model 'blocks'.*error"
-        ):
-            load_litert(file, model=other)
-    narrow = keras.Sequential([keras.Input((5,), name="x"), keras.layers.Dense(10, name="head")])
-    with pytest.raises(LiteRTFileError, match=r"with inputs \[\('x', \(1, 5\)"):
-        load_litert(file, model=narrow)
-    renamed = keras.Sequential([keras.Input((64,), name="x"), keras.layers.Dense(10, name="top")])
-    with pytest.raises(LiteRTFileError, match=r"with outputs \['output'\]"):
-        load_litert(file, model=renamed)
-
-
-def test_foreign_file_is_tried_first(foreign):
-    model, path = foreign
-    file = load_litert(path)
-    assert (file.route, file.model_name, file.batch_size) == (None, None, 2)
-    x = np.random.default_rng(0).standard_normal((3, 4)).astype("float32")
-    kernel, bias = (np.asarray(w) for w in model.get_weights())
-    np.testing.assert_allclose(file.predict(x), x @ kernel + bias, atol=1e-5)
+def test_foreign_file_is_tried_first(foreign, all_routes):
+    file = load_litert(foreign)
+    assert (file.route, file.model_name, file.xnnpack) == (None, None, True)
+    np.testing.assert_allclose(file.predict(all_routes[1]), all_routes[2], atol=1e-5)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_truncated_foreign_file(foreign, share, tmp_path):
-    content = foreign[1].read_bytes()
-    path = tmp_path / "m.tflite"
-    path.write_bytes(content[: int(share * len(content))])
+def test_truncated_foreign_file(foreign, share):
+    content = foreign.read_bytes()
+    foreign.write_bytes(content[: int(share * len(content))])
     with pytest.raises(LiteRTFileError, match=r"tried in a subprocess.*without: "):
-        load_litert(path)
+        load_litert(foreign)
 
 
-def test_foreign_file_that_xnnpack_would_crash_on(all_routes, monkeypatch, tmp_path):
-    """Sparse weights at operator version 1, which the converter writes: see LITERT's traps."""
-    from keras_sparse_ortho.export import _sparse_encoding
-    from keras_sparse_ortho.export._process import JobError, Worker
-
-    monkeypatch.setattr(_sparse_encoding, "_SPARSE_VERSION", 1)
-    found = encode((all_routes[3] / "float32.tflite").read_bytes(), "csr").content
-    path = tmp_path / "m.tflite"
-    path.write_bytes(found.replace(b"keras_sparse_ortho", b"another_exporter_1"))
-    real, tried = Worker.run, []
-
-    def run(worker, task, timeout, **job):
-        # Reading beyond a buffer crashes large models always, but such a small one by chance.
-        tried.append(task)
-        if len(tried) == 1:
-            raise JobError("it was ended by signal SIGSEGV")
-        return real(worker, task, timeout, **job)
-
-    monkeypatch.setattr(Worker, "run", run)
-    file = load_litert(path)
-    assert not file.xnnpack
-    np.testing.assert_allclose(file.predict(all_routes[1]), all_routes[2], atol=1e-5)
+def test_foreign_file_that_xnnpack_would_crash_on(all_routes, tmp_path):
+    content = (all_routes[3] / "dynamic_int8+sp.tflite").read_bytes()
+    (tmp_path / "m.tflite").write_bytes(as_foreign(content))
+    file = load_litert(tmp_path / "m.tflite")
+    assert (file.route, file.xnnpack) == (None, False)
+    got, want = file.predict(all_routes[1]), all_routes[2]
+    assert np.sqrt(np.mean((got - want) ** 2)) < 0.03 * np.sqrt(np.mean(want**2))
 
 
 @pytest.mark.parametrize(
@@ -339,10 +240,9 @@ def test_resealed_graphs_are_tried_first(content, tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what is free")
 def test_a_graph_takes_half_of_the_free_memory_at_most():
     """What would take all of it would end other processes with its own."""
-    from keras_sparse_ortho.export import _worker
-
+    spec = importlib.util.find_spec("keras_sparse_ortho.export._worker")
     code = (
-        f"import resource, runpy; work = runpy.run_path({_worker.__file__!r}); "
+        f"import resource, runpy; work = runpy.run_path({spec.origin!r}); "
         "work['_limit_memory'](); print(resource.getrlimit(resource.RLIMIT_AS)[0])"
     )
     found = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, check=True)
@@ -352,26 +252,32 @@ def test_a_graph_takes_half_of_the_free_memory_at_most():
 
 
 def test_a_file_is_tried_once(tmp_path, monkeypatch):
-    from keras_sparse_ortho.export._process import Worker
-
     path = tmp_path / "m.tflite"
     path.write_bytes(graphs.sealed(graphs.absolute(name="once"), ONCE))
     load_litert(path)
-    monkeypatch.setattr(Worker, "run", lambda *_, **__: pytest.fail("tried again"))
+    worker = "keras_sparse_ortho.export._process.Worker.run"
+    monkeypatch.setattr(worker, lambda *_, **__: pytest.fail("tried again"))
     np.testing.assert_array_equal(load_litert(path).predict(np.full((3, 4), -2.0)), 2.0)
 
 
 ONCE = graphs.RECORD | {"outputs": [{"name": "once", "shape": [1, 4]}]}
 
 
-def test_exported_again_has_one_record(content):
-    record = read_record(content, "m")
-    again = seal(attach(content, record | {"route": "other"}), xnnpack=False)
-    assert again.count(b"keras_sparse_ortho/1") == 1
-    found = read_record(again, "m")
-    assert (found["route"], found["xnnpack"]) == ("other", False)
-    with pytest.raises(LiteRTFileError, match="no record"):
-        seal(b"TFL3", xnnpack=True)
+def test_exported_again_has_one_record(content, tmp_path):
+    path = tmp_path / "m.tflite"
+    record = {"route": "other", "inputs": [X], "outputs": [{"name": "head"}], "xnnpack": False}
+    path.write_bytes(graphs.sealed(content, record))
+    assert path.read_bytes().count(b"keras_sparse_ortho/1") == 1
+    assert (load_litert(path).route, load_litert(path).xnnpack) == ("other", False)
+
+
+def test_files_are_timed_with_their_settings(all_routes, tmp_path):
+    files = [all_routes[3] / f"{name}.tflite" for name in ("float32", "dynamic_int8+sp")]
+    packed = tmp_path / "m.tflite.gz"
+    packed.write_bytes(gzip.compress(files[0].read_bytes()))
+    times = latencies([*files, packed], threads=2, seconds=0.01)
+    assert len(times) == 3
+    assert all(1e-4 < ms < 1000 for ms in times)  # milliseconds: no machine takes 100 ns
 
 
 def test_missing_interpreter(monkeypatch, tmp_path):

@@ -1,4 +1,4 @@
-"""The pure parts: names, nesting, comparison."""
+"""The pure parts: names, nesting, comparison, zeros, which routes a mode tries and takes."""
 
 import types
 
@@ -6,17 +6,22 @@ import keras
 import numpy as np
 import pytest
 
-from keras_sparse_ortho.export._compare import compare
+from keras_sparse_ortho.export import ExportVerificationError, RouteOutcome, c_array
+from keras_sparse_ortho.export._candidates import Candidate, compare, find_zeros
+from keras_sparse_ortho.export._export_litert import choose
+from keras_sparse_ortho.export._flatbuffer import WeightZeros, read_model, read_weights, write_model
 from keras_sparse_ortho.export._model import (
-    float32_clone,
     kernels_of,
     leaves,
     nesting_of,
     pack,
+    plain_model,
     signature_of,
     unique_names,
 )
+from keras_sparse_ortho.export._routes import ROUTES, Route, routes_of
 from keras_sparse_ortho.export._task import inputs_of
+from tests.helpers import array
 
 L = keras.layers
 pytestmark = pytest.mark.tensorflow_only
@@ -35,27 +40,24 @@ def test_names_do_not_depend_on_keras_numbering():
     assert unique_names(["dense", "dense", "x/y"], "output") == ["dense", "dense_1", "x_y"]
 
 
-def test_measures():
+@pytest.mark.parametrize("sign", [1, -1])
+def test_measures(sign):
     y, z = np.array([[0.0, 30.0], [40.0, 0.0]]), np.array([[3.0, 30.0], [40.0, 0.0]])
-    largest = compare(["o"], [y], [z], "max")
-    assert (largest.max_abs_diff, largest.mean_abs_diff) == (3.0, 0.75)
-    assert largest.error == pytest.approx(3 / 40)
+    largest = compare(["o"], [y], [y + sign * (z - y)], "max")
+    assert (largest.max_abs_diff, largest.error) == (3.0, pytest.approx(3 / 40))
     assert compare(["o"], [y], [z], "rms").error == pytest.approx(1.5 / 25)
     assert largest.argmax_agreement == 1.0
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_differences_have_no_sign(sign):
-    y = np.array([[4.0, 1.0], [2.0, 0.0]])
-    z = y + sign * np.array([[3.0, 0.0], [0.0, -1.0]])
-    found = compare(["o"], [y], [z], "max")
-    assert (found.max_abs_diff, found.mean_abs_diff, found.error) == (3.0, 1.0, 0.75)
-
-
-def test_small_outputs_are_measured_absolutely_by_max_and_relatively_by_rms():
-    y, z = np.full((1, 2), 1e-3), np.full((1, 2), 2e-3)
+    y, z = np.full((1, 2), 1e-3), np.full((1, 2), 2e-3)  # small ones
     assert compare(["o"], [y], [z], "max").error == pytest.approx(1e-3)
     assert compare(["o"], [y], [z], "rms").error == pytest.approx(1.0)
+
+
+def test_outputs_beyond_the_range_of_a_file_are_clipped():
+    y = np.linspace(-1, 1, 100)[:, None]
+    assert compare(["y"], [y], [y + 0.05], "rms").clipped == 0
+    for low, high in ((-1, 0.5), (-0.5, 1)):
+        found = compare(["y"], [y], [np.clip(y, low, high)], "rms").clipped
+        assert found == pytest.approx(0.17, abs=0.02)
 
 
 @pytest.mark.parametrize("measure", ["max", "rms"])
@@ -92,25 +94,23 @@ def test_kernels_are_known_by_name_or_by_some_zeros():
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float16"])
-def test_clone_computes_in_float32_with_the_same_weights(policy):
+def test_half_precision_becomes_float32_with_the_same_weights(policy):
     keras.config.set_dtype_policy(policy)
     x = keras.Input((4, 3), dtype="float32")
     y = keras.layers.Bidirectional(keras.layers.GRU(2))(x)
     # A list, because Keras before 3.11 makes one of a single input when it restores a model.
     model = keras.Model([x], keras.layers.Dense(2)(y))
     model.compile("sgd", "mse")
-    clone = float32_clone(model)
-    assert {v.dtype for v in clone.weights} == {"float32"}
+    plain, reference = plain_model(model)
+    assert plain is reference is not model
+    assert {v.dtype for v in plain.weights} == {"float32"}
     data = np.random.default_rng(0).standard_normal((5, 4, 3)).astype("float32")
-    out = clone([data])
+    out = plain([data])
     assert keras.backend.standardize_dtype(out.dtype) == "float32"
-    half = keras.ops.convert_to_numpy(keras.ops.cast(model([data]), "float32"))
-    np.testing.assert_allclose(keras.ops.convert_to_numpy(out), half, atol=0.02)
-    for mine, theirs in zip(clone.weights, model.weights, strict=True):
-        np.testing.assert_array_equal(
-            keras.ops.convert_to_numpy(mine),
-            keras.ops.convert_to_numpy(keras.ops.cast(theirs, "float32")),
-        )
+    half = array(keras.ops.cast(model([data]), "float32"))
+    np.testing.assert_allclose(array(out), half, atol=0.02)
+    for mine, theirs in zip(plain.weights, model.weights, strict=True):
+        np.testing.assert_array_equal(array(mine), array(keras.ops.cast(theirs, "float32")))
 
 
 def test_data_with_targets_are_handed_over_as_for_fit():
@@ -135,3 +135,72 @@ def test_data_with_targets_are_handed_over_as_for_fit():
         found = two.flatten(inputs_of(given, two), "sample")
         for value, expected in zip(found, (a, b), strict=True):
             np.testing.assert_array_equal(value, expected)
+
+
+def tensors(*zeros, size=64):
+    return [WeightZeros("tensor", (8, size // 8), "float32", size, each) for each in zeros]
+
+
+def kernel(zeros, size=64):
+    return (np.arange(size) >= zeros).reshape(8, -1).astype("float32")
+
+
+def test_every_kernel_has_a_tensor_with_its_zeros():
+    kernels = {"few": kernel(20), "many": kernel(40), "dense": kernel(0)}
+    assert find_zeros(kernels, tensors(43, 20)) == ()  # rounding makes more
+    assert find_zeros(kernels, [*tensors(40), *tensors(30, size=128)]) == ("few",)
+    assert find_zeros(kernels, tensors(40, 0)) == ("few",)  # combined with something else
+    assert find_zeros({"dense": kernel(0)}, []) == ()
+    for lost in (tensors(40, 19), tensors(39, 20)):
+        with pytest.raises(ExportVerificationError, match=r"of which 1 are not zero in the file"):
+            find_zeros(kernels, lost)
+
+
+def test_weights_behind_the_flatbuffer_are_read_and_written_into_it(all_routes, tmp_path):
+    """As ai-edge-quantizer leaves them; a file of ours is written anew with its record."""
+    model = read_model((all_routes[3] / "float32.tflite").read_bytes())
+    model.metadata = []
+    plain = write_model(model)
+    buffer = max(model.buffers, key=lambda one: 0 if one.data is None else len(one.data))
+    data, buffer.data = bytes(buffer.data), None
+    buffer.offset = buffer.size = len(data)
+    buffer.offset = start = -(-len(write_model(model)) // 16) * 16
+    behind = write_model(model).ljust(start, b"\0") + data
+    assert read_weights(behind) == read_weights(plain)
+    assert write_model(read_model(behind)) == plain
+    (tmp_path / "m.tflite").write_bytes(behind)
+    c_array(tmp_path / "m.tflite", tmp_path / "m.h")
+    assert f"model_data_size = {len(plain)};" in (tmp_path / "m.h").read_text()
+
+
+# --- routes --------------------------------------------------------------------------------------
+
+
+def test_the_smallest_of_the_fastest_files_is_chosen():
+    def chosen(*found):
+        timed = [
+            Candidate(Route("float32", str(k)), RouteOutcome(str(k), bytes=size, latency_ms=ms))
+            for k, (size, ms) in enumerate(found)
+        ]
+        return timed.index(choose(timed))
+
+    assert chosen((100, 10.0), (50, 1.07), (70, 1.0)) == 2
+    assert chosen((100, 10.0), (50, 1.04), (70, 1.0)) == 1  # less than 5% is the clock's noise
+
+
+def test_routes_of_each_mode():
+    def names(*arguments):
+        return [route.name for route in routes_of(*arguments)]
+
+    assert names(None, None, True) == ["float32", "float32+sp", "float32+blocks"]
+    assert names(None, "float32", True) == ["float32"]
+    assert names(None, "int8", True) == ["int8"]
+    assert names("int8+blocks", None, False) == ["int8+blocks"]
+    assert len(names("fast", None, True)) == len(ROUTES) == 11
+    assert not [name for name in names("fast", None, False) if name.startswith("int8")]
+    assert names("small", "float16", False) == ["float16", "float16+sp", "float16+blocks"]
+    for mode in ("quick", "int8+sp", "float32+csr"):
+        with pytest.raises(ValueError, match=r"`mode` must be one of .*Received: mode="):
+            routes_of(mode, None, False)
+    with pytest.raises(ValueError, match="leave `quantization` out"):
+        routes_of("float32+sp", "int8", False)

@@ -7,8 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_sparse_ortho.export import _report, c_array, export_litert, export_routes, load_litert
-from keras_sparse_ortho.export._process import Worker
+from keras_sparse_ortho.export import c_array, export_litert, load_litert
 from tests.export.models import layers, tiny
 
 pytestmark = pytest.mark.tensorflow_only
@@ -19,7 +18,7 @@ def _no_process(monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("a worker was started")
 
-    monkeypatch.setattr(Worker, "submit", refuse)
+    monkeypatch.setattr("keras_sparse_ortho.export._process.Worker.run", refuse)
 
 
 def refused(message, model, path, **arguments):
@@ -40,8 +39,6 @@ def test_unbuilt_model(path):
 def test_no_model(path):
     refused("must be a Keras model", layers.Dense(2), path)
     refused("must be a Keras model. Received: model of type NoneType", None, path)
-    with pytest.raises(ValueError, match="must be a Keras model"):
-        export_routes(None, path.parent)
 
 
 def test_dynamic_dimension_names_the_input(path):
@@ -70,6 +67,7 @@ def test_integer_input_needs_a_sample(path):
         ({"tolerance": -1.0}, r"tolerance=-1\.0"),
         ({"tolerance": float("nan")}, "tolerance=nan"),
         ({"quantization": "int8"}, "`representative_data` is needed"),
+        ({"mode": "float32+csr"}, "name of a route"),
         ({"representative_data": np.ones((2, 4))}, "`representative_data` is unused"),
         ({"sample": np.ones((2, 5))}, r"\(rows, 4\)\. Received: shape=\(2, 5\)"),
         ({"sample": np.ones((2, 4), complex)}, "dtype=complex128"),
@@ -98,15 +96,12 @@ def test_names_of_several_inputs(path):
 def test_path(tmp_path):
     refused("`path` must be a path, .*path=None", tiny(), None)
     for call, argument in (
-        (lambda: export_routes(tiny(), None), "folder"),
         (lambda: load_litert(None), "path"),
         (lambda: c_array(None, "m.h"), "file"),
         (lambda: c_array("m.tflite", None), "path"),
     ):
         with pytest.raises(ValueError, match=f"`{argument}` must be a path.*{argument}=None"):
             call()
-    refused("path=.*none", tiny(), tmp_path / "none" / "m.tflite")
-    refused("must name a file", tiny(), tmp_path)
 
 
 @pytest.mark.parametrize("name", ["tensorflow", "ai_edge_litert"])
@@ -120,16 +115,10 @@ def test_missing_package_names_the_extra(monkeypatch, path, name):
     assert caught.value.name == name
 
 
-def test_zstandard_is_optional(monkeypatch):
-    monkeypatch.setitem(sys.modules, "zstandard", None)
-    assert _report.zstd_size(b"content") is None
-
-
 def test_where_no_file_can_be_written(tmp_path):
     refused("make the folder first", tiny(), tmp_path / "none" / "m.tflite")
     refused("make the folder first", tiny(), "")
     refused("but a folder has that name", tiny(), tmp_path)
     os.mkfifo(tmp_path / "pipe.tflite")
     refused("but a device, pipe or socket has that name", tiny(), tmp_path / "pipe.tflite")
-    refused(r"255 bytes.*256 bytes", tiny(), tmp_path / ("a" * 249 + ".tflite"))
     refused("usually ends in `.tflite`", tiny(), tmp_path / "m.h5")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.export import _export_warnings, export_litert, load_litert
+from keras_sparse_ortho.export import export_litert, load_litert
 from keras_sparse_ortho.quantization import FakeQuantize, integers_of, quantize_aware, round_biases
 from tests.export.quantized import (
     block_cnn,
@@ -21,7 +21,6 @@ from tests.export.quantized import (
     cnn,
     encoder,
     mlp,
-    pooled,
     tensors_of,
     trained,
 )
@@ -43,7 +42,7 @@ def slow(*case):
 
 CASES = [(mlp, "int4"), slow_case_on_jax(cnn, "int4"), slow_case_on_jax(encoder, "int8")]
 CASES += [slow(make, weights) for make in (mlp, cnn) for weights in ("int8", "ternary")]
-CASES += [slow(encoder, "int4"), slow(pooled, "int8")]
+CASES += [slow(encoder, "int4")]
 
 
 @pytest.mark.parametrize(("make", "weights"), CASES)
@@ -98,7 +97,7 @@ def test_files_of_blocks_hold_the_trained_integers(make, weights, tmp_path):
 
 @pytest.mark.slow
 def test_files_of_floats_round_as_keras_does(tmp_path):
-    model, x = trained(pooled, "int8")
+    model, x = trained(mlp, "int8")
     report = export_litert(model, tmp_path / "m.tflite", mode="float32", sample=x[:64])
     assert report.error < 1e-5
 
@@ -118,11 +117,11 @@ def test_the_file_has_rounded_biases_whether_keras_has_them_or_not(tmp_path):
 
 def test_a_file_whose_biases_are_rounded_tells_so(tmp_path, monkeypatch):
     model, x = trained(mlp, "int4", rounded=False)
-    monkeypatch.setattr(_export_warnings, "_AS_TRAINED", 1e-5)
+    monkeypatch.setattr("keras_sparse_ortho.export._explain._AS_TRAINED", 1e-5)
     with pytest.warns(UserWarning, match=r"differs from Keras by 0.\d+%.*round_biases\(model\)"):
         export_litert(model, tmp_path / "m.tflite", quantization="int8", sample=x[:64])
     round_biases(model)
-    monkeypatch.setattr(_export_warnings, "_AS_TRAINED", -1)  # any file
+    monkeypatch.setattr("keras_sparse_ortho.export._explain._AS_TRAINED", -1)  # any file
     with pytest.warns(UserWarning, match="starts at .*layer.*`exclude`") as caught:
         export_litert(model, tmp_path / "m.tflite", quantization="int8", sample=x[:64])
     assert not any("round_biases" in str(one.message) for one in caught)

@@ -7,13 +7,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.export import (
-    ExportRouteError,
-    export_litert,
-    export_routes,
-    load_litert,
-)
-from keras_sparse_ortho.export._process import converter_backend
+from keras_sparse_ortho.export import ExportRouteError, export_litert, load_litert
 from tests.helpers import array, slow_case_on_jax, slow_on_jax
 
 # On TensorFlow it cannot be missing.
@@ -25,7 +19,6 @@ L = keras.layers
 @pytest.fixture(autouse=True)
 def _no_tensorflow(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    assert converter_backend() == "jax"
 
 
 def mlp():
@@ -63,7 +56,7 @@ def sparse(make, blocks=False):
 
 
 # On both backends the same process makes the file: the quick run has most of them on torch alone.
-CASES = [(mlp, "float32+csr"), (mlp, "float16"), (mlp, "dynamic_int8"), (encoder, "float32")]
+CASES = [(mlp, "float16"), (mlp, "dynamic_int8"), (encoder, "float32")]
 CASES = [(cnn, "int8"), *(slow_case_on_jax(*case) for case in [*CASES, (lstm, "int8")])]
 
 
@@ -92,8 +85,8 @@ def test_files_of_blocks(mode, tmp_path):
     report = export_litert(
         model, tmp_path / "m.tflite", mode=mode, sample=x, representative_data=data
     )
-    (encoded,) = next(one.encoded for one in report.routes if one.route == mode)
-    assert encoded.endswith("wide/kernel")
+    (kept,) = report.kept
+    assert kept.endswith("head/kernel")
     dense = export_litert(
         model, tmp_path / "d.tflite", mode=mode.split("+")[0], sample=x, representative_data=data
     )
@@ -113,10 +106,10 @@ def test_every_route_of_a_large_model(tmp_path):
     options = {"structure": kso.Block(32, 32, regular=True), "storage": "blocks"}
     model = kso.sparsify(large(), 0.25, exclude=["wide", "head"], seed=0, **options)
     x = np.random.default_rng(0).normal(size=(64, 64)).astype("float32")
-    found = export_routes(model, tmp_path, representative_data=x)
-    assert len(found) == 10
-    assert {name: one.reason for name, one in found.items() if not one.verified} == {}
-    assert min(one.bytes for one in found.values()) > 300 * 1024
+    report = export_litert(model, tmp_path / "m.tflite", mode="fast", representative_data=x)
+    assert len(report.routes) == 8
+    assert {one.route: one.reason for one in report.routes if one.reason} == {}
+    assert min(one.bytes for one in report.routes) > 300 * 1024
     trained = kso.quantize_aware(model)
     trained(x, training=True)
     report = export_litert(trained, tmp_path / "q.tflite", quantization="int8", sample=x)

@@ -90,9 +90,6 @@ def damaged(folder: Path, rng: random.Random, share: float) -> list[Count]:
     rows = np.random.default_rng(0).normal(size=(5, 16)).astype("float32")
     np.save(folder / "rows.npy", rows)
     np.savez(folder / "rows.npz", x=rows)
-    import zstandard
-
-    (folder / "z.tflite.zst").write_bytes(zstandard.ZstdCompressor().compress(content))
     wanted = load_litert(folder / "m.tflite").predict(rows)
     kernel = keras.ops.convert_to_numpy(model.weights[0].value)
 
@@ -113,7 +110,7 @@ def damaged(folder: Path, rng: random.Random, share: float) -> list[Count]:
     budget_file = (folder / "b.json").read_bytes()
     how = (kso.Budget.load, BudgetError, budget_is_right)
     counts.append(read_mutants("b.json", folder, *how, number, rng))
-    for name in ("m.tflite", "g.tflite.gz", "z.tflite.zst"):
+    for name in ("m.tflite", "g.tflite.gz"):
         how = (load_litert, LiteRTFileError, same_outputs)
         counts.append(read_mutants(name, folder, *how, number, rng))
     how = (lambda path: read_keras(str(path)), InputFileError, same_kernel)

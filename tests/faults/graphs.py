@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from keras_sparse_ortho.export._flatbuffer import write_model
-from keras_sparse_ortho.export._record import attach, seal
+from keras_sparse_ortho.export._flatbuffer import with_digest as with_digest
+from keras_sparse_ortho.export._flatbuffer import with_record, write_model
 
 ROWS, WIDTH = 1, 4
 RECORD = {
@@ -14,14 +14,12 @@ RECORD = {
     "model": "m",
     "inputs": [{"name": "x", "shape": [ROWS, WIDTH], "dtype": "float32"}],
     "outputs": [{"name": "y", "shape": [ROWS, WIDTH]}],
-    "measure": "max",
-    "tolerance": 1e-5,
 }
 
 
 def sealed(content: bytes, record: dict[str, Any] | None = None, xnnpack: bool = False) -> bytes:
     """A file with a record of ours and the right digest, as anybody can make one."""
-    return seal(attach(content, RECORD if record is None else record), xnnpack)
+    return with_record(content, {"xnnpack": xnnpack} | (RECORD if record is None else record))
 
 
 def absolute(size: int = WIDTH, name: str = "y") -> bytes:

@@ -65,11 +65,11 @@ def test_grasp_is_a_difference_of_gradients(kind):
 @pytest.mark.parametrize("kind", LAYERS)
 def test_jacobians_of_more_outputs_than_inputs(kind):
     model, (x, _) = network(kind, outputs=24), rows()
-    found = jacobian_singular_values(model, x[:1], method="exact")
+    found = jacobian_singular_values(model, x[:1])
     moves = 0.01 * np.eye(20).reshape(20, 4, 5)
     slopes = (array(model(x[:1] + moves)) - array(model(x[:1] - moves))) / 0.02
     expected = np.linalg.svd(slopes, compute_uv=False)
-    np.testing.assert_allclose(found.values[0], expected, atol=2e-3 * expected[0])
+    np.testing.assert_allclose(found[0], expected, atol=2e-3 * expected[0])
 
 
 def replaced():

@@ -1,0 +1,293 @@
+"""Layers whose zeros leave whole blocks, as a gather of these and one grouped convolution.
+
+LiteRT has no kernel that multiplies blocks, but XNNPACK has fast grouped convolutions, in float32
+and int8. With the live input blocks of each output block gathered side by side, the product of a
+layer is the convolution with one group for each output block.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._values import assign, to_numpy
+from keras_sparse_ortho.kernels import kernel_layouts, walk
+from keras_sparse_ortho.layers import BlockGrid, axes_of, is_elementwise, why_no_block_form
+from keras_sparse_ortho.models import rewrite
+from keras_sparse_ortho.orthogonal import block_count, to_blocks, whole_blocks
+
+ops = keras.ops
+L = keras.layers
+_ONE_PRODUCT = L.Dense | L.EinsumDense | L.Conv1D | L.Conv2D
+# Axes of size 1 around a gather. With seven axes XNNPACK leaves the reshapes before and after it to
+# LiteRT, whose own take no time: XNNPACK's, of up to six, copy, which takes a sixth of an encoder.
+_SINGLE = (1, 1, 1, 1)
+
+# Sides of blocks: with smaller ones a gather costs what the product saves, with larger ones few
+# kernels have whole zero blocks.
+_LEAST, _MOST = 8, 256
+_PADDED = 1.05  # a padded side relative to the side
+_STORED = 0.7  # the share of a kernel's entries that may be left: less is no gain
+_NEAR = 1.05  # entries of a cut over those of the cut with the fewest
+
+
+# --- blocks of a kernel ---------------------------------------------------------------------------
+
+
+class ZeroBlocks(NamedTuple):
+    """The blocks of a kernel that hold all that is not zero: `k` for each of `J` output blocks."""
+
+    grid: BlockGrid
+    inputs_of: np.ndarray  # `(J, k)`: the input block of each; where there are fewer, zero blocks
+
+
+def zero_blocks(kernel: np.ndarray) -> ZeroBlocks | str:
+    """The blocks of a kernel `(*taps, inputs, outputs)`, or the reason that there are none.
+
+    Of all cuts into `r x c` blocks, with `k` the largest number of blocks of an output block that
+    are not zero, the one with the fewest entries `J k r c` is taken, and among those within 5% of
+    it the one of the largest blocks, which take the least time. Not the masks but the zeros count:
+    `strip` leaves no masks, and zeros that training has made are as good.
+    """
+    *taps, inputs, outputs = kernel.shape
+    live = np.asarray(kernel.any(axis=tuple(range(len(taps)))))
+    cuts: list[tuple[int, BlockGrid]] = []
+    for rows in _widths(inputs):
+        lines = np.any(to_blocks(live, rows, 1)[..., 0], axis=1)  # (I, outputs)
+        for cols in _widths(outputs):
+            fan_in = max(int(to_blocks(lines, 1, cols).any(axis=(1, 3)).sum(axis=0).max()), 1)
+            grid = BlockGrid(inputs, outputs, rows, cols, fan_in, tuple(taps))
+            cuts.append((grid.out_blocks * fan_in * rows * cols, grid))
+    if not cuts:
+        return (
+            f"a side of its kernel of {inputs} x {outputs} cannot be cut into blocks of "
+            f"{_LEAST} to {_MOST}"
+        )
+    fewest = min(stored for stored, _ in cuts)
+    if fewest > _STORED * live.size:
+        return (
+            f"its zeros are not in whole blocks of {_LEAST} x {_LEAST} or more: in the best cut "
+            f"the blocks with other values are {fewest / live.size:.0%} of the kernel"
+        )
+    grid = max(
+        (grid for stored, grid in cuts if stored <= _NEAR * fewest),
+        key=lambda one: (min(one.rows, one.cols), one.rows * one.cols),
+    )
+    table = to_blocks(live, grid.rows, grid.cols).any(axis=(1, 3))
+    found = np.argsort(~table.T, axis=1, kind="stable")[:, : grid.fan_in]
+    return ZeroBlocks(grid, np.sort(found, axis=1).astype("int32"))
+
+
+def _widths(side: int) -> list[int]:
+    """The sizes of blocks that cut a side, with little padding or none, into two or more."""
+    powers = [2**k for k in range(3, 9)]
+    divisors = [width for width in range(_LEAST, _MOST + 1) if side % width == 0]
+    return [
+        width
+        for width in sorted({*powers, *divisors})
+        if width < side
+        and whole_blocks(side, width) > 0
+        and block_count(side, width) * width <= _PADDED * side
+    ]
+
+
+# --- models ---------------------------------------------------------------------------------------
+
+
+class BlockPlan(NamedTuple):
+    """Which kernels of a plain model become grouped convolutions, and why the others do not."""
+
+    found: dict[str, ZeroBlocks]
+    kept: dict[str, str]
+
+
+def plan_of(model: keras.Model) -> BlockPlan:
+    """Which kernels of a plain model have zeros that leave whole blocks."""
+    plan = BlockPlan({}, {})
+    for layer, _ in walk(model, ""):
+        kernel = getattr(layer, "kernel", None)
+        if isinstance(kernel, keras.Variable):
+            blocks = _blocks_of(layer)
+            kind: Any = plan.kept if isinstance(blocks, str) else plan.found
+            kind[kernel.path] = blocks
+    return plan
+
+
+def as_convolutions(model: keras.Model, rows_apart: bool) -> keras.Model:
+    """A copy of a plain model in which the layers of its plan are grouped convolutions.
+
+    With `rows_apart` a row of the batch is an image of its own: where convolutions quantize each
+    image on the fly, a row must not depend on the others. Otherwise the rows of Dense layers are
+    the pixels of one image, which takes a fifth of the time at batch 64.
+    """
+
+    def replace(layer: Any, path: str, own: Any) -> Any:
+        blocks = _blocks_of(layer)
+        if isinstance(blocks, str):
+            return None
+        kind = ConvAsConvolution if isinstance(layer, L.Conv1D | L.Conv2D) else DenseAsConvolution
+        return kind(own, blocks, rows_apart)
+
+    return rewrite(model, replace)
+
+
+def _blocks_of(layer: Any) -> ZeroBlocks | str:
+    """The blocks of a plain layer, or why it has no form as a grouped convolution."""
+    reason = why_no_block_form(layer)
+    if reason is not None:
+        return reason
+    if isinstance(layer, L.Conv3D):
+        return "LiteRT has no grouped convolutions of volumes"
+    if not isinstance(layer, _ONE_PRODUCT):
+        return f"a {type(layer).__name__} is not one product"
+    if not layer.built:
+        return "it was never called"
+    if getattr(layer, "data_format", None) == "channels_first":
+        return "its channels come first"
+    if isinstance(layer, L.EinsumDense):
+        data, _, output = axes_of(layer.equation, layer.input_spec.ndim)
+        if output[0] != data[0]:
+            return f"in '{layer.equation}' the first axis of input and output differ"
+    return zero_blocks(_canonical(layer))
+
+
+def _canonical(layer: Any) -> np.ndarray:
+    """The kernel of a layer as `(*taps, inputs, outputs)`."""
+    layout = kernel_layouts(layer)["kernel"]
+    assert layout is not None
+    found: np.ndarray = layout.to_canonical(np.asarray(to_numpy(layer.kernel)))[0, 0]
+    return found
+
+
+# --- layers ---------------------------------------------------------------------------------------
+
+
+class _BlockConvolution(keras.layers.Layer):
+    """The blocks of a plain layer, gathered and multiplied.
+
+        y[.., j] = activation(conv([x[.., inputs_of[j, 0]], ..., x[.., inputs_of[j, k - 1]]],
+                                   kernel[.., j]) + b[j])
+
+    No shape in it depends on the batch, so that the input of a file can be resized. `of_columns`
+    says whether the bias has an entry for each column of the kernel.
+    """
+
+    def __init__(
+        self, layer: Any, blocks: ZeroBlocks, rows_apart: bool, of_columns: bool = True
+    ) -> None:
+        super().__init__(name=layer.name, dtype=layer.dtype_policy, trainable=layer.trainable)
+        self.supports_masking = layer.supports_masking
+        self.blocks, self.rows_apart = blocks, rows_apart
+        self.activation = layer.activation
+        grid = blocks.grid
+        kernel = grid.blocks(_canonical(layer), blocks.inputs_of).transpose(grid.columns_order())
+        kernel = kernel.reshape(*(*grid.taps, 1, 1)[:2], *grid.columns_shape[-2:])  # (h, w, kr, Jc)
+        self.kernel = self._weight("kernel", kernel)
+        self.bias = self.late_bias = None
+        if layer.bias is not None and of_columns:
+            flat = np.asarray(to_numpy(layer.bias)).reshape(1, -1)
+            self.bias = self._weight("bias", to_blocks(flat, 1, grid.cols).ravel())
+        elif layer.bias is not None:
+            self.late_bias = self._weight("bias", np.asarray(to_numpy(layer.bias)))
+        # LiteRT fuses an activation that comes before the axes are restored.
+        self._is_early = self.late_bias is None and is_elementwise(layer.activation)
+        self.built = True
+
+    def _weight(self, name: str, value: np.ndarray) -> Any:
+        weight = self.add_weight(name=name, shape=value.shape)
+        assign(weight, value)
+        return weight
+
+    def _gathered(self, x: Any, images: Sequence[int]) -> Any:
+        """`(*images, J k r)` of `x`, whose entries in order are rows of all inputs."""
+        grid = self.blocks.grid
+        whole = whole_blocks(grid.inputs, grid.rows)
+        if whole < grid.in_blocks:  # the last blocks have one entry less, and get a zero
+            x = ops.reshape(x, (-1, grid.inputs))
+            first, rest = x[:, : whole * grid.rows], x[:, whole * grid.rows :]
+            rest = ops.reshape(rest, (-1, grid.in_blocks - whole, grid.rows - 1))
+            rest = ops.pad(rest, [[0, 0], [0, 0], [0, 1]])
+            x = ops.concatenate([ops.reshape(first, (-1, whole, grid.rows)), rest], axis=1)
+        x = ops.reshape(x, (-1, *_SINGLE, grid.in_blocks, grid.rows))
+        x = ops.take(x, self.blocks.inputs_of.ravel(), axis=1 + len(_SINGLE))
+        return ops.reshape(x, (*images, self.blocks.inputs_of.size * grid.rows))
+
+    def _columns(self, x: Any) -> Any:
+        """Bias and, where it may come now, activation of the columns; then those of no padding."""
+        grid = self.blocks.grid
+        whole = whole_blocks(grid.outputs, grid.cols)
+        if self.bias is not None:
+            x = x + self.bias
+        if self._is_early:
+            x = self.activation(x)
+        if whole == grid.out_blocks:
+            return x
+        x = ops.reshape(x, (-1, grid.out_blocks, grid.cols))
+        first = ops.reshape(x[:, :whole], (-1, whole * grid.cols))
+        rest = x[:, whole:, : grid.cols - 1]
+        rest = ops.reshape(rest, (-1, (grid.out_blocks - whole) * (grid.cols - 1)))
+        return ops.concatenate([first, rest], axis=1)
+
+
+class DenseAsConvolution(_BlockConvolution):
+    """A `Dense`, or an `EinsumDense` of a single matrix, as a convolution of one tap."""
+
+    def __init__(self, layer: Any, blocks: ZeroBlocks, rows_apart: bool) -> None:
+        # The axes of the input with the summed ones last; those of the output from free and made.
+        order_in: list[int] | None = None
+        order_out: list[int] | None = None
+        summed, made, of_columns = 1, tuple(layer.kernel.shape[1:]), True
+        if isinstance(layer, L.EinsumDense):
+            data, kernel, output = axes_of(layer.equation, layer.input_spec.ndim)
+            over = [letter for letter in kernel if letter in data]
+            free = [letter for letter in data if letter not in over]
+            new = [letter for letter in kernel if letter not in data]
+            order_in = [data.index(letter) for letter in (*free, *over)]
+            order_out = [(*free, *new).index(letter) for letter in output]
+            sizes = dict(zip(kernel, layer.kernel.shape, strict=True))
+            summed, made = len(over), tuple(sizes[letter] for letter in new)
+            of_columns = output[len(free) :] == new and {*(layer.bias_axes or ())} == {*new}
+        super().__init__(layer, blocks, rows_apart, of_columns)
+        self._order_in, self._order_out = order_in, order_out
+        self._summed, self._made = summed, made
+
+    def call(self, inputs: Any) -> Any:
+        """The product, between the orders of axes that the equation asks for."""
+        x = _transposed(inputs, self._order_in)
+        free = x.shape[1 : len(x.shape) - self._summed]
+        images = (-1, math.prod(free), 1) if self.rows_apart else (1, -1, 1)
+        x = self._columns(ops.conv(self._gathered(x, images), self.kernel))
+        x = _transposed(ops.reshape(x, (-1, *free, *self._made)), self._order_out)
+        if self.late_bias is not None:
+            x = x + self.late_bias
+        return x if self._is_early else self.activation(x)
+
+
+class ConvAsConvolution(_BlockConvolution):
+    """A `Conv1D` or `Conv2D` as a grouped convolution of images, sequences being 1 wide."""
+
+    def __init__(self, layer: Any, blocks: ZeroBlocks, rows_apart: bool) -> None:
+        super().__init__(layer, blocks, rows_apart)
+        self._rank, self._padding = layer.rank, layer.padding
+        self._strides = (*layer.strides, 1)[:2]
+        self._dilation_rate = (*layer.dilation_rate, 1)[:2]
+
+    def call(self, inputs: Any) -> Any:
+        """The taps slide over all gathered channels."""
+        padding = self._padding
+        if padding == "causal":
+            before = self._dilation_rate[0] * (self.kernel.shape[0] - 1)
+            inputs, padding = ops.pad(inputs, [[0, 0], [before, 0], [0, 0]]), "valid"
+        size = (*inputs.shape[1:-1], 1)[:2]
+        single = not self.rows_apart and {*self.kernel.shape[:2], *self._strides} == {1}
+        x = self._gathered(inputs, (1, -1, 1) if single else (-1, *size))
+        x = ops.conv(x, self.kernel, self._strides, padding, "channels_last", self._dilation_rate)
+        size = (size if single else x.shape[1:-1])[: self._rank]
+        x = ops.reshape(self._columns(x), (-1, *size, self.blocks.grid.outputs))
+        return x if self._is_early else self.activation(x)
+
+
+def _transposed(x: Any, order: list[int] | None) -> Any:
+    return x if order is None or order == sorted(order) else ops.transpose(x, order)

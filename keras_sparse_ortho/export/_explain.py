@@ -1,0 +1,231 @@
+"""What `export_litert` says of rows, files and routes: warnings, and where an error starts."""
+
+import dataclasses
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+
+from keras_sparse_ortho._keras_internals import computes_its_graph, graph_calls, graph_ends
+from keras_sparse_ortho._values import to_numpy
+from keras_sparse_ortho.export._candidates import (
+    Candidate,
+    ExportVerificationError,
+    compare,
+    convert,
+    litert_outputs,
+)
+from keras_sparse_ortho.export._model import keras_outputs
+from keras_sparse_ortho.export._process import Worker
+from keras_sparse_ortho.export._routes import Route
+from keras_sparse_ortho.export._task import Task
+from keras_sparse_ortho.kernels import walk
+from keras_sparse_ortho.quantization import (
+    FakeQuantize,
+    biases_are_rounded,
+    innermost,
+    without_ranges,
+)
+
+_AS_TRAINED = 0.01  # rms: files of trained integers whose biases are rounded are closer to Keras
+_CLIPPED = 0.05  # of the outputs
+_LOST = 0.25  # rms: ranges that fit the data change the outputs by less
+_REMEDIES = {
+    "float32": "Raise `tolerance` if such a difference is acceptable.",
+    "float16": "Try quantization=None (float32): float16 ends at 65504.",
+    "dynamic_int8": 'Try quantization="float16".',
+}
+
+
+class ExportFallbackWarning(UserWarning):
+    """Routes of a mode gave wrong files, or the file that was taken needs XNNPACK off."""
+
+
+# --- warnings -------------------------------------------------------------------------------------
+
+
+def warn_of_rows(task: Task) -> None:
+    """Warns of calibration rows, or of trained ranges, that do not fit the data."""
+    if task.has_ranges:
+        _warn_of_ranges(task)
+    elif task.doubts and task.calibrating is not None:
+        low = min(float(array.min()) for array in task.calibrating)
+        high = max(float(array.max()) for array in task.calibrating)
+        warnings.warn(
+            "An int8 file is right only within the ranges that `representative_data` shows it, "
+            f"and these rows are doubtful: {'; '.join(task.doubts)}. Give 100 to 500 rows of real "
+            "data, scaled as in training, and compare the file with Keras on others. "
+            f"Received: values from {low:.3g} to {high:.3g}",
+            stacklevel=3,
+        )
+
+
+def _warn_of_ranges(task: Task) -> None:
+    """Warns of trained ranges that the user's own rows do not fit into."""
+    ranges = [
+        (layer.path, float(to_numpy(layer.high)) - float(to_numpy(layer.low)))
+        for layer, _ in walk(task.model, "")
+        if isinstance(layer, FakeQuantize)
+    ]
+    empty = [path for path, width in ranges if width == 0]
+    if empty:
+        warnings.warn(
+            "Trained ranges of activations must hold more than zero, or the file computes zeros "
+            f"there: call the model on real data with training=True. Received: {empty[:5]}",
+            stacklevel=4,
+        )
+    elif task.chosen:
+        with without_ranges(task.model):
+            _, floats = keras_outputs(task.model, task.signature, task.sample)
+        lost = compare(task.names, floats, task.want, "rms").error
+        if lost > _LOST:
+            warnings.warn(
+                f"Rounding activations changes Keras' own outputs by {lost:.0%} on these rows: the "
+                "ranges were trained on other data, or are so wide that their steps are coarse. "
+                "Train on data scaled as these rows are, or leave layers in floats (`exclude`). "
+                f"Received: {len(task.sample[0])} rows ({task.origin})",
+                stacklevel=4,
+            )
+
+
+def warn_of_routes(tried: Iterable[Candidate]) -> None:
+    """Warns of files that were made and then refused: they crash, or differ from Keras."""
+    # Those of the converter's own sparsity are known to fail on some models.
+    wrong = {
+        one.route.name: str(one.failure).split("Received: ")[-1]
+        for one in tried
+        if isinstance(one.failure, ExportVerificationError) and one.route.encoding != "sp"
+    }
+    if wrong:
+        warnings.warn(
+            "Files of some routes were made and then refused. That is a fault of the converter or "
+            "the interpreter, or of calibration rows that do not fit; "
+            f"mode={next(iter(wrong))!r} exports by such a route and names the layer where the "
+            f"difference starts. Received: {'; '.join(map(': '.join, wrong.items()))}",
+            ExportFallbackWarning,
+            stacklevel=3,
+        )
+
+
+def warn_of_file(task: Task, taken: Candidate, model: keras.Model) -> None:
+    """Warns of a file that needs XNNPACK off, clips, or differs from what was trained."""
+    assert taken.comparison is not None
+    error, clipped = taken.comparison.error, taken.comparison.clipped
+    if not taken.outcome.xnnpack:
+        warnings.warn(
+            f"The file of route '{taken.route.name}' runs without XNNPACK only, and a default "
+            "interpreter crashes on it. Open it with `load_litert`, which reads the setting "
+            "from the file.",
+            ExportFallbackWarning,
+            stacklevel=3,
+        )
+    if not task.has_ranges and clipped > _CLIPPED:
+        warnings.warn(
+            f"{clipped:.0%} of the outputs are clipped: they are beyond the range that the file "
+            "has from `representative_data`. Give more rows, with outputs as large. "
+            f"Received: route '{taken.route.name}', compared on {task.origin}",
+            stacklevel=3,
+        )
+    if not task.has_ranges or error <= _AS_TRAINED:
+        return
+    if biases_are_rounded(model):
+        source = error_source(task, taken.route, error / 2)
+        reason = "the difference starts at " + (f"{source}" if source else "no single layer")
+        advice = "Measure accuracy with `load_litert`, or leave that layer in floats (`exclude`)."
+    else:
+        reason = "biases are rounded in steps that are coarse, most of all with int4"
+        advice = (
+            "Call keras_sparse_ortho.quantization.round_biases(model) when training has ended, "
+            "and measure accuracy after it."
+        )
+    warnings.warn(
+        f"The file has the trained integers, and yet differs from Keras by {error:.2%}: {reason}. "
+        f"{advice}",
+        stacklevel=3,
+    )
+
+
+# --- where an error starts ------------------------------------------------------------------------
+
+
+class ErrorSource(NamedTuple):
+    """The first layer behind which a file differs, and the error there."""
+
+    layer: Any
+    error: float
+
+    def __str__(self) -> str:
+        kind = type(innermost(self.layer)).__name__
+        return f"layer '{self.layer.name}' ({kind}): error {self.error:.3g} behind it"
+
+
+def explained(task: Task, tried: Candidate) -> Exception:
+    """The failure of a route, with the layer where the error starts and what to try instead."""
+    route, failure = tried.route, tried.failure
+    assert failure is not None
+    if tried.comparison is None:  # it does not run, or lost zeros
+        return failure
+    allowed = route.tolerance if task.tolerance is None else task.tolerance
+    source = error_source(task, route, allowed / 2)
+    where = "" if source is None else f"The difference starts at {source}. "
+    rule, received = str(failure).split("Received: ")
+    text = f"{rule}{where}{_remedy(task, route, source)} Received: {received}"
+    return ExportVerificationError(text)
+
+
+def error_source(task: Task, route: Route, least: float) -> ErrorSource | None:
+    """The first layer of a graph behind which the error is more than `least`; None if unknown.
+
+    The model is converted once more, by the dense route of the same storage, with the outputs of
+    all its layers as outputs of the file.
+    """
+    if not computes_its_graph(task.model):
+        return None
+    try:
+        return _search(task, Route(route.storage), least)
+    except Exception:  # the failure that is being explained counts, not this one
+        return None
+
+
+def _search(task: Task, route: Route, least: float) -> ErrorSource | None:
+    found = [
+        (call.operation, tensor)
+        for call in graph_calls(task.model)
+        for tensor in call.outputs
+        if not isinstance(call.operation, keras.layers.InputLayer)
+        and keras.backend.is_float_dtype(tensor.dtype)
+    ]
+    probe = keras.Model(graph_ends(task.model)[0], [tensor for _, tensor in found])
+    names, want = keras_outputs(probe, task.signature, task.sample)
+    folder = task.folder / "layers"
+    folder.mkdir()
+    task = dataclasses.replace(task, model=probe, names=names, want=want, folder=folder)
+    converted = convert(task, [route])[route]
+    if not isinstance(converted, Path):
+        return None
+    with Worker() as worker:
+        got = litert_outputs(worker, converted, task, xnnpack=True)
+    for (layer, _), name, one, other in zip(found, names, want, got, strict=True):
+        error = compare([name], [one], [other], route.measure).error
+        if not error <= least:
+            return ErrorSource(layer, error)
+    return None
+
+
+def _remedy(task: Task, route: Route, source: ErrorSource | None) -> str:
+    """What to try in place of a route."""
+    if route.encoding != "dense":
+        return f'Try mode="{route.storage}".'
+    if route.storage in _REMEDIES:
+        return _REMEDIES[route.storage]
+    text = 'Try mode="dynamic_int8", which computes activations in floats, or '
+    if task.has_ranges:
+        excluded = "..." if source is None else repr(source.layer.name)
+        return f"{text}leave the layer in floats: quantize_aware(model, exclude=[{excluded}])."
+    return (
+        f"{text}train with quantize_aware(model), which leaves layers in floats by `exclude` and "
+        "the statistics of normalizations always, or give more and other rows as "
+        "`representative_data`."
+    )
