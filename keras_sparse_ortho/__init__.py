@@ -36,7 +36,7 @@ from keras_sparse_ortho import pruning as pruning
 from keras_sparse_ortho import quantization as quantization
 from keras_sparse_ortho import saliency as saliency
 from keras_sparse_ortho import schedules as schedules
-from keras_sparse_ortho._other_names import public_names
+from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.analysis import report as report
 from keras_sparse_ortho.budgets import Budget as Budget
 from keras_sparse_ortho.calibration import restore_statistics as restore_statistics

@@ -45,7 +45,7 @@ _INSTEAD = {
         "apply_masks(model, {path: mask})": "custom_from_mask",
         "report(model).density": "is_pruned density",
         "report(model).density < 1": "is_sparse",
-        "report(model).sparsity": "sparsity",
+        "1 - report(model).density": "sparsity",
         "report(model).flops, and report(model).sparse_flops": "flops",
         "report(model) for each of the models": "compare",
         "prune(strip(model), density)": "set_density",
@@ -58,7 +58,6 @@ _INSTEAD = {
         "export_litert(model, path)": "export_tflite",
         "export.c_array(path)": "export_c c_array",
         "export.latencies(files), or the command `kso bench`": "benchmark",
-        "load_litert(path).evaluate(x, y)": "evaluate_litert",
     }.items()
     for name in names.split()
 }

@@ -1,6 +1,6 @@
 """Reports on a model: density, size, FLOPs and orthogonality of its kernels, Jacobian spectrum."""
 
-from keras_sparse_ortho._other_names import public_names
+from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.analysis._jacobian import jacobian_singular_values
 from keras_sparse_ortho.analysis._orthogonality import orthogonality_error
 from keras_sparse_ortho.analysis._plots import plot_masks

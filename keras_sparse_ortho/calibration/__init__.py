@@ -1,6 +1,6 @@
 """Trained networks, layer by layer on calibration data: pruning, refits, statistics."""
 
-from keras_sparse_ortho._other_names import public_names
+from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.calibration._channels import Channels
 from keras_sparse_ortho.calibration._layerwise import CALIBRATED, Recipe, prune_layers
 from keras_sparse_ortho.calibration._restore_statistics import restore_statistics

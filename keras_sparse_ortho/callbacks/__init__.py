@@ -1,6 +1,6 @@
 """Keras callbacks around sparse training."""
 
-from keras_sparse_ortho._other_names import public_names
+from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.callbacks._at_density import BestAtDensity, finish
 from keras_sparse_ortho.callbacks._backup_and_restore import BackupAndRestore
 from keras_sparse_ortho.callbacks._density_run import DensityLogger, UpdateMasks

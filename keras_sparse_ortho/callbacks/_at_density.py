@@ -5,8 +5,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._optimizer_slots import zero_slots
-from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.callbacks._target_density import ThresholdSteering
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import model_gap, prunable_weights, watch_saving

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density, check_integer, check_number
+from keras_sparse_ortho._checks import check_density, check_integer, check_number, other_keywords
 from keras_sparse_ortho._keras_internals import level_of_user
 from keras_sparse_ortho._optimizer_slots import zero_slots
-from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.budgets import erk
 from keras_sparse_ortho.callbacks._density_run import DensityRun

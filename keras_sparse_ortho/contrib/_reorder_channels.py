@@ -8,9 +8,8 @@ import keras
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from keras_sparse_ortho._checks import check_density
+from keras_sparse_ortho._checks import check_density, other_keywords
 from keras_sparse_ortho._keras_internals import computes_its_graph
-from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import Linear, Tied, check_built, graph_channels, strip

@@ -4,7 +4,7 @@ TensorFlow and ai-edge-litert are loaded in subprocesses and only when an export
 importing this module loads neither.
 """
 
-from keras_sparse_ortho._other_names import public_names
+from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.export._c_array import c_array
 from keras_sparse_ortho.export._candidates import ExportConversionError, ExportVerificationError
 from keras_sparse_ortho.export._explain import ExportFallbackWarning

@@ -9,9 +9,8 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._checks import check_integer
+from keras_sparse_ortho._checks import check_integer, other_keywords
 from keras_sparse_ortho._files import path_of, staging
-from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.export._candidates import Candidate, candidates
 from keras_sparse_ortho.export._explain import explained, warn_of_file, warn_of_routes, warn_of_rows
 from keras_sparse_ortho.export._flatbuffer import read_weights

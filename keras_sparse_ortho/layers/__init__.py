@@ -1,6 +1,6 @@
 """Layers: `PrunableLayer`, which lets any Keras layer use effective weights; live blocks."""
 
-from keras_sparse_ortho._other_names import public_names
+from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.layers._block_grid import LARGEST, BlockGrid, check_block, check_mask
 from keras_sparse_ortho.layers._block_layer_like import (
     block_layer_like,

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._other_names import other_keywords
+from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.layers._block_sparse_dense import (

@@ -8,7 +8,14 @@ from typing import Any, ClassVar
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density, check_number, check_seed, is_integer, told
+from keras_sparse_ortho._checks import (
+    check_density,
+    check_number,
+    check_seed,
+    is_integer,
+    other_keywords,
+    told,
+)
 from keras_sparse_ortho._keras_internals import (
     Axes,
     Read,
@@ -17,7 +24,6 @@ from keras_sparse_ortho._keras_internals import (
     create_along,
 )
 from keras_sparse_ortho._optimizer_slots import move_slots, moved
-from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import ExactOrthogonal, are_weights_set_later, numpy_dtype

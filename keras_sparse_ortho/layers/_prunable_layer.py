@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 
+from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._keras_internals import (
     DeferredVariables,
     VariableOverrides,
@@ -23,7 +24,6 @@ from keras_sparse_ortho._keras_internals import (
     stand_in_name_scope,
     track_variable,
 )
-from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho._workers import check_layouts
 from keras_sparse_ortho.errors import NotPrunableError

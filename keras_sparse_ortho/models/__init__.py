@@ -1,6 +1,6 @@
 """Whole models: listing their kernels, rewriting and stripping them."""
 
-from keras_sparse_ortho._other_names import public_names
+from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.models._apply import Plan, apply
 from keras_sparse_ortho.models._apply import Target as Target
 from keras_sparse_ortho.models._apply import verb as verb

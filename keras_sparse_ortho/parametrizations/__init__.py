@@ -1,6 +1,6 @@
 """How a raw variable becomes the effective weight of its layer."""
 
-from keras_sparse_ortho._other_names import public_names
+from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.parametrizations._fake_quantization import (
     FakeQuantization,
     checked_quantizer,

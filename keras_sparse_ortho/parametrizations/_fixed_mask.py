@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._backend import scatter_sorted
-from keras_sparse_ortho._checks import check_density
+from keras_sparse_ortho._checks import check_density, other_keywords
 from keras_sparse_ortho._keras_internals import (
     Read,
     StandIns,
@@ -21,7 +21,6 @@ from keras_sparse_ortho._keras_internals import (
     value_source,
 )
 from keras_sparse_ortho._optimizer_slots import move_slots, zero_slots
-from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import DensityError, NotPrunableError
 from keras_sparse_ortho.initializers import (

@@ -6,8 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_integer
-from keras_sparse_ortho._other_names import other_keywords
+from keras_sparse_ortho._checks import check_integer, other_keywords
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_config, check_number
+from keras_sparse_ortho._checks import check_config, check_number, other_keywords
 from keras_sparse_ortho._keras_internals import (
     after_epochs,
     applied_batches,
@@ -17,7 +17,6 @@ from keras_sparse_ortho._keras_internals import (
     model_in_fit,
     restored,
 )
-from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import DensityWarning
 from keras_sparse_ortho.kernels import PrunableWeight, storages_of, walk

@@ -9,8 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_number
-from keras_sparse_ortho._other_names import other_keywords
+from keras_sparse_ortho._checks import check_number, other_keywords
 from keras_sparse_ortho._values import assign, placed, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.parametrizations._parametrization import Parametrization

@@ -1,6 +1,6 @@
 """Whole models made sparse: `sparsify`, `prune`, `apply_masks`, `parametrize`."""
 
-from keras_sparse_ortho._other_names import public_names
+from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.pruning._apply_masks import apply_masks as apply_masks
 from keras_sparse_ortho.pruning._blocks import why_not_on_blocks as why_not_on_blocks
 from keras_sparse_ortho.pruning._parametrize import parametrize as parametrize

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._other_names import other_keywords
+from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho.calibration import Recipe, prune_layers
 from keras_sparse_ortho.errors import NotPrunableError, UnknownWeightError
 from keras_sparse_ortho.initializers import AnyDraw, Draw, SparseInitializer, adopt

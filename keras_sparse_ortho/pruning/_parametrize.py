@@ -7,8 +7,8 @@ from typing import Any
 
 import keras
 
+from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._keras_internals import level_of_user
-from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.kernels import Selection
 from keras_sparse_ortho.models import Plan, Target, verb

@@ -11,9 +11,8 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._checks import check_density
+from keras_sparse_ortho._checks import check_density, other_keywords
 from keras_sparse_ortho._keras_internals import level_of_user
-from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.calibration import (
     CALIBRATED,
     Channels,

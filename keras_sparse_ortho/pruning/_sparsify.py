@@ -10,9 +10,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_seed
+from keras_sparse_ortho._checks import check_seed, other_keywords
 from keras_sparse_ortho._keras_internals import level_of_user
-from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.budgets import fit_structure
 from keras_sparse_ortho.errors import DensityError, LayoutError

@@ -1,6 +1,6 @@
 """Quantization-aware training: `quantize_aware`, and the layers that it places."""
 
-from keras_sparse_ortho._other_names import public_names
+from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.quantization._fake_quantize import (
     FakeQuantize,
     fixed_ranges,

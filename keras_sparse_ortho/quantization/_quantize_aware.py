@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._keras_internals import body_of, graph_calls, graph_ends, is_graph
-from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import Draw
 from keras_sparse_ortho.kernels import (

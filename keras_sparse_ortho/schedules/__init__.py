@@ -1,6 +1,6 @@
 """When and how much: densities as functions of the training step."""
 
-from keras_sparse_ortho._other_names import public_names
+from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.schedules._schedule import (
     Constant,
     Cubic,

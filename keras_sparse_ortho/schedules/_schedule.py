@@ -15,9 +15,9 @@ from keras_sparse_ortho._checks import (
     check_integer,
     check_moment,
     check_number,
+    other_keywords,
     told,
 )
-from keras_sparse_ortho._other_names import other_keywords
 
 # The default frequency: at least _UPDATES updates, at most _MOST_STEPS steps between two.
 _UPDATES = _MOST_STEPS = 100

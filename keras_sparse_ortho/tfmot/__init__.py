@@ -1,6 +1,6 @@
 """Initializers, masks, budgets and learnt thresholds for tf_keras models and TFMOT."""
 
-from keras_sparse_ortho._other_names import public_names
+from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.tfmot._prune_by_budget import prune_by_budget
 from keras_sparse_ortho.tfmot._prune_with_mask import (
     PruneWithMask,

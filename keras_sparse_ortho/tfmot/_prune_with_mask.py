@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_sparse_ortho._checks import check_density
-from keras_sparse_ortho._other_names import other_keywords
+from keras_sparse_ortho._checks import check_density, other_keywords
 from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw, Draw, SparseInitializer, adopt, draw

@@ -99,3 +99,14 @@ def test_what_cannot_be_reordered_is_refused():
     model = keras.Sequential([keras.Input((8,)), L.Dense(8)])
     with pytest.raises(DensityError):
         kso.contrib.reorder_channels(model, 0.0)
+
+
+def test_kernels_that_read_channels_have_a_say():
+    hidden = L.Dense(64, "relu", name="a")
+    model = random_weights(keras.Sequential([keras.Input((32,)), hidden, L.Dense(32, name="b")]))
+    bias, kernel = hidden.bias.numpy(), model.layers[1].kernel
+    hidden.set_weights([np.where(np.arange(32)[:, None] % 2, 0.3, -0.3) + np.zeros((32, 64)), bias])
+    kernel.assign(np.where(np.arange(64)[:, None] % 4, 0.1, 1.0) * np.asarray(kernel))
+    same = kso.contrib.reorder_channels(model, 0.25, BLOCK)
+    same_function(model, same, (32,))
+    assert caught(same, "b") > 1.1 * caught(model, "b")

@@ -6,13 +6,14 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho._keras_internals import optimizer_slots
-from keras_sparse_ortho.parametrizations import CompactMask, SoftThreshold
+from keras_sparse_ortho.parametrizations import CompactMask, FixedMask, SoftThreshold
 from tests.helpers import (
     array,
     classifier_loss,
     data,
     jit,
     jit_if_quicker,
+    slow_on_jax,
     slow_on_tensorflow,
 )
 

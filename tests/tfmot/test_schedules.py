@@ -1,5 +1,9 @@
 """TFMOT's schedules on Keras 3, counts worked out by hand; and the two Kerases in one process."""
 
+import os
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
