@@ -1,6 +1,8 @@
 """What the site is made of: links of the checkout, names of the API, the reference."""
 
 import inspect
+import re
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -10,6 +12,7 @@ from tools import mkdocs_hooks as hooks
 from tools import site_check
 
 pytestmark = pytest.mark.numpy_only
+ROOT = Path(__file__).parents[2]
 
 
 def test_every_public_name_has_a_docstring_and_a_place():
@@ -26,6 +29,16 @@ def test_every_public_name_has_a_docstring_and_a_place():
                 assert (thing.__doc__ or "").strip(), f"{room}.{name}"
     for name in kso.__all__:
         assert hooks.home(name), name
+
+
+def test_every_public_name_is_on_a_page_besides_the_reference():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    text = " ".join(page.read_text() for page in pages if "reference" not in page.parts)
+    words = set(re.findall(r"\w+", text))
+    names = {*kso.__all__, *(name for room in hooks.documented().values() for name in room)}
+    assert len(kso.__all__) <= 25
+    assert len(names) <= 120
+    assert not names - words
 
 
 def test_names_and_links_lead_to_the_site():
