@@ -39,6 +39,7 @@ def snip(
     *,
     batch_size: int = 128,
     batches: int | None = 1,
+    shuffle: bool = True,
     seed: int | None = None,
     include: Selection = None,
     exclude: Selection = None,
@@ -57,6 +58,7 @@ def snip(
             list, a generator, or a function that returns one.
         batch_size: Samples per batch of arrays.
         batches: How many batches to use; `None` for all.
+        shuffle: Whether samples are drawn from arrays; if not, the first ones are taken.
         seed: For drawing samples from arrays; `None` takes one from Python's `random`. Datasets
             and generators keep their own order.
         include: Which weights: paths, layers, regular expressions or a predicate. Default: all.
@@ -89,7 +91,7 @@ def snip(
       (ICLR 2019), arXiv 1810.02340
     """
     weights = scored_weights(model, density, include, exclude, on_collapse)
-    taken = first_batches(data, batch_size=batch_size, batches=batches, seed=seed)
+    taken = first_batches(data, batch_size=batch_size, batches=batches, shuffle=shuffle, seed=seed)
     gradient = _Derivatives(model, weights, taken).gradient()
     scores = [np.abs(w.raw_value() * slope) for w, slope in zip(weights, gradient, strict=True)]
     return Saliency("SNIP", density, weights, scores, on_collapse)
@@ -103,6 +105,7 @@ def grasp(
     *,
     batch_size: int = 128,
     batches: int | None = 1,
+    shuffle: bool = True,
     seed: int | None = None,
     include: Selection = None,
     exclude: Selection = None,
@@ -137,7 +140,7 @@ def grasp(
       (ICLR 2020), arXiv 2002.07376
     """
     weights = scored_weights(model, density, include, exclude, on_collapse)
-    taken = first_batches(data, batch_size=batch_size, batches=batches, seed=seed)
+    taken = first_batches(data, batch_size=batch_size, batches=batches, shuffle=shuffle, seed=seed)
     losses = [loss for loss in keras.tree.flatten(getattr(model, "loss", None)) if loss is not None]
     softened = bool(losses) and all(map(_cross_entropy, losses))
     loss = _Derivatives(model, weights, taken, softened)

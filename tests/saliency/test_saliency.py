@@ -341,3 +341,16 @@ def test_what_a_name_needs():
     for name in ("magnitude", "random", "synflow"):
         with pytest.raises(ValueError, match=rf"leave `data` out.*'{name}', data of type tuple"):
             saliency_by_name(name, model, 0.5, data())
+
+
+@pytest.mark.parametrize("score", [saliency.snip, saliency.grasp])
+def test_without_shuffling_the_first_samples_are_taken(score):
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4, name="a")])
+    model.compile(loss="mse")
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(40, 6)), rng.normal(size=(40, 4))
+    found = score(model, 0.5, (x, y), batch_size=8, shuffle=False)
+    wanted = score(model, 0.5, (x[:8], y[:8]), shuffle=False)
+    np.testing.assert_array_equal(found.scores["a/kernel"], wanted.scores["a/kernel"])
+    drawn = score(model, 0.5, (x, y), batch_size=8, seed=0)
+    assert not np.array_equal(found.scores["a/kernel"], drawn.scores["a/kernel"])
