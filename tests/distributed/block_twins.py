@@ -72,9 +72,7 @@ def trained_by_torch(storage, rank=0, workers=1):
     rows = np.arange(len(x)).reshape(STEPS, workers, -1)[:, rank]
     optimizer, weights = model.optimizer, model.trainable_variables
     optimizer.build(weights)
-    hooks = keras.callbacks.CallbackList(
-        [moving(rows), kso.callbacks.CheckWorkers()], model=model, epochs=1, steps=STEPS
-    )
+    hooks = keras.callbacks.CallbackList([moving(rows)], model=model, epochs=1, steps=STEPS)
     hooks.on_train_begin()
     hooks.on_epoch_begin(0)
     for step, part in enumerate(rows):

@@ -81,7 +81,7 @@ def run(module, case, folder, place, victim):
     made, own = recipe.callbacks, folder / f"backup_{place.rank}"
 
     def callbacks(*arguments):
-        used = [kso.callbacks.CheckWorkers()] if method == ALONE else made(*arguments)
+        used = [] if method == ALONE else made(*arguments)
         if kind == "keras":
             backup = keras.callbacks.BackupAndRestore(str(own))
         else:
