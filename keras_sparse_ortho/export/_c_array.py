@@ -100,7 +100,8 @@ def _in_one_piece(content: bytes, file: str) -> tuple[bytes, tuple[str, ...]]:
         for graph in model.subgraphs
         for operator in graph.operators
     }
-    words = {name: name.capitalize() for one in used for name in one.split("_")} | {"2D": "2D"}
-    return content, tuple(
-        sorted(_METHODS.get(one) or "".join(words[name] for name in one.split("_")) for one in used)
-    )
+    return content, tuple(sorted(_METHODS.get(one) or _camel_case(one) for one in sorted(used)))
+
+
+def _camel_case(name: str) -> str:
+    return "".join(word if word == "2D" else word.capitalize() for word in name.split("_"))
