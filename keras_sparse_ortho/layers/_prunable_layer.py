@@ -39,6 +39,7 @@ from keras_sparse_ortho.kernels import (
 from keras_sparse_ortho.layers._wrapped_layer import (
     Recorder,
     ShownLayer,
+    call_by_shard,
     recorded_draws,
     refuse_dense_updates,
     refuse_unwrappable,
@@ -279,6 +280,12 @@ class PrunableLayer(WrapperBuiltByCalls):
             own.quantizer = self._state.quantizer
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
+        if keras.distribution.distribution() is None:
+            return self._call_layer(*args, **kwargs)
+        own = self._state.parametrized.values()
+        return call_by_shard(self, own, self._call_layer, args, kwargs)
+
+    def _call_layer(self, *args: Any, **kwargs: Any) -> Any:
         with self._effective_weights(after=args):
             return self.layer(*args, **kwargs)
 
