@@ -17,7 +17,7 @@ from keras_sparse_ortho._keras_internals import (
     log_first,
     trains,
 )
-from keras_sparse_ortho._values import assign
+from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho._workers import Workers, digest_of, workers_of
 from keras_sparse_ortho.models import prunable_weights
 
@@ -300,6 +300,12 @@ class StepCallback(Logging):
         steps = epochs * batches // accumulated if epochs and batches else None
         self._run_begun = True
         self.workers.together(lambda: self.on_run_begin(step, start, steps))
+        if self.workers.count > 1:
+            own = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+            facts = {repr(k): repr(v) for k, v in own.items() if isinstance(v, int | float)}
+            for number, variable in enumerate(self._watched.trainable_variables):
+                facts[f"variable {number}, {variable.name}"] = digest_of(to_numpy(variable))
+            self.workers.compare("before training", facts)
         self._compare_masks("before training")
 
     def _update(self, step: int, optimizer: Any, write: Callable[[], None]) -> bool:
