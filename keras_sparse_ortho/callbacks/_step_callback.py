@@ -172,13 +172,13 @@ class StepCallback(Logging):
         """Changes masks on all workers; WorkerError if that fails on one, or results differ."""
         self.sync()
         result = self.workers.together(change)
-        self._compare_masks(f"after the update at step {step}")
+        if self.workers.count > 1:
+            self.workers.compare(f"after the update at step {step}", self._mask_facts())
         return result
 
-    def _compare_masks(self, when: str) -> None:
-        if self.workers.count > 1:
-            weights = prunable_weights(self._watched)
-            self.workers.compare(when, {w.path: digest_of(np.packbits(w.mask)) for w in weights})
+    def _mask_facts(self) -> dict[str, str]:
+        weights = prunable_weights(self._watched)
+        return {weight.path: digest_of(np.packbits(weight.mask)) for weight in weights}
 
     def on_run_begin(self, step: int, start: int, steps: int | None) -> None:
         """To be overridden: called before the first epoch, when all state has been restored.
@@ -305,8 +305,7 @@ class StepCallback(Logging):
             facts = {repr(k): repr(v) for k, v in own.items() if isinstance(v, int | float)}
             for number, variable in enumerate(self._watched.trainable_variables):
                 facts[f"variable {number}, {variable.name}"] = digest_of(to_numpy(variable))
-            self.workers.compare("before training", facts)
-        self._compare_masks("before training")
+            self.workers.compare("before training", {**facts, **self._mask_facts()})
 
     def _update(self, step: int, optimizer: Any, write: Callable[[], None]) -> bool:
         """`update`; `write` brings the model up to date."""

@@ -59,6 +59,7 @@ class Candidate:
     file: Path | None = None
     comparison: Comparison | None = None
     failure: Exception | None = None
+    weights: tuple[WeightZeros, ...] = ()  # of the file
 
 
 def candidates(task: Task, routes: Sequence[Route], smallest: bool = False) -> list[Candidate]:
@@ -135,7 +136,8 @@ def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
         # The zeros between blocks are not in the file at all.
         gathered = task.blocks.found if route.of_blocks else {}
         kernels = {path: value for path, value in task.kernels.items() if path not in gathered}
-        folded = find_zeros(kernels, read_weights(content))
+        weights = read_weights(content)
+        folded = find_zeros(kernels, weights)
     except ExportVerificationError as error:
         return _failed(route, error)
     except Exception as error:
@@ -152,7 +154,7 @@ def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
         kept=task.blocks.kept if route.of_blocks else {},
         folded=folded,
     )
-    return Candidate(route, outcome, file, comparison)
+    return Candidate(route, outcome, file, comparison, weights=weights)
 
 
 # --- conversion -----------------------------------------------------------------------------------
@@ -176,8 +178,10 @@ def convert(task: Task, routes: Sequence[Route]) -> dict[Route, Path | ExportCon
             form["marked"] = task.has_ranges and route.needs_data
             name = "_".join(key for key in form if form[key]) or "plain"
             path = os.path.join(folder, name)
+            if not traced:
+                unsaved = _save(task)
             if path not in traced:
-                traced[path] = _trace(worker, task, inputs, path, form)
+                traced[path] = _trace(worker, task, inputs, path, form, unsaved)
             file = task.folder / f"{route.name}.tflite"
             failure = traced[path] or _run_job(
                 worker,
@@ -207,19 +211,34 @@ def _conversion_error(task: Task, route: Route, failure: dict[str, Any]) -> Expo
     )
 
 
+def _keras_file(task: Task) -> str:
+    return str(task.folder / "plain.keras")
+
+
+def _save(task: Task) -> dict[str, Any] | None:
+    """Save the model for the process that traces it; or what went wrong."""
+    try:
+        task.model.save(_keras_file(task))
+    except Exception as error:  # any: a custom class may do anything in get_config
+        message = f"{type(error).__name__}: {str(error).strip()[:1000]}"
+        return {"stage": "load", "message": message}
+    return None
+
+
 def _trace(
-    worker: Worker, task: Task, inputs: list[dict[str, Any]], path: str, form: dict[str, bool]
+    worker: Worker,
+    task: Task,
+    inputs: list[dict[str, Any]],
+    path: str,
+    form: dict[str, bool],
+    unsaved: dict[str, Any] | None,
 ) -> dict[str, Any] | None:
     """Have the model, or its block convolutions, traced and written; or what went wrong."""
     how = {"inputs": inputs, "nesting": task.signature.nesting, "output_names": task.names}
-    keras_file = str(task.folder / "plain.keras")
-    try:
-        task.model.save(keras_file)
-    except Exception as error:  # any: a custom class may do anything in get_config
-        message = f"{type(error).__name__}: {str(error).strip()[:1000]}"
-        failure: dict[str, Any] | None = {"stage": "load", "message": message}
-    else:
-        job = {"keras_file": keras_file, "modules": _modules_of_custom_objects(), "path": path}
+    failure = unsaved
+    if failure is None:
+        modules = _modules_of_custom_objects()
+        job = {"keras_file": _keras_file(task), "modules": modules, "path": path}
         failure = _run_job(worker, "trace", task.timeout, **job, **form, **how)
     if failure is None or failure["stage"] != "load":
         return failure

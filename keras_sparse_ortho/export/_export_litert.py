@@ -13,7 +13,6 @@ from keras_sparse_ortho._checks import check_integer, other_keywords
 from keras_sparse_ortho._files import path_of, staging
 from keras_sparse_ortho.export._candidates import Candidate, candidates
 from keras_sparse_ortho.export._explain import explained, warn_of_file, warn_of_routes, warn_of_rows
-from keras_sparse_ortho.export._flatbuffer import read_weights
 from keras_sparse_ortho.export._load_litert import latencies
 from keras_sparse_ortho.export._process import converter_backend, is_missing, require
 from keras_sparse_ortho.export._routes import (
@@ -111,11 +110,10 @@ def export_litert(
     without `unroll=True` compute in floats. `dynamic_int8+blocks` quantizes the activations of a
     Dense layer on sequences together for each row of the batch, all others one by one. In a dense
     file zeros are stored like other values, but compress well (`gzip model.tflite`, which
-    `load_litert` opens as well). Calibration rows
-    are doubted only if inputs are far from 1 (below 1/32 or above 32) and outputs hardly vary or
-    are extreme. On a GPU, Keras may compute in TF32 and so differ by
-    more than 1e-5; raise `tolerance` there. Custom layers must be importable in a new process,
-    except on the TensorFlow backend.
+    `load_litert` opens as well). Calibration rows are doubted only if inputs are far from 1 (below
+    1/32 or above 32) and outputs hardly vary or are extreme. On a GPU, Keras may compute in TF32
+    and so differ by more than 1e-5; raise `tolerance` there. Custom layers must be importable in a
+    new process, except on the TensorFlow backend.
 
     Example:
     >>> import keras, tempfile, pathlib
@@ -167,7 +165,7 @@ def export_litert(
             path=str(target),
             mode=mode,
             gzip_bytes=len(gzip.compress(content, compresslevel=6)),  # 9 saves 2%
-            weights=read_weights(content),
+            weights=taken.weights,
             argmax_agreement=taken.comparison.argmax_agreement,
             sample_rows=len(task.sample[0]),
             compared_on=task.origin,

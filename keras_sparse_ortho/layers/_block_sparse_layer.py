@@ -1,4 +1,4 @@
-"""`BlockSparseLayer`, which holds and computes with live blocks, and `LiveBlocks`, its storage."""
+"""`BlockSparseLayer`, which holds, and computes with, the live blocks of a kernel."""
 
 import dataclasses
 import random
@@ -23,22 +23,20 @@ from keras_sparse_ortho._keras_internals import (
     check_given,
     create_along,
 )
-from keras_sparse_ortho._optimizer_slots import move_slots, moved
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError
-from keras_sparse_ortho.initializers import ExactOrthogonal, are_weights_set_later, numpy_dtype
-from keras_sparse_ortho.kernels import DenseGradient, KernelLayout, PrunableWeight, Storage
+from keras_sparse_ortho.initializers import are_weights_set_later, numpy_dtype
+from keras_sparse_ortho.kernels import KernelLayout, Storage
 from keras_sparse_ortho.layers._block_grid import (
     LARGEST,
     BlockAxes,
     BlockGrid,
     check_block,
-    pattern_of,
 )
 from keras_sparse_ortho.layers._block_products import BlockOperands, WholeKernel
+from keras_sparse_ortho.layers._live_blocks import LiveBlocks
 from keras_sparse_ortho.orthogonal import (
     Block,
-    RegularBlocks,
     clear_padding,
     regular_blocks,
     slots_of,
@@ -451,166 +449,3 @@ def _as_stored(values: np.ndarray, dtype: str) -> np.ndarray:
     """Values as `to_numpy` reads them back from a variable of a dtype."""
     stored = values.astype(numpy_dtype(dtype))
     return stored.astype(np.float32) if dtype == "bfloat16" else stored
-
-
-class LiveBlocks(Storage):
-    """The kernel of a built `BlockSparseLayer`.
-
-    Its places are the blocks, `(I, J)`; for several parts `(parts, I, J)` with those of each.
-    """
-
-    compact = movable = in_blocks = True
-
-    def __init__(self, layer: Any, owner: Any = None) -> None:
-        self._layer = layer
-        self.place_size = layer.grid.live // int(np.prod(layer.inputs_of.shape))
-        owner, layout = owner or layer, layer._layout
-        self._weight = PrunableWeight("kernel", layer.blocks, owner, layout, storage=self)
-
-    @property
-    def weight(self) -> PrunableWeight:
-        return self._weight
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        shape: tuple[int, ...] = self._layer._kernel_shape
-        return shape
-
-    @property
-    def block(self) -> tuple[int, int]:
-        """Inputs and outputs of a block."""
-        return self._layer.grid.rows, self._layer.grid.cols
-
-    @property
-    def least_density(self) -> float:
-        """The least density of a kernel of such blocks, of which the others are multiples."""
-        grid = self._layer.grid
-        one = dataclasses.replace(grid, outputs=grid.outputs // self._layer.parts)
-        return float(one.fan_in_step / one.in_blocks)
-
-    @property
-    def live(self) -> int:
-        return int(self._layer.grid.live)
-
-    @property
-    def quantizer(self) -> Any:
-        return self._layer.quantizer
-
-    def value(self) -> np.ndarray:
-        return self._layer.kernel_value()
-
-    def raw_value(self, *, copy: bool = True) -> np.ndarray:
-        return self._layer.kernel_value(quantized=False)
-
-    def mask_value(self) -> np.ndarray:
-        return self._layer.mask_value()
-
-    def assign_raw(self, value: Any) -> None:
-        assign(self._layer.blocks, self.slot_from_dense(to_numpy(value)))
-
-    def set_kernel(self, kernel: Any, mask: Any) -> None:
-        """Sets the live blocks from a dense kernel and a mask that fits the layer."""
-        layer, kernel, mask = self._layer, np.asarray(kernel), np.asarray(mask, dtype=bool)
-        for name, given in (("kernel", kernel), ("mask", mask)):
-            if given.shape != self.shape:
-                raise LayoutError(
-                    f"The {name} of '{layer.name}' has the shape {self.shape}. "
-                    f"Received: {name} of shape {given.shape}"
-                )
-        if lost := int(np.count_nonzero(kernel[~mask])):
-            raise LayoutError(
-                f"The kernel for '{layer.name}' must be zero outside the mask. "
-                f"Received: {lost} nonzero entries outside"
-            )
-        grid, pattern = pattern_of(layer.matrix(mask), layer.block)
-        if grid != layer.grid:
-            raise LayoutError(
-                f"The layer '{layer.name}' has {layer.grid.fan_in} live blocks in each line. "
-                f"Received: a mask of {grid.fan_in}"
-            )
-        layer.set_blocks(grid.blocks(layer.matrix(kernel), pattern), pattern)
-
-    def set_drawn(self, drawn: RegularBlocks) -> None:
-        """Sets values and places to those that an orthogonal initializer has drawn."""
-        self._layer.set_blocks(*self._layer.grid.side_by_side(drawn))
-        self.mark_as_drawn()
-
-    def support(self) -> list[Any]:
-        return [self._layer.inputs_of, self._layer.slots_of]
-
-    @property
-    def drawn_by(self) -> ExactOrthogonal:
-        layer = self._layer
-        structure = Block(*layer.block, regular=True)
-        return ExactOrthogonal(layer.density, layer.gain, seed=layer.seed, structure=structure)
-
-    def is_as_drawn(self) -> bool:
-        drawn = self._layer.drawn_digest
-        return drawn is not None and drawn == digest(to_numpy(self._layer.blocks))
-
-    def mark_as_drawn(self) -> None:
-        self._layer.drawn_digest = digest(to_numpy(self._layer.blocks))
-
-    def live_places(self) -> np.ndarray:
-        grid, pattern = self._layer.grid, to_numpy(self._layer.inputs_of)
-        live = np.zeros((grid.in_blocks, grid.out_blocks), dtype=bool)
-        live[pattern, np.arange(grid.out_blocks)[:, None]] = True
-        return self._by_part(live)
-
-    def live_sums(self) -> np.ndarray:
-        grid, sums = self._layer.grid, block_sums(to_numpy(self._layer.blocks))
-        found = np.zeros((grid.in_blocks, grid.out_blocks), dtype=sums.dtype)
-        found[to_numpy(self._layer.inputs_of), np.arange(grid.out_blocks)[:, None]] = sums
-        return self._by_part(found)
-
-    def place_sums(self, gradient: Any) -> np.ndarray:
-        return self._by_part(block_sums(gradient).T)
-
-    def _by_part(self, places: np.ndarray) -> np.ndarray:
-        parts = self._layer.parts
-        return places if parts == 1 else np.stack(np.split(places, parts, axis=1))
-
-    def move(self, live: Any, optimizer: Any) -> None:
-        pattern, source = self.moves(live)
-        self._layer.set_blocks(moved(to_numpy(self._layer.blocks), source, 0.0), pattern)
-        move_slots(optimizer, self._layer.blocks, source)
-
-    def moves(self, live: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """`inputs_of` for these live blocks, and the slot of each of them before, -1 for new."""
-        grid = self._layer.grid
-        live = live if self._layer.parts == 1 else np.concatenate([*live], axis=-1)
-        pattern = np.nonzero(live.T)[1].reshape(grid.out_blocks, grid.fan_in)
-        slots, lines = np.full(live.T.shape, -1), np.arange(grid.out_blocks)[:, None]
-        before = to_numpy(self._layer.inputs_of)
-        slots[lines, before] = np.arange(pattern.size).reshape(pattern.shape)
-        return pattern, slots[lines, pattern]
-
-    def dense_gradient(self) -> DenseGradient:
-        # That of a kernel of all blocks, `(J, I, *taps, r, c)`, and of what regularizes live ones.
-        whole = self._layer._whole.variable(self._layer.grid, self._layer.variable_dtype)
-        return DenseGradient(
-            variables=[whole, self._layer.blocks],
-            values=self._values,
-            collect=lambda gradient, of_blocks: gradient + self._whole(of_blocks),
-        )
-
-    def _values(self) -> list[Any]:
-        blocks = to_numpy(self._layer.blocks)
-        return [self._whole(blocks), blocks]
-
-    def _whole(self, blocks: np.ndarray) -> np.ndarray:
-        return self._layer.grid.whole(blocks, to_numpy(self._layer.inputs_of))
-
-    def slot_to_dense(self, slot: np.ndarray, start: float) -> np.ndarray:
-        layer = self._layer
-        kernel = layer.shaped(layer.grid.kernel(slot, to_numpy(layer.inputs_of)))
-        return np.where(self.mask_value(), kernel, np.asarray(start, kernel.dtype))
-
-    def slot_from_dense(self, slot: np.ndarray) -> np.ndarray:
-        layer = self._layer
-        return layer.grid.blocks(layer.matrix(slot), to_numpy(layer.inputs_of))
-
-
-def block_sums(blocks: np.ndarray) -> np.ndarray:
-    """`sum |w|` over each block: `(J, k, *taps, r, c)` to `(J, k)`."""
-    return np.asarray(np.abs(blocks).sum(axis=tuple(range(2, blocks.ndim))))

@@ -13,10 +13,10 @@ from keras_sparse_ortho.kernels import KernelLayout, Storage, derived_seed
 from keras_sparse_ortho.layers._block_products import product_of_rows
 from keras_sparse_ortho.layers._block_sparse_layer import (
     BlockSparseLayer,
-    LiveBlocks,
     OnBlocks,
     why_no_function,
 )
+from keras_sparse_ortho.layers._live_blocks import LiveBlocks
 
 ops = keras.ops
 _KERNELS = ("kernel", "recurrent_kernel")
