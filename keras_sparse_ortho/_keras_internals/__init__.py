@@ -13,22 +13,28 @@ from keras_sparse_ortho._keras_internals._fit import (
 from keras_sparse_ortho._keras_internals._layers import (
     ConvLSTMCell,
     GraphCall,
+    VariableOverrides,
     WrapperBuiltByCalls,
     adopt_call_interface,
     compile_like,
     compiled_loss_waits,
     computes_its_graph,
     created_trainable,
+    float64_not_narrowed,
+    from_zero_states,
     graph_calls,
     graph_ends,
+    in_stateless_scope,
     is_built_in_calls,
     is_graph,
     leave_graphs,
     maps_one_tensor,
     maybe_build,
     own_variables,
+    replaced,
     restored,
     sublayers,
+    value_in_scope,
 )
 from keras_sparse_ortho._keras_internals._names import BEHAVIOURS, PRIVATE_NAMES
 from keras_sparse_ortho._keras_internals._objects import (
@@ -47,13 +53,6 @@ from keras_sparse_ortho._keras_internals._optimizers import (
     refuse_other_slots,
     slot_pairs,
     trains,
-)
-from keras_sparse_ortho._keras_internals._scopes import (
-    VariableOverrides,
-    float64_not_narrowed,
-    in_stateless_scope,
-    replaced,
-    value_in_scope,
 )
 from keras_sparse_ortho._keras_internals._variables import (
     Axes,

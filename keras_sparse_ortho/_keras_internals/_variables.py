@@ -11,8 +11,7 @@ import numpy as np
 from keras.src.backend.common import global_state
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
-from keras_sparse_ortho._keras_internals._layers import own_variables
-from keras_sparse_ortho._keras_internals._scopes import in_stateless_scope
+from keras_sparse_ortho._keras_internals._layers import in_stateless_scope, own_variables
 
 Axes = tuple[str | None, ...]
 """For each axis of a variable the axis of the device mesh that it is cut along; `None` for none."""

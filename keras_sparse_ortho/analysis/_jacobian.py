@@ -7,10 +7,10 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._backend import compiled, second_derivatives, value_and_gradients
-from keras_sparse_ortho._keras_internals import VariableOverrides
+from keras_sparse_ortho._keras_internals import VariableOverrides, from_zero_states
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.models import check_built, from_zero_states
+from keras_sparse_ortho.models import check_built
 
 # Entries in one batch of products: enough to fill the cores, about 64 MiB in float32.
 _LARGEST_BATCH = 2**24

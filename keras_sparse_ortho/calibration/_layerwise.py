@@ -17,9 +17,13 @@ import numpy as np
 from keras_sparse_ortho._backend import is_traced, without_gradients
 from keras_sparse_ortho._data import Batch, first_batches, is_batched, samples
 from keras_sparse_ortho._files import atomic_write_bytes
-from keras_sparse_ortho._keras_internals import VariableOverrides, level_of_user, replaced
-from keras_sparse_ortho._values import assign, to_numpy
-from keras_sparse_ortho._workers import digest_of
+from keras_sparse_ortho._keras_internals import (
+    VariableOverrides,
+    from_zero_states,
+    level_of_user,
+    replaced,
+)
+from keras_sparse_ortho._values import assign, digest_of, to_numpy
 from keras_sparse_ortho.calibration._channels import Channels
 from keras_sparse_ortho.calibration._solve import (
     AIM,
@@ -35,7 +39,6 @@ from keras_sparse_ortho.calibration._solve import (
 from keras_sparse_ortho.errors import BudgetError, LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw, Draw, PackedDraw
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight
-from keras_sparse_ortho.models import from_zero_states
 from keras_sparse_ortho.orthogonal import Block, NByM
 
 L = keras.layers

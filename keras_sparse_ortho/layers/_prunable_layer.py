@@ -24,8 +24,7 @@ from keras_sparse_ortho._keras_internals import (
     stand_in_name_scope,
     track_variable,
 )
-from keras_sparse_ortho._values import to_numpy
-from keras_sparse_ortho._workers import check_layouts
+from keras_sparse_ortho._values import check_layouts, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import (
     PrunableWeight,

@@ -11,7 +11,6 @@ from keras_sparse_ortho.models._at_density import warn_of_gap as warn_of_gap
 from keras_sparse_ortho.models._at_density import warn_unless_at_density as warn_unless_at_density
 from keras_sparse_ortho.models._at_density import watch_saving as watch_saving
 from keras_sparse_ortho.models._convert import convert, strip
-from keras_sparse_ortho.models._flops import from_zero_states as from_zero_states
 from keras_sparse_ortho.models._flops import input_specs as input_specs
 from keras_sparse_ortho.models._flops import kernel_positions
 from keras_sparse_ortho.models._remove_channels import Linear as Linear

@@ -14,12 +14,12 @@ from keras_sparse_ortho._keras_internals import (
     VariableOverrides,
     body_of,
     compile_like,
+    from_zero_states,
     own_variables,
     refuse_other_slots,
 )
 from keras_sparse_ortho._optimizer_slots import copy_slots
-from keras_sparse_ortho._values import to_numpy
-from keras_sparse_ortho._workers import digest_of
+from keras_sparse_ortho._values import digest_of, to_numpy
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError, UnknownWeightError
 from keras_sparse_ortho.initializers import AnyDraw, BlockDraw, Draw, weights_set_later
 from keras_sparse_ortho.kernels import PrunableWeight, storages_of, walk
@@ -30,7 +30,7 @@ from keras_sparse_ortho.layers import (
     check_mask,
     plain_layer,
 )
-from keras_sparse_ortho.models._flops import from_zero_states, open_specs
+from keras_sparse_ortho.models._flops import open_specs
 from keras_sparse_ortho.models._rewrite import (
     check_built,
     places_to_wrap,
@@ -240,8 +240,7 @@ def _apply(model: Any, plan: Plan, in_place: bool) -> Any:
 
         return make() if plan.around is None else plan.around(layer, own, make)
 
-    with weights_set_later():
-        result = rewrite(model, replace, checks.complete, later, in_place)
+    result = rewrite(model, replace, checks.complete, later, in_place)
     plan.check(result)
     return result
 
@@ -275,13 +274,23 @@ def _form(
 ) -> Any:
     """The new layer, built, for one whose kernels become `targets`, by their names below it."""
     (storage,) = {target.storage for target in targets.values()}
-    quantizer = next(iter(targets.values())).quantizer
     if storage == "dense":
         return plain_layer(own)
     if storage == "kept":
         new = body_of(own)
-        new.set_quantizer(quantizer)
+        new.set_quantizer(next(iter(targets.values())).quantizer)
         return new
+    with weights_set_later():
+        return _sparse_form(own, targets, weights, storage, is_copy)
+
+
+def _sparse_form(
+    own: Any,
+    targets: Mapping[str, Target],
+    weights: Mapping[str, PrunableWeight],
+    storage: str,
+    is_copy: bool,
+) -> Any:
     held = storages_of(own)
     draws = {key: target.draw or mask_of(held.get(key)) for key, target in targets.items()}
     if storage == "blocks":
@@ -296,6 +305,7 @@ def _form(
         for key, target in targets.items()
     }
     body = plain_layer(own) if held else body_of(own)
+    quantizer = next(iter(targets.values())).quantizer
     options = {"name": own.name, "trainable": own.trainable, "quantizer": quantizer}
     wrapper = PrunableLayer(body, table, **options)
     wrapper.build()

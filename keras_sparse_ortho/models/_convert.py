@@ -186,8 +186,9 @@ def strip(model: keras.Model) -> Plan:
     ('Dense', 8)
     """
     check_built(model)
-    _refuse_unfinished(model)
-    warn_unless_at_density(model)
+    held = _finished_storages(model)
+    if not all(storage.movable for storage in held):  # fixed masks have their density
+        warn_unless_at_density(model)
     in_graphs = {id(layer) for layer in _layers_of_graphs(model)}  # a layer alone is in none
 
     def around(layer: Any, own: Any, make: Callable[[], Any]) -> Any:
@@ -210,14 +211,18 @@ def _layers_of_graphs(model: Any) -> Iterator[Any]:
             yield from _layers_of_graphs(layer)
 
 
-def _refuse_unfinished(model: Any) -> None:
+def _finished_storages(model: Any) -> list[Any]:
+    """All storages of a model; NotPrunableError for one that has no mask yet."""
+    found = []
     for layer, path in walk(model, ""):
         for key, storage in storages_of(layer).items():
+            found.append(storage)
             if (reason := storage.unfinished()) is not None:
                 raise NotPrunableError(
                     f"The weight '{path}/{key}' cannot be stripped: {reason}. "
                     f"Received: {type(storage).__name__}"
                 )
+    return found
 
 
 def _reset_initializers(layer: Any) -> None:

@@ -3,34 +3,19 @@
 import contextlib
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 
 from keras_sparse_ortho._checks import told
-from keras_sparse_ortho._keras_internals import ConvLSTMCell, replaced
+from keras_sparse_ortho._keras_internals import ConvLSTMCell, from_zero_states, replaced
 from keras_sparse_ortho.kernels import PrunableWeight, are_experts, is_table, walk
 from keras_sparse_ortho.layers import (
     BlockSparseConv,
     BlockSparseDense,
     BlockSparseEinsumDense,
 )
-
-
-@contextlib.contextmanager
-def from_zero_states(model: Any) -> Iterator[None]:
-    """Inside, every call of a model starts its recurrent layers from zeros.
-
-    Stateful layers keep the states that they have, and accept any batch size: with `stateful=True`
-    Keras refuses all but the one they were built for.
-    """
-    with contextlib.ExitStack() as stack:
-        for layer, _ in walk(model, ""):
-            if isinstance(layer, keras.layers.RNN) and layer.stateful:
-                stack.enter_context(replaced(layer, "stateful", False))
-        yield
-
 
 L = keras.layers
 

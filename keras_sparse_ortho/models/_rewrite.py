@@ -14,7 +14,7 @@ from keras_sparse_ortho._keras_internals import (
     sublayers,
     track_parameters_anew,
 )
-from keras_sparse_ortho._workers import check_layouts
+from keras_sparse_ortho._values import check_layouts
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import (
     PrunableWeight,

@@ -94,7 +94,6 @@ def _holds_ours(layer: Any) -> bool:
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho", name="Rebuilt")
-@keras.saving.register_keras_serializable(package="keras_sparse_ortho", name="Rewrapped")  # older
 class SavedWithLayers:
     """A layer or model in which layers stand that its constructor does not make.
 
@@ -194,13 +193,12 @@ def _check_saved(config: Any) -> None:
 def _with_layers(top: Any, config: dict[str, Any], custom_objects: Any) -> Any:
     """A layer or model whose inner layers get names, and become those of a configuration."""
     names = config["names"]
-    found = [layer for layer, _ in _named(top)]
-    layers = found if len(found) == len(names) else _named_before(top)
+    layers = [layer for layer, _ in _named(top)]
     if len(layers) != len(names):
         raise ValueError(
             f"The layers that the class of '{top.name}' makes differ from those in the file. Make "
             "the model, call it, make it sparse as before, and call `model.load_weights(path)`. "
-            f"The file has: {names}. Received: {[layer.name for layer in found]}"
+            f"The file has: {names}. Received: {[layer.name for layer in layers]}"
         )
     for layer, name in zip(layers, names, strict=True):
         layer.name = name
@@ -271,17 +269,3 @@ def _named(top: Any) -> list[tuple[Any, str]]:
         # The copy of a graph may have other inputs.
         if id(layer) not in wrapped and not isinstance(layer, keras.layers.InputLayer)
     ]
-
-
-def _named_before(model: Any) -> list[Any]:
-    """The layers whose names are in older files: those that models hold, none inside a layer."""
-    layers = {id(layer): layer for layer in getattr(model, "layers", [])}
-    if is_graph_of_class(model):
-        layers |= {id(layer): layer for layer in sublayers(model) if layer.weights}
-    found = []
-    for layer in layers.values():
-        if not isinstance(layer, keras.layers.InputLayer):
-            found += [layer]
-            if isinstance(layer, keras.Model):
-                found += _named_before(layer)
-    return found

@@ -12,11 +12,10 @@ import numpy as np
 from keras_sparse_ortho._backend import hessian_vector_product
 from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._data import Batch, first_batches, samples
-from keras_sparse_ortho._keras_internals import compiled_loss_waits
-from keras_sparse_ortho._values import placed, to_numpy
-from keras_sparse_ortho._workers import digest_of, workers_of
+from keras_sparse_ortho._keras_internals import compiled_loss_waits, from_zero_states
+from keras_sparse_ortho._values import digest_of, placed, to_numpy, workers_of
 from keras_sparse_ortho.kernels import PrunableWeight, Selection
-from keras_sparse_ortho.models import StatelessLoss, check_labels, from_zero_states
+from keras_sparse_ortho.models import StatelessLoss, check_labels
 from keras_sparse_ortho.saliency._saliency import Saliency, magnitude, random, scored_weights
 from keras_sparse_ortho.saliency._synflow import synflow
 

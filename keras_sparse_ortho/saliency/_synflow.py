@@ -12,11 +12,11 @@ import numpy as np
 
 from keras_sparse_ortho._backend import compiled, float64_operations, value_and_gradients
 from keras_sparse_ortho._checks import check_integer, other_keywords
-from keras_sparse_ortho._keras_internals import VariableOverrides, replaced
+from keras_sparse_ortho._keras_internals import VariableOverrides, from_zero_states, replaced
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import Selection, walk
-from keras_sparse_ortho.models import from_zero_states, input_specs
+from keras_sparse_ortho.models import input_specs
 from keras_sparse_ortho.orthogonal import largest_masks, live_count
 from keras_sparse_ortho.saliency._saliency import Saliency, scored_weights
 

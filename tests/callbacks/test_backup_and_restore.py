@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho._workers import Workers
+from keras_sparse_ortho._values import Workers
 from keras_sparse_ortho.callbacks import BackupAndRestore, TargetDensity, _backup_and_restore
 from tests.helpers import array, slow_on_jax
 
