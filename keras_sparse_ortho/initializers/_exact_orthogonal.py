@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -24,6 +25,7 @@ from keras_sparse_ortho.orthogonal import (
     Structure,
     StructureLike,
     as_structure,
+    check_taps,
     covering_count,
     covers,
     exact_orthogonal,
@@ -92,7 +94,6 @@ class ExactOrthogonal(SparseInitializer):
     isometry = "exact"
     removed: ClassVar = {
         **dict.fromkeys(("norms", "center_density", "rotations", "angles")),
-        "taps": "center",
     }
 
     @other_keywords()
@@ -105,6 +106,7 @@ class ExactOrthogonal(SparseInitializer):
         layout: LayoutLike = None,
         structure: StructureLike | None = None,
         start: str = "covering",
+        taps: str = "center",
     ) -> None:
         super().__init__(seed, layout)
         self.density = None if density is None else check_density(density)
@@ -120,8 +122,10 @@ class ExactOrthogonal(SparseInitializer):
                     f"`structure` must be a Block, NByM or None. Received: structure={structure!r}"
                 )
         covers(start)
+        check_taps(taps)
         self.structure = structure
         self.start = start
+        self.taps = taps
 
     def sample(
         self, shape: Sequence[int], dtype: Any = None, layout: KernelLayout | None = None
@@ -136,6 +140,7 @@ class ExactOrthogonal(SparseInitializer):
             layout=self.resolve_layout(shape, layout),
             structure=self.structure,
             start=self.start,
+            taps=self.taps,
             dtype=np.float64 if target == np.float64 else np.float32,
         )
         return kernel.astype(target, copy=False), mask
@@ -164,12 +169,16 @@ class ExactOrthogonal(SparseInitializer):
         layout = self.resolve_layout(shape, layout)
         *_, inputs, outputs = canonical = layout.canonical_shape(shape)
         if self.structure is None:
-            least, covering = least_count(shape, layout), covering_count(shape, layout)
+            least, covering = (
+                least_count(shape, layout, self.taps),
+                covering_count(shape, layout),
+            )
+            inputs *= math.prod(canonical[2:-2]) if self.taps == "all" else 1
         else:
             self.structure.check(canonical)
             least, covering = self.structure.least(canonical), self.structure.covering(canonical)
         # A tall or square kernel has orthonormal outputs, none of which is zero.
-        covers = self.start == "covering" and inputs < outputs
+        covers = self.start != "published" and inputs < outputs
         return least, max(least, covering) if covers else least
 
     def with_gain(self, gain: float) -> SparseInitializer:
@@ -192,4 +201,5 @@ class ExactOrthogonal(SparseInitializer):
             "gain": self.gain,
             "structure": keras.saving.serialize_keras_object(self.structure),
             "start": self.start,
+            "taps": self.taps,
         }

@@ -15,6 +15,7 @@ from keras_sparse_ortho.orthogonal._kernel import (
     KernelLayout,
     Structure,
     center_of,
+    check_taps,
     covering_count,
     covers,
     dead_outputs,

@@ -14,6 +14,7 @@ from keras_sparse_ortho._checks import check_density, check_integer, other_keywo
 from keras_sparse_ortho.errors import DensityError, LayoutError
 from keras_sparse_ortho.orthogonal._counts import apportion, live_count, unmask_at_random
 from keras_sparse_ortho.orthogonal._eoi import DrawOptions, write_orthogonal
+from keras_sparse_ortho.orthogonal._even import unmask_evenly, write_even
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,12 +268,15 @@ def center_of(canonical_shape: Sequence[int]) -> tuple[int, ...]:
     return tuple((taps - 1) // 2 for taps in canonical_shape[2:-2])
 
 
-def least_count(shape: Sequence[int], layout: KernelLayout | None = None) -> int:
+def least_count(
+    shape: Sequence[int], layout: KernelLayout | None = None, taps: str = "center"
+) -> int:
     """Fewest live entries of an exactly orthogonal kernel: `min(in, out)` for each matrix.
 
     Args:
         shape: Kernel shape in Keras layout.
         layout: Meaning of the axes. Default: `(*spatial, in, out)`.
+        taps: As in `exact_orthogonal`: with `"all"`, `min(taps * in, out)`.
 
     Example:
 
@@ -280,7 +284,7 @@ def least_count(shape: Sequence[int], layout: KernelLayout | None = None) -> int
     (100, 16)
     """
     layout = layout or default_layout(shape)
-    return layout.matrices(shape) * min(layout.matrix_shape(shape))
+    return layout.matrices(shape) * min(_sides(layout, shape, taps))
 
 
 def covering_count(shape: Sequence[int], layout: KernelLayout | None = None) -> int:
@@ -326,6 +330,7 @@ def exact_orthogonal(
     layout: KernelLayout | None = None,
     structure: Structure | None = None,
     start: str = "covering",
+    taps: str = "center",
     dtype: type = np.float32,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draws a sparse kernel that is exactly orthogonal, and its mask (EOI).
@@ -359,6 +364,10 @@ def exact_orthogonal(
             then the nearest that the structure allows.
         start: `"covering"`, or `"published"`: `[I | 0]` as in the paper. At low densities that
             leaves outputs of wide kernels zero.
+        taps: Where the matrices of a convolution are. `"center"`: at the center tap, as dense as
+            the kernel. `"dense_center"`: there, with density `min(taps d, sqrt(d))`, as in the
+            authors' runs of networks with normalization. `"all"`: one matrix `(taps * in, out)` a
+            group, as `keras.initializers.Orthogonal` has it; the map is no isometry then.
         dtype: Floating type of the kernel. All arithmetic is in float64.
 
     Returns:
@@ -387,8 +396,9 @@ def exact_orthogonal(
     shape = tuple(int(size) for size in shape)
     layout = layout or default_layout(shape)
     rng = np.random.default_rng(seed)
-    options = DrawOptions(rng, gain, covers(start))
+    options = DrawOptions(rng, gain, covers(start), start == "even")
     canonical_shape = layout.canonical_shape(shape)
+    check_taps(taps)
     if structure is not None:
         structure.check(canonical_shape)
         live_entries = structure.live_count(canonical_shape, density)
@@ -396,7 +406,7 @@ def exact_orthogonal(
         values, live = (np.ascontiguousarray(layout.from_canonical(v, shape)) for v in drawn)
         return values.astype(dtype, copy=False), live
     size, count = math.prod(shape), live_count(density, math.prod(shape))
-    matrices, sides = layout.matrices(shape), layout.matrix_shape(shape)
+    matrices, sides = layout.matrices(shape), _sides(layout, shape, taps)
     if count < matrices * min(sides):
         raise DensityError(
             f"An exactly orthogonal kernel of shape {shape} needs at least {matrices * min(sides)} "
@@ -405,8 +415,11 @@ def exact_orthogonal(
         )
     # Entries that the supports of the matrices may have.
     least = matrices * (max(sides) if options.cover else min(sides))
-    most = min(max(live_count(density, matrices * math.prod(sides)), least), count)
-    center = center_of(canonical_shape)
+    share = count / size
+    if taps == "dense_center":
+        share = min(math.prod(canonical_shape[2:-2]) * share, math.sqrt(share))
+    most = min(max(live_count(share, matrices * math.prod(sides)), least), count)
+    center = () if taps == "all" else center_of(canonical_shape)
     kernel: np.ndarray = np.zeros(canonical_shape, dtype=dtype)
     if sides == (1, 1):  # all at once: depthwise ones are many
         index: tuple[Any, ...] = (..., *center, 0, 0)
@@ -414,8 +427,15 @@ def exact_orthogonal(
         kernel[index] = np.where(signs, gain, -gain)
     else:
         counts = apportion(most, [1.0] * matrices)
+        write = write_even if options.even else write_orthogonal
         for matrix, entries in zip(np.ndindex(canonical_shape[:2]), counts, strict=True):
-            write_orthogonal(kernel[(*matrix, *center)], entries, options)
+            write(kernel[(*matrix, *center)].reshape(sides), entries, options)
+    if options.even:
+        masks = (kernel != 0).reshape(matrices, -1, canonical_shape[-1])
+        for mask, entries in zip(masks, apportion(count, [1.0] * matrices), strict=True):
+            unmask_evenly(mask, entries, rng)
+        live = np.ascontiguousarray(layout.from_canonical(masks.reshape(canonical_shape), shape))
+        return np.ascontiguousarray(layout.from_canonical(kernel, shape)), live
     kernel = np.ascontiguousarray(layout.from_canonical(kernel, shape))
     mask = kernel != 0
     unmask_at_random(mask, count, rng)
@@ -424,9 +444,23 @@ def exact_orthogonal(
 
 def covers(start: str) -> bool:
     """Whether all outputs and inputs get an entry first; refuses the name of no start."""
-    if start not in ("covering", "published"):
-        raise ValueError(f'`start` must be "covering" or "published". Received: start={start!r}')
-    return start == "covering"
+    starts = ("covering", "even", "published")
+    if start not in starts:
+        raise ValueError(f"`start` must be one of {starts}. Received: start={start!r}")
+    return start != "published"
+
+
+def check_taps(taps: str) -> None:
+    """Refuses what does not say where the matrices of a convolution are."""
+    known = ("center", "dense_center", "all")
+    if taps not in known:
+        raise ValueError(f"`taps` must be one of {known}. Received: taps={taps!r}")
+
+
+def _sides(layout: KernelLayout, shape: Sequence[int], taps: str) -> tuple[int, int]:
+    """Inputs and outputs of the orthogonal matrices."""
+    *_, inputs, outputs = canonical = layout.canonical_shape(shape)
+    return (math.prod(canonical[2:-2]) if taps == "all" else 1) * inputs, outputs
 
 
 def default_layout(shape: Sequence[int]) -> KernelLayout:

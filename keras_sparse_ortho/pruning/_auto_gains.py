@@ -243,7 +243,7 @@ def default_gain(weight: PrunableWeight, pattern: ExactOrthogonal, live: int) ->
     that is `gain^2 = 2 density in out / ((in + out) n)` for Glorot's, `density` for square kernels.
     """
     layout = layout_for(weight, pattern)
-    singular_values = least_count(weight.shape, layout)
+    singular_values = least_count(weight.shape, layout, pattern.taps)
     return math.sqrt(live * _mean_square(weight) / singular_values)
 
 
