@@ -36,7 +36,7 @@ STARTS = {
 }
 OPTIMIZERS = {"Adam .001": ("adam", 1e-3), "SGD .1": ("sgd", 0.1)}
 NETS = {
-    "digits_cnn": {"of": "methods.cnn", "dataset": "digits", "epochs": 20},
+    "digits_cnn": {"of": "methods.cnn", "dataset": "digits", "epochs": 20, "batch_size": 32},
     "cnn": {"of": "methods.cnn", "epochs": 4},
     "mlp": {"network": "mlp", "dataset": "fashion_mnist", "epochs": 4},
     "resnet20": {"of": "contemporary.resnet20", "epochs": 2},
@@ -68,9 +68,9 @@ def accuracy(name: str, start: str, optimizer: str, seed: int, samples: int | No
     keras.utils.clear_session()
     keras.utils.set_random_seed(seed)
     if plan["network"] == "mlp":
-        model = mlp(data.shape)
+        model = mlp(data.x_train.shape[1:])
     else:
-        model = NETWORKS[plan["network"]](data.shape, 10, plan)
+        model = NETWORKS[plan["network"]](data.x_train.shape[1:], 10, plan)
     model = kso.sparsify(
         model, DENSITY, initializer=STARTS[start], seed=seed, include=plan.get("include")
     )

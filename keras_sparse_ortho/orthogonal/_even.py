@@ -87,12 +87,10 @@ def _cells(
         cell, union = [order.pop()], waiting.pop()
         degrees = union.bit_count()
         while len(cell) < size:
-            best, least = -1, len(supports) + 1
-            for back, support in enumerate(waiting[: -_LOOK - 1 : -1], 1):
-                if (common := (support & union).bit_count()) < least:
-                    best, least = -back, common
-                    if not common:
-                        break
+            best = -1
+            if waiting[-1] & union:
+                common = [(s & union).bit_count() for s in waiting[: -_LOOK - 1 : -1]]
+                best = -1 - common.index(min(common))
             cell.append(order.pop(best))
             support = waiting.pop(best)
             degrees += support.bit_count()
@@ -132,8 +130,14 @@ def unmask_evenly(mask: np.ndarray, count: int, rng: np.random.Generator) -> Non
 
     Degrees of the rows, and those of the columns, are as even as the entries that are live allow.
     """
-    missing = count - int(np.count_nonzero(mask))
-    by_row, by_column = (_lacking(mask.sum(axis=axis), missing, rng) for axis in (1, 0))
+    flat = np.flatnonzero(mask)
+    if not (missing := count - flat.size):
+        return
+    live = flat // mask.shape[1], flat % mask.shape[1]
+    by_row, by_column = (
+        _lacking(np.bincount(at, minlength=size), missing, rng)
+        for at, size in zip(live, mask.shape, strict=True)
+    )
     for _ in range(_ROUNDS):
         rows = np.repeat(np.arange(mask.shape[0]), by_row)
         columns = np.repeat(np.arange(mask.shape[1]), by_column)
