@@ -201,9 +201,15 @@ INITIALIZERS: dict[str, Callable[[float | None], Pattern]] = {
         None, keras.initializers.Orthogonal(gain or 1.0, seed=0)
     ),
     "ai": lambda gain: ApproximateIsometry(1.0, gain or 1.0, max_iterations=300),
-    "eoi_published": lambda gain: ExactOrthogonal(gain=gain or 1.0, start="published"),
+    # Where normalization follows, the authors' runs have a denser center tap.
+    "eoi_published": lambda gain: ExactOrthogonal(
+        gain=gain or 1.0, start="published", taps="center" if gain else "dense_center"
+    ),
     "eoi_erk": lambda gain: ExactOrthogonal(gain=gain or 1.0),
     "eoi_auto": lambda gain: ExactOrthogonal(gain="auto"),
+    "eoi_all": lambda gain: ExactOrthogonal(gain="auto", taps="all"),
+    "eoi_even": lambda gain: ExactOrthogonal(gain="auto", start="even"),
+    "eoi_even_all": lambda gain: ExactOrthogonal(gain="auto", start="even", taps="all"),
 }
 """What draws kernels and fixed masks, by name, for a gain:
 
@@ -211,7 +217,8 @@ INITIALIZERS: dict[str, Callable[[float | None], Pattern]] = {
   base_orthogonal: a dense orthogonal kernel times a random mask, the baseline of the EOI paper;
 - ai: a random mask, with values as orthogonal as possible (Lee et al.);
 - eoi_published: exactly orthogonal as published; eoi_erk: without dead outputs; eoi_auto:
-  with the gain by what follows each layer.
+  with the gain by what follows each layer; eoi_all: so, as one matrix on all taps of a convolution;
+  eoi_even, eoi_even_all: the same two with even degrees.
 
 The arms `eoi_shift` and `rigl_shift` of the tables (entries spread over all taps) were measured at
 936aadd; the package does not draw such kernels any more.
