@@ -36,6 +36,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import keras
 import numpy as np
+from methods_rivals import narrowed
 from methods_runs import CHANCE, CHOOSING, Run, identity, keep, latest, missing, tried
 from methods_summary import TIMES, summarize
 from methods_table import METHODS
@@ -73,7 +74,9 @@ def build(
     keras.utils.set_random_seed(seed)
     steps = len(data.x_train) // options["batch_size"] * options["epochs"]
     network = NETWORKS[options.get("network", net)]
-    dense = network(data.x_train.shape[1:], data.classes, options)
+    made = functools.partial(network, data.x_train.shape[1:], data.classes)
+    narrow = method == "dense_narrow"
+    dense = narrowed(made, options, density) if narrow else made(options)
     tenth = max(steps // 10, 1)
     frequency = options.get("frequency")
     plan = {"density": density, "seed": seed, "steps": steps}
@@ -84,6 +87,7 @@ def build(
         plan["gain"] = kso.analysis.critical_gain(options["activation"], options["bias_std"])
     plan["str"] = {"net": net, "epochs": options["epochs"], "density": density, "seed": seed}
     plan["budgets"] = options["budgets"]
+    plan["learning_rate"] = learning_rate or options["learning_rate"]
     model, callbacks = METHODS[method](dense, plan)
     rate = learning_rate or options["learning_rate"]
     rate = keras.optimizers.schedules.CosineDecay(rate, steps)

@@ -28,6 +28,14 @@ from typing import Any
 
 import keras
 import numpy as np
+from methods_rivals import (
+    Angles80,
+    FixedAngles,
+    WholePairs,
+    near_orthogonal,
+    rewound,
+    scored_budget,
+)
 from record import finished
 
 import keras_sparse_ortho as kso
@@ -207,6 +215,9 @@ INITIALIZERS: dict[str, Callable[[float | None], Pattern]] = {
     ),
     "eoi_erk": lambda gain: ExactOrthogonal(gain=gain or 1.0),
     "eoi_auto": lambda gain: ExactOrthogonal(gain="auto"),
+    "eis": lambda gain: WholePairs(gain=gain or 1.0),
+    "angles_1": lambda gain: FixedAngles(gain=gain or 1.0, start="published"),
+    "angles_80": lambda gain: Angles80(gain=gain or 1.0, start="published"),
     "eoi_all": lambda gain: ExactOrthogonal(gain="auto", taps="all"),
     "eoi_even": lambda gain: ExactOrthogonal(gain="auto", start="even"),
     "eoi_even_all": lambda gain: ExactOrthogonal(gain="auto", start="even", taps="all"),
@@ -246,18 +257,17 @@ def fixed(name: str) -> Method:
     return lambda model, plan: (sparse(name, model, plan), [])
 
 
-def under_synflow(name: str) -> Method:
-    """Fixed masks, layer by layer as dense as SynFlow's; for ours lifted: no output is dead.
+def under(name: str, score: str) -> Method:
+    """Fixed masks, layer by layer as dense as a score's; for ours lifted: no output is dead.
 
-    SynFlow's 100 rounds choose the densities alone: masks and kernels are those of `name`.
+    The score chooses the densities alone: masks and kernels are those of `name`.
     """
 
     def method(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
-        include = plan.get("include")
-        scored = kso.prune(model, plan["density"], score="synflow", include=include)
-        masked = [w for w in kso.prunable_weights(scored) if w.parametrization is not None]
-        budget = kso.Budget({w.path: w.density for w in masked}, {w.path: w.size for w in masked})
-        if isinstance(INITIALIZERS[name](None), ExactOrthogonal):
+        budget: Any = "uniform"
+        if score != "uniform":
+            budget, _ = scored_budget(model, plan, score)
+        if score != "uniform" and isinstance(INITIALIZERS[name](None), ExactOrthogonal):
             budget = kso.budgets.lift(model, budget)
         return sparse(name, model, plan, budget), []
 
@@ -340,19 +350,6 @@ def learnt_thresholds(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]
     return model, [kso.callbacks.TargetDensity(plan["density"])]
 
 
-def snip(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """SNIP's own mask, of ten batches, on the usual initializer."""
-    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    options = {"batch_size": plan["batch_size"], "batches": 10, "seed": plan["seed"]}
-    scored = kso.saliency.snip(model, plan["density"], plan["data"], **options)
-    return kso.prune(model, score=scored), []
-
-
-def synflow(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """SynFlow's own mask, of 100 rounds, on the usual initializer."""
-    return kso.prune(model, plan["density"], score="synflow"), []
-
-
 def eoi_str(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     """Exactly orthogonal, fixed masks, the densities that STR ended with on the same seed.
 
@@ -388,12 +385,22 @@ METHODS: dict[str, Method] = {
     "base_sign_in": sign_in(fixed("base_erk")),
     "eoi_sign_in": sign_in(fixed("eoi_auto")),
     "eoi_positive": positive(fixed("eoi_auto")),
-    "base_synflow": under_synflow("base_erk"),
-    "eoi_synflow": under_synflow("eoi_auto"),
+    **{
+        f"{name}_{score}": under(start, score)
+        for score in ("uniform", "snip", "grasp", "synflow")
+        for name, start in (("base", "base_erk"), ("ai", "ai"), ("eoi", "eoi_auto"))
+    },
+    "grasp": lambda model, plan: (scored_budget(model, plan, "grasp")[1], []),
+    "lottery": rewound(shuffled=False),
+    "lottery_shuffled": rewound(shuffled=True),
+    "base_near_orthogonal": near_orthogonal(fixed("base_erk")),
+    "eoi_near_orthogonal": near_orthogonal(fixed("eoi_erk")),
+    "dense_near_orthogonal": near_orthogonal(dense_orthogonal),
+    "dense_narrow": dense,
     "sao": sao,
     "eoi_str": eoi_str,
-    "snip": snip,
-    "synflow": synflow,
+    "snip": lambda model, plan: (scored_budget(model, plan, "snip")[1], []),
+    "synflow": lambda model, plan: (scored_budget(model, plan, "synflow")[1], []),
     "gmp": scheduled(kso.parametrizations.MagnitudeMask),
     "dnw": straight_through,
     **CANDIDATES,
@@ -406,5 +413,5 @@ METHODS: dict[str, Method] = {
 }
 """By name, in running order: `str` before the methods that use its budget."""
 
-DENSE = ("dense", "dense_orthogonal")
+DENSE = ("dense", "dense_orthogonal", "dense_near_orthogonal")
 """Those without a density."""
