@@ -340,6 +340,27 @@ def structures() -> Figure:
     return figure
 
 
+def taps() -> Figure:
+    """Where the matrix H stands in a convolution's kernel, tap by tap."""
+    kinds = {"center": "center tap", "dense_center": "denser center tap", "all": "all taps"}
+    figure = new(2.2)
+    for panel, (name, title) in zip(figure.subplots(1, 3), kinds.items(), strict=True):
+        kernel, live = exact_orthogonal((3, 3, 24, 24), 0.1, seed=1, taps=name)
+        shades = np.where(kernel != 0, 2, np.where(live, 1, 0))
+        framed = np.pad(shades, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=3)
+        panel.imshow(
+            np.block([[framed[i, j] for j in range(3)] for i in range(3)]),
+            cmap=ListedColormap(["#00000000", OTHER, OURS, DENSE]),
+            vmin=0,
+            vmax=3,
+            interpolation="nearest",
+        )
+        panel.set(xticks=[], yticks=[])
+        panel.set_title(title, fontsize=9)
+        panel.spines[:].set_visible(False)
+    return figure
+
+
 def budgets() -> Figure:
     """The densities of three budgets for the layers of a small CNN."""
     layers = [keras.layers.Conv2D(f, 3, name=f"conv_{k}") for k, f in enumerate((16, 32, 64))]
@@ -384,7 +405,8 @@ def routes() -> Figure:
     return figure
 
 
-DRAWN = (gain, routes, very_deep, faster, growth, density_law, thresholds, structures, budgets)
+DRAWN = (gain, routes, very_deep, faster, growth)
+DRAWN += (density_law, thresholds, structures, taps, budgets)
 PICTURES = {draw.__name__: draw for draw in DRAWN}
 
 
