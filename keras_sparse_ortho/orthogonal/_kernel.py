@@ -429,7 +429,10 @@ def exact_orthogonal(
         counts = apportion(most, [1.0] * matrices)
         write = write_even if options.even else write_orthogonal
         for matrix, entries in zip(np.ndindex(canonical_shape[:2]), counts, strict=True):
-            write(kernel[(*matrix, *center)].reshape(sides), entries, options)
+            part = kernel[(*matrix, *center)].reshape(sides)
+            write(part, entries, options)
+            if taps == "all" and not options.even:  # the diagonal of `[I | 0]` is of no one tap
+                part[...] = part[rng.permutation(len(part))]
     if options.even:
         masks = (kernel != 0).reshape(matrices, -1, canonical_shape[-1])
         for mask, entries in zip(masks, apportion(count, [1.0] * matrices), strict=True):
