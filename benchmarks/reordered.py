@@ -2,8 +2,8 @@
 
 The channels `p` of a tensor inside a network may stand in any order, if the kernel that writes
 them, the vectors of normalization between, and all kernels that read them follow. Order and blocks
-`M` are chosen in turn, so that `sum_k |M_k * W_k'|^2 / |W_k|^2` rises: the best blocks for an order,
-and the best order for these blocks, a linear assignment (Pool and Yu, NeurIPS 2021, have orders for
+`M` are chosen in turn, so that `sum_k |M_k * W_k'|^2 / |W_k|^2` rises: the best blocks for an
+order, and the best order for them, a linear assignment (Pool and Yu, NeurIPS 2021, have orders for
 N:M). For `trained_blocks.py`, whose table has it .2 points ahead on an MLP and level on text.
 """
 
