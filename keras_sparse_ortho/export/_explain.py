@@ -21,12 +21,11 @@ from keras_sparse_ortho.export._model import keras_outputs
 from keras_sparse_ortho.export._process import Worker
 from keras_sparse_ortho.export._routes import Route
 from keras_sparse_ortho.export._task import Task
-from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.quantization import (
-    FakeQuantize,
     biases_are_rounded,
+    fixed_ranges,
     innermost,
-    without_ranges,
+    ranges_of,
 )
 
 _AS_TRAINED = 0.01  # rms: files of trained integers whose biases are rounded are closer to Keras
@@ -64,12 +63,7 @@ def warn_of_rows(task: Task) -> None:
 
 def _warn_of_ranges(task: Task) -> None:
     """Warns of trained ranges that the user's own rows do not fit into."""
-    ranges = [
-        (layer.path, float(to_numpy(layer.high)) - float(to_numpy(layer.low)))
-        for layer, _ in walk(task.model, "")
-        if isinstance(layer, FakeQuantize)
-    ]
-    empty = [path for path, width in ranges if width == 0]
+    empty = [own.path for own in ranges_of(task.model) if to_numpy(own.high) == to_numpy(own.low)]
     if empty:
         warnings.warn(
             "Trained ranges of activations must hold more than zero, or the file computes zeros "
@@ -77,7 +71,7 @@ def _warn_of_ranges(task: Task) -> None:
             stacklevel=4,
         )
     elif task.chosen:
-        with without_ranges(task.model):
+        with fixed_ranges(task.model, lambda x, *_: x):  # in floats
             _, floats = keras_outputs(task.model, task.signature, task.sample)
         lost = compare(task.names, floats, task.want, "rms").error
         if lost > _LOST:

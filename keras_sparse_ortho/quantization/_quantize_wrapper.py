@@ -18,7 +18,7 @@ from keras_sparse_ortho.quantization._fake_quantize import FakeQuantize
 # What LiteRT computes in one operation with the product before it.
 FUSED = (keras.activations.linear, keras.activations.relu, keras.activations.relu6)
 
-MOST_INPUTS = 64  # each has variables: a damaged file must not ask for millions
+_MOST_INPUTS = 64  # each has variables: a damaged file must not ask for millions
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -46,15 +46,13 @@ class QuantizeWrapper(WrapperBuiltByCalls):
             raise ValueError(
                 f"`layer` of a QuantizeWrapper must be a Keras layer. Received: {layer!r:.200}"
             )
-        if type(inputs) is not int or not 0 <= inputs <= MOST_INPUTS:
+        if type(inputs) is not int or not 0 <= inputs <= _MOST_INPUTS:
             raise ValueError(
                 f"`inputs` of the QuantizeWrapper of '{layer.name}' must be an integer from 0 to "
-                f"{MOST_INPUTS}. Received: {inputs!r:.200}"
+                f"{_MOST_INPUTS}. Received: {inputs!r:.200}"
             )
-        kwargs.setdefault("name", layer.name)
-        kwargs.setdefault("dtype", layer.dtype_policy)
-        kwargs.setdefault("trainable", layer.trainable)
-        super().__init__(layer, autocast=False, **kwargs)
+        own = {"name": layer.name, "dtype": layer.dtype_policy, "trainable": layer.trainable}
+        super().__init__(layer, autocast=False, **{**own, **kwargs})
         adopt_call_interface(self, layer)
         stand_in_name_scope(self, layer)
         self.momentum = momentum
@@ -84,7 +82,7 @@ class QuantizeWrapper(WrapperBuiltByCalls):
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the layer between roundings."""
         if self.of_inputs:
-            args, kwargs = self._rounded(args, kwargs)
+            args, kwargs = self._rounded((args, kwargs))
         inner, own = innermost(self.layer), self.of_activation
         apart: Any = contextlib.nullcontext()
         if own is not None:  # the activation gets rounded inputs
@@ -94,19 +92,15 @@ class QuantizeWrapper(WrapperBuiltByCalls):
             result = self.layer(*args, **kwargs)
         return result if self.of_output is None else self.of_output(result)
 
-    def _rounded(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _rounded(self, given: Any) -> Any:
         own = iter(self.of_inputs)
-        tensors = [x for x in keras.tree.flatten((args, kwargs)) if _is_float(x)]
-        if len(tensors) != len(self.of_inputs):
+        count = sum(map(_is_float, keras.tree.flatten(given)))
+        if count != len(self.of_inputs):
             raise ValueError(
                 f"The layer '{self.name}' has ranges for {len(self.of_inputs)} input tensors. "
-                f"Received: {len(tensors)}"
+                f"Received: {count}"
             )
-
-        def rounded(x: Any) -> Any:
-            return next(own)(x) if _is_float(x) else x
-
-        return keras.tree.map_structure(rounded, (args, kwargs))
+        return keras.tree.map_structure(lambda x: next(own)(x) if _is_float(x) else x, given)
 
     def __getattr__(self, name: str) -> Any:
         """What only the layer inside has."""
