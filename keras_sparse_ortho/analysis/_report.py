@@ -162,10 +162,18 @@ class SparsityReport:
     def _table(
         self, number: Callable[[int | None], str], name_width: int, space: int
     ) -> rich.table.Table:
+        title = f"Kernels of '{self.name}'"
+        if self.mask_params:  # what is counted and stored besides live values
+            title += (
+                f"\n{self.params:,} parameters in summary(), {self.mask_params:,} of them masks or "
+                f"indices; kernels take {_in_short(self.bytes)}B, their live values "
+                f"{_in_short(self.live_bytes)}B"
+            )
         table = rich.table.Table(
             padding=(0, space),
-            title=f"Kernels of '{self.name}'{self._parameters()}",
+            title=title,
             title_justify="left",
+            caption_justify="left",
             box=rich.box.SIMPLE_HEAD,
             collapse_padding=True,
             pad_edge=False,
@@ -198,35 +206,21 @@ class SparsityReport:
                 "call apply_masks(model).",
                 ", ".join(self.unadopted),
             ]
-        if notes:
-            table.caption = "\n".join(notes)
-            table.caption_justify = "left"
+        table.caption = "\n".join(notes) or None
         return table
-
-    def _parameters(self) -> str:
-        """A line on what is counted and stored besides live values, if anything is."""
-        if not self.mask_params:
-            return ""
-        return (
-            f"\n{self.params:,} parameters in summary(), {self.mask_params:,} of them masks or "
-            f"indices; kernels take {_in_short(self.bytes)}B, their live values "
-            f"{_in_short(self.live_bytes)}B"
-        )
 
     def _extra_columns(self) -> dict[str, list[str]]:
         """The optional columns by title; all cells are empty in a column that is not shown."""
         rows = self._everything
-        errors = [row.orthogonality_error for row in rows]
-        gains = [row.gain for row in rows]
-        tells_why = bool(self._sparse) or {"not updated", "not adopted"} & {*self.dense.values()}
+        errors, gains = [row.orthogonality_error for row in rows], [row.gain for row in rows]
+        dense = self.dense
+        tells_why = bool(self._sparse) or {"not updated", "not adopted"} & {*dense.values()}
         chosen = {gain for gain in gains if gain is not None} - {1.0}
         return {
             "|G - I|": ["" if error is None else f"{error:.1e}" for error in errors],
             "dead\noutputs": [str(row.dead_outputs or "") for row in rows],
             "gain": [f"{gain:.4g}" if chosen and gain is not None else "" for gain in gains],
-            "why\ndense": [
-                row.state if row.state != "sparse" and tells_why else "" for row in rows
-            ],
+            "why\ndense": [dense.get(row.path, "") if tells_why else "" for row in rows],
             "blocks": ["x".join(map(str, row.block or ())) for row in rows],
             "least\ndensity": [
                 "" if row.least_density is None else f"{row.least_density:.4f}" for row in rows

@@ -21,6 +21,7 @@ from keras_sparse_ortho.export._model import (
     plain_model,
     signature_of,
 )
+from keras_sparse_ortho.export._routes import Route
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.quantization import has_trained_ranges, integers_of
 
@@ -52,6 +53,10 @@ class Task:
     kernels: dict[str, np.ndarray]  # values by path
     blocks: BlockPlan  # which of them leave whole blocks of zeros, if a route asks for that
     folder: Path = Path()  # for staging; to be set before anything is converted
+
+    def allowed(self, route: Route) -> float:
+        """The largest error that passes."""
+        return route.tolerance if self.tolerance is None else self.tolerance
 
 
 def make_task(

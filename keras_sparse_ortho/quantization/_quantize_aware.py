@@ -146,7 +146,8 @@ def _chosen(
     layers = {path: layer for layer, path in reversed(list(walk(model, ""))) if path}
     names = names_in(exclude) if exclude is not None else []
     # Layers that have no kernel are left out by their paths.
-    plain = [n for n in names or () if n in layers and not find_kernels(layers[n], "")]
+    paths = [name for name in names or () if isinstance(name, str) and name in layers]
+    plain = [path for path in paths if not find_kernels(layers[path], "")]
     others = exclude if names is None else [name for name in names if name not in plain]
     left = {weight.path for weight in (select(known, others, "exclude") if others else [])}
     inside_recurrent = {

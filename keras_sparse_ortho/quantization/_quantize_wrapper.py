@@ -82,7 +82,16 @@ class QuantizeWrapper(WrapperBuiltByCalls):
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the layer between roundings."""
         if self.of_inputs:
-            args, kwargs = self._rounded((args, kwargs))
+            ranges = iter(self.of_inputs)
+            count = sum(map(_is_float, keras.tree.flatten((args, kwargs))))
+            if count != len(self.of_inputs):
+                raise ValueError(
+                    f"The layer '{self.name}' has ranges for {len(self.of_inputs)} input tensors. "
+                    f"Received: {count}"
+                )
+            args, kwargs = keras.tree.map_structure(
+                lambda x: next(ranges)(x) if _is_float(x) else x, (args, kwargs)
+            )
         inner, own = innermost(self.layer), self.of_activation
         apart: Any = contextlib.nullcontext()
         if own is not None:  # the activation gets rounded inputs
@@ -91,16 +100,6 @@ class QuantizeWrapper(WrapperBuiltByCalls):
         with apart:
             result = self.layer(*args, **kwargs)
         return result if self.of_output is None else self.of_output(result)
-
-    def _rounded(self, given: Any) -> Any:
-        own = iter(self.of_inputs)
-        count = sum(map(_is_float, keras.tree.flatten(given)))
-        if count != len(self.of_inputs):
-            raise ValueError(
-                f"The layer '{self.name}' has ranges for {len(self.of_inputs)} input tensors. "
-                f"Received: {count}"
-            )
-        return keras.tree.map_structure(lambda x: next(own)(x) if _is_float(x) else x, given)
 
     def __getattr__(self, name: str) -> Any:
         """What only the layer inside has."""
@@ -133,12 +132,7 @@ class QuantizeWrapper(WrapperBuiltByCalls):
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "QuantizeWrapper":
         """The reverse of `get_config`; ValueError for what is no configuration of a wrapper."""
-        if "layer" not in config:
-            raise ValueError(
-                "The configuration of a QuantizeWrapper holds its `layer`: the file was written by "
-                f"something else, or is damaged. Received: {list(config)}"
-            )
-        layer = config["layer"]
+        layer = config.get("layer")
         if not isinstance(layer, keras.layers.Layer):
             layer = restored(layer, custom_objects)
         return cls(**{**config, "layer": layer})
