@@ -7,7 +7,7 @@ import io
 import math
 import pathlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -100,17 +100,17 @@ class SparsityReport:
     @property
     def density(self) -> float:
         """Live fraction over all kernels."""
-        return _density(self.rows)
+        return self.live / self.size if self.rows else 1.0
 
     @property
     def sparse_density(self) -> float:
         """Live fraction over the kernels that are not dense; 1 if all are dense."""
-        return _density(self._sparse)
+        return SparsityReport(self._sparse).density
 
     @property
     def whole_density(self) -> float:
         """Live fraction over all matrices of the model, including unregistered ones."""
-        return _density(self._everything)
+        return SparsityReport(self._everything).density
 
     @property
     def dense(self) -> dict[str, str]:
@@ -122,8 +122,8 @@ class SparsityReport:
         return *self.rows, *self.unregistered
 
     @property
-    def _sparse(self) -> list[Row]:
-        return [row for row in self.rows if row.state == "sparse"]
+    def _sparse(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.state == "sparse")
 
     @property
     def flops(self) -> int | None:
@@ -137,10 +137,9 @@ class SparsityReport:
 
     def to_dict(self) -> dict[str, Any]:
         """The figures of the kernels, which do not depend on their storage, as JSON values."""
-        return {
-            **{name: getattr(self, name) for name in _TOTALS},
-            "weights": [_figures(row) for row in self.rows],
-            "unregistered": [_figures(row) for row in self.unregistered],
+        parts = {"weights": self.rows, "unregistered": self.unregistered}
+        return {name: getattr(self, name) for name in _TOTALS} | {
+            name: [_figures(row) for row in rows] for name, rows in parts.items()
         }
 
     def to_csv(self, path: str | pathlib.Path) -> None:
@@ -186,18 +185,21 @@ class SparsityReport:
         titles = ["shape", "size", "live", "density", "FLOPs", "sparse\nFLOPs", *extra]
         for title in titles:
             table.add_column(title, justify="right", no_wrap=True)
+
+        def totals(rows: tuple[Row, ...], flops: bool = True) -> list[str]:
+            one = SparsityReport(rows)
+            cells = [number(one.size), number(one.live), f"{one.density:.4f}"]
+            return [*cells, number(one.flops), number(one.sparse_flops)] if flops else cells
+
         for k, row in enumerate(self._everything):
-            flops = (number(row.flops), number(row.sparse_flops))
             cells = [column[k] for column in extra.values()]
-            shape = "x".join(map(str, row.shape))
-            table.add_row(row.path, shape, *_totals([row], number), *flops, *cells)
+            table.add_row(row.path, "x".join(map(str, row.shape)), *totals((row,)), *cells)
         table.add_section()
         if self.dense and self.sparse_density < 1:
-            table.add_row("sparse kernels", "", *_totals(self._sparse, number))
-        flops = (number(self.flops), number(self.sparse_flops))
-        table.add_row("all kernels", "", *_totals(self.rows, number), *flops)
+            table.add_row("sparse kernels", "", *totals(self._sparse, flops=False))
+        table.add_row("all kernels", "", *totals(self.rows))
         if self.unregistered:
-            table.add_row("whole model", "", *_totals(self._everything, number))
+            table.add_row("whole model", "", *totals(self._everything, flops=False))
         reasons = [f"{row.path}: {row.not_on_blocks}" for row in self.rows if row.not_on_blocks]
         notes = ["Not on blocks", *reasons] if reasons else []
         if self.unadopted:
@@ -378,16 +380,6 @@ def _itemsize(variable: Any) -> int:
 def _sum(values: list[int | None]) -> int | None:
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None
-
-
-def _density(rows: Sequence[Row]) -> float:
-    return sum(row.live for row in rows) / sum(row.size for row in rows) if rows else 1.0
-
-
-def _totals(rows: Sequence[Row], number: Callable[[int | None], str]) -> list[str]:
-    """Total size, live entries and density of rows, as cells."""
-    size, live = sum(row.size for row in rows), sum(row.live for row in rows)
-    return [number(size), number(live), f"{_density(rows):.4f}"]
 
 
 def _figures(row: Row) -> dict[str, Any]:

@@ -60,7 +60,6 @@ class Candidate:
     file: Path | None = None
     comparison: Comparison | None = None
     failure: Exception | None = None
-    weights: tuple[WeightZeros, ...] = ()  # of the file
 
 
 def candidates(task: Task, routes: Sequence[Route], smallest: bool = False) -> list[Candidate]:
@@ -133,8 +132,7 @@ def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
         # The zeros between blocks are not in the file at all.
         gathered = task.blocks.found if route.of_blocks else {}
         kernels = {path: value for path, value in task.kernels.items() if path not in gathered}
-        weights = read_weights(content)
-        folded = find_zeros(kernels, weights)
+        folded = find_zeros(kernels, read_weights(content))
     except ExportVerificationError as error:
         return _failed(route, error)
     except Exception as error:
@@ -152,7 +150,7 @@ def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
         kept=task.blocks.kept if route.of_blocks else {},
         folded=folded,
     )
-    return Candidate(route, outcome, file, comparison, weights=weights)
+    return Candidate(route, outcome, file, comparison)
 
 
 # --- conversion -----------------------------------------------------------------------------------
@@ -164,7 +162,6 @@ def convert(task: Task, routes: Sequence[Route]) -> dict[Route, Path | ExportCon
     if task.calibrating is not None:
         representative = str(task.folder / "representative.npz")
         np.savez(representative, *task.calibrating)
-    shared = {"inputs": task.signature.specs, "nesting": task.signature.nesting}
     files: dict[Route, Path | ExportConversionError] = {}
     failed: dict[str, JobError] = {}  # by path of what could not be traced
     with converter() as worker, contextlib.ExitStack() as stack:
@@ -180,7 +177,8 @@ def convert(task: Task, routes: Sequence[Route]) -> dict[Route, Path | ExportCon
             form = {"of_blocks": route.of_blocks, "rows_apart": route.rows_apart}
             form["marked"] = task.has_ranges and route.needs_data
             path = os.path.join(folder, "_".join(key for key in form if form[key]) or "plain")
-            traced = {"path": path, "output_names": task.names, **shared, **form}
+            traced = {"path": path, "inputs": task.signature.specs, **form}
+            traced |= {"nesting": task.signature.nesting, "output_names": task.names}
             file = task.folder / f"{route.name}.tflite"
             job = {
                 "keras_file": str(saved),

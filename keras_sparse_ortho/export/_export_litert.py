@@ -13,6 +13,7 @@ from keras_sparse_ortho._checks import check_integer, other_keywords
 from keras_sparse_ortho._files import path_of, staging
 from keras_sparse_ortho.export._candidates import Candidate, candidates
 from keras_sparse_ortho.export._explain import explained, warn_of_file, warn_of_routes, warn_of_rows
+from keras_sparse_ortho.export._flatbuffer import read_weights
 from keras_sparse_ortho.export._load_litert import latencies
 from keras_sparse_ortho.export._process import converter_backend, is_missing, require
 from keras_sparse_ortho.export._routes import (
@@ -166,7 +167,7 @@ def export_litert(
             path=str(target),
             mode=mode,
             gzip_bytes=len(gzip.compress(content, compresslevel=6)),  # 9 saves 2%
-            weights=taken.weights,
+            weights=read_weights(content),
             argmax_agreement=taken.comparison.argmax_agreement,
             sample_rows=len(task.sample[0]),
             compared_on=task.origin,

@@ -45,47 +45,43 @@ def in_blocks(model, width=16, live=2, seed=0):
     return model
 
 
-def dense():
-    return [
-        L.Dense(64, activation="relu"),
-        L.Dense(127, activation="gelu"),
-        L.Dense(64, activation="softmax"),
-    ]
-
-
-def sequence():
-    return [
-        L.Dense(127, activation="relu"),
-        L.Conv1D(64, 3, padding="causal", dilation_rate=2, activation="relu"),
-        L.Conv1D(127, 3, strides=2, padding="same"),
-        L.Conv1D(64, 2),
-    ]
-
-
-def image():
-    return [
-        L.Conv2D(127, 3, padding="same", activation="relu"),
-        L.Conv2D(64, (3, 2), strides=2, activation="silu"),
-        L.Conv2D(64, 1, activation="relu"),
-        L.Conv2D(64, 3, dilation_rate=2, padding="same", use_bias=False),
-    ]
-
-
-def einsum():
-    return [
-        L.EinsumDense("...c,cd->...d", 64, bias_axes="d", activation="relu"),
-        L.EinsumDense("abc,cde->abde", (6, 4, 16), bias_axes="de", activation="relu"),
-        L.EinsumDense("abde,dec->abc", (6, 64), bias_axes="c"),
-        L.EinsumDense("abc,cde->adbe", (4, 6, 16), bias_axes="db", activation="relu"),
-        L.EinsumDense("adbe,edc->abc", (6, 64), activation="softmax"),
-    ]
-
-
 KINDS = {
-    "dense": ((64,), dense),
-    "sequence": ((8, 64), sequence),
-    "image": ((9, 9, 64), image),
-    "einsum": ((6, 64), einsum),
+    "dense": (
+        (64,),
+        lambda: [
+            L.Dense(64, activation="relu"),
+            L.Dense(127, activation="gelu"),
+            L.Dense(64, activation="softmax"),
+        ],
+    ),
+    "sequence": (
+        (8, 64),
+        lambda: [
+            L.Dense(127, activation="relu"),
+            L.Conv1D(64, 3, padding="causal", dilation_rate=2, activation="relu"),
+            L.Conv1D(127, 3, strides=2, padding="same"),
+            L.Conv1D(64, 2),
+        ],
+    ),
+    "image": (
+        (9, 9, 64),
+        lambda: [
+            L.Conv2D(127, 3, padding="same", activation="relu"),
+            L.Conv2D(64, (3, 2), strides=2, activation="silu"),
+            L.Conv2D(64, 1, activation="relu"),
+            L.Conv2D(64, 3, dilation_rate=2, padding="same", use_bias=False),
+        ],
+    ),
+    "einsum": (
+        (6, 64),
+        lambda: [
+            L.EinsumDense("...c,cd->...d", 64, bias_axes="d", activation="relu"),
+            L.EinsumDense("abc,cde->abde", (6, 4, 16), bias_axes="de", activation="relu"),
+            L.EinsumDense("abde,dec->abc", (6, 64), bias_axes="c"),
+            L.EinsumDense("abc,cde->adbe", (4, 6, 16), bias_axes="db", activation="relu"),
+            L.EinsumDense("adbe,edc->abc", (6, 64), activation="softmax"),
+        ],
+    ),
 }
 
 

@@ -32,11 +32,6 @@ DEATH = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)\n"
 
 
 @pytest.fixture
-def good_file(tiny_file):
-    return tiny_file.read_bytes()
-
-
-@pytest.fixture
 def target(tmp_path):
     """A file of an earlier export; nothing else may stand beside it after a failure."""
     path = tmp_path / "model.tflite"
@@ -46,12 +41,18 @@ def target(tmp_path):
     assert os.listdir(tmp_path) == ["model.tflite"]
 
 
-def convert_to(monkeypatch, content):
-    def convert(task, routes):
-        (task.folder / "model.tflite").write_bytes(content)
-        return {route: task.folder / "model.tflite" for route in routes}
+@pytest.fixture
+def convert_to(monkeypatch, tiny_file):
+    """A function that lets every route make the `tiny_file`, or what is damaged in it."""
 
-    monkeypatch.setattr(_candidates, "convert", convert)
+    def replace(damage=bytes):
+        def convert(task, routes):
+            (task.folder / "model.tflite").write_bytes(damage(tiny_file.read_bytes()))
+            return {route: task.folder / "model.tflite" for route in routes}
+
+        monkeypatch.setattr(_candidates, "convert", convert)
+
+    return replace
 
 
 def tiny_with(change=lambda kernel: kernel, seed=1):
@@ -72,14 +73,14 @@ def tiny_with(change=lambda kernel: kernel, seed=1):
         (tiny, lambda _: b"no flatbuffer" * 9, "Received: "),
     ],
 )
-def test_a_file_of_another_model_or_none(monkeypatch, target, good_file, model, damage, message):
-    convert_to(monkeypatch, damage(good_file))
+def test_a_file_of_another_model_or_none(convert_to, target, model, damage, message):
+    convert_to(damage)
     with pytest.raises(ExportVerificationError, match=message):
         export_litert(model(), target)
 
 
-def test_tolerance_is_what_decides(monkeypatch, tmp_path, good_file):
-    convert_to(monkeypatch, good_file)
+def test_tolerance_is_what_decides(convert_to, tmp_path):
+    convert_to()
     model = tiny_with(lambda kernel: kernel + 1e-3)
     with pytest.raises(ExportVerificationError):
         export_litert(model, tmp_path / "m.tflite", tolerance=1e-4)
@@ -87,9 +88,9 @@ def test_tolerance_is_what_decides(monkeypatch, tmp_path, good_file):
     assert 1e-4 < report.error < report.tolerance == 1e-2
 
 
-def test_lost_zeros(monkeypatch, target, good_file):
+def test_lost_zeros(convert_to, target):
     """The outputs cannot show that a zero became a tiny value; the count does."""
-    convert_to(monkeypatch, good_file)
+    convert_to()
     model = tiny_with(lambda kernel: kernel * (np.arange(12).reshape(4, 3) > 0))
     with pytest.raises(ExportVerificationError, match=r"keep every zero.*1 zeros of 12"):
         export_litert(model, target, tolerance=10.0)
@@ -108,9 +109,9 @@ def worker_that(kept_converter, monkeypatch, tmp_path_factory):
     return replace
 
 
-def test_crash_of_the_interpreter_names_the_signal(monkeypatch, target, good_file, worker_that):
+def test_crash_of_the_interpreter_names_the_signal(convert_to, target, worker_that):
     worker_that(DEATH)
-    convert_to(monkeypatch, good_file)
+    convert_to()
     with pytest.raises(ExportVerificationError, match=signal.SIGSEGV.name):
         export_litert(tiny(), target)
 
@@ -224,7 +225,7 @@ def test_a_refused_file_names_the_layer_and_what_to_try(tmp_path):
     assert export_litert(trained, path, quantization="int8", sample=x).error < 0.01
 
 
-def test_a_mode_warns_of_a_route_whose_file_is_wrong(monkeypatch, tmp_path, tiny_file):
+def test_a_mode_warns_of_a_route_whose_file_is_wrong(convert_to, monkeypatch, tmp_path, tiny_file):
     """`tiny_file` has other weights than this model: as if the converter had made it of them."""
     plain = _candidates.convert
 
@@ -239,7 +240,7 @@ def test_a_mode_warns_of_a_route_whose_file_is_wrong(monkeypatch, tmp_path, tiny
     with pytest.warns(ExportFallbackWarning, match="mode='float16'.*Received: float16: "):
         report = export_litert(model, path, mode="fast")
     assert report.route != "float16"
-    convert_to(monkeypatch, tiny_file.read_bytes())
+    convert_to()
     with pytest.raises(ExportVerificationError, match=r"to 0\.005.*Try quantization=None"):
         export_litert(model, path, mode="float16")
     with pytest.raises(ExportVerificationError, match=r"Try mode=\"float16\"\. Received: error"):
@@ -251,11 +252,10 @@ def test_a_mode_warns_of_a_route_whose_file_is_wrong(monkeypatch, tmp_path, tiny
 
 def ended(number):
     """Whether a process has ended, within ten seconds; a zombie has."""
+    command = ["ps", "-o", "stat=", "-p", str(number)]
     for _ in range(200):
-        state = subprocess.run(
-            ["ps", "-o", "stat=", "-p", str(number)], capture_output=True, text=True, check=False
-        ).stdout.strip()
-        if not state or state.startswith("Z"):
+        state = subprocess.run(command, capture_output=True, check=False).stdout.strip()
+        if not state or state.startswith(b"Z"):
             return True
         time.sleep(0.05)
     return False
@@ -289,15 +289,15 @@ def test_one_process_does_several_jobs_and_survives_an_exception(tiny_file, monk
     ],
 )
 def test_a_job_after_one_that_failed_is_done_by_a_new_process(
-    tiny_file, monkeypatch, tmp_path, script, seconds, message
+    tiny_file, worker_that, monkeypatch, script, seconds, message
 ):
-    (tmp_path / "script.py").write_text(script)
+    job = {"file": str(tiny_file), "xnnpack": True}
     with Worker() as worker:
-        with monkeypatch.context() as patch:
-            patch.setattr(_process, "_SCRIPT", tmp_path / "script.py")
-            with pytest.raises(JobError, match=message):
-                worker.run("inspect", seconds, file=str(tiny_file), xnnpack=True)
-        assert worker.run("inspect", 60, file=str(tiny_file), xnnpack=True)["xnnpack"]
+        worker_that(script)
+        with pytest.raises(JobError, match=message):
+            worker.run("inspect", seconds, **job)
+        monkeypatch.undo()
+        assert worker.run("inspect", 60, **job)["xnnpack"]
 
 
 @pytest.mark.parametrize("calls", [0, 10**9], ids=["idle", "at work"])
