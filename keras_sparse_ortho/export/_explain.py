@@ -21,12 +21,7 @@ from keras_sparse_ortho.export._candidates import (
 from keras_sparse_ortho.export._model import keras_outputs
 from keras_sparse_ortho.export._routes import Route
 from keras_sparse_ortho.export._task import Task
-from keras_sparse_ortho.quantization import (
-    biases_are_rounded,
-    fixed_ranges,
-    innermost,
-    ranges_of,
-)
+from keras_sparse_ortho.quantization import biases_are_rounded, fixed_ranges, innermost, ranges_of
 
 _AS_TRAINED = 0.01  # rms: files of trained integers whose biases are rounded are closer to Keras
 _CLIPPED = 0.05  # of the outputs

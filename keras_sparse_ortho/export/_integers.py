@@ -13,12 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_sparse_ortho.export._flatbuffer import (
-    interpreter_of,
-    name_of,
-    read_model,
-    write_model,
-)
+from keras_sparse_ortho.export._flatbuffer import interpreter_of, name_of, read_model, write_model
 
 Range = tuple[float, float]
 Batches = Iterable[dict[str, np.ndarray]]

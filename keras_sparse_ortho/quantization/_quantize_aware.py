@@ -150,18 +150,12 @@ def _chosen(
     plain = [path for path in paths if not find_kernels(layers[path], "")]
     others = exclude if names is None else [name for name in names if name not in plain]
     left = {weight.path for weight in (select(known, others, "exclude") if others else [])}
-    inside_recurrent = {
-        id(inner)
-        for layer in layers.values()
-        if isinstance(layer, keras.layers.RNN)
-        for inner, _ in walk(layer, "")
-    }
     chosen = [
         weight
         for weight in known
         if weight.path not in left
         and not isinstance(weight.owner, keras.layers.Embedding)
-        and id(weight.owner) not in inside_recurrent
+        and not any(issubclass(kind, keras.layers.RNN) for kind in weight.inside)
     ]
     left_out = {id(layers[name]) for name in plain}
     kept = {id(weight.owner) for weight in chosen}

@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from keras_sparse_ortho._checks import check_config, check_integer, told
 from keras_sparse_ortho._keras_internals import (
     WrapperBuiltByCalls,
     adopt_call_interface,
@@ -46,11 +47,8 @@ class QuantizeWrapper(WrapperBuiltByCalls):
             raise ValueError(
                 f"`layer` of a QuantizeWrapper must be a Keras layer. Received: {layer!r:.200}"
             )
-        if type(inputs) is not int or not 0 <= inputs <= _MOST_INPUTS:
-            raise ValueError(
-                f"`inputs` of the QuantizeWrapper of '{layer.name}' must be an integer from 0 to "
-                f"{_MOST_INPUTS}. Received: {inputs!r:.200}"
-            )
+        if check_integer("inputs", inputs, 0) > _MOST_INPUTS:
+            raise ValueError(f"`inputs` must be {_MOST_INPUTS} at most. Received: {told(inputs)}")
         own = {"name": layer.name, "dtype": layer.dtype_policy, "trainable": layer.trainable}
         super().__init__(layer, autocast=False, **{**own, **kwargs})
         adopt_call_interface(self, layer)
@@ -132,7 +130,8 @@ class QuantizeWrapper(WrapperBuiltByCalls):
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "QuantizeWrapper":
         """The reverse of `get_config`; ValueError for what is no configuration of a wrapper."""
-        layer = config.get("layer")
+        check_config("QuantizeWrapper", config, "layer")
+        layer = config["layer"]
         if not isinstance(layer, keras.layers.Layer):
             layer = restored(layer, custom_objects)
         return cls(**{**config, "layer": layer})
