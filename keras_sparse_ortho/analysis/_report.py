@@ -294,15 +294,10 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
     weights = prunable_weights(model, flops=True, sample=sample, unregistered=True)
     known: list[Row] = []
     others: list[Row] = []
+    on_blocks = any(getattr(weight.storage, "block", None) for weight in weights)
     for weight in weights:
         listed = known if weight.registered or weight.storage is not None else others
-        listed.append(_row(weight, orthogonality))
-    if any(row.block for row in known):
-        reasons = {w.path: why_not_on_blocks(w, w.density) for w in weights if w.registered}
-        known = [
-            row if row.block else dataclasses.replace(row, not_on_blocks=reasons.get(row.path))
-            for row in known
-        ]
+        listed.append(_row(weight, orthogonality, on_blocks))
     unadopted = [w for w in weights if w.storage is None and _drawn_by(w) is not None]
     stores = [weight.storage for weight in weights if weight.storage is not None]
     support = [variable for storage in stores for variable in storage.support()]
@@ -322,8 +317,9 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
     )
 
 
-def _row(weight: PrunableWeight, orthogonality: bool | str) -> Row:
-    live = weight.live
+def _row(weight: PrunableWeight, orthogonality: bool | str, on_blocks: bool) -> Row:
+    live, block = weight.live, getattr(weight.storage, "block", None)
+    elsewhere = on_blocks and weight.registered and not block
     waits = weight.storage is not None and weight.storage.unfinished() is not None
     sparse = (weight.storage is not None and not waits) or live < weight.size
     drawn_by = _drawn_by(weight)
@@ -350,7 +346,8 @@ def _row(weight: PrunableWeight, orthogonality: bool | str) -> Row:
         dead_outputs=dead,
         gain=getattr(drawn_by, "gain", None),
         state="sparse" if sparse else dense,
-        block=getattr(weight.storage, "block", None),
+        block=block,
+        not_on_blocks=why_not_on_blocks(weight, weight.density) if elsewhere else None,
         least_density=getattr(weight.storage, "least_density", None),
     )
 
