@@ -1,7 +1,8 @@
 """`jacobian_singular_values`: the spectrum of the input-output Jacobian."""
 
-import functools
-from typing import Any
+import math
+from collections.abc import Callable
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -50,12 +51,7 @@ def jacobian_singular_values(model: Any, x: Any) -> np.ndarray:
     - Pennington, Schoenholz and Ganguli, "Resurrecting the sigmoid in deep learning through
       dynamical isometry" (NeurIPS 2017), arXiv 1711.04735
     """
-    products = _JacobianProducts(model, x)
-    few = min(products.outputs, products.inputs)
-    unit = np.broadcast_to(np.eye(few), (products.samples, few, few))
-    rows = products.outputs <= products.inputs
-    found = products.backward(unit) if rows else products.forward(unit)
-    return np.linalg.svd(found, compute_uv=False)
+    return np.linalg.svd(_JacobianProducts(model, x).matrices(), compute_uv=False)
 
 
 class _JacobianProducts:
@@ -79,36 +75,31 @@ class _JacobianProducts:
         self._model = model
         self._x = x.astype(keras.config.floatx())
         self._states = [v for v in model.variables if keras.backend.is_float_dtype(v.dtype)]
-        xla = keras.backend.backend() == "jax"  # on TensorFlow it takes longer than the products
-        outputs = self._run(compiled(self._outputs, xla=xla), self._x[:1])
-        self._output_shape = outputs.shape[1:]
-        self.samples = len(x)
-        self.inputs = int(np.prod(x.shape[1:], dtype=np.int64))
-        self.outputs = int(np.prod(self._output_shape, dtype=np.int64))
-        # From vectors `(samples, count, inputs)` to `(samples, count, outputs)`, and back.
-        forward, backward = (
-            compiled(function, xla=xla)
-            for function in (self._jacobian_times, self._transpose_times)
-        )
-        self.forward = functools.partial(self._products, forward, x.shape[1:])
-        self.backward = functools.partial(self._products, backward, self._output_shape)
+        self._output_shape = self._compiled(self._outputs)(self._x[:1]).shape[1:]
 
-    def _products(self, step: Any, shape: tuple[int, ...], vectors: np.ndarray) -> np.ndarray:
-        samples, count, _ = vectors.shape
+    def matrices(self) -> np.ndarray:
+        """`J`, or `J^T` if that has fewer rows, for every sample."""
+        shape, product = self._output_shape, cast(Any, self._transpose_times)
+        inputs, outputs = (math.prod(sizes) for sizes in (self._x.shape[1:], shape))
+        if inputs < outputs:
+            shape, product = self._x.shape[1:], self._jacobian_times
+        step, unit, samples = self._compiled(product), np.eye(math.prod(shape)), len(self._x)
         # Chunks of equal size, so that at most two programs are compiled.
-        at_once = max(1, _LARGEST_BATCH // (samples * max(self.inputs, self.outputs)))
+        at_once = max(1, _LARGEST_BATCH // (samples * max(inputs, outputs)))
         parts = []
-        for start in range(0, count, at_once):
-            chunk = vectors[:, start : start + at_once]
-            x = np.repeat(self._x, chunk.shape[1], axis=0)
-            u = chunk.reshape(-1, *shape).astype(self._x.dtype)
-            parts.append(self._run(step, x, u).reshape(samples, chunk.shape[1], -1))
+        for start in range(0, len(unit), at_once):
+            chunk = unit[start : start + at_once]
+            x = np.repeat(self._x, len(chunk), axis=0)
+            u = np.tile(chunk, (samples, 1)).reshape(-1, *shape).astype(x.dtype)
+            parts.append(step(x, u).reshape(samples, len(chunk), -1))
         return np.concatenate(parts, axis=1).astype("float64")
 
-    def _run(self, step: Any, *arrays: np.ndarray) -> np.ndarray:
-        tensors = [keras.ops.convert_to_tensor(array) for array in arrays]
+    def _compiled(self, function: Any) -> Callable[..., np.ndarray]:
+        """A function of arrays from one of the states and tensors."""
+        xla = keras.backend.backend() == "jax"  # on TensorFlow it takes longer than the products
+        step = compiled(function, xla=xla)
         states = [variable.value for variable in self._states]
-        return to_numpy(step(states, *tensors))
+        return lambda *arrays: to_numpy(step(states, *map(keras.ops.convert_to_tensor, arrays)))
 
     def _outputs(self, states: list[Any], x: Any) -> Any:
         states = [keras.ops.stop_gradient(state) for state in states]

@@ -235,31 +235,26 @@ class DenseAsConvolution(_BlockConvolution):
     """A `Dense`, or an `EinsumDense` of a single matrix, as a convolution of one tap."""
 
     def __init__(self, layer: Any, blocks: ZeroBlocks, rows_apart: bool) -> None:
-        # The axes of the input with the summed ones last; those of the output from free and made.
-        order_in: list[int] | None = None
-        order_out: list[int] | None = None
-        summed, made, of_columns = 1, tuple(layer.kernel.shape[1:]), True
-        if isinstance(layer, L.EinsumDense):
-            data, kernel, output = axes_of(layer.equation, layer.input_spec.ndim)
-            over = [letter for letter in kernel if letter in data]
-            free = [letter for letter in data if letter not in over]
-            new = [letter for letter in kernel if letter not in data]
-            order_in = [data.index(letter) for letter in (*free, *over)]
-            order_out = [(*free, *new).index(letter) for letter in output]
-            sizes = dict(zip(kernel, layer.kernel.shape, strict=True))
-            summed, made = len(over), tuple(sizes[letter] for letter in new)
-            of_columns = output[len(free) :] == new and {*(layer.bias_axes or ())} == {*new}
+        equation = getattr(layer, "equation", "...a,ab->...b")
+        data, kernel, output = axes_of(equation, layer.input_spec.ndim or 2)
+        made = [letter for letter in kernel if letter not in data]
+        axes = getattr(layer, "bias_axes", made) or ()
+        of_columns = output[-len(made) :] == made and {*axes} == {*made}
         super().__init__(layer, blocks, rows_apart, of_columns)
-        self._order_in, self._order_out = order_in, order_out
-        self._summed, self._made = summed, made
+        self._equation, self._sizes = equation, tuple(layer.kernel.shape)
 
     def call(self, inputs: Any) -> Any:
         """The product, between the orders of axes that the equation asks for."""
-        x = _transposed(inputs, self._order_in)
-        free = x.shape[1 : len(x.shape) - self._summed]
-        images = (-1, math.prod(free), 1) if self.rows_apart else (1, -1, 1)
+        data, kernel, output = axes_of(self._equation, len(inputs.shape))
+        free = [letter for letter in data if letter not in kernel]
+        made = [letter for letter in kernel if letter not in data]
+        sizes = dict(zip((*data, *kernel), (*inputs.shape, *self._sizes), strict=True))
+        lengths = [sizes[letter] for letter in free[1:]]
+        images = (-1, math.prod(lengths), 1) if self.rows_apart else (1, -1, 1)
+        x = _transposed(inputs, data, [*free, *(letter for letter in kernel if letter in data)])
         x = self._columns(ops.conv(self._gathered(x, images), self.kernel))
-        x = _transposed(ops.reshape(x, (-1, *free, *self._made)), self._order_out)
+        x = ops.reshape(x, (-1, *lengths, *(sizes[letter] for letter in made)))
+        x = _transposed(x, [*free, *made], output)
         if self.late_bias is not None:
             x = x + self.late_bias
         return x if self._is_early else self.activation(x)
@@ -289,5 +284,5 @@ class ConvAsConvolution(_BlockConvolution):
         return x if self._is_early else self.activation(x)
 
 
-def _transposed(x: Any, order: list[int] | None) -> Any:
-    return x if order is None or order == sorted(order) else ops.transpose(x, order)
+def _transposed(x: Any, before: list[str], after: list[str]) -> Any:
+    return x if before == after else ops.transpose(x, [before.index(letter) for letter in after])

@@ -100,8 +100,5 @@ def _in_one_piece(content: bytes, file: str) -> tuple[bytes, tuple[str, ...]]:
         for graph in model.subgraphs
         for operator in graph.operators
     }
-    return content, tuple(sorted(_METHODS.get(one) or _camel_case(one) for one in sorted(used)))
-
-
-def _camel_case(name: str) -> str:
-    return "".join(word if word == "2D" else word.capitalize() for word in name.split("_"))
+    words = {one: one.title().replace("_", "") for one in used}
+    return content, tuple(sorted(_METHODS.get(one, name) for one, name in words.items()))

@@ -13,6 +13,7 @@ from keras_sparse_ortho._checks import check_integer, other_keywords
 from keras_sparse_ortho._files import path_of, staging
 from keras_sparse_ortho.export._candidates import Candidate, candidates
 from keras_sparse_ortho.export._explain import explained, warn_of_file, warn_of_routes, warn_of_rows
+from keras_sparse_ortho.export._flatbuffer import read_weights
 from keras_sparse_ortho.export._load_litert import latencies
 from keras_sparse_ortho.export._process import converter_backend, is_missing, require
 from keras_sparse_ortho.export._routes import (
@@ -126,9 +127,8 @@ def export_litert(
     """
     _require_litert()
     if not isinstance(model, keras.Model):
-        raise ValueError(
-            f"`model` must be a Keras model. Received: model of type {type(model).__name__}"
-        )
+        kind = type(model).__name__
+        raise ValueError(f"`model` must be a Keras model. Received: model of type {kind}")
     batch_size = check_integer("batch_size", batch_size)
     target = check_path(path)
     trained = has_trained_ranges(model)
@@ -150,10 +150,12 @@ def export_litert(
             raise explained(task, next(c for c in tried if c.route == routes[0]))
         # Where possible one that runs with XNNPACK, as a default interpreter does.
         good = [c for c in good if c.outcome.xnnpack] or good
+        taken = good[0]
         if mode == "fast":
-            good = _timed(good, timeout)
-            tried = [next((one for one in good if one.route == c.route), c) for c in tried]
-        taken = choose(good) if mode == "fast" else good[0]
+            times = latencies([c.file for c in good if c.file is not None], timeout=timeout)
+            timed = {c.route: _timed(c, ms) for c, ms in zip(good, times, strict=True)}
+            tried = [timed.get(c.route, c) for c in tried]
+            taken = choose([*timed.values()])
         if len(routes) > 1:
             warn_of_routes(tried)
         warn_of_file(task, taken, model)
@@ -165,7 +167,7 @@ def export_litert(
             path=str(target),
             mode=mode,
             gzip_bytes=len(gzip.compress(content, compresslevel=6)),  # 9 saves 2%
-            weights=taken.weights,
+            weights=read_weights(content),
             argmax_agreement=taken.comparison.argmax_agreement,
             sample_rows=len(task.sample[0]),
             compared_on=task.origin,
@@ -183,34 +185,25 @@ def choose(timed: Sequence[Candidate]) -> Candidate:
     return min(near, key=lambda c: c.outcome.bytes or 0)
 
 
-def _timed(good: Sequence[Candidate], timeout: float) -> list[Candidate]:
-    """The candidates with the latency of each file."""
-    times = latencies([c.file for c in good if c.file is not None], timeout=timeout)
-    return [
-        dataclasses.replace(c, outcome=dataclasses.replace(c.outcome, latency_ms=ms))
-        for c, ms in zip(good, times, strict=True)
-    ]
+def _timed(one: Candidate, ms: float) -> Candidate:
+    return dataclasses.replace(one, outcome=dataclasses.replace(one.outcome, latency_ms=ms))
 
 
 def check_path(path: str | os.PathLike[str]) -> Path:
     """The path of a file to write; ValueError if no LiteRT file can be written there."""
-    target = path_of("path", path)
+    target, rule = path_of("path", path), None
     if not target.name or not target.parent.is_dir():
-        raise ValueError(
-            "`path` must name a file in a folder that exists; make the folder first. "
-            f"Received: path={str(path)!r}"
+        rule = "must name a file in a folder that exists; make the folder first"
+    elif target.suffix in (".h5", ".hdf5", ".keras", ".onnx", ".pb"):
+        rule = (
+            "is for a LiteRT file, whose name usually ends in `.tflite`; use `model.save` or "
+            "`model.export` for other kinds"
         )
-    if target.suffix in (".h5", ".hdf5", ".keras", ".onnx", ".pb"):
-        raise ValueError(
-            "`path` is for a LiteRT file, whose name usually ends in `.tflite`; use `model.save` "
-            f"or `model.export` for other kinds. Received: path={str(path)!r}"
-        )
-    if target.exists() and not target.is_file():
+    elif target.exists() and not target.is_file():
         kind = "a folder" if target.is_dir() else "a device, pipe or socket"
-        raise ValueError(
-            f"`path` must name a file, but {kind} has that name; choose another. "
-            f"Received: path={str(path)!r}"
-        )
+        rule = f"must name a file, but {kind} has that name; choose another"
+    if rule is not None:
+        raise ValueError(f"`path` {rule}. Received: path={str(path)!r}")
     # A symbolic link keeps its target.
     return target.resolve() if target.is_symlink() else target
 

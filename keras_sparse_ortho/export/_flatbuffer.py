@@ -104,6 +104,15 @@ def _aligning_builder(size: int) -> Any:
     return AligningBuilder(size)
 
 
+def interpreter_of(xnnpack: bool, **options: Any) -> Any:
+    """An interpreter of LiteRT, with XNNPACK or with LiteRT's own kernels alone."""
+    from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+    plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    resolver = OpResolverType.AUTO if xnnpack else plain
+    return Interpreter(experimental_op_resolver_type=resolver, **options)
+
+
 def name_of(tensor: Any) -> str:
     """The name of a tensor of a `ModelT`."""
     return tensor.name.decode() if isinstance(tensor.name, bytes) else str(tensor.name)

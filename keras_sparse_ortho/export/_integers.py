@@ -8,15 +8,15 @@ ranges of activations that it has trained.
 import contextlib
 import copy
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
-from keras_sparse_ortho.export._flatbuffer import name_of, read_model, write_model
+from keras_sparse_ortho.export._flatbuffer import interpreter_of, name_of, read_model, write_model
 
 Range = tuple[float, float]
-Batches = Callable[[], Iterator[dict[str, np.ndarray]]]
+Batches = Iterable[dict[str, np.ndarray]]
 
 MARK = "kso_range_"  # an extra output of the float32 file: MARK, a number, and two doubles in hex
 _MOST = 127
@@ -169,18 +169,11 @@ def _drop_unread(graph: Any, ranges: dict[str, Range]) -> None:
 
 def _calibrated(content: bytes, batches: Batches) -> dict[str, Range]:
     """The ranges of tensors. AEQ's own way is 10 times as slow, and fails on unrolled GRUs."""
-    from ai_edge_litert.interpreter import Interpreter, OpResolverType
-
-    plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
-    own = Interpreter(
-        model_content=content,
-        experimental_op_resolver_type=plain,
-        experimental_preserve_all_tensors=True,
-    )
+    own = interpreter_of(False, model_content=content, experimental_preserve_all_tensors=True)
     runner, model = own.get_signature_runner(), read_model(content)
     graph = model.subgraphs[0]
     ranges: dict[str, Range] = {}
-    for batch in batches():
+    for batch in batches:
         runner(**batch)
         for k in range(len(graph.tensors)):
             for name in _varying(model, graph, [k]):

@@ -17,7 +17,7 @@ import numpy as np
 
 from keras_sparse_ortho._files import path_of
 from keras_sparse_ortho.export._candidates import ExportVerificationError
-from keras_sparse_ortho.export._flatbuffer import LiteRTFileError, read_record
+from keras_sparse_ortho.export._flatbuffer import LiteRTFileError, interpreter_of, read_record
 from keras_sparse_ortho.export._model import InputSpec, Signature, full_batches
 from keras_sparse_ortho.export._process import JobError, Worker, require
 
@@ -36,20 +36,13 @@ class LiteRTModel:
     """
 
     def __init__(self, content: bytes, record: dict[str, Any], threads: int = 1) -> None:
-        from ai_edge_litert.interpreter import Interpreter, OpResolverType
-
         self.route: str | None = record.get("route")
         self.model_name: str | None = record.get("model")
         self.xnnpack = bool(record["xnnpack"])
         self.output_names: list[str] = record["output_names"]
-        resolver = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+        options = {"model_content": content, "num_threads": threads}
         try:
-            interpreter = Interpreter(
-                model_content=content,
-                num_threads=threads,
-                experimental_op_resolver_type=OpResolverType.AUTO if self.xnnpack else resolver,
-            )
-            self._runner = interpreter.get_signature_runner()
+            self._runner = interpreter_of(self.xnnpack, **options).get_signature_runner()
         except (RuntimeError, ValueError) as error:
             raise LiteRTFileError(
                 "The file must run in ai-edge-litert's interpreter with the settings in its "
@@ -197,7 +190,8 @@ def _inspect(
                     "inspect", timeout, file=str(file), xnnpack=xnnpack
                 )
             except JobError as error:
-                reasons.append(f"{'with XNNPACK' if xnnpack else 'without'}: {error}")
+                text = " ".join(str(error).split())
+                reasons.append(f"{'with XNNPACK' if xnnpack else 'without'}: {text}")
             else:
                 return record
     raise LiteRTFileError(

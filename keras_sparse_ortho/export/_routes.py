@@ -61,10 +61,6 @@ class Route:
         """Whether files run with XNNPACK, the interpreter's default, which crashes on some."""
         return self.name != "dynamic_int8+sp"
 
-    def is_there(self) -> bool:
-        """Whether what converts by this route is installed."""
-        return self.encoding != "sp" or converter_backend() == "tensorflow"
-
 
 _STORAGES = tuple(_TOLERANCES)
 ROUTES: Final[tuple[Route, ...]] = (
@@ -74,37 +70,32 @@ ROUTES: Final[tuple[Route, ...]] = (
 )
 
 
-def route_named(name: str) -> Route:
-    """The route with a name; `ValueError` if there is none, or if it needs TensorFlow in vain."""
-    for route in ROUTES:
-        if route.name == name and route.is_there():
-            return route
-        if route.name == name:
-            raise ExportRouteError(
-                f"Route '{name}' is one of TensorFlow's converter; use another one, or install "
-                'it: pip install "keras-sparse-ortho[litert]". '
-                "Received: an environment without TensorFlow"
-            )
-    raise ValueError(
-        f"`mode` must be one of {list(MODES)} or the name of a route, one of "
-        f"{[route.name for route in ROUTES]}. Received: mode={name!r}"
-    )
-
-
 def routes_of(mode: str | None, quantization: str | None, has_data: bool) -> list[Route]:
     """The routes that a mode tries, see `export_litert`; without data no static int8."""
     if quantization not in (None, *_STORAGES):
         raise ValueError(
             f"`quantization` must be one of {[None, *_STORAGES]}. Received: {quantization=}"
         )
-    there = [route for route in ROUTES if route.is_there()]
+    complete = converter_backend() == "tensorflow"
+    there = [route for route in ROUTES if complete or route.encoding != "sp"]
     if mode in MODES and quantization is None:
         return [route for route in there if has_data or not route.needs_data]
     if mode is None and quantization is not None:
         return [Route(quantization)]
     if mode is None or mode in MODES:
         return [route for route in there if route.storage == (quantization or "float32")]
-    named = route_named(mode)
+    named = next((route for route in ROUTES if route.name == mode), None)
+    if named is None:
+        raise ValueError(
+            f"`mode` must be one of {list(MODES)} or the name of a route, one of "
+            f"{[route.name for route in ROUTES]}. Received: mode={mode!r}"
+        )
+    if named not in there:
+        raise ExportRouteError(
+            f"Route '{mode}' is one of TensorFlow's converter; use another one, or install "
+            'it: pip install "keras-sparse-ortho[litert]". '
+            "Received: an environment without TensorFlow"
+        )
     if quantization not in (None, named.storage):
         raise ValueError(
             f"`mode` names a route of quantization={named.storage!r}; leave "

@@ -21,7 +21,9 @@ from keras_sparse_ortho.export._model import (
     plain_model,
     signature_of,
 )
-from keras_sparse_ortho.quantization import has_integers, has_trained_ranges
+from keras_sparse_ortho.export._routes import Route
+from keras_sparse_ortho.models import prunable_weights
+from keras_sparse_ortho.quantization import has_trained_ranges, integers_of
 
 _BATCHES = 16  # taken from a data set; enough for calibration
 _FEW = 16  # rows
@@ -51,6 +53,10 @@ class Task:
     kernels: dict[str, np.ndarray]  # values by path
     blocks: BlockPlan  # which of them leave whole blocks of zeros, if a route asks for that
     folder: Path = Path()  # for staging; to be set before anything is converted
+
+    def allowed(self, route: Route) -> float:
+        """The largest error that passes."""
+        return route.tolerance if self.tolerance is None else self.tolerance
 
 
 def make_task(
@@ -95,7 +101,7 @@ def make_task(
         tuple(found),
         None if tolerance is None else float(tolerance),
         timeout,
-        has_integers(model),
+        any(integers_of(weight) is not None for weight in prunable_weights(model)),
         trained,
         kernels_of(plain),
         plan_of(plain) if of_blocks else BlockPlan({}, {}),

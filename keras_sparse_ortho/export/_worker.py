@@ -2,81 +2,52 @@
 
 Started by the path of this file (`_process.py`), with `python -P`, so that neither the current
 directory nor the modules beside this file hide an installed package. `run`, `inspect` and `bench`
-load only NumPy and ai-edge-litert and start in a fraction of a second; `trace` and `convert` load
-TensorFlow, or JAX where there is none, and this package.
+load only NumPy and ai-edge-litert and start in a fraction of a second; `convert` loads TensorFlow,
+or JAX where there is none, and this package.
 """
 
+import contextlib
 import functools
 import gc
 import importlib
 import json
 import os
 import queue
-import re
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 
-def trace(
+def convert(
     keras_file: str,
     modules: list[str],
-    path: str,
-    inputs: list[dict[str, Any]],
-    nesting: Any,
-    output_names: list[str],
-    of_blocks: bool,
-    rows_apart: bool,
-    marked: bool,
-) -> dict[str, Any] | None:
-    """Write a `.keras` file by `write_traced`. Returns None, or the error and its stage."""
+    traced: dict[str, Any],
+    storage: str,
+    sparse: bool,
+    representative: str | None,
+    result: str,
+) -> None:
+    """Convert a `.keras` file, by way of what `write_traced` writes or an earlier job has."""
     _load_converter()
     import keras
 
-    from keras_sparse_ortho.export._blocks import as_convolutions
-    from keras_sparse_ortho.export._tracing import write_traced
-
-    keras.utils.clear_session()  # of the previous job
-    try:
-        model = _load(keras_file, modules)
-    except Exception as error:
-        return {"stage": "load", **_failure(error)}
-    try:
-        model = as_convolutions(model, rows_apart) if of_blocks else model
-        write_traced(model, inputs, nesting, output_names, path, marked)
-    except Exception as error:
-        return {"stage": "trace", **_failure(error)}
-    return None
-
-
-def convert(
-    route: str,
-    traced: str,
-    inputs: list[dict[str, Any]],
-    representative: str | None,
-    result: str,
-) -> dict[str, Any] | None:
-    """Convert what `trace` has written by a route; returns None, or the error."""
-    _load_converter()
     from keras_sparse_ortho.export._integers import in_storage
-    from keras_sparse_ortho.export._routes import route_named
-    from keras_sparse_ortho.export._tracing import by_tensorflow, float_file
+    from keras_sparse_ortho.export._tracing import by_tensorflow, float_file, write_traced
 
-    batches = None if representative is None else lambda: _batches(representative, inputs)
-    chosen = route_named(route)
-    try:
-        if chosen.encoding == "sp":
-            content = by_tensorflow(traced, chosen.storage, sparse=True)
-        else:
-            content = in_storage(float_file(traced), chosen.storage, batches)
-    except Exception as error:
-        return _failure(error)
+    path, inputs = traced["path"], traced["inputs"]
+    if not os.path.exists(path):
+        keras.utils.clear_session()  # of the previous job
+        write_traced(_load(keras_file, modules), **traced)
+    if sparse:
+        content = by_tensorflow(path, storage, sparse)
+    else:
+        names, rows = [spec["name"] for spec in inputs], inputs[0]["shape"][0]
+        batches = None if representative is None else _batches(representative, names, rows)
+        content = in_storage(float_file(path), storage, batches)
     Path(result).write_bytes(content)
-    return None
 
 
 def run(
@@ -91,22 +62,19 @@ def run(
     """Save a file's outputs on a sample."""
     import numpy as np
 
-    with np.load(sample) as data:
-        arrays = [data[f"arr_{i}"] for i in range(len(input_names))]
-    runner = _interpreter(file, xnnpack).get_signature_runner("serving_default")
+    runner = _interpreter(xnnpack, model_path=file).get_signature_runner("serving_default")
     details = runner.get_input_details()
-    for name, array in zip(input_names, arrays, strict=True):
-        # The interpreter would silently resize the file's input.
-        want, shape = [batch_size, *array.shape[1:]], details[name]["shape"].tolist()
-        if want != shape:
-            raise ValueError(f"input {name} must have shape {want}. Received: shape={shape}")
     outputs: list[list[np.ndarray]] = [[] for _ in output_names]
-    for start in range(0, len(arrays[0]), batch_size):
-        batch = {n: a[start : start + batch_size] for n, a in zip(input_names, arrays, strict=True)}
+    for batch in _batches(sample, input_names, batch_size):
+        for name, array in batch.items():
+            # The interpreter would silently resize the file's input.
+            want, shape = [*array.shape], details[name]["shape"].tolist()
+            if want != shape:
+                raise ValueError(f"input {name} must have shape {want}. Received: shape={shape}")
         answers = runner(**batch)
         for collected, name in zip(outputs, output_names, strict=True):
             collected.append(answers[name].copy())
-    np.savez(result, *[np.concatenate(collected) for collected in outputs])
+    np.savez(result, *map(np.concatenate, outputs))
 
 
 def inspect(file: str, xnnpack: bool) -> dict[str, Any]:
@@ -123,7 +91,7 @@ def inspect(file: str, xnnpack: bool) -> dict[str, Any]:
             buffer.DataAsNumpy()  # raises where the data would end beyond the file
         if buffer.Offset() + buffer.Size() > len(content):
             raise ValueError(f"buffer {k} ends beyond the file")
-    runner = _interpreter(file, xnnpack).get_signature_runner()
+    runner = _interpreter(xnnpack, model_path=file).get_signature_runner()
     inputs = runner.get_input_details()
     outputs = runner(**{n: np.zeros(d["shape"], d["dtype"]) for n, d in inputs.items()})
     return {"xnnpack": xnnpack, "input_names": [*inputs], "output_names": [*outputs]}
@@ -146,7 +114,7 @@ def bench(file: str, xnnpack: bool, threads: int, calls: int) -> list[float]:
 
 
 TASKS: dict[str, Callable[..., Any]] = {
-    task.__name__: task for task in (trace, convert, run, inspect, bench)
+    task.__name__: task for task in (convert, run, inspect, bench)
 }
 
 
@@ -162,8 +130,7 @@ def serve() -> None:
         try:
             answer = {"answer": TASKS[job.pop("task")](**job)}
         except Exception as error:
-            lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
-            answer = {"error": lines[-1]}
+            answer = {"error": f"{type(error).__name__}: {error}"}
         answers.write("\x1e" + json.dumps(answer) + "\n")
         answers.flush()
 
@@ -187,50 +154,43 @@ def _load_converter() -> None:
     gc.freeze()
 
 
+class RebuildError(Exception):
+    """The model cannot be rebuilt in this process."""
+
+
 def _load(keras_file: str, modules: list[str]) -> Any:
     import keras
 
+    load = functools.partial(keras.saving.load_model, compile=False, safe_mode=False)
     try:
-        return keras.saving.load_model(keras_file, compile=False, safe_mode=False)
-    except Exception:
+        with contextlib.suppress(Exception):
+            return load(keras_file)
         # Registered objects are found once their module is imported. Only where it is needed:
         # importing a user's module may have side effects.
         for name in modules:
             importlib.import_module(name)
-        return keras.saving.load_model(keras_file, compile=False, safe_mode=False)
+        return load(keras_file)
+    except Exception as error:
+        raise RebuildError(f"{type(error).__name__}: {error}") from error
 
 
-def _batches(representative: str, inputs: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _batches(file: str, names: list[str], rows: int) -> Iterator[dict[str, Any]]:
+    """Full batches of the arrays in a file, by name."""
     import numpy as np
 
-    with np.load(representative) as data:
-        arrays = [data[f"arr_{i}"] for i in range(len(inputs))]
-    rows = inputs[0]["shape"][0]
-    for start in range(0, len(arrays[0]) - rows + 1, rows):
-        yield {
-            spec["name"]: array[start : start + rows]
-            for spec, array in zip(inputs, arrays, strict=True)
-        }
+    with np.load(file) as data:
+        arrays = {name: data[f"arr_{i}"] for i, name in enumerate(names)}
+    for start in range(0, len(arrays[names[0]]) - rows + 1, rows):
+        yield {name: array[start : start + rows] for name, array in arrays.items()}
 
 
-def _failure(error: Exception) -> dict[str, Any]:
-    text = str(error)
-    missing = re.findall(r"(?:TF Select|Custom) ops: (.+)", text)
-    return {
-        "message": f"{type(error).__name__}: {text[:1000]}",
-        "missing_ops": sorted({op for line in missing for op in line.split(", ")}),
-    }
-
-
-def _interpreter(file: str, xnnpack: bool, threads: int | None = None) -> Any:
+def _interpreter(xnnpack: bool, **options: Any) -> Any:
+    # As `interpreter_of` in `_flatbuffer.py`: the package takes seconds to import.
     from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
-    resolver = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
-    return Interpreter(
-        model_path=file,
-        num_threads=threads,
-        experimental_op_resolver_type=OpResolverType.AUTO if xnnpack else resolver,
-    )
+    plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    resolver = OpResolverType.AUTO if xnnpack else plain
+    return Interpreter(experimental_op_resolver_type=resolver, **options)
 
 
 @functools.cache
@@ -238,7 +198,7 @@ def _warm_interpreter(file: str, xnnpack: bool, threads: int) -> Any:
     """An interpreter that has run on normal values, or on zeros where integers are asked for."""
     import numpy as np
 
-    interpreter = _interpreter(file, xnnpack, threads)
+    interpreter = _interpreter(xnnpack, model_path=file, num_threads=threads)
     interpreter.allocate_tensors()
     rng = np.random.default_rng(0)
     for one in interpreter.get_input_details():

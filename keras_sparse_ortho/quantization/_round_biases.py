@@ -111,7 +111,8 @@ def _round(model: Any, scales: Scales, changes: list[Change]) -> dict[int, float
         else:
             _round_inside(layer, given, scales, changes)
             step = given[0] if given and len(set(given)) == 1 else None
-            after = [one.operation for one in calls if _takes(one, call.outputs)]
+            made = {id(tensor) for tensor in call.outputs}
+            after = [one.operation for one in calls if made.intersection(map(id, one.inputs))]
             fused = getattr(layer, "of_output", None) is None and len(after) == 1
             norm = innermost(after[0]) if fused else None
             _round_one(inner, step, scales, changes, norm)
@@ -120,10 +121,6 @@ def _round(model: Any, scales: Scales, changes: list[Change]) -> dict[int, float
             if one is not None:
                 steps[id(tensor)] = one
     return steps
-
-
-def _takes(call: Any, tensors: list[Any]) -> bool:
-    return any(one is tensor for one in call.inputs for tensor in tensors)
 
 
 def _step_after(layer: Any, inner: Any, step: float | None) -> float | None:

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from keras_sparse_ortho.export._flatbuffer import with_digest as with_digest
-from keras_sparse_ortho.export._flatbuffer import with_record, write_model
+from keras_sparse_ortho.export._flatbuffer import with_digest, with_record, write_model
+
+__all__ = ["absolute", "forever", "sealed", "with_digest", "with_record", "with_tensors"]
 
 ROWS, WIDTH = 1, 4
 RECORD = {
