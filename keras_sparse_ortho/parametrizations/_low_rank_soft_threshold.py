@@ -9,7 +9,7 @@ import numpy as np
 from keras_sparse_ortho._checks import check_integer, other_keywords
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import PrunableWeight
+from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight
 from keras_sparse_ortho.parametrizations._soft_threshold import (
     STEERED,
     LearntThreshold,
@@ -162,9 +162,8 @@ class LowRankSoftThreshold(LearntThreshold):
 
 def _rows(weight: PrunableWeight) -> int:
     """Number of inputs `m`, where the weight is a matrix with inputs first."""
-    rank, layout = len(weight.shape), weight.layout
-    inputs = {k % rank for k in (layout.inputs if layout is not None else (-2,))}
-    outputs = {k % rank for k in (layout.outputs if layout is not None else (-1,))}
+    rank, layout = len(weight.shape), weight.layout or KernelLayout.convolution()
+    inputs, outputs = ({k % rank for k in axes} for axes in (layout.inputs, layout.outputs))
     split = len(inputs)
     if inputs != set(range(split)) or outputs != set(range(split, rank)):
         raise NotPrunableError(
