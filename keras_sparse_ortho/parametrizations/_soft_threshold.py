@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_number, other_keywords
+from keras_sparse_ortho._gathers import with_gradient
 from keras_sparse_ortho._values import assign, placed, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.parametrizations._parametrization import Parametrization
@@ -66,29 +67,23 @@ def shrink(value: Any, threshold: Any) -> Any:
     `t` is a scalar, or of the rank of `w`.
     """
     ops = keras.ops
-    scalar = len(threshold.shape) == 0
     axes = [k for k, size in enumerate(threshold.shape) if size != value.shape[k]]
 
-    @ops.custom_gradient
-    def shrunk(w: Any, t: Any) -> tuple[Any, Any]:
+    def shrunk(w: Any, t: Any) -> Any:
         # As a difference, which is 0 for w = t = 0: an entry frozen at 0 gets no gradient.
-        effective = w - ops.clip(w, -t, t)
+        return w - ops.clip(w, -t, t)
 
-        def gradient(*args: Any, upstream: Any = None) -> tuple[Any, Any]:
-            if upstream is None:
-                (upstream,) = args
-            live = ops.where(effective != 0, upstream, ops.zeros((), dtype=w.dtype))
-            terms = upstream * ops.sign(effective)
-            if not scalar:
-                return live, -ops.sum(terms, axis=axes, keepdims=True)
-            # In two steps: on CPUs XLA is slow to sum to a scalar, and makes one step of two sums.
-            columns = ops.sum(ops.reshape(terms, (-1, terms.shape[-1])), axis=0)
-            return live, -ops.dot(columns, ops.ones_like(columns))
+    def gradient(w: Any, t: Any, upstream: Any) -> tuple[Any, Any]:
+        effective = shrunk(w, t)
+        live = ops.where(effective != 0, upstream, ops.zeros((), dtype=w.dtype))
+        terms = upstream * ops.sign(effective)
+        if len(t.shape) > 0:
+            return live, -ops.sum(terms, axis=axes, keepdims=True)
+        # In two steps: on CPUs XLA is slow to sum to a scalar, and makes one step of two sums.
+        columns = ops.sum(ops.reshape(terms, (-1, terms.shape[-1])), axis=0)
+        return live, -ops.dot(columns, ops.ones_like(columns))
 
-        return effective, gradient
-
-    # TensorFlow treats a variable argument as a capture; a reshape makes it a tensor.
-    return shrunk(ops.reshape(value, value.shape), ops.reshape(threshold, threshold.shape))
+    return with_gradient(shrunk, gradient, [value, threshold], [])
 
 
 class _Sum(keras.regularizers.Regularizer):  # Keras 3.10 accepts no other callables
@@ -117,10 +112,6 @@ class LearntThreshold(Parametrization):
     """
 
     counted = "entries"
-
-    s: Any = None
-    offset: Any = None
-    active: Any = None
 
     @other_keywords(density=STEERED, sparsity=STEERED)
     def __init__(self, g: str = "sigmoid", s_init: float = -8.0, weight_decay: float = 0.0) -> None:
