@@ -131,12 +131,9 @@ class ExactOrthogonal(SparseInitializer):
         kernel, mask = exact_orthogonal(
             shape,
             self.need_density(self.density),
-            gain=self._need_gain(),
-            seed=self._draw_seed,
-            layout=self.resolve_layout(shape, layout),
             structure=self.structure,
             start=self.start,
-            dtype=np.float64 if target == np.float64 else np.float32,
+            **self._options(shape, layout, target),
         )
         return kernel.astype(target, copy=False), mask
 
@@ -151,12 +148,25 @@ class ExactOrthogonal(SparseInitializer):
             shape,
             self.need_density(self.density),
             structure,
-            gain=self._need_gain(),
-            seed=self._draw_seed,
-            layout=self.resolve_layout(shape, layout),
-            dtype=np.float64 if target == np.float64 else np.float32,
+            **self._options(shape, layout, target),
         )
         return dataclasses.replace(drawn, blocks=drawn.blocks.astype(target, copy=False))
+
+    def _options(
+        self, shape: Sequence[int], layout: KernelLayout | None, target: np.dtype
+    ) -> dict[str, Any]:
+        if isinstance(self.gain, str):
+            raise ValueError(
+                'gain="auto" needs keras_sparse_ortho.sparsify(model, density, initializer=...), '
+                "which knows what follows each layer; elsewhere give a number. "
+                f"Received: gain={self.gain!r}"
+            )
+        return {
+            "gain": self.gain,
+            "seed": self._draw_seed,
+            "layout": self.resolve_layout(shape, layout),
+            "dtype": np.float64 if target == np.float64 else np.float32,
+        }
 
     def least_counts(
         self, shape: Sequence[int], layout: KernelLayout | None = None
@@ -176,20 +186,7 @@ class ExactOrthogonal(SparseInitializer):
         """The same pattern with another gain."""
         return self.from_config({**self.get_config(), "gain": gain})
 
-    def _need_gain(self) -> float:
-        if isinstance(self.gain, str):
-            raise ValueError(
-                'gain="auto" needs keras_sparse_ortho.sparsify(model, density, initializer=...), '
-                "which knows what follows each layer; elsewhere give a number. "
-                f"Received: gain={self.gain!r}"
-            )
-        return self.gain
-
     def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "density": self.density,
-            "gain": self.gain,
-            "structure": keras.saving.serialize_keras_object(self.structure),
-            "start": self.start,
-        }
+        own = {"density": self.density, "gain": self.gain, "start": self.start}
+        structure = keras.saving.serialize_keras_object(self.structure)
+        return {**super().get_config(), **own, "structure": structure}

@@ -184,9 +184,7 @@ def _children(layer: Any) -> Iterator[tuple[Any, str]]:
 
 
 def walk(
-    layer: Any,
-    path: str,
-    children: Callable[[Any], Iterable[tuple[Any, str]]] = _children,
+    layer: Any, path: str, children: Callable[[Any], Iterable[tuple[Any, str]]] = _children
 ) -> Iterator[tuple[Any, str]]:
     """Yields `layer` and every layer inside it with its path, each layer once, depth first."""
     seen: set[int] = set()

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho._checks import check_integer
+from keras_sparse_ortho._keras_internals import DeferredVariables
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import KernelLayout
 from keras_sparse_ortho.layers._block_products import (
@@ -175,27 +176,13 @@ class BlockSparseEinsumDense(BlockSparseLayer):
         letters_of(equation)  # refuses one whose kernel is several matrices
 
     def build(self, input_shape: Sequence[int | None]) -> None:
-        output_shape = self.compute_output_shape(input_shape)
-        data, kernel, output = axes_of(self.equation, len(input_shape))
-        sizes = {**dict(zip(output, output_shape, strict=True))}
-        sizes.update(zip(data, input_shape, strict=True))
-        shape = tuple(int(sizes[letter] or 0) for letter in kernel)
-        self._add_kernel(shape, KernelLayout.einsum(self.equation), self._bias_shape(output, sizes))
-        self.input_spec = keras.layers.InputSpec(ndim=len(input_shape))
+        plain = self._plain()
+        with DeferredVariables().creating():  # it knows the shapes, and gets no values
+            plain.build(input_shape)
+        bias = None if plain.bias is None else tuple(plain.bias.shape)
+        self._add_kernel(tuple(plain.kernel.shape), KernelLayout.einsum(self.equation), bias)
+        self.input_spec = plain.input_spec
         self.built = True
-
-    def _bias_shape(self, output: list[str], sizes: dict[str, Any]) -> tuple[int, ...] | None:
-        """As EinsumDense has it: from the first axis with a bias on, 1 where there is none."""
-        if not self.bias_axes:
-            return None
-        unknown = [letter for letter in self.bias_axes if letter not in output]
-        if unknown:
-            raise ValueError(
-                f"`bias_axes` must be axes of the output of '{self.equation}'. "
-                f"Received: bias_axes={self.bias_axes!r}"
-            )
-        first = min(output.index(letter) for letter in self.bias_axes)
-        return tuple(sizes[k] if k in self.bias_axes else 1 for k in output[first:])
 
     def call(self, inputs: Any) -> Any:
         """The product by token: all axes that are not summed, one after the other."""
@@ -214,8 +201,12 @@ class BlockSparseEinsumDense(BlockSparseLayer):
         return self.activation(x if self.bias is None else x + self.bias)
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
-        plain = keras.layers.EinsumDense(self.equation, self.partial_output_shape)
-        return tuple(plain.compute_output_shape(tuple(input_shape)))
+        return tuple(self._plain().compute_output_shape(tuple(input_shape)))
+
+    def _plain(self) -> Any:
+        return keras.layers.EinsumDense(
+            self.equation, self.partial_output_shape, bias_axes=self.bias_axes
+        )
 
     def get_config(self) -> dict[str, Any]:
         return {

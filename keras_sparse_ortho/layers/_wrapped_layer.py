@@ -17,17 +17,8 @@ from keras_sparse_ortho._keras_internals import (
     value_in_scope,
 )
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.initializers import (
-    KernelLayout,
-    SparseInitializer,
-    are_weights_set_later,
-)
-from keras_sparse_ortho.kernels import (
-    initializer_attribute,
-    is_sparse_layer,
-    kernel_layouts,
-    walk,
-)
+from keras_sparse_ortho.initializers import KernelLayout, SparseInitializer, are_weights_set_later
+from keras_sparse_ortho.kernels import initializer_attribute, is_sparse_layer, kernel_layouts, walk
 from keras_sparse_ortho.parametrizations import Parametrization
 
 L = keras.layers
@@ -70,22 +61,14 @@ def refuse_dense_updates(layer: Any) -> Callable[[], None]:
     names = ("quantize", "enable_lora")
     kept = {name: vars(layer)[name] for name in names if name in vars(layer)}  # Keras wraps them
 
-    after = "while it is wrapped. Strip the model first (keras_sparse_ortho.strip). Received: "
+    def refusing(name: str) -> Callable[..., None]:
+        def refused(*args: Any, **kwargs: Any) -> None:
+            raise no_dense_update(layer, name, "while it is wrapped")
 
-    def quantize(*args: Any, **kwargs: Any) -> None:
-        # Keras' own type: `Model.quantize` warns of such layers, and leaves them as they are.
-        raise NotImplementedError(
-            f"The layer '{layer.name}' cannot be quantized {after}quantize of "
-            f"{type(layer).__name__}"
-        )
-
-    def enable_lora(*args: Any, **kwargs: Any) -> None:
-        raise NotPrunableError(
-            f"LoRA cannot be enabled on '{layer.name}' {after}enable_lora of {type(layer).__name__}"
-        )
+        return refused
 
     # Not by setattr, with which Keras and its backends look at what is set.
-    vars(layer).update(quantize=quantize, enable_lora=enable_lora)
+    vars(layer).update({name: refusing(name) for name in names})
 
     def undo() -> None:
         for name in names:
@@ -93,6 +76,19 @@ def refuse_dense_updates(layer: Any) -> Callable[[], None]:
         vars(layer).update(kept)
 
     return undo
+
+
+def no_dense_update(layer: Any, name: str, why: str) -> Exception:
+    """What `quantize` and `enable_lora` of a layer raise that has no plain dense kernel."""
+    # Keras' own type: `Model.quantize` warns of such layers, and leaves them as they are.
+    kind: type[Exception] = NotImplementedError
+    what = f"The layer '{layer.name}' cannot be quantized"
+    if name != "quantize":
+        kind, what = NotPrunableError, f"LoRA cannot be enabled on '{layer.name}'"
+    return kind(
+        f"{what} {why}. Strip the model first (keras_sparse_ortho.strip). "
+        f"Received: {name} of {type(layer).__name__}"
+    )
 
 
 def plain_layer(layer: Any) -> Any:

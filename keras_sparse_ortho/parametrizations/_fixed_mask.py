@@ -86,7 +86,6 @@ class FixedMask(Masked):
         mask: np.ndarray | None = None,
         initializer: SparseInitializer | None = None,
     ) -> None:
-        super().__init__()
         initializer = keras.initializers.get(initializer)
         if initializer is not None and not isinstance(initializer, SparseInitializer):
             raise ValueError(
@@ -115,14 +114,10 @@ class FixedMask(Masked):
         return mask
 
     def clone(self) -> "FixedMask":
-        new = self.of_class(type(self))
+        density = None if self._given is not None else self.density
+        new = type(self)(density, self._given, self.initializer)
         new._was_given = self._was_given
         return new
-
-    def of_class(self, kind: type["FixedMask"]) -> "FixedMask":
-        """An unbuilt one of another class, which says how it is stored."""
-        density = None if self._given is not None else self.density
-        return kind(density, self._given, self.initializer)
 
     def for_density(self, density: float) -> "FixedMask":
         return type(self)(density, None, self.initializer)
@@ -259,16 +254,11 @@ class CompactMask(FixedMask):
     """
 
     compact = True
-    kernel: Any = None
-    values: Any = None
-    indices: Any = None
-    _stand_ins: StandIns | None = None
     _source: Callable[[], Any] | None = None  # gives the dense kernel until `values` holds it
     _has_value = False
     _drawn: tuple[np.ndarray, np.ndarray] | None = None
 
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
-        refuse_compact(weight)
         variable = self.kernel = weight.variable
         self._source, self._has_value = value_source(variable)
         self._weight = dataclasses.replace(weight, storage=self)
@@ -389,7 +379,6 @@ class CompactMask(FixedMask):
     def materialize(self) -> None: ...
 
     def release(self) -> None:
-        assert self._stand_ins is not None
         self._stand_ins.take_away(self.value())
         self._weight = dataclasses.replace(self.weight, variable=self.kernel, storage=None)
 
@@ -450,21 +439,15 @@ class CompactMask(FixedMask):
     def _check_given(self, given: Read) -> None:
         """Raises unless indices and values, from a file or an argument, are those of the kernel."""
         indices, values = given(self.indices), given(self.values)
-        wrong = None
-        if indices.shape != (self.live,) or values.shape != (self.live,):
-            wrong = f"indices of shape {indices.shape}, values of shape {values.shape}"
-        elif not np.issubdtype(indices.dtype, np.integer):
-            wrong = f"indices of dtype {indices.dtype}"
-        elif indices.min() < 0 or indices.max() >= self.weight.size:
-            wrong = f"indices from {indices.min()} to {indices.max()}"
-        elif (steps := np.diff(indices.astype(np.int64)) <= 0).any():
-            at = int(np.flatnonzero(steps)[0])
-            wrong = f"{indices[at]} and then {indices[at + 1]}, at {at}"
-        if wrong is not None:
+        whole = np.issubdtype(indices.dtype, np.integer)
+        fits = whole and indices.shape == values.shape == (self.live,)
+        ends = np.concatenate([[-1], indices.ravel(), [self.weight.size]])
+        if not fits or (np.diff(ends) <= 0).any():
             raise ValueError(
                 f"The compact indices of '{self.weight.path}' must be {self.live} integers in "
                 f"[0, {self.weight.size}), strictly increasing; what is loaded or set is damaged, "
-                f"or of another model. Received: {wrong}"
+                f"or of another model. Received: indices of dtype {indices.dtype} and shape "
+                f"{indices.shape}, values of shape {values.shape}"
             )
 
 
@@ -479,27 +462,28 @@ def refuse_unless_fixed(storage: Storage, received: str) -> None:
 
 def refuse_compact(weight: PrunableWeight) -> None:
     """Raises for a weight that cannot be stored compactly, with the reason."""
-    reason = None
-    constraint, regularizer = weight.variable.constraint, weight.variable.regularizer
+    reason = why_needs_dense(weight.variable.regularizer, weight.variable.constraint)
     if weight.size > _LARGEST:
         reason = f"its flat indices are no int32. Received: {weight.size} entries"
-    elif type(constraint) not in (type(None), keras.constraints.NonNeg):
+    elif reason is None and saves_by_itself(weight.owner):
         reason = (
-            "its constraint needs the dense kernel after every update; leave the weight masked. "
-            f"Received: constraint={constraint!r}"
-        )
-    elif type(regularizer) not in (type(None), *_SUMS_OVER_ENTRIES):
-        reason = (
-            "its regularizer needs the dense kernel; leave the weight masked. "
-            f"Received: regularizer={regularizer!r}"
-        )
-    elif saves_by_itself(weight.owner):
-        reason = (
-            "the class of its layer overrides `save_own_variables`, which would read the kernel; "
-            f"leave the weight masked. Received: {type(weight.owner).__name__}"
+            "the class of its layer overrides `save_own_variables`, which would read the kernel. "
+            f"Received: {type(weight.owner).__name__}"
         )
     if reason is not None:
-        raise NotPrunableError(f"The weight '{weight.path}' cannot be stored compactly: {reason}")
+        raise NotPrunableError(
+            f"The weight '{weight.path}' cannot be stored compactly, only masked: {reason}"
+        )
+
+
+def why_needs_dense(regularizer: Any, constraint: Any) -> str | None:
+    """Why the regularizer or constraint of a kernel cannot act on live entries alone."""
+    needs = "needs the dense kernel: it must be"
+    if regularizer is not None and type(regularizer) not in _SUMS_OVER_ENTRIES:
+        return f"its regularizer {needs} L1 or L2. Received: kernel_regularizer={regularizer!r}"
+    if constraint is not None and type(constraint) is not keras.constraints.NonNeg:
+        return f"its constraint {needs} NonNeg. Received: kernel_constraint={constraint!r}"
+    return None
 
 
 def digest(value: np.ndarray) -> int:

@@ -24,7 +24,6 @@ class Parametrization(Storage):
     and `get_config`, and `for_density` if a budget can set the density of the weight.
     """
 
-    quantizer: Any = None  # a `FakeQuantization`, set by the wrapper
     _weight: PrunableWeight | None = None
 
     @property
@@ -123,9 +122,6 @@ class Masked(Parametrization):
     The mask is a bool variable, so that it can change without recompiling and is saved. Subclasses
     implement `_initial_mask`. Raw weights are zero where the mask is not live.
     """
-
-    def __init__(self) -> None:
-        self.mask: Any = None
 
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
         self._weight = weight

@@ -38,14 +38,12 @@ class ScheduledMask(Masked):
             the run, but 100 at most.
     """
 
+    # Whether something is known to update the mask, or a warning has said that nothing does.
     watched = False
-    """Whether something is known to update the mask, or a warning has said that nothing does."""
 
     @other_keywords()
     def __init__(self, schedule: Any = None, frequency: int | None = None) -> None:
-        super().__init__()
         self.schedule = as_schedule(schedule, frequency)
-        self._updated: Any = None
 
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
         if self.schedule.density is None:
@@ -288,7 +286,6 @@ class Feather(StraightThroughTopK):
             raise ValueError(f"`power` must be greater than 0. Received: power={power!r}")
         if not 0 <= self.theta <= 1:
             raise ValueError(f"`theta` must be in [0, 1]. Received: theta={theta!r}")
-        self._threshold: Any = None
 
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
         super().build(weight, add_weight)
