@@ -9,10 +9,8 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from keras_sparse_ortho._checks import check_density, other_keywords
-from keras_sparse_ortho._keras_internals import computes_its_graph
 from keras_sparse_ortho._values import assign, to_numpy
-from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.models import Linear, Tied, check_built, graph_channels, strip
+from keras_sparse_ortho.models import Linear, Tied, graph_channels, plain_graph
 from keras_sparse_ortho.orthogonal import Block, best_regular, live_count
 
 _SWEEPS = 3  # over all groups of channels
@@ -71,18 +69,10 @@ def reorder_channels(
     - Pool and Yu, "Channel Permutations for N:M Sparsity" (NeurIPS 2021), for orders of channels
       in front of pruning to a pattern
     """
-    check_built(model)
     share = check_density(density)
-    if not (isinstance(model, keras.Model) and computes_its_graph(model)):
-        raise NotPrunableError(
-            "Channels can be reordered where Keras knows which layer reads which: in functional "
-            "models, and Sequential ones with an Input, without a `call` of their own. "
-            f"Received: model={model.name!r} of type {type(model).__name__}"
-        )
     block = dataclasses.replace(structure or Block(32, 32), regular=True)
-    plain = strip(model)
-    uses = list(_free_uses(plain))
-    kernels = _Kernels(uses, block, share)
+    plain = plain_graph(model)
+    kernels = _Kernels(list(_free_uses(plain)), block, share)
     for _ in range(_SWEEPS):
         improved = [kernels.improve(group) for group in kernels.groups]
         if not any(improved):
