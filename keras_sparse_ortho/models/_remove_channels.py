@@ -19,7 +19,6 @@ from keras_sparse_ortho._keras_internals import (
 )
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import KernelLayout
 from keras_sparse_ortho.layers import CircularPadding, is_elementwise
 from keras_sparse_ortho.models._convert import strip
 from keras_sparse_ortho.models._rewrite import check_built, prunable_weights
@@ -419,14 +418,13 @@ def _channel_plan(model: Any) -> tuple[dict[int, Shrunk], list[str]]:
         pass
     plan, left = {}, []
     for call in calls:
+        shrunk = None
         if call.rule is None:
             # Where it is called twice, heads may be read in one of the calls.
             once = sum(other.layer is call.layer for other in calls) == 1
-            heads = once and type(call.layer) is L.MultiHeadAttention
-            shrunk = _without_dead_heads(call.layer) if heads else None
-        elif all(kept[key].all() for key in (*call.inputs, *call.outputs)):
-            shrunk = None
-        else:
+            if once and type(call.layer) is L.MultiHeadAttention:
+                shrunk = _without_dead_heads(call.layer)
+        elif not all(kept[key].all() for key in (*call.inputs, *call.outputs)):
             known = call.read(constants), call.read(kept), kept[call.outputs[0]]
             shrunk = call.rule.shrunk(*known)
         if shrunk is not None:
@@ -462,9 +460,10 @@ def _inside_unknown(model: Any) -> list[str]:
     for call in graph_channels(model)[0]:
         if call.rule is None and getattr(call.layer, "weights", None):
             for weight in prunable_weights(call.layer):
-                layout = weight.layout or KernelLayout.convolution()
-                dead = dead_outputs(weight.value, layout) if layout.inputs else 0
-                if dead:
+                layout = weight.layout
+                if (layout is None or layout.inputs) and (
+                    dead := dead_outputs(weight.value, layout)
+                ):
                     where = f"{call.layer.name}/{weight.path}"
                     left.append(f"{dead} of '{where}' in {_named(call.layer)}")
     return list(dict.fromkeys(left))
@@ -481,18 +480,17 @@ def graph_channels(model: Any) -> tuple[list[_Call], dict[int, int]]:
     calls: list[_Call] = []
     sizes: dict[int, int] = {}
     for call in found:
-        layer, tensors = call.operation, [*call.inputs, *call.outputs]
-        *inputs, output = [tuple(tensor.shape) for tensor in tensors] or [()]
+        layer = call.operation
+        sizes |= {id(t): _channels(tuple(t.shape)) for t in (*call.inputs, *call.outputs)}
         # A layer that changes would have to shrink alike for all calls.
         changes = bool(getattr(layer, "weights", None)) or type(layer) is L.Reshape
-        alone = len(call.outputs) == 1 and inputs and (times[id(layer)] == 1 or not changes)
         # Such as `training=True`, with which BatchNormalization and Dropout are something else.
         configured = any(setting is not None and setting is not False for setting in call.settings)
-        rule = _rule_for(layer, inputs, output) if alone and not configured else None
-        calls.append(
-            _Call(layer, rule, [id(t) for t in call.inputs], [id(t) for t in call.outputs])
-        )
-        sizes |= {id(t): _channels(tuple(t.shape)) for t in tensors}
+        rule = None
+        if len(call.outputs) == 1 and not (configured or (changes and times[id(layer)] > 1)):
+            shapes = [tuple(tensor.shape) for tensor in call.inputs]
+            rule = _rule_for(layer, shapes, tuple(call.outputs[0].shape))
+        calls.append(_Call(layer, rule, *([*map(id, ts)] for ts in (call.inputs, call.outputs))))
     return calls, sizes
 
 

@@ -25,20 +25,15 @@ def assert_masked(model):
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_one_line(name, tmp_path):
-    example = EXAMPLES[name]
-    x, labels = example.data(), np.arange(ROWS) % CLASSES
+    make, data = EXAMPLES[name]
+    x, labels = data(), np.arange(ROWS) % CLASSES
     checkpoint = str(tmp_path / "checkpoint.weights.h5")
 
-    model = kso.sparsify(example.make(), DENSITY)
+    model = kso.sparsify(make(), DENSITY)
     assert kso.report(model).density == pytest.approx(DENSITY, abs=1e-3)
     before = [weight.raw_value().copy() for weight in kso.prunable_weights(model)]
-    optimizer = keras.optimizers.AdamW(0.001, weight_decay=0.0001)
-    model.compile(
-        optimizer,
-        "sparse_categorical_crossentropy",
-        metrics=["accuracy"],
-        jit_compile=jit_if_quicker(),
-    )
+    loss = "sparse_categorical_crossentropy"
+    model.compile("adamw", loss, metrics=["accuracy"], jit_compile=jit_if_quicker())
     saving = keras.callbacks.ModelCheckpoint(checkpoint, save_weights_only=True)
     model.fit(x, labels, batch_size=2, verbose=0, callbacks=[saving])
     assert_masked(model)
@@ -46,7 +41,7 @@ def test_the_one_line(name, tmp_path):
     assert not any(map(np.array_equal, before, after))
     expected = array(model(x, training=False))
 
-    again = kso.sparsify(example.make(), DENSITY)  # other masks, until the file's come
+    again = kso.sparsify(make(), DENSITY)  # other masks, until the file's come
     again.load_weights(checkpoint)
     np.testing.assert_array_equal(array(again(x, training=False)), expected)
     assert_masked(again)
@@ -54,15 +49,9 @@ def test_the_one_line(name, tmp_path):
     plain = kso.strip(model)
     np.testing.assert_array_equal(array(plain(x, training=False)), expected)
     plain.save_weights(tmp_path / "plain.weights.h5")
-    dense = example.make()
+    dense = make()
     dense.load_weights(tmp_path / "plain.weights.h5")
     np.testing.assert_array_equal(array(dense(x, training=False)), expected)
-
-    if example.loads:
-        for kept in (model, plain):
-            kept.save(tmp_path / "model.keras")
-            loaded = keras.saving.load_model(tmp_path / "model.keras")
-            np.testing.assert_array_equal(array(loaded(x, training=False)), expected)
 
 
 @pytest.mark.tensorflow_only
