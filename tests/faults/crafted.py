@@ -38,7 +38,14 @@ def deep(levels: int, within: Callable[[Any], Any]) -> Any:
 def menu(folder: Path) -> dict[str, Any]:
     """What is put into the places, by a name."""
     mark, outside = str(folder / "MARK"), str(folder / "outside" / "x")
-    keras_function = {"class_name": "function", "module": "keras.utils", "registered_name": "f"}
+
+    def object_of(module: str, name: str, config: Any) -> dict[str, Any]:
+        return {"module": module, "class_name": name, "config": config}
+
+    def function(module: str, name: str) -> dict[str, Any]:
+        return object_of(module, "function", name) | {"registered_name": name}
+
+    code = {"code": "4wEAAAA="}
     lists = {f"list {k}": v for k, v in enumerate([[], [1], [0.5, 0.5], [-1, 2**40], [[]], [None]])}
     numbers = [0, -1, 1, 3, 7, 10**9, 2**31, 2**40, 2**63, 10**30, 10**400]
     numbers += [0.5, 1.5, -0.5, 1e308, 1e-320, float("nan"), float("inf"), -float("inf")]
@@ -56,44 +63,27 @@ def menu(folder: Path) -> dict[str, Any]:
         "200 lists": deep(200, lambda value: [value]),
         "900 lists": deep(900, lambda value: [value]),
         "900 dicts": deep(900, lambda value: {"a": value}),
-        "900 objects": deep(
-            300, lambda value: {"class_name": "Dense", "module": "keras.layers", "config": value}
-        ),
+        "900 objects": deep(300, lambda value: object_of("keras.layers", "Dense", value)),
         "long list": [0] * 10**5,
-        "os.system": {"module": "os", "class_name": "system", "config": f"touch {mark}"},
-        "function of os": {
-            "class_name": "function",
-            "config": "system",
-            "module": "os",
-            "registered_name": "system",
-        },
-        "Popen": {
-            "module": "subprocess",
-            "class_name": "Popen",
-            "config": {"args": ["touch", mark]},
-        },
-        "eval": {
-            "module": "builtins",
-            "class_name": "eval",
-            "config": {"source": f"open({mark!r}, 'w')"},
-        },
-        "a module": {"module": "evil", "class_name": "Evil", "config": {}},
+        "os.system": object_of("os", "system", f"touch {mark}"),
+        "function of os": function("os", "system"),
+        "Popen": object_of("subprocess", "Popen", {"args": ["touch", mark]}),
+        "eval": object_of("builtins", "eval", {"source": f"open({mark!r}, 'w')"}),
+        "a module": object_of("evil", "Evil", {}),
         "a lambda": {"class_name": "__lambda__", "config": {"value": f"open({mark!r}, 'w')"}},
-        "a Lambda": {
-            "module": "keras.layers",
-            "class_name": "Lambda",
-            "config": {"function": {"class_name": "__lambda__", "config": {"code": "4wEAAAA="}}},
-        },
-        "get_file": {**keras_function, "config": "get_file"},
-        "load_model": {**keras_function, "module": "keras.saving", "config": "load_model"},
-        "a relu": {**keras_function, "module": "keras.activations", "config": "relu"},
+        "a Lambda": object_of(
+            "keras.layers", "Lambda", {"function": {"class_name": "__lambda__", "config": code}}
+        ),
+        "get_file": function("keras.utils", "get_file"),
+        "load_model": function("keras.saving", "load_model"),
+        "a relu": function("keras.activations", "relu"),
         "a tensor": {"class_name": "__tensor__", "config": {"value": [1.0], "dtype": "float32"}},
         "objects": {"class_name": "__numpy__", "config": {"value": [1, "a"], "dtype": "object"}},
         "bytes": {"class_name": "__bytes__", "config": {"value": "a"}},
         "a slice": {"class_name": "__slice__", "config": {"value": [1, 2, 3]}},
         "no class": {"class_name": None, "config": {}},
         "no config": {"class_name": "Dense", "module": "keras.layers"},
-        "a Dense": {"class_name": "Dense", "module": "keras.layers", "config": {"units": 3}},
+        "a Dense": object_of("keras.layers", "Dense", {"units": 3}),
     }
 
 
@@ -188,23 +178,16 @@ def _models() -> Iterator[tuple[str, keras.Model]]:
         yield name, kso.parametrize(_plain(dense("a")), P.MagnitudeMask(schedule, 2))
     yield "top k", kso.parametrize(_plain(dense("a")), P.StraightThroughTopK(0.5))
     yield "feather", kso.parametrize(_plain(dense("a")), P.Feather(0.5))
-    for learnt in (
-        P.SoftThreshold(),
-        P.ChannelSoftThreshold(),
-        P.LowRankSoftThreshold(1),
-    ):
+    for learnt in (P.SoftThreshold(), P.ChannelSoftThreshold(), P.LowRankSoftThreshold(1)):
         yield type(learnt).__name__, kso.parametrize(_plain(dense("a")), learnt)
     yield "rounded", kso.quantize_aware(kso.sparsify(_plain(dense("a")), 0.5, seed=0))
-    for name, cell in (
-        ("block lstm", kso.layers.BlockSparseLSTMCell),
-        ("block gru", kso.layers.BlockSparseGRUCell),
-    ):
+    for cell in (B.BlockSparseLSTMCell, B.BlockSparseGRUCell):
         cells = cell(8, density=0.5, recurrent_density=0.5, block=4, recurrent_block=4, seed=0)
-        recurrent = keras.layers.Reshape((1, 8)), kso.layers.BlockSparseRNN(cells, name="rnn")
-        yield name, _plain(dense("a"), *recurrent)
+        recurrent = L.Reshape((1, 8)), B.BlockSparseRNN(cells, name="rnn")
+        yield cell.__name__, _plain(dense("a"), *recurrent)
     yield "range", _plain(FakeQuantize(name="range"), dense("a"))
     inputs = keras.Input((4, 8))
-    attended = keras.layers.MultiHeadAttention(2, 4, name="attention")(inputs, inputs)
+    attended = L.MultiHeadAttention(2, 4, name="attention")(inputs, inputs)
     yield "rounded inside", kso.quantize_aware(keras.Model(inputs, attended))
     yield "rebuilt", kso.sparsify(Graph(), 0.5, seed=0)
     yield "rewrapped", kso.sparsify(_plain(Pair(name="pair")), 0.5, seed=0)

@@ -5,7 +5,7 @@ import gzip
 import json
 import random
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,26 +106,31 @@ def damaged(folder: Path, rng: random.Random, share: float) -> list[Count]:
     def same_kernel(found: Any, _: bytes) -> bool:
         return np.array_equal(keras.ops.convert_to_numpy(found.weights[0].value), kernel)
 
-    counts = []
+    def any_rows(*_: Any) -> bool:  # they have no digest
+        return True
+
     budget_file = (folder / "b.json").read_bytes()
-    how = (kso.Budget.load, BudgetError, budget_is_right)
-    counts.append(read_mutants("b.json", folder, *how, number, rng))
-    for name in ("m.tflite", "g.tflite.gz"):
-        how = (load_litert, LiteRTFileError, same_outputs)
-        counts.append(read_mutants(name, folder, *how, number, rng))
-    how = (lambda path: read_keras(str(path)), InputFileError, same_kernel)
-    counts.append(read_mutants("m.keras", folder, *how, number, rng))
-    for name in ("rows.npy", "rows.npz"):  # rows have no digest
-        how = (lambda path: read_rows(str(path)), InputFileError, lambda *_: True)
-        counts.append(read_mutants(name, folder, *how, number, rng))
     assert report.bytes
-    return counts
+
+    jobs = {
+        "b.json": (kso.Budget.load, BudgetError, budget_is_right),
+        "m.tflite": (load_litert, LiteRTFileError, same_outputs),
+        "g.tflite.gz": (load_litert, LiteRTFileError, same_outputs),
+        "m.keras": (lambda path: read_keras(str(path)), InputFileError, same_kernel),
+        "rows.npy": (
+            lambda path: read_rows(str(path)),
+            InputFileError,
+            lambda *_: True,
+        ),  # rows have no digest
+        "rows.npz": (lambda path: read_rows(str(path)), InputFileError, any_rows),
+    }
+    return [read_mutants(name, folder, *how, number, rng) for name, how in jobs.items()]
 
 
 def elsewhere(folder: Path, rng: random.Random, share: float) -> Count:
     """Configurations with other things in any of their places, those of Keras' own layers, too."""
     values = menu(folder / "work")
-    P, layers = kso.parametrizations, keras.layers
+    layers = keras.layers
 
     def dense() -> keras.Model:
         return keras.Sequential([keras.Input((8,)), layers.Dense(8, name="d"), layers.Dense(4)])
@@ -133,8 +138,8 @@ def elsewhere(folder: Path, rng: random.Random, share: float) -> Count:
     models = [
         kso.sparsify(dense(), 0.5, seed=0),
         kso.sparsify(dense(), 0.5, seed=0, storage="compact"),
-        kso.parametrize(dense(), P.MagnitudeMask(kso.schedules.Cubic(0.5, 0, 8))),
-        kso.parametrize(dense(), P.SoftThreshold()),
+        kso.parametrize(dense(), kso.MagnitudeMask(kso.schedules.Cubic(0.5, 0, 8))),
+        kso.parametrize(dense(), kso.SoftThreshold()),
     ]
     cases = [
         (rng.randrange(2**32), rng.choice([*values])) for _ in range(max(20, int(200 * share)))
@@ -146,7 +151,7 @@ def elsewhere(folder: Path, rng: random.Random, share: float) -> Count:
         with zipfile.ZipFile(path) as archive:
             parts = {part: archive.read(part) for part in archive.namelist()}
         config, own = json.loads(parts["config.json"]), random.Random(seed)
-        holder, key = own.choice(_places(config))
+        holder, key = own.choice([*_places(config)])
         if own.random() < 0.25 and isinstance(holder, dict):
             del holder[key]
         else:
@@ -165,16 +170,11 @@ def elsewhere(folder: Path, rng: random.Random, share: float) -> Count:
     return judged("crafted configurations", folder, [name for _, name in cases], judge)
 
 
-def _places(node: Any) -> list[tuple[Any, Any]]:
-    found = []
-    if isinstance(node, dict):
-        found += [(node, key) for key in node]
-    elif isinstance(node, list):
-        found += [(node, k) for k in range(len(node))]
-    for child in node.values() if isinstance(node, dict) else node:
+def _places(node: Any) -> Iterator[tuple[Any, Any]]:
+    for key, child in node.items() if isinstance(node, dict) else enumerate(node):
+        yield node, key
         if isinstance(child, dict | list):
-            found += _places(child)
-    return found
+            yield from _places(child)
 
 
 def run(folder: Path, rng: random.Random, share: float) -> list[Count]:

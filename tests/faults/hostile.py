@@ -6,6 +6,7 @@ and every program that is started, and with a watchdog in the parent.
 
 import contextlib
 import copy
+import functools
 import json
 import os
 import random
@@ -221,20 +222,17 @@ def keras_files(folder: Path, rng: random.Random, number: int, tfmot: bool) -> l
         crafted.WeightsCase(rng.choice(own), rng.randrange(2**32)) for _ in range(number // 5)
     ]
 
-    def judge(cases: list[Any]) -> Judge:
-        def one(k: int, place: Path) -> str:
-            case, path = cases[k], place / "inside" / "m.keras"
-            case.write(path, values)
-            exact = isinstance(case, crafted.ConfigCase)
-            return _judge_model(path, case.specimen.weights if exact else None)
-
-        return one
+    def judge(cases: list[Any], k: int, place: Path) -> str:
+        case, path = cases[k], place / "inside" / "m.keras"
+        case.write(path, values)
+        exact = isinstance(case, crafted.ConfigCase)
+        return _judge_model(path, case.specimen.weights if exact else None)
 
     counts = []
     for name, cases in (("configurations", configs), ("weights", weights)):
-        labels = [str(case) for case in cases]
-        part = f"hostile: .keras, {name}"
-        counts.append(judged(part, folder / name, labels, judge(cases), tfmot=tfmot))
+        labels, part = [str(case) for case in cases], f"hostile: .keras, {name}"
+        one = functools.partial(judge, cases)
+        counts.append(judged(part, folder / name, labels, one, tfmot=tfmot))
     return counts
 
 
@@ -260,15 +258,10 @@ def _judge_model(path: Path, wanted: list[np.ndarray] | None) -> str:
 
 def _close(these: list[Any], those: list[Any]) -> bool:
     """Whether values are equal, up to a float type that a configuration may choose."""
+    options: dict[str, Any] = {"rtol": 1e-2, "atol": 1e-2, "equal_nan": True}
     return len(these) == len(those) and all(
         one.shape == other.shape
-        and np.allclose(
-            np.asarray(one, "float64"),
-            np.asarray(other, "float64"),
-            rtol=1e-2,
-            atol=1e-2,
-            equal_nan=True,
-        )
+        and np.allclose(one.astype("float64"), other.astype("float64"), **options)
         for one, other in zip(these, those, strict=True)
     )
 
@@ -280,63 +273,39 @@ def litert_files(folder: Path, rng: random.Random, number: int) -> Count:
     """Records and graphs that were changed, each with the right digest again."""
     sound = graphs.absolute()
     values = crafted.menu(folder / "work")
-    keys = [*graphs.RECORD, "xnnpack", "format"]
-    names = [*values]
-    made: list[tuple[str, Callable[[], bytes]]] = [
-        ("a loop without an end", lambda: graphs.sealed(graphs.forever())),
-        ("the same without a record", graphs.forever),
+    made = [
+        ("a loop without an end", graphs.sealed(graphs.forever())),
+        ("the same without a record", graphs.forever()),
     ]
     for size in (2**26, 2**28, 2**30, 2**31 - 1):
         shape = {"name": "x", "shape": [1, size], "dtype": "float32"}
         record = graphs.RECORD | {"inputs": [shape]}
-        made.append(
-            (
-                f"{size} entries",
-                lambda n=size, r=record: graphs.sealed(graphs.absolute(n), r),  # type: ignore[misc]
-            )
-        )
+        made.append((f"{size} entries", graphs.sealed(graphs.absolute(size), record)))
     for tensors in ([7], [-5], [2**31 - 1], [], [0] * 1000):
-        made.append(
-            (
-                f"tensors {tensors[:2]}",
-                lambda t=tensors: graphs.sealed(graphs.with_tensors(t, [1])),  # type: ignore[misc]
-            )
-        )
-
-    def record_with(key: str, name: str, within: str | None) -> bytes:
-        record = copy.deepcopy(graphs.RECORD)
-        held: Any = record if within is None else record[within][0]  # type: ignore[index]
-        held[key] = values[name]
-        return _sealed_anyhow(sound, record)
-
-    def flipped(seed: int) -> bytes:
-        own = random.Random(seed)
-        content = bytearray(graphs.sealed(sound))
-        for _ in range(own.choice([1, 1, 2, 8])):
-            content[own.randrange(len(content))] = own.randrange(256)
-        with contextlib.suppress(ValueError):
-            return graphs.with_digest(bytes(content))
-        return bytes(content)
-
+        content = graphs.sealed(graphs.with_tensors(tensors, [1]))
+        made.append((f"tensors {tensors[:2]}", content))
     while len(made) < max(number, 30):
-        name = rng.choice(names)
         if len(made) % 3:
-            seed = rng.randrange(2**32)
-            made.append((f"graph, seed {seed}", lambda s=seed: flipped(s)))  # type: ignore[misc]
+            changed = bytearray(graphs.sealed(sound))
+            for _ in range(rng.choice([1, 1, 2, 8])):
+                changed[rng.randrange(len(changed))] = rng.randrange(256)
+            content = bytes(changed)
+            with contextlib.suppress(ValueError):
+                content = graphs.with_digest(content)
+            made.append((f"graph {len(made)}", content))
         else:
-            within = rng.choice([None, None, "inputs", "outputs"])
+            name, within = rng.choice([*values]), rng.choice([None, None, "inputs", "outputs"])
+            record = copy.deepcopy(graphs.RECORD)
+            held: Any = record if within is None else record[within][0]  # type: ignore[index]
+            keys = [*graphs.RECORD, "xnnpack", "format"]
             key = rng.choice(keys if within is None else ["name", "shape", "dtype"])
-            made.append(
-                (
-                    f"record, {within}.{key} = {name}",
-                    lambda k=key, n=name, w=within: record_with(k, n, w),  # type: ignore[misc]
-                )
-            )
+            held[key] = values[name]
+            made.append((f"record, {within}.{key} = {name}", _sealed_anyhow(sound, record)))
     made = rng.sample(made, number)
 
     def judge(k: int, place: Path) -> str:
         path = place / "inside" / "m.tflite"
-        path.write_bytes(made[k][1]())
+        path.write_bytes(made[k][1])
         try:
             load_litert(path, timeout=4)
         except Exception as error:

@@ -1,14 +1,16 @@
-"""The loss as a pure function: gradients, second derivatives, and that nothing moves."""
+"""The loss as a pure function: its gradients, and that nothing moves.
+
+Second derivatives: tests/saliency/test_second_derivatives.py.
+"""
 
 import keras
 import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho._backend import hessian_vector_product
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import StatelessLoss
-from tests.helpers import array, classifier_loss, gradients, jit
+from tests.helpers import array, classifier_loss, jit
 
 L = keras.layers
 pytestmark = pytest.mark.core
@@ -73,22 +75,6 @@ def test_gradients_agree_with_finite_differences():
     check_gradients(StatelessLoss(model, model.trainable_variables), values, *batch())
 
 
-def test_gradients_are_those_of_a_training_step():
-    model = network()
-    x, y, _ = batch()
-    x = x.astype("float32")
-    loss = StatelessLoss(
-        model,
-        model.trainable_variables,
-        objective=lambda model, x, y, weight, training: classifier_loss()(
-            y, model(x, training=training)
-        ),
-    )
-    found = gradients_of(loss, None, x, y)
-    for a, b in zip(found, gradients(model, x, y, classifier_loss()), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5)
-
-
 def test_no_variable_changes():
     model = compiled(network(dropout=0.3), metrics=["accuracy"])
     x, y, weight = batch()
@@ -137,24 +123,6 @@ def test_held_masks_give_the_dense_gradient():
         np.testing.assert_allclose(d, e, atol=1e-6)
         np.testing.assert_allclose(d[live], s[live], atol=1e-6)
         np.testing.assert_array_equal(array(mask), live)
-
-
-def test_hessian_vector_products():
-    inputs = keras.Input((3,))
-    model = compiled(keras.Model(inputs, L.Dense(2, activation="tanh")(inputs)), loss="mse")
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(8, 3)), rng.normal(size=(8, 2))
-    values = [array(v) for v in model.trainable_variables]
-    vectors = [rng.normal(size=v.shape).astype("float32") for v in values]
-    loss = StatelessLoss(model, model.trainable_variables)
-    product = loss.compiled(hessian_vector_product)(values, x, y, None, vectors)
-    h = 1e-2
-    ahead, behind = (
-        gradients_of(loss, [v + s * u for v, u in zip(values, vectors, strict=True)], x, y)
-        for s in (h, -h)
-    )
-    for p, a, b in zip(product, ahead, behind, strict=True):
-        np.testing.assert_allclose(array(p), (a - b) / (2 * h), rtol=1e-2, atol=1e-3)
 
 
 def test_each_batch_shape_is_traced_once():
