@@ -59,7 +59,7 @@ def judged(part: str, folder: Path, labels: Sequence[str], judge: Judge, **ready
                         answers.write(f"{_answer(k, judge, place)}\n")
 
             child = started(work, folder / "log")
-            status = _watched(child, done)
+            status = ended(child, LATE, done)
             for answer in done.read_text().splitlines():
                 label = labels[count.runs]
                 count.runs += 1
@@ -80,20 +80,6 @@ def judged(part: str, folder: Path, labels: Sequence[str], judge: Judge, **ready
         if tally["keras"]:
             count.notes.append(f"{tally['keras']} ended in raw errors of Keras")
     return count
-
-
-def _watched(child: int, done: Path) -> int | None:
-    """The status of a child; None if it had to be killed, as nothing came from it."""
-    before, since = -1, time.monotonic()
-    while time.monotonic() - since < LATE:
-        found, status = os.waitpid(child, os.WNOHANG)
-        if found:
-            return os.waitstatus_to_exitcode(status)
-        if (now := done.stat().st_size) != before:
-            before, since = now, time.monotonic()
-        time.sleep(0.02)
-    ended(child, 0)
-    return None
 
 
 # --- in the child ---------------------------------------------------------------------------------

@@ -120,40 +120,49 @@ def written():
     return model
 
 
-class EmbeddingHead(L.Layer):
+class Holding(L.Layer):
+    """Calls the layers in its list, which have equal inputs, one after the other."""
+
+    def __init__(self, *inner, **kwargs):
+        super().__init__(**kwargs)
+        self.inner = list(inner)
+
+    def build(self, input_shape):
+        for layer in self.inner:
+            layer.build(input_shape)
+
+    def call(self, x):
+        for layer in self.inner:
+            x = layer(x)
+        return x
+
+
+class EmbeddingHead(Holding):
     """Projects by a layer of its own, and by an embedding that it is given."""
 
     def __init__(self, embedding, **kwargs):
-        super().__init__(**kwargs)
+        super().__init__(L.Dense(embedding.output_dim, name="project"), **kwargs)
         self.embedding = embedding
-        self.project = L.Dense(embedding.output_dim, name="project")
-
-    def build(self, input_shape):
-        self.project.build(input_shape)
 
     def call(self, x):
-        return keras.ops.matmul(self.project(x), keras.ops.transpose(self.embedding.embeddings))
+        return keras.ops.matmul(super().call(x), keras.ops.transpose(self.embedding.embeddings))
 
 
 # --- functional and Sequential models with a class of their own, as all of keras-hub are ----------
 
 
 @register
-class Mixing(L.Layer):
+class Mixing(Holding):
     """A block whose configuration does not make it again: only the backbone's does."""
 
     def __init__(self, width, **kwargs):
-        super().__init__(**kwargs)
-        self.inner = L.Dense(width, name="inner")
-
-    def build(self, input_shape):
-        self.inner.build(input_shape)
+        super().__init__(L.Dense(width, name="inner"), **kwargs)
 
     def call(self, x):
-        return x + self.inner(x)
+        return x + super().call(x)
 
     def get_config(self):
-        return {**super().get_config(), "wide": self.inner.units}
+        return {**super().get_config(), "wide": self.inner[0].units}
 
 
 @register
@@ -176,7 +185,8 @@ class Backbone(keras.Model):
         super().__init__(inputs={"ids": ids}, outputs=x, **kwargs)
         self.width, self.levels = width, levels
         self._embedding, self.blocks = embedding, blocks
-        self.mixer = blocks[0].inner  # in the graph only inside another layer, as OPT's embedding
+        # In the graph only inside another layer, as OPT's embedding.
+        self.mixer = blocks[0].inner[0]
 
     @property
     def embedding(self):
@@ -277,21 +287,11 @@ class Tokens(L.Layer):
 
 
 @register
-class Unnamed(L.Layer):
+class Unnamed(Holding):
     """With a `build`; the layers have no names."""
 
     def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.layers_inside = [L.Dense(16), L.Dense(16)]
-
-    def build(self, input_shape):
-        for layer in self.layers_inside:
-            layer.build(input_shape)
-
-    def call(self, x):
-        for layer in self.layers_inside:
-            x = layer(x)
-        return x
+        super().__init__(L.Dense(16), L.Dense(16), **kwargs)
 
 
 @register
@@ -318,18 +318,11 @@ class Projection(L.Layer):
 
 
 @register
-class HoldsProjection(L.Layer):
+class HoldsProjection(Holding):
     """Holds a layer that makes a layer in its `build`, as Gemma does."""
 
     def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.projection = Projection(name="projection")
-
-    def build(self, input_shape):
-        self.projection.build(input_shape)
-
-    def call(self, x):
-        return self.projection(x)
+        super().__init__(Projection(name="projection"), **kwargs)
 
 
 def built_late():
@@ -442,19 +435,11 @@ def tied():
 
 
 @register
-class Growing(L.Layer):
+class Growing(Holding):
     """Its configuration makes another layer than it is."""
 
     def __init__(self, count=1, **kwargs):
-        super().__init__(**kwargs)
-        self.inner = [L.Dense(12, name=f"inner_{k}") for k in range(count)]
-
-    def build(self, input_shape):
-        for layer in self.inner:
-            layer.build(input_shape)
-
-    def call(self, x):
-        return sum(layer(x) for layer in self.inner)
+        super().__init__(*[L.Dense(12, name=f"inner_{k}") for k in range(count)], **kwargs)
 
     def get_config(self):
         return {**super().get_config(), "count": 2}

@@ -34,7 +34,7 @@ def masked(model):
     return kso.sparsify.in_place(model, 0.25, seed=0)
 
 
-BLOCKS = {"structure": kso.Block(8, 8, regular=True), "storage": "blocks"}
+BLOCKS = {"structure": kso.Block(4, 4, regular=True), "storage": "blocks"}
 VERBS = {
     "sparsify": (None, kso.sparsify, (0.25,), {"seed": 0}),
     "compact": (None, kso.sparsify, (0.25,), {"seed": 0, "storage": "compact"}),

@@ -148,7 +148,7 @@ def test_attributes_of_graphs_follow():
         assert model.preprocessor is len
         assert model.head.embedding is bone.embedding is bone.get_layer("embedding")
         assert bone.blocks[0] is bone.get_layer("mixing")
-        assert bone.mixer is bone.blocks[0].inner
+        assert bone.mixer is bone.blocks[0].inner[0]
         levels = keras.Model(bone.input, bone.levels)({"ids": IDS})["mixing"]
         mixed = bone.blocks[0](bone.embedding(IDS))
         np.testing.assert_array_equal(array(levels), array(mixed))
