@@ -266,20 +266,6 @@ def test_failures_when_much_has_been_changed(make, in_place, monkeypatch):
     assert isinstance(blocks, kso.layers.BlockSparseDense)
 
 
-class Forgetful(L.Layer):
-    """Its configuration does not say by what it multiplies."""
-
-    def __init__(self, factor=1.0, **kwargs):
-        super().__init__(**kwargs)
-        self.factor = factor
-
-    def call(self, x):
-        return self.factor * x
-
-    def get_config(self):
-        return {"name": self.name}
-
-
 class Asking(L.Layer):
     """Computes something else where the layer inside is of another class than at first."""
 
@@ -293,15 +279,6 @@ class Asking(L.Layer):
 
     def call(self, x):
         return self.inner(x) * (1 if type(self.inner) is self.known else 2)
-
-
-@pytest.mark.core
-def test_what_a_configuration_does_not_say_is_copied_too():
-    inputs = keras.Input((12,))
-    model = keras.Model(inputs, L.Dense(3, name="a")(Forgetful(2.0)(inputs)), name="net")
-    sparse = kso.sparsify(model, 0.5, seed=0)
-    assert sparse.layers[1].factor == 2.0
-    np.testing.assert_array_equal(array(kso.strip(sparse)(X)), array(sparse(X)))
 
 
 @pytest.mark.core

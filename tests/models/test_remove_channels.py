@@ -10,7 +10,7 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.parametrizations import ChannelSoftThreshold
 from tests.helpers import array, jit_if_quicker, slow_on_jax
-from tests.models.networks import Late, Tower, WithStep
+from tests.models.networks import Late, Mixing, Tower, WithStep
 
 L = keras.layers
 
@@ -345,35 +345,16 @@ def test_models_of_which_the_graph_is_not_known_are_refused():
         kso.remove_channels(keras.Sequential([L.Dense(2)]))
 
 
-@keras.saving.register_keras_serializable(package="tests.remove_channels")
-class FeedForward(L.Layer):
-    """A block written as a class: which of its layers reads which is not known."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.wide, self.narrow = L.Dense(12, name="wide"), L.Dense(6, name="narrow")
-
-    def build(self, shape):
-        self.wide.build(shape)
-        self.narrow.build((*shape[:-1], 12))
-
-    def call(self, x):
-        return self.narrow(self.wide(x))
-
-
 def test_dead_channels_that_stay_are_told():
     inputs = keras.Input((5, 4))
     x = L.ReLU(name="relu")(L.Dense(6, name="before")(inputs))
-    x = FeedForward(name="block")(x)
+    x = Mixing(6, name="block")(x)  # written as a class: which of its layers reads which?
     model = keras.Model(inputs, L.Dense(3, name="head")(L.Dense(8, name="after")(x)))
     for layer, dead in (("before", 2), ("after", 3)):
-        kernel, bias = model.get_layer(layer).get_weights()
-        kernel[:, :dead] = 0
-        model.get_layer(layer).set_weights([kernel, bias])
-    wide = model.get_layer("block").wide
-    wide.kernel.assign(array(wide.kernel) * (np.arange(12) > 4))
-    text = r"Received: 2 of 'before', which 'block' of class FeedForward reads; "
-    text += r"5 of 'block/wide/kernel' in 'block' of class FeedForward$"
+        zero_columns(model.get_layer(layer), range(dead))
+    zero_columns(model.get_layer("block").inner[0], range(5))
+    text = r"Received: 2 of 'before', which 'block' of class Mixing reads; "
+    text += r"5 of 'block/inner/kernel' in 'block' of class Mixing$"
     with pytest.warns(UserWarning, match=text):
         small = kso.remove_channels(model)
     assert small.get_layer("before").units == 6
