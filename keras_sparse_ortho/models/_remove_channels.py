@@ -456,17 +456,15 @@ def _unknown_behind(tensor: int, calls: list[_Call]) -> Any:
 
 def _inside_unknown(model: Any) -> list[str]:
     """Dead outputs of kernels that belong to layers without a rule, or lie inside such."""
-    left = []
-    for call in graph_channels(model)[0]:
-        if call.rule is None and getattr(call.layer, "weights", None):
-            for weight in prunable_weights(call.layer):
-                layout = weight.layout
-                if (layout is None or layout.inputs) and (
-                    dead := dead_outputs(weight.value, layout)
-                ):
-                    where = f"{call.layer.name}/{weight.path}"
-                    left.append(f"{dead} of '{where}' in {_named(call.layer)}")
-    return list(dict.fromkeys(left))
+    calls, _ = graph_channels(model)
+    unknown = {id(call.layer): call.layer for call in calls if call.rule is None}
+    return [
+        f"{dead} of '{layer.name}/{weight.path}' in {_named(layer)}"
+        for layer in unknown.values()
+        for weight in (prunable_weights(layer) if getattr(layer, "weights", None) else ())
+        if (weight.layout is None or weight.layout.inputs)
+        and (dead := dead_outputs(weight.value, weight.layout))
+    ]
 
 
 def _named(layer: Any) -> str:

@@ -244,49 +244,30 @@ def arguments(name: str, node: dict[str, Any]) -> list[str]:
 # --- cases ----------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass
-class ConfigCase:
-    """One change in the configuration of a specimen."""
-
-    specimen: Specimen
-    at: int
-    """Which object of the package."""
-    key: str
-    """Which argument; or a way to change the object itself."""
-    value: str
-    """What is put there, by its name in the menu; or what is done."""
-
-    def __str__(self) -> str:
-        kind = list(nodes(self.specimen.config))[self.at]["registered_name"]
-        return f"{self.specimen.name}: {kind}.{self.key} = {self.value}"
-
-    def write(self, path: Path, values: dict[str, Any]) -> None:
-        """The file."""
-        config = copy.deepcopy(self.specimen.config)
-        found = list(nodes(config))
-        node = found[self.at]
-        if self.key == "(class)":
-            # Another class of the package, with its own configuration or with this one.
-            node.update(class_name=self.value.removeprefix(PACKAGE), registered_name=self.value)
-        elif self.key == "(object)":
-            value = values[self.value]
-            node.clear()
-            node.update(value if isinstance(value, dict) else {"config": value})
-        elif self.key == "(config)":
-            node["config"] = values[self.value]
-        elif self.key == "(build_config)":
-            node["build_config"] = {"input_shape": values[self.value], "drawn_digest": "a"}
-        elif self.value == "(left out)":
-            node["config"].pop(self.key, None)
-        else:
-            node["config"][self.key] = values[self.value]
-        self.specimen.write(path, config)
+def _changed(specimen: Specimen, at: int, key: str, choice: str, values: dict[str, Any]) -> Any:
+    """A configuration with a change in one object of the package: an argument, or the object."""
+    config = copy.deepcopy(specimen.config)
+    node, value = list(nodes(config))[at], values.get(choice)
+    if key == "(class)":  # another one of the package, with this configuration
+        node.update(class_name=choice.removeprefix(PACKAGE), registered_name=choice)
+    elif key == "(object)":
+        node.clear()
+        node.update(value if isinstance(value, dict) else {"config": value})
+    elif key == "(config)":
+        node["config"] = value
+    elif key == "(build_config)":
+        node["build_config"] = {"input_shape": value, "drawn_digest": "a"}
+    elif choice == "(left out)":
+        node["config"].pop(key, None)
+    else:
+        node["config"][key] = value
+    return config
 
 
 def config_cases(
     found: list[Specimen], values: dict[str, Any], number: int, rng: random.Random
-) -> list[ConfigCase]:
-    """Each argument of each class in turn, each time with another value.
+) -> list[tuple[str, Specimen, Any]]:
+    """Names, specimens and configurations: each argument of each class in turn, with other values.
 
     Raises:
         LookupError: A registered class that is in no specimen.
@@ -307,32 +288,16 @@ def config_cases(
         for key in [*arguments(name, own), "(class)", "(object)", "(config)", "(build_config)"]:
             choices = kinds if key == "(class)" else [*values]
             choices = [*choices, "(left out)"] if not key.startswith("(") else choices
-            every.append((key, places, rng.sample(choices, len(choices))))
+            every.append((name, key, places, rng.sample(choices, len(choices))))
     rng.shuffle(every)
-    cases: list[ConfigCase] = []
-    turn = 0
-    while len(cases) < number:
-        for key, places, choices in every:
+    cases: list[tuple[str, Specimen, Any]] = []
+    for turn in range(-(-number // len(every))):
+        for name, key, places, choices in every[: number - len(cases)]:
             specimen, at = rng.choice(places)
-            cases.append(ConfigCase(specimen, at, key, choices[turn % len(choices)]))
-        turn += 1
-    return cases[:number]
-
-
-@dataclasses.dataclass
-class WeightsCase:
-    """One change in the weights of a specimen."""
-
-    specimen: Specimen
-    seed: int
-
-    def __str__(self) -> str:
-        return f"{self.specimen.name}: weights, seed {self.seed}"
-
-    def write(self, path: Path, values: dict[str, Any]) -> None:
-        """The file."""
-        changed = changed_weights(self.specimen.parts["model.weights.h5"], self.seed, path.parent)
-        self.specimen.write(path, self.specimen.config, changed)
+            choice = choices[turn % len(choices)]
+            label = f"{specimen.name}: {name}.{key} = {choice}"
+            cases.append((label, specimen, _changed(specimen, at, key, choice, values)))
+    return cases
 
 
 def changed_weights(content: bytes, seed: int, folder: Path) -> bytes:

@@ -19,10 +19,6 @@ ODD = ["ü ñ 中 \U0001f600", "a\nb", "-rf", " ", "'\"$(x)`", "a" * 240, "%s{0}
 _WRITTEN = 5
 
 
-def _small_budget() -> kso.Budget:
-    return kso.Budget({"a/kernel": 0.5}, {"a/kernel": 10})
-
-
 def _large_budget() -> kso.Budget:
     names = [f"layer_{k}/kernel" for k in range(3000)]
     return kso.Budget(dict.fromkeys(names, 0.1), dict.fromkeys(names, 1000))
@@ -110,7 +106,7 @@ def _small_disk(folder: Path, kib: int) -> Iterator[Path]:
 def paths(folder: Path) -> Count:
     """Every path is written to and read back, or refused with an OSError or ValueError."""
     with timed("read-only and odd paths") as count:
-        model, budget = _model(), _small_budget()
+        model, budget = _model(), kso.Budget({"a/kernel": 0.5}, {"a/kernel": 10})
         report = kso.report(model)
         for name in ODD:
             here = folder / name

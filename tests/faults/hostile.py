@@ -6,7 +6,6 @@ and every program that is started, and with a watchdog in the parent.
 
 import contextlib
 import copy
-import functools
 import json
 import os
 import random
@@ -202,23 +201,28 @@ def keras_files(folder: Path, rng: random.Random, number: int, tfmot: bool) -> l
     found = crafted.specimens(folder / "sound", tfmot)
     place = folder / "configurations" / "work"
     values = crafted.menu(place)
-    configs: list[Any] = crafted.config_cases(found, values, number, rng)
+    configs = crafted.config_cases(found, values, number, rng)
     own = [one for one in found if any(True for _ in crafted.nodes(one.config))]
-    weights = [
-        crafted.WeightsCase(rng.choice(own), rng.randrange(2**32)) for _ in range(number // 5)
-    ]
+    weights = [(rng.choice(own), rng.randrange(2**32)) for _ in range(number // 5)]
 
-    def judge(cases: list[Any], k: int, place: Path) -> str:
-        case, path = cases[k], place / "inside" / "m.keras"
-        case.write(path, values)
-        exact = isinstance(case, crafted.ConfigCase)
-        return _judge_model(path, case.specimen.weights if exact else None)
+    def judge_config(k: int, place: Path) -> str:
+        _, specimen, config = configs[k]
+        specimen.write(place / "inside" / "m.keras", config)
+        return _judge_model(place / "inside" / "m.keras", specimen.weights)
+
+    def judge_weights(k: int, place: Path) -> str:
+        specimen, seed = weights[k]
+        content = specimen.parts["model.weights.h5"]
+        changed = crafted.changed_weights(content, seed, place / "inside")
+        specimen.write(place / "inside" / "m.keras", specimen.config, changed)
+        return _judge_model(place / "inside" / "m.keras", None)
 
     counts = []
-    for name, cases in (("configurations", configs), ("weights", weights)):
-        labels, part = [str(case) for case in cases], f"hostile: .keras, {name}"
-        one = functools.partial(judge, cases)
-        counts.append(judged(part, folder / name, labels, one, tfmot=tfmot))
+    for name, labels, judge in (
+        ("configurations", [label for label, _, _ in configs], judge_config),
+        ("weights", [f"{specimen.name}, seed {seed}" for specimen, seed in weights], judge_weights),
+    ):
+        counts.append(judged(f"hostile: .keras, {name}", folder / name, labels, judge, tfmot=tfmot))
     return counts
 
 

@@ -22,21 +22,20 @@ def network(dropout=0.0):
     activity = keras.regularizers.L2(0.1)
     x = L.Conv2D(4, 3, activation="tanh", activity_regularizer=activity, name="conv")(inputs)
     x = L.BatchNormalization()(x)
-    x = L.Dropout(dropout, seed=4)(x)
+    x = L.Dropout(dropout, seed=4, name="dropout")(x)
     x = L.Dense(3, name="head", kernel_regularizer="l2")(L.Flatten()(x))
     # With this seed no output has a small norm: after batch statistics it would be too steep for
     # finite differences.
     return kso.sparsify(keras.Model(inputs, x), 0.5, seed=3)
 
 
-def batch(count=8):
+def batch():
     rng = np.random.default_rng(0)
-    return rng.normal(size=(count, 6, 6, 2)), rng.integers(0, 3, count), rng.random(count)
+    return rng.normal(size=(8, 6, 6, 2)), rng.integers(0, 3, 8), rng.random(8)
 
 
 def compiled(model, **kwargs):
-    kwargs = {"loss": classifier_loss(), "jit_compile": jit(), **kwargs}
-    model.compile(keras.optimizers.SGD(0.1), **kwargs)
+    model.compile("sgd", classifier_loss(), jit_compile=jit(), **kwargs)
     return model
 
 
@@ -50,7 +49,7 @@ def value_of(loss):
     return lambda *arguments: float(array(run(*arguments)))
 
 
-def check_gradients(loss, values, *data, rtol=2e-3):
+def check_gradients(loss, values, *data):
     """Against differences of fourth order along a random direction for each variable."""
     value = value_of(loss)
     rng = np.random.default_rng(1)
@@ -65,7 +64,7 @@ def check_gradients(loss, values, *data, rtol=2e-3):
 
         h = 0.04
         slope = (8 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12 * h)
-        np.testing.assert_allclose(np.vdot(gradient, direction), slope, rtol=rtol, atol=1e-4)
+        np.testing.assert_allclose(np.vdot(gradient, direction), slope, rtol=2e-3, atol=1e-4)
         assert gradient.any()
 
 
@@ -102,42 +101,6 @@ def test_the_other_variables_are_read_anew():
     assert value(None, x, y) > before + 0.1
     head.bias.assign(np.zeros(3))
     assert value(None, x, y) == before
-
-
-def test_held_masks_give_the_dense_gradient():
-    model = compiled(network())
-    x, y, _ = batch()
-    weights = kso.prunable_weights(model)
-    variables = [weight.variable for weight in weights]
-    masks = [weight.parametrization.mask for weight in weights]
-    held = [(mask, np.ones(mask.shape, bool)) for mask in masks]
-    sparse = gradients_of(StatelessLoss(model, variables), None, x, y)
-    dense = gradients_of(StatelessLoss(model, variables, held=held), None, x, y)
-    plain = compiled(kso.strip(model))
-    kernels = [weight.variable for weight in kso.prunable_weights(plain)]
-    expected = gradients_of(StatelessLoss(plain, kernels), None, x, y)
-    for s, d, e, mask in zip(sparse, dense, expected, masks, strict=True):
-        live = array(mask)
-        assert not s[~live].any()
-        assert d[~live].any()
-        np.testing.assert_allclose(d, e, atol=1e-6)
-        np.testing.assert_allclose(d[live], s[live], atol=1e-6)
-        np.testing.assert_array_equal(array(mask), live)
-
-
-def test_each_batch_shape_is_traced_once():
-    model = compiled(network())
-    traces = []
-
-    def objective(model, x, y, weight, training):
-        traces.append(x.shape)
-        return keras.ops.mean(model(x, training=training))
-
-    loss = StatelessLoss(model, model.trainable_variables, objective=objective)
-    for count in (8, 4, 8, 4, 8):
-        x, y, _ = batch(count)
-        loss.gradients(None, x, y)
-    assert len(traces) == (5 if keras.backend.backend() == "torch" else 2)
 
 
 def test_it_is_the_loss_of_evaluate_with_dicts_and_several_losses():
