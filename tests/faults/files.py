@@ -123,8 +123,8 @@ def damaged(folder: Path, rng: random.Random, share: float) -> list[Count]:
 def elsewhere(folder: Path, rng: random.Random, share: float) -> Count:
     """Configurations with other things in any of their places, those of Keras' own layers, too."""
     values = menu(folder / "work")
-    (folder / "sound").mkdir(parents=True)
-    found = specimens(folder / "sound", with_tfmot=False)
+    folder.with_name("sound").mkdir()
+    found = specimens(folder.with_name("sound"), with_tfmot=False)
     number = max(20, int(200 * share))
     cases = [(rng.randrange(2**32), rng.choice([*values])) for _ in range(number)]
 

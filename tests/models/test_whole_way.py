@@ -158,11 +158,12 @@ def test_attributes_of_graphs_follow():
     for model, kind in ((sparse, kso.PrunableLayer), (plain, L.Dense)):
         tower = model.get_layer("tower")
         assert type(model) is networks.Stack
-        assert type(tower) is networks.Tower
+        assert isinstance(tower, networks.Tower)
         assert tower.first is tower.layers[0] is not stack.get_layer("tower").first
         assert type(tower.first) is kind
         assert tower.parts["out"] == [tower.layers[-1]]
         np.testing.assert_array_equal(array(model.halved(X)), outputs(model, X) / 2)
+    assert type(plain.get_layer("tower")) is networks.Tower
 
 
 def test_models_of_a_class_inside_functional_ones(tmp_path):
