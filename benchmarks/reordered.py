@@ -31,8 +31,7 @@ def reorder_channels(model: keras.Model, density: float, structure: Block) -> ke
     uses = list(_free_uses(plain))
     kernels = _Kernels(uses, block, density)
     for _ in range(_SWEEPS):
-        improved = [kernels.improve(group) for group in kernels.groups]
-        if not any(improved):
+        if not any([kernels.improve(group) for group in kernels.groups]):
             break
     kernels.write()
     return plain
@@ -171,17 +170,12 @@ class _Kernels:
         other = self._slots(shape[-2] if axis == -1 else shape[-1])
         spread = lines[other] / np.bincount(other)[other][:, None]
         spread = spread if axis == -1 else spread.T
-        rng = np.random.default_rng(0)
-        mask = best_regular(self._block, spread.reshape(1, 1, *shape), count, rng)
-        mask = mask.reshape(shape)
+        scores, rng = spread.reshape(1, 1, *shape), np.random.default_rng(0)
+        mask = best_regular(self._block, scores, count, rng).reshape(shape)
         mask = mask if axis == -1 else mask.T
-        found: np.ndarray = mask[np.searchsorted(other, np.arange(other[-1] + 1))]
-        return found
+        return np.asarray(mask[np.searchsorted(other, np.arange(other[-1] + 1))])
 
     def write(self) -> None:
         """Gives the variables their values in the new orders."""
-        done: set[int] = set()
-        for use in self._uses:
-            if id(use.variable) not in done:
-                done.add(id(use.variable))
-                assign(use.variable, self._ordered(use.variable))
+        for variable in {id(use.variable): use.variable for use in self._uses}.values():
+            assign(variable, self._ordered(variable))

@@ -114,7 +114,7 @@ class RigL(DynamicSparseTraining):
         def gradients() -> list[np.ndarray]:
             assert self._loss is not None
             values = [value for kernel in self._kernels for value in kernel.values()]
-            return [to_numpy(g) for g in self._loss.gradient_tensors(values, *shared)]
+            return [to_numpy(g) for g in self._loss.gradients(values, *shared)]
 
         found = iter(self.workers.mean(self.workers.together(gradients), samples(batch)))
         own: list[Any] = [weight.storage for weight in weights]
