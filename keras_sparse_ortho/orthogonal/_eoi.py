@@ -9,6 +9,7 @@ processors in the last bit.
 
 import dataclasses
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import scipy.sparse
@@ -68,6 +69,10 @@ class Rotations:
 
     def _arrays(self) -> tuple[np.ndarray, ...]:
         return self.first, self.second, self.cos, self.sin
+
+    def pairs(self) -> Iterator[tuple[int, int]]:
+        """The two columns of each rotation, as Python integers."""
+        return zip(self.first.tolist(), self.second.tolist(), strict=True)
 
     @classmethod
     def draw(cls, width: int, count: int, rng: np.random.Generator) -> "Rotations":
@@ -134,62 +139,52 @@ def random_orthogonal(count: int, size: int, rng: np.random.Generator) -> np.nda
     return matrices
 
 
-class Supports:
-    """Supports of the `width` columns of `[I | 0]` (`rows` rows) under rotations, as bitsets.
+def unite(bits: list[int], rotations: Rotations) -> int:
+    """Gives both columns of each rotation the union of their supports; returns the live count.
 
-    A rotation gives both columns the union of their supports (exact cancellations have probability
-    zero), so one Python integer a column and one `|` a rotation give the live count.
+    `bits` has the support of every column as a bitset (exact cancellations have probability zero),
+    so that a rotation costs one `|` of Python integers.
     """
+    for i, j in rotations.pairs():
+        bits[i] = bits[j] = bits[i] | bits[j]
+    return sum(map(int.bit_count, bits))
 
-    def __init__(self, rows: int, width: int) -> None:
-        self.bits = [1 << k if k < rows else 0 for k in range(width)]
 
-    @classmethod
-    def of(cls, bits: list[int]) -> "Supports":
-        """Supports given as one bitset a column."""
-        supports = cls(0, 0)
-        supports.bits = list(bits)
-        return supports
+def draw_until(bits: list[int], limit: int, rng: np.random.Generator, safe: int = 0) -> Rotations:
+    """Random rotations up to the first that takes the supports `bits` over `limit` live entries.
 
-    @property
-    def live(self) -> int:
-        """Number of live entries in all columns."""
-        return sum(map(int.bit_count, self.bits))
-
-    def apply(self, rotations: Rotations) -> None:
-        """Applies all rotations without counting, in about a third of the time."""
-        bits = self.bits
-        for i, j in zip(rotations.first.tolist(), rotations.second.tolist(), strict=True):
-            bits[i] = bits[j] = bits[i] | bits[j]
-
-    def apply_while_fits(self, rotations: Rotations, limit: int) -> tuple[int, bool]:
-        """Applies rotations until the live count is `limit`, or one would take it over that.
-
-        Returns how many were applied, and whether it ended there.
-        """
-        bits = self.bits
-        counts = [column.bit_count() for column in bits]
-        live = sum(counts)
-        pairs = zip(rotations.first.tolist(), rotations.second.tolist(), strict=True)
-        for applied, (i, j) in enumerate(pairs):
-            if live == limit:
-                return applied, True
+    The first `safe` ones are united without counting; one count afterwards shows whether they fit.
+    """
+    width = len(bits)
+    chunk = max(3 * width, 64)
+    drawn, at = Rotations.draw(width, chunk, rng), 0
+    while len(drawn) < safe:
+        drawn += Rotations.draw(width, chunk, rng)
+    if unite(ahead := list(bits), drawn[:safe]) <= limit:
+        bits, at = ahead, safe
+    counts = [column.bit_count() for column in bits]
+    live = sum(counts)
+    while True:
+        for i, j in drawn[at:].pairs():
             union = bits[i] | bits[j]
             count = union.bit_count()
             gained = 2 * count - counts[i] - counts[j]
-            if live + gained > limit:
-                return applied, True
+            if live == limit or live + gained > limit:
+                return drawn[:at]
             live += gained
             bits[i] = bits[j] = union
             counts[i] = counts[j] = count
-        return len(rotations), live == limit
+            at += 1
+        if live == limit:
+            return drawn
+        drawn += Rotations.draw(width, chunk, rng)
 
 
 def schedule(rotations: Rotations, width: int) -> np.ndarray:
     """Earliest level of each rotation with disjoint, so commuting, rotations in every level."""
     last = [-1] * width
     levels = []
-    for i, j in zip(rotations.first.tolist(), rotations.second.tolist(), strict=True):
+    for i, j in rotations.pairs():
         level = (last[i] if last[i] > last[j] else last[j]) + 1
         last[i] = last[j] = level
         levels.append(level)
@@ -210,7 +205,12 @@ def write_orthogonal(out: np.ndarray, count: int, options: DrawOptions) -> None:
         out[0, 0] = gain if rng.random() < 0.5 else -gain
         return
     start = covering_rotations(rows, width if options.cover else rows, count, rng)
-    sequence = start + _draw_until(rows, width, count, rng, start)
+    supports = [1 << k if k < rows else 0 for k in range(width)]  # of [I | 0]
+    live, safe = unite(supports, start), 0
+    if live < 0.75 * count < 0.75 * out.size:
+        # So many are expected to reach three quarters of the density.
+        safe = rotations_for_density(0.75 * count / out.size, width, rows if start else None)
+    sequence = start + draw_until(supports, count, rng, safe)
     sparse = _sparse_part(len(sequence), rows, width, len(start))
     tall = out.shape[0] > out.shape[1]
     if 0 < len(sequence) <= sparse:
@@ -243,38 +243,6 @@ def covering_rotations(rows: int, width: int, limit: int, rng: np.random.Generat
     exponent = np.frexp(place // rows)[1].astype(np.int64)
     source = place - (rows << (exponent - 1))
     return Rotations(order[source], order[place], *cos_sin(len(place), rng))
-
-
-def _draw_until(
-    rows: int, width: int, limit: int, rng: np.random.Generator, start: Rotations
-) -> Rotations:
-    """Random rotations after `start`, up to the first that takes the support over `limit`."""
-    supports = Supports(rows, width)
-    supports.apply(start)
-    # Up to three quarters of the density, rotations are applied without counting: the closed form
-    # gives their number, and one count afterwards shows whether they fit.
-    safe = 0
-    if limit < rows * width and 0.75 * limit > supports.live:
-        density = 0.75 * limit / (rows * width)
-        safe = rotations_for_density(density, width, rows if start else None)
-    chunk = max(3 * width, 64)
-    drawn = Rotations.draw(width, chunk, rng)
-    while len(drawn) < safe:
-        drawn += Rotations.draw(width, chunk, rng)
-    if safe:
-        ahead = Supports.of(supports.bits)
-        ahead.apply(drawn[:safe])
-        if ahead.live <= limit:
-            supports = ahead
-        else:
-            safe = 0
-    total, done = safe, False
-    while True:
-        applied, done = supports.apply_while_fits(drawn[total:], limit)
-        total += applied
-        if done:
-            return drawn[:total]
-        drawn += Rotations.draw(width, chunk, rng)
 
 
 def _sparse_part(rotations: int, rows: int, width: int, covering: int) -> int:

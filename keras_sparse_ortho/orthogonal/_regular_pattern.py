@@ -203,15 +203,11 @@ def check_regular(inputs_of: np.ndarray, input_blocks: int) -> None:
             f"{inputs_of.shape}, dtype {inputs_of.dtype}"
         )
     ordered = np.sort(inputs_of, axis=-1)
+    outside = (inputs_of < 0) | (inputs_of >= count)
+    twice = (ordered[..., 1:] == ordered[..., :-1]).any(axis=-1)
     for faulty, rule in (
-        (
-            (inputs_of < 0) | (inputs_of >= count),
-            f"Input blocks are numbered from 0 to {count - 1}",
-        ),
-        (
-            (ordered[..., 1:] == ordered[..., :-1]).any(axis=-1),
-            "An output block has an input block once at most",
-        ),
+        (outside, f"Input blocks are numbered from 0 to {count - 1}"),
+        (twice, "An output block has an input block once at most"),
     ):
         if faulty.any():
             place = tuple(int(k) for k in np.argwhere(faulty)[0])
