@@ -36,7 +36,7 @@ _LARGEST = 64
 _AT_ONCE = 1 << 17
 # Sizes of cells. Some product of them is within a seventh below any number; larger cells would
 # leave the kernel in disconnected parts.
-_CELLS = (2, 3, 5)
+_CELLS = (5, 3, 2)
 # How many choices of cell sizes are tried, where supports overlap or cannot be completed.
 _TRIES = 3
 
@@ -143,19 +143,16 @@ def _cell_sizes(lines: int, times: int) -> list[tuple[float, list[int]]]:
 
     Larger mean fans come first, among equal ones more levels, which connect more lines.
     """
-    found: list[tuple[float, list[int]]] = [(1.0, [])]
-    for size in reversed(_CELLS):
+    means = {}
+    for size in _CELLS:
         cells = -(-lines // size)
         small, larger = divmod(lines, cells)
-        mean = ((cells - larger) * small**2 + larger * (small + 1) ** 2) / lines
-        more = found
-        while more:
-            more = [
-                (fan * mean, [*sizes, size])
-                for fan, sizes in more
-                if math.prod(sizes) * size <= times
-            ]
-            found = found + more
+        means[size] = ((cells - larger) * small**2 + larger * (small + 1) ** 2) / lines
+    found = []
+    for powers in itertools.product(range(times.bit_length()), repeat=len(_CELLS)):
+        sizes = [n for n, power in zip(_CELLS, powers, strict=True) for _ in range(power)]
+        if math.prod(sizes) <= times:
+            found.append((math.prod(means[size] for size in sizes), sizes))
     # Rounded, so that the order is the same on every machine.
     return sorted(found, key=lambda entry: (-round(entry[0], 6), -len(entry[1]), entry[1]))
 

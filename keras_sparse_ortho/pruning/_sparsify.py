@@ -161,8 +161,7 @@ def sparsify(
     structures: Structure | Mapping[str, Structure] | None = pattern
     if storage == "blocks":
         asked = plan_for(density, budget, weights, orthogonal=True)
-        given = not isinstance(budget, str)
-        blocks = BlockPlan.of(weights, asked, pattern, orthogonal=True, given=given)
+        blocks = BlockPlan.of(weights, asked, pattern, orthogonal=True, budget=budget)
         weights, density, budget = blocks.weights, None, blocks.budget
         structures = blocks.blocks
     draws = draw_kernels(

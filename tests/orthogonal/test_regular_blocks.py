@@ -302,30 +302,21 @@ def test_where_padding_is_possible(shape, block, possible):
 def test_fans_are_equal_both_ways(inputs, outputs, share, seed):
     step = fan_step(inputs, outputs)
     fan = step * max(1, round(share * math.gcd(inputs, outputs)))
-    pattern = regular_pattern(inputs, outputs, fan, np.random.default_rng(seed))
-    assert pattern.shape == (outputs, fan)
-    assert pattern.dtype == np.int32
-    assert (np.diff(pattern, axis=1) > 0).all()
-    uses = np.bincount(pattern.reshape(-1), minlength=inputs)
-    assert set(uses.tolist()) == {outputs * fan // inputs}
-    check_regular(pattern, inputs)
+    rng = np.random.default_rng(seed)
+    patterns = np.stack([regular_pattern(inputs, outputs, fan, rng) for _ in range(2)])
+    assert patterns.shape == (2, outputs, fan)
+    assert patterns.dtype == np.int32
+    assert (np.diff(patterns) > 0).all()
+    check_regular(patterns, inputs)
     # The transposed list has every slot once, and each of them holds its input.
-    slots = slots_of(pattern, inputs)
+    slots = slots_of(patterns, inputs)
+    assert slots.shape == (2, inputs, outputs * fan // inputs)
     assert slots.dtype == np.int32
-    assert (np.diff(slots, axis=1) > 0).all()
-    assert sorted(slots.reshape(-1).tolist()) == list(range(outputs * fan))
-    held = pattern.reshape(-1)[slots]
-    np.testing.assert_array_equal(held, np.arange(inputs)[:, None] + 0 * held)
-
-
-def test_slots_of_many_matrices():
-    rng = np.random.default_rng(0)
-    patterns = np.stack([regular_pattern(12, 8, 6, rng) for _ in range(6)]).reshape(2, 3, 8, 6)
-    slots = slots_of(patterns, 12)
-    assert slots.shape == (2, 3, 12, 4)
-    for place in np.ndindex(2, 3):
-        np.testing.assert_array_equal(slots[place], slots_of(patterns[place], 12))
-    check_regular(patterns, 12)
+    assert (np.diff(slots) > 0).all()
+    for pattern, own in zip(patterns, slots, strict=True):
+        assert sorted(own.reshape(-1).tolist()) == list(range(outputs * fan))
+        held = pattern.reshape(-1)[own]
+        np.testing.assert_array_equal(held, np.arange(inputs)[:, None] + 0 * held)
 
 
 def test_trades_reach_all_of_a_larger_set():

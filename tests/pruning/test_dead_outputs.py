@@ -15,14 +15,12 @@ pytestmark = pytest.mark.core
 
 
 def widening():
-    return keras.Sequential(
-        [
-            keras.Input((16,)),
-            L.Dense(64, activation="relu", name="a"),
-            L.Dense(128, activation="relu", name="b"),
-            L.Dense(8, name="head"),
-        ]
-    )
+    layers = [
+        L.Dense(64, "relu", name="a"),
+        L.Dense(128, "relu", name="b"),
+        L.Dense(8, name="head"),
+    ]
+    return keras.Sequential([keras.Input((16,)), *layers])
 
 
 def dead(model):
