@@ -16,6 +16,7 @@ from keras_sparse_ortho.orthogonal._eoi import (
     cos_sin,
     covering_rotations,
     draw_until,
+    pairs_of,
     random_orthogonal,
     unite,
     write_orthogonal,
@@ -444,10 +445,10 @@ def _block_orthogonal(
             filled, lines if options.cover else filled, filled + spare, rng
         )
         unite(bits, sequence)
-        sequence += draw_until(bits, limit, rng)
+        sequence = np.concatenate([sequence, draw_until(bits, limit, rng)])
         # Row `k` of one line with row `k` of the other, by an angle each.
         cos, sin = (v.reshape(-1, b, 1) for v in cos_sin(len(sequence) * b, rng))
-        for (i, j), c, s in zip(sequence.pairs(), cos, sin, strict=True):
+        for (i, j), c, s in zip(pairs_of(sequence), cos, sin, strict=True):
             x, y = matrix[i], matrix[j]
             matrix[i], matrix[j] = c * x + s * y, c * y - s * x
     flat = matrix.reshape(m, n)

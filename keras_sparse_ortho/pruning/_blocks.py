@@ -79,17 +79,12 @@ class BlockPlan:
             if fitted is not None:
                 break
         assert fitted is not None  # without lift, each kernel has what it needs
-        for weight in held:
-            block = blocks.get(weight.path)
-            if size is None and block is not None:
-                # The density that the kernel has got may allow larger ones.
-                more = block_for(weight, fitted[weight.path])
-                if (
-                    more is not None
-                    and more.rows * more.cols > block.rows * block.cols
-                    and fitted.counts[weight.path] % more.unit(canonical_shape(weight)) == 0
-                ):
-                    blocks[weight.path] = more
+        for weight in held if size is None else ():
+            # The density that the kernel has got may allow larger ones.
+            path, shape = weight.path, canonical_shape(weight)
+            more = block_for(weight, fitted[path]) if path in blocks else None
+            if more is not None and fitted.counts[path] % more.unit(shape) == 0:
+                blocks[path] = max(blocks[path], more, key=lambda block: block.rows * block.cols)
         return cls(held, fitted, blocks, asked, given, size)
 
     def draws(self, scores: Mapping[str, np.ndarray]) -> dict[str, AnyDraw]:

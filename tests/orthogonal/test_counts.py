@@ -17,7 +17,7 @@ from keras_sparse_ortho.orthogonal import (
     unmask_at_random,
 )
 from keras_sparse_ortho.orthogonal._counts import rotations_for_density
-from keras_sparse_ortho.orthogonal._eoi import Rotations, covering_rotations, unite
+from keras_sparse_ortho.orthogonal._eoi import covering_rotations, random_rotations, unite
 
 pytestmark = pytest.mark.numpy_only
 
@@ -114,7 +114,7 @@ def test_simulations_agree_within_three_standard_errors(width, rows, turns, cove
     for _ in range(400):
         supports = [1 << k if k < rows else 0 for k in range(width)]
         unite(supports, covering_rotations(rows, width if covering else rows, width, rng))
-        draws.append(unite(supports, Rotations.draw(width, count, rng)) / (rows * width))
+        draws.append(unite(supports, random_rotations(width, count, rng)) / (rows * width))
     error = np.std(draws, ddof=1) / math.sqrt(len(draws))
     expected = expected_density(count, width, rows if covering else None)
     assert abs(np.mean(draws) - expected) <= 3 * error + 1e-12

@@ -109,9 +109,8 @@ def test_residual_branches_and_concatenations():
 
 
 def test_nested_models_and_operations():
-    block = keras.Sequential(
-        [keras.Input((16,)), L.Dense(16, name="a"), L.ReLU(), L.Dense(16, name="b")], name="block"
-    )
+    layers = [L.Dense(16, name="a"), L.ReLU(), L.Dense(16, name="b")]
+    block = keras.Sequential([keras.Input((16,)), *layers], name="block")
     inputs = keras.Input((16,))
     x = block(inputs)
     x = keras.ops.relu(x) + inputs

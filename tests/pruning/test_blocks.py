@@ -99,18 +99,6 @@ def test_one_word_draws_exactly_orthogonal_blocks():
     assert 0.25 < report.density <= 0.3
 
 
-@pytest.mark.parametrize("verb", [kso.sparsify, kso.prune])
-def test_both_verbs_take_the_size_of_all_blocks(verb):
-    sparse = verb(
-        mlp(inputs=128), 0.52, budget="uniform", storage="blocks", structure=kso.Block(64, 64)
-    )
-    hidden = dict.fromkeys([f"hidden_{k}/kernel" for k in range(3)], (64, 64))
-    assert blocks_of(sparse) == {**hidden, "head/kernel": None}
-    for weight in kso.prunable_weights(sparse)[:3]:
-        live = weight.mask.reshape(len(weight.mask) // 64, 64, 4, 64).any(axis=(1, 3))
-        assert len({*live.sum(axis=0)}) == len({*live.sum(axis=1)}) == 1  # regular
-
-
 def test_pruning_keeps_the_blocks_of_largest_magnitude():
     model = keras.Sequential([keras.Input((256,)), L.Dense(256, name="a")])
     before = array(model.layers[0].kernel)
@@ -318,13 +306,15 @@ def test_a_kernel_is_on_blocks_or_that_is_told(shape, structure):
         sparse = kso.sparsify(model, 0.2, **options)
     told = any("'a/kernel' is not on live blocks" in str(w.message) for w in caught)
     assert told == (not on_blocks)
-    assert (blocks_of(sparse)["a/kernel"] is not None) == on_blocks
+    found = blocks_of(sparse)["a/kernel"]
+    assert (found is not None) == on_blocks
+    assert None in (found, structure) or found == (16, 16)
 
 
 LAYER_BY_LAYER = {
     "wanda": {"score": "wanda"},
     "magnitude": {},
-    "sizes": {"score": "obs", "structure": kso.Block(32, 32, regular=True)},
+    "sizes": {"score": "obs", "structure": kso.Block(32, 32)},  # which become regular
     "by error": {"score": "obs", "budget": "error"},
 }
 

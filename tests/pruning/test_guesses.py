@@ -213,15 +213,11 @@ def test_the_mask_of_a_layer_is_where_its_weights_are():
 def test_structures_in_short_form(given):
     full = kso.NByM(2, 4) if given == "2:4" else kso.Block(4, 4)
     regular = full if given == "2:4" else kso.Block(4, 4, regular=True)
-    sparsified, pruned = (
-        [[w.live for w in kso.prunable_weights(make(structure))] for structure in pair]
-        for make, pair in (
-            (lambda s: kso.sparsify(network(), 0.5, structure=s, seed=0), (given, full)),
-            (lambda s: kso.prune(network(), 0.5, structure=s), (given, regular)),
-        )
-    )
-    assert sparsified[0] == sparsified[1]
-    assert pruned[0] == pruned[1]
+    made = [kso.sparsify(network(), 0.5, structure=own, seed=0) for own in (given, full)]
+    made += [kso.prune(network(), 0.5, structure=own) for own in (given, regular)]
+    live = [[weight.live for weight in kso.prunable_weights(model)] for model in made]
+    assert live[0] == live[1]
+    assert live[2] == live[3]
     assert kso.initializers.ExactOrthogonal(structure=given).structure == full
     for wrong in ("2-4", "2:3:4", "four"):
         with pytest.raises(ValueError, match=r'"n:m".*"32x32".*Received: structure='):

@@ -57,9 +57,7 @@ def test_what_is_held_beside_the_graph_is_a_layer_of_the_model():
 @pytest.mark.core
 @slow_on_jax
 def test_masked_layers_are_not_quantized(tmp_path):
-    dense = keras.Sequential(
-        [keras.Input((12,)), L.Dense(16, name="hidden"), L.Dense(4, name="head")]
-    )
+    dense = functional(L.Dense(16, name="hidden"))
     sparse = kso.sparsify(dense, 0.5, seed=0, exclude="head")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")  # Keras also warns of its own Input

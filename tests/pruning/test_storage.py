@@ -55,10 +55,9 @@ def cases(all_of_them, *quick):
     return [pytest.param(*c, marks=[] if c in quick else pytest.mark.slow) for c in all_of_them]
 
 
-CASES = cases([(name,) for name in OPTIMIZERS], ("adamw_clipped",), ("averaged",))
-
-
-@pytest.mark.parametrize("optimizer", CASES)
+@pytest.mark.parametrize(
+    "optimizer", cases([(name,) for name in OPTIMIZERS], ("adamw_clipped",), ("averaged",))
+)
 @slow_on_tensorflow
 def test_fifty_steps_lose_as_much_as_with_masks(optimizer):
     hidden = L.Dense(16, activation="tanh", kernel_regularizer="l2", name="hidden")

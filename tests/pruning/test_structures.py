@@ -67,13 +67,10 @@ def own_structures():
     """A layer without a structure between two that have their own; `head` fits neither."""
     block = ExactOrthogonal(0.3, seed=1, structure=Block(16, 1))
     pairs = ExactOrthogonal(0.25, seed=2, structure=NByM(2, 4))
+    first = keras.layers.Dense(48, kernel_initializer=block, name="a")
+    second = keras.layers.Dense(32, kernel_initializer=pairs, name="b")
     return keras.Sequential(
-        [
-            keras.Input((64,)),
-            keras.layers.Dense(48, kernel_initializer=block, name="a"),
-            keras.layers.Dense(32, kernel_initializer=pairs, name="b"),
-            keras.layers.Dense(10, name="head"),
-        ]
+        [keras.Input((64,)), first, second, keras.layers.Dense(10, name="head")]
     )
 
 

@@ -84,14 +84,8 @@ def test_grasp_against_differences(batch_size):
 
 @pytest.mark.core
 def test_synflow_against_its_formula():
-    model = keras.Sequential(
-        [
-            keras.Input((5,)),
-            L.Dense(6, "tanh", name="a"),
-            L.BatchNormalization(name="n"),
-            L.Dense(3, "softmax", name="b"),
-        ]
-    )
+    first, last = L.Dense(6, "tanh", name="a"), L.Dense(3, "softmax", name="b")
+    model = keras.Sequential([keras.Input((5,)), first, L.BatchNormalization(name="n"), last])
     rng = np.random.default_rng(0)
     for variable in model.variables:
         variable.assign(rng.normal(size=variable.shape))
