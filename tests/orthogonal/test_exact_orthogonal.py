@@ -165,18 +165,19 @@ def test_the_gain_and_the_generator():
 
 
 def test_shapes_that_do_not_fit():
-    with pytest.raises(LayoutError, match="cannot be divided into 1 groups of 4 gates"):
-        exact_orthogonal((8, 30), 0.5, layout=KernelLayout.recurrent(4))
-    with pytest.raises(LayoutError, match="must be distinct axes of the kernel"):
-        exact_orthogonal((8, 30), 0.5, layout=KernelLayout(inputs=(0,), outputs=(-2,)))
-    with pytest.raises(LayoutError, match="must be positive"):
-        exact_orthogonal((0, 8), 0.5)
+    crossed = KernelLayout(inputs=(0,), outputs=(-2,))
+    for error, shape, layout, message in (
+        (LayoutError, (8, 30), KernelLayout.recurrent(4), "divided into 1 groups of 4 gates"),
+        (LayoutError, (8, 30), crossed, "must be distinct axes of the kernel"),
+        (LayoutError, (0, 8), None, "must be positive"),
+        (DensityError, (8,), None, r"rank 2 or more.*shape=\(8,\)"),
+    ):
+        with pytest.raises(error, match=message):
+            exact_orthogonal(shape, 0.5, layout=layout)
     with pytest.raises(LayoutError, match="`groups` must be a positive integer"):
         KernelLayout.convolution(groups=0)
     with pytest.raises(LayoutError, match="form 'input,kernel->output'"):
         KernelLayout.einsum("ab->ba")
-    with pytest.raises(DensityError, match=r"rank 2 or more.*shape=\(8,\)"):
-        exact_orthogonal((8,), 0.5)
 
 
 @pytest.mark.parametrize(("shape", "layout"), KERNELS)

@@ -172,26 +172,22 @@ def test_a_budget_object():
 
 def test_bad_input_is_refused():
     model = sequential()
-    with pytest.raises(DensityError, match=r"must be .*\(0, 1\].*Received: density="):
-        kso.sparsify(model, 1.5)
-    with pytest.raises(BudgetError, match=r"least global density.* is 0\.0\d+.*Received"):
-        kso.sparsify(model, 0.001)
-    with pytest.raises(BudgetError, match=r"one of \['er', 'erk', 'uniform'\].*budget='ERK'"):
-        kso.sparsify(model, 0.3, "ERK")
+    for error, options, message in (
+        (DensityError, {"density": 1.5}, r"must be .*\(0, 1\].*Received: density="),
+        (DensityError, {"density": None}, r"needs a `density`.*apply_masks\(model\).*Received"),
+        (BudgetError, {"density": 0.001}, r"least global density.* is 0\.0\d+.*Received"),
+        (BudgetError, {"budget": "ERK"}, r"one of \['er', 'erk', 'uniform'\].*budget='ERK'"),
+        (UnknownWeightError, {"exclude": "tail"}, r"There are: .*head/kernel.*exclude='tail'"),
+        (ValueError, {"initializer": "dense"}, r"`initializer` must be .*initializer='dense'"),
+        (ValueError, {"initializer": None}, r"prune\(model, density\). Received: initializer=None"),
+        (ValueError, {"seed": "a"}, r"`seed` must be .* integer or None. Received: seed='a'"),
+    ):
+        with pytest.raises(error, match=message):
+            kso.sparsify(model, **{"density": 0.3, **options})
     with pytest.raises(BudgetError, match=r"unknown \['heat/kernel'\], missing"):
         kso.sparsify(model, budget=kso.Budget({"heat/kernel": 0.5}))
-    with pytest.raises(UnknownWeightError, match=r"There are: .*head/kernel.*exclude='tail'"):
-        kso.sparsify(model, 0.3, exclude="tail")
-    with pytest.raises(ValueError, match=r"`initializer` must be .*Received: initializer='dense'"):
-        kso.sparsify(model, 0.3, initializer="dense")
-    with pytest.raises(ValueError, match=r"`seed` must be .* integer or None. Received: seed='a'"):
-        kso.sparsify(model, 0.3, seed="a")
     with pytest.raises(NotPrunableError, match="no layer with one of our initializers"):
         kso.apply_masks(model)
-    with pytest.raises(DensityError, match=r"needs a `density`.*apply_masks\(model\).*Received"):
-        kso.sparsify(model)
-    with pytest.raises(ValueError, match=r"prune\(model, density\). Received: initializer=None"):
-        kso.sparsify(model, 0.3, initializer=None)
     with pytest.raises(NotPrunableError, match="no kernel that could be pruned"):
         kso.sparsify(keras.Sequential([keras.Input((3,)), L.ReLU()]), 0.5)
     with pytest.raises(NotPrunableError, match="must be built"):
