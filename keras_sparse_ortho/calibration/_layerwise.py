@@ -59,8 +59,6 @@ Rows = Callable[[np.ndarray], np.ndarray]
 
 `k` is taps times inputs of one matrix, and `M` batch times parts of the canonical shape.
 """
-AsGiven = Callable[[], contextlib.AbstractContextManager[Any]]
-"""Makes a scope in which a model has the values that it came with."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,30 +76,22 @@ class Recipe:
     def needs_data(self) -> bool:
         return self.refit or self.score in CALIBRATED
 
-    def by_magnitude(self, weight: PrunableWeight) -> tuple[np.ndarray, np.ndarray]:
-        """Values and mask of a kernel without regard to its inputs."""
-        kernel = weight.finite_raw_value()
-        if self.masks is not None:
-            return kernel, self.masks[weight.path]
-        scores = np.abs(as_matrices(kernel, weight.layout))
-        mask = self._pattern(weight).largest(scores, self._count(weight))
-        return kernel, from_matrices(mask, weight.shape, weight.layout)
-
     def solved(
-        self, weight: PrunableWeight, gram: Any, across: Any
+        self, weight: PrunableWeight, gram: Any = None, across: Any = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Values and mask of a kernel for inputs with these moments."""
+        """Values and mask of a kernel for inputs with these moments, or by magnitude."""
         kernel = as_matrices(weight.finite_raw_value(), weight.layout)
         if self.masks is not None:
             mask = as_matrices(self.masks[weight.path], weight.layout)
-        elif self.score == "obs":
+        elif self.score == "obs" and gram is not None:
             if across is not None:
                 kernel = aimed(kernel, gram, across)
             kernel, mask = obs(kernel, self._count(weight), gram, self._pattern(weight))
         else:
-            scores = wanda(kernel, gram) if self.score == "wanda" else np.abs(kernel)
+            by_inputs = self.score == "wanda" and gram is not None
+            scores = wanda(kernel, gram) if by_inputs else np.abs(kernel)
             mask = self._pattern(weight).largest(scores, self._count(weight))
-        if self.refit and self.score != "obs":
+        if self.refit and self.score != "obs" and gram is not None:
             kernel = refit(kernel, mask, gram)
         value, mask = (from_matrices(x, weight.shape, weight.layout) for x in (kernel, mask))
         return value, mask
@@ -118,7 +108,7 @@ class Recipe:
             return
         missed = []
         for weight in weights:
-            shape = _canonical_shape(weight)
+            shape = canonical_shape(weight)
             try:
                 self.structure.check(shape)
             except LayoutError as error:
@@ -141,7 +131,7 @@ class Recipe:
             )
 
     def _pattern(self, weight: PrunableWeight) -> Pattern:
-        block, shape = self.blocks.get(weight.path), _canonical_shape(weight)
+        block, shape = self.blocks.get(weight.path), canonical_shape(weight)
         if isinstance(self.structure, Channels):
             return WholeInputs(Block(self.structure.group, shape[-1], regular=True), shape)
         if block is not None:
@@ -152,11 +142,11 @@ class Recipe:
         assert self.counts is not None
         count = self.counts[weight.path]
         if isinstance(self.structure, Channels):
-            return self.structure.nearest(_canonical_shape(weight), count)
+            return self.structure.nearest(canonical_shape(weight), count)
         return count
 
 
-def _canonical_shape(weight: PrunableWeight) -> tuple[int, ...]:
+def canonical_shape(weight: PrunableWeight) -> tuple[int, ...]:
     return (weight.layout or KernelLayout.convolution()).canonical_shape(weight.shape)
 
 
@@ -177,7 +167,7 @@ def prune_layers(
     draws: dict[str, AnyDraw] = {}
     if not recipe.needs_data:
         for weight in weights:
-            value, mask = recipe.by_magnitude(weight)
+            value, mask = recipe.solved(weight)
             draws[weight.path] = recipe.draw(weight, np.where(mask, value, 0), mask)
         return draws
 
@@ -206,7 +196,7 @@ def prune_layers(
             rows = rows_of(weight)
             if rows is None:
                 left.append(weight)
-                take(weight, *recipe.by_magnitude(weight))
+                take(weight, *recipe.solved(weight))
             elif saved is not None and saved.path(weight).exists():
                 take(weight, *saved.load(weight))
             else:
@@ -215,7 +205,7 @@ def prune_layers(
         for weight in weights:
             if weight.path not in draws:
                 left.append(weight)
-                take(weight, *recipe.by_magnitude(weight))
+                take(weight, *recipe.solved(weight))
     finally:
         for variable in reversed(variables):  # each copy is freed before the next is assigned
             assign(variable, values.pop())
@@ -292,7 +282,7 @@ def sweep(
     batches: Sequence[Any],
     stops: Sequence[Any],
     verbose: int = 0,
-    as_given: AsGiven | None = None,
+    as_given: Callable[[], contextlib.AbstractContextManager[Any]] | None = None,
 ) -> list[Any]:
     """Finishes one stop after the other, in the order in which the first batch calls their layers.
 

@@ -78,22 +78,12 @@ def regular_pattern(
 ) -> np.ndarray:
     """Draws the live input blocks of each output block, such that all blocks are used equally.
 
-    Each of `J` output blocks gets `k` of `I` input blocks, and each input block goes to exactly
-    `out` output blocks, `J k = I out`. The inputs are dealt in turn, `k` to each output, and
-    shuffled; then random pairs of outputs repeatedly pool the inputs that they do not share and
-    divide them at random (Curveball trades). These change no fan and reach all regular patterns
-    with equal probability. Few of these admit an exactly orthogonal kernel; see `regular_blocks`.
-
-    Args:
-        input_blocks: `I`.
-        output_blocks: `J`.
-        fan_in: `k`, a multiple of `I / gcd(I, J)` up to `I`; a DensityError names the nearest two.
-        rng: NumPy generator. The same state gives the same pattern on every machine.
-
-    Returns:
-        int32 array `(J, k)`, ascending in each line.
-
-    Example:
+    Each of `J` output blocks gets `k = fan_in` of `I` input blocks, a multiple of `I / gcd(I, J)`,
+    and each input block goes to `J k / I` output blocks. The inputs are dealt in turn, `k` to each
+    output, and shuffled; then random pairs of outputs repeatedly pool the inputs that they do not
+    share and divide them at random (Curveball trades). These change no fan and reach all regular
+    patterns with equal probability. Few of these admit an exactly orthogonal kernel; see
+    `regular_blocks`. Returns int32 `(J, k)`, ascending in each line.
 
     >>> inputs_of = regular_pattern(6, 4, 3, np.random.default_rng(0))
     >>> inputs_of.shape, np.bincount(inputs_of.ravel()).tolist()
@@ -187,13 +177,7 @@ def matched_by_score(
 
 
 def check_regular(inputs_of: np.ndarray, input_blocks: int) -> None:
-    """Refuses indices that are not a regular pattern, for example from a damaged file.
-
-    Those are indices outside `0 ... I - 1`, an input block twice in a line, or input blocks that
-    are not all used equally often. The ValueError names the first one.
-
-    >>> check_regular(np.array([[0, 1], [1, 2], [0, 2]]), 3)
-    """
+    """Refuses indices that are not a regular pattern, for example from a damaged file."""
     inputs_of = np.asarray(inputs_of)
     count = check_integer("input_blocks", input_blocks)
     integers = np.issubdtype(inputs_of.dtype, np.integer)
@@ -203,15 +187,11 @@ def check_regular(inputs_of: np.ndarray, input_blocks: int) -> None:
             f"{inputs_of.shape}, dtype {inputs_of.dtype}"
         )
     ordered = np.sort(inputs_of, axis=-1)
+    outside = (inputs_of < 0) | (inputs_of >= count)
+    twice = (ordered[..., 1:] == ordered[..., :-1]).any(axis=-1)
     for faulty, rule in (
-        (
-            (inputs_of < 0) | (inputs_of >= count),
-            f"Input blocks are numbered from 0 to {count - 1}",
-        ),
-        (
-            (ordered[..., 1:] == ordered[..., :-1]).any(axis=-1),
-            "An output block has an input block once at most",
-        ),
+        (outside, f"Input blocks are numbered from 0 to {count - 1}"),
+        (twice, "An output block has an input block once at most"),
     ):
         if faulty.any():
             place = tuple(int(k) for k in np.argwhere(faulty)[0])

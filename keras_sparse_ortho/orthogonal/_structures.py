@@ -13,11 +13,12 @@ from keras_sparse_ortho.errors import LayoutError
 from keras_sparse_ortho.orthogonal._counts import apportion, live_count, unmask_at_random
 from keras_sparse_ortho.orthogonal._eoi import (
     DrawOptions,
-    Rotations,
-    Supports,
     cos_sin,
     covering_rotations,
+    draw_until,
+    pairs_of,
     random_orthogonal,
+    unite,
     write_orthogonal,
 )
 from keras_sparse_ortho.orthogonal._kernel import (
@@ -396,8 +397,7 @@ def best_regular(
     for blocks, shut, matrix in zip(live, closed, sums, strict=True):
         chosen = matched_by_score(shut, *fans, matrix, rng)
         blocks[...] = chosen[:, None, :, None]
-    mask = from_blocks(live, inputs, outputs)
-    mask = mask.reshape(batch, parts, *(1 for _ in taps), inputs, outputs)
+    mask = from_blocks(live, inputs, outputs).reshape(batch, parts, *(1 for _ in taps), *shape[-2:])
     return np.broadcast_to(mask, shape).copy()
 
 
@@ -438,23 +438,17 @@ def _block_orthogonal(
             matrix[group * each : (group + 1) * each, :, group * a : (group + 1) * a] = part
             bits[group * each : (group + 1) * each] = [1 << group] * each
     if lines > 1:
-        supports = Supports.of(bits)
-        pairs: list[tuple[int, int]] = []
-        if options.cover:
-            # Lines that begin with blocks come first; if some are empty, the others have one each.
-            filled = sum(line != 0 for line in bits)
-            start = covering_rotations(filled, lines, filled + limit - supports.live, rng)
-            supports.apply(start)
-            pairs += zip(start.first.tolist(), start.second.tolist(), strict=True)
-        done = False
-        while not done:  # random pairs, up to the first that takes the support over `limit`
-            drawn = Rotations.draw(lines, max(3 * lines, 64), rng)
-            applied, done = supports.apply_while_fits(drawn, limit)
-            first, second = drawn.first[:applied].tolist(), drawn.second[:applied].tolist()
-            pairs += zip(first, second, strict=True)
+        # Lines that begin with blocks come first; if some are empty, the others have one each.
+        filled = sum(line != 0 for line in bits)
+        spare = limit - sum(map(int.bit_count, bits))
+        sequence = covering_rotations(
+            filled, lines if options.cover else filled, filled + spare, rng
+        )
+        unite(bits, sequence)
+        sequence = np.concatenate([sequence, draw_until(bits, limit, rng)])
         # Row `k` of one line with row `k` of the other, by an angle each.
-        cos, sin = (v.reshape(-1, b, 1) for v in cos_sin(len(pairs) * b, rng))
-        for (i, j), c, s in zip(pairs, cos, sin, strict=True):
+        cos, sin = (v.reshape(-1, b, 1) for v in cos_sin(len(sequence) * b, rng))
+        for (i, j), c, s in zip(pairs_of(sequence), cos, sin, strict=True):
             x, y = matrix[i], matrix[j]
             matrix[i], matrix[j] = c * x + s * y, c * y - s * x
     flat = matrix.reshape(m, n)

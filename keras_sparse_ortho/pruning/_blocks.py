@@ -13,6 +13,7 @@ import numpy as np
 
 from keras_sparse_ortho._keras_internals import level_of_user
 from keras_sparse_ortho.budgets import Budget, Orthogonal, allocate
+from keras_sparse_ortho.calibration import canonical_shape
 from keras_sparse_ortho.errors import BudgetError
 from keras_sparse_ortho.initializers import AnyDraw, Draw
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight
@@ -55,13 +56,14 @@ class BlockPlan:
         size: Structure | None,
         *,
         orthogonal: Orthogonal,
-        given: bool,
+        budget: Any,
     ) -> "BlockPlan":
-        """The densities nearest to a budget that are not above it in total.
+        """The densities nearest to those `asked` for that are not above them in total.
 
-        Where the densities of single kernels are not `given`, kernels that do not fit blocks stay
-        dense while they are small, and the others share the rest.
+        Unless the user's `budget` gave the densities of single kernels, those that do not fit
+        blocks stay dense while they are small, and the others share the rest.
         """
+        given = not (budget is None or isinstance(budget, str))
         if size is not None:
             if not isinstance(size, Block):
                 raise ValueError(
@@ -77,17 +79,12 @@ class BlockPlan:
             if fitted is not None:
                 break
         assert fitted is not None  # without lift, each kernel has what it needs
-        for weight in held:
-            block = blocks.get(weight.path)
-            if size is None and block is not None:
-                # The density that the kernel has got may allow larger ones.
-                more = block_for(weight, fitted[weight.path])
-                if (
-                    more is not None
-                    and more.rows * more.cols > block.rows * block.cols
-                    and fitted.counts[weight.path] % more.unit(canonical_shape(weight)) == 0
-                ):
-                    blocks[weight.path] = more
+        for weight in held if size is None else ():
+            # The density that the kernel has got may allow larger ones.
+            path, shape = weight.path, canonical_shape(weight)
+            more = block_for(weight, fitted[path]) if path in blocks else None
+            if more is not None and fitted.counts[path] % more.unit(shape) == 0:
+                blocks[path] = max(blocks[path], more, key=lambda block: block.rows * block.cols)
         return cls(held, fitted, blocks, asked, given, size)
 
     def draws(self, scores: Mapping[str, np.ndarray]) -> dict[str, AnyDraw]:
@@ -237,11 +234,6 @@ def why_not_on_blocks(
         blocks = "blocks of about 16" if size is None else f"blocks of {size.rows} x {size.cols}"
         return f"{inputs} x {outputs} cannot be divided into {blocks}"
     return f"blocks have the density {least:.4g} or more" if density < 1.0 else "it is dense"
-
-
-def canonical_shape(weight: PrunableWeight) -> tuple[int, ...]:
-    """The shape of a kernel as `(batch, parts, *taps, inputs, outputs)`."""
-    return (weight.layout or KernelLayout.convolution()).canonical_shape(weight.shape)
 
 
 def _widened(shape: Sequence[int], block: Block) -> Block:

@@ -19,11 +19,8 @@ from keras_sparse_ortho.models import StatelessLoss, check_labels
 from keras_sparse_ortho.saliency._saliency import Saliency, magnitude, random, scored_weights
 from keras_sparse_ortho.saliency._synflow import synflow
 
-L = keras.losses
-_ON_CLASSES = (L.CategoricalCrossentropy, L.SparseCategoricalCrossentropy)
-_ON_BITS = (L.BinaryCrossentropy,)
 _TEMPERATURE = 200.0  # of GraSP's logits
-_NAMES = {
+_LABELS = {  # of cross-entropies, by the names of their functions
     "categorical_crossentropy": "classes",
     "sparse_categorical_crossentropy": "classes",
     "binary_crossentropy": "bits",
@@ -201,11 +198,10 @@ def _scaled(output: Any, loss: Any) -> Any:
 
 def _cross_entropy(loss: Any) -> tuple[str, bool] | None:
     """`"classes"` or `"bits"`, and whether of logits; `None` for a loss of another kind."""
-    if isinstance(loss, _ON_CLASSES + _ON_BITS):
-        labels = "classes" if isinstance(loss, _ON_CLASSES) else "bits"
-        return labels, bool(loss.get_config().get("from_logits", False))
-    name = loss if isinstance(loss, str) else getattr(loss, "__name__", None)
-    return (_NAMES[name], False) if name in _NAMES else None
+    function = getattr(loss, "fn", loss)  # an instance wraps one
+    name = function if isinstance(function, str) else getattr(function, "__name__", None)
+    config = loss.get_config() if isinstance(loss, keras.losses.Loss) else {}
+    return (_LABELS[name], bool(config.get("from_logits"))) if name in _LABELS else None
 
 
 class _Derivatives:
@@ -240,8 +236,7 @@ class _Derivatives:
     def hessian_times(self, vectors: list[np.ndarray]) -> list[np.ndarray]:
         """`H u` for each variable, with `H` the Hessian over all of them and `u = vectors`."""
         run = self._loss.compiled(hessian_vector_product)
-        pairs = zip(vectors, self._loss.variables, strict=True)
-        u = [placed(vector, v) for vector, v in pairs]
+        u = [placed(u, v) for u, v in zip(vectors, self._loss.variables, strict=True)]
         return self._mean(lambda batch: run(None, *batch, u))
 
     def _mean(self, of: Callable[[Batch], list[Any]]) -> list[np.ndarray]:

@@ -136,24 +136,16 @@ def _synaptic_flow(
         stack.enter_context(float64_operations())
         stack.enter_context(_linearized(model))
         given = {id(variable) for variable in variables}
-        others = [
-            v
-            for v in model.variables
-            if id(v) not in given and keras.backend.is_float_dtype(v.dtype)
-        ]
-        means = _moving_means(model)
-        rest = [np.abs(to_numpy(v)) * (id(v) not in means) for v in others]
+        is_float = keras.backend.is_float_dtype  # NumPy has no bfloat16
+        others = [v for v in model.variables if id(v) not in given and is_float(v.dtype)]
+        rest = [np.abs(to_numpy(v)) * (not v.name.endswith("moving_mean")) for v in others]
         constants = [keras.ops.convert_to_tensor(value, dtype="float64") for value in rest]
 
         def pure(values: list[Any], constants: list[Any]) -> Any:
             def flow(inner: list[Any]) -> Any:
                 pairs = zip([*variables, *others], [*inner, *constants], strict=True)
                 # The outer scope catches and drops updates, of seed states for instance.
-                with (
-                    keras.StatelessScope(),
-                    VariableOverrides(pairs),
-                    from_zero_states(model),
-                ):
+                with keras.StatelessScope(), VariableOverrides(pairs), from_zero_states(model):
                     outputs = keras.tree.flatten(model(ones, training=False))
                     sums = [keras.ops.sum(keras.ops.cast(o, "float64")) for o in outputs]
                 return sum(sums[1:], sums[0])
@@ -203,11 +195,6 @@ def _linearized(model: Any) -> Iterator[None]:
                 # In recurrent cells only this one; recurrent_activation, the gates, stays.
                 stack.enter_context(replaced(layer, "activation", _identity))
         yield
-
-
-def _moving_means(model: Any) -> set[int]:
-    """The ids of a model's moving means: in the linear network they are zero."""
-    return {id(v) for v in model.variables if v.name.endswith("moving_mean")}
 
 
 def _identity(x: Any, *args: Any, **kwargs: Any) -> Any:
