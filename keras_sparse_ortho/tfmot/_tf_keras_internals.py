@@ -84,7 +84,6 @@ def build_by_calling(layer: Any, args: Any, kwargs: Any) -> None:
 
 
 def is_graph(model: Any) -> bool:
-    """Whether a tf_keras model is functional and can be cloned layer by layer."""
     return bool(model._is_graph_network)
 
 
@@ -101,7 +100,6 @@ def track(layer: Any, inner: Any) -> None:
 
 
 def rename(layer: Any, name: str) -> None:
-    """Renames a layer that has no weights yet."""
     layer._name = name
 
 
@@ -149,10 +147,9 @@ def attribute_overrides(overrides: Iterable[tuple[Any, str, Any]]) -> Iterator[N
         for owner, name, tensor in overrides:
             if vars(owner)[name] is not tensor:
                 raise RuntimeError(
-                    f"The weight '{name}' of '{owner.name}' was replaced while the layer ran: "
-                    "another replica of MirroredStrategy ran inside it, as happens with "
-                    "BatchNormalization. Wrap the layers inside one by one. "
-                    f"Received: owner={type(owner).__name__}"
+                    f"Another replica of MirroredStrategy replaced the weight '{name}' while the "
+                    "layer ran, as happens with BatchNormalization. Wrap the layers inside one by "
+                    f"one. Received: the layer '{owner.name}', a {type(owner).__name__}"
                 )
     finally:
         for (owner, name, _), variable in zip(overrides, before, strict=True):
@@ -166,12 +163,14 @@ def zero_slots(optimizer: Any, variable: Any, entries: np.ndarray) -> None:
         slots = {name: optimizer.get_slot(variable, name) for name in optimizer.get_slot_names()}
     else:
         index = getattr(optimizer, "_index_dict", {})
-        known = bool(index) and optimizer._var_key(variable) in index
-        lists = vars(optimizer).items() if known else ()
+        place = index.get(optimizer._var_key(variable)) if index else None
         slots = {
-            name: value[index[optimizer._var_key(variable)]]
-            for name, value in lists
-            if isinstance(value, list) and len(value) == len(index) and name != "_variables"
+            name: value[place]
+            for name, value in vars(optimizer).items()
+            if place is not None
+            and isinstance(value, list)
+            and len(value) == len(index)
+            and name != "_variables"
         }
     for name, slot in slots.items():
         if isinstance(slot, tf.Variable) and slot is not variable and slot.shape == variable.shape:
@@ -206,8 +205,8 @@ class PrunePreserveQuantizeScheme(_Scheme):
     preserve zeros there. The wrappers of this package do prune it, so this scheme also multiplies
     its kernel by the mask of its nonzeros before it is quantized. The rest is TFMOT's.
 
-    Limits: TFMOT does not quantize a layer directly followed by a ReLU layer, so no zeros are
-    preserved in it: give the layer `activation="relu"`, or put a BatchNormalization between.
+    Limits: TFMOT does not quantize a layer directly followed by a ReLU layer: give the layer
+    `activation="relu"`, or put a BatchNormalization between.
 
     Example:
 
