@@ -135,9 +135,6 @@ def as_convolutions(model: keras.Model, rows_apart: bool) -> keras.Model:
 
 def _blocks_of(layer: Any) -> ZeroBlocks | str:
     """The blocks of a plain layer, or why it has no form as a grouped convolution."""
-    reason = why_no_block_form(layer)
-    if reason is not None:
-        return reason
     if isinstance(layer, L.Conv3D):
         return "LiteRT has no grouped convolutions of volumes"
     if not isinstance(layer, _ONE_PRODUCT):
@@ -150,7 +147,8 @@ def _blocks_of(layer: Any) -> ZeroBlocks | str:
         data, _, output = axes_of(layer.equation, layer.input_spec.ndim)
         if output[0] != data[0]:
             return f"in '{layer.equation}' the first axis of input and output differ"
-    return zero_blocks(_canonical(layer))
+    found = zero_blocks(_canonical(layer))
+    return found if isinstance(found, str) else why_no_block_form(layer) or found
 
 
 def _canonical(layer: Any) -> np.ndarray:

@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import json
-import sys
 
 import keras
 import numpy as np
@@ -188,23 +187,3 @@ def test_notebooks_get_the_table_escaped():
     assert html.startswith("<pre>Kernels of &#x27;&lt;script&gt;&#x27;")
     assert html.count("<") == 2
     assert len(html) < 2000
-
-
-def test_pictures_of_masks(monkeypatch):
-    model = kso.sparsify(network(), 0.2, exclude="head", seed=0)
-    summary = kso.report(model)
-    shown = kso.analysis.plot_masks(model).axes
-    assert [axes.get_title() for axes in shown] == [
-        f"{row.path}, density {row.density:.4g}" for row in summary.rows[:2]
-    ]
-    conv, hidden = (np.asarray(axes.images[0].get_array()) for axes in shown)
-    masks = [weight.mask for weight in kso.prunable_weights(model)]
-    np.testing.assert_array_equal(conv, masks[0].reshape(27, 8))
-    assert hidden.shape == (256, 16)  # pixels of two rows
-    np.testing.assert_allclose(hidden, masks[1].reshape(256, 2, 16).mean(axis=1))
-    (only,) = kso.analysis.plot_masks(model, include="head").axes
-    assert np.asarray(only.images[0].get_array()).all()
-
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"pip install 'keras-sparse-ortho\[plot\]'"):
-        kso.analysis.plot_masks(model)
