@@ -163,14 +163,11 @@ def zero_slots(optimizer: Any, variable: Any, entries: np.ndarray) -> None:
         slots = {name: optimizer.get_slot(variable, name) for name in optimizer.get_slot_names()}
     else:
         index = getattr(optimizer, "_index_dict", {})
-        place = index.get(optimizer._var_key(variable)) if index else None
+        place: Any = index.get(optimizer._var_key(variable)) if index else None
         slots = {
             name: value[place]
-            for name, value in vars(optimizer).items()
-            if place is not None
-            and isinstance(value, list)
-            and len(value) == len(index)
-            and name != "_variables"
+            for name, value in (() if place is None else vars(optimizer).items())
+            if isinstance(value, list) and len(value) == len(index) and name != "_variables"
         }
     for name, slot in slots.items():
         if isinstance(slot, tf.Variable) and slot is not variable and slot.shape == variable.shape:
