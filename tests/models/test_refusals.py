@@ -70,8 +70,6 @@ def state(model):
     except NotImplementedError:  # of a class that does not say what it is made by
         config = ""
     kernels = [(w.path, w.live) for w in kso.prunable_weights(model)]
-    if keras.backend.backend() == "torch":
-        weights += [(id(value), key) for key, value in model.state_dict(keep_vars=True).items()]
     compiled = model.compiled, [id(v) for v in model.trainable_variables]
     outputs = array(model(X)).tobytes()
     return held, holding, weights, attributes, config, kernels, compiled, outputs

@@ -64,3 +64,12 @@ def test_a_deep_copy_computes_the_same_and_shares_nothing(name):
     assert not {id(v.value) for v in model.weights} & {id(v.value) for v in twin.weights}
     if any(weight.storage for weight in kso.prunable_weights(model)):
         assert len(twin.state_dict()) == len(model.state_dict())
+
+
+def test_a_refusal_leaves_the_parameters():
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+    before = model.state_dict(keep_vars=True)
+    with pytest.raises(kso.errors.BudgetError):
+        kso.sparsify(model, 1e-3)
+    after = model.state_dict(keep_vars=True)
+    assert list(map(id, before.values())) == list(map(id, after.values()))
