@@ -104,7 +104,7 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         self.seed = check_seed(seed)
         self._draw_seed = random.randrange(2**31) if self.seed is None else self.seed
         self.kernel_initializer = _restored(kernel_initializer)
-        self.quantizer = checked_quantizer(quantizer)
+        self.quantizer = None if quantizer is None else checked_quantizer(quantizer)
         self._grid: BlockGrid | None = None
         self._whole = WholeKernel()
         self.drawn_digest: int | None = None  # of live blocks that were drawn orthogonal

@@ -177,7 +177,7 @@ class PrunableLayer(WrapperBuiltByCalls):
                 f"parametrizations names them itself. Received: weights={weights!r}"
             )
         self._state = _State(_checked(parametrization), weights)
-        self._state.quantizer = checked_quantizer(quantizer)
+        self._state.quantizer = None if quantizer is None else checked_quantizer(quantizer)
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:

@@ -107,10 +107,10 @@ def _mean(value: Any, of: Any, axes: tuple[int, ...]) -> Any:
     return ops.sum(value * of, axis=axes, keepdims=True) / count
 
 
-def checked_quantizer(quantizer: Any) -> FakeQuantization | None:
-    """A quantizer or `None`, as an argument or in a configuration; ValueError for others."""
+def checked_quantizer(quantizer: Any) -> FakeQuantization:
+    """A quantizer, as an argument or in a configuration; ValueError for what is none."""
     found = restored(quantizer) if isinstance(quantizer, dict) else quantizer
-    if found is None or isinstance(found, FakeQuantization):
+    if isinstance(found, FakeQuantization):
         return found
     raise ValueError(
         "`quantizer` must be a FakeQuantization, such as FakeQuantization('int8'), or None. "
