@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.calibration import _layerwise, _solve
 from keras_sparse_ortho.errors import BudgetError, NotPrunableError
+from tests.calibration.test_solve import _layerwise, _solve
 from tests.helpers import array, classifier_loss
 from tests.pruning.checks import assert_equal_kernels, assert_same
 

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho._values import Workers
 from keras_sparse_ortho.callbacks import BackupAndRestore, TargetDensity, _backup_and_restore
 from tests.callbacks.runs import same, state
-from tests.helpers import array, slow_on_jax
+from tests.helpers import Workers, array, slow_on_jax
 
 L = keras.layers
 # Few steps of small networks: on TensorFlow tracing would take most of the time.

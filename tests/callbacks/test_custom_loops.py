@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho._keras_internals import optimizer_slots
 from keras_sparse_ortho.callbacks import SET, RigL, TargetDensity, UpdateMasks
 from keras_sparse_ortho.schedules import Cubic
-from tests.helpers import array
+from tests.helpers import array, optimizer_slots
 
 BACKEND = keras.backend.backend()
 SIZE = 32 * 64 + 64 * 4

@@ -8,7 +8,6 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho import Block
-from keras_sparse_ortho._keras_internals import optimizer_slots
 from keras_sparse_ortho.callbacks import SET, RigL
 from keras_sparse_ortho.errors import NotPrunableError, UnknownWeightError
 from keras_sparse_ortho.parametrizations import MagnitudeMask
@@ -19,6 +18,7 @@ from tests.helpers import (
     gradients,
     jit,
     on_two_devices,
+    optimizer_slots,
     slow_case_on_jax,
 )
 

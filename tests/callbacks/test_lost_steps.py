@@ -4,10 +4,9 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.callbacks import SET, TargetDensity, UpdateMasks
-from keras_sparse_ortho.callbacks._step_callback import StepCallback
 from keras_sparse_ortho.schedules import Cubic
 from tests.callbacks import runs
-from tests.helpers import jit_if_quicker, part_of_a_run, slow_on_jax
+from tests.helpers import StepCallback, jit_if_quicker, part_of_a_run, slow_on_jax
 
 X, Y = (part[:16] for part in runs.xy())
 IN_STEPS = Cubic(0.25, begin_step=0, end_step=12, frequency=2)

@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho._backend import compiled
 from keras_sparse_ortho.layers import BlockSparseConv2D, BlockSparseDense, BlockSparseEinsumDense
-from tests.helpers import array, classifier_loss, data, jit_if_quicker, slow_on_jax
+from tests.helpers import array, classifier_loss, compiled, data, jit_if_quicker, slow_on_jax
 from tests.layers.block_kinds import block_layers, block_network, masked_twin, network
 
 L = keras.layers

@@ -121,8 +121,6 @@ def lowered(model, shape):
 @pytest.mark.jax_only
 @pytest.mark.parametrize("make", [wide_matrices, convolutions])
 def test_a_compiled_step_for_accelerators_has_neither_scatters_nor_calls_to_the_host(make):
-    from keras_sparse_ortho.layers import _block_products
-
     model, shape = make()
     text = lowered(model, shape)
     for platform in ("tpu", "cuda"):
@@ -131,9 +129,7 @@ def test_a_compiled_step_for_accelerators_has_neither_scatters_nor_calls_to_the_
             assert word not in text[platform].replace("dynamic_slice", ""), word
         assert "?x" not in text[platform]  # no size is left open
     if make is wide_matrices:
-        one = np.zeros((8, 32, 8192), "float32")
-        assert _block_products._chunks(one, model.layers[0].inputs_of) > 1
-        assert "while" in text["cpu"]
+        assert "while" in text["cpu"]  # in several chunks
 
 
 def transformer(storage):

@@ -16,8 +16,12 @@ from keras_sparse_ortho.orthogonal import (
     live_count,
     unmask_at_random,
 )
-from keras_sparse_ortho.orthogonal._counts import rotations_for_density
-from keras_sparse_ortho.orthogonal._eoi import covering_rotations, random_rotations, unite
+from tests.orthogonal.checks import (
+    covering_rotations,
+    random_rotations,
+    rotations_for_density,
+    unite,
+)
 
 pytestmark = pytest.mark.numpy_only
 

@@ -17,8 +17,12 @@ from keras_sparse_ortho.orthogonal import (
     least_count,
     live_count,
 )
-from keras_sparse_ortho.orthogonal._eoi import covering_rotations, random_rotations
-from tests.orthogonal.checks import assert_orthogonal, dead_inputs
+from tests.orthogonal.checks import (
+    assert_orthogonal,
+    covering_rotations,
+    dead_inputs,
+    random_rotations,
+)
 
 pytestmark = pytest.mark.numpy_only
 

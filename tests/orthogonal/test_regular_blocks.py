@@ -19,8 +19,7 @@ from keras_sparse_ortho.orthogonal import (
     regular_pattern,
     slots_of,
 )
-from keras_sparse_ortho.orthogonal._regular_blocks import complete
-from tests.orthogonal.checks import assert_orthogonal
+from tests.orthogonal.checks import assert_orthogonal, complete
 
 pytestmark = pytest.mark.numpy_only
 

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho._keras_internals import optimizer_slots
 from keras_sparse_ortho.parametrizations import CompactMask, FixedMask, SoftThreshold
 from tests.helpers import (
     array,
@@ -13,6 +12,7 @@ from tests.helpers import (
     data,
     jit,
     jit_if_quicker,
+    optimizer_slots,
     slow_on_jax,
     slow_on_tensorflow,
 )

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from keras_sparse_ortho import saliency
-from keras_sparse_ortho._backend import second_derivatives
 from keras_sparse_ortho.analysis import jacobian_singular_values
 from keras_sparse_ortho.models import StatelessLoss
-from tests.helpers import array, jit_if_quicker, slow_case_on_jax
+from tests.helpers import array, jit_if_quicker, second_derivatives, slow_case_on_jax
 
 L = keras.layers
 pytestmark = pytest.mark.core
