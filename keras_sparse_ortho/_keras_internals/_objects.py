@@ -319,16 +319,6 @@ def tracker_class() -> Any:
     return type(keras.layers.Layer(name="plain")._tracker)
 
 
-@functools.cache
-def _holders() -> tuple[type, ...]:
-    """The classes of what holds the variables of a layer once more: Keras' tracker, torch's."""
-    if keras.backend.backend() != "torch":
-        return (tracker_class(),)
-    import torch
-
-    return tracker_class(), torch.nn.ParameterDict
-
-
 def _kinds_of_backend() -> tuple[tuple[type, ...], tuple[type, ...]]:
     """Classes of the backend: objects with variables of no model, and state that is not Keras'."""
     if keras.backend.backend() == "tensorflow":
@@ -423,7 +413,7 @@ class Snapshot:
         elif isinstance(value, list | set):
             # A list that tells Keras what is put into it is noted in a plain one.
             self._contents.append((value, {*value} if isinstance(value, set) else [*value]))
-        elif isinstance(value, (keras.Variable, keras.layers.Layer, *_holders())) or (
+        elif isinstance(value, keras.Variable | keras.layers.Layer | tracker_class()) or (
             is_ours(value)
         ):
             self._classes.append((value, type(value)))

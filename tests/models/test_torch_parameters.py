@@ -94,3 +94,10 @@ def test_what_fails_leaves_parameters_and_modules(made, storage, monkeypatch):
     with pytest.raises(RuntimeError, match="late"):
         kso.sparsify.in_place(model, 0.25, storage=storage, structure=structure, seed=0)
     assert held() == before
+    monkeypatch.undo()
+    model = kso.sparsify(model, 0.25, structure=kso.Block(16, 16, regular=True), seed=0)
+    before = held()
+    monkeypatch.setattr("keras_sparse_ortho.models._rewrite.save_with_layers", fails)
+    with pytest.raises(RuntimeError, match="late"):  # whose layers have records of their own
+        kso.convert.in_place(model, "compact" if storage == "masked" else storage)
+    assert held() == before
