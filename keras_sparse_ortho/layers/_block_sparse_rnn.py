@@ -29,14 +29,15 @@ _Cell: Any = object
 class BlockSparseGates(BlockSparseLayer):
     """`x -> x K` for the kernel `K` of all gates, `(inputs, gates * units)`, a part of a cell."""
 
+    namesake, settings = keras.layers.Dense, ("units", "use_bias")
+
     def __init__(self, gates: int, units: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.gates, self.units, self.supports_masking = gates, units, True
+        self.gates, self.units, self.use_bias = gates, gates * units, False
+        self.supports_masking = True
 
-    def build(self, input_shape: Any) -> None:
-        shape = (self._features(input_shape, -1), self.gates * self.units)
-        self._add_kernel(shape, KernelLayout.recurrent(self.gates), None)
-        self.built = True
+    def _layout_of(self, plain: Any) -> KernelLayout:
+        return KernelLayout.recurrent(self.gates)
 
     def call(self, inputs: Any) -> Any:
         lead = ops.shape(inputs)[:-1]
