@@ -50,6 +50,7 @@ _FUNCTIONS: dict[str, Any] = {
     "bias_initializer": keras.initializers,
     "kernel_regularizer": keras.regularizers,
     "bias_regularizer": keras.regularizers,
+    "activity_regularizer": keras.regularizers,
     "kernel_constraint": keras.constraints,
     "bias_constraint": keras.constraints,
 }
@@ -79,7 +80,7 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
 
     namesake: ClassVar[Any]
     settings: ClassVar[tuple[str, ...]]
-    _axis: int | None = -1  # of the inputs' features; `None` where Keras checks them
+    _axis: Any = -1  # of the inputs' features; `None` where Keras checks them
 
     @other_keywords()
     def __init__(
@@ -360,23 +361,16 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
             assign(self.bias, ops.copy(plain.bias.value))
 
     def get_config(self) -> dict[str, Any]:
-        initializer = self.kernel_initializer
-        if initializer != _EXACT_ORTHOGONAL:
-            initializer = keras.initializers.serialize(initializer)
-        regularizer = keras.regularizers.serialize(self.activity_regularizer)
+        serialize = keras.saving.serialize_keras_object
         config = {
             **super().get_config(),
-            **{key: getattr(self, key) for key in self.settings},
+            **{key: getattr(self, key) for key in ("block", "gain", "seed", *self.settings)},
             **{key: module.serialize(getattr(self, key)) for key, module in _FUNCTIONS.items()},
-            "kernel_initializer": initializer,
-            "activity_regularizer": regularizer,
+            "kernel_initializer": serialize(self.kernel_initializer),
             "density": self._wanted,
-            "block": self.block,
-            "gain": self.gain,
-            "seed": self.seed,
         }
         if self.quantizer is not None:
-            config["quantizer"] = keras.saving.serialize_keras_object(self.quantizer)
+            config["quantizer"] = serialize(self.quantizer)
         return config
 
     @classmethod

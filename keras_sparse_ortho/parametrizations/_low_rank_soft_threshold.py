@@ -67,6 +67,7 @@ class LowRankSoftThreshold(LearntThreshold):
     """
 
     counted = "ranks"
+    settings = ("rank", *LearntThreshold.settings)
     left: Any = None
     values: Any = None
     right: Any = None
@@ -143,9 +144,6 @@ class LowRankSoftThreshold(LearntThreshold):
                 f"Received: {wrong} infinite or NaN entries"
             )
         return np.abs(values)
-
-    def get_config(self) -> dict[str, Any]:
-        return {"rank": self.rank, **super().get_config()}
 
     def _numpy_values(self) -> np.ndarray:
         return to_numpy(self._shrunk(keras.ops.convert_to_tensor(self.values)))
