@@ -245,12 +245,16 @@ class CompactMask(FixedMask):
     """
 
     compact = True
+    layer_variable: Any = None
+    shape: tuple[int, ...] = ()
+    live = 0
     _source: Callable[[], Any] | None = None  # gives the dense kernel until `values` holds it
     _has_value = False
     _drawn: tuple[np.ndarray, np.ndarray] | None = None
 
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
-        variable = self.kernel = weight.variable
+        variable = self.layer_variable = weight.variable
+        self.shape = weight.shape
         self._source, self._has_value = value_source(variable)
         self._weight = dataclasses.replace(weight, storage=self)
         stand_ins = self._stand_ins = StandIns(
@@ -262,7 +266,8 @@ class CompactMask(FixedMask):
             "keras_sparse_ortho.convert(model, 'masked') or strip(model). "
             f"Received: a use of '{variable.path}' outside of a call",
         )
-        shape, settings = (self._count(),), {"trainable": False, "autocast": False}
+        self.live = self._count()
+        shape, settings = (self.live,), {"trainable": False, "autocast": False}
         self.values = stand_ins.create(
             "values",
             shape=shape,
@@ -285,20 +290,8 @@ class CompactMask(FixedMask):
 
     def current(self, after: Any = None) -> Any:
         # That of the enclosing scope, if it has one, as for dense gradients.
-        given = value_in_scope(self.kernel)
+        given = value_in_scope(self.layer_variable)
         return self.quantized(self.effective(self.values.value, after) if given is None else given)
-
-    @property
-    def layer_variable(self) -> Any:
-        return self.kernel
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.kernel.shape)
-
-    @property
-    def live(self) -> int:
-        return int(self.values.shape[0])
 
     def value(self) -> np.ndarray:
         return quantized_value(self.quantizer, self.raw_value(), self.weight.outputs_shape)
@@ -337,7 +330,7 @@ class CompactMask(FixedMask):
     def dense_gradient(self) -> DenseGradient:
         # As arrays: tensors of which one is computed from the other are not independent.
         return DenseGradient(
-            variables=[self.kernel, self.values],
+            variables=[self.layer_variable, self.values],
             values=lambda: [self.raw_value(), to_numpy(self.values)],
             collect=lambda gradient, of_values: gradient + self.slot_to_dense(of_values, 0),
         )
@@ -362,7 +355,7 @@ class CompactMask(FixedMask):
 
     def release(self) -> None:
         self._stand_ins.take_away(self.value())
-        self._weight = dataclasses.replace(self.weight, variable=self.kernel, storage=None)
+        self._weight = dataclasses.replace(self.weight, variable=self.layer_variable, storage=None)
 
     # What is stored at first.
 

@@ -93,7 +93,7 @@ class LowRankSoftThreshold(LearntThreshold):
             if self.weight_decay:
                 add_weight_decay(made, self.weight_decay)
             setattr(self, name, made)
-        weight.variable.trainable = False
+        self.steered, weight.variable.trainable = self.values, False
 
     def settle(self) -> None:
         parts = self._decomposed()
@@ -127,10 +127,6 @@ class LowRankSoftThreshold(LearntThreshold):
         root = np.sqrt(np.abs(values[live]))
         left = to_numpy(self.left)[:, live] * (root * np.sign(values[live]))
         return left, (to_numpy(self.right)[:, live] * root).T
-
-    @property
-    def steered(self) -> Any:
-        return self.values
 
     def counts(self) -> tuple[int, int]:
         return self.live_rank, int(self.values.shape[0])

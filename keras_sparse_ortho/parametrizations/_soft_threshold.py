@@ -96,6 +96,8 @@ class LearntThreshold(Parametrization):
     """
 
     counted = "entries"
+    dies_at_once = 1  # entries that die together
+    steered: Any = None  # the variable whose entries are compared with the threshold
     settings: ClassVar[tuple[str, ...]] = ("g", "s_init", "weight_decay")
 
     @other_keywords(density=STEERED, sparsity=STEERED)
@@ -120,6 +122,7 @@ class LearntThreshold(Parametrization):
         """Creates `s`, and the offset and switch by which `TargetDensity` steers it."""
         weight.finite_raw_value()
         self._weight = dataclasses.replace(weight, drawn_mask=None)
+        self.steered = weight.variable
         self.s = add_weight(
             name="s",
             shared=shared,
@@ -151,11 +154,6 @@ class LearntThreshold(Parametrization):
     def frozen(self) -> bool:
         return not float(to_numpy(self.active))
 
-    @property
-    def steered(self) -> Any:
-        """The variable whose entries are compared with the threshold."""
-        return self.weight.variable
-
     def aim(self, density: float, freeze: bool) -> None:
         """Stores the density of `TargetDensity`, and whether live entries will be fixed there."""
         assign(self._target, np.array([density, freeze], np.float32))
@@ -175,11 +173,6 @@ class LearntThreshold(Parametrization):
         """How many entries (or ranks) are live now, and how many there are."""
         mask = self.mask_value()
         return int(np.count_nonzero(mask)), mask.size
-
-    @property
-    def dies_at_once(self) -> int:
-        """How many entries die together."""
-        return 1
 
     @abc.abstractmethod
     def scales(self) -> np.ndarray:
@@ -339,6 +332,7 @@ class ChannelSoftThreshold(LearntThreshold):
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
         self._build_threshold(weight, add_weight)
         one = weight.outputs_shape
+        self.dies_at_once = weight.size // math.prod(one)
         self._summed = tuple(k for k, size in enumerate(weight.shape) if size != one[k])
         if self.weight_decay:
             add_weight_decay(weight.variable, self.weight_decay)
@@ -358,10 +352,6 @@ class ChannelSoftThreshold(LearntThreshold):
 
     def _live(self) -> np.ndarray:
         return to_numpy(self._scales(keras.ops.convert_to_tensor(self.weight.variable))[1])
-
-    @property
-    def dies_at_once(self) -> int:
-        return self.weight.size // math.prod(self.weight.outputs_shape)
 
     def scales(self) -> np.ndarray:
         """`n_c`, the same for all entries of a channel."""
