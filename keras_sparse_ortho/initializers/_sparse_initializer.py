@@ -38,9 +38,7 @@ def weights_set_later() -> Iterator[None]:
         _set_later.reset(token)
 
 
-def are_weights_set_later() -> bool:
-    """Whether this is inside `weights_set_later`."""
-    return _set_later.get()
+are_weights_set_later = _set_later.get  # whether this is inside `weights_set_later`
 
 
 class SparseInitializer(keras.initializers.Initializer, abc.ABC):

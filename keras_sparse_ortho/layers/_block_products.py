@@ -212,11 +212,16 @@ def _resized(x: Any, axis: int, side: int, width: int, before: int, after: int) 
 _MOST_GATHERED = 1.5
 
 
+def _gathers_little(grid: BlockGrid) -> bool:
+    """Whether products without chunks are the faster ones."""
+    gathered = grid.live / max(grid.rows, grid.cols)
+    return gathered <= _MOST_GATHERED * (grid.inputs + grid.outputs)
+
+
 def product_by_token(x: Any, kernel: BlockOperands) -> Any:
     """`x K` for `x` of shape `(n, inputs)` between layers that have features last."""
-    x, grid = kept(x, kernel.inputs_of), kernel.grid
-    gathered = grid.live / max(grid.rows, grid.cols)
-    if gathered <= _MOST_GATHERED * (grid.inputs + grid.outputs):
+    x = kept(x, kernel.inputs_of)
+    if _gathers_little(kernel.grid):
         outputs = product_of_rows(x, kernel)
     else:
         outputs = ops.transpose(product_features_first(ops.transpose(x), kernel))

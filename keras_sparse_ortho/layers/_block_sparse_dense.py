@@ -314,27 +314,25 @@ def letters_of(equation: str) -> tuple[str, str, str]:
     """The axes of input, kernel and output of an equation whose kernel is one matrix."""
     dots = r"((?:\.\.\.)?[a-zA-Z]*(?:\.\.\.)?)"
     parts = re.fullmatch(rf"{dots},([a-zA-Z]+)->{dots}", equation.replace(" ", ""))
-    reason = None
+    data, kernel, output = parts.groups() if parts else ("", "", "")
+    inside = set(data) - {"."}
+    batch = sorted(inside & set(kernel) & set(output))
+    lost = sorted(inside - set(kernel) - set(output))
     if parts is None:
         reason = "it must have the form 'input,kernel->output'"
+    elif batch:
+        reason = f"the kernel has a matrix of its own for each {', '.join(batch)}"
+    elif lost:
+        reason = f"it sums over {', '.join(lost)} without the kernel"
+    elif not inside & set(kernel) or not set(kernel) - inside:
+        reason = "the kernel must have an axis to sum over, and one of its own"
     else:
-        data, kernel, output = parts.groups()
-        inside = set(data) - {"."}
-        batch = sorted(inside & set(kernel) & set(output))
-        lost = sorted(inside - set(kernel) - set(output))
-        if batch:
-            reason = f"the kernel has a matrix of its own for each {', '.join(batch)}"
-        elif lost:
-            reason = f"it sums over {', '.join(lost)} without the kernel"
-        elif not inside & set(kernel) or not set(kernel) - inside:
-            reason = "the kernel must have an axis to sum over, and one of its own"
-    if parts is None or reason is not None:
-        raise NotPrunableError(
-            "Blocks lie in one matrix from summed axes to new ones, as in 'abc,cd->abd', "
-            f"'abc,cde->abde' and 'abde,dec->abc': {reason}. Use a plain EinsumDense, whose kernel "
-            f"keras_sparse_ortho.PrunableLayer can mask. Received: equation={equation!r}"
-        )
-    return data, kernel, output
+        return data, kernel, output
+    raise NotPrunableError(
+        "Blocks lie in one matrix from summed axes to new ones, as in 'abc,cd->abd', "
+        f"'abc,cde->abde' and 'abde,dec->abc': {reason}. Use a plain EinsumDense, whose kernel "
+        f"keras_sparse_ortho.PrunableLayer can mask. Received: equation={equation!r}"
+    )
 
 
 def axes_of(equation: str, rank: int) -> tuple[list[str], list[str], list[str]]:

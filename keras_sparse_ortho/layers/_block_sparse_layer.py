@@ -54,17 +54,16 @@ _FUNCTIONS: dict[str, Any] = {
     "kernel_constraint": keras.constraints,
     "bias_constraint": keras.constraints,
 }
-_WITHOUT = "without a dense kernel"
 
 
 class OnBlocks:
     """What layers of live blocks refuse of what Keras' layers do."""
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
-        raise no_dense_update(self, "quantize", _WITHOUT)
+        raise no_dense_update(self, "quantize")
 
     def enable_lora(self, *args: Any, **kwargs: Any) -> None:
-        raise no_dense_update(self, "enable_lora", _WITHOUT)
+        raise no_dense_update(self, "enable_lora")
 
 
 class BlockSparseLayer(OnBlocks, keras.layers.Layer):
@@ -97,7 +96,7 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         given = {"bias_initializer": "zeros", **kwargs}
         super().__init__(**{key: value for key, value in kwargs.items() if key not in _FUNCTIONS})
         if getattr(self.dtype_policy, "quantization_mode", None) is not None:
-            raise NotPrunableError(str(no_dense_update(self, "quantize", _WITHOUT)))
+            raise NotPrunableError(str(no_dense_update(self, "quantize")))
         for name, module in _FUNCTIONS.items():
             setattr(self, name, module.get(given.get(name)))
         if reason := why_needs_dense(self.kernel_regularizer, self.kernel_constraint):

@@ -77,7 +77,7 @@ def refuse_dense_updates(layer: Any) -> Callable[[], None]:
     return undo
 
 
-def no_dense_update(layer: Any, name: str, why: str) -> Exception:
+def no_dense_update(layer: Any, name: str, why: str = "without a dense kernel") -> Exception:
     """What `quantize` and `enable_lora` of a layer raise that has no plain dense kernel."""
     # Keras' own type: `Model.quantize` warns of such layers, and leaves them as they are.
     kind: type[Exception] = NotImplementedError
