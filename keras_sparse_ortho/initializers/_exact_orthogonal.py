@@ -12,13 +12,14 @@ import numpy as np
 from keras_sparse_ortho._checks import check_density, check_number, other_keywords
 from keras_sparse_ortho._keras_internals import restored
 from keras_sparse_ortho.initializers._sparse_initializer import (
+    Layout,
     LayoutLike,
+    Sampled,
     SparseInitializer,
     numpy_dtype,
 )
 from keras_sparse_ortho.orthogonal import (
     Block,
-    KernelLayout,
     NByM,
     RegularBlocks,
     Structure,
@@ -90,6 +91,7 @@ class ExactOrthogonal(SparseInitializer):
     """
 
     isometry = "exact"
+    settings = ("density", "gain", "structure", "start")
     removed: ClassVar = {
         **dict.fromkeys(("norms", "center_density", "rotations", "angles")),
         "taps": "center",
@@ -123,9 +125,7 @@ class ExactOrthogonal(SparseInitializer):
         self.structure = structure
         self.start = start
 
-    def sample(
-        self, shape: Sequence[int], dtype: Any = None, layout: KernelLayout | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def sample(self, shape: Sequence[int], dtype: Any = None, layout: Layout = None) -> Sampled:
         target = numpy_dtype(dtype)
         # The mask is that of the float32 kernel, whatever the dtype.
         kernel, mask = exact_orthogonal(
@@ -137,9 +137,7 @@ class ExactOrthogonal(SparseInitializer):
         )
         return kernel.astype(target, copy=False), mask
 
-    def sample_blocks(
-        self, shape: Sequence[int], layout: KernelLayout | None = None
-    ) -> RegularBlocks | None:
+    def sample_blocks(self, shape: Sequence[int], layout: Layout = None) -> RegularBlocks | None:
         structure = self.structure
         if not isinstance(structure, Block) or not structure.regular:
             return None
@@ -152,9 +150,7 @@ class ExactOrthogonal(SparseInitializer):
         )
         return dataclasses.replace(drawn, blocks=drawn.blocks.astype(target, copy=False))
 
-    def _options(
-        self, shape: Sequence[int], layout: KernelLayout | None, target: np.dtype
-    ) -> dict[str, Any]:
+    def _options(self, shape: Sequence[int], layout: Layout, target: np.dtype) -> dict[str, Any]:
         if isinstance(self.gain, str):
             raise ValueError(
                 'gain="auto" needs keras_sparse_ortho.sparsify(model, density, initializer=...), '
@@ -168,9 +164,7 @@ class ExactOrthogonal(SparseInitializer):
             "dtype": np.float64 if target == np.float64 else np.float32,
         }
 
-    def least_counts(
-        self, shape: Sequence[int], layout: KernelLayout | None = None
-    ) -> tuple[int, int]:
+    def least_counts(self, shape: Sequence[int], layout: Layout = None) -> tuple[int, int]:
         layout = self.resolve_layout(shape, layout)
         *_, inputs, outputs = canonical = layout.canonical_shape(shape)
         if self.structure is None:
@@ -185,8 +179,3 @@ class ExactOrthogonal(SparseInitializer):
     def with_gain(self, gain: float) -> SparseInitializer:
         """The same pattern with another gain."""
         return self.from_config({**self.get_config(), "gain": gain})
-
-    def get_config(self) -> dict[str, Any]:
-        own = {"density": self.density, "gain": self.gain, "start": self.start}
-        structure = keras.saving.serialize_keras_object(self.structure)
-        return {**super().get_config(), **own, "structure": structure}

@@ -52,8 +52,6 @@ class Storage(abc.ABC):
 
     def raw_value(self, *, copy: bool = True) -> np.ndarray:
         """The dense raw kernel; without `copy` perhaps the memory of the variable."""
-        if self.compact:
-            return self.value()
         return to_numpy(keras.ops.convert_to_tensor(self.weight.variable), copy=copy)
 
     @abc.abstractmethod

@@ -54,7 +54,9 @@ def block_layer_like(
         return recurrent_like(layer, {name: (density[name], block[name]) for name in density}, seed)
     config = {key: value for key, value in layer.get_config().items() if key not in _NOT_TAKEN}
     own: dict[str, Any] = {"density": density["kernel"], "block": block["kernel"], "seed": seed}
-    if isinstance(layer.kernel_initializer, _DRAWN_WHOLE):
+    initializers = keras.initializers
+    whole = SparseInitializer | initializers.Orthogonal | initializers.Identity
+    if isinstance(layer.kernel_initializer, whole):
         # They draw whole kernels; this draws the same kind of kernel in blocks.
         own["kernel_initializer"] = "exact_orthogonal"
         gain = getattr(layer.kernel_initializer, "gain", 1.0)
@@ -85,6 +87,3 @@ def why_no_block_form(layer: keras.layers.Layer) -> str | None:
         except NotPrunableError:
             return f"in '{layer.equation}' its kernel is not one matrix"
     return None
-
-
-_DRAWN_WHOLE = (SparseInitializer, keras.initializers.Orthogonal, keras.initializers.Identity)

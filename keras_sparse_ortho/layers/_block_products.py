@@ -6,10 +6,7 @@ costs half a ns.
 """
 
 import dataclasses
-import functools
 import math
-import operator
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -207,11 +204,6 @@ def _resized(x: Any, axis: int, side: int, width: int, before: int, after: int) 
         rest, _ = ops.split(rest, [after], axis=axis + 1)
     shape[axis] = (count - whole) * after
     return ops.concatenate([first, ops.reshape(rest, shape)], axis=axis)
-
-
-def product_of(sizes: Sequence[Any]) -> Any:
-    """The product of sizes, some of which may be tensors; 1 for none."""
-    return functools.reduce(operator.mul, sizes, 1)
 
 
 # --- features last: products at each token --------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import dataclasses
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import keras
@@ -18,6 +18,7 @@ from keras_sparse_ortho._checks import (
 )
 from keras_sparse_ortho._keras_internals import (
     Axes,
+    DeferredVariables,
     Read,
     check_assignments,
     check_given,
@@ -26,7 +27,7 @@ from keras_sparse_ortho._keras_internals import (
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import are_weights_set_later, numpy_dtype
-from keras_sparse_ortho.kernels import KernelLayout, Storage
+from keras_sparse_ortho.kernels import KernelLayout, Storage, kernel_layouts
 from keras_sparse_ortho.layers._block_grid import LARGEST, BlockGrid, block_axes, check_block
 from keras_sparse_ortho.layers._block_products import BlockOperands, WholeKernel
 from keras_sparse_ortho.layers._live_blocks import LiveBlocks
@@ -49,20 +50,20 @@ _FUNCTIONS: dict[str, Any] = {
     "bias_initializer": keras.initializers,
     "kernel_regularizer": keras.regularizers,
     "bias_regularizer": keras.regularizers,
+    "activity_regularizer": keras.regularizers,
     "kernel_constraint": keras.constraints,
     "bias_constraint": keras.constraints,
 }
-_WITHOUT = "without a dense kernel"
 
 
 class OnBlocks:
     """What layers of live blocks refuse of what Keras' layers do."""
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
-        raise no_dense_update(self, "quantize", _WITHOUT)
+        raise no_dense_update(self, "quantize")
 
     def enable_lora(self, *args: Any, **kwargs: Any) -> None:
-        raise no_dense_update(self, "enable_lora", _WITHOUT)
+        raise no_dense_update(self, "enable_lora")
 
 
 class BlockSparseLayer(OnBlocks, keras.layers.Layer):
@@ -72,11 +73,13 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
     `J` output blocks. Each output block has `k` live ones, each input block is used `J k / I`
     times. There are three variables for it: `blocks` `(J, k, *taps, r, c)`, which are trained, and
     `inputs_of` `(J, k)` and `slots_of` `(I, J k / I)`, the two lists of where they stand.
-    Subclasses name the Keras layer that they replace (`namesake`), call `_add_kernel` in `build`,
-    and implement `call`. For the arguments see `BlockSparseDense`.
+    Subclasses name the Keras layer that they replace (`namesake`) and its `settings`, attributes of
+    the same names, and implement `call`. For the arguments see `BlockSparseDense`.
     """
 
     namesake: ClassVar[Any]
+    settings: ClassVar[tuple[str, ...]]
+    _axis: Any = -1  # of the inputs' features; `None` where Keras checks them
 
     @other_keywords()
     def __init__(
@@ -93,7 +96,7 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         given = {"bias_initializer": "zeros", **kwargs}
         super().__init__(**{key: value for key, value in kwargs.items() if key not in _FUNCTIONS})
         if getattr(self.dtype_policy, "quantization_mode", None) is not None:
-            raise NotPrunableError(str(no_dense_update(self, "quantize", _WITHOUT)))
+            raise NotPrunableError(str(no_dense_update(self, "quantize")))
         for name, module in _FUNCTIONS.items():
             setattr(self, name, module.get(given.get(name)))
         if reason := why_needs_dense(self.kernel_regularizer, self.kernel_constraint):
@@ -110,16 +113,37 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         self.drawn_digest: int | None = None  # of live blocks that were drawn orthogonal
         self.bias: Any = None
 
-    def _add_kernel(
-        self, shape: tuple[int, ...], layout: KernelLayout, bias_shape: tuple[int, ...] | None
-    ) -> None:
-        """Makes the variables for a kernel of the namesake's shape, and a bias."""
-        _, self.parts, *taps, inputs, outputs = layout.canonical_shape(shape)
+    def build(self, input_shape: Any) -> None:
+        if self._axis is not None:
+            self._check_features(input_shape, self._axis)
+        plain = self._plain()
+        with DeferredVariables().creating():  # it knows the shapes, and gets no values
+            plain.build(input_shape)
+        self._layout, self._kernel_shape = self._layout_of(plain), tuple(plain.kernel.shape)
+        self._add_kernel()
+        if plain.bias is not None:
+            self.bias = self.add_weight(
+                name="bias",
+                shape=plain.bias.shape,
+                initializer=self.bias_initializer,
+                regularizer=self.bias_regularizer,
+                constraint=self.bias_constraint,
+            )
+        self.input_spec = plain.input_spec
+        self.built = True
+
+    def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
+        return tuple(self._plain().compute_output_shape(tuple(input_shape)))
+
+    def _layout_of(self, plain: Any) -> KernelLayout:
+        return kernel_layouts(plain)["kernel"] or KernelLayout.convolution()
+
+    def _add_kernel(self) -> None:
+        _, self.parts, *taps, inputs, outputs = self._layout.canonical_shape(self._kernel_shape)
         try:
             self._grid = self._fitting_grid(inputs, outputs, tuple(taps))
         except ValueError as error:
             raise type(error)(f"The layer '{self.name}': {error}") from None
-        self._kernel_shape, self._layout = shape, layout
         values, pattern = self._drawn()
         axes = block_axes(self.path, self.grid)
         functions = {"regularizer": self.kernel_regularizer, "constraint": self.kernel_constraint}
@@ -135,21 +159,13 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
             # As it is read back: bfloat16 as float32.
             wide = stored.astype(np.float32) if self.variable_dtype == "bfloat16" else stored
             self.drawn_digest = digest(wide)
-        if bias_shape is not None:
-            self.bias = self.add_weight(
-                name="bias",
-                shape=bias_shape,
-                initializer=self.bias_initializer,
-                regularizer=self.bias_regularizer,
-                constraint=self.bias_constraint,
-            )
 
     def _add_along(self, axes: Axes | None, name: str, value: np.ndarray, **settings: Any) -> Any:
         options = {"name": name, "shape": value.shape, "initializer": constant(value), **settings}
         return create_along(lambda: self.add_weight(**options), axes)
 
-    def _features(self, input_shape: Any, axis: int) -> int:
-        """The size of an axis of the inputs, which the kernel has to know."""
+    def _check_features(self, input_shape: Any, axis: int) -> None:
+        """Refuses inputs with no size of an axis that the kernel has to know."""
         try:
             size = input_shape[axis]
         except (TypeError, IndexError, KeyError):
@@ -159,7 +175,6 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
                 f"The layer '{self.name}' needs inputs with a known size of axis {axis}. "
                 f"Received: input_shape={told(input_shape)}"
             )
-        return int(size)
 
     def _fitting_grid(self, inputs: int, outputs: int, taps: tuple[int, ...]) -> BlockGrid:
         """The grid of all parts (gates), which stand side by side; each is of regular blocks."""
@@ -322,16 +337,20 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
 
     def to_dense_layer(self) -> keras.layers.Layer:
         """The namesake with the same settings and weights."""
-        config = {key: value for key, value in self.get_config().items() if key not in _OWN}
-        if self.kernel_initializer == _EXACT_ORTHOGONAL:
-            del config["kernel_initializer"]
-        plain = self.namesake.from_config(config)
+        plain = self._plain()
         plain.build(self.get_build_config()["input_shape"])
         weights = {variable.name: variable for variable in plain.weights}
         assign(weights["kernel"], self.kernel_value())
         if self.bias is not None:
             assign(weights["bias"], to_numpy(ops.cast(self.bias, "float32")))
         return plain
+
+    def _plain(self) -> Any:
+        """The same, not built."""
+        config = {key: value for key, value in self.get_config().items() if key not in _OWN}
+        if self.kernel_initializer == _EXACT_ORTHOGONAL:
+            del config["kernel_initializer"]
+        return self.namesake.from_config(config)
 
     def build_like(self, plain: Any) -> None:
         """Builds the layer for the inputs of a plain one, and copies its bias."""
@@ -341,22 +360,16 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
             assign(self.bias, ops.copy(plain.bias.value))
 
     def get_config(self) -> dict[str, Any]:
-        initializer = self.kernel_initializer
-        if initializer != _EXACT_ORTHOGONAL:
-            initializer = keras.initializers.serialize(initializer)
-        regularizer = keras.regularizers.serialize(self.activity_regularizer)
+        serialize = keras.saving.serialize_keras_object
         config = {
             **super().get_config(),
+            **{key: getattr(self, key) for key in ("block", "gain", "seed", *self.settings)},
             **{key: module.serialize(getattr(self, key)) for key, module in _FUNCTIONS.items()},
-            "kernel_initializer": initializer,
-            "activity_regularizer": regularizer,
+            "kernel_initializer": serialize(self.kernel_initializer),
             "density": self._wanted,
-            "block": self.block,
-            "gain": self.gain,
-            "seed": self.seed,
         }
         if self.quantizer is not None:
-            config["quantizer"] = keras.saving.serialize_keras_object(self.quantizer)
+            config["quantizer"] = serialize(self.quantizer)
         return config
 
     @classmethod

@@ -1,7 +1,5 @@
 """`BlockSparseRNN` and its cells: LSTM and GRU whose gates hold and compute live blocks only."""
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import keras
@@ -17,11 +15,6 @@ from keras_sparse_ortho.parametrizations import why_needs_dense
 
 ops = keras.ops
 _KERNELS = ("kernel", "recurrent_kernel")
-# What a recurrent layer says of itself, beside its cell.
-_OF_LAYER = (
-    *("name", "trainable", "dtype", "return_sequences", "return_state", "go_backwards"),
-    *("stateful", "unroll", "zero_output_for_mask"),
-)
 
 _Cell: Any = object
 
@@ -29,14 +22,15 @@ _Cell: Any = object
 class BlockSparseGates(BlockSparseLayer):
     """`x -> x K` for the kernel `K` of all gates, `(inputs, gates * units)`, a part of a cell."""
 
+    namesake, settings = keras.layers.Dense, ("units", "use_bias")
+
     def __init__(self, gates: int, units: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.gates, self.units, self.supports_masking = gates, units, True
+        self.gates, self.units, self.use_bias = gates, gates * units, False
+        self.supports_masking = True
 
-    def build(self, input_shape: Any) -> None:
-        shape = (self._features(input_shape, -1), self.gates * self.units)
-        self._add_kernel(shape, KernelLayout.recurrent(self.gates), None)
-        self.built = True
+    def _layout_of(self, plain: Any) -> KernelLayout:
+        return KernelLayout.recurrent(self.gates)
 
     def call(self, inputs: Any) -> Any:
         lead = ops.shape(inputs)[:-1]
@@ -76,7 +70,7 @@ class GatesOnBlocks(_Cell):
         self._blocks = {"kernel": (density, block)}
         self._blocks["recurrent_kernel"] = (recurrent_density, recurrent_block)
         self.gain = gain
-        self._takes_products = False
+        self.takes_products = False  # whether a call is given products instead of inputs
 
     def add_weight(self, shape: Any = None, initializer: Any = None, **kwargs: Any) -> Any:
         # Kernels with a density become layers of blocks.
@@ -110,17 +104,8 @@ class GatesOnBlocks(_Cell):
             return products
         return products + (bias if len(bias.shape) == 1 else bias[0])  # a GRU's is of two products
 
-    @contextlib.contextmanager
-    def taking_products(self) -> Iterator[None]:
-        """Inside, a call is given products of its inputs instead of the inputs."""
-        self._takes_products = True
-        try:
-            yield
-        finally:
-            self._takes_products = False
-
     def _read(self, inputs: Any, training: bool) -> Any:
-        return inputs if self._takes_products else self.products(inputs, training)
+        return inputs if self.takes_products else self.products(inputs, training)
 
     def on_blocks(self) -> dict[str, BlockSparseGates]:
         """Its kernels that are on blocks, by name."""
@@ -272,8 +257,11 @@ class BlockSparseRNN(OnBlocks, keras.layers.RNN):
     ) -> Any:
         mask = mask[0] if isinstance(mask, list | tuple) else mask
         products = self.cell.products(sequences, training)
-        with self.cell.taking_products():
+        self.cell.takes_products = True
+        try:
             return super().inner_loop(products, initial_state, mask, training)
+        finally:
+            self.cell.takes_products = False
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
@@ -347,9 +335,10 @@ def why_no_gates(cell: Any) -> str | None:
 
 
 def _of_layer(layer: Any) -> dict[str, Any]:
+    """What a recurrent layer says of itself, beside its cell."""
     config = keras.layers.RNN.get_config(layer)
-    found = {key: config[key] for key in _OF_LAYER if key in config}
-    return {**found, "activity_regularizer": layer.activity_regularizer}
+    del config["cell"]
+    return {**config, "activity_regularizer": layer.activity_regularizer}
 
 
 def _features(cell: Any) -> int:

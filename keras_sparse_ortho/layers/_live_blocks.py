@@ -22,26 +22,17 @@ class LiveBlocks(Storage):
     """
 
     compact = movable = in_blocks = True
+    weight: Any = None
+    shape: tuple[int, ...] = ()
+    live = 0
 
     def __init__(self, layer: Any, owner: Any = None) -> None:
         self._layer = layer
+        self.shape, self.live = layer._kernel_shape, layer.grid.live
+        self.block = layer.grid.rows, layer.grid.cols  # inputs and outputs of a block
         self.place_size = layer.grid.live // int(np.prod(layer.inputs_of.shape))
         owner, layout = owner or layer, layer._layout
-        self._weight = PrunableWeight("kernel", layer.blocks, owner, layout, storage=self)
-
-    @property
-    def weight(self) -> PrunableWeight:
-        return self._weight
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        shape: tuple[int, ...] = self._layer._kernel_shape
-        return shape
-
-    @property
-    def block(self) -> tuple[int, int]:
-        """Inputs and outputs of a block."""
-        return self._layer.grid.rows, self._layer.grid.cols
+        self.weight = PrunableWeight("kernel", layer.blocks, owner, layout, storage=self)
 
     @property
     def least_density(self) -> float:
@@ -49,10 +40,6 @@ class LiveBlocks(Storage):
         grid = self._layer.grid
         one = dataclasses.replace(grid, outputs=grid.outputs // self._layer.parts)
         return float(one.fan_in_step / one.in_blocks)
-
-    @property
-    def live(self) -> int:
-        return int(self._layer.grid.live)
 
     @property
     def quantizer(self) -> Any:

@@ -230,7 +230,8 @@ class PrunableLayer(WrapperBuiltByCalls):
             raise
         self._state.draws = None
         if isinstance(template, dict):  # masks that were given are in variables now
-            self._state.template = {key: own.without_given() for key, own in template.items()}
+            held = self._state.parametrized
+            self._state.template = {key: made.clone() for key, made in held.items()}
         owners = {id(weight.owner): weight.owner for weight in chosen}
         self._state.undo += [refuse_dense_updates(owner) for owner in owners.values()]
 
@@ -267,8 +268,7 @@ class PrunableLayer(WrapperBuiltByCalls):
         self._state.quantizer = quantizer
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        own = self._state.parametrized.values()
-        return call_by_shard(self, own, self._call_layer, args, kwargs)
+        return call_by_shard(self, self._call_layer, args, kwargs)
 
     def _call_layer(self, *args: Any, **kwargs: Any) -> Any:
         with self._effective_weights(after=args):

@@ -27,7 +27,6 @@ from keras_sparse_ortho.parametrizations._soft_threshold import (
     LearntThreshold,
     SoftThreshold,
     critical_offsets,
-    threshold_function,
 )
 
 # Public; the other names above are for the other rooms.

@@ -122,17 +122,8 @@ class FixedMask(Masked):
     def for_density(self, density: float) -> "FixedMask":
         return type(self)(density, None, self.initializer)
 
-    def without_given(self) -> "FixedMask":
-        if self._given is None:
-            return self
-        new = type(self)(self.density, None, self.initializer)
-        new._was_given = True
-        return new
-
     def get_config(self) -> dict[str, Any]:
-        initializer = self.initializer
-        if initializer is not None:
-            initializer = keras.initializers.serialize(initializer)
+        initializer = keras.saving.serialize_keras_object(self.initializer)
         config = {"density": self.density, "initializer": initializer}
         if self._drawn_digest is not None:
             config["drawn_digest"] = self._drawn_digest
@@ -254,12 +245,16 @@ class CompactMask(FixedMask):
     """
 
     compact = True
+    layer_variable: Any = None
+    shape: tuple[int, ...] = ()
+    live = 0
     _source: Callable[[], Any] | None = None  # gives the dense kernel until `values` holds it
     _has_value = False
     _drawn: tuple[np.ndarray, np.ndarray] | None = None
 
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
-        variable = self.kernel = weight.variable
+        variable = self.layer_variable = weight.variable
+        self.shape = weight.shape
         self._source, self._has_value = value_source(variable)
         self._weight = dataclasses.replace(weight, storage=self)
         stand_ins = self._stand_ins = StandIns(
@@ -271,7 +266,8 @@ class CompactMask(FixedMask):
             "keras_sparse_ortho.convert(model, 'masked') or strip(model). "
             f"Received: a use of '{variable.path}' outside of a call",
         )
-        shape, settings = (self._count(),), {"trainable": False, "autocast": False}
+        self.live = self._count()
+        shape, settings = (self.live,), {"trainable": False, "autocast": False}
         self.values = stand_ins.create(
             "values",
             shape=shape,
@@ -294,20 +290,8 @@ class CompactMask(FixedMask):
 
     def current(self, after: Any = None) -> Any:
         # That of the enclosing scope, if it has one, as for dense gradients.
-        given = value_in_scope(self.kernel)
+        given = value_in_scope(self.layer_variable)
         return self.quantized(self.effective(self.values.value, after) if given is None else given)
-
-    @property
-    def layer_variable(self) -> Any:
-        return self.kernel
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.kernel.shape)
-
-    @property
-    def live(self) -> int:
-        return int(self.values.shape[0])
 
     def value(self) -> np.ndarray:
         return quantized_value(self.quantizer, self.raw_value(), self.weight.outputs_shape)
@@ -318,9 +302,7 @@ class CompactMask(FixedMask):
         return self._scattered(to_numpy(self.values), to_numpy(self.indices))
 
     def mask_value(self) -> np.ndarray:
-        flat = np.zeros(self.weight.size, dtype=bool)
-        flat[to_numpy(self.indices)] = True
-        return flat.reshape(self.weight.shape)
+        return self._scattered(np.ones(self.live, bool), to_numpy(self.indices))
 
     def support(self) -> list[Any]:
         return [self.indices]
@@ -346,22 +328,15 @@ class CompactMask(FixedMask):
         move_slots(optimizer, self.values, source)
 
     def dense_gradient(self) -> DenseGradient:
-        def collect(gradient: np.ndarray, of_values: np.ndarray) -> np.ndarray:
-            gradient = gradient.copy()
-            gradient.reshape(-1)[to_numpy(self.indices)] += of_values
-            return gradient
-
         # As arrays: tensors of which one is computed from the other are not independent.
         return DenseGradient(
-            variables=[self.kernel, self.values],
+            variables=[self.layer_variable, self.values],
             values=lambda: [self.raw_value(), to_numpy(self.values)],
-            collect=collect,
+            collect=lambda gradient, of_values: gradient + self.slot_to_dense(of_values, 0),
         )
 
     def slot_to_dense(self, slot: np.ndarray, start: float) -> np.ndarray:
-        dense = np.full(self.shape, start, dtype=slot.dtype)
-        dense.reshape(-1)[to_numpy(self.indices)] = slot
-        return dense
+        return self._scattered(slot, to_numpy(self.indices), start)
 
     def slot_from_dense(self, slot: np.ndarray) -> np.ndarray:
         return slot.reshape(-1)[to_numpy(self.indices)]
@@ -380,7 +355,7 @@ class CompactMask(FixedMask):
 
     def release(self) -> None:
         self._stand_ins.take_away(self.value())
-        self._weight = dataclasses.replace(self.weight, variable=self.kernel, storage=None)
+        self._weight = dataclasses.replace(self.weight, variable=self.layer_variable, storage=None)
 
     # What is stored at first.
 
@@ -431,10 +406,10 @@ class CompactMask(FixedMask):
         self._weight = dataclasses.replace(self.weight, drawn_mask=None)
         return indices
 
-    def _scattered(self, values: np.ndarray, indices: np.ndarray) -> np.ndarray:
-        flat = np.zeros(self.weight.size, dtype=values.dtype)
-        flat[indices] = values
-        return flat.reshape(self.weight.shape)
+    def _scattered(self, values: np.ndarray, indices: np.ndarray, start: float = 0) -> np.ndarray:
+        dense = np.full(self.shape, start, dtype=values.dtype)
+        dense.reshape(-1)[indices] = values
+        return dense
 
     def _check_given(self, given: Read) -> None:
         """Raises unless indices and values, from a file or an argument, are those of the kernel."""

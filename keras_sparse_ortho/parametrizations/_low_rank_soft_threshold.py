@@ -67,6 +67,7 @@ class LowRankSoftThreshold(LearntThreshold):
     """
 
     counted = "ranks"
+    settings = ("rank", *LearntThreshold.settings)
     left: Any = None
     values: Any = None
     right: Any = None
@@ -92,7 +93,7 @@ class LowRankSoftThreshold(LearntThreshold):
             if self.weight_decay:
                 add_weight_decay(made, self.weight_decay)
             setattr(self, name, made)
-        weight.variable.trainable = False
+        self.steered, weight.variable.trainable = self.values, False
 
     def settle(self) -> None:
         parts = self._decomposed()
@@ -127,10 +128,6 @@ class LowRankSoftThreshold(LearntThreshold):
         left = to_numpy(self.left)[:, live] * (root * np.sign(values[live]))
         return left, (to_numpy(self.right)[:, live] * root).T
 
-    @property
-    def steered(self) -> Any:
-        return self.values
-
     def counts(self) -> tuple[int, int]:
         return self.live_rank, int(self.values.shape[0])
 
@@ -143,9 +140,6 @@ class LowRankSoftThreshold(LearntThreshold):
                 f"Received: {wrong} infinite or NaN entries"
             )
         return np.abs(values)
-
-    def get_config(self) -> dict[str, Any]:
-        return {"rank": self.rank, **super().get_config()}
 
     def _numpy_values(self) -> np.ndarray:
         return to_numpy(self._shrunk(keras.ops.convert_to_tensor(self.values)))

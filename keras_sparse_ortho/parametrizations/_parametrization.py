@@ -58,10 +58,6 @@ class Parametrization(Storage):
         """An unbuilt parametrization with the same settings, for another weight."""
         return type(self).from_config(self.get_config())
 
-    def without_given(self) -> "Parametrization":
-        """One with the same configuration, without arrays that were passed."""
-        return self
-
     def for_density(self, density: float) -> "Parametrization":
         """An unbuilt clone whose weight has this density in the end, as set by a budget."""
         raise NotPrunableError(

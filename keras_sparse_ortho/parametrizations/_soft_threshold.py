@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -19,17 +19,6 @@ from keras_sparse_ortho.parametrizations._parametrization import Parametrization
 STEERED = "callbacks.TargetDensity(density) in `fit`; a threshold learns its density"
 
 
-@dataclasses.dataclass(frozen=True)
-class ThresholdFunction:
-    """An increasing function `g` from the reals to thresholds `>= 0`, with its inverse.
-
-    `inverse` is NumPy's: `-inf` for 0, and `inf` for magnitudes that no threshold reaches.
-    """
-
-    forward: Callable[[Any], Any]
-    inverse: Callable[[np.ndarray], np.ndarray]
-
-
 def _logit(magnitude: np.ndarray) -> np.ndarray:
     inside = np.minimum(magnitude, 1)
     return np.log(inside) - np.log1p(-inside)
@@ -40,25 +29,20 @@ def _inverse_softplus(magnitude: np.ndarray) -> np.ndarray:
     return magnitude + np.log(-np.expm1(-magnitude))
 
 
-_FUNCTIONS = {
-    "sigmoid": ThresholdFunction(lambda s: keras.ops.sigmoid(s), _logit),
-    "exp": ThresholdFunction(lambda s: keras.ops.exp(s), np.log),
-    "softplus": ThresholdFunction(lambda s: keras.ops.softplus(s), _inverse_softplus),
+# Increasing functions `g` from the reals to thresholds `>= 0`, with their inverses in NumPy: `-inf`
+# for 0, and `inf` for magnitudes that no threshold reaches.
+_FUNCTIONS: dict[str, tuple[Any, Callable[[np.ndarray], np.ndarray]]] = {
+    "sigmoid": (keras.ops.sigmoid, _logit),
+    "exp": (keras.ops.exp, np.log),
+    "softplus": (keras.ops.softplus, _inverse_softplus),
 }
 
 
-def threshold_function(g: str) -> ThresholdFunction:
-    """The threshold function of a name."""
-    if isinstance(g, str) and g in _FUNCTIONS:
-        return _FUNCTIONS[g]
-    raise ValueError(f"`g` must be one of {sorted(_FUNCTIONS)}. Received: g={g!r}")
-
-
-def critical_offsets(g: ThresholdFunction, scales: np.ndarray, s: np.ndarray) -> np.ndarray:
+def critical_offsets(g: str, scales: np.ndarray, s: np.ndarray) -> np.ndarray:
     """`g^-1(scale) - s` in float64; NaN where `s` is not finite."""
     s = np.where(np.isfinite(s), np.asarray(s, np.float64), np.nan)
     with np.errstate(divide="ignore"):
-        return np.asarray(g.inverse(scales.astype(np.float64)) - s)
+        return np.asarray(_FUNCTIONS[g][1](scales.astype(np.float64)) - s)
 
 
 def shrink(value: Any, threshold: Any) -> Any:
@@ -112,6 +96,9 @@ class LearntThreshold(Parametrization):
     """
 
     counted = "entries"
+    dies_at_once = 1  # entries that die together
+    steered: Any = None  # the variable whose entries are compared with the threshold
+    settings: ClassVar[tuple[str, ...]] = ("g", "s_init", "weight_decay")
 
     @other_keywords(density=STEERED, sparsity=STEERED)
     def __init__(self, g: str = "sigmoid", s_init: float = -8.0, weight_decay: float = 0.0) -> None:
@@ -122,7 +109,8 @@ class LearntThreshold(Parametrization):
             raise ValueError(
                 f"`weight_decay` must not be negative. Received: weight_decay={weight_decay!r}"
             )
-        self._function = threshold_function(g)
+        if not isinstance(g, str) or g not in _FUNCTIONS:
+            raise ValueError(f"`g` must be one of {sorted(_FUNCTIONS)}. Received: g={g!r}")
 
     def _build_threshold(
         self,
@@ -134,6 +122,7 @@ class LearntThreshold(Parametrization):
         """Creates `s`, and the offset and switch by which `TargetDensity` steers it."""
         weight.finite_raw_value()
         self._weight = dataclasses.replace(weight, drawn_mask=None)
+        self.steered = weight.variable
         self.s = add_weight(
             name="s",
             shared=shared,
@@ -150,7 +139,7 @@ class LearntThreshold(Parametrization):
             add_weight_decay(self.s, self.weight_decay)
 
     def _threshold(self) -> Any:
-        t = self._function.forward(self.s.value + self.offset.value)
+        t = _FUNCTIONS[self.g][0](self.s.value + self.offset.value)
         # Not a product: an inactive threshold is 0 even where g overflows.
         return keras.ops.where(self.active.value > 0, t, keras.ops.zeros((), dtype=t.dtype))
 
@@ -164,11 +153,6 @@ class LearntThreshold(Parametrization):
     @property
     def frozen(self) -> bool:
         return not float(to_numpy(self.active))
-
-    @property
-    def steered(self) -> Any:
-        """The variable whose entries are compared with the threshold."""
-        return self.weight.variable
 
     def aim(self, density: float, freeze: bool) -> None:
         """Stores the density of `TargetDensity`, and whether live entries will be fixed there."""
@@ -190,18 +174,13 @@ class LearntThreshold(Parametrization):
         mask = self.mask_value()
         return int(np.count_nonzero(mask)), mask.size
 
-    @property
-    def dies_at_once(self) -> int:
-        """How many entries die together."""
-        return 1
-
     @abc.abstractmethod
     def scales(self) -> np.ndarray:
         """What the threshold is compared with, for every entry of `steered`, as a NumPy array."""
 
     def critical_offsets(self) -> np.ndarray:
         """For every entry of `steered` the offset from which on it is dead."""
-        return critical_offsets(self._function, self.scales(), to_numpy(self.s))
+        return critical_offsets(self.g, self.scales(), to_numpy(self.s))
 
     def freeze(self, mask: np.ndarray) -> np.ndarray:
         """Fixes which entries of `steered` are live: the threshold becomes 0, dead entries stay 0.
@@ -223,7 +202,7 @@ class LearntThreshold(Parametrization):
         return shrink(value, keras.ops.cast(self._threshold(), value.dtype))
 
     def get_config(self) -> dict[str, Any]:
-        return {"g": self.g, "s_init": self.s_init, "weight_decay": self.weight_decay}
+        return {name: getattr(self, name) for name in self.settings}
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -274,6 +253,8 @@ class SoftThreshold(LearntThreshold):
       2020), arXiv 2002.03231
     """
 
+    settings = ("granularity", *LearntThreshold.settings)
+
     @other_keywords(density=STEERED, sparsity=STEERED)
     def __init__(
         self,
@@ -301,9 +282,6 @@ class SoftThreshold(LearntThreshold):
 
     def mask_value(self) -> np.ndarray:
         return to_numpy(self._shrunk(keras.ops.convert_to_tensor(self.weight.variable)) != 0)
-
-    def get_config(self) -> dict[str, Any]:
-        return {"granularity": self.granularity, **super().get_config()}
 
     def scales(self) -> np.ndarray:
         return np.abs(self.weight.finite_raw_value())
@@ -354,6 +332,7 @@ class ChannelSoftThreshold(LearntThreshold):
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
         self._build_threshold(weight, add_weight)
         one = weight.outputs_shape
+        self.dies_at_once = weight.size // math.prod(one)
         self._summed = tuple(k for k, size in enumerate(weight.shape) if size != one[k])
         if self.weight_decay:
             add_weight_decay(weight.variable, self.weight_decay)
@@ -373,10 +352,6 @@ class ChannelSoftThreshold(LearntThreshold):
 
     def _live(self) -> np.ndarray:
         return to_numpy(self._scales(keras.ops.convert_to_tensor(self.weight.variable))[1])
-
-    @property
-    def dies_at_once(self) -> int:
-        return self.weight.size // math.prod(self.weight.outputs_shape)
 
     def scales(self) -> np.ndarray:
         """`n_c`, the same for all entries of a channel."""

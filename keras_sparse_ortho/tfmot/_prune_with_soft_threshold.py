@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_sparse_ortho.callbacks import DEFAULT_FLOOR, ThresholdSteering, warn_not_finite
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import Selection
-from keras_sparse_ortho.parametrizations import SoftThreshold, critical_offsets, threshold_function
+from keras_sparse_ortho.parametrizations import SoftThreshold, critical_offsets
 from keras_sparse_ortho.schedules import as_schedule
 from keras_sparse_ortho.tfmot._tf_keras_internals import (
     own_weights,
@@ -97,7 +97,7 @@ class SoftThresholdState:
         return np.asarray(np.abs(as_numpy(self.raw)))
 
     def critical_offsets(self) -> np.ndarray:
-        return critical_offsets(threshold_function(self.g), self.scales(), as_numpy(self.s))
+        return critical_offsets(self.g, self.scales(), as_numpy(self.s))
 
     def freeze(self, mask: np.ndarray) -> np.ndarray:
         """Fixes the live entries: `w` becomes `w_e` on the mask and 0 elsewhere, `t` becomes 0."""

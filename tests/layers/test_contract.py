@@ -89,7 +89,7 @@ def test_compact_storage_trains_as_masks_do(kinds):
         np.testing.assert_allclose(ours.value, theirs.value, atol=2e-5)
         assert (ours.path, ours.shape, ours.live) == (theirs.path, theirs.shape, theirs.live)
         # Nothing dense is kept: neither a variable of the model nor a slot of the optimizer.
-        assert all(ours.parametrization.kernel is not v for v in compact.variables)
+        assert all(ours.parametrization.layer_variable is not v for v in compact.variables)
         pairs = zip(
             moments(masked.optimizer, theirs.variable),
             moments(compact.optimizer, ours.variable),
