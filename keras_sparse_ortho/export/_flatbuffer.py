@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 _IDENTIFIER = b"TFL3"
+MARK = "kso_range_"  # of an extra output of a float32 file: a number and two doubles in hex follow
 _ALIGNMENT = 16  # required of the data of a buffer by the schema (`force_align`)
 _DTYPES = {"FLOAT32": "<f4", "FLOAT16": "<f2", "INT8": "i1", "UINT8": "u1", "INT16": "<i2"}
 
@@ -102,15 +103,6 @@ def _aligning_builder(size: int) -> Any:
             return int(self.EndVector())
 
     return AligningBuilder(size)
-
-
-def interpreter_of(xnnpack: bool, **options: Any) -> Any:
-    """An interpreter of LiteRT, with XNNPACK or with LiteRT's own kernels alone."""
-    from ai_edge_litert.interpreter import Interpreter, OpResolverType
-
-    plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
-    resolver = OpResolverType.AUTO if xnnpack else plain
-    return Interpreter(experimental_op_resolver_type=resolver, **options)
 
 
 def name_of(tensor: Any) -> str:

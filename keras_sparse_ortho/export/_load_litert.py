@@ -17,9 +17,10 @@ import numpy as np
 
 from keras_sparse_ortho._files import path_of
 from keras_sparse_ortho.export._candidates import ExportVerificationError
-from keras_sparse_ortho.export._flatbuffer import LiteRTFileError, interpreter_of, read_record
+from keras_sparse_ortho.export._flatbuffer import LiteRTFileError, read_record
 from keras_sparse_ortho.export._model import InputSpec, Signature, full_batches
 from keras_sparse_ortho.export._process import JobError, Worker, require
+from keras_sparse_ortho.export._worker import interpreter_of
 
 _LARGEST = 2**31  # a flatbuffer's offsets have 31 bits
 _CALLS, _ROUNDS = 5, 200  # of one file before the next one's turn; at most

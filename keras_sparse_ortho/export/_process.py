@@ -129,9 +129,7 @@ def require(names: Sequence[str], use: str, install: str) -> None:
 
 def is_missing(name: str) -> bool:
     """Whether a package cannot be imported, which is not tried."""
-    # None in `sys.modules` is Python's mark of a blocked import.
-    known = name in sys.modules
-    return (sys.modules[name] is None) if known else (importlib.util.find_spec(name) is None)
+    return importlib.util.find_spec(name) is None
 
 
 def converter_backend() -> str:

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 
 def convert(
     keras_file: str,
@@ -60,9 +62,7 @@ def run(
     result: str,
 ) -> None:
     """Save a file's outputs on a sample."""
-    import numpy as np
-
-    runner = _interpreter(xnnpack, model_path=file).get_signature_runner("serving_default")
+    runner = interpreter_of(xnnpack, model_path=file).get_signature_runner("serving_default")
     details = runner.get_input_details()
     outputs: list[list[np.ndarray]] = [[] for _ in output_names]
     for batch in _batches(sample, input_names, batch_size):
@@ -80,7 +80,6 @@ def run(
 def inspect(file: str, xnnpack: bool) -> dict[str, Any]:
     """Check that all buffers end within the file, run it once on zeros, and read its names."""
     _limit_memory()
-    import numpy as np
     from ai_edge_litert import schema_py_generated as schema
 
     content = Path(file).read_bytes()
@@ -91,7 +90,7 @@ def inspect(file: str, xnnpack: bool) -> dict[str, Any]:
             buffer.DataAsNumpy()  # raises where the data would end beyond the file
         if buffer.Offset() + buffer.Size() > len(content):
             raise ValueError(f"buffer {k} ends beyond the file")
-    runner = _interpreter(xnnpack, model_path=file).get_signature_runner()
+    runner = interpreter_of(xnnpack, model_path=file).get_signature_runner()
     inputs = runner.get_input_details()
     outputs = runner(**{n: np.zeros(d["shape"], d["dtype"]) for n, d in inputs.items()})
     return {"xnnpack": xnnpack, "input_names": [*inputs], "output_names": [*outputs]}
@@ -176,16 +175,14 @@ def _load(keras_file: str, modules: list[str]) -> Any:
 
 def _batches(file: str, names: list[str], rows: int) -> Iterator[dict[str, Any]]:
     """Full batches of the arrays in a file, by name."""
-    import numpy as np
-
     with np.load(file) as data:
         arrays = {name: data[f"arr_{i}"] for i, name in enumerate(names)}
     for start in range(0, len(arrays[names[0]]) - rows + 1, rows):
         yield {name: array[start : start + rows] for name, array in arrays.items()}
 
 
-def _interpreter(xnnpack: bool, **options: Any) -> Any:
-    # As `interpreter_of` in `_flatbuffer.py`: the package takes seconds to import.
+def interpreter_of(xnnpack: bool, **options: Any) -> Any:
+    """An interpreter of LiteRT, with XNNPACK or with LiteRT's own kernels alone."""
     from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
     plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
@@ -196,9 +193,7 @@ def _interpreter(xnnpack: bool, **options: Any) -> Any:
 @functools.cache
 def _warm_interpreter(file: str, xnnpack: bool, threads: int) -> Any:
     """An interpreter that has run on normal values, or on zeros where integers are asked for."""
-    import numpy as np
-
-    interpreter = _interpreter(xnnpack, model_path=file, num_threads=threads)
+    interpreter = interpreter_of(xnnpack, model_path=file, num_threads=threads)
     interpreter.allocate_tensors()
     rng = np.random.default_rng(0)
     for one in interpreter.get_input_details():
