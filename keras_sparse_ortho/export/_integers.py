@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from ai_edge_quantizer import quantizer, recipe_manager
 from ai_edge_quantizer.utils import tfl_flatbuffer_utils as files
 
 from keras_sparse_ortho.export._flatbuffer import MARK, name_of, read_model, write_model
-from keras_sparse_ortho.export._worker import interpreter_of
 
 Range = tuple[float, float]
 Batches = Iterable[dict[str, np.ndarray]]
@@ -54,7 +54,8 @@ def in_storage(content: bytes, storage: str, batches: Batches | None) -> bytes:
         ranges, floats = _spread(model, known, recipe)
         _round_floats(model, trained, ranges, floats)
         recipe += [_entry(".*", end, None) for end in ("INPUT", "OUTPUT")]
-        recipe += [_entry(_scope(*one), "*", None) for one in floats]
+        names = [files.get_op_scope(op, graph.tensors) for graph, op in floats]  # of the outputs
+        recipe += [_entry(f"^{re.escape(name)}$", "*", None) for name in names]
         content = write_model(model)
     return _narrowed(_quantized(content, recipe, ranges), storage)
 
@@ -168,7 +169,9 @@ def _drop_unread(graph: Any, ranges: dict[str, Range]) -> None:
 
 def _calibrated(content: bytes, batches: Batches) -> dict[str, Range]:
     """The ranges of tensors. AEQ's own way is 10 times as slow, and fails on unrolled GRUs."""
-    own = interpreter_of(False, model_content=content, experimental_preserve_all_tensors=True)
+    plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    options = {"experimental_op_resolver_type": plain, "experimental_preserve_all_tensors": True}
+    own = Interpreter(model_content=content, **options)
     runner, model = own.get_signature_runner(), read_model(content)
     graph = model.subgraphs[0]
     ranges: dict[str, Range] = {}
@@ -213,11 +216,6 @@ def _spread(
         if not whole or (name in _PASS_ON and known[given[0]] != known[taken[0]]):
             floats.append((graph, op))
     return known, floats
-
-
-def _scope(graph: Any, op: Any) -> str:
-    """Matches one operation, by the names of what it gives."""
-    return f"^{re.escape(files.get_op_scope(op, graph.tensors))}$"
 
 
 def _part_outputs(model: Any) -> None:

@@ -29,8 +29,8 @@ def convert(
     traced: dict[str, Any],
     storage: str,
     sparse: bool,
-    representative: str | None,
     result: str,
+    representative: str | None = None,
 ) -> None:
     """Convert a `.keras` file, by way of what `write_traced` writes or an earlier job has."""
     _load_converter()
@@ -46,8 +46,7 @@ def convert(
     if sparse:
         content = by_tensorflow(path, storage, sparse)
     else:
-        names, rows = [spec["name"] for spec in inputs], inputs[0]["shape"][0]
-        batches = None if representative is None else _batches(representative, names, rows)
+        batches = None if representative is None else _batches(representative, inputs)
         content = in_storage(float_file(path), storage, batches)
     Path(result).write_bytes(content)
 
@@ -56,25 +55,23 @@ def run(
     file: str,
     xnnpack: bool,
     sample: str,
-    input_names: list[str],
+    inputs: list[dict[str, Any]],
     output_names: list[str],
-    batch_size: int,
     result: str,
 ) -> None:
     """Save a file's outputs on a sample."""
     runner = interpreter_of(xnnpack, model_path=file).get_signature_runner("serving_default")
     details = runner.get_input_details()
-    outputs: list[list[np.ndarray]] = [[] for _ in output_names]
-    for batch in _batches(sample, input_names, batch_size):
-        for name, array in batch.items():
-            # The interpreter would silently resize the file's input.
-            want, shape = [*array.shape], details[name]["shape"].tolist()
-            if want != shape:
-                raise ValueError(f"input {name} must have shape {want}. Received: shape={shape}")
+    for spec in inputs:
+        # The interpreter would silently resize the file's input.
+        want, shape = spec["shape"], details[spec["name"]]["shape"].tolist()
+        if want != shape:
+            raise ValueError(f"input {spec['name']} must have shape {want}. Received: {shape=}")
+    outputs = []
+    for batch in _batches(sample, inputs):
         answers = runner(**batch)
-        for collected, name in zip(outputs, output_names, strict=True):
-            collected.append(answers[name].copy())
-    np.savez(result, *map(np.concatenate, outputs))
+        outputs.append([np.array(answers[name]) for name in output_names])
+    np.savez(result, *map(np.concatenate, zip(*outputs, strict=True)))
 
 
 def inspect(file: str, xnnpack: bool) -> dict[str, Any]:
@@ -173,11 +170,12 @@ def _load(keras_file: str, modules: list[str]) -> Any:
         raise RebuildError(f"{type(error).__name__}: {error}") from error
 
 
-def _batches(file: str, names: list[str], rows: int) -> Iterator[dict[str, Any]]:
+def _batches(file: str, inputs: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Full batches of the arrays in a file, by name."""
     with np.load(file) as data:
-        arrays = {name: data[f"arr_{i}"] for i, name in enumerate(names)}
-    for start in range(0, len(arrays[names[0]]) - rows + 1, rows):
+        arrays = {spec["name"]: data[f"arr_{i}"] for i, spec in enumerate(inputs)}
+    rows = inputs[0]["shape"][0]
+    for start in range(0, len(arrays[inputs[0]["name"]]) - rows + 1, rows):
         yield {name: array[start : start + rows] for name, array in arrays.items()}
 
 
@@ -207,7 +205,7 @@ def _warm_interpreter(file: str, xnnpack: bool, threads: int) -> Any:
 
 def _limit_memory() -> None:
     """Let what takes more than half of the free memory fail; only on Linux."""
-    try:
+    with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -215,8 +213,6 @@ def _limit_memory() -> None:
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         _, most = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (used + 512 * int(free), most))
-    except (ImportError, OSError, ValueError):
-        return
 
 
 if __name__ == "__main__":
