@@ -6,14 +6,9 @@ import re
 import warnings
 from collections.abc import Sequence
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from keras_sparse_ortho.cli._files import InputFileError, read_keras, read_rows
-
-if TYPE_CHECKING:  # `kso --help` does without it, in half the time
-    from rich.console import Console
-
-__all__ = ["main"]
 
 OK, FAILED, USAGE, BAD_FILE = 0, 1, 2, 3
 
@@ -51,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = _parser().parse_args(arguments)
     except SystemExit as leaving:
         return int(leaving.code or 0)
-    from rich.console import Console
+    from rich.console import Console  # `kso --help` does without it, in half the time
 
     console = Console(stderr=True)
 
@@ -73,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return OK
 
 
-def _print(console: "Console", text: str, style: str) -> None:
+def _print(console: Any, text: str, style: str) -> None:
     console.print(f"kso: {text}", style=style, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -141,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _report(options: argparse.Namespace, console: "Console") -> None:
+def _report(options: argparse.Namespace, console: Any) -> None:
     from rich.console import Console
 
     from keras_sparse_ortho.analysis import report
@@ -155,22 +150,21 @@ def _report(options: argparse.Namespace, console: "Console") -> None:
         Console().print(found)
 
 
-def _export(options: argparse.Namespace, console: "Console") -> None:
+def _export(options: argparse.Namespace, console: Any) -> None:
     from keras_sparse_ortho.export import export_litert
 
     sample, data = read_rows(options.sample), read_rows(options.data)
     with console.status("Loading the model") as status:
         model = read_keras(options.model)
         status.update("Converting, running and comparing, in other processes")
-        same = ("mode", "quantization", "batch_size", "tolerance")
-        given = {name: getattr(options, name) for name in same}
+        given = {k: vars(options)[k] for k in ("mode", "quantization", "batch_size", "tolerance")}
         report = export_litert(
             model, options.output, sample=sample, representative_data=data, **given
         )
     print(report.to_json() if options.json else report)
 
 
-def _bench(options: argparse.Namespace, console: "Console") -> None:
+def _bench(options: argparse.Namespace, console: Any) -> None:
     if min(options.threads) < 1 or not options.seconds > 0:
         raise ValueError(
             "`--threads` must be 1 or more and `--seconds` above 0. "

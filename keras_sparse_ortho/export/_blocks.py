@@ -268,7 +268,6 @@ class ConvAsConvolution(_BlockConvolution):
         self._dilation_rate = (*layer.dilation_rate, 1)[:2]
 
     def call(self, inputs: Any) -> Any:
-        """The taps slide over all gathered channels."""
         padding = self._padding
         if padding == "causal":
             before = self._dilation_rate[0] * (self.kernel.shape[0] - 1)

@@ -51,15 +51,15 @@ class Comparison:
     clipped: float = 0.0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Candidate:
     """One route and its verified file, or its failure; the comparison, if the file runs."""
 
     route: Route
     outcome: RouteOutcome
-    file: Path | None = None
-    comparison: Comparison | None = None
-    failure: Exception | None = None
+    file: Any = None
+    comparison: Any = None
+    failure: Any = None
 
 
 def candidates(task: Task, routes: Sequence[Route], smallest: bool = False) -> list[Candidate]:
@@ -130,25 +130,18 @@ def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
             )
             return _failed(route, ExportVerificationError(text), comparison)
         # The zeros between blocks are not in the file at all.
-        gathered = task.blocks.found if route.of_blocks else {}
-        kernels = {path: value for path, value in task.kernels.items() if path not in gathered}
+        found, kept = task.blocks if route.of_blocks else ({}, {})
+        kernels = {path: value for path, value in task.kernels.items() if path not in found}
         folded = find_zeros(kernels, read_weights(content))
-    except ExportVerificationError as error:
-        return _failed(route, error)
-    except Exception as error:
-        text = f"{type(error).__name__}: {error}"  # the schema's reader cannot follow the file
+    except ExportVerificationError as failure:
+        return _failed(route, failure)
+    except Exception as failure:
+        text = f"{type(failure).__name__}: {failure}"  # the schema's reader cannot follow the file
         text = f"The converted file must be readable. Received: {text}"
         return _failed(route, ExportVerificationError(text))
+    error, most = comparison.error, comparison.max_abs_diff
     outcome = RouteOutcome(
-        route.name,
-        None,
-        len(content),
-        comparison.error,
-        allowed,
-        comparison.max_abs_diff,
-        route.xnnpack,
-        kept=task.blocks.kept if route.of_blocks else {},
-        folded=folded,
+        route.name, None, len(content), error, allowed, most, route.xnnpack, None, kept, folded
     )
     return Candidate(route, outcome, file, comparison)
 
@@ -158,17 +151,17 @@ def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
 
 def convert(task: Task, routes: Sequence[Route]) -> dict[Route, Path | ExportConversionError]:
     """An unverified file, or an error, for each route; raises if the model cannot be rebuilt."""
-    representative = None
+    saved, unsaved = task.folder / "plain.keras", None
+    common: dict[str, Any] = {"keras_file": str(saved), "modules": _modules_of_custom_objects()}
     if task.calibrating is not None:
-        representative = str(task.folder / "representative.npz")
-        np.savez(representative, *task.calibrating)
+        common["representative"] = str(task.folder / "representative.npz")
+        np.savez(common["representative"], *task.calibrating)
     files: dict[Route, Path | ExportConversionError] = {}
     failed: dict[str, JobError] = {}  # by path of what could not be traced
     with converter() as worker, contextlib.ExitStack() as stack:
         folder = str(task.folder)
         if set("*?[\\") & set(task.folder.as_posix()):  # TensorFlow takes the path for a glob
             folder = stack.enter_context(tempfile.TemporaryDirectory())
-        saved, unsaved = task.folder / "plain.keras", None
         try:
             task.model.save(saved)
         except Exception as error:  # any: a custom class may do anything in get_config
@@ -180,15 +173,8 @@ def convert(task: Task, routes: Sequence[Route]) -> dict[Route, Path | ExportCon
             traced = {"path": path, "inputs": task.signature.specs, **form}
             traced |= {"nesting": task.signature.nesting, "output_names": task.names}
             file = task.folder / f"{route.name}.tflite"
-            job = {
-                "keras_file": str(saved),
-                "modules": _modules_of_custom_objects(),
-                "traced": traced,
-                "storage": route.storage,
-                "sparse": route.encoding == "sp",
-                "representative": representative,
-                "result": str(file),
-            }
+            job = common | {"traced": traced, "storage": route.storage, "result": str(file)}
+            job["sparse"] = route.encoding == "sp"
             failure = None if os.path.exists(path) else failed.get(path) or unsaved
             failure = failure or _run(worker, task, "convert", **job)
             if failure is not None and str(failure).startswith(_REBUILD):
@@ -239,13 +225,13 @@ def _run(worker: Worker, task: Task, job: str, **arguments: Any) -> JobError | N
 
 def _modules_of_custom_objects() -> list[str]:
     """Modules that registered something with Keras and that a new process could import."""
-    registered = dict(keras.saving.get_custom_objects())
+    registered = [*keras.saving.get_custom_objects().values()]
     found = []
-    for name in dict.fromkeys(getattr(value, "__module__", None) for value in registered.values()):
-        with contextlib.suppress(ImportError, ValueError):
-            if isinstance(name, str) and name != "__main__" and importlib.util.find_spec(name):
+    for name in sorted({str(getattr(value, "__module__", "")) for value in registered}):
+        with contextlib.suppress(ImportError, ValueError):  # an empty name, for example
+            if name != "__main__" and importlib.util.find_spec(name):
                 found.append(name)
-    return sorted(found)
+    return found
 
 
 # --- verification ---------------------------------------------------------------------------------
@@ -256,19 +242,10 @@ def litert_outputs(file: Path, task: Task, xnnpack: bool = True) -> list[np.ndar
     batches = full_batches(task.sample, task.signature.batch_size)
     rows, result = file.with_suffix(".sample.npz"), file.with_suffix(".outputs.npz")
     np.savez(rows, *[np.concatenate(pieces) for pieces in zip(*batches, strict=True)])
+    job = {"file": str(file), "xnnpack": xnnpack, "sample": str(rows), "result": str(result)}
+    named = {"inputs": task.signature.specs, "output_names": task.names}
     with Worker() as worker:
-        failure = _run(
-            worker,
-            task,
-            "run",
-            file=str(file),
-            xnnpack=xnnpack,
-            sample=str(rows),
-            input_names=[spec.name for spec in task.signature.inputs],
-            output_names=task.names,
-            batch_size=task.signature.batch_size,
-            result=str(result),
-        )
+        failure = _run(worker, task, "run", **job, **named)
     if failure is not None:
         raise ExportVerificationError(
             "The file must run in ai-edge-litert's interpreter, in a subprocess. Received: "

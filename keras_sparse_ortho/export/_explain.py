@@ -1,7 +1,7 @@
 """What `export_litert` says of rows, files and routes: warnings, and where an error starts."""
 
 import contextlib
-import dataclasses
+import copy
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -96,7 +96,6 @@ def warn_of_routes(tried: Iterable[Candidate]) -> None:
 
 def warn_of_file(task: Task, taken: Candidate, model: keras.Model) -> None:
     """Warns of a file that needs XNNPACK off, clips, or differs from what was trained."""
-    assert taken.comparison is not None
     error, clipped = taken.comparison.error, taken.comparison.clipped
     if not taken.outcome.xnnpack:
         warnings.warn(
@@ -137,7 +136,6 @@ def warn_of_file(task: Task, taken: Candidate, model: keras.Model) -> None:
 def explained(task: Task, tried: Candidate) -> Exception:
     """The failure of a route, with the layer where the error starts and what to try instead."""
     route, failure = tried.route, tried.failure
-    assert failure is not None
     if tried.comparison is None:  # it does not run, or lost zeros
         return failure
     layer, source = error_source(task, route, task.allowed(route) / 2)
@@ -166,9 +164,10 @@ def error_source(task: Task, route: Route, least: float) -> tuple[Any, str]:
         ]
         probe = keras.Model(graph_ends(task.model)[0], [tensor for _, tensor in found])
         names, want = keras_outputs(probe, task.signature, task.sample)
-        folder, dense = task.folder / "layers", Route(route.storage)
-        folder.mkdir()
-        task = dataclasses.replace(task, model=probe, names=names, want=want, folder=folder)
+        task, dense = copy.copy(task), Route(route.storage)
+        task.model, task.names, task.want = probe, names, want
+        task.folder = task.folder / "layers"
+        task.folder.mkdir()
         converted = convert(task, [dense])[dense]
         got = litert_outputs(converted, task) if isinstance(converted, Path) else []
         for (layer, _), name, one, other in zip(found, names, want, got, strict=True):

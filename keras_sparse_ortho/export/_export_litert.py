@@ -19,11 +19,10 @@ from keras_sparse_ortho.export._process import converter_backend, is_missing, re
 from keras_sparse_ortho.export._routes import (
     MODES,
     ExportReport,
-    Route,
     installed_versions,
     routes_of,
 )
-from keras_sparse_ortho.export._task import make_task
+from keras_sparse_ortho.export._task import Task
 from keras_sparse_ortho.quantization import has_trained_ranges
 
 # The speed that "fast" gives up for a smaller file: less is within the noise of the clock.
@@ -134,16 +133,22 @@ def export_litert(
     trained = has_trained_ranges(model)
     routes = routes_of(mode, quantization, representative_data is not None or trained)
     if mode not in MODES or quantization is not None:
-        _check_data(routes[0], representative_data, trained)
+        # With trained ranges, data are rows to compare on.
+        needs, has = routes[0].needs_data, representative_data is not None
+        if needs != has and not (trained and needs):
+            raise ValueError(
+                f"`representative_data` is {'needed' if needs else 'unused'} with "
+                f"{routes[0].storage!r}. Received: {representative_data=!r:.60}"
+            )
     of_blocks = any(route.of_blocks for route in routes)
-    task = make_task(model, batch_size, sample, representative_data, tolerance, timeout, of_blocks)
+    task = Task(model, batch_size, sample, representative_data, tolerance, timeout, of_blocks)
     warn_of_rows(task)
     encoded = any((value == 0).mean() >= _LEAST_ZEROS for value in task.kernels.values())
     if mode is None and not encoded:
         routes = routes[:1]
     # On the same file system as the target, so that the last step is one atomic rename.
     with staging(target.parent, target.name) as folder:
-        task = dataclasses.replace(task, folder=folder)
+        task.folder = folder
         tried = candidates(task, routes, smallest=mode in (None, "small"))
         good = [c for c in tried if c.file is not None]
         if not good:
@@ -152,15 +157,13 @@ def export_litert(
         good = [c for c in good if c.outcome.xnnpack] or good
         taken = good[0]
         if mode == "fast":
-            times = latencies([c.file for c in good if c.file is not None], timeout=timeout)
-            timed = {c.route: _timed(c, ms) for c, ms in zip(good, times, strict=True)}
-            tried = [timed.get(c.route, c) for c in tried]
-            taken = choose([*timed.values()])
+            times = latencies([c.file for c in good], timeout=timeout)
+            for one, ms in zip(good, times, strict=True):
+                one.outcome = dataclasses.replace(one.outcome, latency_ms=ms)
+            taken = choose(good)
         if len(routes) > 1:
             warn_of_routes(tried)
         warn_of_file(task, taken, model)
-        assert taken.file is not None
-        assert taken.comparison is not None
         content = taken.file.read_bytes()
         report = ExportReport(
             taken.outcome,
@@ -185,10 +188,6 @@ def choose(timed: Sequence[Candidate]) -> Candidate:
     return min(near, key=lambda c: c.outcome.bytes or 0)
 
 
-def _timed(one: Candidate, ms: float) -> Candidate:
-    return dataclasses.replace(one, outcome=dataclasses.replace(one.outcome, latency_ms=ms))
-
-
 def check_path(path: str | os.PathLike[str]) -> Path:
     """The path of a file to write; ValueError if no LiteRT file can be written there."""
     target, rule = path_of("path", path), None
@@ -206,16 +205,6 @@ def check_path(path: str | os.PathLike[str]) -> Path:
         raise ValueError(f"`path` {rule}. Received: path={str(path)!r}")
     # A symbolic link keeps its target.
     return target.resolve() if target.is_symlink() else target
-
-
-def _check_data(route: Route, data: Any, trained: bool) -> None:
-    # With trained ranges, data are rows to compare on.
-    if not (trained and route.needs_data) and route.needs_data != (data is not None):
-        rule = "is needed" if route.needs_data else "is unused"
-        raise ValueError(
-            f"`representative_data` {rule} with {route.storage!r}. "
-            f"Received: representative_data={'None' if data is None else type(data).__name__}"
-        )
 
 
 def _require_litert() -> None:

@@ -43,12 +43,10 @@ class Signature:
 
     @property
     def specs(self) -> list[dict[str, Any]]:
-        """The inputs as JSON."""
         return [dataclasses.asdict(spec) for spec in self.inputs]
 
     @property
     def batch_size(self) -> int:
-        """Rows of one call of the file."""
         return self.inputs[0].shape[0]
 
     @property

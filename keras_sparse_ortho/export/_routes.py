@@ -12,7 +12,7 @@ MODES = ("small", "fast")
 
 # The largest error that passes by default. Measured: up to 6e-4 for float16, 0.014 for dynamic
 # int8, 0.12 for int8. Float32 differs from Keras by the order of summation only.
-_TOLERANCES = {"float32": 1e-5, "float16": 5e-3, "dynamic_int8": 0.1, "int8": 0.25}
+TOLERANCES = {"float32": 1e-5, "float16": 5e-3, "dynamic_int8": 0.1, "int8": 0.25}
 
 
 class ExportRouteError(ValueError):
@@ -37,11 +37,6 @@ class Route:
         return "max" if self.storage == "float32" else "rms"
 
     @property
-    def tolerance(self) -> float:
-        """The largest error that passes by default."""
-        return _TOLERANCES[self.storage]
-
-    @property
     def needs_data(self) -> bool:
         """Whether activations are calibrated."""
         return self.storage == "int8"
@@ -62,7 +57,7 @@ class Route:
         return self.name != "dynamic_int8+sp"
 
 
-_STORAGES = tuple(_TOLERANCES)
+_STORAGES = tuple(TOLERANCES)
 ROUTES: Final[tuple[Route, ...]] = (
     *(Route(storage) for storage in _STORAGES),
     *(Route(storage, "sp") for storage in _STORAGES[:3]),  # XNNPACK crashes on that of int8
@@ -230,10 +225,8 @@ class ExportReport:
 def installed_versions() -> dict[str, str]:
     """The versions of the packages that made and ran the file."""
     versions = {}
-    makers: tuple[str, ...] = ("jax", "litert-converter", "ai-edge-quantizer")
-    if converter_backend() == "tensorflow":
-        makers = ("tensorflow",)
-    for name in ("keras", *makers, "ai-edge-litert"):
+    makers = {"tensorflow": ["tensorflow"], "jax": ["jax", "litert-converter", "ai-edge-quantizer"]}
+    for name in ("keras", *makers[converter_backend()], "ai-edge-litert"):
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:  # e.g. tensorflow-cpu, a build of another name

@@ -15,7 +15,7 @@ import keras
 
 from keras_sparse_ortho._keras_internals import replaced
 from keras_sparse_ortho.export._blocks import as_convolutions
-from keras_sparse_ortho.export._integers import MARK
+from keras_sparse_ortho.export._flatbuffer import MARK
 from keras_sparse_ortho.export._model import leaves, pack
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.quantization import fixed_ranges
@@ -41,7 +41,6 @@ class _Trace:
 
     @property
     def names(self) -> list[str]:
-        """Names of the outputs, after a call."""
         ends = (struct.pack("<dd", *own).hex() for _, *own in self._marks)
         return [*self._names, *(f"{MARK}{k}_{end}" for k, end in enumerate(ends))]
 
@@ -97,15 +96,10 @@ def by_tensorflow(saved_model: str, storage: str, sparse: bool) -> bytes:
     import tensorflow as tf
 
     converter = tf.lite.TFLiteConverter.from_saved_model(saved_model)
-    if storage != "float32":
-        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    wanted = {"DEFAULT": storage != "float32", "EXPERIMENTAL_SPARSITY": sparse}
+    converter.optimizations = [tf.lite.Optimize[name] for name in wanted if wanted[name]]
     if storage == "float16":
         converter.target_spec.supported_types = [tf.float16]
-    if sparse:
-        converter.optimizations = [
-            *(converter.optimizations or []),
-            tf.lite.Optimize.EXPERIMENTAL_SPARSITY,
-        ]
     return bytes(converter.convert())
 
 

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 
 def convert(
     keras_file: str,
@@ -27,8 +29,8 @@ def convert(
     traced: dict[str, Any],
     storage: str,
     sparse: bool,
-    representative: str | None,
     result: str,
+    representative: str | None = None,
 ) -> None:
     """Convert a `.keras` file, by way of what `write_traced` writes or an earlier job has."""
     _load_converter()
@@ -44,8 +46,7 @@ def convert(
     if sparse:
         content = by_tensorflow(path, storage, sparse)
     else:
-        names, rows = [spec["name"] for spec in inputs], inputs[0]["shape"][0]
-        batches = None if representative is None else _batches(representative, names, rows)
+        batches = None if representative is None else _batches(representative, inputs)
         content = in_storage(float_file(path), storage, batches)
     Path(result).write_bytes(content)
 
@@ -54,33 +55,28 @@ def run(
     file: str,
     xnnpack: bool,
     sample: str,
-    input_names: list[str],
+    inputs: list[dict[str, Any]],
     output_names: list[str],
-    batch_size: int,
     result: str,
 ) -> None:
     """Save a file's outputs on a sample."""
-    import numpy as np
-
-    runner = _interpreter(xnnpack, model_path=file).get_signature_runner("serving_default")
+    runner = interpreter_of(xnnpack, model_path=file).get_signature_runner("serving_default")
     details = runner.get_input_details()
-    outputs: list[list[np.ndarray]] = [[] for _ in output_names]
-    for batch in _batches(sample, input_names, batch_size):
-        for name, array in batch.items():
-            # The interpreter would silently resize the file's input.
-            want, shape = [*array.shape], details[name]["shape"].tolist()
-            if want != shape:
-                raise ValueError(f"input {name} must have shape {want}. Received: shape={shape}")
+    for spec in inputs:
+        # The interpreter would silently resize the file's input.
+        want, shape = spec["shape"], details[spec["name"]]["shape"].tolist()
+        if want != shape:
+            raise ValueError(f"input {spec['name']} must have shape {want}. Received: {shape=}")
+    outputs = []
+    for batch in _batches(sample, inputs):
         answers = runner(**batch)
-        for collected, name in zip(outputs, output_names, strict=True):
-            collected.append(answers[name].copy())
-    np.savez(result, *map(np.concatenate, outputs))
+        outputs.append([np.array(answers[name]) for name in output_names])
+    np.savez(result, *map(np.concatenate, zip(*outputs, strict=True)))
 
 
 def inspect(file: str, xnnpack: bool) -> dict[str, Any]:
     """Check that all buffers end within the file, run it once on zeros, and read its names."""
     _limit_memory()
-    import numpy as np
     from ai_edge_litert import schema_py_generated as schema
 
     content = Path(file).read_bytes()
@@ -91,7 +87,7 @@ def inspect(file: str, xnnpack: bool) -> dict[str, Any]:
             buffer.DataAsNumpy()  # raises where the data would end beyond the file
         if buffer.Offset() + buffer.Size() > len(content):
             raise ValueError(f"buffer {k} ends beyond the file")
-    runner = _interpreter(xnnpack, model_path=file).get_signature_runner()
+    runner = interpreter_of(xnnpack, model_path=file).get_signature_runner()
     inputs = runner.get_input_details()
     outputs = runner(**{n: np.zeros(d["shape"], d["dtype"]) for n, d in inputs.items()})
     return {"xnnpack": xnnpack, "input_names": [*inputs], "output_names": [*outputs]}
@@ -174,18 +170,17 @@ def _load(keras_file: str, modules: list[str]) -> Any:
         raise RebuildError(f"{type(error).__name__}: {error}") from error
 
 
-def _batches(file: str, names: list[str], rows: int) -> Iterator[dict[str, Any]]:
+def _batches(file: str, inputs: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Full batches of the arrays in a file, by name."""
-    import numpy as np
-
     with np.load(file) as data:
-        arrays = {name: data[f"arr_{i}"] for i, name in enumerate(names)}
-    for start in range(0, len(arrays[names[0]]) - rows + 1, rows):
+        arrays = {spec["name"]: data[f"arr_{i}"] for i, spec in enumerate(inputs)}
+    rows = inputs[0]["shape"][0]
+    for start in range(0, len(arrays[inputs[0]["name"]]) - rows + 1, rows):
         yield {name: array[start : start + rows] for name, array in arrays.items()}
 
 
-def _interpreter(xnnpack: bool, **options: Any) -> Any:
-    # As `interpreter_of` in `_flatbuffer.py`: the package takes seconds to import.
+def interpreter_of(xnnpack: bool, **options: Any) -> Any:
+    """An interpreter of LiteRT, with XNNPACK or with LiteRT's own kernels alone."""
     from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
     plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
@@ -196,9 +191,7 @@ def _interpreter(xnnpack: bool, **options: Any) -> Any:
 @functools.cache
 def _warm_interpreter(file: str, xnnpack: bool, threads: int) -> Any:
     """An interpreter that has run on normal values, or on zeros where integers are asked for."""
-    import numpy as np
-
-    interpreter = _interpreter(xnnpack, model_path=file, num_threads=threads)
+    interpreter = interpreter_of(xnnpack, model_path=file, num_threads=threads)
     interpreter.allocate_tensors()
     rng = np.random.default_rng(0)
     for one in interpreter.get_input_details():
@@ -212,7 +205,7 @@ def _warm_interpreter(file: str, xnnpack: bool, threads: int) -> Any:
 
 def _limit_memory() -> None:
     """Let what takes more than half of the free memory fail; only on Linux."""
-    try:
+    with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -220,8 +213,6 @@ def _limit_memory() -> None:
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         _, most = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (used + 512 * int(free), most))
-    except (ImportError, OSError, ValueError):
-        return
 
 
 if __name__ == "__main__":

@@ -51,7 +51,6 @@ class FakeQuantize(keras.layers.Layer):
         self._fixed: tuple[float, float, Any] | None = None  # see `fixed_ranges`
 
     def build(self, input_shape: Any = None) -> None:
-        """Creates the range, and whether it has been set."""
         settings = {"shape": (), "initializer": "zeros", "trainable": False}
         more = {"dtype": "float32", "autocast": False, "aggregation": "mean"}
         self.low = self.add_weight(name="low", **settings, **more)
@@ -77,7 +76,6 @@ class FakeQuantize(keras.layers.Layer):
         return rounded if self._fixed else ops.where(self.seen > 0, rounded, inputs)
 
     def compute_output_spec(self, inputs: Any, training: bool | None = None) -> Any:
-        """That of the input."""
         return keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
 
     def step(self) -> float:
@@ -86,7 +84,6 @@ class FakeQuantize(keras.layers.Layer):
         return (high - low) / 255
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments."""
         return {**super().get_config(), "momentum": self.momentum}
 
     def _range(self) -> tuple[float, float]:

@@ -21,7 +21,7 @@ from keras_sparse_ortho.kernels import (
     walk,
 )
 from keras_sparse_ortho.models import Plan, Target, prunable_weights, refuse_unfit, verb
-from keras_sparse_ortho.parametrizations import FakeQuantization, LowRankSoftThreshold
+from keras_sparse_ortho.parametrizations import FakeQuantization
 from keras_sparse_ortho.quantization._quantize_wrapper import (
     FUSED,
     QuantizeWrapper,
@@ -94,20 +94,23 @@ def quantize_aware(
       Integer-Arithmetic-Only Inference" (CVPR 2018), arXiv 1712.05877
     """
     quantizer = FakeQuantization(weights) if isinstance(weights, str) else weights
-    if not (quantizer is None or isinstance(quantizer, FakeQuantization)):
+    rounds = isinstance(quantizer, FakeQuantization)
+    if not (rounds or (quantizer is None and activations)) or activations not in ("int8", None):
         raise ValueError(
-            "`weights` must be 'int8', 'int4', 'ternary', a FakeQuantization or None. "
-            f"Received: {weights=}"
-        )
-    if activations not in ("int8", None) or (activations is None and quantizer is None):
-        raise ValueError(
-            "`activations` must be 'int8' or None, and `weights` and `activations` not both None. "
+            "`activations` must be 'int8' or None, `weights` must be 'int8', 'int4', 'ternary', a "
+            "FakeQuantization or None, and one of them not None. "
             f"Received: {activations=}, {weights=}"
         )
     known = prunable_weights(model)
     chosen, left_out = _chosen(model, known, exclude)
     chosen = [] if quantizer is None else chosen
-    _check(model, known, chosen)
+    quantized = [w.path for w in known if w.storage is not None and w.storage.quantizer is not None]
+    quantized += [path for layer, path in walk(model, "") if isinstance(layer, QuantizeWrapper)]
+    if quantized:
+        raise NotPrunableError(
+            "The model is quantized already: start from the one that was given to quantize_aware. "
+            f"Received: {quantized[:5]}"
+        )
     if quantizer is not None and not chosen:
         refuse_unfit(model, [], "no kernel that could be quantized")
     rounded: Roundings = {}
@@ -167,23 +170,6 @@ def _chosen(
     return chosen, left_out
 
 
-def _check(model: Any, known: list[PrunableWeight], chosen: list[PrunableWeight]) -> None:
-    """Refuses models that are quantized already, and sparse layers that cannot be."""
-    quantized = [w.path for w in known if w.storage is not None and w.storage.quantizer is not None]
-    quantized += [path for layer, path in walk(model, "") if isinstance(layer, QuantizeWrapper)]
-    if quantized:
-        raise NotPrunableError(
-            "The model is quantized already: start from the one that was given to quantize_aware. "
-            f"Received: {quantized[:5]}"
-        )
-    products = [w.path for w in chosen if isinstance(w.storage, LowRankSoftThreshold)]
-    if products:
-        raise NotPrunableError(
-            "Kernels that are products of two factors are not quantized: their integers would be "
-            f"lost when they are stripped. `exclude` them. Received: {products[:5]}"
-        )
-
-
 L = keras.layers
 # Their output has the range of their input, or has zeros beside.
 _PASS_ON = (
@@ -218,10 +204,6 @@ def _place(model: Any, left_out: set[int], found: Roundings) -> None:
     and the ReLU behind it is one. Layers with kernels round their inputs where nothing has.
     """
     calls = graph_calls(model)
-    consumers: dict[int, list[Any]] = {}
-    for call in calls:
-        for tensor in call.inputs:
-            consumers.setdefault(id(tensor), []).append(call.operation)
     ends = {id(tensor) for tensor in keras.tree.flatten(graph_ends(model)[1])}
     rounded: set[int] = set()  # tensors
     for call in calls:
@@ -237,7 +219,7 @@ def _place(model: Any, left_out: set[int], found: Roundings) -> None:
         if not isinstance(layer, L.Layer) or id(layer) in left_out or len(call.outputs) != 1:
             continue
         (made,) = call.outputs
-        after = consumers.get(id(made), [])
+        after = [one.operation for one in calls for tensor in one.inputs if tensor is made]
         fused = len(after) == 1 and id(made) not in ends and _is_fused(inner, innermost(after[0]))
         inputs, output = found.get(id(layer), (0, False))
         if not fused and fixed_step(inner) is None and keras.backend.is_float_dtype(made.dtype):

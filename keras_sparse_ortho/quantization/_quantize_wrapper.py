@@ -70,7 +70,6 @@ class QuantizeWrapper(WrapperBuiltByCalls):
         yield
 
     def build(self, input_shape: Any = None) -> None:
-        """Builds the layer, if need be, and the ranges."""
         with self.building():
             super().build(input_shape)
         for own in (*self.of_inputs, self.of_activation, self.of_output):
@@ -78,7 +77,6 @@ class QuantizeWrapper(WrapperBuiltByCalls):
                 own.build()
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the layer between roundings."""
         if self.of_inputs:
             ranges = iter(self.of_inputs)
             count = sum(map(_is_float, keras.tree.flatten((args, kwargs))))
@@ -111,11 +109,9 @@ class QuantizeWrapper(WrapperBuiltByCalls):
 
     @property
     def prunable_weights(self) -> list[Any]:
-        """Those of the layer."""
         return getattr(self.layer, "prunable_weights", [])
 
     def get_config(self) -> dict[str, Any]:
-        """The layer and the arguments."""
         return {**self.wrapper_config(), "layer": self.layer_config()}
 
     def wrapper_config(self) -> dict[str, Any]:

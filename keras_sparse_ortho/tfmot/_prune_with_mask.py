@@ -106,7 +106,6 @@ class PruneWithMask(EffectiveWeightWrapper):
                 )
         super().build(input_shape)
         self._pending = self._density = None
-        self._live = [int(state.mask().sum()) for state in self.states]
 
     def _new_state(self, index: int, weight: TfKerasWeight, mask: Any, threshold: Any) -> Any:
         state = Masked(weight, weight.variable, mask)
@@ -138,7 +137,6 @@ class PruneWithMask(EffectiveWeightWrapper):
         """Sets masks, and values if there are any; clones of the wrapper draw them anew."""
         for state, drawn in zip(self.states, draws, strict=True):
             _hold(state, drawn)
-        self._live = [int(state.mask().sum()) for state in self.states]
         if any(drawn.initializer is not None for drawn in draws):
             self._initializers = [drawn.initializer for drawn in draws]
 
@@ -146,7 +144,8 @@ class PruneWithMask(EffectiveWeightWrapper):
         made = self._initializers
         if made is not None:
             made = [one and tf_keras.initializers.serialize(one) for one in made]
-        own = {"initializers": made, "live": self._live, "density": self._density}
+        live = [int(state.mask().sum()) for state in self.states] or self._live
+        own = {"initializers": made, "live": live, "density": self._density}
         return super().get_config() | own
 
 

@@ -111,8 +111,7 @@ def takes(layer: Any, argument: str) -> bool:
 @contextmanager
 def known_to_tfmot(layer: Any) -> Iterator[None]:
     """Lets TFMOT's wrapper accept any layer; the method must not stay, see `strip_pruning`."""
-    own = "get_prunable_weights" in vars(layer) if hasattr(layer, "__dict__") else True
-    if own or not isinstance(layer, tf_keras.layers.Layer):
+    if not isinstance(layer, tf_keras.layers.Layer) or "get_prunable_weights" in vars(layer):
         yield
         return
     layer.get_prunable_weights = list
@@ -120,11 +119,6 @@ def known_to_tfmot(layer: Any) -> Iterator[None]:
         yield
     finally:
         del layer.get_prunable_weights
-
-
-def keep_inputs_uncast(layer: Any) -> None:
-    """Leaves the casting of inputs to the sublayers."""
-    layer._autocast = False
 
 
 def forget_calls(layer: Any) -> None:

@@ -217,8 +217,7 @@ class Masked:
 
 
 def _wrapped(wrapper: Any, path: str) -> list[TfKerasWeight]:
-    found = find_kernels(wrapper.layer, path)
-    own = {id(weight.variable): weight for weight in found}
+    own = {id(weight.variable): weight for weight in find_kernels(wrapper.layer, path)}
     known = [(own.get(id(raw)), raw, mask) for raw, mask, _ in wrapper.pruning_vars]
     states: dict[int, Any] = {id(raw): Masked(w, raw, mask) for w, raw, mask in known if w}
     states |= {id(state.weight.variable): state for state in getattr(wrapper, "states", ())}
@@ -253,10 +252,10 @@ def select_weights(model: Any, include: Selection, exclude: Selection) -> list[P
     return weights
 
 
+# `(copied layer, indices of its selected kernels, these) -> wrapper`, and for every such layer
+# `(wrapper, indices, selected kernels)`.
 Wrap = Callable[[Any, list[int], list[PrunableWeight]], Any]
-"""`(copied layer, indices of its selected kernels, these) -> wrapper`."""
 Wrapped = list[tuple[Any, list[int], list[PrunableWeight]]]
-"""For every such layer `(wrapper, indices, selected kernels)`."""
 
 
 def rewrite(model: Any, weights: Sequence[PrunableWeight], wrap: Wrap) -> tuple[Any, Wrapped]:

@@ -16,7 +16,6 @@ from keras_sparse_ortho.tfmot._tf_keras_internals import (
     build_by_calling,
     every_layer_is_built,
     forget_calls,
-    keep_inputs_uncast,
     known_to_tfmot,
     smart_cond,
     takes,
@@ -57,8 +56,7 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
         # TFMOT's wrapper wants a schedule; the masks or thresholds of this one do not ask it.
         never = tfmot.sparsity.keras.ConstantSparsity(0.0, begin_step=0)
         with known_to_tfmot(layer):
-            super().__init__(layer, pruning_schedule=never, **kwargs)
-        keep_inputs_uncast(self)
+            super().__init__(layer, pruning_schedule=never, autocast=False, **kwargs)
         self.supports_masking = self._inner.supports_masking
         # Before the first call, so that TFMOT's callbacks find it in an unbuilt model.
         self.pruning_step = self.add_weight(

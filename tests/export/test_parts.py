@@ -126,13 +126,13 @@ def test_data_with_targets_are_handed_over_as_for_fit():
             return halves[index]
 
     for given in (a, (a, y), (a, y, y), lambda: iter(halves), Batches(), iter(halves)):
-        [found] = one.flatten(inputs_of(given, one), "sample")
+        [found] = one.flatten(inputs_of(given, 1), "sample")
         np.testing.assert_array_equal(found, a)
     inputs = [keras.Input((2,)), keras.Input((3,))]
     model = keras.Model(inputs, L.Dense(1)(L.Concatenate()(inputs)))
     two = signature_of(model, 1, None)
     for given in ([a, b], (a, b), ([a, b], y), lambda: iter([([a, b], y)])):
-        found = two.flatten(inputs_of(given, two), "sample")
+        found = two.flatten(inputs_of(given, 2), "sample")
         for value, expected in zip(found, (a, b), strict=True):
             np.testing.assert_array_equal(value, expected)
 

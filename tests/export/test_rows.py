@@ -10,7 +10,7 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho.export import export_litert
 from keras_sparse_ortho.export._explain import warn_of_rows
 from keras_sparse_ortho.export._model import keras_outputs, signature_of
-from keras_sparse_ortho.export._task import doubts, make_task, rows_of
+from keras_sparse_ortho.export._task import Task, doubts, rows_of
 from tests.export import models
 from tests.helpers import array
 
@@ -128,7 +128,7 @@ def test_where_rows_come_from(sample, data, batch, trained, origin, calibrating)
 def test_trained_ranges_are_judged_on_rows_of_the_user(seen, message):
     model = kso.quantize_aware(mlp())
     model(seen, training=True)
-    task = make_task(model, 1, X[:32], None, None, 60.0)
+    task = Task(model, 1, X[:32], None, None, 60.0)
     if message is None:
         warn_of_rows(task)
     else:
@@ -143,7 +143,7 @@ def test_representative_data_give_the_shapes_of_a_subclassed_model(data):
     model = models.Classifier(L.Dense(4))
     model(X[:1])
     rows = iter(data) if isinstance(data, list) else data
-    task = make_task(model, 1, None, rows, None, 60.0)
+    task = Task(model, 1, None, rows, None, 60.0)
     assert task.signature.inputs[0].shape == (1, 32)
     assert task.signature.inputs[0].dtype == "float32"
 

@@ -207,7 +207,7 @@ def test_refusals():
         (mlp(), {"weights": 8}, ValueError, "`weights` must be"),
         (mlp(), {"exclude": "other"}, UnknownWeightError, "other"),
         (keras.Sequential([keras.Input((4,)), L.ReLU()]), {}, NotPrunableError, "no kernel that"),
-        (product, {}, NotPrunableError, "products of two factors"),
+        (product, {}, NotPrunableError, "product of two factors"),
     ):
         with pytest.raises(error, match=message):
             quantize_aware(model, **options)
