@@ -68,6 +68,11 @@ class RegularBlocks:
     canonical_shape: tuple[int, ...]
 
     @property
+    def density(self) -> float:
+        """Live fraction, the same for every line, matrix and tap."""
+        return self.inputs_of.shape[-1] / self.slots_of.shape[-2]
+
+    @property
     def live(self) -> int:
         """Live entries of the kernel, at all taps."""
         return math.prod(self.canonical_shape) * self.blocks.shape[3] // self.slots_of.shape[-2]

@@ -61,8 +61,7 @@ def test_regular_exactly_orthogonal_and_the_same_dense(kernel_of, share, gain, s
     grid = inputs // rows, outputs // cols
     times = max(1, round(share * math.gcd(*grid)))
     options = {"gain": gain, "seed": seed, "layout": layout, "dtype": np.float64}
-    density = times / math.gcd(*grid)
-    drawn = regular_blocks(shape, density, structure, **options)
+    drawn = regular_blocks(shape, times / math.gcd(*grid), structure, **options)
 
     # The live blocks: fans, count, both lists.
     fan_in, fan_out = times * fan_step(*grid), times * fan_step(*grid[::-1])
@@ -72,11 +71,12 @@ def test_regular_exactly_orthogonal_and_the_same_dense(kernel_of, share, gain, s
     assert drawn.inputs_of.dtype == drawn.slots_of.dtype == np.int32
     check_regular(drawn.inputs_of, grid[0])
     np.testing.assert_array_equal(drawn.slots_of, slots_of(drawn.inputs_of, grid[0]))
-    count = structure.live_count(canonical, density)
+    assert drawn.density == times / math.gcd(*grid)
+    count = structure.live_count(canonical, drawn.density)
     assert drawn.live == count == times * structure.unit(canonical)
 
     # The dense kernel, drawn from the same seed.
-    kernel, mask = exact_orthogonal(shape, density, structure=structure, **options)
+    kernel, mask = exact_orthogonal(shape, drawn.density, structure=structure, **options)
     np.testing.assert_array_equal(layout.to_canonical(kernel), drawn.dense())
     np.testing.assert_array_equal(layout.to_canonical(mask), drawn.mask())
     assert mask.sum() == count
@@ -204,7 +204,7 @@ def test_wide_kernels_never_have_a_dense_form():
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert abs(drawn.live / width**2 - 0.05) <= 128 / width / 2
+    assert abs(drawn.density - 0.05) <= 128 / width / 2
     # The float32 result, and a float64 copy with what changes at once; dense it would take 1 GiB.
     assert peak <= 4 * drawn.live + 1.4 * 8 * drawn.live
     # Rows of blocks j and l are orthogonal, where they meet: a few of them.
@@ -218,8 +218,8 @@ def test_wide_kernels_never_have_a_dense_form():
 
 def test_densities():
     structure = Block(8, 8, regular=True)
-    assert regular_blocks((64, 64), 0.3, structure, seed=0).mask().mean() == 0.25
-    assert regular_blocks((64, 96), 0.3, structure, seed=0).mask().mean() == 0.25  # I = 8, J = 12
+    assert regular_blocks((64, 64), 0.3, structure, seed=0).density == 0.25
+    assert regular_blocks((64, 96), 0.3, structure, seed=0).density == 0.25  # I = 8, J = 12
     assert structure.least((1, 1, 64, 96)) == structure.covering((1, 1, 64, 96)) == 24 * 64
     with pytest.raises(DensityError, match=r"has 512 to 4096 live entries: the least .* 0.125. R"):
         exact_orthogonal((64, 64), 0.05, structure=structure)
