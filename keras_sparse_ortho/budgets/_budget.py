@@ -307,7 +307,7 @@ def er(
     - Mocanu et al., "Scalable training of artificial neural networks with adaptive sparse
       connectivity inspired by network science" (Nature Communications 2018), arXiv 1707.04780
     """
-    return _erdos_renyi(choose(weights_of(model), include, exclude), density, orthogonal)
+    return _erdos_renyi(model, density, include, exclude, orthogonal, spatial=False)
 
 
 @other_keywords()
@@ -338,23 +338,19 @@ def erk(
 
     - Evci et al., "Rigging the Lottery: Making All Tickets Winners" (ICML 2020), arXiv 1911.11134
     """
-    return _erdos_renyi(
-        choose(weights_of(model), include, exclude), density, orthogonal, spatial=True
-    )
+    return _erdos_renyi(model, density, include, exclude, orthogonal, spatial=True)
 
 
 def _erdos_renyi(
-    weights: Sequence[PrunableWeight], density: float, orthogonal: Orthogonal, spatial: bool = False
+    model: Any, density: float, include: Any, exclude: Any, orthogonal: Orthogonal, *, spatial: bool
 ) -> Budget:
-    relative = []
+    weights, relative = choose(weights_of(model), include, exclude), []
     for weight in weights:
         layout = weight.layout or KernelLayout.convolution()
         # Attention heads and the like are flattened to in and out.
         batch, parts, *taps, inputs, outputs = layout.canonical_shape(weight.shape)
-        dims = [outputs * parts]
-        dims += [inputs] if layout.inputs else []
-        dims += [batch] if layout.batch else []
-        dims += taps if spatial else []
+        dims = [outputs * parts, *(taps if spatial else ())]
+        dims += [size for size, axes in ((inputs, layout.inputs), (batch, layout.batch)) if axes]
         relative.append(sum(dims) / math.prod(dims))
     return allocate(weights, density, relative, orthogonal=orthogonal)
 

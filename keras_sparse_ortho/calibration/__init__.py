@@ -6,6 +6,7 @@ from keras_sparse_ortho.calibration._layerwise import (
     CALIBRATED,
     Recipe,
     canonical_shape,
+    other_density,
     prune_layers,
 )
 from keras_sparse_ortho.calibration._restore_statistics import restore_statistics

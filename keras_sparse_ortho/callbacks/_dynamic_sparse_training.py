@@ -110,29 +110,28 @@ class DynamicSparseTraining(StepCallback):
 
     def move(self, step: int) -> int:
         """Drops and grows now, for the cosine at `step`; how many have moved."""
-        return self.change_masks(step, lambda: self._move_all(step))
 
-    def _move_all(self, step: int) -> int:
-        scores = self.growth_scores(self._weights, step)
-        pairs = list(zip(self._weights, scores, strict=True))
-        wrong = [weight.path for weight, score in pairs if not np.isfinite(score).all()]
-        if wrong:
-            warnings.warn(
-                f"{type(self).__name__} skipped its update at step {step}: the scores of "
-                f"{wrong[:3]} are not finite.",
-                stacklevel=2,
-            )
-            return 0
-        return sum(self._update_weight(weight, score, step) for weight, score in pairs)
+        def update() -> int:
+            pairs = [*zip(self._weights, self.growth_scores(self._weights, step), strict=True)]
+            wrong = [weight.path for weight, score in pairs if not np.isfinite(score).all()]
+            if wrong:
+                warnings.warn(
+                    f"{type(self).__name__} skipped its update at step {step}: the scores of "
+                    f"{wrong[:3]} are not finite.",
+                    stacklevel=2,
+                )
+                return 0
+            grown = 0
+            for weight, scores in pairs:
+                storage: Any = weight.storage
+                rng = np.random.default_rng(derived_seed(self.seed, f"{step}/{weight.path}"))
+                moved = _moved_blocks if storage.in_blocks else _moved_entries
+                live = moved(weight, self.drop_fraction(step), scores, rng)
+                grown += np.count_nonzero(live & ~storage.live_places()) * storage.place_size
+                storage.move(live, self.optimizer)
+            return int(grown)
 
-    def _update_weight(self, weight: PrunableWeight, scores: np.ndarray, step: int) -> int:
-        storage: Any = weight.storage
-        rng = np.random.default_rng(derived_seed(self.seed, f"{step}/{weight.path}"))
-        moved = _moved_blocks if storage.in_blocks else _moved_entries
-        live = moved(weight, self.drop_fraction(step), scores, rng)
-        grown = int(np.count_nonzero(live & ~storage.live_places()))
-        storage.move(live, self.optimizer)
-        return grown * int(storage.place_size)
+        return self.change_masks(step, update)
 
     def _find(self, model: Any) -> list[PrunableWeight]:
         sparse = [w for w in prunable_weights(model) if w.storage is not None]

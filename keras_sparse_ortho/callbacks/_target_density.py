@@ -19,7 +19,7 @@ from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import density_gap
 from keras_sparse_ortho.orthogonal import largest_masks, live_count
 from keras_sparse_ortho.parametrizations import LearntThreshold
-from keras_sparse_ortho.schedules import Constant, Cubic, Schedule
+from keras_sparse_ortho.schedules import Cubic, Schedule
 
 _LARGEST = np.finfo(np.float64).max
 DEFAULT_FLOOR = 0.3
@@ -46,7 +46,7 @@ class ThresholdSteering:
         self.density = check_density(density)
         self.frequency = None if frequency is None else check_integer("frequency", frequency)
         self.freeze = freeze
-        self.needs_length = schedule is None
+        self._needs_length = schedule is None
         self.schedule = (schedule or Cubic(1.0, frequency=self.frequency)).with_density(density)
         self._plan = self.schedule
         self._thresholds: list[Any] = []
@@ -65,10 +65,11 @@ class ThresholdSteering:
 
     def resolve(self, steps: int | None, start: int = 0) -> None:
         """Resolves the schedule for a run; ValueError for one of unknown length without steps."""
-        if self.needs_length and steps is None:
+        if self._needs_length and steps is None:
             raise ValueError(
                 "TargetDensity needs a `schedule` if the number of steps is not known before "
-                f"training. Received: schedule=None, {steps=}"
+                "training, in steps, as schedules.Cubic(begin_step=0, end_step=...). "
+                f"Received: schedule=None, {steps=}"
             )
         self._plan = self.schedule.resolved(steps, start)
         # Kept, as `is_due` is called in every step, when JAX' variables may not be up to date.
@@ -243,24 +244,12 @@ class TargetDensity(DensityRun):
         steered = any(to_numpy(threshold.offset).item() for threshold in self._own)
         if gap is not None and steered and not run_position(step, start, in_steps):
             raise self.restart_error(step, f"and thresholds that were steered to {gap}")
-        if steps is None and self._steering.needs_length and self.in_loop:
-            self._fall_at_once()
         self._steering.resolve(steps, start)
         end = self._steering.end_step
         if not in_steps and end is not None and step < end and not self._steering.thresholds:
             self.warn_of_single_epochs("thresholds that were fixed by another run")
         for threshold in self._own:
             threshold.aim(self.density, self._steering.freeze and end is not None)
-
-    def _fall_at_once(self) -> None:
-        warnings.warn(
-            "TargetDensity does not know how long this loop will train, so the density falls at "
-            "once, and live entries are never fixed. Give a schedule in steps, as schedules.Cubic("
-            "begin_step=0, end_step=...). Received: schedule=None",
-            stacklevel=level_of_user(),
-        )
-        self._steering.schedule = Constant(self.density, frequency=self._steering.frequency)
-        self._steering.needs_length = False
 
     def is_due(self, step: int, executed: int) -> bool:
         return self._steering.is_due(step, executed)
@@ -370,23 +359,13 @@ def cut(entries: Sequence[Entries], count: int) -> Cut:
     masks = largest_masks(ranked, count)
     pairs = list(zip(critical, masks, strict=True))
     below = max((one[~mask].max(initial=-np.inf) for one, mask in pairs), default=-np.inf)
-    above = min((one[mask].min(initial=np.inf) for one, mask in pairs), default=np.inf)
-    offset = _between(critical, float(below), float(above), all(mask.all() for mask in masks))
-    return Cut(masks, [offset] * len(masks), unreachable)
-
-
-def _between(critical: list[np.ndarray], below: float, above: float, all_live: bool) -> float:
-    """An offset between those of the dead and of the live entries, as nearly as there is one."""
-    if all_live:
-        least = min((one[one > -np.inf].min(initial=np.inf) for one in critical), default=0.0)
-        return min(_finite(least), 0.0) - 1.0
+    alive = [one[mask & (one > -np.inf)] for one, mask in pairs]
+    above = min((one.min(initial=np.inf) for one in alive), default=np.inf)
     if below == np.inf:  # no offset kills this many
         largest = max(one[one < np.inf].max(initial=-np.inf) for one in critical)
-        return max(_finite(largest), 0.0) + 1.0
-    if below == -np.inf:  # all others are exactly 0
-        return _finite(above) - 1.0
-    return (below + above) / 2 if np.isfinite(above) else below + 1.0
-
-
-def _finite(value: float) -> float:
-    return float(value) if np.isfinite(value) else 0.0
+        offset = max(float(largest), 0.0) + 1.0
+    elif below == -np.inf:  # no others, or all of them are exactly 0
+        offset = min(float(above), 0.0) - 1.0
+    else:
+        offset = float(below + above) / 2 if np.isfinite(above) else float(below) + 1.0
+    return Cut(masks, [offset] * len(masks), unreachable)

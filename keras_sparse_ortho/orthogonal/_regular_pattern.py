@@ -7,8 +7,7 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import linprog
 
-from keras_sparse_ortho._checks import check_integer, is_integer
-from keras_sparse_ortho.errors import DensityError
+from keras_sparse_ortho._checks import check_integer
 
 # Rounds of trades. For 16 to 1024 lines more make no difference: after four times as many, the
 # number of blocks that two lines share has the same variance.
@@ -94,26 +93,13 @@ def regular_pattern(
     - Strona et al., "A fast and unbiased procedure to randomize ecological binary matrices with
       fixed row and column totals" (Nature Communications, 2014)
     """
-    count = check_integer("input_blocks", input_blocks)
-    lines = check_integer("output_blocks", output_blocks)
-    step = fan_step(count, lines)
-    if not is_integer(fan_in) or not 0 < fan_in <= count or fan_in % step:
-        text = (
-            f"In a regular pattern of {count} input and {lines} output blocks, `fan_in` must be a "
-            f"multiple of {step} up to {count}"
-        )
-        if is_integer(fan_in) and step < fan_in < count:
-            below = fan_in // step * step
-            text += f"; the nearest are {below} and {below + step}"
-        raise DensityError(f"{text}. Received: fan_in={fan_in!r}")
-    fan = int(fan_in)
-    # `fan` consecutive numbers modulo `count` are all different, and each comes equally often.
-    dealt = (np.arange(lines * fan) % count).reshape(lines, fan)
-    pattern = _shuffled(count, rng)[dealt][_shuffled(lines, rng)]
-    half = lines // 2
-    if half and fan < count:
+    # So many consecutive numbers modulo `input_blocks` differ, and each comes equally often.
+    dealt = (np.arange(output_blocks * fan_in) % input_blocks).reshape(-1, fan_in)
+    pattern = _shuffled(input_blocks, rng)[dealt][_shuffled(output_blocks, rng)]
+    half = output_blocks // 2
+    if half and fan_in < input_blocks:
         for _ in range(_ROUNDS):
-            order = _shuffled(lines, rng)
+            order = _shuffled(output_blocks, rng)
             first, second = order[:half], order[half : 2 * half]
             both = np.sort(np.concatenate([pattern[first], pattern[second]], axis=1), axis=1)
             keys = rng.random(both.shape)
@@ -122,7 +108,7 @@ def regular_pattern(
             keys[:, :-1][same] = -1.0
             keys[:, 1:][same] = 2.0
             both = np.take_along_axis(both, np.argsort(keys, axis=1), axis=1)
-            pattern[first], pattern[second] = both[:, :fan], both[:, fan:]
+            pattern[first], pattern[second] = both[:, :fan_in], both[:, fan_in:]
     return np.sort(pattern, axis=1).astype(np.int32)
 
 

@@ -100,15 +100,13 @@ class Block(Structure):
     def divides(self, canonical_shape: Sequence[int]) -> bool:
         """Whether inputs and outputs can be divided into blocks, regular ones with padding."""
         *_, inputs, outputs = canonical_shape
-        rows = block_count(inputs, self.rows) * self.rows
-        cols = block_count(outputs, self.cols) * self.cols
-        if rows == inputs or cols == outputs:
-            sides = (inputs, rows, self.rows), (outputs, cols, self.cols)
-            (side, padded, width), (other, _, _) = sides if cols == outputs else sides[::-1]
-            even = block_count(side, block_count(side, width)) == width
-            close = padded <= min(_PADDED * side, other)
-            return padded == side or (self.regular and even and close)
-        return False
+        sides = (inputs, self.rows, outputs), (outputs, self.cols, inputs)
+        uneven = [one for one in sides if one[0] % one[1]]
+        if not self.regular or len(uneven) != 1:
+            return not uneven
+        side, width, other = uneven[0]
+        count = block_count(side, width)
+        return block_count(side, count) == width and count * width <= min(_PADDED * side, other)
 
     def check(self, canonical_shape: Sequence[int]) -> None:
         """Refuses inputs or outputs that cannot be divided into blocks."""
@@ -341,10 +339,6 @@ def regular_blocks(
     seed, bit for bit, but no array of the size of the dense kernel is made: memory is that of the
     live blocks and 1.3 float64 copies of them. `structure` is a `Block(rows, cols, regular=True)`;
     the other arguments and errors are those of `exact_orthogonal`. Returns a `RegularBlocks`.
-
-    A convolution has the same live blocks, over channels, at all its taps. Its values are at the
-    center tap, where they make the kernel exactly orthogonal, and only these are stored; the live
-    entries of other taps are zeros that training may move.
 
     Example:
 

@@ -82,11 +82,7 @@ def prune(
     live ones while the error falls. With the inputs `Y` in the model as given, the layer is fitted
     to `W + H^-1 X^T (Y - X) W / 2`, and so makes up for part of what the ones before it lost.
     `"wanda"` keeps the largest `|w_i| norm(X_i)`, and refits these, as magnitudes are refitted if
-    there is `data`:
-
-    - `prune(trained, 0.2, score="obs", data=x)`, best with `budget="error"`;
-    - `prune(trained, 0.5, score="obs", data=x, structure="2:4")`;
-    - `prune(trained, 0.2, data=x)`: magnitudes, refitted.
+    there is `data`: `prune(trained, 0.2, data=x)`.
 
     With batch normalization, call `restore_statistics` on the result. For masks of any other origin
     call `apply_masks`; to draw new sparse kernels, `sparsify`; for masks learned in training,
@@ -324,7 +320,10 @@ def _by_scores(
     asked = saliency.budget if plan is None else plan  # refuses kernels without a live entry
     if storage == "blocks":
         blocks = BlockPlan.of(weights, asked, None, orthogonal=False, budget=budget)
-        return hold(model, blocks.weights, blocks.draws(saliency.scores), storage, blocks)
+        counts, scores = blocks.budget.counts, saliency.scores
+        recipe = Recipe(counts=counts, blocks=blocks.blocks, scores=scores)
+        draws = prune_layers(model, blocks.weights, recipe)
+        return hold(model, blocks.weights, draws, storage, blocks)
     masks = saliency.masks if plan is None else saliency.masks_for(plan)
     return hold(model, weights, {path: Draw(mask) for path, mask in masks.items()}, storage)
 

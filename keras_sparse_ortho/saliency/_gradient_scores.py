@@ -240,39 +240,26 @@ class _Derivatives:
         return self._mean(lambda batch: run(None, *batch, u))
 
     def _mean(self, of: Callable[[Batch], list[Any]]) -> list[np.ndarray]:
+        def own_mean() -> list[Any]:
+            total = sum(samples(batch) for batch in self._batches)
+            mean: list[Any] = [0.0] * len(self._loss.variables)
+            for batch in self._batches:
+                share = samples(batch) / total
+                found = [p if isinstance(p, np.ndarray) else to_numpy(p) for p in of(batch)]
+                mean = [a + share * b.astype("float64") for a, b in zip(mean, found, strict=True)]
+            return mean
+
         with from_zero_states(self._loss.model):
-            mean = self._workers.together(lambda: self._own_mean(of))
+            mean = self._workers.together(own_mean)
         return self._workers.mean(mean, self._total)
 
-    def _own_mean(self, of: Callable[[Batch], list[Any]]) -> list[np.ndarray]:
-        total = sum(samples(batch) for batch in self._batches)
-        mean: list[Any] = [0.0] * len(self._loss.variables)
-        for batch in self._batches:
-            share = samples(batch) / total
-            found = [p if isinstance(p, np.ndarray) else to_numpy(p) for p in of(batch)]
-            parts = [share * part.astype("float64") for part in found]
-            mean = [a + b for a, b in zip(mean, parts, strict=True)]
-        return mean
 
-
-SALIENCIES: dict[str, Callable[..., Saliency]] = {
-    "magnitude": magnitude,
-    "random": random,
-    "snip": snip,
-    "grasp": grasp,
-    "synflow": synflow,
-}
+SALIENCIES = {one.__name__: one for one in (magnitude, random, snip, grasp, synflow)}
 _OF_DATA = ("snip", "grasp")
 
 
 def saliency_by_name(
-    name: str,
-    model: Any,
-    density: float,
-    data: Any = None,
-    *,
-    seed: int | None = None,
-    **options: Any,
+    name: str, model: Any, density: float, data: Any = None, **options: Any
 ) -> Saliency:
     """The saliency of this name; refuses missing data, and data for a method that uses none."""
     if name not in SALIENCIES:
@@ -288,6 +275,4 @@ def saliency_by_name(
             f"{name} uses the weights alone: leave `data` out. "
             f"Received: score={name!r}, data of type {type(data).__name__}"
         )
-    if name in (*_OF_DATA, "random"):
-        options["seed"] = seed
     return SALIENCIES[name](model, density, *([] if data is None else [data]), **options)

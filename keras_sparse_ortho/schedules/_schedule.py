@@ -47,11 +47,12 @@ class Schedule(abc.ABC):
     Subclasses implement `at`; and `get_config`, unless every argument is an attribute.
     """
 
+    @other_keywords()
     def __init__(
         self,
-        density: float | None,
-        begin_step: int | float,
-        end_step: int | float | None,
+        density: float | None = None,
+        begin_step: int | float = 0,
+        end_step: int | float | None = None,
         frequency: int | None = None,
     ) -> None:
         self.density = None if density is None else check_density(density)
@@ -175,16 +176,6 @@ class Constant(Schedule):
     >>> [schedule.due(step) for step in (0, 100, 120, 150)]
     [False, True, False, True]
     """
-
-    @other_keywords()
-    def __init__(
-        self,
-        density: float | None = None,
-        begin_step: int | float = 0,
-        end_step: int | float | None = None,
-        frequency: int | None = None,
-    ) -> None:
-        super().__init__(density, begin_step, end_step, frequency)
 
     def at(self, step: int) -> float:
         return self._final() if step >= self._steps()[0] else 1.0

@@ -329,20 +329,6 @@ def test_trades_reach_all_of_a_larger_set():
     assert sum((count - 50) ** 2 / 50 for count in counts.values()) < 135  # 89 degrees, 0.001
 
 
-@pytest.mark.parametrize(
-    ("inputs", "outputs", "fan", "text"),
-    [
-        (6, 4, 4, r"multiple of 3 up to 6; the nearest are 3 and 6. Received: fan_in=4"),
-        (6, 4, 9, r"multiple of 3 up to 6. Received: fan_in=9"),
-        (6, 4, 0, r"Received: fan_in=0"),
-        (6, 6, 2.0, r"Received: fan_in=2.0"),
-    ],
-)
-def test_fans_that_no_pattern_has(inputs, outputs, fan, text):
-    with pytest.raises(DensityError, match=text):
-        regular_pattern(inputs, outputs, fan, np.random.default_rng(0))
-
-
 def damaged(place, value):
     pattern = regular_pattern(6, 6, 3, np.random.default_rng(0))
     pattern[place] = value
