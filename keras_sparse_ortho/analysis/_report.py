@@ -139,7 +139,11 @@ class SparsityReport:
         """The figures of the kernels, which do not depend on their storage, as JSON values."""
         parts = {"weights": self.rows, "unregistered": self.unregistered}
         return {name: getattr(self, name) for name in _TOTALS} | {
-            name: [_figures(row) for row in rows] for name, rows in parts.items()
+            name: [
+                {**dataclasses.asdict(row), "shape": list(row.shape), "density": row.density}
+                for row in rows
+            ]
+            for name, rows in parts.items()
         }
 
     def to_csv(self, path: str | pathlib.Path) -> None:
@@ -247,8 +251,7 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
     FLOPs are multiply-adds for one sample, counted once each as in the tables of the STR and RigL
     papers: `size * positions` for the dense kernel and `live * positions` for the sparse one.
     `dead_outputs` counts the outputs whose effective kernel is all zero, which stay dead after
-    ReLU; `gain` is that of the initializer that drew the kernel. Optional columns are
-    shown where they say something.
+    ReLU; `gain` is that of the initializer that drew the kernel.
 
     Dense matrices are listed with the reason (`Row.state`). There are three densities: of the
     sparse kernels (`sparse_density`), of all kernels (`density`) and of all matrices of the model
@@ -265,9 +268,7 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
             leaves open; without it the FLOPs of such a model are unknown.
 
     Returns:
-        A `SparsityReport`, which prints as a table and has `to_dict()`, `to_csv(path)`, the memory
-        of the kernels (`bytes`, `live_bytes`), and how many of the `params` that `model.summary()`
-        counts are masks or indices (`mask_params`).
+        A `SparsityReport`, which prints as a table and has `to_dict()` and `to_csv(path)`.
 
     Raises:
         NotPrunableError: A model that is not built.
@@ -292,28 +293,21 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
     if sample is not None:
         sample = first_batches(sample, batch_size=1, shuffle=False)[0][0]
     weights = prunable_weights(model, flops=True, sample=sample, unregistered=True)
-    known: list[Row] = []
-    others: list[Row] = []
     on_blocks = any(getattr(weight.storage, "block", None) for weight in weights)
-    for weight in weights:
-        listed = known if weight.registered or weight.storage is not None else others
-        listed.append(_row(weight, orthogonality, on_blocks))
-    unadopted = [w for w in weights if w.storage is None and _drawn_by(w) is not None]
+    rows = [(weight, _row(weight, orthogonality, on_blocks)) for weight in weights]
+    known = [row for w, row in rows if w.registered or w.storage is not None]
     stores = [weight.storage for weight in weights if weight.storage is not None]
     support = [variable for storage in stores for variable in storage.support()]
     values = [weight.variable for weight in weights]
     return SparsityReport(
         tuple(known),
         str(getattr(model, "name", "")),
-        tuple(others),
+        tuple(row for w, row in rows if not w.registered and w.storage is None),
         bytes=sum(math.prod(v.shape) * _itemsize(v) for v in (*values, *support)),
-        live_bytes=sum(
-            row.live * _itemsize(weight.variable)
-            for row, weight in zip((*known, *others), weights, strict=True)
-        ),
+        live_bytes=sum(row.live * _itemsize(weight.variable) for weight, row in rows),
         params=sum(math.prod(variable.shape) for variable in model.weights),
         mask_params=sum(math.prod(variable.shape) for variable in support),
-        unadopted=tuple(weight.path for weight in unadopted),
+        unadopted=tuple(w.path for w in weights if w.storage is None and _drawn_by(w) is not None),
     )
 
 
@@ -377,10 +371,6 @@ def _itemsize(variable: Any) -> int:
 def _sum(values: list[int | None]) -> int | None:
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None
-
-
-def _figures(row: Row) -> dict[str, Any]:
-    return {**dataclasses.asdict(row), "shape": list(row.shape), "density": row.density}
 
 
 def _in_full(value: int | None) -> str:
