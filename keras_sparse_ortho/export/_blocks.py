@@ -143,6 +143,8 @@ def _blocks_of(layer: Any) -> ZeroBlocks | str:
         return "it was never called"
     if getattr(layer, "data_format", None) == "channels_first":
         return "its channels come first"
+    if getattr(layer, "groups", 1) != 1:
+        return f"it has groups={layer.groups}"
     if isinstance(layer, L.EinsumDense):
         data, _, output = axes_of(layer.equation, layer.input_spec.ndim)
         if output[0] != data[0]:
