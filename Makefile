@@ -145,8 +145,8 @@ test-compat: $(COMPAT_STAMP)
 
 test-formats: $(FORMATS_STAMP)
 	@for backend in tensorflow jax torch; do \
-		KERAS_BACKEND=$$backend $(FORMATS)/bin/python -m pytest -q tests/compat/test_formats.py \
-			tests/compat/test_formats_of_layers.py tests/compat/test_micro.py || exit 1; done
+		KERAS_BACKEND=$$backend $(FORMATS)/bin/python -m pytest -q \
+			tests/compat/test_formats.py tests/compat/test_micro.py || exit 1; done
 
 # LiteRT files where TensorFlow is not installed at all, from JAX and torch.
 test-no-tensorflow: $(NO_TF_STAMP)

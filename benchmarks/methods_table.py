@@ -92,7 +92,7 @@ class Cycles(kso.schedules.Cubic):
 
     cycles = 3
 
-    def density(self, step: int) -> float:
+    def at(self, step: int) -> float:
         """That of the cycle."""
         begin, end = self.begin_step, self.end_step
         if not begin <= step < end:

@@ -6,7 +6,7 @@
 
 An MLP on Fashion-MNIST and the model of `small_language_model.py` are trained, and pruned to
 regular blocks at one density, with their channels as they are or in the order of
-`reorder_channels`. Then they are trained on live blocks: the MLP for an epoch, the language model
+`reordered.py`. Then they are trained on live blocks: the MLP for an epoch, the language model
 for as many steps as it was trained before, and for an epoch of its text. Each run
 is a line of `results/trained_blocks.jsonl`; `results/trained_blocks.md` has the means.
 """
@@ -127,12 +127,14 @@ TASKS = {"mlp": Mlp, "text": Text, "text_epoch": TextEpoch}
 
 def on_blocks(model, name: str, case: tuple[str, int, bool], density: float, inputs):
     """The trained model of a network on live blocks."""
+    from reordered import reorder_channels
+
     import keras_sparse_ortho as kso
 
     method, side, reordered = case
     block = kso.Block(side, side)
     if reordered:
-        model = kso.contrib.reorder_channels(model, density, block)
+        model = reorder_channels(model, density, block)
     options = {"structure": block, "storage": "blocks", "exclude": OTHERS[name]}
     return kso.prune(model, density, data=inputs, **options | METHODS[method])
 
@@ -214,7 +216,7 @@ def summarize(given: argparse.Namespace) -> None:
     text += (
         f"Kernels of regular blocks at density {given.density:g}, all but embeddings and heads; "
         "mean and standard deviation over the seeds. OBS and refits on calibration data; "
-        "`reordered`: channels in the order of `reorder_channels`, which on the language model are "
+        "`reordered`: channels in the order of `reordered.py`, which on the language model are "
         "those of the feed-forwards. Dense networks are trained on for as many steps, too; "
         "differences are to the dense one before that.\n\n"
     )

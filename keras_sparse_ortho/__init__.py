@@ -24,7 +24,6 @@ from keras_sparse_ortho import analysis as analysis
 from keras_sparse_ortho import budgets as budgets
 from keras_sparse_ortho import calibration as calibration
 from keras_sparse_ortho import callbacks as callbacks
-from keras_sparse_ortho import contrib as contrib
 from keras_sparse_ortho import errors as errors
 from keras_sparse_ortho import initializers as initializers
 from keras_sparse_ortho import kernels as kernels
@@ -98,7 +97,7 @@ _LOADED_ON_USE = {"export_litert": "export", "load_litert": "export"}
 
 # The sub-packages are found here, too; `from keras_sparse_ortho import *` leaves them out.
 _ROOMS = (
-    *("analysis", "budgets", "calibration", "callbacks", "contrib", "errors", "export"),
+    *("analysis", "budgets", "calibration", "callbacks", "errors", "export"),
     *("initializers", "kernels", "layers", "models", "orthogonal", "parametrizations", "pruning"),
     *("quantization", "saliency", "schedules", "tfmot"),
 )

@@ -16,10 +16,9 @@ def gather(values: Any, indices: Any, axis: int = 0) -> Any:
 
     `keras.ops.take` also serves negative and missing ones, with a select for each entry.
     """
-    backend = keras.backend.backend()
-    if backend == "jax":
+    if keras.backend.backend() == "jax":
         return _jax().numpy.take(values, indices, axis=axis, mode="clip")
-    if backend == "tensorflow":
+    if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
         return tf.gather(values, indices, axis=axis)
@@ -84,7 +83,7 @@ def if_compiled_for_cpus(
     On torch and in eager TensorFlow each operation is called alone: loops cost more than they save.
     """
     backend = keras.backend.backend()
-    if backend == "jax":
+    if backend == "jax":  # decided when it is compiled, which may be for another device
         return _jax().lax.platform_dependent(*values, cpu=function, default=otherwise)
     if backend == "tensorflow":
         import tensorflow as tf
@@ -149,29 +148,22 @@ def map_chunks(function: Callable[..., Any], arrays: Sequence[Any], chunks: int,
     """
     if chunks == 1:
         return function(*arrays)
-    backend = keras.backend.backend()
-    if backend == "jax":
-        chunked = functools.partial(_map_on_jax, function, chunks)
-        # Decided when it is compiled, which may be for another device than that at hand.
-        return _jax().lax.platform_dependent(
-            like, *arrays, cpu=chunked, default=lambda _, *whole: function(*whole)
-        )
-    if backend == "tensorflow":
-        import tensorflow as tf
+    mapped = _map_on_jax if keras.backend.backend() == "jax" else _map_on_tensorflow
+    chunked = functools.partial(mapped, function, chunks)
+    return if_compiled_for_cpus(chunked, lambda _, *whole: function(*whole), like, *arrays)
 
-        if tf.executing_eagerly() or tf.config.list_logical_devices("GPU"):
-            return function(*arrays)
-        parts = [
-            tf.reshape(a, (chunks, a.shape[0] // chunks, *keras.ops.shape(a)[1:])) for a in arrays
-        ]
-        mapped = tf.map_fn(
-            lambda part: function(*part),
-            tuple(parts),
-            fn_output_signature=like.dtype,
-            parallel_iterations=1,
-        )
-        return tf.reshape(mapped, (arrays[0].shape[0], *keras.ops.shape(mapped)[2:]))
-    return function(*arrays)
+
+def _map_on_tensorflow(function: Callable[..., Any], chunks: int, like: Any, *arrays: Any) -> Any:
+    import tensorflow as tf
+
+    shapes = [(chunks, a.shape[0] // chunks, *keras.ops.shape(a)[1:]) for a in arrays]
+    mapped = tf.map_fn(
+        lambda part: function(*part),
+        tuple(map(tf.reshape, arrays, shapes)),
+        fn_output_signature=like.dtype,
+        parallel_iterations=1,
+    )
+    return tf.reshape(mapped, (arrays[0].shape[0], *keras.ops.shape(mapped)[2:]))
 
 
 def _map_on_jax(function: Callable[..., Any], chunks: int, like: Any, *arrays: Any) -> Any:

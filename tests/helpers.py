@@ -9,6 +9,12 @@ import keras
 import numpy as np
 import pytest
 
+# What has no public name, and several tests need, comes from here.
+from keras_sparse_ortho._backend import compiled as compiled
+from keras_sparse_ortho._backend import second_derivatives as second_derivatives
+from keras_sparse_ortho._keras_internals import optimizer_slots as optimizer_slots
+from keras_sparse_ortho._values import Workers as Workers
+from keras_sparse_ortho.callbacks._step_callback import StepCallback as StepCallback
 from keras_sparse_ortho.errors import DensityWarning
 
 

@@ -15,6 +15,7 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "keras_sparse_ortho"
 FILES = sorted(PACKAGE.rglob("*.py"))
 SETS = ("set", "frozenset", "AbstractSet", "KeysView")
 METHODS = ("union", "intersection", "difference", "symmetric_difference", "copy")
+LISTED = ("list", "tuple", "enumerate", "iter", "map", "zip", "fromkeys", "join")
 # Calls for which no order counts, if the items are taken as they are.
 UNORDERED = ("set", "frozenset", "sorted", "len", "sum", "min", "max", "any", "all", "bool")
 
@@ -56,20 +57,18 @@ class Sets:
         return (self.scope_of[node], node.id) if isinstance(node, ast.Name) else None
 
     def _note(self, node):
-        if isinstance(node, ast.arg) and is_set_annotation(node.annotation):
-            self.names.add((self.scope_of[node], node.arg))
-        elif isinstance(node, ast.AnnAssign) and is_set_annotation(node.annotation):
-            self.names.add(self._key(node.target))
-        elif isinstance(node, ast.Assign):
-            for target in node.targets:
-                pairs = [(target, node.value)]
-                if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                    pairs = zip(target.elts, node.value.elts, strict=False)
-                for one, value in pairs:
-                    if self.has(value):
-                        self.names.add(self._key(one))
-        elif isinstance(node, ast.NamedExpr) and self.has(node.value):
-            self.names.add(self._key(node.target))
+        match node:
+            case ast.arg(annotation=annotation) if is_set_annotation(annotation):
+                self.names.add((self.scope_of[node], node.arg))
+            case ast.AnnAssign(annotation=annotation) if is_set_annotation(annotation):
+                self.names.add(self._key(node.target))
+            case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
+                pairs = zip(targets, values, strict=False)
+                self.names |= {self._key(target) for target, value in pairs if self.has(value)}
+            case ast.Assign(targets=targets, value=value) if self.has(value):
+                self.names |= {self._key(target) for target in targets}
+            case ast.NamedExpr(target=target, value=value) if self.has(value):
+                self.names.add(self._key(target))
 
     def _known(self, node):
         if isinstance(node, ast.Attribute):
@@ -83,22 +82,19 @@ class Sets:
             scope = self.scope_of[scope]
 
     def has(self, node):
-        if isinstance(node, ast.Set | ast.SetComp):
-            return True
-        if isinstance(node, ast.Name | ast.Attribute):
-            return self._known(node)
-        if isinstance(node, ast.BinOp):
-            kinds = (ast.Sub, ast.BitAnd, ast.BitOr, ast.BitXor)
-            sides = (node.left, node.right)
-            return isinstance(node.op, kinds) and any(map(self._is_side, sides))
-        if isinstance(node, ast.IfExp):
-            return self.has(node.body) or self.has(node.orelse)
-        if isinstance(node, ast.Call):
-            called = node.func
-            if isinstance(called, ast.Attribute):
-                of_set = called.attr in METHODS and self.has(called.value)
-                return of_set or called.attr in self.returning
-            return isinstance(called, ast.Name) and called.id in {*SETS, *self.returning}
+        match node:
+            case ast.Set() | ast.SetComp():
+                return True
+            case ast.Name() | ast.Attribute():
+                return self._known(node)
+            case ast.BinOp(op=ast.Sub() | ast.BitAnd() | ast.BitOr() | ast.BitXor()):
+                return self._is_side(node.left) or self._is_side(node.right)
+            case ast.IfExp():
+                return self.has(node.body) or self.has(node.orelse)
+            case ast.Call(func=ast.Attribute(attr=name, value=value)):
+                return name in self.returning or (name in METHODS and self.has(value))
+            case ast.Call(func=ast.Name(id=name)):
+                return name in (*SETS, *self.returning)
         return False
 
     def _is_side(self, node):
@@ -141,18 +137,9 @@ def ordered_uses(tree, sets):
                 yield node
         elif isinstance(node, ast.Call):
             name = getattr(node.func, "id", getattr(node.func, "attr", ""))
-            listed = name in (
-                "list",
-                "tuple",
-                "enumerate",
-                "iter",
-                "map",
-                "zip",
-                "fromkeys",
-                "join",
-            )
             popped = name == "pop" and not node.args and sets.has(getattr(node.func, "value", None))
-            if popped or (listed and any(map(sets.has, node.args)) and order_counts(node)):
+            listed = name in LISTED and any(map(sets.has, node.args)) and order_counts(node)
+            if popped or listed:
                 yield node
 
 

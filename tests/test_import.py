@@ -100,11 +100,3 @@ except ImportError as error:
     message = " ".join(run(code, KERAS_BACKEND="", KERAS_HOME=str(tmp_path)))
     assert "Set the environment variable KERAS_BACKEND before the first import" in message
     assert "Received: no module 'tensorflow'; installed: ['jax', 'torch']" in message
-
-
-def test_the_face_of_the_package():
-    import keras_sparse_ortho as kso
-
-    assert set(kso.__all__) <= set(dir(kso))
-    for name in kso.__all__:
-        assert getattr(kso, name) is not None

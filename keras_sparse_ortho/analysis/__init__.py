@@ -3,7 +3,6 @@
 from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.analysis._jacobian import jacobian_singular_values
 from keras_sparse_ortho.analysis._orthogonality import orthogonality_error
-from keras_sparse_ortho.analysis._plots import plot_masks
 from keras_sparse_ortho.analysis._report import SparsityReport, report
 from keras_sparse_ortho.initializers import critical_gain
 
@@ -12,7 +11,6 @@ __all__ = [
     "critical_gain",
     "jacobian_singular_values",
     "orthogonality_error",
-    "plot_masks",
     "report",
 ]
 

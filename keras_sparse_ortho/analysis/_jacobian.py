@@ -1,12 +1,12 @@
 """`jacobian_singular_values`: the spectrum of the input-output Jacobian."""
 
-import functools
+import math
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_sparse_ortho._backend import compiled, second_derivatives, value_and_gradients
+from keras_sparse_ortho._backend import compiled, value_and_gradients
 from keras_sparse_ortho._keras_internals import VariableOverrides, from_zero_states
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
@@ -19,8 +19,8 @@ _LARGEST_BATCH = 2**24
 def jacobian_singular_values(model: Any, x: Any) -> np.ndarray:
     """Singular values of `J = d output / d input` for every sample, in inference.
 
-    All rows of `J`, or columns if there are fewer, come from products with unit vectors; then a
-    dense SVD. All singular values near 1 is called dynamical isometry.
+    All rows of `J` come from products with unit vectors; then a dense SVD. All singular values near
+    1 is called dynamical isometry.
 
     Args:
         model: A built Keras model or layer with one input and one output.
@@ -35,7 +35,7 @@ def jacobian_singular_values(model: Any, x: Any) -> np.ndarray:
 
     Limits: products are computed in float32 (`keras.config.floatx()`), so values below about 1e-6
     of the largest are rounding. Samples must not affect each other (no batch statistics). The time
-    grows with the smaller of inputs and outputs.
+    grows with the number of outputs.
 
     Example:
 
@@ -50,92 +50,59 @@ def jacobian_singular_values(model: Any, x: Any) -> np.ndarray:
     - Pennington, Schoenholz and Ganguli, "Resurrecting the sigmoid in deep learning through
       dynamical isometry" (NeurIPS 2017), arXiv 1711.04735
     """
-    products = _JacobianProducts(model, x)
-    few = min(products.outputs, products.inputs)
-    unit = np.broadcast_to(np.eye(few), (products.samples, few, few))
-    rows = products.outputs <= products.inputs
-    found = products.backward(unit) if rows else products.forward(unit)
-    return np.linalg.svd(found, compute_uv=False)
+    x = _samples(model, x)
+    states = [v for v in model.variables if keras.backend.is_float_dtype(v.dtype)]
+    xla = keras.backend.backend() == "jax"  # on TensorFlow it takes longer than the products
 
-
-class _JacobianProducts:
-    """`J u` and `J^T v` for every sample of `x`, with inputs and outputs flattened."""
-
-    def __init__(self, model: Any, x: Any) -> None:
-        check_built(model)
-        inputs = keras.tree.flatten(x)
-        if len(inputs) != 1:
-            raise NotPrunableError(
-                f"Jacobians are computed for models with one input. Received: {len(inputs)} inputs"
-            )
-        (x,) = inputs
-        x = x if isinstance(x, np.ndarray) else to_numpy(x)  # the backend may narrow its dtype
-        if x.ndim < 1 or len(x) == 0 or not np.issubdtype(x.dtype, np.floating):
-            raise ValueError(
-                "`x` must hold float inputs, at least one sample; integers have no derivative "
-                "(pass the part of the model after the embedding). "
-                f"Received: x of shape {x.shape} and dtype {x.dtype}"
-            )
-        self._model = model
-        self._x = x.astype(keras.config.floatx())
-        self._states = [v for v in model.variables if keras.backend.is_float_dtype(v.dtype)]
-        xla = keras.backend.backend() == "jax"  # on TensorFlow it takes longer than the products
-        outputs = self._run(compiled(self._outputs, xla=xla), self._x[:1])
-        self._output_shape = outputs.shape[1:]
-        self.samples = len(x)
-        self.inputs = int(np.prod(x.shape[1:], dtype=np.int64))
-        self.outputs = int(np.prod(self._output_shape, dtype=np.int64))
-        # From vectors `(samples, count, inputs)` to `(samples, count, outputs)`, and back.
-        forward, backward = (
-            compiled(function, xla=xla)
-            for function in (self._jacobian_times, self._transpose_times)
-        )
-        self.forward = functools.partial(self._products, forward, x.shape[1:])
-        self.backward = functools.partial(self._products, backward, self._output_shape)
-
-    def _products(self, step: Any, shape: tuple[int, ...], vectors: np.ndarray) -> np.ndarray:
-        samples, count, _ = vectors.shape
-        # Chunks of equal size, so that at most two programs are compiled.
-        at_once = max(1, _LARGEST_BATCH // (samples * max(self.inputs, self.outputs)))
-        parts = []
-        for start in range(0, count, at_once):
-            chunk = vectors[:, start : start + at_once]
-            x = np.repeat(self._x, chunk.shape[1], axis=0)
-            u = chunk.reshape(-1, *shape).astype(self._x.dtype)
-            parts.append(self._run(step, x, u).reshape(samples, chunk.shape[1], -1))
-        return np.concatenate(parts, axis=1).astype("float64")
-
-    def _run(self, step: Any, *arrays: np.ndarray) -> np.ndarray:
-        tensors = [keras.ops.convert_to_tensor(array) for array in arrays]
-        states = [variable.value for variable in self._states]
-        return to_numpy(step(states, *tensors))
-
-    def _outputs(self, states: list[Any], x: Any) -> Any:
-        states = [keras.ops.stop_gradient(state) for state in states]
-        pairs = zip(self._states, states, strict=True)
+    def outputs(values: list[Any], x: Any) -> Any:
+        pairs = zip(states, map(keras.ops.stop_gradient, values), strict=True)
         # The outer scope catches and drops updates, of seed states for instance.
-        with keras.StatelessScope(), VariableOverrides(pairs), from_zero_states(self._model):
-            found = keras.tree.flatten(self._model(x, training=False))
+        with keras.StatelessScope(), VariableOverrides(pairs), from_zero_states(model):
+            found = keras.tree.flatten(model(x, training=False))
         if len(found) != 1:
             raise NotPrunableError(
                 f"Jacobians are computed for models with one output. Received: {len(found)} outputs"
             )
         return keras.ops.cast(found[0], x.dtype)
 
-    def _transpose_times(self, states: list[Any], x: Any, v: Any) -> Any:
+    def transpose_times(values: list[Any], x: Any, v: Any) -> Any:
         """`J^T v`: the gradient of `<f(x), v>` with respect to `x`."""
-        # And to `v`: torch keeps the graph only for values that another gradient hangs on.
-        _, (product, _) = value_and_gradients(
-            lambda pair: keras.ops.sum(self._outputs(states, pair[0]) * pair[1]), [x, v]
+        _, (product,) = value_and_gradients(
+            lambda inputs: keras.ops.sum(outputs(values, inputs[0]) * v), [x]
         )
         return product
 
-    def _jacobian_times(self, states: list[Any], x: Any, u: Any) -> Any:
-        # `J^T v` is linear in v, so the gradient of <J^T v, u> is J u. This needs no forward-mode
-        # rules, which some functions lack (live blocks).
-        v = keras.ops.zeros((x.shape[0], *self._output_shape), dtype=x.dtype)
-        with second_derivatives():
-            _, (product,) = value_and_gradients(
-                lambda values: keras.ops.sum(self._transpose_times(states, x, values[0]) * u), [v]
-            )
-        return product
+    def run(function: Any, *arrays: np.ndarray) -> np.ndarray:
+        values = [variable.value for variable in states]
+        return to_numpy(function(values, *map(keras.ops.convert_to_tensor, arrays)))
+
+    shape = run(compiled(outputs, xla=xla), x[:1]).shape[1:]
+    step, unit = compiled(transpose_times, xla=xla), np.eye(math.prod(shape))
+    # Chunks of equal size, so that at most two programs are compiled.
+    at_once = max(1, _LARGEST_BATCH // max(x.size, len(x) * len(unit)))
+    rows = []
+    for start in range(0, len(unit), at_once):
+        chunk = unit[start : start + at_once]
+        v = np.tile(chunk, (len(x), 1)).reshape(-1, *shape).astype(x.dtype)
+        products = run(step, np.repeat(x, len(chunk), axis=0), v)
+        rows.append(products.reshape(len(x), len(chunk), -1))
+    return np.linalg.svd(np.concatenate(rows, axis=1).astype("float64"), compute_uv=False)
+
+
+def _samples(model: Any, x: Any) -> np.ndarray:
+    """The inputs as one array of floats."""
+    check_built(model)
+    inputs = keras.tree.flatten(x)
+    if len(inputs) != 1:
+        raise NotPrunableError(
+            f"Jacobians are computed for models with one input. Received: {len(inputs)} inputs"
+        )
+    (x,) = inputs
+    x = x if isinstance(x, np.ndarray) else to_numpy(x)  # the backend may narrow its dtype
+    if x.ndim < 1 or len(x) == 0 or not np.issubdtype(x.dtype, np.floating):
+        raise ValueError(
+            "`x` must hold float inputs, at least one sample; integers have no derivative "
+            "(pass the part of the model after the embedding). "
+            f"Received: x of shape {x.shape} and dtype {x.dtype}"
+        )
+    return x.astype(keras.config.floatx())

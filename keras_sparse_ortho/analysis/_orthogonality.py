@@ -29,15 +29,13 @@ def orthogonality_error(
     0.1
     """
     layout = KernelLayout.convolution() if layout is None else layout
-    kernel = np.asarray(kernel, dtype=np.float64)
-    canonical = layout.to_canonical(kernel)
+    canonical = layout.to_canonical(np.asarray(kernel, dtype=np.float64))
     *taps, rows, columns = canonical.shape[2:]
-    matrices = canonical.reshape(-1, *taps, rows, columns)
     worst = 0.0
-    for matrix in matrices:
+    for matrix in canonical.reshape(-1, *taps, rows, columns):
         if rows < columns:
             matrix = np.swapaxes(matrix, -1, -2)
-        gram = _gram_by_shift(matrix, tuple(taps))
+        gram = _gram_by_shift(matrix, (*taps,) or (1,))
         square = float(np.mean(np.diagonal(gram[0]))) if gain is None else gain**2
         if square == 0.0:
             return math.inf
@@ -50,8 +48,6 @@ def _gram_by_shift(matrix: np.ndarray, taps: tuple[int, ...]) -> np.ndarray:
     """`sum_s K_s^T K_(s + shift)` for every shift with overlapping taps; shift 0 comes first."""
     rows, columns = matrix.shape[-2:]
     flat: np.ndarray = matrix.reshape(-1, rows, columns)
-    if len(flat) == 1:
-        return (flat[0].T @ flat[0])[None]
     live = [tap for tap in range(len(flat)) if flat[tap].any()]
     places = np.stack(np.unravel_index(np.arange(len(flat)), taps), axis=-1)
     none: tuple[int, ...] = (0,) * len(taps)

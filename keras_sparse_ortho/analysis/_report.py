@@ -7,7 +7,7 @@ import io
 import math
 import pathlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -100,17 +100,17 @@ class SparsityReport:
     @property
     def density(self) -> float:
         """Live fraction over all kernels."""
-        return _density(self.rows)
+        return self.live / self.size if self.rows else 1.0
 
     @property
     def sparse_density(self) -> float:
         """Live fraction over the kernels that are not dense; 1 if all are dense."""
-        return _density(self._sparse)
+        return SparsityReport(self._sparse).density
 
     @property
     def whole_density(self) -> float:
         """Live fraction over all matrices of the model, including unregistered ones."""
-        return _density(self._everything)
+        return SparsityReport(self._everything).density
 
     @property
     def dense(self) -> dict[str, str]:
@@ -122,8 +122,8 @@ class SparsityReport:
         return *self.rows, *self.unregistered
 
     @property
-    def _sparse(self) -> list[Row]:
-        return [row for row in self.rows if row.state == "sparse"]
+    def _sparse(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.state == "sparse")
 
     @property
     def flops(self) -> int | None:
@@ -137,10 +137,13 @@ class SparsityReport:
 
     def to_dict(self) -> dict[str, Any]:
         """The figures of the kernels, which do not depend on their storage, as JSON values."""
-        return {
-            **{name: getattr(self, name) for name in _TOTALS},
-            "weights": [_figures(row) for row in self.rows],
-            "unregistered": [_figures(row) for row in self.unregistered],
+        parts = {"weights": self.rows, "unregistered": self.unregistered}
+        return {name: getattr(self, name) for name in _TOTALS} | {
+            name: [
+                {**dataclasses.asdict(row), "shape": list(row.shape), "density": row.density}
+                for row in rows
+            ]
+            for name, rows in parts.items()
         }
 
     def to_csv(self, path: str | pathlib.Path) -> None:
@@ -162,10 +165,18 @@ class SparsityReport:
     def _table(
         self, number: Callable[[int | None], str], name_width: int, space: int
     ) -> rich.table.Table:
+        title = f"Kernels of '{self.name}'"
+        if self.mask_params:  # what is counted and stored besides live values
+            title += (
+                f"\n{self.params:,} parameters in summary(), {self.mask_params:,} of them masks or "
+                f"indices; kernels take {_in_short(self.bytes)}B, their live values "
+                f"{_in_short(self.live_bytes)}B"
+            )
         table = rich.table.Table(
             padding=(0, space),
-            title=f"Kernels of '{self.name}'{self._parameters()}",
+            title=title,
             title_justify="left",
+            caption_justify="left",
             box=rich.box.SIMPLE_HEAD,
             collapse_padding=True,
             pad_edge=False,
@@ -178,18 +189,21 @@ class SparsityReport:
         titles = ["shape", "size", "live", "density", "FLOPs", "sparse\nFLOPs", *extra]
         for title in titles:
             table.add_column(title, justify="right", no_wrap=True)
+
+        def totals(rows: tuple[Row, ...], flops: bool = True) -> list[str]:
+            one = SparsityReport(rows)
+            cells = [number(one.size), number(one.live), f"{one.density:.4f}"]
+            return [*cells, number(one.flops), number(one.sparse_flops)] if flops else cells
+
         for k, row in enumerate(self._everything):
-            flops = (number(row.flops), number(row.sparse_flops))
             cells = [column[k] for column in extra.values()]
-            shape = "x".join(map(str, row.shape))
-            table.add_row(row.path, shape, *_totals([row], number), *flops, *cells)
+            table.add_row(row.path, "x".join(map(str, row.shape)), *totals((row,)), *cells)
         table.add_section()
         if self.dense and self.sparse_density < 1:
-            table.add_row("sparse kernels", "", *_totals(self._sparse, number))
-        flops = (number(self.flops), number(self.sparse_flops))
-        table.add_row("all kernels", "", *_totals(self.rows, number), *flops)
+            table.add_row("sparse kernels", "", *totals(self._sparse, flops=False))
+        table.add_row("all kernels", "", *totals(self.rows))
         if self.unregistered:
-            table.add_row("whole model", "", *_totals(self._everything, number))
+            table.add_row("whole model", "", *totals(self._everything, flops=False))
         reasons = [f"{row.path}: {row.not_on_blocks}" for row in self.rows if row.not_on_blocks]
         notes = ["Not on blocks", *reasons] if reasons else []
         if self.unadopted:
@@ -198,35 +212,21 @@ class SparsityReport:
                 "call apply_masks(model).",
                 ", ".join(self.unadopted),
             ]
-        if notes:
-            table.caption = "\n".join(notes)
-            table.caption_justify = "left"
+        table.caption = "\n".join(notes) or None
         return table
-
-    def _parameters(self) -> str:
-        """A line on what is counted and stored besides live values, if anything is."""
-        if not self.mask_params:
-            return ""
-        return (
-            f"\n{self.params:,} parameters in summary(), {self.mask_params:,} of them masks or "
-            f"indices; kernels take {_in_short(self.bytes)}B, their live values "
-            f"{_in_short(self.live_bytes)}B"
-        )
 
     def _extra_columns(self) -> dict[str, list[str]]:
         """The optional columns by title; all cells are empty in a column that is not shown."""
         rows = self._everything
-        errors = [row.orthogonality_error for row in rows]
-        gains = [row.gain for row in rows]
-        tells_why = bool(self._sparse) or {"not updated", "not adopted"} & {*self.dense.values()}
+        errors, gains = [row.orthogonality_error for row in rows], [row.gain for row in rows]
+        dense = self.dense
+        tells_why = bool(self._sparse) or {"not updated", "not adopted"} & {*dense.values()}
         chosen = {gain for gain in gains if gain is not None} - {1.0}
         return {
             "|G - I|": ["" if error is None else f"{error:.1e}" for error in errors],
             "dead\noutputs": [str(row.dead_outputs or "") for row in rows],
             "gain": [f"{gain:.4g}" if chosen and gain is not None else "" for gain in gains],
-            "why\ndense": [
-                row.state if row.state != "sparse" and tells_why else "" for row in rows
-            ],
+            "why\ndense": [dense.get(row.path, "") if tells_why else "" for row in rows],
             "blocks": ["x".join(map(str, row.block or ())) for row in rows],
             "least\ndensity": [
                 "" if row.least_density is None else f"{row.least_density:.4f}" for row in rows
@@ -251,8 +251,7 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
     FLOPs are multiply-adds for one sample, counted once each as in the tables of the STR and RigL
     papers: `size * positions` for the dense kernel and `live * positions` for the sparse one.
     `dead_outputs` counts the outputs whose effective kernel is all zero, which stay dead after
-    ReLU; `gain` is that of the initializer that drew the kernel. Optional columns are
-    shown where they say something.
+    ReLU; `gain` is that of the initializer that drew the kernel.
 
     Dense matrices are listed with the reason (`Row.state`). There are three densities: of the
     sparse kernels (`sparse_density`), of all kernels (`density`) and of all matrices of the model
@@ -269,9 +268,7 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
             leaves open; without it the FLOPs of such a model are unknown.
 
     Returns:
-        A `SparsityReport`, which prints as a table and has `to_dict()`, `to_csv(path)`, the memory
-        of the kernels (`bytes`, `live_bytes`), and how many of the `params` that `model.summary()`
-        counts are masks or indices (`mask_params`).
+        A `SparsityReport`, which prints as a table and has `to_dict()` and `to_csv(path)`.
 
     Raises:
         NotPrunableError: A model that is not built.
@@ -296,38 +293,27 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
     if sample is not None:
         sample = first_batches(sample, batch_size=1, shuffle=False)[0][0]
     weights = prunable_weights(model, flops=True, sample=sample, unregistered=True)
-    known: list[Row] = []
-    others: list[Row] = []
-    for weight in weights:
-        listed = known if weight.registered or weight.storage is not None else others
-        listed.append(_row(weight, orthogonality))
-    if any(row.block for row in known):
-        reasons = {w.path: why_not_on_blocks(w, w.density) for w in weights if w.registered}
-        known = [
-            row if row.block else dataclasses.replace(row, not_on_blocks=reasons.get(row.path))
-            for row in known
-        ]
-    unadopted = [w for w in weights if w.storage is None and _drawn_by(w) is not None]
+    on_blocks = any(getattr(weight.storage, "block", None) for weight in weights)
+    rows = [(weight, _row(weight, orthogonality, on_blocks)) for weight in weights]
+    known = [row for w, row in rows if w.registered or w.storage is not None]
     stores = [weight.storage for weight in weights if weight.storage is not None]
     support = [variable for storage in stores for variable in storage.support()]
     values = [weight.variable for weight in weights]
     return SparsityReport(
         tuple(known),
         str(getattr(model, "name", "")),
-        tuple(others),
+        tuple(row for w, row in rows if not w.registered and w.storage is None),
         bytes=sum(math.prod(v.shape) * _itemsize(v) for v in (*values, *support)),
-        live_bytes=sum(
-            row.live * _itemsize(weight.variable)
-            for row, weight in zip((*known, *others), weights, strict=True)
-        ),
+        live_bytes=sum(row.live * _itemsize(weight.variable) for weight, row in rows),
         params=sum(math.prod(variable.shape) for variable in model.weights),
         mask_params=sum(math.prod(variable.shape) for variable in support),
-        unadopted=tuple(weight.path for weight in unadopted),
+        unadopted=tuple(w.path for w in weights if w.storage is None and _drawn_by(w) is not None),
     )
 
 
-def _row(weight: PrunableWeight, orthogonality: bool | str) -> Row:
-    live = weight.live
+def _row(weight: PrunableWeight, orthogonality: bool | str, on_blocks: bool) -> Row:
+    live, block = weight.live, getattr(weight.storage, "block", None)
+    elsewhere = on_blocks and weight.registered and not block
     waits = weight.storage is not None and weight.storage.unfinished() is not None
     sparse = (weight.storage is not None and not waits) or live < weight.size
     drawn_by = _drawn_by(weight)
@@ -354,7 +340,8 @@ def _row(weight: PrunableWeight, orthogonality: bool | str) -> Row:
         dead_outputs=dead,
         gain=getattr(drawn_by, "gain", None),
         state="sparse" if sparse else dense,
-        block=getattr(weight.storage, "block", None),
+        block=block,
+        not_on_blocks=why_not_on_blocks(weight, weight.density) if elsewhere else None,
         least_density=getattr(weight.storage, "least_density", None),
     )
 
@@ -384,20 +371,6 @@ def _itemsize(variable: Any) -> int:
 def _sum(values: list[int | None]) -> int | None:
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None
-
-
-def _density(rows: Sequence[Row]) -> float:
-    return sum(row.live for row in rows) / sum(row.size for row in rows) if rows else 1.0
-
-
-def _totals(rows: Sequence[Row], number: Callable[[int | None], str]) -> list[str]:
-    """Total size, live entries and density of rows, as cells."""
-    size, live = sum(row.size for row in rows), sum(row.live for row in rows)
-    return [number(size), number(live), f"{_density(rows):.4f}"]
-
-
-def _figures(row: Row) -> dict[str, Any]:
-    return {**dataclasses.asdict(row), "shape": list(row.shape), "density": row.density}
 
 
 def _in_full(value: int | None) -> str:

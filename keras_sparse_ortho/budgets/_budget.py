@@ -307,7 +307,7 @@ def er(
     - Mocanu et al., "Scalable training of artificial neural networks with adaptive sparse
       connectivity inspired by network science" (Nature Communications 2018), arXiv 1707.04780
     """
-    return _erdos_renyi(choose(weights_of(model), include, exclude), density, orthogonal)
+    return _erdos_renyi(model, density, include, exclude, orthogonal, spatial=False)
 
 
 @other_keywords()
@@ -338,23 +338,19 @@ def erk(
 
     - Evci et al., "Rigging the Lottery: Making All Tickets Winners" (ICML 2020), arXiv 1911.11134
     """
-    return _erdos_renyi(
-        choose(weights_of(model), include, exclude), density, orthogonal, spatial=True
-    )
+    return _erdos_renyi(model, density, include, exclude, orthogonal, spatial=True)
 
 
 def _erdos_renyi(
-    weights: Sequence[PrunableWeight], density: float, orthogonal: Orthogonal, spatial: bool = False
+    model: Any, density: float, include: Any, exclude: Any, orthogonal: Orthogonal, *, spatial: bool
 ) -> Budget:
-    relative = []
+    weights, relative = choose(weights_of(model), include, exclude), []
     for weight in weights:
         layout = weight.layout or KernelLayout.convolution()
         # Attention heads and the like are flattened to in and out.
         batch, parts, *taps, inputs, outputs = layout.canonical_shape(weight.shape)
-        dims = [outputs * parts]
-        dims += [inputs] if layout.inputs else []
-        dims += [batch] if layout.batch else []
-        dims += taps if spatial else []
+        dims = [outputs * parts, *(taps if spatial else ())]
+        dims += [size for size, axes in ((inputs, layout.inputs), (batch, layout.batch)) if axes]
         relative.append(sum(dims) / math.prod(dims))
     return allocate(weights, density, relative, orthogonal=orthogonal)
 
@@ -376,7 +372,7 @@ def allocate(
     size = sum(weight.size for weight in weights)
     total = live_count(density, size)
     upper = [weight.size for weight in weights]
-    least, covering = needs_of(weights, orthogonal)
+    _, least, covering, _ = zip(*(needs_of(w, orthogonal) for w in weights), strict=True)
     if total < sum(least):
         what, hint = "a live entry in every weight", ""
         if orthogonal:
@@ -453,8 +449,7 @@ def fit_structure(
 
     The result has at most as many live entries, and fewer by less than the smallest unit.
     """
-    rows = [_structure_bounds(weight, patterns[weight.path]) for weight in weights]
-    units, least, covering, most = ([row[k] for row in rows] for k in range(4))
+    units, least, covering, most = zip(*(needs_of(w, patterns) for w in weights), strict=True)
     if not sum(least) <= plan.live <= sum(most):
         found = (getattr(pattern, "structure", None) for pattern in patterns.values())
         names = sorted({str(structure) for structure in found if structure})
@@ -514,39 +509,24 @@ def _clipped_shares(
     return counts
 
 
-def _structure_bounds(
-    weight: PrunableWeight, pattern: SparseInitializer
-) -> tuple[int, int, int, int]:
+def needs_of(weight: PrunableWeight, orthogonal: Orthogonal) -> tuple[int, int, int, int]:
     """Unit, minimum, minimum without dead outputs, and maximum of a weight's live entries."""
-    least, covering = _needs(weight, pattern)
-    structure = getattr(pattern, "structure", None)
-    if structure is None:
-        return 1, least, covering, weight.size
-    shape = layout_for(weight, pattern).canonical_shape(weight.shape)
-    return structure.unit(shape), least, covering, structure.most(shape)
-
-
-def needs_of(
-    weights: Sequence[PrunableWeight], orthogonal: Orthogonal
-) -> tuple[list[int], list[int]]:
-    """Minimum live entries of each weight, and the minimum without dead outputs."""
-    pairs = [_needs(weight, orthogonal) for weight in weights]
-    return [least for least, _ in pairs], [covering for _, covering in pairs]
-
-
-def _needs(weight: PrunableWeight, orthogonal: Orthogonal) -> tuple[int, int]:
+    if orthogonal is False:
+        return 1, 1, 1, weight.size
+    initializer: Any = orthogonal
     if isinstance(orthogonal, bool):
-        if not orthogonal:
-            return 1, 1
-        initializer: SparseInitializer = ExactOrthogonal(seed=0)
+        initializer = ExactOrthogonal(seed=0)
     elif isinstance(orthogonal, Mapping):
         initializer = orthogonal[weight.path]
-    else:
-        initializer = orthogonal
     try:
-        return initializer.least_counts(weight.shape, axes_for(weight, initializer))
+        least, covering = initializer.least_counts(weight.shape, axes_for(weight, initializer))
     except LayoutError as error:
         raise LayoutError(f"The weight '{weight.path}' does not fit: {error}") from None
+    structure = getattr(initializer, "structure", None)
+    if structure is None:
+        return 1, least, covering, weight.size
+    shape = layout_for(weight, initializer).canonical_shape(weight.shape)
+    return structure.unit(shape), least, covering, structure.most(shape)
 
 
 def _bounds(

@@ -2,13 +2,10 @@
 
 import csv
 import importlib.resources
-import re
 
 from keras_sparse_ortho._checks import check_density, other_keywords
 from keras_sparse_ortho.budgets._budget import Budget
 from keras_sparse_ortho.errors import BudgetError
-
-_TABLE = "str_resnet50.csv"
 
 
 @other_keywords()
@@ -38,10 +35,10 @@ def str_resnet50(density: float = 0.0977) -> Budget:
     Reference:
 
     - Kusupati et al., "Soft Threshold Weight Reparameterization for Learnable Sparsity" (ICML
-      2020), arXiv 2002.03231; the table is that of the authors' repository, RAIVNLab/STR
+      2020), arXiv 2002.03231; the table is that of RAIVNLab/STR, with Keras' names
     """
     density = check_density(density)
-    resource = importlib.resources.files(__package__).joinpath("data", _TABLE)
+    resource = importlib.resources.files(__package__).joinpath("data", "str_resnet50.csv")
     overall, *layers = csv.DictReader(resource.read_text(encoding="utf-8").splitlines())
     columns = [name for name in overall if name.startswith("sparsity_")]
     published = {_density(overall[name]): name for name in columns}
@@ -50,23 +47,12 @@ def str_resnet50(density: float = 0.0977) -> Budget:
             f"STR's published densities for ResNet-50 are {sorted(published, reverse=True)}. "
             f"Received: density={density!r}"
         )
-    column = published[density]
-    paths = {_keras_name(row["layer"]): row for row in layers}
     return Budget(
-        {path: _density(row[column]) for path, row in paths.items()},
-        {path: int(row["size"]) for path, row in paths.items()},
+        {row["layer"]: _density(row[published[density]]) for row in layers},
+        {row["layer"]: int(row["size"]) for row in layers},
     )
 
 
 def _density(sparsity: str) -> float:
     """The density for a printed sparsity [%]; rounded, as 100 - 90.23 is not 9.77 in binary."""
     return round(1 - float(sparsity) / 100, 6)
-
-
-def _keras_name(name: str) -> str:
-    if name in ("conv1", "fc"):
-        return {"conv1": "conv1_conv/kernel", "fc": "predictions/kernel"}[name]
-    match = re.fullmatch(r"layer(\d)\.(\d)\.(?:conv(\d)|downsample)", name)
-    assert match is not None, name
-    stage, block, convolution = match.groups(default="0")
-    return f"conv{int(stage) + 1}_block{int(block) + 1}_{convolution}_conv/kernel"

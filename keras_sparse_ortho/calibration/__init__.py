@@ -2,7 +2,13 @@
 
 from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.calibration._channels import Channels
-from keras_sparse_ortho.calibration._layerwise import CALIBRATED, Recipe, prune_layers
+from keras_sparse_ortho.calibration._layerwise import (
+    CALIBRATED,
+    Recipe,
+    canonical_shape,
+    other_density,
+    prune_layers,
+)
 from keras_sparse_ortho.calibration._restore_statistics import restore_statistics
 from keras_sparse_ortho.calibration._shares import budget_by_error
 

@@ -57,14 +57,8 @@ class Channels:
                 f"the layer. Received: {inputs} inputs"
             )
 
-    def unit(self, canonical_shape: Sequence[int]) -> int:
-        _, _, *taps, _, outputs = canonical_shape
-        return math.prod(taps) * self.group * outputs
-
-    def most(self, canonical_shape: Sequence[int]) -> int:
-        return math.prod(canonical_shape)
-
     def nearest(self, canonical_shape: Sequence[int], count: int) -> int:
         """The live count of whole groups nearest to a count, at least one group."""
-        unit = self.unit(canonical_shape)
+        _, _, *taps, _, outputs = canonical_shape
+        unit = math.prod(taps) * self.group * outputs
         return max(round(count / unit), 1) * unit

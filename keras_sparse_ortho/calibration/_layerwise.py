@@ -46,7 +46,6 @@ L = keras.layers
 CALIBRATED = ("obs", "wanda")
 """The scores that need inputs of each layer."""
 
-_WARN_FROM = 0.1  # a warning lists densities that are off by more than this part
 _ROWS = 64  # of a batch
 _MOST_BATCHES = 64
 # With fewer different rows OBS is often behind magnitudes, which need no data.
@@ -59,49 +58,42 @@ Rows = Callable[[np.ndarray], np.ndarray]
 
 `k` is taps times inputs of one matrix, and `M` batch times parts of the canonical shape.
 """
-AsGiven = Callable[[], contextlib.AbstractContextManager[Any]]
-"""Makes a scope in which a model has the values that it came with."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """How the kernels of a model are pruned one by one."""
 
-    score: str = "magnitude"  # or "obs", "wanda"
+    score: str = "magnitude"  # or "obs", "wanda"; unless there are `scores`
     counts: Mapping[str, int] | None = None  # live entries by path; or
     masks: Mapping[str, np.ndarray] | None = None  # given ones by path
     structure: NByM | Channels | None = None
     blocks: Mapping[str, Block] = dataclasses.field(default_factory=dict)  # regular ones, by path
     refit: bool = False  # whether live entries get new values; with "obs" they always do
+    scores: Mapping[str, np.ndarray] | None = dataclasses.field(default=None, repr=False)  # by path
 
     @property
     def needs_data(self) -> bool:
         return self.refit or self.score in CALIBRATED
 
-    def by_magnitude(self, weight: PrunableWeight) -> tuple[np.ndarray, np.ndarray]:
-        """Values and mask of a kernel without regard to its inputs."""
-        kernel = weight.finite_raw_value()
-        if self.masks is not None:
-            return kernel, self.masks[weight.path]
-        scores = np.abs(as_matrices(kernel, weight.layout))
-        mask = self._pattern(weight).largest(scores, self._count(weight))
-        return kernel, from_matrices(mask, weight.shape, weight.layout)
-
     def solved(
-        self, weight: PrunableWeight, gram: Any, across: Any
+        self, weight: PrunableWeight, gram: Any = None, across: Any = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Values and mask of a kernel for inputs with these moments."""
+        """Values and mask of a kernel for inputs with these moments, or by magnitude."""
         kernel = as_matrices(weight.finite_raw_value(), weight.layout)
         if self.masks is not None:
             mask = as_matrices(self.masks[weight.path], weight.layout)
-        elif self.score == "obs":
+        elif self.score == "obs" and gram is not None:
             if across is not None:
                 kernel = aimed(kernel, gram, across)
             kernel, mask = obs(kernel, self._count(weight), gram, self._pattern(weight))
         else:
-            scores = wanda(kernel, gram) if self.score == "wanda" else np.abs(kernel)
+            by_inputs = self.score == "wanda" and gram is not None
+            scores = wanda(kernel, gram) if by_inputs else np.abs(kernel)
+            if self.scores is not None:
+                scores = as_matrices(self.scores[weight.path], weight.layout)
             mask = self._pattern(weight).largest(scores, self._count(weight))
-        if self.refit and self.score != "obs":
+        if self.refit and self.score != "obs" and gram is not None:
             kernel = refit(kernel, mask, gram)
         value, mask = (from_matrices(x, weight.shape, weight.layout) for x in (kernel, mask))
         return value, mask
@@ -118,17 +110,15 @@ class Recipe:
             return
         missed = []
         for weight in weights:
-            shape = _canonical_shape(weight)
+            shape = canonical_shape(weight)
             try:
                 self.structure.check(shape)
             except LayoutError as error:
                 raise LayoutError(f"The weight '{weight.path}' does not fit: {error}") from None
             assert self.counts is not None
             now, then = self._count(weight), self.counts[weight.path]
-            if abs(now - then) > _WARN_FROM * then:
-                densities = f"{now / weight.size:.4g} instead of {then / weight.size:.4g}"
-                missed.append(f"'{weight.path}' has the density {densities}")
-            if now > self.structure.most(shape):
+            missed += other_density(f"'{weight.path}'", now, then, weight.size)
+            if isinstance(self.structure, NByM) and now > self.structure.most(shape):
                 raise BudgetError(
                     f"{self.structure} allows at most {self.structure.most(shape)} live entries "
                     f"in '{weight.path}'. Received: {now}"
@@ -141,7 +131,7 @@ class Recipe:
             )
 
     def _pattern(self, weight: PrunableWeight) -> Pattern:
-        block, shape = self.blocks.get(weight.path), _canonical_shape(weight)
+        block, shape = self.blocks.get(weight.path), canonical_shape(weight)
         if isinstance(self.structure, Channels):
             return WholeInputs(Block(self.structure.group, shape[-1], regular=True), shape)
         if block is not None:
@@ -152,11 +142,17 @@ class Recipe:
         assert self.counts is not None
         count = self.counts[weight.path]
         if isinstance(self.structure, Channels):
-            return self.structure.nearest(_canonical_shape(weight), count)
+            return self.structure.nearest(canonical_shape(weight), count)
         return count
 
 
-def _canonical_shape(weight: PrunableWeight) -> tuple[int, ...]:
+def other_density(name: str, now: int, then: int, size: int) -> list[str]:
+    """What a warning says of a density that is off by more than a tenth; else nothing."""
+    far = abs(now - then) > 0.1 * then
+    return [f"{name} has the density {now / size:.4g} instead of {then / size:.4g}"] * far
+
+
+def canonical_shape(weight: PrunableWeight) -> tuple[int, ...]:
     return (weight.layout or KernelLayout.convolution()).canonical_shape(weight.shape)
 
 
@@ -177,7 +173,7 @@ def prune_layers(
     draws: dict[str, AnyDraw] = {}
     if not recipe.needs_data:
         for weight in weights:
-            value, mask = recipe.by_magnitude(weight)
+            value, mask = recipe.solved(weight)
             draws[weight.path] = recipe.draw(weight, np.where(mask, value, 0), mask)
         return draws
 
@@ -206,7 +202,7 @@ def prune_layers(
             rows = rows_of(weight)
             if rows is None:
                 left.append(weight)
-                take(weight, *recipe.by_magnitude(weight))
+                take(weight, *recipe.solved(weight))
             elif saved is not None and saved.path(weight).exists():
                 take(weight, *saved.load(weight))
             else:
@@ -215,7 +211,7 @@ def prune_layers(
         for weight in weights:
             if weight.path not in draws:
                 left.append(weight)
-                take(weight, *recipe.by_magnitude(weight))
+                take(weight, *recipe.solved(weight))
     finally:
         for variable in reversed(variables):  # each copy is freed before the next is assigned
             assign(variable, values.pop())
@@ -292,7 +288,7 @@ def sweep(
     batches: Sequence[Any],
     stops: Sequence[Any],
     verbose: int = 0,
-    as_given: AsGiven | None = None,
+    as_given: Callable[[], contextlib.AbstractContextManager[Any]] | None = None,
 ) -> list[Any]:
     """Finishes one stop after the other, in the order in which the first batch calls their layers.
 
@@ -379,7 +375,7 @@ class GramStop:
         weight: PrunableWeight,
         rows: Rows,
         solve: Callable[[Any, Any, Any], None],
-        hold_out: int = 1,
+        hold_out: float = math.inf,
     ) -> None:
         self.layer, self.path = weight.owner, weight.path
         self._rows, self._solve, self._hold_out = rows, solve, hold_out
@@ -388,9 +384,7 @@ class GramStop:
     def add(self, inputs: Any, reference: Any = None, **options: Any) -> None:
         x = to_numpy(inputs, copy=False)
         y = None if reference is None else to_numpy(reference, copy=False)
-        held = np.zeros(len(x), bool)
-        if self._hold_out > 1 and len(x) >= self._hold_out:
-            held[self._hold_out - 1 :: self._hold_out] = True
+        held = np.arange(len(x)) % self._hold_out == self._hold_out - 1
         taps = math.prod(getattr(self.layer, "kernel_size", ()))
         size = max(1, _CHUNK * len(x) // max(1, x.size * taps))  # in pieces that fit into memory
         for start in range(0, len(x), size):
@@ -437,15 +431,12 @@ def from_matrices(
 
 def rows_of(weight: PrunableWeight) -> Rows | None:
     """How a plain layer applies one of its kernels; `None` where that is not known."""
-    owner = weight.owner
-    for kinds, name, rows in _KINDS:
-        kind = next((kind for kind in kinds if isinstance(owner, kind)), None)
-        if kind is None or weight.path.rpartition("/")[2] != name:
-            continue
-        calls = ("call", "convolution_op")
-        if all(getattr(type(owner), c, None) is getattr(kind, c, None) for c in calls):
-            return rows(owner)
-    return None
+    owner, calls = weight.owner, ("call", "convolution_op")
+    kind = next((kind for kind in _KINDS if isinstance(owner, kind)), None)
+    if kind is None or weight.path.rpartition("/")[2] != "kernel":
+        return None
+    same = all(getattr(type(owner), c, None) is getattr(kind, c, None) for c in calls)
+    return _KINDS[kind](owner) if same else None
 
 
 def _dense(layer: Any) -> Rows:
@@ -507,9 +498,8 @@ def _padding(kind: str, size: int, span: int, stride: int) -> tuple[int, int]:
     return missing // 2, missing - missing // 2
 
 
-_KINDS: tuple[tuple[tuple[Any, ...], str, Callable[[Any], Rows | None]], ...] = (
-    ((L.Dense,), "kernel", _dense),
-    ((L.EinsumDense,), "kernel", _einsum_dense),
-    ((L.Conv1D, L.Conv2D, L.Conv3D), "kernel", _convolution),
-    ((L.DepthwiseConv1D, L.DepthwiseConv2D), "kernel", _convolution),
-)
+_CONVOLUTIONS = (L.Conv1D, L.Conv2D, L.Conv3D, L.DepthwiseConv1D, L.DepthwiseConv2D)
+_KINDS: dict[Any, Callable[[Any], Rows | None]] = {
+    **{L.Dense: _dense, L.EinsumDense: _einsum_dense},
+    **dict.fromkeys(_CONVOLUTIONS, _convolution),
+}

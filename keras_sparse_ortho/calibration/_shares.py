@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy.optimize import isotonic_regression
 
 from keras_sparse_ortho.budgets import Budget, allocate
 from keras_sparse_ortho.calibration._layerwise import (
@@ -81,28 +82,14 @@ def _by_error(
 ) -> dict[str, float]:
     """Live fractions of the least total error: the steepest parts of the hulls first."""
     counts, parts = {}, []
-    for path, curve in curves.items():
-        at, errors = _hull(*curve)
-        counts[path] = at[0]
-        slopes = np.diff(errors) / np.diff(at)
-        parts += [(s, path, more) for s, more in zip(slopes, np.diff(at), strict=True)]
+    for path, (at, errors) in curves.items():
+        counts[path], widths = at[0], np.diff(at)
+        # The slopes of a lower convex hull are the rising ones that are nearest to those given.
+        slopes = isotonic_regression(np.diff(errors) / widths, weights=widths).x
+        parts += [(slope, path, more) for slope, more in zip(slopes, widths, strict=True)]
     left = density * sum(sizes.values()) - sum(counts.values())
     for _, path, more in sorted(parts):
         taken = min(more, max(left, 0.0))
         counts[path] += taken
         left -= taken
     return {path: count / sizes[path] for path, count in counts.items()}
-
-
-def _hull(counts: np.ndarray, errors: np.ndarray) -> Curve:
-    """The corners of the lower convex hull of a curve."""
-    kept: list[int] = []
-    for k in range(len(counts)):
-        while len(kept) > 1:
-            i, j = kept[-2:]
-            before = (errors[j] - errors[i]) * (counts[k] - counts[i])
-            if before < (errors[k] - errors[i]) * (counts[j] - counts[i]):
-                break
-            kept.pop()
-        kept.append(k)
-    return counts[kept], errors[kept]

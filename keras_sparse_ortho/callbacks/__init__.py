@@ -3,7 +3,7 @@
 from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.callbacks._at_density import BestAtDensity, finish
 from keras_sparse_ortho.callbacks._backup_and_restore import BackupAndRestore
-from keras_sparse_ortho.callbacks._density_run import DensityLogger, UpdateMasks
+from keras_sparse_ortho.callbacks._density_run import DensityLogger, UpdateMasks, warn_not_finite
 from keras_sparse_ortho.callbacks._dynamic_sparse_training import SET
 from keras_sparse_ortho.callbacks._rigl import RigL
 from keras_sparse_ortho.callbacks._target_density import (

@@ -19,9 +19,8 @@ class BestAtDensity(keras.callbacks.Callback):
     """Hides from a callback the epochs that end before the density asked for is reached.
 
     While masks are updated and thresholds rise the loss is best early, when the model is dense:
-    that is where `EarlyStopping` stops and restores, and what `ModelCheckpoint` keeps as the best.
-    Wrapped in this, they only see epochs that end with every weight at its final density. It
-    changes nothing for models whose density does not change in training (`FixedMask`, SET, RigL).
+    that is where `EarlyStopping` restores, and what `ModelCheckpoint` keeps as the best. Wrapped in
+    this, they only see epochs that end with every weight at its final density.
 
     Args:
         callback: A Keras callback, such as `EarlyStopping(restore_best_weights=True)`,
@@ -48,17 +47,13 @@ class BestAtDensity(keras.callbacks.Callback):
     def __init__(self, callback: keras.callbacks.Callback) -> None:
         super().__init__()
         if not isinstance(callback, keras.callbacks.Callback):
-            raise ValueError(
-                "`callback` must be a Keras callback, such as EarlyStopping(). "
-                f"Received: callback={callback!r}"
-            )
+            raise ValueError(f"`callback` must be a Keras callback. Received: {callback=}")
         self.callback = callback
         # Keras asks whether a step must wait for a callback; this one does nothing more than that.
         kind, base = type(callback), keras.callbacks.Callback
-        ends = [f"on_{part}batch_end" for part in ("train_", "test_", "predict_", "")]
-        self.async_safe = getattr(callback, "async_safe", False) or all(
-            getattr(kind, name) is getattr(base, name) for name in ends
-        )
+        ends = [name for name in dir(base) if name.endswith("batch_end")]
+        default = all(getattr(kind, name) is getattr(base, name) for name in ends)
+        self.async_safe = default or getattr(callback, "async_safe", False)
         self._reached = False
         for name in dir(callback):
             if name.startswith("on_") and name not in _WAIT:
@@ -88,10 +83,10 @@ def finish(model: Any, density: float | None = None) -> Any:
     """Brings a model to the density that was asked for, without training it; in place.
 
     This does at once what the end of the schedule would have done: a scheduled mask keeps its
-    `round(d * size)` largest magnitudes; learnt thresholds are set so that `round(d * size)`
-    entries of the whole model are live, and these are fixed. The optimizer's moments of entries
-    that die are reset. Use it for runs that ended before their schedule, and for weights of an
-    earlier epoch, and train on for some epochs. The model is returned.
+    `round(d * size)` largest magnitudes; learnt thresholds leave `round(d * size)` entries of the
+    whole model live, which are fixed. Moments of entries that die are reset. Use it for runs that
+    ended before their schedule, and for weights of an earlier epoch, and train on for some epochs.
+    The model is returned.
 
     Args:
         model: A Keras model with such parametrizations.
@@ -124,8 +119,7 @@ def finish(model: Any, density: float | None = None) -> Any:
     if density is not None and not thresholds:
         raise NotPrunableError(
             "Masks on a schedule have the density with which it ends: make the model again with "
-            "another one, or call keras_sparse_ortho.prune(strip(model), density). "
-            f"Received: density={density!r}"
+            f"another, or call `kso.prune(strip(model), density)`. Received: {density=}"
         )
     asked = [density] if density is not None else [t.target_density for t in thresholds]
     targets = {target for target in asked if target is not None}

@@ -23,9 +23,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     """Saves the state of training after every epoch, and resumes from there when run again.
 
     Unlike `keras.callbacks.BackupAndRestore` it covers the states of seed generators, from which
-    `Dropout` and augmentation layers draw, and a kill at any moment: every epoch's weights have
-    their own file, and a small file, renamed into place, names the last complete one. So `fit`,
-    called again with the same arguments, ends bit by bit with the model of a run without
+    `Dropout` and augmentation layers draw, and a kill at any moment, also while files are written.
+    So `fit`, called again with the same arguments, ends bit by bit with the model of a run without
     interruption, if the data come in the same order.
 
     If several processes train one model, each has this callback, and a folder `worker_0`, ... in
@@ -116,11 +115,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                 f"{epoch}. Received: '{self._folder}' with {[r['epoch'] for r in records]}"
             )
         if len(states) != len(known["seeds"]):
-            raise ValueError(
-                f"'{self._folder}' has the backup of another model, with "
-                f"{len(known['seeds'])} seed generators. Received: model={model.name!r} with "
-                f"{len(states)}"
-            )
+            raise self._damaged(f"{len(known['seeds'])} seed generators, for {len(states)}")
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         try:
@@ -169,13 +164,12 @@ def _is_record(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
     epoch: Any = value.get("epoch")
-    seeds, generators = value.get("seeds"), value.get("generators")
+    seeds = value.get("seeds")
     return (
         (is_integer(epoch) and 0 < epoch < 2**31)
         and (isinstance(seeds, list) and all(isinstance(state, list) for state in seeds))
         and all(is_integer(number) for state in seeds for number in state)
-        and isinstance(generators, list)
-        and all(isinstance(state, str) for state in generators)
+        and isinstance(value.get("generators"), list)
     )
 
 

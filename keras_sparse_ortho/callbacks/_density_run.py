@@ -4,7 +4,7 @@ import abc
 import warnings
 from typing import Any
 
-from keras_sparse_ortho._keras_internals import after_fit, level_of_user
+from keras_sparse_ortho._keras_internals import after_fit, applied_batches, level_of_user
 from keras_sparse_ortho._optimizer_slots import zero_slots
 from keras_sparse_ortho.callbacks._step_callback import Logging, StepCallback, run_position
 from keras_sparse_ortho.errors import DensityWarning, NotPrunableError
@@ -28,8 +28,8 @@ class DensityLogger(Logging):
     """Adds density and thresholds of the kernels to the logs of every epoch.
 
     `density = sum(live) / sum(size)` over all kernels, and, where there are learnt thresholds,
-    `threshold`, their mean over the kernels. `History`, the progress bar, and all callbacks of the
-    list have them. `TargetDensity` and `UpdateMasks` add the same by themselves.
+    `threshold`, their mean over the kernels. All callbacks of the list have them. `TargetDensity`
+    and `UpdateMasks` add the same by themselves.
 
     Example:
 
@@ -56,11 +56,22 @@ def _density_and_threshold(model: Any) -> dict[str, float]:
     return {**entries, "threshold": sum(means) / len(means)} if means else entries
 
 
+def warn_not_finite(callback: str, error: NotPrunableError) -> None:
+    """Warns of a run that has left weights which have no density."""
+    warnings.warn(
+        f"{callback} could not bring the weights to their density after the last step, as the run "
+        "has left infinite or NaN ones. Train again, with a lower learning rate or other data. "
+        f"Received: {error}",
+        DensityWarning,
+        stacklevel=level_of_user(),
+    )
+
+
 class DensityRun(StepCallback):
     """Brings parametrizations of a `_kind` to a density, and warns when the run ends without it.
 
-    Weights of an earlier epoch, which `EarlyStopping` may restore before or after this callback,
-    are not pruned, as no training would follow. The density is checked when all callbacks are done.
+    Weights of an earlier epoch, which `EarlyStopping` may restore, are not pruned, as no training
+    would follow. The density is checked when all callbacks are done.
     """
 
     _kind: type[Parametrization]
@@ -71,8 +82,7 @@ class DensityRun(StepCallback):
         self._own: list[Any] = []
         self._at_epoch_end: list[Any] | None = None
         self._last_step = 0
-        # Why the last step could not do what was due.
-        self._not_finite: NotPrunableError | None = None
+        self._not_finite: NotPrunableError | None = None  # why the last step was not done
 
     def logged(self) -> dict[str, float]:
         return _density_and_threshold(self._watched)
@@ -85,18 +95,17 @@ class DensityRun(StepCallback):
     def end_step(self) -> int | None:
         """The step at which the last schedule ends."""
 
-    @abc.abstractmethod
-    def finish_run(self, step: int) -> None:
-        """Does what is due at the last step."""
+    def is_due_at_end(self, step: int, executed: int) -> bool:
+        """Whether `on_step` acts after the last step."""
+        return self.is_due(step, executed)
 
     def prepare(self) -> None:
         found = [weight.parametrization for weight in prunable_weights(self._watched)]
         self._own = [own for own in found if isinstance(own, self._kind)]
         if not self._own:
             raise NotPrunableError(
-                f"{type(self).__name__} needs weights with {self._names}, see "
-                "keras_sparse_ortho.parametrize. "
-                f"Received: model={self._watched.name!r} without any"
+                f"{type(self).__name__} needs weights with {self._names}: see keras_sparse_ortho."
+                f"parametrize. Received: model={self._watched.name!r} without any"
             )
         self._at_epoch_end = self._not_finite = None
         watch_saving(self._watched, False)
@@ -108,13 +117,18 @@ class DensityRun(StepCallback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         super().on_train_end(logs)
-        self._last_step = self.synced_step()
-        if not self.in_loop and not self._were_restored():
-            try:
-                self.finish_run(self._last_step)
-            except NotPrunableError as error:  # an error here would cost `fit` its History
-                self._not_finite = error
-            self._at_epoch_end = self.state()
+        self._last_step = self._loop_step or 0
+        if not self.in_loop:
+            seen, accumulated = applied_batches(self._watched.optimizer)
+            step, executed = seen // accumulated, self._watched.steps_per_execution
+            self._last_step = step
+            if not self._were_restored():
+                try:
+                    if self.is_due_at_end(step, executed):
+                        self.on_step(step, executed)
+                except NotPrunableError as error:  # an error here would cost `fit` its History
+                    self._not_finite = error
+                self._at_epoch_end = self.state()
         after_fit(self._watched, self._check_density)
 
     def _were_restored(self) -> bool:
@@ -122,13 +136,7 @@ class DensityRun(StepCallback):
 
     def _check_density(self) -> None:
         if self._not_finite is not None:
-            warnings.warn(
-                f"{type(self).__name__} could not bring the weights to their density after the "
-                "last step, as the run has left infinite or NaN ones. Train again, with a lower "
-                f"learning rate or other data. Received: {self._not_finite}",
-                DensityWarning,
-                stacklevel=level_of_user(),
-            )
+            warn_not_finite(type(self).__name__, self._not_finite)
             return
         gap = density_gap(self._own)
         watch_saving(self._watched, gap is not None)
@@ -139,9 +147,8 @@ class DensityRun(StepCallback):
         end, step = self.end_step(), self._last_step
         if self._were_restored():
             return (
-                "weights of an earlier epoch were restored when training ended. Wrap EarlyStopping "
-                "and ModelCheckpoint in callbacks.BestAtDensity, so that only epochs at that "
-                "density count"
+                "weights of an earlier epoch were restored. Wrap EarlyStopping and ModelCheckpoint "
+                "in callbacks.BestAtDensity, so that only epochs at that density count"
             )
         if end is None or step >= end:
             if gap.live < gap.asked:
@@ -164,8 +171,8 @@ class UpdateMasks(DensityRun):
     runs, although its schedule would start dense.
 
     The logs of `fit` get `density`, and, if dead entries can come back, `moved`: the fraction of
-    live entries that did in this epoch. A custom training loop calls `update(step)` before every
-    step: see docs/custom_loops.md.
+    live entries that did in this epoch. A custom training loop calls `update(step)`: see
+    docs/custom_loops.md.
 
     Raises:
         NotPrunableError: When training begins, if no weight has a scheduled mask.
@@ -206,12 +213,12 @@ class UpdateMasks(DensityRun):
         # Not those of masks that another run left at their final density.
         self.sync()
         plans = [(mask, mask.schedule.resolved(steps, start)) for mask in self._own]
-        self._plans = [(mask, plan) for mask, plan in plans if not _is_over(mask, plan, step)]
+        over = [mask for mask, plan in plans if _is_over(mask, plan, step)]
+        self._plans = [pair for pair in plans if pair[0] not in over]
         for mask, _ in self._plans:
             if mask.last_updated > run_position(step, start, mask.schedule.is_resolved):
                 found = f"and the mask of '{mask.weight.path}' updated at step {mask.last_updated}"
                 raise self.restart_error(step, found)
-        over = [mask for mask, plan in plans if _is_over(mask, plan, step)]
         if over and not all(mask.schedule.is_resolved for mask in over):
             self.warn_of_single_epochs(f"{len(over)} masks at their final density")
 
@@ -223,19 +230,14 @@ class UpdateMasks(DensityRun):
         return any(plan.due(step, executed) for _, plan in self._plans)
 
     def on_step(self, step: int, executed: int) -> None:
-        due = [(mask, plan) for mask, plan in self._plans if plan.due(step, executed)]
-        self.change_masks(step, lambda: self._set_masks(due, step))
+        def update() -> None:
+            for mask, plan in self._plans:
+                if plan.due(step, executed):
+                    reset, grown = mask.update(step, plan.at(step))
+                    self._grown += grown
+                    zero_slots(self.optimizer, mask.weight.variable, reset)
 
-    def _set_masks(self, due: list[tuple[ScheduledMask, Schedule]], step: int) -> None:
-        for mask, plan in due:
-            reset, grown = mask.update(step, plan.at(step))
-            self._grown += grown
-            zero_slots(self.optimizer, mask.weight.variable, reset)
-
-    def finish_run(self, step: int) -> None:
-        executed = self._watched.steps_per_execution
-        if self.is_due(step, executed):
-            self.on_step(step, executed)
+        self.change_masks(step, update)
 
     def state(self) -> list[Any]:
         return [mask.last_updated for mask in self._own]

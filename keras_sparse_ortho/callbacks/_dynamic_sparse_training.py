@@ -17,16 +17,11 @@ from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import ExactOrthogonal, layout_for
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose, derived_seed
 from keras_sparse_ortho.models import prunable_weights
-from keras_sparse_ortho.orthogonal import Block, from_blocks, matched_by_score, to_blocks
+from keras_sparse_ortho.orthogonal import Block, matched_by_score, to_blocks
 from keras_sparse_ortho.schedules import default_frequency
 
 Array = np.ndarray
 Generator = np.random.Generator
-
-# The RigL paper stops at three quarters of the training.
-_DEFAULT_END = 0.75
-# Of the hash `lowbias32`, github.com/skeeto/hash-prospector.
-_FACTORS = (0x7FEB352D, 0x846CA68B)
 
 
 class DynamicSparseTraining(StepCallback):
@@ -45,8 +40,7 @@ class DynamicSparseTraining(StepCallback):
         self.frequency = None if frequency is None else check_integer("frequency", frequency)
         self.fraction = check_density(fraction, "fraction")
         self.end_step = None if end_step is None else check_integer("end_step", end_step)
-        self.include = include
-        self.exclude = exclude
+        self.include, self.exclude = include, exclude
         # An integer, so that a resumed run draws the same as one that was not interrupted.
         self.seed = check_integer("seed", seed, least=0)
         self._weights: list[PrunableWeight] = []
@@ -76,7 +70,8 @@ class DynamicSparseTraining(StepCallback):
                     f"Received: end_step=None, {epochs=}, {steps=}"
                 )
             accumulated = 1 if self.in_loop else applied_batches(self._watched.optimizer)[1]
-            self._until = math.floor(_DEFAULT_END * epochs * steps / accumulated)
+            # The RigL paper stops at three quarters of the training.
+            self._until = math.floor(0.75 * epochs * steps / accumulated)
         self._every = self.frequency or default_frequency(self._until)
         if self._until <= self._every:
             warnings.warn(
@@ -115,29 +110,28 @@ class DynamicSparseTraining(StepCallback):
 
     def move(self, step: int) -> int:
         """Drops and grows now, for the cosine at `step`; how many have moved."""
-        return self.change_masks(step, lambda: self._move_all(step))
 
-    def _move_all(self, step: int) -> int:
-        scores = self.growth_scores(self._weights, step)
-        pairs = list(zip(self._weights, scores, strict=True))
-        wrong = [weight.path for weight, score in pairs if not np.isfinite(score).all()]
-        if wrong:
-            warnings.warn(
-                f"{type(self).__name__} skipped its update at step {step}: the scores of "
-                f"{wrong[:3]} are not finite.",
-                stacklevel=2,
-            )
-            return 0
-        return sum(self._update_weight(weight, score, step) for weight, score in pairs)
+        def update() -> int:
+            pairs = [*zip(self._weights, self.growth_scores(self._weights, step), strict=True)]
+            wrong = [weight.path for weight, score in pairs if not np.isfinite(score).all()]
+            if wrong:
+                warnings.warn(
+                    f"{type(self).__name__} skipped its update at step {step}: the scores of "
+                    f"{wrong[:3]} are not finite.",
+                    stacklevel=2,
+                )
+                return 0
+            grown = 0
+            for weight, scores in pairs:
+                storage: Any = weight.storage
+                rng = np.random.default_rng(derived_seed(self.seed, f"{step}/{weight.path}"))
+                moved = _moved_blocks if storage.in_blocks else _moved_entries
+                live = moved(weight, self.drop_fraction(step), scores, rng)
+                grown += np.count_nonzero(live & ~storage.live_places()) * storage.place_size
+                storage.move(live, self.optimizer)
+            return int(grown)
 
-    def _update_weight(self, weight: PrunableWeight, scores: np.ndarray, step: int) -> int:
-        storage: Any = weight.storage
-        rng = np.random.default_rng(derived_seed(self.seed, f"{step}/{weight.path}"))
-        moved = _moved_blocks if storage.in_blocks else _moved_entries
-        live = moved(weight, self.drop_fraction(step), scores, rng)
-        grown = int(np.count_nonzero(live & ~storage.live_places()))
-        storage.move(live, self.optimizer)
-        return grown * int(storage.place_size)
+        return self.change_masks(step, update)
 
     def _find(self, model: Any) -> list[PrunableWeight]:
         sparse = [w for w in prunable_weights(model) if w.storage is not None]
@@ -156,7 +150,7 @@ class DynamicSparseTraining(StepCallback):
                 f"the model '{model.name}' with no such trainable weight"
             )
         for weight in chosen:
-            structure = getattr(_structured(weight), "structure", None)
+            structure = _structure(weight)
             if structure is not None and not isinstance(structure, Block):
                 raise NotPrunableError(
                     f"No update keeps the structure of '{weight.path}': `exclude` it. "
@@ -179,9 +173,9 @@ class SET(DynamicSparseTraining):
     In masks that `ExactOrthogonal` drew with a `Block` structure, and in layers of live blocks,
     whole blocks move, by the sums over their entries; regular ones keep the fan of every line.
 
-    Random choices follow from `seed`, the step and the path of the weight. `moved` in the logs of
-    an epoch is the fraction of live entries that moved in it. A custom training loop calls
-    `update(step)` before every step: see docs/custom_loops.md. `move` does an update at once.
+    Random choices follow from `seed`, the step and the path of the weight. `moved` in the logs is
+    the fraction of live entries that moved in an epoch. A custom training loop calls
+    `update(step)`: see docs/custom_loops.md. `move` does an update at once.
 
     Args:
         frequency: Optimizer steps between updates. Default: a hundredth of `T_end`, at least 1 and
@@ -223,47 +217,47 @@ class SET(DynamicSparseTraining):
     """
 
     def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[np.ndarray]:
-        def scores(weight: PrunableWeight, storage: Any) -> np.ndarray:
+        made: list[np.ndarray] = []
+        for weight in weights:
+            storage: Any = weight.storage
             seed = derived_seed(self.seed, f"{step}/{weight.path}/grow")
-            return random_order(storage.live_places().shape, seed)
-
-        return [scores(weight, weight.storage) for weight in weights]
+            made.append(random_order(storage.live_places().shape, seed))
+        return made
 
 
 def random_order(shape: tuple[int, ...], seed: int) -> np.ndarray:
     """Pseudo-random numbers in [0, 1): hashes of flat index and seed, by `lowbias32` twice."""
+    # github.com/skeeto/hash-prospector
     index = np.arange(int(np.prod(shape, dtype=np.int64)), dtype=np.uint32)
     for key in np.random.SeedSequence(seed).generate_state(2):
         index ^= key
-        index ^= index >> np.uint32(16)
-        index *= np.uint32(_FACTORS[0])
-        index ^= index >> np.uint32(15)
-        index *= np.uint32(_FACTORS[1])
+        for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+            index ^= index >> np.uint32(shift)
+            index *= np.uint32(factor)
         index ^= index >> np.uint32(16)
     return (index >> np.uint32(1)).reshape(shape) / 2.0**31
 
 
-def _structured(weight: PrunableWeight) -> Any:
-    """The initializer that drew the mask, if it has a structure; else `None`."""
+def _structure(weight: PrunableWeight) -> Any:
+    """The structure with which the mask was drawn, if it has one."""
     drawn_by = getattr(weight.parametrization, "drawn_by", None)
-    is_structured = isinstance(drawn_by, ExactOrthogonal) and drawn_by.structure is not None
-    return drawn_by if is_structured else None
+    return drawn_by.structure if isinstance(drawn_by, ExactOrthogonal) else None
 
 
 def _moved_entries(weight: PrunableWeight, fraction: float, scores: Array, rng: Generator) -> Array:
     """The mask after a fraction of it has moved, within the structure it was drawn with."""
     value, mask = weight.finite_raw_value(), weight.parametrization.mask_value()
     count = math.floor(fraction * np.count_nonzero(mask))
-    drawn_by = _structured(weight)
-    if drawn_by is None:
+    structure = _structure(weight)
+    if structure is None:
         return drop_and_grow(value, mask, count, scores, rng)
-    layout = layout_for(weight, drawn_by)
+    layout = layout_for(weight, weight.parametrization.drawn_by)
     canonical = [np.ascontiguousarray(layout.to_canonical(a)) for a in (value, mask, scores)]
-    after = move_blocks(drawn_by.structure, canonical[0], canonical[1], count, canonical[2], rng)
+    after = move_blocks(structure, canonical[0], canonical[1], count, canonical[2], rng)
     if np.count_nonzero(after) != np.count_nonzero(mask):
         raise NotPrunableError(
             f"The mask of '{weight.path}' does not have the structure of its initializer: set "
-            f"another mask, or `exclude` the weight. Received: structure={drawn_by.structure}"
+            f"another mask, or `exclude` the weight. Received: {structure=}"
         )
     return np.ascontiguousarray(layout.from_canonical(after, weight.shape))
 
@@ -278,8 +272,7 @@ def _moved_blocks(weight: PrunableWeight, fraction: float, scores: Array, rng: G
             f"Received: {wrong} blocks with infinite or NaN entries"
         )
     count = int(fraction * storage.live) // storage.place_size
-    arrays = [array.reshape(-1, *live.shape[-2:]) for array in (magnitudes, live, scores)]
-    return move_regular(arrays[0], arrays[1], count, arrays[2], rng).reshape(live.shape)
+    return move_regular(magnitudes, live, count, scores, rng)
 
 
 # --- one update of one weight, in NumPy -----------------------------------------------------------
@@ -308,11 +301,8 @@ def smallest(value: Array, live: Array, count: int, rng: Generator) -> Array:
 def largest(scores: Array, count: int, rng: Generator) -> Array:
     """Indices of the `count` largest of a vector of scores; which of several equals is drawn.
 
-    A fixed rule for equals would pile up new entries at one end of kernels whose gradients are
-    zero, such as the rows of an embedding that no sample of a batch uses.
+    A fixed rule for equals would pile up new entries at one end of kernels without gradients.
     """
-    if not 0 <= count <= scores.size:
-        raise ValueError(f"`count` must be in [0, {scores.size}]. Received: count={count}")
     if count == 0:
         return np.zeros(0, dtype=np.intp)
     least = np.partition(scores, scores.size - count)[scores.size - count]
@@ -330,18 +320,18 @@ def move_regular(
     """Drops the `count` smallest live entries of all matrices; every line keeps its fan.
 
     Among all ways to give inputs and outputs their entries back, one with the largest sum of scores
-    is taken. Arrays are `(matrices, inputs, outputs)`.
+    is taken. Arrays are `(..., inputs, outputs)`.
 
-    >>> live = np.eye(3, dtype=bool)[None]
-    >>> scores = np.roll(np.eye(3), 1, axis=1)[None]
-    >>> move_regular(live * 1.0, live, 3, scores, np.random.default_rng(0))[0].astype(int).tolist()
+    >>> live = np.eye(3, dtype=bool)
+    >>> scores = np.roll(np.eye(3), 1, axis=1)
+    >>> move_regular(live * 1.0, live, 3, scores, np.random.default_rng(0)).astype(int).tolist()
     [[0, 1, 0], [0, 0, 1], [1, 0, 0]]
     """
     result = live.copy()
     result.reshape(-1)[smallest(magnitudes, live, count, rng)] = False
-    for kept, before, score in zip(result, live, scores, strict=True):
-        lost = before & ~kept
-        kept |= matched_by_score(kept, lost.sum(axis=1), lost.sum(axis=0), score, rng)
+    for place in np.ndindex(live.shape[:-2]):
+        kept, lost = result[place], live[place] & ~result[place]
+        kept |= matched_by_score(kept, lost.sum(axis=1), lost.sum(axis=0), scores[place], rng)
     return result
 
 
@@ -350,7 +340,7 @@ def move_blocks(
 ) -> Array:
     """Drops as many whole blocks as `count` entries make, then grows as many by sums of scores.
 
-    All arrays are canonical, `(batch, parts, *taps, inputs, outputs)`; see `KernelLayout`. Regular
+    Arrays are canonical, `(batch, parts, *taps, inputs, outputs)`; see `KernelLayout`. Regular
     blocks are summed over taps, too, and keep the fan of every line.
 
     >>> value = np.array([[[[3.0, 1.0], [2.0, 5.0], [0.0, 0.0]]]])
@@ -360,21 +350,14 @@ def move_blocks(
     [[0, 0], [1, 1], [1, 1]]
     """
     rows, cols = structure.rows, structure.cols
-    batch, parts, *taps, inputs, outputs = mask.shape
-    inside = (*(range(2, 2 + len(taps)) if structure.regular else ()), -3, -1)
-
-    def sums(array: Array) -> Array:
-        return np.asarray(to_blocks(array, rows, cols).sum(axis=inside))
-
+    taps = range(2, mask.ndim - 2)
+    inside = (*(taps if structure.regular else ()), -3, -1)
+    arrays = [to_blocks(array, rows, cols) for array in (np.abs(value), scores)]
+    magnitudes, totals = (np.asarray(array.sum(axis=inside)) for array in arrays)
     live = np.asarray(to_blocks(mask, rows, cols).any(axis=inside))
     count = int(count * np.count_nonzero(live) // np.count_nonzero(mask))
-    if not structure.regular:
-        moved = drop_and_grow(sums(np.abs(value)), live, count, sums(scores), rng)
-        return moved.repeat(rows, axis=-2).repeat(cols, axis=-1)
-    matrices = (batch * parts, *live.shape[2:])
-    found = [array.reshape(matrices) for array in (sums(np.abs(value)), live, sums(scores))]
-    moved = move_regular(found[0], found[1], count, found[2], rng).reshape(live.shape)
-    by_block = moved[..., :, None, :, None] & np.ones((rows, 1, cols), dtype=bool)
-    moved = from_blocks(by_block, inputs, outputs)
-    moved = moved.reshape(batch, parts, *(1 for _ in taps), inputs, outputs)
+    move = move_regular if structure.regular else drop_and_grow
+    moved = move(magnitudes, live, count, totals, rng).repeat(rows, axis=-2).repeat(cols, axis=-1)
+    if structure.regular:
+        moved = moved.reshape(*mask.shape[:2], *(1 for _ in taps), *mask.shape[-2:])
     return np.broadcast_to(moved, mask.shape).copy()

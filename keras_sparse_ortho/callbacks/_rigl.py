@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,12 +20,11 @@ class RigL(DynamicSparseTraining):
 
     As `SET`, but of the entries that are dead after the drop, those with the largest `|dL/dw_e|`
     become live: the gradient of the dense kernel at the weights before the drop, for one extra
-    batch. With live blocks `|dL/dw_e|` and `|w_e|` are summed over each block; of the moves that
-    keep the fan of every line, one with the largest sum of scores is taken.
+    batch. Regular blocks move so that the sum of scores is the largest that keeps all fans.
 
     The gradient is of the compiled loss, in training mode, with regularization; of several
-    processes that of the mean over all their batches. Only masks, weights and moments change, no
-    seeds or moving averages. The other arguments are those of `SET`.
+    processes that of the mean over all their batches. No seeds or moving averages change. The other
+    arguments are those of `SET`.
 
     Args:
         data: Where extra batches come from, as `fit` takes it: arrays, `x`, `(x, y)` or `(x, y,
@@ -44,9 +42,9 @@ class RigL(DynamicSparseTraining):
         ValueError: As `SET`; other data, such as a generator, which cannot start again, or data
             without targets; no loss.
 
-    Limits: those of `SET`. A data set that shuffles itself gives other batches, and so other masks,
-    when a run is resumed. `class_weight` of `fit` is not seen: pass sample weights. With a gradient
-    that is not finite the update is skipped, with a warning.
+    Limits: those of `SET`. A data set that shuffles itself gives other masks when a run is resumed.
+    `class_weight` of `fit` is not seen: pass sample weights. With a gradient that is not finite the
+    update is skipped, with a warning.
 
     Example:
 
@@ -92,8 +90,7 @@ class RigL(DynamicSparseTraining):
         # Kept for the next `fit` until the model is compiled again, as Keras keeps its own step.
         step = getattr(self._watched, "train_function", None)
         belongs_to = [self._watched, step, *held_by, *variables]
-        pairs = itertools.zip_longest(belongs_to, self._made_for)
-        if step is not None and all(one is other for one, other in pairs):
+        if step is not None and [*map(id, belongs_to)] == [*map(id, self._made_for)]:
             return
         own: list[Any] = [weight.storage for weight in self._weights]
         self._kernels = [storage.dense_gradient() for storage in own]
@@ -114,7 +111,7 @@ class RigL(DynamicSparseTraining):
         def gradients() -> list[np.ndarray]:
             assert self._loss is not None
             values = [value for kernel in self._kernels for value in kernel.values()]
-            return [to_numpy(g) for g in self._loss.gradient_tensors(values, *shared)]
+            return [to_numpy(g) for g in self._loss.gradients(values, *shared)]
 
         found = iter(self.workers.mean(self.workers.together(gradients), samples(batch)))
         own: list[Any] = [weight.storage for weight in weights]
@@ -130,7 +127,7 @@ def _objective(loss: Any) -> Callable[..., Any]:
     if not callable(function):
         raise ValueError(
             "`loss` must be a Keras loss or its name, a function of (y_true, y_pred), or a loss of "
-            f"torch.nn. Received: loss={loss!r}"
+            f"torch.nn. Received: {loss=}"
         )
     inputs_first = type(function).__module__.startswith("torch.nn.")
 

@@ -24,12 +24,11 @@ T = TypeVar("T")
 
 
 class Logging(keras.callbacks.Callback):
-    """Adds to the logs of every epoch before any callback of the list has them."""
+    """Adds what `logged` returns to the logs of every epoch, before any callback has them."""
 
     _logs_first = False
 
     def logged(self) -> dict[str, float]:
-        """To be overridden: what to add."""
         return {}
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -50,9 +49,8 @@ class StepCallback(Logging):
     A step is an update of the optimizer; the number is the optimizer's own, so that a resumed run
     equals one that was not interrupted, counted on from the start of the epoch: on JAX the
     optimizer's variables are not up to date while `fit` runs. Read variables in `on_run_begin`: in
-    `prepare` a later callback may have yet to restore them. A custom training loop calls `update`,
-    which begins the run at its first call. Processes that train one model compare kernels before
-    the first step, and masks then and after every change that goes through `change_masks`.
+    `prepare` a later callback may have yet to restore them. Processes that train one model compare
+    kernels before the first step, and masks then and after every change by `change_masks`.
     """
 
     def __init__(self) -> None:
@@ -79,7 +77,6 @@ class StepCallback(Logging):
 
     @property
     def workers(self) -> Workers:
-        """The processes that train the model, which all have this callback."""
         if self._workers is None:
             self._workers = workers_of(self._watched)
         return self._workers
@@ -87,18 +84,17 @@ class StepCallback(Logging):
     @property
     def optimizer(self) -> Any:
         """The optimizer given to `update`, or that of the compiled model; `None` without one."""
-        if self._loop_optimizer is not None:
-            return self._loop_optimizer
-        return getattr(self._watched, "optimizer", None)
+        compiled = getattr(self._watched, "optimizer", None)
+        return compiled if self._loop_optimizer is None else self._loop_optimizer
 
     def update(self, step: int, optimizer: Any = None) -> bool:
         """Does what is due before a step of a custom training loop; whether anything was.
 
-        Call `set_model(model)` first, then this before every step, and once more after the last.
-        The model need not be compiled; in a stateless loop on JAX call `update_stateless`.
+        Call `set_model(model)` first, then this before every step, and once more after the last; in
+        a stateless loop on JAX call `update_stateless`.
 
         Args:
-            step: int. The steps made so far in all epochs: 0 before the first.
+            step: The steps made so far in all epochs: 0 before the first.
             optimizer: A Keras optimizer or one of `torch.optim`, whose moments of entries that are
                 dropped or grown are reset. Default: that of the last call, or `model.optimizer`.
 
@@ -117,11 +113,10 @@ class StepCallback(Logging):
         updates them, and returns the new values; elsewhere `state` itself.
 
         Args:
-            step: int. As for `update`.
+            step: As for `update`.
             state: The values of `model.trainable_variables`, of `model.non_trainable_variables`,
-                and of `optimizer.variables`, if there is an optimizer; lists in this order. At the
-                first call they may be the variables. More elements, such as those of metrics, are
-                returned as they are.
+                and of `optimizer.variables`, if there is an optimizer; at the first call, or the
+                variables. More elements, such as those of metrics, are returned as they are.
             optimizer: The Keras optimizer of the third list. Default: as for `update`.
 
         Raises:
@@ -138,9 +133,8 @@ class StepCallback(Logging):
             sizes = [[len(part) for part in parts] for parts in (lists, state[: len(lists)])]
             if sizes[0] != sizes[1]:
                 raise ValueError(
-                    "`state` must hold the values of the trainable variables of the model, of its "
-                    "other variables and, if there is an optimizer, of its variables. "
-                    f"Received: {sizes[1]} values, for {sizes[0]}"
+                    "`state` must hold the values of the model's trainable variables, of its other "
+                    f"ones, and of the optimizer's. Received: {sizes[1]} values, for {sizes[0]}"
                 )
             for variables, values in zip(lists, state, strict=False):
                 for variable, value in zip(variables, values, strict=True):
@@ -150,18 +144,13 @@ class StepCallback(Logging):
         begun = self.in_loop
         if not self._update(step, optimizer, write) and begun:
             return state
-        lists = kept()
-        values = ([variable.value for variable in variables] for variables in lists)
-        return type(state)((*values, *state[len(lists) :]))  # type: ignore[call-arg]
+        values = [[variable.value for variable in variables] for variables in kept()]
+        return type(state)((*values, *state[len(values) :]))  # type: ignore[call-arg]
 
     def prepare(self) -> None:
         """To be overridden: called when training begins; an error is raised on all workers."""
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        if self.workers.count > 1:
-            weights = prunable_weights(self._watched)
-            kinds = {w.path: f"{type(w.storage).__name__} {w.shape}" for w in weights}
-            self.workers.compare("when training begins", kinds)
         build_restored_optimizer(self._watched)
         self.workers.together(self.prepare)
         self._prepared = True
@@ -182,9 +171,8 @@ class StepCallback(Logging):
     def on_run_begin(self, step: int, start: int, steps: int | None) -> None:
         """To be overridden: called before the first epoch, when all state has been restored.
 
-        `step` is that of the optimizer. `start` counts its updates before epoch 0 of the run; it
-        is negative if the optimizer has lost updates of the run. `steps` are those of the run;
-        `None` if not known.
+        `step` is that of the optimizer. `start` counts its updates before epoch 0 of the run; it is
+        negative if these were lost. `steps` are those of the run; `None` if not known.
         """
 
     def is_due(self, step: int, executed: int) -> bool:
@@ -202,16 +190,14 @@ class StepCallback(Logging):
         """Warns of a `fit` of one epoch that finds the schedule of the one before at its end."""
         if self._one_epoch:
             warnings.warn(
-                f"{type(self).__name__} has nothing left to do: its schedule is in fractions of a "
-                "run, and an earlier call of `fit` has ended it. With one `fit` for each epoch, "
-                "give the schedule in steps of all of them: `begin_step=0, end_step=...`. "
-                f"Received: {found}",
+                f"{type(self).__name__} has nothing left to do: an earlier `fit` has ended its "
+                "schedule, in fractions of a run. With one `fit` for each epoch give it in steps "
+                f"of all of them: `begin_step=0, end_step=...`. Received: {found}",
                 stacklevel=level_of_user(),
             )
 
     @property
     def in_loop(self) -> bool:
-        """Whether a custom training loop calls `update`."""
         return self._loop_step is not None
 
     def length(self) -> tuple[int | None, int | None]:
@@ -224,19 +210,11 @@ class StepCallback(Logging):
         if keras.backend.backend() == "jax" and isinstance(self._watched, keras.Model):
             self._watched.jax_state_sync()
 
-    def synced_step(self) -> int:
-        """Brings the model's variables up to date; returns the steps so far."""
-        self.sync()
-        if self._loop_step is not None:
-            return self._loop_step
-        seen, accumulated = applied_batches(self._watched.optimizer)
-        return seen // accumulated
-
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if self.optimizer is None:
             raise ValueError(
                 f"{type(self).__name__} follows the steps of `model.optimizer`: compile the model, "
-                "or call `update(step)` in a custom training loop, which needs no other method. "
+                "or only call `update(step)` in a custom training loop. "
                 f"Received: model={self._watched.name!r}, not compiled"
             )
         self.sync()
@@ -269,16 +247,14 @@ class StepCallback(Logging):
         """The error for a run that goes on with an optimizer that counts from the start."""
         if self.in_loop:
             return ValueError(
-                f"{type(self).__name__} follows the steps given to `update`, and its schedule "
-                "would start again: count on from the steps made before, over all epochs and "
-                f"after a restart. Received: step={step}, {found}"
+                f"{type(self).__name__} follows the steps given to `update`: count on over all "
+                f"epochs and after a restart. Received: step={step}, {found}"
             )
         restart = "To start a new run call `fit` without `initial_epoch`. " if can_begin else ""
         return ValueError(
-            f"{type(self).__name__} follows the steps of the optimizer, and these were lost: its "
-            "schedule would start again. Build the optimizer before weights are loaded, "
-            "`model.optimizer.build(model.trainable_variables)`, so that its state is loaded, too; "
-            f"or load the whole model with `keras.models.load_model`. {restart}"
+            f"{type(self).__name__} follows the steps of the optimizer, and these were lost. Build "
+            "it before weights are loaded, `model.optimizer.build(model.trainable_variables)`, or "
+            f"load the whole model with `keras.models.load_model`. {restart}"
             f"Received: the optimizer at step {step}, {found}"
         )
 
@@ -288,11 +264,9 @@ class StepCallback(Logging):
         epochs, batches = self.length()
         self._one_epoch = epochs == epoch + 1
         seen, accumulated = applied_batches(self._watched.optimizer)
-        step = seen // accumulated
-        if batches:
-            # Whole epochs: with checkpoints of single batches Keras begins an epoch once more.
-            seen = (seen // batches - epoch) * batches
-        self._begin(step, seen // accumulated, accumulated)
+        # Whole epochs: with checkpoints of single batches Keras begins an epoch once more.
+        before = (seen // batches - epoch) * batches if batches else seen
+        self._begin(seen // accumulated, before // accumulated, accumulated)
 
     def _begin(self, step: int, start: int, accumulated: int = 1) -> None:
         epochs, batches = self.length()
@@ -340,16 +314,13 @@ class StepCallback(Logging):
     def _take(self, optimizer: Any) -> None:
         """Takes the optimizer of a custom training loop."""
         if self._watched is None:
-            raise ValueError(
-                f"{type(self).__name__} needs a model: call `set_model(model)` before `update`. "
-                "Received: no model"
-            )
+            raise ValueError("First call `set_model(model)`. Received: no model")
         if optimizer is None or optimizer is self._loop_optimizer:
             return
         if not isinstance(optimizer, keras.Optimizer) and not is_torch_optimizer(optimizer):
             raise TypeError(
                 "`optimizer` must be a Keras optimizer or, on the torch backend, one of "
-                f"torch.optim; leave others out. Received: optimizer={optimizer!r}"
+                f"torch.optim; leave others out. Received: {optimizer=}"
             )
         if not any(trains(optimizer, one) for one in self._watched.trainable_variables):
             raise ValueError(
@@ -365,9 +336,8 @@ class StepCallback(Logging):
         if self._may_warn and before is not None and self._first_weight()() is before:
             self._may_warn = False
             warnings.warn(
-                f"{type(self).__name__} finds the weights of the model as they were at the last "
-                "update, so masks follow weights that are not trained. In a stateless loop call "
-                "`state = callback.update_stateless(step, state, optimizer)`. "
+                f"{type(self).__name__} finds the model's weights as at the last update. In a "
+                "stateless loop call `state = callback.update_stateless(step, state, optimizer)`. "
                 f"Received: model={self._watched.name!r}, after step={self._loop_step}",
                 stacklevel=level_of_user(),
             )

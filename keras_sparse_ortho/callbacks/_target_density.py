@@ -19,7 +19,7 @@ from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import density_gap
 from keras_sparse_ortho.orthogonal import largest_masks, live_count
 from keras_sparse_ortho.parametrizations import LearntThreshold
-from keras_sparse_ortho.schedules import Constant, Cubic, Schedule
+from keras_sparse_ortho.schedules import Cubic, Schedule
 
 _LARGEST = np.finfo(np.float64).max
 DEFAULT_FLOOR = 0.3
@@ -29,8 +29,7 @@ DEFAULT_FLOOR = 0.3
 class ThresholdSteering:
     """`TargetDensity` without an optimizer or a callback.
 
-    Call `begin` (or `take`, and `resolve` once the length of the run is known), then `steer` before
-    each step that `is_due`, and once more after the last one.
+    Call `take`, `resolve` for a run, then `steer` before steps that are due, and after the last.
     """
 
     def __init__(
@@ -47,17 +46,12 @@ class ThresholdSteering:
         self.density = check_density(density)
         self.frequency = None if frequency is None else check_integer("frequency", frequency)
         self.freeze = freeze
-        self.needs_length = schedule is None
+        self._needs_length = schedule is None
         self.schedule = (schedule or Cubic(1.0, frequency=self.frequency)).with_density(density)
         self._plan = self.schedule
         self._thresholds: list[Any] = []
         self._all_frozen = False
         self._warned_of: set[str] = set()
-
-    def begin(self, thresholds: Sequence[Any], epochs: int | None, steps: int | None) -> None:
-        """`take`, and `resolve` for this many epochs and steps of an epoch, if they are known."""
-        self.take(thresholds)
-        self.resolve(None if not epochs or not steps else epochs * steps)
 
     def take(self, thresholds: Sequence[Any]) -> None:
         """Takes the thresholds of a model; NotPrunableError for some on entries, some on ranks."""
@@ -67,15 +61,15 @@ class ThresholdSteering:
                 "TargetDensity steers one density: that of entries, or that of ranks. "
                 f"Received: a model with thresholds on both, {counted}"
             )
-        self._thresholds = list(thresholds)
-        self._warned_of = set()
+        self._thresholds, self._warned_of = list(thresholds), set()
 
     def resolve(self, steps: int | None, start: int = 0) -> None:
         """Resolves the schedule for a run; ValueError for one of unknown length without steps."""
-        if self.needs_length and steps is None:
+        if self._needs_length and steps is None:
             raise ValueError(
                 "TargetDensity needs a `schedule` if the number of steps is not known before "
-                f"training. Received: schedule=None, {steps=}"
+                "training, in steps, as schedules.Cubic(begin_step=0, end_step=...). "
+                f"Received: schedule=None, {steps=}"
             )
         self._plan = self.schedule.resolved(steps, start)
         # Kept, as `is_due` is called in every step, when JAX' variables may not be up to date.
@@ -93,8 +87,9 @@ class ThresholdSteering:
 
     def is_due(self, step: int, executed: int) -> bool:
         """Whether to `steer` before this step, `executed` updates after the last call."""
-        if self._plan.due(step, executed) or not self.has_ended(step):
-            return self._plan.due(step, executed)
+        due = self._plan.due(step, executed)
+        if due or not self.has_ended(step):
+            return due
         # A run that was resumed after the end freezes now; without `freeze` updates go on.
         frequency = self._plan.frequency or 1
         return not self._all_frozen if self.freeze else step % frequency < executed
@@ -150,8 +145,8 @@ class ThresholdSteering:
         self._tell(
             [threshold.weight.path for threshold, mask in pairs if not mask.any()],
             "TargetDensity leaves weights without a live entry: their magnitudes are small "
-            "compared with the other weights. A model that needs them may be at chance, at "
-            "whatever density. `exclude` them from `parametrize`, or ask for a higher density",
+            "compared with the other weights. A model that needs them may be at chance. `exclude` "
+            "them from `parametrize`, or ask for a higher density",
         )
 
     def _tell(self, found: list[str], what: str, received: str = "") -> None:
@@ -171,8 +166,7 @@ class TargetDensity(DensityRun):
     whole model leaves exactly `k` entries live. At every step of the schedule the offset is set for
     `k = round(d(t) * size)`. At its end the live entries are fixed (`freeze`): `w` becomes `w_e`,
     thresholds become 0 and dead entries get no gradient any more. The logs of `fit` get `density`
-    and `threshold`. A custom training loop calls `update(step)` before every step: see
-    docs/custom_loops.md.
+    and `threshold`. A custom training loop calls `update(step)`: see docs/custom_loops.md.
 
     Args:
         density: Global live fraction in the end, in (0, 1].
@@ -198,11 +192,10 @@ class TargetDensity(DensityRun):
             shorter than the schedule, or weights of an earlier epoch were restored. See
             `BestAtDensity` and `finish`.
 
-    Limits: between two updates the count drifts as the weights move. Channels die as a whole, so
-    with `ChannelSoftThreshold` the count is exact to within one of them; with
-    `LowRankSoftThreshold` ranks are counted. Warnings name layers at their floor and those without
-    a live entry. With `g="sigmoid"` entries of magnitude 1 and more cannot die before the end, when
-    the largest of them are kept.
+    Limits: between two updates the count drifts as the weights move. With `ChannelSoftThreshold`
+    the count is exact to within a channel; with `LowRankSoftThreshold` ranks are counted. With
+    `g="sigmoid"` entries of magnitude 1 and more cannot die before the end, when the largest of
+    them are kept.
 
     Example:
 
@@ -251,8 +244,6 @@ class TargetDensity(DensityRun):
         steered = any(to_numpy(threshold.offset).item() for threshold in self._own)
         if gap is not None and steered and not run_position(step, start, in_steps):
             raise self.restart_error(step, f"and thresholds that were steered to {gap}")
-        if steps is None and self._steering.needs_length and self.in_loop:
-            self._fall_at_once()
         self._steering.resolve(steps, start)
         end = self._steering.end_step
         if not in_steps and end is not None and step < end and not self._steering.thresholds:
@@ -260,26 +251,18 @@ class TargetDensity(DensityRun):
         for threshold in self._own:
             threshold.aim(self.density, self._steering.freeze and end is not None)
 
-    def _fall_at_once(self) -> None:
-        warnings.warn(
-            "TargetDensity does not know how long this loop will train, so the density falls at "
-            "once, and live entries are never fixed. Give a schedule in steps, as "
-            f"TargetDensity({self.density:g}, schedules.Cubic(begin_step=0, end_step=...)). "
-            "Received: schedule=None",
-            stacklevel=level_of_user(),
-        )
-        self._steering.schedule = Constant(self.density, frequency=self._steering.frequency)
-        self._steering.needs_length = False
-
     def is_due(self, step: int, executed: int) -> bool:
         return self._steering.is_due(step, executed)
 
-    def on_step(self, step: int, executed: int) -> None:
-        self._steer(step)
+    def is_due_at_end(self, step: int, executed: int) -> bool:
+        return self._steering.is_due_at_end(step, executed)
 
-    def finish_run(self, step: int) -> None:
-        if self._steering.is_due_at_end(step, self._watched.steps_per_execution):
-            self._steer(step)
+    def on_step(self, step: int, executed: int) -> None:
+        def steer() -> None:
+            for threshold, live in self._steering.steer(step):
+                zero_slots(self.optimizer, threshold.steered, np.logical_not(live))
+
+        self.change_masks(step, steer)
 
     def state(self) -> list[Any]:
         offsets = [to_numpy(t.offset).item() for t in self._own]
@@ -288,23 +271,12 @@ class TargetDensity(DensityRun):
     def end_step(self) -> int | None:
         return self._steering.end_step
 
-    def _steer(self, step: int) -> None:
-        def steer() -> None:
-            for threshold, live in self._steering.steer(step):
-                zero_slots(self.optimizer, threshold.steered, np.logical_not(live))
-
-        self.change_masks(step, steer)
-
 
 # --- which offset leaves exactly `count` entries live ---------------------------------------------
-#
-# An entry is live while the common offset of all thresholds is below its critical offset. A weight
-# that would keep fewer entries than its floor gets its own offset, which leaves exactly its floor;
-# the others share what is left.
 
 
 class Entries(NamedTuple):
-    """Critical offsets and scales of the entries of one weight, in one shape."""
+    """The entries of one weight: live while the common offset is below their critical one."""
 
     critical: np.ndarray
     scales: np.ndarray
@@ -325,10 +297,7 @@ def entries_of(threshold: Any) -> Entries:
 def floors_of(
     thresholds: Sequence[Any], sizes: Sequence[int], density: float, share: float
 ) -> list[int]:
-    """The floor of each weight: `share` of its ERK count (of `density * rank` for ranks).
-
-    Where that leaves too little for all, it is what dies at once; where that does, there is none.
-    """
+    """The floor of each weight: `share` of its ERK count; less where that is too much for all."""
     units = [getattr(threshold, "dies_at_once", 1) for threshold in thresholds]
     count = live_count(density, sum(sizes))
     if not share or sum(units) > count:
@@ -353,10 +322,7 @@ class Cut:
 
 
 def floored_cut(entries: Sequence[Entries], count: int, floors: Sequence[int]) -> Cut:
-    """The `count` entries of largest critical offset, with so many of each weight at least.
-
-    As fewer remain for the others, more of them may come to their floor, and none leaves it.
-    """
+    """The `count` entries of largest critical offset, with so many of each weight at least."""
     # An entry that is 0 cannot live.
     can_live = [int(np.count_nonzero(one.critical > -np.inf)) for one in entries]
     bounds = [min(pair) for pair in zip(floors, can_live, strict=True)]
@@ -370,12 +336,13 @@ def floored_cut(entries: Sequence[Entries], count: int, floors: Sequence[int]) -
         held += low
         free = [k for k in free if k not in low]
     held.sort()
-    parts = [(free, found), *(([k], cut([entries[k]], bounds[k])) for k in held)]
-    masks = {k: m for places, part in parts for k, m in zip(places, part.masks, strict=True)}
-    offsets = {k: o for places, part in parts for k, o in zip(places, part.offsets, strict=True)}
-    unreachable = sum(part.unreachable for _, part in parts)
-    order = range(len(entries))
-    return Cut([masks[k] for k in order], [offsets[k] for k in order], unreachable, held)
+    empty: list[Any] = [None] * len(entries)
+    made = Cut(empty, [0.0] * len(entries), 0, held)
+    for places, part in [(free, found), *(([k], cut([entries[k]], bounds[k])) for k in held)]:
+        made.unreachable += part.unreachable
+        for k, mask, offset in zip(places, part.masks, part.offsets, strict=True):
+            made.masks[k], made.offsets[k] = mask, offset
+    return made
 
 
 def cut(entries: Sequence[Entries], count: int) -> Cut:
@@ -392,23 +359,13 @@ def cut(entries: Sequence[Entries], count: int) -> Cut:
     masks = largest_masks(ranked, count)
     pairs = list(zip(critical, masks, strict=True))
     below = max((one[~mask].max(initial=-np.inf) for one, mask in pairs), default=-np.inf)
-    above = min((one[mask].min(initial=np.inf) for one, mask in pairs), default=np.inf)
-    offset = _between(critical, float(below), float(above), all(mask.all() for mask in masks))
-    return Cut(masks, [offset] * len(masks), unreachable)
-
-
-def _between(critical: list[np.ndarray], below: float, above: float, all_live: bool) -> float:
-    """An offset between those of the dead and of the live entries, as nearly as there is one."""
-    if all_live:
-        least = min((one[one > -np.inf].min(initial=np.inf) for one in critical), default=0.0)
-        return min(_finite(least), 0.0) - 1.0
+    alive = [one[mask & (one > -np.inf)] for one, mask in pairs]
+    above = min((one.min(initial=np.inf) for one in alive), default=np.inf)
     if below == np.inf:  # no offset kills this many
         largest = max(one[one < np.inf].max(initial=-np.inf) for one in critical)
-        return max(_finite(largest), 0.0) + 1.0
-    if below == -np.inf:  # all others are exactly 0
-        return _finite(above) - 1.0
-    return (below + above) / 2 if np.isfinite(above) else below + 1.0
-
-
-def _finite(value: float) -> float:
-    return float(value) if np.isfinite(value) else 0.0
+        offset = max(float(largest), 0.0) + 1.0
+    elif below == -np.inf:  # no others, or all of them are exactly 0
+        offset = min(float(above), 0.0) - 1.0
+    else:
+        offset = float(below + above) / 2 if np.isfinite(above) else float(below) + 1.0
+    return Cut(masks, [offset] * len(masks), unreachable)

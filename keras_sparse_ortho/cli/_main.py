@@ -4,16 +4,11 @@ import argparse
 import json
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from keras_sparse_ortho.cli._files import InputFileError, read_keras, read_rows
-
-if TYPE_CHECKING:  # `kso --help` does without it, in half the time
-    from rich.console import Console
-
-__all__ = ["main"]
 
 OK, FAILED, USAGE, BAD_FILE = 0, 1, 2, 3
 
@@ -27,13 +22,10 @@ exit status:
 Results go to standard output, progress and warnings to standard error.
 """
 
-# Arguments of the functions behind a command, and the options that stand for them.
-_REPORT_NAMES = {"orthogonality": "--no-orthogonality"}
-_EXPORT_NAMES = {
-    "representative_data": "--data",
-    "batch_size": "--batch-size",
-    "path": "output",
-} | {name: f"--{name}" for name in ("mode", "quantization", "sample", "tolerance")}
+# Arguments of `export_litert`, and the options that stand for them.
+_NAMES = {"representative_data": "--data", "batch_size": "--batch-size", "path": "output"} | {
+    name: f"--{name}" for name in ("mode", "quantization", "sample", "tolerance")
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,10 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = _parser().parse_args(arguments)
     except SystemExit as leaving:
         return int(leaving.code or 0)
-    from rich.console import Console
+    from rich.console import Console  # `kso --help` does without it, in half the time
 
     console = Console(stderr=True)
-    command: Callable[[Any, Console], None] = options.command
 
     def show(message: Warning | str, category: type[Warning], *_: Any) -> None:
         if issubclass(category, UserWarning):
@@ -66,24 +57,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with warnings.catch_warnings():
         warnings.showwarning = show  # type: ignore[assignment]
         try:
-            command(options, console)
-        except Exception as error:
-            text = _in_options(str(error), options)
-            match error:
-                case InputFileError():
-                    status, text = BAD_FILE, str(error)
-                case ValueError():
-                    status = USAGE
-                case RuntimeError() | ImportError() | OSError():
-                    status = FAILED
-                case _:
-                    raise
-            _print(console, text, "red")
+            options.command(options, console)
+        except InputFileError as error:
+            _print(console, str(error), "red")
+            return BAD_FILE
+        except (ValueError, RuntimeError, ImportError, OSError) as error:
+            status = USAGE if isinstance(error, ValueError) else FAILED
+            _print(console, _in_options(str(error), options), "red")
             return status
     return OK
 
 
-def _print(console: "Console", text: str, style: str) -> None:
+def _print(console: Any, text: str, style: str) -> None:
     console.print(f"kso: {text}", style=style, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -114,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
         "--no-orthogonality", action="store_true", help="leave out the orthogonality errors"
     )
     report.add_argument("--json", action="store_true", help="print JSON")
-    report.set_defaults(command=_report, names=_REPORT_NAMES)
+    report.set_defaults(command=_report, names={})
 
     export = commands.add_parser(
         "export",
@@ -135,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--data", metavar="FILE", help="rows to calibrate int8 on: .npy or .npz")
     export.add_argument("--tolerance", type=float)
     export.add_argument("--json", action="store_true", help="print the report as JSON")
-    export.set_defaults(command=_export, names=_EXPORT_NAMES)
+    export.set_defaults(command=_export, names=_NAMES)
 
     bench = commands.add_parser(
         "bench",
@@ -151,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _report(options: argparse.Namespace, console: "Console") -> None:
+def _report(options: argparse.Namespace, console: Any) -> None:
     from rich.console import Console
 
     from keras_sparse_ortho.analysis import report
@@ -165,27 +150,21 @@ def _report(options: argparse.Namespace, console: "Console") -> None:
         Console().print(found)
 
 
-def _export(options: argparse.Namespace, console: "Console") -> None:
+def _export(options: argparse.Namespace, console: Any) -> None:
     from keras_sparse_ortho.export import export_litert
 
     sample, data = read_rows(options.sample), read_rows(options.data)
     with console.status("Loading the model") as status:
         model = read_keras(options.model)
         status.update("Converting, running and comparing, in other processes")
+        given = {k: vars(options)[k] for k in ("mode", "quantization", "batch_size", "tolerance")}
         report = export_litert(
-            model,
-            options.output,
-            mode=options.mode,
-            quantization=options.quantization,
-            representative_data=data,
-            batch_size=options.batch_size,
-            sample=sample,
-            tolerance=options.tolerance,
+            model, options.output, sample=sample, representative_data=data, **given
         )
     print(report.to_json() if options.json else report)
 
 
-def _bench(options: argparse.Namespace, console: "Console") -> None:
+def _bench(options: argparse.Namespace, console: Any) -> None:
     if min(options.threads) < 1 or not options.seconds > 0:
         raise ValueError(
             "`--threads` must be 1 or more and `--seconds` above 0. "
@@ -205,9 +184,8 @@ def _bench(options: argparse.Namespace, console: "Console") -> None:
         for threads in options.threads:
             times = latencies(options.files, threads, options.seconds / len(options.threads))
             for name, one, ms in zip(options.files, opened, times, strict=True):
-                timing = {"file": name, "route": one.route, "xnnpack": one.xnnpack}
-                timing |= {"threads": threads, "batch_size": one.batch_size, "latency_ms": ms}
-                timings.append(timing)
+                about = {"route": one.route, "xnnpack": one.xnnpack, "batch_size": one.batch_size}
+                timings.append({"file": name, "threads": threads, "latency_ms": ms, **about})
     if options.json:
         print(json.dumps(timings, indent=2))
         return

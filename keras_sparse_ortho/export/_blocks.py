@@ -135,9 +135,6 @@ def as_convolutions(model: keras.Model, rows_apart: bool) -> keras.Model:
 
 def _blocks_of(layer: Any) -> ZeroBlocks | str:
     """The blocks of a plain layer, or why it has no form as a grouped convolution."""
-    reason = why_no_block_form(layer)
-    if reason is not None:
-        return reason
     if isinstance(layer, L.Conv3D):
         return "LiteRT has no grouped convolutions of volumes"
     if not isinstance(layer, _ONE_PRODUCT):
@@ -146,11 +143,14 @@ def _blocks_of(layer: Any) -> ZeroBlocks | str:
         return "it was never called"
     if getattr(layer, "data_format", None) == "channels_first":
         return "its channels come first"
+    if getattr(layer, "groups", 1) != 1:
+        return f"it has groups={layer.groups}"
     if isinstance(layer, L.EinsumDense):
         data, _, output = axes_of(layer.equation, layer.input_spec.ndim)
         if output[0] != data[0]:
             return f"in '{layer.equation}' the first axis of input and output differ"
-    return zero_blocks(_canonical(layer))
+    found = zero_blocks(_canonical(layer))
+    return found if isinstance(found, str) else why_no_block_form(layer) or found
 
 
 def _canonical(layer: Any) -> np.ndarray:
@@ -235,31 +235,26 @@ class DenseAsConvolution(_BlockConvolution):
     """A `Dense`, or an `EinsumDense` of a single matrix, as a convolution of one tap."""
 
     def __init__(self, layer: Any, blocks: ZeroBlocks, rows_apart: bool) -> None:
-        # The axes of the input with the summed ones last; those of the output from free and made.
-        order_in: list[int] | None = None
-        order_out: list[int] | None = None
-        summed, made, of_columns = 1, tuple(layer.kernel.shape[1:]), True
-        if isinstance(layer, L.EinsumDense):
-            data, kernel, output = axes_of(layer.equation, layer.input_spec.ndim)
-            over = [letter for letter in kernel if letter in data]
-            free = [letter for letter in data if letter not in over]
-            new = [letter for letter in kernel if letter not in data]
-            order_in = [data.index(letter) for letter in (*free, *over)]
-            order_out = [(*free, *new).index(letter) for letter in output]
-            sizes = dict(zip(kernel, layer.kernel.shape, strict=True))
-            summed, made = len(over), tuple(sizes[letter] for letter in new)
-            of_columns = output[len(free) :] == new and {*(layer.bias_axes or ())} == {*new}
+        equation = getattr(layer, "equation", "...a,ab->...b")
+        data, kernel, output = axes_of(equation, layer.input_spec.ndim or 2)
+        made = [letter for letter in kernel if letter not in data]
+        axes = getattr(layer, "bias_axes", made) or ()
+        of_columns = output[-len(made) :] == made and {*axes} == {*made}
         super().__init__(layer, blocks, rows_apart, of_columns)
-        self._order_in, self._order_out = order_in, order_out
-        self._summed, self._made = summed, made
+        self._equation, self._sizes = equation, tuple(layer.kernel.shape)
 
     def call(self, inputs: Any) -> Any:
         """The product, between the orders of axes that the equation asks for."""
-        x = _transposed(inputs, self._order_in)
-        free = x.shape[1 : len(x.shape) - self._summed]
-        images = (-1, math.prod(free), 1) if self.rows_apart else (1, -1, 1)
+        data, kernel, output = axes_of(self._equation, len(inputs.shape))
+        free = [letter for letter in data if letter not in kernel]
+        made = [letter for letter in kernel if letter not in data]
+        sizes = dict(zip((*data, *kernel), (*inputs.shape, *self._sizes), strict=True))
+        lengths = [sizes[letter] for letter in free[1:]]
+        images = (-1, math.prod(lengths), 1) if self.rows_apart else (1, -1, 1)
+        x = _transposed(inputs, data, [*free, *(letter for letter in kernel if letter in data)])
         x = self._columns(ops.conv(self._gathered(x, images), self.kernel))
-        x = _transposed(ops.reshape(x, (-1, *free, *self._made)), self._order_out)
+        x = ops.reshape(x, (-1, *lengths, *(sizes[letter] for letter in made)))
+        x = _transposed(x, [*free, *made], output)
         if self.late_bias is not None:
             x = x + self.late_bias
         return x if self._is_early else self.activation(x)
@@ -275,7 +270,6 @@ class ConvAsConvolution(_BlockConvolution):
         self._dilation_rate = (*layer.dilation_rate, 1)[:2]
 
     def call(self, inputs: Any) -> Any:
-        """The taps slide over all gathered channels."""
         padding = self._padding
         if padding == "causal":
             before = self._dilation_rate[0] * (self.kernel.shape[0] - 1)
@@ -289,5 +283,5 @@ class ConvAsConvolution(_BlockConvolution):
         return x if self._is_early else self.activation(x)
 
 
-def _transposed(x: Any, order: list[int] | None) -> Any:
-    return x if order is None or order == sorted(order) else ops.transpose(x, order)
+def _transposed(x: Any, before: list[str], after: list[str]) -> Any:
+    return x if before == after else ops.transpose(x, [before.index(letter) for letter in after])

@@ -16,11 +16,6 @@ from keras_sparse_ortho.export._routes import ExportRouteError
 
 # Those whose kernels LiteRT Micro has: none of sparse encodings, none that quantize in a call.
 _ROUTES = (None, "float32", "float32+blocks", "int8", "int8+blocks")
-# Methods of MicroMutableOpResolver whose name does not follow from that of the operator.
-_METHODS = {
-    "BATCH_MATMUL": "BatchMatMul",
-    "UNIDIRECTIONAL_SEQUENCE_LSTM": "UnidirectionalSequenceLSTM",
-}
 
 
 def c_array(
@@ -100,8 +95,5 @@ def _in_one_piece(content: bytes, file: str) -> tuple[bytes, tuple[str, ...]]:
         for graph in model.subgraphs
         for operator in graph.operators
     }
-    return content, tuple(sorted(_METHODS.get(one) or _camel_case(one) for one in sorted(used)))
-
-
-def _camel_case(name: str) -> str:
-    return "".join(word if word == "2D" else word.capitalize() for word in name.split("_"))
+    words = sorted(one.title().replace("_", "") for one in used)
+    return content, tuple(w.replace("Lstm", "LSTM").replace("Matmul", "MatMul") for w in words)

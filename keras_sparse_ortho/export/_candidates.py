@@ -5,6 +5,7 @@ import dataclasses
 import importlib.util
 import math
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,7 +15,6 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._files import disk_full, is_full
-from keras_sparse_ortho.export._blocks import as_convolutions
 from keras_sparse_ortho.export._flatbuffer import WeightZeros, read_weights, with_record
 from keras_sparse_ortho.export._model import full_batches
 from keras_sparse_ortho.export._process import JobError, Worker, converter_backend
@@ -23,6 +23,7 @@ from keras_sparse_ortho.export._task import Task
 
 _WIDER = 0.1  # of a range: what is beyond is clipped, not rounded
 _LOST = 0.01  # of a kernel's zeros: a tensor that lacks more is not the kernel
+_REBUILD = "RebuildError: "  # of `_worker.py`
 
 converter = Worker  # for conversions; tests keep one, as it loads TensorFlow
 
@@ -50,16 +51,15 @@ class Comparison:
     clipped: float = 0.0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Candidate:
     """One route and its verified file, or its failure; the comparison, if the file runs."""
 
     route: Route
     outcome: RouteOutcome
-    file: Path | None = None
-    comparison: Comparison | None = None
-    failure: Exception | None = None
-    weights: tuple[WeightZeros, ...] = ()  # of the file
+    file: Any = None
+    comparison: Any = None
+    failure: Any = None
 
 
 def candidates(task: Task, routes: Sequence[Route], smallest: bool = False) -> list[Candidate]:
@@ -106,24 +106,20 @@ def _refusal(task: Task, route: Route) -> ExportRouteError | None:
 
 def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
     """The verified file of a route, with its record."""
-    allowed = route.tolerance if task.tolerance is None else task.tolerance
+    allowed = task.allowed(route)
     file = task.folder / f"{route.name}.verified.tflite"
-    rows = task.signature.batch_size
+    shapes = ([task.signature.batch_size, *want.shape[1:]] for want in task.want)
     record = {
         "route": route.name,
         "model": task.model.name,
-        "inputs": [dataclasses.asdict(spec) for spec in task.signature.inputs],
-        "outputs": [
-            {"name": name, "shape": [rows, *want.shape[1:]]}
-            for name, want in zip(task.names, task.want, strict=True)
-        ],
+        "inputs": task.signature.specs,
+        "outputs": [{"name": n, "shape": s} for n, s in zip(task.names, shapes, strict=True)],
         "xnnpack": route.xnnpack,
     }
     try:
         content = with_record(converted.read_bytes(), record)
         file.write_bytes(content)
-        with Worker() as worker:
-            got = litert_outputs(worker, file, task, route.xnnpack)
+        got = litert_outputs(file, task, route.xnnpack)
         comparison = compare(task.names, task.want, got, route.measure)
         if not comparison.error <= allowed:
             text = (
@@ -134,27 +130,20 @@ def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
             )
             return _failed(route, ExportVerificationError(text), comparison)
         # The zeros between blocks are not in the file at all.
-        gathered = task.blocks.found if route.of_blocks else {}
-        kernels = {path: value for path, value in task.kernels.items() if path not in gathered}
-        weights = read_weights(content)
-        folded = find_zeros(kernels, weights)
-    except ExportVerificationError as error:
-        return _failed(route, error)
-    except Exception as error:
-        text = f"{type(error).__name__}: {error}"  # the schema's reader cannot follow the file
+        found, kept = task.blocks if route.of_blocks else ({}, {})
+        kernels = {path: value for path, value in task.kernels.items() if path not in found}
+        folded = find_zeros(kernels, read_weights(content))
+    except ExportVerificationError as failure:
+        return _failed(route, failure)
+    except Exception as failure:
+        text = f"{type(failure).__name__}: {failure}"  # the schema's reader cannot follow the file
         text = f"The converted file must be readable. Received: {text}"
         return _failed(route, ExportVerificationError(text))
+    error, most = comparison.error, comparison.max_abs_diff
     outcome = RouteOutcome(
-        route.name,
-        bytes=len(content),
-        error=comparison.error,
-        tolerance=allowed,
-        max_abs_diff=comparison.max_abs_diff,
-        xnnpack=route.xnnpack,
-        kept=task.blocks.kept if route.of_blocks else {},
-        folded=folded,
+        route.name, None, len(content), error, allowed, most, route.xnnpack, None, kept, folded
     )
-    return Candidate(route, outcome, file, comparison, weights=weights)
+    return Candidate(route, outcome, file, comparison)
 
 
 # --- conversion -----------------------------------------------------------------------------------
@@ -162,146 +151,106 @@ def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
 
 def convert(task: Task, routes: Sequence[Route]) -> dict[Route, Path | ExportConversionError]:
     """An unverified file, or an error, for each route; raises if the model cannot be rebuilt."""
-    inputs = [dataclasses.asdict(spec) for spec in task.signature.inputs]
-    representative = None
+    saved, unsaved = task.folder / "plain.keras", None
+    common: dict[str, Any] = {"keras_file": str(saved), "modules": _modules_of_custom_objects()}
     if task.calibrating is not None:
-        representative = str(task.folder / "representative.npz")
-        np.savez(representative, *task.calibrating)
+        common["representative"] = str(task.folder / "representative.npz")
+        np.savez(common["representative"], *task.calibrating)
     files: dict[Route, Path | ExportConversionError] = {}
+    failed: dict[str, JobError] = {}  # by path of what could not be traced
     with converter() as worker, contextlib.ExitStack() as stack:
         folder = str(task.folder)
         if set("*?[\\") & set(task.folder.as_posix()):  # TensorFlow takes the path for a glob
             folder = stack.enter_context(tempfile.TemporaryDirectory())
-        traced: dict[str, Any] = {}
+        try:
+            task.model.save(saved)
+        except Exception as error:  # any: a custom class may do anything in get_config
+            unsaved = JobError(f"{_REBUILD}{type(error).__name__}: {error}")
         for route in routes:
             form = {"of_blocks": route.of_blocks, "rows_apart": route.rows_apart}
             form["marked"] = task.has_ranges and route.needs_data
-            name = "_".join(key for key in form if form[key]) or "plain"
-            path = os.path.join(folder, name)
-            if not traced:
-                unsaved = _save(task)
-            if path not in traced:
-                traced[path] = _trace(worker, task, inputs, path, form, unsaved)
+            path = os.path.join(folder, "_".join(key for key in form if form[key]) or "plain")
+            traced = {"path": path, "inputs": task.signature.specs, **form}
+            traced |= {"nesting": task.signature.nesting, "output_names": task.names}
             file = task.folder / f"{route.name}.tflite"
-            failure = traced[path] or _run_job(
-                worker,
-                "convert",
-                task.timeout,
-                route=route.name,
-                traced=path,
-                inputs=inputs,
-                representative=representative,
-                result=str(file),
-            )
-            error = None if failure is None else _conversion_error(task, route, failure)
-            files[route] = error or file
+            job = common | {"traced": traced, "storage": route.storage, "result": str(file)}
+            job["sparse"] = route.encoding == "sp"
+            failure = None if os.path.exists(path) else failed.get(path) or unsaved
+            failure = failure or _run(worker, task, "convert", **job)
+            if failure is not None and str(failure).startswith(_REBUILD):
+                _trace_here(task, failure, traced)
+                failure = _run(worker, task, "convert", **job)
+            if failure is not None and not os.path.exists(path):
+                failed[path] = failure
+            files[route] = file if failure is None else _conversion_error(task, route, failure)
     return files
 
 
-def _conversion_error(task: Task, route: Route, failure: dict[str, Any]) -> ExportConversionError:
-    if missing := failure.get("missing_ops"):
+def _conversion_error(task: Task, route: Route, failure: JobError) -> ExportConversionError:
+    missing = re.findall(r"(?:TF Select|Custom) ops: (.+)", str(failure))
+    if missing:
         return ExportConversionError(
             f"Model '{task.model.name}' needs operations that LiteRT's built-in kernels lack. "
-            "Replace the layers that use them before the export. "
-            f"Received: operations {', '.join(missing)}"
+            "Replace the layers that use them before the export. Received: operations "
+            f"{', '.join(sorted({op for line in missing for op in line.split(', ')}))}"
         )
     return ExportConversionError(
         f"The LiteRT converter failed on model '{task.model.name}' by route "
-        f"'{route.name}'. Received: {failure['message']}"
+        f"'{route.name}'. Received: {str(failure)[:1000]}"
     )
 
 
-def _keras_file(task: Task) -> str:
-    return str(task.folder / "plain.keras")
-
-
-def _save(task: Task) -> dict[str, Any] | None:
-    """Save the model for the process that traces it; or what went wrong."""
-    try:
-        task.model.save(_keras_file(task))
-    except Exception as error:  # any: a custom class may do anything in get_config
-        message = f"{type(error).__name__}: {str(error).strip()[:1000]}"
-        return {"stage": "load", "message": message}
-    return None
-
-
-def _trace(
-    worker: Worker,
-    task: Task,
-    inputs: list[dict[str, Any]],
-    path: str,
-    form: dict[str, bool],
-    unsaved: dict[str, Any] | None,
-) -> dict[str, Any] | None:
-    """Have the model, or its block convolutions, traced and written; or what went wrong."""
-    how = {"inputs": inputs, "nesting": task.signature.nesting, "output_names": task.names}
-    failure = unsaved
-    if failure is None:
-        modules = _modules_of_custom_objects()
-        job = {"keras_file": _keras_file(task), "modules": modules, "path": path}
-        failure = _run_job(worker, "trace", task.timeout, **job, **form, **how)
-    if failure is None or failure["stage"] != "load":
-        return failure
+def _trace_here(task: Task, failure: JobError, traced: dict[str, Any]) -> None:
+    """Traces a model whose classes exist in this process only; raises on another backend."""
     if keras.backend.backend() != converter_backend():
         title = {"tensorflow": "TensorFlow", "jax": "JAX"}[converter_backend()]
         raise ExportConversionError(
             f"Model '{task.model.name}' could not be rebuilt on the {title} backend in a new "
             "process. Its custom classes must be importable there (not defined in "
             f"`__main__`) and serializable; otherwise export on the {title} backend. "
-            f"Received: {failure['message']}"
+            f"Received: {str(failure).removeprefix(_REBUILD)[:1000]}"
         )
     from keras_sparse_ortho.export._tracing import write_traced
 
-    # The classes exist in this process only, so it has to trace the model itself.
-    model = as_convolutions(task.model, form["rows_apart"]) if form["of_blocks"] else task.model
-    write_traced(model, **how, path=path, marked=form["marked"])
-    return None
+    write_traced(task.model, **traced)
 
 
-def _run_job(worker: Worker, task: str, timeout: float, **job: Any) -> dict[str, Any] | None:
+def _run(worker: Worker, task: Task, job: str, **arguments: Any) -> JobError | None:
     try:
-        failure: dict[str, Any] | None = worker.run(task, timeout, **job)
+        worker.run(job, task.timeout, **arguments)
     except JobError as error:
-        return {"stage": "crash", "message": f"the converter's process failed: {error}"}
-    return failure
+        return error
+    return None
 
 
 def _modules_of_custom_objects() -> list[str]:
     """Modules that registered something with Keras and that a new process could import."""
-    registered = dict(keras.saving.get_custom_objects())
+    registered = [*keras.saving.get_custom_objects().values()]
     found = []
-    for name in dict.fromkeys(getattr(value, "__module__", None) for value in registered.values()):
-        with contextlib.suppress(ImportError, ValueError):
-            if isinstance(name, str) and name != "__main__" and importlib.util.find_spec(name):
+    for name in sorted({str(getattr(value, "__module__", "")) for value in registered}):
+        with contextlib.suppress(ImportError, ValueError):  # an empty name, for example
+            if name != "__main__" and importlib.util.find_spec(name):
                 found.append(name)
-    return sorted(found)
+    return found
 
 
 # --- verification ---------------------------------------------------------------------------------
 
 
-def litert_outputs(worker: Worker, file: Path, task: Task, xnnpack: bool) -> list[np.ndarray]:
+def litert_outputs(file: Path, task: Task, xnnpack: bool = True) -> list[np.ndarray]:
     """The outputs of a LiteRT file on the sample."""
     batches = full_batches(task.sample, task.signature.batch_size)
     rows, result = file.with_suffix(".sample.npz"), file.with_suffix(".outputs.npz")
     np.savez(rows, *[np.concatenate(pieces) for pieces in zip(*batches, strict=True)])
-    try:
-        worker.run(
-            "run",
-            task.timeout,
-            file=str(file),
-            xnnpack=xnnpack,
-            sample=str(rows),
-            input_names=[spec.name for spec in task.signature.inputs],
-            output_names=task.names,
-            batch_size=task.signature.batch_size,
-            result=str(result),
-        )
-    except JobError as error:
+    job = {"file": str(file), "xnnpack": xnnpack, "sample": str(rows), "result": str(result)}
+    named = {"inputs": task.signature.specs, "output_names": task.names}
+    with Worker() as worker:
+        failure = _run(worker, task, "run", **job, **named)
+    if failure is not None:
         raise ExportVerificationError(
             "The file must run in ai-edge-litert's interpreter, in a subprocess. Received: "
-            f"{error} ({'with' if xnnpack else 'without'} XNNPACK)"
-        ) from None
+            f"{failure} ({'with' if xnnpack else 'without'} XNNPACK)"
+        )
     with np.load(result) as data:
         return [data[f"arr_{i}"][: len(task.sample[0])] for i in range(len(task.names))]
 

@@ -1,10 +1,11 @@
 """What `export_litert` says of rows, files and routes: warnings, and where an error starts."""
 
-import dataclasses
+import contextlib
+import copy
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 
@@ -18,16 +19,9 @@ from keras_sparse_ortho.export._candidates import (
     litert_outputs,
 )
 from keras_sparse_ortho.export._model import keras_outputs
-from keras_sparse_ortho.export._process import Worker
 from keras_sparse_ortho.export._routes import Route
 from keras_sparse_ortho.export._task import Task
-from keras_sparse_ortho.kernels import walk
-from keras_sparse_ortho.quantization import (
-    FakeQuantize,
-    biases_are_rounded,
-    innermost,
-    without_ranges,
-)
+from keras_sparse_ortho.quantization import biases_are_rounded, fixed_ranges, innermost, ranges_of
 
 _AS_TRAINED = 0.01  # rms: files of trained integers whose biases are rounded are closer to Keras
 _CLIPPED = 0.05  # of the outputs
@@ -48,9 +42,7 @@ class ExportFallbackWarning(UserWarning):
 
 def warn_of_rows(task: Task) -> None:
     """Warns of calibration rows, or of trained ranges, that do not fit the data."""
-    if task.has_ranges:
-        _warn_of_ranges(task)
-    elif task.doubts and task.calibrating is not None:
+    if task.doubts and task.calibrating is not None:
         low = min(float(array.min()) for array in task.calibrating)
         high = max(float(array.max()) for array in task.calibrating)
         warnings.warn(
@@ -60,24 +52,17 @@ def warn_of_rows(task: Task) -> None:
             f"Received: values from {low:.3g} to {high:.3g}",
             stacklevel=3,
         )
-
-
-def _warn_of_ranges(task: Task) -> None:
-    """Warns of trained ranges that the user's own rows do not fit into."""
-    ranges = [
-        (layer.path, float(to_numpy(layer.high)) - float(to_numpy(layer.low)))
-        for layer, _ in walk(task.model, "")
-        if isinstance(layer, FakeQuantize)
-    ]
-    empty = [path for path, width in ranges if width == 0]
+    if not task.has_ranges:
+        return
+    empty = [own.path for own in ranges_of(task.model) if to_numpy(own.high) == to_numpy(own.low)]
     if empty:
         warnings.warn(
             "Trained ranges of activations must hold more than zero, or the file computes zeros "
             f"there: call the model on real data with training=True. Received: {empty[:5]}",
-            stacklevel=4,
+            stacklevel=3,
         )
     elif task.chosen:
-        with without_ranges(task.model):
+        with fixed_ranges(task.model, lambda x, *_: x):  # in floats
             _, floats = keras_outputs(task.model, task.signature, task.sample)
         lost = compare(task.names, floats, task.want, "rms").error
         if lost > _LOST:
@@ -86,7 +71,7 @@ def _warn_of_ranges(task: Task) -> None:
                 "ranges were trained on other data, or are so wide that their steps are coarse. "
                 "Train on data scaled as these rows are, or leave layers in floats (`exclude`). "
                 f"Received: {len(task.sample[0])} rows ({task.origin})",
-                stacklevel=4,
+                stacklevel=3,
             )
 
 
@@ -111,7 +96,6 @@ def warn_of_routes(tried: Iterable[Candidate]) -> None:
 
 def warn_of_file(task: Task, taken: Candidate, model: keras.Model) -> None:
     """Warns of a file that needs XNNPACK off, clips, or differs from what was trained."""
-    assert taken.comparison is not None
     error, clipped = taken.comparison.error, taken.comparison.clipped
     if not taken.outcome.xnnpack:
         warnings.warn(
@@ -131,8 +115,7 @@ def warn_of_file(task: Task, taken: Candidate, model: keras.Model) -> None:
     if not task.has_ranges or error <= _AS_TRAINED:
         return
     if biases_are_rounded(model):
-        source = error_source(task, taken.route, error / 2)
-        reason = "the difference starts at " + (f"{source}" if source else "no single layer")
+        reason = f"the difference starts at {error_source(task, taken.route, error / 2)[1]}"
         advice = "Measure accuracy with `load_litert`, or leave that layer in floats (`exclude`)."
     else:
         reason = "biases are rounded in steps that are coarse, most of all with int4"
@@ -150,79 +133,60 @@ def warn_of_file(task: Task, taken: Candidate, model: keras.Model) -> None:
 # --- where an error starts ------------------------------------------------------------------------
 
 
-class ErrorSource(NamedTuple):
-    """The first layer behind which a file differs, and the error there."""
-
-    layer: Any
-    error: float
-
-    def __str__(self) -> str:
-        kind = type(innermost(self.layer)).__name__
-        return f"layer '{self.layer.name}' ({kind}): error {self.error:.3g} behind it"
-
-
 def explained(task: Task, tried: Candidate) -> Exception:
     """The failure of a route, with the layer where the error starts and what to try instead."""
     route, failure = tried.route, tried.failure
-    assert failure is not None
     if tried.comparison is None:  # it does not run, or lost zeros
         return failure
-    allowed = route.tolerance if task.tolerance is None else task.tolerance
-    source = error_source(task, route, allowed / 2)
-    where = "" if source is None else f"The difference starts at {source}. "
+    layer, source = error_source(task, route, task.allowed(route) / 2)
+    where = "" if layer is None else f"The difference starts at {source}. "
     rule, received = str(failure).split("Received: ")
-    text = f"{rule}{where}{_remedy(task, route, source)} Received: {received}"
+    text = f"{rule}{where}{_remedy(task, route, layer)} Received: {received}"
     return ExportVerificationError(text)
 
 
-def error_source(task: Task, route: Route, least: float) -> ErrorSource | None:
-    """The first layer of a graph behind which the error is more than `least`; None if unknown.
+def error_source(task: Task, route: Route, least: float) -> tuple[Any, str]:
+    """The first layer of a graph behind which the error is more than `least`, if it is known.
 
     The model is converted once more, by the dense route of the same storage, with the outputs of
     all its layers as outputs of the file.
     """
+    unknown = None, "no single layer"
     if not computes_its_graph(task.model):
-        return None
-    try:
-        return _search(task, Route(route.storage), least)
-    except Exception:  # the failure that is being explained counts, not this one
-        return None
+        return unknown
+    with contextlib.suppress(Exception):  # the failure that is being explained counts
+        found = [
+            (call.operation, tensor)
+            for call in graph_calls(task.model)
+            for tensor in call.outputs
+            if not isinstance(call.operation, keras.layers.InputLayer)
+            and keras.backend.is_float_dtype(tensor.dtype)
+        ]
+        probe = keras.Model(graph_ends(task.model)[0], [tensor for _, tensor in found])
+        names, want = keras_outputs(probe, task.signature, task.sample)
+        task, dense = copy.copy(task), Route(route.storage)
+        task.model, task.names, task.want = probe, names, want
+        task.folder = task.folder / "layers"
+        task.folder.mkdir()
+        converted = convert(task, [dense])[dense]
+        got = litert_outputs(converted, task) if isinstance(converted, Path) else []
+        for (layer, _), name, one, other in zip(found, names, want, got, strict=True):
+            error = compare([name], [one], [other], route.measure).error
+            if not error <= least:
+                kind = type(innermost(layer)).__name__
+                return layer, f"layer '{layer.name}' ({kind}): error {error:.3g} behind it"
+    return unknown
 
 
-def _search(task: Task, route: Route, least: float) -> ErrorSource | None:
-    found = [
-        (call.operation, tensor)
-        for call in graph_calls(task.model)
-        for tensor in call.outputs
-        if not isinstance(call.operation, keras.layers.InputLayer)
-        and keras.backend.is_float_dtype(tensor.dtype)
-    ]
-    probe = keras.Model(graph_ends(task.model)[0], [tensor for _, tensor in found])
-    names, want = keras_outputs(probe, task.signature, task.sample)
-    folder = task.folder / "layers"
-    folder.mkdir()
-    task = dataclasses.replace(task, model=probe, names=names, want=want, folder=folder)
-    converted = convert(task, [route])[route]
-    if not isinstance(converted, Path):
-        return None
-    with Worker() as worker:
-        got = litert_outputs(worker, converted, task, xnnpack=True)
-    for (layer, _), name, one, other in zip(found, names, want, got, strict=True):
-        error = compare([name], [one], [other], route.measure).error
-        if not error <= least:
-            return ErrorSource(layer, error)
-    return None
-
-
-def _remedy(task: Task, route: Route, source: ErrorSource | None) -> str:
-    """What to try in place of a route."""
+def _remedy(task: Task, route: Route, layer: Any) -> str:
+    """What to try in place of a route whose error starts at a layer, if that is known."""
     if route.encoding != "dense":
         return f'Try mode="{route.storage}".'
     if route.storage in _REMEDIES:
         return _REMEDIES[route.storage]
     text = 'Try mode="dynamic_int8", which computes activations in floats, or '
     if task.has_ranges:
-        excluded = "..." if source is None else repr(source.layer.name)
+        excluded = "..." if layer is None else repr(layer.name)
         return f"{text}leave the layer in floats: quantize_aware(model, exclude=[{excluded}])."
     return (
         f"{text}train with quantize_aware(model), which leaves layers in floats by `exclude` and "

@@ -13,16 +13,16 @@ from keras_sparse_ortho._checks import check_integer, other_keywords
 from keras_sparse_ortho._files import path_of, staging
 from keras_sparse_ortho.export._candidates import Candidate, candidates
 from keras_sparse_ortho.export._explain import explained, warn_of_file, warn_of_routes, warn_of_rows
+from keras_sparse_ortho.export._flatbuffer import read_weights
 from keras_sparse_ortho.export._load_litert import latencies
 from keras_sparse_ortho.export._process import converter_backend, is_missing, require
 from keras_sparse_ortho.export._routes import (
     MODES,
     ExportReport,
-    Route,
     installed_versions,
     routes_of,
 )
-from keras_sparse_ortho.export._task import make_task
+from keras_sparse_ortho.export._task import Task
 from keras_sparse_ortho.quantization import has_trained_ranges
 
 # The speed that "fast" gives up for a smaller file: less is within the noise of the clock.
@@ -126,46 +126,51 @@ def export_litert(
     """
     _require_litert()
     if not isinstance(model, keras.Model):
-        raise ValueError(
-            f"`model` must be a Keras model. Received: model of type {type(model).__name__}"
-        )
+        kind = type(model).__name__
+        raise ValueError(f"`model` must be a Keras model. Received: model of type {kind}")
     batch_size = check_integer("batch_size", batch_size)
     target = check_path(path)
     trained = has_trained_ranges(model)
     routes = routes_of(mode, quantization, representative_data is not None or trained)
     if mode not in MODES or quantization is not None:
-        _check_data(routes[0], representative_data, trained)
+        # With trained ranges, data are rows to compare on.
+        needs, has = routes[0].needs_data, representative_data is not None
+        if needs != has and not (trained and needs):
+            raise ValueError(
+                f"`representative_data` is {'needed' if needs else 'unused'} with "
+                f"{routes[0].storage!r}. Received: {representative_data=!r:.60}"
+            )
     of_blocks = any(route.of_blocks for route in routes)
-    task = make_task(model, batch_size, sample, representative_data, tolerance, timeout, of_blocks)
+    task = Task(model, batch_size, sample, representative_data, tolerance, timeout, of_blocks)
     warn_of_rows(task)
     encoded = any((value == 0).mean() >= _LEAST_ZEROS for value in task.kernels.values())
     if mode is None and not encoded:
         routes = routes[:1]
     # On the same file system as the target, so that the last step is one atomic rename.
     with staging(target.parent, target.name) as folder:
-        task = dataclasses.replace(task, folder=folder)
+        task.folder = folder
         tried = candidates(task, routes, smallest=mode in (None, "small"))
         good = [c for c in tried if c.file is not None]
         if not good:
             raise explained(task, next(c for c in tried if c.route == routes[0]))
         # Where possible one that runs with XNNPACK, as a default interpreter does.
         good = [c for c in good if c.outcome.xnnpack] or good
+        taken = good[0]
         if mode == "fast":
-            good = _timed(good, timeout)
-            tried = [next((one for one in good if one.route == c.route), c) for c in tried]
-        taken = choose(good) if mode == "fast" else good[0]
+            times = latencies([c.file for c in good], timeout=timeout)
+            for one, ms in zip(good, times, strict=True):
+                one.outcome = dataclasses.replace(one.outcome, latency_ms=ms)
+            taken = choose(good)
         if len(routes) > 1:
             warn_of_routes(tried)
         warn_of_file(task, taken, model)
-        assert taken.file is not None
-        assert taken.comparison is not None
         content = taken.file.read_bytes()
         report = ExportReport(
             taken.outcome,
             path=str(target),
             mode=mode,
             gzip_bytes=len(gzip.compress(content, compresslevel=6)),  # 9 saves 2%
-            weights=taken.weights,
+            weights=read_weights(content),
             argmax_agreement=taken.comparison.argmax_agreement,
             sample_rows=len(task.sample[0]),
             compared_on=task.origin,
@@ -183,46 +188,23 @@ def choose(timed: Sequence[Candidate]) -> Candidate:
     return min(near, key=lambda c: c.outcome.bytes or 0)
 
 
-def _timed(good: Sequence[Candidate], timeout: float) -> list[Candidate]:
-    """The candidates with the latency of each file."""
-    times = latencies([c.file for c in good if c.file is not None], timeout=timeout)
-    return [
-        dataclasses.replace(c, outcome=dataclasses.replace(c.outcome, latency_ms=ms))
-        for c, ms in zip(good, times, strict=True)
-    ]
-
-
 def check_path(path: str | os.PathLike[str]) -> Path:
     """The path of a file to write; ValueError if no LiteRT file can be written there."""
-    target = path_of("path", path)
+    target, rule = path_of("path", path), None
     if not target.name or not target.parent.is_dir():
-        raise ValueError(
-            "`path` must name a file in a folder that exists; make the folder first. "
-            f"Received: path={str(path)!r}"
+        rule = "must name a file in a folder that exists; make the folder first"
+    elif target.suffix in (".h5", ".hdf5", ".keras", ".onnx", ".pb"):
+        rule = (
+            "is for a LiteRT file, whose name usually ends in `.tflite`; use `model.save` or "
+            "`model.export` for other kinds"
         )
-    if target.suffix in (".h5", ".hdf5", ".keras", ".onnx", ".pb"):
-        raise ValueError(
-            "`path` is for a LiteRT file, whose name usually ends in `.tflite`; use `model.save` "
-            f"or `model.export` for other kinds. Received: path={str(path)!r}"
-        )
-    if target.exists() and not target.is_file():
+    elif target.exists() and not target.is_file():
         kind = "a folder" if target.is_dir() else "a device, pipe or socket"
-        raise ValueError(
-            f"`path` must name a file, but {kind} has that name; choose another. "
-            f"Received: path={str(path)!r}"
-        )
+        rule = f"must name a file, but {kind} has that name; choose another"
+    if rule is not None:
+        raise ValueError(f"`path` {rule}. Received: path={str(path)!r}")
     # A symbolic link keeps its target.
     return target.resolve() if target.is_symlink() else target
-
-
-def _check_data(route: Route, data: Any, trained: bool) -> None:
-    # With trained ranges, data are rows to compare on.
-    if not (trained and route.needs_data) and route.needs_data != (data is not None):
-        rule = "is needed" if route.needs_data else "is unused"
-        raise ValueError(
-            f"`representative_data` {rule} with {route.storage!r}. "
-            f"Received: representative_data={'None' if data is None else type(data).__name__}"
-        )
 
 
 def _require_litert() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 _IDENTIFIER = b"TFL3"
+MARK = "kso_range_"  # of an extra output of a float32 file: a number and two doubles in hex follow
 _ALIGNMENT = 16  # required of the data of a buffer by the schema (`force_align`)
 _DTYPES = {"FLOAT32": "<f4", "FLOAT16": "<f2", "INT8": "i1", "UINT8": "u1", "INT16": "<i2"}
 
@@ -156,12 +157,8 @@ def with_record(content: bytes, record: dict[str, Any]) -> bytes:
     from ai_edge_litert import schema_py_generated as schema
 
     model = read_model(content)
-    others = []
-    for entry in model.metadata or []:
-        if entry.name in (_NAME, _NAME.encode()):  # of an earlier export
-            model.buffers[entry.buffer].data = None
-        else:
-            others.append(entry)
+    # Without that of an earlier export.
+    others = [one for one in model.metadata or [] if one.name not in (_NAME, _NAME.encode())]
     buffer, entry = schema.BufferT(), schema.MetadataT()
     text = _HEAD + _BLANK + b'", ' + json.dumps(record)[1:].encode()
     buffer.data = np.frombuffer(text, np.uint8)
@@ -181,14 +178,9 @@ def with_digest(content: bytes) -> bytes:
 def read_record(content: bytes, path: str) -> dict[str, Any] | None:
     """The record of a file, or None if this package did not write it; raises if it was changed."""
     found = _RECORD.search(content)
-    if found is None:
-        if any(trace in content for trace in _TRACES):
-            raise LiteRTFileError(
-                "The file must be as `export_litert` wrote it: the record in it is damaged. "
-                f"Received: {path!r} with {len(content)} bytes"
-            )
+    if found is None and not any(trace in content for trace in _TRACES):
         return None
-    if with_digest(content) != content:
+    if found is None or with_digest(content) != content:
         raise LiteRTFileError(
             "The file must be as `export_litert` wrote it: it is corrupted, truncated, or was "
             f"edited since. Received: {path!r} with {len(content)} bytes and another SHA-256"

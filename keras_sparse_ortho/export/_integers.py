@@ -8,17 +8,20 @@ ranges of activations that it has trained.
 import contextlib
 import copy
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
+from ai_edge_quantizer import quantizer, recipe_manager
+from ai_edge_quantizer.utils import tfl_flatbuffer_utils as files
 
-from keras_sparse_ortho.export._flatbuffer import name_of, read_model, write_model
+from keras_sparse_ortho.export._flatbuffer import MARK, name_of, read_model, write_model
 
 Range = tuple[float, float]
-Batches = Callable[[], Iterator[dict[str, np.ndarray]]]
+Batches = Iterable[dict[str, np.ndarray]]
 
-MARK = "kso_range_"  # an extra output of the float32 file: MARK, a number, and two doubles in hex
 _MOST = 127
 _EXACT = 1e-3  # of a step, by which a rounded weight may differ from a multiple of it
 _LEAST = {"float16": 128, "dynamic_int8": 1024, "int8": 256}  # entries of a constant
@@ -51,7 +54,8 @@ def in_storage(content: bytes, storage: str, batches: Batches | None) -> bytes:
         ranges, floats = _spread(model, known, recipe)
         _round_floats(model, trained, ranges, floats)
         recipe += [_entry(".*", end, None) for end in ("INPUT", "OUTPUT")]
-        recipe += [_entry(_scope(*one), "*", None) for one in floats]
+        names = [files.get_op_scope(op, graph.tensors) for graph, op in floats]  # of the outputs
+        recipe += [_entry(f"^{re.escape(name)}$", "*", None) for name in names]
         content = write_model(model)
     return _narrowed(_quantized(content, recipe, ranges), storage)
 
@@ -60,8 +64,6 @@ def in_storage(content: bytes, storage: str, batches: Batches | None) -> bytes:
 
 
 def _quantized(content: bytes, recipe: list[Any], ranges: dict[str, Range]) -> bytes:
-    from ai_edge_quantizer import quantizer
-
     table: dict[str, Any] = dict(_scales(read_model(content)))
     for name, ends in ranges.items():
         low, high = np.array(ends, "float32").reshape(2, 1)
@@ -87,8 +89,6 @@ def _entry(scope: str, kind: str, settings: dict[str, Any] | None) -> dict[str, 
 
 def _scales(model: Any) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Names and bounds of the weights of products; AEQ divides the bounds by 127."""
-    from ai_edge_quantizer.utils import tfl_flatbuffer_utils as files
-
     for graph, op, kind in _operations(model):
         axis = files.TFL_OP_TO_WEIGHT_QUANTIZED_DIM.get(files.TFL_OP_CODE_TO_NAME.get(kind))
         tensor = None if axis is None else graph.tensors[op.inputs[1]]
@@ -169,18 +169,13 @@ def _drop_unread(graph: Any, ranges: dict[str, Range]) -> None:
 
 def _calibrated(content: bytes, batches: Batches) -> dict[str, Range]:
     """The ranges of tensors. AEQ's own way is 10 times as slow, and fails on unrolled GRUs."""
-    from ai_edge_litert.interpreter import Interpreter, OpResolverType
-
     plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
-    own = Interpreter(
-        model_content=content,
-        experimental_op_resolver_type=plain,
-        experimental_preserve_all_tensors=True,
-    )
+    options = {"experimental_op_resolver_type": plain, "experimental_preserve_all_tensors": True}
+    own = Interpreter(model_content=content, **options)
     runner, model = own.get_signature_runner(), read_model(content)
     graph = model.subgraphs[0]
     ranges: dict[str, Range] = {}
-    for batch in batches():
+    for batch in batches:
         runner(**batch)
         for k in range(len(graph.tensors)):
             for name in _varying(model, graph, [k]):
@@ -195,9 +190,6 @@ def _spread(
     model: Any, ranges: dict[str, Range], recipe: list[Any]
 ) -> tuple[dict[str, Range], list[tuple[Any, Any]]]:
     """The ranges with those that follow from them; graph and operation of those that lack one."""
-    from ai_edge_quantizer import recipe_manager
-    from ai_edge_quantizer.utils import tfl_flatbuffer_utils as files
-
     manager = recipe_manager.RecipeManager()
     manager.load_quantization_recipe(recipe)
     everything = [
@@ -224,13 +216,6 @@ def _spread(
         if not whole or (name in _PASS_ON and known[given[0]] != known[taken[0]]):
             floats.append((graph, op))
     return known, floats
-
-
-def _scope(graph: Any, op: Any) -> str:
-    """Matches one operation, by the names of what it gives."""
-    from ai_edge_quantizer.utils import tfl_flatbuffer_utils as files
-
-    return f"^{re.escape(files.get_op_scope(op, graph.tensors))}$"
 
 
 def _part_outputs(model: Any) -> None:
@@ -278,8 +263,6 @@ def _copy_of(graph: Any, index: int, name: str) -> int:
 
 def _plain_gathers(model: Any) -> None:
     """GATHER in place of GATHER_ND along the first axis, as JAX writes it: AEQ knows no other."""
-    from ai_edge_litert import schema_py_generated as schema
-
     for graph, op, kind in list(_operations(model)):
         if kind != schema.BuiltinOperator.GATHER_ND:
             continue
@@ -297,8 +280,6 @@ def _plain_gathers(model: Any) -> None:
 
 def _reshape(model: Any, graph: Any, taken: int, given: int) -> Any:
     """An operation that changes nothing."""
-    from ai_edge_litert import schema_py_generated as schema
-
     made = schema.OperatorT()
     made.opcodeIndex = _add_code(model, "RESHAPE", 1)
     made.inputs, made.outputs = [taken], [given]
@@ -313,8 +294,6 @@ def _reshape(model: Any, graph: Any, taken: int, given: int) -> Any:
 
 def _narrowed(content: bytes, storage: str) -> bytes:
     """The file with its large constants of floats narrowed, and restored by DEQUANTIZE at load."""
-    from ai_edge_litert import schema_py_generated as schema
-
     model, types = read_model(content), schema.TensorType
     code = _add_code(model, "DEQUANTIZE", 3)
     moved: dict[int, int] = {}  # buffers
@@ -366,8 +345,6 @@ def _operations(model: Any) -> Iterator[tuple[Any, Any, int]]:
 
 def _add_code(model: Any, name: str, version: int) -> int:
     """The index of a new operator code."""
-    from ai_edge_litert import schema_py_generated as schema
-
     code = schema.OperatorCodeT()
     code.builtinCode = code.deprecatedBuiltinCode = getattr(schema.BuiltinOperator, name)
     code.version = version

@@ -1,6 +1,7 @@
 """`load_litert`: a LiteRT file, opened with the settings that it needs; `latencies` of files."""
 
 import contextlib
+import functools
 import gzip
 import hashlib
 import os
@@ -9,7 +10,7 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from keras_sparse_ortho.export._candidates import ExportVerificationError
 from keras_sparse_ortho.export._flatbuffer import LiteRTFileError, read_record
 from keras_sparse_ortho.export._model import InputSpec, Signature, full_batches
 from keras_sparse_ortho.export._process import JobError, Worker, require
+from keras_sparse_ortho.export._worker import interpreter_of
 
 _LARGEST = 2**31  # a flatbuffer's offsets have 31 bits
 _CALLS, _ROUNDS = 5, 200  # of one file before the next one's turn; at most
@@ -36,33 +38,22 @@ class LiteRTModel:
     """
 
     def __init__(self, content: bytes, record: dict[str, Any], threads: int = 1) -> None:
-        from ai_edge_litert.interpreter import Interpreter, OpResolverType
-
         self.route: str | None = record.get("route")
         self.model_name: str | None = record.get("model")
         self.xnnpack = bool(record["xnnpack"])
         self.output_names: list[str] = record["output_names"]
-        resolver = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+        options = {"model_content": content, "num_threads": threads}
         try:
-            interpreter = Interpreter(
-                model_content=content,
-                num_threads=threads,
-                experimental_op_resolver_type=OpResolverType.AUTO if self.xnnpack else resolver,
-            )
-            self._runner = interpreter.get_signature_runner()
+            self._runner = interpreter_of(self.xnnpack, **options).get_signature_runner()
+            found, outputs = self._runner.get_input_details(), {*self._runner.get_output_details()}
+            if {*found} != {*record["input_names"]} or outputs != {*self.output_names}:
+                raise ValueError(f"inputs {sorted(found)} and outputs {sorted(outputs)}")
         except (RuntimeError, ValueError) as error:
             raise LiteRTFileError(
-                "The file must run in ai-edge-litert's interpreter with the settings in its "
-                f"record. Received: xnnpack={self.xnnpack}; {error}"
+                "The record in the file must have its inputs and outputs, and the settings with "
+                "which ai-edge-litert's interpreter runs it. Received: a record of "
+                f"{record['input_names']}, {self.output_names}, xnnpack={self.xnnpack}; {error}"
             ) from error
-        found = self._runner.get_input_details()
-        outputs = set(self._runner.get_output_details())
-        if set(found) != {*record["input_names"]} or outputs != {*self.output_names}:
-            raise LiteRTFileError(
-                "The record in the file must name the inputs and outputs of its graph, which are "
-                f"{sorted(found)} and {sorted(outputs)}. Received: {record['input_names']} and "
-                f"{self.output_names}"
-            )
         self.inputs = tuple(
             InputSpec(name, tuple(found[name]["shape"].tolist()), found[name]["dtype"].__name__)
             for name in record["input_names"]
@@ -88,16 +79,15 @@ class LiteRTModel:
             An array `(rows, *output shape)`, or a dict by name if there are several outputs.
         """
         arrays = self._signature.flatten(x, "x")
-        pieces: dict[str, list[np.ndarray]] = {name: [] for name in self.output_names}
-        names = [spec.name for spec in self.inputs]
+        pieces, names = [], [spec.name for spec in self.inputs]
         for batch in full_batches(arrays, self.batch_size):
             with self._lock:
                 answers = self._runner(**dict(zip(names, batch, strict=True)))
-                for name, collected in pieces.items():
-                    collected.append(np.array(answers[name]))  # the interpreter reuses its memory
-        rows = len(arrays[0])
-        outputs = {name: np.concatenate(collected)[:rows] for name, collected in pieces.items()}
-        return next(iter(outputs.values())) if len(outputs) == 1 else outputs
+                # The interpreter reuses its memory.
+                pieces.append([np.array(answers[name]) for name in self.output_names])
+        outputs = [np.concatenate(parts)[: len(arrays[0])] for parts in zip(*pieces, strict=True)]
+        names = self.output_names
+        return outputs[0] if len(outputs) == 1 else dict(zip(names, outputs, strict=True))
 
     def __repr__(self) -> str:
         inputs = ", ".join(f"{s.name}: {s.dtype}{list(s.shape)}" for s in self.inputs)
@@ -197,7 +187,8 @@ def _inspect(
                     "inspect", timeout, file=str(file), xnnpack=xnnpack
                 )
             except JobError as error:
-                reasons.append(f"{'with XNNPACK' if xnnpack else 'without'}: {error}")
+                text = " ".join(str(error).split())
+                reasons.append(f"{'with XNNPACK' if xnnpack else 'without'}: {text}")
             else:
                 return record
     raise LiteRTFileError(
@@ -228,19 +219,17 @@ def latencies(
     last = time.monotonic() + timeout
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        jobs: list[tuple[Worker, dict[str, Any]]] = []
+        jobs: list[Callable[..., list[float]]] = []
         for k, file in enumerate(files):
             content, copy = read_packed(Path(file)), folder / f"{k}.tflite"
             copy.write_bytes(content)
             record = read_record(content, str(file)) or {"xnnpack": True}
             job = {"file": str(copy), "xnnpack": record["xnnpack"], "threads": threads}
-            jobs.append((stack.enter_context(Worker()), job))
+            jobs.append(functools.partial(stack.enter_context(Worker()).run, "bench", **job))
 
         def measure(k: int, calls: int) -> list[float]:
-            worker, job = jobs[k]
             try:
-                left = max(last - time.monotonic(), 0.0)
-                return list(worker.run("bench", left, **job, calls=calls))
+                return jobs[k](timeout=max(last - time.monotonic(), 0.0), calls=calls)
             except JobError as error:
                 raise ExportVerificationError(
                     f"Every file must run while it is timed. Received: {str(files[k])!r}, {error}"

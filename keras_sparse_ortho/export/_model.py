@@ -42,8 +42,11 @@ class Signature:
     nesting: Any
 
     @property
+    def specs(self) -> list[dict[str, Any]]:
+        return [dataclasses.asdict(spec) for spec in self.inputs]
+
+    @property
     def batch_size(self) -> int:
-        """Rows of one call of the file."""
         return self.inputs[0].shape[0]
 
     @property
@@ -55,10 +58,8 @@ class Signature:
         """The user's arrays, nested like the inputs or a dict by name, in the order of `inputs`."""
         names = [spec.name for spec in self.inputs]
         if len(names) == 1 and not isinstance(data, dict):
-            single = (
-                isinstance(data, (list, tuple)) and len(data) == 1 and hasattr(data[0], "shape")
-            )
-            given = [data[0] if single else data]
+            packed = isinstance(data, (list, tuple)) and len(data) == 1
+            given = [data[0] if packed and hasattr(data[0], "shape") else data]
         elif isinstance(data, dict) and sorted(data) == sorted(names):
             given = [data[name] for name in names]
         elif isinstance(data, (list, tuple)) or nesting_of(data) == self.nesting:
@@ -120,11 +121,10 @@ def signature_of(model: keras.Model, batch_size: int, sample: Any = None) -> Sig
             "Received: sample=None"
         )
     else:
-        arrays = [(key, np.asarray(array)) for key, array in leaves(sample)]
-        # Keras narrows float64, NumPy's default, too.
         tensors = [
+            # Keras narrows float64, NumPy's default, too.
             (k or "input", (None, *a.shape[1:]), a.dtype.name.replace("float64", "float32"))
-            for k, a in arrays
+            for k, a in ((key, np.asarray(array)) for key, array in leaves(sample))
         ]
     names = unique_names([name for name, _, _ in tensors], "input")
     specs = tuple(
@@ -170,11 +170,8 @@ def unique_names(names: Sequence[str | None], fallback: str) -> list[str]:
         if name is None or _AUTOMATIC_NAME.fullmatch(name):
             name = fallback if len(names) == 1 else f"{fallback}_{position}"
         name = re.sub(r"\W", "_", name, flags=re.ASCII)
-        free, number = name, 0
-        while free in result:
-            number += 1
-            free = f"{name}_{number}"
-        result.append(free)
+        tried = (name, *(f"{name}_{number}" for number in range(1, len(names))))
+        result.append(next(one for one in tried if one not in result))
     return result
 
 
@@ -200,9 +197,8 @@ def _check_array(spec: InputSpec, array: Any, argument: str) -> np.ndarray:
             f"`{argument}` for input `{spec.name}` must have the shape "
             f"(rows, {', '.join(map(str, spec.shape[1:]))}). Received: shape={array.shape}"
         )
-    same_kind = np.can_cast(array.dtype, spec.dtype, casting="same_kind")
     integers = array.dtype.kind in "iu" and np.dtype(spec.dtype).kind in "iu"
-    if not (same_kind or integers):
+    if not (integers or np.can_cast(array.dtype, spec.dtype, casting="same_kind")):
         raise ValueError(
             f"`{argument}` for input `{spec.name}` must be of dtype {spec.dtype}. "
             f"Received: dtype={array.dtype}"

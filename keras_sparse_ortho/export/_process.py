@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ class JobError(RuntimeError):
     """A job of a worker process failed, or the process died of it; the message says how."""
 
 
-class Worker:
+class Worker(contextlib.AbstractContextManager["Worker"]):
     """A Python process that runs the tasks of `_worker.py`, one after the other.
 
     It starts with its first job, is restarted after one that killed it, and ends with the `with`
@@ -30,15 +31,9 @@ class Worker:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
-        self._environment: dict[str, str] = {}
+        self._told = "", ""
         self._stderr: collections.deque[str] = collections.deque(maxlen=5)
         self._reader = threading.Thread()
-
-    def __enter__(self) -> "Worker":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def run(self, task: str, timeout: float, **job: Any) -> Any:
         """The result of a task of `_worker.py`; JobError if it raised, died or took too long."""
@@ -48,13 +43,7 @@ class Worker:
         with contextlib.suppress(BrokenPipeError):  # the process has died; see below
             process.stdin.write(json.dumps(job | {"task": task}) + "\n")
             process.stdin.flush()
-        late = threading.Event()
-
-        def give_up() -> None:
-            late.set()
-            process.kill()
-
-        timer = threading.Timer(timeout, give_up)
+        end, timer = time.monotonic() + timeout, threading.Timer(timeout, process.kill)
         timer.start()
         try:
             # Other lines were printed while Python started, by a `sitecustomize`.
@@ -64,7 +53,7 @@ class Worker:
             raise
         finally:
             timer.cancel()
-        if late.is_set():
+        if time.monotonic() >= end:
             self.close()
             raise JobError(f"it did not end within {timeout:g} seconds")
         if not line.endswith("\n"):
@@ -74,7 +63,7 @@ class Worker:
             raise JobError(answer["error"])
         return answer["answer"]
 
-    def close(self) -> None:
+    def close(self, *_: object) -> None:
         """End the process; the next job starts a new one."""
         if self._process is not None:
             self._process.kill()
@@ -82,15 +71,16 @@ class Worker:
             self._process.communicate()
             self._process = None
 
+    __exit__ = close
+
     def _running(self) -> "subprocess.Popen[str]":
         """The process if it is alive and has our module path and backend, otherwise a new one."""
-        environment = _environment()
-        process, told = self._process, ("PYTHONPATH", "KERAS_BACKEND")
-        same = all(self._environment.get(name) == environment[name] for name in told)
-        if process is not None and process.poll() is None and same:
+        environment, process = _environment(), self._process
+        told = environment["PYTHONPATH"], environment["KERAS_BACKEND"]
+        if process is not None and process.poll() is None and told == self._told:
             return process
         self.close()
-        self._environment = environment
+        self._told = told
         self._stderr.clear()
         self._process = process = subprocess.Popen(
             [sys.executable, "-P", str(_SCRIPT)],
@@ -129,9 +119,7 @@ def require(names: Sequence[str], use: str, install: str) -> None:
 
 def is_missing(name: str) -> bool:
     """Whether a package cannot be imported, which is not tried."""
-    # None in `sys.modules` is Python's mark of a blocked import.
-    known = name in sys.modules
-    return (sys.modules[name] is None) if known else (importlib.util.find_spec(name) is None)
+    return importlib.util.find_spec(name) is None
 
 
 def converter_backend() -> str:

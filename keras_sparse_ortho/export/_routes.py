@@ -12,7 +12,7 @@ MODES = ("small", "fast")
 
 # The largest error that passes by default. Measured: up to 6e-4 for float16, 0.014 for dynamic
 # int8, 0.12 for int8. Float32 differs from Keras by the order of summation only.
-_TOLERANCES = {"float32": 1e-5, "float16": 5e-3, "dynamic_int8": 0.1, "int8": 0.25}
+TOLERANCES = {"float32": 1e-5, "float16": 5e-3, "dynamic_int8": 0.1, "int8": 0.25}
 
 
 class ExportRouteError(ValueError):
@@ -37,11 +37,6 @@ class Route:
         return "max" if self.storage == "float32" else "rms"
 
     @property
-    def tolerance(self) -> float:
-        """The largest error that passes by default."""
-        return _TOLERANCES[self.storage]
-
-    @property
     def needs_data(self) -> bool:
         """Whether activations are calibrated."""
         return self.storage == "int8"
@@ -61,34 +56,13 @@ class Route:
         """Whether files run with XNNPACK, the interpreter's default, which crashes on some."""
         return self.name != "dynamic_int8+sp"
 
-    def is_there(self) -> bool:
-        """Whether what converts by this route is installed."""
-        return self.encoding != "sp" or converter_backend() == "tensorflow"
 
-
-_STORAGES = tuple(_TOLERANCES)
+_STORAGES = tuple(TOLERANCES)
 ROUTES: Final[tuple[Route, ...]] = (
     *(Route(storage) for storage in _STORAGES),
     *(Route(storage, "sp") for storage in _STORAGES[:3]),  # XNNPACK crashes on that of int8
     *(Route(storage, "blocks") for storage in _STORAGES),
 )
-
-
-def route_named(name: str) -> Route:
-    """The route with a name; `ValueError` if there is none, or if it needs TensorFlow in vain."""
-    for route in ROUTES:
-        if route.name == name and route.is_there():
-            return route
-        if route.name == name:
-            raise ExportRouteError(
-                f"Route '{name}' is one of TensorFlow's converter; use another one, or install "
-                'it: pip install "keras-sparse-ortho[litert]". '
-                "Received: an environment without TensorFlow"
-            )
-    raise ValueError(
-        f"`mode` must be one of {list(MODES)} or the name of a route, one of "
-        f"{[route.name for route in ROUTES]}. Received: mode={name!r}"
-    )
 
 
 def routes_of(mode: str | None, quantization: str | None, has_data: bool) -> list[Route]:
@@ -97,14 +71,26 @@ def routes_of(mode: str | None, quantization: str | None, has_data: bool) -> lis
         raise ValueError(
             f"`quantization` must be one of {[None, *_STORAGES]}. Received: {quantization=}"
         )
-    there = [route for route in ROUTES if route.is_there()]
+    complete = converter_backend() == "tensorflow"
+    there = [route for route in ROUTES if complete or route.encoding != "sp"]
     if mode in MODES and quantization is None:
         return [route for route in there if has_data or not route.needs_data]
     if mode is None and quantization is not None:
         return [Route(quantization)]
     if mode is None or mode in MODES:
         return [route for route in there if route.storage == (quantization or "float32")]
-    named = route_named(mode)
+    named = next((route for route in ROUTES if route.name == mode), None)
+    if named is None:
+        raise ValueError(
+            f"`mode` must be one of {list(MODES)} or the name of a route, one of "
+            f"{[route.name for route in ROUTES]}. Received: mode={mode!r}"
+        )
+    if named not in there:
+        raise ExportRouteError(
+            f"Route '{mode}' is one of TensorFlow's converter; use another one, or install "
+            'it: pip install "keras-sparse-ortho[litert]". '
+            "Received: an environment without TensorFlow"
+        )
     if quantization not in (None, named.storage):
         raise ValueError(
             f"`mode` names a route of quantization={named.storage!r}; leave "
@@ -239,10 +225,8 @@ class ExportReport:
 def installed_versions() -> dict[str, str]:
     """The versions of the packages that made and ran the file."""
     versions = {}
-    makers: tuple[str, ...] = ("jax", "litert-converter", "ai-edge-quantizer")
-    if converter_backend() == "tensorflow":
-        makers = ("tensorflow",)
-    for name in ("keras", *makers, "ai-edge-litert"):
+    makers = {"tensorflow": ["tensorflow"], "jax": ["jax", "litert-converter", "ai-edge-quantizer"]}
+    for name in ("keras", *makers[converter_backend()], "ai-edge-litert"):
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:  # e.g. tensorflow-cpu, a build of another name

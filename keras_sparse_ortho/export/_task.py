@@ -4,7 +4,6 @@ A file agrees with Keras on the rows that calibrated it whatever they are. So ot
 Rows that are all scaled wrongly cannot be told by each other: there the model has to know better.
 """
 
-import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +20,9 @@ from keras_sparse_ortho.export._model import (
     plain_model,
     signature_of,
 )
-from keras_sparse_ortho.quantization import has_integers, has_trained_ranges
+from keras_sparse_ortho.export._routes import TOLERANCES, Route
+from keras_sparse_ortho.models import prunable_weights
+from keras_sparse_ortho.quantization import has_trained_ranges, integers_of
 
 _BATCHES = 16  # taken from a data set; enough for calibration
 _FEW = 16  # rows
@@ -31,97 +32,68 @@ _KNOWN = ", rows that calibrated the file"
 _SMALL, _LARGE, _SAME = 1 / 32, 32, 1 / 16
 
 
-@dataclasses.dataclass(frozen=True)
 class Task:
-    """What all routes of an export share."""
+    """The checked arguments of an export, the plain model, and Keras' outputs."""
 
-    model: keras.Model  # plain, in float32
-    signature: Signature
-    names: list[str]  # of the outputs
-    want: list[np.ndarray]  # Keras' outputs on `sample`
-    sample: list[np.ndarray]
-    origin: str  # of the rows of `sample`
-    chosen: bool  # whether these are the user's
-    calibrating: list[np.ndarray] | None  # rows to calibrate on
-    doubts: tuple[str, ...]  # about the user's rows
-    tolerance: float | None  # None: each route's own
-    timeout: float  # seconds for each job of a subprocess
-    trained: bool  # whether quantization-aware training has rounded kernels
-    has_ranges: bool  # and activations
-    kernels: dict[str, np.ndarray]  # values by path
-    blocks: BlockPlan  # which of them leave whole blocks of zeros, if a route asks for that
-    folder: Path = Path()  # for staging; to be set before anything is converted
+    folder = Path()  # for staging; to be set before anything is converted
 
-
-def make_task(
-    model: keras.Model,
-    batch_size: int,
-    sample: Any,
-    representative_data: Any,
-    tolerance: float | None,
-    timeout: float,
-    of_blocks: bool = False,
-) -> Task:
-    """Check the model and its data, strip the model and compute its outputs."""
-    if tolerance is not None and not tolerance >= 0:  # `not` refuses NaN as well
-        raise ValueError(f"`tolerance` must be 0 or more. Received: tolerance={tolerance!r}")
-    example = representative_data if sample is None else sample
-    signature = signature_of(model, batch_size, _first_inputs(model, example))
-    representative = chosen = None
-    if representative_data is not None:
-        data = inputs_of(representative_data, signature)
-        representative = signature.flatten(data, "representative_data")
-        if len(representative[0]) < batch_size:
+    def __init__(
+        self,
+        model: keras.Model,
+        batch_size: int,
+        sample: Any,
+        representative_data: Any,
+        tolerance: float | None,
+        timeout: float,
+        of_blocks: bool = False,
+    ) -> None:
+        if tolerance is not None and not tolerance >= 0:  # `not` refuses NaN as well
+            raise ValueError(f"`tolerance` must be 0 or more. Received: tolerance={tolerance!r}")
+        self.tolerance, self.timeout = tolerance, timeout  # seconds for each job of a subprocess
+        count = _count_of_inputs(model)
+        sample = inputs_of(sample, count)
+        count = len(leaves(sample)) if count is None and sample is not None else count
+        data = inputs_of(representative_data, count)
+        signature = signature_of(model, batch_size, data if sample is None else sample)
+        representative = None if data is None else signature.flatten(data, "representative_data")
+        own = None if sample is None else signature.flatten(sample, "sample")
+        if representative is not None and len(representative[0]) < batch_size:
             raise ValueError(
                 "`representative_data` must fill at least one batch. Received: "
                 f"{len(representative[0])} rows with batch_size={batch_size}"
             )
-    if sample is not None:
-        chosen = signature.flatten(inputs_of(sample, signature), "sample")
-    trained = has_trained_ranges(model)
-    rows = rows_of(signature, chosen, representative, trained)
-    plain, reference = plain_model(model)
-    found = [] if representative is None or trained else doubts(plain, signature, representative)
-    names, want = keras_outputs(reference, signature, rows.compared)
-    return Task(
-        plain,
-        signature,
-        names,
-        want,
-        rows.compared,
-        rows.origin,
-        sample is not None or representative is not None,
-        rows.calibrating,
-        tuple(found),
-        None if tolerance is None else float(tolerance),
-        timeout,
-        has_integers(model),
-        trained,
-        kernels_of(plain),
-        plan_of(plain) if of_blocks else BlockPlan({}, {}),
-    )
+        self.signature = signature
+        self.has_ranges = has_trained_ranges(model)
+        weights = prunable_weights(model)
+        self.trained = any(integers_of(weight) is not None for weight in weights)  # kernels
+        rows = rows_of(signature, own, representative, self.has_ranges)
+        self.calibrating, self.sample, self.origin = rows
+        self.chosen = own is not None or representative is not None  # the rows to compare on
+        self.model, reference = plain_model(model)  # in float32
+        told = None if self.has_ranges else representative
+        self.doubts = [] if told is None else doubts(self.model, signature, told)
+        self.names, self.want = keras_outputs(reference, signature, self.sample)
+        self.kernels = kernels_of(self.model)  # values by path
+        self.blocks = plan_of(self.model) if of_blocks else BlockPlan({}, {})
+
+    def allowed(self, route: Route) -> float:
+        return TOLERANCES[route.storage] if self.tolerance is None else float(self.tolerance)
 
 
-def inputs_of(data: Any, signature: Signature) -> Any:
-    """The inputs alone of data with targets: a tuple as for `fit`, or batches."""
-    if isinstance(data, tuple) and len(leaves(data)) != len(signature.inputs):
-        return data[0]
+def inputs_of(data: Any, count: int | None) -> Any:
+    """The inputs alone, `count` if that is known, of a tuple as for `fit`, or of batches."""
     if is_batched(data):
         inputs = [x for x, _, _ in first_batches(data, batches=_BATCHES)]
         return keras.tree.map_structure(lambda *parts: np.concatenate(parts), *inputs)
-    return data
+    more = isinstance(data, tuple) and count is not None and len(leaves(data)) != count
+    return data[0] if more else data
 
 
-def _first_inputs(model: keras.Model, data: Any) -> Any:
-    """The inputs of a subclassed model from `(x, y)` or batches, other data as they are."""
+def _count_of_inputs(model: keras.Model) -> int | None:
     if getattr(model, "inputs", None):
-        return data
-    if is_batched(data):
-        ((inputs, _, _),) = first_batches(data, batches=1)
-        return inputs
-    build = (model.get_build_config() or {}).get("input_shape") if model.built else None
-    single = isinstance(build, tuple | list) and not isinstance(build[0], tuple | list)
-    return data[0] if single and isinstance(data, tuple) and len(data) > 1 else data
+        return len(model.inputs)
+    shape = (model.get_build_config() or {}).get("input_shape") if model.built else None
+    return 1 if isinstance(shape, tuple | list) and not isinstance(shape[0], tuple | list) else None
 
 
 # --- rows -----------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ litert-converter makes the file of its StableHLO.
 """
 
 import functools
+import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho._keras_internals import replaced
-from keras_sparse_ortho.export._integers import MARK
+from keras_sparse_ortho.export._blocks import as_convolutions
+from keras_sparse_ortho.export._flatbuffer import MARK
 from keras_sparse_ortho.export._model import leaves, pack
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.quantization import fixed_ranges
@@ -39,7 +41,6 @@ class _Trace:
 
     @property
     def names(self) -> list[str]:
-        """Names of the outputs, after a call."""
         ends = (struct.pack("<dd", *own).hex() for _, *own in self._marks)
         return [*self._names, *(f"{MARK}{k}_{end}" for k, end in enumerate(ends))]
 
@@ -61,18 +62,23 @@ def write_traced(
     nesting: Any,
     output_names: list[str],
     path: str,
+    of_blocks: bool,
+    rows_apart: bool,
     marked: bool,
 ) -> None:
     """Writes a plain model as a SavedModel on TensorFlow, on JAX as a float32 LiteRT file.
 
-    Shapes are static. With `marked`, what `FakeQuantize` would round has its range in the file.
+    Shapes are static. For `of_blocks` and `rows_apart` see `as_convolutions`. With `marked`, what
+    `FakeQuantize` would round has its range in the file.
     """
-    traced = _Trace(model, nesting, output_names)
+    model = as_convolutions(model, rows_apart) if of_blocks else model
+    traced, part = _Trace(model, nesting, output_names), f"{path}.part"
     with fixed_ranges(model, traced.mark if marked else None):
         if keras.backend.backend() == "tensorflow":
-            _write_saved_model(traced, inputs, path)
+            _write_saved_model(traced, inputs, part)
         else:
-            Path(path).write_bytes(_by_jax(traced, inputs))
+            Path(part).write_bytes(_by_jax(traced, inputs))
+    os.replace(part, path)
 
 
 def float_file(path: str) -> bytes:
@@ -90,15 +96,10 @@ def by_tensorflow(saved_model: str, storage: str, sparse: bool) -> bytes:
     import tensorflow as tf
 
     converter = tf.lite.TFLiteConverter.from_saved_model(saved_model)
-    if storage != "float32":
-        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    wanted = {"DEFAULT": storage != "float32", "EXPERIMENTAL_SPARSITY": sparse}
+    converter.optimizations = [tf.lite.Optimize[name] for name in wanted if wanted[name]]
     if storage == "float16":
         converter.target_spec.supported_types = [tf.float16]
-    if sparse:
-        converter.optimizations = [
-            *(converter.optimizations or []),
-            tf.lite.Optimize.EXPERIMENTAL_SPARSITY,
-        ]
     return bytes(converter.convert())
 
 

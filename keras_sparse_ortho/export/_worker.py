@@ -2,117 +2,81 @@
 
 Started by the path of this file (`_process.py`), with `python -P`, so that neither the current
 directory nor the modules beside this file hide an installed package. `run`, `inspect` and `bench`
-load only NumPy and ai-edge-litert and start in a fraction of a second; `trace` and `convert` load
-TensorFlow, or JAX where there is none, and this package.
+load only NumPy and ai-edge-litert and start in a fraction of a second; `convert` loads TensorFlow,
+or JAX where there is none, and this package.
 """
 
+import contextlib
 import functools
 import gc
 import importlib
 import json
 import os
 import queue
-import re
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-
-def trace(
-    keras_file: str,
-    modules: list[str],
-    path: str,
-    inputs: list[dict[str, Any]],
-    nesting: Any,
-    output_names: list[str],
-    of_blocks: bool,
-    rows_apart: bool,
-    marked: bool,
-) -> dict[str, Any] | None:
-    """Write a `.keras` file by `write_traced`. Returns None, or the error and its stage."""
-    _load_converter()
-    import keras
-
-    from keras_sparse_ortho.export._blocks import as_convolutions
-    from keras_sparse_ortho.export._tracing import write_traced
-
-    keras.utils.clear_session()  # of the previous job
-    try:
-        model = _load(keras_file, modules)
-    except Exception as error:
-        return {"stage": "load", **_failure(error)}
-    try:
-        model = as_convolutions(model, rows_apart) if of_blocks else model
-        write_traced(model, inputs, nesting, output_names, path, marked)
-    except Exception as error:
-        return {"stage": "trace", **_failure(error)}
-    return None
+import numpy as np
 
 
 def convert(
-    route: str,
-    traced: str,
-    inputs: list[dict[str, Any]],
-    representative: str | None,
+    keras_file: str,
+    modules: list[str],
+    traced: dict[str, Any],
+    storage: str,
+    sparse: bool,
     result: str,
-) -> dict[str, Any] | None:
-    """Convert what `trace` has written by a route; returns None, or the error."""
+    representative: str | None = None,
+) -> None:
+    """Convert a `.keras` file, by way of what `write_traced` writes or an earlier job has."""
     _load_converter()
-    from keras_sparse_ortho.export._integers import in_storage
-    from keras_sparse_ortho.export._routes import route_named
-    from keras_sparse_ortho.export._tracing import by_tensorflow, float_file
+    import keras
 
-    batches = None if representative is None else lambda: _batches(representative, inputs)
-    chosen = route_named(route)
-    try:
-        if chosen.encoding == "sp":
-            content = by_tensorflow(traced, chosen.storage, sparse=True)
-        else:
-            content = in_storage(float_file(traced), chosen.storage, batches)
-    except Exception as error:
-        return _failure(error)
+    from keras_sparse_ortho.export._integers import in_storage
+    from keras_sparse_ortho.export._tracing import by_tensorflow, float_file, write_traced
+
+    path, inputs = traced["path"], traced["inputs"]
+    if not os.path.exists(path):
+        keras.utils.clear_session()  # of the previous job
+        write_traced(_load(keras_file, modules), **traced)
+    if sparse:
+        content = by_tensorflow(path, storage, sparse)
+    else:
+        batches = None if representative is None else _batches(representative, inputs)
+        content = in_storage(float_file(path), storage, batches)
     Path(result).write_bytes(content)
-    return None
 
 
 def run(
     file: str,
     xnnpack: bool,
     sample: str,
-    input_names: list[str],
+    inputs: list[dict[str, Any]],
     output_names: list[str],
-    batch_size: int,
     result: str,
 ) -> None:
     """Save a file's outputs on a sample."""
-    import numpy as np
-
-    with np.load(sample) as data:
-        arrays = [data[f"arr_{i}"] for i in range(len(input_names))]
-    runner = _interpreter(file, xnnpack).get_signature_runner("serving_default")
+    runner = interpreter_of(xnnpack, model_path=file).get_signature_runner("serving_default")
     details = runner.get_input_details()
-    for name, array in zip(input_names, arrays, strict=True):
+    for spec in inputs:
         # The interpreter would silently resize the file's input.
-        want, shape = [batch_size, *array.shape[1:]], details[name]["shape"].tolist()
+        want, shape = spec["shape"], details[spec["name"]]["shape"].tolist()
         if want != shape:
-            raise ValueError(f"input {name} must have shape {want}. Received: shape={shape}")
-    outputs: list[list[np.ndarray]] = [[] for _ in output_names]
-    for start in range(0, len(arrays[0]), batch_size):
-        batch = {n: a[start : start + batch_size] for n, a in zip(input_names, arrays, strict=True)}
+            raise ValueError(f"input {spec['name']} must have shape {want}. Received: {shape=}")
+    outputs = []
+    for batch in _batches(sample, inputs):
         answers = runner(**batch)
-        for collected, name in zip(outputs, output_names, strict=True):
-            collected.append(answers[name].copy())
-    np.savez(result, *[np.concatenate(collected) for collected in outputs])
+        outputs.append([np.array(answers[name]) for name in output_names])
+    np.savez(result, *map(np.concatenate, zip(*outputs, strict=True)))
 
 
 def inspect(file: str, xnnpack: bool) -> dict[str, Any]:
     """Check that all buffers end within the file, run it once on zeros, and read its names."""
     _limit_memory()
-    import numpy as np
     from ai_edge_litert import schema_py_generated as schema
 
     content = Path(file).read_bytes()
@@ -123,7 +87,7 @@ def inspect(file: str, xnnpack: bool) -> dict[str, Any]:
             buffer.DataAsNumpy()  # raises where the data would end beyond the file
         if buffer.Offset() + buffer.Size() > len(content):
             raise ValueError(f"buffer {k} ends beyond the file")
-    runner = _interpreter(file, xnnpack).get_signature_runner()
+    runner = interpreter_of(xnnpack, model_path=file).get_signature_runner()
     inputs = runner.get_input_details()
     outputs = runner(**{n: np.zeros(d["shape"], d["dtype"]) for n, d in inputs.items()})
     return {"xnnpack": xnnpack, "input_names": [*inputs], "output_names": [*outputs]}
@@ -146,7 +110,7 @@ def bench(file: str, xnnpack: bool, threads: int, calls: int) -> list[float]:
 
 
 TASKS: dict[str, Callable[..., Any]] = {
-    task.__name__: task for task in (trace, convert, run, inspect, bench)
+    task.__name__: task for task in (convert, run, inspect, bench)
 }
 
 
@@ -162,8 +126,7 @@ def serve() -> None:
         try:
             answer = {"answer": TASKS[job.pop("task")](**job)}
         except Exception as error:
-            lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
-            answer = {"error": lines[-1]}
+            answer = {"error": f"{type(error).__name__}: {error}"}
         answers.write("\x1e" + json.dumps(answer) + "\n")
         answers.flush()
 
@@ -187,58 +150,48 @@ def _load_converter() -> None:
     gc.freeze()
 
 
+class RebuildError(Exception):
+    """The model cannot be rebuilt in this process."""
+
+
 def _load(keras_file: str, modules: list[str]) -> Any:
     import keras
 
+    load = functools.partial(keras.saving.load_model, compile=False, safe_mode=False)
     try:
-        return keras.saving.load_model(keras_file, compile=False, safe_mode=False)
-    except Exception:
+        with contextlib.suppress(Exception):
+            return load(keras_file)
         # Registered objects are found once their module is imported. Only where it is needed:
         # importing a user's module may have side effects.
         for name in modules:
             importlib.import_module(name)
-        return keras.saving.load_model(keras_file, compile=False, safe_mode=False)
+        return load(keras_file)
+    except Exception as error:
+        raise RebuildError(f"{type(error).__name__}: {error}") from error
 
 
-def _batches(representative: str, inputs: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    import numpy as np
-
-    with np.load(representative) as data:
-        arrays = [data[f"arr_{i}"] for i in range(len(inputs))]
+def _batches(file: str, inputs: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Full batches of the arrays in a file, by name."""
+    with np.load(file) as data:
+        arrays = {spec["name"]: data[f"arr_{i}"] for i, spec in enumerate(inputs)}
     rows = inputs[0]["shape"][0]
-    for start in range(0, len(arrays[0]) - rows + 1, rows):
-        yield {
-            spec["name"]: array[start : start + rows]
-            for spec, array in zip(inputs, arrays, strict=True)
-        }
+    for start in range(0, len(arrays[inputs[0]["name"]]) - rows + 1, rows):
+        yield {name: array[start : start + rows] for name, array in arrays.items()}
 
 
-def _failure(error: Exception) -> dict[str, Any]:
-    text = str(error)
-    missing = re.findall(r"(?:TF Select|Custom) ops: (.+)", text)
-    return {
-        "message": f"{type(error).__name__}: {text[:1000]}",
-        "missing_ops": sorted({op for line in missing for op in line.split(", ")}),
-    }
-
-
-def _interpreter(file: str, xnnpack: bool, threads: int | None = None) -> Any:
+def interpreter_of(xnnpack: bool, **options: Any) -> Any:
+    """An interpreter of LiteRT, with XNNPACK or with LiteRT's own kernels alone."""
     from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
-    resolver = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
-    return Interpreter(
-        model_path=file,
-        num_threads=threads,
-        experimental_op_resolver_type=OpResolverType.AUTO if xnnpack else resolver,
-    )
+    plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    resolver = OpResolverType.AUTO if xnnpack else plain
+    return Interpreter(experimental_op_resolver_type=resolver, **options)
 
 
 @functools.cache
 def _warm_interpreter(file: str, xnnpack: bool, threads: int) -> Any:
     """An interpreter that has run on normal values, or on zeros where integers are asked for."""
-    import numpy as np
-
-    interpreter = _interpreter(file, xnnpack, threads)
+    interpreter = interpreter_of(xnnpack, model_path=file, num_threads=threads)
     interpreter.allocate_tensors()
     rng = np.random.default_rng(0)
     for one in interpreter.get_input_details():
@@ -252,7 +205,7 @@ def _warm_interpreter(file: str, xnnpack: bool, threads: int) -> Any:
 
 def _limit_memory() -> None:
     """Let what takes more than half of the free memory fail; only on Linux."""
-    try:
+    with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -260,8 +213,6 @@ def _limit_memory() -> None:
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         _, most = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (used + 512 * int(free), most))
-    except (ImportError, OSError, ValueError):
-        return
 
 
 if __name__ == "__main__":

@@ -11,7 +11,9 @@ from keras_sparse_ortho._checks import check_density, check_integer, check_numbe
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import LayoutError
 from keras_sparse_ortho.initializers._sparse_initializer import (
+    Layout,
     LayoutLike,
+    Sampled,
     SparseInitializer,
     numpy_dtype,
 )
@@ -49,6 +51,8 @@ class RandomSparse(SparseInitializer):
     32
     """
 
+    settings = ("density", "initializer", "rescale")
+
     @other_keywords()
     def __init__(
         self,
@@ -69,9 +73,7 @@ class RandomSparse(SparseInitializer):
                 f"Received: initializer={initializer!r}"
             )
 
-    def sample(
-        self, shape: Sequence[int], dtype: Any = None, layout: KernelLayout | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def sample(self, shape: Sequence[int], dtype: Any = None, layout: Layout = None) -> Sampled:
         target = numpy_dtype(dtype)
         mask = _random_mask(shape, self.need_density(self.density), self._draw_seed)
         # In float32: float16 layers get the same values, rounded.
@@ -87,7 +89,7 @@ class RandomSparse(SparseInitializer):
         return kernel.astype(target), mask
 
     def at_density(
-        self, density: float, seed: int, shape: Sequence[int], layout: KernelLayout | None = None
+        self, density: float, seed: int, shape: Sequence[int], layout: Layout = None
     ) -> SparseInitializer:
         """The dense initializer gets the seed, too."""
         config = self.get_config()
@@ -95,11 +97,6 @@ class RandomSparse(SparseInitializer):
         if "seed" in dense["config"]:
             dense = {**dense, "config": {**dense["config"], "seed": seed}}
         return self.from_config({**config, "density": density, "seed": seed, "initializer": dense})
-
-    def get_config(self) -> dict[str, Any]:
-        dense = keras.initializers.serialize(self.initializer)
-        own = {"density": self.density, "initializer": dense, "rescale": self.rescale}
-        return {**super().get_config(), **own}
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -141,6 +138,7 @@ class RamanujanOrthogonal(SparseInitializer):
     """
 
     isometry = "exact"
+    settings = ("degree", "gain", "relu")
 
     def __init__(
         self,
@@ -156,9 +154,7 @@ class RamanujanOrthogonal(SparseInitializer):
         self.gain = check_number("gain", gain)
         self.relu = bool(relu)
 
-    def sample(
-        self, shape: Sequence[int], dtype: Any = None, layout: KernelLayout | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def sample(self, shape: Sequence[int], dtype: Any = None, layout: Layout = None) -> Sampled:
         target = numpy_dtype(dtype)
         layout = self.resolve_layout(shape, layout)
         canonical = layout.canonical_shape(shape)
@@ -184,7 +180,7 @@ class RamanujanOrthogonal(SparseInitializer):
         return kernel.astype(target), kernel != 0
 
     def at_density(
-        self, density: float, seed: int, shape: Sequence[int], layout: KernelLayout | None = None
+        self, density: float, seed: int, shape: Sequence[int], layout: Layout = None
     ) -> SparseInitializer:
         """The same with the degree `density * taps * width`, if there is one."""
         canonical = self.resolve_layout(shape, layout).canonical_shape(shape)
@@ -200,15 +196,9 @@ class RamanujanOrthogonal(SparseInitializer):
             )
         return self.from_config({**self.get_config(), "degree": round(degree), "seed": seed})
 
-    def least_counts(
-        self, shape: Sequence[int], layout: KernelLayout | None = None
-    ) -> tuple[int, int]:
+    def least_counts(self, shape: Sequence[int], layout: Layout = None) -> tuple[int, int]:
         least = least_count(shape, self.resolve_layout(shape, layout))
         return least, least
-
-    def get_config(self) -> dict[str, Any]:
-        own = {"degree": self.degree, "gain": self.gain, "relu": self.relu}
-        return {**super().get_config(), **own}
 
     def _rule(self, width: int) -> str:
         even = ", both even (`relu=True`)" if self.relu else ""
@@ -258,6 +248,7 @@ class ApproximateIsometry(SparseInitializer):
     """
 
     isometry = "approximate"
+    settings = ("density", "gain", "max_iterations")
     removed: ClassVar = {"mask": None, "tolerance": 1e-5, "min_decrease": 1e-6}
 
     @other_keywords()
@@ -277,9 +268,7 @@ class ApproximateIsometry(SparseInitializer):
             raise ValueError(f"`gain` must be positive. Received: {gain=}")
         self.max_iterations = check_integer("max_iterations", max_iterations)
 
-    def sample(
-        self, shape: Sequence[int], dtype: Any = None, layout: KernelLayout | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def sample(self, shape: Sequence[int], dtype: Any = None, layout: Layout = None) -> Sampled:
         target = numpy_dtype(dtype)
         layout = self.resolve_layout(shape, layout)
         batch, parts, *rows, columns = layout.canonical_shape(shape)
@@ -292,10 +281,6 @@ class ApproximateIsometry(SparseInitializer):
             start, mask, gain=self.gain, layout=layout, max_iterations=self.max_iterations
         )
         return kernel.astype(target), mask
-
-    def get_config(self) -> dict[str, Any]:
-        names = ("density", "gain", "max_iterations")
-        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
 
 
 def _random_mask(shape: Sequence[int], density: float, seed: int | np.random.Generator) -> Any:

@@ -13,13 +13,14 @@ import numpy as np
 from keras_sparse_ortho._checks import check_density, check_number, other_keywords
 from keras_sparse_ortho._keras_internals import restored
 from keras_sparse_ortho.initializers._sparse_initializer import (
+    Layout,
     LayoutLike,
+    Sampled,
     SparseInitializer,
     numpy_dtype,
 )
 from keras_sparse_ortho.orthogonal import (
     Block,
-    KernelLayout,
     NByM,
     RegularBlocks,
     Structure,
@@ -92,6 +93,7 @@ class ExactOrthogonal(SparseInitializer):
     """
 
     isometry = "exact"
+    settings = ("density", "gain", "structure", "start", "taps")
     removed: ClassVar = {
         **dict.fromkeys(("norms", "center_density", "rotations", "angles")),
     }
@@ -127,27 +129,20 @@ class ExactOrthogonal(SparseInitializer):
         self.start = start
         self.taps = taps
 
-    def sample(
-        self, shape: Sequence[int], dtype: Any = None, layout: KernelLayout | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def sample(self, shape: Sequence[int], dtype: Any = None, layout: Layout = None) -> Sampled:
         target = numpy_dtype(dtype)
         # The mask is that of the float32 kernel, whatever the dtype.
         kernel, mask = exact_orthogonal(
             shape,
             self.need_density(self.density),
-            gain=self._need_gain(),
-            seed=self._draw_seed,
-            layout=self.resolve_layout(shape, layout),
             structure=self.structure,
             start=self.start,
             taps=self.taps,
-            dtype=np.float64 if target == np.float64 else np.float32,
+            **self._options(shape, layout, target),
         )
         return kernel.astype(target, copy=False), mask
 
-    def sample_blocks(
-        self, shape: Sequence[int], layout: KernelLayout | None = None
-    ) -> RegularBlocks | None:
+    def sample_blocks(self, shape: Sequence[int], layout: Layout = None) -> RegularBlocks | None:
         structure = self.structure
         if not isinstance(structure, Block) or not structure.regular:
             return None
@@ -156,16 +151,25 @@ class ExactOrthogonal(SparseInitializer):
             shape,
             self.need_density(self.density),
             structure,
-            gain=self._need_gain(),
-            seed=self._draw_seed,
-            layout=self.resolve_layout(shape, layout),
-            dtype=np.float64 if target == np.float64 else np.float32,
+            **self._options(shape, layout, target),
         )
         return dataclasses.replace(drawn, blocks=drawn.blocks.astype(target, copy=False))
 
-    def least_counts(
-        self, shape: Sequence[int], layout: KernelLayout | None = None
-    ) -> tuple[int, int]:
+    def _options(self, shape: Sequence[int], layout: Layout, target: np.dtype) -> dict[str, Any]:
+        if isinstance(self.gain, str):
+            raise ValueError(
+                'gain="auto" needs keras_sparse_ortho.sparsify(model, density, initializer=...), '
+                "which knows what follows each layer; elsewhere give a number. "
+                f"Received: gain={self.gain!r}"
+            )
+        return {
+            "gain": self.gain,
+            "seed": self._draw_seed,
+            "layout": self.resolve_layout(shape, layout),
+            "dtype": np.float64 if target == np.float64 else np.float32,
+        }
+
+    def least_counts(self, shape: Sequence[int], layout: Layout = None) -> tuple[int, int]:
         layout = self.resolve_layout(shape, layout)
         *_, inputs, outputs = canonical = layout.canonical_shape(shape)
         if self.structure is None:
@@ -184,22 +188,3 @@ class ExactOrthogonal(SparseInitializer):
     def with_gain(self, gain: float) -> SparseInitializer:
         """The same pattern with another gain."""
         return self.from_config({**self.get_config(), "gain": gain})
-
-    def _need_gain(self) -> float:
-        if isinstance(self.gain, str):
-            raise ValueError(
-                'gain="auto" needs keras_sparse_ortho.sparsify(model, density, initializer=...), '
-                "which knows what follows each layer; elsewhere give a number. "
-                f"Received: gain={self.gain!r}"
-            )
-        return self.gain
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "density": self.density,
-            "gain": self.gain,
-            "structure": keras.saving.serialize_keras_object(self.structure),
-            "start": self.start,
-            "taps": self.taps,
-        }

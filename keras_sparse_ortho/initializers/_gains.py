@@ -123,10 +123,8 @@ def activation_gain(activation: Any, bias_std: float = 0.0) -> float:
 def _quadrature() -> tuple[np.ndarray, np.ndarray]:
     """Nodes and weights of composite Gauss-Legendre quadrature over both signs."""
     nodes, weights = np.polynomial.legendre.leggauss(_NODES)
-    low, width = (
-        np.concatenate([[0.0], _EDGES[:-1]])[:, None],
-        np.diff(_EDGES, prepend=0.0)[:, None],
-    )
+    low = np.concatenate([[0.0], _EDGES[:-1]])[:, None]
+    width = np.diff(_EDGES, prepend=0.0)[:, None]
     x, w = (low + width * (nodes + 1) / 2).ravel(), (width * weights / 2).ravel()
     return np.concatenate([-x, x]), np.concatenate([w, w])
 

@@ -20,6 +20,8 @@ from keras_sparse_ortho.errors import DensityError, NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import KernelLayout, RegularBlocks
 
+Layout = KernelLayout | None
+Sampled = tuple[np.ndarray, np.ndarray]  # a kernel, and the bool mask of its live entries
 LayoutLike = KernelLayout | Callable[[tuple[int, ...]], KernelLayout] | None
 """A layout, or a callable that finds one for a shape."""
 
@@ -36,9 +38,7 @@ def weights_set_later() -> Iterator[None]:
         _set_later.reset(token)
 
 
-def are_weights_set_later() -> bool:
-    """Whether this is inside `weights_set_later`."""
-    return _set_later.get()
+are_weights_set_later = _set_later.get  # whether this is inside `weights_set_later`
 
 
 class SparseInitializer(keras.initializers.Initializer, abc.ABC):
@@ -59,6 +59,9 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
     isometry: str | None = None
     """`"exact"` or `"approximate"` for orthogonal kernels."""
 
+    settings: ClassVar[tuple[str, ...]] = ()
+    """The arguments that attributes of these names hold, besides `seed` and `layout`."""
+
     removed: ClassVar[Mapping[str, Any]] = {}
     """Arguments that only files of earlier versions have, each with its one value of today."""
 
@@ -76,18 +79,14 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
         self.layout = layout
 
     @abc.abstractmethod
-    def sample(
-        self, shape: Sequence[int], dtype: Any = None, layout: KernelLayout | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def sample(self, shape: Sequence[int], dtype: Any = None, layout: Layout = None) -> Sampled:
         """Draws a kernel of a shape in Keras layout, and the bool mask of its live entries.
 
         `dtype` is the floating type of the kernel, e.g. `"bfloat16"`, `keras.config.floatx()` by
         default. `layout` overrides the initializer's own layout for this call.
         """
 
-    def sample_blocks(
-        self, shape: Sequence[int], layout: KernelLayout | None = None
-    ) -> RegularBlocks | None:
+    def sample_blocks(self, shape: Sequence[int], layout: Layout = None) -> RegularBlocks | None:
         """What `sample` draws as live blocks alone, if it draws regular blocks, else `None`."""
         return None
 
@@ -105,7 +104,7 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
         return keras.ops.convert_to_tensor(kernel)
 
     def at_density(
-        self, density: float, seed: int, shape: Sequence[int], layout: KernelLayout | None = None
+        self, density: float, seed: int, shape: Sequence[int], layout: Layout = None
     ) -> "SparseInitializer":
         """The same pattern with another density and seed, for one kernel of a whole model.
 
@@ -120,9 +119,7 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
             )
         return type(self).from_config({**config, "density": density, "seed": seed})
 
-    def least_counts(
-        self, shape: Sequence[int], layout: KernelLayout | None = None
-    ) -> tuple[int, int]:
+    def least_counts(self, shape: Sequence[int], layout: Layout = None) -> tuple[int, int]:
         """Fewest live entries of a kernel, and fewest without dead outputs."""
         return 1, 1
 
@@ -135,9 +132,7 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
             )
         return density
 
-    def resolve_layout(
-        self, shape: Sequence[int], layout: KernelLayout | None = None
-    ) -> KernelLayout:
+    def resolve_layout(self, shape: Sequence[int], layout: Layout = None) -> KernelLayout:
         """The layout for a shape: the given one, else the initializer's own, else the default."""
         if layout is None and self.layout is not None:
             layout = self.layout(tuple(shape)) if callable(self.layout) else self.layout
@@ -158,7 +153,9 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
             layout = layout.get_config()
         elif layout is not None:
             layout = keras.saving.serialize_keras_object(layout)
-        return {"seed": self.seed, "layout": layout}
+        serialize = keras.saving.serialize_keras_object
+        own = {name: serialize(getattr(self, name)) for name in self.settings}
+        return {"seed": self.seed, "layout": layout, **own}
 
 
 def numpy_dtype(dtype: Any) -> np.dtype:

@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import hashlib
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
@@ -20,20 +20,14 @@ class Storage(abc.ABC):
     *Places* are what dynamic sparse training moves: single entries, or whole blocks.
     """
 
+    # Whether only live entries are stored, so that the variable is not shaped as the kernel.
     compact = False
-    """Whether only live entries are stored, so that the variable is not shaped as the kernel."""
-
+    # Whether the mask is fixed, so that dynamic sparse training may move its live places.
     movable = False
-    """Whether the mask is fixed, so that dynamic sparse training may move its live places."""
-
-    place_size = 1
-    """Entries in a place."""
-
+    place_size = 1  # entries in a place
+    # Whether places are blocks that move so that each line of blocks keeps its number of them.
     in_blocks = False
-    """Whether places are blocks that move so that each line of blocks keeps its number of them."""
-
-    quantizer: Any = None
-    """What rounds the effective kernel to few values (`parametrizations.FakeQuantization`)."""
+    quantizer: Any = None  # what rounds the effective kernel, a `FakeQuantization`
 
     # --- the kernel ------------------------------------------------------------------------------
 
@@ -58,8 +52,6 @@ class Storage(abc.ABC):
 
     def raw_value(self, *, copy: bool = True) -> np.ndarray:
         """The dense raw kernel; without `copy` perhaps the memory of the variable."""
-        if self.compact:
-            return self.value()
         return to_numpy(keras.ops.convert_to_tensor(self.weight.variable), copy=copy)
 
     @abc.abstractmethod
@@ -135,37 +127,21 @@ class Storage(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class DenseGradient:
-    """What a loss is differentiated by for the gradient at all entries of a kernel.
-
-    Args:
-        variables: Variables by which the loss is differentiated.
-        values: Gives their values, arrays or tensors.
-        collect: From their gradients to that at all places: of the dense kernel's shape, or for
-            blocks `(*matrices, J, I, *taps, r, c)`.
-        held: Pairs of a variable and its value meanwhile, such as an all-live mask.
-    """
+    """What a loss is differentiated by for the gradient at all entries of a kernel."""
 
     variables: list[Any]
-    values: Callable[[], list[Any]]
+    values: Callable[[], list[Any]]  # of these variables, arrays or tensors
+    # From their gradients to that at all places: of the dense kernel's shape, or for blocks
+    # `(*matrices, J, I, *taps, r, c)`.
     collect: Callable[..., Any]
-    held: tuple[tuple[Any, Any], ...] = ()
-
-
-class SparseLayer(Protocol):
-    """A layer that holds kernels in storages, in place of a plain layer."""
-
-    def storages(self) -> dict[str, Storage]:
-        """The storages by the names that the kernels have in the plain layer."""
-
-    def to_dense_layer(self) -> Any:
-        """The plain layer, built, with the effective weights; a wrapper gives up the one inside."""
+    held: tuple[tuple[Any, Any], ...] = ()  # variables, with other values meanwhile: a full mask
 
 
 def is_sparse_layer(layer: Any) -> bool:
     """Whether a layer holds kernels in storages, in place of a plain layer.
 
-    Such a layer has `storages()`, by the names that the kernels have in the plain layer, and
-    `to_dense_layer()`, the plain layer with the effective weights.
+    It has `storages()`, by the names of the kernels in the plain layer, and `to_dense_layer()`, the
+    plain layer, built, with the effective weights; a wrapper gives up the one inside.
     """
     # By the class: instances of wrappers also have the attributes of what they wrap.
     return hasattr(type(layer), "to_dense_layer")
@@ -253,9 +229,8 @@ class PrunableWeight:
     @property
     def outputs_shape(self) -> tuple[int, ...]:
         """The shape of one number for each output, which broadcasts to the shape of the weight."""
-        layout, rank = self.layout, len(self.shape)
-        axes = (-1,) if layout is None else (*layout.batch, *layout.outputs)
-        own = {axis % rank for axis in axes}
+        layout, rank = self.layout or KernelLayout.convolution(), len(self.shape)
+        own = {axis % rank for axis in (*layout.batch, *layout.outputs)}
         return tuple(size if k in own else 1 for k, size in enumerate(self.shape))
 
     def raw_value(self, *, copy: bool = True) -> np.ndarray:

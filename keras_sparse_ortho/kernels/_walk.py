@@ -117,24 +117,24 @@ _CHANNELS = KernelLayout(inputs=(), outputs=(), batch=(0,))  # (channels, taps)
 _EXPERTS = KernelLayout(inputs=(1,), outputs=(2,), batch=(0,))  # (experts, in, out)
 _TWO_EACH = KernelLayout(inputs=(1,), outputs=(2,), batch=(0,), gates=2)  # side by side
 
-_FUSED_EXPERTS = {
-    "expert_feedforward_gate_dense": _TWO_EACH,
-    "expert_feedforward_output_dense": _EXPERTS,
-}
-
 # By class: matrices that are not called `kernel`, `*_kernel` or `embeddings`, or have other axes.
-_KNOWN: dict[str, dict[str, KernelLayout]] = {
+_OF_EXPERTS: dict[str, dict[str, KernelLayout]] = {
     "MixtralMoeExperts": {
-        "expert_feedforward_gate_dense": _EXPERTS,
-        "expert_feedforward_intermediate_dense": _EXPERTS,
-        "expert_feedforward_output_dense": _EXPERTS,
+        f"expert_feedforward_{name}_dense": _EXPERTS for name in ("gate", "intermediate", "output")
     },
-    "QwenMoeExperts": _FUSED_EXPERTS,
-    "Qwen3MoeExperts": _FUSED_EXPERTS,
-    "Qwen3_5MoeExperts": _FUSED_EXPERTS,
+    **{
+        kind: {
+            "expert_feedforward_gate_dense": _TWO_EACH,
+            "expert_feedforward_output_dense": _EXPERTS,
+        }
+        for kind in ("QwenMoeExperts", "Qwen3MoeExperts", "Qwen3_5MoeExperts")
+    },
     "Gemma4MoEBlock": dict.fromkeys(("gate_proj", "up_proj", "down_proj"), _EXPERTS),
     # GPT-OSS interleaves gate and input, so that they count as one matrix.
     "GptOssExperts": {"gate_up_proj": _EXPERTS, "down_proj": _EXPERTS},
+}
+_KNOWN: dict[str, dict[str, KernelLayout]] = {
+    **_OF_EXPERTS,
     "RelativeEmbedding": {"rel_embedding": _TABLE},
     "WindowAttention": {"relative_position_bias_table": _TABLE},
     "AddRelativePositionalEmbedding": {"rel_pos_h": _TABLE, "rel_pos_w": _TABLE},
@@ -148,10 +148,6 @@ _KNOWN: dict[str, dict[str, KernelLayout]] = {
     "RWKV7TimeMix": dict.fromkeys(("w1", "w2", "a1", "a2", "v1", "v2", "g1", "g2"), _TABLE),
 }
 
-_EXPERT_LAYERS = {
-    *("MixtralMoeExperts", "QwenMoeExperts", "Qwen3MoeExperts", "Qwen3_5MoeExperts"),
-    *("Gemma4MoEBlock", "GptOssExperts"),
-}
 _TABLES = {
     *("PositionEmbedding", "RelativeEmbedding", "WindowAttention", "T5MultiHeadAttention"),
     *("AddRelativePositionalEmbedding", "AddPositionalEmbedding", "DeiTEmbeddings"),
@@ -161,7 +157,7 @@ _TABLES = {
 
 def are_experts(layer: Any) -> bool:
     """Whether a layer applies the matrices of all its experts to all tokens."""
-    return not _EXPERT_LAYERS.isdisjoint(_hub_names(layer))
+    return not _OF_EXPERTS.keys().isdisjoint(_hub_names(layer))
 
 
 def is_table(layer: Any) -> bool:
@@ -184,9 +180,7 @@ def _children(layer: Any) -> Iterator[tuple[Any, str]]:
 
 
 def walk(
-    layer: Any,
-    path: str,
-    children: Callable[[Any], Iterable[tuple[Any, str]]] = _children,
+    layer: Any, path: str, children: Callable[[Any], Iterable[tuple[Any, str]]] = _children
 ) -> Iterator[tuple[Any, str]]:
     """Yields `layer` and every layer inside it with its path, each layer once, depth first."""
     seen: set[int] = set()

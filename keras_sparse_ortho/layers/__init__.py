@@ -1,11 +1,8 @@
 """Layers: `PrunableLayer`, which lets any Keras layer use effective weights; live blocks."""
 
 from keras_sparse_ortho._foreign_names import public_names
-from keras_sparse_ortho.layers._block_grid import LARGEST, BlockGrid, check_block, check_mask
-from keras_sparse_ortho.layers._block_layer_like import (
-    block_layer_like,
-    why_no_block_form,
-)
+from keras_sparse_ortho.layers._block_grid import BlockGrid, check_block, check_mask
+from keras_sparse_ortho.layers._block_layer_like import block_layer_like, why_no_block_form
 from keras_sparse_ortho.layers._block_sparse_dense import (
     BlockSparseConv,
     BlockSparseConv1D,
@@ -24,7 +21,7 @@ from keras_sparse_ortho.layers._block_sparse_rnn import (
 )
 from keras_sparse_ortho.layers._circular_padding import CircularPadding
 from keras_sparse_ortho.layers._prunable_layer import PrunableLayer
-from keras_sparse_ortho.layers._wrapped_layer import plain_layer, variable_dtype
+from keras_sparse_ortho.layers._wrapped_layer import plain_layer
 
 # Public; the other names above are for the other rooms.
 __all__ = [

@@ -32,9 +32,10 @@ LARGEST = 2**31 - 1
 class BlockGrid:
     """A kernel `(*taps, inputs, outputs)` of live blocks that are regular both ways.
 
-    The `(inputs, outputs)` matrix is cut into `I x J` blocks of `rows x cols`. Each of the `J`
-    output blocks has exactly `fan_in` live blocks, `inputs_of[j]`, and each of the `I` input blocks
-    is used by exactly `fan_out = J fan_in / I` of them. A live block is so at all taps.
+    The `(inputs, outputs)` matrix is cut into `I x J` blocks of `rows x cols`, `in_blocks x
+    out_blocks`. Each of the `J` output blocks has exactly `fan_in` live blocks, `inputs_of[j]`, and
+    each of the `I` input blocks is used by exactly `fan_out = J fan_in / I` of them. A live block
+    is so at all taps.
     """
 
     inputs: int
@@ -83,17 +84,14 @@ class BlockGrid:
 
     @property
     def in_blocks(self) -> int:
-        """`I`."""
         return block_count(self.inputs, self.rows)
 
     @property
     def out_blocks(self) -> int:
-        """`J`."""
         return block_count(self.outputs, self.cols)
 
     @property
     def fan_out(self) -> int:
-        """Output blocks that use an input block."""
         return self.out_blocks * self.fan_in // self.in_blocks
 
     @property
@@ -103,7 +101,6 @@ class BlockGrid:
 
     @property
     def density(self) -> float:
-        """Live fraction, exactly."""
         return self.fan_in / self.in_blocks
 
     @property
@@ -118,7 +115,6 @@ class BlockGrid:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the kernel."""
         return (*self.taps, self.inputs, self.outputs)
 
     @property
@@ -238,38 +234,28 @@ def _check_side(side: str, size: int, step: int) -> None:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class BlockAxes:
-    """The mesh axes along which blocks and their indices are sharded; `None` without a layout.
+def block_axes(path: str, grid: BlockGrid) -> tuple[Axes | None, Axes | None, Axes | None]:
+    """The mesh axes of `blocks`, `inputs_of` and `slots_of` of a layer; `None` without a layout.
 
     A `LayoutMap` entry for the kernel of the replaced layer, `"hidden/kernel"`, also applies to its
     blocks: they are sharded by output blocks along the same mesh axis. An entry for
     `"hidden/blocks"`, `(J, k, *taps, r, c)`, takes precedence.
     """
-
-    blocks: Axes | None = None
-    inputs_of: Axes | None = None
-    slots_of: Axes | None = None
-
-    @classmethod
-    def at(cls, path: str, grid: BlockGrid) -> "BlockAxes":
-        """Those of the layer at a path; LayoutError where the devices do not divide the blocks."""
-        rank = len(grid.blocks_shape)
-        given, whole = axes_at(f"{path}/blocks"), axes_at(path)
-        # The path of gates is that of their kernel, whose entry also matches what is below it.
-        if given is None or given == whole:
-            kernel = whole or axes_at(f"{path}/kernel")
-            if kernel is None:
-                return cls()
-            used = [axis for axis in reversed(kernel) if axis is not None]
-            given = (used[0] if used else None,)
-        axis = given[0] if given else None
-        if axis is not None and grid.out_blocks % mesh_size(axis):
-            raise LayoutError(
-                f"The blocks of '{path}' are sharded by output blocks, whose number must be "
-                f"a multiple of the {mesh_size(axis)} devices along '{axis}'. To replicate them, "
-                f"give '{path}/blocks' an entry in the LayoutMap, such as {(None,) * rank}. "
-                f"Received: {grid.out_blocks} output blocks"
-            )
-        whole = given + (None,) * (rank - len(given))
-        return cls(whole, (axis, None), (None, None))
+    rank = len(grid.blocks_shape)
+    given, whole = axes_at(f"{path}/blocks"), axes_at(path)
+    # The path of gates is that of their kernel, whose entry also matches what is below it.
+    if given is None or given == whole:
+        kernel = whole or axes_at(f"{path}/kernel")
+        if kernel is None:
+            return None, None, None
+        used = [axis for axis in reversed(kernel) if axis is not None]
+        given = (used[0] if used else None,)
+    axis = given[0] if given else None
+    if axis is not None and grid.out_blocks % mesh_size(axis):
+        raise LayoutError(
+            f"The blocks of '{path}' are sharded by output blocks, whose number must be "
+            f"a multiple of the {mesh_size(axis)} devices along '{axis}'. To replicate them, "
+            f"give '{path}/blocks' an entry in the LayoutMap, such as {(None,) * rank}. "
+            f"Received: {grid.out_blocks} output blocks"
+        )
+    return given + (None,) * (rank - len(given)), (axis, None), (None, None)

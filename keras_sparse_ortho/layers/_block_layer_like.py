@@ -5,7 +5,6 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.layers._block_sparse_dense import (
@@ -16,12 +15,9 @@ from keras_sparse_ortho.layers._block_sparse_dense import (
     BlockSparseEinsumDense,
     letters_of,
 )
-from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer, why_no_function
-from keras_sparse_ortho.layers._block_sparse_rnn import (
-    CELLS,
-    recurrent_like,
-    why_no_gates,
-)
+from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
+from keras_sparse_ortho.layers._block_sparse_rnn import CELLS, recurrent_like, why_no_gates
+from keras_sparse_ortho.parametrizations import why_needs_dense
 
 _KINDS: dict[Any, type[BlockSparseLayer]] = {
     kind.namesake: kind
@@ -37,44 +33,30 @@ _KINDS: dict[Any, type[BlockSparseLayer]] = {
 _NOT_TAKEN = ("lora_rank", "lora_alpha", "quantization_config", "gptq_unpacked_column_size")
 
 
-@other_keywords()
 def block_layer_like(
     layer: keras.layers.Layer,
     *,
-    density: float | Mapping[str, float],
-    block: int | tuple[int, int] | Mapping[str, Any],
+    density: Mapping[str, float],
+    block: Mapping[str, Any],
     seed: int | None = None,
 ) -> Any:
     """The layer of live blocks with the settings of a plain layer, not built.
 
-    Once it is built, its `storages()` take the kernels of the plain one by `set_kernel(kernel,
-    mask)`.
-
-    Args:
-        layer: A Dense, EinsumDense, Conv1D, 2D or 3D, LSTM or GRU of Keras.
-        density: Live fraction. Of an LSTM or GRU by name, `{"recurrent_kernel": 0.1}`, where not
-            both kernels are to be on blocks, or not with the same density.
-        block: `(r, c)`, or one integer for both; by name as well.
-        seed: Seed of the places and values that are drawn.
+    `density` and `block` are by the names of the kernels that are to be on blocks. Once the layer
+    is built, its `storages()` take the kernels of the plain one by `set_kernel(kernel, mask)`.
 
     Raises:
-        NotPrunableError: A layer of another type, one with groups, LoRA or quantization, an einsum
-            whose kernel is several matrices.
+        NotPrunableError: A layer that has no such form, see `why_no_block_form`.
     """
-    reason = why_no_block_form(layer)
-    if reason is not None:
-        raise NotPrunableError(
-            f"The layer '{layer.name}' cannot compute on live blocks: {reason}. "
-            f"Received: layer={type(layer).__name__}"
-        )
+    if (reason := why_no_block_form(layer)) is not None:
+        raise NotPrunableError(f"{reason}. Received: layer={type(layer).__name__}")
     if type(layer) in CELLS:
-        names = density if isinstance(density, Mapping) else ("kernel", "recurrent_kernel")
-        sizes = {name: (_named(density, name), _named(block, name)) for name in names}
-        return recurrent_like(layer, sizes, seed)
-    density, block = _named(density, "kernel"), _named(block, "kernel")
+        return recurrent_like(layer, {name: (density[name], block[name]) for name in density}, seed)
     config = {key: value for key, value in layer.get_config().items() if key not in _NOT_TAKEN}
-    own: dict[str, Any] = {"density": density, "block": block, "seed": seed}
-    if isinstance(layer.kernel_initializer, _DRAWN_WHOLE):
+    own: dict[str, Any] = {"density": density["kernel"], "block": block["kernel"], "seed": seed}
+    initializers = keras.initializers
+    whole = SparseInitializer | initializers.Orthogonal | initializers.Identity
+    if isinstance(layer.kernel_initializer, whole):
         # They draw whole kernels; this draws the same kind of kernel in blocks.
         own["kernel_initializer"] = "exact_orthogonal"
         gain = getattr(layer.kernel_initializer, "gain", 1.0)
@@ -97,7 +79,7 @@ def why_no_block_form(layer: keras.layers.Layer) -> str | None:
         return "it is quantized"
     if getattr(layer, "groups", 1) != 1:
         return f"it has groups={layer.groups}"
-    if reason := why_no_function(layer.kernel_regularizer, layer.kernel_constraint):
+    if reason := why_needs_dense(layer.kernel_regularizer, layer.kernel_constraint):
         return reason
     if isinstance(layer, keras.layers.EinsumDense):
         try:
@@ -105,10 +87,3 @@ def why_no_block_form(layer: keras.layers.Layer) -> str | None:
         except NotPrunableError:
             return f"in '{layer.equation}' its kernel is not one matrix"
     return None
-
-
-def _named(value: Any, name: str) -> Any:
-    return value[name] if isinstance(value, Mapping) else value
-
-
-_DRAWN_WHOLE = (SparseInitializer, keras.initializers.Orthogonal, keras.initializers.Identity)

@@ -6,10 +6,7 @@ costs half a ns.
 """
 
 import dataclasses
-import functools
 import math
-import operator
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -80,28 +77,11 @@ def _whole(grid: BlockGrid) -> BlockGrid:
     return dataclasses.replace(grid, fan_in=grid.in_blocks)
 
 
-def block_product(x: Any, blocks: Any, inputs_of: Any, slots_of: Any) -> Any:
-    """Each output block from its `k` live input blocks, features first.
-
-        Y[j] = sum_l W[j, l]^T X[inputs_of[j, l]]
-
-    and the gradients, without a scatter,
-
-        dW[j, l] = X[inputs_of[j, l]] dY[j]^T,    dX[i] = sum_s W[s] dY[s // k]
-
-    over the slots `s = slots_of[i, .]` of input block `i`. Both products with the weights are one
-    batched product of gathered blocks, which are never kept: they are gathered once more for `dW`.
-    `x` is `(I, r, n)`, `blocks` `(J, k, r, c)`, the result `(J, c, n)`. On JAX there are
-    derivatives of any order, but none in forward mode.
-    """
-    return with_gradient(_product, _gradient, [x, blocks], [inputs_of, slots_of])
-
-
 def _product(x: Any, blocks: Any, inputs_of: Any, slots_of: Any) -> Any:
     x = made_once(x)
     # Transposed chunk by chunk, so that there is no second copy of all blocks.
     return map_chunks(
-        lambda w, found: ops.matmul(ops.transpose(_lines(w), (0, 2, 1)), _gathered(x, found)),
+        lambda w, found: ops.matmul(_transposed(_lines(w)), _gathered(x, found)),
         [blocks, inputs_of],
         _chunks(x, inputs_of),
         x,
@@ -112,7 +92,7 @@ def _gradient(x: Any, blocks: Any, inputs_of: Any, slots_of: Any, upstream: Any)
     count, fan_in, rows, cols = blocks.shape
     x, upstream = made_once(x), made_once(upstream)
     of_blocks = map_chunks(
-        lambda dy, found: ops.matmul(_gathered(x, found), ops.transpose(dy, (0, 2, 1))),
+        lambda dy, found: ops.matmul(_gathered(x, found), _transposed(dy)),
         [upstream, inputs_of],
         _chunks(x, inputs_of),
         upstream,
@@ -120,11 +100,7 @@ def _gradient(x: Any, blocks: Any, inputs_of: Any, slots_of: Any, upstream: Any)
     slots = ops.reshape(blocks, (count * fan_in, rows, cols))
 
     def of_inputs(found: Any) -> Any:
-        several = found.shape
-        weights = ops.reshape(gather(slots, ops.reshape(found, (-1,))), (*several, rows, cols))
-        weights = ops.transpose(weights, (0, 2, 1, 3))
-        weights = ops.reshape(weights, (several[0], rows, several[1] * cols))
-        return ops.matmul(weights, _gathered(upstream, found // fan_in))
+        return ops.matmul(_gathered_rows(slots, found), _gathered(upstream, found // fan_in))
 
     of_x = map_chunks(of_inputs, [slots_of], _chunks(upstream, slots_of), upstream)
     return of_x, ops.reshape(of_blocks, blocks.shape)
@@ -149,7 +125,8 @@ def _chunks(x: Any, found: Any) -> int:
     rows, columns = x.shape[1:3]
     if not (isinstance(columns, int) and columns):  # None, or a symbol of jax.export
         columns = _USUAL_COLUMNS
-    of_one = found.shape[1] * rows * columns * _item_bytes(x)
+    item = 2 if keras.backend.standardize_dtype(x.dtype).endswith("float16") else 4
+    of_one = found.shape[1] * rows * columns * item
     # A batched product of a single matrix would be one product for all cores.
     most = max(1, found.shape[0] // 2)
     wanted = min(math.ceil(found.shape[0] * of_one / _CHUNK_BYTES), most)
@@ -177,21 +154,27 @@ def spread_blocks(x: Any, inputs_of: Any, slots_of: Any, axis: int) -> Any:
     return with_gradient(spread, collect, [x], [inputs_of, slots_of])
 
 
-def _item_bytes(x: Any) -> int:
-    return 2 if keras.backend.standardize_dtype(x.dtype).endswith("float16") else 4
-
-
 def product_features_first(x: Any, kernel: BlockOperands) -> Any:
-    """`K^T x` for `x` of shape `(inputs, n)`."""
+    """`K^T x` for `x` of shape `(inputs, n)`.
+
+    Each output block comes from its `k` live input blocks,
+
+        Y[j] = sum_l W[j, l]^T X[inputs_of[j, l]]
+
+    and the gradients, without a scatter,
+
+        dW[j, l] = X[inputs_of[j, l]] dY[j]^T,    dX[i] = sum_s W[s] dY[s // k]
+
+    over the slots `s = slots_of[i, .]` of input block `i`. Both products with the weights are one
+    batched product of gathered blocks, which are never kept: they are gathered once more for `dW`.
+    On JAX there are derivatives of any order, but none in forward mode.
+    """
     grid = kernel.grid
     columns = x.shape[1] if x.shape[1] is not None else ops.shape(x)[1]
     x = padded_blocks(x, 0, grid.inputs, grid.rows)
-    outputs = block_product(
-        ops.reshape(x, (grid.in_blocks, grid.rows, columns)),
-        kernel.blocks,
-        kernel.inputs_of,
-        kernel.slots_of,
-    )
+    x = ops.reshape(x, (grid.in_blocks, grid.rows, columns))
+    places = [kernel.inputs_of, kernel.slots_of]
+    outputs = with_gradient(_product, _gradient, [x, kernel.blocks], places)
     outputs = ops.reshape(outputs, (grid.padded[1], columns))
     return without_padding(outputs, 0, grid.outputs, grid.cols)
 
@@ -221,11 +204,6 @@ def _resized(x: Any, axis: int, side: int, width: int, before: int, after: int) 
         rest, _ = ops.split(rest, [after], axis=axis + 1)
     shape[axis] = (count - whole) * after
     return ops.concatenate([first, ops.reshape(rest, shape)], axis=axis)
-
-
-def product_of(sizes: Sequence[Any]) -> Any:
-    """The product of sizes, some of which may be tensors; 1 for none."""
-    return functools.reduce(operator.mul, sizes, 1)
 
 
 # --- features last: products at each token --------------------------------------------------------
@@ -262,12 +240,30 @@ def product_of_rows(x: Any, kernel: BlockOperands) -> Any:
     so that `density * inputs * outputs / c` values are gathered per token, forward and backward.
     For `r > c` the same is done with the transposed kernel.
     """
-    grid = kernel.grid
-    x = padded_blocks(x, 1, grid.inputs, grid.rows)
-    sides = _Sides(grid.rows, grid.cols, narrow_inputs=grid.rows <= grid.cols)
-    lines, places, slots = _by_wide_side(kernel, sides.narrow_inputs)
-    outputs = with_gradient(sides.product, sides.gradient, [x, lines], [places, slots])
-    return without_padding(outputs, 1, grid.outputs, grid.cols)
+    grid, rows, cols = kernel.grid, kernel.grid.rows, kernel.grid.cols
+    narrow_inputs = rows <= cols
+
+    def product(x: Any, lines: Any, places: Any, slots: Any) -> Any:
+        parts = _blocks_of(x, rows)
+        if narrow_inputs:
+            return _side_by_side(ops.matmul(_gathered_rows(parts, places), lines))
+        return _side_by_side(_summed(ops.matmul(parts, _transposed(lines)), slots, cols))
+
+    def gradient(x: Any, lines: Any, places: Any, slots: Any, upstream: Any) -> tuple[Any, Any]:
+        parts, above = _blocks_of(x, rows), _blocks_of(upstream, cols)
+        if narrow_inputs:
+            found = _summed(ops.matmul(above, _transposed(lines)), slots, rows)
+            of_lines = ops.matmul(_transposed(_gathered_rows(parts, places)), above)
+        else:
+            gathered = _gathered_rows(above, places)
+            found = ops.matmul(gathered, lines)
+            of_lines = ops.matmul(_transposed(gathered), parts)
+        return _side_by_side(found), of_lines
+
+    lines, *where = _by_wide_side(kernel, narrow_inputs)
+    x = padded_blocks(x, 1, grid.inputs, rows)
+    outputs = with_gradient(product, gradient, [x, lines], where)
+    return without_padding(outputs, 1, grid.outputs, cols)
 
 
 def _by_wide_side(kernel: BlockOperands, narrow_inputs: bool) -> tuple[Any, Any, Any]:
@@ -275,8 +271,7 @@ def _by_wide_side(kernel: BlockOperands, narrow_inputs: bool) -> tuple[Any, Any,
     grid = kernel.grid
     count, fan_in, rows, cols = grid.blocks_shape
     if narrow_inputs:
-        lines = ops.reshape(kernel.blocks, (count, fan_in * rows, cols))
-        return lines, kernel.inputs_of, kernel.slots_of
+        return _lines(kernel.blocks), kernel.inputs_of, kernel.slots_of
     order = ops.reshape(kernel.slots_of, (-1,))
     slots = ops.reshape(inverse_permutation(order), (count, fan_in))
     blocks = ops.reshape(ops.transpose(kernel.blocks, (0, 1, 3, 2)), (count * fan_in, cols, rows))
@@ -285,41 +280,13 @@ def _by_wide_side(kernel: BlockOperands, narrow_inputs: bool) -> tuple[Any, Any,
     return lines, kernel.slots_of // fan_in, slots
 
 
-@dataclasses.dataclass(frozen=True)
-class _Sides:
-    """The product `(n, inputs) -> (n, outputs)` and its gradient, for blocks of `rows x cols`."""
-
-    rows: int
-    cols: int
-    narrow_inputs: bool
-
-    def product(self, x: Any, lines: Any, places: Any, slots: Any) -> Any:
-        parts = _blocks_of(x, self.rows)
-        if self.narrow_inputs:
-            return _side_by_side(ops.matmul(_gathered_rows(parts, places), lines))
-        return _side_by_side(_summed(ops.matmul(parts, _transposed(lines)), slots, self.cols))
-
-    def gradient(
-        self, x: Any, lines: Any, places: Any, slots: Any, upstream: Any
-    ) -> tuple[Any, Any]:
-        parts, above = _blocks_of(x, self.rows), _blocks_of(upstream, self.cols)
-        if self.narrow_inputs:
-            found = _summed(ops.matmul(above, _transposed(lines)), slots, self.rows)
-            of_lines = ops.matmul(_transposed(_gathered_rows(parts, places)), above)
-        else:
-            gathered = _gathered_rows(above, places)
-            found = ops.matmul(gathered, lines)
-            of_lines = ops.matmul(_transposed(gathered), parts)
-        return _side_by_side(found), of_lines
-
-
 def _blocks_of(x: Any, width: int) -> Any:
     """`(n, I width)` as `(I, n, width)`."""
     return ops.transpose(ops.reshape(x, (-1, x.shape[1] // width, width)), (1, 0, 2))
 
 
 def _side_by_side(parts: Any) -> Any:
-    """The inverse of `_parts`."""
+    """The inverse of `_blocks_of`."""
     count, _, width = parts.shape
     return ops.reshape(ops.transpose(parts, (1, 0, 2)), (-1, count * width))
 

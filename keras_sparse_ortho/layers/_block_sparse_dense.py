@@ -1,5 +1,6 @@
 """`BlockSparseDense`, `BlockSparseEinsumDense`, and convolutions with live blocks of channels."""
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -8,12 +9,10 @@ import keras
 
 from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import KernelLayout
 from keras_sparse_ortho.layers._block_products import (
     padded_blocks,
     product_by_token,
     product_features_first,
-    product_of,
     spread_blocks,
     without_padding,
 )
@@ -26,11 +25,6 @@ _ELEMENTWISE = (
     *("hard_swish", "hard_tanh", "leaky_relu", "linear", "log_sigmoid", "mish", "relu", "relu6"),
     *("selu", "sigmoid", "silu", "soft_shrink", "softplus", "softsign", "sparse_plus"),
     *("sparse_sigmoid", "squareplus", "swish", "tanh", "tanh_shrink", "threshold"),
-)
-# What the configuration of a convolution says, beside that of every layer of blocks.
-_SETTINGS = (
-    *("filters", "kernel_size", "strides", "padding"),
-    *("data_format", "dilation_rate", "use_bias"),
 )
 
 
@@ -86,6 +80,7 @@ class BlockSparseDense(BlockSparseLayer):
     """
 
     namesake = keras.layers.Dense
+    settings = ("units", "use_bias")
 
     def __init__(
         self, units: int, activation: Any = None, use_bias: bool = True, **kwargs: Any
@@ -96,18 +91,11 @@ class BlockSparseDense(BlockSparseLayer):
         self.supports_masking = True
         self.input_spec = keras.layers.InputSpec(min_ndim=2)
 
-    def build(self, input_shape: Sequence[int | None]) -> None:
-        inputs = self._features(input_shape, -1)
-        bias = (self.units,) if self.use_bias else None
-        self._add_kernel((inputs, self.units), KernelLayout.dense(), bias)
-        self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={-1: inputs})
-        self.built = True
-
     def call(self, inputs: Any) -> Any:
         # By token, or for single vectors with features first, which saves transpositions.
         lead = ops.shape(inputs)[:-1]
         if len(lead) > 1:
-            x = ops.reshape(inputs, (product_of(lead), self.grid.inputs))
+            x = ops.reshape(inputs, (math.prod(lead), self.grid.inputs))
             x = ops.reshape(product_by_token(x, self.operands()), (*lead, self.units))
             return self.activation(x if self.bias is None else x + self.bias)
         x = product_features_first(ops.transpose(inputs), self.operands())
@@ -118,12 +106,6 @@ class BlockSparseDense(BlockSparseLayer):
         early = is_elementwise(self.activation)
         outputs = ops.transpose(self.activation(x) if early else x)
         return outputs if early else self.activation(outputs)
-
-    def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
-        return (*input_shape[:-1], self.units)
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "units": self.units, "use_bias": self.use_bias}
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -157,6 +139,8 @@ class BlockSparseEinsumDense(BlockSparseLayer):
     """
 
     namesake = keras.layers.EinsumDense
+    settings = ("equation", "bias_axes")
+    _axis = None
 
     def __init__(
         self,
@@ -174,29 +158,6 @@ class BlockSparseEinsumDense(BlockSparseLayer):
         self.bias_axes = bias_axes
         letters_of(equation)  # refuses one whose kernel is several matrices
 
-    def build(self, input_shape: Sequence[int | None]) -> None:
-        output_shape = self.compute_output_shape(input_shape)
-        data, kernel, output = axes_of(self.equation, len(input_shape))
-        sizes = {**dict(zip(output, output_shape, strict=True))}
-        sizes.update(zip(data, input_shape, strict=True))
-        shape = tuple(int(sizes[letter] or 0) for letter in kernel)
-        self._add_kernel(shape, KernelLayout.einsum(self.equation), self._bias_shape(output, sizes))
-        self.input_spec = keras.layers.InputSpec(ndim=len(input_shape))
-        self.built = True
-
-    def _bias_shape(self, output: list[str], sizes: dict[str, Any]) -> tuple[int, ...] | None:
-        """As EinsumDense has it: from the first axis with a bias on, 1 where there is none."""
-        if not self.bias_axes:
-            return None
-        unknown = [letter for letter in self.bias_axes if letter not in output]
-        if unknown:
-            raise ValueError(
-                f"`bias_axes` must be axes of the output of '{self.equation}'. "
-                f"Received: bias_axes={self.bias_axes!r}"
-            )
-        first = min(output.index(letter) for letter in self.bias_axes)
-        return tuple(sizes[k] if k in self.bias_axes else 1 for k in output[first:])
-
     def call(self, inputs: Any) -> Any:
         """The product by token: all axes that are not summed, one after the other."""
         data, kernel, output = axes_of(self.equation, len(inputs.shape))
@@ -206,28 +167,24 @@ class BlockSparseEinsumDense(BlockSparseLayer):
         sizes = dict(zip(data, ops.shape(inputs), strict=True))
         sizes.update(zip(kernel, self._kernel_shape, strict=True))
         x = ops.transpose(inputs, [data.index(letter) for letter in (*free, *summed)])
-        x = ops.reshape(x, (product_of([sizes[k] for k in free]), self.grid.inputs))
+        x = ops.reshape(x, (math.prod(sizes[k] for k in free), self.grid.inputs))
         x = product_by_token(x, self.operands())
         now = [*free, *made]
         x = ops.reshape(x, [sizes[letter] for letter in now])
         x = ops.transpose(x, [now.index(letter) for letter in output])
         return self.activation(x if self.bias is None else x + self.bias)
 
-    def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
-        plain = keras.layers.EinsumDense(self.equation, self.partial_output_shape)
-        return tuple(plain.compute_output_shape(tuple(input_shape)))
-
     def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "equation": self.equation,
-            "output_shape": self.partial_output_shape,
-            "bias_axes": self.bias_axes,
-        }
+        return {**super().get_config(), "output_shape": self.partial_output_shape}
 
 
 class BlockSparseConv(BlockSparseLayer):
     """Base of the three; arguments are those of the namesake and of `BlockSparseLayer`."""
+
+    settings = (
+        *("filters", "kernel_size", "strides", "padding"),
+        *("data_format", "dilation_rate", "use_bias"),
+    )
 
     def __init__(
         self,
@@ -251,32 +208,17 @@ class BlockSparseConv(BlockSparseLayer):
                 f"Received: groups={groups!r}"
             )
         check_integer("filters", filters)
-        # Not tracked; it checks the other arguments and knows the shapes.
+        # Not tracked; it checks the other arguments.
         plain = self.namesake(
             filters, kernel_size, strides, padding, data_format, dilation_rate, use_bias=use_bias
         )
-        self._output_shape = plain.compute_output_shape
-        for name in ("rank", *_SETTINGS):
+        for name in ("rank", "input_spec", *self.settings):
             setattr(self, name, getattr(plain, name))
-        self.input_spec = keras.layers.InputSpec(min_ndim=self.rank + 2)
-
-    @property
-    def _channel_axis(self) -> int:
-        return 1 if self.data_format == "channels_first" else self.rank + 1
-
-    def build(self, input_shape: Sequence[int | None]) -> None:
-        channels = self._features(input_shape, self._channel_axis)
-        self.compute_output_shape(input_shape)  # refuses a window that does not fit
-        shape = (*self.kernel_size, channels, self.filters)
-        bias = (self.filters,) if self.use_bias else None
-        self._add_kernel(shape, KernelLayout.convolution(), bias)
-        axis = -1 if self._channel_axis > 1 else 1
-        self.input_spec = keras.layers.InputSpec(min_ndim=self.rank + 2, axes={axis: channels})
-        self.built = True
+        self._axis = 1 if self.data_format == "channels_first" else self.rank + 1
 
     def call(self, inputs: Any) -> Any:
         """A small convolution for each output block, over the channels that it reads."""
-        kernel, axis = self.operands(), self._channel_axis
+        kernel, axis = self.operands(), self._axis
         grid, rank = kernel.grid, self.rank
         # (J, k, *taps, r, c) to (J, *taps, k, r, c)
         order = (0, *range(2, 2 + rank), 1, rank + 2, rank + 3)
@@ -312,12 +254,6 @@ class BlockSparseConv(BlockSparseLayer):
             # Not ops.add, which on TensorFlow takes channels for columns where they are as many.
             result = result + ops.reshape(self.bias, [-1] + [1] * rank if axis == 1 else [-1])
         return self.activation(result)
-
-    def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
-        return tuple(self._output_shape(tuple(input_shape)))
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **{name: getattr(self, name) for name in _SETTINGS}}
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -378,27 +314,25 @@ def letters_of(equation: str) -> tuple[str, str, str]:
     """The axes of input, kernel and output of an equation whose kernel is one matrix."""
     dots = r"((?:\.\.\.)?[a-zA-Z]*(?:\.\.\.)?)"
     parts = re.fullmatch(rf"{dots},([a-zA-Z]+)->{dots}", equation.replace(" ", ""))
-    reason = None
+    data, kernel, output = parts.groups() if parts else ("", "", "")
+    inside = set(data) - {"."}
+    batch = sorted(inside & set(kernel) & set(output))
+    lost = sorted(inside - set(kernel) - set(output))
     if parts is None:
         reason = "it must have the form 'input,kernel->output'"
+    elif batch:
+        reason = f"the kernel has a matrix of its own for each {', '.join(batch)}"
+    elif lost:
+        reason = f"it sums over {', '.join(lost)} without the kernel"
+    elif not inside & set(kernel) or not set(kernel) - inside:
+        reason = "the kernel must have an axis to sum over, and one of its own"
     else:
-        data, kernel, output = parts.groups()
-        inside = set(data) - {"."}
-        batch = sorted(inside & set(kernel) & set(output))
-        lost = sorted(inside - set(kernel) - set(output))
-        if batch:
-            reason = f"the kernel has a matrix of its own for each {', '.join(batch)}"
-        elif lost:
-            reason = f"it sums over {', '.join(lost)} without the kernel"
-        elif not inside & set(kernel) or not set(kernel) - inside:
-            reason = "the kernel must have an axis to sum over, and one of its own"
-    if parts is None or reason is not None:
-        raise NotPrunableError(
-            "Blocks lie in one matrix from summed axes to new ones, as in 'abc,cd->abd', "
-            f"'abc,cde->abde' and 'abde,dec->abc': {reason}. Use a plain EinsumDense, whose kernel "
-            f"keras_sparse_ortho.PrunableLayer can mask. Received: equation={equation!r}"
-        )
-    return data, kernel, output
+        return data, kernel, output
+    raise NotPrunableError(
+        "Blocks lie in one matrix from summed axes to new ones, as in 'abc,cd->abd', "
+        f"'abc,cde->abde' and 'abde,dec->abc': {reason}. Use a plain EinsumDense, whose kernel "
+        f"keras_sparse_ortho.PrunableLayer can mask. Received: equation={equation!r}"
+    )
 
 
 def axes_of(equation: str, rank: int) -> tuple[list[str], list[str], list[str]]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import keras
@@ -18,6 +18,7 @@ from keras_sparse_ortho._checks import (
 )
 from keras_sparse_ortho._keras_internals import (
     Axes,
+    DeferredVariables,
     Read,
     check_assignments,
     check_given,
@@ -26,26 +27,18 @@ from keras_sparse_ortho._keras_internals import (
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import are_weights_set_later, numpy_dtype
-from keras_sparse_ortho.kernels import KernelLayout, Storage
-from keras_sparse_ortho.layers._block_grid import (
-    LARGEST,
-    BlockAxes,
-    BlockGrid,
-    check_block,
-)
+from keras_sparse_ortho.kernels import KernelLayout, Storage, kernel_layouts
+from keras_sparse_ortho.layers._block_grid import LARGEST, BlockGrid, block_axes, check_block
 from keras_sparse_ortho.layers._block_products import BlockOperands, WholeKernel
 from keras_sparse_ortho.layers._live_blocks import LiveBlocks
-from keras_sparse_ortho.orthogonal import (
-    Block,
-    clear_padding,
-    regular_blocks,
-    slots_of,
-)
+from keras_sparse_ortho.layers._wrapped_layer import no_dense_update
+from keras_sparse_ortho.orthogonal import Block, clear_padding, regular_blocks, slots_of
 from keras_sparse_ortho.parametrizations import (
     FakeQuantization,
     checked_quantizer,
     digest,
     quantized_value,
+    why_needs_dense,
 )
 
 ops = keras.ops
@@ -57,30 +50,20 @@ _FUNCTIONS: dict[str, Any] = {
     "bias_initializer": keras.initializers,
     "kernel_regularizer": keras.regularizers,
     "bias_regularizer": keras.regularizers,
+    "activity_regularizer": keras.regularizers,
     "kernel_constraint": keras.constraints,
     "bias_constraint": keras.constraints,
 }
-_REGULARIZERS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
 
 
 class OnBlocks:
     """What layers of live blocks refuse of what Keras' layers do."""
 
-    name: str
-
     def quantize(self, *args: Any, **kwargs: Any) -> None:
-        # Keras' own type: `Model.quantize` warns of such layers, and leaves them as they are.
-        raise NotImplementedError(self._no("quantized", "quantize the plain one", "quantize"))
+        raise no_dense_update(self, "quantize")
 
     def enable_lora(self, *args: Any, **kwargs: Any) -> None:
-        raise NotPrunableError(self._no("given LoRA", "enable it on the plain one", "enable_lora"))
-
-    def _no(self, what: str, then: str, received: str) -> str:
-        return (
-            f"The layer '{self.name}' cannot be {what}, which needs a dense kernel. Strip the "
-            f"model first (keras_sparse_ortho.strip), and {then}. "
-            f"Received: {received} of {type(self).__name__}"
-        )
+        raise no_dense_update(self, "enable_lora")
 
 
 class BlockSparseLayer(OnBlocks, keras.layers.Layer):
@@ -90,17 +73,13 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
     `J` output blocks. Each output block has `k` live ones, each input block is used `J k / I`
     times. There are three variables for it: `blocks` `(J, k, *taps, r, c)`, which are trained, and
     `inputs_of` `(J, k)` and `slots_of` `(I, J k / I)`, the two lists of where they stand.
-    Subclasses name the Keras layer that they replace (`namesake`), call `_add_kernel` in `build`,
-    and implement `call`. For the arguments see `BlockSparseDense`.
+    Subclasses name the Keras layer that they replace (`namesake`) and its `settings`, attributes of
+    the same names, and implement `call`. For the arguments see `BlockSparseDense`.
     """
 
     namesake: ClassVar[Any]
-    activation: Any
-    bias_initializer: Any
-    kernel_regularizer: Any
-    bias_regularizer: Any
-    kernel_constraint: Any
-    bias_constraint: Any
+    settings: ClassVar[tuple[str, ...]]
+    _axis: Any = -1  # of the inputs' features; `None` where Keras checks them
 
     @other_keywords()
     def __init__(
@@ -117,10 +96,10 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         given = {"bias_initializer": "zeros", **kwargs}
         super().__init__(**{key: value for key, value in kwargs.items() if key not in _FUNCTIONS})
         if getattr(self.dtype_policy, "quantization_mode", None) is not None:
-            raise NotPrunableError(self._no("quantized", "quantize the plain one", "dtype"))
+            raise NotPrunableError(str(no_dense_update(self, "quantize")))
         for name, module in _FUNCTIONS.items():
             setattr(self, name, module.get(given.get(name)))
-        if reason := why_no_function(self.kernel_regularizer, self.kernel_constraint):
+        if reason := why_needs_dense(self.kernel_regularizer, self.kernel_constraint):
             raise NotPrunableError(f"The layer '{self.name}' cannot be on blocks: {reason}")
         self._wanted = check_density(density)
         self.block = check_block(block)
@@ -128,49 +107,65 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         self.seed = check_seed(seed)
         self._draw_seed = random.randrange(2**31) if self.seed is None else self.seed
         self.kernel_initializer = _restored(kernel_initializer)
-        self.quantizer = checked_quantizer(quantizer)
+        self.quantizer = None if quantizer is None else checked_quantizer(quantizer)
         self._grid: BlockGrid | None = None
         self._whole = WholeKernel()
         self.drawn_digest: int | None = None  # of live blocks that were drawn orthogonal
         self.bias: Any = None
 
-    def _add_kernel(
-        self, shape: tuple[int, ...], layout: KernelLayout, bias_shape: tuple[int, ...] | None
-    ) -> None:
-        """Makes the variables for a kernel of the namesake's shape, and a bias."""
-        _, self.parts, *taps, inputs, outputs = layout.canonical_shape(shape)
-        try:
-            self._grid = self._fitting_grid(inputs, outputs, tuple(taps))
-        except ValueError as error:
-            raise type(error)(f"The layer '{self.name}': {error}") from None
-        self._kernel_shape, self._layout = shape, layout
-        values, pattern = self._drawn()
-        axes = BlockAxes.at(self.path, self.grid)
-        functions = {"regularizer": self.kernel_regularizer, "constraint": self.kernel_constraint}
-        self.blocks = self._add_along(axes.blocks, "blocks", values, **functions)
-        indices = {"dtype": "int32", "trainable": False, "autocast": False}
-        slots = slots_of(pattern, self.grid.in_blocks)
-        self.inputs_of = self._add_along(axes.inputs_of, "inputs_of", pattern, **indices)
-        self.slots_of = self._add_along(axes.slots_of, "slots_of", slots, **indices)
-        check_assignments(self.inputs_of, self._check_inputs)
-        check_assignments(self.slots_of, self._check_slots)
-        if self.kernel_initializer == _EXACT_ORTHOGONAL and not are_weights_set_later():
-            self.drawn_digest = digest(_as_stored(values, self.variable_dtype))
-        if bias_shape is not None:
+    def build(self, input_shape: Any) -> None:
+        if self._axis is not None:
+            self._check_features(input_shape, self._axis)
+        plain = self._plain()
+        with DeferredVariables().creating():  # it knows the shapes, and gets no values
+            plain.build(input_shape)
+        self._layout, self._kernel_shape = self._layout_of(plain), tuple(plain.kernel.shape)
+        self._add_kernel()
+        if plain.bias is not None:
             self.bias = self.add_weight(
                 name="bias",
-                shape=bias_shape,
+                shape=plain.bias.shape,
                 initializer=self.bias_initializer,
                 regularizer=self.bias_regularizer,
                 constraint=self.bias_constraint,
             )
+        self.input_spec = plain.input_spec
+        self.built = True
+
+    def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
+        return tuple(self._plain().compute_output_shape(tuple(input_shape)))
+
+    def _layout_of(self, plain: Any) -> KernelLayout:
+        return kernel_layouts(plain)["kernel"] or KernelLayout.convolution()
+
+    def _add_kernel(self) -> None:
+        _, self.parts, *taps, inputs, outputs = self._layout.canonical_shape(self._kernel_shape)
+        try:
+            self._grid = self._fitting_grid(inputs, outputs, tuple(taps))
+        except ValueError as error:
+            raise type(error)(f"The layer '{self.name}': {error}") from None
+        values, pattern = self._drawn()
+        axes = block_axes(self.path, self.grid)
+        functions = {"regularizer": self.kernel_regularizer, "constraint": self.kernel_constraint}
+        self.blocks = self._add_along(axes[0], "blocks", values, **functions)
+        indices = {"dtype": "int32", "trainable": False, "autocast": False}
+        slots = slots_of(pattern, self.grid.in_blocks)
+        self.inputs_of = self._add_along(axes[1], "inputs_of", pattern, **indices)
+        self.slots_of = self._add_along(axes[2], "slots_of", slots, **indices)
+        check_assignments(self.inputs_of, self._check_inputs)
+        check_assignments(self.slots_of, self._check_slots)
+        if self.kernel_initializer == _EXACT_ORTHOGONAL and not are_weights_set_later():
+            stored = values.astype(numpy_dtype(self.variable_dtype))
+            # As it is read back: bfloat16 as float32.
+            wide = stored.astype(np.float32) if self.variable_dtype == "bfloat16" else stored
+            self.drawn_digest = digest(wide)
 
     def _add_along(self, axes: Axes | None, name: str, value: np.ndarray, **settings: Any) -> Any:
         options = {"name": name, "shape": value.shape, "initializer": constant(value), **settings}
         return create_along(lambda: self.add_weight(**options), axes)
 
-    def _features(self, input_shape: Any, axis: int) -> int:
-        """The size of an axis of the inputs, which the kernel has to know."""
+    def _check_features(self, input_shape: Any, axis: int) -> None:
+        """Refuses inputs with no size of an axis that the kernel has to know."""
         try:
             size = input_shape[axis]
         except (TypeError, IndexError, KeyError):
@@ -180,7 +175,6 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
                 f"The layer '{self.name}' needs inputs with a known size of axis {axis}. "
                 f"Received: input_shape={told(input_shape)}"
             )
-        return int(size)
 
     def _fitting_grid(self, inputs: int, outputs: int, taps: tuple[int, ...]) -> BlockGrid:
         """The grid of all parts (gates), which stand side by side; each is of regular blocks."""
@@ -232,11 +226,6 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
     def set_blocks(self, blocks: Any, inputs_of: Any) -> None:
         """Sets values and places of the live blocks, `(J, k, *taps, r, c)` and `(J, k)`."""
         pattern = self.grid.check_pattern(inputs_of)
-        if tuple(blocks.shape) != self.grid.blocks_shape:
-            raise ValueError(
-                f"The blocks of '{self.name}' have the shape {self.grid.blocks_shape}. "
-                f"Received: blocks of shape {tuple(blocks.shape)}"
-            )
         assign(self.blocks, blocks)
         assign(self.inputs_of, pattern)
         assign(self.slots_of, slots_of(pattern, self.grid.in_blocks))
@@ -255,11 +244,7 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
 
     def set_quantizer(self, quantizer: FakeQuantization) -> None:
         """Lets the live blocks of a built layer be quantized, see the argument `quantizer`."""
-        if self.quantizer is not None:
-            raise NotPrunableError(
-                f"The layer '{self.name}' is quantized already. Received: {self.quantizer!r}"
-            )
-        self.quantizer = checked_quantizer(quantizer)
+        self.quantizer = quantizer
 
     @property
     def _quantized_outputs(self) -> tuple[int, ...]:
@@ -271,11 +256,10 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
 
     def kernel_value(self, *, quantized: bool = True) -> np.ndarray:
         """The kernel in the shape that the namesake has, as a NumPy array (bfloat16 as float32)."""
-        pattern = to_numpy(self.inputs_of)
         blocks = to_numpy(self.blocks)
         if quantized:
             blocks = quantized_value(self.quantizer, blocks, self._quantized_outputs)
-        return self.shaped(self.grid.kernel(blocks, pattern))
+        return self.shaped(self.grid.kernel(blocks, to_numpy(self.inputs_of)))
 
     def mask_value(self) -> np.ndarray:
         """Which entries of that kernel are live."""
@@ -331,85 +315,67 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         try:
             self.grid.check_pattern(given(self.inputs_of))
         except ValueError as error:
-            raise ValueError(
-                f"What is loaded into or set in the layer '{self.name}' is damaged, or of another "
-                f"model: {error}"
-            ) from None
+            raise self._damaged(str(error)) from None
 
     def _check_slots(self, given: Read) -> None:
         """The same for the second list of the places, once the first is right."""
         slots = given(self.slots_of)
         wanted = slots_of(given(self.inputs_of), self.grid.in_blocks)
         if not np.array_equal(slots, wanted):
-            raise ValueError(
-                f"What is loaded into or set in the layer '{self.name}' is damaged, or of another "
-                "model: `slots_of` must list where `inputs_of` names each input block. "
+            raise self._damaged(
+                "`slots_of` must list where `inputs_of` names each input block. "
                 f"Received: other slots, of shape {slots.shape}"
             )
 
+    def _damaged(self, reason: str) -> ValueError:
+        return ValueError(
+            f"What is loaded into or set in the layer '{self.name}' is damaged, or of another "
+            f"model: {reason}"
+        )
+
     # --- the namesake ----------------------------------------------------------------------------
 
-    def dense_layer(self) -> keras.layers.Layer:
-        """The namesake with the same settings, not built; `fill_dense_layer` gives it weights."""
+    def to_dense_layer(self) -> keras.layers.Layer:
+        """The namesake with the same settings and weights."""
+        plain = self._plain()
+        plain.build(self.get_build_config()["input_shape"])
+        weights = {variable.name: variable for variable in plain.weights}
+        assign(weights["kernel"], self.kernel_value())
+        if self.bias is not None:
+            assign(weights["bias"], to_numpy(ops.cast(self.bias, "float32")))
+        return plain
+
+    def _plain(self) -> Any:
+        """The same, not built."""
         config = {key: value for key, value in self.get_config().items() if key not in _OWN}
         if self.kernel_initializer == _EXACT_ORTHOGONAL:
             del config["kernel_initializer"]
         return self.namesake.from_config(config)
 
-    def fill_dense_layer(self, plain: keras.layers.Layer) -> None:
-        """Sets the weights of a layer from `dense_layer`, which is built if need be."""
-        if not plain.built:
-            plain.build(self.get_build_config()["input_shape"])
-        weights = {variable.name: variable for variable in plain.weights}
-        assign(weights["kernel"], self.kernel_value())
-        if self.bias is not None:
-            assign(weights["bias"], to_numpy(ops.cast(self.bias, "float32")))
-
-    def to_dense_layer(self) -> keras.layers.Layer:
-        plain = self.dense_layer()
-        self.fill_dense_layer(plain)
-        return plain
-
     def build_like(self, plain: Any) -> None:
-        """Builds the layer, if need be, for the inputs of a plain one, and copies its bias."""
-        if not self.built:
-            self.build(plain.get_build_config()["input_shape"])
+        """Builds the layer for the inputs of a plain one, and copies its bias."""
+        self.build(plain.get_build_config()["input_shape"])
         if self.bias is not None:
             # A copy: on JAX `fit` frees the arrays of its model, which may not be shared.
             assign(self.bias, ops.copy(plain.bias.value))
 
     def get_config(self) -> dict[str, Any]:
-        initializer = self.kernel_initializer
-        if initializer != _EXACT_ORTHOGONAL:
-            initializer = keras.initializers.serialize(initializer)
-        regularizer = keras.regularizers.serialize(self.activity_regularizer)
+        serialize = keras.saving.serialize_keras_object
         config = {
             **super().get_config(),
+            **{key: getattr(self, key) for key in ("block", "gain", "seed", *self.settings)},
             **{key: module.serialize(getattr(self, key)) for key, module in _FUNCTIONS.items()},
-            "kernel_initializer": initializer,
-            "activity_regularizer": regularizer,
+            "kernel_initializer": serialize(self.kernel_initializer),
             "density": self._wanted,
-            "block": self.block,
-            "gain": self.gain,
-            "seed": self.seed,
         }
         if self.quantizer is not None:
-            config["quantizer"] = keras.saving.serialize_keras_object(self.quantizer)
+            config["quantizer"] = serialize(self.quantizer)
         return config
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "BlockSparseLayer":
         # In older files, whose variables have the places.
         return cls(**{key: value for key, value in config.items() if key != "inputs_of"})
-
-
-def why_no_function(regularizer: Any, constraint: Any) -> str | None:
-    """Why the regularizer or constraint of a kernel cannot act on live blocks alone."""
-    if regularizer is not None and type(regularizer) not in _REGULARIZERS:
-        return f"its regularizer must be L1 or L2. Received: kernel_regularizer={regularizer!r}"
-    if constraint is not None and type(constraint) is not keras.constraints.NonNeg:
-        return f"its constraint must be NonNeg. Received: kernel_constraint={constraint!r}"
-    return None
 
 
 def _restored(initializer: Any) -> Any:
@@ -443,9 +409,3 @@ def constant(value: np.ndarray) -> Callable[..., Any]:
         return ops.cast(ops.convert_to_tensor(value), dtype)
 
     return initializer
-
-
-def _as_stored(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Values as `to_numpy` reads them back from a variable of a dtype."""
-    stored = values.astype(numpy_dtype(dtype))
-    return stored.astype(np.float32) if dtype == "bfloat16" else stored

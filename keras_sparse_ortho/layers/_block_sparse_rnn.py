@@ -1,8 +1,6 @@
 """`BlockSparseRNN` and its cells: LSTM and GRU whose gates hold and compute live blocks only."""
 
-import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import keras
 
@@ -11,40 +9,28 @@ from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import KernelLayout, Storage, derived_seed
 from keras_sparse_ortho.layers._block_products import product_of_rows
-from keras_sparse_ortho.layers._block_sparse_layer import (
-    BlockSparseLayer,
-    OnBlocks,
-    why_no_function,
-)
+from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer, OnBlocks
 from keras_sparse_ortho.layers._live_blocks import LiveBlocks
+from keras_sparse_ortho.parametrizations import why_needs_dense
 
 ops = keras.ops
 _KERNELS = ("kernel", "recurrent_kernel")
-# What a recurrent layer says of itself, beside its cell.
-_OF_LAYER = (
-    *("name", "trainable", "dtype", "return_sequences", "return_state", "go_backwards"),
-    *("stateful", "unroll", "zero_output_for_mask"),
-)
 
-if TYPE_CHECKING:
-    _Cell = Any
-else:
-    _Cell = object
+_Cell: Any = object
 
 
 class BlockSparseGates(BlockSparseLayer):
     """`x -> x K` for the kernel `K` of all gates, `(inputs, gates * units)`, a part of a cell."""
 
-    namesake = keras.layers.Dense
+    namesake, settings = keras.layers.Dense, ("units", "use_bias")
 
     def __init__(self, gates: int, units: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.gates, self.units, self.supports_masking = gates, units, True
+        self.gates, self.units, self.use_bias = gates, gates * units, False
+        self.supports_masking = True
 
-    def build(self, input_shape: Any) -> None:
-        shape = (self._features(input_shape, -1), self.gates * self.units)
-        self._add_kernel(shape, KernelLayout.recurrent(self.gates), None)
-        self.built = True
+    def _layout_of(self, plain: Any) -> KernelLayout:
+        return KernelLayout.recurrent(self.gates)
 
     def call(self, inputs: Any) -> Any:
         lead = ops.shape(inputs)[:-1]
@@ -84,7 +70,7 @@ class GatesOnBlocks(_Cell):
         self._blocks = {"kernel": (density, block)}
         self._blocks["recurrent_kernel"] = (recurrent_density, recurrent_block)
         self.gain = gain
-        self._takes_products = False
+        self.takes_products = False  # whether a call is given products instead of inputs
 
     def add_weight(self, shape: Any = None, initializer: Any = None, **kwargs: Any) -> Any:
         # Kernels with a density become layers of blocks.
@@ -113,23 +99,13 @@ class GatesOnBlocks(_Cell):
             steps = inputs[:, 0, :] if len(inputs.shape) > 2 else inputs
             mask = self.get_dropout_mask(steps)
             inputs = inputs * (mask[:, None] if len(inputs.shape) > 2 else mask)
-        products, bias = _product(inputs, self.kernel), self._input_bias()
-        return products if bias is None else products + bias
-
-    @contextlib.contextmanager
-    def taking_products(self) -> Iterator[None]:
-        """Inside, a call is given products of its inputs instead of the inputs."""
-        self._takes_products = True
-        try:
-            yield
-        finally:
-            self._takes_products = False
+        products, bias = _product(inputs, self.kernel), self.bias
+        if bias is None:
+            return products
+        return products + (bias if len(bias.shape) == 1 else bias[0])  # a GRU's is of two products
 
     def _read(self, inputs: Any, training: bool) -> Any:
-        return inputs if self._takes_products else self.products(inputs, training)
-
-    def _remembered(self, state: Any) -> Any:
-        return _product(state, self.recurrent_kernel)
+        return inputs if self.takes_products else self.products(inputs, training)
 
     def on_blocks(self) -> dict[str, BlockSparseGates]:
         """Its kernels that are on blocks, by name."""
@@ -190,14 +166,13 @@ class BlockSparseLSTMCell(GatesOnBlocks, keras.layers.LSTMCell):
 
     def call(self, inputs: Any, states: Any, training: bool = False) -> Any:
         hidden, carry = states
-        parts = ops.split(self._read(inputs, training) + self._remembered(hidden), 4, axis=-1)
+        parts = ops.split(
+            self._read(inputs, training) + _product(hidden, self.recurrent_kernel), 4, axis=-1
+        )
         opened = self.recurrent_activation
         carry = opened(parts[1]) * carry + opened(parts[0]) * self.activation(parts[2])
         hidden = opened(parts[3]) * self.activation(carry)
         return hidden, [hidden, carry]
-
-    def _input_bias(self) -> Any:
-        return self.bias
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -224,7 +199,7 @@ class BlockSparseGRUCell(GatesOnBlocks, keras.layers.GRUCell):
     def call(self, inputs: Any, states: Any, training: bool = False) -> Any:
         hidden = states[0] if isinstance(states, list | tuple) else states
         given = ops.split(self._read(inputs, training), 3, axis=-1)
-        remembered = self._remembered(hidden)
+        remembered = _product(hidden, self.recurrent_kernel)
         if self.bias is not None:
             remembered = remembered + self.bias[1]
         inner = ops.split(remembered, 3, axis=-1)
@@ -232,9 +207,6 @@ class BlockSparseGRUCell(GatesOnBlocks, keras.layers.GRUCell):
         read = self.recurrent_activation(given[1] + inner[1])
         hidden = kept * hidden + (1 - kept) * self.activation(given[2] + read * inner[2])
         return hidden, [hidden] if isinstance(states, list | tuple) else hidden
-
-    def _input_bias(self) -> Any:
-        return None if self.bias is None else self.bias[0]
 
 
 CELLS: dict[Any, Any] = {
@@ -285,8 +257,11 @@ class BlockSparseRNN(OnBlocks, keras.layers.RNN):
     ) -> Any:
         mask = mask[0] if isinstance(mask, list | tuple) else mask
         products = self.cell.products(sequences, training)
-        with self.cell.taking_products():
+        self.cell.takes_products = True
+        try:
             return super().inner_loop(products, initial_state, mask, training)
+        finally:
+            self.cell.takes_products = False
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
@@ -316,16 +291,12 @@ class BlockSparseRNN(OnBlocks, keras.layers.RNN):
 
     # --- the plain layer -------------------------------------------------------------------------
 
-    def dense_layer(self) -> Any:
+    def to_dense_layer(self) -> Any:
         kind = next(plain for plain, cell in CELLS.items() if isinstance(self.cell, cell))
         config = kind(1).cell.get_config()
         known = {key: value for key, value in self.cell.get_config().items() if key in config}
         plain = kind(**{**known, **_of_layer(self)})
         plain.cell.name = self.cell.name
-        return plain
-
-    def to_dense_layer(self) -> Any:
-        plain = self.dense_layer()
         plain.build((None, None, _features(self.cell)))
         own = {variable.name: variable for variable in self.cell._trainable_variables}
         for variable in plain.cell.weights:
@@ -336,8 +307,7 @@ class BlockSparseRNN(OnBlocks, keras.layers.RNN):
         return plain
 
     def build_like(self, plain: Any) -> None:
-        if not self.built:
-            self.build((None, None, _features(plain.cell)))
+        self.build((None, None, _features(plain.cell)))
         given = {variable.name: variable for variable in plain.cell.weights}
         for variable in self.cell.weights:
             if variable.name in given:
@@ -360,14 +330,15 @@ def why_no_gates(cell: Any) -> str | None:
         return "with `recurrent_dropout` or implementation=1 each gate reads other inputs"
     if not getattr(cell, "reset_after", True):
         return "it has reset_after=False"
-    kernel = why_no_function(cell.kernel_regularizer, cell.kernel_constraint)
-    return kernel or why_no_function(cell.recurrent_regularizer, cell.recurrent_constraint)
+    kernel = why_needs_dense(cell.kernel_regularizer, cell.kernel_constraint)
+    return kernel or why_needs_dense(cell.recurrent_regularizer, cell.recurrent_constraint)
 
 
 def _of_layer(layer: Any) -> dict[str, Any]:
+    """What a recurrent layer says of itself, beside its cell."""
     config = keras.layers.RNN.get_config(layer)
-    found = {key: config[key] for key in _OF_LAYER if key in config}
-    return {**found, "activity_regularizer": layer.activity_regularizer}
+    del config["cell"]
+    return {**config, "activity_regularizer": layer.activity_regularizer}
 
 
 def _features(cell: Any) -> int:

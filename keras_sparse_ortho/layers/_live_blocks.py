@@ -22,26 +22,17 @@ class LiveBlocks(Storage):
     """
 
     compact = movable = in_blocks = True
+    weight: Any = None
+    shape: tuple[int, ...] = ()
+    live = 0
 
     def __init__(self, layer: Any, owner: Any = None) -> None:
         self._layer = layer
+        self.shape, self.live = layer._kernel_shape, layer.grid.live
+        self.block = layer.grid.rows, layer.grid.cols  # inputs and outputs of a block
         self.place_size = layer.grid.live // int(np.prod(layer.inputs_of.shape))
         owner, layout = owner or layer, layer._layout
-        self._weight = PrunableWeight("kernel", layer.blocks, owner, layout, storage=self)
-
-    @property
-    def weight(self) -> PrunableWeight:
-        return self._weight
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        shape: tuple[int, ...] = self._layer._kernel_shape
-        return shape
-
-    @property
-    def block(self) -> tuple[int, int]:
-        """Inputs and outputs of a block."""
-        return self._layer.grid.rows, self._layer.grid.cols
+        self.weight = PrunableWeight("kernel", layer.blocks, owner, layout, storage=self)
 
     @property
     def least_density(self) -> float:
@@ -49,10 +40,6 @@ class LiveBlocks(Storage):
         grid = self._layer.grid
         one = dataclasses.replace(grid, outputs=grid.outputs // self._layer.parts)
         return float(one.fan_in_step / one.in_blocks)
-
-    @property
-    def live(self) -> int:
-        return int(self._layer.grid.live)
 
     @property
     def quantizer(self) -> Any:
@@ -73,17 +60,6 @@ class LiveBlocks(Storage):
     def set_kernel(self, kernel: Any, mask: Any) -> None:
         """Sets the live blocks from a dense kernel and a mask that fits the layer."""
         layer, kernel, mask = self._layer, np.asarray(kernel), np.asarray(mask, dtype=bool)
-        for name, given in (("kernel", kernel), ("mask", mask)):
-            if given.shape != self.shape:
-                raise LayoutError(
-                    f"The {name} of '{layer.name}' has the shape {self.shape}. "
-                    f"Received: {name} of shape {given.shape}"
-                )
-        if lost := int(np.count_nonzero(kernel[~mask])):
-            raise LayoutError(
-                f"The kernel for '{layer.name}' must be zero outside the mask. "
-                f"Received: {lost} nonzero entries outside"
-            )
         grid, pattern = pattern_of(layer.matrix(mask), layer.block)
         if grid != layer.grid:
             raise LayoutError(
@@ -114,15 +90,16 @@ class LiveBlocks(Storage):
         self._layer.drawn_digest = digest(to_numpy(self._layer.blocks))
 
     def live_places(self) -> np.ndarray:
-        grid, pattern = self._layer.grid, to_numpy(self._layer.inputs_of)
-        live = np.zeros((grid.in_blocks, grid.out_blocks), dtype=bool)
-        live[pattern, np.arange(grid.out_blocks)[:, None]] = True
-        return self._by_part(live)
+        return self._at_places(np.True_)
 
     def live_sums(self) -> np.ndarray:
-        grid, sums = self._layer.grid, block_sums(to_numpy(self._layer.blocks))
-        found = np.zeros((grid.in_blocks, grid.out_blocks), dtype=sums.dtype)
-        found[to_numpy(self._layer.inputs_of), np.arange(grid.out_blocks)[:, None]] = sums
+        return self._at_places(block_sums(to_numpy(self._layer.blocks)))
+
+    def _at_places(self, values: Any) -> np.ndarray:
+        """Values `(J, k)` of live blocks where they stand, zero elsewhere."""
+        grid = self._layer.grid
+        found = np.zeros((grid.in_blocks, grid.out_blocks), dtype=values.dtype)
+        found[to_numpy(self._layer.inputs_of), np.arange(grid.out_blocks)[:, None]] = values
         return self._by_part(found)
 
     def place_sums(self, gradient: Any) -> np.ndarray:
@@ -150,15 +127,16 @@ class LiveBlocks(Storage):
     def dense_gradient(self) -> DenseGradient:
         # That of a kernel of all blocks, `(J, I, *taps, r, c)`, and of what regularizes live ones.
         whole = self._layer._whole.variable(self._layer.grid, self._layer.variable_dtype)
+
+        def values() -> list[Any]:
+            blocks = to_numpy(self._layer.blocks)
+            return [self._whole(blocks), blocks]
+
         return DenseGradient(
             variables=[whole, self._layer.blocks],
-            values=self._values,
+            values=values,
             collect=lambda gradient, of_blocks: gradient + self._whole(of_blocks),
         )
-
-    def _values(self) -> list[Any]:
-        blocks = to_numpy(self._layer.blocks)
-        return [self._whole(blocks), blocks]
 
     def _whole(self, blocks: np.ndarray) -> np.ndarray:
         return self._layer.grid.whole(blocks, to_numpy(self._layer.inputs_of))

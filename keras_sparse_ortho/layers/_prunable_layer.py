@@ -83,14 +83,13 @@ class _State:
 
     def choose(self, found: list[PrunableWeight]) -> list[PrunableWeight]:
         """The weights to parametrize."""
-        if isinstance(self.template, dict):
-            # Keys are exact names: each weight gets one parametrization.
-            return select(found, [re.escape(key) for key in self.template], "parametrization")
-        selection = self.selection
-        if self.from_file and selection is not None and not callable(selection):
-            # A file could hold a regular expression on which Python's engine does not end.
+        named = isinstance(self.template, dict)
+        selection: Selection = list(self.template) if named else self.selection
+        if (named or self.from_file) and selection is not None and not callable(selection):
+            # Exact names: each weight gets one parametrization; and a file could hold a regular
+            # expression on which Python's engine does not end.
             selection = [re.escape(name) for name in names_in(selection) or []]
-        return select(found, selection, "weights")
+        return select(found, selection, "parametrization" if named else "weights")
 
     def detach(self) -> None:
         """Takes the parametrizations from their weights."""
@@ -223,7 +222,7 @@ class PrunableLayer(WrapperBuiltByCalls):
                     weight = dataclasses.replace(weight, drawn_mask=mask)
                 self._parametrize(weight, own[weight.path].clone())
             if self._state.quantizer is not None:
-                self._quantize(self._state.quantizer)
+                self.set_quantizer(self._state.quantizer)
         except Exception:
             # The layer is the user's: it gets back what has been taken out of it.
             self._state.detach()
@@ -231,7 +230,8 @@ class PrunableLayer(WrapperBuiltByCalls):
             raise
         self._state.draws = None
         if isinstance(template, dict):  # masks that were given are in variables now
-            self._state.template = {key: own.without_given() for key, own in template.items()}
+            held = self._state.parametrized
+            self._state.template = {key: made.clone() for key, made in held.items()}
         owners = {id(weight.owner): weight.owner for weight in chosen}
         self._state.undo += [refuse_dense_updates(owner) for owner in owners.values()]
 
@@ -257,32 +257,18 @@ class PrunableLayer(WrapperBuiltByCalls):
 
     def set_quantizer(self, quantizer: FakeQuantization) -> None:
         """Lets the effective weights of a built layer be quantized, see the argument."""
-        held = self._state.parametrized
-        if self._state.quantizer is not None or not held:
-            raise NotPrunableError(
-                f"The layer '{self.name}' must be built, and not quantized yet. Received: "
-                f"quantizer={self._state.quantizer!r} of {'a' if held else 'an un'}built layer"
-            )
-        self._quantize(quantizer)
-
-    def _quantize(self, quantizer: FakeQuantization) -> None:
-        held = self._state.parametrized.values()
-        for own in held:
+        for own in self._state.parametrized.values():
             if isinstance(own, LowRankSoftThreshold):
                 raise NotPrunableError(
                     f"The weight '{own.weight.path}' is a product of two factors, whose integers "
                     "would be lost when it is stripped. Leave it out. "
                     f"Received: {type(own).__name__}"
                 )
-        self._state.quantizer = checked_quantizer(quantizer)
-        for own in held:
-            own.quantizer = self._state.quantizer
+            own.quantizer = quantizer
+        self._state.quantizer = quantizer
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        if keras.distribution.distribution() is None:
-            return self._call_layer(*args, **kwargs)
-        own = self._state.parametrized.values()
-        return call_by_shard(self, own, self._call_layer, args, kwargs)
+        return call_by_shard(self, self._call_layer, args, kwargs)
 
     def _call_layer(self, *args: Any, **kwargs: Any) -> Any:
         with self._effective_weights(after=args):
@@ -361,7 +347,7 @@ class PrunableLayer(WrapperBuiltByCalls):
             parametrization.materialize()
         self._state.detach()
 
-    # --- `kernels.SparseLayer` -------------------------------------------------------------------
+    # --- as all layers with storages have it, see `kernels.is_sparse_layer` ----------------------
 
     def storages(self) -> dict[str, Parametrization]:
         return self.parametrizations
@@ -407,10 +393,7 @@ def _restored(
     config: dict[str, Any], custom_objects: dict[str, Any] | None
 ) -> tuple[dict[str, Any], list[str]]:
     """The arguments of a wrapper from its configuration, and the names in its layer."""
-
-    def restore(value: Any) -> Any:
-        return restored(value, custom_objects)
-
+    restore = functools.partial(restored, custom_objects=custom_objects)
     given = dict(config)
     names = given.pop("layer_names", [])
     found = given.get("parametrization")

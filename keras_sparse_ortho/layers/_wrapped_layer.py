@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -17,18 +17,8 @@ from keras_sparse_ortho._keras_internals import (
     value_in_scope,
 )
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.initializers import (
-    KernelLayout,
-    SparseInitializer,
-    are_weights_set_later,
-)
-from keras_sparse_ortho.kernels import (
-    initializer_attribute,
-    is_sparse_layer,
-    kernel_layouts,
-    walk,
-)
-from keras_sparse_ortho.parametrizations import Parametrization
+from keras_sparse_ortho.initializers import KernelLayout, SparseInitializer, are_weights_set_later
+from keras_sparse_ortho.kernels import initializer_attribute, is_sparse_layer, kernel_layouts, walk
 
 L = keras.layers
 # Stateless layers that map sample by sample, with samples first.
@@ -70,22 +60,14 @@ def refuse_dense_updates(layer: Any) -> Callable[[], None]:
     names = ("quantize", "enable_lora")
     kept = {name: vars(layer)[name] for name in names if name in vars(layer)}  # Keras wraps them
 
-    after = "while it is wrapped. Strip the model first (keras_sparse_ortho.strip). Received: "
+    def refusing(name: str) -> Callable[..., None]:
+        def refused(*args: Any, **kwargs: Any) -> None:
+            raise no_dense_update(layer, name, "while it is wrapped")
 
-    def quantize(*args: Any, **kwargs: Any) -> None:
-        # Keras' own type: `Model.quantize` warns of such layers, and leaves them as they are.
-        raise NotImplementedError(
-            f"The layer '{layer.name}' cannot be quantized {after}quantize of "
-            f"{type(layer).__name__}"
-        )
-
-    def enable_lora(*args: Any, **kwargs: Any) -> None:
-        raise NotPrunableError(
-            f"LoRA cannot be enabled on '{layer.name}' {after}enable_lora of {type(layer).__name__}"
-        )
+        return refused
 
     # Not by setattr, with which Keras and its backends look at what is set.
-    vars(layer).update(quantize=quantize, enable_lora=enable_lora)
+    vars(layer).update({name: refusing(name) for name in names})
 
     def undo() -> None:
         for name in names:
@@ -93,6 +75,19 @@ def refuse_dense_updates(layer: Any) -> Callable[[], None]:
         vars(layer).update(kept)
 
     return undo
+
+
+def no_dense_update(layer: Any, name: str, why: str = "without a dense kernel") -> Exception:
+    """What `quantize` and `enable_lora` of a layer raise that has no plain dense kernel."""
+    # Keras' own type: `Model.quantize` warns of such layers, and leaves them as they are.
+    kind: type[Exception] = NotImplementedError
+    what = f"The layer '{layer.name}' cannot be quantized"
+    if name != "quantize":
+        kind, what = NotPrunableError, f"LoRA cannot be enabled on '{layer.name}'"
+    return kind(
+        f"{what} {why}. Strip the model first (keras_sparse_ortho.strip). "
+        f"Received: {name} of {type(layer).__name__}"
+    )
 
 
 def plain_layer(layer: Any) -> Any:
@@ -217,11 +212,7 @@ class ShownLayer:
 
 
 def call_by_shard(
-    wrapper: Any,
-    parametrizations: Iterable[Parametrization],
-    call: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    wrapper: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """`call(*args, **kwargs)`, under data parallelism on JAX by `shard_map` over the samples.
 
@@ -233,14 +224,14 @@ def call_by_shard(
     all in compact storage, under `keras.distribution.DataParallel`.
     """
     distribution = keras.distribution.distribution()
-    if not isinstance(distribution, keras.distribution.DataParallel) or not _can_be_split(
-        wrapper.layer, parametrizations, args, kwargs, distribution
-    ):
+    if not isinstance(distribution, keras.distribution.DataParallel):
         return call(*args, **kwargs)
     import jax
 
-    axis = distribution.batch_dim_name
-    variables = wrapper.variables
+    mesh = distribution.device_mesh.backend_mesh
+    if not _can_be_split(wrapper, args, kwargs, mesh.devices.size):
+        return call(*args, **kwargs)
+    axis, variables = distribution.batch_dim_name, wrapper.variables
 
     def on_one(x: Any, *values: Any) -> Any:
         # Not the same on all from here on, so that what is the same is what they came from.
@@ -251,28 +242,20 @@ def call_by_shard(
     split, whole = jax.sharding.PartitionSpec(axis), jax.sharding.PartitionSpec()
     on_all = jax.shard_map(
         on_one,
-        mesh=distribution.device_mesh.backend_mesh,
+        mesh=mesh,
         in_specs=(split, *(whole for _ in variables)),
         out_specs=split,
     )
     return on_all(args[0], *(variable.value for variable in variables))
 
 
-def _can_be_split(
-    layer: Any,
-    parametrizations: Iterable[Parametrization],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    distribution: Any,
-) -> bool:
+def _can_be_split(wrapper: Any, args: Any, kwargs: dict[str, Any], devices: int) -> bool:
     import jax
 
-    if not hasattr(jax.lax, "pcast"):  # before 0.8
-        return False
-    devices = distribution.device_mesh.backend_mesh.devices.size
-    own = list(parametrizations)
+    layer, own = wrapper.layer, wrapper.storages().values()
     return (
-        devices > 1
+        hasattr(jax.lax, "pcast")  # since 0.8
+        and devices > 1
         and type(layer) in _BY_SAMPLE
         and layer.activity_regularizer is None
         and len(args) == 1

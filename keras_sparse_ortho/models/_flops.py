@@ -1,9 +1,10 @@
 """Multiply-adds of every kernel for one sample, from the shapes that really flow."""
 
+import collections
 import contextlib
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -42,11 +43,19 @@ def count_flops(
         if isinstance(layer, L.RNN):
             cells = [id(cell) for cell in getattr(layer.cell, "cells", [layer.cell])]
             noted[id(layer)] = [key for key in cells if noted.pop(key, None)]
-    calls: dict[int, list[tuple[Any, Any]]] = {}
+    calls: dict[int, list[list[Any]]] = collections.defaultdict(list)
+
+    def noting(call: Callable[..., Any], keys: list[int], *args: Any, **kwargs: Any) -> Any:
+        outputs = call(*args, **kwargs)
+        firsts = [keras.tree.flatten(x)[0] for x in ([*args, *kwargs.values()], outputs)]
+        for key in keys:
+            calls[key].append(firsts)
+        return outputs
+
     with from_zero_states(model), contextlib.ExitStack() as stack:
         for layer in layers:
             if id(layer) in noted:
-                hook = functools.partial(_noting_call, layer.call, calls, noted[id(layer)])
+                hook = functools.partial(noting, layer.call, noted[id(layer)])
                 stack.enter_context(replaced(layer, "call", hook))
         try:
             _Trace(model)(specs)
@@ -59,8 +68,7 @@ def count_flops(
             ) from error
     table: dict[int, int] = {}
     for weight in weights:
-        made = calls.get(id(weight.owner), [])
-        positions = [kernel_positions(weight.owner, *call) for call in made]
+        positions = [kernel_positions(weight.owner, *call) for call in calls[id(weight.owner)]]
         known = [count for count in positions if count is not None]
         if known and len(known) == len(positions):
             table[id(weight.variable)] = weight.size * sum(known)
@@ -77,19 +85,6 @@ class _Trace(keras.layers.Layer):
     def call(self, inputs: Any) -> Any:
         # In training `RandomCrop` cuts at places that JAX cannot trace.
         return self._model()(inputs, training=False)
-
-
-def _noting_call(
-    call: Any, calls: dict[int, list[tuple[Any, Any]]], noted: list[int], *args: Any, **kwargs: Any
-) -> Any:
-    """Stands in for a layer's `call`, and notes its first input and output."""
-    outputs = call(*args, **kwargs)
-    first = args[0] if args else next(iter(kwargs.values()))
-    for key in noted:
-        calls.setdefault(key, []).append(
-            (keras.tree.flatten(first)[0], keras.tree.flatten(outputs)[0])
-        )
-    return outputs
 
 
 def input_specs(model: Any) -> Any:
@@ -132,29 +127,13 @@ def kernel_positions(layer: Any, inputs: Any, outputs: Any) -> int | None:
     if is_table(layer):
         return 0  # it is looked up, or added
     # Experts get all tokens of a batch, (tokens, features).
-    return None if not are_experts(layer) else inputs.shape[0]
+    return inputs.shape[0] if are_experts(layer) else None
 
 
 def _places(layer: Any, shape: Sequence[int]) -> int:
     """Pixels of a tensor `(batch, *places, channels)`, or with the channels first."""
     first = getattr(layer, "data_format", "channels_last") == "channels_first"
     return math.prod(shape[2:] if first else shape[1:-1])
-
-
-def _dense(layer: Any, inputs: Any, outputs: Any) -> int:
-    return math.prod(tuple(inputs.shape)[1:-1])
-
-
-def _embedding(layer: Any, inputs: Any, outputs: Any) -> int:
-    return 0  # a look-up
-
-
-def _convolution(layer: Any, inputs: Any, outputs: Any) -> int:
-    return _places(layer, tuple(outputs.shape))
-
-
-def _transposed_convolution(layer: Any, inputs: Any, outputs: Any) -> int:
-    return _places(layer, tuple(inputs.shape))
 
 
 def _einsum_dense(layer: Any, inputs: Any, outputs: Any) -> int:
@@ -166,28 +145,25 @@ def _einsum_dense(layer: Any, inputs: Any, outputs: Any) -> int:
     return math.prod(size for name, size in zip(names, shape, strict=True) if name not in kernel)
 
 
-def _recurrent_cell(layer: Any, inputs: Any, outputs: Any) -> int:
-    return int(inputs.shape[1])  # those of the RNN layer: (batch, timesteps, features)
-
-
 def _conv_lstm_cell(layer: Any, inputs: Any, outputs: Any) -> int:
     # Those of the RNN layer; both kernels are applied at all places of the state, in every step.
-    state = tuple(outputs.shape)
-    if len(state) == len(inputs.shape):  # it returns a sequence of them
-        state = (state[0], *state[2:])
-    return int(inputs.shape[1]) * _places(layer, state)
+    places = outputs.shape[-len(inputs.shape) + 2 :]
+    return int(inputs.shape[1]) * _places(layer, (1, *places))
 
 
-_RULES: dict[Any, tuple[Any, ...]] = {
-    _dense: (L.Dense, BlockSparseDense),
-    _embedding: (L.Embedding,),
-    _convolution: (
+_RULES: dict[Callable[[Any, Any, Any], int], tuple[Any, ...]] = {
+    lambda layer, inputs, outputs: 0: (L.Embedding,),  # a look-up
+    lambda layer, inputs, outputs: _places(layer, inputs.shape): (
+        *(L.Dense, BlockSparseDense),
+        *(L.Conv1DTranspose, L.Conv2DTranspose, L.Conv3DTranspose),
+    ),
+    lambda layer, inputs, outputs: _places(layer, outputs.shape): (
         *(L.Conv1D, L.Conv2D, L.Conv3D, L.DepthwiseConv1D, L.DepthwiseConv2D),
         *(L.SeparableConv1D, L.SeparableConv2D, BlockSparseConv),
     ),
-    _transposed_convolution: (L.Conv1DTranspose, L.Conv2DTranspose, L.Conv3DTranspose),
     _einsum_dense: (L.EinsumDense, BlockSparseEinsumDense),
-    _recurrent_cell: (L.LSTMCell, L.GRUCell, L.SimpleRNNCell),
+    # Those of the RNN layer: (batch, timesteps, features).
+    lambda layer, inputs, outputs: int(inputs.shape[1]): (L.LSTMCell, L.GRUCell, L.SimpleRNNCell),
     _conv_lstm_cell: (ConvLSTMCell,),
 }
 for _rule, _kinds in _RULES.items():

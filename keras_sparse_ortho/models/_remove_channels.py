@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -19,7 +19,6 @@ from keras_sparse_ortho._keras_internals import (
 )
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import KernelLayout
 from keras_sparse_ortho.layers import CircularPadding, is_elementwise
 from keras_sparse_ortho.models._convert import strip
 from keras_sparse_ortho.models._rewrite import check_built, prunable_weights
@@ -101,7 +100,7 @@ def remove_channels(model: keras.Model) -> keras.Model:
     check_built(model)
     if not (isinstance(model, keras.Model) and computes_its_graph(model)):
         raise NotPrunableError(
-            "Channels can be removed where Keras knows which layer reads which: from functional "
+            "Channels can be removed where Keras knows which layer reads which: in functional "
             "models, and Sequential ones with an Input, without a `call` of their own. "
             f"Received: model={model.name!r} of type {type(model).__name__}"
         )
@@ -140,19 +139,16 @@ def _smaller(layer: Any, config: dict[str, Any], *arrays: np.ndarray | None) -> 
 
     Its initializers, which have done their work and may be for the old shape alone, go.
     """
-    plain = {
-        key: "zeros" if key == "bias_initializer" else "glorot_uniform"
-        for key in ("kernel", "depthwise", "pointwise", "bias")
-        for key in (f"{key}_initializer",)
-        if key in layer.get_config()
-    }
+    kernels = dict.fromkeys(("kernel", "depthwise", "pointwise"), "glorot_uniform")
+    own, initializers = layer.get_config(), {**kernels, "bias": "zeros"}
+    own |= {f"{k}_initializer": v for k, v in initializers.items() if f"{k}_initializer" in own}
     made = [np.asarray(array, np.float32) for array in arrays if array is not None]
-    return Shrunk({**layer.get_config(), **plain, **config}, made)
+    return Shrunk({**own, **config}, made)
 
 
 def _value(variable: Any) -> np.ndarray:
     """A weight in float64."""
-    return np.asarray(to_numpy(keras.ops.cast(variable, "float32")), np.float64)
+    return np.asarray(to_numpy(variable), np.float64)
 
 
 class Linear:
@@ -163,13 +159,13 @@ class Linear:
     constant channels stays, and carries the others.
     """
 
-    def __init__(self, layer: Any, outputs: int) -> None:
+    def __init__(self, layer: Any) -> None:
         self.layer = layer
         kernel = getattr(layer, "pointwise_kernel", None)
         self.depthwise = None if kernel is None else _value(layer.depthwise_kernel)
         self.kernel = _value(layer.kernel if kernel is None else kernel)
         self.taps = self.kernel.reshape(-1, *self.kernel.shape[-2:])
-        self.bias = _value(layer.bias) if layer.use_bias else np.zeros(outputs)
+        self.bias = np.zeros(self.kernel.shape[-1]) + _bias(layer)
         self.mixes = not is_elementwise(layer.activation)
 
     def _between(self, inputs: Constants) -> Constants:
@@ -221,52 +217,15 @@ class Linear:
         return _smaller(self.layer, config, *arrays)
 
 
-def _one_by_one(sizes: list[int], size: int) -> np.ndarray | None:
-    """Each channel of the output from that of the same number in every input."""
-    known = set(sizes) == {size} and size > 0
-    return np.arange(size * len(sizes)).reshape(-1, size) if known else None
-
-
-def _tiled(sizes: list[int], size: int) -> np.ndarray | None:
-    """Flatten: a channel is as many features as there are positions."""
-    return np.arange(size)[None] % sizes[0] if sizes[0] and size else None
-
-
-def _repeated(sizes: list[int], size: int) -> np.ndarray | None:
-    """Depthwise: each channel of the input becomes as many as the multiplier."""
-    return np.arange(size)[None] // (size // sizes[0]) if sizes[0] and size else None
-
-
-def _in_a_row(sizes: list[int], size: int) -> np.ndarray | None:
-    """Concatenate: each input has its own run of channels."""
-    return np.arange(size)[None] if all(sizes) and sum(sizes) == size else None
-
-
-class _Kind(NamedTuple):
-    """How a kind of layer ties channels; a row of the table below.
-
-    `constants(layer, rows)`: those of the output, for those of the inputs in rows.
-    `shrunk(layer, read, kept)`: the smaller layer; `None` if it need not change.
-    `sources(input sizes, output size)`: as of `Tied`; `None` for sizes that do not fit.
-    `fits(layer, input shapes, output shape)`: whether it holds for them.
-    """
-
-    constants: Callable[[Any, np.ndarray], np.ndarray] = lambda _, rows: rows[0]
-    shrunk: Callable[[Any, Mask, Mask], Shrunk | None] = lambda *_: None
-    sources: Callable[[list[int], int], np.ndarray | None] = _one_by_one
-    fits: Callable[[Any, Sequence[Shape], Shape], bool] = lambda _, inputs, __: len(inputs) == 1
-
-
 class Tied:
     """A layer whose channels stay, or go, with the channels of the inputs that they are made of.
 
     `sources[:, o]` are the channels of all inputs that output `o` is made of.
     """
 
-    def __init__(self, layer: Any, kind: _Kind, sources: np.ndarray) -> None:
+    def __init__(self, layer: Any, sources: np.ndarray) -> None:
         self.layer = layer
         self.sources = sources
-        self._kind = kind
 
     def is_one_by_one(self, inputs: int) -> bool:
         """Whether each channel of the output comes from that of the same number in all inputs."""
@@ -274,7 +233,25 @@ class Tied:
         return len(self.sources) == inputs and bool((self.sources % size == np.arange(size)).all())
 
     def constants(self, inputs: Constants) -> Constants:
-        return np.asarray(self._kind.constants(self.layer, inputs[self.sources]))
+        layer, kind, rows = self.layer, type(self.layer), inputs[self.sources]
+        if kind in _MERGES:
+            return np.asarray(_MERGES[kind](rows))
+        [known] = rows
+        if kind in _PADDING:  # a constant that is not 0 ends at the border
+            return np.where(known == 0, 0, np.nan)
+        if kind in _ACTIVATIONS:
+            return _activated(layer, known)
+        if kind in _DEPTHWISE:
+            kernel = _value(layer.kernel)
+            sums = _each_by_itself(layer, kernel, known[:: kernel.shape[-1]])
+            return _activated(layer.activation, sums + _bias(layer))
+        if kind is L.BatchNormalization:  # in inference
+            gamma = _value(layer.gamma) if layer.scale else 1.0
+            scale = gamma / np.sqrt(_value(layer.moving_variance) + layer.epsilon)
+            shift = _value(layer.beta) if layer.center else 0.0
+            shift = shift - _value(layer.moving_mean) * scale
+            return np.where(scale == 0, shift, known * scale + shift)
+        return known
 
     def needed(self, constants: Constants, read: Mask, kept: Mask) -> tuple[Mask, Mask]:
         read = read.copy()
@@ -282,46 +259,28 @@ class Tied:
         return read, read[self.sources].any(axis=0)
 
     def shrunk(self, constants: Constants, read: Mask, kept: Mask) -> Shrunk | None:
-        return self._kind.shrunk(self.layer, read, kept)
+        layer = self.layer
+        if type(layer) is L.Reshape:
+            target = (*layer.target_shape[:-1], int(np.count_nonzero(kept)))
+            return _smaller(layer, {"target_shape": target})
+        if not layer.weights:
+            return None
+        # Vectors of the output's channels, and depthwise kernels `(*taps, channels, multiplier)`.
+        values = [_value(variable) for variable in layer.weights]
+        return _smaller(layer, {}, *[v[kept] if v.ndim == 1 else v[..., read, :] for v in values])
 
 
-def _of_last_axis(layer: Any, inputs: Sequence[Shape], output: Shape) -> bool:
-    return layer.axis in (-1, len(output) - 1)
-
-
-def _of_one_rank(layer: Any, inputs: Sequence[Shape], output: Shape) -> bool:
-    return len({len(shape) for shape in (*inputs, output)}) == 1
-
-
-def _is_plain(layer: Any, inputs: Sequence[Shape], output: Shape) -> bool:
-    """One input, and a kernel that is what it seems."""
-    return (
-        len(inputs) == 1
-        and getattr(layer, "groups", 1) == 1
-        and getattr(layer, "quantization_mode", None) is None
-        and not getattr(layer, "lora_enabled", False)
-    )
-
-
-def _maps_each(layer: Any, inputs: Sequence[Shape], output: Shape) -> bool:
-    return _is_plain(layer, inputs, output) and is_elementwise(layer.activation)
+def _bias(layer: Any) -> Any:
+    return _value(layer.bias) if layer.use_bias else 0.0
 
 
 def _activated(function: Any, constants: np.ndarray) -> np.ndarray:
     """The constants after an activation, as the backend computes it in float32."""
-    if function is None or not constants.size:
+    if function is None:
         return constants
     tensor = keras.ops.convert_to_tensor(np.nan_to_num(constants)[None], dtype="float32")
     found = to_numpy(function(tensor))[0].astype(np.float64)
     return np.where(np.isnan(constants), np.nan, found)
-
-
-def _normalized(layer: Any, rows: np.ndarray) -> np.ndarray:
-    """BatchNormalization in inference: `gamma (x - mean) / sqrt(variance + epsilon) + beta`."""
-    gamma = _value(layer.gamma) if layer.scale else 1.0
-    scale = gamma / np.sqrt(_value(layer.moving_variance) + layer.epsilon)
-    shift = (_value(layer.beta) if layer.center else 0.0) - _value(layer.moving_mean) * scale
-    return np.where(scale == 0, shift, rows[0] * scale + shift)
 
 
 def _has_borders(layer: Any) -> bool:
@@ -338,35 +297,14 @@ def _each_by_itself(layer: Any, kernel: np.ndarray, inputs: Constants) -> Consta
     return np.where(blocked[:, None] & taps.any(axis=0), np.nan, sums).ravel()
 
 
-def _depthwise(layer: Any, rows: np.ndarray) -> np.ndarray:
-    kernel = _value(layer.kernel)
-    sums = _each_by_itself(layer, kernel, rows[0, :: kernel.shape[-1]])
-    return _activated(layer.activation, sums + (_value(layer.bias) if layer.use_bias else 0.0))
-
-
-def _smaller_weights(layer: Any, read: Mask, kept: Mask) -> Shrunk:
-    """Vectors of the output's channels, and depthwise kernels `(*taps, channels, multiplier)`."""
-    values = [_value(variable) for variable in layer.weights]
-    return _smaller(layer, {}, *[v[kept] if v.ndim == 1 else v[..., read, :] for v in values])
-
-
-def _smaller_target(layer: Any, read: Mask, kept: Mask) -> Shrunk:
-    """Reshape, whose target has the number of channels."""
-    target = (*layer.target_shape[:-1], int(np.count_nonzero(kept)))
-    return _smaller(layer, {"target_shape": target})
-
-
 _BY_RANK = (
-    *("SpatialDropout", "Cropping", "UpSampling"),
+    *("SpatialDropout", "Cropping", "UpSampling", "ZeroPadding"),
     *("AveragePooling", "MaxPooling", "GlobalAveragePooling", "GlobalMaxPooling"),
 )
-_TIED = [
-    *("ActivityRegularization", "AlphaDropout", "Dropout", "GaussianDropout", "GaussianNoise"),
-    *("Identity", *(f"{name}{rank}D" for name in _BY_RANK for rank in (1, 2, 3))),
-]
 _LINEAR = (L.Dense, L.Conv1D, L.Conv2D, L.Conv3D, L.SeparableConv1D, L.SeparableConv2D)
 _DEPTHWISE = (L.DepthwiseConv1D, L.DepthwiseConv2D)
 _PADDING = (L.ZeroPadding1D, L.ZeroPadding2D, L.ZeroPadding3D)
+_ACTIVATIONS = (L.ReLU, L.LeakyReLU, L.ELU, L.Activation)
 _MERGES: dict[type, Callable[[np.ndarray], Any]] = {
     L.Add: np.add.reduce,
     L.Subtract: np.subtract.reduce,
@@ -375,40 +313,42 @@ _MERGES: dict[type, Callable[[np.ndarray], Any]] = {
     L.Maximum: np.maximum.reduce,
     L.Minimum: np.minimum.reduce,
 }
-
-
-def _merged(layer: Any, rows: np.ndarray) -> np.ndarray:
-    return np.asarray(_MERGES[type(layer)](rows))
-
-
-_KINDS: dict[type, _Kind] = {
-    **{getattr(L, name): _Kind() for name in _TIED},
-    CircularPadding: _Kind(),
-    # A constant that is not 0 ends at the border.
-    **dict.fromkeys(_PADDING, _Kind(lambda _, x: np.where(x[0] == 0, 0, np.nan))),
-    **dict.fromkeys((L.ReLU, L.LeakyReLU, L.ELU), _Kind(lambda own, x: _activated(own, x[0]))),
-    L.Activation: _Kind(lambda own, x: _activated(own, x[0]), fits=_maps_each),
-    L.BatchNormalization: _Kind(_normalized, _smaller_weights, fits=_of_last_axis),
-    L.Reshape: _Kind(shrunk=_smaller_target),
-    L.Flatten: _Kind(sources=_tiled),
-    L.Concatenate: _Kind(sources=_in_a_row, fits=_of_last_axis),
-    **dict.fromkeys(_MERGES, _Kind(_merged, fits=_of_one_rank)),
-    **dict.fromkeys(_DEPTHWISE, _Kind(_depthwise, _smaller_weights, _repeated, _maps_each)),
+_TIED = {
+    *(L.ActivityRegularization, L.AlphaDropout, L.Dropout, L.GaussianDropout, L.GaussianNoise),
+    *(L.BatchNormalization, L.Concatenate, L.Flatten, L.Identity, L.Reshape, CircularPadding),
+    *(getattr(L, f"{name}{rank}D") for name in _BY_RANK for rank in (1, 2, 3)),
+    *(*_ACTIVATIONS, *_MERGES, *_DEPTHWISE),
 }
 
 
 def _rule_for(layer: Any, inputs: list[Shape], output: Shape) -> Linear | Tied | None:
     """The rule of a layer by its class itself, as a subclass may compute something else."""
-    if getattr(layer, "data_format", None) not in (None, "channels_last"):
+    kind, sizes, size = type(layer), [_channels(shape) for shape in inputs], _channels(output)
+    ranks = {len(shape) for shape in (*inputs, output)}
+    several = kind is L.Concatenate or (kind in _MERGES and len(ranks) == 1)
+    if (
+        not (size and all(sizes) and (several or len(inputs) == 1))
+        or getattr(layer, "data_format", None) not in (None, "channels_last")
+        or getattr(layer, "axis", -1) not in (-1, len(output) - 1)
+        or getattr(layer, "groups", 1) != 1
+        or getattr(layer, "quantization_mode", None) is not None
+        or getattr(layer, "lora_enabled", False)
+    ):
         return None
-    sizes, size = [_channels(shape) for shape in inputs], _channels(output)
-    if type(layer) in _LINEAR:
-        return Linear(layer, size) if _is_plain(layer, inputs, output) and sizes[0] else None
-    kind = _KINDS.get(type(layer))
-    if kind is None or not kind.fits(layer, inputs, output):
+    if kind in _LINEAR:
+        return Linear(layer)
+    if kind not in _TIED or not is_elementwise(getattr(layer, "activation", None)):
         return None
-    sources = kind.sources(sizes, size)
-    return None if sources is None else Tied(layer, kind, sources)
+    sources = np.arange(size)[None]  # of Concatenate: each input has its own run of channels
+    if kind is L.Flatten:
+        sources = sources % sizes[0]  # a channel is as many features as there are positions
+    elif kind in _DEPTHWISE:
+        sources = sources // (size // sizes[0])  # a channel becomes as many as the multiplier
+    elif kind is not L.Concatenate:
+        if {*sizes} != {size}:
+            return None
+        sources = sources + size * np.arange(len(sizes))[:, None]
+    return Tied(layer, sources)
 
 
 def _without_dead_heads(layer: Any) -> Shrunk | None:
@@ -469,14 +409,13 @@ def _channel_plan(model: Any) -> tuple[dict[int, Shrunk], list[str]]:
         pass
     plan, left = {}, []
     for call in calls:
+        shrunk = None
         if call.rule is None:
             # Where it is called twice, heads may be read in one of the calls.
             once = sum(other.layer is call.layer for other in calls) == 1
-            heads = once and type(call.layer) is L.MultiHeadAttention
-            shrunk = _without_dead_heads(call.layer) if heads else None
-        elif all(kept[key].all() for key in (*call.inputs, *call.outputs)):
-            shrunk = None
-        else:
+            if once and type(call.layer) is L.MultiHeadAttention:
+                shrunk = _without_dead_heads(call.layer)
+        elif not all(kept[key].all() for key in (*call.inputs, *call.outputs)):
             known = call.read(constants), call.read(kept), kept[call.outputs[0]]
             shrunk = call.rule.shrunk(*known)
         if shrunk is not None:
@@ -508,16 +447,15 @@ def _unknown_behind(tensor: int, calls: list[_Call]) -> Any:
 
 def _inside_unknown(model: Any) -> list[str]:
     """Dead outputs of kernels that belong to layers without a rule, or lie inside such."""
-    left = []
-    for call in graph_channels(model)[0]:
-        if call.rule is None and getattr(call.layer, "weights", None):
-            for weight in prunable_weights(call.layer):
-                layout = weight.layout or KernelLayout.convolution()
-                dead = dead_outputs(weight.value, layout) if layout.inputs else 0
-                if dead:
-                    where = f"{call.layer.name}/{weight.path}"
-                    left.append(f"{dead} of '{where}' in {_named(call.layer)}")
-    return list(dict.fromkeys(left))
+    calls, _ = graph_channels(model)
+    unknown = {id(call.layer): call.layer for call in calls if call.rule is None}
+    return [
+        f"{dead} of '{layer.name}/{weight.path}' in {_named(layer)}"
+        for layer in unknown.values()
+        for weight in (prunable_weights(layer) if getattr(layer, "weights", None) else ())
+        if (weight.layout is None or weight.layout.inputs)
+        and (dead := dead_outputs(weight.value, weight.layout))
+    ]
 
 
 def _named(layer: Any) -> str:
@@ -531,18 +469,17 @@ def graph_channels(model: Any) -> tuple[list[_Call], dict[int, int]]:
     calls: list[_Call] = []
     sizes: dict[int, int] = {}
     for call in found:
-        layer, tensors = call.operation, [*call.inputs, *call.outputs]
-        *inputs, output = [tuple(tensor.shape) for tensor in tensors] or [()]
+        layer = call.operation
+        sizes |= {id(t): _channels(tuple(t.shape)) for t in (*call.inputs, *call.outputs)}
         # A layer that changes would have to shrink alike for all calls.
         changes = bool(getattr(layer, "weights", None)) or type(layer) is L.Reshape
-        alone = len(call.outputs) == 1 and inputs and (times[id(layer)] == 1 or not changes)
         # Such as `training=True`, with which BatchNormalization and Dropout are something else.
         configured = any(setting is not None and setting is not False for setting in call.settings)
-        rule = _rule_for(layer, inputs, output) if alone and not configured else None
-        calls.append(
-            _Call(layer, rule, [id(t) for t in call.inputs], [id(t) for t in call.outputs])
-        )
-        sizes |= {id(t): _channels(tuple(t.shape)) for t in tensors}
+        rule = None
+        if len(call.outputs) == 1 and not (configured or (changes and times[id(layer)] > 1)):
+            shapes = [tuple(tensor.shape) for tensor in call.inputs]
+            rule = _rule_for(layer, shapes, tuple(call.outputs[0].shape))
+        calls.append(_Call(layer, rule, *([*map(id, ts)] for ts in (call.inputs, call.outputs))))
     return calls, sizes
 
 

@@ -263,7 +263,6 @@ def rewrite(
     except BaseException:
         if before is not None:
             before.restore()
-            track_parameters_anew(model)
         raise
     track_parameters_anew(completed)
     return completed

@@ -7,11 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._backend import (
-    ScalarFunction,
-    compiled,
-    value_and_gradients,
-)
+from keras_sparse_ortho._backend import ScalarFunction, compiled, value_and_gradients
 from keras_sparse_ortho._keras_internals import compiled_loss_waits
 from keras_sparse_ortho._values import placed, to_numpy
 from keras_sparse_ortho.models._rewrite import check_built
@@ -55,7 +51,6 @@ class StatelessLoss:
         held: `(variable, value)` pairs that hold in every call, such as masks set to all `True`.
         objective: Default: the loss of `fit`, with regularization and the losses of `add_loss`.
             On JAX it may read variables of the model only; others would be constants.
-        training: Whether dropout and batch statistics are those of training.
     """
 
     def __init__(
@@ -65,7 +60,6 @@ class StatelessLoss:
         *,
         held: Iterable[tuple[Any, Any]] = (),
         objective: Objective | None = None,
-        training: bool = True,
     ) -> None:
         check_built(model)
         if objective is None and not getattr(model, "compiled", False):
@@ -75,103 +69,34 @@ class StatelessLoss:
             )
         self.model = model
         self.variables = list(variables)
-        self.training = training
         self._held = list(held)
         self._objective = compiled_loss if objective is None else objective
-        self._called = False
+        self._waits = self._objective is compiled_loss
 
     def loss(self, values: Sequence[Any], x: Any, y: Any = None, sample_weight: Any = None) -> Any:
-        """The loss as a scalar tensor, not compiled, that may be differentiated."""
+        """The loss as a scalar tensor, not compiled."""
         batch = _tensors((x, y, sample_weight))
         return self._scoped(list(values), [value for _, value in self._held], None, batch)
 
-    def __call__(
+    def gradients(
         self, values: Sequence[Any] | None, x: Any, y: Any = None, sample_weight: Any = None
-    ) -> float:
-        """The loss as a Python float, compiled.
+    ) -> list[Any]:
+        """The gradients as tensors, compiled, in the order of the variables.
 
         `values` holds an array for each of the variables; `None` stands for the values they have.
         `x`, `y` and `sample_weight` are a batch: arrays, lists or dicts of arrays, or `None`.
-        """
-        return float(to_numpy(self._value(values, x, y, sample_weight)))
-
-    def gradients(
-        self, values: Sequence[Any] | None, x: Any, y: Any = None, sample_weight: Any = None
-    ) -> list[np.ndarray]:
-        """The gradients of `value_and_gradients` alone."""
-        return self.value_and_gradients(values, x, y, sample_weight)[1]
-
-    def value_and_gradients(
-        self, values: Sequence[Any] | None, x: Any, y: Any = None, sample_weight: Any = None
-    ) -> tuple[float, list[np.ndarray]]:
-        """The loss, and its gradients as NumPy arrays in the order of the variables.
 
         Where the optimizer scales the loss, as with mixed_float16, gradients are computed of the
         scaled loss and divided after that, so that small ones do not underflow.
         """
-        value, found = self._scaled_back(values, x, y, sample_weight)
-        return float(to_numpy(value)), [to_numpy(gradient) for gradient in found]
-
-    def gradient_tensors(
-        self, values: Sequence[Any] | None, x: Any, y: Any = None, sample_weight: Any = None
-    ) -> list[Any]:
-        """As `gradients`, left where they were computed."""
-        return self._scaled_back(values, x, y, sample_weight)[1]
-
-    def _scaled_back(
-        self, values: Sequence[Any] | None, x: Any, y: Any, sample_weight: Any
-    ) -> tuple[Any, list[Any]]:
         scale = np.float32(1)
         optimizer = getattr(self.model, "optimizer", None)
         if self._objective is compiled_loss and optimizer is not None:
             scale = np.float32(to_numpy(optimizer.scale_loss(keras.ops.ones(()))))
-        value, found = self._gradients(values, x, y, sample_weight, scale)
-        return value, found if scale == 1 else [
-            _divided(gradient, float(scale)) for gradient in found
-        ]
-
-    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Compiles `function(loss, values, *extra)`, where `loss(values)` has batch and state.
-
-        Returns `run(values, x, y=None, sample_weight=None, *extra)`, which returns the tensors that
-        `function` does; `extra` are arrays or lists of arrays.
-        """
-
-        def pure(values: Any, held: Any, others: Any, batch: Any, extra: Any) -> Any:
-            def loss(inner: list[Any]) -> Any:
-                return self._scoped(inner, held, others, batch)
-
-            return function(loss, values, *extra)
-
-        step = self._compile(pure)
-
-        def run(values: Any, x: Any, y: Any = None, sample_weight: Any = None, *extra: Any) -> Any:
-            batch = _tensors((x, y, sample_weight))
-            if values is None:
-                values = [variable.value for variable in self.variables]
-            if len(values) != len(self.variables):
-                raise ValueError(
-                    "`values` must hold an array for each of the variables. "
-                    f"Received: {len(values)} values for {len(self.variables)} variables"
-                )
-            pairs = zip(values, self.variables, strict=True)
-            values = [_as(variable, value) for value, variable in pairs]
-            held = [_as(variable, value) for variable, value in self._held]
-            if self._objective is compiled_loss and compiled_loss_waits(self.model):
-                if not self._called:
-                    # What a loss creates at its first call may not be created while tracing.
-                    self._scoped(values, held, None, batch)
-                self._called = True
-            # On JAX a traced function would take what it reads for constants.
-            on_jax = keras.backend.backend() == "jax"
-            others = [variable.value for variable in self._others] if on_jax else None
-            return step(values, held, others, batch, _tensors(extra))
-
-        return run
-
-    @functools.cached_property
-    def _value(self) -> Callable[..., Any]:
-        return self.compiled(lambda loss, values: loss(values))
+        found: list[Any] = self._gradients(values, x, y, sample_weight, scale)
+        if scale != 1:
+            found = [keras.ops.cast(gradient, "float32") / float(scale) for gradient in found]
+        return found
 
     @functools.cached_property
     def _gradients(self) -> Callable[..., Any]:
@@ -180,22 +105,51 @@ class StatelessLoss:
                 value = loss(inner)
                 return value * keras.ops.cast(scale, value.dtype)
 
-            value, gradients = value_and_gradients(scaled, values)
-            return value / keras.ops.cast(scale, value.dtype), gradients
+            return value_and_gradients(scaled, values)[1]
 
         return self.compiled(function)
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Compiles `function(loss, values, *extra)`, where `loss(values)` has batch and state.
+
+        Returns `run(values, x, y=None, sample_weight=None, *extra)`, which returns the tensors that
+        `function` does; `extra` are arrays or lists of arrays.
+        """
+
+        def step(values: Any, held: Any, others: Any, batch: Any, extra: Any) -> Any:
+            def loss(inner: list[Any]) -> Any:
+                return self._scoped(inner, held, others, batch)
+
+            return function(loss, values, *extra)
+
+        if not getattr(self.model, "run_eagerly", False):
+            step = compiled(step, xla=bool(getattr(self.model, "jit_compile", False)))
+
+        def run(values: Any, x: Any, y: Any = None, sample_weight: Any = None, *extra: Any) -> Any:
+            batch = _tensors((x, y, sample_weight))
+            if values is None:
+                values = [variable.value for variable in self.variables]
+            pairs = zip(values, self.variables, strict=True)
+            values = [_as(variable, value) for value, variable in pairs]
+            held = [_as(variable, value) for variable, value in self._held]
+            if self._waits and compiled_loss_waits(self.model):
+                # What a loss creates at its first call may not be created while tracing.
+                self._scoped(values, held, None, batch)
+            self._waits = False
+            # On JAX a traced function would take what it reads for constants.
+            on_jax = keras.backend.backend() == "jax"
+            others = [variable.value for variable in self._others] if on_jax else None
+            return step(values, held, others, batch, _tensors(extra))
+
+        return run
 
     @property
     def _others(self) -> list[Any]:
         """The variables of the model whose values are not given."""
-        given = [*self.variables, *(variable for variable, _ in self._held)]
-        seen = {id(variable) for variable in given}
-        found = []
-        for variable in [*self.model.variables, *getattr(self.model, "metrics_variables", [])]:
-            if id(variable) not in seen:
-                seen.add(id(variable))
-                found.append(variable)
-        return found
+        given = {id(variable) for variable in [*self.variables, *(held for held, _ in self._held)]}
+        all_of_them = [*self.model.variables, *getattr(self.model, "metrics_variables", [])]
+        found = {id(variable): variable for variable in all_of_them}
+        return [variable for key, variable in found.items() if key not in given]
 
     def _scoped(self, values: Any, held: Any, others: Any, batch: Any) -> Any:
         """The loss; `others` are the values of the other variables, `None` to read them here."""
@@ -206,20 +160,7 @@ class StatelessLoss:
         # All of them: Keras looks for regularized weights in the scope and nowhere else.
         pairs = zip(variables, [*values, *held, *others], strict=True)
         with keras.StatelessScope(state_mapping=pairs, collect_losses=True):
-            return self._objective(self.model, x, y, sample_weight, self.training)
-
-    def _compile(self, pure: Callable[..., Any]) -> Callable[..., Any]:
-        if getattr(self.model, "run_eagerly", False):
-            return pure
-        return compiled(pure, xla=bool(getattr(self.model, "jit_compile", False)))
-
-
-def _divided(gradient: Any, scale: float) -> Any:
-    """Divided in float32, where the type is a short one; bfloat16 stays in it, as in NumPy."""
-    dtype = keras.backend.standardize_dtype(gradient.dtype)
-    wide = "float32" if dtype in ("float16", "bfloat16") else dtype
-    quotient = keras.ops.cast(gradient, wide) / scale
-    return keras.ops.cast(quotient, dtype) if dtype == "float16" else quotient
+            return self._objective(self.model, x, y, sample_weight, True)
 
 
 def _as(variable: Any, value: Any) -> Any:

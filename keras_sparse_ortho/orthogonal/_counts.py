@@ -153,10 +153,9 @@ def rotations_for_density(density: float, width: int, rows: int | None = None) -
 
         d(t) = 1 - z e^z E_r(z),   z = (m + 1 - r) exp(-2 t / (m - 1)),
 
-    with `E_r` the exponential integral of order `r = K_0`: 1 at the published start `[I | 0]`, and
-    `m / n` at the covering start of an `n x m` matrix, whose rows begin with `floor(m / n)` entries
-    or one more (both are weighted by their share). DensityError below `1 / n`, which the matrix has
-    at the start, and at 1, which is reached only in the limit.
+    with `E_r` the exponential integral of order `r = K_0`, the entries that a row begins with; rows
+    that begin with one more are weighted by their share. DensityError below `1 / n`, which the
+    matrix has at the start, and at 1, which is reached only in the limit.
 
     >>> [rotations_for_density(d, 1024) for d in (0.05, 0.1, 0.5)]
     [2064, 2471, 3798]

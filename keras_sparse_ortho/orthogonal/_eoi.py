@@ -28,6 +28,7 @@ _ROOTS = {_SPARSE_UNTIL: 1.063, _SPARSE_FIRST: 8.172}
 # Rows that are multiplied, or columns that are transposed, at a time: few enough for the cache.
 _ROW_BLOCK = 256
 _TILE = 64
+_ROTATION = np.dtype([("first", int), ("second", int), ("cos", float), ("sin", float)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,39 +45,29 @@ class DrawOptions:
             raise ValueError(f"`gain` must be finite. Received: gain={self.gain!r}")
 
 
-@dataclasses.dataclass(frozen=True)
-class Rotations:
-    """Givens rotations of column pairs, in the order in which they are applied.
+def rotations_of(first: np.ndarray, second: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Givens rotations of column pairs by uniform angles, in the order in which they are applied.
 
-    Rotation `t` replaces the columns `a_i, a_j` (`i = first[t]`, `j = second[t]`) by
-    `cos[t] a_i + sin[t] a_j` and `-sin[t] a_i + cos[t] a_j`.
+    A structured array: rotation `(i, j, cos, sin)` replaces the columns `a_i, a_j` by
+    `cos a_i + sin a_j` and `-sin a_i + cos a_j`.
     """
+    found = np.empty(len(first), _ROTATION)
+    found["first"], found["second"] = first, second
+    found["cos"], found["sin"] = cos_sin(len(first), rng)
+    return found
 
-    first: np.ndarray
-    second: np.ndarray
-    cos: np.ndarray
-    sin: np.ndarray
 
-    def __len__(self) -> int:
-        return len(self.first)
+def random_rotations(width: int, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Rotations of uniformly drawn pairs of distinct columns."""
+    first = (rng.random(count) * width).astype(np.int64)
+    second = (rng.random(count) * (width - 1)).astype(np.int64)
+    second += second >= first
+    return rotations_of(first, second, rng)
 
-    def __getitem__(self, part: slice) -> "Rotations":
-        return Rotations(self.first[part], self.second[part], self.cos[part], self.sin[part])
 
-    def __add__(self, other: "Rotations") -> "Rotations":
-        pairs = zip(self._arrays(), other._arrays(), strict=True)
-        return Rotations(*(np.concatenate(pair) for pair in pairs))
-
-    def _arrays(self) -> tuple[np.ndarray, ...]:
-        return self.first, self.second, self.cos, self.sin
-
-    @classmethod
-    def draw(cls, width: int, count: int, rng: np.random.Generator) -> "Rotations":
-        """Draws `count` rotations: pairs of distinct columns and angles, both uniformly."""
-        first = (rng.random(count) * width).astype(np.int64)
-        second = (rng.random(count) * (width - 1)).astype(np.int64)
-        second += second >= first
-        return cls(first, second, *cos_sin(count, rng))
+def pairs_of(rotations: np.ndarray) -> list[tuple[int, int]]:
+    """The two columns of each rotation, as Python integers."""
+    return rotations[["first", "second"]].tolist()
 
 
 def cos_sin(count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -96,13 +87,12 @@ def cos_sin(count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarra
     return (x * x - y * y) / radius2, 2.0 * x * y / radius2
 
 
-def rotate_rows(transposed: np.ndarray, rotations: Rotations) -> None:
+def rotate_rows(transposed: np.ndarray, rotations: np.ndarray) -> None:
     """Applies column rotations to a matrix given by its float64 transpose, in place."""
     rows = list(transposed)
     from_x = np.empty(transposed.shape[1])
     from_y = np.empty(transposed.shape[1])
-    sequence = zip(*(array.tolist() for array in rotations._arrays()), strict=True)
-    for i, j, cos, sin in sequence:
+    for i, j, cos, sin in rotations.tolist():
         x, y = rows[i], rows[j]
         np.multiply(x, sin, out=from_x)
         np.multiply(y, sin, out=from_y)
@@ -135,62 +125,52 @@ def random_orthogonal(count: int, size: int, rng: np.random.Generator) -> np.nda
     return matrices
 
 
-class Supports:
-    """Supports of the `width` columns of `[I | 0]` (`rows` rows) under rotations, as bitsets.
+def unite(bits: list[int], rotations: np.ndarray) -> int:
+    """Gives both columns of each rotation the union of their supports; returns the live count.
 
-    A rotation gives both columns the union of their supports (exact cancellations have probability
-    zero), so one Python integer a column and one `|` a rotation give the live count.
+    `bits` has the support of every column as a bitset (exact cancellations have probability zero),
+    so that a rotation costs one `|` of Python integers.
     """
+    for i, j in pairs_of(rotations):
+        bits[i] = bits[j] = bits[i] | bits[j]
+    return sum(map(int.bit_count, bits))
 
-    def __init__(self, rows: int, width: int) -> None:
-        self.bits = [1 << k if k < rows else 0 for k in range(width)]
 
-    @classmethod
-    def of(cls, bits: list[int]) -> "Supports":
-        """Supports given as one bitset a column."""
-        supports = cls(0, 0)
-        supports.bits = list(bits)
-        return supports
+def draw_until(bits: list[int], limit: int, rng: np.random.Generator, safe: int = 0) -> np.ndarray:
+    """Random rotations up to the first that takes the supports `bits` over `limit` live entries.
 
-    @property
-    def live(self) -> int:
-        """Number of live entries in all columns."""
-        return sum(map(int.bit_count, self.bits))
-
-    def apply(self, rotations: Rotations) -> None:
-        """Applies all rotations without counting, in about a third of the time."""
-        bits = self.bits
-        for i, j in zip(rotations.first.tolist(), rotations.second.tolist(), strict=True):
-            bits[i] = bits[j] = bits[i] | bits[j]
-
-    def apply_while_fits(self, rotations: Rotations, limit: int) -> tuple[int, bool]:
-        """Applies rotations until the live count is `limit`, or one would take it over that.
-
-        Returns how many were applied, and whether it ended there.
-        """
-        bits = self.bits
-        counts = [column.bit_count() for column in bits]
-        live = sum(counts)
-        pairs = zip(rotations.first.tolist(), rotations.second.tolist(), strict=True)
-        for applied, (i, j) in enumerate(pairs):
-            if live == limit:
-                return applied, True
+    The first `safe` ones are united without counting; one count afterwards shows whether they fit.
+    """
+    width = len(bits)
+    chunk = max(3 * width, 64)
+    drawn, at = random_rotations(width, chunk, rng), 0
+    while len(drawn) < safe:
+        drawn = np.concatenate([drawn, random_rotations(width, chunk, rng)])
+    if unite(ahead := list(bits), drawn[:safe]) <= limit:
+        bits, at = ahead, safe
+    counts = [column.bit_count() for column in bits]
+    live = sum(counts)
+    while True:
+        for i, j in pairs_of(drawn[at:]):
             union = bits[i] | bits[j]
             count = union.bit_count()
             gained = 2 * count - counts[i] - counts[j]
-            if live + gained > limit:
-                return applied, True
+            if live == limit or live + gained > limit:
+                return drawn[:at]
             live += gained
             bits[i] = bits[j] = union
             counts[i] = counts[j] = count
-        return len(rotations), live == limit
+            at += 1
+        if live == limit:
+            return drawn
+        drawn = np.concatenate([drawn, random_rotations(width, chunk, rng)])
 
 
-def schedule(rotations: Rotations, width: int) -> np.ndarray:
+def schedule(rotations: np.ndarray, width: int) -> np.ndarray:
     """Earliest level of each rotation with disjoint, so commuting, rotations in every level."""
     last = [-1] * width
     levels = []
-    for i, j in zip(rotations.first.tolist(), rotations.second.tolist(), strict=True):
+    for i, j in pairs_of(rotations):
         level = (last[i] if last[i] > last[j] else last[j]) + 1
         last[i] = last[j] = level
         levels.append(level)
@@ -211,14 +191,19 @@ def write_orthogonal(out: np.ndarray, count: int, options: DrawOptions) -> None:
         out[0, 0] = gain if rng.random() < 0.5 else -gain
         return
     start = covering_rotations(rows, width if options.cover else rows, count, rng)
-    sequence = start + _draw_until(rows, width, count, rng, start)
+    supports = [1 << k if k < rows else 0 for k in range(width)]  # of [I | 0]
+    live, safe = unite(supports, start), 0
+    if live < 0.75 * count < 0.75 * out.size:
+        # So many are expected to reach three quarters of the density.
+        safe = rotations_for_density(0.75 * count / out.size, width, rows if len(start) else None)
+    sequence = np.concatenate([start, draw_until(supports, count, rng, safe)])
     sparse = _sparse_part(len(sequence), rows, width, len(start))
     tall = out.shape[0] > out.shape[1]
     if 0 < len(sequence) <= sparse:
         _write_sparse(out, gain, sequence, transposed=tall)
         return
     columns = np.zeros((width, rows))
-    if first := sequence[:sparse]:
+    if len(first := sequence[:sparse]):
         _write_sparse(columns, gain, first, transposed=True)
     else:
         np.fill_diagonal(columns, gain)
@@ -230,7 +215,7 @@ def write_orthogonal(out: np.ndarray, count: int, options: DrawOptions) -> None:
             out[:, at : at + _TILE] = columns[at : at + _TILE].T
 
 
-def covering_rotations(rows: int, width: int, limit: int, rng: np.random.Generator) -> Rotations:
+def covering_rotations(rows: int, width: int, limit: int, rng: np.random.Generator) -> np.ndarray:
     """Rotations that give each empty column of `[I | 0]` one entry.
 
     Each round doubles the nonempty columns, so that `r` columns share the norm of a row after
@@ -243,39 +228,7 @@ def covering_rotations(rows: int, width: int, limit: int, rng: np.random.Generat
     # `source = place - rows * 2^k` with the largest `rows * 2^k <= place`.
     exponent = np.frexp(place // rows)[1].astype(np.int64)
     source = place - (rows << (exponent - 1))
-    return Rotations(order[source], order[place], *cos_sin(len(place), rng))
-
-
-def _draw_until(
-    rows: int, width: int, limit: int, rng: np.random.Generator, start: Rotations
-) -> Rotations:
-    """Random rotations after `start`, up to the first that takes the support over `limit`."""
-    supports = Supports(rows, width)
-    supports.apply(start)
-    # Up to three quarters of the density, rotations are applied without counting: the closed form
-    # gives their number, and one count afterwards shows whether they fit.
-    safe = 0
-    if limit < rows * width and 0.75 * limit > supports.live:
-        density = 0.75 * limit / (rows * width)
-        safe = rotations_for_density(density, width, rows if start else None)
-    chunk = max(3 * width, 64)
-    drawn = Rotations.draw(width, chunk, rng)
-    while len(drawn) < safe:
-        drawn += Rotations.draw(width, chunk, rng)
-    if safe:
-        ahead = Supports.of(supports.bits)
-        ahead.apply(drawn[:safe])
-        if ahead.live <= limit:
-            supports = ahead
-        else:
-            safe = 0
-    total, done = safe, False
-    while True:
-        applied, done = supports.apply_while_fits(drawn[total:], limit)
-        total += applied
-        if done:
-            return drawn[:total]
-        drawn += Rotations.draw(width, chunk, rng)
+    return rotations_of(order[source], order[place], rng)
 
 
 def _sparse_part(rotations: int, rows: int, width: int, covering: int) -> int:
@@ -292,7 +245,7 @@ def _sparse_part(rotations: int, rows: int, width: int, covering: int) -> int:
 
 
 def _sparse_factors(
-    rotations: Rotations, rows: int, width: int
+    rotations: np.ndarray, rows: int, width: int
 ) -> tuple[scipy.sparse.csr_array, scipy.sparse.csr_array]:
     """Two sparse factors of `[I | 0] G_1 ... G_t`, of shapes `(rows, width)` and `(width, width)`.
 
@@ -319,7 +272,7 @@ def _sparse_factors(
         indptr, indices, data = product.indptr, product.indices, product.data
 
 
-def _write_sparse(out: np.ndarray, gain: float, rotations: Rotations, *, transposed: bool) -> None:
+def _write_sparse(out: np.ndarray, gain: float, rotations: np.ndarray, *, transposed: bool) -> None:
     """Writes `gain` times the product, or its transpose, into a zeroed C-contiguous array."""
     rows, width = out.shape[::-1] if transposed else out.shape
     left, right = _sparse_factors(rotations, rows, width)
@@ -336,7 +289,7 @@ def _write_sparse(out: np.ndarray, gain: float, rotations: Rotations, *, transpo
 
 
 def _level_stack(
-    rotations: Rotations, width: int
+    rotations: np.ndarray, width: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
     """The levels of both halves of the sequence as one CSR stack in bit-reversed order."""
     middle = len(rotations) // 2
@@ -349,7 +302,7 @@ def _level_stack(
     for k in range(bits + 1):
         reversed_bits |= ((block >> k) & 1) << (bits - k)
     start = reversed_bits * width
-    i, j = start + rotations.first, start + rotations.second
+    i, j = start + rotations["first"], start + rotations["second"]
 
     entries = np.ones(blocks * width, dtype=np.int32)
     entries[i] = entries[j] = 2
@@ -358,7 +311,7 @@ def _level_stack(
     indices = np.empty(indptr[-1], dtype=np.int32)
     data = np.ones(indptr[-1])
     indices[indptr[:-1]] = np.tile(np.arange(width, dtype=np.int32), blocks)
-    data[indptr[i]] = data[indptr[j]] = rotations.cos
-    indices[indptr[i] + 1], data[indptr[i] + 1] = rotations.second, -rotations.sin
-    indices[indptr[j] + 1], data[indptr[j] + 1] = rotations.first, rotations.sin
+    data[indptr[i]] = data[indptr[j]] = rotations["cos"]
+    indices[indptr[i] + 1], data[indptr[i] + 1] = rotations["second"], -rotations["sin"]
+    indices[indptr[j] + 1], data[indptr[j] + 1] = rotations["first"], rotations["sin"]
     return indptr, indices, data, blocks

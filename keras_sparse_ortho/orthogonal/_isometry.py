@@ -122,8 +122,6 @@ def approximate_isometry(
         start = minimize(
             objective, start, jac=True, method="L-BFGS-B", callback=after, options=options
         ).x
-    result = np.zeros(values.shape)
-    result.reshape(-1)[live] = start
-    if tall:
-        result = result.swapaxes(1, 2)
+    values.reshape(-1)[live] = start
+    result = values.swapaxes(1, 2) if tall else values
     return np.ascontiguousarray(layout.from_canonical(result.reshape(canonical), kernel.shape))

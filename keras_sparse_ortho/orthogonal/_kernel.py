@@ -341,11 +341,11 @@ def exact_orthogonal(
 
         K^T K = gain^2 I   (tall or square)    or    K K^T = gain^2 I   (wide).
 
-    The first `m - n` rotations give every empty column an entry (the covering start): an output
-    of zeros has no gradient under ReLU and would stay dead. This takes `m` live entries
-    instead of `n`; a lower count covers as many columns as it allows, see `dead_outputs`. Entries
-    that are missing to exactly `round(density * size)` are then unmasked at random; their value is
-    zero, so the kernel stays orthogonal, and training may move them.
+    The first `m - n` rotations give every empty column an entry (the covering start): an output of
+    zeros has no gradient under ReLU and would stay dead. This takes `m` live entries instead of
+    `n`; a lower count covers as many columns as it allows. Entries that are missing to exactly
+    `round(density * size)` are then unmasked at random; their value is zero, and training may move
+    them.
 
     A convolution gets one such matrix for each group at its center tap `(k - 1) // 2` and zeros
     elsewhere (delta-orthogonal); the random unmasking covers the whole kernel. The center tap has

@@ -36,7 +36,7 @@ _LARGEST = 64
 _AT_ONCE = 1 << 17
 # Sizes of cells. Some product of them is within a seventh below any number; larger cells would
 # leave the kernel in disconnected parts.
-_CELLS = (2, 3, 5)
+_CELLS = (5, 3, 2)
 # How many choices of cell sizes are tried, where supports overlap or cannot be completed.
 _TRIES = 3
 
@@ -79,36 +79,32 @@ class RegularBlocks:
 
     def with_taps(self) -> np.ndarray:
         """The live blocks at all taps, `(batch, parts, J, k, *taps, r, c)`."""
-        batch, parts, *taps, _, _ = self.canonical_shape
-        *_, lines, fan_in, rows, cols = self.blocks.shape
-        if not taps:
+        if len(self.canonical_shape) == 4:
             return self.blocks
-        values = np.zeros((batch, parts, lines, fan_in, *taps, rows, cols), self.blocks.dtype)
+        *outer, rows, cols = self.blocks.shape
+        taps = self.canonical_shape[2:-2]
+        values = np.zeros((*outer, *taps, rows, cols), self.blocks.dtype)
         values[(slice(None),) * 4 + center_of(self.canonical_shape)] = self.blocks
         return values
 
     def dense(self) -> np.ndarray:
         """The dense kernel in its canonical shape, for small ones."""
-        _, _, lines, _, rows, cols = self.blocks.shape
-        kernel = np.zeros(self.canonical_shape, dtype=self.blocks.dtype)
-        center = center_of(self.canonical_shape)
-        for matrix in np.ndindex(self.canonical_shape[:2]):
-            by_block = np.zeros((self.slots_of.shape[-2], rows, lines, cols), kernel.dtype)
-            for j, inputs in enumerate(self.inputs_of[matrix]):
-                by_block[inputs, :, j, :] = self.blocks[(*matrix, j)]
-            kernel[(*matrix, *center)] = from_blocks(by_block, *self.canonical_shape[-2:])
+        kernel = np.zeros(self.canonical_shape, self.blocks.dtype)
+        kernel[(slice(None),) * 2 + center_of(self.canonical_shape)] = self._matrices(self.blocks)
         return kernel
 
     def mask(self) -> np.ndarray:
         """The dense bool mask in the canonical shape, for small kernels."""
-        batch, parts, *taps, inputs, outputs = self.canonical_shape
-        _, _, lines, _, rows, cols = self.blocks.shape
-        live = np.zeros((batch, parts, lines, self.slots_of.shape[-2]), dtype=bool)
-        np.put_along_axis(live, self.inputs_of, True, axis=-1)
-        whole = np.ones((rows, 1, cols), dtype=bool)
-        live = from_blocks(live.swapaxes(-1, -2)[:, :, :, None, :, None] & whole, inputs, outputs)
-        live = live.reshape(batch, parts, *(1 for _ in taps), *live.shape[2:])
-        return np.broadcast_to(live, self.canonical_shape).copy()
+        live = self._matrices(np.ones(self.blocks.shape, dtype=bool))
+        taps = tuple(range(2, len(self.canonical_shape) - 2))
+        return np.broadcast_to(np.expand_dims(live, taps), self.canonical_shape).copy()
+
+    def _matrices(self, values: np.ndarray) -> np.ndarray:
+        """Values of the live blocks at one tap as dense matrices."""
+        *outer, lines, _, rows, cols = values.shape
+        by_block = np.zeros((*outer, lines, self.slots_of.shape[-2], rows, cols), values.dtype)
+        np.put_along_axis(by_block, self.inputs_of[..., None, None], values, axis=3)
+        return from_blocks(by_block.transpose(0, 1, 3, 4, 2, 5), *self.canonical_shape[-2:])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,19 +143,16 @@ def _cell_sizes(lines: int, times: int) -> list[tuple[float, list[int]]]:
 
     Larger mean fans come first, among equal ones more levels, which connect more lines.
     """
-    found: list[tuple[float, list[int]]] = [(1.0, [])]
-    for size in reversed(_CELLS):
+    means = {}
+    for size in _CELLS:
         cells = -(-lines // size)
         small, larger = divmod(lines, cells)
-        mean = ((cells - larger) * small**2 + larger * (small + 1) ** 2) / lines
-        more = found
-        while more:
-            more = [
-                (fan * mean, [*sizes, size])
-                for fan, sizes in more
-                if math.prod(sizes) * size <= times
-            ]
-            found = found + more
+        means[size] = ((cells - larger) * small**2 + larger * (small + 1) ** 2) / lines
+    found = []
+    for powers in itertools.product(range(times.bit_length()), repeat=len(_CELLS)):
+        sizes = [n for n, power in zip(_CELLS, powers, strict=True) for _ in range(power)]
+        if math.prod(sizes) <= times:
+            found.append((math.prod(means[size] for size in sizes), sizes))
     # Rounded, so that the order is the same on every machine.
     return sorted(found, key=lambda entry: (-round(entry[0], 6), -len(entry[1]), entry[1]))
 

@@ -13,11 +13,12 @@ from keras_sparse_ortho.errors import LayoutError
 from keras_sparse_ortho.orthogonal._counts import apportion, live_count, unmask_at_random
 from keras_sparse_ortho.orthogonal._eoi import (
     DrawOptions,
-    Rotations,
-    Supports,
     cos_sin,
     covering_rotations,
+    draw_until,
+    pairs_of,
     random_orthogonal,
+    unite,
     write_orthogonal,
 )
 from keras_sparse_ortho.orthogonal._kernel import (
@@ -99,15 +100,13 @@ class Block(Structure):
     def divides(self, canonical_shape: Sequence[int]) -> bool:
         """Whether inputs and outputs can be divided into blocks, regular ones with padding."""
         *_, inputs, outputs = canonical_shape
-        rows = block_count(inputs, self.rows) * self.rows
-        cols = block_count(outputs, self.cols) * self.cols
-        if rows == inputs or cols == outputs:
-            sides = (inputs, rows, self.rows), (outputs, cols, self.cols)
-            (side, padded, width), (other, _, _) = sides if cols == outputs else sides[::-1]
-            even = block_count(side, block_count(side, width)) == width
-            close = padded <= min(_PADDED * side, other)
-            return padded == side or (self.regular and even and close)
-        return False
+        sides = (inputs, self.rows, outputs), (outputs, self.cols, inputs)
+        uneven = [one for one in sides if one[0] % one[1]]
+        if not self.regular or len(uneven) != 1:
+            return not uneven
+        side, width, other = uneven[0]
+        count = block_count(side, width)
+        return block_count(side, count) == width and count * width <= min(_PADDED * side, other)
 
     def check(self, canonical_shape: Sequence[int]) -> None:
         """Refuses inputs or outputs that cannot be divided into blocks."""
@@ -341,10 +340,6 @@ def regular_blocks(
     live blocks and 1.3 float64 copies of them. `structure` is a `Block(rows, cols, regular=True)`;
     the other arguments and errors are those of `exact_orthogonal`. Returns a `RegularBlocks`.
 
-    A convolution has the same live blocks, over channels, at all its taps. Its values are at the
-    center tap, where they make the kernel exactly orthogonal, and only these are stored; the live
-    entries of other taps are zeros that training may move.
-
     Example:
 
     >>> drawn = regular_blocks((128, 256), 0.25, Block(16, 16, regular=True), seed=0)
@@ -396,8 +391,7 @@ def best_regular(
     for blocks, shut, matrix in zip(live, closed, sums, strict=True):
         chosen = matched_by_score(shut, *fans, matrix, rng)
         blocks[...] = chosen[:, None, :, None]
-    mask = from_blocks(live, inputs, outputs)
-    mask = mask.reshape(batch, parts, *(1 for _ in taps), inputs, outputs)
+    mask = from_blocks(live, inputs, outputs).reshape(batch, parts, *(1 for _ in taps), *shape[-2:])
     return np.broadcast_to(mask, shape).copy()
 
 
@@ -438,23 +432,17 @@ def _block_orthogonal(
             matrix[group * each : (group + 1) * each, :, group * a : (group + 1) * a] = part
             bits[group * each : (group + 1) * each] = [1 << group] * each
     if lines > 1:
-        supports = Supports.of(bits)
-        pairs: list[tuple[int, int]] = []
-        if options.cover:
-            # Lines that begin with blocks come first; if some are empty, the others have one each.
-            filled = sum(line != 0 for line in bits)
-            start = covering_rotations(filled, lines, filled + limit - supports.live, rng)
-            supports.apply(start)
-            pairs += zip(start.first.tolist(), start.second.tolist(), strict=True)
-        done = False
-        while not done:  # random pairs, up to the first that takes the support over `limit`
-            drawn = Rotations.draw(lines, max(3 * lines, 64), rng)
-            applied, done = supports.apply_while_fits(drawn, limit)
-            first, second = drawn.first[:applied].tolist(), drawn.second[:applied].tolist()
-            pairs += zip(first, second, strict=True)
+        # Lines that begin with blocks come first; if some are empty, the others have one each.
+        filled = sum(line != 0 for line in bits)
+        spare = limit - sum(map(int.bit_count, bits))
+        sequence = covering_rotations(
+            filled, lines if options.cover else filled, filled + spare, rng
+        )
+        unite(bits, sequence)
+        sequence = np.concatenate([sequence, draw_until(bits, limit, rng)])
         # Row `k` of one line with row `k` of the other, by an angle each.
-        cos, sin = (v.reshape(-1, b, 1) for v in cos_sin(len(pairs) * b, rng))
-        for (i, j), c, s in zip(pairs, cos, sin, strict=True):
+        cos, sin = (v.reshape(-1, b, 1) for v in cos_sin(len(sequence) * b, rng))
+        for (i, j), c, s in zip(pairs_of(sequence), cos, sin, strict=True):
             x, y = matrix[i], matrix[j]
             matrix[i], matrix[j] = c * x + s * y, c * y - s * x
     flat = matrix.reshape(m, n)

@@ -11,6 +11,7 @@ from keras_sparse_ortho.parametrizations._fixed_mask import (
     digest,
     refuse_compact,
     refuse_unless_fixed,
+    why_needs_dense,
 )
 from keras_sparse_ortho.parametrizations._low_rank_soft_threshold import LowRankSoftThreshold
 from keras_sparse_ortho.parametrizations._parametrization import Parametrization, quantized_value
@@ -26,7 +27,6 @@ from keras_sparse_ortho.parametrizations._soft_threshold import (
     LearntThreshold,
     SoftThreshold,
     critical_offsets,
-    threshold_function,
 )
 
 # Public; the other names above are for the other rooms.

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._gathers import with_gradient
 from keras_sparse_ortho._keras_internals import restored
 
 LEVELS = {"int8": 127, "int4": 7, "ternary": 1}
@@ -61,8 +62,7 @@ class FakeQuantization:
         """The quantized weight; `outputs` is the shape of one number for each output."""
         ops, axes = keras.ops, _axes(outputs)
 
-        @ops.custom_gradient
-        def quantized(w: Any) -> tuple[Any, Any]:
+        def quantized(w: Any) -> Any:
             wide = ops.cast(w, "float32")
             magnitude = ops.abs(wide)
             if self.dtype == "ternary":
@@ -74,14 +74,9 @@ class FakeQuantization:
                 scale = ops.max(magnitude, axis=axes, keepdims=True) / LEVELS[self.dtype]
                 scale = ops.where(scale > 0, scale, ops.ones_like(scale))
                 result = ops.round(wide / scale) * scale
+            return ops.cast(result, w.dtype)
 
-            def gradient(*args: Any, upstream: Any = None) -> Any:
-                return args[0] if upstream is None else upstream
-
-            return ops.cast(result, w.dtype), gradient
-
-        # TensorFlow treats a variable argument as a capture; a reshape makes it a tensor.
-        return quantized(ops.reshape(value, value.shape))
+        return with_gradient(quantized, lambda _, upstream: (upstream,), [value], [])
 
     def integers(
         self, value: np.ndarray, outputs: tuple[int, ...]
@@ -112,10 +107,10 @@ def _mean(value: Any, of: Any, axes: tuple[int, ...]) -> Any:
     return ops.sum(value * of, axis=axes, keepdims=True) / count
 
 
-def checked_quantizer(quantizer: Any) -> FakeQuantization | None:
-    """A quantizer or `None`, as an argument or in a configuration; ValueError for others."""
+def checked_quantizer(quantizer: Any) -> FakeQuantization:
+    """A quantizer, as an argument or in a configuration; ValueError for what is none."""
     found = restored(quantizer) if isinstance(quantizer, dict) else quantizer
-    if found is None or isinstance(found, FakeQuantization):
+    if isinstance(found, FakeQuantization):
         return found
     raise ValueError(
         "`quantizer` must be a FakeQuantization, such as FakeQuantization('int8'), or None. "

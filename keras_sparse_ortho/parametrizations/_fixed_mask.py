@@ -86,7 +86,6 @@ class FixedMask(Masked):
         mask: np.ndarray | None = None,
         initializer: SparseInitializer | None = None,
     ) -> None:
-        super().__init__()
         initializer = keras.initializers.get(initializer)
         if initializer is not None and not isinstance(initializer, SparseInitializer):
             raise ValueError(
@@ -115,29 +114,16 @@ class FixedMask(Masked):
         return mask
 
     def clone(self) -> "FixedMask":
-        new = self.of_class(type(self))
+        density = None if self._given is not None else self.density
+        new = type(self)(density, self._given, self.initializer)
         new._was_given = self._was_given
         return new
-
-    def of_class(self, kind: type["FixedMask"]) -> "FixedMask":
-        """An unbuilt one of another class, which says how it is stored."""
-        density = None if self._given is not None else self.density
-        return kind(density, self._given, self.initializer)
 
     def for_density(self, density: float) -> "FixedMask":
         return type(self)(density, None, self.initializer)
 
-    def without_given(self) -> "FixedMask":
-        if self._given is None:
-            return self
-        new = type(self)(self.density, None, self.initializer)
-        new._was_given = True
-        return new
-
     def get_config(self) -> dict[str, Any]:
-        initializer = self.initializer
-        if initializer is not None:
-            initializer = keras.initializers.serialize(initializer)
+        initializer = keras.saving.serialize_keras_object(self.initializer)
         config = {"density": self.density, "initializer": initializer}
         if self._drawn_digest is not None:
             config["drawn_digest"] = self._drawn_digest
@@ -259,17 +245,16 @@ class CompactMask(FixedMask):
     """
 
     compact = True
-    kernel: Any = None
-    values: Any = None
-    indices: Any = None
-    _stand_ins: StandIns | None = None
+    layer_variable: Any = None
+    shape: tuple[int, ...] = ()
+    live = 0
     _source: Callable[[], Any] | None = None  # gives the dense kernel until `values` holds it
     _has_value = False
     _drawn: tuple[np.ndarray, np.ndarray] | None = None
 
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
-        refuse_compact(weight)
-        variable = self.kernel = weight.variable
+        variable = self.layer_variable = weight.variable
+        self.shape = weight.shape
         self._source, self._has_value = value_source(variable)
         self._weight = dataclasses.replace(weight, storage=self)
         stand_ins = self._stand_ins = StandIns(
@@ -281,7 +266,8 @@ class CompactMask(FixedMask):
             "keras_sparse_ortho.convert(model, 'masked') or strip(model). "
             f"Received: a use of '{variable.path}' outside of a call",
         )
-        shape, settings = (self._count(),), {"trainable": False, "autocast": False}
+        self.live = self._count()
+        shape, settings = (self.live,), {"trainable": False, "autocast": False}
         self.values = stand_ins.create(
             "values",
             shape=shape,
@@ -304,20 +290,8 @@ class CompactMask(FixedMask):
 
     def current(self, after: Any = None) -> Any:
         # That of the enclosing scope, if it has one, as for dense gradients.
-        given = value_in_scope(self.kernel)
+        given = value_in_scope(self.layer_variable)
         return self.quantized(self.effective(self.values.value, after) if given is None else given)
-
-    @property
-    def layer_variable(self) -> Any:
-        return self.kernel
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.kernel.shape)
-
-    @property
-    def live(self) -> int:
-        return int(self.values.shape[0])
 
     def value(self) -> np.ndarray:
         return quantized_value(self.quantizer, self.raw_value(), self.weight.outputs_shape)
@@ -328,9 +302,7 @@ class CompactMask(FixedMask):
         return self._scattered(to_numpy(self.values), to_numpy(self.indices))
 
     def mask_value(self) -> np.ndarray:
-        flat = np.zeros(self.weight.size, dtype=bool)
-        flat[to_numpy(self.indices)] = True
-        return flat.reshape(self.weight.shape)
+        return self._scattered(np.ones(self.live, bool), to_numpy(self.indices))
 
     def support(self) -> list[Any]:
         return [self.indices]
@@ -356,22 +328,15 @@ class CompactMask(FixedMask):
         move_slots(optimizer, self.values, source)
 
     def dense_gradient(self) -> DenseGradient:
-        def collect(gradient: np.ndarray, of_values: np.ndarray) -> np.ndarray:
-            gradient = gradient.copy()
-            gradient.reshape(-1)[to_numpy(self.indices)] += of_values
-            return gradient
-
         # As arrays: tensors of which one is computed from the other are not independent.
         return DenseGradient(
-            variables=[self.kernel, self.values],
+            variables=[self.layer_variable, self.values],
             values=lambda: [self.raw_value(), to_numpy(self.values)],
-            collect=collect,
+            collect=lambda gradient, of_values: gradient + self.slot_to_dense(of_values, 0),
         )
 
     def slot_to_dense(self, slot: np.ndarray, start: float) -> np.ndarray:
-        dense = np.full(self.shape, start, dtype=slot.dtype)
-        dense.reshape(-1)[to_numpy(self.indices)] = slot
-        return dense
+        return self._scattered(slot, to_numpy(self.indices), start)
 
     def slot_from_dense(self, slot: np.ndarray) -> np.ndarray:
         return slot.reshape(-1)[to_numpy(self.indices)]
@@ -389,9 +354,8 @@ class CompactMask(FixedMask):
     def materialize(self) -> None: ...
 
     def release(self) -> None:
-        assert self._stand_ins is not None
         self._stand_ins.take_away(self.value())
-        self._weight = dataclasses.replace(self.weight, variable=self.kernel, storage=None)
+        self._weight = dataclasses.replace(self.weight, variable=self.layer_variable, storage=None)
 
     # What is stored at first.
 
@@ -442,29 +406,23 @@ class CompactMask(FixedMask):
         self._weight = dataclasses.replace(self.weight, drawn_mask=None)
         return indices
 
-    def _scattered(self, values: np.ndarray, indices: np.ndarray) -> np.ndarray:
-        flat = np.zeros(self.weight.size, dtype=values.dtype)
-        flat[indices] = values
-        return flat.reshape(self.weight.shape)
+    def _scattered(self, values: np.ndarray, indices: np.ndarray, start: float = 0) -> np.ndarray:
+        dense = np.full(self.shape, start, dtype=values.dtype)
+        dense.reshape(-1)[indices] = values
+        return dense
 
     def _check_given(self, given: Read) -> None:
         """Raises unless indices and values, from a file or an argument, are those of the kernel."""
         indices, values = given(self.indices), given(self.values)
-        wrong = None
-        if indices.shape != (self.live,) or values.shape != (self.live,):
-            wrong = f"indices of shape {indices.shape}, values of shape {values.shape}"
-        elif not np.issubdtype(indices.dtype, np.integer):
-            wrong = f"indices of dtype {indices.dtype}"
-        elif indices.min() < 0 or indices.max() >= self.weight.size:
-            wrong = f"indices from {indices.min()} to {indices.max()}"
-        elif (steps := np.diff(indices.astype(np.int64)) <= 0).any():
-            at = int(np.flatnonzero(steps)[0])
-            wrong = f"{indices[at]} and then {indices[at + 1]}, at {at}"
-        if wrong is not None:
+        whole = np.issubdtype(indices.dtype, np.integer)
+        fits = whole and indices.shape == values.shape == (self.live,)
+        ends = np.concatenate([[-1], indices.ravel(), [self.weight.size]])
+        if not fits or (np.diff(ends) <= 0).any():
             raise ValueError(
                 f"The compact indices of '{self.weight.path}' must be {self.live} integers in "
                 f"[0, {self.weight.size}), strictly increasing; what is loaded or set is damaged, "
-                f"or of another model. Received: {wrong}"
+                f"or of another model. Received: indices of dtype {indices.dtype} and shape "
+                f"{indices.shape}, values of shape {values.shape}"
             )
 
 
@@ -479,27 +437,28 @@ def refuse_unless_fixed(storage: Storage, received: str) -> None:
 
 def refuse_compact(weight: PrunableWeight) -> None:
     """Raises for a weight that cannot be stored compactly, with the reason."""
-    reason = None
-    constraint, regularizer = weight.variable.constraint, weight.variable.regularizer
+    reason = why_needs_dense(weight.variable.regularizer, weight.variable.constraint)
     if weight.size > _LARGEST:
         reason = f"its flat indices are no int32. Received: {weight.size} entries"
-    elif type(constraint) not in (type(None), keras.constraints.NonNeg):
+    elif reason is None and saves_by_itself(weight.owner):
         reason = (
-            "its constraint needs the dense kernel after every update; leave the weight masked. "
-            f"Received: constraint={constraint!r}"
-        )
-    elif type(regularizer) not in (type(None), *_SUMS_OVER_ENTRIES):
-        reason = (
-            "its regularizer needs the dense kernel; leave the weight masked. "
-            f"Received: regularizer={regularizer!r}"
-        )
-    elif saves_by_itself(weight.owner):
-        reason = (
-            "the class of its layer overrides `save_own_variables`, which would read the kernel; "
-            f"leave the weight masked. Received: {type(weight.owner).__name__}"
+            "the class of its layer overrides `save_own_variables`, which would read the kernel. "
+            f"Received: {type(weight.owner).__name__}"
         )
     if reason is not None:
-        raise NotPrunableError(f"The weight '{weight.path}' cannot be stored compactly: {reason}")
+        raise NotPrunableError(
+            f"The weight '{weight.path}' cannot be stored compactly, only masked: {reason}"
+        )
+
+
+def why_needs_dense(regularizer: Any, constraint: Any) -> str | None:
+    """Why the regularizer or constraint of a kernel cannot act on live entries alone."""
+    needs = "needs the dense kernel: it must be"
+    if regularizer is not None and type(regularizer) not in _SUMS_OVER_ENTRIES:
+        return f"its regularizer {needs} L1 or L2. Received: kernel_regularizer={regularizer!r}"
+    if constraint is not None and type(constraint) is not keras.constraints.NonNeg:
+        return f"its constraint {needs} NonNeg. Received: kernel_constraint={constraint!r}"
+    return None
 
 
 def digest(value: np.ndarray) -> int:

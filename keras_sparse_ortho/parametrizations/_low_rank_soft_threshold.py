@@ -9,12 +9,11 @@ import numpy as np
 from keras_sparse_ortho._checks import check_integer, other_keywords
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import PrunableWeight
+from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight
 from keras_sparse_ortho.parametrizations._soft_threshold import (
     STEERED,
     LearntThreshold,
     add_weight_decay,
-    shrink,
 )
 
 
@@ -68,6 +67,10 @@ class LowRankSoftThreshold(LearntThreshold):
     """
 
     counted = "ranks"
+    settings = ("rank", *LearntThreshold.settings)
+    left: Any = None
+    values: Any = None
+    right: Any = None
 
     @other_keywords(density=STEERED, sparsity=STEERED)
     def __init__(
@@ -79,10 +82,6 @@ class LowRankSoftThreshold(LearntThreshold):
     ) -> None:
         super().__init__(g, s_init, weight_decay)
         self.rank = None if rank is None else check_integer("rank", rank)
-        self.left: Any = None
-        self.values: Any = None
-        self.right: Any = None
-        self._rows = 0
 
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
         self._rows = _rows(weight)
@@ -94,7 +93,7 @@ class LowRankSoftThreshold(LearntThreshold):
             if self.weight_decay:
                 add_weight_decay(made, self.weight_decay)
             setattr(self, name, made)
-        weight.variable.trainable = False
+        self.steered, weight.variable.trainable = self.values, False
 
     def settle(self) -> None:
         parts = self._decomposed()
@@ -107,7 +106,7 @@ class LowRankSoftThreshold(LearntThreshold):
     def effective(self, value: Any) -> Any:
         """`U diag(v_e) V^T` in the shape of the weight, whose own value is ignored."""
         ops = keras.ops
-        values = self._live_values(ops.convert_to_tensor(self.values.value))
+        values = self._shrunk(ops.convert_to_tensor(self.values.value))
         product = ops.matmul(self.left.value * values, ops.transpose(self.right.value))
         return ops.cast(ops.reshape(product, self.weight.shape), value.dtype)
 
@@ -129,10 +128,6 @@ class LowRankSoftThreshold(LearntThreshold):
         left = to_numpy(self.left)[:, live] * (root * np.sign(values[live]))
         return left, (to_numpy(self.right)[:, live] * root).T
 
-    @property
-    def steered(self) -> Any:
-        return self.values
-
     def counts(self) -> tuple[int, int]:
         return self.live_rank, int(self.values.shape[0])
 
@@ -146,25 +141,8 @@ class LowRankSoftThreshold(LearntThreshold):
             )
         return np.abs(values)
 
-    def freeze(self, mask: np.ndarray) -> np.ndarray:
-        """Fixes which ranks are live: `v` becomes `v_e` on the mask and 0 elsewhere, `t` 0."""
-        value = self._numpy_values()
-        # By rounding, a value of the mask may be 0: the smallest number keeps it live.
-        least = np.finfo(np.float32).tiny * np.sign(to_numpy(self.values))
-        value = np.where(mask, np.where(value == 0, least, value), 0)
-        assign(self.values, value.astype(np.float32))
-        assign(self.active, 0.0)
-        return mask
-
-    def get_config(self) -> dict[str, Any]:
-        return {"rank": self.rank, **super().get_config()}
-
     def _numpy_values(self) -> np.ndarray:
-        values = self._live_values(keras.ops.convert_to_tensor(self.values))
-        return to_numpy(values)
-
-    def _live_values(self, values: Any) -> Any:
-        return shrink(values, keras.ops.cast(self._threshold(), values.dtype))
+        return to_numpy(self._shrunk(keras.ops.convert_to_tensor(self.values)))
 
     def _decomposed(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         matrix = self.weight.finite_raw_value().reshape(self._rows, -1)
@@ -178,9 +156,8 @@ class LowRankSoftThreshold(LearntThreshold):
 
 def _rows(weight: PrunableWeight) -> int:
     """Number of inputs `m`, where the weight is a matrix with inputs first."""
-    rank, layout = len(weight.shape), weight.layout
-    inputs = {k % rank for k in (layout.inputs if layout is not None else (-2,))}
-    outputs = {k % rank for k in (layout.outputs if layout is not None else (-1,))}
+    rank, layout = len(weight.shape), weight.layout or KernelLayout.convolution()
+    inputs, outputs = ({k % rank for k in axes} for axes in (layout.inputs, layout.outputs))
     split = len(inputs)
     if inputs != set(range(split)) or outputs != set(range(split, rank)):
         raise NotPrunableError(

@@ -24,7 +24,6 @@ class Parametrization(Storage):
     and `get_config`, and `for_density` if a budget can set the density of the weight.
     """
 
-    quantizer: Any = None  # a `FakeQuantization`, set by the wrapper
     _weight: PrunableWeight | None = None
 
     @property
@@ -58,10 +57,6 @@ class Parametrization(Storage):
     def clone(self) -> "Parametrization":
         """An unbuilt parametrization with the same settings, for another weight."""
         return type(self).from_config(self.get_config())
-
-    def without_given(self) -> "Parametrization":
-        """One with the same configuration, without arrays that were passed."""
-        return self
 
     def for_density(self, density: float) -> "Parametrization":
         """An unbuilt clone whose weight has this density in the end, as set by a budget."""
@@ -123,9 +118,6 @@ class Masked(Parametrization):
     The mask is a bool variable, so that it can change without recompiling and is saved. Subclasses
     implement `_initial_mask`. Raw weights are zero where the mask is not live.
     """
-
-    def __init__(self) -> None:
-        self.mask: Any = None
 
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
         self._weight = weight

@@ -1,10 +1,9 @@
 """Masks by magnitude on a schedule: `MagnitudeMask`, `StraightThroughTopK`, `Feather`."""
 
 import functools
-import inspect
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -38,14 +37,13 @@ class ScheduledMask(Masked):
             the run, but 100 at most.
     """
 
+    # Whether something is known to update the mask, or a warning has said that nothing does.
     watched = False
-    """Whether something is known to update the mask, or a warning has said that nothing does."""
+    settings: ClassVar[tuple[str, ...]] = ("schedule",)
 
     @other_keywords()
     def __init__(self, schedule: Any = None, frequency: int | None = None) -> None:
-        super().__init__()
         self.schedule = as_schedule(schedule, frequency)
-        self._updated: Any = None
 
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
         if self.schedule.density is None:
@@ -105,20 +103,16 @@ class ScheduledMask(Masked):
         clone.schedule = self.schedule.with_density(density)
         return clone
 
-    def arguments(self) -> dict[str, Any]:
-        return {"schedule": self.schedule}
-
     def clone(self) -> "ScheduledMask":
-        return type(self)(**self.arguments())
+        return type(self)(**{name: getattr(self, name) for name in self.settings})
 
     def get_config(self) -> dict[str, Any]:
-        schedule = keras.saving.serialize_keras_object(self.schedule)
-        return {**self.arguments(), "schedule": schedule}
+        serialize = keras.saving.serialize_keras_object
+        return {name: serialize(getattr(self, name)) for name in self.settings}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "ScheduledMask":
-        parameters = inspect.signature(cls).parameters.keys() - {"frequency"}
-        check_config(cls.__name__, config, *sorted(parameters))
+        check_config(cls.__name__, config, *sorted(cls.settings))
         schedule = restored(config["schedule"])
         if not isinstance(schedule, Schedule):  # a file could name any callable
             raise ValueError(
@@ -274,6 +268,8 @@ class Feather(StraightThroughTopK):
     - Glentis Georgoulakis, Retsinas and Maragos, "Feather" (2023), arXiv 2310.02448
     """
 
+    settings = ("schedule", "power", "theta")
+
     @other_keywords()
     def __init__(
         self,
@@ -288,7 +284,6 @@ class Feather(StraightThroughTopK):
             raise ValueError(f"`power` must be greater than 0. Received: power={power!r}")
         if not 0 <= self.theta <= 1:
             raise ValueError(f"`theta` must be in [0, 1]. Received: theta={theta!r}")
-        self._threshold: Any = None
 
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
         super().build(weight, add_weight)
@@ -312,9 +307,6 @@ class Feather(StraightThroughTopK):
     def settle(self) -> None:
         super().settle()
         self._set_threshold()
-
-    def arguments(self) -> dict[str, Any]:
-        return {**super().arguments(), "power": self.power, "theta": self.theta}
 
     def _set_threshold(self) -> None:
         assign(self._threshold, self._largest_dead())

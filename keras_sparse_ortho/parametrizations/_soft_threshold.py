@@ -4,66 +4,45 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_number, other_keywords
+from keras_sparse_ortho._gathers import with_gradient
 from keras_sparse_ortho._values import assign, placed, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.parametrizations._parametrization import Parametrization
 
-
-@dataclasses.dataclass(frozen=True)
-class ThresholdFunction:
-    """An increasing function `g` from the reals to thresholds `>= 0`, with its inverse.
-
-    `inverse` is NumPy's: `-inf` for 0, and `inf` for magnitudes that no threshold reaches.
-    """
-
-    forward: Callable[[Any], Any]
-    inverse: Callable[[np.ndarray], np.ndarray]
+# What to use in place of a threshold's `density`.
+STEERED = "callbacks.TargetDensity(density) in `fit`; a threshold learns its density"
 
 
 def _logit(magnitude: np.ndarray) -> np.ndarray:
     inside = np.minimum(magnitude, 1)
-    with np.errstate(divide="ignore"):
-        return np.log(inside) - np.log1p(-inside)
-
-
-def _log(magnitude: np.ndarray) -> np.ndarray:
-    with np.errstate(divide="ignore"):
-        return np.log(magnitude)
+    return np.log(inside) - np.log1p(-inside)
 
 
 def _inverse_softplus(magnitude: np.ndarray) -> np.ndarray:
     # log(e^x - 1) = x + log(1 - e^-x), which does not overflow.
-    with np.errstate(divide="ignore"):
-        return magnitude + np.log(-np.expm1(-magnitude))
+    return magnitude + np.log(-np.expm1(-magnitude))
 
 
-# What to use in place of a threshold's `density`.
-STEERED = "callbacks.TargetDensity(density) in `fit`; a threshold learns its density"
-
-_FUNCTIONS = {
-    "sigmoid": ThresholdFunction(lambda s: keras.ops.sigmoid(s), _logit),
-    "exp": ThresholdFunction(lambda s: keras.ops.exp(s), _log),
-    "softplus": ThresholdFunction(lambda s: keras.ops.softplus(s), _inverse_softplus),
+# Increasing functions `g` from the reals to thresholds `>= 0`, with their inverses in NumPy: `-inf`
+# for 0, and `inf` for magnitudes that no threshold reaches.
+_FUNCTIONS: dict[str, tuple[Any, Callable[[np.ndarray], np.ndarray]]] = {
+    "sigmoid": (keras.ops.sigmoid, _logit),
+    "exp": (keras.ops.exp, np.log),
+    "softplus": (keras.ops.softplus, _inverse_softplus),
 }
 
 
-def threshold_function(g: str) -> ThresholdFunction:
-    """The threshold function of a name."""
-    if isinstance(g, str) and g in _FUNCTIONS:
-        return _FUNCTIONS[g]
-    raise ValueError(f"`g` must be one of {sorted(_FUNCTIONS)}. Received: g={g!r}")
-
-
-def critical_offsets(g: ThresholdFunction, scales: np.ndarray, s: np.ndarray) -> np.ndarray:
+def critical_offsets(g: str, scales: np.ndarray, s: np.ndarray) -> np.ndarray:
     """`g^-1(scale) - s` in float64; NaN where `s` is not finite."""
     s = np.where(np.isfinite(s), np.asarray(s, np.float64), np.nan)
-    return np.asarray(g.inverse(scales.astype(np.float64)) - s)
+    with np.errstate(divide="ignore"):
+        return np.asarray(_FUNCTIONS[g][1](scales.astype(np.float64)) - s)
 
 
 def shrink(value: Any, threshold: Any) -> Any:
@@ -72,29 +51,23 @@ def shrink(value: Any, threshold: Any) -> Any:
     `t` is a scalar, or of the rank of `w`.
     """
     ops = keras.ops
-    scalar = len(threshold.shape) == 0
     axes = [k for k, size in enumerate(threshold.shape) if size != value.shape[k]]
 
-    @ops.custom_gradient
-    def shrunk(w: Any, t: Any) -> tuple[Any, Any]:
+    def shrunk(w: Any, t: Any) -> Any:
         # As a difference, which is 0 for w = t = 0: an entry frozen at 0 gets no gradient.
-        effective = w - ops.clip(w, -t, t)
+        return w - ops.clip(w, -t, t)
 
-        def gradient(*args: Any, upstream: Any = None) -> tuple[Any, Any]:
-            if upstream is None:
-                (upstream,) = args
-            live = ops.where(effective != 0, upstream, ops.zeros((), dtype=w.dtype))
-            terms = upstream * ops.sign(effective)
-            if not scalar:
-                return live, -ops.sum(terms, axis=axes, keepdims=True)
-            # In two steps: on CPUs XLA is slow to sum to a scalar, and makes one step of two sums.
-            columns = ops.sum(ops.reshape(terms, (-1, terms.shape[-1])), axis=0)
-            return live, -ops.dot(columns, ops.ones_like(columns))
+    def gradient(w: Any, t: Any, upstream: Any) -> tuple[Any, Any]:
+        effective = shrunk(w, t)
+        live = ops.where(effective != 0, upstream, ops.zeros((), dtype=w.dtype))
+        terms = upstream * ops.sign(effective)
+        if len(t.shape) > 0:
+            return live, -ops.sum(terms, axis=axes, keepdims=True)
+        # In two steps: on CPUs XLA is slow to sum to a scalar, and makes one step of two sums.
+        columns = ops.sum(ops.reshape(terms, (-1, terms.shape[-1])), axis=0)
+        return live, -ops.dot(columns, ops.ones_like(columns))
 
-        return effective, gradient
-
-    # TensorFlow treats a variable argument as a capture; a reshape makes it a tensor.
-    return shrunk(ops.reshape(value, value.shape), ops.reshape(threshold, threshold.shape))
+    return with_gradient(shrunk, gradient, [value, threshold], [])
 
 
 class _Sum(keras.regularizers.Regularizer):  # Keras 3.10 accepts no other callables
@@ -123,8 +96,12 @@ class LearntThreshold(Parametrization):
     """
 
     counted = "entries"
+    dies_at_once = 1  # entries that die together
+    steered: Any = None  # the variable whose entries are compared with the threshold
+    settings: ClassVar[tuple[str, ...]] = ("g", "s_init", "weight_decay")
 
-    def __init__(self, g: str, s_init: float, weight_decay: float) -> None:
+    @other_keywords(density=STEERED, sparsity=STEERED)
+    def __init__(self, g: str = "sigmoid", s_init: float = -8.0, weight_decay: float = 0.0) -> None:
         self.g = g
         self.s_init = check_number("s_init", s_init)
         self.weight_decay = check_number("weight_decay", weight_decay)
@@ -132,11 +109,8 @@ class LearntThreshold(Parametrization):
             raise ValueError(
                 f"`weight_decay` must not be negative. Received: weight_decay={weight_decay!r}"
             )
-        self._function = threshold_function(g)
-        self.s: Any = None
-        self.offset: Any = None
-        self.active: Any = None
-        self._target: Any = None
+        if not isinstance(g, str) or g not in _FUNCTIONS:
+            raise ValueError(f"`g` must be one of {sorted(_FUNCTIONS)}. Received: g={g!r}")
 
     def _build_threshold(
         self,
@@ -148,6 +122,7 @@ class LearntThreshold(Parametrization):
         """Creates `s`, and the offset and switch by which `TargetDensity` steers it."""
         weight.finite_raw_value()
         self._weight = dataclasses.replace(weight, drawn_mask=None)
+        self.steered = weight.variable
         self.s = add_weight(
             name="s",
             shared=shared,
@@ -164,7 +139,7 @@ class LearntThreshold(Parametrization):
             add_weight_decay(self.s, self.weight_decay)
 
     def _threshold(self) -> Any:
-        t = self._function.forward(self.s.value + self.offset.value)
+        t = _FUNCTIONS[self.g][0](self.s.value + self.offset.value)
         # Not a product: an inactive threshold is 0 even where g overflows.
         return keras.ops.where(self.active.value > 0, t, keras.ops.zeros((), dtype=t.dtype))
 
@@ -178,11 +153,6 @@ class LearntThreshold(Parametrization):
     @property
     def frozen(self) -> bool:
         return not float(to_numpy(self.active))
-
-    @property
-    def steered(self) -> Any:
-        """The variable whose entries are compared with the threshold."""
-        return self.weight.variable
 
     def aim(self, density: float, freeze: bool) -> None:
         """Stores the density of `TargetDensity`, and whether live entries will be fixed there."""
@@ -204,28 +174,35 @@ class LearntThreshold(Parametrization):
         mask = self.mask_value()
         return int(np.count_nonzero(mask)), mask.size
 
-    @property
-    def dies_at_once(self) -> int:
-        """How many entries die together."""
-        return 1
-
     @abc.abstractmethod
     def scales(self) -> np.ndarray:
         """What the threshold is compared with, for every entry of `steered`, as a NumPy array."""
 
     def critical_offsets(self) -> np.ndarray:
         """For every entry of `steered` the offset from which on it is dead."""
-        return critical_offsets(self._function, self.scales(), to_numpy(self.s))
+        return critical_offsets(self.g, self.scales(), to_numpy(self.s))
 
-    @abc.abstractmethod
     def freeze(self, mask: np.ndarray) -> np.ndarray:
         """Fixes which entries of `steered` are live: the threshold becomes 0, dead entries stay 0.
 
         Returns the mask of those that are.
         """
+        ops, raw = keras.ops, keras.ops.convert_to_tensor(self.steered)
+        live, effective = placed(mask, self.steered), self._shrunk(raw)
+        dtype = keras.backend.standardize_dtype(raw.dtype)
+        # By rounding, an entry of the mask may be 0: the smallest number keeps it live.
+        tiny = np.finfo(np.float16 if dtype == "float16" else np.float32).tiny
+        least = ops.sign(raw) * ops.cast(float(tiny), dtype)
+        kept = ops.where(effective == 0, least, effective)
+        assign(self.steered, ops.where(live, kept, ops.zeros((), dtype=dtype)))
+        assign(self.active, 0.0)
+        return mask
+
+    def _shrunk(self, value: Any) -> Any:
+        return shrink(value, keras.ops.cast(self._threshold(), value.dtype))
 
     def get_config(self) -> dict[str, Any]:
-        return {"g": self.g, "s_init": self.s_init, "weight_decay": self.weight_decay}
+        return {name: getattr(self, name) for name in self.settings}
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -276,6 +253,8 @@ class SoftThreshold(LearntThreshold):
       2020), arXiv 2002.03231
     """
 
+    settings = ("granularity", *LearntThreshold.settings)
+
     @other_keywords(density=STEERED, sparsity=STEERED)
     def __init__(
         self,
@@ -299,29 +278,13 @@ class SoftThreshold(LearntThreshold):
             add_weight_decay(weight.variable, self.weight_decay)
 
     def effective(self, value: Any) -> Any:
-        return shrink(value, keras.ops.cast(self._threshold(), value.dtype))
+        return self._shrunk(value)
 
     def mask_value(self) -> np.ndarray:
-        value = self.effective(keras.ops.convert_to_tensor(self.weight.variable))
-        return to_numpy(value != 0)
-
-    def get_config(self) -> dict[str, Any]:
-        return {"granularity": self.granularity, **super().get_config()}
+        return to_numpy(self._shrunk(keras.ops.convert_to_tensor(self.weight.variable)) != 0)
 
     def scales(self) -> np.ndarray:
         return np.abs(self.weight.finite_raw_value())
-
-    def freeze(self, mask: np.ndarray) -> np.ndarray:
-        ops, raw = keras.ops, keras.ops.convert_to_tensor(self.weight.variable)
-        live, effective = placed(mask, self.weight.variable), self.effective(raw)
-        dtype = keras.backend.standardize_dtype(raw.dtype)
-        # By rounding, an entry of the mask may be 0: the smallest number keeps it live.
-        tiny = np.finfo(np.float16 if dtype == "float16" else np.float32).tiny
-        least = ops.sign(raw) * ops.cast(float(tiny), dtype)
-        kept = ops.where(effective == 0, least, effective)
-        assign(self.weight.variable, ops.where(live, kept, ops.zeros((), dtype=dtype)))
-        assign(self.active, 0.0)
-        return mask
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -364,19 +327,12 @@ class ChannelSoftThreshold(LearntThreshold):
     - Yuan and Lin (Journal of the Royal Statistical Society B 68, 2006), for groups
     """
 
-    @other_keywords(density=STEERED, sparsity=STEERED)
-    def __init__(
-        self,
-        g: str = "sigmoid",
-        s_init: float = -8.0,
-        weight_decay: float = 0.0,
-    ) -> None:
-        super().__init__(g, s_init, weight_decay)
-        self._summed: tuple[int, ...] = ()
+    _summed: tuple[int, ...] = ()
 
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
         self._build_threshold(weight, add_weight)
         one = weight.outputs_shape
+        self.dies_at_once = weight.size // math.prod(one)
         self._summed = tuple(k for k, size in enumerate(weight.shape) if size != one[k])
         if self.weight_decay:
             add_weight_decay(weight.variable, self.weight_decay)
@@ -388,17 +344,14 @@ class ChannelSoftThreshold(LearntThreshold):
         return value * shrunk
 
     def mask_value(self) -> np.ndarray:
-        _, live = self._scales(keras.ops.convert_to_tensor(self.weight.variable))
-        return np.broadcast_to(to_numpy(live), self.weight.shape)
+        return np.broadcast_to(self._live(), self.weight.shape)
 
     def live_channels(self) -> np.ndarray:
         """Which channels are live now, in order."""
-        _, live = self._scales(keras.ops.convert_to_tensor(self.weight.variable))
-        return np.ravel(to_numpy(live))
+        return np.ravel(self._live())
 
-    @property
-    def dies_at_once(self) -> int:
-        return self.weight.size // math.prod(self.weight.outputs_shape)
+    def _live(self) -> np.ndarray:
+        return to_numpy(self._scales(keras.ops.convert_to_tensor(self.weight.variable))[1])
 
     def scales(self) -> np.ndarray:
         """`n_c`, the same for all entries of a channel."""

@@ -9,16 +9,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_sparse_ortho._keras_internals import level_of_user
 from keras_sparse_ortho.budgets import Budget, Orthogonal, allocate
+from keras_sparse_ortho.calibration import canonical_shape, other_density
 from keras_sparse_ortho.errors import BudgetError
-from keras_sparse_ortho.initializers import AnyDraw, Draw
-from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight
+from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.layers import why_no_block_form
 from keras_sparse_ortho.models import prunable_weights
-from keras_sparse_ortho.orthogonal import Block, Structure, best_regular, largest_mask
+from keras_sparse_ortho.orthogonal import Block, Structure
 
 # Larger blocks are faster at the same density, at every width and batch that was timed
 # (benchmarks/results/blocks.md); smaller ones than 16 gain little or nothing.
@@ -32,8 +31,6 @@ _LEAST_TIMES = 2
 _SMALL = 0.1
 # The least density on blocks may exceed the share of a kernel by this factor; the others give it.
 _LIFT = 1.5
-# A warning lists densities that are off by more than this part.
-_WARN_FROM = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,13 +52,14 @@ class BlockPlan:
         size: Structure | None,
         *,
         orthogonal: Orthogonal,
-        given: bool,
+        budget: Any,
     ) -> "BlockPlan":
-        """The densities nearest to a budget that are not above it in total.
+        """The densities nearest to those `asked` for that are not above them in total.
 
-        Where the densities of single kernels are not `given`, kernels that do not fit blocks stay
-        dense while they are small, and the others share the rest.
+        Unless the user's `budget` gave the densities of single kernels, those that do not fit
+        blocks stay dense while they are small, and the others share the rest.
         """
+        given = not (budget is None or isinstance(budget, str))
         if size is not None:
             if not isinstance(size, Block):
                 raise ValueError(
@@ -77,34 +75,13 @@ class BlockPlan:
             if fitted is not None:
                 break
         assert fitted is not None  # without lift, each kernel has what it needs
-        for weight in held:
-            block = blocks.get(weight.path)
-            if size is None and block is not None:
-                # The density that the kernel has got may allow larger ones.
-                more = block_for(weight, fitted[weight.path])
-                if (
-                    more is not None
-                    and more.rows * more.cols > block.rows * block.cols
-                    and fitted.counts[weight.path] % more.unit(canonical_shape(weight)) == 0
-                ):
-                    blocks[weight.path] = more
+        for weight in held if size is None else ():
+            # The density that the kernel has got may allow larger ones.
+            path, shape = weight.path, canonical_shape(weight)
+            more = block_for(weight, fitted[path]) if path in blocks else None
+            if more is not None and fitted.counts[path] % more.unit(shape) == 0:
+                blocks[path] = max(blocks[path], more, key=lambda block: block.rows * block.cols)
         return cls(held, fitted, blocks, asked, given, size)
-
-    def draws(self, scores: Mapping[str, np.ndarray]) -> dict[str, AnyDraw]:
-        """By path, the mask of largest total score: of regular blocks, or of single entries."""
-        rng = np.random.default_rng(0)
-        found: dict[str, AnyDraw] = {}
-        for weight in self.weights:
-            score, count = scores[weight.path], self.budget.counts[weight.path]
-            block = self.blocks.get(weight.path)
-            if block is None:
-                found[weight.path] = Draw(largest_mask(score, count))
-            else:
-                layout = weight.layout or KernelLayout.convolution()
-                live = best_regular(block, layout.to_canonical(score), count, rng)
-                mask = layout.from_canonical(live, weight.shape)
-                found[weight.path] = Draw(mask, block=(block.rows, block.cols))
-        return found
 
     def reasons(self) -> dict[str, str | None]:
         """Why each kernel does not fit blocks, as long as its layer is as it was given."""
@@ -122,11 +99,8 @@ class BlockPlan:
         live, asked = {path: found[path].live for path in self.asked}, self.asked
         rows = [(f"'{p}'", live[p], n, asked.sizes[p]) for p, n in asked.counts.items()]
         whole = ("the model", sum(live.values()), asked.live, asked.size)
-        missed += [
-            f"{name} has the density {now / size:.4g} instead of {then / size:.4g}"
-            for name, now, then, size in ([*rows, whole] if self.given else [whole])
-            if abs(now - then) > _WARN_FROM * then
-        ]
+        for row in [*rows, whole] if self.given else [whole]:
+            missed += other_density(*row)
         if missed:
             warnings.warn(
                 f'With storage="{storage}" not all that was asked for was possible; report(model) '
@@ -237,11 +211,6 @@ def why_not_on_blocks(
         blocks = "blocks of about 16" if size is None else f"blocks of {size.rows} x {size.cols}"
         return f"{inputs} x {outputs} cannot be divided into {blocks}"
     return f"blocks have the density {least:.4g} or more" if density < 1.0 else "it is dense"
-
-
-def canonical_shape(weight: PrunableWeight) -> tuple[int, ...]:
-    """The shape of a kernel as `(batch, parts, *taps, inputs, outputs)`."""
-    return (weight.layout or KernelLayout.convolution()).canonical_shape(weight.shape)
 
 
 def _widened(shape: Sequence[int], block: Block) -> Block:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import keras
 
@@ -86,7 +85,13 @@ def parametrize(
     <head/kernel shape=(128, 10), density=0.309375>
     """
     density, budget = density_and_budget(density, budget)
-    parametrization = _instance(parametrization)
+    if isinstance(parametrization, type) and issubclass(parametrization, Parametrization):
+        parametrization = parametrization()
+    if not isinstance(parametrization, Parametrization):
+        raise ValueError(
+            "`parametrization` must be a Parametrization, such as SoftThreshold(). "
+            f"Received: {parametrization!r}"
+        )
     weights = weights_to_prune(model, include, exclude)
     if getattr(parametrization, "granularity", None) == "global":
         raise ValueError(
@@ -105,18 +110,6 @@ def parametrize(
         return hold(model, weights, draws, "compact" if parametrization.compact else "masked")
     learnt = {path: Target("masked", parametrization=own) for path, own in table.items()}
     return wrap(model, weights, learnt)
-
-
-def _instance(parametrization: Any) -> Parametrization:
-    """The template, of a class one with its default arguments."""
-    if isinstance(parametrization, type) and issubclass(parametrization, Parametrization):
-        return parametrization()
-    if not isinstance(parametrization, Parametrization):
-        raise ValueError(
-            "`parametrization` must be a Parametrization, such as SoftThreshold(). "
-            f"Received: {parametrization!r}"
-        )
-    return parametrization
 
 
 def _warn_of_another_density(parametrization: Parametrization, plan: Budget) -> None:

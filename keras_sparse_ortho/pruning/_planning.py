@@ -112,7 +112,7 @@ def plan_for(
             f"Received: density={density!r}"
         )
     if orthogonal:
-        needs = zip(weights, needs_of(weights, orthogonal)[0], strict=True)
+        needs = [(weight, needs_of(weight, orthogonal)[1]) for weight in weights]
         if short := [(w.path, least) for w, least in needs if plan.counts[w.path] < least]:
             path, least = short[0]
             raise BudgetError(

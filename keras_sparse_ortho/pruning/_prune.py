@@ -1,4 +1,4 @@
-"""`prune`: fixed masks on the weights as they are, or refitted to calibration data."""
+"""`prune` and `apply_masks`: fixed masks on weights as they are, or refitted to data."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import functools
 import logging
 import pathlib
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_sparse_ortho._checks import check_density, other_keywords
 from keras_sparse_ortho._keras_internals import level_of_user
@@ -20,8 +22,8 @@ from keras_sparse_ortho.calibration import (
     budget_by_error,
     prune_layers,
 )
-from keras_sparse_ortho.errors import DensityError, NotPrunableError
-from keras_sparse_ortho.initializers import Draw
+from keras_sparse_ortho.errors import DensityError, NotPrunableError, UnknownWeightError
+from keras_sparse_ortho.initializers import AnyDraw, Draw, SparseInitializer, adopt
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose
 from keras_sparse_ortho.models import Plan, prunable_weights, refuse_unfit, verb
 from keras_sparse_ortho.orthogonal import Block, NByM, StructureLike, as_structure
@@ -68,24 +70,19 @@ def prune(
     - `prune(model, score=kso.saliency.grasp(model, 0.1, data, batches=8))`: a saliency with
       other settings.
 
-    Trained networks lose least with `score="obs"` and a few hundred rows of `data`. Then each layer
-    is pruned on the inputs `X` that the pruned ones before it give. With the dense kernel `W` and
+    Trained networks lose least with `score="obs"` and a few hundred rows of `data`. Each layer is
+    pruned on the inputs `X` that the pruned ones before it give. With the dense kernel `W` and
     `H = X^T X + 0.01 mean(diag X^T X) I`, live entries get the values
 
         V = argmin tr (V - W)^T H (V - W)  over  V = M * V,
 
-    the least squared error of the layer's outputs, and the mask `M` is found in eight rounds,
-    each of which drops the entries of least `v^2 / (H^-1)_ii` and refits the others (OBS, the
-    optimal brain surgeon). Then dead entries of large `(H (W - V))_i^2 / H_ii` are exchanged for
-    live ones while the error falls, in at most twelve rounds. OBS fits each layer to the average of
-    both models' outputs: `W + H^-1 X^T (Y - X) W / 2` takes the place of `W`, where `Y` are the
-    inputs in the model as given. So a layer makes up for part of what the ones before it lost.
+    the least squared error of the layer's outputs. The mask `M` is found in eight rounds, each of
+    which drops the entries of least `v^2 / (H^-1)_ii` and refits the others (OBS, the optimal brain
+    surgeon); in up to twelve more, dead entries of large `(H (W - V))_i^2 / H_ii` are exchanged for
+    live ones while the error falls. With the inputs `Y` in the model as given, the layer is fitted
+    to `W + H^-1 X^T (Y - X) W / 2`, and so makes up for part of what the ones before it lost.
     `"wanda"` keeps the largest `|w_i| norm(X_i)`, and refits these, as magnitudes are refitted if
-    there is `data`:
-
-    - `prune(trained, 0.2, score="obs", data=x)`, best with `budget="error"`;
-    - `prune(trained, 0.5, score="obs", data=x, structure="2:4")`;
-    - `prune(trained, 0.2, data=x)`: magnitudes, refitted.
+    there is `data`: `prune(trained, 0.2, data=x)`.
 
     With batch normalization, call `restore_statistics` on the result. For masks of any other origin
     call `apply_masks`; to draw new sparse kernels, `sparsify`; for masks learned in training,
@@ -144,10 +141,9 @@ def prune(
 
     Limits: on calibration data a kernel of `k` inputs (times taps) and `m` outputs takes
     `32 k^2 + 80 k m` bytes while it is solved, and `16 k^2 (k + 100 m)` operations or so in
-    float64, where its layer computes. Meanwhile there are copies of all kernels, and kernels are
-    set in the given model and put back: do not use it from another thread. For each layer `data`
-    goes through the layers in front of it. A layer that is called several times is solved on the
-    inputs of its first call.
+    float64. Meanwhile there are copies of all kernels, and kernels are set in the given model and
+    put back: do not use it from another thread. For each layer `data` goes through the layers in
+    front of it. A layer that is called several times is solved on the inputs of its first call.
 
     Example:
 
@@ -179,11 +175,8 @@ def prune(
     refits = by_layer or (isinstance(score, str) and score == "magnitude" and data is not None)
     _check_layerwise(score, data, pattern, resume, needs_data=refits)
     if isinstance(score, Saliency):
-        if given := [
-            n
-            for n, v in (("data", data), ("include", include), ("exclude", exclude))
-            if v is not None
-        ]:
+        others = {"data": data, "include": include, "exclude": exclude}
+        if given := [name for name, value in others.items() if value is not None]:
             raise ValueError(
                 "A Saliency says which entries are live; leave the other arguments out. "
                 f"Received: score together with {', '.join(given)}"
@@ -199,11 +192,97 @@ def prune(
         )
     if density is not None and 0.5 < check_density(density) < 1.0:
         _note_what_stays(float(density))
-    if refits or pattern is not None:
-        return _layer_by_layer(
-            model, weights, density, score, budget, data, pattern, storage, resume
-        )
-    return _by_scores(model, weights, density, score, budget, data, storage)
+    if not refits and pattern is None:
+        return _by_scores(model, weights, density, score, budget, data, storage)
+    # Each layer is pruned for itself, on its inputs where there is data.
+    if data is not None and isinstance(budget, str) and budget == "error":
+        plan = budget_by_error(model, weights, check_density(density), data, shows_progress())
+    else:
+        budget = "uniform" if budget is None else budget
+        plan = plan_for(density, budget, weights, orthogonal=False)
+    assert isinstance(score, str)
+    blocks = None
+    recipe = Recipe(score, plan.counts, structure=pattern, refit=data is not None)
+    if storage == "blocks" or isinstance(pattern, Block):
+        blocks = BlockPlan.of(weights, plan, pattern, orthogonal=False, budget=budget)
+        weights, counts = blocks.weights, blocks.budget.counts
+        recipe = Recipe(score, counts, blocks=blocks.blocks, refit=data is not None)
+    draws = prune_layers(model, weights, recipe, data, resume, shows_progress())
+    return hold(model, weights, draws, storage, blocks)
+
+
+@verb
+@other_keywords()
+def apply_masks(
+    model: keras.Model,
+    masks: Mapping[str, np.ndarray] | None = None,
+    *,
+    data: Any = None,
+    include: Selection = None,
+    exclude: Selection = None,
+    storage: str = "masked",
+) -> Plan:
+    """Holds given masks, or those that the layers' own initializers drew: `w_e = M * w`.
+
+    An initializer alone holds no mask: training moves every entry, and the kernel is dense after
+    one step. With this function dead entries stay 0. Kernels keep their values. An initializer sees
+    only a shape: if it drew along other axes than those of its layer, and the kernel is as it was
+    drawn, it is drawn again along the true ones.
+
+    Args:
+        model: A built Keras 3 model: Sequential, functional, nested, or written as a class.
+        masks: From weight path to a bool array of its shape, or from layer path where the layer
+            has one kernel; kernels that are not named stay dense. `None` (default): the masks that
+            the layers' initializers, such as `initializers.ExactOrthogonal`, drew.
+        data: A few hundred rows of inputs, as for `prune`, on which live entries get the values of
+            least squared error of their layers' outputs. Default: kernels keep their values.
+        include: Which kernels, as for `sparsify`. Default: all that have a mask.
+        exclude: Which kernels not.
+        storage: As for `sparsify`; with `"blocks"` masks that were drawn of regular blocks are
+            stored as live blocks, others compactly.
+
+    Returns:
+        A new model, not compiled. The given one stays as it was; `apply_masks.in_place` changes the
+        model itself.
+
+    Raises:
+        NotPrunableError: A model that is not built or has no such initializers; a mask of another
+            shape or type, or without live entries; a kernel that was trained, so that the mask of
+            its initializer would drop entries that are not zero; layers that are wrapped or
+            quantized already.
+        UnknownWeightError: A mask, `include` or `exclude` that names nothing.
+
+    Example:
+
+    >>> import keras
+    >>> import keras_sparse_ortho as kso
+    >>> orthogonal = kso.initializers.ExactOrthogonal(0.1, seed=0)
+    >>> dense = keras.Sequential([
+    ...     keras.Input((64,)),
+    ...     keras.layers.Dense(100, kernel_initializer=orthogonal, name="hidden"),
+    ...     keras.layers.Dense(10, name="head"),
+    ... ])
+    >>> kso.report(apply_masks(dense)).rows[0].live
+    640
+    >>> mask = np.random.default_rng(0).random((100, 10)) < 0.25
+    >>> kso.report(apply_masks(dense, {"head": mask})).rows[1].live == int(mask.sum())
+    True
+    """
+    check_storage(storage)
+    draws: dict[str, AnyDraw]
+    if masks is not None:
+        found, by_path = _named(model, masks)
+        weights = choose(found, include, exclude)
+        draws = {weight.path: Draw(by_path[weight.path]) for weight in weights}
+    else:
+        found = choose(prunable_weights(model, unregistered=True), include, exclude)
+        weights = [w for w in found if isinstance(w.initializer, SparseInitializer)]
+        refuse_unfit(model, weights, "no layer with one of our initializers")
+        draws = {weight.path: adopt(weight, weight.initializer) for weight in weights}
+    if data is not None:
+        recipe = Recipe(masks={path: draw.mask for path, draw in draws.items()}, refit=True)
+        draws = prune_layers(model, weights, recipe, data, verbose=shows_progress())
+    return hold(model, weights, draws, storage)
 
 
 def _by_scores(
@@ -238,46 +317,15 @@ def _by_scores(
             f"{reason}",
             stacklevel=level_of_user(),
         )
+    asked = saliency.budget if plan is None else plan  # refuses kernels without a live entry
     if storage == "blocks":
-        given = not (budget is None or isinstance(budget, str))
-        plan = saliency.budget if plan is None else plan
-        blocks = BlockPlan.of(weights, plan, None, orthogonal=False, given=given)
-        return hold(model, blocks.weights, blocks.draws(saliency.scores), storage, blocks)
+        blocks = BlockPlan.of(weights, asked, None, orthogonal=False, budget=budget)
+        counts, scores = blocks.budget.counts, saliency.scores
+        recipe = Recipe(counts=counts, blocks=blocks.blocks, scores=scores)
+        draws = prune_layers(model, blocks.weights, recipe)
+        return hold(model, blocks.weights, draws, storage, blocks)
     masks = saliency.masks if plan is None else saliency.masks_for(plan)
-    if empty := [path for path, mask in masks.items() if not mask.any()]:
-        raise NotPrunableError(
-            "A mask needs at least one live entry; a `budget` gives each kernel its share. "
-            f"Received: 0 live of '{empty[0]}'"
-        )
     return hold(model, weights, {path: Draw(mask) for path, mask in masks.items()}, storage)
-
-
-def _layer_by_layer(
-    model: Any,
-    weights: list[PrunableWeight],
-    density: float | None,
-    score: Any,
-    budget: Any,
-    data: Any,
-    structure: Any,
-    storage: str,
-    resume: Any,
-) -> Plan:
-    """The plan that prunes each layer for itself, on its inputs where there is data."""
-    if data is not None and isinstance(budget, str) and budget == "error":
-        plan = budget_by_error(model, weights, check_density(density), data, shows_progress())
-    else:
-        budget = "uniform" if budget is None else budget
-        plan = plan_for(density, budget, weights, orthogonal=False)
-    recipe = Recipe(score, plan.counts, structure=structure, refit=data is not None)
-    blocks = None
-    if storage == "blocks" or isinstance(structure, Block):
-        given = budget is not None and not isinstance(budget, str)
-        blocks = BlockPlan.of(weights, plan, structure, orthogonal=False, given=given)
-        weights, counts = blocks.weights, blocks.budget.counts
-        recipe = Recipe(score, counts, blocks=blocks.blocks, refit=data is not None)
-    draws = prune_layers(model, weights, recipe, data, resume, shows_progress())
-    return hold(model, weights, draws, storage, blocks)
 
 
 def _check_layerwise(
@@ -317,3 +365,28 @@ def _note_what_stays(density: float) -> None:
         float(f"{1 - density:.6g}"),
         density,
     )
+
+
+def _named(model: Any, masks: Mapping[str, Any]) -> tuple[list[PrunableWeight], dict[str, Any]]:
+    """The weights that masks are for, and the masks by the paths of these."""
+    known = prunable_weights(model, unregistered=True)
+    by_path: dict[str, Any] = {}
+    for name, mask in masks.items():
+        found = [w for w in known if w.path == name or w.path.startswith(f"{name}/")]
+        if len(found) != 1 or found[0].path in by_path:
+            raise UnknownWeightError(
+                "`masks` must name each prunable weight once, by its path, or by its layer's if it "
+                f"is the only one there. There are: {', '.join(w.path for w in known) or 'none'}. "
+                f"Received: {name!r}, which names {[w.path for w in found] or 'none'}"
+            )
+        mask = np.asarray(mask)
+        if mask.dtype != bool or mask.shape != found[0].shape or not mask.any():
+            raise NotPrunableError(
+                f"The mask of '{found[0].path}' must be a bool array of shape {found[0].shape} "
+                f"with at least one live entry. Received: dtype {mask.dtype}, shape {mask.shape}, "
+                f"{np.count_nonzero(mask)} live"
+            )
+        by_path[found[0].path] = mask
+    weights = [weight for weight in known if weight.path in by_path]
+    refuse_unfit(model, weights, "no kernel that is named by `masks`")
+    return weights, by_path

@@ -161,8 +161,7 @@ def sparsify(
     structures: Structure | Mapping[str, Structure] | None = pattern
     if storage == "blocks":
         asked = plan_for(density, budget, weights, orthogonal=True)
-        given = not isinstance(budget, str)
-        blocks = BlockPlan.of(weights, asked, pattern, orthogonal=True, given=given)
+        blocks = BlockPlan.of(weights, asked, pattern, orthogonal=True, budget=budget)
         weights, density, budget = blocks.weights, None, blocks.budget
         structures = blocks.blocks
     draws = draw_kernels(
@@ -297,4 +296,4 @@ def _are_proportional(drawn: np.ndarray, value: np.ndarray) -> bool:
     factor = np.vdot(drawn, value) / square if square > 0 else 1.0
     # Relative to the largest entry: small values of a uniform draw are differences of large ones.
     rounding = 1e-6 * float(np.abs(value).max(initial=0.0))
-    return bool(np.abs(drawn * factor - value).max(initial=0.0) <= rounding)
+    return np.allclose(drawn * factor, value, rtol=0, atol=rounding)

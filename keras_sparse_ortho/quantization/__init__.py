@@ -4,10 +4,9 @@ from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.quantization._fake_quantize import (
     FakeQuantize,
     fixed_ranges,
-    has_integers,
     has_trained_ranges,
     integers_of,
-    without_ranges,
+    ranges_of,
 )
 from keras_sparse_ortho.quantization._quantize_aware import quantize_aware
 from keras_sparse_ortho.quantization._quantize_wrapper import QuantizeWrapper, innermost

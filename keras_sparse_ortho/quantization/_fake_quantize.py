@@ -10,7 +10,6 @@ import numpy as np
 from keras_sparse_ortho._checks import check_number
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight, walk
-from keras_sparse_ortho.models import prunable_weights
 
 ops = keras.ops
 _LEAST = 1e-6  # the width of a range
@@ -49,11 +48,9 @@ class FakeQuantize(keras.layers.Layer):
         if not 0 <= self.momentum < 1:
             raise ValueError(f"`momentum` must be in [0, 1). Received: momentum={momentum!r}")
         self.supports_masking = True
-        self._fixed: tuple[float, float] | None = None
-        self._mark: Callable[[Any, float, float], Any] | None = None
+        self._fixed: tuple[float, float, Any] | None = None  # see `fixed_ranges`
 
     def build(self, input_shape: Any = None) -> None:
-        """Creates the range, and whether it has been set."""
         settings = {"shape": (), "initializer": "zeros", "trainable": False}
         more = {"dtype": "float32", "autocast": False, "aggregation": "mean"}
         self.low = self.add_weight(name="low", **settings, **more)
@@ -65,8 +62,9 @@ class FakeQuantize(keras.layers.Layer):
         """The rounded input; in training the range follows it first."""
         if training:
             self._follow(ops.cast(ops.stop_gradient(inputs), "float32"))
-        if self._mark is not None:
-            return self._mark(inputs, *(self._fixed or self._range()))
+        if self._fixed and self._fixed[-1]:
+            low, high, mark = self._fixed
+            return mark(inputs, low, high)
         low, high = ops.convert_to_tensor(self.low), ops.convert_to_tensor(self.high)
         # In float32: in half precision the last steps of a range are lost.
         rounded = keras.quantizers.fake_quant_with_min_max_vars(
@@ -78,20 +76,7 @@ class FakeQuantize(keras.layers.Layer):
         return rounded if self._fixed else ops.where(self.seen > 0, rounded, inputs)
 
     def compute_output_spec(self, inputs: Any, training: bool | None = None) -> Any:
-        """That of the input."""
         return keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
-
-    @contextlib.contextmanager
-    def fixed_range(self, mark: Callable[[Any, float, float], Any] | None) -> Iterator[None]:
-        """Inside, a graph for inference does not ask whether the range has been set.
-
-        `mark(x, low, high)` is called in place of rounding, for a file that rounds itself.
-        """
-        self._fixed, self._mark = self._range(), mark
-        try:
-            yield
-        finally:
-            self._fixed = self._mark = None
 
     def step(self) -> float:
         """The difference of two values next to each other, as an integer file has it."""
@@ -99,7 +84,6 @@ class FakeQuantize(keras.layers.Layer):
         return (high - low) / 255
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments."""
         return {**super().get_config(), "momentum": self.momentum}
 
     def _range(self) -> tuple[float, float]:
@@ -127,13 +111,14 @@ def integers_of(weight: PrunableWeight) -> tuple[np.ndarray, np.ndarray] | None:
     return parts
 
 
-def _ranges_of(model: Any) -> list[FakeQuantize]:
+def ranges_of(model: Any) -> list[FakeQuantize]:
+    """All layers of a model that round activations."""
     return [layer for layer, _ in walk(model, "") if isinstance(layer, FakeQuantize)]
 
 
 def has_trained_ranges(model: keras.Model) -> bool:
     """Whether the activations of a model have ranges; raises if training has not set one."""
-    layers = _ranges_of(model)
+    layers = ranges_of(model)
     unset = [layer.path for layer in layers if not layer.built or not float(to_numpy(layer.seen))]
     if unset:
         raise ValueError(
@@ -144,28 +129,18 @@ def has_trained_ranges(model: keras.Model) -> bool:
 
 
 @contextlib.contextmanager
-def without_ranges(model: keras.Model) -> Iterator[None]:
-    """Inside, the activations of a model are not rounded."""
-    known = [layer.seen for layer in _ranges_of(model)]
-    before = [float(to_numpy(seen)) for seen in known]
-    for seen in known:
-        assign(seen, 0.0)
+def fixed_ranges(
+    model: Any, mark: Callable[[Any, float, float], Any] | None = None
+) -> Iterator[None]:
+    """Inside, graphs for inference do not ask whether ranges have been set.
+
+    `mark(x, low, high)` is called in place of rounding, for a file that rounds itself.
+    """
+    layers = ranges_of(model)
+    for layer in layers:
+        layer._fixed = (*layer._range(), mark)
     try:
         yield
     finally:
-        for seen, value in zip(known, before, strict=True):
-            assign(seen, value)
-
-
-@contextlib.contextmanager
-def fixed_ranges(model: Any, mark: Callable[[Any, float, float], Any] | None) -> Iterator[None]:
-    """Inside, a model can be traced for the converter, see `FakeQuantize.fixed_range`."""
-    with contextlib.ExitStack() as stack:
-        for layer in _ranges_of(model):
-            stack.enter_context(layer.fixed_range(mark))
-        yield
-
-
-def has_integers(model: Any) -> bool:
-    """Whether training has rounded a kernel."""
-    return any(integers_of(weight) is not None for weight in prunable_weights(model))
+        for layer in layers:
+            layer._fixed = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -22,10 +21,7 @@ from keras_sparse_ortho.kernels import (
     walk,
 )
 from keras_sparse_ortho.models import Plan, Target, prunable_weights, refuse_unfit, verb
-from keras_sparse_ortho.parametrizations import (
-    FakeQuantization,
-    LowRankSoftThreshold,
-)
+from keras_sparse_ortho.parametrizations import FakeQuantization
 from keras_sparse_ortho.quantization._quantize_wrapper import (
     FUSED,
     QuantizeWrapper,
@@ -98,24 +94,26 @@ def quantize_aware(
       Integer-Arithmetic-Only Inference" (CVPR 2018), arXiv 1712.05877
     """
     quantizer = FakeQuantization(weights) if isinstance(weights, str) else weights
-    if not (quantizer is None or isinstance(quantizer, FakeQuantization)):
+    rounds = isinstance(quantizer, FakeQuantization)
+    if not (rounds or (quantizer is None and activations)) or activations not in ("int8", None):
         raise ValueError(
-            "`weights` must be 'int8', 'int4', 'ternary', a FakeQuantization or None. "
-            f"Received: {weights=}"
-        )
-    if activations not in ("int8", None) or (activations is None and quantizer is None):
-        raise ValueError(
-            "`activations` must be 'int8' or None, and `weights` and `activations` not both None. "
+            "`activations` must be 'int8' or None, `weights` must be 'int8', 'int4', 'ternary', a "
+            "FakeQuantization or None, and one of them not None. "
             f"Received: {activations=}, {weights=}"
         )
     known = prunable_weights(model)
     chosen, left_out = _chosen(model, known, exclude)
-    if quantizer is None:
-        chosen = []
-    _check(model, known, chosen)
+    chosen = [] if quantizer is None else chosen
+    quantized = [w.path for w in known if w.storage is not None and w.storage.quantizer is not None]
+    quantized += [path for layer, path in walk(model, "") if isinstance(layer, QuantizeWrapper)]
+    if quantized:
+        raise NotPrunableError(
+            "The model is quantized already: start from the one that was given to quantize_aware. "
+            f"Received: {quantized[:5]}"
+        )
     if quantizer is not None and not chosen:
         refuse_unfit(model, [], "no kernel that could be quantized")
-    rounded: dict[int, Rounding] = {}
+    rounded: Roundings = {}
     if activations is not None:
         if not is_graph(model):
             raise NotPrunableError(
@@ -123,17 +121,16 @@ def quantize_aware(
                 "activations=None, and call keras_sparse_ortho.quantization.FakeQuantize layers "
                 f"in it. Received: {type(model).__name__}, {activations=}"
             )
-        rounded = roundings(model, left_out)
+        _place(model, left_out, rounded)
     plain = [weight for weight in chosen if weight.storage is None]
     if plain:
         refuse_unfit(model, plain, "no kernel")
 
     def around(layer: Any, own: Any, make: Callable[[], Any]) -> Any:
         new = make()
-        found = rounded.get(id(layer))
-        if found is not None and (found.inputs or found.output or found.activation):
+        if id(layer) in rounded:
             body = body_of(own) if new is None else new
-            new = QuantizeWrapper(body, found.inputs, found.output, momentum)
+            new = QuantizeWrapper(body, *rounded[id(layer)], momentum)
             new.build()
         return new
 
@@ -152,25 +149,16 @@ def _chosen(
     layers = {path: layer for layer, path in reversed(list(walk(model, ""))) if path}
     names = names_in(exclude) if exclude is not None else []
     # Layers that have no kernel are left out by their paths.
-    plain = [
-        name
-        for name in names or ()
-        if isinstance(name, str) and name in layers and not find_kernels(layers[name], "")
-    ]
+    paths = [name for name in names or () if isinstance(name, str) and name in layers]
+    plain = [path for path in paths if not find_kernels(layers[path], "")]
     others = exclude if names is None else [name for name in names if name not in plain]
     left = {weight.path for weight in (select(known, others, "exclude") if others else [])}
-    inside_recurrent = {
-        id(inner)
-        for layer in layers.values()
-        if isinstance(layer, keras.layers.RNN)
-        for inner, _ in walk(layer, "")
-    }
     chosen = [
         weight
         for weight in known
         if weight.path not in left
         and not isinstance(weight.owner, keras.layers.Embedding)
-        and id(weight.owner) not in inside_recurrent
+        and not any(issubclass(kind, keras.layers.RNN) for kind in weight.inside)
     ]
     left_out = {id(layers[name]) for name in plain}
     kept = {id(weight.owner) for weight in chosen}
@@ -180,23 +168,6 @@ def _chosen(
         if inside & excluded and not inside & kept:
             left_out.add(id(layer))
     return chosen, left_out
-
-
-def _check(model: Any, known: list[PrunableWeight], chosen: list[PrunableWeight]) -> None:
-    """Refuses models that are quantized already, and sparse layers that cannot be."""
-    quantized = [w.path for w in known if w.storage is not None and w.storage.quantizer is not None]
-    quantized += [path for layer, path in walk(model, "") if isinstance(layer, QuantizeWrapper)]
-    if quantized:
-        raise NotPrunableError(
-            "The model is quantized already: start from the one that was given to quantize_aware. "
-            f"Received: {quantized[:5]}"
-        )
-    products = [w.path for w in chosen if isinstance(w.storage, LowRankSoftThreshold)]
-    if products:
-        raise NotPrunableError(
-            "Kernels that are products of two factors are not quantized: their integers would be "
-            f"lost when they are stripped. `exclude` them. Received: {products[:5]}"
-        )
 
 
 L = keras.layers
@@ -222,32 +193,17 @@ _PRODUCTS = (
 )
 
 
-@dataclasses.dataclass
-class Rounding:
-    """How many input tensors of a layer are rounded; whether its output and activation are."""
-
-    inputs: int = 0
-    output: bool = False
-    activation: bool = False
+# By `id` of a layer how many of its input tensors are rounded, and whether its output is.
+Roundings = dict[int, tuple[int, bool]]
 
 
-def roundings(model: Any, left_out: set[int]) -> dict[int, Rounding]:
-    """What is rounded, by `id` of the layer, in a graph; layers that are `left_out` stay in floats.
+def _place(model: Any, left_out: set[int], found: Roundings) -> None:
+    """Notes the layers to be wrapped; those that are `left_out` stay in floats.
 
     Rounded are the outputs of operations as LiteRT has them: a convolution with the normalization
     and the ReLU behind it is one. Layers with kernels round their inputs where nothing has.
     """
-    found: dict[int, Rounding] = {}
-    _place(model, left_out, found)
-    return found
-
-
-def _place(model: Any, left_out: set[int], found: dict[int, Rounding]) -> None:
     calls = graph_calls(model)
-    consumers: dict[int, list[Any]] = {}
-    for call in calls:
-        for tensor in call.inputs:
-            consumers.setdefault(id(tensor), []).append(call.operation)
     ends = {id(tensor) for tensor in keras.tree.flatten(graph_ends(model)[1])}
     rounded: set[int] = set()  # tensors
     for call in calls:
@@ -262,24 +218,22 @@ def _place(model: Any, left_out: set[int], found: dict[int, Rounding]) -> None:
             continue
         if not isinstance(layer, L.Layer) or id(layer) in left_out or len(call.outputs) != 1:
             continue
-        (output,) = call.outputs
-        after = consumers.get(id(output), [])
-        fused = len(after) == 1 and id(output) not in ends and _is_fused(inner, innermost(after[0]))
-        fixed = fixed_step(inner) is not None
-        own = found.setdefault(id(layer), Rounding())
-        own.activation = activation_of(layer) not in (None, *FUSED)
-        if not fused and not fixed and keras.backend.is_float_dtype(output.dtype):
-            own.output = True
-            rounded.add(id(output))
+        (made,) = call.outputs
+        after = [one.operation for one in calls for tensor in one.inputs if tensor is made]
+        fused = len(after) == 1 and id(made) not in ends and _is_fused(inner, innermost(after[0]))
+        inputs, output = found.get(id(layer), (0, False))
+        if not fused and fixed_step(inner) is None and keras.backend.is_float_dtype(made.dtype):
+            output = True
+            rounded.add(id(made))
         floats = [t for t in call.inputs if keras.backend.is_float_dtype(t.dtype)]
         if find_kernels(layer, "") and any(id(tensor) not in rounded for tensor in floats):
-            own.inputs = len(floats)
-        _place_inside(layer, own, left_out, found)
+            inputs = len(floats)
+        if inputs or output or activation_of(layer) not in (None, *FUSED):
+            found[id(layer)] = inputs, output
+        _place_inside(layer, output, left_out, found)
 
 
-def _place_inside(
-    layer: Any, outer: Rounding, left_out: set[int], found: dict[int, Rounding]
-) -> None:
+def _place_inside(layer: Any, outer: bool, left_out: set[int], found: Roundings) -> None:
     """Products inside of a layer, such as those of an attention, round what they take and give."""
     inner = innermost(layer)
     if isinstance(inner, L.Wrapper | L.RNN):
@@ -293,7 +247,7 @@ def _place_inside(
         if isinstance(core, _PRODUCTS) and activation_of(core) in FUSED:
             inputs = 0 if any(core is innermost(one) for one in outside) else 1
             last = outside and core is innermost(inner.output_dense)
-            found.setdefault(id(own), Rounding(inputs, output=not (last and outer.output)))
+            found.setdefault(id(own), (inputs, not (last and outer)))
 
 
 def projections(layer: Any) -> list[Any]:
@@ -305,29 +259,22 @@ def projections(layer: Any) -> list[Any]:
 
 def passes_on(layer: Any) -> bool:
     """Whether the output of a layer has the range of its input."""
-    return isinstance(layer, _PASS_ON) or _is_linear(layer)
+    linear = isinstance(layer, L.Activation) and layer.activation is keras.activations.linear
+    return isinstance(layer, _PASS_ON) or linear
 
 
 def fixed_step(layer: Any) -> float | None:
     """The step of the output of a layer whose range LiteRT knows without training."""
-    return next((step for own, step in _FIXED.items() if own is _function_of(layer)), None)
-
-
-def _is_linear(layer: Any) -> bool:
-    return isinstance(layer, L.Activation) and layer.activation is keras.activations.linear
+    function = layer.activation if isinstance(layer, L.Activation) else activation_of(layer)
+    if isinstance(layer, L.Softmax):
+        function = keras.activations.softmax
+    return next((step for own, step in _FIXED.items() if own is function), None)
 
 
 def _is_relu(layer: Any) -> bool:
     if isinstance(layer, L.ReLU):
         return layer.max_value in (None, 6) and not layer.negative_slope and not layer.threshold
-    relus = (keras.activations.relu, keras.activations.relu6)
-    return isinstance(layer, L.Activation) and layer.activation in relus
-
-
-def _function_of(layer: Any) -> Any:
-    if isinstance(layer, L.Softmax):
-        return keras.activations.softmax
-    return layer.activation if isinstance(layer, L.Activation) else activation_of(layer)
+    return isinstance(layer, L.Activation) and layer.activation in FUSED[1:]
 
 
 def _is_fused(layer: Any, after: Any) -> bool:

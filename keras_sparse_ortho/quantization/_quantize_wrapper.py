@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from keras_sparse_ortho._checks import check_config, check_integer, told
 from keras_sparse_ortho._keras_internals import (
     WrapperBuiltByCalls,
     adopt_call_interface,
@@ -18,7 +19,7 @@ from keras_sparse_ortho.quantization._fake_quantize import FakeQuantize
 # What LiteRT computes in one operation with the product before it.
 FUSED = (keras.activations.linear, keras.activations.relu, keras.activations.relu6)
 
-MOST_INPUTS = 64  # each has variables: a damaged file must not ask for millions
+_MOST_INPUTS = 64  # each has variables: a damaged file must not ask for millions
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -46,15 +47,10 @@ class QuantizeWrapper(WrapperBuiltByCalls):
             raise ValueError(
                 f"`layer` of a QuantizeWrapper must be a Keras layer. Received: {layer!r:.200}"
             )
-        if type(inputs) is not int or not 0 <= inputs <= MOST_INPUTS:
-            raise ValueError(
-                f"`inputs` of the QuantizeWrapper of '{layer.name}' must be an integer from 0 to "
-                f"{MOST_INPUTS}. Received: {inputs!r:.200}"
-            )
-        kwargs.setdefault("name", layer.name)
-        kwargs.setdefault("dtype", layer.dtype_policy)
-        kwargs.setdefault("trainable", layer.trainable)
-        super().__init__(layer, autocast=False, **kwargs)
+        if check_integer("inputs", inputs, 0) > _MOST_INPUTS:
+            raise ValueError(f"`inputs` must be {_MOST_INPUTS} at most. Received: {told(inputs)}")
+        own = {"name": layer.name, "dtype": layer.dtype_policy, "trainable": layer.trainable}
+        super().__init__(layer, autocast=False, **{**own, **kwargs})
         adopt_call_interface(self, layer)
         stand_in_name_scope(self, layer)
         self.momentum = momentum
@@ -74,7 +70,6 @@ class QuantizeWrapper(WrapperBuiltByCalls):
         yield
 
     def build(self, input_shape: Any = None) -> None:
-        """Builds the layer, if need be, and the ranges."""
         with self.building():
             super().build(input_shape)
         for own in (*self.of_inputs, self.of_activation, self.of_output):
@@ -82,9 +77,17 @@ class QuantizeWrapper(WrapperBuiltByCalls):
                 own.build()
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the layer between roundings."""
         if self.of_inputs:
-            args, kwargs = self._rounded(args, kwargs)
+            ranges = iter(self.of_inputs)
+            count = sum(map(_is_float, keras.tree.flatten((args, kwargs))))
+            if count != len(self.of_inputs):
+                raise ValueError(
+                    f"The layer '{self.name}' has ranges for {len(self.of_inputs)} input tensors. "
+                    f"Received: {count}"
+                )
+            args, kwargs = keras.tree.map_structure(
+                lambda x: next(ranges)(x) if _is_float(x) else x, (args, kwargs)
+            )
         inner, own = innermost(self.layer), self.of_activation
         apart: Any = contextlib.nullcontext()
         if own is not None:  # the activation gets rounded inputs
@@ -93,20 +96,6 @@ class QuantizeWrapper(WrapperBuiltByCalls):
         with apart:
             result = self.layer(*args, **kwargs)
         return result if self.of_output is None else self.of_output(result)
-
-    def _rounded(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        own = iter(self.of_inputs)
-        tensors = [x for x in keras.tree.flatten((args, kwargs)) if _is_float(x)]
-        if len(tensors) != len(self.of_inputs):
-            raise ValueError(
-                f"The layer '{self.name}' has ranges for {len(self.of_inputs)} input tensors. "
-                f"Received: {len(tensors)}"
-            )
-
-        def rounded(x: Any) -> Any:
-            return next(own)(x) if _is_float(x) else x
-
-        return keras.tree.map_structure(rounded, (args, kwargs))
 
     def __getattr__(self, name: str) -> Any:
         """What only the layer inside has."""
@@ -120,11 +109,9 @@ class QuantizeWrapper(WrapperBuiltByCalls):
 
     @property
     def prunable_weights(self) -> list[Any]:
-        """Those of the layer."""
         return getattr(self.layer, "prunable_weights", [])
 
     def get_config(self) -> dict[str, Any]:
-        """The layer and the arguments."""
         return {**self.wrapper_config(), "layer": self.layer_config()}
 
     def wrapper_config(self) -> dict[str, Any]:
@@ -139,11 +126,7 @@ class QuantizeWrapper(WrapperBuiltByCalls):
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "QuantizeWrapper":
         """The reverse of `get_config`; ValueError for what is no configuration of a wrapper."""
-        if "layer" not in config:
-            raise ValueError(
-                "The configuration of a QuantizeWrapper holds its `layer`: the file was written by "
-                f"something else, or is damaged. Received: {list(config)}"
-            )
+        check_config("QuantizeWrapper", config, "layer")
         layer = config["layer"]
         if not isinstance(layer, keras.layers.Layer):
             layer = restored(layer, custom_objects)

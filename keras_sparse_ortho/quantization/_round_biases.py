@@ -1,5 +1,6 @@
 """`round_biases`: biases that are integers in the file of a quantized model."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -15,8 +16,6 @@ from keras_sparse_ortho.quantization._quantize_aware import fixed_step, passes_o
 from keras_sparse_ortho.quantization._quantize_wrapper import QuantizeWrapper, innermost
 
 L = keras.layers
-Scales = dict[int, np.ndarray]  # of kernels, by `id` of the layer that has it
-Change = tuple[Any, np.ndarray]  # a variable and its new value
 _ROUNDING = 1e-6  # of a bias, in float32
 
 
@@ -70,7 +69,7 @@ def round_biases(model: keras.Model) -> keras.Model:
             "Which range belongs to which kernel is known of functional and Sequential models "
             f"alone. Received: {type(model).__name__}"
         )
-    for variable, value in _changes(model):
+    for variable, value in [*_changes(model)]:  # all of them first
         assign(variable, value)
     return model
 
@@ -83,91 +82,77 @@ def biases_are_rounded(model: keras.Model) -> bool:
     )
 
 
-def _changes(model: Any) -> list[Change]:
+def _changes(model: Any) -> Iterator[tuple[Any, np.ndarray]]:
     """The variables of a graph to be changed, and their new values."""
     has_trained_ranges(model)  # raises where one is not set
-    changes: list[Change] = []
-    scales: Scales = {}
+    scales: dict[int, np.ndarray] = {}  # of kernels, by `id` of the layer that has it
     for weight in prunable_weights(model):
         parts = integers_of(weight)
         if parts is not None and parts[0].any():
             scales[id(weight.owner)] = parts[1].reshape(-1)
-    _round(model, scales, changes)
-    return changes
+    for layer, step, norm in _calls(model, {}):
+        scale = scales.pop(id(layer), None)  # once, where a layer is called several times
+        if scale is not None and step is not None:
+            yield from _change(layer, step * scale, norm)
 
 
-def _round(model: Any, scales: Scales, changes: list[Change]) -> dict[int, float]:
-    """Notes the new biases of a graph; returns the steps of its tensors by their `id`."""
+def _calls(model: Any, steps: dict[int, float | None]) -> Iterator[tuple[Any, float | None, Any]]:
+    """Each layer of a graph with the step of its input, and the one behind it if that is fused.
+
+    `steps` gets the steps of the tensors of the graph by their `id`.
+    """
     calls = graph_calls(model)
-    steps: dict[int, float] = {}
     for call in calls:
         layer, inner = call.operation, innermost(call.operation)
-        own = getattr(layer, "of_inputs", None) if isinstance(layer, QuantizeWrapper) else None
-        given = [one.step() for one in own] if own else [steps.get(id(t)) for t in call.inputs]
+        own = layer if isinstance(layer, QuantizeWrapper) else None
+        given = [steps.get(id(tensor)) for tensor in call.inputs]
+        if own is not None and own.of_inputs:
+            given = [one.step() for one in own.of_inputs]
         if isinstance(inner, keras.Model):
-            found = _round(inner, scales, changes)
-            ends = keras.tree.flatten(graph_ends(inner)[1])
-            results = [found.get(id(tensor)) for tensor in ends]
+            yield from _calls(inner, steps)
+            results = [steps.get(id(t)) for t in keras.tree.flatten(graph_ends(inner)[1])]
         else:
-            _round_inside(layer, given, scales, changes)
+            yield from _calls_inside(layer, given)
             step = given[0] if given and len(set(given)) == 1 else None
-            after = [one.operation for one in calls if _takes(one, call.outputs)]
-            fused = getattr(layer, "of_output", None) is None and len(after) == 1
-            norm = innermost(after[0]) if fused else None
-            _round_one(inner, step, scales, changes, norm)
-            results = [_step_after(layer, inner, step)] * len(call.outputs)
-        for tensor, one in zip(call.outputs, results, strict=True):
-            if one is not None:
-                steps[id(tensor)] = one
-    return steps
+            made = {id(tensor) for tensor in call.outputs}
+            after = [one.operation for one in calls if made.intersection(map(id, one.inputs))]
+            rounds = own is not None and own.of_output is not None
+            yield inner, step, innermost(after[0]) if len(after) == 1 and not rounds else None
+            if own is not None and own.of_output is not None:
+                step = own.of_output.step()
+            elif not passes_on(inner):
+                step = fixed_step(inner)
+            results = [step] * len(call.outputs)
+        steps.update(zip(map(id, call.outputs), results, strict=True))
 
 
-def _takes(call: Any, tensors: list[Any]) -> bool:
-    return any(one is tensor for one in call.inputs for tensor in tensors)
-
-
-def _step_after(layer: Any, inner: Any, step: float | None) -> float | None:
-    """The step of the output of a layer, `None` if it is not known."""
-    if isinstance(layer, QuantizeWrapper) and layer.of_output is not None:
-        return layer.of_output.step()
-    return step if passes_on(inner) else fixed_step(inner)
-
-
-def _round_inside(layer: Any, given: list[Any], scales: Scales, changes: list[Change]) -> None:
-    """Notes the new biases of layers inside another one, such as those of an attention."""
+def _calls_inside(layer: Any, given: list[Any]) -> Iterator[tuple[Any, float | None, None]]:
+    """Layers inside another one, such as those of an attention, with the steps of their inputs."""
     inner = innermost(layer)
     # Those of an attention are on query, value (key) and value; with a key apart the order is open.
     if len(given) == 2 or len(set(given)) == 1:
         for one, step in zip(projections(inner), (given[0], given[-1], given[-1]), strict=False):
-            _round_one(innermost(one), step, scales, changes)
+            yield innermost(one), step, None
     for own, _ in walk(inner, ""):
         if own is not layer and isinstance(own, QuantizeWrapper) and own.of_inputs:
-            _round_one(innermost(own), own.of_inputs[0].step(), scales, changes)
+            yield innermost(own), own.of_inputs[0].step(), None
 
 
-def _round_one(
-    layer: Any, step: float | None, scales: Scales, changes: list[Change], norm: Any = None
-) -> None:
-    """Notes the bias of a layer, or that of the batch normalization that is folded into it."""
-    scale = scales.pop(id(layer), None)  # once, where a layer is called several times
-    if scale is None or step is None:
-        return
+def _change(layer: Any, steps: np.ndarray, norm: Any) -> Iterator[tuple[Any, np.ndarray]]:
+    """The bias of a layer, or that of the batch normalization that is folded into it."""
     bias = getattr(layer, "bias", None)
     if not isinstance(norm, L.BatchNormalization):
-        if bias is not None and scale.size in (1, bias.shape[-1], np.prod(bias.shape)):
+        if bias is not None and steps.size in (1, bias.shape[-1], np.prod(bias.shape)):
             value = to_numpy(bias).astype(np.float64)
-            change = _to_steps(value.reshape(-1), step * scale).reshape(value.shape)
-            changes.append((bias, value + change))
+            yield bias, value + _to_steps(value.reshape(-1), steps).reshape(value.shape)
         return
     mean = to_numpy(norm.moving_mean).astype(np.float64)
     gain = 1 / np.sqrt(to_numpy(norm.moving_variance) + np.float64(norm.epsilon))
     gain = gain * to_numpy(norm.gamma) if norm.scale else gain
     whole = gain * ((0 if bias is None else to_numpy(bias).reshape(-1)) - mean)
-    if not norm.center or scale.size not in (1, gain.size):
-        return
-    beta = to_numpy(norm.beta).astype(np.float64)
-    change = _to_steps(whole + beta, step * scale * np.abs(gain))
-    changes.append((norm.beta, beta + change))
+    if norm.center and steps.size in (1, gain.size):
+        beta = to_numpy(norm.beta).astype(np.float64)
+        yield norm.beta, beta + _to_steps(whole + beta, steps * np.abs(gain))
 
 
 def _to_steps(value: np.ndarray, steps: np.ndarray) -> np.ndarray:

@@ -19,11 +19,8 @@ from keras_sparse_ortho.models import StatelessLoss, check_labels
 from keras_sparse_ortho.saliency._saliency import Saliency, magnitude, random, scored_weights
 from keras_sparse_ortho.saliency._synflow import synflow
 
-L = keras.losses
-_ON_CLASSES = (L.CategoricalCrossentropy, L.SparseCategoricalCrossentropy)
-_ON_BITS = (L.BinaryCrossentropy,)
 _TEMPERATURE = 200.0  # of GraSP's logits
-_NAMES = {
+_LABELS = {  # of cross-entropies, by the names of their functions
     "categorical_crossentropy": "classes",
     "sparse_categorical_crossentropy": "classes",
     "binary_crossentropy": "bits",
@@ -201,11 +198,10 @@ def _scaled(output: Any, loss: Any) -> Any:
 
 def _cross_entropy(loss: Any) -> tuple[str, bool] | None:
     """`"classes"` or `"bits"`, and whether of logits; `None` for a loss of another kind."""
-    if isinstance(loss, _ON_CLASSES + _ON_BITS):
-        labels = "classes" if isinstance(loss, _ON_CLASSES) else "bits"
-        return labels, bool(loss.get_config().get("from_logits", False))
-    name = loss if isinstance(loss, str) else getattr(loss, "__name__", None)
-    return (_NAMES[name], False) if name in _NAMES else None
+    function = getattr(loss, "fn", loss)  # an instance wraps one
+    name = function if isinstance(function, str) else getattr(function, "__name__", None)
+    config = loss.get_config() if isinstance(loss, keras.losses.Loss) else {}
+    return (_LABELS[name], bool(config.get("from_logits"))) if name in _LABELS else None
 
 
 class _Derivatives:
@@ -240,44 +236,30 @@ class _Derivatives:
     def hessian_times(self, vectors: list[np.ndarray]) -> list[np.ndarray]:
         """`H u` for each variable, with `H` the Hessian over all of them and `u = vectors`."""
         run = self._loss.compiled(hessian_vector_product)
-        pairs = zip(vectors, self._loss.variables, strict=True)
-        u = [placed(vector, v) for vector, v in pairs]
+        u = [placed(u, v) for u, v in zip(vectors, self._loss.variables, strict=True)]
         return self._mean(lambda batch: run(None, *batch, u))
 
     def _mean(self, of: Callable[[Batch], list[Any]]) -> list[np.ndarray]:
+        def own_mean() -> list[Any]:
+            total = sum(samples(batch) for batch in self._batches)
+            mean: list[Any] = [0.0] * len(self._loss.variables)
+            for batch in self._batches:
+                share = samples(batch) / total
+                found = [p if isinstance(p, np.ndarray) else to_numpy(p) for p in of(batch)]
+                mean = [a + share * b.astype("float64") for a, b in zip(mean, found, strict=True)]
+            return mean
+
         with from_zero_states(self._loss.model):
-            mean = self._workers.together(lambda: self._own_mean(of))
+            mean = self._workers.together(own_mean)
         return self._workers.mean(mean, self._total)
 
-    def _own_mean(self, of: Callable[[Batch], list[Any]]) -> list[np.ndarray]:
-        total = sum(samples(batch) for batch in self._batches)
-        mean: list[Any] = [0.0] * len(self._loss.variables)
-        for batch in self._batches:
-            share = samples(batch) / total
-            found = [p if isinstance(p, np.ndarray) else to_numpy(p) for p in of(batch)]
-            parts = [share * part.astype("float64") for part in found]
-            mean = [a + b for a, b in zip(mean, parts, strict=True)]
-        return mean
 
-
-SALIENCIES: dict[str, Callable[..., Saliency]] = {
-    "magnitude": magnitude,
-    "random": random,
-    "snip": snip,
-    "grasp": grasp,
-    "synflow": synflow,
-}
+SALIENCIES = {one.__name__: one for one in (magnitude, random, snip, grasp, synflow)}
 _OF_DATA = ("snip", "grasp")
 
 
 def saliency_by_name(
-    name: str,
-    model: Any,
-    density: float,
-    data: Any = None,
-    *,
-    seed: int | None = None,
-    **options: Any,
+    name: str, model: Any, density: float, data: Any = None, **options: Any
 ) -> Saliency:
     """The saliency of this name; refuses missing data, and data for a method that uses none."""
     if name not in SALIENCIES:
@@ -293,6 +275,4 @@ def saliency_by_name(
             f"{name} uses the weights alone: leave `data` out. "
             f"Received: score={name!r}, data of type {type(data).__name__}"
         )
-    if name in (*_OF_DATA, "random"):
-        options["seed"] = seed
     return SALIENCIES[name](model, density, *([] if data is None else [data]), **options)

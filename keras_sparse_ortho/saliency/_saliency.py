@@ -148,16 +148,7 @@ def magnitude(
 ) -> Saliency:
     """Score `|w|`, compared over all kernels together: global magnitude pruning.
 
-    Args:
-        model: A built Keras model.
-        density: Global live fraction over the selected weights, in (0, 1].
-        include: Which weights: paths, layers, regular expressions or a predicate. Default: all.
-        exclude: Which weights to leave out.
-        on_collapse: `"error"` or `"ignore"` if a weight is left without live entries.
-
-    Raises:
-        BudgetError: Layer collapse, if `on_collapse="error"`.
-        NotPrunableError: Weights that are wrapped or not finite.
+    Arguments and errors are those of `snip`; the model need not be compiled.
 
     Example:
 

@@ -54,22 +54,15 @@ def synflow(
     The layers of the model are patched while the function runs: do not use it from another thread
     meanwhile.
 
-    Args:
-        model: A built Keras model: Sequential, functional, nested or subclassed. It needs no loss.
-        density: Global live fraction over the selected weights, in (0, 1].
-        rounds: Number of rounds.
-        include: Which weights: paths, layers, regular expressions or a predicate. Default: all.
-        exclude: Which weights to leave out.
-        on_collapse: `"error"` or `"ignore"` if a weight is left without live entries.
+    `rounds` is their number. The other arguments and errors are those of `snip`; the model needs no
+    loss, but a fixed shape of a sample.
 
     Returns:
         A `Saliency` with the scores of the last round. Entries that were removed earlier have
         negative scores: the earlier, the lower, and within a round in the order of its scores.
 
     Raises:
-        BudgetError: Layer collapse, if `on_collapse="error"`.
-        NotPrunableError: An `R` that over- or underflows, weights that are wrapped or not finite, a
-            model without a fixed shape of a sample.
+        NotPrunableError: An `R` that over- or underflows; a sample whose shape is not fixed.
 
     Limits: recurrent gates and attention weights are not linear and stay as they are: query and
     key kernels get scores of 0 and should be excluded. Functions that a model calls as operations,
@@ -111,19 +104,13 @@ def synflow(
             before = masks
             masks = largest_masks(scores, live_count(density ** (number / rounds), size))
             if number < rounds:
-                _rank_removed(scores, before, masks, number - rounds)
+                # Those of removed entries go to [number - rounds, that + 1/2], below 0, in order.
+                highest = max(float(score.max()) for score in scores) or 1.0
+                for score, old, new in zip(scores, before, masks, strict=True):
+                    dying = np.nonzero(old & ~new)
+                    score[dying] = number - rounds + score[dying] / (2 * highest)
             values = [value * mask for value, mask in zip(values, masks, strict=True)]
     return Saliency("SynFlow", density, weights, scores, on_collapse, masks)
-
-
-def _rank_removed(
-    scores: list[np.ndarray], before: list[np.ndarray], after: list[np.ndarray], level: int
-) -> None:
-    """Moves the scores of removed entries to [level, level + 1/2], below 0, in order."""
-    highest = max(float(score.max()) for score in scores) or 1.0
-    for score, old, new in zip(scores, before, after, strict=True):
-        dying = np.nonzero(old & ~new)
-        score[dying] = level + score[dying] / (2 * highest)
 
 
 @contextlib.contextmanager
@@ -132,28 +119,18 @@ def _synaptic_flow(
 ) -> Iterator[Callable[[Sequence[np.ndarray]], tuple[float, list[np.ndarray]]]]:
     """Inside, the model is linear; gives the function `values -> R, dR/dvalues` of `variables`."""
     ones = _ones(model)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(float64_operations())
-        stack.enter_context(_linearized(model))
+    with float64_operations(), _linearized(model):
         given = {id(variable) for variable in variables}
-        others = [
-            v
-            for v in model.variables
-            if id(v) not in given and keras.backend.is_float_dtype(v.dtype)
-        ]
-        means = _moving_means(model)
-        rest = [np.abs(to_numpy(v)) * (id(v) not in means) for v in others]
+        is_float = keras.backend.is_float_dtype  # NumPy has no bfloat16
+        others = [v for v in model.variables if id(v) not in given and is_float(v.dtype)]
+        rest = [np.abs(to_numpy(v)) * (not v.name.endswith("moving_mean")) for v in others]
         constants = [keras.ops.convert_to_tensor(value, dtype="float64") for value in rest]
 
         def pure(values: list[Any], constants: list[Any]) -> Any:
             def flow(inner: list[Any]) -> Any:
                 pairs = zip([*variables, *others], [*inner, *constants], strict=True)
                 # The outer scope catches and drops updates, of seed states for instance.
-                with (
-                    keras.StatelessScope(),
-                    VariableOverrides(pairs),
-                    from_zero_states(model),
-                ):
+                with keras.StatelessScope(), VariableOverrides(pairs), from_zero_states(model):
                     outputs = keras.tree.flatten(model(ones, training=False))
                     sums = [keras.ops.sum(keras.ops.cast(o, "float64")) for o in outputs]
                 return sum(sums[1:], sums[0])
@@ -194,34 +171,20 @@ def _linearized(model: Any) -> Iterator[None]:
             if getattr(layer, "quantization_mode", None) is None and policy.name != "float64":
                 stack.callback(setattr, layer, "dtype_policy", policy)
                 layer.dtype_policy = "float64"
-            call = _replacement(layer)
-            if call is not None:
-                stack.enter_context(replaced(layer, "call", call))
+            for kinds, call in _CALLS:
+                if isinstance(layer, kinds):
+                    own = functools.partial(call, layer)
+                    stack.enter_context(replaced(layer, "call", own))
             # Recurrent layers only show the activation of their cell.
             activation = vars(layer).get("activation")
             if callable(activation) and not isinstance(activation, L.Layer):
                 # In recurrent cells only this one; recurrent_activation, the gates, stays.
-                stack.enter_context(replaced(layer, "activation", _identity))
+                stack.enter_context(replaced(layer, "activation", lambda x: x))
         yield
 
 
-def _moving_means(model: Any) -> set[int]:
-    """The ids of a model's moving means: in the linear network they are zero."""
-    return {id(v) for v in model.variables if v.name.endswith("moving_mean")}
-
-
-def _identity(x: Any, *args: Any, **kwargs: Any) -> Any:
-    return x
-
-
-def _replacement(layer: Any) -> Callable[..., Any] | None:
-    if isinstance(layer, _IDENTITIES):
-        return _identity
-    if isinstance(layer, L.Embedding):
-        return functools.partial(_embed_ones, layer)
-    if isinstance(layer, _BY_INPUT):
-        return functools.partial(_scale_and_shift, layer)
-    return None
+def _identity(layer: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    return inputs
 
 
 def _embed_ones(layer: Any, inputs: Any) -> Any:
@@ -241,3 +204,10 @@ def _scale_and_shift(layer: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
     if isinstance(beta, keras.Variable):
         inputs = inputs + keras.ops.reshape(beta.value, shape)
     return inputs
+
+
+_CALLS: tuple[tuple[Any, Callable[..., Any]], ...] = (
+    (_IDENTITIES, _identity),
+    (L.Embedding, _embed_ones),
+    (_BY_INPUT, _scale_and_shift),
+)

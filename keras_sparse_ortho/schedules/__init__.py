@@ -13,13 +13,6 @@ from keras_sparse_ortho.schedules._schedule import (
     default_frequency,
 )
 
-__all__ = [
-    "Constant",
-    "Cubic",
-    "Linear",
-    "OneShot",
-    "Polynomial",
-    "Schedule",
-]
+__all__ = ["Constant", "Cubic", "Linear", "OneShot", "Polynomial", "Schedule"]
 
 __getattr__, __dir__ = public_names(__name__, __all__)

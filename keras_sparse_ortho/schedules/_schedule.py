@@ -21,8 +21,6 @@ from keras_sparse_ortho._checks import (
 
 # The default frequency: at least _UPDATES updates, at most _MOST_STEPS steps between two.
 _UPDATES = _MOST_STEPS = 100
-# Long enough for every fraction but 0 to be a step after the first.
-_LONG_RUN = 10**9
 
 
 class Schedule(abc.ABC):
@@ -31,8 +29,8 @@ class Schedule(abc.ABC):
     Masks are updated at `begin_step`, every `frequency` steps after it, and at `end_step`; step
     `t` is the state after `t` updates of the optimizer, so step 0 is before the first.
 
-    Begin and end are steps (integers), or fractions of the run (floats in [0, 1], as 0.7 for 70% of
-    it). Fractions become steps when training begins and its length is known: `resolved`.
+    Begin and end are steps (integers), or fractions of the run (floats in [0, 1]), which become
+    steps when training begins and its length is known: `resolved`.
 
     Args:
         density: Live fraction at the end, in (0, 1]. `None` where something else sets it:
@@ -49,11 +47,12 @@ class Schedule(abc.ABC):
     Subclasses implement `at`; and `get_config`, unless every argument is an attribute.
     """
 
+    @other_keywords()
     def __init__(
         self,
-        density: float | None,
-        begin_step: int | float,
-        end_step: int | float | None,
+        density: float | None = None,
+        begin_step: int | float = 0,
+        end_step: int | float | None = None,
         frequency: int | None = None,
     ) -> None:
         self.density = None if density is None else check_density(density)
@@ -66,7 +65,7 @@ class Schedule(abc.ABC):
             if self.end_step < self.begin_step:
                 raise ValueError(
                     "`end_step` must not come before `begin_step`. "
-                    f"Received: begin_step={begin_step!r}, end_step={end_step!r}"
+                    f"Received: {begin_step=}, {end_step=}"
                 )
             if self.frequency is None and isinstance(self.begin_step, int):
                 self.frequency = default_frequency(int(self.end_step) - self.begin_step)
@@ -133,19 +132,17 @@ class Schedule(abc.ABC):
 
     def at_start(self) -> float:
         """The live fraction before the first step, in a run of any length."""
-        return self.resolved(_LONG_RUN).at(0)
+        return self.resolved(10**9).at(0)  # where every fraction but 0 is a later step
 
     def due(self, step: int, executed: int = 1) -> bool:
         """Whether masks are updated at `step`, or were due in the `executed` steps before."""
         begin, end = self._steps()
-        last = step if end is None else min(step, end)
-        after = step - executed
+        last, after = step if end is None else min(step, end), step - executed
         if last < begin or last <= after:
             return False
-        if last == self.end_step:
-            return True
         # The last update up to `last` lies after `after`.
-        return last - (last - begin) % (self.frequency or _MOST_STEPS) > after
+        update = last - (last - begin) % (self.frequency or _MOST_STEPS)
+        return last == self.end_step or update > after
 
     def _final(self) -> float:
         if self.density is None:
@@ -171,9 +168,7 @@ class Schedule(abc.ABC):
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
 class Constant(Schedule):
-    """`d(t) = density`, with masks updated from `begin_step` on, and 1 before.
-
-    The arguments are those of `Schedule`.
+    """`d(t) = density`, with masks updated from `begin_step` on, and 1 before; see `Schedule`.
 
     Example:
 
@@ -181,16 +176,6 @@ class Constant(Schedule):
     >>> [schedule.due(step) for step in (0, 100, 120, 150)]
     [False, True, False, True]
     """
-
-    @other_keywords()
-    def __init__(
-        self,
-        density: float | None = None,
-        begin_step: int | float = 0,
-        end_step: int | float | None = None,
-        frequency: int | None = None,
-    ) -> None:
-        super().__init__(density, begin_step, end_step, frequency)
 
     def at(self, step: int) -> float:
         return self._final() if step >= self._steps()[0] else 1.0
@@ -226,16 +211,10 @@ class Polynomial(Schedule):
     which is TFMOT's `PolynomialDecay` in terms of density.
 
     Args:
-        density: Live fraction at `end_step` and after it; see `Schedule`.
-        begin_step: First step at which masks are updated, or a fraction of the run; nothing is
-            pruned before it.
-        end_step: Last one, after `begin_step`, or a fraction of the run.
-        initial_density: Live fraction at `begin_step`.
+        initial_density: Live fraction at `begin_step`; before it nothing is pruned.
         power: The exponent, positive.
-        frequency: As for `Schedule`.
 
-    Raises:
-        ValueError: An `end_step` not after `begin_step`; a power that is not positive.
+    The other arguments, and errors, are those of `Schedule`; `end_step` comes after `begin_step`.
 
     Example:
 
@@ -256,8 +235,7 @@ class Polynomial(Schedule):
         super().__init__(density, begin_step, end_step, frequency)
         if type(self.begin_step) is type(self.end_step) and end_step <= begin_step:
             raise ValueError(
-                "`end_step` must come after `begin_step`. "
-                f"Received: begin_step={begin_step!r}, end_step={end_step!r}"
+                f"`end_step` must come after `begin_step`. Received: {begin_step=}, {end_step=}"
             )
         self.power = check_number("power", power)
         if self.power <= 0:
@@ -360,9 +338,8 @@ def _like_tfmot(name: Any, config: Any) -> Schedule:
     same = {key: config[key] for key in ("begin_step", "end_step", "frequency")}
     same["density"] = round(1 - as_float(config[last]), 12)
     if last == "target_sparsity":
-        return Constant(
-            **{**same, "end_step": None if same["end_step"] == -1 else same["end_step"]}
-        )
+        same["end_step"] = None if same["end_step"] == -1 else same["end_step"]
+        return Constant(**same)
     first = round(1 - as_float(config.get("initial_sparsity")), 12)
     return Polynomial(**same, initial_density=first, power=config.get("power"))
 

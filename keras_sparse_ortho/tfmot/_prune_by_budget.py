@@ -4,7 +4,7 @@ from typing import Any
 
 from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.errors import BudgetError, NotPrunableError
-from keras_sparse_ortho.kernels import Selection
+from keras_sparse_ortho.kernels import PrunableWeight, Selection
 from keras_sparse_ortho.pruning import plan_for
 from keras_sparse_ortho.tfmot._tf_keras_internals import (
     PruneLowMagnitude,
@@ -12,7 +12,7 @@ from keras_sparse_ortho.tfmot._tf_keras_internals import (
     build_attention,
     tfmot,
 )
-from keras_sparse_ortho.tfmot._weights import TfKerasWeight, find_kernels, rewrite, select_weights
+from keras_sparse_ortho.tfmot._weights import find_kernels, rewrite, select_weights
 
 
 def prune_by_budget(
@@ -32,25 +32,15 @@ def prune_by_budget(
     layer with several kernels (a GRU) gets their joint density; layers with density 1 in the budget
     stay as they are.
 
-    Args:
-        model: A built tf_keras model: Sequential, functional or nested. It is not changed.
-        density: As in `prune_with_mask`.
-        budget: As in `prune_with_mask`.
-        schedule: A TFMOT schedule whose final sparsity is replaced (`PolynomialDecay`,
-            `ConstantSparsity`), or a function from final sparsity to schedule.
-        include: As in `prune_with_mask`.
-        exclude: As in `prune_with_mask`.
-
-    Returns:
-        A new model with the same weights, not compiled.
+    `schedule` is one of TFMOT's whose final sparsity is replaced (`PolynomialDecay`,
+    `ConstantSparsity`), or a function from final sparsity to schedule. The other arguments, and
+    what is returned, are those of `prune_with_mask`.
 
     Raises:
         NotPrunableError: As in `prune_with_mask`; a layer that TFMOT does not prune, or whose
-            selected kernels it does not (`exclude` it, or use `prune_with_mask`, which takes every
-            layer).
-        BudgetError: A density or budget that does not fit the model; a schedule that starts with
-            more sparsity than a layer has in the budget.
-        UnknownWeightError: `include` or `exclude` matches nothing.
+            selected kernels it does not.
+        BudgetError: As in `prune_with_mask`; a schedule that starts with more sparsity than a layer
+            has in the budget.
         ValueError: No schedule, or one whose final sparsity cannot be replaced.
 
     Limits: TFMOT's. Weights are sparse at the ends of epochs, not in between; with `begin_step=0`
@@ -79,12 +69,9 @@ def prune_by_budget(
             "`schedule` must be a TFMOT schedule, or a function from final sparsity to one. "
             f"Received: schedule={schedule!r}"
         )
-    paths = {id(weight.variable): weight.path for weight in weights}
-    chosen: list[tuple[list[int], list[str]]] = []
 
-    def wrap(copy: Any, indices: list[int], kernels: list[TfKerasWeight]) -> Any:
-        own = [paths[id(kernels[k].variable)] for k in indices]
-        chosen.append((indices, own))
+    def wrap(copy: Any, indices: list[int], kernels: list[PrunableWeight]) -> Any:
+        own = [weight.path for weight in kernels]
         if not (PruneRegistry.supports(copy) or hasattr(copy, "get_prunable_weights")):
             raise NotPrunableError(
                 f"TFMOT does not know how to prune the layer '{copy.name}', which holds {own}. "
@@ -98,11 +85,11 @@ def prune_by_budget(
             return copy
         return PruneLowMagnitude(copy, _schedule_for(schedule, live / size, own))
 
-    result, layers = rewrite(model, weights, wrap)
-    for layer, (indices, own) in zip(layers, chosen, strict=True):
-        if isinstance(layer, PruneLowMagnitude):
-            _check_pruned(layer, indices, own)
-    if not any(isinstance(layer, PruneLowMagnitude) for layer in layers):
+    result, wrapped = rewrite(model, weights, wrap)
+    pruned = [each for each in wrapped if isinstance(each[0], PruneLowMagnitude)]
+    for layer, indices, own in pruned:
+        _check_pruned(layer, indices, own)
+    if not pruned:
         raise NotPrunableError(
             "Nothing in the model would be pruned: the budget leaves all weights dense. "
             f"Received: density={plan.density:.6g}"
@@ -115,7 +102,7 @@ def _schedule_for(schedule: Any, density: float, paths: list[str]) -> Any:
     if not isinstance(schedule, tfmot.sparsity.keras.PruningSchedule):
         return schedule(1 - density)
     config = schedule.get_config()
-    config = dict(config.get("config", config))
+    config = config.get("config", config)
     last = next((name for name in ("final_sparsity", "target_sparsity") if name in config), None)
     if last is None:
         raise ValueError(
@@ -132,14 +119,13 @@ def _schedule_for(schedule: Any, density: float, paths: list[str]) -> Any:
     return made
 
 
-def _check_pruned(wrapper: Any, indices: list[int], paths: list[str]) -> None:
+def _check_pruned(wrapper: Any, indices: list[int], selected: list[PrunableWeight]) -> None:
     """Raises if TFMOT would not prune exactly the selected kernels of a layer."""
-    kernels = find_kernels(wrapper.layer, wrapper.layer.name)
     pruned = {id(variable) for variable, _, _ in wrapper.pruning_vars}
-    chosen = {id(kernels[k].variable): path for k, path in zip(indices, paths, strict=True)}
-    left = [path for variable, path in chosen.items() if variable not in pruned]
-    known = [(id(w.variable), w.path) for w in kernels]
-    more = [path for variable, path in known if variable in pruned and variable not in chosen]
+    kernels = find_kernels(wrapper.layer, wrapper.layer.name)
+    by_tfmot = {k: weight.path for k, weight in enumerate(kernels) if id(weight.variable) in pruned}
+    left = [w.path for k, w in zip(indices, selected, strict=True) if k not in by_tfmot]
+    more = [path for k, path in by_tfmot.items() if k not in indices]
     if left or more:
         raise NotPrunableError(
             f"TFMOT prunes other weights of the layer '{wrapper.layer.name}' than were selected. "

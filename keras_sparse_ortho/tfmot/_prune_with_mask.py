@@ -1,11 +1,9 @@
 """Fixed masks: `PruneWithMask`, `prune_with_mask`, `prune_exact_orthogonal`."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from keras_sparse_ortho._checks import check_density, other_keywords
 from keras_sparse_ortho.budgets import Budget
@@ -16,35 +14,13 @@ from keras_sparse_ortho.orthogonal import Structure, largest_mask, live_count
 from keras_sparse_ortho.pruning import BudgetLike, draw_kernels, plan_for
 from keras_sparse_ortho.tfmot._tf_keras_internals import tf_keras
 from keras_sparse_ortho.tfmot._weights import (
+    Masked,
     TfKerasWeight,
-    as_numpy,
     find_kernels,
     rewrite,
     select_weights,
 )
-from keras_sparse_ortho.tfmot._wrapper import EffectiveWeightWrapper, WeightState, check_finite
-
-
-@dataclasses.dataclass(eq=False, repr=False)
-class _Masked(WeightState):
-    """Effective weight `w` where the mask is not 0, and exactly 0 elsewhere."""
-
-    variable: Any  # of the mask
-
-    def effective(self) -> Any:
-        # Unlike in a product, 0 even for infinite or NaN weights; faster than `tf.where`.
-        raw = tf.convert_to_tensor(self.raw)
-        return tf.math.multiply_no_nan(raw, tf.cast(self.variable, raw.dtype))
-
-    def mask(self) -> np.ndarray:
-        return as_numpy(self.variable) != 0
-
-    def settle(self) -> None:
-        self.raw.assign(self.effective())
-
-    def assign(self, mask: np.ndarray) -> None:
-        self.variable.assign(mask.astype(self.variable.dtype.as_numpy_dtype))
-        self.settle()
+from keras_sparse_ortho.tfmot._wrapper import EffectiveWeightWrapper
 
 
 @tf_keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -55,21 +31,20 @@ class PruneWithMask(EffectiveWeightWrapper):
     callbacks, and raw weights, gradients and optimizer moments of dead entries are exactly zero.
 
     The mask comes from the first of these: `masks`; the `initializers`, which draw kernel and mask;
-    `density`, or the counts in `live`, as the largest magnitudes of each kernel when the wrapper is
-    built; the layer's own sparse initializers.
+    `live` or `density`, as the largest magnitudes of each kernel when the wrapper is built; the
+    layer's own sparse initializers.
 
     Args:
         layer: Any tf_keras layer, built or not, whether or not TFMOT supports it.
         masks: Dict from weight name (`"kernel"`, or `"query/kernel"` for a sublayer) to a bool
-            array of its shape; other weights stay dense. `None` for another source.
+            array of its shape; other weights stay dense.
         selected: Which of the layer's kernels, as indices into the list of them; `None` for all.
-        initializers: A sparse initializer for each kernel, or `None`.
-        live: Number of live entries of each kernel, or `None`.
-        density: Live fraction of every kernel, in (0, 1], or `None`.
+        initializers: A sparse initializer, or `None`, for each kernel.
+        live: Number of live entries of each kernel.
+        density: Live fraction of every kernel, in (0, 1].
         **kwargs: As for tf_keras' `Layer`.
 
     Raises:
-        DensityError: A density outside (0, 1].
         NotPrunableError: When built: a layer without kernels, weights that are not finite, or no
             source of a mask.
         ValueError: Several of `masks`, `live` and `density`; TFMOT's arguments for ranking. When
@@ -101,61 +76,17 @@ class PruneWithMask(EffectiveWeightWrapper):
         density: float | None = None,
         **kwargs: Any,
     ) -> None:
-        given = {"masks": masks, "live": live, "density": density}
-        given = {name: value for name, value in given.items() if value is not None}
-        if len(given) > 1:
-            raise ValueError(f"Give only one of `masks`, `live` and `density`. Received: {given}")
+        if sum(source is not None for source in (masks, live, density)) > 1:
+            raise ValueError(f"Give only one of these. Received: {masks=}, {live=}, {density=}")
         self._density = None if density is None else check_density(density)
         self._pending = None if masks is None else dict(masks)
-        self._initializers: list[Any] | None = None
-        if initializers is not None:
-            self._initializers = [tf_keras.initializers.get(one) for one in initializers]
+        get = tf_keras.initializers.get
+        self._initializers = None if initializers is None else [get(one) for one in initializers]
         self._live = None if live is None else [int(count) for count in live]
         super().__init__(layer, selected, **kwargs)
 
     def build(self, input_shape: Any) -> None:
         self._build_layer(input_shape)
-        self._check_sources()
-        super().build(input_shape)
-        for index, state in enumerate(self.states if self._pending is not None else []):
-            name = state.weight.path.removeprefix(f"{self.layer.name}/")
-            self._hold(index, np.asarray(self._pending[name]))  # type: ignore[index]
-        self._pending = None
-        self._live = [int(state.mask().sum()) for state in self.states]
-        self._density = None
-
-    def _hold(
-        self, index: int, mask: np.ndarray, kernel: np.ndarray | None = None, drawn_by: Any = None
-    ) -> None:
-        """Sets the mask of a weight, and its dead entries to zero; new values, if there are any."""
-        states = self.states
-        state = states[index]
-        path = state.weight.path
-        if mask.shape != state.weight.shape or mask.dtype != bool or not mask.any():
-            raise ValueError(
-                f"The mask of '{path}' must be a bool array of shape {state.weight.shape} with a "
-                f"live entry. Received: dtype {mask.dtype}, shape {mask.shape}, {np.sum(mask)} live"
-            )
-        if kernel is not None:
-            state.raw.assign(kernel)
-        check_finite(state.weight)
-        state.assign(mask)
-        if self._live is not None and len(self._live) == len(states):
-            self._live[index] = int(mask.sum())
-        if drawn_by is not None or self._initializers is not None:  # for clones
-            self._initializers = self._initializers or [None] * len(states)
-            self._initializers[index] = drawn_by
-
-    def get_config(self) -> dict[str, Any]:
-        initializers = self._initializers
-        if initializers is not None:
-            serialize = tf_keras.initializers.serialize
-            initializers = [None if one is None else serialize(one) for one in initializers]
-        own = {"initializers": initializers, "live": self._live, "density": self._density}
-        return super().get_config() | own
-
-    def _check_sources(self) -> None:
-        """Selects the kernels that `masks` name; checks names, and counts of the other sources."""
         paths = [w.path for w in find_kernels(self.layer, self.layer.name)]
         if self._pending is not None:
             names = [path.removeprefix(f"{self.layer.name}/") for path in paths]
@@ -173,36 +104,63 @@ class PruneWithMask(EffectiveWeightWrapper):
                     f"`{name}` must hold one for each kernel, which are {paths}. "
                     f"Received: {len(values)} of them, {values!r}"
                 )
+        super().build(input_shape)
+        self._pending = self._density = None
 
-    def _new_state(
-        self, index: int, weight: TfKerasWeight, variable: Any, mask: Any, threshold: Any
-    ) -> WeightState:
-        state = _Masked(weight, variable, mask)
-        if self._pending is not None:
-            return state
-        value = check_finite(weight)
-        initializer = weight.initializer
-        if self._initializers is not None and self._initializers[index] is not None:
-            initializer = self._initializers[index]
-            drawn = draw(weight, initializer)
-            variable.assign(drawn.kernel)
-            state.assign(drawn.mask)
-        elif self._live is not None:
-            state.assign(largest_mask(np.abs(value), self._live[index]))
-        elif self._density is not None:
-            state.assign(largest_mask(np.abs(value), live_count(self._density, weight.size)))
-        elif isinstance(initializer, SparseInitializer):
-            drawn = adopt(weight, initializer)
-            if drawn.kernel is not None:
-                variable.assign(drawn.kernel)
-            state.assign(drawn.mask)
-        else:
-            raise NotPrunableError(
-                f"PruneWithMask has no mask for '{weight.path}': give it `masks`, `density`, "
-                "`initializers` or `live` counts, or the layer a sparse initializer. "
-                f"Received: initializer={type(initializer).__name__}"
-            )
+    def _new_state(self, index: int, weight: TfKerasWeight, mask: Any, threshold: Any) -> Any:
+        state = Masked(weight, weight.variable, mask)
+        _hold(state, self._drawn(index, weight))
         return state
+
+    def _drawn(self, index: int, weight: TfKerasWeight) -> AnyDraw:
+        """The mask of a weight by the first source that there is."""
+        own = None if self._initializers is None else self._initializers[index]
+        if self._pending is not None:
+            name = weight.path.removeprefix(f"{self.layer.name}/")
+            return Draw(np.asarray(self._pending[name]))
+        magnitudes = np.abs(weight.finite_raw_value())
+        if own is not None:
+            return draw(weight, own)
+        if self._live is not None:
+            return Draw(largest_mask(magnitudes, self._live[index]))
+        if self._density is not None:
+            return Draw(largest_mask(magnitudes, live_count(self._density, weight.size)))
+        if isinstance(weight.initializer, SparseInitializer):
+            return adopt(weight, weight.initializer)
+        raise NotPrunableError(
+            f"PruneWithMask has no mask for '{weight.path}': give it `masks`, `density`, "
+            "`initializers` or `live` counts, or the layer a sparse initializer. "
+            f"Received: initializer={type(weight.initializer).__name__}"
+        )
+
+    def take(self, draws: Sequence[AnyDraw]) -> None:
+        """Sets masks, and values if there are any; clones of the wrapper draw them anew."""
+        for state, drawn in zip(self.states, draws, strict=True):
+            _hold(state, drawn)
+        if any(drawn.initializer is not None for drawn in draws):
+            self._initializers = [drawn.initializer for drawn in draws]
+
+    def get_config(self) -> dict[str, Any]:
+        made = self._initializers
+        if made is not None:
+            made = [one and tf_keras.initializers.serialize(one) for one in made]
+        live = [int(state.mask().sum()) for state in self.states] or self._live
+        own = {"initializers": made, "live": live, "density": self._density}
+        return super().get_config() | own
+
+
+def _hold(state: Masked, drawn: AnyDraw) -> None:
+    """Sets the mask of a weight, its values if they are new, and its dead entries to zero."""
+    weight, mask, kernel = state.weight, drawn.mask, drawn.kernel
+    if mask.shape != weight.shape or mask.dtype != bool or not mask.any():
+        raise ValueError(
+            f"The mask of '{weight.path}' must be a bool array of shape {weight.shape} with a "
+            f"live entry. Received: dtype {mask.dtype}, shape {mask.shape}, {np.sum(mask)} live"
+        )
+    if kernel is not None:
+        state.raw.assign(kernel)
+    weight.finite_raw_value()
+    state.assign(mask)
 
 
 def prune_with_mask(
@@ -222,8 +180,7 @@ def prune_with_mask(
     3. `prune_with_mask(model)`: the masks of the layers' own sparse initializers.
 
     The wrappers are `PruneWithMask`; TFMOT's tools treat the model as if TFMOT had wrapped it. Any
-    layer can be wrapped, whether or not TFMOT supports it: subclasses of Dense, depthwise
-    convolutions, EinsumDense, Bidirectional, blocks of layers.
+    layer can be wrapped, whether or not TFMOT supports it.
 
     Args:
         model: A built tf_keras model: Sequential, functional or nested. It is not changed.
@@ -258,8 +215,7 @@ def prune_with_mask(
     by_density = density is not None or isinstance(budget, Budget)
     if masks is not None and (by_density or include is not None or exclude is not None):
         raise ValueError(
-            "`masks` and the other arguments are mutually exclusive. "
-            f"Received: density={density!r}, include={include!r}, exclude={exclude!r}"
+            f"Give `masks` or the other arguments. Received: {density=}, {include=}, {exclude=}"
         )
     if masks is not None:
         weights = select_weights(model, lambda w: w.path in masks, None)
@@ -271,39 +227,28 @@ def prune_with_mask(
         counts = plan_for(density, budget, weights, orthogonal=False).counts
         drawn = {w.path: largest_mask(np.abs(w.raw_value()), counts[w.path]) for w in weights}
         return _with_masks(model, {path: Draw(mask) for path, mask in drawn.items()})
-    table: dict[str, Draw] = {}
-    for weight in weights:
-        if isinstance(weight.initializer, SparseInitializer):
-            # The layer keeps its initializer, from which clones draw their masks.
-            own = adopt(weight, weight.initializer)
-            kernel = own.kernel if own.sets_values else None
-            table[weight.path] = Draw(own.mask, kernel, fresh=own.fresh)
-    if not table:
+    own = [(w, w.initializer) for w in weights if isinstance(w.initializer, SparseInitializer)]
+    if not own:
         raise NotPrunableError(
             "No layer of the model has a sparse initializer, and neither `masks` nor `density` was "
             f"given. Received: model={model.name!r}"
         )
-    return _with_masks(model, table)
+    adopted = {weight.path: adopt(weight, initializer) for weight, initializer in own}
+    # Without the initializer: the layer keeps it, and clones draw their masks from it.
+    return _with_masks(model, {path: Draw(one.mask, one.kernel) for path, one in adopted.items()})
 
 
 def _with_masks(model: Any, table: Mapping[str, AnyDraw]) -> Any:
     """A copy of a model in which the weights of `table` have these masks and values."""
-    weights: list[PrunableWeight] = select_weights(model, lambda w: w.path in table, None)
-    full_paths = {id(weight.variable): weight.path for weight in weights}
-    plans: list[list[AnyDraw]] = []
+    weights = select_weights(model, lambda w: w.path in table, None)
 
-    def wrap(copy: Any, indices: list[int], kernels: list[TfKerasWeight]) -> PruneWithMask:
-        chosen = [kernels[k] for k in indices]
-        # In the order of the wrapper's states: a copy may have another name.
-        plans.append([table[full_paths[id(w.variable)]] for w in chosen])
+    def wrap(copy: Any, indices: list[int], kernels: list[PrunableWeight]) -> PruneWithMask:
         # Built with full masks: the weights of the given model are copied afterwards.
-        selected = None if len(indices) == len(kernels) else indices
-        return PruneWithMask(copy, selected=selected, live=[w.size for w in chosen])
+        return PruneWithMask(copy, selected=indices, live=[w.size for w in kernels])
 
-    result, wrappers = rewrite(model, weights, wrap)
-    for wrapper, plan in zip(wrappers, plans, strict=True):
-        for index, drawn in enumerate(plan):
-            wrapper._hold(index, drawn.mask, drawn.kernel, drawn.initializer)
+    result, wrapped = rewrite(model, weights, wrap)
+    for wrapper, _, kernels in wrapped:
+        wrapper.take([table[weight.path] for weight in kernels])
     return result
 
 

@@ -1,21 +1,17 @@
 """Learnt thresholds (STR): `PruneWithSoftThreshold`, and `TargetDensity`, which steers them."""
 
 import dataclasses
-import warnings
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_sparse_ortho.callbacks import DEFAULT_FLOOR, ThresholdSteering
-from keras_sparse_ortho.errors import DensityWarning, NotPrunableError
+from keras_sparse_ortho.callbacks import DEFAULT_FLOOR, ThresholdSteering, warn_not_finite
+from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import Selection
-from keras_sparse_ortho.parametrizations import (
-    SoftThreshold,
-    critical_offsets,
-    threshold_function,
-)
+from keras_sparse_ortho.parametrizations import SoftThreshold, critical_offsets
 from keras_sparse_ortho.schedules import as_schedule
 from keras_sparse_ortho.tfmot._tf_keras_internals import (
     own_weights,
@@ -30,14 +26,10 @@ from keras_sparse_ortho.tfmot._weights import (
     rewrite,
     select_weights,
 )
-from keras_sparse_ortho.tfmot._wrapper import EffectiveWeightWrapper, WeightState, check_finite
+from keras_sparse_ortho.tfmot._wrapper import EffectiveWeightWrapper
 
 # In TensorFlow, whatever the backend of Keras 3.
-_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
-    "sigmoid": tf.sigmoid,
-    "exp": tf.exp,
-    "softplus": tf.nn.softplus,
-}
+_FUNCTIONS = {"sigmoid": tf.sigmoid, "exp": tf.exp, "softplus": tf.nn.softplus}
 
 
 def _shrink(value: Any, threshold: Any) -> Any:
@@ -62,9 +54,11 @@ def _shrink(value: Any, threshold: Any) -> Any:
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class SoftThresholdState(WeightState):
-    """Effective weight `sign(w) * relu(|w| - t)`, which `ThresholdSteering` can steer."""
+class SoftThresholdState:
+    """As `Masked`, with `sign(w) * relu(|w| - t)`, which `ThresholdSteering` can steer."""
 
+    weight: TfKerasWeight
+    raw: Any
     g: str
     s: Any
     offset: Any
@@ -85,8 +79,7 @@ class SoftThresholdState(WeightState):
         return effective
 
     def settle(self) -> None:
-        effective = self.show()
-        mask, threshold = self.kept
+        effective, (mask, threshold) = self.show(), self.kept
         mask.assign(tf.cast(effective != 0, mask.dtype))
         threshold.assign(tf.cast(tf.reduce_mean(self._threshold()), threshold.dtype))
 
@@ -96,22 +89,15 @@ class SoftThresholdState(WeightState):
         self.raw.assign(value + tf.sign(value) * tf.cast(self._threshold(), value.dtype))
         self.settle()
 
-    def threshold_value(self) -> np.ndarray:
-        return np.ravel(as_numpy(self._threshold()))
-
     @property
     def frozen(self) -> bool:
         return not float(as_numpy(self.active))
-
-    @property
-    def steered(self) -> Any:
-        return self.raw
 
     def scales(self) -> np.ndarray:
         return np.asarray(np.abs(as_numpy(self.raw)))
 
     def critical_offsets(self) -> np.ndarray:
-        return critical_offsets(threshold_function(self.g), self.scales(), as_numpy(self.s))
+        return critical_offsets(self.g, self.scales(), as_numpy(self.s))
 
     def freeze(self, mask: np.ndarray) -> np.ndarray:
         """Fixes the live entries: `w` becomes `w_e` on the mask and 0 elsewhere, `t` becomes 0."""
@@ -135,10 +121,9 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
 
     Soft threshold reparameterization (STR), the counterpart of `parametrizations.SoftThreshold`,
     with its gradients. The raw weight `w` and `s` are trainable variables of the wrapper. The
-    layer's kernel holds `w_e`, which is updated by optimizers of tf_keras in every step (as a
-    constraint), by TFMOT's `UpdatePruningStep`, by saving, and by reading the attribute `layer`. So
-    `strip_pruning` returns the plain layer with the effective weight. The kernel's regularizer and
-    constraint act on `w`.
+    layer's kernel holds `w_e`: optimizers of tf_keras update it in every step (as a constraint), as
+    do TFMOT's `UpdatePruningStep`, saving, and reading the attribute `layer`. The kernel's
+    regularizer and constraint act on `w`.
 
     Args:
         layer: Any tf_keras layer, built or not, whether or not TFMOT supports it.
@@ -184,16 +169,10 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
         **kwargs: Any,
     ) -> None:
         if granularity not in ("layer", "channel"):
-            raise ValueError(
-                f"`granularity` must be 'layer' or 'channel'. Received: granularity={granularity!r}"
-            )
-        if g not in _FUNCTIONS:
-            raise ValueError(f"`g` must be one of {sorted(_FUNCTIONS)}. Received: g={g!r}")
-        SoftThreshold(granularity, g, s_init, weight_decay)  # refuses the same numbers
-        self.granularity = granularity
-        self.g = g
-        self.s_init = float(s_init)
-        self.weight_decay = float(weight_decay)
+            raise ValueError(f"`granularity` is 'layer' or 'channel'. Received: {granularity=}")
+        checked = SoftThreshold(granularity, g, s_init, weight_decay)
+        self.granularity, self.g = granularity, g
+        self.s_init, self.weight_decay = checked.s_init, checked.weight_decay
         super().__init__(layer, selected, **kwargs)
 
     @property
@@ -222,21 +201,10 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
         trained = {id(v) for v in self.trainable_weights}
         return [v for v in [*self._inner.weights, *own_weights(self)] if id(v) not in trained]
 
-    def _new_state(
-        self, index: int, weight: TfKerasWeight, variable: Any, mask: Any, threshold: Any
-    ) -> WeightState:
-        value = check_finite(weight)
-        suffix = f"_{index}" if index else ""
-        dtype = getattr(variable, "true_dtype", variable.dtype)
-
-        def add(name: str, shape: Sequence[int], value: float, **options: Any) -> Any:
-            start = tf_keras.initializers.Constant(value)
-            options = {"aggregation": tf.VariableAggregation.MEAN, "trainable": False, **options}
-            return self.add_weight(
-                f"{name}{suffix}", shape=shape, initializer=start, dtype=dtype, **options
-            )
-
-        raw = add("raw", weight.shape, 0.0, trainable=True, constraint=variable.constraint)
+    def _new_state(self, index: int, weight: TfKerasWeight, mask: Any, threshold: Any) -> Any:
+        value, variable = weight.finite_raw_value(), weight.variable
+        add = functools.partial(self._add, index, weight)
+        raw = add("raw", 0.0, shape=weight.shape, trainable=True, constraint=variable.constraint)
         shape = weight.outputs_shape if self.granularity == "channel" else ()
 
         def show_kernel(s: Any) -> Any:
@@ -246,12 +214,12 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
         # The constraint of `s` runs after the update of the raw weight, which comes first. (A
         # replica of a strategy could not assign to the kernel.)
         update = None if tf.distribute.has_strategy() else show_kernel
-        s = add("s", shape, self.s_init, trainable=True, constraint=update)
-        offset, active = add("s_offset", (), 0.0), add("s_active", (), 1.0)
+        s = add("s", self.s_init, shape=shape, trainable=True, constraint=update)
+        offset, active = add("s_offset", 0.0), add("s_active", 1.0)
         state = SoftThresholdState(weight, raw, self.g, s, offset, active, (mask, threshold))
         raw.assign(value)
         state.settle()
-        regularizer = weight.regularizer
+        regularizer = weight.of_owner("regularizer")
         if regularizer is not None:
             # Replaces the penalty that the layer adds for the kernel, which has no gradient.
             self.add_loss(lambda: regularizer(state.raw) - tf.stop_gradient(regularizer(variable)))
@@ -259,10 +227,6 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
             decay = tf_keras.regularizers.L2(self.weight_decay / 2)
             self.add_loss(lambda: decay(state.raw) + decay(state.s))
         return state
-
-    def _adopt(self) -> None:
-        for state in self.states:
-            state.adopt_effective()
 
     def get_config(self) -> dict[str, Any]:
         names = ("granularity", "g", "s_init", "weight_decay")
@@ -303,14 +267,12 @@ def prune_with_soft_threshold(
     >>> kso.tfmot.prunable_weights(model)
     [<hidden/kernel shape=(64, 34), density=0.125>]
     """
-    weights = select_weights(model, include, exclude)
 
-    def wrap(copy: Any, indices: list[int], kernels: list[TfKerasWeight]) -> PruneWithSoftThreshold:
-        selected = None if len(indices) == len(kernels) else indices
-        return PruneWithSoftThreshold(copy, granularity, g, s_init, weight_decay, selected=selected)
+    def wrap(copy: Any, indices: list[int], kernels: Any) -> PruneWithSoftThreshold:
+        return PruneWithSoftThreshold(copy, granularity, g, s_init, weight_decay, selected=indices)
 
-    result, wrappers = rewrite(model, weights, wrap)
-    for wrapper in wrappers:
+    result, wrapped = rewrite(model, select_weights(model, include, exclude), wrap)
+    for wrapper, *_ in wrapped:
         for state in wrapper.states:
             state.raw.assign(tf.convert_to_tensor(state.weight.variable))
             state.settle()
@@ -320,15 +282,8 @@ def prune_with_soft_threshold(
 class TargetDensity(tf_keras.callbacks.Callback):
     """`keras_sparse_ortho.callbacks.TargetDensity` for models of `prune_with_soft_threshold`.
 
-    It may come before or after `UpdatePruningStep`.
-
-    Args:
-        density: Final global live fraction, in (0, 1].
-        schedule: One of `keras_sparse_ortho.schedules`, or of TFMOT's, whose density is replaced.
-            Without one `fit` is needed, and the default is that of the callback for Keras 3.
-        frequency: Steps between two updates of the offset, if there is no schedule.
-        freeze: Whether to fix the live entries at the end of the schedule.
-        floor: As for the callback for Keras 3.
+    With its arguments; `frequency` is 100 by default, and a `schedule` may also be one of TFMOT's,
+    whose density is replaced. It may come before or after `UpdatePruningStep`.
 
     Raises:
         NotPrunableError: When training begins, if no weight has a soft threshold.
@@ -347,8 +302,8 @@ class TargetDensity(tf_keras.callbacks.Callback):
         super().__init__()
         plan = None if schedule is None else as_schedule(schedule)
         self._steering = ThresholdSteering(density, plan, frequency, freeze, floor)
-        self._last: int | None = None
-        self._executed, self._calls = 1, 0
+        self._last: int | None = None  # step that began
+        self._calls = 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         states = [getattr(weight, "state", None) for weight in prunable_weights(self.model)]
@@ -359,16 +314,17 @@ class TargetDensity(tf_keras.callbacks.Callback):
                 f"prune_with_soft_threshold. Received: model={self.model.name!r} without any"
             )
         params = getattr(self, "params", None) or {}  # none in a custom loop
-        self._steering.begin(thresholds, params.get("epochs"), params.get("steps"))
-        self._last = None
-        self._executed, self._calls = 1, 0
+        epochs, steps = params.get("epochs"), params.get("steps")
+        self._steering.take(thresholds)
+        self._steering.resolve(epochs * steps if epochs and steps else None)
+        self._last, self._calls = None, 0
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         step = self._step()
         self._calls += 1
         executed = 1 if self._last is None else step - self._last
         if executed:  # no update after a step that loss scaling skipped
-            self._last, self._executed = step, executed
+            self._last = step
             if self._steering.is_due(step, executed):
                 self._steer(step)
 
@@ -380,26 +336,18 @@ class TargetDensity(tf_keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         step = self._step()
-        if self._steering.is_due_at_end(step, self._executed):
+        if self._steering.is_due_at_end(step, step - (self._last or 0)):
             self._steer_at_end(step)
 
     def _steer_at_end(self, step: int) -> None:
         try:
             self._steer(step)
         except NotPrunableError as error:  # an error here would cost `fit` its History
-            warnings.warn(
-                "TargetDensity could not bring the weights to their density after the last step, "
-                "as the run has left infinite or NaN ones. Train again, with a lower learning rate "
-                f"or other data. Received: {error}",
-                DensityWarning,
-                stacklevel=2,
-            )
+            warn_not_finite("TargetDensity", error)
 
     def _step(self) -> int:
-        optimizer = getattr(self.model, "optimizer", None)
-        if optimizer is None:
-            return self._calls
-        return int(tf_keras.backend.get_value(optimizer.iterations))
+        made = getattr(getattr(self.model, "optimizer", None), "iterations", self._calls)
+        return int(tf_keras.backend.get_value(made))
 
     def _steer(self, step: int) -> None:
         state: Any

@@ -84,7 +84,6 @@ def build_by_calling(layer: Any, args: Any, kwargs: Any) -> None:
 
 
 def is_graph(model: Any) -> bool:
-    """Whether a tf_keras model is functional and can be cloned layer by layer."""
     return bool(model._is_graph_network)
 
 
@@ -101,7 +100,6 @@ def track(layer: Any, inner: Any) -> None:
 
 
 def rename(layer: Any, name: str) -> None:
-    """Renames a layer that has no weights yet."""
     layer._name = name
 
 
@@ -113,8 +111,7 @@ def takes(layer: Any, argument: str) -> bool:
 @contextmanager
 def known_to_tfmot(layer: Any) -> Iterator[None]:
     """Lets TFMOT's wrapper accept any layer; the method must not stay, see `strip_pruning`."""
-    own = "get_prunable_weights" in vars(layer) if hasattr(layer, "__dict__") else True
-    if own or not isinstance(layer, tf_keras.layers.Layer):
+    if not isinstance(layer, tf_keras.layers.Layer) or "get_prunable_weights" in vars(layer):
         yield
         return
     layer.get_prunable_weights = list
@@ -122,11 +119,6 @@ def known_to_tfmot(layer: Any) -> Iterator[None]:
         yield
     finally:
         del layer.get_prunable_weights
-
-
-def keep_inputs_uncast(layer: Any) -> None:
-    """Leaves the casting of inputs to the sublayers."""
-    layer._autocast = False
 
 
 def forget_calls(layer: Any) -> None:
@@ -149,10 +141,9 @@ def attribute_overrides(overrides: Iterable[tuple[Any, str, Any]]) -> Iterator[N
         for owner, name, tensor in overrides:
             if vars(owner)[name] is not tensor:
                 raise RuntimeError(
-                    f"The weight '{name}' of '{owner.name}' was replaced while the layer ran: "
-                    "another replica of MirroredStrategy ran inside it, as happens with "
-                    "BatchNormalization. Wrap the layers inside one by one. "
-                    f"Received: owner={type(owner).__name__}"
+                    f"Another replica of MirroredStrategy replaced the weight '{name}' while the "
+                    "layer ran, as happens with BatchNormalization. Wrap the layers inside one by "
+                    f"one. Received: the layer '{owner.name}', a {type(owner).__name__}"
                 )
     finally:
         for (owner, name, _), variable in zip(overrides, before, strict=True):
@@ -166,11 +157,10 @@ def zero_slots(optimizer: Any, variable: Any, entries: np.ndarray) -> None:
         slots = {name: optimizer.get_slot(variable, name) for name in optimizer.get_slot_names()}
     else:
         index = getattr(optimizer, "_index_dict", {})
-        known = bool(index) and optimizer._var_key(variable) in index
-        lists = vars(optimizer).items() if known else ()
+        place: Any = index.get(optimizer._var_key(variable)) if index else None
         slots = {
-            name: value[index[optimizer._var_key(variable)]]
-            for name, value in lists
+            name: value[place]
+            for name, value in (() if place is None else vars(optimizer).items())
             if isinstance(value, list) and len(value) == len(index) and name != "_variables"
         }
     for name, slot in slots.items():
@@ -206,8 +196,8 @@ class PrunePreserveQuantizeScheme(_Scheme):
     preserve zeros there. The wrappers of this package do prune it, so this scheme also multiplies
     its kernel by the mask of its nonzeros before it is quantized. The rest is TFMOT's.
 
-    Limits: TFMOT does not quantize a layer directly followed by a ReLU layer, so no zeros are
-    preserved in it: give the layer `activation="relu"`, or put a BatchNormalization between.
+    Limits: TFMOT does not quantize a layer directly followed by a ReLU layer: give the layer
+    `activation="relu"`, or put a BatchNormalization between.
 
     Example:
 

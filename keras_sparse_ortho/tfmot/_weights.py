@@ -3,7 +3,7 @@
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import keras
 import numpy as np
@@ -32,18 +32,14 @@ Layouts = dict[str, KernelLayout | None]
 def register_initializers() -> Any:
     """Registers the initializers with tf_keras, so that models with them can be loaded.
 
-    Each class is registered as `keras_sparse_ortho>Name`, as in Keras 3, for `.keras` files and
-    `clone_model`, and under its bare name, for `.h5` files. Importing `keras_sparse_ortho.tfmot`
-    does this, and registers the wrappers.
+    Importing `keras_sparse_ortho.tfmot` does this, and registers the wrappers.
 
     Returns:
         The module `tf_keras`.
     """
-    register = tf_keras.saving.register_keras_serializable(package="keras_sparse_ortho")
-    known = tf_keras.saving.get_custom_objects()
     for initializer in (ExactOrthogonal, RandomSparse):
-        register(initializer)
-        known[initializer.__name__] = initializer
+        tf_keras.saving.register_keras_serializable(package="keras_sparse_ortho")(initializer)
+        tf_keras.saving.get_custom_objects()[initializer.__name__] = initializer  # for .h5 files
     return tf_keras
 
 
@@ -51,15 +47,11 @@ def register_layouts() -> None:
     """Registers tf_keras' kernels, most as those of Keras' layers of one name."""
     names = ["Dense", "Embedding", "EinsumDense", "SeparableConv1D", "SeparableConv2D"]
     names += [f"Conv{n}D{suffix}" for n in (1, 2, 3) for suffix in ("", "Transpose")]
-    for name in names:
+    for name in [*names, "SimpleRNNCell", "GRUCell", "LSTMCell"]:
         layouts = kernel_layouts.dispatch(getattr(keras.layers, name))
         kernel_layouts.register(getattr(L, name), layouts)
     for kind in (L.DepthwiseConv1D, L.DepthwiseConv2D):
         kernel_layouts.register(kind, lambda _: {"depthwise_kernel": KernelLayout.depthwise()})
-    cells = ((L.SimpleRNNCell, KernelLayout.recurrent(1)), (L.GRUCell, KernelLayout.recurrent(3)))
-    for kind, layout in (*cells, (L.LSTMCell, KernelLayout.recurrent(4))):
-        own = dict.fromkeys(("kernel", "recurrent_kernel"), layout)
-        kernel_layouts.register(kind, lambda _, own=own: own)
 
 
 def layouts_of(layer: Any) -> Layouts:
@@ -78,7 +70,7 @@ def layouts_of(layer: Any) -> Layouts:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class TfKerasWeight(PrunableWeight):
-    """A kernel of a tf_keras layer; see `PrunableWeight`."""
+    """A kernel of a tf_keras layer."""
 
     attribute: str = ""  # of the owner, which holds the variable
     state: Any = None  # of a wrapped weight, with `mask()` and `effective()`
@@ -90,20 +82,12 @@ class TfKerasWeight(PrunableWeight):
 
     @property
     def initializer(self) -> Any:
-        """The owner's initializer for the weight, or `None`."""
-        return self._of_owner("initializer")
+        return self.of_owner("initializer")
 
-    @property
-    def regularizer(self) -> Any:
-        """The owner's regularizer for the weight, or `None`."""
-        return self._of_owner("regularizer")
-
-    def _of_owner(self, what: str) -> Any:
-        stem = self.attribute.removesuffix("_kernel")
-        for name in (f"{self.attribute}_{what}", f"{stem}_{what}"):
-            if hasattr(self.owner, name):
-                return getattr(self.owner, name)
-        return None
+    def of_owner(self, what: str) -> Any:
+        """The owner's initializer or regularizer for the weight, or `None`."""
+        short = f"{self.attribute.removesuffix('_kernel')}_{what}"
+        return getattr(self.owner, f"{self.attribute}_{what}", getattr(self.owner, short, None))
 
     def raw_value(self, *, copy: bool = True) -> np.ndarray:
         return as_numpy(self.variable if self.state is None else self.state.raw)
@@ -136,9 +120,8 @@ def prunable_weights(model: Any) -> list[PrunableWeight]:
         model: A built tf_keras model or layer.
 
     Returns:
-        A list that `keras_sparse_ortho.budgets` accepts in place of a model. Paths are those of
-        the same model in Keras 3: the names of layer, sublayers and attribute, joined by `/`.
-        Pruning wrappers do not appear in paths.
+        A list that `keras_sparse_ortho.budgets` accepts in place of a model, with the paths of the
+        same model in Keras 3. Pruning wrappers do not appear in paths.
 
     Raises:
         NotPrunableError: Not a tf_keras model or layer, e.g. a Keras 3 model.
@@ -156,12 +139,10 @@ def prunable_weights(model: Any) -> list[PrunableWeight]:
     """
     if not isinstance(model, tf_keras.layers.Layer):
         raise NotPrunableError(
-            "keras_sparse_ortho.tfmot is for tf_keras models; for Keras 3 use "
-            "keras_sparse_ortho.sparsify. "
-            f"Received: model={model!r} of type {type(model).__module__}.{type(model).__name__}"
+            "keras_sparse_ortho.tfmot is for tf_keras models; for Keras 3 use keras_sparse_ortho."
+            f"sparsify. Received: {model=} of type {type(model).__module__}.{type(model).__name__}"
         )
-    path = "" if isinstance(model, tf_keras.Model) else str(model.name)
-    return cast(list[PrunableWeight], find_kernels(model, path))
+    return [*find_kernels(model, "" if isinstance(model, tf_keras.Model) else model.name)]
 
 
 def walk(layer: Any, path: str) -> Iterator[tuple[Any, str]]:
@@ -205,49 +186,63 @@ def _held(layer: Any, path: str, variable: Any) -> TfKerasWeight:
     )
 
 
-@dataclasses.dataclass(eq=False)
-class _TfmotState:
-    """Mask and effective weight of a kernel in TFMOT's own wrapper."""
+@dataclasses.dataclass(eq=False, repr=False)
+class Masked:
+    """A state, by which one raw variable becomes the effective weight that a wrapped layer uses.
 
+    Effective is `w` where the mask is not 0, and exactly 0 elsewhere. `settle` sets the variable of
+    the layer to the effective weight; `adopt_effective` follows where it was set to another one.
+    """
+
+    weight: TfKerasWeight
     raw: Any
     variable: Any  # of the mask
+
+    def effective(self) -> Any:
+        # Unlike in a product, 0 even for infinite or NaN weights; faster than `tf.where`.
+        raw = tf.convert_to_tensor(self.raw)
+        return tf.math.multiply_no_nan(raw, tf.cast(self.variable, raw.dtype))
 
     def mask(self) -> np.ndarray:
         return as_numpy(self.variable) != 0
 
-    def effective(self) -> Any:
-        return self.raw * self.variable
+    def settle(self) -> None:
+        self.raw.assign(self.effective())
+
+    adopt_effective = settle
+
+    def assign(self, mask: np.ndarray) -> None:
+        self.variable.assign(mask.astype(self.variable.dtype.as_numpy_dtype))
+        self.settle()
 
 
 def _wrapped(wrapper: Any, path: str) -> list[TfKerasWeight]:
-    states = getattr(wrapper, "states", None)
-    if states is None:  # TFMOT's own wrapper
-        states = {id(w): _TfmotState(w, m) for w, m, _ in wrapper.pruning_vars}
-    else:
-        states = {id(state.weight.variable): state for state in states}
+    own = {id(weight.variable): weight for weight in find_kernels(wrapper.layer, path)}
+    known = [(own.get(id(raw)), raw, mask) for raw, mask, _ in wrapper.pruning_vars]
+    states: dict[int, Any] = {id(raw): Masked(w, raw, mask) for w, raw, mask in known if w}
+    states |= {id(state.weight.variable): state for state in getattr(wrapper, "states", ())}
     return [
-        dataclasses.replace(weight, state=states.get(id(weight.variable)), wrapped=True)
-        for weight in find_kernels(wrapper.layer, path)
+        dataclasses.replace(weight, state=states.get(key), wrapped=True)
+        for key, weight in own.items()
     ]
 
 
 def select_weights(model: Any, include: Selection, exclude: Selection) -> list[PrunableWeight]:
     """The weights to prune; raises for models, layers and weights that cannot be pruned."""
+    found = prunable_weights(model)
     if not isinstance(model, tf_keras.Model):
-        prunable_weights(model)  # raises for anything that is not a layer
         raise NotPrunableError(
             "`model` must be a whole model; wrap a single layer with keras_sparse_ortho.tfmot."
             f"PruneWithMask. Received: model={type(model).__name__}"
         )
     _check_model(model, model.name)
-    weights = choose(prunable_weights(model), include, exclude)
+    weights = choose(found, include, exclude)
     if not weights:
         raise NotPrunableError(
             "Nothing in the model would be pruned: it has no kernels, or none is selected. "
             f"Received: model={model.name!r}"
         )
-    wrapped = [weight.path for weight in weights if getattr(weight, "wrapped", False)]
-    if wrapped:
+    if wrapped := [weight.path for weight in weights if getattr(weight, "wrapped", False)]:
         raise NotPrunableError(
             "These weights have a pruning wrapper already: call TFMOT's strip_pruning first, or "
             f"`exclude` them. Received: {wrapped}"
@@ -257,29 +252,36 @@ def select_weights(model: Any, include: Selection, exclude: Selection) -> list[P
     return weights
 
 
-Wrap = Callable[[Any, list[int], list[TfKerasWeight]], Any]
-"""`(copied layer, indices of its selected kernels, the kernels of the original) -> wrapper`."""
+# `(copied layer, indices of its selected kernels, these) -> wrapper`, and for every such layer
+# `(wrapper, indices, selected kernels)`.
+Wrap = Callable[[Any, list[int], list[PrunableWeight]], Any]
+Wrapped = list[tuple[Any, list[int], list[PrunableWeight]]]
 
 
-def rewrite(model: Any, weights: Sequence[PrunableWeight], wrap: Wrap) -> tuple[Any, list[Any]]:
-    """A copy of a model with every layer that holds some of `weights` wrapped, and the wrappers."""
-    chosen = {id(weight.variable) for weight in weights}
-    wrappers: list[Any] = []
+def rewrite(model: Any, weights: Sequence[PrunableWeight], wrap: Wrap) -> tuple[Any, Wrapped]:
+    """A copy of a model with every layer that holds some of `weights` wrapped."""
+    chosen = {id(weight.variable): weight for weight in weights}
+    wrapped: Wrapped = []
     pairs: list[tuple[Any, Any]] = []
 
     def replace(layer: Any) -> Any:
         if isinstance(layer, tf_keras.Model):
             return clone(layer)
-        copy = copy_layer(layer)
+        with warnings.catch_warnings():
+            # Initializers of this package are serialized correctly.
+            warnings.filterwarnings("ignore", message=".*keras.initializers.serialize")
+            copy = type(layer).from_config(layer.get_config())
+        rename(copy, layer.name)  # the configuration may have no name
         pairs.append((layer, copy))
         if isinstance(layer, PruneLowMagnitude):
             return copy
-        kernels = find_kernels(layer, layer.name)
-        indices = [k for k, w in enumerate(kernels) if id(w.variable) in chosen]
+        own = [chosen.get(id(w.variable)) for w in find_kernels(layer, layer.name)]
+        indices = [k for k, weight in enumerate(own) if weight is not None]
         if not indices:
             return copy
-        wrappers.append(wrap(copy, indices, kernels))
-        return wrappers[-1]
+        selected = [weight for weight in own if weight is not None]
+        wrapped.append((wrap(copy, indices, selected), indices, selected))
+        return wrapped[-1][0]
 
     def clone(part: Any) -> Any:
         return tf_keras.models.clone_model(part, clone_function=replace)
@@ -288,32 +290,20 @@ def rewrite(model: Any, weights: Sequence[PrunableWeight], wrap: Wrap) -> tuple[
     for old, new in pairs:
         for source, target in zip(old.weights, new.weights, strict=True):
             target.assign(source)
-    return result, wrappers
-
-
-def copy_layer(layer: Any) -> Any:
-    """An unbuilt layer with the same configuration and name."""
-    with warnings.catch_warnings():
-        # Initializers of this package are serialized correctly.
-        warnings.filterwarnings("ignore", message=".*keras.initializers.serialize")
-        copy = type(layer).from_config(layer.get_config())
-    if copy.name != layer.name:  # the configuration has no name
-        rename(copy, layer.name)
-    return copy
+    return result, wrapped
 
 
 def _check_model(model: Any, path: str) -> None:
     """Raises if a model, or one inside it, cannot be cloned layer by layer."""
+    wrong = None if model.built else "not built: give it an Input or call it once"
     if not isinstance(model, tf_keras.Sequential) and not is_graph(model):
-        raise NotPrunableError(
-            f"The model '{path}' is a subclassed model, into which TFMOT's wrappers cannot be put. "
-            "Wrap its layers where they are created, with keras_sparse_ortho.tfmot.PruneWithMask. "
-            f"Received: model={type(model).__name__}"
+        wrong = (
+            "a subclassed model, into which TFMOT's wrappers cannot be put. Wrap its layers where "
+            "they are created, with keras_sparse_ortho.tfmot.PruneWithMask"
         )
-    if not model.built:
+    if wrong is not None:
         raise NotPrunableError(
-            f"The model '{path}' is not built: give it an Input or call it once. "
-            f"Received: model={type(model).__name__}"
+            f"The model '{path}' is {wrong}. Received: model={type(model).__name__}"
         )
     for layer in model.layers:
         if isinstance(layer, tf_keras.Model):

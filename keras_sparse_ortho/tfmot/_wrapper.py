@@ -1,7 +1,6 @@
 """The base of the pruning wrappers for tf_keras: TFMOT's class with effective weights."""
 
 import abc
-import dataclasses
 import types
 from collections.abc import Sequence
 from typing import Any
@@ -17,37 +16,16 @@ from keras_sparse_ortho.tfmot._tf_keras_internals import (
     build_by_calling,
     every_layer_is_built,
     forget_calls,
-    keep_inputs_uncast,
     known_to_tfmot,
     smart_cond,
     takes,
     tf_keras,
     tfmot,
 )
-from keras_sparse_ortho.tfmot._weights import TfKerasWeight, as_numpy, find_kernels
+from keras_sparse_ortho.tfmot._weights import TfKerasWeight, find_kernels
 
 # Arguments by which TFMOT's wrapper ranks magnitudes.
 _RANKING = {"pruning_schedule", "block_size", "block_pooling_type", "sparsity_m_by_n"}
-
-
-@dataclasses.dataclass(eq=False, repr=False)
-class WeightState(abc.ABC):
-    """How one raw variable becomes the effective weight that the layer uses."""
-
-    weight: TfKerasWeight
-    raw: Any
-
-    @abc.abstractmethod
-    def effective(self) -> Any:
-        """The effective weight as a differentiable tensor."""
-
-    @abc.abstractmethod
-    def mask(self) -> np.ndarray:
-        """Which entries are live, as a NumPy bool array."""
-
-    @abc.abstractmethod
-    def settle(self) -> None:
-        """Sets the variable of the layer to the effective weight."""
 
 
 class EffectiveWeightWrapper(PruneLowMagnitude):
@@ -78,8 +56,7 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
         # TFMOT's wrapper wants a schedule; the masks or thresholds of this one do not ask it.
         never = tfmot.sparsity.keras.ConstantSparsity(0.0, begin_step=0)
         with known_to_tfmot(layer):
-            super().__init__(layer, pruning_schedule=never, **kwargs)
-        keep_inputs_uncast(self)
+            super().__init__(layer, pruning_schedule=never, autocast=False, **kwargs)
         self.supports_masking = self._inner.supports_masking
         # Before the first call, so that TFMOT's callbacks find it in an unbuilt model.
         self.pruning_step = self.add_weight(
@@ -108,20 +85,22 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
         del self.pruning_vars
         self.__dict__["pruning_vars"] = []
         for index, weight in enumerate(weights):
-            variable = weight.variable
             # As TFMOT creates them, but with unique names, which `.h5` files need.
-            common = {"dtype": getattr(variable, "true_dtype", variable.dtype), "trainable": False}
-            common["aggregation"] = tf.VariableAggregation.MEAN
-            suffix = f"_{index}" if index else ""
-            mask = self.add_weight(
-                f"mask{suffix}", shape=variable.shape, initializer="ones", **common
-            )
-            threshold = self.add_weight(
-                f"threshold{suffix}", shape=[], initializer="zeros", **common
-            )
-            self.pruning_vars.append((variable, mask, threshold))
-            self.states.append(self._new_state(index, weight, variable, mask, threshold))
+            mask = self._add(index, weight, "mask", 1.0, shape=weight.shape)
+            threshold = self._add(index, weight, "threshold", 0.0)
+            self.pruning_vars.append((weight.variable, mask, threshold))
+            self.states.append(self._new_state(index, weight, mask, threshold))
         self.pruning_obj = types.SimpleNamespace(weight_mask_op=self._settle)
+
+    def _add(self, index: int, weight: TfKerasWeight, name: str, fill: float, **kwargs: Any) -> Any:
+        """A variable that belongs to the weight of this index."""
+        return self.add_weight(
+            f"{name}_{index}" if index else name,
+            initializer=tf_keras.initializers.Constant(fill),
+            dtype=getattr(weight.variable, "true_dtype", weight.variable.dtype),
+            aggregation=tf.VariableAggregation.MEAN,
+            **{"shape": (), "trainable": False, **kwargs},
+        )
 
     def _build_layer(self, input_shape: Any) -> None:
         if not self._inner.built:
@@ -130,9 +109,8 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
         build_attention(self._inner)
 
     def build_from_config(self, config: dict[str, Any]) -> None:
-        shape = config.get("input_shape")
-        if shape is not None:
-            shape = tf.TensorShape(shape)  # a list where it comes from a file
+        if config.get("input_shape") is not None:
+            shape = tf.TensorShape(config["input_shape"])  # a list where it comes from a file
             self._build_layer(shape)
             if find_kernels(self._inner, self._inner.name):
                 self.build(shape)
@@ -144,9 +122,7 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
         return super().__call__(*args, **kwargs)
 
     @abc.abstractmethod
-    def _new_state(
-        self, index: int, weight: TfKerasWeight, variable: Any, mask: Any, threshold: Any
-    ) -> WeightState:
+    def _new_state(self, index: int, weight: TfKerasWeight, mask: Any, threshold: Any) -> Any:
         """The state of a weight, given its variables for mask (ones) and threshold (0)."""
 
     def _settle(self) -> Any:
@@ -165,16 +141,14 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
     ) -> Any:
         learning = tf_keras.backend.learning_phase() if training is None else training
         smart_cond(learning, self._count_step, tf.no_op)
-        if training is not None and takes(self._inner, "training"):
-            kwargs["training"] = training
-        if mask is not None and takes(self._inner, "mask"):
-            kwargs["mask"] = mask
-        overrides = []
-        for state in self.states:
-            owner = state.weight.owner
-            effective = tf.cast(state.effective(), owner.compute_dtype)
-            overrides.append((owner, state.weight.attribute, effective))
-        with attribute_overrides(overrides):
+        for name, value in {"training": training, "mask": mask}.items():
+            if value is not None and takes(self._inner, name):
+                kwargs[name] = value
+        owned = [(state, state.weight.owner) for state in self.states]
+        with attribute_overrides(
+            (owner, state.weight.attribute, tf.cast(state.effective(), owner.compute_dtype))
+            for state, owner in owned
+        ):
             outputs = self._inner(inputs, *args, **kwargs)
         forget_calls(self._inner)
         return outputs
@@ -198,11 +172,8 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
 
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
         super().set_weights(weights)
-        self._adopt()
-
-    def _adopt(self) -> None:
-        """Updates the states after the layer's variables were assigned."""
-        self._settle()
+        for state in self.states:
+            state.adopt_effective()
 
     def get_config(self) -> dict[str, Any]:
         config = super(PruneLowMagnitude, self).get_config()
@@ -219,14 +190,3 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
             layer, custom_objects=custom_objects, use_legacy_format=legacy
         )
         return cls(layer, **config)
-
-
-def check_finite(weight: TfKerasWeight) -> np.ndarray:
-    """The raw weight as a NumPy array; raises NotPrunableError if it is not finite."""
-    value = as_numpy(weight.variable)
-    wrong = np.count_nonzero(~np.isfinite(value))
-    if wrong:
-        raise NotPrunableError(
-            f"The weight '{weight.path}' is not finite. Received: {wrong} infinite or NaN entries"
-        )
-    return value

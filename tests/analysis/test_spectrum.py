@@ -15,15 +15,11 @@ from tests.helpers import array, slow_on_jax
 L = keras.layers
 
 
-def rng():
-    return np.random.default_rng(0)
-
-
 @pytest.mark.core
 @pytest.mark.parametrize(("inputs", "outputs"), [(7, 5), (4, 9)])
 def test_of_a_tanh_layer_after_a_linear_one(inputs, outputs):
     model = keras.Sequential([keras.Input((inputs,)), L.Dense(6), L.Dense(outputs, "tanh")])
-    x = rng().normal(size=(3, inputs)).astype("float32")
+    x = np.random.default_rng(0).normal(size=(3, inputs)).astype("float32")
     first, second = (layer.get_weights()[0] for layer in model.layers)
     for sample, values in enumerate(jacobian_singular_values(model, x)):
         slope = 1 - np.tanh(x[sample] @ first @ second) ** 2
@@ -36,49 +32,39 @@ def test_of_an_orthogonal_network_with_masks():
     layers = [L.Dense(32, use_bias=False) for _ in range(3)]
     dense = keras.Sequential([keras.Input((32,)), *layers])
     model = kso.sparsify(dense, 0.1, seed=0)
-    found = jacobian_singular_values(model, rng().normal(size=(2, 32)))
+    found = jacobian_singular_values(model, np.random.default_rng(0).normal(size=(2, 32)))
     assert found.shape == (2, 32)
     np.testing.assert_allclose(found, 1, atol=2e-6)
 
 
 def test_of_convolutions_with_normalization_and_dropout():
-    model = keras.Sequential(
-        [
-            keras.Input((4, 4, 2)),
-            L.Conv2D(3, 3, activation="relu"),
-            L.BatchNormalization(),
-            L.Dropout(0.5),
-            L.MaxPooling2D(),
-        ]
-    )
-    x = rng().normal(size=(2, 4, 4, 2)).astype("float32")
+    layers = [L.Conv2D(3, 3, activation="relu"), L.BatchNormalization(), L.Dropout(0.5)]
+    model = keras.Sequential([keras.Input((4, 4, 2)), *layers, L.MaxPooling2D()])
+    x = np.random.default_rng(0).normal(size=(2, 4, 4, 2)).astype("float32")
     before = [array(v) for v in model.variables]
     found = jacobian_singular_values(model, x)
     assert found.shape == (2, 3)
     # Differences along each input of the first sample.
-    step = 1e-2
-    moved = x[0] + step * np.eye(32).reshape(32, 4, 4, 2)
-    back = x[0] - step * np.eye(32).reshape(32, 4, 4, 2)
-    slope = (array(model(moved)) - array(model(back))).reshape(32, 3) / (2 * step)
-    np.testing.assert_allclose(
-        np.linalg.svd(slope, compute_uv=False), found[0], rtol=2e-3, atol=1e-4
-    )
+    step = 1e-2 * np.eye(32).reshape(32, 4, 4, 2)
+    slope = (array(model(x[0] + step)) - array(model(x[0] - step))).reshape(32, 3) / 2e-2
+    values = np.linalg.svd(slope, compute_uv=False)
+    np.testing.assert_allclose(values, found[0], rtol=2e-3, atol=1e-4)
     for a, b in zip(before, model.variables, strict=True):
         np.testing.assert_array_equal(a, array(b))
 
 
 def test_jacobian_refusals():
     model = keras.Sequential([keras.Input((4,)), L.Dense(4)])
-    with pytest.raises(ValueError, match=r"float inputs.*int64"):
-        jacobian_singular_values(model, np.ones((2, 4), dtype="int64"))
-    with pytest.raises(NotPrunableError, match=r"one input. Received: 2"):
-        jacobian_singular_values(model, [np.ones((2, 4)), np.ones((2, 4))])
-    inputs = keras.Input((4,))
+    inputs, x = keras.Input((4,)), np.ones((2, 4))
     twin = keras.Model(inputs, [L.Dense(2)(inputs), L.Dense(2)(inputs)])
-    with pytest.raises(NotPrunableError, match=r"one output. Received: 2"):
-        jacobian_singular_values(twin, np.ones((2, 4)))
-    with pytest.raises(NotPrunableError, match="must be built"):
-        jacobian_singular_values(keras.Sequential([L.Dense(4)]), np.ones((2, 4)))
+    for wrong, data, error, message in (
+        (model, x.astype("int64"), ValueError, r"float inputs.*int64"),
+        (model, [x, x], NotPrunableError, "one input. Received: 2"),
+        (twin, x, NotPrunableError, "one output. Received: 2"),
+        (keras.Sequential([L.Dense(4)]), x, NotPrunableError, "must be built"),
+    ):
+        with pytest.raises(error, match=message):
+            jacobian_singular_values(wrong, data)
 
 
 @pytest.mark.core
@@ -96,12 +82,16 @@ def test_critical_gain_of_tanh_is_the_published_one():
     assert gain**2 * weights @ (1 - value**2) ** 2 == pytest.approx(1, rel=1e-9)
 
 
-def test_critical_gains_in_closed_form():
+def test_critical_gains_in_closed_form_and_where_there_is_none():
     assert critical_gain("linear") == pytest.approx(1, rel=1e-9)
     assert critical_gain("relu") == pytest.approx(np.sqrt(2), rel=1e-9)
     leaky = critical_gain(keras.layers.LeakyReLU(negative_slope=0.5))
     assert leaky == pytest.approx(np.sqrt(2 / (1 + 0.25)), rel=1e-9)
     assert critical_gain("tanh") == pytest.approx(1, abs=1e-6)
+    with pytest.raises(ValueError, match=r"no critical point.*relu.*bias_std=0.1"):
+        critical_gain("relu", 0.1)
+    with pytest.raises(ValueError, match=r"at least 0. Received: bias_std=-1"):
+        critical_gain("tanh", -1)
 
 
 def test_critical_gain_of_hard_tanh():
@@ -109,13 +99,6 @@ def test_critical_gain_of_hard_tanh():
     end = norm.isf((1 - gain**-2) / 2)  # E[phi'^2] = P(|sqrt(q) z| < 1), and end = 1 / sqrt(q)
     square, _ = quad(lambda z: z**2 * norm.pdf(z) / end**2, -end, end, epsabs=1e-13)
     assert gain**2 * (square + 2 * norm.sf(end)) + 0.1**2 == pytest.approx(end**-2, rel=1e-8)
-
-
-def test_critical_gain_refusals():
-    with pytest.raises(ValueError, match=r"no critical point.*relu.*bias_std=0.1"):
-        critical_gain("relu", 0.1)
-    with pytest.raises(ValueError, match=r"at least 0. Received: bias_std=-1"):
-        critical_gain("tanh", -1)
 
 
 @slow_on_jax

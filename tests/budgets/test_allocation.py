@@ -41,20 +41,6 @@ def mlp(*widths):
     return keras.Sequential([keras.Input((widths[0],)), *layers])
 
 
-def convnet():
-    return keras.Sequential(
-        [
-            keras.Input((8, 8, 16)),
-            L.Conv2D(32, 3, name="wide"),
-            L.Conv2D(24, (1, 5), groups=4, padding="same", name="grouped"),
-            L.DepthwiseConv2D(3, name="depthwise"),
-            L.Conv2DTranspose(8, 2, name="transposed"),
-            L.Flatten(),
-            L.Dense(10, name="head"),
-        ]
-    )
-
-
 # --- totals -----------------------------------------------------------------------------------
 
 SHAPES = [
@@ -110,16 +96,23 @@ def test_the_global_count_is_exact_and_no_bound_is_passed(kinds, density, seed, 
     assert low < high
 
 
+THREE = [(3, 7), (1, 7), (2, 7)]
+SQUARES = [(10, 10), (10, 10), (20, 50)]
+
+
 @pytest.mark.parametrize(
-    ("density", "relative", "expected"),
+    ("shapes", "density", "relative", "expected"),
     [
-        (0.5, (1, 1, 1), [11, 3, 7]),  # shares 10.5, 3.5, 7: the tie goes to the earlier one
-        (0.3, (1, 1, 1), [7, 2, 4]),  # 13 entries, shares 6.5, 2.17, 4.33
-        (0.5, (2, 1, 1), [14, 2, 5]),  # 21 entries, shares 14, 2.33, 4.67
+        (THREE, 0.5, (1, 1, 1), [11, 3, 7]),  # shares 10.5, 3.5, 7: ties go to earlier ones
+        (THREE, 0.3, (1, 1, 1), [7, 2, 4]),  # 13 entries, shares 6.5, 2.17, 4.33
+        # The first would get 300 / 2.6 = 115 of its 100; then 200 * .6 / 1.6 = 75, 125 are left.
+        (SQUARES, 0.25, (1.0, 0.6, 0.1), [100, 75, 125]),
+        # 420 / 2.6 = 162; then 320 * .6 / 1.6 = 120 > 100 as well.
+        (SQUARES, 0.35, (1.0, 0.6, 0.1), [100, 100, 220]),
     ],
 )
-def test_counts_go_by_largest_remainder(density, relative, expected):
-    weights = [Weight("a", (3, 7)), Weight("b", (1, 7)), Weight("c", (2, 7))]
+def test_largest_remainders_and_rescaling(shapes, density, relative, expected):
+    weights = [Weight(f"w{k}", shape) for k, shape in enumerate(shapes)]
     budget = allocate(weights, density, relative, orthogonal=False)
     assert list(budget.counts.values()) == expected
 
@@ -162,8 +155,8 @@ def test_erk_of_other_layouts_by_hand():
     x = L.DepthwiseConv1D(5, name="depthwise")(x)
     model = keras.Model(inputs, L.LSTM(20, name="lstm")(x))
     budget = erk(model, 0.12, orthogonal=False)
-    shares = {"mha/" + name: 40 + 40 for name in ("query", "key", "value", "attention_output")}
-    shares = {f"{path}/kernel": share for path, share in shares.items()}
+    names = ("query", "key", "value", "attention_output")
+    shares = {f"mha/{name}/kernel": 40 + 40 for name in names}
     shares["grouped/kernel"] = 60 + 10 + 3
     shares["depthwise/kernel"] = 60 + 1 + 5
     shares["lstm/lstm_cell/kernel"] = 60 + 80
@@ -178,17 +171,6 @@ def test_kernels_that_would_pass_density_one_are_dense_and_the_rest_is_rescaled(
     assert budget.counts == {"d0/kernel": total - 1040, "d1/kernel": 1000, "d2/kernel": 40}
 
 
-def test_rescaling_goes_on_until_none_passes_one():
-    # Shares at first 1.6 : 0.9 : ... so that the second only passes 1 after the first is capped.
-    weights = [Weight("a", (10, 10)), Weight("b", (10, 10)), Weight("c", (20, 50))]
-    budget = allocate(weights, 0.25, [1.0, 0.6, 0.1], orthogonal=False)
-    # a: 300 * 1 / 2.6 = 115 > 100; then b: 200 * .6 / 1.6 = 75 ... c: 125
-    assert list(budget.counts.values()) == [100, 75, 125]
-    budget = allocate(weights, 0.35, [1.0, 0.6, 0.1], orthogonal=False)
-    # a: 420 / 2.6 = 162; then b: 320 * .6 / 1.6 = 120 > 100; c gets what is left
-    assert list(budget.counts.values()) == [100, 100, 220]
-
-
 def test_bounds_are_fixed_where_more_is_at_stake():
     # Shares 60 : 20 : 20 of 100. The first would pass its 55 entries by 5, the second lacks 20 of
     # the 40 that it needs; once it has them, the first no longer passes.
@@ -200,36 +182,33 @@ def test_bounds_are_fixed_where_more_is_at_stake():
 # --- the least orthogonal density -----------------------------------------------------------------
 
 
-def test_kernels_below_the_least_orthogonal_density_are_lifted_and_the_rest_pays():
-    # Uniform 0.03: the head (64 x 10) would get 19 of the 10 entries it needs, the middle one
-    # (16 x 64) 31 of 16, and d0 (500 x 16) 240 of 16: none is lifted.
-    model = mlp(500, 16, 64, 10)
-    assert uniform(model, 0.03, orthogonal=PUBLISHED).lifted == ()
-    # At 0.012: 96, 12.3 and 7.7 entries wanted, 16, 16 and 10 needed.
-    budget = uniform(model, 0.012, orthogonal=PUBLISHED)
-    assert budget.lifted == ("d1/kernel", "d2/kernel")
-    total = round(0.012 * (8000 + 1024 + 640))
-    assert budget.counts == {"d0/kernel": total - 26, "d1/kernel": 16, "d2/kernel": 10}
-    assert budget.lifted_from == {"d1/kernel": 12, "d2/kernel": 8}
-    assert repr(budget).count("(lifted from ") == 2
-    lines = repr(budget).splitlines()
-    assert "lifted" not in lines[1]
-    assert lines[2].split()[:2] == ["d1/kernel", "0.015625"]
-    # Without the bound each has its share, and nothing is called lifted.
-    free = uniform(model, 0.012, orthogonal=False)
-    assert free.counts == {"d0/kernel": 96, "d1/kernel": 12, "d2/kernel": 8}
-    assert free.lifted == ()
+WIDE = (500, 16, 64, 10)  # 16, 16 and 10 entries are needed
+WIDENING = (16, 64, 8)  # 64 and 8 for all outputs, 16 and 8 at least
 
 
-def test_only_what_was_raised_is_called_lifted():
-    model = mlp(100, 2, 4)  # 200 and 8 entries, of which 2 are needed in each
-
-    def lifted(density):
-        return uniform(model, density, orthogonal=PUBLISHED).lifted
-
-    assert lifted(0.15) == ("d1/kernel",)  # a share of 1.2 entries
-    assert lifted(0.2) == ()  # of 1.6, which rounds to 2
-    assert lifted(0.25) == ()  # of exactly 2
+@pytest.mark.parametrize(
+    ("widths", "density", "orthogonal", "counts", "lifted"),
+    [
+        (WIDE, 0.03, PUBLISHED, [240, 31, 19], {}),
+        (WIDE, 0.012, PUBLISHED, [90, 16, 10], {"d1/kernel": 12, "d2/kernel": 8}),
+        (WIDE, 0.012, False, [96, 12, 8], {}),  # each has its share
+        ((100, 2, 4), 0.15, PUBLISHED, [29, 2], {"d1/kernel": 1}),  # a share of 1.2 entries
+        ((100, 2, 4), 0.2, PUBLISHED, [40, 2], {}),  # of 1.6, which rounds to 2
+        ((100, 2, 4), 0.25, PUBLISHED, [50, 2], {}),  # of exactly 2
+        (WIDENING, 0.05, True, [64, 13], {"d0/kernel": 51}),
+        (WIDENING, 0.03, True, [38, 8], {"d0/kernel": 31}),  # 46 for both: no more than 64 and 8
+        (WIDENING, 0.03, PUBLISHED, [31, 15], {}),
+    ],
+)
+def test_what_needs_more_than_its_share_is_lifted_and_the_rest_pays(
+    widths, density, orthogonal, counts, lifted
+):
+    budget = uniform(mlp(*widths), density, orthogonal=orthogonal)
+    assert [*budget.counts.values()] == counts
+    assert budget.lifted_from == lifted
+    assert budget.lifted == tuple(lifted)
+    lines = repr(budget).splitlines()[1:]
+    assert ["lifted from" in line for line in lines] == [path in lifted for path in budget]
 
 
 def test_less_than_all_kernels_need_is_refused_with_the_least_density():
@@ -248,7 +227,6 @@ def test_less_than_all_kernels_need_is_refused_with_the_least_density():
 @pytest.mark.parametrize(
     ("chosen", "expected"),
     [
-        ({"include": "d1/kernel"}, ["d1/kernel"]),  # a path
         ({"include": "d1"}, ["d1/kernel"]),  # a layer
         ({"include": ["d0", "d2/kernel"]}, ["d0/kernel", "d2/kernel"]),
         ({"include": r"d[12]/.*"}, ["d1/kernel", "d2/kernel"]),  # a regular expression
@@ -256,7 +234,6 @@ def test_less_than_all_kernels_need_is_refused_with_the_least_density():
         ({"exclude": "d0"}, ["d1/kernel", "d2/kernel"]),
         ({"exclude": lambda w: w.shape[-1] == 10}, ["d0/kernel", "d1/kernel"]),
         ({"include": r"d\d/kernel", "exclude": ["d1", "d2"]}, ["d0/kernel"]),
-        ({"include": r"^d[01]"}, ["d0/kernel", "d1/kernel"]),
         ({"exclude": "1/kernel$"}, ["d0/kernel", "d2/kernel"]),
     ],
 )
@@ -279,7 +256,7 @@ def test_a_pattern_that_matches_a_part_is_told_how_to_match():
         erk(mlp(10, 10), 0.5, include="kern")
 
 
-@pytest.mark.parametrize("density", [0.0, -0.1, 1.1, math.nan, "0.1", True, None])
+@pytest.mark.parametrize("density", [0.0, 1.1, None])
 @pytest.mark.parametrize("rule", [uniform, er, erk])
 def test_what_is_no_density_is_refused(rule, density):
     with pytest.raises(DensityError, match=r"`density` .*must be in .*Received: density="):
@@ -291,50 +268,24 @@ def test_nothing_to_share_among():
     for rule in (er, erk, uniform):
         with pytest.raises(BudgetError, match="no weights to share"):
             rule(bare, 0.5)
-    with pytest.raises(BudgetError, match="no weights to share"):
-        erk(mlp(10, 10), 0.5, exclude="d0")
 
 
 def test_a_unit_that_just_fits_goes_to_the_kernel_that_lacks_most():
-    model = keras.Sequential([keras.Input((32,)), *(L.Dense(32, name=name) for name in "ab")])
-    weights = kso.prunable_weights(model)
+    weights = kso.prunable_weights(mlp(32, 32, 32))
     pattern = ExactOrthogonal(0.5, structure=kso.Block(4, 4), seed=0)
     # Of the unit of 16 entries the first has 4 too many and the second 12: together one unit.
-    plan = kso.Budget({"a/kernel": 516 / 1024, "b/kernel": 524 / 1024})
+    plan = kso.Budget({"d0/kernel": 516 / 1024, "d1/kernel": 524 / 1024})
     found = fit_structure(plan.for_weights(weights), weights, dict.fromkeys(plan, pattern))
-    assert found.counts == {"a/kernel": 512, "b/kernel": 528}
-
-
-def two_layers():
-    layers = [L.Dense(64, name="wide"), L.Dense(8, name="head")]
-    return keras.Sequential([keras.Input((16,)), *layers])
-
-
-def test_the_lift_by_hand_and_in_words():
-    # Uniform: 0.05 * (1024, 512) = 51, 26; the wide kernel needs 64 for all of its outputs.
-    budget = uniform(two_layers(), 0.05)
-    assert budget.counts == {"wide/kernel": 64, "head/kernel": 13}
-    assert budget.lifted_from == {"wide/kernel": 51}
-    assert budget.lifted == ("wide/kernel",)
-    assert "64 of 1024  (lifted from 51)" in repr(budget)
-    assert repr(budget).count("lifted") == 1
-    # At 0.03 there are 46 for both: 16 and 8 at least, and no more than 64 and 8.
-    scarce = uniform(two_layers(), 0.03)
-    assert scarce.counts == {"wide/kernel": 38, "head/kernel": 8}
-    assert scarce.lifted_from == {"wide/kernel": 31}
-    published = uniform(two_layers(), 0.03, orthogonal=ExactOrthogonal(start="published"))
-    assert published.counts == {"wide/kernel": 31, "head/kernel": 15}
-    assert published.lifted == ()
+    assert found.counts == {"d0/kernel": 512, "d1/kernel": 528}
 
 
 def test_lifting_a_given_budget():
-    given_ = Budget({"wide/kernel": 0.02, "head/kernel": 0.4})
-    lifted = lift(two_layers(), given_)
-    assert lifted.lifted_from == {"wide/kernel": 20}
-    assert lifted.counts == {"wide/kernel": 64, "head/kernel": 161}
-    assert lifted.live == given_.for_weights(kso.prunable_weights(two_layers())).live
-    published = lift(two_layers(), given_, ExactOrthogonal(start="published"))
-    assert published.counts["wide/kernel"] == 20
+    model, given_ = mlp(*WIDENING), Budget({"d0/kernel": 0.02, "d1/kernel": 0.4})
+    lifted = lift(model, given_)
+    assert lifted.lifted_from == {"d0/kernel": 20}
+    assert lifted.counts == {"d0/kernel": 64, "d1/kernel": 161}
+    assert lifted.live == given_.for_weights(kso.prunable_weights(model)).live
+    assert lift(model, given_, PUBLISHED).counts["d0/kernel"] == 20
 
 
 def test_a_layout_of_the_initializer_counts():
@@ -345,12 +296,9 @@ def test_a_layout_of_the_initializer_counts():
     assert allocate([weight], 0.05, [1.0], orthogonal=True).live == 51
 
 
-STRUCTURES = [
-    *(Block(4, 1), Block(1, 4), Block(4, 4, regular=True), NByM(2, 4)),
-]
-
-
-@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize(
+    "structure", [Block(4, 1), Block(1, 4), Block(4, 4, regular=True), NByM(2, 4)]
+)
 def test_structures_cover_where_they_can(structure):
     weights = [Weight("wide", (16, 64)), Weight("tall", (64, 16))]
     pattern = ExactOrthogonal(structure=structure, seed=0)

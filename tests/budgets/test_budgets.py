@@ -17,18 +17,8 @@ pytestmark = pytest.mark.core
 
 @pytest.fixture(scope="module")
 def model():
-    return keras.Sequential(
-        [
-            keras.Input((12, 12, 3)),
-            L.Conv2D(16, 3, name="first"),
-            L.DepthwiseConv2D(3, name="deep"),
-            L.Conv2D(64, 3, groups=2, name="grouped"),
-            L.Conv2D(64, 1, name="point"),
-            L.GlobalAveragePooling2D(),
-            L.Dense(128, name="hidden"),
-            L.Dense(7, name="head"),
-        ]
-    )
+    layers = [L.Dense(16, name="hidden"), L.Dense(7, name="head")]
+    return keras.Sequential([keras.Input((8,)), *layers])
 
 
 @given(st.dictionaries(st.text(min_size=1), st.floats(1e-9, 1.0), min_size=1), st.booleans())
@@ -42,23 +32,6 @@ def test_files_give_back_the_same_budget(tmp_path_factory, densities, sized):
     assert dict(loaded) == dict(budget)
     assert loaded.sizes == budget.sizes
     assert loaded.lifted_from == budget.lifted_from
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"budget": [\n{"weight": "a",}]}', "line 2: "),
-        ('{"weights": []}', "line 1: an object"),
-        ('{"budget": [{"weight": "a"}]}', "entry 1: 'density'"),
-        ('{"budget": [{"weight": "a", "density": 1.5}]}', r"entry 1: .*must be in \(0, 1\]"),
-        ('{"budget": []}', "A budget needs weights"),
-    ],
-)
-def test_broken_files(tmp_path, text, message):
-    path = tmp_path / "broken.json"
-    path.write_text(text)
-    with pytest.raises(BudgetError, match=message):
-        Budget.load(path)
 
 
 @pytest.mark.numpy_only
@@ -98,27 +71,29 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch)
 
 
 MANGLED = [
-    b"[" * 100_000,
-    b'{"budget": ' + b"[" * 100_000,
-    b"null",
-    b'{"budget": {}}',
-    b'{"budget": ["ab"]}',
-    b'{"budget": [{"weight": "a", "density": 0.5, "size": Infinity}]}',
-    b'{"budget": [{"weight": "a", "density": 0.5, "size": 2.7}]}',
-    b'{"budget": [{"weight": "a", "density": 0.5, "size": true}]}',
-    b'{"budget": [{"weight": "a", "density": 0.5, "size": ' + b"9" * 5000 + b"}]}",
-    b'{"budget": [{"weight": "\\ud800", "density": 0.5}]}',
-    b'{"budget": [{"weight": ["x"], "density": 0.5}]}',
-    b'{"budget": [{"weight": "a", "density": {"x": 1}}]}',
-    b"\xff\xfe{\x00}\x00",
+    (b'{"budget": [\n{"weight": "a",}]}', "line 2: "),
+    (b'{"weights": []}', "line 1: an object"),
+    (b'{"budget": [{"weight": "a"}]}', "entry 1: 'density'"),
+    (b'{"budget": [{"weight": "a", "density": 1.5}]}', r"entry 1: .*must be in \(0, 1\]"),
+    (b'{"budget": []}', "A budget needs weights"),
+    (b'{"budget": ' + b"[" * 100_000, None),
+    (b"null", None),
+    (b'{"budget": {}}', None),
+    (b'{"budget": ["ab"]}', None),
+    (b'{"budget": [{"weight": "a", "density": 0.5, "size": Infinity}]}', None),
+    (b'{"budget": [{"weight": "a", "density": 0.5, "size": ' + b"9" * 5000 + b"}]}", None),
+    (b'{"budget": [{"weight": "\\ud800", "density": 0.5}]}', None),
+    (b'{"budget": [{"weight": ["x"], "density": 0.5}]}', None),
+    (b'{"budget": [{"weight": "a", "density": {"x": 1}}]}', None),
+    (b"\xff\xfe{\x00}\x00", None),
 ]
 
 
-@pytest.mark.parametrize("content", MANGLED, ids=range(len(MANGLED)))
-def test_whatever_a_file_holds_it_is_a_budget_or_refused(tmp_path, content):
+@pytest.mark.parametrize(("content", "message"), MANGLED, ids=range(len(MANGLED)))
+def test_whatever_a_file_holds_it_is_a_budget_or_refused(tmp_path, content, message):
     path = tmp_path / "mangled.json"
     path.write_bytes(content)
-    with pytest.raises(BudgetError) as caught:
+    with pytest.raises(BudgetError, match=message) as caught:
         Budget.load(path)
     assert len(str(caught.value)) < 1000
     # A byte order mark is none of the content.
@@ -137,17 +112,15 @@ def test_refusals(model, tmp_path):
         _ = Budget({"a": 0.5}).live
     weights = kso.prunable_weights(model)
     full = dict.fromkeys((w.path for w in weights), 0.5)
-    with pytest.raises(BudgetError, match=r"unknown \['x'\], missing \[\]"):
-        Budget({**full, "x": 0.5}).for_weights(weights)
-    full.pop("head/kernel")
-    with pytest.raises(BudgetError, match=r"missing \['head/kernel'\]"):
-        Budget(full).for_weights(weights)
-    full["head/kernel"] = 1e-6
-    with pytest.raises(BudgetError, match=r"'head/kernel' of 896 entries would have no live one"):
-        Budget(full).for_weights(weights)
-    full["head/kernel"] = 0.5
-    with pytest.raises(BudgetError, match=r"made for a weight 'head/kernel' of 5 entries"):
-        Budget(full, {"head/kernel": 5}).for_weights(weights)
+    small = {**full, "head/kernel": 1e-3}
+    for budget, message in (
+        (Budget({**full, "x": 0.5}), r"unknown \['x'\], missing \[\]"),
+        (Budget({"hidden/kernel": 0.5}), r"missing \['head/kernel'\]"),
+        (Budget(small), r"'head/kernel' of 112 entries would have no live one"),
+        (Budget(full, {"head/kernel": 5}), r"made for a weight 'head/kernel' of 5 entries"),
+    ):
+        with pytest.raises(BudgetError, match=message):
+            budget.for_weights(weights)
 
 
 @pytest.mark.parametrize(
@@ -175,14 +148,6 @@ def test_sizes_and_counts_are_bounded(tmp_path, count):
 def test_the_largest_size_is_shown():
     budget = Budget({"a": 0.5}, {"a": 2**63 - 1}, {"a": 0})
     assert repr(budget).endswith("4611686018427387904 of 9223372036854775807  (lifted from 0)>")
-
-
-def test_a_budget_travels_from_model_to_model(model, tmp_path):
-    sparse = kso.sparsify(model, 0.3, seed=0)
-    Budget.from_model(sparse).save(tmp_path / "learnt.json")
-    again = kso.sparsify(model, budget=Budget.load(tmp_path / "learnt.json"), seed=1)
-    assert Budget.from_model(again).counts == Budget.from_model(sparse).counts
-    assert json.loads(json.dumps(dict(Budget.from_model(again))))["head/kernel"] > 0.3
 
 
 def test_names_of_layers_stand_for_their_kernels(tmp_path):

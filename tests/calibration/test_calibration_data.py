@@ -7,6 +7,7 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError
 from tests.helpers import array
+from tests.pruning.checks import assert_same
 
 L = keras.layers
 pytestmark = pytest.mark.core
@@ -70,8 +71,7 @@ def test_refusals_and_failures():
     before = norm.get_weights()
     with pytest.raises(RuntimeError, match="half way"):
         kso.restore_statistics(model, np.arange(400.0).reshape(100, 4))
-    for one, two in zip(before, norm.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, two)
+    assert_same(before, norm.get_weights())
 
 
 def test_frozen_layers_keep_their_statistics():
@@ -80,16 +80,14 @@ def test_frozen_layers_keep_their_statistics():
     first.trainable = False
     before = first.get_weights()
     assert kso.restore_statistics(model, x) == ["second"]
-    for one, two in zip(before, first.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, two)
+    assert_same(before, first.get_weights())
     assert np.abs(array(second.moving_mean)).max() > 0.01
     model.trainable = False
     statistics = second.get_weights()
     with pytest.warns(UserWarning, match=r"Set `trainable = True`.*for 'first', 'second'") as told:
         assert kso.restore_statistics(model, x) == []
     assert told[0].filename == __file__
-    for one, two in zip(statistics, second.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, two)
+    assert_same(statistics, second.get_weights())
 
 
 def small(inputs=6):

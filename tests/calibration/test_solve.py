@@ -101,18 +101,18 @@ def test_wanda_scores():
 
 @pytest.mark.parametrize("structure", [None, NByM(2, 4)])
 def test_exchanges_lower_the_error_at_the_same_count(structure, monkeypatch):
-    pattern, ratios = Entries(structure), []
+    lost = np.zeros((4, 2))
     for seed in range(4):
         kernel, gram = problem(seed)
         count = kernel.size // (2 if structure else 4)
-        found, mask = _solve.obs(kernel, count, gram, pattern)
-        assert mask.sum() == count
-        monkeypatch.setattr(_solve, "EXCHANGES", 0)
-        without, _ = _solve.obs(kernel, count, gram, pattern)
-        monkeypatch.undo()
-        ratios.append(loss(found, kernel, gram) / loss(without, kernel, gram))
-    assert max(ratios) <= 1 + 1e-9  # never above
-    assert np.mean(ratios) < 0.97
+        for k, most in enumerate((12, 0)):
+            monkeypatch.setattr(_solve, "EXCHANGES", most)
+            found, mask = _solve.obs(kernel, count, gram, Entries(structure))
+            assert mask.sum() == count
+            lost[seed, k] = loss(found, kernel, gram)
+    ratios = lost[:, 0] / lost[:, 1]
+    assert ratios.max() <= 1 + 1e-9  # never above
+    assert ratios.mean() < 0.97
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -206,9 +206,7 @@ def test_whole_inputs_go_that_cost_least_when_all_others_make_up(shape, group):
 
 LAYERS = {
     "dense": (L.Dense(7), (5, 6)),
-    "strides": (L.Conv2D(4, 3, strides=2, padding="same"), (9, 8, 3)),
     "even taps": (L.Conv2D(4, (4, 2), strides=(3, 1), padding="same"), (9, 8, 3)),
-    "dilation": (L.Conv2D(4, (3, 2), dilation_rate=2), (9, 8, 3)),
     "same dilation": (L.Conv2D(4, 3, dilation_rate=(2, 1), padding="same"), (9, 8, 3)),
     "causal": (L.Conv1D(4, 3, padding="causal", dilation_rate=2), (9, 3)),
     "groups": (L.Conv1D(4, 4, strides=3, padding="same", groups=2), (11, 6)),
@@ -287,22 +285,17 @@ class Named(L.Dense):
 
 @pytest.mark.parametrize(
     ("layer", "shape"),
-    [
-        (Doubled(3), (4,)),
-        (L.Embedding(5, 3), (4,)),
-        (L.LSTM(3), (4, 2)),
-        (L.Conv1DTranspose(3, 2), (4, 2)),
-        (L.SeparableConv1D(5, 3), (9, 3)),
-        (L.EinsumDense("ab,bcd->ac", (3,)), (4,)),
-    ],
-    ids=["own call", "embedding", "recurrent", "transposed", "separable", "kernel summed alone"],
+    [(Doubled(3), (4,)), (L.Conv1DTranspose(3, 2), (4, 2)), (L.SeparableConv1D(5, 3), (9, 3))],
+    ids=["own call", "transposed", "separable"],
 )
 def test_kernels_whose_rows_are_not_known(layer, shape):
-    if isinstance(layer, L.EinsumDense):  # Keras builds no such kernel; its equation may be set
-        weight = last_kernel(L.EinsumDense("ab,bc->ac", (3,)), shape)
-        weight.owner.equation = layer.equation
-    else:
-        weight = last_kernel(layer, shape)
+    assert rows_of(last_kernel(layer, shape)) is None
+
+
+def test_kernels_that_are_summed_alone_have_no_rows():
+    weight = last_kernel(L.EinsumDense("ab,bc->ac", (3,)), (4,))
+    assert rows_of(weight) is not None
+    weight.owner.equation = "ab,bcd->ac"  # Keras builds no such kernel
     assert rows_of(weight) is None
     assert rows_of(last_kernel(Named(3), (4,))) is not None
 

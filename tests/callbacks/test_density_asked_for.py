@@ -5,13 +5,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.callbacks import (
-    SET,
-    BestAtDensity,
-    DensityLogger,
-    TargetDensity,
-    UpdateMasks,
-)
+from keras_sparse_ortho.callbacks import SET, BestAtDensity, TargetDensity, UpdateMasks
 from keras_sparse_ortho.errors import DensityWarning, NotPrunableError
 from keras_sparse_ortho.parametrizations import (
     ChannelSoftThreshold,
@@ -21,39 +15,34 @@ from keras_sparse_ortho.parametrizations import (
     StraightThroughTopK,
 )
 from keras_sparse_ortho.schedules import Constant, Cubic, Linear
+from tests.callbacks import runs
+from tests.callbacks.runs import HERE, SIZE, Watch, live, weights
 from tests.helpers import array, moments, part_of_a_run, slow_on_jax
 
 L = keras.layers
-SIZE, ASKED = 16 * 32 + 32 * 8, 0.1
+ASKED = 0.1
 REACHED = round(ASKED * SIZE) / SIZE
 # Few steps of small networks: on TensorFlow tracing would take most of the time.
-COMPILED = {"loss": "mse", "run_eagerly": keras.backend.backend() != "jax"}
+EAGERLY = {"run_eagerly": keras.backend.backend() != "jax"}
 RESTORED = r"an earlier epoch were restored.*BestAtDensity.*finish\(model\)"
 
 
-def network(parametrization):
-    inputs = keras.Input((16,))
-    x = L.Dense(32, activation="relu", name="hidden")(inputs)
-    model = keras.Model(inputs, L.Dense(8, name="head")(x))
-    model = kso.parametrize(model, parametrization)
-    model.compile(keras.optimizers.SGD(0.01), **COMPILED)
-    return model
+def network(parametrization, optimizer=None):
+    optimizer = optimizer or keras.optimizers.SGD(0.01)
+    return runs.network(parametrization, optimizer, jit_compile=False, **EAGERLY)
 
 
 def fit(model, *callbacks, epochs=4, **options):
     """Four steps an epoch."""
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(32, 16)), rng.normal(size=(32, 8))
-    options = {"batch_size": 8, "verbose": 0, **options}
-    return model.fit(x, y, epochs=epochs, callbacks=list(callbacks), **options)
+    return runs.fit(model, *callbacks, epochs=epochs, count=32, **options)
 
 
 def density(model):
-    return sum(w.live for w in kso.prunable_weights(model)) / SIZE
+    return live(model) / SIZE
 
 
 def made(model):
-    return kso.prunable_weights(model)[0].parametrization
+    return weights(model)[0].parametrization
 
 
 METHODS = {
@@ -67,17 +56,6 @@ METHODS = {
 def method(request):
     make, callback = METHODS[request.param]
     return network(make()), callback
-
-
-class Watch(keras.callbacks.Callback):
-    """The density after every epoch, by whatever it does."""
-
-    def __init__(self, look=density):
-        super().__init__()
-        self.look, self.seen = look, []
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.seen.append(self.look(self.model))
 
 
 def best_is_dense(**options):
@@ -107,10 +85,10 @@ def places(caught):
 def test_weights_of_a_denser_epoch_are_restored(method, first, tmp_path):
     model, callback = method
     pair = [callback(), best_is_dense()]
-    watch = Watch()
+    watch = Watch(density)
     with pytest.warns(DensityWarning, match=RESTORED) as caught:
-        fit(model, DensityLogger(), *(pair if first == "ours" else pair[::-1]), watch)
-    assert places(caught) == [__file__]  # where the user called `fit`
+        fit(model, *(pair if first == "ours" else pair[::-1]), watch)
+    assert places(caught) == [HERE]  # where the user called `fit`
     # They are as they were in that epoch, and not pruned without training.
     assert density(model) == watch.seen[0] > 0.3
     assert watch.seen[-1] == REACHED
@@ -142,8 +120,8 @@ def test_only_epochs_at_the_density_count(method, tmp_path):
     )
     slower = keras.callbacks.ReduceLROnPlateau("density", mode="max", patience=3, factor=0.5)
     wrapped = [BestAtDensity(c) for c in (stop, checkpoint, slower)]
-    watch = Watch()
-    fit(model, DensityLogger(), *wrapped[:1], callback(), *wrapped[1:], watch, epochs=6)
+    watch = Watch(density)
+    fit(model, *wrapped[:1], callback(), *wrapped[1:], watch, epochs=6)
     # Masks have the count with the update before the last, thresholds are fixed in the fifth.
     assert stop.best_epoch == (4 if isinstance(made(model), SoftThreshold) else 3)
     assert watch.seen[2] > watch.seen[stop.best_epoch] == REACHED
@@ -171,9 +149,7 @@ def test_a_run_that_ends_before_its_schedule(parametrization, callback):
         fit(model, callback, epochs=1)
     assert density(model) > 0.3
     # A stop is another reason.
-    stop = keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda epoch, logs, model=model: setattr(model, "stop_training", True)
-    )
+    stop = Watch(lambda model: setattr(model, "stop_training", True))
     with pytest.warns(DensityWarning, match=r"stopped at step 8, before .* step 20"):
         fit(model, callback, stop, epochs=2)
     fit(model, callback, epochs=3)  # goes on at step 8
@@ -188,10 +164,9 @@ def test_nothing_is_said_before_training_and_within():
     fit(model, UpdateMasks(), watch)
     assert watch.seen[0] > 0.3
     # An interrupted run leaves nothing behind that would keep it quiet.
-    interrupt = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: 1 / 0)
     model = network(SoftThreshold())
     with pytest.raises(ZeroDivisionError):
-        fit(model, TargetDensity(ASKED), interrupt)
+        fit(model, TargetDensity(ASKED), Watch(lambda _: 1 / 0))
     with pytest.warns(DensityWarning):
         kso.report(model)
 
@@ -200,14 +175,14 @@ def test_nothing_is_said_before_training_and_within():
 def test_a_later_run_does_not_undo_it():
     model = network(MagnitudeMask(Cubic(ASKED)))
     fit(model, UpdateMasks())
-    before = [array(w.parametrization.mask) for w in kso.prunable_weights(model)]
-    watch = Watch()
+    before = [w.mask for w in weights(model)]
+    watch = Watch(density)
     fit(model, UpdateMasks(), watch, epochs=2)  # whose schedule would begin with all entries
     assert watch.seen == [density(model)] * 2
-    model.compile("sgd", **COMPILED)  # steps count from 0 again
+    model.compile("sgd", "mse", **EAGERLY)  # steps count from 0 again
     fit(model, UpdateMasks(), watch, epochs=2)
-    for weight, mask in zip(kso.prunable_weights(model), before, strict=True):
-        np.testing.assert_array_equal(array(weight.parametrization.mask), mask)
+    for weight, mask in zip(weights(model), before, strict=True):
+        np.testing.assert_array_equal(weight.mask, mask)
 
 
 @slow_on_jax
@@ -225,7 +200,7 @@ def test_thresholds_that_were_fixed_stay_and_it_is_said():
 def test_a_second_fit_is_a_run_of_its_own():
     model = network(SoftThreshold())
     fit(model, epochs=2)  # the optimizer has made as many steps as the schedule takes
-    watch = Watch()
+    watch = Watch(density)
     fit(model, TargetDensity(ASKED), watch, epochs=3)
     assert watch.seen[0] > 0.3
     assert watch.seen[-1] == REACHED
@@ -255,13 +230,12 @@ def test_no_false_alarm(parametrization, options):
 @pytest.mark.parametrize("learnt", [True, False])
 @slow_on_jax
 def test_finish_forgets_what_dies(learnt):
-    model = network(SoftThreshold() if learnt else MagnitudeMask(Linear(0.25, 0, 1000)))
-    model.compile("adam", **COMPILED)
+    model = network(SoftThreshold() if learnt else MagnitudeMask(Linear(0.25, 0, 1000)), "adam")
     with part_of_a_run():
         fit(model, *([] if learnt else [UpdateMasks()]), epochs=1)
     kso.finish(model, 0.25 if learnt else None)
     assert density(model) == 0.25
-    for weight in kso.prunable_weights(model):
+    for weight in weights(model):
         for slot in moments(model.optimizer, weight.variable):
             assert not slot[weight.value == 0].any()
             assert slot[weight.value != 0].any()
@@ -281,19 +255,15 @@ def test_the_best_of_a_second_fit_is_not_judged_by_the_first():
     assert not seen
 
 
-def test_finish_of_learnt_thresholds_at_another_density():
+def test_refusals():
     model = network(SoftThreshold())
     with pytest.raises(NotPrunableError, match=r"needs a `density`.*density=None"):
         kso.finish(model)
     assert density(kso.finish(model, 0.25)) == 0.25
-    assert density(kso.finish(model, 0.125)) == 0.125
+    assert density(kso.finish(model, 0.125)) == 0.125  # another one after that
     kso.strip(model)
-
-
-def test_refusals():
-    plain = keras.Sequential([keras.Input((16,)), L.Dense(8)])
     with pytest.raises(NotPrunableError, match=r"finish\(\) is for.*Received: model='seq"):
-        kso.finish(plain)
+        kso.finish(runs.dense())
     with pytest.raises(NotPrunableError, match=r"have the density.*Received: density=0.5"):
         kso.finish(network(MagnitudeMask(0.1)), 0.5)
     with pytest.raises(ValueError, match=r"must be a Keras callback.*Received: callback=3"):
@@ -304,33 +274,15 @@ def test_refusals():
 @pytest.mark.parametrize("method", ["STR", "GMP"], indirect=True)
 def test_a_run_that_ends_with_nan_has_its_history(method):
     model, callback = method
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(32, 16)), np.full((32, 8), np.nan)
+    x, y = runs.xy(32)
     stop = keras.callbacks.TerminateOnNaN()
     told = r"could not bring.*left infinite or NaN ones.*Received: The weight '.*' is not finite"
     with pytest.warns(DensityWarning, match=told) as caught:
-        history = model.fit(x, y, batch_size=32, verbose=0, callbacks=[stop, callback()])
+        history = model.fit(x, y * np.nan, batch_size=32, verbose=0, callbacks=[stop, callback()])
     assert np.isnan(history.history["loss"]).all()
     assert places(caught) == [__file__]
     model = network(made(model).clone())  # the same callback in a run that is fine
     fit(model, callback())
-
-
-@pytest.mark.core
-def test_ranks_of_factors_that_are_not_finite():
-    model = network(LowRankSoftThreshold())
-    left = kso.prunable_weights(model)[0].parametrization.left
-    left.assign(array(left) * np.nan)
-    with pytest.raises(NotPrunableError, match=r"factors of the weight 'hidden/kernel'.*: 256 inf"):
-        fit(model, TargetDensity(ASKED))
-
-
-@pytest.mark.core
-def test_a_threshold_that_is_not_finite():
-    model = network(SoftThreshold())
-    kso.prunable_weights(model)[1].parametrization.s.assign(np.nan)
-    with pytest.raises(NotPrunableError, match=r"'head/kernel' is not finite, or its threshold"):
-        fit(model, TargetDensity(ASKED))
 
 
 @pytest.mark.core
@@ -361,14 +313,14 @@ def test_a_fit_for_each_epoch_is_told_of_its_schedule(method):
     fit(model, callback, epochs=1)
     with pytest.warns(UserWarning, match=ONE_EPOCH) as caught:
         fit(model, callback, epochs=1)
-    assert __file__ in [warning.filename for warning in caught]
+    assert HERE in [warning.filename for warning in caught]
     fit(model, callback, epochs=2)  # trains on
 
 
 @pytest.mark.core
 def test_a_schedule_in_steps_spans_fits_of_one_epoch():
     ramp = Cubic(ASKED, end_step=12, frequency=1)  # its begin is step 0 of the optimizer
-    model, watch = network(MagnitudeMask(ramp)), Watch()
+    model, watch = network(MagnitudeMask(ramp)), Watch(density)
     for _ in range(3):
         with part_of_a_run():
             fit(model, UpdateMasks(), watch, epochs=1)
@@ -379,9 +331,7 @@ def test_a_schedule_in_steps_spans_fits_of_one_epoch():
 
 @pytest.mark.core
 def test_dynamic_training_in_a_fit_for_each_epoch():
-    dense = keras.Sequential([keras.Input((16,)), L.Dense(8)])
-    model = kso.sparsify(dense, 0.5, seed=0)
-    model.compile("sgd", **COMPILED)
+    model = network(None)
     fit(model, SET(frequency=1), epochs=1)
     with pytest.warns(UserWarning, match=r"no update: its default `end_step`.*at step 4"):
         fit(model, SET(frequency=1), epochs=1)

@@ -21,69 +21,36 @@ def network():
     return keras.Sequential([keras.Input((12,)), *layers])
 
 
-def fit(model, *callbacks, epochs=2):
+def fit(model, *callbacks, epochs=2, **options):
     model.compile("sgd", "mse", jit_compile=jit())
-    return model.fit(X, Y, epochs=epochs, verbose=0, callbacks=list(callbacks)).history
+    options = {"verbose": 0} | options
+    return model.fit(X, Y, epochs=epochs, callbacks=list(callbacks), **options).history
 
 
 def test_the_global_density_counts_kernels_only():
     history = fit(kso.sparsify(network(), 0.25, seed=0), DensityLogger())
     assert history["density"] == [0.25, 0.25]  # 80 of 320
     assert set(history) == {"loss", "density"}
+    assert fit(network(), DensityLogger(), epochs=1)["density"] == [1.0]  # a plain model
 
 
-def test_a_plain_model_is_dense():
-    assert fit(network(), DensityLogger(), epochs=1)["density"] == [1.0]
-
-
-def test_callbacks_behind_find_them_in_the_logs(tmp_path):
-    """In one run: thresholds, masks on a schedule and the logger, before those that read."""
-    path, lists = tmp_path / "log.csv", []
+def test_callbacks_behind_find_them_in_the_logs():
+    """In one run: thresholds, masks on a schedule and the logger, before one that evaluates."""
+    lists = []
 
     class Evaluate(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             lists.append(self.model.evaluate(X, Y, verbose=0))  # a single number, as ever
 
-    model = kso.PrunableLayer(L.Dense(4), kso.MagnitudeMask(kso.schedules.Linear(0.25)))
-    mixed = keras.Sequential(
-        [keras.Input((12,)), kso.PrunableLayer(L.Dense(20), kso.SoftThreshold())]
-    )
-    mixed.add(model)
-    mixed.compile("sgd", "mse", jit_compile=jit())
-    history = mixed.fit(
-        *(X, Y),
-        validation_data=(X, Y),
-        validation_freq=2,
-        batch_size=2,
-        epochs=4,
-        verbose=0,
-        callbacks=[
-            kso.callbacks.TargetDensity(0.5),
-            kso.callbacks.UpdateMasks(),
-            DensityLogger(),
-            keras.callbacks.CSVLogger(str(path)),
-            Evaluate(),
-        ],
-    ).history
-    with path.open(newline="") as stream:
-        rows = list(csv.DictReader(stream))
-    for name in ("density", "threshold"):
-        assert [float(row[name]) for row in rows] == pytest.approx(history[name])
+    made = (kso.SoftThreshold(), kso.MagnitudeMask(kso.schedules.Linear(0.25)))
+    layers = [kso.PrunableLayer(L.Dense(n), own) for n, own in zip((20, 4), made, strict=True)]
+    mixed = keras.Sequential([keras.Input((12,)), *layers])
+    own = [TargetDensity(0.5), UpdateMasks(), DensityLogger(), Evaluate()]
+    history = fit(mixed, *own, validation_data=(X, Y), validation_freq=2, batch_size=2, epochs=4)
     assert history["density"] == sorted(history["density"], reverse=True)
     assert history["density"][-1] == (120 + 20) / 320
     assert all(isinstance(value, float) for value in lists)
     assert set(mixed.evaluate(X, Y, verbose=0, return_dict=True)) == {"loss"}  # afterwards
-
-
-def test_masks_that_let_entries_come_back_tell_how_many():
-    model = kso.parametrize(network(), kso.parametrizations.StraightThroughTopK(0.25, frequency=1))
-    rng = np.random.default_rng(0)
-    model.compile(keras.optimizers.SGD(0.5), "mse", jit_compile=jit())
-    x, y = rng.normal(size=(8, 12)), rng.normal(size=(8, 4))
-    masks = [kso.callbacks.UpdateMasks()]
-    history = model.fit(x, y, epochs=3, batch_size=4, verbose=0, callbacks=masks).history
-    assert history["density"] == [0.25] * 3
-    assert 0 < history["moved"][-1] < 1
 
 
 def learnt():
@@ -92,9 +59,8 @@ def learnt():
 
 def test_learnt_thresholds_are_logged(capsys):
     model = learnt()
-    model.compile("sgd", "mse", jit_compile=jit())
     keras.config.enable_interactive_logging()
-    history = model.fit(X, Y, verbose=2, callbacks=[DensityLogger()]).history
+    history = fit(model, DensityLogger(), epochs=1, verbose=2)
     assert set(history) == {"loss", "density", "threshold"}
     made = [weight.parametrization for weight in kso.prunable_weights(model)]
     mean = np.mean([own.threshold_value().mean() for own in made])
@@ -106,10 +72,7 @@ def test_learnt_thresholds_are_logged(capsys):
 
 CASES = {
     "density": (lambda: kso.parametrize(network(), kso.MagnitudeMask(0.25)), UpdateMasks),
-    "threshold": (
-        lambda: kso.parametrize(network(), kso.SoftThreshold()),
-        lambda: TargetDensity(0.25),
-    ),
+    "threshold": (learnt, lambda: TargetDensity(0.25)),
     "moved": (
         lambda: kso.sparsify(network(), 0.25, seed=0),
         lambda: SET(frequency=1, end_step=9),
@@ -118,7 +81,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("column", CASES)
-def test_loggers_before_have_them(column, tmp_path):
+def test_loggers_before_and_behind_have_them(column, tmp_path):
     make, callback = CASES[column]
     before, after = (keras.callbacks.CSVLogger(tmp_path / f"{name}.csv") for name in "ba")
     ours, model = callback(), make()

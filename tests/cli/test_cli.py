@@ -18,18 +18,14 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.cli import main
-from keras_sparse_ortho.export import (
-    ExportFallbackWarning,
-    ExportVerificationError,
-    load_litert,
-)
+from keras_sparse_ortho.export import ExportFallbackWarning, ExportVerificationError, load_litert
+from tests.helpers import array
 
 pytestmark = pytest.mark.tensorflow_only
 
 
 @pytest.fixture(scope="module")
 def model_file(tmp_path_factory):
-    keras.utils.set_random_seed(0)
     path = tmp_path_factory.mktemp("cli") / "m.keras"
     dense = keras.Sequential([keras.Input((32,), name="x"), keras.layers.Dense(16, name="d")])
     kso.sparsify(dense, 0.25, seed=0).save(path)
@@ -59,11 +55,8 @@ def test_export(exported, model_file):
     path, report = exported
     assert (report["route"], report["sample_rows"]) == ("float32+sp", 5)
     assert report["total_zeros"] >= 512 - 128
-    x = np.ones((3, 32), "float32")
-    model = keras.saving.load_model(model_file)
-    np.testing.assert_allclose(
-        load_litert(path).predict(x), keras.ops.convert_to_numpy(model(x)), atol=1e-5
-    )
+    x, model = np.ones((3, 32), "float32"), keras.saving.load_model(model_file)
+    np.testing.assert_allclose(load_litert(path).predict(x), array(model(x)), atol=1e-5)
 
 
 def test_bench(exported, tmp_path, capsys):
@@ -91,21 +84,17 @@ def test_bench(exported, tmp_path, capsys):
         (["report", "text.keras"], 3, "This is not a Keras model"),
         (["report", "."], 3, "this is a folder"),
         (["report", "a.weights.h5"], 3, "has weights only"),
-        (["report", "a.h5"], 3, "they may hold code that Keras would run"),
-        (["export", "hdf.keras", "out.tflite"], 3, "model.save('model.keras')"),
+        (["export", "hdf.keras", "out.tflite"], 3, "they may hold code that Keras would run"),
         (["report", "RENAMED"], 3, "must end in .keras"),
         (["report", "broken.keras"], 3, "Keras must be able to load"),
         (["report", "damaged.keras"], 3, "Keras must be able to load"),
         (["bench", "text.keras"], 3, "TFL3"),
-        (["bench", "none.tflite"], 3, "must name a LiteRT file"),
         (["bench", "."], 3, "must name a LiteRT file"),
         (["export", "MODEL", "out.tflite", "--sample", "MODEL"], 3, "Pass rows as"),
         (["export", "MODEL", "out.tflite", "--data", "empty.keras"], 3, "Pass rows as"),
         (["bench", "text.keras", "--threads", "0"], 2, "--threads"),
         (["export", "MODEL", "out.tflite", "--mode", "quick"], 2, "mode='quick'"),
-        (["export", "MODEL", "out.tflite", "--mode", "float16+csr"], 2, "'float16+sp'"),
         (["export", "MODEL", "out.tflite", "--sample", "text.keras"], 3, "Pass rows as"),
-        (["export", "MODEL", "none/out.tflite"], 2, "folder that exists"),
         (["export", "MODEL", "none/out.tflite"], 2, "Received: output='none/out.tflite'"),
         (["export", "MODEL", "out.tflite", "--quantization", "int8"], 2, "`--data` is needed with"),
         (["export", "MODEL", "out.tflite", "--batch-size", "0"], 2, "`--batch-size` must be"),
@@ -117,7 +106,7 @@ def test_what_goes_wrong(model_file, tmp_path, monkeypatch, capsys, arguments, s
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.keras").write_text("no model at all")
     (tmp_path / "empty.keras").touch()
-    for name in ("a.h5", "a.weights.h5", "hdf.keras"):
+    for name in ("a.weights.h5", "hdf.keras"):
         (tmp_path / name).write_bytes(b"\x89HDF\r\n\x1a\n and so on")
     with zipfile.ZipFile(tmp_path / "broken.keras", "w") as archive:
         archive.writestr("config.json", "{}")
@@ -142,8 +131,7 @@ def test_messages_of_every_kind_name_options(model_file, monkeypatch, capsys, ki
         raise kind("see `tolerance`, put `sample` in. Received: representative_data=None, path=''")
 
     monkeypatch.setattr(kso.export, "export_litert", export)
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(action="always"):
         status = main(["export", str(model_file), "m.tflite"])
     assert status == (2 if kind is ValueError else 1)
     [warned, failed] = capsys.readouterr().err.splitlines()
@@ -151,35 +139,28 @@ def test_messages_of_every_kind_name_options(model_file, monkeypatch, capsys, ki
     assert failed == "kso: see `--tolerance`, put `sample` in. Received: --data=None, output=''"
 
 
-def test_hdf5_files_are_not_opened(tmp_path, capsys):
+def test_hdf5_files_are_not_opened_and_old_keras_is_left_out(tmp_path, capsys):
     """Keras before 3.11.3 ran the code in them, though asked not to (CVE-2025-9905)."""
     keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)]).save(tmp_path / "m.h5")
-    for command in (["report"], ["export"]):
-        rest = [str(tmp_path / "m.tflite")] if command == ["export"] else []
-        assert main([*command, str(tmp_path / "m.h5"), *rest]) == 3
+    for command in (["report"], ["export", "m.tflite"]):
+        assert main([command[0], str(tmp_path / "m.h5"), *command[1:]]) == 3
         assert "HDF5 files (.h5) are refused" in capsys.readouterr().err
-
-
-def test_the_bound_on_keras_leaves_out_versions_that_run_code_of_a_file():
     text = (Path(kso.__file__).parents[1] / "pyproject.toml").read_text()
     [bound] = re.findall(r'"keras>=([\d.]+)"', text)
     assert tuple(map(int, bound.split("."))) >= (3, 11, 3)
 
 
-def test_version(capsys):
+def test_version_and_exit_codes(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"kso {kso.__version__}\n"
+    assert main(["--help"]) == 0
+    assert "exit status" in capsys.readouterr().out
 
 
 def test_missing_package_is_a_failure(model_file, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ai_edge_litert", None)
     assert main(["export", str(model_file), str(tmp_path / "m.tflite")]) == 1
     assert "keras-sparse-ortho[litert]" in capsys.readouterr().err
-
-
-def test_help_names_the_exit_codes(capsys):
-    assert main(["--help"]) == 0
-    assert "exit status" in capsys.readouterr().out
 
 
 def test_as_a_module(model_file, monkeypatch, capsys):

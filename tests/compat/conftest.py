@@ -11,7 +11,7 @@ def lack(names):
     return not all(map(importlib.util.find_spec, names))
 
 
-collect_ignore = ["test_formats.py", "test_formats_of_layers.py"] if lack(FORMATS) else []
+collect_ignore = ["test_formats.py"] if lack(FORMATS) else []
 collect_ignore += ["test_micro.py"] if lack(MICRO) else []
 if lack(MODELS):
     collect_ignore += ["test_feeding.py", "test_flax.py", "test_keras_hub.py"]

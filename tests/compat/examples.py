@@ -5,32 +5,11 @@ cropping inside the model, random numbers in calls, weights of no known name, a 
 `call`. Sizes are small.
 """
 
-import dataclasses
-from collections.abc import Callable
-from typing import Any
-
 import keras
 import numpy as np
 from keras import layers, ops
 
 ROWS, SIDE, WIDTH, CLASSES = 4, 12, 16, 5
-rng = np.random.default_rng(0)
-
-
-def dense_pair(x, hidden):
-    """The feed-forward part of a transformer, with an activation that is a function."""
-    x = layers.Dropout(0.1)(layers.Dense(hidden, activation=ops.gelu)(x))
-    return layers.Dropout(0.1)(layers.Dense(WIDTH, activation=ops.gelu)(x))
-
-
-def encoder_block(x, between=lambda branch: branch):
-    normal = layers.LayerNormalization(epsilon=1e-6)(x)
-    x = layers.Add()([x, between(layers.MultiHeadAttention(2, 8, dropout=0.1)(normal, normal))])
-    branch = dense_pair(layers.LayerNormalization(epsilon=1e-6)(x), 2 * WIDTH)
-    return layers.Add()([x, between(branch)])
-
-
-# --- vision transformer ---------------------------------------------------------------------------
 
 
 class Patches(layers.Layer):
@@ -41,10 +20,8 @@ class Patches(layers.Layer):
         self.size = size
 
     def call(self, images):
-        rows, height, width, channels = ops.shape(images)
-        count = (height // self.size) * (width // self.size)
         patches = ops.image.extract_patches(images, size=self.size)
-        return ops.reshape(patches, (rows, count, self.size**2 * channels))
+        return ops.reshape(patches, (ops.shape(images)[0], -1, patches.shape[-1]))
 
     def get_config(self):
         return {**super().get_config(), "size": self.size}
@@ -65,24 +42,6 @@ class PatchEncoder(layers.Layer):
 
     def get_config(self):
         return {**super().get_config(), "count": self.count}
-
-
-def vision_transformer():
-    normalization = layers.Normalization()
-    normalization.adapt(images())
-    augmentation = [
-        *(normalization, layers.Resizing(16, 16), layers.RandomFlip("horizontal")),
-        *(layers.RandomRotation(0.02), layers.RandomZoom(0.2, 0.2)),
-    ]
-    inputs = keras.Input((SIDE, SIDE, 3))
-    x = keras.Sequential(augmentation, name="augmentation")(inputs)
-    x = encoder_block(PatchEncoder(16, WIDTH)(Patches(4)(x)))
-    x = layers.Flatten()(layers.LayerNormalization()(x))
-    x = dense_pair(layers.Dropout(0.5)(x), 32)
-    return keras.Model(inputs, layers.Dense(CLASSES, activation="softmax")(x))
-
-
-# --- compact convolutional transformer ------------------------------------------------------------
 
 
 class Tokenizer(layers.Layer):
@@ -144,19 +103,32 @@ class StochasticDepth(layers.Layer):
         return x / (1 - self.rate) * ops.cast(drawn >= self.rate, x.dtype)
 
 
-def compact_transformer():
-    augmentation = [
-        *(layers.Rescaling(1 / 255), layers.RandomCrop(SIDE, SIDE)),
-        layers.RandomFlip("horizontal"),
-    ]
+def transformer(augmentation, embed, pool):
+    """On images: an encoder block, with an activation that is a function."""
     inputs = keras.Input((SIDE, SIDE, 3))
-    x = Tokenizer()(keras.Sequential(augmentation, name="augmentation")(inputs))
-    x = encoder_block(Positions(x.shape[1])(x), lambda branch: StochasticDepth(0.1)(branch))
-    x = SequencePooling()(layers.LayerNormalization(epsilon=1e-5)(x))
+    x = embed(keras.Sequential(augmentation, name="augmentation")(inputs))
+    normal = layers.LayerNormalization(epsilon=1e-6)(x)
+    attended = layers.MultiHeadAttention(2, 8, dropout=0.1)(normal, normal)
+    x = layers.Add()([x, StochasticDepth(0.1)(attended)])
+    branch = layers.Dense(WIDTH, activation=ops.gelu)(layers.LayerNormalization()(x))
+    x = pool(layers.Add()([x, StochasticDepth(0.1)(layers.Dropout(0.1)(branch))]))
     return keras.Model(inputs, layers.Dense(CLASSES, activation="softmax")(x))
 
 
-# --- attention over the instances of a bag --------------------------------------------------------
+def vision_transformer():
+    normalization = layers.Normalization()
+    normalization.adapt(images())
+    augmentation = [
+        *(normalization, layers.Resizing(16, 16), layers.RandomFlip("horizontal")),
+        *(layers.RandomRotation(0.02), layers.RandomZoom(0.2, 0.2)),
+    ]
+    encoder = lambda x: PatchEncoder(16, WIDTH)(Patches(4)(x))  # noqa: E731
+    return transformer(augmentation, encoder, layers.Flatten())
+
+
+def compact_transformer():
+    augmentation = [layers.Rescaling(1 / 255), layers.RandomCrop(SIDE, SIDE)]
+    return transformer(augmentation, lambda x: Positions(9)(Tokenizer()(x)), SequencePooling())
 
 
 class BagAttention(layers.Layer):
@@ -182,35 +154,13 @@ class BagAttention(layers.Layer):
 
 
 def multiple_instances():
-    first, second = layers.Dense(32, activation="relu"), layers.Dense(WIDTH, activation="relu")
+    hidden = layers.Dense(WIDTH, activation="relu")
     bag = [keras.Input((8, 8)) for _ in range(3)]
-    features = [second(first(layers.Flatten()(one))) for one in bag]
-    attention = BagAttention(24, keras.regularizers.L2(0.01), name="shares")
-    weighted = [
-        layers.multiply([share, feature])
-        for share, feature in zip(attention(features), features, strict=True)
-    ]
+    features = [hidden(layers.Flatten()(one)) for one in bag]
+    shares = BagAttention(24, keras.regularizers.L2(0.01), name="shares")(features)
+    weighted = [layers.multiply(pair) for pair in zip(shares, features, strict=True)]
     x = layers.concatenate(weighted, axis=1)
     return keras.Model(bag, layers.Dense(CLASSES, activation="softmax")(x))
-
-
-# --- ConvMixer ------------------------------------------------------------------------------------
-
-
-def conv_mixer():
-    def active(x):
-        return layers.BatchNormalization()(layers.Activation("gelu")(x))
-
-    inputs = keras.Input((SIDE, SIDE, 3))
-    x = active(layers.Conv2D(WIDTH, 2, 2, name="patches")(layers.Rescaling(1 / 255)(inputs)))
-    for place in range(2):
-        mixed = layers.DepthwiseConv2D(5, padding="same", name=f"depthwise_{place}")(x)
-        x = active(layers.Conv2D(WIDTH, 1)(layers.Add()([active(mixed), x])))
-    x = layers.GlobalAveragePooling2D()(x)
-    return keras.Model(inputs, layers.Dense(CLASSES, activation="softmax")(x))
-
-
-# --- variational autoencoder ----------------------------------------------------------------------
 
 
 class Sampling(layers.Layer):
@@ -229,65 +179,40 @@ class Autoencoder(keras.Model):
     def __init__(self, encoder, decoder, **kwargs):
         super().__init__(**kwargs)
         self.encoder, self.decoder = encoder, decoder
-        self.tracker = keras.metrics.Mean(name="loss")
-
-    @property
-    def metrics(self):
-        return [self.tracker]
 
     def train_step(self, images):
         import tensorflow as tf
 
         with tf.GradientTape() as tape:
             mean, log_variance, code = self.encoder(images)
-            error = keras.losses.binary_crossentropy(images, self.decoder(code))
-            divergence = tf.square(mean) + tf.exp(log_variance) - 1 - log_variance
-            loss = tf.reduce_mean(tf.reduce_sum(error, axis=(1, 2)))
-            loss += tf.reduce_mean(tf.reduce_sum(0.5 * divergence, axis=1))
+            loss = tf.reduce_mean(tf.square(images - self.decoder(code)))
+            loss += tf.reduce_mean(tf.square(mean) + tf.exp(log_variance) - 1 - log_variance)
         gradients = tape.gradient(loss, self.trainable_weights)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
-        self.tracker.update_state(loss)
-        return {"loss": self.tracker.result()}
+        return {"loss": loss}
 
 
 def autoencoder():
-    options = {"strides": 2, "padding": "same", "activation": "relu"}
-    image = keras.Input((8, 8, 1))
-    x = layers.Flatten()(layers.Conv2D(8, 3, **options)(image))
-    x = layers.Dense(WIDTH, activation="relu")(x)
-    mean, log_variance = layers.Dense(2, name="mean")(x), layers.Dense(2, name="variance")(x)
-    outputs = [mean, log_variance, Sampling()([mean, log_variance])]
-    encoder = keras.Model(image, outputs, name="encoder")
-    code = keras.Input((2,))
-    x = layers.Reshape((4, 4, 8))(layers.Dense(128, activation="relu")(code))
-    x = layers.Conv2DTranspose(8, 3, **options)(x)
-    x = layers.Conv2DTranspose(1, 3, padding="same", activation="sigmoid")(x)
+    image, code = keras.Input((8, 8, 1)), keras.Input((2,))
+    x = layers.Flatten()(layers.Conv2D(8, 3, 2, padding="same", activation="relu")(image))
+    moments = layers.Dense(2, name="mean")(x), layers.Dense(2, name="variance")(x)
+    encoder = keras.Model(image, [*moments, Sampling()(moments)], name="encoder")
+    x = layers.Reshape((8, 8, 2))(layers.Dense(128, activation="relu")(code))
+    x = layers.Conv2DTranspose(1, 3, padding="same")(x)
     return Autoencoder(encoder, keras.Model(code, x, name="decoder"))
 
 
-# --- all with a `call` ----------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Example:
-    """A model, its data, and whether Keras itself loads the whole model from its file."""
-
-    make: Callable[[], keras.Model]
-    data: Callable[[], Any]
-    loads: bool = False
-
-
 def images():
-    return rng.uniform(0, 255, (ROWS, SIDE, SIDE, 3)).astype("float32")
+    return np.random.default_rng(0).uniform(0, 255, (ROWS, SIDE, SIDE, 3)).astype("float32")
 
 
 def bags():
-    return [rng.uniform(size=(ROWS, 8, 8)).astype("float32") for _ in range(3)]
+    return list(np.random.default_rng(0).uniform(size=(3, ROWS, 8, 8)).astype("float32"))
 
 
+# Models with a `call`, and their data.
 EXAMPLES = {
-    "vision transformer": Example(vision_transformer, images),
-    "compact convolutional transformer": Example(compact_transformer, images),
-    "attention over instances": Example(multiple_instances, bags),
-    "ConvMixer": Example(conv_mixer, images, loads=True),
+    "vision transformer": (vision_transformer, images),
+    "compact convolutional transformer": (compact_transformer, images),
+    "attention over instances": (multiple_instances, bags),
 }

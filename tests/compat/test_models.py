@@ -78,18 +78,6 @@ def export(model, x, path):
     return kso.export_litert(with_known_sizes(model, x), path, sample=x, tolerance=1e-4)
 
 
-def run_as_keras_exports(model, x, path):
-    """Without this package: Keras writes the file with operations of TensorFlow where it must."""
-    from ai_edge_litert.interpreter import Interpreter
-
-    with_known_sizes(model, x).export(path, format="litert", verbose=False)
-    interpreter = Interpreter(model_path=str(path))
-    interpreter.allocate_tensors()
-    for entry in interpreter.get_input_details():
-        interpreter.set_tensor(entry["index"], np.zeros(entry["shape"], entry["dtype"]))
-    interpreter.invoke()
-
-
 @pytest.fixture
 def stages(record_property):
     """Notes what a stage gave, at once."""
@@ -152,6 +140,4 @@ def test_the_whole_way(name, tmp_path, stages):
     else:
         with pytest.raises(kso.export.ExportConversionError, match=case.litert):
             export(plain, x, tmp_path / "model.tflite")
-        with pytest.raises(RuntimeError, match=r"Select TensorFlow op.*Flex"):
-            run_as_keras_exports(case.make(), x, tmp_path / "dense.tflite")
         stages("LiteRT", f"lacks {case.litert}")

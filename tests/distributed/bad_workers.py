@@ -7,15 +7,15 @@ noted as well, and the next case finds both processes at the same place.
 import contextlib
 import functools
 import json
-import os
 import sys
 
 import keras
 import numpy as np
+import recipe
 
 import keras_sparse_ortho as kso
+from tests.distributed.recipes import BACKEND, model_parallel, recipe_of_two
 
-BACKEND = keras.backend.backend()
 RANK, PORTS, OUTPUT = int(sys.argv[1]), [int(port) for port in sys.argv[2:4]], sys.argv[4]
 CASES = {}
 
@@ -23,28 +23,6 @@ CASES = {}
 def case(function):
     CASES[function.__name__] = function
     return function
-
-
-def begin():
-    """Joins the other process; gives the scope in which models are made."""
-    if BACKEND == "torch":
-        from torch import distributed
-
-        address = f"tcp://127.0.0.1:{PORTS[0]}"
-        distributed.init_process_group("gloo", init_method=address, rank=RANK, world_size=2)
-    elif BACKEND == "jax":
-        keras.distribution.initialize(f"127.0.0.1:{PORTS[0]}", 2, RANK)
-        keras.distribution.set_distribution(
-            keras.distribution.DataParallel(auto_shard_dataset=False)
-        )
-    else:
-        import tensorflow as tf
-
-        hosts = [f"127.0.0.1:{port}" for port in PORTS]
-        task = {"type": "worker", "index": RANK}
-        os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": hosts}, "task": task})
-        return tf.distribute.MultiWorkerMirroredStrategy().scope
-    return contextlib.nullcontext
 
 
 def dense(width=16):
@@ -167,25 +145,16 @@ if BACKEND == "jax":
         CASES[name] = functools.partial(sharded, storages, "attention")
 
 
-@contextlib.contextmanager
 def mesh(pattern):
     """Kernels whose path matches a pattern are cut along their outputs, half for each process."""
-    distribution = keras.distribution
-    devices = distribution.list_devices()[::2]  # one of each process
-    layout = distribution.LayoutMap(
-        distribution.DeviceMesh((1, len(devices)), ["batch", "model"], devices)
-    )
-    layout[pattern] = (None, "model")
-    before = distribution.distribution()
-    distribution.set_distribution(distribution.ModelParallel(layout_map=layout))
-    try:
-        yield
-    finally:
-        distribution.set_distribution(before)
+    devices = keras.distribution.list_devices()[::2]  # one of each process
+    return model_parallel(devices, {pattern: (None, "model")})
 
 
 def main():
-    scope, found = begin(), {}
+    module, found = recipe_of_two(), {}
+    module.begin(recipe.Place("two processes", RANK, 2, PORTS))
+    scope = module.strategy.scope if BACKEND == "tensorflow" else contextlib.nullcontext
     for name in sys.argv[5:]:
         try:
             with scope():

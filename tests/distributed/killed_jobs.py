@@ -1,6 +1,6 @@
 """Jobs of two processes of which one is killed, and that are started again; and jobs left alone.
 
-`killed_jobs.py RECIPE FOLDER CASE ...` trains as a recipe of `examples/scale` does, with Adam and a
+`killed_jobs.py FOLDER CASE ...` trains as a recipe of `examples/scale` does, with Adam and a
 `BackupAndRestore` in each process. A case is `METHOD:BACKUP:MOMENT`: Keras' callback or ours
 (`keras`, `ours`), and when a process is killed (SIGKILL): in the midst of an epoch (`training`), or
 half way through an epoch's backup, when the other one has made its own (`saving`). For each there
@@ -12,7 +12,6 @@ moved when one was killed, and which variables differ in the end.
 
 import contextlib
 import functools
-import importlib
 import json
 import os
 import pathlib
@@ -22,20 +21,19 @@ import time
 
 import keras
 import numpy as np
+import recipe
 
 import keras_sparse_ortho as kso
+from tests.distributed.recipes import recipe_of_two
 from tests.faults.counting import ended, started
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "examples" / "scale"))
-import recipe
 
 KILLED_AT = 2, 5  # epoch and batch: masks move before the steps 4, 8, 12, 16 and, in it, 20
 SECONDS = 300  # for a process that has lost the other one, or that trains
 ALONE = "str alone"  # learnt thresholds that nobody steers
 
 
-def main(name, folder, *cases):
-    module = importlib.import_module(name)
+def main(folder, *cases):
+    module = recipe_of_two()
     made = recipe.sparse_model
 
     def sparse_model(method):

@@ -1,14 +1,13 @@
 """Jobs of two processes of which one is killed, and that are started again."""
 
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.distributed.recipes import ROOT, environment
+
 STILL = "fixed"  # its masks never move
 METHODS = (STILL, "str", "str alone", "gmp", "dnw", "set", "rigl", "compact", "blocks")
 
@@ -40,24 +39,18 @@ def test_a_backup_by_keras_of_which_a_half_was_written_is_refused(tmp_path):
 
 def run(folder, cases):
     """What `killed_jobs.py` tells of each case."""
-    backend = os.environ["KERAS_BACKEND"]
-    name = {"tensorflow": "tensorflow_workers", "jax": "jax_data_parallel", "torch": "torch_ddp"}
-    flags = os.environ.get("XLA_FLAGS", "").split()
-    environment = {
-        "XLA_FLAGS": " ".join(flag for flag in flags if "device_count" not in flag),
-        "PYTHONPATH": str(ROOT),
-        # Every process is new: JAX compiles what they share once.
+    # Every process is new: JAX compiles what they share once.
+    once = {
         "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
-    script = ROOT / "tests" / "distributed" / "killed_jobs.py"
     done = subprocess.run(
-        [sys.executable, script, name[backend], folder, *cases],
+        [sys.executable, ROOT / "tests" / "distributed" / "killed_jobs.py", folder, *cases],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, **environment},
+        env=environment(**once),
     )
     print(done.stdout)
     logs = "\n".join(log.read_text()[-2000:] for log in sorted(folder.glob("*/*/*.log")))

@@ -1,33 +1,20 @@
 """Where variables lie under `keras.distribution.ModelParallel`, on two devices of one process."""
 
-import contextlib
-
 import keras
 import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import LayoutError
+from tests.distributed.recipes import model_parallel
 
 pytestmark = pytest.mark.jax_only
 
 L = keras.layers
 
 
-@contextlib.contextmanager
 def layouts(**entries):
-    """A mesh of two devices along "model", and a LayoutMap with these entries."""
-    distribution = keras.distribution
-    mesh = distribution.DeviceMesh((1, 2), ["batch", "model"], distribution.list_devices("cpu"))
-    table = distribution.LayoutMap(mesh)
-    for pattern, axes in entries.items():
-        table[pattern] = axes
-    previous = distribution.distribution()
-    distribution.set_distribution(distribution.ModelParallel(layout_map=table))
-    try:
-        yield
-    finally:
-        distribution.set_distribution(previous)
+    return model_parallel(keras.distribution.list_devices("cpu"), entries)
 
 
 def dense():
@@ -94,53 +81,46 @@ def test_what_belongs_to_a_kernel_lies_as_it_does(name, pattern):
         assert any("model" in spec for spec in kept)
 
 
-def test_blocks_are_cut_by_output_blocks():
-    def make():
-        return keras.Sequential(
-            [
-                keras.Input((16,)),
-                L.Dense(16, name="first"),
-                kso.layers.BlockSparseDense(24, density=0.5, block=4, seed=0, name="hidden"),
-            ],
-            name="net",
-        )
+def blocks():
+    hidden = kso.layers.BlockSparseDense(24, density=0.5, block=4, seed=0, name="hidden")
+    layers = [L.Dense(16, name="first"), hidden]
+    return keras.Sequential([keras.Input((3, 16)), *layers], name="net")
 
+
+def gates():
+    sizes = {"density": 0.5, "recurrent_density": 0.5, "block": 4, "recurrent_block": 4}
+    cell = kso.layers.BlockSparseLSTMCell(16, seed=0, name="cell", **sizes)
+    rnn = kso.layers.BlockSparseRNN(cell)
+    return keras.Sequential([keras.Input((3, 16)), rnn], name="net")
+
+
+@pytest.mark.parametrize(
+    ("make", "patterns"),
+    [
+        (blocks, ["net/hidden/kernel"]),
+        (gates, [".*cell/kernel", ".*cell/recurrent_kernel"]),
+        (gates, [".*kernel"]),
+    ],
+)
+def test_blocks_are_cut_by_output_blocks(make, patterns):
     whole = make()
-    with layouts(**{"net/hidden/kernel": HALVES}):
+    with layouts(**dict.fromkeys(patterns, HALVES)):
         model = make()
         found = specs(model)
-        assert found["net/hidden/blocks"] == ("model", None, None, None)
-        assert found["net/hidden/inputs_of"] == ("model", None)
-        assert found["net/hidden/slots_of"] == WHOLE
+        places = [path.removesuffix("blocks") for path in found if path.endswith("blocks")]
+        assert len(places) == len(KERNELS if make is gates else KERNELS[:1])
+        for place in places:
+            assert found[f"{place}blocks"] == ("model", None, None, None)
+            assert found[f"{place}inputs_of"] == ("model", None)
+            assert found[f"{place}slots_of"] == WHOLE
         model.set_weights(whole.get_weights())
-        x = np.random.default_rng(0).normal(size=(4, 16)).astype("float32")
-        expected = whole(x)
-        np.testing.assert_allclose(np.asarray(model(x)), np.asarray(expected), atol=1e-6)
+        x = np.random.default_rng(0).normal(size=(4, 3, 16)).astype("float32")
+        np.testing.assert_allclose(np.asarray(model(x)), np.asarray(whole(x)), atol=1e-6)
+
+
+def test_blocks_have_an_entry_of_their_own():
     with layouts(**{"net/hidden/kernel": HALVES, "net/hidden/blocks": (None,)}):
-        assert specs(make())["net/hidden/blocks"] == (None, None, None, None)
-
-
-def test_gates_are_cut_by_output_blocks():
-    def make():
-        cell = kso.layers.BlockSparseLSTMCell(
-            16, density=0.5, recurrent_density=0.5, block=4, recurrent_block=4, seed=0, name="cell"
-        )
-        rnn = kso.layers.BlockSparseRNN(cell, name="rnn")
-        return keras.Sequential([keras.Input((3, 16)), rnn], name="net")
-
-    whole = make()
-    entries = {whole.layers[0].cell.path + f"/{name}": HALVES for name in KERNELS}
-    for given in (entries, {".*kernel": HALVES}):
-        with layouts(**given):
-            model = make()
-            found = specs(model)
-            for own in model.layers[0].cell.on_blocks().values():
-                assert found[own.blocks.path] == ("model", None, None, None)
-                assert found[own.inputs_of.path] == ("model", None)
-                assert found[own.slots_of.path] == WHOLE
-            model.set_weights(whole.get_weights())
-            x = np.random.default_rng(0).normal(size=(4, 3, 16)).astype("float32")
-            np.testing.assert_allclose(np.asarray(model(x)), np.asarray(whole(x)), atol=1e-6)
+        assert specs(blocks())["net/hidden/blocks"] == (None, None, None, None)
 
 
 def test_blocks_that_devices_do_not_divide():

@@ -1,12 +1,11 @@
 """Workers: what they compute together, and that all of them stop where they do not agree."""
 
 import json
-import os
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import keras
 import numpy as np
@@ -17,9 +16,9 @@ from examples.scale.recipe import free_ports
 from keras_sparse_ortho._values import AveragingWorkers, Workers, digest_of
 from keras_sparse_ortho.errors import WorkerError
 from keras_sparse_ortho.saliency import _gradient_scores
+from tests.distributed.recipes import ROOT, environment
 from tests.helpers import slow_on_jax
 
-ROOT = Path(__file__).resolve().parents[2]
 # A strategy of TensorFlow hands out the first worker's initial values.
 MADE_EQUAL = {"tensorflow": ["other_weights", "other_weights_where_they_are_scored"]}
 
@@ -44,26 +43,16 @@ class Threads(AveragingWorkers):
 
 def on_all(action, count=3):
     """What `action(workers)` gives or raises on each of them."""
-    barrier, board, found = threading.Barrier(count, timeout=10), {}, {}
+    barrier, board = threading.Barrier(count, timeout=10), {}
 
     def run(rank):
         try:
-            found[rank] = action(Threads(rank, count, barrier, board))
+            return action(Threads(rank, count, barrier, board))
         except Exception as error:
-            found[rank] = error
+            return error
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [found[rank] for rank in range(count)]
-
-
-@pytest.mark.numpy_only
-def test_texts_of_any_length_are_gathered():
-    said = ["", "ä longer text", "short"]
-    assert on_all(lambda workers: workers.gather_text(said[workers.rank])) == [said] * 3
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, range(count)))
 
 
 @pytest.mark.numpy_only
@@ -98,28 +87,19 @@ def test_facts_that_differ_are_named_on_all_workers():
         assert "{'b': ['False', 'False', 'True']}" in str(error)
 
 
-@pytest.mark.numpy_only
-def test_means_are_those_of_all_samples():
-    samples = [1, 2, 5]
-
-    def action(workers):
-        return workers.mean([np.full(2, workers.rank + 1.0)], samples[workers.rank])
-
-    for (mean,) in on_all(action):
-        np.testing.assert_allclose(mean, (1 * 1 + 2 * 2 + 3 * 5) / 8)
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(2, 12, 8)).astype("float32")
+SHARDS = [slice(0, 2), slice(2, 12)]  # of other sizes: samples count, not workers
 
 
 @slow_on_jax
 @pytest.mark.core
 def test_rigl_with_a_shard_for_each_worker_has_the_masks_of_one_process():
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(2, 12, 8)).astype("float32")
-
     def update(workers, rows):
         dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8, name="a")])
         model = kso.sparsify(dense, 0.25, seed=0)
         model.compile("sgd", "mse", run_eagerly=True)
-        rigl = kso.callbacks.RigL([(x[rows], y[rows])], frequency=1, end_step=9, fraction=0.9)
+        rigl = kso.callbacks.RigL([(X[rows], Y[rows])], frequency=1, end_step=9, fraction=0.9)
         rigl.set_model(model)
         rigl._workers = workers
         rigl.on_train_begin()
@@ -127,10 +107,9 @@ def test_rigl_with_a_shard_for_each_worker_has_the_masks_of_one_process():
         return kso.prunable_weights(model)[0].parametrization.mask_value()
 
     expected = update(None, slice(12))
-    shards = [slice(0, 2), slice(2, 12)]  # of other sizes: samples count, not workers
-    apart = [update(None, shard) for shard in shards]
+    apart = [update(None, shard) for shard in SHARDS]
     assert all((mask != expected).any() for mask in apart)
-    for found in on_all(lambda workers: update(workers, shards[workers.rank]), count=2):
+    for found in on_all(lambda workers: update(workers, SHARDS[workers.rank]), count=2):
         np.testing.assert_array_equal(found, expected)
 
 
@@ -138,9 +117,7 @@ def test_rigl_with_a_shard_for_each_worker_has_the_masks_of_one_process():
 @pytest.mark.core
 @pytest.mark.parametrize("score", ["snip", "grasp"])
 def test_scores_of_shards_are_those_of_all_data(monkeypatch, score):
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(2, 12, 8)).astype("float32")
-    kernel, of_thread = rng.normal(size=(8, 8)), threading.local()
+    kernel, of_thread = RNG.normal(size=(8, 8)), threading.local()
     monkeypatch.setattr(_gradient_scores, "workers_of", lambda model: of_thread.workers)
 
     def scores(workers, rows, factor=1.0):
@@ -151,11 +128,10 @@ def test_scores_of_shards_are_those_of_all_data(monkeypatch, score):
         model.set_weights([factor * kernel])
         model.compile("sgd", "mse", run_eagerly=True)
         ask = {"batch_size": 3, "batches": None}
-        return getattr(kso.saliency, score)(model, 0.5, (x[rows], y[rows]), **ask).scores
+        return getattr(kso.saliency, score)(model, 0.5, (X[rows], Y[rows]), **ask).scores
 
     expected = scores(Workers(), slice(12))["a/kernel"]
-    shards = [slice(0, 2), slice(2, 12)]
-    for found in on_all(lambda workers: scores(workers, shards[workers.rank]), count=2):
+    for found in on_all(lambda workers: scores(workers, SHARDS[workers.rank]), count=2):
         np.testing.assert_allclose(found["a/kernel"], expected, rtol=1e-4, atol=1e-6)
     for error in on_all(lambda workers: scores(workers, slice(12), 1.0 + workers.rank), count=2):
         assert isinstance(error, WorkerError)
@@ -189,18 +165,14 @@ def test_workers_that_do_not_agree_all_stop_before_the_first_step(tmp_path):
     assert "'seed'" in found[0]["other_callbacks"]
 
 
+LAYOUT = pytest.param("a_layout_that_does_not_fit", marks=pytest.mark.jax_only)
+
+
 @pytest.mark.slow
 @pytest.mark.core
-@pytest.mark.parametrize("case", ["other_widths", "no_masks_on_one"])
+@pytest.mark.parametrize("case", ["other_widths", "no_masks_on_one", LAYOUT])
 def test_models_with_other_variables(tmp_path, case):
     """Engines that hand variables out notice it first, and end what cannot go on."""
-    assert all(said[case] for said in run_two(tmp_path, [case]))
-
-
-@pytest.mark.slow
-@pytest.mark.jax_only
-def test_layouts_that_do_not_fit(tmp_path):
-    case = "a_layout_that_does_not_fit"
     assert all(said[case] for said in run_two(tmp_path, [case]))
 
 
@@ -215,15 +187,14 @@ def test_processes_with_halves_of_kernels_read_them_in_one_order(tmp_path):
 def run_two(folder, cases, seconds=300):
     """What two processes of `bad_workers.py` have noted for each case; fails if they hang."""
     script = ROOT / "tests" / "distributed" / "bad_workers.py"
-    backend = keras.backend.backend()
-    environment = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": str(ROOT)}
     ports = [str(port) for port in free_ports(2)]
     logs, outputs = ([folder / f"{rank}.{kind}" for rank in range(2)] for kind in ("log", "json"))
     running = []
     for rank in range(2):
         with logs[rank].open("w") as log:
             command = [sys.executable, script, str(rank), *ports, outputs[rank], *cases]
-            own = {**environment, "PYTHONHASHSEED": str(rank + 1)}  # sets have another order
+            # Sets have another order in each.
+            own = environment(one_device=False, PYTHONHASHSEED=str(rank + 1))
             running.append(subprocess.Popen(command, env=own, stdout=log, stderr=subprocess.STDOUT))
     end = time.monotonic() + seconds
     while time.monotonic() < end and any(process.poll() is None for process in running):

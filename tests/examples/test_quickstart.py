@@ -1,32 +1,18 @@
 """`examples/quickstart.py`, run as a user runs it."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import keras
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def quickstart(*arguments):
-    return subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "quickstart.py"), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "KERAS_BACKEND": keras.backend.backend()},
-    )
-
 
 @pytest.mark.slow  # about 50 seconds: two networks, six exports
 @pytest.mark.core
-def test_all_the_way(tmp_path):
-    done = quickstart("--epochs", 2, "--density", 0.2, "--seed", 3, "--output", tmp_path / "out")
+def test_all_the_way(tmp_path, run_process):
+    options = ("--epochs", 2, "--density", 0.2, "--seed", 3, "--output", tmp_path / "out")
+    done = run_process("quickstart", *options)
     assert done.returncode == 0, done.stderr
     last = done.stdout.strip().splitlines()[-10:]
 

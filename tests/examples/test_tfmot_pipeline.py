@@ -1,26 +1,15 @@
 """`examples/tfmot_pipeline.py`, all stages on digits with few epochs."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tfmot_pipeline.py"
 
 pytestmark = pytest.mark.tensorflow_only
 
 
 @pytest.mark.slow  # some 20 seconds: every stage to an int8 file
-def test_no_stage_loses_a_zero(tmp_path):
-    done = subprocess.run(
-        [sys.executable, EXAMPLE, "--epochs", "8", "--output", tmp_path],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-    )
+def test_no_stage_loses_a_zero(tmp_path, run_process):
+    done = run_process("tfmot_pipeline", "--epochs", 8, "--output", tmp_path)
     assert done.returncode == 0, done.stderr
     stages = json.loads((tmp_path / "stages.json").read_text())
     assert [name.split(",")[0] for name in stages] == [

@@ -1,31 +1,16 @@
 """`examples/wide.py`: what the limit lets through, and what it does not."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import keras
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "wide.py"
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 
 
-def wide(*arguments):
-    return subprocess.run(
-        [sys.executable, SCRIPT, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "KERAS_BACKEND": keras.backend.backend()},
-    )
-
-
 @pytest.mark.slow  # some 20 seconds: two processes that load a backend
-def test_blocks_train_where_the_dense_twin_does_not_fit():
-    done = wide("--width", 8192, "--depth", 1, "--epochs", 1, "--limit", 1200)
+def test_blocks_train_where_the_dense_twin_does_not_fit(run_process):
+    done = run_process("wide", "--width", 8192, "--depth", 1, "--epochs", 1, "--limit", 1200)
     assert done.returncode == 0, done.stdout + done.stderr
     title, blocks, dense = done.stdout.strip().splitlines()
     assert "8192 x 8192: weights, gradients and Adam's moments are 1,024 MiB dense" in title

@@ -1,9 +1,9 @@
-"""Models and helpers that the tests of this folder share."""
+"""Models that the tests of this folder share, and what a plain interpreter says of their files."""
 
 import keras
 import numpy as np
 
-layers = keras.layers
+layers = L = keras.layers
 
 
 def thin_out(model, density=0.1, seed=0):
@@ -26,51 +26,87 @@ def kernel_zeros(model):
     return sum(int(np.sum(keras.ops.convert_to_numpy(v.value) == 0)) for v in kernels)
 
 
-def mlp(width=64):
-    return thin_out(
-        keras.Sequential(
-            [
-                keras.Input((32,), name="x"),
-                layers.Dense(width, activation="relu"),
-                layers.Dense(width, activation="relu"),
-                layers.Dense(10),
-            ]
-        )
+def mlp(inputs=32, hidden=(64, 64), outputs=10, activation="relu"):
+    """Layers named "hidden" (and "hidden_1"), and a "head"."""
+    names = ["hidden", *(f"hidden_{k}" for k in range(1, len(hidden)))]
+    made = [L.Dense(n, activation, name=name) for n, name in zip(hidden, names, strict=True)]
+    return keras.Sequential(
+        [keras.Input((inputs,), name="x"), *made, L.Dense(outputs, name="head")]
     )
 
 
 def cnn():
-    model = keras.Sequential(
-        [
-            keras.Input((12, 12, 1), name="image"),
-            layers.Conv2D(16, 3),
-            layers.BatchNormalization(),
-            layers.ReLU(),
-            layers.Conv2D(32, 3, strides=2),
-            layers.BatchNormalization(),
-            layers.ReLU(),
-            layers.Flatten(),
-            layers.Dense(10),
-        ]
-    )
-    rng = np.random.default_rng(1)
-    for variable in model.non_trainable_weights:  # as training would leave them
-        low, high = (0.5, 1.5) if "variance" in variable.name else (-0.1, 0.1)
-        variable.assign(rng.uniform(low, high, variable.shape))
-    return thin_out(model)
+    """A normalization behind each convolution, a depthwise one, and a sum."""
+    inputs = keras.Input((10, 10, 3), name="image")
+    x = L.Conv2D(12, 3, use_bias=False, name="first")(inputs)
+    x = L.ReLU()(L.BatchNormalization(momentum=0.8, name="first_norm")(x))
+    y = L.DepthwiseConv2D(3, padding="same", name="depthwise")(x)
+    y = L.ReLU(6.0)(L.BatchNormalization(momentum=0.8)(y))
+    y = L.BatchNormalization(momentum=0.8)(L.Conv2D(12, 1, name="pointwise")(y))
+    x = L.MaxPooling2D()(L.ReLU()(L.Add()([x, y])))
+    return keras.Model(inputs, L.Dense(6, name="head")(L.Flatten()(x)))
+
+
+def encoder():
+    inputs = keras.Input((6, 16))
+    y = L.LayerNormalization(name="first_norm")(inputs)
+    x = L.Add()([inputs, L.MultiHeadAttention(2, 8, name="attention")(y, y)])
+    y = L.LayerNormalization(name="second_norm")(x)
+    y = L.Dense(32, activation="gelu", name="wide")(y)
+    x = L.Add()([x, L.Dense(16, name="narrow")(y)])
+    x = L.GlobalAveragePooling1D()(L.LayerNormalization(name="last_norm")(x))
+    return keras.Model(inputs, L.Dense(6, name="head")(x))
 
 
 def tiny():
     return keras.Sequential([keras.Input((4,), name="x"), layers.Dense(3)])
 
 
-def recurrent():
-    x = keras.Input((6, 4), name="x")
-    return keras.Model({"x": x}, layers.Dense(3)(layers.LSTM(5)(x)), name="recurrent")
+class Classifier(keras.Model):
+    """A subclassed model."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def call(self, x):
+        return self.layer(x)
+
+
+def rms(got, want):
+    return np.sqrt(np.mean((got - want) ** 2)) / np.sqrt(np.mean(want**2))
+
+
+# --- files, as a user without this package sees them ---------------------------------------------
+
+
+def interpreter_of(path, xnnpack=True):
+    from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+    plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    resolver = OpResolverType.AUTO if xnnpack else plain
+    return Interpreter(str(path), experimental_op_resolver_type=resolver)
 
 
 def interpret(path, **inputs):
-    """The outputs of a LiteRT file, by name, as a user without this package would get them."""
-    from ai_edge_litert.interpreter import Interpreter
+    """The outputs of a file, by name."""
+    return interpreter_of(path).get_signature_runner()(**inputs)
 
-    return Interpreter(model_path=str(path)).get_signature_runner()(**inputs)
+
+def resized(path, x):
+    """The output of a file of one input on another number of rows."""
+    interpreter = interpreter_of(path)
+    (given,), (made,) = interpreter.get_input_details(), interpreter.get_output_details()
+    interpreter.resize_tensor_input(given["index"], x.shape)
+    interpreter.allocate_tensors()
+    interpreter.set_tensor(given["index"], x)
+    interpreter.invoke()
+    return interpreter.get_tensor(made["index"])
+
+
+def operations(path):
+    """Names of the operations of a file, and what they give, in order."""
+    run = interpreter_of(path, xnnpack=False)
+    run.allocate_tensors()
+    types = {about["index"]: about["dtype"] for about in run.get_tensor_details()}
+    return [(one["op_name"], types[one["outputs"][0]]) for one in run._get_ops_details()]

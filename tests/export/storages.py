@@ -11,15 +11,9 @@ X = np.random.default_rng(0).normal(size=(4, 8, 8, 16)).astype("float32")
 
 def dense():
     """A convolution and two Dense layers."""
-    return keras.Sequential(
-        [
-            keras.Input((8, 8, 16), name="x"),
-            L.Conv2D(32, 3, activation="relu", name="conv"),
-            L.GlobalAveragePooling2D(),
-            L.Dense(64, activation="relu", name="hidden"),
-            L.Dense(16, name="head"),
-        ]
-    )
+    layers = [L.Conv2D(32, 3, activation="relu", name="conv"), L.GlobalAveragePooling2D()]
+    layers += [L.Dense(64, activation="relu", name="hidden"), L.Dense(16, name="head")]
+    return keras.Sequential([keras.Input((8, 8, 16), name="x"), *layers])
 
 
 def stored(storage):
@@ -29,12 +23,7 @@ def stored(storage):
     if storage == "blocks":
         structure = kso.Block(8, 8, regular=True)
         model = kso.convert(kso.sparsify(dense(), 0.5, structure=structure, seed=0), "blocks")
-        assert [type(layer).__name__ for layer in model.layers] == [
-            "BlockSparseConv2D",
-            "GlobalAveragePooling2D",
-            "BlockSparseDense",
-            "BlockSparseDense",
-        ]
+        assert sum(type(layer).__name__.startswith("BlockSparse") for layer in model.layers) == 3
         return model
     options = {"storage": "compact"} if storage == "compact" else {}
     model = kso.sparsify(dense(), 0.5, budget="uniform", seed=0, **options)

@@ -1,7 +1,5 @@
 """Routes `+blocks`: whole blocks that zeros leave, gathered for one grouped convolution."""
 
-import pathlib
-
 import keras
 import numpy as np
 import pytest
@@ -17,6 +15,8 @@ from keras_sparse_ortho.export._blocks import (
 )
 from keras_sparse_ortho.kernels import kernel_layouts, walk
 from keras_sparse_ortho.orthogonal import from_blocks, to_blocks
+from tests.export.models import interpreter_of, resized, rms
+from tests.helpers import array
 
 L = keras.layers
 ROUTES = ["float32+blocks", "float16+blocks", "dynamic_int8+blocks", "int8+blocks"]
@@ -45,47 +45,43 @@ def in_blocks(model, width=16, live=2, seed=0):
     return model
 
 
-def dense():
-    return [
-        L.Dense(64, activation="relu"),
-        L.Dense(127, activation="gelu"),
-        L.Dense(64, activation="softmax"),
-    ]
-
-
-def sequence():
-    return [
-        L.Dense(127, activation="relu"),
-        L.Conv1D(64, 3, padding="causal", dilation_rate=2, activation="relu"),
-        L.Conv1D(127, 3, strides=2, padding="same"),
-        L.Conv1D(64, 2),
-    ]
-
-
-def image():
-    return [
-        L.Conv2D(127, 3, padding="same", activation="relu"),
-        L.Conv2D(64, (3, 2), strides=2, activation="silu"),
-        L.Conv2D(64, 1, activation="relu"),
-        L.Conv2D(64, 3, dilation_rate=2, padding="same", use_bias=False),
-    ]
-
-
-def einsum():
-    return [
-        L.EinsumDense("...c,cd->...d", 64, bias_axes="d", activation="relu"),
-        L.EinsumDense("abc,cde->abde", (6, 4, 16), bias_axes="de", activation="relu"),
-        L.EinsumDense("abde,dec->abc", (6, 64), bias_axes="c"),
-        L.EinsumDense("abc,cde->adbe", (4, 6, 16), bias_axes="db", activation="relu"),
-        L.EinsumDense("adbe,edc->abc", (6, 64), activation="softmax"),
-    ]
-
-
 KINDS = {
-    "dense": ((64,), dense),
-    "sequence": ((8, 64), sequence),
-    "image": ((9, 9, 64), image),
-    "einsum": ((6, 64), einsum),
+    "dense": (
+        (64,),
+        lambda: [
+            L.Dense(64, activation="relu"),
+            L.Dense(127, activation="gelu"),
+            L.Dense(64, activation="softmax"),
+        ],
+    ),
+    "sequence": (
+        (8, 64),
+        lambda: [
+            L.Dense(127, activation="relu"),
+            L.Conv1D(64, 3, padding="causal", dilation_rate=2, activation="relu"),
+            L.Conv1D(127, 3, strides=2, padding="same"),
+            L.Conv1D(64, 2),
+        ],
+    ),
+    "image": (
+        (9, 9, 64),
+        lambda: [
+            L.Conv2D(127, 3, padding="same", activation="relu"),
+            L.Conv2D(64, (3, 2), strides=2, activation="silu"),
+            L.Conv2D(64, 1, activation="relu"),
+            L.Conv2D(64, 3, dilation_rate=2, padding="same", use_bias=False),
+        ],
+    ),
+    "einsum": (
+        (6, 64),
+        lambda: [
+            L.EinsumDense("...c,cd->...d", 64, bias_axes="d", activation="relu"),
+            L.EinsumDense("abc,cde->abde", (6, 4, 16), bias_axes="de", activation="relu"),
+            L.EinsumDense("abde,dec->abc", (6, 64), bias_axes="c"),
+            L.EinsumDense("abc,cde->adbe", (4, 6, 16), bias_axes="db", activation="relu"),
+            L.EinsumDense("adbe,edc->abc", (6, 64), activation="softmax"),
+        ],
+    ),
 }
 
 
@@ -114,14 +110,6 @@ def attending():
     return in_blocks(model), x
 
 
-def values(tensor):
-    return keras.ops.convert_to_numpy(tensor)
-
-
-def rms(got, want):
-    return np.sqrt(np.mean((got - want) ** 2)) / np.sqrt(np.mean(want**2))
-
-
 @pytest.mark.parametrize("rows_apart", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_outputs_in_keras_are_equal(kind, rows_apart):
@@ -133,15 +121,15 @@ def test_outputs_in_keras_are_equal(kind, rows_apart):
     assert {type(layer) for layer in new} <= kinds
     assert len(new) == len(model.layers) == len(plan_of(model).found)
     assert other.count_params() < 0.65 * model.count_params()
-    want = values(model(x))
-    np.testing.assert_allclose(values(other(x)), want, atol=5e-6 * np.abs(want).max())
+    want = array(model(x))
+    np.testing.assert_allclose(array(other(x)), want, atol=5e-6 * np.abs(want).max())
 
 
 def test_a_subclassed_model_is_copied_with_its_inner_layers():
     model, x = attending()
     other = as_convolutions(model, False)
-    want = values(model(x))
-    np.testing.assert_allclose(values(other(x)), want, atol=5e-6)
+    want = array(model(x))
+    np.testing.assert_allclose(array(other(x)), want, atol=5e-6)
     assert type(model.first) is L.Dense
     found = [layer.name for layer, _ in walk(other, "") if isinstance(layer, DenseAsConvolution)]
     assert len(found) == 6
@@ -153,17 +141,15 @@ def test_gates_on_blocks_stay_in_their_loop():
     layers = [L.LSTM(64, name="rnn"), L.Dense(64, name="wide")]
     model = keras.Sequential([keras.Input((4, 64)), *layers])
     model = kso.sparsify(model, 0.3, storage="blocks", structure=kso.Block(16, 16), seed=0)
-    assert {type(layer).__name__ for layer in model.layers} == {
-        "BlockSparseRNN",
-        "BlockSparseDense",
-    }
+    kinds = [type(layer).__name__ for layer in model.layers]
+    assert kinds == ["BlockSparseRNN", "BlockSparseDense"]
     plain = kso.strip(model)
     assert [*plan_of(plain).found] == [plain.layers[1].kernel.path]
     assert plan_of(plain).kept["rnn/lstm_cell/kernel"] == "a LSTMCell is not one product"
     other = as_convolutions(plain, False)
     assert [type(layer) for layer in other.layers] == [L.LSTM, DenseAsConvolution]
     x = np.random.default_rng(1).normal(size=(3, 4, 64)).astype("float32")
-    np.testing.assert_allclose(values(other(x)), values(model(x)), atol=5e-6)
+    np.testing.assert_allclose(array(other(x)), array(model(x)), atol=5e-6)
 
 
 def test_blocks_of_a_kernel():
@@ -182,29 +168,17 @@ def test_blocks_of_a_kernel():
     np.testing.assert_array_equal(kept[0], kernel)
 
 
-def test_blocks_that_are_none():
+def test_kernels_without_blocks_and_layers_without_such_a_form_are_told():
     rng = np.random.default_rng(0)
     scattered = rng.normal(size=(64, 64)) * (rng.random((64, 64)) < 0.1)
     assert "not in whole blocks of 8 x 8" in zero_blocks(scattered)
-    assert "64 x 10 cannot be cut" in zero_blocks(scattered[:, :10])
     assert "100% of the kernel" in zero_blocks(rng.normal(size=(64, 64)))
     assert zero_blocks(0 * scattered).grid.fan_in == 1
-
-
-def test_layers_that_have_no_such_form_are_told():
-    keras.utils.set_random_seed(0)
-    layers = [
-        L.Conv3D(32, 1, name="volume"),
-        L.Reshape((4, 8, 32)),
-        L.Conv2D(32, 1, groups=2, name="groups"),
-        L.Dense(8, name="head"),
-    ]
-    model = keras.Sequential([keras.Input((2, 4, 4, 32)), *layers])
-    (volume, groups, head), found = plan_of(model).kept.values(), plan_of(model).found
-    assert not found
-    assert "volumes" in volume
-    assert "groups=2" in groups
-    assert "cannot be cut" in head
+    layers = [L.Conv3D(32, 1), L.Reshape((4, 8, 32)), L.Conv2D(32, 1, groups=2), L.Dense(8)]
+    plan = plan_of(keras.Sequential([keras.Input((2, 4, 4, 32)), *layers]))
+    assert not plan.found
+    for reason, told in zip(plan.kept.values(), ("volumes", "groups=2", "be cut"), strict=True):
+        assert told in reason
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -227,20 +201,7 @@ def exported(request, tmp_path_factory):
             found[batch, route] = export_litert(
                 model, path, mode=route, sample=data, batch_size=batch, **rows
             )
-    return model, data, values(model(data)), found
-
-
-def resized(path, x):
-    """The outputs of a file of another batch size, as a plain interpreter gives them."""
-    from ai_edge_litert.interpreter import Interpreter
-
-    interpreter = Interpreter(model_path=str(path))
-    (given,), (made,) = interpreter.get_input_details(), interpreter.get_output_details()
-    interpreter.resize_tensor_input(given["index"], x.shape)
-    interpreter.allocate_tensors()
-    interpreter.set_tensor(given["index"], x)
-    interpreter.invoke()
-    return interpreter.get_tensor(made["index"])
+    return model, data, array(model(data)), found
 
 
 @pytest.mark.tensorflow_only
@@ -263,30 +224,22 @@ def test_files_agree_with_keras_at_any_batch(exported, route, batch):
 @pytest.mark.tensorflow_only
 def test_reshapes_beside_a_gather_are_left_to_litert(exported):
     """XNNPACK takes up to six axes, and copies."""
-    from ai_edge_litert import schema_py_generated as schema
-
     model, _, _, found = exported
     for route in ROUTES:
-        content = pathlib.Path(found[4, route].path).read_bytes()
-        file = schema.Model.GetRootAs(content, 0)
-        codes, graph = file.OperatorCodes, file.Subgraphs(0)
-        axes = []
-        for k in range(graph.OperatorsLength()):
-            one = graph.Operators(k)
-            if codes(one.OpcodeIndex()).BuiltinCode() == schema.BuiltinOperator.GATHER:
-                axes += [graph.Tensors(t).ShapeLength() for t in (one.Inputs(0), one.Outputs(0))]
+        run = interpreter_of(found[4, route].path, xnnpack=False)
+        gathers = [op for op in run._get_ops_details() if op["op_name"] == "GATHER"]
+        shapes = {about["index"]: about["shape"] for about in run.get_tensor_details()}
+        axes = [len(shapes[k]) for op in gathers for k in (op["inputs"][0], op["outputs"][0])]
         assert axes == [7, 7] * len(model.layers)
 
 
 @pytest.mark.tensorflow_only
 def test_a_row_does_not_depend_on_the_others(exported):
     _, data, _, found = exported
+    loud = np.concatenate([data[:1], 100 * data[1:4]])
     for route in ROUTES:
-        file = found[4, route].path
-        loud = np.concatenate([data[:1], 100 * data[1:4]])
-        np.testing.assert_allclose(
-            resized(file, data[:4])[0], resized(file, loud)[0], rtol=1e-4, atol=1e-5
-        )
+        plain, other = (resized(found[4, route].path, rows)[0] for rows in (data[:4], loud))
+        np.testing.assert_allclose(plain, other, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.tensorflow_only
@@ -307,13 +260,9 @@ def test_the_fastest_file_and_layers_that_stay_dense(tmp_path):
 
 
 @pytest.mark.tensorflow_only
-def test_the_smallest_float32_file_is_the_one_of_blocks(tmp_path):
+def test_by_default_and_of_a_subclassed_model_which_stays_as_it_was(tmp_path):
     report = export_litert(network("image"), tmp_path / "m.tflite")
     assert report.route == "float32+blocks"
-
-
-@pytest.mark.tensorflow_only
-def test_a_subclassed_model_is_exported_and_stays_as_it_was(tmp_path):
     model, x = attending()
     report = export_litert(model, tmp_path / "m.tflite", mode="dynamic_int8+blocks", sample=x)
     assert report.route == "dynamic_int8+blocks"
@@ -325,7 +274,7 @@ def test_a_subclassed_model_is_exported_and_stays_as_it_was(tmp_path):
 def test_a_model_without_blocks_has_no_such_route(tmp_path):
     rng = np.random.default_rng(0)
     model = keras.Sequential([keras.Input((64,), name="x"), L.Dense(64, name="d")])
-    kernel = values(model.layers[0].kernel)
+    kernel = array(model.layers[0].kernel)
     model.layers[0].kernel.assign(kernel * (rng.random(kernel.shape) < 0.1))
     with pytest.raises(ExportRouteError, match=r"'float32\+blocks' needs .*Received: .*d/kernel"):
         export_litert(model, tmp_path / "m.tflite", mode="float32+blocks")

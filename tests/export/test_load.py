@@ -2,10 +2,9 @@
 
 import concurrent.futures
 import gzip
-import hashlib
 import importlib.util
-import json
 import pathlib
+import re
 import subprocess
 import sys
 import tracemalloc
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 
 from keras_sparse_ortho.export import LiteRTFileError, export_litert, latencies, load_litert
+from tests.export.models import rms
 from tests.faults import graphs
 
 pytestmark = pytest.mark.tensorflow_only
@@ -26,16 +26,21 @@ def content(all_routes):
 
 
 @pytest.fixture
-def foreign(content, tmp_path):
-    """A file without our record, as of another tool."""
-    (tmp_path / "m.tflite").write_bytes(as_foreign(content))
+def path(tmp_path):
     return tmp_path / "m.tflite"
 
 
 def as_foreign(content):
+    """A file without our record, as of another tool."""
     for mark in (b"keras_sparse_ortho", b"_sparse_ortho/1"):
         content = content.replace(mark, b"x" * len(mark))
     return content
+
+
+def refused(path, content, message, **options):
+    path.write_bytes(content)
+    with pytest.raises(LiteRTFileError, match=message):
+        load_litert(path, **options)
 
 
 def test_predict_of_any_number_of_rows(all_routes):
@@ -49,20 +54,11 @@ def test_predict_of_any_number_of_rows(all_routes):
     assert "float32[1, 64]" in repr(file)
 
 
-@pytest.mark.parametrize(
-    ("x", "message"),
-    [
-        (np.ones((2, 63)), r"`x`.*\(rows, 64\)\. Received: shape=\(2, 63\)"),
-        (np.ones((2, 64), complex), "dtype float32. Received: dtype=complex128"),
-        (np.ones(()), r"Received: shape=\(\)"),
-        (np.ones((0, 64)), r"at least one. Received: rows=\[0\]"),
-        ({"y": np.ones((2, 64))}, r"\['x'\]. Received: a dict with the keys \['y'\]"),
-    ],
-)
-def test_wrong_input(all_routes, x, message):
+def test_wrong_input(all_routes):
     file = load_litert(all_routes[3] / "float32.tflite")
-    with pytest.raises(ValueError, match=message):
-        file.predict(x)
+    for shape in ((2, 63), ()):
+        with pytest.raises(ValueError, match=rf"`x`.*\(rows, 64\).*{re.escape(str(shape))}"):
+            file.predict(np.ones(shape))
 
 
 def test_several_inputs_and_outputs_by_name(tmp_path):
@@ -85,52 +81,36 @@ def test_several_inputs_and_outputs_by_name(tmp_path):
 
 
 @pytest.mark.parametrize("keep", [0, 3, 7, 8, 100, 5_000, -1])
-def test_truncated_file(content, keep, tmp_path):
-    path = tmp_path / "m.tflite"
-    path.write_bytes(content[:keep])
-    with pytest.raises(LiteRTFileError, match="Received: "):
-        load_litert(path)
+def test_truncated_file(content, keep, path):
+    refused(path, content[:keep], "Received: ")
 
 
-def test_each_part_of_the_file_is_under_the_checksum(content, tmp_path):
-    path = tmp_path / "m.tflite"
+def test_each_part_of_the_file_is_under_the_checksum(content, path):
     rng = np.random.default_rng(0)
     start = content.index(b'"sha256": "')
     places = [0, 9, len(content) - 1, start + 15, *rng.integers(start + 80, len(content), 20)]
     for place in places:
         damaged = bytearray(content)
         damaged[place] ^= 0x55
-        path.write_bytes(damaged)
-        with pytest.raises(LiteRTFileError, match="corrupted, truncated, or was edited"):
-            load_litert(path)
+        refused(path, damaged, "corrupted, truncated, or was edited")
 
 
-def test_a_damaged_record_does_not_make_it_the_file_of_somebody_else(content, tmp_path):
-    path = tmp_path / "m.tflite"
+def test_a_damaged_record_does_not_make_it_the_file_of_somebody_else(content, path):
     start = content.index(b'{"format": "keras_sparse_ortho/1"')
     for place in range(start, start + 60):
         for bit in range(8):
             damaged = bytearray(content)
             damaged[place] ^= 1 << bit
-            path.write_bytes(damaged)
-            with pytest.raises(LiteRTFileError, match=r"damaged|corrupted"):
-                load_litert(path)
+            refused(path, damaged, r"damaged|corrupted")
 
 
 def resealed(content, changes):
     """A file whose record was changed by somebody who renewed the digest."""
-    head = b'{"format": "keras_sparse_ortho/1", "sha256": "'
-    start = content.index(head)
-    text = content[start : start + 100_000].decode("utf-8", "replace")
-    record, end = json.JSONDecoder().raw_decode(text)
     if isinstance(changes, dict):
-        changed = {**record, **changes, "sha256": "0" * 64}
-        written = json.dumps({k: v for k, v in changed.items() if v is not ...}).encode()
-    else:
-        written = head + b"0" * 64 + b'", ' + changes
-    content = content[:start] + written.ljust(end) + content[start + end :]
-    at = start + len(head)
-    return content[:at] + hashlib.sha256(content).hexdigest().encode() + content[at + 64 :]
+        record = graphs.RECORD | {"inputs": [X], "outputs": [{"name": "head"}]} | changes
+        record = {"xnnpack": True} | record
+        return graphs.with_record(content, {k: v for k, v in record.items() if v is not ...})
+    return graphs.with_digest(content.replace(b'"route": "float32"', changes.ljust(18), 1))
 
 
 X = {"name": "x", "shape": [1, 64], "dtype": "float32"}
@@ -151,15 +131,17 @@ X = {"name": "x", "shape": [1, 64], "dtype": "float32"}
         {"model": ["m"]},
         b"}",
         b"no JSON",
-        b'"a": ' + b"9" * 150,
     ],
     ids=lambda changes: str(changes)[:40],
 )
-def test_a_record_that_was_resealed(content, changes, tmp_path):
-    path = tmp_path / "m.tflite"
-    path.write_bytes(resealed(content, changes))
-    with pytest.raises(LiteRTFileError, match=r"The record in the file must.*Received: "):
-        load_litert(path)
+def test_a_record_that_was_resealed(content, changes, path):
+    refused(path, resealed(content, changes), r"The record in the file must.*Received: ")
+
+
+def test_what_was_not_changed_is_resealed_well(content, path):
+    """Or the test above would say nothing."""
+    path.write_bytes(resealed(content, {}))
+    assert load_litert(path).route == "float32"
 
 
 def test_threads_may_share_a_file(all_routes):
@@ -177,10 +159,9 @@ def test_little_is_unpacked_of_what_is_no_litert_file(content, tmp_path, monkeyp
     zeros = bytes(64 * 2**20)
     monkeypatch.setattr("keras_sparse_ortho.export._load_litert._LARGEST", 4 * 2**20)
     for bomb in (zeros, content[:8] + zeros):
-        path.write_bytes(gzip.compress(bomb))
+        packed = gzip.compress(bomb)
         tracemalloc.start()
-        with pytest.raises(LiteRTFileError, match="'TFL3' in bytes 4 to 7, and less than"):
-            load_litert(path)
+        refused(path, packed, "'TFL3' in bytes 4 to 7, and less than")
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 16 * 2**20
@@ -188,40 +169,32 @@ def test_little_is_unpacked_of_what_is_no_litert_file(content, tmp_path, monkeyp
     assert load_litert(path).route == "float32"
 
 
-def test_no_litert_file(tmp_path):
-    path = tmp_path / "m.tflite"
-    path.write_bytes(b"PK\x03\x04 a zip file, for example")
-    with pytest.raises(LiteRTFileError, match="'TFL3' in bytes 4 to 7"):
-        load_litert(path)
+def test_no_litert_file(tmp_path, path):
     with pytest.raises(FileNotFoundError, match="Received: path="):
-        load_litert(tmp_path / "none.tflite")
+        load_litert(path)
+    refused(path, b"PK\x03\x04 a zip file, for example", "'TFL3' in bytes 4 to 7")
     for damaged in (gzip.compress(b"1234TFL3" * 100)[:-9], b"no gzip"):
-        (tmp_path / "m.tflite.gz").write_bytes(damaged)
-        with pytest.raises(LiteRTFileError, match="decompress the file: it is corrupted"):
-            load_litert(tmp_path / "m.tflite.gz")
+        refused(tmp_path / "m.tflite.gz", damaged, "decompress the file: it is corrupted")
 
 
-def test_foreign_file_is_tried_first(foreign, all_routes):
-    file = load_litert(foreign)
+def test_foreign_file_is_tried_first(content, path, all_routes):
+    path.write_bytes(as_foreign(content))
+    file = load_litert(path)
     assert (file.route, file.model_name, file.xnnpack) == (None, None, True)
     np.testing.assert_allclose(file.predict(all_routes[1]), all_routes[2], atol=1e-5)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_truncated_foreign_file(foreign, share):
-    content = foreign.read_bytes()
-    foreign.write_bytes(content[: int(share * len(content))])
-    with pytest.raises(LiteRTFileError, match=r"tried in a subprocess.*without: "):
-        load_litert(foreign)
+def test_truncated_foreign_file(content, path, share):
+    content = as_foreign(content)[: int(share * len(content))]
+    refused(path, content, r"tried in a subprocess.*without: ")
 
 
-def test_foreign_file_that_xnnpack_would_crash_on(all_routes, tmp_path):
-    content = (all_routes[3] / "dynamic_int8+sp.tflite").read_bytes()
-    (tmp_path / "m.tflite").write_bytes(as_foreign(content))
-    file = load_litert(tmp_path / "m.tflite")
+def test_foreign_file_that_xnnpack_would_crash_on(all_routes, path):
+    path.write_bytes(as_foreign((all_routes[3] / "dynamic_int8+sp.tflite").read_bytes()))
+    file = load_litert(path)
     assert (file.route, file.xnnpack) == (None, False)
-    got, want = file.predict(all_routes[1]), all_routes[2]
-    assert np.sqrt(np.mean((got - want) ** 2)) < 0.03 * np.sqrt(np.mean(want**2))
+    assert rms(file.predict(all_routes[1]), all_routes[2]) < 0.03
 
 
 @pytest.mark.parametrize(
@@ -229,12 +202,11 @@ def test_foreign_file_that_xnnpack_would_crash_on(all_routes, tmp_path):
     [graphs.with_tensors([7], [1]), graphs.with_tensors([0], [2**31 - 1]), graphs.forever()],
     ids=["reads no tensor", "writes no tensor", "never ends"],
 )
-def test_resealed_graphs_are_tried_first(content, tmp_path):
+def test_resealed_graphs_are_tried_first(content, path):
     """What has a record and the right digest can come from anybody."""
-    path = tmp_path / "m.tflite"
-    path.write_bytes(graphs.sealed(content))
-    with pytest.raises(LiteRTFileError, match=r"tried in a subprocess.*without: "):
-        load_litert(path, timeout=3 if content == graphs.forever() else 60)
+    seconds = 3 if content == graphs.forever() else 60
+    message = r"tried in a subprocess.*without: "
+    refused(path, graphs.sealed(content), message, timeout=seconds)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what is free")
@@ -251,20 +223,16 @@ def test_a_graph_takes_half_of_the_free_memory_at_most():
     assert 2**20 < int(found.stdout) < 0.6 * total
 
 
-def test_a_file_is_tried_once(tmp_path, monkeypatch):
-    path = tmp_path / "m.tflite"
-    path.write_bytes(graphs.sealed(graphs.absolute(name="once"), ONCE))
+def test_a_file_is_tried_once(path, monkeypatch):
+    record = graphs.RECORD | {"outputs": [{"name": "once", "shape": [1, 4]}]}
+    path.write_bytes(graphs.sealed(graphs.absolute(name="once"), record))
     load_litert(path)
     worker = "keras_sparse_ortho.export._process.Worker.run"
     monkeypatch.setattr(worker, lambda *_, **__: pytest.fail("tried again"))
     np.testing.assert_array_equal(load_litert(path).predict(np.full((3, 4), -2.0)), 2.0)
 
 
-ONCE = graphs.RECORD | {"outputs": [{"name": "once", "shape": [1, 4]}]}
-
-
-def test_exported_again_has_one_record(content, tmp_path):
-    path = tmp_path / "m.tflite"
+def test_exported_again_has_one_record(content, path):
     record = {"route": "other", "inputs": [X], "outputs": [{"name": "head"}], "xnnpack": False}
     path.write_bytes(graphs.sealed(content, record))
     assert path.read_bytes().count(b"keras_sparse_ortho/1") == 1

@@ -27,68 +27,68 @@ L = keras.layers
 pytestmark = pytest.mark.tensorflow_only
 
 
-def test_nesting_is_put_back_whatever_the_order_of_keys():
+def test_names_and_nesting_do_not_depend_on_keras():
     nested = {"b": [10, (20, 30)], "a": {"d": 40, "c": 50}}
     flat = [value for _, value in leaves(nested)]
     assert pack(nesting_of(nested), flat) == {"a": {"c": 50, "d": 40}, "b": [10, [20, 30]]}
     assert [key for key, _ in leaves(nested)] == ["c", "d", None, None, None]
-
-
-def test_names_do_not_depend_on_keras_numbering():
     assert unique_names(["keras_tensor_41"], "input") == ["input"]
     assert unique_names(["a", "input_layer_3", None], "input") == ["a", "input_1", "input_2"]
     assert unique_names(["dense", "dense", "x/y"], "output") == ["dense", "dense_1", "x_y"]
 
 
+# --- comparison ----------------------------------------------------------------------------------
+
+
+def compared(*pairs, measure="max"):
+    """The comparison of outputs named "0", "1"..."""
+    want, got = zip(*pairs, strict=True)
+    return compare([*map(str, range(len(pairs)))], [*want], [*got], measure)
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 def test_measures(sign):
-    y, z = np.array([[0.0, 30.0], [40.0, 0.0]]), np.array([[3.0, 30.0], [40.0, 0.0]])
-    largest = compare(["o"], [y], [y + sign * (z - y)], "max")
+    y, d = np.array([[0.0, 30.0], [40.0, 0.0]]), np.array([[3.0, 0.0], [0.0, 0.0]])
+    largest = compared((y, y + sign * d))
     assert (largest.max_abs_diff, largest.error) == (3.0, pytest.approx(3 / 40))
-    assert compare(["o"], [y], [z], "rms").error == pytest.approx(1.5 / 25)
+    assert compared((y, y + sign * d), measure="rms").error == pytest.approx(1.5 / 25)
     assert largest.argmax_agreement == 1.0
-    y, z = np.full((1, 2), 1e-3), np.full((1, 2), 2e-3)  # small ones
-    assert compare(["o"], [y], [z], "max").error == pytest.approx(1e-3)
-    assert compare(["o"], [y], [z], "rms").error == pytest.approx(1.0)
+    small = np.full((1, 2), 1e-3), np.full((1, 2), 2e-3)
+    assert compared(small).error == pytest.approx(1e-3)
+    assert compared(small, measure="rms").error == pytest.approx(1.0)
+    y, z = np.ones((2, 3)), np.array([[1.0, 1, 1], [1, np.nan, 1]])
+    for measure in ("max", "rms"):
+        found = compared((y, y), (y, z), measure=measure)
+        assert (found.error, found.worst_output) == (float("inf"), "1")
 
 
 def test_outputs_beyond_the_range_of_a_file_are_clipped():
     y = np.linspace(-1, 1, 100)[:, None]
-    assert compare(["y"], [y], [y + 0.05], "rms").clipped == 0
+    assert compared((y, y + 0.05)).clipped == 0
     for low, high in ((-1, 0.5), (-0.5, 1)):
-        found = compare(["y"], [y], [np.clip(y, low, high)], "rms").clipped
-        assert found == pytest.approx(0.17, abs=0.02)
-
-
-@pytest.mark.parametrize("measure", ["max", "rms"])
-def test_nan_is_an_infinite_error_at_its_output(measure):
-    y = np.ones((2, 3))
-    z = np.ones((2, 3))
-    z[1, 1] = np.nan
-    result = compare(["a", "b"], [y, y], [y, z], measure)
-    assert (result.error, result.worst_output) == (float("inf"), "b")
+        assert compared((y, np.clip(y, low, high))).clipped == pytest.approx(0.17, abs=0.02)
 
 
 def test_argmax_agreement_counts_rows_of_the_worst_output():
-    y = np.eye(4)
-    assert compare(["a", "b"], [y, y], [y, y[[0, 1, 3, 2]]], "max").argmax_agreement == 0.5
-    cube = np.ones((2, 3, 4))
-    assert compare(["c"], [cube], [cube], "max").argmax_agreement is None
+    y, cube = np.eye(4), np.ones((2, 3, 4))
+    assert compared((y, y), (y, y[[0, 1, 3, 2]])).argmax_agreement == 0.5
+    assert compared((cube, cube)).argmax_agreement is None
+
+
+# --- models and data -----------------------------------------------------------------------------
 
 
 def test_kernels_are_known_by_name_or_by_some_zeros():
-    def variable(name, value):
-        return keras.Variable(np.array(value, "float32"), name=name)
-
-    variables = [
-        variable("kernel", [[1.0, 1.0]]),
-        variable("embeddings", [[0.0, 0.0]]),
-        variable("mine", [[0.0, 1.0]]),
-        variable("bias", [[0.0, 0.0]]),  # a fresh bias of rank 2, as GRU's
-        variable("bias", [[0.0, 1.0]]),  # of keys: without a gradient, but for rounding
-        variable("alpha", [[1.0, 2.0]]),
-        variable("bias", [0.0, 1.0]),
+    values = [
+        ("kernel", [[1.0, 1.0]]),
+        ("embeddings", [[0.0, 0.0]]),
+        ("mine", [[0.0, 1.0]]),
+        ("bias", [[0.0, 0.0]]),  # a fresh bias of rank 2, as GRU's
+        ("bias", [[0.0, 1.0]]),  # of keys: without a gradient, but for rounding
+        ("alpha", [[1.0, 2.0]]),
+        ("bias", [0.0, 1.0]),
     ]
+    variables = [keras.Variable(np.array(value, "float32"), name=name) for name, value in values]
     chosen = kernels_of(types.SimpleNamespace(weights=variables))
     assert [*chosen] == ["kernel", "embeddings", "mine"]
 
@@ -126,13 +126,13 @@ def test_data_with_targets_are_handed_over_as_for_fit():
             return halves[index]
 
     for given in (a, (a, y), (a, y, y), lambda: iter(halves), Batches(), iter(halves)):
-        [found] = one.flatten(inputs_of(given, one), "sample")
+        [found] = one.flatten(inputs_of(given, 1), "sample")
         np.testing.assert_array_equal(found, a)
     inputs = [keras.Input((2,)), keras.Input((3,))]
     model = keras.Model(inputs, L.Dense(1)(L.Concatenate()(inputs)))
     two = signature_of(model, 1, None)
     for given in ([a, b], (a, b), ([a, b], y), lambda: iter([([a, b], y)])):
-        found = two.flatten(inputs_of(given, two), "sample")
+        found = two.flatten(inputs_of(given, 2), "sample")
         for value, expected in zip(found, (a, b), strict=True):
             np.testing.assert_array_equal(value, expected)
 

@@ -32,30 +32,32 @@ def path(tmp_path):
     return tmp_path / "m.tflite"
 
 
-def test_unbuilt_model(path):
-    refused("unbuilt model", keras.Sequential([layers.Dense(2)]), path)
+def sequential(layer, *shape, **options):
+    return keras.Sequential([keras.Input(shape, **options), layer])
 
 
-def test_no_model(path):
-    refused("must be a Keras model", layers.Dense(2), path)
-    refused("must be a Keras model. Received: model of type NoneType", None, path)
-
-
-def test_dynamic_dimension_names_the_input(path):
-    sound = keras.Input((None, 8), name="sound")
-    fixed = keras.Input((3,), name="a")
-    model = keras.Model([fixed, sound], layers.Concatenate()([fixed, layers.GRU(2)(sound)]))
-    refused(r"input `sound` with shape=\(None, None, 8\)", model, path)
-
-
-def test_fixed_batch(path):
-    model = keras.Sequential([keras.Input((3,), batch_size=4, name="x"), layers.Dense(2)])
-    refused(r"`x` is fixed at 4 .* batch_size=1", model, path)
-
-
-def test_integer_input_needs_a_sample(path):
-    model = keras.Sequential([keras.Input((3,), dtype="int32", name="ids"), layers.Embedding(5, 2)])
-    refused("input `ids`, whose dtype is int32", model, path)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: keras.Sequential([layers.Dense(2)]), "unbuilt model"),
+        (lambda: layers.Dense(2), "must be a Keras model"),
+        (lambda: None, "must be a Keras model. Received: model of type NoneType"),
+        (
+            lambda: sequential(layers.GRU(2), None, 8, name="sound"),
+            r"input `sound` with shape=\(None, None, 8\)",
+        ),
+        (
+            lambda: sequential(layers.Dense(2), 3, batch_size=4, name="x"),
+            r"`x` is fixed at 4 .* batch_size=1",
+        ),
+        (
+            lambda: sequential(layers.Embedding(5, 2), 3, dtype="int32", name="ids"),
+            "input `ids`, whose dtype is int32",
+        ),
+    ],
+)
+def test_model(make, message, path):
+    refused(message, make(), path)
 
 
 @pytest.mark.parametrize(

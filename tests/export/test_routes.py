@@ -12,17 +12,16 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.export import export_litert, load_litert
 from keras_sparse_ortho.initializers import ExactOrthogonal
-from tests.export.models import cnn, interpret, kernel_zeros, layers, mlp, thin_out, tiny
+from tests.export import models
+from tests.export.models import interpret, kernel_zeros, layers, mlp, rms, thin_out, tiny
+from tests.helpers import array
 
 pytestmark = pytest.mark.tensorflow_only
 
 
-def rms(got, want):
-    return np.sqrt(np.mean((got - want) ** 2)) / np.sqrt(np.mean(want**2))
-
-
-def values(x):
-    return keras.ops.convert_to_numpy(x)
+def assert_answers_as(model, path, atol, **rows):
+    (got,), (x,) = interpret(path, **rows).values(), rows.values()
+    np.testing.assert_allclose(got, array(model(x)), atol=atol)
 
 
 @pytest.mark.parametrize("name", ["float32", "float16", "dynamic_int8", "int8", "float32+sp"])
@@ -41,35 +40,29 @@ def test_any_interpreter_answers_as_keras(all_routes, name):
     assert {*stored.values()} == {{"dynamic_int8": "int8"}.get(storage, storage)}
     assert {one.sparse for one in report.weights} == {name.endswith("+sp")}
     if name.endswith("+sp"):
-        assert report.bytes < 0.5 * found[storage].bytes
-        zeros = [
-            sorted((one.shape, one.zeros) for one in found[n].weights) for n in (name, storage)
-        ]
+        dense = found[storage]
+        assert report.bytes < 0.5 * dense.bytes
+        zeros = [sorted((w.shape, w.zeros) for w in one.weights) for one in (report, dense)]
         assert zeros[0] == zeros[1]
 
 
 def test_converter_sparsity_on_dynamic_int8_needs_the_setting_in_the_file(all_routes):
     _, data, want, folder, found = all_routes
-    assert not found["dynamic_int8+sp"].xnnpack
     assert found["dynamic_int8+sp"].bytes < found["dynamic_int8"].bytes
     file = folder / "dynamic_int8+sp.tflite"
     opened = load_litert(file)
-    assert not opened.xnnpack
+    assert (opened.xnnpack, found["dynamic_int8+sp"].xnnpack) == (False, False)
     assert rms(opened.predict(data), want) < 0.03
-    script = "\n".join(
-        [
-            "import sys, numpy as np",
-            "from ai_edge_litert.interpreter import Interpreter",
-            "r = Interpreter(model_path=sys.argv[1]).get_signature_runner()",
-            "want = np.load(sys.argv[2])",
-            "got = r(x=want['x'])['head']",
-            "sys.exit(0 if np.abs(got - want['y']).max() < 0.2 else 3)",
-        ]
-    )
+    script = """if True:
+        import sys, numpy as np
+        from ai_edge_litert.interpreter import Interpreter
+        r = Interpreter(model_path=sys.argv[1]).get_signature_runner()
+        want = np.load(sys.argv[2])
+        sys.exit(0 if np.abs(r(x=want['x'])['head'] - want['y']).max() < 0.2 else 3)
+    """
     np.savez(folder / "row.npz", x=data[:1], y=want[:1])
-    done = subprocess.run(
-        [sys.executable, "-c", script, file, folder / "row.npz"], capture_output=True, check=False
-    )
+    command = [sys.executable, "-c", script, file, folder / "row.npz"]
+    done = subprocess.run(command, capture_output=True, check=False)
     assert done.returncode != 0, "XNNPACK runs this file now: drop the setting"
 
 
@@ -91,15 +84,12 @@ def test_data_of_every_buffer_is_aligned(all_routes):
 
 def test_fast_takes_the_least_latency_that_it_measured(all_routes, tmp_path):
     model, data, *_ = all_routes
-    report = export_litert(
-        model, tmp_path / "m.tflite", mode="fast", quantization="dynamic_int8", sample=data[:2]
-    )
-    assert {one.route: one.xnnpack for one in report.routes} == {
-        "dynamic_int8": True,
-        "dynamic_int8+sp": False,  # not timed: a default interpreter crashes on it
-    }
+    options = {"mode": "fast", "quantization": "dynamic_int8", "sample": data[:2]}
+    report = export_litert(model, tmp_path / "m.tflite", **options)
+    # The second is not timed: a default interpreter crashes on it.
+    tried = [(one.route, one.xnnpack, one.latency_ms is None) for one in report.routes]
+    assert tried == [("dynamic_int8", True, False), ("dynamic_int8+sp", False, True)]
     assert report.route == "dynamic_int8"
-    assert [one.latency_ms is None for one in report.routes] == [False, True]
     assert f"{report.latency_ms:.3g} ms a call" in str(report)
     assert json.loads(report.to_json())["routes"][0]["latency_ms"] == report.latency_ms > 0
 
@@ -127,9 +117,9 @@ def test_small_and_the_default_take_the_fewest_bytes_that_agree(all_routes, tmp_
 
 def test_a_report_in_all_forms_and_no_negative_zero(tmp_path):
     """Products with masks leave -0.0, whose signs would be noise to a compressor."""
-    model = mlp()
+    model = thin_out(mlp())
     for variable in model.trainable_weights:
-        value = np.array(values(variable.value))
+        value = np.array(array(variable.value))
         variable.assign(np.where(value == 0, np.float32(-0.0), value))
     report = export_litert(model, tmp_path / "m.tflite", mode="float32")
     assert report.total_zeros == kernel_zeros(model) > 0
@@ -145,24 +135,23 @@ def test_a_report_in_all_forms_and_no_negative_zero(tmp_path):
     assert data["weights"][0]["zeros"] == report.weights[0].zeros
     assert (data["route"], data["bytes"]) == ("float32", report.bytes)
     assert set(data["versions"]) == {"keras", "tensorflow", "ai-edge-litert"}
-    assert f"{report.bytes:,} bytes" in str(report)
-    assert f"{report.total_zeros:,} zeros" in str(report)
+    for figure in (f"{report.bytes:,} bytes", f"{report.total_zeros:,} zeros"):
+        assert figure in str(report)
 
 
 def test_float16_of_a_model_trained_in_mixed_precision(tmp_path):
     keras.config.set_dtype_policy("mixed_float16")
-    model = mlp()
+    model = thin_out(mlp())
     report = export_litert(model, tmp_path / "m.tflite", quantization="float16")
     assert {weight.dtype for weight in report.weights} == {"float16"}
     assert report.total_zeros >= kernel_zeros(model)
     assert 0 < report.error < 1e-3
     x = np.random.default_rng(3).standard_normal((1, 32)).astype("float32")
-    (got,) = interpret(tmp_path / "m.tflite", x=x).values()
-    np.testing.assert_allclose(got, values(model(x)), atol=0.02)
+    assert_answers_as(model, tmp_path / "m.tflite", 0.02, x=x)
 
 
 def test_dynamic_int8_of_convolutions(tmp_path, capfd):
-    model = cnn()
+    model = thin_out(models.cnn())
     report = export_litert(model, tmp_path / "m.tflite", quantization="dynamic_int8")
     assert capfd.readouterr().out == ""
     assert "int8" in {weight.dtype for weight in report.weights}
@@ -179,9 +168,8 @@ def test_int8_with_an_embedding_and_a_loop(tmp_path):
     model = thin_out(keras.Model([image, tokens], [layers.Dense(5)(x), layers.Dense(2)(x)]))
     rng = np.random.default_rng(0)
     data = [rng.normal(size=(300, 8, 8, 2)), rng.integers(0, 60, (300, 6))]
-    report = export_litert(
-        model, tmp_path / "m.tflite", quantization="int8", representative_data=data
-    )
+    options = {"quantization": "int8", "representative_data": data}
+    report = export_litert(model, tmp_path / "m.tflite", **options)
     assert {one.dtype for one in report.weights if one.size > 256} == {"int8"}
     assert report.total_zeros >= kernel_zeros(model)
     assert 1e-4 < report.error < 0.25
@@ -195,17 +183,6 @@ def sparse_layer(units):
     return kso.PrunableLayer(layers.Dense(units, kernel_initializer=ExactOrthogonal(0.2, seed=0)))
 
 
-class Classifier(keras.Model):
-    """A subclassed model."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def call(self, x):
-        return self.layer(x)
-
-
 def test_effective_weights_go_into_the_file_and_the_model_stays_wrapped(tmp_path):
     model = keras.Sequential([keras.Input((16,), name="x"), sparse_layer(12), sparse_layer(6)])
     for variable in model.trainable_weights:  # raw weights that the masks have to silence
@@ -214,8 +191,7 @@ def test_effective_weights_go_into_the_file_and_the_model_stays_wrapped(tmp_path
     report = export_litert(model, tmp_path / "m.tflite")
     assert sorted(w.zeros for w in report.weights) == [72 - 14, 192 - 38]  # round(0.2 * size) live
     x = np.random.default_rng(0).standard_normal((1, 16)).astype("float32")
-    (got,) = interpret(tmp_path / "m.tflite", x=x).values()
-    np.testing.assert_allclose(got, values(model(x)), atol=1e-5)
+    assert_answers_as(model, tmp_path / "m.tflite", 1e-5, x=x)
     assert [type(layer) for layer in model.layers] == [kso.PrunableLayer, kso.PrunableLayer]
     for old, new in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)
@@ -224,7 +200,7 @@ def test_effective_weights_go_into_the_file_and_the_model_stays_wrapped(tmp_path
 def test_a_subclassed_model_takes_its_shapes_from_the_sample_and_stays_as_it_was(tmp_path):
     x = np.random.default_rng(0).standard_normal((4, 16)).astype("float32")
     for layer in (sparse_layer(6), layers.Dense(3)):
-        model = Classifier(layer)
+        model = models.Classifier(layer)
         model(x)
         with pytest.raises(ValueError, match=r"subclassed.*Received: sample=None"):
             export_litert(model, tmp_path / "m.tflite")
@@ -232,5 +208,4 @@ def test_a_subclassed_model_takes_its_shapes_from_the_sample_and_stays_as_it_was
         assert report.sample_rows == 4
         assert model.layer is layer
         assert type(layer) in (kso.PrunableLayer, layers.Dense)
-        (got,) = interpret(tmp_path / "m.tflite", input=x[:3]).values()
-        np.testing.assert_allclose(got, values(model(x))[:3], atol=1e-5)
+        assert_answers_as(model, tmp_path / "m.tflite", 1e-5, input=x[:3])

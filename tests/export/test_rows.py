@@ -10,7 +10,8 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho.export import export_litert
 from keras_sparse_ortho.export._explain import warn_of_rows
 from keras_sparse_ortho.export._model import keras_outputs, signature_of
-from keras_sparse_ortho.export._task import doubts, make_task, rows_of
+from keras_sparse_ortho.export._task import Task, doubts, rows_of
+from tests.export import models
 from tests.helpers import array
 
 pytestmark = pytest.mark.core
@@ -23,10 +24,8 @@ IMAGES = RNG.uniform(size=(64, 8, 8, 1)).astype("float32")
 
 def mlp(head="linear"):
     """With biases and outputs as large as training leaves them."""
-    keras.utils.set_random_seed(0)
-    rng = np.random.default_rng(1)
-    layers = [L.Dense(64, "relu", name="hidden"), L.Dense(4, head, name="head")]
-    model = keras.Sequential([keras.Input((32,)), *layers])
+    rng, model = np.random.default_rng(1), models.mlp(32, (64,), 4)
+    model.layers[-1].activation = keras.activations.get(head)
     for variable in model.weights:
         scale = 5.0 if variable.path == "head/kernel" else 1.0
         shift = 0.1 * rng.normal(size=variable.shape) if "bias" in variable.path else 0.0
@@ -35,14 +34,12 @@ def mlp(head="linear"):
 
 
 def cnn():
-    keras.utils.set_random_seed(0)
     layers = [L.Conv2D(8, 3, activation="relu"), L.Flatten(), L.Dense(4, activation="softmax")]
     return keras.Sequential([keras.Input((8, 8, 1)), *layers])
 
 
 def normalized(x=IMAGES):
     """A batch normalization with the statistics of `x` behind a convolution."""
-    keras.utils.set_random_seed(0)
     conv, norm = L.Conv2D(8, 3), L.BatchNormalization(momentum=0.0, name="norm")
     layers = [conv, norm, L.ReLU(), L.Flatten(), L.Dense(4)]
     model = keras.Sequential([keras.Input((8, 8, 1)), *layers])
@@ -120,10 +117,6 @@ def test_where_rows_come_from(sample, data, batch, trained, origin, calibrating)
     assert (rows.calibrating and len(rows.calibrating[0])) == calibrating
 
 
-def task_of(model, rows):
-    return make_task(model, 1, rows, None, None, 60.0)
-
-
 @pytest.mark.parametrize(
     ("seen", "message"),
     [
@@ -135,7 +128,7 @@ def task_of(model, rows):
 def test_trained_ranges_are_judged_on_rows_of_the_user(seen, message):
     model = kso.quantize_aware(mlp())
     model(seen, training=True)
-    task = task_of(model, X[:32])
+    task = Task(model, 1, X[:32], None, None, 60.0)
     if message is None:
         warn_of_rows(task)
     else:
@@ -145,21 +138,12 @@ def test_trained_ranges_are_judged_on_rows_of_the_user(seen, message):
     np.testing.assert_array_equal(after, task.want[0])
 
 
-class Net(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.head = L.Dense(4)
-
-    def call(self, x):
-        return self.head(x)
-
-
 @pytest.mark.parametrize("data", [X, (X, X[:, 0]), [(X[:32], X[:32, 0])] * 4, X.astype("float64")])
 def test_representative_data_give_the_shapes_of_a_subclassed_model(data):
-    model = Net()
+    model = models.Classifier(L.Dense(4))
     model(X[:1])
     rows = iter(data) if isinstance(data, list) else data
-    task = make_task(model, 1, None, rows, None, 60.0)
+    task = Task(model, 1, None, rows, None, 60.0)
     assert task.signature.inputs[0].shape == (1, 32)
     assert task.signature.inputs[0].dtype == "float32"
 
@@ -175,12 +159,6 @@ def test_an_int8_file_of_wrongly_scaled_rows_is_doubted(tmp_path):
 
 @pytest.mark.tensorflow_only
 def test_clipped_outputs_are_told(tmp_path):
+    options = {"representative_data": X / 4, "sample": X[:32], "tolerance": 1.0}
     with pytest.warns(UserWarning, match=r"[0-9]+% of the outputs are clipped"):
-        export_litert(
-            mlp(),
-            tmp_path / "m.tflite",
-            mode="int8",
-            representative_data=X / 4,
-            sample=X[:32],
-            tolerance=1.0,
-        )
+        export_litert(mlp(), tmp_path / "m.tflite", mode="int8", **options)

@@ -12,18 +12,10 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.export import export_litert, load_litert
+from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.quantization import FakeQuantize, integers_of, quantize_aware, round_biases
-from tests.export.quantized import (
-    block_cnn,
-    block_mlp,
-    check_integers,
-    check_ranges,
-    cnn,
-    encoder,
-    mlp,
-    tensors_of,
-    trained,
-)
+from tests.export import models
+from tests.export.models import cnn, encoder, interpreter_of, operations
 from tests.helpers import slow_case_on_jax
 
 pytestmark = pytest.mark.core
@@ -39,6 +31,104 @@ def _no_tensorflow(monkeypatch):
 def slow(*case):
     return pytest.param(*case, marks=pytest.mark.slow)
 
+
+def mlp():
+    return models.mlp(24, (48,), 6)
+
+
+def block_mlp():
+    return models.mlp(64, (64,), 6)
+
+
+def block_cnn():
+    x = inputs = keras.Input((6, 6, 32))
+    x = L.Conv2D(32, 3, use_bias=False, name="hidden")(x)
+    x = L.GlobalAveragePooling2D()(L.ReLU()(L.BatchNormalization(name="norm")(x)))
+    return keras.Model(inputs, L.Dense(6, name="head")(x))
+
+
+def trained(make, weights, rounded=True, **options):
+    """A sparse network that has learnt something, and rows of its data."""
+    keras.utils.set_random_seed(0)
+    if make is cnn:
+        options["exclude"] = "depthwise"
+    model = kso.sparsify(make(), **{"density": 0.4, "seed": 0, **options})
+    model = quantize_aware(model, weights, momentum=0.8)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(512, *model.input_shape[1:])).astype("float32")
+    y = (x.reshape(512, -1) @ rng.normal(size=(x[0].size, 6))).argmax(1)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(3e-3), loss)
+    model.fit(x, y, batch_size=32, epochs=4, verbose=0)
+    if make is cnn:  # channels whose sign the folding changes
+        norm = model.get_layer("first_norm")
+        norm.gamma.assign(norm.gamma * np.where(np.arange(12) % 3, 1.0, -1.0))
+    return round_biases(model) if rounded else model, x
+
+
+# --- what a file holds ---------------------------------------------------------------------------
+
+
+def tensors_of(path):
+    """The int8 constants of a file, and the scales of its tensors."""
+    run = interpreter_of(path, xnnpack=False)
+    run.allocate_tensors()
+    own = [about for about in run.get_tensor_details() if about["dtype"] == np.int8]
+    scales = [about["quantization_parameters"]["scales"] for about in own]
+    constants = [
+        run.get_tensor(about["index"]) for about, s in zip(own, scales, strict=True) if s.size
+    ]
+    return constants, np.concatenate(scales).astype(float)
+
+
+def as_in_file(weight, integers):
+    """The integers of a kernel of Keras in LiteRT's order."""
+    kind = type(weight.owner)
+    if kind is L.DepthwiseConv2D:
+        return integers.reshape(1, *integers.shape[:2], -1)
+    if kind is L.Conv2D:
+        return integers.transpose(3, 0, 1, 2)
+    if weight.path.startswith("attention/attention_output"):  # heads and their units are inputs
+        return integers.reshape(-1, integers.shape[-1]).T
+    return integers.reshape(len(integers), -1).T
+
+
+def reduced(integers, axis=0):
+    """A row for each channel, without the divisor that its integers have in common."""
+    rows = np.moveaxis(integers, axis, 0).reshape(integers.shape[axis], -1).astype(int)
+    return rows // np.maximum(np.gcd.reduce(rows, axis=1, keepdims=True), 1)
+
+
+def check_integers(model, path):
+    """Each channel of a kernel holds the integers that were trained, times a number."""
+    constants, _ = tensors_of(path)
+    for weight in kso.prunable_weights(model):
+        integers = as_in_file(weight, integers_of(weight)[0])
+        axis = 3 if type(weight.owner) is L.DepthwiseConv2D else 0
+        rows = reduced(integers, axis)
+        assert any(
+            np.all((rows == own).all(1) | (rows == -own).all(1))
+            for constant in constants
+            if constant.shape == integers.shape
+            for own in [reduced(constant, axis)]
+        ), weight.path
+        assert not integers[as_in_file(weight, ~weight.mask)].any()
+
+
+def check_steps(path, *steps):
+    _, scales = tensors_of(path)
+    for step in steps:
+        assert np.min(np.abs(scales - step)) < 1e-5 * step
+
+
+def check_ranges(model, path):
+    """Each range that was trained is one of the file, with its step."""
+    layers = [layer for layer, _ in walk(model, "") if isinstance(layer, FakeQuantize)]
+    assert layers
+    check_steps(path, *(layer.step() for layer in layers))
+
+
+# --- tests ---------------------------------------------------------------------------------------
 
 CASES = [(mlp, "int4"), slow_case_on_jax(cnn, "int4"), slow_case_on_jax(encoder, "int8")]
 CASES += [slow(make, weights) for make in (mlp, cnn) for weights in ("int8", "ternary")]
@@ -62,23 +152,12 @@ def test_integers_and_ranges_of_the_file_are_those_of_training(make, weights, tm
         assert {kind for _, kind in operations(report.path)[:-1]} == {np.int8}
 
 
-def operations(path):
-    """Names of the operations of a file, and what they give, in order."""
-    from ai_edge_litert.interpreter import Interpreter, OpResolverType
-
-    plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
-    run = Interpreter(model_path=str(path), experimental_op_resolver_type=plain)
-    run.allocate_tensors()
-    types = {about["index"]: about["dtype"] for about in run.get_tensor_details()}
-    return [(one["op_name"], types[one["outputs"][0]]) for one in run._get_ops_details()]
-
-
 @pytest.mark.parametrize(
     ("make", "weights"), [slow_case_on_jax(block_mlp, "int4"), slow(block_cnn, "int8")]
 )
 def test_files_of_blocks_hold_the_trained_integers(make, weights, tmp_path):
     options = {"storage": "blocks", "structure": kso.Block(8, 8), "exclude": ["head"]}
-    model, x = trained(lambda: (make(), options | {"density": 0.25}), weights)
+    model, x = trained(make, weights, density=0.25, **options)
     report = export_litert(model, tmp_path / "m.tflite", mode="int8+blocks", sample=x[:64])
     assert report.error < 0.003
     check_ranges(model, report.path)
@@ -87,7 +166,7 @@ def test_files_of_blocks_hold_the_trained_integers(make, weights, tmp_path):
     integers = integers_of(weight)[0].reshape(-1, weight.shape[-1]).astype(int)
     live = int(weight.mask.reshape(integers.shape)[:, 0].sum())
     constants, _ = tensors_of(report.path)
-    (held,) = (c for c, _ in constants if c.ndim == 4 and c.shape[0] == integers.shape[1])
+    (held,) = (c for c in constants if c.ndim == 4 and c.shape[0] == integers.shape[1])
     assert held.size == live * integers.shape[1]
     for channel, column in zip(held, integers.T, strict=True):  # the order of blocks is the file's
         values = np.sort([*channel.ravel().astype(int), *[0] * (len(column) - live)])
@@ -107,8 +186,7 @@ def test_the_file_has_rounded_biases_whether_keras_has_them_or_not(tmp_path):
     model, x = trained(cnn, "int8", rounded=False)
     outputs = []
     for name in ("before", "after"):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # before, that Keras differs
+        with warnings.catch_warnings(action="ignore"):  # before, that Keras differs
             export_litert(model, tmp_path / name, quantization="int8", sample=x[:64])
         outputs.append(load_litert(tmp_path / name).predict(x[:64]))
         round_biases(model)
@@ -128,12 +206,11 @@ def test_a_file_whose_biases_are_rounded_tells_so(tmp_path, monkeypatch):
 
 
 def test_int8_without_ranges_or_data_is_refused(tmp_path):
-    dense, _ = mlp()
-    untrained = quantize_aware(dense)
+    untrained = quantize_aware(mlp())
     with pytest.raises(ValueError, match="ranges of activations are set in training"):
         export_litert(untrained, tmp_path / "m.tflite", quantization="int8")
     with pytest.raises(ValueError, match="`representative_data` is needed"):
-        export_litert(quantize_aware(dense, "int8", None), tmp_path / "m", quantization="int8")
+        export_litert(quantize_aware(mlp(), "int8", None), tmp_path / "m", quantization="int8")
 
 
 def ranged(low, high, name):
@@ -155,6 +232,4 @@ def test_ranges_that_differ_and_layers_in_floats_between_them(tmp_path):
     with pytest.warns(UserWarning, match="Rounding activations changes Keras' own outputs"):
         report = export_litert(model, tmp_path / "m.tflite", quantization="int8", sample=sample)
     assert report.error < 0.001
-    _, scales = tensors_of(report.path)
-    for step in (3.0 / 255, 1.1 / 255, 3.0 / 255, 0.5 / 255):
-        assert np.min(np.abs(np.array(scales, float) - step)) < 1e-5 * step
+    check_steps(report.path, 3.0 / 255, 1.1 / 255, 0.5 / 255)

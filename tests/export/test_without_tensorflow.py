@@ -8,6 +8,8 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.export import ExportRouteError, export_litert, load_litert
+from tests.export import models
+from tests.export.models import cnn, operations
 from tests.helpers import array, slow_case_on_jax, slow_on_jax
 
 # On TensorFlow it cannot be missing.
@@ -22,23 +24,14 @@ def _no_tensorflow(monkeypatch):
 
 
 def mlp():
-    return keras.Sequential(
-        [keras.Input((32,)), L.Dense(64, activation="gelu", name="wide"), L.Dense(4, name="head")]
-    )
-
-
-def cnn():
-    x = inputs = keras.Input((8, 8, 16))
-    x = L.ReLU()(L.BatchNormalization()(L.Conv2D(16, 3, padding="same", name="first")(x)))
-    x = L.DepthwiseConv2D(3, strides=2, padding="same", name="depthwise")(x)
-    return keras.Model(inputs, L.Dense(4, name="head")(L.GlobalAveragePooling2D()(x)))
+    return models.mlp(32, (64,), 4, "gelu")
 
 
 def encoder():
-    inputs = keras.Input((6, 32))
-    y = L.LayerNormalization()(inputs)
-    x = L.Add()([inputs, L.MultiHeadAttention(2, 16, name="attention")(y, y)])
-    return keras.Model(inputs, {"first": L.Dense(4, name="head")(x), "second": x[:, 0]})
+    """With an output for each row of its attention as well."""
+    model = models.encoder()
+    attention = model.get_layer("attention").output
+    return keras.Model(model.input, {"first": model.output, "second": attention[:, 0]})
 
 
 def lstm():
@@ -55,6 +48,11 @@ def sparse(make, blocks=False):
     return kso.sparsify(dense, 0.25, seed=0, **options), x
 
 
+def exported(model, path, mode, x):
+    data = x if mode.startswith("int8") else None
+    return export_litert(model, path, mode=mode, sample=x, representative_data=data)
+
+
 # On both backends the same process makes the file: the quick run has most of them on torch alone.
 CASES = [(mlp, "float16"), (mlp, "dynamic_int8"), (encoder, "float32")]
 CASES = [(cnn, "int8"), *(slow_case_on_jax(*case) for case in [*CASES, (lstm, "int8")])]
@@ -63,48 +61,34 @@ CASES = [(cnn, "int8"), *(slow_case_on_jax(*case) for case in [*CASES, (lstm, "i
 @pytest.mark.parametrize(("make", "mode"), CASES)
 def test_files_agree_with_keras(make, mode, tmp_path):
     model, x = sparse(make)
-    data = x if mode == "int8" else None
-    report = export_litert(
-        model, tmp_path / "m.tflite", mode=mode, sample=x, representative_data=data
-    )
+    report = exported(model, tmp_path / "m.tflite", mode, x)
     assert report.mode == mode
     assert report.error < 0.1
     assert "tensorflow" not in report.versions
     assert report.versions["litert-converter"] != "unknown"
     want = keras.tree.flatten(model(x[:2]))
     got = keras.tree.flatten(load_litert(tmp_path / "m.tflite").predict(x[:2]))
-    for one, other in zip(want, got, strict=True):
-        one = keras.ops.convert_to_numpy(one)
+    for one, other in zip(map(array, want), got, strict=True):
         assert np.sqrt(np.mean((one - other) ** 2)) <= report.tolerance * max(one.std(), 1.0)
 
 
 @pytest.mark.parametrize("mode", ["float32+blocks", *map(slow_case_on_jax, ["int8+blocks"])])
 def test_files_of_blocks(mode, tmp_path):
     model, x = sparse(mlp, blocks=True)
-    data = x if mode.startswith("int8") else None
-    report = export_litert(
-        model, tmp_path / "m.tflite", mode=mode, sample=x, representative_data=data
-    )
+    report = exported(model, tmp_path / "m.tflite", mode, x)
     (kept,) = report.kept
     assert kept.endswith("head/kernel")
-    dense = export_litert(
-        model, tmp_path / "d.tflite", mode=mode.split("+")[0], sample=x, representative_data=data
-    )
+    dense = exported(model, tmp_path / "d.tflite", mode.split("+")[0], x)
     stored, every = (sum(one.size for one in each.weights) for each in (report, dense))
     assert stored < 0.5 * every  # files of so few weights are not smaller
 
 
-def large():
-    """In int8, too, the second kernel takes 1.3 MB, and a quarter of it 320 KiB."""
-    layers = [L.Dense(1024, activation="relu", name="wide"), L.Dense(1280, name="large")]
-    return keras.Sequential([keras.Input((64,)), *layers, L.Dense(8, name="head")])
-
-
 @pytest.mark.slow
 def test_every_route_of_a_large_model(tmp_path):
-    keras.utils.set_random_seed(0)
+    """In int8, too, the second kernel takes 1.3 MB, and a quarter of it 320 KiB."""
+    large = models.mlp(64, (1024, 1280), 8)
     options = {"structure": kso.Block(32, 32, regular=True), "storage": "blocks"}
-    model = kso.sparsify(large(), 0.25, exclude=["wide", "head"], seed=0, **options)
+    model = kso.sparsify(large, 0.25, exclude=["hidden", "head"], seed=0, **options)
     x = np.random.default_rng(0).normal(size=(64, 64)).astype("float32")
     report = export_litert(model, tmp_path / "m.tflite", mode="fast", representative_data=x)
     assert len(report.routes) == 8
@@ -119,12 +103,9 @@ def test_every_route_of_a_large_model(tmp_path):
 @pytest.mark.parametrize("mode", ["int8", *map(slow_case_on_jax, ["float16", "dynamic_int8"])])
 def test_weights_behind_the_flatbuffer(mode, tmp_path):
     """ai-edge-quantizer puts them there in files of more than 256 KiB."""
-    keras.utils.set_random_seed(0)
-    layers = [L.Dense(640, name="large"), L.Dense(4, name="head")]
-    model = kso.sparsify(keras.Sequential([keras.Input((512,)), *layers]), 0.3, seed=0)
+    model = kso.sparsify(models.mlp(512, (640,), 4, "linear"), 0.3, seed=0)
     x = np.random.default_rng(0).normal(size=(32, 512)).astype("float32")
-    data = x if mode == "int8" else None
-    report = export_litert(model, tmp_path / "m.tflite", mode=mode, representative_data=data)
+    report = exported(model, tmp_path / "m.tflite", mode, x)
     assert report.bytes > 300 * 1024
     live = sum(weight.live for weight in kso.prunable_weights(model))
     assert report.total_zeros >= report.total_weights - live
@@ -132,10 +113,7 @@ def test_weights_behind_the_flatbuffer(mode, tmp_path):
 
 
 def test_dead_channels_keep_their_biases(tmp_path):
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [keras.Input((32,)), L.Dense(16, name="half"), L.Dense(4, name="head")]
-    )
+    model = models.mlp(32, (16,), 4, "linear")
     for layer in model.layers:
         layer.kernel.assign(array(layer.kernel) * (np.arange(layer.units) % 2))
         layer.bias.assign(np.linspace(1, 2, layer.units))
@@ -147,13 +125,9 @@ def test_dead_channels_keep_their_biases(tmp_path):
 
 @slow_on_jax
 def test_gelu_is_one_operation(tmp_path):
-    from ai_edge_litert.interpreter import Interpreter, OpResolverType
-
     model, x = sparse(mlp)
     export_litert(model, tmp_path / "m.tflite", mode="float32", sample=x)
-    plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
-    run = Interpreter(str(tmp_path / "m.tflite"), experimental_op_resolver_type=plain)
-    names = [one["op_name"] for one in run._get_ops_details()]
+    names = [name for name, _ in operations(tmp_path / "m.tflite")]
     assert names == ["FULLY_CONNECTED", "GELU", "FULLY_CONNECTED"]
 
 

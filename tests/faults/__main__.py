@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 PARTS = ("fits", "kills", "disks", "files", "hostile", "memory")
-HEADS = ("part", "runs", "wrong", "lost", "hangs", "crashes", "foreign errors", "seconds", "")
+KEYS = ("part", "runs", "wrong", "lost", "hangs", "crashes", "foreign")
 
 
 def one(part: str, folder: Path, seed: int, share: float) -> list[dict]:
@@ -39,12 +39,11 @@ def one(part: str, folder: Path, seed: int, share: float) -> list[dict]:
 
 def table(counts: list[dict]) -> str:
     """The counts in Markdown."""
-    lines = ["| " + " | ".join(HEADS) + " |", "|---|" + "---|" * (len(HEADS) - 1)]
+    rows = [[*KEYS[:-1], "foreign errors", "seconds", ""], ["---"] * 9]
     for count in counts:
-        cells = [count[key] for key in ("part", "runs", "wrong", "lost", "hangs", "crashes")]
-        cells += [count["foreign"], round(count["seconds"]), "; ".join(count["notes"])]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(lines)
+        cells = [count[key] for key in KEYS]
+        rows.append([*cells, round(count["seconds"]), "; ".join(count["notes"])])
+    return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in rows)
 
 
 def main() -> int:
@@ -78,7 +77,7 @@ def main() -> int:
                 continue
             found += json.loads(answer.read_text())
     print(table(found))
-    bad = [c for c in found if any(c[k] for k in ("wrong", "lost", "hangs", "crashes", "foreign"))]
+    bad = [count for count in found if any(count[key] for key in KEYS[2:])]
     print(f"seed {seed}; {len(bad)} of {len(found)} lines found something; failed: {failed}")
     if options.table:
         _write(options.table, table(found))

@@ -71,13 +71,18 @@ def started(work: Callable[[], None], output: Path) -> int:
         os._exit(status)
 
 
-def ended(child: int, seconds: float) -> int | None:
-    """The status of a child, negative for a signal; None if it had to be killed."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+def ended(child: int, seconds: float, answers: Path | None = None) -> int | None:
+    """The status of a child, negative for a signal; None if it had to be killed.
+
+    With a file of answers, the time starts anew with each of them.
+    """
+    size, since = 0, time.monotonic()
+    while time.monotonic() - since < seconds:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)
+        if answers and (now := answers.stat().st_size) != size:
+            size, since = now, time.monotonic()
         time.sleep(0.01)
     kill(child)
     return None

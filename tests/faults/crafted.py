@@ -38,7 +38,14 @@ def deep(levels: int, within: Callable[[Any], Any]) -> Any:
 def menu(folder: Path) -> dict[str, Any]:
     """What is put into the places, by a name."""
     mark, outside = str(folder / "MARK"), str(folder / "outside" / "x")
-    keras_function = {"class_name": "function", "module": "keras.utils", "registered_name": "f"}
+
+    def object_of(module: str, name: str, config: Any) -> dict[str, Any]:
+        return {"module": module, "class_name": name, "config": config}
+
+    def function(module: str, name: str) -> dict[str, Any]:
+        return object_of(module, "function", name) | {"registered_name": name}
+
+    code = {"code": "4wEAAAA="}
     lists = {f"list {k}": v for k, v in enumerate([[], [1], [0.5, 0.5], [-1, 2**40], [[]], [None]])}
     numbers = [0, -1, 1, 3, 7, 10**9, 2**31, 2**40, 2**63, 10**30, 10**400]
     numbers += [0.5, 1.5, -0.5, 1e308, 1e-320, float("nan"), float("inf"), -float("inf")]
@@ -56,44 +63,27 @@ def menu(folder: Path) -> dict[str, Any]:
         "200 lists": deep(200, lambda value: [value]),
         "900 lists": deep(900, lambda value: [value]),
         "900 dicts": deep(900, lambda value: {"a": value}),
-        "900 objects": deep(
-            300, lambda value: {"class_name": "Dense", "module": "keras.layers", "config": value}
-        ),
+        "900 objects": deep(300, lambda value: object_of("keras.layers", "Dense", value)),
         "long list": [0] * 10**5,
-        "os.system": {"module": "os", "class_name": "system", "config": f"touch {mark}"},
-        "function of os": {
-            "class_name": "function",
-            "config": "system",
-            "module": "os",
-            "registered_name": "system",
-        },
-        "Popen": {
-            "module": "subprocess",
-            "class_name": "Popen",
-            "config": {"args": ["touch", mark]},
-        },
-        "eval": {
-            "module": "builtins",
-            "class_name": "eval",
-            "config": {"source": f"open({mark!r}, 'w')"},
-        },
-        "a module": {"module": "evil", "class_name": "Evil", "config": {}},
+        "os.system": object_of("os", "system", f"touch {mark}"),
+        "function of os": function("os", "system"),
+        "Popen": object_of("subprocess", "Popen", {"args": ["touch", mark]}),
+        "eval": object_of("builtins", "eval", {"source": f"open({mark!r}, 'w')"}),
+        "a module": object_of("evil", "Evil", {}),
         "a lambda": {"class_name": "__lambda__", "config": {"value": f"open({mark!r}, 'w')"}},
-        "a Lambda": {
-            "module": "keras.layers",
-            "class_name": "Lambda",
-            "config": {"function": {"class_name": "__lambda__", "config": {"code": "4wEAAAA="}}},
-        },
-        "get_file": {**keras_function, "config": "get_file"},
-        "load_model": {**keras_function, "module": "keras.saving", "config": "load_model"},
-        "a relu": {**keras_function, "module": "keras.activations", "config": "relu"},
+        "a Lambda": object_of(
+            "keras.layers", "Lambda", {"function": {"class_name": "__lambda__", "config": code}}
+        ),
+        "get_file": function("keras.utils", "get_file"),
+        "load_model": function("keras.saving", "load_model"),
+        "a relu": function("keras.activations", "relu"),
         "a tensor": {"class_name": "__tensor__", "config": {"value": [1.0], "dtype": "float32"}},
         "objects": {"class_name": "__numpy__", "config": {"value": [1, "a"], "dtype": "object"}},
         "bytes": {"class_name": "__bytes__", "config": {"value": "a"}},
         "a slice": {"class_name": "__slice__", "config": {"value": [1, 2, 3]}},
         "no class": {"class_name": None, "config": {}},
         "no config": {"class_name": "Dense", "module": "keras.layers"},
-        "a Dense": {"class_name": "Dense", "module": "keras.layers", "config": {"units": 3}},
+        "a Dense": object_of("keras.layers", "Dense", {"units": 3}),
     }
 
 
@@ -188,23 +178,16 @@ def _models() -> Iterator[tuple[str, keras.Model]]:
         yield name, kso.parametrize(_plain(dense("a")), P.MagnitudeMask(schedule, 2))
     yield "top k", kso.parametrize(_plain(dense("a")), P.StraightThroughTopK(0.5))
     yield "feather", kso.parametrize(_plain(dense("a")), P.Feather(0.5))
-    for learnt in (
-        P.SoftThreshold(),
-        P.ChannelSoftThreshold(),
-        P.LowRankSoftThreshold(1),
-    ):
+    for learnt in (P.SoftThreshold(), P.ChannelSoftThreshold(), P.LowRankSoftThreshold(1)):
         yield type(learnt).__name__, kso.parametrize(_plain(dense("a")), learnt)
     yield "rounded", kso.quantize_aware(kso.sparsify(_plain(dense("a")), 0.5, seed=0))
-    for name, cell in (
-        ("block lstm", kso.layers.BlockSparseLSTMCell),
-        ("block gru", kso.layers.BlockSparseGRUCell),
-    ):
+    for cell in (B.BlockSparseLSTMCell, B.BlockSparseGRUCell):
         cells = cell(8, density=0.5, recurrent_density=0.5, block=4, recurrent_block=4, seed=0)
-        recurrent = keras.layers.Reshape((1, 8)), kso.layers.BlockSparseRNN(cells, name="rnn")
-        yield name, _plain(dense("a"), *recurrent)
+        recurrent = L.Reshape((1, 8)), B.BlockSparseRNN(cells, name="rnn")
+        yield cell.__name__, _plain(dense("a"), *recurrent)
     yield "range", _plain(FakeQuantize(name="range"), dense("a"))
     inputs = keras.Input((4, 8))
-    attended = keras.layers.MultiHeadAttention(2, 4, name="attention")(inputs, inputs)
+    attended = L.MultiHeadAttention(2, 4, name="attention")(inputs, inputs)
     yield "rounded inside", kso.quantize_aware(keras.Model(inputs, attended))
     yield "rebuilt", kso.sparsify(Graph(), 0.5, seed=0)
     yield "rewrapped", kso.sparsify(_plain(Pair(name="pair")), 0.5, seed=0)
@@ -261,49 +244,30 @@ def arguments(name: str, node: dict[str, Any]) -> list[str]:
 # --- cases ----------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass
-class ConfigCase:
-    """One change in the configuration of a specimen."""
-
-    specimen: Specimen
-    at: int
-    """Which object of the package."""
-    key: str
-    """Which argument; or a way to change the object itself."""
-    value: str
-    """What is put there, by its name in the menu; or what is done."""
-
-    def __str__(self) -> str:
-        kind = list(nodes(self.specimen.config))[self.at]["registered_name"]
-        return f"{self.specimen.name}: {kind}.{self.key} = {self.value}"
-
-    def write(self, path: Path, values: dict[str, Any]) -> None:
-        """The file."""
-        config = copy.deepcopy(self.specimen.config)
-        found = list(nodes(config))
-        node = found[self.at]
-        if self.key == "(class)":
-            # Another class of the package, with its own configuration or with this one.
-            node.update(class_name=self.value.removeprefix(PACKAGE), registered_name=self.value)
-        elif self.key == "(object)":
-            value = values[self.value]
-            node.clear()
-            node.update(value if isinstance(value, dict) else {"config": value})
-        elif self.key == "(config)":
-            node["config"] = values[self.value]
-        elif self.key == "(build_config)":
-            node["build_config"] = {"input_shape": values[self.value], "drawn_digest": "a"}
-        elif self.value == "(left out)":
-            node["config"].pop(self.key, None)
-        else:
-            node["config"][self.key] = values[self.value]
-        self.specimen.write(path, config)
+def _changed(specimen: Specimen, at: int, key: str, choice: str, values: dict[str, Any]) -> Any:
+    """A configuration with a change in one object of the package: an argument, or the object."""
+    config = copy.deepcopy(specimen.config)
+    node, value = list(nodes(config))[at], values.get(choice)
+    if key == "(class)":  # another one of the package, with this configuration
+        node.update(class_name=choice.removeprefix(PACKAGE), registered_name=choice)
+    elif key == "(object)":
+        node.clear()
+        node.update(value if isinstance(value, dict) else {"config": value})
+    elif key == "(config)":
+        node["config"] = value
+    elif key == "(build_config)":
+        node["build_config"] = {"input_shape": value, "drawn_digest": "a"}
+    elif choice == "(left out)":
+        node["config"].pop(key, None)
+    else:
+        node["config"][key] = value
+    return config
 
 
 def config_cases(
     found: list[Specimen], values: dict[str, Any], number: int, rng: random.Random
-) -> list[ConfigCase]:
-    """Each argument of each class in turn, each time with another value.
+) -> list[tuple[str, Specimen, Any]]:
+    """Names, specimens and configurations: each argument of each class in turn, with other values.
 
     Raises:
         LookupError: A registered class that is in no specimen.
@@ -324,32 +288,16 @@ def config_cases(
         for key in [*arguments(name, own), "(class)", "(object)", "(config)", "(build_config)"]:
             choices = kinds if key == "(class)" else [*values]
             choices = [*choices, "(left out)"] if not key.startswith("(") else choices
-            every.append((key, places, rng.sample(choices, len(choices))))
+            every.append((name, key, places, rng.sample(choices, len(choices))))
     rng.shuffle(every)
-    cases: list[ConfigCase] = []
-    turn = 0
-    while len(cases) < number:
-        for key, places, choices in every:
+    cases: list[tuple[str, Specimen, Any]] = []
+    for turn in range(-(-number // len(every))):
+        for name, key, places, choices in every[: number - len(cases)]:
             specimen, at = rng.choice(places)
-            cases.append(ConfigCase(specimen, at, key, choices[turn % len(choices)]))
-        turn += 1
-    return cases[:number]
-
-
-@dataclasses.dataclass
-class WeightsCase:
-    """One change in the weights of a specimen."""
-
-    specimen: Specimen
-    seed: int
-
-    def __str__(self) -> str:
-        return f"{self.specimen.name}: weights, seed {self.seed}"
-
-    def write(self, path: Path, values: dict[str, Any]) -> None:
-        """The file."""
-        changed = changed_weights(self.specimen.parts["model.weights.h5"], self.seed, path.parent)
-        self.specimen.write(path, self.specimen.config, changed)
+            choice = choices[turn % len(choices)]
+            label = f"{specimen.name}: {name}.{key} = {choice}"
+            cases.append((label, specimen, _changed(specimen, at, key, choice, values)))
+    return cases
 
 
 def changed_weights(content: bytes, seed: int, folder: Path) -> bytes:

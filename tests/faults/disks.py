@@ -1,6 +1,7 @@
 """Full disks, folders that cannot be written to, and odd paths."""
 
 import contextlib
+import functools
 import os
 import resource
 import subprocess
@@ -16,10 +17,6 @@ from tests.faults.counting import FOREIGN, OK, WRONG, Count, timed, watched
 ODD = ["ü ñ 中 \U0001f600", "a\nb", "-rf", " ", "'\"$(x)`", "a" * 240, "%s{0}\\", "#?&;"]
 
 _WRITTEN = 5
-
-
-def _small_budget() -> kso.Budget:
-    return kso.Budget({"a/kernel": 0.5}, {"a/kernel": 10})
 
 
 def _large_budget() -> kso.Budget:
@@ -109,14 +106,13 @@ def _small_disk(folder: Path, kib: int) -> Iterator[Path]:
 def paths(folder: Path) -> Count:
     """Every path is written to and read back, or refused with an OSError or ValueError."""
     with timed("read-only and odd paths") as count:
-        model, budget = _model(), _small_budget()
+        model, budget = _model(), kso.Budget({"a/kernel": 0.5}, {"a/kernel": 10})
         report = kso.report(model)
         for name in ODD:
             here = folder / name
             here.mkdir()
-            count.take(
-                watched(lambda h=here, n=name: _written(h, n, budget, report), folder / "log")
-            )
+            work = functools.partial(_written, here, name, budget, report)
+            count.take(watched(work, folder / "log"))
         real, link = folder / "real.json", folder / "link.json"
         real.write_text("x")
         link.symlink_to(real)
@@ -128,33 +124,26 @@ def paths(folder: Path) -> Count:
         (folder / "dir.tflite.gz").mkdir()
         # No device among them: this may run as root, and what is replaced would be the device.
         os.mkfifo(folder / "pipe.tflite")
-        nowhere = [folder / "none", Path("/proc/self"), folder / "dir.json"]
-        for place in nowhere:
-            for name in ("b.json", "r.csv", "m.tflite", "pipe.tflite"):
-                path = place if place.name == "dir.json" else place / name
-                if name == "pipe.tflite":
-                    path = folder / name
 
-                def work(path: Path = path, name: str = name) -> None:
-                    with contextlib.suppress(OSError, ValueError):
-                        if name == "r.csv":
-                            report.to_csv(path)
-                        elif name.endswith("tflite"):
-                            export_litert(model, path)
-                        else:
-                            budget.save(path)
-                        raise SystemExit(WRONG)
+        def refused(work: Callable[[Path], object], path: Path) -> None:
+            def inner() -> None:
+                with contextlib.suppress(OSError, ValueError):
+                    work(path)
+                    raise SystemExit(WRONG)
 
-                count.take(watched(work, folder / "log", 300))
-        for read in (kso.Budget.load, load_litert):
-            for path in (folder / "none.json", folder / "dir.json", Path("/dev/null"), Path("")):
+            count.take(watched(inner, folder / "log", 300))
 
-                def opened(read: Callable[[Path], object] = read, path: Path = path) -> None:
-                    with contextlib.suppress(OSError, ValueError):
-                        read(path)
-                        raise SystemExit(WRONG)
-
-                count.take(watched(opened, folder / "log", 60))
+        export = functools.partial(export_litert, model)
+        writes = {"b.json": budget.save, "r.csv": report.to_csv, "m.tflite": export}
+        for write in writes.values():
+            refused(write, folder / "dir.json")
+        for place in (folder / "none", Path("/proc/self")):
+            for name, write in writes.items():
+                refused(write, place / name)
+        refused(export, folder / "pipe.tflite")
+        for path in (folder / "none.json", folder / "dir.json", Path("/dev/null"), Path("")):
+            refused(kso.Budget.load, path)
+            refused(load_litert, path)
     return count
 
 

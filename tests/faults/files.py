@@ -1,11 +1,10 @@
 """Mutated files of every kind that is read, and crafted configurations."""
 
 import contextlib
+import copy
 import gzip
-import json
 import random
-import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ from keras_sparse_ortho.cli._files import InputFileError, read_keras, read_rows
 from keras_sparse_ortho.errors import BudgetError
 from keras_sparse_ortho.export import LiteRTFileError, export_litert, load_litert
 from tests.faults.counting import Count
-from tests.faults.crafted import Specimen, menu
-from tests.faults.hostile import Raw, judged
+from tests.faults.crafted import menu, specimens
+from tests.faults.hostile import judged, refused
 
 TOKENS = [b"NaN", b"Infinity", b"1e400", b"-1", b"0", b"null", b"[]", b"{}", b'"', b",", b"\n"]
 TOKENS += [b"\r", b"\x00", b"\xff\xfe", b"\xef\xbb\xbf", b"9" * 5000, b"[" * 2000, b"1e-320"]
@@ -65,10 +64,8 @@ def read_mutants(
         file.write_bytes(changed)
         try:
             got = read(file)
-        except promised:
-            return "refused"
         except Exception as error:
-            raise Raw(f"{type(error).__name__}: {str(error)[:100]!r}") from error
+            return refused(error, (promised,))
         return "loaded" if changed == content or is_right(got, changed) else "wrong content"
 
     return judged(name, folder / f"mutants of {name}", [f"seed {seed}" for seed in seeds], judge)
@@ -106,58 +103,44 @@ def damaged(folder: Path, rng: random.Random, share: float) -> list[Count]:
     def same_kernel(found: Any, _: bytes) -> bool:
         return np.array_equal(keras.ops.convert_to_numpy(found.weights[0].value), kernel)
 
-    counts = []
+    def any_rows(*_: Any) -> bool:  # they have no digest
+        return True
+
     budget_file = (folder / "b.json").read_bytes()
-    how = (kso.Budget.load, BudgetError, budget_is_right)
-    counts.append(read_mutants("b.json", folder, *how, number, rng))
-    for name in ("m.tflite", "g.tflite.gz"):
-        how = (load_litert, LiteRTFileError, same_outputs)
-        counts.append(read_mutants(name, folder, *how, number, rng))
-    how = (lambda path: read_keras(str(path)), InputFileError, same_kernel)
-    counts.append(read_mutants("m.keras", folder, *how, number, rng))
-    for name in ("rows.npy", "rows.npz"):  # rows have no digest
-        how = (lambda path: read_rows(str(path)), InputFileError, lambda *_: True)
-        counts.append(read_mutants(name, folder, *how, number, rng))
     assert report.bytes
-    return counts
+
+    jobs = {
+        "b.json": (kso.Budget.load, BudgetError, budget_is_right),
+        "m.tflite": (load_litert, LiteRTFileError, same_outputs),
+        "g.tflite.gz": (load_litert, LiteRTFileError, same_outputs),
+        "m.keras": (lambda path: read_keras(str(path)), InputFileError, same_kernel),
+        "rows.npy": (lambda path: read_rows(str(path)), InputFileError, any_rows),
+        "rows.npz": (lambda path: read_rows(str(path)), InputFileError, any_rows),
+    }
+    return [read_mutants(name, folder, *how, number, rng) for name, how in jobs.items()]
 
 
 def elsewhere(folder: Path, rng: random.Random, share: float) -> Count:
     """Configurations with other things in any of their places, those of Keras' own layers, too."""
     values = menu(folder / "work")
-    P, layers = kso.parametrizations, keras.layers
-
-    def dense() -> keras.Model:
-        return keras.Sequential([keras.Input((8,)), layers.Dense(8, name="d"), layers.Dense(4)])
-
-    models = [
-        kso.sparsify(dense(), 0.5, seed=0),
-        kso.sparsify(dense(), 0.5, seed=0, storage="compact"),
-        kso.parametrize(dense(), P.MagnitudeMask(kso.schedules.Cubic(0.5, 0, 8))),
-        kso.parametrize(dense(), P.SoftThreshold()),
-    ]
-    cases = [
-        (rng.randrange(2**32), rng.choice([*values])) for _ in range(max(20, int(200 * share)))
-    ]
+    folder.with_name("sound").mkdir()
+    found = specimens(folder.with_name("sound"), with_tfmot=False)
+    number = max(20, int(200 * share))
+    cases = [(rng.randrange(2**32), rng.choice([*values])) for _ in range(number)]
 
     def judge(k: int, place: Path) -> str:
-        path, (seed, name) = place / "inside" / "m.keras", cases[k]
-        models[k % len(models)].save(path)
-        with zipfile.ZipFile(path) as archive:
-            parts = {part: archive.read(part) for part in archive.namelist()}
-        config, own = json.loads(parts["config.json"]), random.Random(seed)
-        holder, key = own.choice(_places(config))
+        path, (seed, name), specimen = place / "inside" / "m.keras", cases[k], found[k % len(found)]
+        config, own = copy.deepcopy(specimen.config), random.Random(seed)
+        holder, key = own.choice([*_places(config)])
         if own.random() < 0.25 and isinstance(holder, dict):
             del holder[key]
         else:
             holder[key] = values[name]
-        Specimen("", config, parts, []).write(path, config)
+        specimen.write(path, config)
         try:
             model = read_keras(str(path))
-        except InputFileError:
-            return "refused"
         except Exception as error:
-            raise Raw(f"{type(error).__name__}: {str(error)[:100]!r}") from error
+            return refused(error, (InputFileError,))
         with contextlib.suppress(ValueError):  # of a model that cannot compute
             kso.report(model)
         return "loaded"
@@ -165,16 +148,11 @@ def elsewhere(folder: Path, rng: random.Random, share: float) -> Count:
     return judged("crafted configurations", folder, [name for _, name in cases], judge)
 
 
-def _places(node: Any) -> list[tuple[Any, Any]]:
-    found = []
-    if isinstance(node, dict):
-        found += [(node, key) for key in node]
-    elif isinstance(node, list):
-        found += [(node, k) for k in range(len(node))]
-    for child in node.values() if isinstance(node, dict) else node:
+def _places(node: Any) -> Iterator[tuple[Any, Any]]:
+    for key, child in node.items() if isinstance(node, dict) else enumerate(node):
+        yield node, key
         if isinstance(child, dict | list):
-            found += _places(child)
-    return found
+            yield from _places(child)
 
 
 def run(folder: Path, rng: random.Random, share: float) -> list[Count]:

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from keras_sparse_ortho.export._flatbuffer import with_digest as with_digest
-from keras_sparse_ortho.export._flatbuffer import with_record, write_model
+from keras_sparse_ortho.export._flatbuffer import with_digest, with_record, write_model
+
+__all__ = ["absolute", "forever", "sealed", "with_digest", "with_record", "with_tensors"]
 
 ROWS, WIDTH = 1, 4
 RECORD = {
@@ -24,82 +25,74 @@ def sealed(content: bytes, record: dict[str, Any] | None = None, xnnpack: bool =
 
 def absolute(size: int = WIDTH, name: str = "y") -> bytes:
     """`y = |x|`, for any static size."""
-    return write_model(_model([_graph([ROWS, size], [(_op("ABS"), [0], [1])], name)], ["ABS"]))
+    return write_model(_model([_graph([ROWS, size], [(_op(), [0], [1])], name)], ["ABS"]))
 
 
 def forever() -> bytes:
     """A loop whose condition is always true."""
-    options = schema.WhileOptionsT()
-    options.condSubgraphIndex, options.bodySubgraphIndex = 1, 2
-    loop = _op("WHILE", schema.BuiltinOptions.WhileOptions, options)
+    options = _made("WhileOptions", condSubgraphIndex=1, bodySubgraphIndex=2)
+    loop = _op(schema.BuiltinOptions.WhileOptions, options)
     main = _graph([ROWS, WIDTH], [(loop, [0], [1])])
     condition = _graph([ROWS, WIDTH], [])
-    yes = _tensor("yes", [1], schema.TensorType.BOOL)
-    yes.buffer = 1
-    condition.tensors.append(yes)
+    condition.tensors.append(_tensor("yes", [1], schema.TensorType.BOOL, 1))
     condition.outputs = np.array([2], np.int32)
-    body = _graph([ROWS, WIDTH], [(_op("ABS", code=1), [0], [1])])
+    body = _graph([ROWS, WIDTH], [(_op(code=1), [0], [1])])
     model = _model([main, condition, body], ["WHILE", "ABS"])
-    model.buffers.append(_buffer(np.ones(1, np.uint8)))
+    model.buffers.append(_made("Buffer", data=np.ones(1, np.uint8)))
     return write_model(model)
 
 
 def with_tensors(inputs: list[int], outputs: list[int]) -> bytes:
     """An operation that reads and writes tensors of any number, which the graph may not have."""
-    return write_model(_model([_graph([ROWS, WIDTH], [(_op("ABS"), inputs, outputs)])], ["ABS"]))
+    return write_model(_model([_graph([ROWS, WIDTH], [(_op(), inputs, outputs)])], ["ABS"]))
+
+
+def _made(kind: str, **fields: Any) -> Any:
+    """An object of the schema."""
+    found = getattr(schema, f"{kind}T")()
+    for name, value in fields.items():
+        setattr(found, name, value)
+    return found
 
 
 def _model(graphs: list[Any], codes: list[str]) -> Any:
-    model = schema.ModelT()
-    model.version, model.description = 3, "hand-made"
-    model.subgraphs, model.buffers = graphs, [schema.BufferT()]
-    model.operatorCodes = []
-    for name in codes:
-        code = schema.OperatorCodeT()
-        code.builtinCode = getattr(schema.BuiltinOperator, name)
-        code.deprecatedBuiltinCode, code.version = min(code.builtinCode, 127), 1
-        model.operatorCodes.append(code)
-    signature = schema.SignatureDefT()
-    signature.signatureKey, signature.subgraphIndex = "serving_default", 0
-    signature.inputs, signature.outputs = [_named("x", 0)], [_named(graphs[0].tensors[1].name, 1)]
-    model.signatureDefs = [signature]
-    return model
+    numbers = [getattr(schema.BuiltinOperator, name) for name in codes]
+    signature = _made(
+        "SignatureDef",
+        signatureKey="serving_default",
+        subgraphIndex=0,
+        inputs=[_made("TensorMap", name="x", tensorIndex=0)],
+        outputs=[_made("TensorMap", name=graphs[0].tensors[1].name, tensorIndex=1)],
+    )
+    return _made(
+        "Model",
+        version=3,
+        description="hand-made",
+        subgraphs=graphs,
+        buffers=[schema.BufferT()],
+        operatorCodes=[
+            _made("OperatorCode", builtinCode=n, deprecatedBuiltinCode=min(n, 127), version=1)
+            for n in numbers
+        ],
+        signatureDefs=[signature],
+    )
 
 
 def _graph(shape: list[int], operators: list[Any], name: str = "y") -> Any:
-    graph = schema.SubGraphT()
-    kind = schema.TensorType.FLOAT32
-    graph.tensors = [_tensor("x", shape, kind), _tensor(name, shape, kind)]
-    graph.inputs, graph.outputs = np.array([0], np.int32), np.array([1], np.int32)
-    graph.operators = []
     for operator, inputs, outputs in operators:
-        operator.inputs = np.array(inputs, np.int32)
-        operator.outputs = np.array(outputs, np.int32)
-        graph.operators.append(operator)
-    return graph
+        operator.inputs, operator.outputs = np.array(inputs, np.int32), np.array(outputs, np.int32)
+    return _made(
+        "SubGraph",
+        tensors=[_tensor("x", shape), _tensor(name, shape)],
+        inputs=np.array([0], np.int32),
+        outputs=np.array([1], np.int32),
+        operators=[operator for operator, _, _ in operators],
+    )
 
 
-def _op(name: str, kind: int = 0, options: Any = None, code: int = 0) -> Any:
-    operator = schema.OperatorT()
-    operator.opcodeIndex, operator.builtinOptionsType = code, kind
-    operator.builtinOptions = options
-    return operator
+def _op(kind: int = 0, options: Any = None, code: int = 0) -> Any:
+    return _made("Operator", opcodeIndex=code, builtinOptionsType=kind, builtinOptions=options)
 
 
-def _tensor(name: str, shape: list[int], kind: int) -> Any:
-    tensor = schema.TensorT()
-    tensor.name, tensor.shape = name, np.array(shape, np.int32)
-    tensor.type, tensor.buffer = kind, 0
-    return tensor
-
-
-def _buffer(data: np.ndarray) -> Any:
-    buffer = schema.BufferT()
-    buffer.data = data
-    return buffer
-
-
-def _named(name: str, tensor: int) -> Any:
-    entry = schema.TensorMapT()
-    entry.name, entry.tensorIndex = name, tensor
-    return entry
+def _tensor(name: str, shape: list[int], kind: int = schema.TensorType.FLOAT32, at: int = 0) -> Any:
+    return _made("Tensor", name=name, shape=np.array(shape, np.int32), type=kind, buffer=at)

@@ -58,7 +58,7 @@ def judged(part: str, folder: Path, labels: Sequence[str], judge: Judge, **ready
                         answers.write(f"{_answer(k, judge, place)}\n")
 
             child = started(work, folder / "log")
-            status = _watched(child, done)
+            status = ended(child, LATE, done)
             for answer in done.read_text().splitlines():
                 label = labels[count.runs]
                 count.runs += 1
@@ -79,20 +79,6 @@ def judged(part: str, folder: Path, labels: Sequence[str], judge: Judge, **ready
         if tally["keras"]:
             count.notes.append(f"{tally['keras']} ended in raw errors of Keras")
     return count
-
-
-def _watched(child: int, done: Path) -> int | None:
-    """The status of a child; None if it had to be killed, as nothing came from it."""
-    before, since = -1, time.monotonic()
-    while time.monotonic() - since < LATE:
-        found, status = os.waitpid(child, os.WNOHANG)
-        if found:
-            return os.waitstatus_to_exitcode(status)
-        if (now := done.stat().st_size) != before:
-            before, since = now, time.monotonic()
-        time.sleep(0.02)
-    ended(child, 0)
-    return None
 
 
 # --- in the child ---------------------------------------------------------------------------------
@@ -215,26 +201,28 @@ def keras_files(folder: Path, rng: random.Random, number: int, tfmot: bool) -> l
     found = crafted.specimens(folder / "sound", tfmot)
     place = folder / "configurations" / "work"
     values = crafted.menu(place)
-    configs: list[Any] = crafted.config_cases(found, values, number, rng)
+    configs = crafted.config_cases(found, values, number, rng)
     own = [one for one in found if any(True for _ in crafted.nodes(one.config))]
-    weights = [
-        crafted.WeightsCase(rng.choice(own), rng.randrange(2**32)) for _ in range(number // 5)
-    ]
+    weights = [(rng.choice(own), rng.randrange(2**32)) for _ in range(number // 5)]
 
-    def judge(cases: list[Any]) -> Judge:
-        def one(k: int, place: Path) -> str:
-            case, path = cases[k], place / "inside" / "m.keras"
-            case.write(path, values)
-            exact = isinstance(case, crafted.ConfigCase)
-            return _judge_model(path, case.specimen.weights if exact else None)
+    def judge_config(k: int, place: Path) -> str:
+        _, specimen, config = configs[k]
+        specimen.write(place / "inside" / "m.keras", config)
+        return _judge_model(place / "inside" / "m.keras", specimen.weights)
 
-        return one
+    def judge_weights(k: int, place: Path) -> str:
+        specimen, seed = weights[k]
+        content = specimen.parts["model.weights.h5"]
+        changed = crafted.changed_weights(content, seed, place / "inside")
+        specimen.write(place / "inside" / "m.keras", specimen.config, changed)
+        return _judge_model(place / "inside" / "m.keras", None)
 
     counts = []
-    for name, cases in (("configurations", configs), ("weights", weights)):
-        labels = [str(case) for case in cases]
-        part = f"hostile: .keras, {name}"
-        counts.append(judged(part, folder / name, labels, judge(cases), tfmot=tfmot))
+    for name, labels, judge in (
+        ("configurations", [label for label, _, _ in configs], judge_config),
+        ("weights", [f"{specimen.name}, seed {seed}" for specimen, seed in weights], judge_weights),
+    ):
+        counts.append(judged(f"hostile: .keras, {name}", folder / name, labels, judge, tfmot=tfmot))
     return counts
 
 
@@ -260,15 +248,10 @@ def _judge_model(path: Path, wanted: list[np.ndarray] | None) -> str:
 
 def _close(these: list[Any], those: list[Any]) -> bool:
     """Whether values are equal, up to a float type that a configuration may choose."""
+    options: dict[str, Any] = {"rtol": 1e-2, "atol": 1e-2, "equal_nan": True}
     return len(these) == len(those) and all(
         one.shape == other.shape
-        and np.allclose(
-            np.asarray(one, "float64"),
-            np.asarray(other, "float64"),
-            rtol=1e-2,
-            atol=1e-2,
-            equal_nan=True,
-        )
+        and np.allclose(one.astype("float64"), other.astype("float64"), **options)
         for one, other in zip(these, those, strict=True)
     )
 
@@ -280,63 +263,39 @@ def litert_files(folder: Path, rng: random.Random, number: int) -> Count:
     """Records and graphs that were changed, each with the right digest again."""
     sound = graphs.absolute()
     values = crafted.menu(folder / "work")
-    keys = [*graphs.RECORD, "xnnpack", "format"]
-    names = [*values]
-    made: list[tuple[str, Callable[[], bytes]]] = [
-        ("a loop without an end", lambda: graphs.sealed(graphs.forever())),
-        ("the same without a record", graphs.forever),
+    made = [
+        ("a loop without an end", graphs.sealed(graphs.forever())),
+        ("the same without a record", graphs.forever()),
     ]
     for size in (2**26, 2**28, 2**30, 2**31 - 1):
         shape = {"name": "x", "shape": [1, size], "dtype": "float32"}
         record = graphs.RECORD | {"inputs": [shape]}
-        made.append(
-            (
-                f"{size} entries",
-                lambda n=size, r=record: graphs.sealed(graphs.absolute(n), r),  # type: ignore[misc]
-            )
-        )
+        made.append((f"{size} entries", graphs.sealed(graphs.absolute(size), record)))
     for tensors in ([7], [-5], [2**31 - 1], [], [0] * 1000):
-        made.append(
-            (
-                f"tensors {tensors[:2]}",
-                lambda t=tensors: graphs.sealed(graphs.with_tensors(t, [1])),  # type: ignore[misc]
-            )
-        )
-
-    def record_with(key: str, name: str, within: str | None) -> bytes:
-        record = copy.deepcopy(graphs.RECORD)
-        held: Any = record if within is None else record[within][0]  # type: ignore[index]
-        held[key] = values[name]
-        return _sealed_anyhow(sound, record)
-
-    def flipped(seed: int) -> bytes:
-        own = random.Random(seed)
-        content = bytearray(graphs.sealed(sound))
-        for _ in range(own.choice([1, 1, 2, 8])):
-            content[own.randrange(len(content))] = own.randrange(256)
-        with contextlib.suppress(ValueError):
-            return graphs.with_digest(bytes(content))
-        return bytes(content)
-
+        content = graphs.sealed(graphs.with_tensors(tensors, [1]))
+        made.append((f"tensors {tensors[:2]}", content))
     while len(made) < max(number, 30):
-        name = rng.choice(names)
         if len(made) % 3:
-            seed = rng.randrange(2**32)
-            made.append((f"graph, seed {seed}", lambda s=seed: flipped(s)))  # type: ignore[misc]
+            changed = bytearray(graphs.sealed(sound))
+            for _ in range(rng.choice([1, 1, 2, 8])):
+                changed[rng.randrange(len(changed))] = rng.randrange(256)
+            content = bytes(changed)
+            with contextlib.suppress(ValueError):
+                content = graphs.with_digest(content)
+            made.append((f"graph {len(made)}", content))
         else:
-            within = rng.choice([None, None, "inputs", "outputs"])
+            name, within = rng.choice([*values]), rng.choice([None, None, "inputs", "outputs"])
+            record = copy.deepcopy(graphs.RECORD)
+            held: Any = record if within is None else record[within][0]  # type: ignore[index]
+            keys = [*graphs.RECORD, "xnnpack", "format"]
             key = rng.choice(keys if within is None else ["name", "shape", "dtype"])
-            made.append(
-                (
-                    f"record, {within}.{key} = {name}",
-                    lambda k=key, n=name, w=within: record_with(k, n, w),  # type: ignore[misc]
-                )
-            )
+            held[key] = values[name]
+            made.append((f"record, {within}.{key} = {name}", _sealed_anyhow(sound, record)))
     made = rng.sample(made, number)
 
     def judge(k: int, place: Path) -> str:
         path = place / "inside" / "m.tflite"
-        path.write_bytes(made[k][1]())
+        path.write_bytes(made[k][1])
         try:
             load_litert(path, timeout=4)
         except Exception as error:

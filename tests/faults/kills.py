@@ -4,7 +4,9 @@ import contextlib
 import os
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -74,16 +76,9 @@ def _age(path: Path) -> float:
 
 def _fit(method: str, folder: Path, pause: float) -> None:
     keras.utils.set_random_seed(0)
-    layers = keras.layers
-    dense = keras.Sequential(
-        [
-            keras.Input((16,)),
-            layers.Dense(48, activation="relu", name="a"),
-            layers.BatchNormalization(name="n"),
-            layers.Dropout(0.2, name="o"),
-            layers.Dense(4, name="b"),
-        ]
-    )
+    L = keras.layers
+    hidden = [L.Dense(48, activation="relu", name="a"), L.BatchNormalization(), L.Dropout(0.2)]
+    dense = keras.Sequential([keras.Input((16,)), *hidden, L.Dense(4, name="b")])
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(ROWS, 16)).astype("float32"), rng.normal(size=(ROWS, 4))
     C, used = kso.callbacks, []
@@ -95,19 +90,10 @@ def _fit(method: str, folder: Path, pause: float) -> None:
         if method == "rigl":
             used = [C.RigL((x, y), batch_size=32, frequency=5, end_step=40)]
     model.compile(keras.optimizers.Adam(0.01), "mse", jit_compile=False)
-    wait = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs=None: time.sleep(pause)
-    )
+    wait = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: time.sleep(pause))
     backup = C.BackupAndRestore(folder / "backup", delete_checkpoint=False)
-    model.fit(
-        x,
-        y,
-        batch_size=32,
-        epochs=EPOCHS,
-        shuffle=False,
-        verbose=0,
-        callbacks=[*used, backup, wait],
-    )
+    options = {"batch_size": 32, "epochs": EPOCHS, "shuffle": False, "verbose": 0}
+    model.fit(x, y, callbacks=[*used, backup, wait], **options)
     values = [keras.ops.convert_to_numpy(v.value) for v in model.weights]
     values += [keras.ops.convert_to_numpy(v.value) for v in model.optimizer.variables]
     np.savez(folder / "aside.npz", *values)
@@ -139,16 +125,16 @@ def in_files(folder: Path, rng: random.Random, share: float) -> list[Count]:
         if len(path.read_text().splitlines()) != 1 + len(wide.rows):
             raise BudgetError("half")
 
-    jobs = {
+    jobs: dict[str, tuple[str, Callable[[Path], Any], Callable[[Path], Any]]] = {
         "Budget.save": ("b.json", lambda p: [b.save(p) for b in budgets], kso.Budget.load),
-        "report.to_csv": ("r.csv", lambda p: wide.to_csv(p), lines),
+        "report.to_csv": ("r.csv", wide.to_csv, lines),
     }
     for part, (name, write, read) in jobs.items():
         with timed(part) as count:
             path = folder / name
             write(path)
             for _ in range(max(3, round(25 * share))):
-                _killed_while(lambda w=write, p=path: _again_and_again(w, p), folder, rng, 0.4)
+                _killed_while(write, path, rng)
                 count.runs += 1
                 try:
                     read(path)
@@ -164,7 +150,7 @@ def in_files(folder: Path, rng: random.Random, share: float) -> list[Count]:
         model.save(path)
         want = [keras.ops.convert_to_numpy(w.value) for w in model.weights]
         for _ in range(max(3, round(20 * share))):
-            _killed_while(lambda: _again_and_again(model.save, path), folder, rng, 0.4)
+            _killed_while(model.save, path, rng)
             count.runs += 1
             try:
                 got = keras.saving.load_model(path).weights
@@ -177,14 +163,15 @@ def in_files(folder: Path, rng: random.Random, share: float) -> list[Count]:
     return [*counts, count]
 
 
-def _again_and_again(write: object, path: Path) -> None:
-    while True:
-        write(path)  # type: ignore[operator]
+def _killed_while(write: Callable[[Path], Any], path: Path, rng: random.Random) -> None:
+    """Kills a process that writes a file again and again."""
 
+    def work() -> None:
+        while True:
+            write(path)
 
-def _killed_while(work: object, folder: Path, rng: random.Random, seconds: float) -> None:
-    child = started(work, folder / "log")  # type: ignore[arg-type]
-    time.sleep(0.05 + rng.uniform(0, seconds))
+    child = started(work, path.with_name("log"))
+    time.sleep(0.05 + rng.uniform(0, 0.4))
     kill(child)
 
 

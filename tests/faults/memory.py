@@ -1,7 +1,7 @@
 """Threads in one file, and memory over many cycles."""
 
+import concurrent.futures
 import gc
-import threading
 from pathlib import Path
 
 import keras
@@ -34,11 +34,8 @@ def threads(folder: Path, share: float) -> Count:
                     except Exception:
                         count.foreign += 1
 
-            all_of_them = [threading.Thread(target=work, args=(k,)) for k in range(8)]
-            for thread in all_of_them:
-                thread.start()
-            for thread in all_of_them:
-                thread.join()
+            with concurrent.futures.ThreadPoolExecutor(8) as pool:
+                list(pool.map(work, range(8)))
     return count
 
 

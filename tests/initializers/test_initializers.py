@@ -16,12 +16,14 @@ from keras_sparse_ortho.initializers import (
     KernelLayout,
     RamanujanOrthogonal,
     RandomSparse,
+    activation_gain,
+    critical_gain,
 )
-from keras_sparse_ortho.orthogonal import Block, NByM, dead_outputs
+from keras_sparse_ortho.orthogonal import Block, NByM
 from tests.helpers import array
 
 pytestmark = pytest.mark.core
-
+L = keras.layers
 
 INITIALIZERS = {
     "eoi": lambda: ExactOrthogonal(0.2, seed=3),
@@ -65,7 +67,9 @@ def test_configuration_round_trip_through_json(name):
     twin = keras.saving.deserialize_keras_object(config)
     assert type(twin) is type(initializer)
     assert json.dumps(twin.get_config()) == json.dumps(initializer.get_config())
-    np.testing.assert_array_equal(twin.sample(shape)[1], initializer.sample(shape)[1])
+    for ours, theirs in zip(initializer.sample(shape), twin.sample(shape), strict=True):
+        if "random" not in name or ours.dtype == bool:
+            np.testing.assert_array_equal(ours, theirs)
     assert keras.initializers.get(config).get_config() == twin.get_config()
     assert isinstance(initializer.clone(), type(initializer))
 
@@ -121,8 +125,9 @@ def test_refusals():
             pattern.sample((4, 4))
     with pytest.raises(DensityError, match=r"Received: density=1.2"):
         RandomSparse(1.2)
-    with pytest.raises(ValueError, match=r"`seed` must be a non-neg.* or None. Received: seed=1.5"):
-        ExactOrthogonal(0.1, seed=1.5)
+    for kind, seed in ((ExactOrthogonal, 1.5), (RandomSparse, -1)):
+        with pytest.raises(ValueError, match=rf"`seed` must be a non-neg.* or None.*: seed={seed}"):
+            kind(0.1, seed=seed)
     with pytest.raises(ValueError, match=r"`layout` must be a KernelLayout, .*Received"):
         ExactOrthogonal(0.1, layout="dense")
     with pytest.raises(ValueError, match=r"must be a dense Keras initializer. Received"):
@@ -138,36 +143,20 @@ def test_random_masks_of_another_seed_hold_other_values():
     assert (kernels[0] != kernels[2]).all()
 
 
-L = keras.layers
-
-
-def recurrent(layout):
-    return L.GRU(
-        8,
-        kernel_initializer=ExactOrthogonal(0.3, seed=1, layout=layout),
-        recurrent_initializer=ExactOrthogonal(0.3, layout=layout),
+def test_a_file_keeps_the_initializers_and_their_kernels(tmp_path):
+    layout = KernelLayout.recurrent(3)
+    random = RandomSparse(
+        0.3, keras.initializers.VarianceScaling(2.0, seed=5), seed=2, rescale=True
     )
-
-
-LAYERS = {
-    "recurrent_layout": (lambda: recurrent(KernelLayout.recurrent(3)), 1),
-    "random_sparse": (
-        lambda: L.Dense(
+    layers = [
+        L.GRU(
             8,
-            kernel_initializer=RandomSparse(
-                0.3, keras.initializers.VarianceScaling(2.0, seed=5), seed=2, rescale=True
-            ),
+            kernel_initializer=ExactOrthogonal(0.3, seed=1, layout=layout),
+            recurrent_initializer=ExactOrthogonal(0.3, layout=layout),
         ),
-        1,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_a_file_keeps_the_initializer_and_its_kernels(name, tmp_path):
-    make, inputs = LAYERS[name]
-    x = keras.Input((5, 8))
-    model = keras.Model(x, make()(*[x] * inputs))
+        L.Dense(8, kernel_initializer=random),
+    ]
+    model = keras.Sequential([keras.Input((5, 8)), *layers])
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     before, after = (kso.prunable_weights(m) for m in (model, loaded))
@@ -184,19 +173,6 @@ def test_a_file_keeps_the_initializer_and_its_kernels(name, tmp_path):
 @pytest.mark.parametrize("make", [ExactOrthogonal, RandomSparse])
 def test_a_configuration_has_every_argument(make):
     assert set(make(0.5).get_config()) == set(inspect.signature(make).parameters)
-
-
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "bfloat16", "float16"])
-def test_layers_of_every_policy_hold_the_rounded_float32_kernel(policy):
-    eoi = ExactOrthogonal(0.2, gain=1.1, seed=3)
-    layer = L.Dense(40, kernel_initializer=eoi, dtype=policy)
-    layer.build((None, 24))
-    kernel, mask = eoi.sample((24, 40), "float32")
-    assert layer.kernel.dtype == ("float32" if "mixed" in policy else policy)
-    rounded = keras.ops.cast(keras.ops.cast(kernel, layer.kernel.dtype), "float32")
-    stored = array(keras.ops.cast(layer.kernel, "float32"))
-    np.testing.assert_array_equal(stored, array(rounded))
-    assert not stored[~mask].any()
 
 
 def test_a_float64_kernel_is_orthogonal_to_float64_and_the_float32_one_its_rounding():
@@ -256,16 +232,13 @@ def test_relu_form():
     np.testing.assert_array_equal(mask.sum(axis=0), 4)
 
 
-def test_refusals_and_configuration_of_sao():
+def test_refusals_of_sao():
     with pytest.raises(LayoutError, match=r"degrees that do are \[4, 6\]. Received: degree=5"):
         RamanujanOrthogonal(5)((12, 12))
     with pytest.raises(LayoutError, match=r"RamanujanOrthogonal needs square kernels"):
         RamanujanOrthogonal(4)((12, 16))
     with pytest.raises(ValueError, match=r"positive integer"):
         RamanujanOrthogonal(0)
-    first = RamanujanOrthogonal(4, seed=3, relu=True)
-    twin = keras.initializers.get(keras.initializers.serialize(first))
-    np.testing.assert_array_equal(twin.sample((16, 16))[0], first.sample((16, 16))[0])
 
 
 PINNED = {"covering": "e82f827d883eae44", "published": "5ce81018758119e2"}
@@ -294,24 +267,27 @@ def test_configurations_from_before():
         ExactOrthogonal(0.1, start="cover")
 
 
-def test_no_output_of_a_sparsified_model_is_dead():
-    model = keras.Sequential(
-        [
-            keras.Input((12, 12, 1)),
-            L.Conv2D(24, 3, padding="same", name="stem"),
-            L.Conv2D(48, 3, strides=2, padding="same", name="widens"),
-            L.Flatten(),
-            L.Dense(10, name="head"),
-        ]
-    )
-    sparse = kso.sparsify(model, 0.05, seed=0)
-    for weight in kso.prunable_weights(sparse, flops=False):
-        assert dead_outputs(weight.value, weight.layout) == max(
-            0, weight.shape[-1] - weight.live
-        ), weight.path
+def test_closed_forms_of_gains():
+    assert activation_gain("linear") == pytest.approx(1, rel=1e-6)
+    assert activation_gain("relu") == pytest.approx(np.sqrt(2), rel=1e-6)
+    leaky = keras.layers.LeakyReLU(negative_slope=0.5)
+    assert activation_gain(leaky) == pytest.approx((0.5 * (1 + 0.25)) ** -0.5, rel=1e-6)
+    assert activation_gain("selu") == pytest.approx(1, rel=1e-6)  # self-normalizing
 
 
-@pytest.mark.parametrize("kind", [ExactOrthogonal, RandomSparse])
-def test_seeds_are_checked_at_once(kind):
-    with pytest.raises(ValueError, match="non-negative integer or None"):
-        kind(0.5, seed=-1)
+def test_odd_activations_have_the_critical_gain():
+    assert activation_gain("tanh") == pytest.approx(1, abs=1e-6)
+    assert activation_gain("tanh", 0.00448) == critical_gain("tanh", 0.00448)
+    assert activation_gain("tanh", 0.00448) == pytest.approx(1.0247, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["gelu", "silu", "elu", "sigmoid"])
+def test_variance_1_stays_variance_1(name):
+    z = np.random.default_rng(0).normal(size=1_000_000).astype("float32")
+    values = keras.ops.convert_to_numpy(keras.activations.get(name)(z))
+    assert activation_gain(name) ** 2 * np.mean(values**2) == pytest.approx(1, abs=0.01)
+
+
+def test_activations_that_mix_are_refused():
+    with pytest.raises(ValueError, match=r"must be elementwise.*Received: activation='softmax'"):
+        activation_gain("softmax")

@@ -1,7 +1,6 @@
 """Every layer of live blocks in one network, and the same network with masked layers."""
 
 import keras
-import numpy as np
 
 from keras_sparse_ortho import FixedMask, PrunableLayer
 from keras_sparse_ortho.layers import (
@@ -99,20 +98,11 @@ def masked_twin(model, build):
     """`build(layers)`, with masked layers of the blocks and weights of `model`."""
     blocks = block_layers(model)
     masked = {
-        name: PrunableLayer(layer.dense_layer(), FixedMask(mask=layer.mask_value()))
+        name: PrunableLayer(layer.to_dense_layer(), FixedMask(mask=layer.mask_value()))
         for name, layer in blocks.items()
     }
     twin = build(masked)
-    for name, layer in blocks.items():
-        layer.fill_dense_layer(masked[name].layer)
     for ours, theirs in zip(model.layers, twin.layers, strict=True):
         if type(ours) is type(theirs) and not isinstance(ours, L.TimeDistributed):
             theirs.set_weights(ours.get_weights())
     return twin, masked
-
-
-def as_dense(layer, blocks):
-    """A gradient or slot of the blocks, in the shape of the namesake's kernel."""
-    pattern = keras.ops.convert_to_numpy(layer.inputs_of)
-    matrix = layer.grid.kernel(np.asarray(blocks), pattern)
-    return layer._layout.from_canonical(matrix[None, None], layer.kernel_value().shape)

@@ -35,9 +35,6 @@ class Kind:
     inputs: int = 1  # how often the layer gets its input
     integer: bool = False
 
-    def __str__(self):
-        return self.name
-
     def classifier(self, wrap, classes=3):
         """A classifier around the layer, wrapped by `wrap`: its input and its outputs."""
         inputs = keras.Input(self.shape, dtype="int32" if self.integer else None)
@@ -105,5 +102,5 @@ KINDS = [
 # All kinds in one network in every run; one by one, to see which it is, among the slow tests.
 CASES = [
     pytest.param(KINDS, id="together"),
-    *(pytest.param([kind], id=str(kind), marks=pytest.mark.slow) for kind in KINDS),
+    *(pytest.param([kind], id=kind.name, marks=pytest.mark.slow) for kind in KINDS),
 ]

@@ -9,14 +9,14 @@ from keras_sparse_ortho._gathers import kept
 from keras_sparse_ortho.layers import BlockGrid
 from keras_sparse_ortho.layers import _block_products as module
 from keras_sparse_ortho.layers._block_products import BlockOperands
-from keras_sparse_ortho.orthogonal import clear_padding, regular_pattern, slots_of
+from keras_sparse_ortho.orthogonal import clear_padding, slots_of
 from tests.helpers import array
 
 pytestmark = pytest.mark.core
 ops = keras.ops
 
 
-@pytest.mark.parametrize("most", [0.0, 1e9])
+@pytest.mark.parametrize(("most", "chunk"), [(0.0, 1), (0.0, 2**30), (1e9, 1)])
 @pytest.mark.parametrize(
     ("inputs", "outputs", "rows", "cols", "density"),
     [
@@ -28,9 +28,10 @@ ops = keras.ops
     ],
 )
 def test_outputs_and_gradients_are_those_of_the_dense_kernel(
-    monkeypatch, inputs, outputs, rows, cols, density, most
+    monkeypatch, inputs, outputs, rows, cols, density, most, chunk
 ):
     monkeypatch.setattr(module, "_MOST_GATHERED", most)
+    monkeypatch.setattr(module, "_CHUNK_BYTES", chunk)
     grid = BlockGrid.for_density(inputs, outputs, (rows, cols), density)
     assert module._gathers_little(grid) == (most > 0)
     rng = np.random.default_rng(0)
@@ -41,6 +42,7 @@ def test_outputs_and_gradients_are_those_of_the_dense_kernel(
     x = rng.normal(size=(6, inputs)).astype("float32")
     weight = rng.normal(size=(6, outputs)).astype("float32")
     kernel = grid.kernel(blocks, pattern)
+    assert (module._chunks(np.zeros((grid.in_blocks, rows, 6)), pattern) > 1) == (chunk == 1)
     of_kernel = np.where(grid.mask(pattern), x.T @ weight, 0)
 
     def run(x, blocks, pattern, slots):
@@ -60,38 +62,6 @@ def test_outputs_and_gradients_are_those_of_the_dense_kernel(
     np.testing.assert_allclose(array(of_x), weight @ kernel.T, atol=1e-5)
     # The gradient of what pads a block is of no account.
     np.testing.assert_allclose(grid.kernel(array(of_blocks), pattern), of_kernel, atol=1e-5)
-
-
-@pytest.mark.parametrize("chunk", [1, 2**30])
-def test_product_and_gradients_do_not_depend_on_chunks(monkeypatch, chunk):
-    monkeypatch.setattr(module, "_CHUNK_BYTES", chunk)
-    rng = np.random.default_rng(0)
-    pattern = regular_pattern(8, 12, 4, rng)
-    slots = slots_of(pattern, 8)
-    x = rng.normal(size=(8, 4, 10)).astype("float32")
-    blocks = rng.normal(size=(12, 4, 4, 2)).astype("float32")
-    weight = rng.normal(size=(12, 2, 10)).astype("float32")
-    kernel = np.zeros((12, 8, 4, 2))
-    kernel[np.arange(12)[:, None], pattern] = blocks
-    expected = np.einsum("jirc,irn->jcn", kernel, x)
-    of_x = np.einsum("jirc,jcn->irn", kernel, weight)
-    of_kernel = np.einsum("irn,jcn->jirc", x, weight)[np.arange(12)[:, None], pattern]
-
-    def run(x, blocks, pattern, slots):
-        made = module.block_product(x, blocks, pattern, slots)
-
-        def inner(values):
-            made = module.block_product(*values, pattern, slots)
-            return ops.sum(made * ops.convert_to_tensor(weight))
-
-        return made, value_and_gradients(inner, [x, blocks])[1]
-
-    tensors = [ops.convert_to_tensor(v) for v in (x, blocks, pattern, slots)]
-    assert module._chunks(tensors[0], pattern) == (6 if chunk == 1 else 1)
-    made, found = compiled(run, xla=True)(*tensors)
-    np.testing.assert_allclose(array(made), expected, atol=1e-5)
-    np.testing.assert_allclose(array(found[0]), of_x, atol=1e-5)
-    np.testing.assert_allclose(array(found[1]), of_kernel, atol=1e-5)
 
 
 @pytest.mark.tensorflow_only

@@ -21,21 +21,14 @@ def model_of(kind):
     return keras.Sequential([keras.Input((8,)), layer])
 
 
-def damaged_value(name, how, value):
-    value = np.array(value)
-    if how == "out of range":
-        value[..., -1:] += 100
-    elif how == "negative":
-        value[..., :1] -= 100
-    elif how == "twice":
-        value[..., -1:] = value[..., -2:-1]
-    elif how == "not in order":
-        value = value[..., ::-1]
-    elif how == "of another shape":
-        value = value[:-1]
-    elif how == "no integers":
-        value = value + 0.5
-    return value
+DAMAGED = {
+    "out of range": lambda value: np.append(value[..., :-1], value[..., -1:] + 100, axis=-1),
+    "negative": lambda value: np.append(value[..., :1] - 100, value[..., 1:], axis=-1),
+    "twice": lambda value: np.append(value[..., :-1], value[..., -2:-1], axis=-1),
+    "not in order": lambda value: value[..., ::-1],
+    "of another shape": lambda value: value[:-1],
+    "no integers": lambda value: value + 0.5,
+}
 
 
 CASES = [
@@ -66,7 +59,7 @@ def test_set_weights_refuses_them_and_sets_nothing(kind, name, how, message):
     given = [np.array(value) for value in before]
     given[0] += 1
     at = names_of(layer).index(name)
-    given[at] = damaged_value(name, how, given[at])
+    given[at] = DAMAGED[how](given[at])
     with pytest.raises(ValueError, match=f"(?s){message}"):
         layer.set_weights(given)
     for value, old in zip(layer.get_weights(), before, strict=True):
@@ -83,22 +76,13 @@ def test_files_with_them_are_refused_and_change_nothing(kind, name, how, message
     layer = model.layers[0]
     path = tmp_path / "m.weights.h5"
     model.save_weights(path)
-    places = {}
+    index, places = layer.get_weights()[names_of(layer).index(name)], {}
     with h5py.File(path, "r+") as file:
         file.visititems(lambda key, item: places.update({key: item}))
-        index = layer.get_weights()[names_of(layer).index(name)]
-        found = [
-            key
-            for key, item in places.items()
-            if isinstance(item, h5py.Dataset)
-            and item.shape == index.shape
-            and np.array_equal(item[()], index)
-        ]
-        for key in found:
-            value = damaged_value(name, how, file[key][()])
-            del file[key]
-            file[key] = value
-    assert len(found) == 1
+        data = {key: item[()] for key, item in places.items() if isinstance(item, h5py.Dataset)}
+        [key] = [key for key, value in data.items() if np.array_equal(value, index)]
+        del file[key]
+        file[key] = DAMAGED[how](index)
     model = model_of(kind)
     layer = model.layers[0]
     layer.set_weights([w + 1 if w.dtype.kind == "f" else w for w in layer.get_weights()])

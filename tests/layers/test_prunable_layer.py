@@ -88,12 +88,6 @@ def test_a_configuration_runs_no_regular_expression(weights):
         hostile.build((None, 3, 4))
 
 
-def test_names_of_a_configuration_are_strings():
-    for weights in (7, [7], [["kernel"]]):
-        with pytest.raises(ValueError, match=r"names of `weights`.*Received"):
-            restored(L.Dense(4), weights)
-
-
 def test_a_kernel_drawn_along_the_wrong_axes_is_drawn_again():
     layer = L.MultiHeadAttention(4, 8, kernel_initializer=ExactOrthogonal(0.2, seed=1))
     wrapper = PrunableLayer(layer)
@@ -203,19 +197,29 @@ def test_trainable_and_frozen():
     assert not PrunableLayer(L.Dense(4, trainable=False), FixedMask(0.5)).trainable
 
 
-@slow_on_jax
-def test_int8_quantization_of_a_released_layer_keeps_the_zeros():
-    dense = L.Dense(8, kernel_initializer=ExactOrthogonal(0.25, seed=1))
-    layer = PrunableLayer(dense)
-    model = keras.Sequential([keras.Input((16,)), layer])
-    x = np.random.default_rng(0).normal(size=(4, 16)).astype("float32")
+def masked(dense):
+    return kso.sparsify(dense, 0.5, seed=0)
+
+
+def learnt(dense):
+    return kso.parametrize(dense, kso.SoftThreshold("channel"))
+
+
+@pytest.mark.parametrize("verb", [masked, learnt])
+def test_get_weights_begins_with_the_weights_of_the_layer(verb):
+    x = np.random.default_rng(0).normal(size=(4, 8)).astype("float32")
+    model = verb(keras.Sequential([keras.Input((8,)), L.Dense(16, name="hidden")]))
+    layer = model.layers[0]
+    kernel, bias, *more = layer.get_weights()
+    assert kernel.shape == (8, 16)
+    assert kernel.dtype == np.float32
+    assert bias.shape == (16,)
+    assert len(more) == len(layer.weights) - 2 > 0
     expected = array(model(x))
-    mask = layer.parametrizations["kernel"].mask_value()
-    with pytest.raises(NotImplementedError, match="cannot be quantized while it is wrapped"):
-        dense.quantize("int8")
-    layer.release()
-    dense.quantize("int8")
-    kernel = array(dense._kernel)
-    assert kernel.dtype == np.int8
-    assert not kernel[~mask].any()
-    np.testing.assert_allclose(array(dense(x)), expected, atol=0.05)
+    layer.set_weights([np.zeros_like(kernel), bias + 1.0, *more])
+    np.testing.assert_array_equal(array(model(x)), np.ones((4, 16)))
+    layer.set_weights([kernel, bias, *more])
+    np.testing.assert_array_equal(array(model(x)), expected)
+    for wrong in ([kernel], [kernel, bias, *more, bias]):
+        with pytest.raises(ValueError, match="weights"):
+            layer.set_weights(wrong)

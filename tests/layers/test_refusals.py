@@ -8,6 +8,7 @@ from keras_sparse_ortho import PrunableLayer
 from keras_sparse_ortho.errors import DensityError, NotPrunableError, UnknownWeightError
 from keras_sparse_ortho.initializers import ExactOrthogonal
 from keras_sparse_ortho.parametrizations import FixedMask, LowRankSoftThreshold, SoftThreshold
+from tests.helpers import array
 
 L = keras.layers
 pytestmark = pytest.mark.core
@@ -29,15 +30,23 @@ def test_spectral_normalization():
         PrunableLayer(L.SpectralNormalization(L.Dense(4)), FixedMask(0.5))
 
 
-def test_lora_before_and_after_wrapping():
+@pytest.mark.parametrize("then", ["LoRA is enabled", "it is quantized"])
+def test_lora_and_quantization_before_and_after_wrapping(then):
     dense = built(L.Dense(4, kernel_initializer=eoi()), 8)
     wrapper = built(PrunableLayer(dense), 8)
+    mask = wrapper.parametrizations["kernel"].mask_value()
     for layer in (dense, wrapper):
         with pytest.raises(NotPrunableError, match=r"LoRA cannot be enabled on 'dense'.*Strip"):
             layer.enable_lora(2)
+    with pytest.raises(NotImplementedError, match=r"'dense' cannot be quantized while it is wr"):
+        dense.quantize("int8")
     wrapper.release()
-    dense.enable_lora(2)
-    with pytest.raises(NotPrunableError, match=r"'dense' cannot be wrapped: LoRA is enabled"):
+    if "LoRA" in then:
+        dense.enable_lora(2)
+    else:
+        dense.quantize("int8")
+        assert not array(dense._kernel)[~mask].any()  # int8 keeps the zeros
+    with pytest.raises(NotPrunableError, match=rf"'dense' cannot be wrapped: {then}"):
         PrunableLayer(dense)
 
 
@@ -47,13 +56,6 @@ def test_wrapping_twice():
         PrunableLayer(wrapper)
     with pytest.raises(NotPrunableError, match=r"wrapped already"):
         PrunableLayer(keras.Sequential([keras.Input((3,)), wrapper]))
-
-
-def test_a_quantized_layer():
-    dense = built(L.Dense(4), 8)
-    dense.quantize("int8")
-    with pytest.raises(NotPrunableError, match=r"it is quantized"):
-        PrunableLayer(dense, FixedMask(0.5))
 
 
 @pytest.mark.parametrize("layer", [L.ReLU(), L.BatchNormalization(), L.LayerNormalization()])

@@ -21,6 +21,7 @@ from keras_sparse_ortho.parametrizations import (
     SoftThreshold,
 )
 from keras_sparse_ortho.schedules import Cubic
+from tests.models.networks import Block, Written
 
 L = keras.layers
 SHAPE, CLASSES = (4, 16), 8  # of the input and of the outputs of every kind of model
@@ -58,49 +59,15 @@ def functional():
     return keras.Model(inputs, _head()(x))
 
 
-@keras.saving.register_keras_serializable(package="tests")
-class Feedforward(L.Layer):
-    """A layer written as a class, with layers in a list and in an attribute."""
-
-    def __init__(self, units, **kwargs):
-        super().__init__(**kwargs)
-        self.units = units
-        self.hidden = [L.Dense(2 * units, activation="tanh"), L.Dense(units)]
-        self.norm = L.LayerNormalization()
-
-    def build(self, input_shape):
-        self.hidden[0].build(input_shape)
-        self.hidden[1].build((*input_shape[:-1], 2 * self.units))
-        self.norm.build(input_shape)
-
-    def call(self, inputs):
-        return self.norm(inputs + self.hidden[1](self.hidden[0](inputs)))
-
-    def get_config(self):
-        return {**super().get_config(), "units": self.units}
-
-
 def custom_layer():
     inputs = keras.Input(SHAPE)
-    x = L.Flatten()(Feedforward(16, name="block")(inputs))
+    x = L.Flatten()(Block(16, name="block")(inputs))
     return keras.Model(inputs, _head()(x))
 
 
 @keras.saving.register_keras_serializable(package="tests")
-class Subclassed(keras.Model):
-    """A model written as a class: layers in attributes, a list and a dict, and a nested model."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.flatten = L.Flatten()
-        self.blocks = [Feedforward(16), L.Dense(16, activation="relu")]
-        self.heads = {"main": _head()}
-        self.inner = keras.Sequential([L.Dense(16)], name="inner")
-
-    def call(self, inputs):
-        for block in self.blocks:
-            inputs = block(inputs)
-        return self.heads["main"](self.inner(self.flatten(inputs)))
+class Subclassed(Written):
+    units, head = 16, staticmethod(_head)
 
 
 def subclassed():

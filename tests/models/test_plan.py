@@ -13,33 +13,47 @@ pytestmark = pytest.mark.core
 X = np.random.default_rng(0).normal(size=(4, 16)).astype("float32")
 
 
-def network(name="hidden"):
+class Net(keras.Model):
+    def __init__(self, layers):
+        super().__init__()
+        self.hidden, self.head = layers
+
+    def call(self, x):
+        return self.head(self.hidden(x))
+
+
+def network(name="hidden", written=False):
     keras.utils.set_random_seed(0)
-    return keras.Sequential(
-        [keras.Input((16,)), L.Dense(32, activation="tanh", name=name), L.Dense(8, name="head")]
-    )
+    layers = [L.Dense(32, activation="tanh", name=name), L.Dense(8, name="head")]
+    model = Net(layers) if written else keras.Sequential([keras.Input((16,)), *layers])
+    model(X)
+    return model
 
 
-def masked():
-    return kso.sparsify(network(), 0.25, seed=0)
+def masked(model):
+    return kso.sparsify.in_place(model, 0.25, seed=0)
 
 
+BLOCKS = {"structure": kso.Block(4, 4, regular=True), "storage": "blocks"}
 VERBS = {
-    "sparsify": (network, kso.sparsify, (0.25,), {"seed": 0}),
-    "compact": (network, kso.sparsify, (0.25,), {"seed": 0, "storage": "compact"}),
-    "prune": (network, kso.prune, (0.25,), {}),
-    "apply_masks": (network, kso.apply_masks, ({"head": np.eye(32, 8, dtype=bool)},), {}),
-    "parametrize": (network, kso.parametrize, (kso.SoftThreshold(s_init=-4.0),), {}),
+    "sparsify": (None, kso.sparsify, (0.25,), {"seed": 0}),
+    "compact": (None, kso.sparsify, (0.25,), {"seed": 0, "storage": "compact"}),
+    "prune": (None, kso.prune, (0.25,), {}),
+    "blocks": (None, kso.prune, (0.25,), BLOCKS | {"include": "hidden"}),
+    "apply_masks": (None, kso.apply_masks, ({"head": np.eye(32, 8, dtype=bool)},), {}),
+    "parametrize": (None, kso.parametrize, (kso.SoftThreshold(s_init=-4.0),), {}),
     "convert": (masked, kso.convert, ("compact",), {}),
     "strip": (masked, kso.strip, (), {}),
     "quantize_aware": (masked, kso.quantize_aware, ("int4", None), {}),
 }
 
 
+@pytest.mark.parametrize("written", [False, True])
 @pytest.mark.parametrize("name", VERBS)
-def test_a_function_is_its_plan_applied(name):
-    make, verb, args, options = VERBS[name]
-    model = make()
+def test_a_function_is_its_plan_applied(name, written):
+    prepare, verb, args, options = VERBS[name]
+    model = network(written=written)
+    model = prepare(model) if prepare else model
     before = array(model(X))
     plan = verb.plan(model, *args, **options)
     expected = array(verb(model, *args, **options)(X))

@@ -11,7 +11,7 @@ from keras_sparse_ortho.errors import BudgetError, DensityError, LayoutError, No
 from keras_sparse_ortho.errors import UnknownWeightError as Unknown
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.models import _apply, _rewrite
-from keras_sparse_ortho.parametrizations import StraightThroughTopK
+from keras_sparse_ortho.parametrizations import CompactMask, StraightThroughTopK
 from tests.helpers import array
 
 L = keras.layers
@@ -197,16 +197,30 @@ def breaks(*_, **__):
     raise Broken
 
 
-LATE = {
-    "strip: the last step": (kso.strip, _apply.SameFunction, "check"),
-    "strip: letting a layer go": (kso.strip, kso.PrunableLayer, "release"),
-    "compact: the optimizer": (kso.convert, _apply, "copy_slots", "compact"),
-    "compact: the last step": (kso.convert, _apply.SameFunction, "check", "compact"),
-    "compact: settling": (kso.convert, kso.parametrizations.CompactMask, "settle", "compact"),
-    "masked: the optimizer": (kso.convert, _apply, "copy_slots", "masked"),
-    "masked: settling": (kso.convert, kso.FixedMask, "settle", "masked"),
-    "masked: marking": (kso.convert, _rewrite, "save_with_layers", "masked"),
-}
+# The model to begin with, the function, its arguments, and what fails inside.
+LATE = [
+    ("masked", kso.strip, {}, _apply.SameFunction, "check"),
+    ("masked", kso.strip, {}, kso.PrunableLayer, "release"),
+    ("masked", kso.convert, {"storage": "compact"}, _apply, "copy_slots"),
+    ("masked", kso.convert, {"storage": "compact"}, _apply.SameFunction, "check"),
+    ("masked", kso.convert, {"storage": "compact"}, CompactMask, "settle"),
+    ("compact", kso.convert, {"storage": "masked"}, _apply, "copy_slots"),
+    ("compact", kso.convert, {"storage": "masked"}, kso.FixedMask, "settle"),
+    ("compact", kso.convert, {"storage": "masked"}, _rewrite, "save_with_layers"),
+    ("learnt", kso.strip, {}, _apply.SameFunction, "check"),  # its raw weights are others
+    ("drawn", kso.apply_masks, {"storage": "blocks"}, _rewrite, "save_with_layers"),
+    ("drawn", kso.sparsify, {"density": 0.5}, kso.FixedMask, "mark_as_drawn"),
+    ("drawn", kso.sparsify, {"density": 0.5, "storage": "compact"}, CompactMask, "mark_as_drawn"),
+]
+
+
+def drawn(model):
+    """A dense model with live blocks in the kernel of a layer."""
+    blocks = kso.initializers.ExactOrthogonal(0.5, seed=0, structure=kso.Block(4, 4, regular=True))
+    layer = model.get_layer("b")
+    layer.kernel_initializer = blocks
+    layer.kernel.assign(blocks((16, 16)))
+    return model
 
 
 def third_time(function):
@@ -224,66 +238,30 @@ def third_time(function):
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("make", FORMS)
 def test_failures_when_much_has_been_changed(make, in_place, monkeypatch):
-    masked = compiled(kso.sparsify(make(), 0.5, seed=0), keras.optimizers.Adam())
-    compact = compiled(kso.sparsify(make(), 0.5, seed=0, storage="compact"), "adam")
-    for name, (verb, owner, attribute, *storage) in LATE.items():
-        model = compact if storage == ["masked"] else masked
-        before = state(model)
-        several = attribute in ("release", "settle")
+    models = {
+        "masked": compiled(kso.sparsify(make(), 0.5, seed=0), keras.optimizers.Adam()),
+        "compact": compiled(kso.sparsify(make(), 0.5, seed=0, storage="compact"), "adam"),
+        "learnt": kso.parametrize(make(), SOFT),
+        "drawn": drawn(make()),
+    }
+    for name, verb, arguments, owner, attribute in LATE:
+        before = state(models[name])
+        several = attribute in ("release", "settle", "mark_as_drawn")
         failure = third_time(getattr(owner, attribute)) if several else breaks
         with monkeypatch.context() as patch:
             patch.setattr(owner, attribute, failure)
             with pytest.raises(Broken):
-                (verb.in_place if in_place else verb)(model, *storage)
-        assert state(model) == before, name
-    for model in (masked, compact):  # and all of them go on as if nothing had happened
+                (verb.in_place if in_place else verb)(models[name], **arguments)
+        assert state(models[name]) == before, (name, verb, attribute)
+    for model in (models["masked"], models["compact"]):  # go on as if nothing had happened
         counts = {weight.path: weight.live for weight in kso.prunable_weights(model)}
         model.train_on_batch(X, Y)
         for weight in kso.prunable_weights(model):
             assert np.count_nonzero(weight.value) <= counts[weight.path]
         expected = array(model(X))
         np.testing.assert_array_equal(array(kso.strip(model)(X)), expected)
-
-
-@pytest.mark.core
-def test_values_that_were_set_are_put_back(monkeypatch):
-    model = kso.parametrize(written(), SOFT)  # whose raw weights are not the effective ones
-    before = state(model)
-    monkeypatch.setattr(_apply.SameFunction, "check", breaks)
-    with pytest.raises(Broken):
-        kso.strip.in_place(model)
-    assert state(model) == before
-
-
-@pytest.mark.core
-def test_live_blocks_that_fail_after_the_masks_are_held(monkeypatch):
-    model = written()
-    blocks = kso.initializers.ExactOrthogonal(0.5, seed=0, structure=kso.Block(4, 4, regular=True))
-    model.chain[1].kernel_initializer = blocks
-    model.chain[1].kernel.assign(blocks((16, 16)))
-    before = state(model)
-    with monkeypatch.context() as patch:
-        patch.setattr(_rewrite, "save_with_layers", breaks)
-        with pytest.raises(Broken):
-            kso.apply_masks.in_place(model, storage="blocks")
-    assert state(model) == before
-    assert isinstance(
-        kso.apply_masks(model, storage="blocks").chain[1], kso.layers.BlockSparseDense
-    )
-
-
-class Forgetful(L.Layer):
-    """Its configuration does not say by what it multiplies."""
-
-    def __init__(self, factor=1.0, **kwargs):
-        super().__init__(**kwargs)
-        self.factor = factor
-
-    def call(self, x):
-        return self.factor * x
-
-    def get_config(self):
-        return {"name": self.name}
+    blocks = kso.apply_masks(models["drawn"], storage="blocks").get_layer("b")
+    assert isinstance(blocks, kso.layers.BlockSparseDense)
 
 
 class Asking(L.Layer):
@@ -299,15 +277,6 @@ class Asking(L.Layer):
 
     def call(self, x):
         return self.inner(x) * (1 if type(self.inner) is self.known else 2)
-
-
-@pytest.mark.core
-def test_what_a_configuration_does_not_say_is_copied_too():
-    inputs = keras.Input((12,))
-    model = keras.Model(inputs, L.Dense(3, name="a")(Forgetful(2.0)(inputs)), name="net")
-    sparse = kso.sparsify(model, 0.5, seed=0)
-    assert sparse.layers[1].factor == 2.0
-    np.testing.assert_array_equal(array(kso.strip(sparse)(X)), array(sparse(X)))
 
 
 @pytest.mark.core

@@ -13,64 +13,10 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import ExactOrthogonal
 from tests.helpers import array, slow_on_jax
-from tests.models.networks import (
-    HEAVY_ARE_SLOW_ON_JAX,
-    MODELS,
-    SHAPE,
-    sequential,
-    wrappers,
-)
+from tests.models.networks import MODELS, SHAPE, sequential, wrappers
+from tests.models.test_whole_way import IMAGES, whole_way
 
 L = keras.layers
-
-
-def trained(make, seed=0):
-    model = kso.sparsify(make(), 0.3, seed=seed)
-    rng = np.random.default_rng(seed)
-    x, y = rng.normal(size=(16, *SHAPE)).astype("float32"), rng.integers(0, 4, 16)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("adam", loss)
-    model.fit(x, y, epochs=2, verbose=0)
-    return model, x
-
-
-@pytest.mark.core
-@pytest.mark.parametrize("name", HEAVY_ARE_SLOW_ON_JAX)
-def test_equal_outputs_and_nothing_of_ours(name):
-    model, x = trained(MODELS[name])
-    assert wrappers(model)
-    expected = array(model(x, training=False))
-    # A live weight may still have the value 0 that it started from.
-    nonzero = {w.path: np.count_nonzero(w.value) for w in kso.prunable_weights(model)}
-    plain = kso.strip(model)
-    assert not wrappers(plain)
-    np.testing.assert_allclose(array(plain(x, training=False)), expected, atol=1e-6)
-    # The zeros are in the weights now, under the same paths.
-    assert {w.path: w.live for w in kso.prunable_weights(plain)} == nonzero
-    assert all("keras_sparse_ortho" not in type(la).__module__ for la in plain._flatten_layers())
-
-
-@pytest.mark.core
-def test_the_model_itself_is_left_alone_if_it_can_be_cloned():
-    model, x = trained(sequential)
-    before = model.get_weights()
-    expected = array(model(x))
-    plain = kso.strip(model)
-    plain.layers[0].kernel.assign(np.zeros(plain.layers[0].kernel.shape))
-    np.testing.assert_array_equal(array(model(x)), expected)
-    for a, b in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.core
-def test_names_survive_wrapping_and_stripping():
-    dense = sequential()
-    sparse = kso.sparsify(dense, 0.3, seed=0)
-    plain = kso.strip(sparse)
-    names = [layer.name for layer in dense.layers]
-    assert [layer.name for layer in sparse.layers] == names
-    assert [layer.name for layer in plain.layers] == names
-    assert sparse.name == plain.name == dense.name
 
 
 BLOCKED = """
@@ -103,10 +49,10 @@ assert "keras_sparse_ortho" not in sys.modules
 def test_the_files_load_without_the_package(tmp_path, names):
     expected = {}
     for name in names:
-        model, x = trained(MODELS[name])
-        expected[name] = array(model(x, training=False))
-        kso.strip(model).save(tmp_path / f"{name}.keras")
-    np.save(tmp_path / "x.npy", x)
+        _, plain = whole_way(MODELS[name](), IMAGES)
+        expected[name] = array(plain(IMAGES, training=False))
+        plain.save(tmp_path / f"{name}.keras")
+    np.save(tmp_path / "x.npy", IMAGES)
     subprocess.run([sys.executable, "-c", BLOCKED, *expected], check=True, cwd=tmp_path)
     for name, outputs in expected.items():
         found = np.load(tmp_path / f"{name}.npy")
@@ -161,3 +107,20 @@ def test_lambda_layers_and_masks_are_kept():
     tokens = np.array([[1, 2, 3, 0, 0], [4, 5, 6, 7, 8]])
     plain = kso.strip(sparse)
     np.testing.assert_allclose(array(plain(tokens)), array(sparse(tokens)), atol=1e-6)
+
+
+def times(x):
+    return 3.0 * x
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("function", [times, lambda x: 3.0 * x], ids=["named", "lambda"])
+def test_functions_in_layers_are_those_of_the_given_model(function):
+    inputs = keras.Input((8,))
+    x = L.Lambda(function, output_shape=(8,), arguments={})(L.Dense(8, activation=function)(inputs))
+    model = keras.Model(inputs, L.Dense(3, name="out")(L.Activation(function)(x)))
+    x = np.random.default_rng(0).normal(size=(4, 8)).astype("float32")
+    pruned = kso.apply_masks(model, {"out/kernel": np.ones((8, 3), bool)})
+    np.testing.assert_array_equal(array(pruned(x)), array(model(x)))
+    np.testing.assert_array_equal(array(kso.strip(pruned)(x)), array(model(x)))
+    assert pruned.layers[2].function is function

@@ -10,6 +10,7 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError
 from tests.helpers import array
+from tests.models.test_whole_way import whole_way
 
 L = keras.layers
 X = np.random.default_rng(0).normal(size=(16, 12)).astype("float32")
@@ -62,43 +63,12 @@ def built(extra=lambda model: None):
 
 @pytest.mark.parametrize("name", EXTRAS)
 def test_a_copy_shares_no_weight_whatever_the_model_keeps(name):
-    model = built(EXTRAS[name])
-    before = [array(v) for v in model.weights], array(model(X))
-    sparse = kso.prune(model, 0.3)
-    assert isinstance(sparse, Net)
-    assert not sparse.compiled
-    sparse.compile("sgd", "mse")
-    sparse.train_on_batch(X, Y)
-    plain = kso.strip(sparse)
-    np.testing.assert_allclose(array(plain(X)), array(sparse(X)), atol=1e-6)
-    held = {id(v) for v in (*sparse.weights, *plain.weights)}
-    assert not held & {id(v) for v in model.weights}
+    model = Net(EXTRAS[name])
+    model(X)
+    _, plain = whole_way(model, X)
     if hasattr(plain, "holder"):
         assert plain.holder.layer is plain.hidden
-    for value, variable in zip(before[0], model.weights, strict=True):
-        np.testing.assert_array_equal(array(variable), value)
-    np.testing.assert_array_equal(array(model(X)), before[1])
     model.train_on_batch(X, Y)
-
-
-@pytest.mark.core
-def test_in_place_changes_the_model_itself():
-    model = Net()
-    model(X)
-    assert kso.sparsify.in_place(model, 0.5, seed=0) is model
-    assert kso.strip.in_place(model) is model
-    assert kso.parametrize.in_place(model, kso.SoftThreshold()) is model
-    assert kso.strip.in_place(model) is model
-    assert kso.prune.in_place(model, 0.5) is model
-    assert kso.convert.in_place(model, "compact") is model
-    assert kso.convert.in_place(model, "masked") is model
-    assert kso.strip.in_place(model) is model
-    blocks = {"structure": kso.Block(3, 4, regular=True), "storage": "blocks", "include": "hidden"}
-    assert kso.prune.in_place(model, 0.5, **blocks) is model
-    assert isinstance(model.hidden, kso.layers.BlockSparseDense)
-    assert kso.strip.in_place(model) is model
-    assert kso.quantize_aware.in_place(model, "int4", None) is model
-    assert isinstance(model.hidden, kso.PrunableLayer)
 
 
 def uncopyable(model):
@@ -132,18 +102,6 @@ def test_variables_of_tensorflow_are_copied():
     sparse = kso.prune(model, 0.3)
     sparse.factor.assign(3.0)
     assert float(model.factor) == 2.0
-
-
-@pytest.mark.core
-def test_a_subclassed_model_inside_a_functional_one_stays_as_it_was():
-    inner = built()
-    inputs = keras.Input((12,))
-    outer = keras.Model(inputs, inner(inputs))
-    expected = array(outer(X))
-    sparse = kso.prune(outer, 0.3)
-    assert kso.report(sparse).density < 0.31
-    assert type(inner.hidden) is L.Dense
-    np.testing.assert_array_equal(array(outer(X)), expected)
 
 
 @pytest.mark.core

@@ -66,10 +66,38 @@ def test_a_deep_copy_computes_the_same_and_shares_nothing(name):
         assert len(twin.state_dict()) == len(model.state_dict())
 
 
-def test_a_refusal_leaves_the_parameters():
-    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
-    before = model.state_dict(keep_vars=True)
+@pytest.mark.parametrize("storage", ["masked", "compact", "blocks"])
+@pytest.mark.parametrize("made", ["Sequential", "subclassed"])
+def test_what_fails_leaves_parameters_and_modules(made, storage, monkeypatch):
+    class Chain(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.parts = [keras.layers.Dense(64, name="a"), keras.layers.Dense(64, name="b")]
+
+        def call(self, inputs):
+            return self.parts[1](self.parts[0](inputs))
+
+    def fails(model):
+        raise RuntimeError("late")
+
+    def held():
+        state = model.state_dict(keep_vars=True)
+        return [(name, id(value)) for name, value in (*state.items(), *model.named_modules())]
+
+    model = Chain() if made == "subclassed" else keras.Sequential(Chain().parts)
+    model(np.zeros((1, 64), "float32"))
+    before = held()
+    structure = kso.Block(16, 16, regular=True) if storage == "blocks" else None
     with pytest.raises(kso.errors.BudgetError):
-        kso.sparsify(model, 1e-3)
-    after = model.state_dict(keep_vars=True)
-    assert list(map(id, before.values())) == list(map(id, after.values()))
+        kso.sparsify.in_place(model, 1e-3)
+    monkeypatch.setattr("keras_sparse_ortho.models._rewrite.save_with_layers", fails)
+    with pytest.raises(RuntimeError, match="late"):
+        kso.sparsify.in_place(model, 0.25, storage=storage, structure=structure, seed=0)
+    assert held() == before
+    monkeypatch.undo()
+    model = kso.sparsify(model, 0.25, structure=kso.Block(16, 16, regular=True), seed=0)
+    before = held()
+    monkeypatch.setattr("keras_sparse_ortho.models._rewrite.save_with_layers", fails)
+    with pytest.raises(RuntimeError, match="late"):  # whose layers have records of their own
+        kso.convert.in_place(model, "compact" if storage == "masked" else storage)
+    assert held() == before

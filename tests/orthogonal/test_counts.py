@@ -16,8 +16,12 @@ from keras_sparse_ortho.orthogonal import (
     live_count,
     unmask_at_random,
 )
-from keras_sparse_ortho.orthogonal._counts import rotations_for_density
-from keras_sparse_ortho.orthogonal._eoi import Rotations, Supports, covering_rotations
+from tests.orthogonal.checks import (
+    covering_rotations,
+    random_rotations,
+    rotations_for_density,
+    unite,
+)
 
 pytestmark = pytest.mark.numpy_only
 
@@ -62,15 +66,13 @@ def test_filling_is_uniform_over_the_dead_entries(added):
     assert ((counts[4:] - expected) ** 2 / spread).sum() * 15 / 16 < 37.7
 
 
-@given(st.integers(1, 300), st.data())
-def test_largest_mask_is_exact_and_breaks_ties_to_the_left(size, data):
+@given(st.integers(1, 300), st.sampled_from([np.float64, np.float32, np.int8]), st.data())
+def test_largest_mask_is_exact_and_breaks_ties_to_the_left(size, dtype, data):
     count = data.draw(st.integers(0, size))
-    values = np.array(data.draw(st.lists(st.integers(0, 4), min_size=size, max_size=size)), float)
-    mask = largest_mask(values, count)
-    order = np.argsort(-values, kind="stable")
+    values = np.array(data.draw(st.lists(st.integers(0, 4), min_size=size, max_size=size)), dtype)
     expected = np.zeros(size, dtype=bool)
-    expected[order[:count]] = True
-    np.testing.assert_array_equal(mask, expected)
+    expected[np.argsort(-values, kind="stable")[:count]] = True
+    np.testing.assert_array_equal(largest_mask(values, count), expected)
 
 
 def test_largest_mask_refuses():
@@ -78,30 +80,6 @@ def test_largest_mask_refuses():
         largest_mask(np.ones(3), 4)
     with pytest.raises(ValueError, match="finite"):
         largest_mask(np.array([1.0, np.nan]), 1)
-
-
-SIZE = 300_001  # so many that a sample is drawn first
-RNG = np.random.default_rng(0)
-VALUES = {
-    "normal": RNG.normal(size=SIZE),
-    "float32": RNG.random(SIZE).astype(np.float32),
-    "skewed": np.exp(30 * RNG.normal(size=SIZE)),
-    "few": RNG.integers(-2, 3, SIZE).astype(float),
-    "pruned": np.where(RNG.random(SIZE) < 0.9, -1.0, RNG.random(SIZE)),
-    "equal": np.ones(SIZE),
-    "one_large": np.eye(1, SIZE).ravel(),
-    "sorted": np.arange(SIZE)[::-1].astype(float),
-}
-
-
-@pytest.mark.parametrize("name", VALUES)
-def test_many_values(name):
-    values = VALUES[name]
-    order = np.argsort(-values, kind="stable")
-    for count in (0, 1, 2, SIZE // 1000, SIZE // 10 + 1, 180_000, SIZE - 2, SIZE - 1, SIZE):
-        expected = np.zeros(SIZE, dtype=bool)
-        expected[order[:count]] = True
-        np.testing.assert_array_equal(largest_mask(values, count), expected)
 
 
 def test_several_arrays_are_ranked_together():
@@ -130,34 +108,20 @@ def test_closed_form_and_chain_agree_with_the_table_within_one_rotation(width):
         assert below < density < above
 
 
-@pytest.mark.parametrize(("width", "rows"), [(32, 32), (64, 20), (256, 256)])
-@pytest.mark.parametrize("density", [0.1, 0.3, 0.6])
-def test_simulation_agrees_within_three_standard_errors(width, rows, density):
-    count = rotations_for_density(density, width)
-    rng = np.random.default_rng(width + rows)
-    draws = []
-    for _ in range(400):
-        supports = Supports(rows, width)
-        supports.apply(Rotations.draw(width, count, rng))
-        draws.append(supports.live / (rows * width))
-    error = np.std(draws, ddof=1) / math.sqrt(len(draws))
-    assert abs(np.mean(draws) - expected_density(count, width)) < 3 * error
-
-
-@pytest.mark.parametrize(("width", "rows"), [(48, 24), (64, 20), (256, 100), (30, 7), (128, 1)])
+@pytest.mark.parametrize("covering", [False, True])
+@pytest.mark.parametrize(("width", "rows"), [(32, 32), (64, 20), (256, 100), (30, 7), (128, 1)])
 @pytest.mark.parametrize("turns", [0.0, 0.5, 1.0, 2.0])
-def test_simulation_from_the_covering_start(width, rows, turns):
+def test_simulations_agree_within_three_standard_errors(width, rows, turns, covering):
     count = int(turns * width)
     rng = np.random.default_rng(width + rows)
     draws = []
     for _ in range(400):
-        supports = Supports(rows, width)
-        supports.apply(covering_rotations(rows, width, width, rng))
-        assert supports.live == width
-        supports.apply(Rotations.draw(width, count, rng))
-        draws.append(supports.live / (rows * width))
+        supports = [1 << k if k < rows else 0 for k in range(width)]
+        unite(supports, covering_rotations(rows, width if covering else rows, width, rng))
+        draws.append(unite(supports, random_rotations(width, count, rng)) / (rows * width))
     error = np.std(draws, ddof=1) / math.sqrt(len(draws))
-    assert abs(np.mean(draws) - expected_density(count, width, rows)) <= 3 * error + 1e-12
+    expected = expected_density(count, width, rows if covering else None)
+    assert abs(np.mean(draws) - expected) <= 3 * error + 1e-12
 
 
 @pytest.mark.parametrize("width", [128, 512])

@@ -26,14 +26,10 @@ CASES = [
     ((3, 3, 16, 32), 0.2, None),
     ((32, 128), 0.3, KernelLayout.recurrent(4)),
 ]
-
-
 OPTIONS = [
     ((24, 64), 0.25, {"structure": Block(4, 1)}),
     ((24, 64), 0.25, {"structure": NByM(2, 4)}),
 ]
-
-
 REGULAR = [
     ((96, 96), 0.25, Block(8, 8, regular=True), None),
     ((48, 160), 0.4, Block(4, 8, regular=True), None),
@@ -42,30 +38,25 @@ REGULAR = [
 ]
 
 
-def digest_of(draws):
+def draws(name):
+    """Arrays and masks of one kind."""
+    if name == "options":
+        return [exact_orthogonal(*case, seed=12, **more) for *case, more in OPTIONS]
+    if name == "regular":
+        drawn = [regular_blocks(*case, seed=12, layout=layout) for *case, layout in REGULAR]
+        return [(regular.blocks, regular.mask()) for regular in drawn]
+    if name == "pattern":
+        pattern = regular_pattern(96, 64, 9, np.random.default_rng(12))
+        return [(pattern, pattern > 0)]
+    return [exact_orthogonal(*case, layout=own, seed=12, start=name) for *case, own in CASES]
+
+
+def digest(name):
     state = hashlib.sha256()
-    for kernel, mask in draws:
+    for kernel, mask in draws(name):
         state.update(np.ascontiguousarray(kernel).tobytes())
         state.update(np.packbits(mask).tobytes())
     return state.hexdigest()[:16]
-
-
-def digest(start):
-    if start == "options":
-        return digest_of(exact_orthogonal(*case, seed=12, **more) for *case, more in OPTIONS)
-    if start == "regular":
-        return digest_of(
-            (drawn.blocks, drawn.mask())
-            for *case, layout in REGULAR
-            for drawn in [regular_blocks(*case, seed=12, layout=layout)]
-        )
-    if start == "pattern":
-        drawn = regular_pattern(96, 64, 9, np.random.default_rng(12))
-        return digest_of([(drawn, drawn > 0)])
-    return digest_of(
-        exact_orthogonal(shape, density, layout=layout, seed=12, start=start)
-        for shape, density, layout in CASES
-    )
 
 
 # The published start's digest is the one that was pinned before there was another start.

@@ -15,105 +15,46 @@ from keras_sparse_ortho.orthogonal import (
     dead_outputs,
     exact_orthogonal,
 )
+from tests.orthogonal.checks import assert_orthogonal, dead_inputs
 
 pytestmark = pytest.mark.numpy_only
 
 BLOCKS = [(1, 1), (4, 1), (16, 1), (1, 3), (1, 16), (3, 3), (4, 4), (2, 6), (6, 2)]
-TAPS = st.sampled_from([(), (), (3,), (2, 3)])
+PATTERNS = [(2, 4), (1, 4), (4, 8), (1, 2), (3, 3)]
+STRUCTURES = [*(Block(*sides) for sides in BLOCKS), *(NByM(*sides) for sides in PATTERNS)]
 
 
-def check(kernel, mask, taps, gain):
-    assert mask.shape == kernel.shape
-    assert not kernel[~mask].any()
-    matrix = kernel[tuple((size - 1) // 2 for size in taps)].astype(np.float64)
-    assert np.count_nonzero(matrix) == np.count_nonzero(kernel)
-    matrix = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
-    assert np.abs(matrix.T @ matrix - gain**2 * np.eye(matrix.shape[1])).max() <= 1e-6
-
-
-def draw_or_refused(shape, density, structure, unit, **kwargs):
-    count = round(density * math.prod(shape) / unit) * unit
-    if structure.least((1, 1, *shape)) <= count <= structure.most((1, 1, *shape)):
-        return exact_orthogonal(shape, density, structure=structure, **kwargs)
-    with pytest.raises(DensityError, match="density is"):
-        exact_orthogonal(shape, density, structure=structure, **kwargs)
-    return None
+def live_in_groups(structure, mask):
+    """Live entries of every block, or of every group of each output."""
+    *_, inputs, outputs = mask.shape
+    mask = mask.reshape(-1, inputs, outputs)
+    if isinstance(structure, NByM):
+        padded = np.pad(mask, ((0, 0), (0, -inputs % structure.m), (0, 0)))
+        return padded.reshape(len(padded), -1, structure.m, outputs).sum(axis=2)
+    rows, cols = structure.rows, structure.cols
+    return mask.reshape(-1, inputs // rows, rows, outputs // cols, cols).sum(axis=(2, 4))
 
 
 @given(
-    block=st.sampled_from(BLOCKS),
-    grid=st.tuples(st.integers(1, 8), st.integers(1, 8)),
-    taps=TAPS,
-    density=st.floats(0.02, 1.0),
+    structure=st.sampled_from(STRUCTURES),
+    inputs=st.integers(1, 12),
+    outputs=st.integers(1, 12),
+    taps=st.sampled_from([(), (), (3,), (2, 3)]),
+    wide=st.booleans(),
+    ragged=st.booleans(),  # whether groups may be shorter, and classes without outputs
+    few=st.booleans(),  # half of the counts below what covers all
+    share=st.one_of(st.just(1.0), st.floats(0.0, 1.0)),
     gain=st.sampled_from([1.0, math.sqrt(2)]),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=100, deadline=None)
-def test_blocks(block, grid, taps, density, gain, seed):
-    rows, cols = block
-    shape = (*taps, grid[0] * rows, grid[1] * cols)
-    drawn = draw_or_refused(shape, density, Block(rows, cols), rows * cols, gain=gain, seed=seed)
-    if drawn is None:
-        return
-    kernel, mask = drawn
-    check(kernel, mask, taps, gain)
-    live = mask.reshape(-1, grid[0], rows, grid[1], cols).sum(axis=(2, 4))
-    assert set(live.reshape(-1).tolist()) <= {0, rows * cols}
-    # As `live_count` rounds: `density * live.size` may be another float at a tie.
-    assert (live > 0).sum() == round(density * mask.size / (rows * cols))
-
-
-@given(
-    pattern=st.sampled_from([(2, 4), (1, 4), (4, 8), (1, 2), (3, 3)]),
-    inputs=st.integers(1, 40),
-    outputs=st.integers(1, 30),
-    taps=TAPS,
-    share=st.floats(0.02, 1.0),
-    seed=st.integers(0, 2**32),
-)
-@settings(max_examples=80, deadline=None)
-def test_n_by_m(pattern, inputs, outputs, taps, share, seed):
-    n, m = pattern
-    shape = (*taps, inputs, outputs)
-    drawn = draw_or_refused(shape, share * n / m, NByM(n, m), 1, seed=seed)
-    if drawn is None:
-        return
-    kernel, mask = drawn
-    check(kernel, mask, taps, 1.0)
-    padded = np.pad(mask.reshape(-1, inputs, outputs), ((0, 0), (0, -inputs % m), (0, 0)))
-    live = padded.reshape(len(padded), -1, m, outputs).sum(axis=2)
-    assert live.max() <= n
-    assert live.sum() == round(share * n / m * mask.size)
-    if share == 1.0 and inputs % m == 0:
-        assert (live == n).all()
-
-
-def dead_inputs(kernel):
-    return int((~kernel.any(axis=(*range(kernel.ndim - 2), kernel.ndim - 1))).sum())
-
-
-STRUCTURES = st.one_of(
-    st.sampled_from(BLOCKS).map(lambda sides: Block(*sides)),
-    st.sampled_from([(2, 4), (1, 4), (4, 8), (1, 2)]).map(lambda sides: NByM(*sides)),
-)
-
-
-@given(
-    structure=STRUCTURES,
-    inputs=st.integers(1, 12),
-    outputs=st.integers(1, 12),
-    taps=TAPS,
-    wide=st.booleans(),
-    share=st.floats(0.0, 1.0),
-    seed=st.integers(0, 2**32),
-)
-@settings(max_examples=150, deadline=None)
-def test_structures_cover(structure, inputs, outputs, taps, wide, share, seed):
+@settings(max_examples=300, deadline=None)
+def test_blocks_and_n_by_m(structure, inputs, outputs, taps, wide, ragged, few, share, gain, seed):
     if isinstance(structure, Block):
+        ragged = False
         inputs, outputs = inputs * structure.rows, outputs * structure.cols
-    elif isinstance(structure, NByM):
+    elif not ragged:
         inputs *= structure.n
-        outputs = max(outputs, structure.m // structure.n)  # else classes have no output
+        outputs = max(outputs, structure.m // structure.n)
     if wide:
         outputs *= 4
     shape = (*taps, inputs, outputs)
@@ -121,29 +62,34 @@ def test_structures_cover(structure, inputs, outputs, taps, wide, share, seed):
     least, most, unit = (getattr(structure, name)(canonical) for name in ("least", "most", "unit"))
     covering = min(structure.covering(canonical), most)
     assert covering >= least
-    # Half of the counts below what covers all.
-    span = 2 * (covering - least) + unit
+    span = 2 * (covering - least) + unit if few else most - least
     count = min(least + round(share * span / unit) * unit, most)
-    kernel, mask = exact_orthogonal(shape, count / math.prod(shape), structure=structure, seed=seed)
-    check(kernel, mask, taps, 1.0)
+    options = {"structure": structure, "seed": seed}
+    kernel, mask = exact_orthogonal(shape, count / math.prod(shape), gain=gain, **options)
+    assert mask.shape == kernel.shape
+    assert not kernel[~mask].any()
+    matrix = kernel[tuple((size - 1) // 2 for size in taps)]
+    assert np.count_nonzero(matrix) == np.count_nonzero(kernel)
+    assert_orthogonal(matrix, gain)
     assert mask.sum() == count
+    live = live_in_groups(structure, mask)
+    if isinstance(structure, Block):
+        assert {*live.reshape(-1).tolist()} <= {0, unit}
+    else:
+        assert live.max() <= structure.n
+        if count == most and inputs % structure.m == 0:
+            assert (live == structure.n).all()
+            assert taps or (mask == (kernel != 0)).all()
+    if ragged:
+        return
     dead = dead_outputs(kernel) + dead_inputs(kernel)
     assert (dead == 0) == (count >= covering)
     if unit == 1:
         assert dead == max(0, covering - count)
     if inputs >= outputs:
         assert dead_outputs(kernel) == 0
-    plain, _ = exact_orthogonal(
-        shape, count / math.prod(shape), structure=structure, seed=seed, start="published"
-    )
+    plain, _ = exact_orthogonal(shape, count / math.prod(shape), start="published", **options)
     assert dead <= dead_outputs(plain) + dead_inputs(plain)
-
-
-def test_full_patterns_hold_exactly_n_of_m():
-    for n, m in [(2, 4), (1, 4), (4, 8)]:
-        kernel, mask = exact_orthogonal((64, 96), n / m, seed=1, structure=NByM(n, m))
-        np.testing.assert_array_equal(mask.reshape(-1, m, 96).sum(axis=1), n)
-        np.testing.assert_array_equal(mask, kernel != 0)
 
 
 @pytest.mark.parametrize("structure", [Block(4, 1), NByM(1, 2)])
@@ -154,23 +100,24 @@ def test_groups_and_gates(structure):
     ]:
         kernel, mask = exact_orthogonal(shape, 0.5, seed=0, layout=layout, structure=structure)
         center = kernel[1] if len(shape) == 3 else kernel
-        for matrix in np.split(center.astype(np.float64), layout.parts, axis=1):
-            np.testing.assert_allclose(matrix @ matrix.T, np.eye(8), atol=1e-6)
+        for matrix in np.split(center, layout.parts, axis=1):
+            assert_orthogonal(matrix)
         assert mask.sum() % structure.unit(layout.canonical_shape(shape)) == 0
 
 
 def test_refusals():
-    with pytest.raises(LayoutError, match=r"outputs divisible by 16.*`exclude`.*x 10 outputs"):
-        exact_orthogonal((64, 10), 0.5, structure=Block(1, 16))
-    with pytest.raises(DensityError, match=r"largest density is 0.5"):
-        exact_orthogonal((8, 8), 0.6, structure=NByM(2, 4))
-    with pytest.raises(DensityError, match=r"least density is 0.25"):
-        exact_orthogonal((64, 64), 0.1, structure=Block(16, 1))
-    with pytest.raises(ValueError, match=r"must divide the other"):
-        Block(4, 3)
-    with pytest.raises(ValueError, match=r"positive integer"):
-        NByM(0, 4)
-    with pytest.raises(ValueError, match=r"`n` must divide `m`"):
-        NByM(3, 4)
-    with pytest.raises(ValueError, match=r"`m` be at most 65,536.*m=1000000000"):
-        NByM(2, 10**9)
+    for error, shape, density, structure, message in (
+        (LayoutError, (64, 10), 0.5, Block(1, 16), r"outputs divisible by 16.*`exclude`.*x 10 out"),
+        (DensityError, (8, 8), 0.6, NByM(2, 4), r"largest density is 0.5"),
+        (DensityError, (64, 64), 0.1, Block(16, 1), r"least density is 0.25"),
+    ):
+        with pytest.raises(error, match=message):
+            exact_orthogonal(shape, density, structure=structure)
+    for kind, sides, message in (
+        (Block, (4, 3), r"must divide the other"),
+        (NByM, (0, 4), r"positive integer"),
+        (NByM, (3, 4), r"`n` must divide `m`"),
+        (NByM, (2, 10**9), r"`m` be at most 65,536.*m=1000000000"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            kind(*sides)

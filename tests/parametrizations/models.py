@@ -1,13 +1,17 @@
 """A small network with every parametrization, and its training, for several tests."""
 
 import keras
-import numpy as np
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.callbacks import TargetDensity, UpdateMasks
-from keras_sparse_ortho.parametrizations import MagnitudeMask, SoftThreshold, StraightThroughTopK
+from keras_sparse_ortho.parametrizations import (
+    Feather,
+    MagnitudeMask,
+    SoftThreshold,
+    StraightThroughTopK,
+)
 from keras_sparse_ortho.schedules import Cubic
-from tests.helpers import classifier_loss, jit
+from tests.helpers import classifier_loss, data, jit
 
 L = keras.layers
 
@@ -16,6 +20,7 @@ RAMP = Cubic(0.2, begin_step=2, end_step=10, frequency=3)
 # Template and the callback that it needs, by name.
 METHODS = {
     "magnitude": (lambda: MagnitudeMask(RAMP), lambda: UpdateMasks()),
+    "feather": (lambda: Feather(RAMP, theta=0.5), lambda: UpdateMasks()),
     "top_k": (lambda: StraightThroughTopK(0.2, frequency=3), lambda: UpdateMasks()),
     "soft": (
         lambda: SoftThreshold(s_init=-3.0, weight_decay=1e-3),
@@ -54,9 +59,7 @@ def compiled(method, optimizer="adamw", **options):
 
 def fit(model, method, epochs, **options):
     """Trains four steps an epoch."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(32, 6, 6, 2)).astype("float32")
-    y = rng.integers(0, 3, 32).astype("int32")
+    x, y = data(model, 3)
     callbacks = [METHODS[method][1](), *options.pop("callbacks", [])]
     options = {"batch_size": 8, "shuffle": False, "verbose": 0, **options}
     return model.fit(x, y, epochs=epochs, callbacks=callbacks, **options)

@@ -96,9 +96,7 @@ def test_saving_and_cloning(run, tmp_path):
         # Not compiled alike: XLA rounds otherwise.
         np.testing.assert_allclose(copy.predict(X, verbose=0), expected, rtol=1e-5, atol=1e-6)
         for ours, theirs in zip(
-            kso.prunable_weights(model),
-            kso.prunable_weights(copy),
-            strict=True,
+            kso.prunable_weights(model), kso.prunable_weights(copy), strict=True
         ):
             assert ours.path == theirs.path
             assert ours.live == theirs.live

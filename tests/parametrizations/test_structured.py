@@ -10,7 +10,7 @@ from keras_sparse_ortho.callbacks import TargetDensity
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.parametrizations import ChannelSoftThreshold, LowRankSoftThreshold
 from keras_sparse_ortho.schedules import Cubic
-from tests.helpers import array, classifier_loss, jit_if_quicker, slow_on_jax
+from tests.helpers import array, classifier_loss, data, jit_if_quicker, slow_on_jax
 from tests.parametrizations.test_gradients import (
     COEFFICIENTS,
     FUNCTIONS,
@@ -116,9 +116,7 @@ def network():
 
 
 def fitted(model, *callbacks, epochs=3, learning_rate=0.05):
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(32, 6, 6, 2)).astype("float32")
-    y = rng.integers(0, 3, 32)
+    x, y = data(model, 3)
     if not model.compiled:
         optimizer = keras.optimizers.SGD(learning_rate, momentum=0.9)
         model.compile(optimizer, classifier_loss(), jit_compile=jit_if_quicker())
@@ -152,21 +150,6 @@ def test_target_density_counts_channels_with_their_entries(freeze, tmp_path):
     np.testing.assert_allclose(loaded.predict(x, verbose=0), expected, atol=1e-6)
     assert [w.live for w in kso.prunable_weights(loaded)][:2] == [w.live for w in weights]
     np.testing.assert_allclose(kso.strip(model).predict(x, verbose=0), expected, atol=1e-6)
-
-
-@pytest.mark.core
-@slow_on_jax
-def test_weight_decay_raises_the_threshold():
-    model = kso.parametrize(
-        network(), ChannelSoftThreshold(s_init=-3.0, weight_decay=0.1), exclude="head"
-    )
-    layer = model.get_layer("conv")
-    [made] = layer.parametrizations.values()
-    kernel = made.weight.raw_value()
-    decay = sum(float(array(value)) for value in layer.losses)
-    assert decay == pytest.approx(0.05 * ((kernel**2).sum() + 9), rel=1e-5)
-    fitted(model, epochs=2)
-    assert made.threshold_value() > 1.2 / (1 + np.exp(3))
 
 
 def low_rank(**options):
@@ -204,10 +187,7 @@ def test_gradients_of_low_rank_are_those_of_the_formula(g):
     np.testing.assert_allclose(effective_value(made), left * shrunk @ right.T, atol=1e-6)
     np.testing.assert_allclose(np.matmul(*made.factors()), effective_value(made), atol=1e-6)
     assert made.live_rank == np.count_nonzero(shrunk)
-    expected = {
-        "left": COEFFICIENTS @ right * shrunk,
-        "right": COEFFICIENTS.T @ left * shrunk,
-    }
+    expected = {"left": COEFFICIENTS @ right * shrunk, "right": COEFFICIENTS.T @ left * shrunk}
     along = np.einsum("ij,ik,jk->k", COEFFICIENTS, left, right)
     expected["values"] = np.where(shrunk != 0, along, 0)
     expected["s"] = -derivative(-0.5) * np.sum(along * np.sign(shrunk))
@@ -233,6 +213,14 @@ def cut(model, count):
         if isinstance(made, LowRankSoftThreshold):
             made.values.assign(np.where(np.arange(made.values.shape[0]) < count, made.values, 0))
     return model
+
+
+def check_stripped(model, x):
+    """The stripped model, which computes the same."""
+    expected = array(model(x))
+    plain = kso.strip(model)
+    np.testing.assert_allclose(array(plain(x)), expected, atol=1e-5)
+    return plain
 
 
 SEQUENCES = np.random.default_rng(2).normal(size=(6, 5, 20)).astype("float32")
@@ -274,22 +262,16 @@ def test_strip_makes_thin_layers_where_they_are_smaller(tmp_path):
 def test_strip_bakes_the_product_where_factors_are_not_smaller(count):
     model = kso.parametrize(sequences(), LowRankSoftThreshold(), include=["lift", "mix"])
     model = cut(model, count)
-    plain = kso.strip(model)
-    assert plain.get_layer("lift").kernel.shape == (20, 24)
-    expected = model.predict(SEQUENCES, verbose=0)
-    np.testing.assert_allclose(plain.predict(SEQUENCES, verbose=0), expected, atol=1e-5)
+    assert check_stripped(model, SEQUENCES).get_layer("lift").kernel.shape == (20, 24)
 
 
 @pytest.mark.tensorflow_only
 @pytest.mark.parametrize("options", [{"return_state": True}, {"unroll": True}])
 def test_recurrent_layers_with_states_keep_their_shape(options):
     model = kso.parametrize(sequences(**options), LowRankSoftThreshold(), include="lstm")
-    model = cut(model, 3)
-    plain = kso.strip(model)
+    plain = check_stripped(cut(model, 3), SEQUENCES)
     thin = isinstance(plain.get_layer("lstm"), keras.Sequential)
     assert thin == ("unroll" in options)
-    expected = model.predict(SEQUENCES, verbose=0)
-    np.testing.assert_allclose(plain.predict(SEQUENCES, verbose=0), expected, atol=1e-5)
 
 
 @pytest.mark.tensorflow_only
@@ -299,10 +281,8 @@ def test_layers_on_masked_sequences_keep_their_shape():
     model = keras.Model(inputs, L.Dense(2, name="head")(L.GRU(12, name="gru")(x)))
     model = cut(kso.parametrize(model, LowRankSoftThreshold(), include=["lift", "gru"]), 3)
     x = np.array([[1, 2, 3, 0, 0, 0], [4, 5, 6, 7, 8, 0]])
-    expected = model.predict(x, verbose=0)
-    plain = kso.strip(model)  # a Sequential model would not pass the mask on
+    plain = check_stripped(model, x)  # a Sequential model would not pass the mask on
     assert not [la for la in plain.layers if isinstance(la, keras.Sequential)]
-    np.testing.assert_allclose(plain.predict(x, verbose=0), expected, atol=1e-5)
 
 
 @pytest.mark.tensorflow_only
@@ -320,12 +300,10 @@ def test_attention_and_models_written_as_a_class_get_the_product():
     model(SEQUENCES)
     count = len(model.trainable_variables)
     model = cut(kso.parametrize(model, LowRankSoftThreshold()), 2)
-    expected = array(model(SEQUENCES))
-    plain = kso.strip(model)
+    plain = check_stripped(model, SEQUENCES)
     assert type(plain.dense) is L.Dense
     assert len(plain.trainable_variables) == count
     assert np.linalg.matrix_rank(array(plain.dense.kernel), tol=1e-5) == 2
-    np.testing.assert_allclose(array(plain(SEQUENCES)), expected, atol=1e-5)
 
 
 @pytest.mark.tensorflow_only
@@ -356,16 +334,15 @@ def test_target_density_counts_ranks():
     assert len(made) == 3
     assert sum(p.live_rank for p in made) == 6  # of 3 x 10
     assert all(p.frozen for p in made)
-    expected = model.predict(SEQUENCES, verbose=0)
-    plain = kso.strip(model)
-    np.testing.assert_allclose(plain.predict(SEQUENCES, verbose=0), expected, atol=1e-5)
+    check_stripped(model, SEQUENCES)
 
 
-def test_weight_decay_of_low_rank():
-    model, made, variables = low_rank(s_init=-2.0, weight_decay=0.3)
-    squares = sum(float((array(v) ** 2).sum()) for v in variables.values())
-    assert float(sum(array(value) for value in model.losses)) == pytest.approx(
-        0.15 * squares, rel=1e-5
-    )
-    twin = LowRankSoftThreshold.from_config(made.get_config())
-    assert twin.get_config() == {"rank": None, "g": "sigmoid", "s_init": -2.0, "weight_decay": 0.3}
+@pytest.mark.parametrize("kind", [ChannelSoftThreshold, LowRankSoftThreshold])
+def test_weight_decay(kind):
+    model, made = built(kind(s_init=-2.0, weight_decay=0.3))
+    squares = sum(float((array(v) ** 2).sum()) for v in model.trainable_variables)
+    losses = float(sum(array(value) for value in model.losses))
+    assert losses == pytest.approx(0.15 * squares, rel=1e-5)
+    own = {} if kind is ChannelSoftThreshold else {"rank": None}
+    config = {**own, "g": "sigmoid", "s_init": -2.0, "weight_decay": 0.3}
+    assert kind.from_config(made.get_config()).get_config() == config

@@ -18,9 +18,8 @@ L = keras.layers
 
 
 def dense():
-    return keras.Sequential(
-        [keras.Input((16,)), L.Dense(32, name="hidden"), L.Dense(8, name="head")]
-    )
+    layers = [L.Dense(32, name="hidden"), L.Dense(8, name="head")]
+    return keras.Sequential([keras.Input((16,)), *layers])
 
 
 @pytest.mark.core

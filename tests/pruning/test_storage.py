@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho._keras_internals import optimizer_slots
 from keras_sparse_ortho.parametrizations import CompactMask, FixedMask, SoftThreshold
 from tests.helpers import (
     array,
@@ -13,9 +12,11 @@ from tests.helpers import (
     data,
     jit,
     jit_if_quicker,
+    optimizer_slots,
     slow_on_jax,
     slow_on_tensorflow,
 )
+from tests.pruning.checks import assert_equal_kernels, assert_same, fit
 
 L = keras.layers
 pytestmark = pytest.mark.core
@@ -32,26 +33,9 @@ def network(regularizer="l2", policy=None):
     return keras.Model(inputs, L.Dense(3, name="head", dtype=policy)(shared(shared(x))))
 
 
-def pair(**options):
-    """The same network in both storages."""
+def sparse(storage, **options):
     keras.utils.set_random_seed(2)
-    dense = network(**options)
-    return [kso.sparsify(dense, 0.2, seed=0, storage=name) for name in STORAGES]
-
-
-def fit(model, epochs=2):
-    x, y = data(model, 3)
-    options = {"batch_size": 8, "shuffle": False, "verbose": 0}
-    return model.fit(x, y, epochs=epochs, **options).history["loss"]
-
-
-def assert_equal_kernels(one, other, **tolerance):
-    for a, b in zip(kso.prunable_weights(one), kso.prunable_weights(other), strict=True):
-        assert (a.path, a.shape, a.live) == (b.path, b.shape, b.live)
-        np.testing.assert_array_equal(
-            a.parametrization.mask_value(), b.parametrization.mask_value()
-        )
-        np.testing.assert_allclose(a.value, b.value, **(tolerance or {"rtol": 0}))
+    return kso.sparsify(network(**options), 0.2, seed=0, storage=storage)
 
 
 OPTIMIZERS = {
@@ -71,10 +55,9 @@ def cases(all_of_them, *quick):
     return [pytest.param(*c, marks=[] if c in quick else pytest.mark.slow) for c in all_of_them]
 
 
-CASES = cases([(name,) for name in OPTIMIZERS], ("adamw_clipped",), ("averaged",))
-
-
-@pytest.mark.parametrize("optimizer", CASES)
+@pytest.mark.parametrize(
+    "optimizer", cases([(name,) for name in OPTIMIZERS], ("adamw_clipped",), ("averaged",))
+)
 @slow_on_tensorflow
 def test_fifty_steps_lose_as_much_as_with_masks(optimizer):
     hidden = L.Dense(16, activation="tanh", kernel_regularizer="l2", name="hidden")
@@ -94,7 +77,7 @@ def test_fifty_steps_lose_as_much_as_with_masks(optimizer):
 @slow_on_tensorflow
 def test_mixed_precision_trains_as_with_masks(policy):
     losses = []
-    for model in pair(policy=policy):
+    for model in (sparse(name, policy=policy) for name in STORAGES):
         model.compile("adam", classifier_loss(), jit_compile=jit())
         losses.append(fit(model, epochs=3))
     assert np.isfinite(losses).all()
@@ -111,11 +94,7 @@ if keras.backend.backend() != "jax":
     ("optimizer", "storage"), cases([*CONVERTED, ("adagrad", "compact")], *QUICK)
 )
 def test_conversion_in_mid_training_changes_nothing(storage, optimizer):
-    masked, compact = pair()
-    model, to, back = {
-        "masked": (masked, "compact", "masked"),
-        "compact": (compact, "masked", "compact"),
-    }[storage]
+    model, to = sparse(storage), "compact" if storage == "masked" else "masked"
     # On JAX, Keras' compiled `predict` after `fit` frees the arrays of an optimizer's averages.
     compiled = jit_if_quicker() and optimizer != "averaged"
     model.compile(OPTIMIZERS[optimizer](), classifier_loss(), jit_compile=compiled)
@@ -125,11 +104,7 @@ def test_conversion_in_mid_training_changes_nothing(storage, optimizer):
     other = kso.convert(model, to)
     np.testing.assert_allclose(other.predict(x, verbose=0), expected, atol=1e-6)
     assert_equal_kernels(model, other)
-    pairs = zip(
-        kso.convert(other, back).optimizer.variables, model.optimizer.variables, strict=True
-    )
-    for ours, theirs in pairs:
-        np.testing.assert_array_equal(array(ours), array(theirs), err_msg=theirs.path)
+    assert_same(kso.convert(other, storage).optimizer.variables, model.optimizer.variables)
     for slot, start in _dead_slots(other):
         np.testing.assert_array_equal(slot, np.full_like(slot, start))
     # Both go on: on JAX `fit` frees the arrays of its model, so they share none.
@@ -146,15 +121,12 @@ def _dead_slots(model):
                 yield array(slot)[dead], start
 
 
-@pytest.mark.parametrize("storage", cases([(name,) for name in STORAGES], ("compact",)))
 @slow_on_tensorflow
-def test_resumed_training_equals_training_in_one_go(storage, tmp_path):
+def test_resumed_training_equals_training_in_one_go(tmp_path):
     def compiled():
         keras.utils.clear_session()
-        model = dict(zip(STORAGES, pair(), strict=True))[storage]
-        model.compile(
-            OPTIMIZERS["adamw_clipped"](), classifier_loss(), jit_compile=jit_if_quicker()
-        )
+        model, optimizer = sparse("compact"), OPTIMIZERS["adamw_clipped"]()
+        model.compile(optimizer, classifier_loss(), jit_compile=jit_if_quicker())
         return model
 
     whole, half = compiled(), compiled()
@@ -163,10 +135,8 @@ def test_resumed_training_equals_training_in_one_go(storage, tmp_path):
     half.save(tmp_path / "half.keras")
     resumed = keras.models.load_model(tmp_path / "half.keras")
     fit(resumed)
-    for a, b in zip(whole.variables, resumed.variables, strict=True):
-        np.testing.assert_array_equal(array(a), array(b), err_msg=a.path)
-    for a, b in zip(whole.optimizer.variables, resumed.optimizer.variables, strict=True):
-        np.testing.assert_array_equal(array(a), array(b), err_msg=a.path)
+    assert_same(whole.variables, resumed.variables)
+    assert_same(whole.optimizer.variables, resumed.optimizer.variables)
 
 
 class Written(keras.Model):
@@ -197,17 +167,16 @@ def test_subclassed_models_are_converted():
         return model
 
     x = np.random.default_rng(0).normal(size=(16, 4, 8)).astype("float32")
-    y = np.arange(16) % 3
+    options = {"y": np.arange(16) % 3, "batch_size": 8, "shuffle": False, "verbose": 0}
     models = [written("masked"), written("compact")]
     frozen = kso.prunable_weights(models[1])[1].value
-    options = {"batch_size": 8, "shuffle": False, "verbose": 0}
-    losses = [model.fit(x, y, epochs=2, **options).history["loss"] for model in models]
-    np.testing.assert_allclose(*losses, rtol=1e-5)
-    models = [kso.convert(models[0], "compact"), kso.convert(models[1], "masked")]
-    kinds = [type(kso.prunable_weights(model)[0].parametrization) for model in models]
-    assert kinds == [CompactMask, FixedMask]
-    losses = [model.fit(x, y, epochs=2, **options).history["loss"] for model in models]
-    np.testing.assert_allclose(*losses, rtol=1e-5)
+    for converted in (False, True):
+        if converted:
+            models = [kso.convert(models[0], "compact"), kso.convert(models[1], "masked")]
+            kinds = [type(kso.prunable_weights(model)[0].parametrization) for model in models]
+            assert kinds == [CompactMask, FixedMask]
+        losses = [model.fit(x, epochs=2, **options).history["loss"] for model in models]
+        np.testing.assert_allclose(*losses, rtol=1e-5)
     assert_equal_kernels(*models, atol=1e-5)
     for model in models:
         np.testing.assert_array_equal(kso.prunable_weights(model)[1].value, frozen)
@@ -264,35 +233,6 @@ def test_the_dense_kernel_of_a_copy_is_never_allocated(monkeypatch):
         assert kso.prunable_weights(model)[0].live == 12
 
 
-def damaged(indices, fault):
-    indices = indices.copy()
-    indices[3] = {"below": -1, "above": 10**6, "doubled": indices[4], "unsorted": 0}[fault]
-    return indices
-
-
-@pytest.mark.parametrize("fault", ["below", "above", "doubled", "unsorted"])
-def test_damaged_indices_are_refused_before_the_layer_changes(fault, tmp_path):
-    _, model = pair()
-    weight = kso.prunable_weights(model)[1]
-    before = model.get_weights()
-    good = array(weight.parametrization.indices)
-    # A tensor: arrays are checked.
-    weight.parametrization.indices.assign(keras.ops.convert_to_tensor(damaged(good, fault)))
-    weight.parametrization.values.assign(np.ones(weight.live))
-    model.save_weights(tmp_path / "damaged.weights.h5")
-    model.set_weights(before)
-    with pytest.raises(ValueError, match="'hidden/kernel' must be 193 integers in"):
-        model.load_weights(tmp_path / "damaged.weights.h5")
-    after = [array(variable) for variable in model.get_layer("hidden").weights]
-    for a, b in zip(after, [array(v) for v in _layer_of(before, model)], strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-def _layer_of(values, model):
-    ids = [id(variable) for variable in model.weights]
-    return [values[ids.index(id(v))] for v in model.get_layer("hidden").weights]
-
-
 class OwnSaving(L.Dense):
     def save_own_variables(self, store):
         store["kernel"] = self.kernel
@@ -318,8 +258,7 @@ def test_what_needs_the_dense_weight_is_refused():
             kso.prune(model, 0.5, storage="compact")
         with pytest.raises(kso.errors.NotPrunableError, match=match):
             kso.convert(kso.prune(model, 0.5), "compact")
-    for a, b in zip(weights, dense.weights, strict=True):
-        np.testing.assert_array_equal(a, array(b))
+    assert_same(weights, dense.weights)
 
 
 @pytest.mark.parametrize("built", [True, False])
@@ -379,7 +318,8 @@ def test_a_step_has_no_dense_kernel_in_memory_before_its_layer_is_called():
 
 
 def test_what_is_known_of_the_draw_survives():
-    masked, compact = pair()
+    dense = network()
+    masked, compact = (kso.sparsify(dense, 0.2, seed=0, storage=name) for name in STORAGES)
     for model in (compact, kso.convert(masked, "compact"), kso.convert(compact, "masked")):
         assert kso.report(model).to_dict() == kso.report(masked).to_dict()
         assert kso.Budget.from_model(model).counts == kso.Budget.from_model(masked).counts

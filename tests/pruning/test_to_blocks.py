@@ -8,7 +8,8 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.layers import BlockSparseConv2D, BlockSparseDense, BlockSparseEinsumDense
 from keras_sparse_ortho.parametrizations import CompactMask, FixedMask
-from tests.helpers import array, classifier_loss, data, jit_if_quicker, slow_on_tensorflow
+from tests.helpers import classifier_loss, data, jit_if_quicker, slow_on_tensorflow
+from tests.pruning.checks import assert_equal_kernels, assert_same, fit
 
 L = keras.layers
 pytestmark = pytest.mark.core
@@ -31,18 +32,6 @@ def sparse(storage="masked"):
     return kso.sparsify(
         network(), 0.5, "uniform", structure=REGULAR, seed=0, exclude="head", storage=storage
     )
-
-
-def fit(model, epochs=2):
-    x, y = data(model, 3)
-    options = {"batch_size": 8, "shuffle": False, "verbose": 0}
-    return model.fit(x, y, epochs=epochs, **options).history["loss"]
-
-
-def assert_equal_kernels(one, other, **tolerance):
-    for a, b in zip(kso.prunable_weights(one), kso.prunable_weights(other), strict=True):
-        assert (a.path, a.shape, a.live) == (b.path, b.shape, b.live)
-        np.testing.assert_allclose(a.value, b.value, **tolerance)
 
 
 def assert_on_blocks(model):
@@ -71,9 +60,7 @@ def test_conversion_in_mid_training_changes_nothing(storage):
     masked = kso.convert(blocks, "masked")
     reference = model if storage == "masked" else kso.convert(model, "masked")
     assert_equal_kernels(masked, reference, rtol=0)
-    pairs = zip(masked.optimizer.variables, reference.optimizer.variables, strict=True)
-    for ours, theirs in pairs:
-        np.testing.assert_array_equal(array(ours), array(theirs), err_msg=theirs.path)
+    assert_same(masked.optimizer.variables, reference.optimizer.variables)
     for layer in ("conv", "hidden"):
         (weight,) = masked.get_layer(layer).prunable_weights
         assert weight.parametrization.drawn_by.structure == REGULAR

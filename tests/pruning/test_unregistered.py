@@ -10,44 +10,15 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import UnknownWeightError
 from keras_sparse_ortho.initializers import ExactOrthogonal, KernelLayout, kernel_layouts
 from tests.helpers import array, slow_on_jax
+from tests.pruning.checks import with_mixer
 
 L = keras.layers
 pytestmark = pytest.mark.core
 TOLD = "Matrices with 57.14% of all entries stay dense, .* Received: 'mixer/mix' \\(3, 8, 8\\)$"
 
 
-@keras.saving.register_keras_serializable(package="tests")
-class Mixer(L.Layer):
-    """Three matrices in one weight, with a bias each, and a token: a vector of rank 3."""
-
-    def __init__(self, mix_initializer="glorot_uniform", **kwargs):
-        super().__init__(**kwargs)
-        self.mix_initializer = keras.initializers.get(mix_initializer)
-
-    def build(self, input_shape):
-        size = input_shape[-1]
-        self.mix = self.add_weight((3, size, 8), self.mix_initializer, name="mix")
-        self.biases = self.add_weight((3, 8), "zeros", name="mix_bias")
-        self.token = self.add_weight((1, 1, 8), "ones", name="token")
-        self.positions = self.add_weight((8, 8), "ones", trainable=False, name="positions")
-
-    def call(self, x):
-        mixed = keras.ops.einsum("bi,eij->ebj", x * self.token[0], self.mix)
-        return keras.ops.mean(mixed + self.biases[:, None], 0)
-
-    def get_config(self):
-        initializer = keras.initializers.serialize(self.mix_initializer)
-        return {**super().get_config(), "mix_initializer": initializer}
-
-
-def network(mixer=Mixer, **options):
-    keras.utils.set_random_seed(1)
-    layers = [L.Dense(8, name="lift"), mixer(name="mixer", **options), L.Dense(10, name="head")]
-    return keras.Sequential([keras.Input((8,)), *layers], name="net")
-
-
 def test_they_are_told_of_unless_they_are_left_on_purpose(tmp_path):
-    model = network()
+    model = with_mixer()
     with pytest.warns(UserWarning, match=TOLD):
         sparse = kso.sparsify(model, 0.5, seed=0)
     for leave in ({"exclude": "mixer"}, {"include": "lift"}):
@@ -71,12 +42,12 @@ def test_they_are_told_of_unless_they_are_left_on_purpose(tmp_path):
     with (tmp_path / "report.csv").open(newline="", encoding="utf-8") as stream:
         states = {line["path"]: line["state"] for line in csv.DictReader(stream)}
     assert states == {"lift/kernel": "sparse", **partly.dense}
-    assert "why" not in str(kso.report(network()))  # nothing is sparse in it
+    assert "why" not in str(kso.report(with_mixer()))  # nothing is sparse in it
 
 
 def every_path():
     """Matrices that are not registered are taken in by their full paths."""
-    return [w.path for w in kso.prunable_weights(network(), unregistered=True)]
+    return [w.path for w in kso.prunable_weights(with_mixer(), unregistered=True)]
 
 
 def assert_same(model, other, x):
@@ -86,7 +57,7 @@ def assert_same(model, other, x):
 @pytest.mark.parametrize("storage", ["masked", "compact"])
 def test_guessed_ones_are_masked_like_all_others(storage, tmp_path):
     x = np.random.default_rng(0).normal(size=(5, 8)).astype("float32")
-    model = kso.sparsify(network(), 0.5, seed=0, include=every_path(), storage=storage)
+    model = kso.sparsify(with_mixer(), 0.5, seed=0, include=every_path(), storage=storage)
     [mix] = [w for w in kso.prunable_weights(model) if w.path == "mixer/mix"]
     assert mix.layout == KernelLayout(inputs=(1,), outputs=(2,), batch=(0,))
     for matrix in mix.value:
@@ -106,7 +77,7 @@ def test_guessed_ones_are_masked_like_all_others(storage, tmp_path):
 
 @slow_on_jax
 def test_every_verb_takes_them_in():
-    model = network()
+    model = with_mixer()
     x, y = np.ones((4, 8), "float32"), np.zeros(4, "int32")
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     options = {"include": every_path()}
@@ -122,7 +93,7 @@ def test_every_verb_takes_them_in():
         assert rows["mixer/mix"].state == "sparse"
         assert {row.density for row in rows.values() if row.state == "no mask"} <= {1.0}
         assert sum(row.live for row in rows.values() if row.state == "sparse") in (84, 48)
-    drawn = network(mix_initializer=ExactOrthogonal(0.25, seed=0))
+    drawn = with_mixer(mix_initializer=ExactOrthogonal(0.25, seed=0))
     assert {row.path: row.state for row in kso.report(kso.apply_masks(drawn)).rows} == {
         "lift/kernel": "no mask",
         "mixer/mix": "sparse",

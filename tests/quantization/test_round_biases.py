@@ -40,7 +40,6 @@ def assert_whole(value, step):
 
 
 def test_biases_are_whole_steps_of_input_and_kernel():
-    keras.utils.set_random_seed(0)
     layers = [L.Dense(6, activation="softmax", name="first"), L.Dense(3, name="head")]
     model = seen(keras.Sequential([keras.Input((8,)), *layers]), (8,))
     before = [array(layer.bias) for layer in model.layers]
@@ -48,8 +47,7 @@ def test_biases_are_whole_steps_of_input_and_kernel():
     assert round_biases(model) is model
     assert biases_are_rounded(model)
     scales = scales_of(model)
-    first, head = model.layers
-    for layer, was in ((first, before[0]), (head, before[1])):
+    for layer, was in zip(model.layers, before, strict=True):
         step = layer.of_inputs[0].step() * scales[f"{layer.name}/kernel"]
         bias = array(layer.bias)
         assert_whole(bias, step)
@@ -58,7 +56,6 @@ def test_biases_are_whole_steps_of_input_and_kernel():
 
 
 def test_what_a_folded_normalization_adds_is_whole_steps():
-    keras.utils.set_random_seed(0)
     inputs = keras.Input((5, 5, 2))
     norm = L.BatchNormalization(name="norm")
     x = L.ReLU()(norm(L.Conv2D(4, 3, name="first")(inputs)))
@@ -72,7 +69,6 @@ def test_what_a_folded_normalization_adds_is_whole_steps():
 
 
 def test_products_inside_of_an_attention_have_ranges_and_whole_biases():
-    keras.utils.set_random_seed(0)
     inputs = keras.Input((4, 8))
     attention = L.MultiHeadAttention(2, 4, name="attention")
     model = seen(keras.Model(inputs, attention(inputs, inputs)), (4, 8))
@@ -94,7 +90,6 @@ def test_products_inside_of_an_attention_have_ranges_and_whole_biases():
 
 
 def test_biases_of_an_attention_to_another_sequence_are_steps_of_its_own_input():
-    keras.utils.set_random_seed(0)
     query, value = keras.Input((4, 8)), keras.Input((5, 8))
     outputs = L.MultiHeadAttention(2, 4, name="attention")(query, value)
     model = quantize_aware(keras.Model([query, value], outputs), "int4")

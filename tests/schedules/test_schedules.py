@@ -6,16 +6,7 @@ import keras
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.errors import DensityError
-from keras_sparse_ortho.schedules import (
-    Constant,
-    Cubic,
-    Linear,
-    OneShot,
-    Polynomial,
-    TfmotSchedule,
-    as_schedule,
-)
+from keras_sparse_ortho.schedules import Constant, Cubic, Linear, OneShot, Polynomial
 
 pytestmark = pytest.mark.numpy_only
 
@@ -127,20 +118,19 @@ def test_what_is_not_resolved():
         (lambda: OneShot(0.1, 2.5), r"float in \[0, 1\]\. Received: begin_step=2.5"),
         (lambda: Cubic(0.1, 0.8, 0.2), "must not come before.*Received: begin_step=0.8, end_step"),
         (lambda: Constant(0.1, 5, 4), "must not come before.*begin_step=5, end_step=4"),
-        (lambda: as_schedule("cubic"), "must be in .*Received: density='cubic'"),
+        (lambda: kso.MagnitudeMask("cubic"), "must be in .*Received: density='cubic'"),
     ],
 )
 def test_refusals(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-    assert issubclass(DensityError, ValueError)
 
 
 @pytest.mark.parametrize("name", ["PruningSummaries", "tests>Other", ["system"], None])
 def test_a_configuration_cannot_call_anything_but_schedules(name):
     inner = {"module": "os", "name": name, "config": {"log_dir": "made"}}
     with pytest.raises(ValueError, match=r"PolynomialDecay and ConstantSparsity.*Received: "):
-        TfmotSchedule.from_config({"schedule": inner})
+        kso.schedules.TfmotSchedule.from_config({"schedule": inner})
     saved = keras.saving.serialize_keras_object(keras.layers.ReLU())
     with pytest.raises(ValueError, match=r"of a MagnitudeMask holds a Schedule. Received: .*ReLU"):
         kso.MagnitudeMask.from_config({"schedule": saved})

@@ -10,33 +10,19 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.parametrizations import MagnitudeMask, StraightThroughTopK
+from tests.callbacks.runs import Watch, live
 from tests.helpers import part_of_a_run
 
 pytestmark = pytest.mark.tensorflow_only
 
 
-@pytest.fixture(scope="module")
-def sparsity():
-    assert kso.tfmot  # which imports TFMOT without turning tf.keras into tf_keras
-    from tensorflow_model_optimization.sparsity import keras as sparsity
-
-    return sparsity
-
-
 def trained(model, steps=10):
     """Live entries before every step and at the end."""
-    seen = []
-
-    class Watch(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch, logs=None):
-            seen.append(kso.prunable_weights(self.model)[0].live)
-
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(steps, 10)), rng.normal(size=(steps, 10))
-    callbacks = [kso.callbacks.UpdateMasks(), Watch()]
+    watch = Watch(steps=True)
+    x, y = np.random.default_rng(0).normal(size=(2, steps, 10))
     model.compile(keras.optimizers.SGD(0.01), "mse")
-    model.fit(x, y, batch_size=1, verbose=0, callbacks=callbacks)
-    return [*seen, kso.prunable_weights(model)[0].live]
+    model.fit(x, y, batch_size=1, verbose=0, callbacks=[kso.callbacks.UpdateMasks(), watch])
+    return [*watch.seen, live(model)]
 
 
 def network(parametrization, *args):
@@ -77,9 +63,7 @@ def test_saved_and_loaded(sparsity, tmp_path):
         trained(model, steps=4)
         model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
-    [weight] = kso.prunable_weights(loaded)
-    [before] = kso.prunable_weights(model)
-    np.testing.assert_array_equal(weight.value, before.value)
+    assert all(map(np.array_equal, loaded.get_weights(), model.get_weights()))
     assert trained(keras.models.clone_model(loaded)) == LINEAR
 
 
@@ -106,30 +90,26 @@ import keras_sparse_ortho as kso
 x, y = np.ones((8, 6), "float32"), np.ones((8, 4), "float32")
 
 
-def keras_3():
-    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4)])
-    model = kso.sparsify(model, 0.5, seed=0)
+def trained(which, sparsify, weights_of):
+    model = which.Sequential([which.Input((6,)), which.layers.Dense(4)])
+    model = sparsify(model, 0.5, seed=0)
     model.compile("adam", "mse")
     model.fit(x, y, verbose=0)
-    assert kso.prunable_weights(model)[0].live == 12
-    model.save("three.keras")
-    loaded = keras.models.load_model("three.keras")
+    assert weights_of(model)[0].live == 12
+    model.save("model.keras")
+    loaded = which.models.load_model("model.keras")
     assert np.allclose(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
+    return loaded
+
+
+def keras_3():
+    loaded = trained(keras, kso.sparsify, kso.prunable_weights)
     keras.models.clone_model(kso.strip(loaded))
-    return model
 
 
 def keras_2():
     tf_keras = kso.tfmot.register_initializers()
-    model = tf_keras.Sequential([tf_keras.Input((6,)), tf_keras.layers.Dense(4)])
-    model = kso.tfmot.prune_exact_orthogonal(model, 0.5, seed=0)
-    model.compile("adam", "mse")
-    model.fit(x, y, verbose=0)
-    assert kso.tfmot.prunable_weights(model)[0].live == 12
-    model.save("two.keras")
-    loaded = tf_keras.models.load_model("two.keras")
-    assert np.allclose(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
-    return model
+    trained(tf_keras, kso.tfmot.prune_exact_orthogonal, kso.tfmot.prunable_weights)
 
 
 before = tf.keras.Model
@@ -147,12 +127,7 @@ print("good", "3" if before is keras.Model else "2")
         # The wing after Keras 3 work: see tests/test_import.py as well.
         ("", "keras_2, keras_3, keras_2", "3"),
         # Who imports TFMOT first has chosen otherwise, and it stays so.
-        pytest.param(
-            "import tensorflow_model_optimization",
-            "keras_2, keras_3",
-            "2",
-            marks=pytest.mark.slow,
-        ),
+        ("import tensorflow_model_optimization", "keras_2, keras_3", "2"),
     ],
 )
 @pytest.mark.slow

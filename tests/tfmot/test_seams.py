@@ -7,24 +7,11 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
+from tests.tfmot.test_tfmot_cases import sequential
 
 pytestmark = pytest.mark.tensorflow_only
 
 ROOT = Path(kso.__file__).parent
-
-
-def sequential(tf_keras, *layers, shape=(16,)):
-    return tf_keras.Sequential([tf_keras.Input(shape), *layers])
-
-
-def mlp(tf_keras):
-    L = tf_keras.layers
-    return sequential(tf_keras, L.Dense(32, "relu", name="a"), L.Dense(4, name="c"))
-
-
-def batch():
-    rng = np.random.default_rng(0)
-    return rng.normal(size=(64, 16)).astype("float32"), rng.normal(size=(64, 4)).astype("float32")
 
 
 def test_layers_whose_configuration_leaves_the_name_out(tf_keras):
@@ -44,13 +31,10 @@ def test_layers_whose_configuration_leaves_the_name_out(tf_keras):
     dense = sequential(tf_keras, Block(8))
     paths = [weight.path for weight in kso.tfmot.prunable_weights(dense)]
     mask = np.random.default_rng(0).random((8, 4)) < 0.5
-    for model in (
-        kso.tfmot.prune_with_mask(dense, {paths[1]: mask}),
-        kso.tfmot.prune_exact_orthogonal(dense, 0.5, seed=0),
-        kso.tfmot.prune_with_soft_threshold(dense),
-    ):
-        assert [weight.path for weight in kso.tfmot.prunable_weights(model)] == paths
     held = kso.tfmot.prune_with_mask(dense, {paths[1]: mask})
+    soft = kso.tfmot.prune_with_soft_threshold(dense)
+    for model in (held, soft, kso.tfmot.prune_exact_orthogonal(dense, 0.5, seed=0)):
+        assert [weight.path for weight in kso.tfmot.prunable_weights(model)] == paths
     first, last = kso.tfmot.prunable_weights(held)
     np.testing.assert_array_equal(last.value != 0, mask)
     assert first.density == 1
@@ -85,50 +69,15 @@ def test_density_of_one_layer(tf_keras):
     layer = kso.tfmot.PruneWithMask(tf_keras.layers.LSTM(8), density=0.25)
     layer.build((None, 3, 4))
     assert [int(state.mask().sum()) for state in layer.states] == [32, 64]
-    value = layer.states[0].raw.numpy()
-    assert np.abs(value[value != 0]).min() > 0
     clone = type(layer).from_config(layer.get_config())
     clone.build((None, 3, 4))
     assert [int(state.mask().sum()) for state in clone.states] == [32, 64]
-    for options, error in (
-        ({"density": 0}, kso.errors.DensityError),
-        ({"density": 0.5, "live": [4]}, ValueError),
-    ):
-        with pytest.raises(error, match="Received"):
+    for options in ({"density": 0}, {"density": 0.5, "live": [4]}):
+        with pytest.raises(ValueError, match="Received"):
             kso.tfmot.PruneWithMask(tf_keras.layers.Dense(8), **options)
     for options in ({"live": [4]}, {"initializers": [None]}):
         with pytest.raises(ValueError, match=r"one for each kernel.*recurrent_kernel"):
             kso.tfmot.PruneWithMask(tf_keras.layers.LSTM(8), **options).build((None, 3, 4))
-
-
-def test_target_density_in_a_loop_of_ones_own(tf_keras, sparsity):
-    import tensorflow as tf
-
-    x, y = batch()
-    for optimizer in (tf_keras.optimizers.Adam(), None):
-        model = kso.tfmot.prune_with_soft_threshold(mlp(tf_keras))
-        model.optimizer = optimizer
-        schedule = sparsity.PolynomialDecay(0.0, 0.5, 0, 6, frequency=2)  # its end is replaced
-        steering = kso.tfmot.TargetDensity(0.3, schedule)
-        steering.set_model(model)
-        steering.on_train_begin()
-        for step in range(6):
-            steering.on_train_batch_begin(batch=-1)
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
-            variables = model.trainable_variables
-            pairs = list(zip(tape.gradient(loss, variables), variables, strict=True))
-            if optimizer is not None:
-                optimizer.apply_gradients(pairs)
-            else:
-                for gradient, variable in pairs:
-                    variable.assign_sub(0.01 * gradient)
-            if step == 3:  # in the middle: what is handed out is what the model computes with
-                np.testing.assert_allclose(sparsity.strip_pruning(model)(x), model(x), atol=1e-6)
-        steering.on_epoch_end(batch=-1)  # as TFMOT's guide has it
-        plain = sparsity.strip_pruning(model)
-        np.testing.assert_allclose(plain(x), model(x), atol=1e-6)
-        assert sum(weight.live for weight in kso.tfmot.prunable_weights(plain)) == 192  # .3 * 640
 
 
 def test_private_names_stand_in_one_file():

@@ -1,78 +1,86 @@
-"""Our initializers in tf_keras layers, through every kind of saving."""
+"""Our initializers in tf_keras layers, through every kind of saving, under every backend."""
 
+import os
+import subprocess
+import sys
+
+import keras
 import numpy as np
 import pytest
 
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.initializers import ExactOrthogonal, KernelLayout, RandomSparse
+
 pytestmark = pytest.mark.tensorflow_only
 
-
-def network(tf_keras):
-    from keras_sparse_ortho.initializers import ExactOrthogonal, KernelLayout, RandomSparse
-
-    gates = ExactOrthogonal(0.3, seed=2, layout=KernelLayout.recurrent(4))
-    return tf_keras.Sequential(
-        [
-            tf_keras.layers.Input((6, 10)),
-            tf_keras.layers.Conv1D(12, 3, kernel_initializer=ExactOrthogonal(0.3, seed=1)),
-            tf_keras.layers.LSTM(8, kernel_initializer=gates, recurrent_initializer=gates),
-            tf_keras.layers.Dense(16, kernel_initializer=RandomSparse(0.3, "he_normal", seed=3)),
-            tf_keras.layers.Dense(4, kernel_initializer=ExactOrthogonal(0.3, seed=4)),
-        ]
-    )
-
-
-def test_kernels_are_ours(tf_keras):
-    from keras_sparse_ortho.initializers import ExactOrthogonal, KernelLayout
-
-    model = network(tf_keras)
-    conv, lstm, _, dense = model.layers
-    np.testing.assert_array_equal(
-        conv.kernel.numpy(), ExactOrthogonal(0.3, seed=1).sample((3, 10, 12))[0]
-    )
-    gates = KernelLayout.recurrent(4)
-    recurrent = lstm.cell.recurrent_kernel.numpy()
-    expected, _ = ExactOrthogonal(0.3, seed=2).sample((8, 32), layout=gates)
-    np.testing.assert_array_equal(recurrent, expected)
-    kernel = dense.kernel.numpy().astype("float64")
-    assert np.abs(kernel.T @ kernel - np.eye(4)).max() < 1e-6
-
-
+# Name, arguments, and the shape of the input.
 LAYERS = {
-    "dense": lambda L: ((5, 4), L.Dense(6)),
-    "groups": lambda L: ((8, 8, 4), L.Conv2D(6, 3, groups=2)),
-    "transposed": lambda L: ((8, 8, 4), L.Conv2DTranspose(6, 3)),
-    "depthwise": lambda L: ((8, 8, 4), L.DepthwiseConv2D(3)),
-    "separable": lambda L: ((8, 8, 4), L.SeparableConv2D(6, 3)),
-    "einsum": lambda L: ((5, 4), L.EinsumDense("abc,cd->abd", output_shape=(None, 6))),
-    "rnn": lambda L: ((5, 4), L.SimpleRNN(6)),
-    "gru": lambda L: ((5, 4), L.GRU(6)),
-    "lstm": lambda L: ((5, 4), L.LSTM(6)),
+    "dense": ("Dense", (6,), {}, (5, 4)),
+    "groups": ("Conv2D", (6, 3), {"groups": 2}, (8, 8, 4)),
+    "transposed": ("Conv2DTranspose", (6, 3), {}, (8, 8, 4)),
+    "depthwise": ("DepthwiseConv2D", (3,), {}, (8, 8, 4)),
+    "separable": ("SeparableConv2D", (6, 3), {}, (8, 8, 4)),
+    "einsum": ("EinsumDense", ("abc,cde->abde", (5, 4, 4)), {}, (5, 4)),
+    "rnn": ("SimpleRNN", (6,), {}, (5, 4)),
+    "gru": ("GRU", (6,), {}, (5, 4)),
+    "lstm": ("LSTM", (6,), {}, (5, 4)),
 }
+
+
+def kernels(which, weights_of, kind, **more):
+    name, args, options, shape = LAYERS[kind]
+    layer = getattr(which.layers, name)(*args, **options, **more)
+    return weights_of(which.Sequential([which.Input(shape), layer]))
 
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_layouts_are_those_of_keras_3(tf_keras, kind):
-    import keras
-
-    import keras_sparse_ortho as kso
-
-    found = []
-    for which, weights_of in (
-        (keras, kso.prunable_weights),
-        (tf_keras, kso.tfmot.prunable_weights),
-    ):
-        shape, layer = LAYERS[kind](which.layers)
-        model = which.Sequential([which.Input(shape), layer])
-        found.append([(weight.shape, weight.layout) for weight in weights_of(model)])
+    ours = kernels(keras, kso.prunable_weights, kind)
+    theirs = kernels(tf_keras, kso.tfmot.prunable_weights, kind)
+    found = [[(weight.shape, weight.layout) for weight in weights] for weights in (ours, theirs)]
     assert found[0] == found[1]
     assert found[0][0][1] is not None
+
+
+@pytest.mark.parametrize("make", [ExactOrthogonal, RandomSparse])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_the_kernel_is_the_sample(tf_keras, kind, make):
+    options = {"initializer": keras.initializers.HeNormal(seed=2)} if make is RandomSparse else {}
+    for plain in kernels(tf_keras, kso.tfmot.prunable_weights, kind):
+        initializer = make(0.4, seed=1, layout=plain.layout, **options)
+        name = f"{plain.attribute.removesuffix('_kernel')}_initializer"
+        found = kernels(tf_keras, kso.tfmot.prunable_weights, kind, **{name: initializer})
+        [weight] = [weight for weight in found if weight.attribute == plain.attribute]
+        kernel, mask = initializer.sample(weight.shape)
+        np.testing.assert_array_equal(weight.value, kernel)
+        assert mask.sum() == round(0.4 * mask.size)
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "bfloat16", "float16", "float64"])
+def test_every_dtype(tf_keras, policy):
+    eoi = ExactOrthogonal(0.2, seed=1)
+    layer = tf_keras.layers.Dense(40, kernel_initializer=eoi, dtype=policy)
+    layer.build((None, 24))
+    dtype = policy.replace("mixed_bfloat16", "float32")
+    assert layer.kernel.dtype.name == dtype
+    kernel, _ = eoi.sample((24, 40), dtype)
+    np.testing.assert_array_equal(layer.kernel.numpy(), kernel)
 
 
 @pytest.mark.filterwarnings("ignore:.*initializer.*:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*HDF5 file.*:UserWarning")
 @pytest.mark.parametrize("form", ["clone", "keras", "h5", "saved_model"])
 def test_round_trips(tf_keras, form, tmp_path):
-    model = network(tf_keras)
+    L = tf_keras.layers
+    gates = ExactOrthogonal(0.3, seed=2, layout=KernelLayout.recurrent(4))
+    model = tf_keras.Sequential(
+        [
+            L.Input((6, 10)),
+            L.Conv1D(12, 3, kernel_initializer=ExactOrthogonal(0.3, seed=1)),
+            L.LSTM(8, kernel_initializer=gates, recurrent_initializer=gates),
+            L.Dense(16, kernel_initializer=RandomSparse(0.3, "he_normal", seed=3)),
+        ]
+    )
     x = np.random.default_rng(0).normal(size=(3, 6, 10)).astype("float32")
     if form == "clone":
         loaded = tf_keras.models.clone_model(model)
@@ -85,3 +93,31 @@ def test_round_trips(tf_keras, form, tmp_path):
     initializer = loaded.layers[0].kernel_initializer
     assert type(initializer).__name__ == "ExactOrthogonal"
     assert initializer.get_config() == model.layers[0].kernel_initializer.get_config()
+
+
+CODE = """
+import keras, numpy as np, keras_sparse_ortho as kso
+from keras_sparse_ortho.initializers import ExactOrthogonal
+tf_keras = kso.tfmot.register_initializers()
+own = ExactOrthogonal(0.3, seed=1)
+model = tf_keras.Sequential([
+    tf_keras.layers.Input((8,)), tf_keras.layers.Dense(16, kernel_initializer=own)])
+assert (model.layers[0].kernel.numpy() == own.sample((8, 16))[0]).all()
+model.save("model")
+loaded = tf_keras.models.load_model("model")
+x = np.ones((2, 8), "float32")
+assert (loaded(x).numpy() == model(x).numpy()).all()
+print(keras.backend.backend(), "good")
+"""
+
+
+@pytest.mark.slow
+def test_whatever_the_backend_of_keras_is(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", CODE],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "KERAS_BACKEND": "jax"},
+    )
+    assert done.stdout.split() == ["jax", "good"], done.stderr
