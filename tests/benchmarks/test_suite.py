@@ -11,7 +11,7 @@ import pytest
 pytestmark = pytest.mark.numpy_only
 # What scripts share, and what measures nothing.
 MODULES = {"cells", "methods_runs", "methods_summary", "methods_table", "networks", "planning"}
-MODULES |= {"record", "scanned", "small_language_model", "suite", "training"}
+MODULES |= {"record", "reordered", "scanned", "small_language_model", "suite", "training"}
 
 
 def test_every_script_is_a_part_with_a_small_setting(suite):
