@@ -10,7 +10,15 @@ import pytest
 
 pytestmark = pytest.mark.numpy_only
 # What scripts share, and what measures nothing.
-MODULES = {"cells", "methods_runs", "methods_summary", "methods_table", "networks", "planning"}
+MODULES = {
+    "cells",
+    "methods_rivals",
+    "methods_runs",
+    "methods_summary",
+    "methods_table",
+    "networks",
+    "planning",
+}
 MODULES |= {"record", "reordered", "scanned", "small_language_model", "suite", "training"}
 
 
