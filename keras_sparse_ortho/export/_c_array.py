@@ -91,9 +91,9 @@ def _in_one_piece(content: bytes, file: str) -> tuple[bytes, tuple[str, ...]]:
             f"another kind. Received: {file!r} with {len(content)} bytes ({error})"
         ) from error
     used = {
-        names[model.operatorCodes[operator.opcodeIndex].builtinCode]
+        names[model.operatorCodes[operator.opcodeIndex].builtinCode].title().replace("_", "")
         for graph in model.subgraphs
         for operator in graph.operators
     }
-    words = sorted(one.title().replace("_", "") for one in used)
+    words = sorted(used)
     return content, tuple(w.replace("Lstm", "LSTM").replace("Matmul", "MatMul") for w in words)
