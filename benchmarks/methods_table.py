@@ -209,8 +209,9 @@ INITIALIZERS: dict[str, Callable[[float | None], Pattern]] = {
         None, keras.initializers.Orthogonal(gain or 1.0, seed=0)
     ),
     "ai": lambda gain: ApproximateIsometry(1.0, gain or 1.0, max_iterations=300),
+    "eoi_published": lambda gain: ExactOrthogonal(gain=gain or 1.0, start="published"),
     # Where normalization follows, the authors' runs have a denser center tap.
-    "eoi_published": lambda gain: ExactOrthogonal(
+    "eoi_authors": lambda gain: ExactOrthogonal(
         gain=gain or 1.0, start="published", taps="center" if gain else "dense_center"
     ),
     "eoi_erk": lambda gain: ExactOrthogonal(gain=gain or 1.0),
@@ -227,7 +228,8 @@ INITIALIZERS: dict[str, Callable[[float | None], Pattern]] = {
 - base_erk: the usual initializer times a random mask; base_scaled: scaled to the live fan-in;
   base_orthogonal: a dense orthogonal kernel times a random mask, the baseline of the EOI paper;
 - ai: a random mask, with values as orthogonal as possible (Lee et al.);
-- eoi_published: exactly orthogonal as published; eoi_erk: without dead outputs; eoi_auto:
+- eoi_published: exactly orthogonal, `[I | 0]` rotated; eoi_authors: so, as the authors ran networks
+  with normalization; eoi_erk: without dead outputs; eoi_auto:
   with the gain by what follows each layer; eoi_all: so, as one matrix on all taps of a convolution;
   eoi_even, eoi_even_all: the same two with even degrees.
 

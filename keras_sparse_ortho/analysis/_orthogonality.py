@@ -8,7 +8,10 @@ from keras_sparse_ortho.initializers import KernelLayout
 
 
 def orthogonality_error(
-    kernel: np.ndarray, layout: KernelLayout | None = None, gain: float | None = None
+    kernel: np.ndarray,
+    layout: KernelLayout | None = None,
+    gain: float | None = None,
+    taps: str = "center",
 ) -> float:
     """Largest deviation of the Gram matrix from a multiple of the identity.
 
@@ -16,12 +19,13 @@ def orthogonality_error(
     is tall and `K K^T` if it is wide, the error is `max |G - gain^2 I| / gain^2`: 0 for an exactly
     orthogonal kernel, infinite for a kernel of zeros. A convolution with several taps is orthogonal
     if the sum over taps `s` of `K_s^T K_{s + shift}` is, for every shift of the taps: its operator
-    with stride 1 and circular padding.
+    with stride 1 and circular padding; or as one matrix `(taps * in, out)`.
 
     Args:
         kernel: Kernel in Keras layout.
         layout: Meaning of its axes. Default: `(*spatial, in, out)`.
         gain: The intended scale. Default: that of the kernel, `sqrt(mean(diag(G)))`.
+        taps: `"all"` for one matrix on all taps, as `exact_orthogonal` draws it with that.
 
     Example:
 
@@ -30,12 +34,14 @@ def orthogonality_error(
     """
     layout = KernelLayout.convolution() if layout is None else layout
     canonical = layout.to_canonical(np.asarray(kernel, dtype=np.float64))
-    *taps, rows, columns = canonical.shape[2:]
+    *spatial, rows, columns = canonical.shape[2:]
+    if taps == "all":
+        spatial, rows = [], math.prod(spatial) * rows
     worst = 0.0
-    for matrix in canonical.reshape(-1, *taps, rows, columns):
+    for matrix in canonical.reshape(-1, *spatial, rows, columns):
         if rows < columns:
             matrix = np.swapaxes(matrix, -1, -2)
-        gram = _gram_by_shift(matrix, (*taps,) or (1,))
+        gram = _gram_by_shift(matrix, (*spatial,) or (1,))
         square = float(np.mean(np.diagonal(gram[0]))) if gain is None else gain**2
         if square == 0.0:
             return math.inf

@@ -324,7 +324,8 @@ def _row(weight: PrunableWeight, orthogonality: bool | str, on_blocks: bool) -> 
         dense = "not adopted"
     error = None
     if orthogonality and (orthogonality == "all" or _is_as_drawn(weight)):
-        error = orthogonality_error(weight.value, weight.layout)
+        taps = getattr(drawn_by, "taps", "center")
+        error = orthogonality_error(weight.value, weight.layout, taps=taps)
     if len(weight.shape) < 2 and weight.layout is None:  # the layer names its own weights
         dead = int(np.count_nonzero(weight.value == 0))
     else:

@@ -72,6 +72,7 @@ class ExactOrthogonal(SparseInitializer):
             transposed convolutions and recurrent kernels; a wrapped layer knows its own.
         structure: As in `exact_orthogonal`, or a short form: `"2:4"`, `"32x32"`, `(32, 32)`.
         start: As in `exact_orthogonal`.
+        taps: As in `exact_orthogonal`.
 
     Raises:
         DensityError, LayoutError: At a call, as `exact_orthogonal`.

@@ -362,8 +362,9 @@ def exact_orthogonal(
         structure: Pattern of the live entries in all matrices and taps: `Block(rows, cols)`,
             also with `regular=True`, `NByM(n, m)`; default: none. The number of live entries is
             then the nearest that the structure allows.
-        start: `"covering"`, or `"published"`: `[I | 0]` as in the paper. At low densities that
-            leaves outputs of wide kernels zero.
+        start: `"covering"`; `"even"`, where all lines have about as many live entries: columns that
+            share the rows are mixed in cells of disjoint supports; or `"published"`: `[I | 0]` as
+            in the paper. At low densities that leaves outputs of wide kernels zero.
         taps: Where the matrices of a convolution are. `"center"`: at the center tap, as dense as
             the kernel. `"dense_center"`: there, with density `min(taps d, sqrt(d))`, as in the
             authors' runs of networks with normalization. `"all"`: one matrix `(taps * in, out)` a
@@ -447,17 +448,15 @@ def exact_orthogonal(
 
 def covers(start: str) -> bool:
     """Whether all outputs and inputs get an entry first; refuses the name of no start."""
-    starts = ("covering", "even", "published")
-    if start not in starts:
-        raise ValueError(f"`start` must be one of {starts}. Received: start={start!r}")
+    if start not in ("covering", "even", "published"):
+        raise ValueError(f'`start` must be "covering", "even" or "published". Received: {start=}')
     return start != "published"
 
 
 def check_taps(taps: str) -> None:
     """Refuses what does not say where the matrices of a convolution are."""
-    known = ("center", "dense_center", "all")
-    if taps not in known:
-        raise ValueError(f"`taps` must be one of {known}. Received: taps={taps!r}")
+    if taps not in ("center", "dense_center", "all"):
+        raise ValueError(f'`taps` must be "center", "dense_center" or "all". Received: {taps=}')
 
 
 def _sides(layout: KernelLayout, shape: Sequence[int], taps: str) -> tuple[int, int]:

@@ -187,3 +187,15 @@ def test_notebooks_get_the_table_escaped():
     assert html.startswith("<pre>Kernels of &#x27;&lt;script&gt;&#x27;")
     assert html.count("<") == 2
     assert len(html) < 2000
+
+
+def test_a_matrix_on_all_taps_is_reported_as_one():
+    model = keras.Sequential([keras.Input((8, 8, 4)), keras.layers.Conv2D(16, 3, name="c")])
+    pattern = kso.initializers.ExactOrthogonal(start="even", taps="all")
+    sparse = kso.sparsify(model, 0.3, initializer=pattern, seed=0)
+    (row,) = kso.report(sparse).rows
+    assert row.orthogonality_error < 1e-6
+    assert row.live == round(0.3 * row.size)
+    kernel = np.asarray(kso.prunable_weights(sparse)[0].value)
+    assert kso.analysis.orthogonality_error(kernel) > 0.1  # no isometry
+    assert kso.analysis.orthogonality_error(kernel, taps="all") < 1e-6

@@ -259,12 +259,13 @@ def test_configurations_from_before():
     before["layout"] = {**config["layout"], "strides": [2], "transposed": False}
     del before["start"]
     assert ExactOrthogonal.from_config(before).get_config() == config
-    removed = {"norms": "equal", "rotations": [[0, 1, 0.5]], "angles": 0.3, "taps": "shift"}
+    removed = {"norms": "equal", "rotations": [[0, 1, 0.5]], "angles": 0.3}
     for name, value in removed.items():
         with pytest.raises(ValueError, match=f"`{name}` has been removed.*Received: {name}="):
             ExactOrthogonal.from_config({**before, name: value})
-    with pytest.raises(ValueError, match=r"`start` must be .*Received: start='cover'"):
-        ExactOrthogonal(0.1, start="cover")
+    for name, value in {"start": "cover", "taps": "shift"}.items():
+        with pytest.raises(ValueError, match=f"`{name}` must be .*Received: {name}='{value}'"):
+            ExactOrthogonal.from_config({**before, name: value})
 
 
 def test_closed_forms_of_gains():
