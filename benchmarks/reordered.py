@@ -1,4 +1,4 @@
-"""Channels in an order in which regular blocks catch more of the large weights.
+"""Orders channels so that regular blocks catch more of the large weights.
 
 The channels `p` of a tensor inside a network may stand in any order, if the kernel that writes
 them, the vectors of normalization between, and all kernels that read them follow. Order and blocks

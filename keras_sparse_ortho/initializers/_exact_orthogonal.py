@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -26,9 +25,8 @@ from keras_sparse_ortho.orthogonal import (
     Structure,
     StructureLike,
     as_structure,
-    check_taps,
+    check_options,
     covering_count,
-    covers,
     exact_orthogonal,
     least_count,
     regular_blocks,
@@ -124,8 +122,7 @@ class ExactOrthogonal(SparseInitializer):
                 raise ValueError(
                     f"`structure` must be a Block, NByM or None. Received: structure={structure!r}"
                 )
-        covers(start)
-        check_taps(taps)
+        check_options(structure, start, taps)
         self.structure = structure
         self.start = start
         self.taps = taps
@@ -174,11 +171,8 @@ class ExactOrthogonal(SparseInitializer):
         layout = self.resolve_layout(shape, layout)
         *_, inputs, outputs = canonical = layout.canonical_shape(shape)
         if self.structure is None:
-            least, covering = (
-                least_count(shape, layout, self.taps),
-                covering_count(shape, layout),
-            )
-            inputs *= math.prod(canonical[2:-2]) if self.taps == "all" else 1
+            least = least_count(shape, layout, self.taps)
+            covering = covering_count(shape, layout)
         else:
             self.structure.check(canonical)
             least, covering = self.structure.least(canonical), self.structure.covering(canonical)

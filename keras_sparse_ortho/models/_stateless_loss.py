@@ -71,12 +71,7 @@ class StatelessLoss:
         self.variables = list(variables)
         self._held = list(held)
         self._objective = compiled_loss if objective is None else objective
-        self._waits = self._objective is compiled_loss
-
-    def loss(self, values: Sequence[Any], x: Any, y: Any = None, sample_weight: Any = None) -> Any:
-        """The loss as a scalar tensor, not compiled."""
-        batch = _tensors((x, y, sample_weight))
-        return self._scoped(list(values), [value for _, value in self._held], None, batch)
+        self._waits = True
 
     def gradients(
         self, values: Sequence[Any] | None, x: Any, y: Any = None, sample_weight: Any = None

@@ -20,7 +20,7 @@ _LOOK = 16
 # Levels after the last planned one, of pairs that still fit, until so much of the count is there.
 _MORE_LEVELS = 4
 _ENOUGH = 0.98
-# Rounds in which places for the last zeros are drawn all at once, before one by one.
+# So often places for the last zeros are drawn all at once; those left go one by one.
 _ROUNDS = 8
 
 

@@ -397,9 +397,9 @@ def exact_orthogonal(
     shape = tuple(int(size) for size in shape)
     layout = layout or default_layout(shape)
     rng = np.random.default_rng(seed)
-    options = DrawOptions(rng, gain, covers(start), start == "even")
+    check_options(structure, start, taps)
+    options = DrawOptions(rng, gain, start != "published", start == "even")
     canonical_shape = layout.canonical_shape(shape)
-    check_taps(taps)
     if structure is not None:
         structure.check(canonical_shape)
         live_entries = structure.live_count(canonical_shape, density)
@@ -446,17 +446,18 @@ def exact_orthogonal(
     return kernel, mask
 
 
-def covers(start: str) -> bool:
-    """Whether all outputs and inputs get an entry first; refuses the name of no start."""
+def check_options(structure: Structure | None, start: str, taps: str) -> None:
+    """Refuses unknown options, and those that a structure does not have."""
     if start not in ("covering", "even", "published"):
         raise ValueError(f'`start` must be "covering", "even" or "published". Received: {start=}')
-    return start != "published"
-
-
-def check_taps(taps: str) -> None:
-    """Refuses what does not say where the matrices of a convolution are."""
     if taps not in ("center", "dense_center", "all"):
         raise ValueError(f'`taps` must be "center", "dense_center" or "all". Received: {taps=}')
+    if structure is not None and (taps != "center" or start == "even"):
+        raise ValueError(
+            "With a `structure` the matrix is at the center tap, and random rotations make it: "
+            'leave out `taps` and `start="even"`. '
+            f"Received: structure={structure}, {start=}, {taps=}"
+        )
 
 
 def _sides(layout: KernelLayout, shape: Sequence[int], taps: str) -> tuple[int, int]:

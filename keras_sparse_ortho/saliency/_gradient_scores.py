@@ -12,7 +12,7 @@ import numpy as np
 from keras_sparse_ortho._backend import hessian_vector_product
 from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._data import Batch, first_batches, samples
-from keras_sparse_ortho._keras_internals import compiled_loss_waits, from_zero_states
+from keras_sparse_ortho._keras_internals import from_zero_states
 from keras_sparse_ortho._values import digest_of, placed, to_numpy, workers_of
 from keras_sparse_ortho.kernels import PrunableWeight, Selection
 from keras_sparse_ortho.models import StatelessLoss, check_labels
@@ -224,10 +224,6 @@ class _Derivatives:
             self._workers.compare("where weights are scored", values)
         self._total = sum(samples(batch) for batch in batches)
         self._batches = self._workers.batches(batches)
-        if compiled_loss_waits(model):
-            # What a loss creates in its first call must not be created while tracing.
-            with from_zero_states(model):
-                self._loss.loss([v.value for v in variables], *self._batches[0])
 
     def gradient(self) -> list[np.ndarray]:
         """The gradient for each variable, in float64."""

@@ -170,8 +170,19 @@ class ReverseHead(EmbeddingHead):
     """Its configuration does not say which embedding it reads."""
 
 
+class OfWidth:
+    """The configuration of a model that its constructor makes by width and name."""
+
+    def get_config(self):
+        return {"name": self.name, "width": self.width}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**config)
+
+
 @register
-class Backbone(keras.Model):
+class Backbone(OfWidth, keras.Model):
     """Keeps its layers, and tensors of its graph, in attributes."""
 
     def __init__(self, width=16, **kwargs):
@@ -191,13 +202,6 @@ class Backbone(keras.Model):
     @property
     def embedding(self):
         return self._embedding
-
-    def get_config(self):
-        return {"name": self.name, "width": self.width}
-
-    @classmethod
-    def from_config(cls, config):
-        return cls(**config)
 
 
 @register
@@ -231,7 +235,7 @@ class Stack(keras.Sequential):
 
 
 @register
-class Tower(keras.Sequential):
+class Tower(OfWidth, keras.Sequential):
     """Its constructor makes the layers, which know their input when it is called."""
 
     def __init__(self, width=8, **kwargs):
@@ -240,13 +244,6 @@ class Tower(keras.Sequential):
 
     def call(self, inputs, training=None, mask=None):
         return inputs + super().call(inputs, training=training, mask=mask)
-
-    def get_config(self):
-        return {"name": self.name, "width": self.width}
-
-    @classmethod
-    def from_config(cls, config):
-        return cls(**config)
 
 
 @register

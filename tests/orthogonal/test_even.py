@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keras_sparse_ortho.orthogonal import (
+    Block,
     KernelLayout,
     dead_outputs,
     exact_orthogonal,
@@ -110,3 +111,9 @@ def test_fewer_outputs_are_dead_with_a_dense_center():
 def test_unknown_names_are_refused(option):
     with pytest.raises(ValueError, match=r"must be \"c.* Received: "):
         exact_orthogonal((3, 3, 4, 4), 0.5, **option)
+
+
+@pytest.mark.parametrize("option", [{"taps": "all"}, {"taps": "dense_center"}, {"start": "even"}])
+def test_structures_do_not_ignore_them(option):
+    with pytest.raises(ValueError, match="With a `structure` the matrix is at the center tap"):
+        exact_orthogonal((3, 3, 8, 8), 0.5, structure=Block(4, 1), **option)
