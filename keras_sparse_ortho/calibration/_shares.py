@@ -8,73 +8,86 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from keras_sparse_ortho.budgets import Budget, allocate
-from keras_sparse_ortho.calibration._layerwise import (
-    GramStop,
-    as_matrices,
-    calibration_batches,
-    rows_of,
-    sweep,
-)
-from keras_sparse_ortho.calibration._solve import Entries, damped, obs_rounds, relative_error
+from keras_sparse_ortho.calibration._layerwise import sweep
+from keras_sparse_ortho.calibration._rows import Moments, as_matrices, stop_of
+from keras_sparse_ortho.calibration._solve import errors_of, relative_error
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import live_count
+from keras_sparse_ortho.parametrizations import FakeQuantization
 
 # Measured densities of a kernel, and the least one relative to that of the model.
-_POINTS = 12
+_POINTS = 8
 _LEAST = 0.2
-# One of so many rows judges the kernels that are made from the others.
-_HOLD_OUT = 4
 
 Curve = tuple[np.ndarray, np.ndarray]
 """Live entries, ascending, and the error with each."""
 
 
 def budget_by_error(
-    model: Any, weights: Sequence[PrunableWeight], density: float, data: Any, verbose: int = 0
+    model: Any,
+    weights: Sequence[PrunableWeight],
+    density: float,
+    batches: Sequence[Any],
+    verbose: int = 0,
 ) -> Budget:
     """Densities of least total error with exactly `round(density * size)` live entries in all.
 
-    The least sum over the kernels of `e_k(c_k) = tr (V - W)^T H (V - W) / tr W^T H W` over the
+    The least sum over the kernels of `e_k(c_k) = tr (V - W)^T G (V - W) / tr W^T G W` over the
     counts `c_k`, where `V` is what OBS makes of the kernel with so many live entries of three rows
-    in four, and the error is that on the fourth. It is measured at twelve counts, and linear in
-    between on its lower convex hull. Kernels that do not multiply inputs get the density of all.
+    in four, and the error is that on the fourth. It is measured at eight counts, and linear in
+    between on its lower convex hull.
 
     Reference:
 
     - Frantar and Alistarh, "SPDY: Accurate Pruning with Speedup Guarantees" (ICML 2022), arXiv
       2201.13096, for budgets by measured errors
     """
+    least = _LEAST * density
+    grid = [least ** (k / _POINTS) for k in range(1, _POINTS + 1)]
     curves: dict[str, Curve] = {}
-
-    def record(weight: PrunableWeight, gram: Any, across: Any, held: Any) -> None:
-        curves[weight.path] = _curve(weight, gram, gram if held is None else held, density)
-
-    stops = [
-        GramStop(weight, rows, functools.partial(record, weight), hold_out=_HOLD_OUT)
-        for weight in weights
-        if (rows := rows_of(weight)) is not None
-    ]
-    sweep(model, calibration_batches(data), stops, verbose)
-    sizes = {weight.path: weight.size for weight in weights if weight.path in curves}
+    for weight, errors in zip(
+        weights, error_table(model, weights, grid, batches, verbose=verbose), strict=True
+    ):
+        counts = [max(live_count(share, weight.size), 1) for share in grid]
+        at, first = np.unique(counts, return_index=True)
+        measured = np.array([errors[grid[k]] for k in first])
+        curves[weight.path] = np.append(at, weight.size).astype(float), np.append(measured, 0.0)
+    sizes = {weight.path: weight.size for weight in weights}
     share = _by_error(curves, sizes, density)
-    relative = [share.get(weight.path, density) for weight in weights]
+    relative = [share[weight.path] for weight in weights]
     return allocate(weights, density, relative, orthogonal=False)
 
 
-def _curve(weight: PrunableWeight, gram: Any, judge: Any, density: float) -> Curve:
-    """Errors of OBS on its way from dense to a fifth of the density, on rows that it has not seen.
+def error_table(
+    model: Any,
+    weights: Sequence[PrunableWeight],
+    densities: Sequence[float],
+    batches: Sequence[Any],
+    integers: Sequence[str] = (),
+    verbose: int = 0,
+) -> list[dict[Any, float]]:
+    """The error of each kernel at each density, and rounded, on rows that it was not made from.
 
-    On its own rows the error of a kernel with more inputs than rows is close to 0.
+    On its own rows the error of a kernel with more inputs than rows is close to 0. Weights are
+    those of `measured`.
     """
-    kernel = as_matrices(weight.finite_raw_value(), weight.layout)
-    least = _LEAST * density
-    grid = [live_count(least ** (k / _POINTS), weight.size) for k in range(1, _POINTS + 1)]
-    counts = sorted({max(count, 1) for count in grid}, reverse=True)
-    pattern, normal = Entries(), damped(gram)
-    precision = pattern.precision(np.linalg.inv(normal))
-    rounds = obs_rounds(kernel.astype(np.float64), normal, precision, counts, pattern)
-    errors = [relative_error(value, kernel, judge) for value, _ in rounds]
-    return np.array([*counts[::-1], weight.size], float), np.array([*errors[::-1], 0.0])
+    table: dict[str, dict[Any, float]] = {}
+
+    def record(weight: PrunableWeight, used: Moments, held: Moments) -> None:
+        value, layout = weight.finite_raw_value(), weight.layout
+        kernel, judge = as_matrices(value, layout), (held if held.rows else used).gram
+        counts = [max(live_count(share, weight.size), 1) for share in densities]
+        table[weight.path] = dict(
+            zip(densities, errors_of(kernel, counts, used, held), strict=True)
+        )
+        for name in integers:
+            whole, scale = FakeQuantization(name).integers(value, weight.outputs_shape)
+            rounded = as_matrices(whole * scale, layout)
+            table[weight.path][name] = relative_error(rounded, kernel, judge)
+
+    stops = [stop_of(model, weight, functools.partial(record, weight)) for weight in weights]
+    sweep(model, batches, stops, verbose)
+    return [table[weight.path] for weight in weights]
 
 
 def _by_error(
