@@ -30,7 +30,6 @@ from keras_sparse_ortho.calibration._solve import (
     Blocks,
     Entries,
     Pattern,
-    WholeInputs,
     obs,
     refit,
     wanda,
@@ -117,14 +116,12 @@ class Recipe:
             )
 
     def pattern(self, weight: PrunableWeight) -> Pattern:
-        block, shape = self.blocks.get(weight.path), canonical_shape(weight)
-        if isinstance(self.structure, Channels):
-            return WholeInputs(Block(self.structure.group, shape[-1], regular=True), shape)
-        block = self.structure if isinstance(self.structure, Block) else block
-        if block is not None:
-            return Blocks(block, shape)
-        assert not isinstance(self.structure, Block)
-        return Entries(self.structure, math.prod(shape[2:-2]))
+        structure, shape = self.blocks.get(weight.path, self.structure), canonical_shape(weight)
+        if isinstance(structure, Channels):
+            return Blocks(Block(structure.group, shape[-1], regular=True), shape, matched=False)
+        if isinstance(structure, Block):
+            return Blocks(structure, shape)
+        return Entries(structure, math.prod(shape[2:-2]))
 
     def _count(self, weight: PrunableWeight) -> int:
         assert self.counts is not None

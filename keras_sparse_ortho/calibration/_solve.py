@@ -4,10 +4,10 @@ Everything here is on `M` matrices at once, NumPy arrays: kernels, scores and ma
 `(M, k, outputs)`, the Gram matrices `G = X^T X` of the layer's inputs `(M, k, k)` in float64, or
 `(1, k, k)` where all matrices have the same inputs.
 
-A pattern says what is dropped together: entries, N of every M, blocks, or whole inputs. It has
+A pattern says what is dropped together. It has
 
-- `lines`: index arrays that part the `k` inputs; what is dropped together for one output are
-  the entries of one line. `None`: single entries;
+- `lines`: index arrays that part the `k` inputs; for one output the entries of a line are dropped
+  together. `None`: single entries;
 - `largest(scores, count)`: the mask of largest total score with `count` live entries.
 """
 
@@ -79,57 +79,40 @@ class Blocks:
     Args:
         block: The blocks.
         shape: The canonical shape of the kernel.
+        matched: Whether regular blocks are as many in every line; else any may be live.
     """
 
     block: Block
     shape: tuple[int, ...]
+    matched: bool = True
 
     @property
     def lines(self) -> list[Array]:
-        _, taps, inputs, _ = self._folded
+        taps, inputs = math.prod(self.shape[2:-2]), self.shape[-2]
         rows = to_blocks(np.arange(inputs)[:, None], self.block.rows, 1, fill=-1)[:, :, 0, 0]
-        own = [line[line >= 0] for line in rows]
+        starts = inputs * np.arange(taps)[:, None]
+        own = [starts + line[line >= 0] for line in rows]
         if self.block.regular:
-            return [(np.arange(taps)[:, None] * inputs + line).ravel() for line in own]
-        return [tap * inputs + line for tap in range(taps) for line in own]
+            return [line.ravel() for line in own]
+        return [line for by_tap in own for line in by_tap]
 
     def largest(self, scores: Array, count: int) -> Array:
-        """Counts are rounded up to multiples of the unit of the blocks."""
-        unit = self.block.unit(self.shape)
-        count = -(-count // unit) * unit
-        if count >= scores.size:
-            return np.ones(scores.shape, bool)
-        if self.block.regular:
-            rng = np.random.default_rng(0)
-            found = best_regular(self.block, scores.reshape(self.shape), count, rng)
-            return found.reshape(scores.shape)
-        rows, cols = self.block.rows, self.block.cols
-        matrices, k, outputs = scores.shape
-        sums = scores.reshape(matrices, k // rows, rows, outputs // cols, cols).sum(axis=(2, 4))
-        kept = largest_mask(sums, count // unit)
-        return kept.repeat(rows, axis=1).repeat(cols, axis=2)
-
-    @property
-    def _folded(self) -> tuple[int, int, int, int]:
+        """Counts are rounded up to whole blocks, of regular ones to their unit."""
         batch, parts, *taps, inputs, outputs = self.shape
-        return batch * parts, math.prod(taps), inputs, outputs
-
-
-@dataclasses.dataclass(frozen=True)
-class WholeInputs(Blocks):
-    """Groups of inputs, live for all outputs and at all taps or not at all.
-
-    `block` is one group of inputs by all outputs, regular.
-    """
-
-    def largest(self, scores: Array, count: int) -> Array:
-        """Counts are rounded up to whole groups."""
-        matrices, taps, _, outputs = self._folded
-        folded = (matrices, taps, -1, self.block.rows, outputs)
-        totals = scores.reshape(folded).sum(axis=(1, 3, 4))
-        kept = largest_mask(totals, -(-count // (taps * self.block.rows * outputs)))
-        mask = np.broadcast_to(kept[:, None, :, None, None], scores.reshape(folded).shape)
-        return mask.reshape(scores.shape).copy()
+        block, unit = self.block, self.block.rows * self.block.cols
+        if block.regular and self.matched:
+            unit = block.unit(self.shape)
+            if count > scores.size - unit:
+                return np.ones(scores.shape, bool)
+            rng = np.random.default_rng(0)
+            found = best_regular(block, scores.reshape(self.shape), -(-count // unit) * unit, rng)
+            return found.reshape(scores.shape)
+        alike = math.prod(taps) if block.regular else 1
+        grid = inputs // block.rows, block.rows, outputs // block.cols, block.cols
+        folded = (batch * parts, math.prod(taps) // alike, alike, *grid)
+        sums = scores.reshape(folded).sum(axis=(2, 4, 6), keepdims=True)
+        kept = largest_mask(sums, -(-count // (unit * alike)))
+        return np.broadcast_to(kept, scores.reshape(folded).shape).reshape(scores.shape).copy()
 
 
 Pattern = Entries | Blocks

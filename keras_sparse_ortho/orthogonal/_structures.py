@@ -365,16 +365,12 @@ def regular_blocks(
 
 
 def best_regular(
-    block: Block,
-    scores: np.ndarray,
-    count: int,
-    rng: np.random.Generator,
-    among: np.ndarray | None = None,
+    block: Block, scores: np.ndarray, count: int, rng: np.random.Generator
 ) -> np.ndarray:
     """The mask of regular blocks with `count` live entries whose scores have the largest sum.
 
     `scores` are of the canonical shape, `count` is a multiple of `block.unit`, `rng` decides
-    between equals. Only blocks inside `among`, a mask with more live blocks, are taken.
+    between equals.
     """
     batch, parts, *taps, inputs, outputs = shape = scores.shape
     over_taps = scores.reshape(batch * parts, math.prod(taps), inputs, outputs).sum(axis=1)
@@ -384,12 +380,8 @@ def best_regular(
     _, rows, cols = sums.shape
     fans = np.full(rows, cols * fan_in // rows), np.full(cols, fan_in)
     live = np.zeros_like(by_block, dtype=bool)
-    closed = np.zeros(sums.shape, dtype=bool)
-    if among is not None:
-        given: np.ndarray = among.reshape(batch * parts, -1, inputs, outputs).max(axis=1)
-        closed = ~to_blocks(given, block.rows, block.cols).max(axis=(2, 4))
-    for blocks, shut, matrix in zip(live, closed, sums, strict=True):
-        chosen = matched_by_score(shut, *fans, matrix, rng)
+    for blocks, matrix in zip(live, sums, strict=True):
+        chosen = matched_by_score(np.zeros(matrix.shape, bool), *fans, matrix, rng)
         blocks[...] = chosen[:, None, :, None]
     mask = from_blocks(live, inputs, outputs).reshape(batch, parts, *(1 for _ in taps), *shape[-2:])
     return np.broadcast_to(mask, shape).copy()

@@ -108,8 +108,8 @@ def prune(
         structure: For `"obs"`, `"wanda"` and `"magnitude"`. `NByM`, or `"2:4"`: at most `n` live of
             every `m` consecutive inputs. `Block(rows, cols, regular=True)`, `"32x32"` or
             `(32, 32)`: blocks that are live or dead as a whole, in any storage; densities are as
-            with `storage="blocks"`. `Block(rows, cols)`: blocks in any pattern. `calibration.Channels(group)`: whole inputs, for
-            `remove_channels`.
+            with `storage="blocks"`. `Block(rows, cols)`: blocks in any pattern.
+            `calibration.Channels(group)`: whole inputs, for `remove_channels`.
         include: Which kernels, as for `sparsify`.
         exclude: Which kernels not.
         storage: As for `sparsify`. With `"blocks"` the blocks of largest total score are live; with
@@ -208,7 +208,7 @@ def prune(
     batches = None if data is None else calibration_batches(data)
     budget = "uniform" if budget is None else budget
     if by_layer or (batches is not None and budget == "error"):
-        weights = _measured(model, weights, batches, density, budget)
+        weights = _measured(model, weights, batches, given=not isinstance(budget, str))
     if batches is not None and isinstance(budget, str) and budget == "error":
         plan = budget_by_error(model, weights, check_density(density), batches, shows_progress())
     else:
@@ -299,20 +299,26 @@ def apply_masks(
     return hold(model, weights, draws, storage)
 
 
-def _measured(
-    model: Any, weights: list[PrunableWeight], batches: Any, density: Any, budget: Any
+def measurable(
+    model: Any, batches: Any, include: Selection, exclude: Selection
 ) -> list[PrunableWeight]:
-    """The kernels that can be measured; the others stay dense, unless densities were given."""
+    """The selected kernels that can be measured; warns of the others."""
+    return _measured(model, weights_to_prune(model, include, exclude), batches, given=False)
+
+
+def _measured(
+    model: Any, weights: list[PrunableWeight], batches: Any, *, given: bool
+) -> list[PrunableWeight]:
+    """The kernels that can be measured; the others stay dense, unless densities were `given`."""
     found = measured(model, weights, batches)
-    others = [weight for weight in weights if weight not in found]
-    names = ", ".join(f"'{weight.path}'" for weight in others)
+    names = ", ".join(f"'{weight.path}'" for weight in weights if weight not in found)
     why = (
         "These kernels are not known to multiply the inputs of their layers, or no calibration "
         "input reaches them outside of compiled code"
     )
-    if others and (not found or not isinstance(budget, str)):
+    if names and (given or not found):
         raise NotPrunableError(f"{why}: `exclude` them, or use magnitudes. Received: {names}")
-    if others:
+    if names:
         warnings.warn(
             f"{why}: they stay dense, and the density is that of the other kernels. `exclude` "
             f"them to have no warning. Received: {names}",

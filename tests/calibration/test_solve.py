@@ -1,5 +1,7 @@
 """Refits are least squares on each support, masks have their counts, damping is held-out rows'."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho import Block, NByM
 from keras_sparse_ortho.calibration import _shares, _solve
 from keras_sparse_ortho.calibration._rows import Moments
-from keras_sparse_ortho.calibration._solve import Blocks, Entries, WholeInputs
+from keras_sparse_ortho.calibration._solve import Blocks, Entries
 from tests.helpers import array
 
 L = keras.layers
@@ -110,19 +112,18 @@ def test_obs_loses_less_than_wanda_and_that_less_than_magnitudes_with_refits(str
     assert max(lost[1:3]) < lost[3]
 
 
-def test_the_mask_is_nearly_the_best_of_all():
+def test_the_mask_is_nearly_the_best_of_all(monkeypatch):
     """All masks of a small kernel are tried."""
-    import itertools
-
+    monkeypatch.setattr(_solve, "EXTRA", (0.0,))
     ratios = []
     for seed in range(6):
-        kernel, moments, _ = problem(seed, (1, 1, 9, 1), rows=200)
-        masks = [np.isin(np.arange(9), live) for live in itertools.combinations(range(9), 4)]
+        kernel, moments, _ = problem(seed, (1, 1, 12, 1), rows=200)
+        masks = [np.isin(np.arange(12), live) for live in itertools.combinations(range(12), 5)]
         least = min(loss(kernel, live[None, :, None], moments) for live in masks)
-        _, mask = _solve.obs(kernel, 4, Entries(), *moments)
+        _, mask = _solve.obs(kernel, 5, Entries(), *moments)
         ratios.append(loss(kernel, mask, moments) / least)
-    assert sorted(ratios)[3] < 1.02
-    assert max(ratios) < 3
+    assert sorted(ratios)[3] < 1.001
+    assert max(ratios) < 1.5
 
 
 def test_damping_is_chosen_on_held_out_rows(monkeypatch):
@@ -219,7 +220,7 @@ def test_n_by_m_keeps_the_largest_of_each_group_and_no_more_where_entries_are_eq
 @pytest.mark.parametrize("group", [1, 4])
 def test_whole_inputs_that_go_are_nearly_the_best_to_go(shape, group, monkeypatch):
     monkeypatch.setattr(_solve, "EXTRA", (0.0,))
-    pattern = WholeInputs(Block(group, shape[-1], regular=True), shape)
+    pattern = Blocks(Block(group, shape[-1], regular=True), shape, matched=False)
     kernel, moments, _ = problem(0, shape, 200)
     unit = group * shape[-1] * int(np.prod(shape[2:-2]))
     lost = []
