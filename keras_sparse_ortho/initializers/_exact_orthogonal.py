@@ -180,6 +180,6 @@ class ExactOrthogonal(SparseInitializer):
         covers = self.start != "published" and inputs < outputs
         return least, max(least, covering) if covers else least
 
-    def with_gain(self, gain: float) -> SparseInitializer:
+    def with_gain(self, gain: float | str) -> ExactOrthogonal:
         """The same pattern with another gain."""
         return self.from_config({**self.get_config(), "gain": gain})
