@@ -73,10 +73,23 @@ class AutoGains:
         }
         self._gains: dict[tuple[int, float], float] = {}
 
-    def before_normalization(self) -> list[str]:
-        """Paths of kernels whose outputs are normalized, and whose default draw has a norm."""
-        normalized = [w for w in self._weights if self._following[w.path].normalized]
-        return [weight.path for weight in normalized if _is_norm(_mean_square(weight))]
+    def before_normalization(
+        self, patterns: dict[str, SparseInitializer], by_name: bool
+    ) -> dict[str, ExactOrthogonal]:
+        """Patterns of kernels whose outputs are normalized: their gain is `"auto"`.
+
+        `by_name`, those are all whose layers' own initializers have a norm; else those with that
+        gain already. The matrix of a convolution is then on all taps, unless its pattern says.
+        """
+        found = {}
+        for weight in self._weights:
+            own = patterns[weight.path]
+            if not isinstance(own, ExactOrthogonal) or not self._following[weight.path].normalized:
+                continue
+            if own.gain == "auto" or (by_name and _is_norm(_mean_square(weight))):
+                taps = own.taps or ("all" if own.structure is None else None)
+                found[weight.path] = own.but_with(gain="auto", taps=taps)
+        return found
 
     def with_gain(
         self, weight: PrunableWeight, pattern: ExactOrthogonal, live: int
@@ -93,7 +106,7 @@ class AutoGains:
             )
         following = self._following[weight.path]
         if following.normalized:
-            return pattern.with_gain(default_gain(weight, pattern, live))
+            return pattern.but_with(gain=default_gain(weight, pattern, live))
         gains = [self._gain(weight, activation) for activation in following.activations] or [1.0]
         if max(gains) - min(gains) > 1e-6:
             raise ValueError(
@@ -101,7 +114,7 @@ class AutoGains:
                 'Give it a number, in a call of its own with `include`. Received: gain="auto", '
                 f"gains {sorted({round(gain, 4) for gain in gains})}"
             )
-        return pattern.with_gain(gains[0])
+        return pattern.but_with(gain=gains[0])
 
     def warn_of_guesses(self, draws: dict[str, Any], auto: set[str]) -> None:
         """Warns of `auto` gains that were chosen by their layer's own activation alone."""
@@ -249,7 +262,7 @@ def default_gain(weight: PrunableWeight, pattern: ExactOrthogonal, live: int) ->
     that is `gain^2 = 2 density in out / ((in + out) n)` for Glorot's, `density` for square kernels.
     """
     layout = layout_for(weight, pattern)
-    singular_values = least_count(weight.shape, layout, pattern.taps)
+    singular_values = least_count(weight.shape, layout, pattern.taps or "center")
     mean = _mean_square(weight)
     if not _is_norm(mean):
         raise ValueError(

@@ -83,7 +83,8 @@ def sparsify(
             layer's own initializer times a random mask); or a sparse initializer as a pattern, of
             which density (degree, of a `RamanujanOrthogonal`) and seed are replaced. By name,
             kernels before normalization get the norm of the layer's own initializer under the
-            same mask, as with `ExactOrthogonal(gain="auto")`; all others gain 1.
+            same mask, and those of convolutions are orthogonal as `(taps * in, out)`, as with
+            `ExactOrthogonal(gain="auto")`; all others have gain 1, at the center tap.
         structure: `Block` or `NByM` for every selected kernel, or a short form: `"2:4"`, `"16x1"`,
             `(16, 1)`. With `storage="blocks"` the size of blocks, which are regular.
         seed: Integer, or `None` for a new one at each call (from Python's `random`, which
@@ -192,8 +193,7 @@ def draw_kernels(
     patterns = {w.path: _pattern_for(w, pattern, of.get(w.path)) for w in weights}
     base_seed = random.randrange(2**31) if base_seed is None else base_seed
     gains = AutoGains(model, weights)
-    if pattern == "exact_orthogonal":
-        patterns |= {p: patterns[p].with_gain("auto") for p in gains.before_normalization()}
+    patterns |= gains.before_normalization(patterns, pattern == "exact_orthogonal")
     auto = {path for path, own in patterns.items() if getattr(own, "gain", None) == "auto"}
     exact = all(own.isometry == "exact" for own in patterns.values())
     plan = plan_for(density, budget, weights, orthogonal=patterns if exact else False)

@@ -31,12 +31,12 @@ def test_anew_kernels_are_orthogonal_and_counts_exact(name, budget):
     found = weights(model)
     size = sum(weight.size for weight in found)
     assert sum(weight.live for weight in found) == round(0.3 * size)
-    gains = {row.path: row.gain for row in kso.report(model).rows}
     for weight in found:
         mask = weight.parametrization.mask_value()
         assert not weight.raw_value()[~mask].any()
-        gain = gains[weight.path]
-        assert orthogonality_error(weight.value, weight.layout, gain=gain) < 1e-6 * gain
+        drawn = weight.storage.drawn_by
+        options = {"gain": drawn.gain, "taps": drawn.taps or "center"}
+        assert orthogonality_error(weight.value, weight.layout, **options) < 1e-6
 
 
 @pytest.mark.parametrize("name", MODELS)
