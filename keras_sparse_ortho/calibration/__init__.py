@@ -12,7 +12,7 @@ from keras_sparse_ortho.calibration._layerwise import (
     prune_layers,
 )
 from keras_sparse_ortho.calibration._restore_statistics import restore_statistics
-from keras_sparse_ortho.calibration._shares import budget_by_error, error_table
+from keras_sparse_ortho.calibration._shares import budget_by_error
 
 # Public; the other names above are for `pruning`.
 __all__ = ["Channels", "restore_statistics"]

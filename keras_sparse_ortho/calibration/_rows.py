@@ -31,12 +31,9 @@ where all matrices multiply the same rows.
 
 @dataclasses.dataclass
 class Moments:
-    """Sums over rows `X`, in float64.
+    """`X^T X`, and `X^T (Y - X)` with the rows `Y` in the given model, in float64: `(M, k, k)`.
 
-    Args:
-        gram: `X^T X`, `(M, k, k)`; of tokens, whose rows are one-hot, the diagonal `(M, k)`.
-        across: `X^T (Y - X)`, where `Y` are the rows in the given model; or 0.
-        rows: How many rows.
+    Tokens are one-hot rows: `gram` is its diagonal alone, `(M, k)`.
     """
 
     gram: Any = 0.0
@@ -103,10 +100,7 @@ class _TokenStop(GramStop):
 
 
 class _CellStop(GramStop):
-    """Of a recurrent layer: inputs at the steps that are not masked, or the states before them.
-
-    States are those that the recurrent kernel gives before it is pruned.
-    """
+    """Of a recurrent layer: inputs at the steps that are not masked, or the states before them."""
 
     def add(self, inputs: Any, reference: Any = None, **options: Any) -> None:
         kept = options.get("mask")
@@ -138,7 +132,7 @@ def stop_of(model: Any, weight: PrunableWeight, solve: Callable[..., None]) -> G
     rows = known[0][1][name](owner)
     if not isinstance(owner, _CELLS):
         stop = _TokenStop if isinstance(owner, L.Embedding) else GramStop
-        return stop(weight, owner, rows, solve) if rows is not None else None
+        return stop(weight, owner, rows, solve) if rows else None
     around = [x for x, _ in walk(model, "") if isinstance(x, L.RNN) and x.cell is owner]
     return _CellStop(weight, around[0], rows, solve) if len(around) == 1 and rows else None
 
@@ -217,15 +211,14 @@ def _convolution(layer: Any) -> Rows:
 def _places(layer: Any, sizes: Sequence[int]) -> np.ndarray:
     """Which input each tap meets at each position, from 1; or none, 0. `(positions, taps)`.
 
-    Numbered inputs go through a convolution with a channel for each tap, a digit at a time: every
-    float holds a digit exactly.
+    Numbers go through a convolution with a channel for each tap, in digits that are exact.
     """
     numbers = np.arange(1, math.prod(sizes) + 1)
     digits = np.stack([numbers >> shift & 255 for shift in (0, 8, 16, 24)])
     taps = math.prod(layer.kernel_size)
     settings = {"strides": layer.strides, "dilation_rate": layer.dilation_rate}
-    settings |= {"data_format": "channels_last", "padding": layer.padding}
     settings["padding"] = "valid" if layer.padding == "causal" else layer.padding
+    settings["data_format"] = "channels_last"
     channels, function = (1, taps), keras.ops.conv
     if isinstance(layer, _TRANSPOSED):
         channels, function = (taps, 1), keras.ops.conv_transpose

@@ -10,17 +10,13 @@ from scipy.optimize import isotonic_regression
 from keras_sparse_ortho.budgets import Budget, allocate
 from keras_sparse_ortho.calibration._layerwise import sweep
 from keras_sparse_ortho.calibration._rows import Moments, as_matrices, stop_of
-from keras_sparse_ortho.calibration._solve import errors_of, relative_error
+from keras_sparse_ortho.calibration._solve import errors_of
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import live_count
-from keras_sparse_ortho.parametrizations import FakeQuantization
 
 # Measured densities of a kernel, and the least one relative to that of the model.
 _POINTS = 8
 _LEAST = 0.2
-
-Curve = tuple[np.ndarray, np.ndarray]
-"""Live entries, ascending, and the error with each."""
 
 
 def budget_by_error(
@@ -44,54 +40,23 @@ def budget_by_error(
     """
     least = _LEAST * density
     grid = [least ** (k / _POINTS) for k in range(1, _POINTS + 1)]
-    curves: dict[str, Curve] = {}
-    for weight, errors in zip(
-        weights, error_table(model, weights, grid, batches, verbose=verbose), strict=True
-    ):
-        counts = [max(live_count(share, weight.size), 1) for share in grid]
-        at, first = np.unique(counts, return_index=True)
-        measured = np.array([errors[grid[k]] for k in first])
-        curves[weight.path] = np.append(at, weight.size).astype(float), np.append(measured, 0.0)
-    sizes = {weight.path: weight.size for weight in weights}
-    share = _by_error(curves, sizes, density)
+    curves: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # live entries, errors
+
+    def record(weight: PrunableWeight, used: Moments, held: Moments) -> None:
+        kernel = as_matrices(weight.finite_raw_value(), weight.layout)
+        counts = sorted({max(live_count(share, weight.size), 1) for share in grid})
+        errors = [*errors_of(kernel, counts, used, held), 0.0]
+        curves[weight.path] = np.array([*counts, weight.size], float), np.array(errors)
+
+    stops = [stop_of(model, weight, functools.partial(record, weight)) for weight in weights]
+    sweep(model, batches, stops, verbose)
+    share = _by_error(curves, {weight.path: weight.size for weight in weights}, density)
     relative = [share[weight.path] for weight in weights]
     return allocate(weights, density, relative, orthogonal=False)
 
 
-def error_table(
-    model: Any,
-    weights: Sequence[PrunableWeight],
-    densities: Sequence[float],
-    batches: Sequence[Any],
-    integers: Sequence[str] = (),
-    verbose: int = 0,
-) -> list[dict[Any, float]]:
-    """The error of each kernel at each density, and rounded, on rows that it was not made from.
-
-    On its own rows the error of a kernel with more inputs than rows is close to 0. Weights are
-    those of `measured`.
-    """
-    table: dict[str, dict[Any, float]] = {}
-
-    def record(weight: PrunableWeight, used: Moments, held: Moments) -> None:
-        value, layout = weight.finite_raw_value(), weight.layout
-        kernel, judge = as_matrices(value, layout), (held if held.rows else used).gram
-        counts = [max(live_count(share, weight.size), 1) for share in densities]
-        table[weight.path] = dict(
-            zip(densities, errors_of(kernel, counts, used, held), strict=True)
-        )
-        for name in integers:
-            whole, scale = FakeQuantization(name).integers(value, weight.outputs_shape)
-            rounded = as_matrices(whole * scale, layout)
-            table[weight.path][name] = relative_error(rounded, kernel, judge)
-
-    stops = [stop_of(model, weight, functools.partial(record, weight)) for weight in weights]
-    sweep(model, batches, stops, verbose)
-    return [table[weight.path] for weight in weights]
-
-
 def _by_error(
-    curves: Mapping[str, Curve], sizes: Mapping[str, int], density: float
+    curves: Mapping[str, tuple[np.ndarray, np.ndarray]], sizes: Mapping[str, int], density: float
 ) -> dict[str, float]:
     """Live fractions of the least total error: the steepest parts of the hulls first."""
     counts, parts = {}, []

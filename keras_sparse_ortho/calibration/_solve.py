@@ -160,7 +160,7 @@ class _Problem:
 
     def refitted(self, mask: Array, extra: float, start: Array, tolerance: float) -> Array:
         """The live entries of least error, in these coordinates."""
-        normal = self.normal + extra * np.eye(self.normal.shape[-1], dtype=self.normal.dtype)
+        normal = self.normal + extra * np.eye(self.normal.shape[-1])
         return _refit(self.full, mask, normal, start, tolerance)
 
     def found(self, count: int, damping: float, iterations: int) -> tuple[Array, Array]:
@@ -245,15 +245,14 @@ def refit(kernel: Array, mask: Array, used: Moments, held: Moments) -> Array:
     """The live entries `argmin tr (V - W)^T H (V - W)` over `V` that are zero off the mask."""
     if used.gram.ndim == 2:
         return kernel
-    problem = _Problem(kernel, used + held, Entries())
-    extra = _extra(kernel, mask, used, held)
+    problem, extra = _Problem(kernel, used + held, Entries()), _extra(kernel, mask, used, held)
     return problem.back(problem.refitted(mask, extra, problem.full, TOLERANCE))
 
 
 def _extra(kernel: Array, mask: Array, used: Moments, held: Moments) -> float:
     """What is added to the unit diagonal of `H`, the best for these live entries on held-out rows.
 
-    The fewer rows there are for each input, the more it is. Some outputs tell.
+    Some outputs tell.
     """
     if not held.rows:
         return EXTRA[-1]
@@ -310,10 +309,8 @@ def wanda(kernel: Array, gram: Array) -> Array:
 
 def relative_error(found: Array, kernel: Array, gram: Array) -> float:
     """`tr (V - W)^T G (V - W) / tr W^T G W`: the squared error of the layer's outputs."""
-    full = np.asarray(kernel, np.float64)
-
-    def squared(w: Array) -> float:
-        return float(np.sum(w * (gram[..., None] * w if gram.ndim == 2 else gram @ w)))
-
-    whole = squared(full)
-    return squared(found - full) / whole if whole > 0 else 0.0
+    left, whole = (
+        float(np.sum(w * (gram[..., None] * w if gram.ndim == 2 else gram @ w)))
+        for w in (np.asarray(found, np.float64) - kernel, np.asarray(kernel, np.float64))
+    )
+    return left / whole if whole > 0 else 0.0

@@ -3,8 +3,8 @@
 from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.pruning._blocks import why_not_on_blocks
 from keras_sparse_ortho.pruning._parametrize import parametrize
-from keras_sparse_ortho.pruning._planning import BudgetLike, plan_for, shows_progress
-from keras_sparse_ortho.pruning._prune import apply_masks, measurable, prune
+from keras_sparse_ortho.pruning._planning import BudgetLike, plan_for
+from keras_sparse_ortho.pruning._prune import apply_masks, prune
 from keras_sparse_ortho.pruning._sparsify import draw_kernels, sparsify
 
 # Public; the other names above are for the other rooms.

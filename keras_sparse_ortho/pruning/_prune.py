@@ -101,7 +101,7 @@ def prune(
             `"obs"`, `"wanda"` or a `structure`, `"uniform"`. With `data` for a layer also
             `"error"`, the densities of the least sum of the relative errors of the layers' outputs,
             each measured on a fourth of the rows that OBS does not see there (for trained networks
-            the best of these; about as long again as OBS takes). `sensitivity` shows such errors.
+            the best of these; about as long again as OBS takes).
         data: For scores of the loss, what `fit` takes: `(x, y)`, `(x, y, sample_weight)`, a
             dataset, a generator of batches. For layers the same, or `x` alone: all rows of arrays,
             in batches of 64; of others the first 64 batches.
@@ -145,12 +145,7 @@ def prune(
     `70 k^2 + 60 k m` bytes while it is solved, and `500 k^2 m` operations or so, most in float32.
     Meanwhile there are copies of all kernels, and kernels are set in the given model and put back:
     do not use it from another thread. For each layer `data` goes through the layers in front of it.
-    Measured are dense and EinsumDense layers, convolutions of all kinds, embeddings (by the counts
-    of their tokens) and SimpleRNN, GRU and LSTM (their recurrent kernels on the states that they
-    give before they are pruned); layers that are called several times on the inputs of all calls,
-    as they are before they are pruned. Embeddings that are also used in reverse, GRUs with
-    `reset_after=False`, stacked and convolutional cells, and layers with a `call` of their own, are
-    not.
+    The page on trained networks lists the layers that are measured.
 
     Example:
 
@@ -170,9 +165,8 @@ def prune(
     - Hassibi and Stork, "Second order derivatives for network pruning: Optimal Brain Surgeon"
       (NeurIPS 1992); Frantar and Alistarh, "Optimal Brain Compression" (NeurIPS 2022), arXiv
       2208.11580, for layers on calibration data
-    - Boyd et al., "Distributed Optimization and Statistical Learning via the Alternating Direction
-      Method of Multipliers" (2011); Meng et al., "ALPS: Improved Optimization for Highly Sparse
-      One-Shot Pruning for Large Language Models" (NeurIPS 2024), arXiv 2406.07831, for ADMM here
+    - Meng et al., "ALPS: Improved Optimization for Highly Sparse One-Shot Pruning for Large
+      Language Models" (NeurIPS 2024), arXiv 2406.07831, for ADMM
     - Sun et al., "A Simple and Effective Pruning Approach for Large Language Models" (ICLR 2024),
       arXiv 2306.11695, for Wanda
     """
@@ -299,13 +293,6 @@ def apply_masks(
     return hold(model, weights, draws, storage)
 
 
-def measurable(
-    model: Any, batches: Any, include: Selection, exclude: Selection
-) -> list[PrunableWeight]:
-    """The selected kernels that can be measured; warns of the others."""
-    return _measured(model, weights_to_prune(model, include, exclude), batches, given=False)
-
-
 def _measured(
     model: Any, weights: list[PrunableWeight], batches: Any, *, given: bool
 ) -> list[PrunableWeight]:
@@ -313,7 +300,7 @@ def _measured(
     found = measured(model, weights, batches)
     names = ", ".join(f"'{weight.path}'" for weight in weights if weight not in found)
     why = (
-        "These kernels are not known to multiply the inputs of their layers, or no calibration "
+        "It is not known how these kernels multiply inputs of their layers, or no calibration "
         "input reaches them outside of compiled code"
     )
     if names and (given or not found):
