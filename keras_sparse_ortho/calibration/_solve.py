@@ -31,6 +31,7 @@ from keras_sparse_ortho.orthogonal import (
 DAMPING = 0.01
 AIM = 0.5
 ITERATIONS = 90
+_MORE = 300  # of kernels with at most 256 inputs, which take no time
 _RATES = (0.01, 3.0)
 EXTRA = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """More damping, for the unit diagonal of `H`; held-out rows choose."""
@@ -203,7 +204,7 @@ def obs(
         return kernel, _of_tokens(kernel, count, used, held, pattern)
     problem = _Problem(kernel, moments, pattern)
     extra = _extra(kernel, pattern.largest(problem.full**2, count), used, held)
-    found, mask = problem.found(count, extra, ITERATIONS)
+    found, mask = problem.found(count, extra, ITERATIONS if kernel.shape[1] > 256 else _MORE)
     return problem.back(problem.refitted(mask, extra, found, TOLERANCE)), mask
 
 
