@@ -307,7 +307,8 @@ def transfer(runs: Runs, given: argparse.Namespace) -> None:
                 model = kso.parametrize(model, KINDS.StraightThroughTopK(), **share)
             else:
                 lifted = budget if isinstance(budget, str) else kso.budgets.lift(model, budget)
-                model = kso.sparsify(model, **share | {"budget": lifted}, seed=where["seed"])
+                how = {"initializer": kso.initializers.ExactOrthogonal(gain=1.0)}
+                model = kso.sparsify(model, **share | {"budget": lifted} | how, seed=where["seed"])
                 callbacks = []
             found_ = fitted(model, where, epochs, callbacks)
             return {"accuracy": found_, "density": live(model)}
@@ -471,7 +472,7 @@ def summarize() -> None:
         ),
         "transfer": (
             "Budgets that STR has learnt",
-            "The same network; STR's budget is that of the run with the same seed.",
+            "The same network; STR's budget is that of the run with the same seed. EOI has gain 1.",
             lambda _: table_of_transfer(),
         ),
         "recurrent": (
