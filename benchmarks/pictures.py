@@ -166,7 +166,6 @@ def growth(rival="blocks 64"):
 SOURCES = {
     "gain": ["blocks.md", "deep.md", "litert.md", "methods.md"],
     "very_deep": ["deep.jsonl"],
-    "forces": ["learnt.jsonl"],
     "routes": ["litert_blocks.md"],
     "faster": ["blocks.jsonl"],
     "growth": ["blocks.jsonl"],
@@ -325,22 +324,6 @@ def thresholds() -> Figure:
     return figure
 
 
-def forces() -> Figure:
-    """What the penalty and the loss have moved the parameter of each threshold by."""
-    [*_, run] = [run for run in finished(RESULTS / "learnt.jsonl") if run["part"] == "forces"]
-    curves = np.array(run["curves"])  # of steps, of s, by decay, by loss and t, of layers
-    steps = run["epochs"] / len(curves) * np.arange(1, len(curves) + 1)
-    titles = {1: "s, moved by L2", 2: "s, moved by the loss", 3: "threshold t = g(s)"}
-    figure = new(6.0)
-    for panel, (k, title) in zip(figure.subplots(3, sharex=True), titles.items(), strict=True):
-        for layer, color in zip(range(curves.shape[2]), (OURS, OTHER, GREEN, PLAIN), strict=True):
-            panel.plot(steps, curves[:, k, layer], color=color, label=f"layer {layer + 1}")
-        panel.set(title=title)
-    panel.set_xlabel("epoch")
-    panel.legend()
-    return figure
-
-
 def structures() -> Figure:
     """One mask of each structure, all exactly orthogonal at density 1/4."""
     kinds = {
@@ -423,7 +406,7 @@ def routes() -> Figure:
 
 
 DRAWN = (gain, routes, very_deep, faster, growth)
-DRAWN += (density_law, thresholds, forces, structures, taps, budgets)
+DRAWN += (density_law, thresholds, structures, taps, budgets)
 PICTURES = {draw.__name__: draw for draw in DRAWN}
 
 
