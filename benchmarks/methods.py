@@ -444,9 +444,9 @@ def time_of_training() -> None:
     The methods train in turn, for as many steps as between two mask updates, so that other load on
     the machine affects all of them. Updates of masks, thresholds and extra gradients are as
     frequent as in a run; compilation and the setup of an epoch are excluded. The ratios of the
-    medians go to `results/methods_time.json`, for the table of `methods`; seconds of a step of the
-    networks of `faster.py` to `results/faster_time.json`. `eoi_str` needs the budget of a finished
-    run of `str`.
+    medians, and seconds of a step of the networks of `faster.py`, go to
+    `results/methods_time.json`, for the tables of `methods` and `faster`. `eoi_str` needs the
+    budget of a finished run of `str`.
     """
     parser = described(time_of_training)
     parser.add_argument("--settings", choices=["methods", "faster"], default="methods")
@@ -463,7 +463,7 @@ def time_of_training() -> None:
     ratios = {name: value / seconds["dense"] for name, value in seconds.items()}
     for name, value in seconds.items():
         print(f"{name:12} {value:8.3f} s  {ratios[name]:.3f}")
-    file = RESULTS / TIMES.replace("methods", given.settings)
+    file = RESULTS / TIMES
     measured = json.loads(file.read_text()) if file.exists() else {}
     if given.settings == "methods":
         measured[given.net] = ratios
