@@ -398,7 +398,7 @@ METHODS: dict[str, Method] = {
     "base_near_orthogonal": near_orthogonal(fixed("base_erk")),
     "eoi_near_orthogonal": near_orthogonal(fixed("eoi_erk")),
     "dense_near_orthogonal": near_orthogonal(dense_orthogonal),
-    "dense_narrow": dense,
+    **dict.fromkeys(("dense_narrow", "dense_shallow"), dense),
     "sao": sao,
     "eoi_str": eoi_str,
     "snip": lambda model, plan: (scored_budget(model, plan, "snip")[1], []),

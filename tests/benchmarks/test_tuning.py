@@ -108,12 +108,12 @@ def test_a_grid_at_chance_does_not_go_on(methods, monkeypatch, tmp_path, capsys)
 
 def test_where_a_method_wins_ties_or_loses(methods_summary):
     mine, ahead, noisy = [0.80, 0.81, 0.82], [0.85, 0.86, 0.87], [0.5, 0.9, 0.99]
-    assert methods_summary.beside(ahead, mine) == ["+5.00", "wins"]
-    assert methods_summary.beside(mine, ahead) == ["-5.00", "loses"]
-    assert methods_summary.beside(mine, noisy)[1] == "ties"
-    assert methods_summary.beside(mine[:1], ahead) == ["-6.00", "-"]
-    assert methods_summary.beside([0.1] * 3, [0.1] * 3) == ["+0.00", "ties"]
-    assert methods_summary.beside([0.2] * 3, [0.1] * 3) == ["+10.00", "wins"]
+    assert methods_summary.beside(ahead, mine) == ["+5.00", "0.004", "wins"]
+    assert methods_summary.beside(mine, ahead) == ["-5.00", "0.004", "loses"]
+    assert methods_summary.beside(mine, noisy)[2] == "ties"
+    assert methods_summary.beside(mine[:1], ahead) == ["-6.00", "-", "-"]
+    assert methods_summary.beside([0.1] * 3, [0.1] * 3) == ["+0.00", "1.000", "ties"]
+    assert methods_summary.beside([0.2] * 3, [0.1] * 3) == ["+10.00", "<.001", "wins"]
 
 
 def test_live_channels(methods):
