@@ -333,6 +333,20 @@ def sao(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     return kso.sparsify(model, None, rest, scaled(gain), seed=seed, include=[*rest]), []
 
 
+def sao_uniform(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """The masks of SAO, with uniform values of the same variance ("RG-U")."""
+    rng = np.random.default_rng(plan["seed"])
+    model, callbacks = sao(model, plan)
+    for weight in kso.prunable_weights(model):
+        *_, inputs, outputs = weight.layout.canonical_shape(weight.shape)
+        if inputs == outputs:
+            raw = ops.convert_to_numpy(weight.variable.value)
+            live = raw != 0
+            values = rng.uniform(-1, 1, raw.shape) * np.sqrt(3 * np.square(raw[live]).mean())
+            weight.variable.assign(np.where(live, values, 0).astype(raw.dtype))
+    return model, callbacks
+
+
 def dense_orthogonal(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     """Dense orthogonal kernels, at the center tap of convolutions (delta-orthogonal)."""
     pattern = ExactOrthogonal(gain=plan.get("gain") or 1.0)
@@ -400,6 +414,7 @@ METHODS: dict[str, Method] = {
     "dense_near_orthogonal": near_orthogonal(dense_orthogonal),
     **dict.fromkeys(("dense_narrow", "dense_shallow"), dense),
     "sao": sao,
+    "sao_uniform": sao_uniform,
     "eoi_str": eoi_str,
     "snip": lambda model, plan: (scored_budget(model, plan, "snip")[1], []),
     "synflow": lambda model, plan: (scored_budget(model, plan, "synflow")[1], []),
