@@ -329,14 +329,14 @@ def command_line(
 
 
 def methods(arguments: list[str] | None = None) -> None:
-    """Methods on Fashion-MNIST.
+    """Methods on Fashion-MNIST and digits.
 
     python benchmarks/methods.py methods                             # the small CNN, the whole grid
     python benchmarks/methods.py methods --net resnet20 --methods dense eoi_erk rigl
     KERAS_BACKEND=jax python benchmarks/methods.py methods --net digits_cnn digits_resnet8
     python benchmarks/methods.py methods --no-tune --out other.jsonl    # all at one learning rate
     """
-    command_line(arguments, "methods", "Methods on Fashion-MNIST", ["cnn"], quick=SMALL)
+    command_line(arguments, "methods", "Methods on Fashion-MNIST and digits", ["cnn"], quick=SMALL)
 
 
 def deep(arguments: list[str] | None = None) -> None:
