@@ -119,15 +119,26 @@ class Keep(keras.callbacks.Callback):
             self.weights = self.model.get_weights()
 
 
-def near_orthogonal(start: Method, factor: float = 1e-3) -> Method:
-    """Another method, whose square kernels have Keras' orthogonal regularizer."""
+class OnMask(keras.regularizers.OrthogonalRegularizer):
+    """Keras' orthogonal regularizer of the live entries: the others must not come to life."""
+
+    live: Any = 1.0
+
+    def __call__(self, inputs: Any) -> Any:
+        """The mean cosine of two columns."""
+        return super().__call__(inputs * self.live)
+
+
+def near_orthogonal(start: Method, factor: float = 1.0) -> Method:
+    """Another method, whose square kernels have that regularizer."""
 
     def method(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
         made, callbacks = start(model, plan)
         for weight in kso.prunable_weights(made):
             if len(weight.shape) == 2 and weight.shape[0] == weight.shape[1]:
-                regularizer = keras.regularizers.OrthogonalRegularizer(factor, "columns")
-                weight.variable.regularizer = regularizer
+                weight.variable.regularizer = regularizer = OnMask(factor, "columns")
+                if weight.storage is not None:
+                    regularizer.live = weight.mask.astype("float32")
         return made, callbacks
 
     return method
