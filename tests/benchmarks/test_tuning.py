@@ -143,3 +143,31 @@ def test_what_is_tried_stands_beside_its_rival(methods_summary):
     assert "| 0.1 | feather | gmp | +10.00 | wins | 2 and 2 |" in text
     assert "dnw" not in text
     assert methods_summary.candidates(runs[:2]) == ""
+
+
+def test_budgets_stand_beside_starts(methods_summary):
+    found = {"base_erk": [0.8, 0.81], "base_uniform": [0.7, 0.71], "eoi_snip": [0.9, 0.91]}
+    runs = [
+        {"net": "cnn", "method": method, "density": 0.1, "seed": seed, "accuracy": one}
+        for method, accuracies in found.items()
+        for seed, one in enumerate(accuracies)
+    ]
+    text = methods_summary.combinations(runs)
+    assert "| uniform | - | 70.50 +- 0.71 (0.005) | - | - |" in text
+    assert "| erk | - | 80.50 +- 0.71 | - | - |" in text
+    assert "| snip | - | - | - | **90.50 +- 0.71** (0.005) |" in text
+    assert methods_summary.combinations(runs[:2]) == ""
+
+
+def test_parameters_are_those_that_are_trained(methods, methods_summary):
+    used = methods.settings("methods")["cnn"]
+    old = {"net": "cnn", "live": 100}  # normalizations of 120 channels, ten biases of the head
+    assert methods_summary.parameters([old], used) == "350"
+    assert methods_summary.parameters([old | {"others": 7}], used) == "107"
+    made = methods.functools.partial(methods.NETWORKS["cnn"], (28, 28, 1), 10)
+    size = sum(w.size for w in methods.kso.prunable_weights(made(used)))
+    narrow = methods.narrowed(made, used, 0.1, False)
+    kernels = sum(w.size for w in methods.kso.prunable_weights(narrow))
+    assert 0.07 * size < kernels <= 0.1 * size
+    with pytest.raises(methods.BudgetError, match="shallower"):
+        methods.narrowed(made, used, 0.1, True)
