@@ -215,12 +215,12 @@ INITIALIZERS: dict[str, Callable[[float | None], Pattern]] = {
         gain=gain or 1.0, start="published", taps="center" if gain else "dense_center"
     ),
     "eoi_erk": lambda gain: ExactOrthogonal(gain=gain or 1.0),
-    "eoi_auto": lambda gain: ExactOrthogonal(gain="auto"),
+    "eoi_auto": lambda gain: ExactOrthogonal(gain="auto", taps="center"),
     "eis": lambda gain: WholePairs(gain=gain or 1.0),
     "angles_1": lambda gain: FixedAngles(gain=gain or 1.0, start="published"),
     "angles_80": lambda gain: Angles80(gain=gain or 1.0, start="published"),
     "eoi_all": lambda gain: ExactOrthogonal(gain="auto", taps="all"),
-    "eoi_even": lambda gain: ExactOrthogonal(gain="auto", start="even"),
+    "eoi_even": lambda gain: ExactOrthogonal(gain="auto", start="even", taps="center"),
     "eoi_even_all": lambda gain: ExactOrthogonal(gain="auto", start="even", taps="all"),
 }
 """What draws kernels and fixed masks, by name, for a gain:
@@ -230,7 +230,8 @@ INITIALIZERS: dict[str, Callable[[float | None], Pattern]] = {
 - ai: a random mask, with values as orthogonal as possible (Lee et al.);
 - eoi_published: exactly orthogonal, `[I | 0]` rotated; eoi_authors: so, as the authors ran networks
   with normalization; eoi_erk: without dead outputs; eoi_auto:
-  with the gain by what follows each layer; eoi_all: so, as one matrix on all taps of a convolution;
+  with the gain by what follows each layer; eoi_all: so, as one matrix on all taps of a convolution,
+  which is what `sparsify` draws where normalization follows;
   eoi_even, eoi_even_all: the same two with even degrees.
 
 The arms `eoi_shift` and `rigl_shift` of the tables (entries spread over all taps) were measured at
