@@ -166,7 +166,6 @@ def growth(rival="blocks 64"):
 SOURCES = {
     "gain": ["blocks.md", "deep.md", "litert.md", "methods.md"],
     "very_deep": ["deep.jsonl"],
-    "mlp7_loss": ["deep.jsonl"],
     "resnet_densities": ["methods.jsonl"],
     "routes": ["litert_blocks.md"],
     "faster": ["blocks.jsonl"],
@@ -288,56 +287,31 @@ def very_deep() -> Figure:
 
 
 COLORS = {
-    "eoi_erk": ("exactly orthogonal", OURS),
     "eoi_auto": ("exactly orthogonal, EOI", OURS),
-    "sao": ("SAO", GREEN),
     "ai": ("AI", OTHER),
     "base_orthogonal": ("Base: dense orthogonal, masked", VIOLET),
     "base_erk": ("usual initializer, masked", PLAIN),
-    "dense_orthogonal": ("dense, orthogonal", DENSE),
 }
 """By method the label and colour."""
 
 
-def banded(panel: Axes, x: list[float], values: np.ndarray, method: str, **style: str) -> None:
-    """Draws the mean of the rows, one for each seed, and their range."""
-    label, color = COLORS[method]
-    panel.plot(x, values.mean(axis=0), color=color, label=label, **style)
-    panel.fill_between(x, values.min(axis=0), values.max(axis=0), color=color, alpha=0.2, lw=0)
-
-
-def mlp7_loss() -> Figure:
-    """Training loss of the MLP of 7 layers over the steps, each start at its best rate."""
-    runs = [run for run in finished(RESULTS / "deep.jsonl") if run["net"] == "mlp7"]
-    figure = new(3.6)
-    panel = figure.subplots()
-    for method in COLORS:
-        mine = [run for run in runs if run["method"] == method and "accuracy" in run]
-        if mine:
-            losses = np.array([[loss for _, loss in run["losses"]] for run in mine])
-            window = mine[0]["losses"][0][0]
-            banded(panel, [window * (k + 1) for k in range(losses.shape[1])], losses, method)
-    panel.set(title="MLP of 7 tanh layers of width 100, density 0.05", ylim=(0, 2.4))
-    panel.set(xlabel="step", ylabel="training loss")
-    panel.legend()
-    return figure
-
-
 def resnet_densities() -> Figure:
-    """Accuracy of a small ResNet over the density, each start at its best rate."""
-    runs = [run for run in finished(RESULTS / "methods.jsonl") if run["net"] == "digits_resnet8"]
-    runs = [run for run in runs if "accuracy" in run]
-    densities = sorted({run["density"] for run in runs})
+    """Accuracy of a small ResNet over the density, each start at its best rate; range of seeds."""
+    found: dict[float, dict[str, list[float]]] = {}
+    for run in finished(RESULTS / "methods.jsonl"):
+        if run["net"] == "digits_resnet8" and "accuracy" in run:
+            each = found.setdefault(run["density"], {name: [] for name in COLORS})
+            each[run["method"]].append(100 * run["accuracy"])
+    densities = sorted(d for d, each in found.items() if min(map(len, each.values())) > 2)
     figure = new(3.6)
     panel = figure.subplots()
-    for method in COLORS:
-        each = [
-            [r["accuracy"] for r in runs if (r["method"], r["density"]) == (method, density)]
-            for density in densities
-        ]
-        if all(each):
-            banded(panel, densities, 100 * np.array(each).T, method, marker="o", markersize=4)
-    panel.set(title="ResNet-8 on digits, 10 epochs", xscale="log")
+    for method, (label, color) in COLORS.items():
+        values = [found[density][method] for density in densities]
+        means = [np.mean(each) for each in values]
+        panel.plot(densities, means, color=color, label=label, marker="o", markersize=4)
+        ends = [[end(each) for each in values] for end in (min, max)]
+        panel.fill_between(densities, *ends, color=color, alpha=0.2, lw=0)
+    panel.set(title="ResNet-8 on digits, 8 epochs", xscale="log")
     panel.set(xlabel="density (live fraction)", ylabel="test accuracy, %")
     panel.set_xticks(densities, [f"{density:g}" for density in densities])
     panel.minorticks_off()
@@ -465,7 +439,7 @@ def routes() -> Figure:
     return figure
 
 
-DRAWN = (gain, routes, very_deep, mlp7_loss, resnet_densities, faster, growth)
+DRAWN = (gain, routes, very_deep, resnet_densities, faster, growth)
 DRAWN += (density_law, thresholds, structures, taps, budgets)
 PICTURES = {draw.__name__: draw for draw in DRAWN}
 
