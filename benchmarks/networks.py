@@ -130,12 +130,17 @@ class Positions(keras.Layer):
 
 
 def cnn(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
-    """3x3 convolutions with batch normalization, all but the last with stride 2."""
+    """3x3 convolutions with batch normalization, all but the last with stride 2.
+
+    `unit` names another activation than ReLU.
+    """
+    unit = options.get("unit")
     filters = options["filters"]
     x = inputs = keras.Input(shape)
     for k, width in enumerate(filters):
         x = convolution(width, 3, 1 if k == len(filters) - 1 else 2, f"conv_{k}")(x)
-        x = L.ReLU()(L.BatchNormalization(name=f"norm_{k}")(x))
+        x = L.BatchNormalization(name=f"norm_{k}")(x)
+        x = (L.Activation(unit) if unit else L.ReLU())(x)
     x = L.GlobalAveragePooling2D()(x)
     return keras.Model(inputs, L.Dense(classes, name="head")(x))
 

@@ -64,6 +64,8 @@ def shuffled(x: np.ndarray, y: np.ndarray, size: int, seed: int) -> dict[str, An
 class Progress(keras.callbacks.Callback):
     """Training accuracy in windows of steps: `(last step, accuracy within the window)`.
 
+    `losses` has the loss in the same way, if `fit` reports it.
+
     In the first epoch every image is new to the network when it is counted, so this is an accuracy
     on unseen images, at no cost.
 
@@ -75,21 +77,26 @@ class Progress(keras.callbacks.Callback):
         super().__init__()
         self.window = window
         self.points: list[tuple[int, float]] = []
-        self._steps = 0
-        self._before = 0.0
+        self.losses: list[tuple[int, float]] = []
+        self._restart()
+
+    def _restart(self) -> None:
+        self._steps, self._before = 0, {"accuracy": 0.0, "loss": 0.0}
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         """Metrics begin anew."""
-        self._steps, self._before = 0, 0.0
+        self._restart()
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         """Recovers the windows from the running mean of the epoch."""
         assert logs is not None
         self._steps += 1
         if self._steps % self.window == 0:
-            total = float(logs["accuracy"]) * self._steps
-            self.points.append((self._steps, (total - self._before) / self.window))
-            self._before = total
+            for name, points in (("accuracy", self.points), ("loss", self.losses)):
+                if name in logs:
+                    total = float(logs[name]) * self._steps
+                    points.append((self._steps, (total - self._before[name]) / self.window))
+                    self._before[name] = total
 
 
 # --- speech: for recurrent networks ---------------------------------------------------------------
