@@ -229,7 +229,7 @@ def gain() -> Figure:
         [
             ("float32", DENSE, value(where.format("elements", "float32", "MB"))),
             ("int8", DENSE, value(where.format("elements", "dynamic_int8", "MB"))),
-            ("10%, int8", OURS, value(where.format("blocks 16x1", "dynamic_int8+sp", "MB"))),
+            ("10%, int8", OURS, value(where.format("blocks 16x1", "dynamic_int8+1x16", "MB"))),
         ],
         "LiteRT file of an MLP, 9.4 million weights: MB",
         ".1f",
