@@ -396,12 +396,13 @@ def compared(own: list[Run], rival: list[Run] | None) -> list[str]:
 
 
 def groups(part: str, names: tuple[str, ...]) -> dict[tuple, list[Run]]:
-    """The last test runs of each kind: those at the rate that was chosen."""
-    found: dict[tuple, dict[int, Run]] = {}
+    """The test runs of each kind at the rate that was chosen: the last with all seeds."""
+    found: dict[tuple, dict[float, list[Run]]] = {}
     for run in finished(LINES):
         if run["part"] == part and run["split"] == "test":
-            found.setdefault(tuple(run[name] for name in names), {})[run["seed"]] = run
-    return {key: list(seeds.values()) for key, seeds in found.items()}
+            rates = found.setdefault(tuple(run[name] for name in names), {})
+            rates.setdefault(run["rate"], []).append(run)
+    return {key: max([*rates.values()][::-1], key=len) for key, rates in found.items()}
 
 
 def table_of_penalties(part: str) -> str:
