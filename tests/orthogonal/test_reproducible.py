@@ -87,6 +87,7 @@ def run(code, **environment):
     return done.stdout.strip().splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_other_processors():
     """BLAS kernels of an old processor, and NumPy without its vector instructions."""
     features = np._core._multiarray_umath.__cpu_dispatch__
