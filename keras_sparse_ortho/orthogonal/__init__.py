@@ -21,10 +21,10 @@ from keras_sparse_ortho.orthogonal._kernel import (
     exact_orthogonal,
     least_count,
 )
-from keras_sparse_ortho.orthogonal._regular_blocks import RegularBlocks
+from keras_sparse_ortho.orthogonal._regular_blocks import RegularBlocks, complete
 from keras_sparse_ortho.orthogonal._regular_pattern import (
     block_count,
-    check_regular,
+    check_pattern,
     clear_padding,
     fan_step,
     from_blocks,

@@ -192,8 +192,8 @@ def _levels(
             _unite(bits, cell)
 
 
-def complete(live: np.ndarray, line_fan: int, group_fan: int, rng: np.random.Generator) -> bool:
-    """Sets entries of a bool `(lines, groups)` matrix live to reach the fans given.
+def complete(live: np.ndarray, line_fan: Any, group_fan: Any, rng: np.random.Generator) -> bool:
+    """Sets entries of a bool `(lines, groups)` matrix live to reach the fans, of all or of each.
 
     Each line takes the groups that lack most; the rest is found by augmenting paths. Returns
     whether it is possible.
@@ -315,7 +315,8 @@ def draw_regular(
             flat[slots[line, places]] = value.swapaxes(1, 2) if wide else value
             values[line] = np.empty(0)
         # Only the shorter side may be padded, and the rows of the others stay orthonormal.
-        clear_padding(blocks[matrix], inputs_of[matrix], *sides)
+        outputs_of = np.repeat(np.arange(output_blocks)[:, None], fan_in, axis=1)
+        clear_padding(blocks[matrix], inputs_of[matrix], outputs_of, *sides)
     shape = tuple(int(size) for size in canonical_shape)
     return RegularBlocks(blocks, inputs_of, slots_of(inputs_of, input_blocks), shape)
 

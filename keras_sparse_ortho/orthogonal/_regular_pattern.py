@@ -1,13 +1,12 @@
-"""Regular patterns: the same number of live blocks in every block line, as lists of indices."""
+"""Patterns of live blocks, as lists of indices: regular ones, and those of highest score."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from scipy import sparse
 from scipy.optimize import linprog
-
-from keras_sparse_ortho._checks import check_integer
 
 # Rounds of trades. For 16 to 1024 lines more make no difference: after four times as many, the
 # number of blocks that two lines share has the same variance.
@@ -49,11 +48,13 @@ def whole_blocks(side: int, width: int) -> int:
     return side - block_count(side, width) * (width - 1)
 
 
-def clear_padding(blocks: np.ndarray, inputs_of: np.ndarray, inputs: int, outputs: int) -> None:
-    """Sets the padding of live blocks `(J, k, *taps, r, c)` at `inputs_of` `(J, k)` to zero."""
+def clear_padding(
+    blocks: np.ndarray, inputs_of: np.ndarray, outputs_of: np.ndarray, inputs: int, outputs: int
+) -> None:
+    """Sets the padding of live blocks `(..., *taps, r, c)` to zero, by their input and output."""
     rows, cols = blocks.shape[-2:]
     blocks[inputs_of >= whole_blocks(inputs, rows), ..., -1:, :] = 0.0
-    blocks[whole_blocks(outputs, cols) :, ..., -1:] = 0.0
+    blocks[outputs_of >= whole_blocks(outputs, cols), ..., -1:] = 0.0
 
 
 def _places(side: int, width: int) -> np.ndarray:
@@ -162,36 +163,38 @@ def matched_by_score(
     return chosen
 
 
-def check_regular(inputs_of: np.ndarray, input_blocks: int) -> None:
-    """Refuses indices that are not a regular pattern, for example from a damaged file."""
-    inputs_of = np.asarray(inputs_of)
-    count = check_integer("input_blocks", input_blocks)
-    integers = np.issubdtype(inputs_of.dtype, np.integer)
-    if inputs_of.ndim < 2 or not inputs_of.size or not integers:
+def check_pattern(inputs_of: np.ndarray, outputs_of: np.ndarray, uses: Sequence[int]) -> None:
+    """Refuses the input blocks of live blocks that do not fit, for example from a damaged file.
+
+    Each live block has an entry in `inputs_of` and `outputs_of`; `uses` says how many live blocks
+    each input block has.
+    """
+    inputs_of, count = np.asarray(inputs_of), len(uses)
+    if not inputs_of.size or not np.issubdtype(inputs_of.dtype, np.integer):
         raise ValueError(
-            "`inputs_of` must be an integer array (..., output blocks, fan-in). Received: shape "
+            "`inputs_of` must be an array of integers. Received: shape "
             f"{inputs_of.shape}, dtype {inputs_of.dtype}"
         )
-    ordered = np.sort(inputs_of, axis=-1)
     outside = (inputs_of < 0) | (inputs_of >= count)
-    twice = (ordered[..., 1:] == ordered[..., :-1]).any(axis=-1)
+    pairs = outputs_of.astype(np.int64) * count + np.where(outside, 0, inputs_of)
+    order = np.argsort(pairs, kind="stable")
+    twice = np.zeros(len(pairs), dtype=bool)
+    twice[order[1:]] = np.diff(pairs[order]) == 0
     for faulty, rule in (
         (outside, f"Input blocks are numbered from 0 to {count - 1}"),
         (twice, "An output block has an input block once at most"),
     ):
         if faulty.any():
-            place = tuple(int(k) for k in np.argwhere(faulty)[0])
-            text = f"inputs_of[{', '.join(map(str, place))}] = {inputs_of[place].tolist()}"
+            own = outputs_of[np.argmax(faulty)]
+            text = f"those of output block {own} are {inputs_of[outputs_of == own].tolist()}"
             raise ValueError(f"{rule}. Received: {text}")
-    *_, lines, fan = inputs_of.shape
-    for matrix in inputs_of.reshape(-1, lines * fan):
-        uses = np.bincount(matrix, minlength=count)
-        if uses.min() < uses.max():
-            low, high = int(uses.argmin()), int(uses.argmax())
-            raise ValueError(
-                "All input blocks must be used by equally many output blocks. Received: input "
-                f"block {low} used {uses[low]} times, input block {high} {uses[high]} times"
-            )
+    found = np.bincount(inputs_of, minlength=count)
+    if (wrong := np.flatnonzero(found != uses)).size:
+        block = int(wrong[0])
+        raise ValueError(
+            f"Input block {block} must be used by {uses[block]} output blocks. "
+            f"Received: it is used {found[block]} times"
+        )
 
 
 def _shuffled(count: int, rng: np.random.Generator) -> np.ndarray:

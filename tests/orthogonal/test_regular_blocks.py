@@ -12,7 +12,7 @@ from keras_sparse_ortho.errors import DensityError, LayoutError
 from keras_sparse_ortho.orthogonal import (
     Block,
     KernelLayout,
-    check_regular,
+    check_pattern,
     exact_orthogonal,
     fan_step,
     regular_blocks,
@@ -68,7 +68,9 @@ def test_regular_exactly_orthogonal_and_the_same_dense(kernel_of, share, gain, s
     assert drawn.inputs_of.shape == (batch, parts, grid[1], fan_in)
     assert drawn.slots_of.shape == (batch, parts, grid[0], fan_out)
     assert drawn.inputs_of.dtype == drawn.slots_of.dtype == np.int32
-    check_regular(drawn.inputs_of, grid[0])
+    outputs_of = np.repeat(np.arange(grid[1]), fan_in)
+    for pattern in drawn.inputs_of.reshape(batch * parts, -1):
+        check_pattern(pattern, outputs_of, [fan_out] * grid[0])
     np.testing.assert_array_equal(drawn.slots_of, slots_of(drawn.inputs_of, grid[0]))
     assert drawn.density == times / math.gcd(*grid)
     count = structure.live_count(canonical, drawn.density)
@@ -306,7 +308,9 @@ def test_fans_are_equal_both_ways(inputs, outputs, share, seed):
     assert patterns.shape == (2, outputs, fan)
     assert patterns.dtype == np.int32
     assert (np.diff(patterns) > 0).all()
-    check_regular(patterns, inputs)
+    for pattern in patterns:
+        outputs_of = np.repeat(np.arange(outputs), fan)
+        check_pattern(pattern.ravel(), outputs_of, [outputs * fan // inputs] * inputs)
     # The transposed list has every slot once, and each of them holds its input.
     slots = slots_of(patterns, inputs)
     assert slots.shape == (2, inputs, outputs * fan // inputs)
@@ -338,16 +342,17 @@ def damaged(place, value):
 @pytest.mark.parametrize(
     ("pattern", "text"),
     [
-        (damaged((2, 1), 6), r"from 0 to 5. Received: inputs_of\[2, 1\] = 6"),
-        (damaged((0, 0), -1), r"from 0 to 5. Received: inputs_of\[0, 0\] = -1"),
-        (damaged(3, [1, 4, 1]), r"once at most. Received: inputs_of\[3\] = \[1, 4, 1\]"),
-        (np.array([[0, 1], [0, 2], [0, 3], [1, 2]]), r"block 3 used 1 times, input block 0 3"),
-        (np.array([[0, 1], [0, 1]]), r"input block 2 used 0 times, input block 0 2 times"),
-        (np.array([[0.0, 1.0]]), r"integer array.*Received: shape \(1, 2\), dtype float64"),
-        (np.array([0, 1]), r"Received: shape \(2,\), dtype int"),
-        (np.zeros((0, 2), dtype=int), r"Received: shape \(0, 2\)"),
+        (damaged((2, 1), 6), r"from 0 to 5. Received: those of output block 2 are \[\d, 6, \d\]"),
+        (damaged((0, 0), -1), r"from 0 to 5. Received: those of output block 0 are \[-1, "),
+        (damaged(3, [1, 4, 1]), r"once at most. Received: those of output block 3 are \[1, 4, 1\]"),
+        (np.array([[0, 1], [0, 2], [0, 3], [1, 2]]), r"block 0 must be used by 2 .* used 3 times"),
+        (np.array([[0.0, 1.0]]), r"array of integers.*Received: shape \(2,\), dtype float64"),
+        (np.zeros((0, 2), dtype=int), r"Received: shape \(0,\)"),
     ],
 )
 def test_damage_is_named(pattern, text):
+    lines, fan = pattern.shape
+    inputs = 6 if fan == 3 else 4
+    uses = [lines * fan // inputs] * inputs
     with pytest.raises(ValueError, match=text):
-        check_regular(pattern, 6 if pattern.shape[-1] == 3 else 4 if len(pattern) == 4 else 3)
+        check_pattern(pattern.ravel(), np.repeat(np.arange(lines), fan), uses)
