@@ -68,7 +68,7 @@ class Recipe:
     counts: Mapping[str, int] | None = None  # live entries by path; or
     masks: Mapping[str, np.ndarray] | None = None  # given ones by path
     structure: NByM | Channels | None = None
-    blocks: Mapping[str, Block] = dataclasses.field(default_factory=dict)  # regular ones, by path
+    blocks: Mapping[str, Block] = dataclasses.field(default_factory=dict)  # by path
     refit: bool = False  # whether live entries get new values; with "obs" they always do
     scores: Mapping[str, np.ndarray] | None = dataclasses.field(default=None, repr=False)  # by path
 

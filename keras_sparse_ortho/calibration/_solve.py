@@ -21,7 +21,8 @@ import numpy as np
 from keras_sparse_ortho.orthogonal import (
     Block,
     NByM,
-    best_regular,
+    best_blocks,
+    block_unit,
     largest_mask,
     live_count,
     to_blocks,
@@ -77,7 +78,7 @@ class Entries:
 
 @dataclasses.dataclass(frozen=True)
 class RegularPattern:
-    """Regular blocks, live at all taps or at none.
+    """Blocks, regular ones or in any pattern, live at all taps or at none.
 
     Args:
         block: The blocks.
@@ -106,13 +107,14 @@ class RegularPattern:
         self, scores: Array, count: int, live: Array | None = None, *, last: bool = True
     ) -> Array:
         """Counts are rounded up to multiples of the unit of the blocks."""
-        unit = self.block.unit(self.shape)
+        unit = block_unit(self.block, self.shape)
         count = -(-count // unit) * unit
         if live is not None and count >= np.count_nonzero(live):
             return live
         among = None if live is None else live.reshape(self.shape)
         rng = np.random.default_rng(0)
-        found = best_regular(self.block, scores.reshape(self.shape), count, rng, among)
+        by_entry = scores.reshape(self.shape)
+        found = best_blocks(self.block, by_entry, count, rng, among, few=last)
         return found.reshape(scores.shape)
 
     @property

@@ -39,7 +39,8 @@ from keras_sparse_ortho.orthogonal._structures import (
     NByM,
     StructureLike,
     as_structure,
-    best_regular,
+    best_blocks,
+    block_unit,
     regular_blocks,
 )
 

@@ -10,7 +10,12 @@ import numpy as np
 
 from keras_sparse_ortho._checks import is_integer, other_keywords
 from keras_sparse_ortho.errors import LayoutError
-from keras_sparse_ortho.orthogonal._counts import apportion, live_count, unmask_at_random
+from keras_sparse_ortho.orthogonal._counts import (
+    apportion,
+    largest_mask,
+    live_count,
+    unmask_at_random,
+)
 from keras_sparse_ortho.orthogonal._eoi import (
     DrawOptions,
     cos_sin,
@@ -32,6 +37,7 @@ from keras_sparse_ortho.orthogonal._regular_blocks import RegularBlocks, draw_re
 from keras_sparse_ortho.orthogonal._regular_pattern import (
     block_count,
     fan_step,
+    few_counts,
     from_blocks,
     matched_by_score,
     to_blocks,
@@ -42,6 +48,7 @@ StructureLike = Structure | str | tuple[int, int]
 
 _PADDED = 1.05  # a padded side relative to the side: what the padding may cost
 _LARGEST = 2**16  # kernels are padded to whole groups
+_MOST_COUNTS = 8  # of a side of live blocks: each is a product, which takes time to compile
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -364,34 +371,56 @@ def regular_blocks(
     return draw_regular(canonical, structure.rows, structure.cols, fan_in, options, dtype)
 
 
-def best_regular(
+def block_unit(block: Block, canonical_shape: Sequence[int]) -> int:
+    """Entries by which blocks that are live at all taps can be more or less."""
+    if block.regular:
+        return block.unit(canonical_shape)
+    return math.prod(canonical_shape[2:-2]) * block.rows * block.cols
+
+
+def best_blocks(
     block: Block,
     scores: np.ndarray,
     count: int,
     rng: np.random.Generator,
     among: np.ndarray | None = None,
+    *,
+    few: bool = True,
 ) -> np.ndarray:
-    """The mask of regular blocks with `count` live entries whose scores have the largest sum.
+    """The mask of blocks with `count` live entries whose scores have (nearly) the largest sum.
 
-    `scores` are of the canonical shape, `count` is a multiple of `block.unit`, `rng` decides
-    between equals. Only blocks inside `among`, a mask with more live blocks, are taken.
+    `scores` are of the canonical shape, `count` is a multiple of `block_unit`, `rng` decides
+    between equals. Only blocks inside `among`, a mask with more live blocks, are taken. A block is
+    live at all taps. Without `block.regular` these are the blocks of largest sums, and then, for
+    `few`, the best ones whose lines have at most 8 different counts on either side, so that layers
+    of live blocks compute with few groups of lines; if need be, some that are not in `among`.
     """
     batch, parts, *taps, inputs, outputs = shape = scores.shape
     over_taps = scores.reshape(batch * parts, math.prod(taps), inputs, outputs).sum(axis=1)
     by_block = to_blocks(over_taps, block.rows, block.cols)
     sums = by_block.sum(axis=(2, 4), dtype=np.float64)
-    fan_in = block.fan_in(shape, count)
-    _, rows, cols = sums.shape
-    fans = np.full(rows, cols * fan_in // rows), np.full(cols, fan_in)
-    live = np.zeros_like(by_block, dtype=bool)
     closed = np.zeros(sums.shape, dtype=bool)
     if among is not None:
         given: np.ndarray = among.reshape(batch * parts, -1, inputs, outputs).max(axis=1)
         closed = ~to_blocks(given, block.rows, block.cols).max(axis=(2, 4))
-    for blocks, shut, matrix in zip(live, closed, sums, strict=True):
-        chosen = matched_by_score(shut, *fans, matrix, rng)
-        blocks[...] = chosen[:, None, :, None]
-    mask = from_blocks(live, inputs, outputs).reshape(batch, parts, *(1 for _ in taps), *shape[-2:])
+    matrices, rows, cols = sums.shape
+    if block.regular:
+        fan_in = block.fan_in(shape, count)
+        fans = np.full(rows, cols * fan_in // rows), np.full(cols, fan_in)
+        found = zip(closed, sums, strict=True)
+        live = np.stack([matched_by_score(shut, *fans, matrix, rng) for shut, matrix in found])
+    else:
+        side_by_side = np.concatenate([*(sums - 4 * np.ptp(sums) * closed)], axis=1)
+        chosen = largest_mask(side_by_side, count // block_unit(block, shape))
+        counts = chosen.sum(axis=1), chosen.sum(axis=0)
+        if few and max(len({*side.tolist()}) for side in counts) > _MOST_COUNTS:
+            fans = tuple(few_counts(side, _MOST_COUNTS) for side in counts)
+            chosen = matched_by_score(np.zeros_like(chosen), *fans, side_by_side, rng)
+        live = np.stack(np.split(chosen, matrices, axis=1))
+    whole = np.broadcast_to(live[:, :, None, :, None], by_block.shape)
+    mask = from_blocks(whole, inputs, outputs).reshape(
+        batch, parts, *(1 for _ in taps), *shape[-2:]
+    )
     return np.broadcast_to(mask, shape).copy()
 
 
