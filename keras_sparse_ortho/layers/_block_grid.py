@@ -299,7 +299,7 @@ def pattern_of(
     grid = BlockGrid(inputs, outputs, *block, taps=tuple(taps))
     grid.check_sides()
     inside = (*range(len(taps)), len(taps) + 1, len(taps) + 3)
-    live = to_blocks(mask, *block, fill=True).all(axis=inside)
+    live = np.asarray(to_blocks(mask, *block, fill=True).all(axis=inside))
     in_part = int((live != to_blocks(mask, *block, fill=False).any(axis=inside)).sum())
     if in_part or not live.any():
         raise LayoutError(

@@ -245,7 +245,8 @@ class BlockSparseConv(BlockSparseLayer):
         x = spread_blocks(x, places, slots, grid.of_inputs, axis)
         sizes[axis] = grid.live_blocks * grid.rows
         ends = np.cumsum([taps.shape[-2] for taps in kernels]).tolist()
-        parts = ops.split(ops.reshape(x, sizes), ends[:-1], axis=axis)
+        x = ops.reshape(x, sizes)
+        parts = [x] if len(kernels) == 1 else ops.split(x, ends[:-1], axis=axis)  # torch: not at []
         outputs = [
             ops.conv(
                 part,

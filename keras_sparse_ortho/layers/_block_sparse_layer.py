@@ -1,6 +1,7 @@
 """`BlockSparseLayer`, which holds, and computes with, the live blocks of a kernel."""
 
 import dataclasses
+import math
 import random
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -224,22 +225,19 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         for group in lines.groups:  # each output sees its own live fan
             fan_in, count = lines.counts[group[0]], len(group)
             if self.kernel_initializer == _EXACT_ORTHOGONAL:
-                rng = np.random.default_rng([seed, fan_in])
-                # Every block is orthogonal, and so wide that outputs have the norm `gain`.
-                blocks = np.zeros((count, fan_in, *grid.taps, grid.rows, grid.cols))
-                side, middle = max(self.block), tuple(size // 2 for size in grid.taps)
-                drawn = random_orthogonal(count * fan_in, side, rng)[:, : grid.rows, : grid.cols]
-                scale = self.gain * np.sqrt(max(grid.cols / grid.rows, 1) / fan_in)
-                blocks[(slice(None), slice(None), *middle)] = scale * drawn.reshape(
-                    count, fan_in, grid.rows, grid.cols
-                )
+                # Every block is orthogonal at the center tap; outputs have about the norm `gain`.
+                size, side = count * fan_in, max(self.block)
+                own = random_orthogonal(size, side, np.random.default_rng([seed, fan_in]))
+                scale = self.gain * np.sqrt(max(grid.cols / grid.rows, 1.0) / fan_in)
+                blocks = np.zeros((size, math.prod(grid.taps), *self.block))
+                blocks[:, math.prod(grid.taps) // 2] = scale * own[:, : grid.rows, : grid.cols]
             else:
                 shape = (*grid.taps, fan_in * grid.rows, count * grid.cols)
                 columns = to_numpy(self.kernel_initializer(shape, dtype="float32"))
                 columns = columns * _fan_correction(grid, fan_in, self.kernel_initializer)
                 blocks = columns.reshape(*grid.taps, fan_in, grid.rows, count, grid.cols)
                 blocks = blocks.transpose(np.argsort(grid.columns_order()))
-            found.append(blocks.reshape(-1, *blocks.shape[2:]))
+            found.append(blocks.reshape(-1, *grid.taps, grid.rows, grid.cols))
         values = np.concatenate(found).astype(np.float32)
         where = pattern.ravel(), lines.of_slots
         clear_padding(values, *where, grid.inputs, grid.outputs)  # which no gradient reaches

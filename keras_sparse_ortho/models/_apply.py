@@ -367,7 +367,7 @@ def blocks_like(
     weights: Mapping[str, Any],
 ) -> Any:
     """The unbuilt layer of live blocks for a plain one, or an error that says why not."""
-    sizes = {}
+    sizes: dict[str, tuple[Any, ...]] = {}
     for key, drawn in draws.items():
         structure = getattr(drawn.initializer, "structure", None)
         found = blocks[key]

@@ -225,6 +225,18 @@ class NByM(Structure):
         padding = np.full((*outer, -inputs % self.m, outputs), fill, array.dtype)
         return np.concatenate([array, padding], axis=-2).reshape(*outer, -1, self.m, outputs)
 
+    def largest(self, scores: np.ndarray, count: int) -> np.ndarray:
+        """The mask of the `count` largest entries of a group of `m`, at most `n` of each.
+
+        If `count` is more, no group has more of them than it needs to.
+        """
+        *_, inputs, outputs = scores.shape
+        most = max(self.n, math.ceil(count / scores.size * self.m - 1e-9))
+        groups = self.in_groups(scores, -2.0)
+        ranks = np.argsort(np.argsort(-groups, axis=-2, kind="stable"), axis=-2, kind="stable")
+        allowed = np.where(ranks < most, groups, -1.0).reshape(*scores.shape[:-2], -1, outputs)
+        return largest_mask(allowed[..., :inputs, :], count)
+
     def _class_sizes(self, inputs: int, outputs: int) -> tuple[list[int], list[int]]:
         """Inputs and outputs of each class: in proportion, so that all of the shorter side fit."""
         groups, rest = divmod(inputs, self.m)
@@ -309,11 +321,11 @@ class NByM(Structure):
             allowed[index] = True
 
 
-def as_structure(given: Any, *, regular: bool = False) -> Any:
+def as_structure(given: Any) -> Any:
     """The structure that a short form stands for; anything else is returned as it is.
 
-    >>> as_structure("2:4"), as_structure((4, 1)), as_structure("8x8", regular=True)
-    (NByM(n=2, m=4), Block(rows=4, cols=1), Block(rows=8, cols=8, regular=True))
+    >>> as_structure("2:4"), as_structure((4, 1)), as_structure("8x8")
+    (NByM(n=2, m=4), Block(rows=4, cols=1), Block(rows=8, cols=8))
     """
     if isinstance(given, str):
         parts = re.fullmatch(r"(\d+) ?([:xX]) ?(\d+)", given)
@@ -323,9 +335,9 @@ def as_structure(given: Any, *, regular: bool = False) -> Any:
                 f'"32x32". Received: structure={given!r}'
             )
         sides = int(parts[1]), int(parts[3])
-        return NByM(*sides) if parts[2] == ":" else Block(*sides, regular=regular)
+        return NByM(*sides) if parts[2] == ":" else Block(*sides)
     if isinstance(given, list | tuple) and len(given) == 2 and all(map(is_integer, given)):
-        return Block(*map(int, given), regular=regular)
+        return Block(*map(int, given))
     return given
 
 
@@ -414,8 +426,9 @@ def best_blocks(
         chosen = largest_mask(side_by_side, count // block_unit(block, shape))
         counts = chosen.sum(axis=1), chosen.sum(axis=0)
         if few and max(len({*side.tolist()}) for side in counts) > _MOST_COUNTS:
-            fans = tuple(few_counts(side, _MOST_COUNTS) for side in counts)
-            chosen = matched_by_score(np.zeros_like(chosen), *fans, side_by_side, rng)
+            inputs_, outputs_ = (few_counts(side, _MOST_COUNTS) for side in counts)
+            nothing = np.zeros_like(chosen)
+            chosen = matched_by_score(nothing, inputs_, outputs_, side_by_side, rng)
         live = np.stack(np.split(chosen, matrices, axis=1))
     whole = np.broadcast_to(live[:, :, None, :, None], by_block.shape)
     mask = from_blocks(whole, inputs, outputs).reshape(
