@@ -30,7 +30,6 @@ _FURTHEST = 0.25
 # Sides, and live entries, are numbered by int32.
 LARGEST = 2**31 - 1
 
-
 Counts = tuple[tuple[int, ...], tuple[int, ...]]
 
 
@@ -48,10 +47,8 @@ class Lines:
     def groups(self) -> list[np.ndarray]:
         """The lines of each group; those without blocks are in none."""
         counts = np.asarray(self.counts)
-        return [
-            np.flatnonzero(counts == count).astype(np.int32)
-            for count in np.unique(counts[counts > 0])
-        ]
+        found = [np.flatnonzero(counts == count) for count in np.unique(counts[counts > 0])]
+        return [lines.astype(np.int32) for lines in found]
 
     @functools.cached_property
     def are_regular(self) -> bool:
@@ -166,7 +163,7 @@ class BlockGrid:
 
     @property
     def live_blocks(self) -> int:
-        return sum(self.of_outputs.counts)
+        return sum(self.counts[0]) if self.counts else self.out_blocks * self.fan_in
 
     @property
     def density(self) -> float:
@@ -175,11 +172,11 @@ class BlockGrid:
     @property
     def live(self) -> int:
         """Live entries."""
-        lines, side, width, other = self.of_outputs, self.outputs, self.cols, self.rows
-        if side % width == 0:  # one side at most is padded
-            lines, side, width, other = self.of_inputs, self.inputs, self.rows, self.cols
-        padding = sum(lines.counts[whole_blocks(side, width) :])
-        return math.prod(self.taps) * (self.live_blocks * width - padding) * other
+        if self.counts is None:
+            return math.prod(self.shape) * self.fan_in // self.in_blocks
+        short = sum(self.counts[0][whole_blocks(self.outputs, self.cols) :]) * self.rows
+        short += sum(self.counts[1][whole_blocks(self.inputs, self.rows) :]) * self.cols
+        return math.prod(self.taps) * (self.live_blocks * self.rows * self.cols - short)
 
     @property
     def padded(self) -> tuple[int, int]:
@@ -215,33 +212,21 @@ class BlockGrid:
         blocks, inputs_of = drawn.with_taps()[0], drawn.inputs_of[0]
         return blocks.reshape(self.blocks_shape), inputs_of.reshape(-1, self.fan_in)
 
-    def check_counts(self) -> None:
-        """Refuses counts that no pattern has."""
-        given, sizes = self.counts, (self.out_blocks, self.in_blocks)
-        whole = given is not None and [len(counts) for counts in given] == [*sizes]
-        if given is not None and not (whole and self._drawn_at_random(0) is not None):
-            raise LayoutError(
-                f"`counts` must say how many live blocks each of {sizes[0]} output blocks and each "
-                f"of {sizes[1]} input blocks has, such that there is a pattern. Received: {given}"
-            )
-
     def draw_pattern(self, seed: int) -> np.ndarray:
-        """A random `inputs_of`."""
-        if self.counts is None:
-            rng = np.random.default_rng(seed)
-            return regular_pattern(self.in_blocks, self.out_blocks, self.fan_in, rng)
-        found = self._drawn_at_random(seed)
-        assert found is not None  # see `check_counts`
-        return self.pattern(found)
-
-    def _drawn_at_random(self, seed: int) -> np.ndarray | None:
-        """Live blocks `(I, J)` with these counts, or `None` if there are none such."""
-        live = np.zeros((self.out_blocks, self.in_blocks), dtype=bool)
-        of_outputs, of_inputs = (np.asarray(counts) for counts in self.counts or ())
-        least, most = min(of_outputs.min(), of_inputs.min()), max(of_outputs.max(initial=0), 1)
-        fits = least >= 0 and most <= self.in_blocks and of_outputs.sum() == of_inputs.sum() > 0
+        """A random `inputs_of`; LayoutError for counts that no pattern has."""
         rng = np.random.default_rng(seed)
-        return live.T if fits and complete(live, of_outputs, of_inputs, rng) else None
+        if self.counts is None:
+            return regular_pattern(self.in_blocks, self.out_blocks, self.fan_in, rng)
+        live = np.zeros((self.out_blocks, self.in_blocks), dtype=bool)
+        lines, groups = map(np.asarray, self.counts)
+        whole = (len(lines), len(groups)) == live.shape and lines.sum() == groups.sum() > 0
+        if not (whole and complete(live, lines, groups, rng)):
+            raise LayoutError(
+                f"`counts` must say how many live blocks each of {len(live)} output blocks and "
+                f"each of {self.in_blocks} input blocks has, such that there is a pattern. "
+                f"Received: {self.counts}"
+            )
+        return self.pattern(live.T)
 
     def pattern(self, live: np.ndarray) -> np.ndarray:
         """`inputs_of` of live blocks `(I, J)`."""
@@ -325,19 +310,15 @@ def check_block(block: Any) -> tuple[int, int]:
     return check_integer("block", pair[0]), check_integer("block", pair[1])
 
 
-def checked_counts(counts: Any) -> Counts | None:
+def checked_counts(counts: Any) -> Counts:
     """`counts` as two tuples of integers."""
-    if counts is None:
-        return None
     if not isinstance(counts, tuple | list) or len(counts) != 2:
         raise ValueError(
             "`counts` must be a pair: the live blocks of each output block, and of each input "
             f"block. Received: counts={counts!r}"
         )
-    of_outputs, of_inputs = (
-        tuple(check_integer("counts", count, least=0) for count in side) for side in counts
-    )
-    return of_outputs, of_inputs
+    lines, groups = ([check_integer("counts", k, least=0) for k in side] for side in counts)
+    return tuple(lines), tuple(groups)
 
 
 def _check_side(side: str, size: int, step: int) -> None:

@@ -101,7 +101,7 @@ def joined(parts: list[Any], lines: Lines, axis: int = 0) -> Any:
     return gather(ops.concatenate(parts, axis=axis), lines.place, axis)
 
 
-def _one(parts: list[Any], shape: tuple[int, ...] = ()) -> Any:
+def stacked(parts: list[Any], shape: tuple[int, ...] = ()) -> Any:
     """Parts one below the other, each of which is seen as `(-1, *shape)`."""
     parts = [ops.reshape(part, (-1, *shape)) for part in parts] if shape else parts
     return parts[0] if len(parts) == 1 else ops.concatenate(parts)
@@ -110,7 +110,7 @@ def _one(parts: list[Any], shape: tuple[int, ...] = ()) -> Any:
 def _outputs_of(grid: BlockGrid, slots: Any) -> Any:
     """The output block of each slot."""
     lines = grid.of_outputs
-    return slots // grid.fan_in if lines.are_regular else gather(lines.of_slots, slots)
+    return slots // lines.counts[0] if lines.are_regular else gather(lines.of_slots, slots)
 
 
 def _lines(blocks: Any) -> Any:
@@ -138,6 +138,24 @@ def _chunks(x: Any, found: Any) -> int:
     most = max(1, found.shape[0] // 2)
     wanted = min(math.ceil(found.shape[0] * of_one / _CHUNK_BYTES), most)
     return divisor_near(found.shape[0], wanted)
+
+
+def _by_groups(product: Any, lines: Lines, places: Any, other: Any, x: Any) -> Any:
+    """`product(places, other)` of each group of lines, joined; it gathers from `x`.
+
+    A regular pattern is computed in chunks. XLA would gather for all groups, and then multiply:
+    each is kept waiting for the one before, so that what is gathered stays in the cache.
+    """
+    groups = [*zip(lines.pieces(places), lines.pieces(other), strict=True)]
+    if lines.are_regular:
+        return map_chunks(product, groups[0], _chunks(x, groups[0][0]), x)
+    parts: list[Any] = []
+    for found, own in groups:
+        if parts and keras.backend.backend() != "torch":
+            lost = ops.isnan(parts[-1][0, 0, 0])  # what XLA cannot know
+            found = ops.where(lost, ops.zeros_like(found), found)
+        parts.append(product(found, own))
+    return joined(parts, lines)
 
 
 def spread_blocks(x: Any, places: Any, slots: Any, lines: Lines, axis: int) -> Any:
@@ -186,28 +204,32 @@ def product_features_first(x: Any, kernel: BlockOperands) -> Any:
         x = made_once(x)
 
         # Transposed chunk by chunk, so that there is no second copy of all blocks.
-        def of_group(w: Any, found: Any) -> Any:
+        def of_group(found: Any, w: Any) -> Any:
             return ops.matmul(_transposed(_lines(w)), _gathered(x, found))
 
-        groups = zip(of_outputs.pieces(blocks), of_outputs.pieces(places), strict=True)
-        parts = [map_chunks(of_group, own, _chunks(x, own[1]), x) for own in groups]
-        return joined(parts, of_outputs)
+        return _by_groups(of_group, of_outputs, places, blocks, x)
 
     def gradient(x: Any, blocks: Any, places: Any, slots: Any, upstream: Any) -> tuple[Any, Any]:
         x, upstream = made_once(x), made_once(upstream)
 
-        def of_blocks(dy: Any, found: Any) -> Any:
+        def of_blocks(found: Any, dy: Any) -> Any:
             return ops.matmul(_gathered(x, found), _transposed(dy))
+
+        def of_single(found: Any, outputs: Any) -> Any:
+            return ops.matmul(gather(x, found), _transposed(gather(upstream, outputs)))
 
         def of_x(found: Any, outputs: Any) -> Any:
             return ops.matmul(_gathered_rows(blocks, found), _gathered(upstream, outputs))
 
-        groups = zip(divided(upstream, of_outputs), of_outputs.pieces(places), strict=True)
-        grown = [map_chunks(of_blocks, own, _chunks(x, own[1]), upstream) for own in groups]
-        of_slots = of_inputs.pieces(_outputs_of(grid, slots))
-        groups = zip(of_inputs.pieces(slots), of_slots, strict=True)
-        parts = [map_chunks(of_x, own, _chunks(upstream, own[0]), upstream) for own in groups]
-        return joined(parts, of_inputs), _one(grown, blocks.shape[1:])
+        if of_outputs.are_regular:
+            (found,) = of_outputs.pieces(places)
+            grown = map_chunks(of_blocks, [found, upstream], _chunks(x, found), upstream)
+        else:  # one product, which needs no joining
+            lines = ops.convert_to_tensor(of_outputs.of_slots)
+            chunks = _chunks(x, lines[:, None])
+            grown = map_chunks(of_single, [places, lines], chunks, upstream)
+        whole = _by_groups(of_x, of_inputs, slots, _outputs_of(grid, slots), upstream)
+        return whole, ops.reshape(grown, blocks.shape)
 
     columns = x.shape[1] if x.shape[1] is not None else ops.shape(x)[1]
     x = padded_blocks(x, 0, grid.inputs, grid.rows)
@@ -313,7 +335,7 @@ def product_of_rows(x: Any, kernel: BlockOperands) -> Any:
             found = from_gathered(parts, blocks)
         pairs = zip(parts, divided(above, near), strict=True)
         grown = [ops.matmul(_transposed(g), own) for g, own in pairs]
-        return _side_by_side(found), _one(grown, blocks.shape[1:])
+        return _side_by_side(found), stacked(grown, blocks.shape[1:])
 
     blocks, (places, slots) = kernel.by_slot
     if not narrow_inputs:
@@ -357,7 +379,7 @@ def _summed(products: list[Any], slots: list[Any], width: int, lines: Lines) -> 
         split = ops.reshape(product, (count, -1, fan, width))
         split = ops.transpose(split, (0, 2, 1, 3))
         parts.append(ops.reshape(split, (count * fan, -1, width)))
-    split = _one(parts)
+    split = stacked(parts)
     found = [
         ops.reshape(gather(split, ops.reshape(own, (-1,))), (*own.shape, -1, width))
         for own in slots

@@ -37,7 +37,7 @@ from keras_sparse_ortho.layers._block_grid import (
     check_block,
     checked_counts,
 )
-from keras_sparse_ortho.layers._block_products import BlockOperands, WholeKernel
+from keras_sparse_ortho.layers._block_products import BlockOperands, WholeKernel, stacked
 from keras_sparse_ortho.layers._live_blocks import LiveBlocks
 from keras_sparse_ortho.layers._wrapped_layer import no_dense_update
 from keras_sparse_ortho.orthogonal import Block, clear_padding, random_orthogonal, regular_blocks
@@ -114,7 +114,7 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
             raise NotPrunableError(f"The layer '{self.name}' cannot be on blocks: {reason}")
         self._wanted = check_density(density)
         self.block = check_block(block)
-        self.counts = checked_counts(counts)
+        self.counts = None if counts is None else checked_counts(counts)
         self.gain = check_number("gain", gain)
         self.seed = check_seed(seed)
         self._draw_seed = random.randrange(2**31) if self.seed is None else self.seed
@@ -154,9 +154,9 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         _, self.parts, *taps, inputs, outputs = self._layout.canonical_shape(self._kernel_shape)
         try:
             self._grid = self._fitting_grid(inputs, outputs, tuple(taps))
+            values, pattern = self._drawn()
         except ValueError as error:
             raise type(error)(f"The layer '{self.name}': {error}") from None
-        values, pattern = self._drawn()
         axes = block_axes(self.path, self.grid)
         functions = {"regularizer": self.kernel_regularizer, "constraint": self.kernel_constraint}
         self.blocks = self._add_along(axes[0], "blocks", values, **functions)
@@ -203,7 +203,6 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
             whole = self.parts * outputs
             grid = BlockGrid(inputs, whole, *self.block, taps=taps, counts=self.counts)
             grid.check_sides()
-            grid.check_counts()
         if grid.live > LARGEST:
             raise LayoutError(f"A kernel has at most {LARGEST} live entries. Received: {grid.live}")
         return grid
@@ -274,12 +273,8 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         if self.quantizer is None:
             return found
         blocks, lines = found.by_slot[0], found.grid.of_outputs
-        pieces = [
-            ops.reshape(self.quantizer(own, self._of_outputs(own)), (-1, *blocks.shape[1:]))
-            for own in lines.pieces(blocks)
-        ]
-        blocks = pieces[0] if len(pieces) == 1 else ops.concatenate(pieces)
-        return dataclasses.replace(found, blocks=blocks)
+        pieces = [self.quantizer(own, self._of_outputs(own)) for own in lines.pieces(blocks)]
+        return dataclasses.replace(found, blocks=stacked(pieces, blocks.shape[1:]))
 
     def set_quantizer(self, quantizer: FakeQuantization) -> None:
         """Lets the live blocks of a built layer be quantized, see the argument `quantizer`."""
@@ -297,9 +292,8 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         """The kernel in the shape that the namesake has, as a NumPy array (bfloat16 as float32)."""
         kernel = self.grid.kernel(to_numpy(self.blocks), to_numpy(self.inputs_of))
         if quantized:
-            kernel = quantized_value(
-                self.quantizer, kernel, (*(1 for _ in kernel.shape[1:]), kernel.shape[-1])
-            )
+            outputs = (1,) * (kernel.ndim - 1) + kernel.shape[-1:]
+            kernel = quantized_value(self.quantizer, kernel, outputs)
         return self.shaped(kernel)
 
     def mask_value(self) -> np.ndarray:

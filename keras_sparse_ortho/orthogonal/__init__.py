@@ -30,7 +30,6 @@ from keras_sparse_ortho.orthogonal._regular_pattern import (
     from_blocks,
     matched_by_score,
     regular_pattern,
-    slots_of,
     to_blocks,
     whole_blocks,
 )

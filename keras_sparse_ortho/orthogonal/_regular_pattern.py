@@ -8,6 +8,8 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import linprog
 
+from keras_sparse_ortho._checks import told
+
 # Rounds of trades. For 16 to 1024 lines more make no difference: after four times as many, the
 # number of blocks that two lines share has the same variance.
 _ROUNDS = 16
@@ -117,22 +119,6 @@ def regular_pattern(
     return np.sort(pattern, axis=1).astype(np.int32)
 
 
-def slots_of(inputs_of: np.ndarray, input_blocks: int) -> np.ndarray:
-    """The slots of each input block in a regular pattern, for the transposed product.
-
-    From `(..., J, k)`, the input blocks of each output block, to int32 `(..., I, out)`: the slots
-    `j * k + l` with `inputs_of[j, l] == i`, ascending.
-
-    >>> slots_of(np.array([[0, 1], [1, 2], [0, 2]]), 3).tolist()
-    [[0, 4], [1, 2], [3, 5]]
-    """
-    inputs_of = np.asarray(inputs_of)
-    *batch, lines, fan = inputs_of.shape
-    flat = inputs_of.reshape(*batch, lines * fan)
-    order = np.argsort(flat, axis=-1, kind="stable").astype(np.int32)
-    return order.reshape(*batch, input_blocks, lines * fan // input_blocks)
-
-
 def matched_by_score(
     kept: np.ndarray,
     of_inputs: np.ndarray,
@@ -154,7 +140,8 @@ def matched_by_score(
     inputs, outputs = np.nonzero(open_)
     order = rng.permutation(len(inputs))  # otherwise the order would decide between equals
     inputs, outputs = inputs[order], outputs[order]
-    gains = scores - _prices(np.where(open_, scores, -np.inf), of_inputs, of_outputs)
+    far = scores.min() - 2 * np.ptp(scores)
+    gains = scores - _prices(np.where(open_, scores, far), of_inputs, of_outputs)
     gains = gains[inputs, outputs]
     nearest = np.argsort(np.abs(gains), kind="stable")
     unsure = max(_LEAST_UNSURE, 4 * sum(kept.shape))
@@ -193,8 +180,6 @@ def _vertex(
 
 def _prices(scores: np.ndarray, of_inputs: np.ndarray, of_outputs: np.ndarray) -> np.ndarray:
     """`u_i + v_j`, in turns halfway between what a line would take and what it would not."""
-    least = scores[np.isfinite(scores)].min(initial=0.0)
-    scores = np.where(np.isfinite(scores), scores, least - 2 * np.ptp(scores[np.isfinite(scores)]))
     rows = np.zeros((len(scores), 1))
     for _ in range(_PRICE_ROUNDS):
         columns = _between((scores - rows).T, of_outputs).T
@@ -257,32 +242,16 @@ def check_pattern(inputs_of: np.ndarray, outputs_of: np.ndarray, uses: Sequence[
     Each live block has an entry in `inputs_of` and `outputs_of`; `uses` says how many live blocks
     each input block has.
     """
-    inputs_of, count = np.asarray(inputs_of), len(uses)
-    if not inputs_of.size or not np.issubdtype(inputs_of.dtype, np.integer):
-        raise ValueError(
-            "`inputs_of` must be an array of integers. Received: shape "
-            f"{inputs_of.shape}, dtype {inputs_of.dtype}"
-        )
-    outside = (inputs_of < 0) | (inputs_of >= count)
-    pairs = outputs_of.astype(np.int64) * count + np.where(outside, 0, inputs_of)
-    order = np.argsort(pairs, kind="stable")
-    twice = np.zeros(len(pairs), dtype=bool)
-    twice[order[1:]] = np.diff(pairs[order]) == 0
-    for faulty, rule in (
-        (outside, f"Input blocks are numbered from 0 to {count - 1}"),
-        (twice, "An output block has an input block once at most"),
-    ):
-        if faulty.any():
-            own = outputs_of[np.argmax(faulty)]
-            text = f"those of output block {own} are {inputs_of[outputs_of == own].tolist()}"
-            raise ValueError(f"{rule}. Received: {text}")
-    found = np.bincount(inputs_of, minlength=count)
-    if (wrong := np.flatnonzero(found != uses)).size:
-        block = int(wrong[0])
-        raise ValueError(
-            f"Input block {block} must be used by {uses[block]} output blocks. "
-            f"Received: it is used {found[block]} times"
-        )
+    integers = inputs_of.size > 0 and np.issubdtype(inputs_of.dtype, np.integer)
+    if not (integers and 0 <= inputs_of.min() <= inputs_of.max() < len(uses)):
+        rule = f"integers from 0 to {len(uses) - 1}"
+    elif len(np.unique(outputs_of.astype(np.int64) * len(uses) + inputs_of)) < len(inputs_of):
+        rule = "each at most once for an output block"
+    elif (np.bincount(inputs_of, minlength=len(uses)) != uses).any():
+        rule = f"each as often as its count, {told(list(uses))}"
+    else:
+        return
+    raise ValueError(f"`inputs_of` must name input blocks, {rule}. Received: {told(inputs_of)}")
 
 
 def _shuffled(count: int, rng: np.random.Generator) -> np.ndarray:

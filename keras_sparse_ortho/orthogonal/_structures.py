@@ -362,8 +362,8 @@ def regular_blocks(
     Example:
 
     >>> drawn = regular_blocks((128, 256), 0.25, Block(16, 16, regular=True), seed=0)
-    >>> drawn.blocks.shape, drawn.inputs_of.shape, drawn.slots_of.shape
-    ((1, 1, 16, 2, 16, 16), (1, 1, 16, 2), (1, 1, 8, 4))
+    >>> drawn.blocks.shape, drawn.inputs_of.shape
+    ((1, 1, 16, 2, 16, 16), (1, 1, 16, 2))
     >>> kernel = drawn.dense()[0, 0]
     >>> bool(np.allclose(kernel @ kernel.T, np.eye(128), atol=1e-12))
     True

@@ -49,7 +49,6 @@ class ScheduledMask(Masked):
 
     # Whether something is known to update the mask, or a warning has said that nothing does.
     watched = False
-    structure: Any = None
     settings: ClassVar[tuple[str, ...]] = ("schedule",)
 
     @other_keywords()
@@ -144,69 +143,8 @@ class ScheduledMask(Masked):
         return largest_mask(np.abs(self.weight.finite_raw_value()), self.live_at(density))
 
 
-class StructuredMask(ScheduledMask):
-    """A `ScheduledMask` of single entries, or in a structure.
-
-    Args:
-        schedule: As for `ScheduledMask`, and so is `frequency`.
-        structure: As for `MagnitudeMask`.
-    """
-
-    settings: ClassVar[tuple[str, ...]] = ("schedule", "structure")
-
-    @other_keywords()
-    def __init__(
-        self, schedule: Any = None, frequency: int | None = None, structure: Any = None
-    ) -> None:
-        super().__init__(schedule, frequency)
-        found = restored(structure) if isinstance(structure, dict) else structure
-        self.structure = found if found in _WHOLE else as_structure(found)
-        if self.structure not in _WHOLE and not isinstance(self.structure, Block | NByM):
-            raise ValueError(
-                '`structure` must be Block, NByM, "inputs", "outputs" or None. '
-                f"Received: structure={structure!r}"
-            )
-
-    def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
-        self._layout = weight.layout or KernelLayout.convolution()
-        self._shape = self._layout.canonical_shape(weight.shape)
-        *_, inputs, outputs = self._shape
-        whole = {"inputs": Block(1, outputs), "outputs": Block(inputs, 1)}
-        self._pattern = whole.get(self.structure, self.structure)
-        if self._pattern is not None:
-            self._pattern.check(self._shape)
-        most, density = 1.0, self.schedule.density
-        if isinstance(self._pattern, NByM):
-            most = self._pattern.n / self._pattern.m
-        if density is not None and density > most:
-            raise DensityError(
-                f"{self._pattern} allows the density {most:g} at most. Received: {density=}"
-            )
-        super().build(weight, add_weight)
-
-    def live_at(self, density: float) -> int:
-        if not isinstance(self._pattern, Block):
-            return super().live_at(density)
-        unit = block_unit(self._pattern, self._shape)
-        return max(round(density * self.weight.size / unit), 1) * unit
-
-    def _ranked(self, density: float) -> np.ndarray:
-        if self._pattern is None:
-            return super()._ranked(density)
-        count, final = self.live_at(density), self.counts()[1]
-        value = self.weight.finite_raw_value()
-        # By squares, as in the tables of blocks.
-        scores = np.asarray(self._layout.to_canonical(value), np.float64) ** 2
-        if isinstance(self._pattern, NByM):
-            mask = self._pattern.largest(scores, count)
-        else:
-            rng, few = np.random.default_rng(0), count <= final
-            mask = best_blocks(self._pattern, scores, count, rng, few=few)
-        return np.ascontiguousarray(self._layout.from_canonical(mask, value.shape))
-
-
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
-class MagnitudeMask(StructuredMask):
+class MagnitudeMask(ScheduledMask):
     """Effective weight `w_e = w` on the `round(d(t) * size)` largest magnitudes, 0 elsewhere.
 
     Gradual magnitude pruning (GMP). The density `d(t)` follows a schedule. At its steps
@@ -255,6 +193,56 @@ class MagnitudeMask(StructuredMask):
     - Zhu and Gupta, "To prune, or not to prune" (2017), arXiv 1710.01878
     """
 
+    settings = ("schedule", "structure")
+
+    @other_keywords()
+    def __init__(
+        self, schedule: Any = None, frequency: int | None = None, structure: Any = None
+    ) -> None:
+        super().__init__(schedule, frequency)
+        found = restored(structure) if isinstance(structure, dict) else structure
+        self.structure = found if found in _WHOLE else as_structure(found)
+        if self.structure not in _WHOLE and not isinstance(self.structure, Block | NByM):
+            raise ValueError(
+                '`structure` must be Block, NByM, "inputs", "outputs" or None. '
+                f"Received: structure={structure!r}"
+            )
+
+    def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
+        self._layout = weight.layout or KernelLayout.convolution()
+        self._shape = self._layout.canonical_shape(weight.shape)
+        *_, inputs, outputs = self._shape
+        whole = {"inputs": Block(1, outputs), "outputs": Block(inputs, 1)}
+        self._pattern = own = whole.get(self.structure, self.structure)
+        if own is not None:
+            own.check(self._shape)
+        density = self.schedule.density
+        if isinstance(own, NByM) and density is not None and density > own.n / own.m:
+            raise DensityError(
+                f"{own} allows the density {own.n / own.m:g} at most. Received: {density=}"
+            )
+        super().build(weight, add_weight)
+
+    def live_at(self, density: float) -> int:
+        if not isinstance(self._pattern, Block):
+            return super().live_at(density)
+        unit = block_unit(self._pattern, self._shape)
+        return max(round(density * self.weight.size / unit), 1) * unit
+
+    def _ranked(self, density: float) -> np.ndarray:
+        own, count = self._pattern, self.live_at(density)
+        if own is None:
+            return super()._ranked(density)
+        value = self.weight.finite_raw_value()
+        # By squares, as blocks were compared.
+        scores = np.asarray(self._layout.to_canonical(value), np.float64) ** 2
+        if isinstance(own, NByM):
+            mask = own.largest(scores, count)
+        else:
+            rng, few = np.random.default_rng(0), count <= self.counts()[1]
+            mask = best_blocks(own, scores, count, rng, few=few)
+        return np.ascontiguousarray(self._layout.from_canonical(mask, value.shape))
+
     @property
     def fixed(self) -> bool:
         """Whether the schedule has ended."""
@@ -288,7 +276,7 @@ class MagnitudeMask(StructuredMask):
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
-class StraightThroughTopK(StructuredMask):
+class StraightThroughTopK(ScheduledMask):
     """Effective weight `w_e = w` on the largest magnitudes, with `dL/dw = dL/dw_e` everywhere.
 
     The straight-through estimator of "Discovering Neural Wirings" (DNW): the forward pass uses the
@@ -301,7 +289,6 @@ class StraightThroughTopK(StructuredMask):
         frequency: Steps between updates where `schedule` is a density. Default: 1, as in the paper.
             Between two updates nothing holds dead entries back: the more steps, the more of the
             mask is exchanged at once, which can cost many points of accuracy.
-        structure: As for `MagnitudeMask`.
 
     Limits: raw weights, their gradients and optimizer slots are dense. Every update ranks all
     weights, which can take as long as a step of a small network.
@@ -320,10 +307,8 @@ class StraightThroughTopK(StructuredMask):
     """
 
     @other_keywords()
-    def __init__(
-        self, schedule: Any = None, frequency: int | None = 1, structure: Any = None
-    ) -> None:
-        super().__init__(schedule, frequency, structure)
+    def __init__(self, schedule: Any = None, frequency: int | None = 1) -> None:
+        super().__init__(schedule, frequency)
 
     def effective(self, value: Any) -> Any:
         """`w + stop_gradient(where(mask, w, 0) - w)`, which is exactly `w` or exactly 0."""

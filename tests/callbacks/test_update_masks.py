@@ -198,9 +198,10 @@ def groups(mask, structure):
 @pytest.mark.parametrize("kind", STRUCTURES)
 def test_structures_have_exact_counts_and_go_on_from_files(kind, tmp_path):
     structure, *units = STRUCTURES[kind]
+    keras.utils.set_random_seed(3)
     model = network(MagnitudeMask(RAMP, structure=structure))
     watch = Watch(lambda model: [weight.live for weight in weights(model)], steps=True)
-    fit(model, UpdateMasks(), watch)
+    fit(model, UpdateMasks(), watch, shuffle=False)
     for step, live in zip(
         [2, 2, 2, 2, 6, 6, 6, 6, 10, 10, 12, 12, 12, 12], watch.seen[2:], strict=True
     ):
@@ -210,12 +211,13 @@ def test_structures_have_exact_counts_and_go_on_from_files(kind, tmp_path):
         found = groups(weight.mask, kind)
         assert (found.sum(axis=1) == 1).all() if kind == "1:4" else (found[:, 0] == found.T).all()
         assert not weight.raw_value()[~weight.mask].any()
+    keras.utils.set_random_seed(3)
     half = network(MagnitudeMask(RAMP, structure=structure))
     with part_of_a_run():
-        fit(half, UpdateMasks(), epochs=1)
-    half.save(tmp_path / "half.keras")
+        fit(half, UpdateMasks(), epochs=1, shuffle=False)
+        half.save(tmp_path / "half.keras")
     again = keras.saving.load_model(tmp_path / "half.keras")
-    fit(again, UpdateMasks(), initial_epoch=1)
+    fit(again, UpdateMasks(), initial_epoch=1, shuffle=False)
     assert same(state(again), state(model))
 
 
@@ -228,8 +230,10 @@ def test_what_has_stopped_at_the_end_of_its_schedule_goes_on_on_blocks(policy):
     models = []
     for stop in (False, True):
         keras.utils.set_random_seed(3)
-        model = network(MagnitudeMask(RAMP, structure=(4, 4)), steps_per_execution=2)
-        model.fit(*xy(), epochs=1, **options, callbacks=[UpdateMasks(stop=stop)])
+        executed = 1 if keras.backend.backend() == "torch" else 2  # which takes no other
+        model = network(MagnitudeMask(RAMP, structure=(4, 4)), steps_per_execution=executed)
+        with part_of_a_run():
+            model.fit(*xy(), epochs=1, **options, callbacks=[UpdateMasks(stop=stop)])
         models.append(model)
     whole, model = models
     fit_on = {**options, "epochs": 2, "initial_epoch": 1}
@@ -238,12 +242,12 @@ def test_what_has_stopped_at_the_end_of_its_schedule_goes_on_on_blocks(policy):
         kso.convert(model, "blocks")
     model.fit(*xy(), **fit_on, callbacks=[UpdateMasks(stop=True)])
     steps = int(model.optimizer.iterations)
-    assert steps == 14  # of 16
+    assert steps == 12 + whole.steps_per_execution  # of 16
     expected = model.predict(xy()[0], verbose=0)
     model = kso.convert(model, "blocks")
     assert all(weight.storage.in_blocks for weight in weights(model))
     np.testing.assert_allclose(model.predict(xy()[0], verbose=0), expected, **rounded)
-    model.fit(*(part[48:] for part in xy()), epochs=1, **options)
+    model.fit(*(part[8 * (steps - 8) :] for part in xy()), epochs=1, **options)
     assert int(model.optimizer.iterations) == int(whole.optimizer.iterations) == 16
     for ours, theirs in zip(weights(model), weights(whole), strict=True):
         np.testing.assert_array_equal(ours.mask, theirs.mask)

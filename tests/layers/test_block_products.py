@@ -19,7 +19,7 @@ ops = keras.ops
 
 
 @pytest.mark.parametrize(("most", "chunk"), [(0.0, 1), (0.0, 2**30), (1e9, 1)])
-@pytest.mark.parametrize("regular", [True, False])
+@pytest.mark.parametrize("pattern", ["regular", "outputs", "any"])
 @pytest.mark.parametrize(
     ("inputs", "outputs", "rows", "cols", "density"),
     [
@@ -31,15 +31,17 @@ ops = keras.ops
     ],
 )
 def test_outputs_and_gradients_are_those_of_the_dense_kernel(
-    monkeypatch, inputs, outputs, rows, cols, density, most, chunk, regular
+    monkeypatch, inputs, outputs, rows, cols, density, most, chunk, pattern
 ):
     monkeypatch.setattr(module, "_MOST_GATHERED", most)
     monkeypatch.setattr(module, "_CHUNK_BYTES", chunk)
     grid = BlockGrid.for_density(inputs, outputs, (rows, cols), density)
-    if not regular:  # with a line of outputs and one of inputs that have no blocks
+    if pattern != "regular":  # with a line of inputs, and any with one of outputs, without blocks
         live = np.random.default_rng(1).random((grid.in_blocks, grid.out_blocks)) < 0.4
         live[0] = live[:, 1] = False
         live[1, 2] = True
+        if pattern == "outputs":  # equal counts on one side alone
+            live[...] = np.arange(1, grid.in_blocks + 1)[:, None] % grid.in_blocks < 2
         counts = tuple(map(tuple, (live.sum(axis=0).tolist(), live.sum(axis=1).tolist())))
         grid = dataclasses.replace(grid, fan_in=0, counts=counts)
     assert module._gathers_little(grid) == (most > 0)

@@ -17,7 +17,6 @@ from keras_sparse_ortho.orthogonal import (
     fan_step,
     regular_blocks,
     regular_pattern,
-    slots_of,
 )
 from tests.orthogonal.checks import assert_orthogonal, complete
 
@@ -66,12 +65,10 @@ def test_regular_exactly_orthogonal_and_the_same_dense(kernel_of, share, gain, s
     fan_in, fan_out = times * fan_step(*grid), times * fan_step(*grid[::-1])
     assert drawn.blocks.shape == (batch, parts, grid[1], fan_in, rows, cols)
     assert drawn.inputs_of.shape == (batch, parts, grid[1], fan_in)
-    assert drawn.slots_of.shape == (batch, parts, grid[0], fan_out)
-    assert drawn.inputs_of.dtype == drawn.slots_of.dtype == np.int32
+    assert drawn.inputs_of.dtype == np.int32
     outputs_of = np.repeat(np.arange(grid[1]), fan_in)
     for pattern in drawn.inputs_of.reshape(batch * parts, -1):
         check_pattern(pattern, outputs_of, [fan_out] * grid[0])
-    np.testing.assert_array_equal(drawn.slots_of, slots_of(drawn.inputs_of, grid[0]))
     assert drawn.density == times / math.gcd(*grid)
     count = structure.live_count(canonical, drawn.density)
     assert drawn.live == count == times * structure.unit(canonical)
@@ -103,9 +100,8 @@ def test_regular_exactly_orthogonal_and_the_same_dense(kernel_of, share, gain, s
 def test_the_product_of_live_blocks_is_that_of_the_kernel():
     for shape in ((24, 60), (48, 30), (32, 40)):
         drawn = regular_blocks(shape, 0.5, Block(4, 5, regular=True), seed=2)
-        blocks, inputs_of, slots = (
-            v[0, 0] for v in (drawn.blocks, drawn.inputs_of, drawn.slots_of)
-        )
+        blocks, inputs_of = drawn.blocks[0, 0], drawn.inputs_of[0, 0]
+        slots = inputs_of.ravel().argsort(kind="stable").reshape(shape[0] // 4, -1)
         x = np.random.default_rng(0).standard_normal((7, shape[0]))
         by_block = x.reshape(7, -1, 4)[:, inputs_of]
         y = np.einsum("njkr,jkrc->njc", by_block, blocks).reshape(7, -1)
@@ -311,15 +307,6 @@ def test_fans_are_equal_both_ways(inputs, outputs, share, seed):
     for pattern in patterns:
         outputs_of = np.repeat(np.arange(outputs), fan)
         check_pattern(pattern.ravel(), outputs_of, [outputs * fan // inputs] * inputs)
-    # The transposed list has every slot once, and each of them holds its input.
-    slots = slots_of(patterns, inputs)
-    assert slots.shape == (2, inputs, outputs * fan // inputs)
-    assert slots.dtype == np.int32
-    assert (np.diff(slots) > 0).all()
-    for pattern, own in zip(patterns, slots, strict=True):
-        assert sorted(own.reshape(-1).tolist()) == list(range(outputs * fan))
-        held = pattern.reshape(-1)[own]
-        np.testing.assert_array_equal(held, np.arange(inputs)[:, None] + 0 * held)
 
 
 def test_trades_reach_all_of_a_larger_set():
@@ -342,12 +329,12 @@ def damaged(place, value):
 @pytest.mark.parametrize(
     ("pattern", "text"),
     [
-        (damaged((2, 1), 6), r"from 0 to 5. Received: those of output block 2 are \[\d, 6, \d\]"),
-        (damaged((0, 0), -1), r"from 0 to 5. Received: those of output block 0 are \[-1, "),
-        (damaged(3, [1, 4, 1]), r"once at most. Received: those of output block 3 are \[1, 4, 1\]"),
-        (np.array([[0, 1], [0, 2], [0, 3], [1, 2]]), r"block 0 must be used by 2 .* used 3 times"),
-        (np.array([[0.0, 1.0]]), r"array of integers.*Received: shape \(2,\), dtype float64"),
-        (np.zeros((0, 2), dtype=int), r"Received: shape \(0,\)"),
+        (damaged((2, 1), 6), r"integers from 0 to 5. Received: array\(\["),
+        (damaged((0, 0), -1), r"from 0 to 5. Received"),
+        (damaged(3, [1, 4, 1]), r"at most once for an output block. Received"),
+        (np.array([[0, 1], [0, 2], [0, 3], [1, 2]]), r"its count, \[2, 2, 2, 2\]. Received"),
+        (np.array([[0.0, 1.0]]), r"integers from 0 to 3.*Received: array\(\[0., 1.\]\)"),
+        (np.zeros((0, 2), dtype=int), r"Received: array\(\[\]"),
     ],
 )
 def test_damage_is_named(pattern, text):

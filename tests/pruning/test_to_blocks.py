@@ -106,7 +106,10 @@ def test_what_cannot_be_converted():
 
 
 def uneven():
-    """One layer of each kind that can compute on live blocks, some of whose inputs weigh more."""
+    """One layer of each kind that can compute on live blocks; some lines and blocks weigh more.
+
+    With lines alone there would be no second pattern with the counts of the best one.
+    """
     keras.utils.set_random_seed(2)
     inputs = keras.Input((6, 6, 8))
     x = L.Conv2D(16, 3, activation="relu", name="conv")(inputs)
@@ -118,8 +121,9 @@ def uneven():
     rng = np.random.default_rng(0)
     for weight in kso.prunable_weights(model):
         rows, cols = weight.shape[-2:]
-        uneven = np.exp(rng.normal(size=(rows, 1)) + rng.normal(size=(1, cols)))
-        weight.variable.assign(weight.value * uneven / 2)
+        blocks = rng.normal(size=(rows // 4, -(-cols // 8))).repeat(4, axis=0).repeat(8, axis=1)
+        lines = rng.normal(size=(rows, 1)) + rng.normal(size=(1, cols))
+        weight.variable.assign(weight.value * np.exp(lines + blocks[:, :cols]) / 3)
     return model
 
 
