@@ -154,6 +154,8 @@ def _by_groups(product: Any, lines: Lines, places: Any, other: Any, x: Any) -> A
         if parts and keras.backend.backend() != "torch":
             lost = ops.isnan(parts[-1][0, 0, 0])  # what XLA cannot know
             found = ops.where(lost, ops.zeros_like(found), found)
+            if len(own.shape) == 2:  # other places, by which it gathers, too
+                own = ops.where(lost, ops.zeros_like(own), own)
         parts.append(product(found, own))
     return joined(parts, lines)
 

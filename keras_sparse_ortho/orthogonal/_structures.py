@@ -72,8 +72,8 @@ class Block(Structure):
 
     Args:
         rows: Inputs in a block.
-        cols: Outputs in a block. One of `rows` and `cols` divides the other; with `regular=True`
-            any two are possible.
+        cols: Outputs in a block. One of `rows` and `cols` divides the other where a kernel is
+            drawn; with `regular=True` any two are possible.
         regular: Whether all block lines have the same number of live blocks.
 
     Raises:
@@ -101,8 +101,6 @@ class Block(Structure):
         self._check_sides("rows", "cols")
         if not isinstance(self.regular, bool):
             raise ValueError(f"`regular` must be a bool. Received: regular={self.regular!r}")
-        if not self.regular and max(self.rows, self.cols) % min(self.rows, self.cols):
-            raise ValueError(f"One of `rows` and `cols` must divide the other. Received: {self}")
 
     def divides(self, canonical_shape: Sequence[int]) -> bool:
         """Whether inputs and outputs can be divided into blocks, regular ones with padding."""
@@ -143,6 +141,8 @@ class Block(Structure):
         """A block line of `a` orthonormal rows needs blocks with `a` columns in all."""
         if self.regular:
             return self.unit(canonical_shape)
+        if max(self.rows, self.cols) % min(self.rows, self.cols):
+            raise ValueError(f"One of `rows` and `cols` must divide the other. Received: {self}")
         batch, parts, *_, inputs, outputs = canonical_shape
         blocks = min(inputs, outputs) // min(self.rows, self.cols)
         return batch * parts * blocks * self.unit(canonical_shape)

@@ -134,7 +134,7 @@ def test_groups_and_other_layers():
 
 
 def test_counts_that_no_pattern_has():
-    assert built(counts=([4, 0, 1, 3], [3, 2, 2, 1])).live_blocks == 8
+    assert built(counts=([4, 0, 1, 3], [3, 2, 2, 1])).grid.live_blocks == 8
     for counts in (
         ([2, 2, 2], [2, 2, 2, 0]),  # of three output blocks
         ([2, 2, 2, 2], [2, 2, 2, 1]),

@@ -12,12 +12,14 @@ from keras_sparse_ortho.errors import DensityError, LayoutError
 from keras_sparse_ortho.orthogonal import (
     Block,
     KernelLayout,
+    best_blocks,
     check_pattern,
     exact_orthogonal,
     fan_step,
     regular_blocks,
     regular_pattern,
 )
+from keras_sparse_ortho.orthogonal import _regular_pattern as module
 from tests.orthogonal.checks import assert_orthogonal, complete
 
 pytestmark = pytest.mark.numpy_only
@@ -343,3 +345,24 @@ def test_damage_is_named(pattern, text):
     uses = [lines * fan // inputs] * inputs
     with pytest.raises(ValueError, match=text):
         check_pattern(pattern.ravel(), np.repeat(np.arange(lines), fan), uses)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_best_blocks_with_few_counts(seed, monkeypatch):
+    rng = np.random.default_rng(seed)
+    lines = rng.normal(size=(48, 1)) + rng.normal(size=(1, 40))
+    scores = np.exp(lines + rng.normal(size=(48, 40)))
+    whole = scores.repeat(2, axis=0).repeat(3, axis=1)[None, None]
+    found = best_blocks(Block(2, 3), whole, 6 * 300, rng)[0, 0]
+    live = found.reshape(48, 2, 40, 3).any(axis=(1, 3))
+    assert live.sum() == 300 == found.sum() / 6
+    assert all(len({*live.sum(axis=axis)}) <= 8 for axis in (0, 1))
+    largest = np.sort(scores.ravel())[-300:].sum()
+    assert 0.93 * largest < scores[live].sum() < largest
+    # Prices decide on most of them, as the linear program alone would.
+    fans = live.sum(axis=1), live.sum(axis=0)
+    for unsure in (64, 10**6):
+        monkeypatch.setattr(module, "_LEAST_UNSURE", unsure)
+        other = module.matched_by_score(np.zeros_like(live), *fans, scores, rng)
+        assert scores[other].sum() == pytest.approx(scores[live].sum(), rel=1e-12)
+        assert (other.sum(axis=0) == live.sum(axis=0)).all()
