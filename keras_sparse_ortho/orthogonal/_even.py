@@ -39,7 +39,7 @@ def write_even(out: np.ndarray, count: int, options: DrawOptions) -> None:
         if live > _ENOUGH * count or (sizes is None and live == before):
             break
     column = np.repeat(np.arange(width), np.diff(columns.indptr))
-    tall = out.shape[0] > out.shape[1]
+    tall = out.shape[0] >= out.shape[1]
     places = (column, columns.indices) if tall else (columns.indices, column)
     out[places] = columns.data * options.gain
 
