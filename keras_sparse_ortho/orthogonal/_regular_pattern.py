@@ -126,7 +126,7 @@ def matched_by_score(
     scores: np.ndarray,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Dead entries of largest total score, with given numbers for each input and each output.
+    """Dead entries of (nearly) largest total score, with given numbers for inputs and outputs.
 
     A linear program whose vertices are integers (a flow of capacity 1 between the two sides); the
     simplex method ends at a vertex. Prices of the lines, `u` and `v`, tell most entries before: one

