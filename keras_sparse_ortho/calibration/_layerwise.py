@@ -37,7 +37,7 @@ from keras_sparse_ortho.calibration._solve import (
 from keras_sparse_ortho.errors import BudgetError, LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw, Draw, PackedDraw
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight
-from keras_sparse_ortho.orthogonal import Block, NByM
+from keras_sparse_ortho.orthogonal import Block, NByM, block_unit
 
 CALIBRATED = ("obs", "wanda")
 """The scores that need inputs of each layer."""
@@ -57,7 +57,7 @@ class Recipe:
     counts: Mapping[str, int] | None = None  # live entries by path; or
     masks: Mapping[str, np.ndarray] | None = None  # given ones by path
     structure: NByM | Block | Channels | None = None
-    blocks: Mapping[str, Block] = dataclasses.field(default_factory=dict)  # regular ones, by path
+    blocks: Mapping[str, Block] = dataclasses.field(default_factory=dict)  # by path
     refit: bool = False  # whether live entries get new values; with "obs" they always do
     scores: Mapping[str, np.ndarray] | None = dataclasses.field(default=None, repr=False)  # by path
 
@@ -118,7 +118,7 @@ class Recipe:
     def pattern(self, weight: PrunableWeight) -> Pattern:
         structure, shape = self.blocks.get(weight.path, self.structure), canonical_shape(weight)
         if isinstance(structure, Channels):
-            return Blocks(Block(structure.group, shape[-1], regular=True), shape, matched=False)
+            return Blocks(Block(structure.group, shape[-1]), shape, few=False)
         if isinstance(structure, Block):
             return Blocks(structure, shape)
         return Entries(structure, math.prod(shape[2:-2]))
@@ -128,7 +128,8 @@ class Recipe:
         count = self.counts[weight.path]
         if isinstance(self.structure, Channels):
             return self.structure.nearest(canonical_shape(weight), count)
-        unit = self.structure.unit(()) if isinstance(self.structure, Block) else 1
+        shape, block = canonical_shape(weight), self.structure
+        unit = block_unit(block, shape) if isinstance(block, Block) else 1
         return max(round(count / unit), 1) * unit
 
 

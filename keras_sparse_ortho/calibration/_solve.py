@@ -23,7 +23,8 @@ from keras_sparse_ortho.calibration._rows import Moments
 from keras_sparse_ortho.orthogonal import (
     Block,
     NByM,
-    best_regular,
+    best_blocks,
+    block_unit,
     largest_mask,
     to_blocks,
 )
@@ -58,7 +59,7 @@ class Entries:
     taps: int = 1
     lines = None
 
-    def largest(self, scores: Array, count: int) -> Array:
+    def largest(self, scores: Array, count: int, *, last: bool = True) -> Array:
         if self.structure is not None:
             n, m = self.structure.n, self.structure.m
             matrices, k, outputs = scores.shape
@@ -75,45 +76,34 @@ class Entries:
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """Blocks that are live or dead as a whole, regular ones at all taps alike.
+    """Blocks, regular ones or in any pattern, live at all taps or at none.
 
     Args:
         block: The blocks.
         shape: The canonical shape of the kernel.
-        matched: Whether regular blocks are as many in every line; else any may be live.
+        few: Whether lines have few different counts, as layers of live blocks need.
     """
 
     block: Block
     shape: tuple[int, ...]
-    matched: bool = True
+    few: bool = True
 
     @property
     def lines(self) -> list[Array]:
         taps, inputs = math.prod(self.shape[2:-2]), self.shape[-2]
         rows = to_blocks(np.arange(inputs)[:, None], self.block.rows, 1, fill=-1)[:, :, 0, 0]
         starts = inputs * np.arange(taps)[:, None]
-        own = [starts + line[line >= 0] for line in rows]
-        if self.block.regular:
-            return [line.ravel() for line in own]
-        return [line for by_tap in own for line in by_tap]
+        return [(starts + line[line >= 0]).ravel() for line in rows]
 
-    def largest(self, scores: Array, count: int) -> Array:
+    def largest(self, scores: Array, count: int, *, last: bool = True) -> Array:
         """Counts are rounded up to whole blocks, of regular ones to their unit."""
-        batch, parts, *taps, inputs, outputs = self.shape
-        block, unit = self.block, self.block.rows * self.block.cols
-        if block.regular and self.matched:
-            unit = block.unit(self.shape)
-            if count > scores.size - unit:
-                return np.ones(scores.shape, bool)
-            rng = np.random.default_rng(0)
-            found = best_regular(block, scores.reshape(self.shape), -(-count // unit) * unit, rng)
-            return found.reshape(scores.shape)
-        alike = math.prod(taps) if block.regular else 1
-        grid = inputs // block.rows, block.rows, outputs // block.cols, block.cols
-        folded = (batch * parts, math.prod(taps) // alike, alike, *grid)
-        sums = scores.reshape(folded).sum(axis=(2, 4, 6), keepdims=True)
-        kept = largest_mask(sums, -(-count // (unit * alike)))
-        return np.broadcast_to(kept, scores.reshape(folded).shape).reshape(scores.shape).copy()
+        unit = block_unit(self.block, self.shape)
+        count = -(-count // unit) * unit
+        if count > scores.size - unit:
+            return np.ones(scores.shape, bool)
+        by_entry, rng = scores.reshape(self.shape), np.random.default_rng(0)
+        found = best_blocks(self.block, by_entry, count, rng, few=last and self.few)
+        return found.reshape(scores.shape)
 
 
 Pattern = Entries | Blocks
@@ -177,10 +167,11 @@ class _Problem:
         target = self.normal.astype(np.float32) @ full + extra * full
         mask = self.pattern.largest(full * full, count)
         found, dual = full * mask, np.zeros_like(full)
-        for rate in np.geomspace(*_RATES, iterations, dtype=np.float32):
+        rates = np.geomspace(*_RATES, iterations, dtype=np.float32)
+        for rate in rates:
             free = axes @ ((turned @ (target - dual + rate * found)) / (roots + rate))
             moved = free + dual / rate
-            mask = self.pattern.largest(moved * moved, count)
+            mask = self.pattern.largest(moved * moved, count, last=rate == rates[-1])
             found = moved * mask
             dual = dual + rate * (free - found)
         return found, mask

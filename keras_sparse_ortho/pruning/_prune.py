@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 import pathlib
@@ -106,9 +105,11 @@ def prune(
             dataset, a generator of batches. For layers the same, or `x` alone: all rows of arrays,
             in batches of 64; of others the first 64 batches.
         structure: For `"obs"`, `"wanda"` and `"magnitude"`. `NByM`, or `"2:4"`: at most `n` live of
-            every `m` consecutive inputs. `Block(rows, cols, regular=True)`, `"32x32"` or
-            `(32, 32)`: blocks that are live or dead as a whole, in any storage; densities are as
-            with `storage="blocks"`. `Block(rows, cols)`: blocks in any pattern.
+            every `m` consecutive inputs. `Block(rows, cols)`, `"32x32"` or `(32, 32)`: blocks
+            that are live or dead as a whole, at all taps of a convolution, in any storage;
+            `convert(pruned, "blocks", block=(rows, cols))` lets layers compute on them. Lines of
+            blocks have at most 8 different counts on either side. With `regular=True` all have the
+            same, and densities are as with `storage="blocks"`: trained networks lose more.
             `calibration.Channels(group)`: whole inputs, for `remove_channels`.
         include: Which kernels, as for `sparsify`.
         exclude: Which kernels not.
@@ -172,9 +173,7 @@ def prune(
     """
     check_storage(storage)
     density, budget = density_and_budget(density, budget)
-    pattern: Any = None if structure is None else as_structure(structure, regular=True)
-    if storage == "blocks" and isinstance(pattern, Block):
-        pattern = dataclasses.replace(pattern, regular=True)
+    pattern: Any = None if structure is None else as_structure(structure)
     by_layer = isinstance(score, str) and score in CALIBRATED
     refits = by_layer or (isinstance(score, str) and score == "magnitude" and data is not None)
     _check_layerwise(score, data, pattern, resume, needs_data=refits)
@@ -371,7 +370,7 @@ def _check_layerwise(
         or score not in ("magnitude", *CALIBRATED)
     ):
         raise ValueError(
-            "`structure` must be NByM, Block or Channels, "
+            "`structure` must be Block, NByM or Channels, "
             'with score="obs", "wanda" or "magnitude"; other structures are drawn by sparsify. '
             f"Received: structure={structure!r}, score={score!r}"
         )

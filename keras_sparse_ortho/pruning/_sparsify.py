@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import warnings
 from collections.abc import Mapping
@@ -27,7 +28,13 @@ from keras_sparse_ortho.initializers import (
 )
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, derived_seed
 from keras_sparse_ortho.models import Plan, verb
-from keras_sparse_ortho.orthogonal import Structure, StructureLike, as_structure, dead_outputs
+from keras_sparse_ortho.orthogonal import (
+    Block,
+    Structure,
+    StructureLike,
+    as_structure,
+    dead_outputs,
+)
 from keras_sparse_ortho.pruning._auto_gains import AutoGains, default_initializer
 from keras_sparse_ortho.pruning._blocks import BlockPlan
 from keras_sparse_ortho.pruning._planning import (
@@ -160,6 +167,8 @@ def sparsify(
     pattern: Structure | None = None if structure is None else as_structure(structure)
     structures: Structure | Mapping[str, Structure] | None = pattern
     if storage == "blocks":
+        if isinstance(pattern, Block):  # others are not drawn as blocks alone
+            pattern = dataclasses.replace(pattern, regular=True)
         asked = plan_for(density, budget, weights, orthogonal=True)
         blocks = BlockPlan.of(weights, asked, pattern, orthogonal=True, budget=budget)
         weights, density, budget = blocks.weights, None, blocks.budget
