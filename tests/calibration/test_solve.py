@@ -11,6 +11,7 @@ from keras_sparse_ortho import Block, NByM
 from keras_sparse_ortho.calibration import _shares, _solve
 from keras_sparse_ortho.calibration._rows import Moments
 from keras_sparse_ortho.calibration._solve import Blocks, Entries
+from keras_sparse_ortho.orthogonal import block_unit
 from tests.helpers import array
 
 L = keras.layers
@@ -173,7 +174,7 @@ def test_obs_on_blocks(name, monkeypatch):
     monkeypatch.setattr(_solve, "EXTRA", (0.0,))
     block, shape = SHAPES[name]
     pattern, (kernel, moments, _) = Blocks(block, shape), problem(0, shape, 200)
-    count = block.unit(shape) * (1 if block.regular else 7)
+    count = block_unit(block, shape) * (1 if block.regular else 4)
     found, mask = _solve.obs(kernel, count, pattern, *moments)
     assert mask.sum() == count
     canonical = mask.reshape(shape)
@@ -220,7 +221,7 @@ def test_n_by_m_keeps_the_largest_of_each_group_and_no_more_where_entries_are_eq
 @pytest.mark.parametrize("group", [1, 4])
 def test_whole_inputs_that_go_are_nearly_the_best_to_go(shape, group, monkeypatch):
     monkeypatch.setattr(_solve, "EXTRA", (0.0,))
-    pattern = Blocks(Block(group, shape[-1], regular=True), shape, matched=False)
+    pattern = Blocks(Block(group, shape[-1]), shape, few=False)
     kernel, moments, _ = problem(0, shape, 200)
     unit = group * shape[-1] * int(np.prod(shape[2:-2]))
     lost = []
