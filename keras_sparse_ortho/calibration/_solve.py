@@ -8,7 +8,8 @@ A pattern says what is dropped together. It has
 
 - `lines`: index arrays that part the `k` inputs; for one output the entries of a line are dropped
   together. `None`: single entries;
-- `largest(scores, count)`: the mask of largest total score with `count` live entries.
+- `largest(scores, count)`: the mask of largest total score with `count` live entries;
+- `first_rate`: the penalty with which ADMM begins.
 """
 
 import dataclasses
@@ -33,7 +34,7 @@ DAMPING = 0.01
 AIM = 0.5
 ITERATIONS = 90
 _MORE = 300  # of kernels with at most 256 inputs, which take no time
-_RATES = (0.01, 3.0)
+_LAST_RATE = 3.0
 EXTRA = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """More damping, for the unit diagonal of `H`; held-out rows choose."""
 
@@ -58,6 +59,7 @@ class Entries:
     structure: NByM | None = None
     taps: int = 1
     lines = None
+    first_rate = 0.01
 
     def largest(self, scores: Array, count: int, *, last: bool = True) -> Array:
         if self.structure is not None:
@@ -87,6 +89,11 @@ class Blocks:
     block: Block
     shape: tuple[int, ...]
     few: bool = True
+
+    @property
+    def first_rate(self) -> float:
+        """With a lower one, blocks in any pattern lose more on new rows."""
+        return 0.1 if self.few and not self.block.regular else 0.01
 
     @property
     def lines(self) -> list[Array]:
@@ -167,7 +174,7 @@ class _Problem:
         target = self.normal.astype(np.float32) @ full + extra * full
         mask = self.pattern.largest(full * full, count)
         found, dual = full * mask, np.zeros_like(full)
-        rates = np.geomspace(*_RATES, iterations, dtype=np.float32)
+        rates = np.geomspace(self.pattern.first_rate, _LAST_RATE, iterations, dtype=np.float32)
         for rate in rates:
             free = axes @ ((turned @ (target - dual + rate * found)) / (roots + rate))
             moved = free + dual / rate

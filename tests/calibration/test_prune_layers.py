@@ -318,10 +318,10 @@ def test_a_terminal_shows_progress(monkeypatch, capsys):
 def test_refusals():
     dense, x = network(), rows_of_network()
     with pytest.raises(
-        ValueError, match=r"`structure` must be NByM, Block or Channels.*structure=3"
+        ValueError, match=r"`structure` must be Block, NByM or Channels.*structure=3"
     ):
         kso.prune(dense, 0.3, score="obs", data=x, structure=3)
-    with pytest.raises(ValueError, match=r"`structure` must be NByM.*score='synflow'"):
+    with pytest.raises(ValueError, match=r"`structure` must be Block, NByM.*score='synflow'"):
         kso.prune(dense, 0.3, score="synflow", structure=kso.NByM(2, 4))
     with pytest.raises(ValueError, match=r"goes on from a folder. Received: resume='here'"):
         kso.prune(dense, 0.3, resume="here")
