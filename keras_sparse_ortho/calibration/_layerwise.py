@@ -37,7 +37,7 @@ from keras_sparse_ortho.calibration._solve import (
 from keras_sparse_ortho.errors import BudgetError, LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw, Draw, PackedDraw
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight
-from keras_sparse_ortho.orthogonal import Block, NByM, block_unit
+from keras_sparse_ortho.orthogonal import Block, NByM
 
 CALIBRATED = ("obs", "wanda")
 """The scores that need inputs of each layer."""
@@ -56,7 +56,7 @@ class Recipe:
     score: str = "magnitude"  # or "obs", "wanda"; unless there are `scores`
     counts: Mapping[str, int] | None = None  # live entries by path; or
     masks: Mapping[str, np.ndarray] | None = None  # given ones by path
-    structure: NByM | Block | Channels | None = None
+    structure: NByM | Channels | None = None
     blocks: Mapping[str, Block] = dataclasses.field(default_factory=dict)  # by path
     refit: bool = False  # whether live entries get new values; with "obs" they always do
     scores: Mapping[str, np.ndarray] | None = dataclasses.field(default=None, repr=False)  # by path
@@ -128,9 +128,7 @@ class Recipe:
         count = self.counts[weight.path]
         if isinstance(self.structure, Channels):
             return self.structure.nearest(canonical_shape(weight), count)
-        shape, block = canonical_shape(weight), self.structure
-        unit = block_unit(block, shape) if isinstance(block, Block) else 1
-        return max(round(count / unit), 1) * unit
+        return max(count, 1)
 
 
 def other_density(name: str, now: int, then: int, size: int) -> list[str]:

@@ -1,5 +1,6 @@
 """`BlockSparseDense`, `BlockSparseEinsumDense`, and convolutions with live blocks of channels."""
 
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -244,9 +245,13 @@ class BlockSparseConv(BlockSparseLayer):
         x = ops.reshape(inputs, (*sizes[:axis], grid.in_blocks, grid.rows, *sizes[axis + 1 :]))
         x = spread_blocks(x, places, slots, grid.of_inputs, axis)
         sizes[axis] = grid.live_blocks * grid.rows
-        ends = np.cumsum([taps.shape[-2] for taps in kernels]).tolist()
         x = ops.reshape(x, sizes)
-        parts = [x] if len(kernels) == 1 else ops.split(x, ends[:-1], axis=axis)  # torch: not at []
+        if lines.are_regular:
+            parts = ops.split(x, len(kernels), axis=axis)
+        else:  # not by a list of ends, which torch does not export
+            ends = np.cumsum([0, *(taps.shape[-2] for taps in kernels)]).tolist()
+            lead = (slice(None),) * axis
+            parts = [x[(*lead, slice(*pair))] for pair in itertools.pairwise(ends)]
         outputs = [
             ops.conv(
                 part,

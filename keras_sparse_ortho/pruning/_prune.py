@@ -209,7 +209,7 @@ def prune(
     assert isinstance(score, str)
     blocks = None
     recipe = Recipe(score, plan.counts, structure=pattern, refit=data is not None)
-    if storage == "blocks" or (isinstance(pattern, Block) and pattern.regular):
+    if storage == "blocks" or isinstance(pattern, Block):
         blocks = BlockPlan.of(weights, plan, pattern, orthogonal=False, budget=budget)
         weights, counts = blocks.weights, blocks.budget.counts
         recipe = Recipe(score, counts, blocks=blocks.blocks, refit=data is not None)
