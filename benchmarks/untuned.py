@@ -40,7 +40,7 @@ NETS = {
     "cnn": {"of": "methods.cnn", "epochs": 4},
     "mlp": {"network": "mlp", "dataset": "fashion_mnist", "epochs": 4},
     "resnet20": {"of": "contemporary.resnet20", "epochs": 2},
-    "mobilenet": {"of": "contemporary.mobilenet", "epochs": 4},
+    "mobilenet": {"of": "contemporary.mobilenet", "epochs": 4},  # these two on TensorFlow
 }
 """Settings of `methods.toml` and what differs; `mlp`: 784, 300, 100, 10 units, no normalization."""
 DENSITY = 0.05
@@ -77,7 +77,7 @@ def accuracy(name: str, start: str, optimizer: str, seed: int, samples: int | No
     made = keras.optimizers.get(OPTIMIZERS[optimizer][0])
     made.learning_rate = OPTIMIZERS[optimizer][1]
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(made, loss, metrics=["accuracy"])
+    model.compile(made, loss, metrics=["accuracy"], jit_compile=plan.get("jit", "auto"))
     batches = whole_batches(data.x_train[:rows], data.y_train[:rows], plan.get("batch_size", 128))
     model.fit(**batches, epochs=plan["epochs"], verbose=0)
     found = model.evaluate(data.x_test, data.y_test, batch_size=500, verbose=0)[1]
