@@ -12,6 +12,7 @@ from keras_sparse_ortho.export._export_litert import export_litert
 from keras_sparse_ortho.export._flatbuffer import LiteRTFileError
 from keras_sparse_ortho.export._load_litert import LiteRTModel, latencies, load_litert
 from keras_sparse_ortho.export._routes import ExportReport, ExportRouteError, RouteOutcome
+from keras_sparse_ortho.export._shrink import ShrinkError, ShrinkReport, Trial, shrink
 
 __all__ = [
     "ExportConversionError",
@@ -21,10 +22,14 @@ __all__ = [
     "ExportVerificationError",
     "LiteRTFileError",
     "LiteRTModel",
+    "ShrinkError",
+    "ShrinkReport",
+    "Trial",
     "c_array",
     "export_litert",
     "latencies",
     "load_litert",
+    "shrink",
 ]
 
 __getattr__, __dir__ = public_names(__name__, __all__)
