@@ -104,7 +104,7 @@ def accuracy_of_file(model, data) -> dict:
     rows = 500
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "model.tflite"
-        settings = {"quantization": "int8", "batch_size": rows}
+        settings = {"mode": "int8", "batch_size": rows}
         report = export_litert(
             model, path, representative_data=data.x_train[:rows], tolerance=2.0, **settings
         )
@@ -191,7 +191,7 @@ def estimate(net: str, seed: int, given: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "model.tflite"
             rows = data.x_train[:500]
-            export_litert(model, path, quantization="int8", representative_data=rows, tolerance=2.0)
+            export_litert(model, path, mode="int8", representative_data=rows, tolerance=2.0)
             found = {name: vela(path, name) for name in ACCELERATORS}
         kept = ("ms", "weight_bytes", "encoded_bytes", "vela")
         found = {name: {key: one[key] for key in kept} for name, one in found.items()}

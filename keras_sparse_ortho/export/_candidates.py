@@ -65,7 +65,7 @@ class Candidate:
 def candidates(task: Task, routes: Sequence[Route], smallest: bool = False) -> list[Candidate]:
     """Try each route; a failure is part of the result, but a full disk raises OSError.
 
-    With `smallest`, the files are run from the smallest on, until one runs with XNNPACK.
+    With `smallest`, the files are run from the smallest on, until one agrees.
     """
     if len(routes) == 1 and (refusal := _refusal(task, routes[0])) is not None:
         return [_failed(routes[0], refusal)]
@@ -74,7 +74,7 @@ def candidates(task: Task, routes: Sequence[Route], smallest: bool = False) -> l
     found = [_failed(route, e) for route, e in converted.items() if not isinstance(e, Path)]
     for route in sorted(made, key=lambda one: smallest and made[one].stat().st_size):
         found.append(_candidate(task, route, made[route]))
-        if smallest and found[-1].outcome.xnnpack:
+        if smallest and found[-1].file is not None:
             break
     failures = [str(c.failure) for c in found if c.failure is not None]
     if failures and is_full(task.folder, failures):
@@ -89,11 +89,6 @@ def _failed(route: Route, failure: Exception, comparison: Comparison | None = No
 
 def _refusal(task: Task, route: Route) -> ExportRouteError | None:
     """Why a route cannot work on the model, if it cannot."""
-    if task.trained and route.storage.endswith("int8") and route.encoding == "sp":
-        return ExportRouteError(
-            f"Route '{route.name}' does not keep the integers of `quantize_aware`; use "
-            f"'{route.storage}'. Received: a model with trained integers"
-        )
     if task.blocks.found or not route.of_blocks:
         return None
     reasons = [f"'{path}': {why}" for path, why in list(task.blocks.kept.items())[:5]]
@@ -114,12 +109,11 @@ def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
         "model": task.model.name,
         "inputs": task.signature.specs,
         "outputs": [{"name": n, "shape": s} for n, s in zip(task.names, shapes, strict=True)],
-        "xnnpack": route.xnnpack,
     }
     try:
         content = with_record(converted.read_bytes(), record)
         file.write_bytes(content)
-        got = litert_outputs(file, task, route.xnnpack)
+        got = litert_outputs(file, task)
         comparison = compare(task.names, task.want, got, route.measure)
         if not comparison.error <= allowed:
             text = (
@@ -140,9 +134,7 @@ def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
         text = f"The converted file must be readable. Received: {text}"
         return _failed(route, ExportVerificationError(text))
     error, most = comparison.error, comparison.max_abs_diff
-    outcome = RouteOutcome(
-        route.name, None, len(content), error, allowed, most, route.xnnpack, None, kept, folded
-    )
+    outcome = RouteOutcome(route.name, None, len(content), error, allowed, most, None, kept, folded)
     return Candidate(route, outcome, file, comparison)
 
 
@@ -237,19 +229,19 @@ def _modules_of_custom_objects() -> list[str]:
 # --- verification ---------------------------------------------------------------------------------
 
 
-def litert_outputs(file: Path, task: Task, xnnpack: bool = True) -> list[np.ndarray]:
+def litert_outputs(file: Path, task: Task) -> list[np.ndarray]:
     """The outputs of a LiteRT file on the sample."""
     batches = full_batches(task.sample, task.signature.batch_size)
     rows, result = file.with_suffix(".sample.npz"), file.with_suffix(".outputs.npz")
     np.savez(rows, *[np.concatenate(pieces) for pieces in zip(*batches, strict=True)])
-    job = {"file": str(file), "xnnpack": xnnpack, "sample": str(rows), "result": str(result)}
+    job = {"file": str(file), "sample": str(rows), "result": str(result)}
     named = {"inputs": task.signature.specs, "output_names": task.names}
     with Worker() as worker:
         failure = _run(worker, task, "run", **job, **named)
     if failure is not None:
         raise ExportVerificationError(
             "The file must run in ai-edge-litert's interpreter, in a subprocess. Received: "
-            f"{failure} ({'with' if xnnpack else 'without'} XNNPACK)"
+            f"{failure}"
         )
     with np.load(result) as data:
         return [data[f"arr_{i}"][: len(task.sample[0])] for i in range(len(task.names))]

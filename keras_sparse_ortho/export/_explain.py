@@ -28,13 +28,13 @@ _CLIPPED = 0.05  # of the outputs
 _LOST = 0.25  # rms: ranges that fit the data change the outputs by less
 _REMEDIES = {
     "float32": "Raise `tolerance` if such a difference is acceptable.",
-    "float16": "Try quantization=None (float32): float16 ends at 65504.",
-    "dynamic_int8": 'Try quantization="float16".',
+    "float16": "Try mode=None (float32): float16 ends at 65504.",
+    "dynamic_int8": 'Try mode="float16".',
 }
 
 
 class ExportFallbackWarning(UserWarning):
-    """Routes of a mode gave wrong files, or the file that was taken needs XNNPACK off."""
+    """Routes of a mode gave wrong files."""
 
 
 # --- warnings -------------------------------------------------------------------------------------
@@ -95,16 +95,8 @@ def warn_of_routes(tried: Iterable[Candidate]) -> None:
 
 
 def warn_of_file(task: Task, taken: Candidate, model: keras.Model) -> None:
-    """Warns of a file that needs XNNPACK off, clips, or differs from what was trained."""
+    """Warns of a file that clips, or differs from what was trained."""
     error, clipped = taken.comparison.error, taken.comparison.clipped
-    if not taken.outcome.xnnpack:
-        warnings.warn(
-            f"The file of route '{taken.route.name}' runs without XNNPACK only, and a default "
-            "interpreter crashes on it. Open it with `load_litert`, which reads the setting "
-            "from the file.",
-            ExportFallbackWarning,
-            stacklevel=3,
-        )
     if not task.has_ranges and clipped > _CLIPPED:
         warnings.warn(
             f"{clipped:.0%} of the outputs are clipped: they are beyond the range that the file "

@@ -36,7 +36,6 @@ def export_litert(
     path: str | os.PathLike[str],
     *,
     mode: str | None = None,
-    quantization: str | None = None,
     representative_data: Any = None,
     batch_size: int = 1,
     sample: Any = None,
@@ -54,25 +53,23 @@ def export_litert(
     A route is a storage (float32, float16, dynamic_int8, int8), either dense or with one of these
     sparse encodings. `+blocks` (all storages) is for kernels whose zeros leave whole blocks, drawn
     with `Block(32, 32, regular=True)`: the live blocks are gathered, and multiplied by one grouped
-    convolution, in Dense, EinsumDense, Conv1D and Conv2D layers. `+sp` (all but int8) is
+    convolution, in Dense, EinsumDense, Conv1D and Conv2D layers. `+sp` (float32, float16) is
     TensorFlow's EXPERIMENTAL_SPARSITY: files are smaller, for unstructured masks as well, but
-    mostly no faster, and those of dynamic_int8+sp run without XNNPACK only.
+    mostly no faster.
 
     Args:
         model: A built functional, Sequential or subclassed Keras model, with or without our
             wrappers. Every dimension of its inputs but the batch must be known.
         path: Where to write the file, usually `*.tflite`; its folder must exist.
         mode: `None`: the smallest float32 file, with a sparse encoding if the model has zeros for
-            one; with a `quantization`, its dense file. `"small"`: the verified route with the
-            fewest bytes, whatever its storage. `"fast"`: the least latency on this machine,
-            measured on one thread; of those within 5% of it the smallest. Or the name of a route,
-            such as `"float32"` (dense) or `"int8+blocks"`.
-        quantization: How weights are stored; a mode tries routes of this storage only.
-            `"float32"`; `"float16"`: half the size. `"dynamic_int8"`: weights of 1024 and more
-            entries as int8, activations quantized on the fly. `"int8"`: weights and activations as
-            int8, with float32 inputs and outputs.
-        representative_data: For `"int8"` only, which needs it (modes that choose the storage
-            try static int8 only with it), unless the model has ranges from `quantize_aware`:
+            one. `"small"`: the verified route with the fewest bytes, whatever its storage.
+            `"fast"`: the least latency on this machine, measured on one thread; of those within 5%
+            of it the smallest. Or the name of a route, such as `"int8+blocks"`: `"float32"`;
+            `"float16"`: half the size; `"dynamic_int8"`: weights of 1024 and more entries as int8,
+            activations quantized on the fly; `"int8"`: weights and activations as int8, with
+            float32 inputs and outputs.
+        representative_data: For `"int8"` only, which needs it (`"small"` and `"fast"` try it only
+            with such data), unless the model has ranges from `quantize_aware`:
             arrays of shape `(rows, *input shape)`, nested like the inputs or a dict by input name,
             to calibrate the activations on; `(x, y)` or a data set work as well. 100 to 500 rows of
             real data are usual. From 16 rows on, one in four (at most 32) is held out for the
@@ -102,7 +99,7 @@ def export_litert(
         ExportVerificationError: if the file crashes, disagrees, or lost zeros. The message names
             the layer of a functional model where the difference starts, and what to try. A mode
             takes the next file instead, and an `ExportFallbackWarning` says which routes gave
-            wrong files, or that the file taken runs without XNNPACK only.
+            wrong files.
         OSError: if the file cannot be written, or the disk is full.
 
     Limits: The whole model must run on LiteRT's built-in operations. Models of mixed or half
@@ -131,14 +128,14 @@ def export_litert(
     batch_size = check_integer("batch_size", batch_size)
     target = check_path(path)
     trained = has_trained_ranges(model)
-    routes = routes_of(mode, quantization, representative_data is not None or trained)
-    if mode not in MODES or quantization is not None:
+    routes = routes_of(mode, representative_data is not None or trained)
+    if mode not in MODES:
         # With trained ranges, data are rows to compare on.
         needs, has = routes[0].needs_data, representative_data is not None
         if needs != has and not (trained and needs):
             raise ValueError(
                 f"`representative_data` is {'needed' if needs else 'unused'} with "
-                f"{routes[0].storage!r}. Received: {representative_data=!r:.60}"
+                f"mode={mode!r}. Received: {representative_data=!r:.60}"
             )
     of_blocks = any(route.of_blocks for route in routes)
     task = Task(model, batch_size, sample, representative_data, tolerance, timeout, of_blocks)
@@ -153,8 +150,6 @@ def export_litert(
         good = [c for c in tried if c.file is not None]
         if not good:
             raise explained(task, next(c for c in tried if c.route == routes[0]))
-        # Where possible one that runs with XNNPACK, as a default interpreter does.
-        good = [c for c in good if c.outcome.xnnpack] or good
         taken = good[0]
         if mode == "fast":
             times = latencies([c.file for c in good], timeout=timeout)

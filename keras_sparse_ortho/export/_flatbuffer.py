@@ -191,8 +191,7 @@ def read_record(content: bytes, path: str) -> dict[str, Any] | None:
         names = [[one["name"] for one in record[key]] for key in ("inputs", "outputs")]
         texts = (record.get("route") or "", record.get("model") or "", *names[0], *names[1])
         if not (
-            isinstance(record["xnnpack"], bool)
-            and all(isinstance(one, str) for one in texts)
+            all(isinstance(one, str) for one in texts)
             and all(len(set(some)) == len(some) > 0 for some in names)
         ):
             raise ValueError("other values")

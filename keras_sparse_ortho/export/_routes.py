@@ -51,34 +51,23 @@ class Route:
         """See `as_convolutions`."""
         return self.of_blocks and self.storage == "dynamic_int8"
 
-    @property
-    def xnnpack(self) -> bool:
-        """Whether files run with XNNPACK, the interpreter's default, which crashes on some."""
-        return self.name != "dynamic_int8+sp"
-
 
 _STORAGES = tuple(TOLERANCES)
 ROUTES: Final[tuple[Route, ...]] = (
     *(Route(storage) for storage in _STORAGES),
-    *(Route(storage, "sp") for storage in _STORAGES[:3]),  # XNNPACK crashes on that of int8
+    *(Route(storage, "sp") for storage in _STORAGES[:2]),  # XNNPACK crashes on those of integers
     *(Route(storage, "blocks") for storage in _STORAGES),
 )
 
 
-def routes_of(mode: str | None, quantization: str | None, has_data: bool) -> list[Route]:
-    """The routes that a mode tries, see `export_litert`; without data no static int8."""
-    if quantization not in (None, *_STORAGES):
-        raise ValueError(
-            f"`quantization` must be one of {[None, *_STORAGES]}. Received: {quantization=}"
-        )
+def routes_of(mode: str | None, has_data: bool) -> list[Route]:
+    """The routes that a mode tries, see `export_litert`; without data no static integers."""
     complete = converter_backend() == "tensorflow"
     there = [route for route in ROUTES if complete or route.encoding != "sp"]
-    if mode in MODES and quantization is None:
+    if mode in MODES:
         return [route for route in there if has_data or not route.needs_data]
-    if mode is None and quantization is not None:
-        return [Route(quantization)]
-    if mode is None or mode in MODES:
-        return [route for route in there if route.storage == (quantization or "float32")]
+    if mode is None:
+        return [route for route in there if route.storage == "float32"]
     named = next((route for route in ROUTES if route.name == mode), None)
     if named is None:
         raise ValueError(
@@ -90,11 +79,6 @@ def routes_of(mode: str | None, quantization: str | None, has_data: bool) -> lis
             f"Route '{mode}' is one of TensorFlow's converter; use another one, or install "
             'it: pip install "keras-sparse-ortho[litert]". '
             "Received: an environment without TensorFlow"
-        )
-    if quantization not in (None, named.storage):
-        raise ValueError(
-            f"`mode` names a route of quantization={named.storage!r}; leave "
-            f"`quantization` out. Received: mode={mode!r}, quantization={quantization!r}"
         )
     return [named]
 
@@ -113,7 +97,6 @@ class RouteOutcome:
         error: Difference from Keras in the measure of the route, see `export_litert`.
         tolerance: The largest `error` that was allowed.
         max_abs_diff: Largest difference from Keras.
-        xnnpack: Whether the file runs with XNNPACK, the interpreter's default.
         latency_ms: Median time of one call; None if it was not measured.
         kept: For `+blocks` the kernels that stay dense, each with the reason.
         folded: Paths of kernels with zeros that no tensor of the file holds: the converter split
@@ -126,7 +109,6 @@ class RouteOutcome:
     error: float | None = None
     tolerance: float | None = None
     max_abs_diff: float | None = None
-    xnnpack: bool = False
     latency_ms: float | None = None
     kept: dict[str, str] = dataclasses.field(default_factory=dict)
     folded: tuple[str, ...] = ()
@@ -203,7 +185,7 @@ class ExportReport:
             live = f"{one.size - one.zeros:,} of {one.size:,} live"
             lines.append(f"  {one.name:{width}}  {shape:>16}  {kind:>14}  {live}")
         figures = {
-            "route": self.route + ("" if self.xnnpack else " (without XNNPACK only)"),
+            "route": self.route,
             "file": f"{self.bytes:,} bytes, under gzip {self.gzip_bytes:,}",
             "density": f"{self.density:.4f}, {self.total_zeros:,} zeros",
             "error": f"{self.error:.3g} (allowed {self.tolerance:g}), at most "

@@ -53,14 +53,13 @@ def convert(
 
 def run(
     file: str,
-    xnnpack: bool,
     sample: str,
     inputs: list[dict[str, Any]],
     output_names: list[str],
     result: str,
 ) -> None:
     """Save a file's outputs on a sample."""
-    runner = interpreter_of(xnnpack, model_path=file).get_signature_runner("serving_default")
+    runner = interpreter_of(model_path=file).get_signature_runner("serving_default")
     details = runner.get_input_details()
     for spec in inputs:
         # The interpreter would silently resize the file's input.
@@ -74,7 +73,7 @@ def run(
     np.savez(result, *map(np.concatenate, zip(*outputs, strict=True)))
 
 
-def inspect(file: str, xnnpack: bool) -> dict[str, Any]:
+def inspect(file: str) -> dict[str, Any]:
     """Check that all buffers end within the file, run it once on zeros, and read its names."""
     _limit_memory()
     from ai_edge_litert import schema_py_generated as schema
@@ -87,19 +86,19 @@ def inspect(file: str, xnnpack: bool) -> dict[str, Any]:
             buffer.DataAsNumpy()  # raises where the data would end beyond the file
         if buffer.Offset() + buffer.Size() > len(content):
             raise ValueError(f"buffer {k} ends beyond the file")
-    runner = interpreter_of(xnnpack, model_path=file).get_signature_runner()
+    runner = interpreter_of(model_path=file).get_signature_runner()
     inputs = runner.get_input_details()
     outputs = runner(**{n: np.zeros(d["shape"], d["dtype"]) for n, d in inputs.items()})
-    return {"xnnpack": xnnpack, "input_names": [*inputs], "output_names": [*outputs]}
+    return {"input_names": [*inputs], "output_names": [*outputs]}
 
 
-def bench(file: str, xnnpack: bool, threads: int, calls: int) -> list[float]:
+def bench(file: str, threads: int, calls: int) -> list[float]:
     """Milliseconds of some calls of a file, which stays loaded for the next job.
 
     Use a process for each file: after XNNPACK has run int8 layers in a process, LiteRT's built-in
     kernels are up to three times slower there (AVX-512: 0.148 instead of 0.048 ms).
     """
-    interpreter = _warm_interpreter(file, xnnpack, threads)
+    interpreter = _warm_interpreter(file, threads)
     interpreter.invoke()  # the other files have used the caches since
     times = []
     for _ in range(calls):
@@ -179,19 +178,17 @@ def _batches(file: str, inputs: list[dict[str, Any]]) -> Iterator[dict[str, Any]
         yield {name: array[start : start + rows] for name, array in arrays.items()}
 
 
-def interpreter_of(xnnpack: bool, **options: Any) -> Any:
-    """An interpreter of LiteRT, with XNNPACK or with LiteRT's own kernels alone."""
-    from ai_edge_litert.interpreter import Interpreter, OpResolverType
+def interpreter_of(**options: Any) -> Any:
+    """An interpreter of LiteRT, with XNNPACK, its default."""
+    from ai_edge_litert.interpreter import Interpreter
 
-    plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
-    resolver = OpResolverType.AUTO if xnnpack else plain
-    return Interpreter(experimental_op_resolver_type=resolver, **options)
+    return Interpreter(**options)
 
 
 @functools.cache
-def _warm_interpreter(file: str, xnnpack: bool, threads: int) -> Any:
+def _warm_interpreter(file: str, threads: int) -> Any:
     """An interpreter that has run on normal values, or on zeros where integers are asked for."""
-    interpreter = interpreter_of(xnnpack, model_path=file, num_threads=threads)
+    interpreter = interpreter_of(model_path=file, num_threads=threads)
     interpreter.allocate_tensors()
     rng = np.random.default_rng(0)
     for one in interpreter.get_input_details():

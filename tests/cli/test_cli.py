@@ -96,7 +96,7 @@ def test_bench(exported, tmp_path, capsys):
         (["export", "MODEL", "out.tflite", "--mode", "quick"], 2, "mode='quick'"),
         (["export", "MODEL", "out.tflite", "--sample", "text.keras"], 3, "Pass rows as"),
         (["export", "MODEL", "none/out.tflite"], 2, "Received: output='none/out.tflite'"),
-        (["export", "MODEL", "out.tflite", "--quantization", "int8"], 2, "`--data` is needed with"),
+        (["export", "MODEL", "out.tflite", "--mode", "int8"], 2, "`--data` is needed with"),
         (["export", "MODEL", "out.tflite", "--batch-size", "0"], 2, "`--batch-size` must be"),
         (["export", "MODEL", "out.tflite", "--tolerance", "-1"], 2, "`--tolerance` must be"),
         (["export", "MODEL", "out.tflite", "--sample", "rows.npy"], 2, "`--sample` for input `x`"),

@@ -210,7 +210,6 @@ def exported(request, tmp_path_factory):
 def test_files_agree_with_keras_at_any_batch(exported, route, batch):
     _, data, want, found = exported
     report = found[batch, route]
-    assert report.xnnpack
     assert report.kept == {}
     assert report.folded == ()
     allowed = {"float32": 1e-5, "float16": 2e-3}.get(route.split("+")[0], 0.08)
@@ -248,14 +247,14 @@ def test_the_fastest_file_and_layers_that_stay_dense(tmp_path):
     dense = keras.Sequential([keras.Input((256,), name="x"), *hidden, L.Dense(10, name="head")])
     options = {"structure": kso.Block(32, 32, regular=True), "storage": "blocks"}
     model = kso.sparsify(dense, 0.25, exclude=["head"], seed=0, **options)
-    report = export_litert(model, tmp_path / "m.tflite", mode="fast", quantization="float32")
-    routes = {one.route: one for one in report.routes}
+    report = export_litert(model, tmp_path / "m.tflite", mode="fast", tolerance=1e-5)
+    routes = {one.route: one for one in report.routes if one.reason is None}
     assert set(routes) == {"float32", "float32+sp", "float32+blocks"}
     one = routes["float32+blocks"]
     ((path, reason),) = one.kept.items()
     assert path.endswith("head/kernel")
     assert "cannot be cut" in reason
-    assert report.latency_ms <= 1.05 * min(one.latency_ms for one in report.routes)
+    assert report.latency_ms <= 1.05 * min(one.latency_ms for one in routes.values())
     assert one.bytes < 0.4 * routes["float32"].bytes
 
 

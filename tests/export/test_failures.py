@@ -222,7 +222,7 @@ def test_a_refused_file_names_the_layer_and_what_to_try(tmp_path):
     path, trained = tmp_path / "m.tflite", kso.quantize_aware(model)
     assert export_litert(model, path, mode="dynamic_int8", sample=x[:8]).error < 0.1
     trained(x, training=True)
-    assert export_litert(trained, path, quantization="int8", sample=x).error < 0.01
+    assert export_litert(trained, path, mode="int8", sample=x).error < 0.01
 
 
 def test_a_mode_warns_of_a_route_whose_file_is_wrong(convert_to, monkeypatch, tmp_path, tiny_file):
@@ -241,7 +241,7 @@ def test_a_mode_warns_of_a_route_whose_file_is_wrong(convert_to, monkeypatch, tm
         report = export_litert(model, path, mode="fast")
     assert report.route != "float16"
     convert_to()
-    with pytest.raises(ExportVerificationError, match=r"to 0\.005.*Try quantization=None"):
+    with pytest.raises(ExportVerificationError, match=r"to 0\.005.*Try mode=None"):
         export_litert(model, path, mode="float16")
     with pytest.raises(ExportVerificationError, match=r"Try mode=\"float16\"\. Received: error"):
         export_litert(model, path, mode="float16+sp")
@@ -262,13 +262,13 @@ def ended(number):
 
 
 def test_one_process_does_several_jobs_and_survives_an_exception(tiny_file, monkeypatch, tmp_path):
-    job = {"file": str(tiny_file), "xnnpack": True}
+    job = {"file": str(tiny_file)}
     with Worker() as worker:
         record = worker.run("inspect", 60, **job)
-        assert (record["input_names"], record["xnnpack"]) == (["x"], True)
+        assert record["input_names"] == ["x"]
         first = worker._process.pid
         with pytest.raises(JobError, match=r"^FileNotFoundError: .*none\.tflite"):
-            worker.run("inspect", 60, file="none.tflite", xnnpack=True)
+            worker.run("inspect", 60, file="none.tflite")
         assert worker.run("inspect", 60, **job) == record
         assert worker._process.pid == first
         # A class whose module has become importable here must be so there.
@@ -291,13 +291,13 @@ def test_one_process_does_several_jobs_and_survives_an_exception(tiny_file, monk
 def test_a_job_after_one_that_failed_is_done_by_a_new_process(
     tiny_file, worker_that, monkeypatch, script, seconds, message
 ):
-    job = {"file": str(tiny_file), "xnnpack": True}
+    job = {"file": str(tiny_file)}
     with Worker() as worker:
         worker_that(script)
         with pytest.raises(JobError, match=message):
             worker.run("inspect", seconds, **job)
         monkeypatch.undo()
-        assert worker.run("inspect", 60, **job)["xnnpack"]
+        assert worker.run("inspect", 60, **job)["input_names"] == ["x"]
 
 
 @pytest.mark.parametrize("calls", [0, 10**9], ids=["idle", "at work"])
@@ -305,7 +305,7 @@ def test_worker_ends_when_its_parent_is_killed(tiny_file, calls):
     code = f"""if True:
         import runpy, threading, time
         worker = runpy.run_path({_process.__file__!r})["Worker"]()
-        job = dict(file={str(tiny_file)!r}, xnnpack=True, threads=1)
+        job = dict(file={str(tiny_file)!r}, threads=1)
         worker.run("bench", 60, **job, calls=0)
         print(worker._process.pid, flush=True)
         worker.run("bench", 60, **job, calls={calls})

@@ -192,15 +192,10 @@ def test_routes_of_each_mode():
     def names(*arguments):
         return [route.name for route in routes_of(*arguments)]
 
-    assert names(None, None, True) == ["float32", "float32+sp", "float32+blocks"]
-    assert names(None, "float32", True) == ["float32"]
-    assert names(None, "int8", True) == ["int8"]
-    assert names("int8+blocks", None, False) == ["int8+blocks"]
-    assert len(names("fast", None, True)) == len(ROUTES) == 11
-    assert not [name for name in names("fast", None, False) if name.startswith("int8")]
-    assert names("small", "float16", False) == ["float16", "float16+sp", "float16+blocks"]
+    assert names(None, True) == ["float32", "float32+sp", "float32+blocks"]
+    assert names("int8+blocks", False) == ["int8+blocks"]
+    assert len(names("fast", True)) == len(ROUTES) == 10
+    assert not [name for name in names("fast", False) if name.startswith("int8")]
     for mode in ("quick", "int8+sp", "float32+csr"):
         with pytest.raises(ValueError, match=r"`mode` must be one of .*Received: mode="):
-            routes_of(mode, None, False)
-    with pytest.raises(ValueError, match="leave `quantization` out"):
-        routes_of("float32+sp", "int8", False)
+            routes_of(mode, False)

@@ -96,7 +96,7 @@ def test_every_route_of_a_large_model(tmp_path):
     assert min(one.bytes for one in report.routes) > 300 * 1024
     trained = kso.quantize_aware(model)
     trained(x, training=True)
-    report = export_litert(trained, tmp_path / "q.tflite", quantization="int8", sample=x)
+    report = export_litert(trained, tmp_path / "q.tflite", mode="int8", sample=x)
     assert report.error < 3e-3
 
 

@@ -287,7 +287,7 @@ def litert_files(folder: Path, rng: random.Random, number: int) -> Count:
             name, within = rng.choice([*values]), rng.choice([None, None, "inputs", "outputs"])
             record = copy.deepcopy(graphs.RECORD)
             held: Any = record if within is None else record[within][0]  # type: ignore[index]
-            keys = [*graphs.RECORD, "xnnpack", "format"]
+            keys = [*graphs.RECORD, "format"]
             key = rng.choice(keys if within is None else ["name", "shape", "dtype"])
             held[key] = values[name]
             made.append((f"record, {within}.{key} = {name}", _sealed_anyhow(sound, record)))
