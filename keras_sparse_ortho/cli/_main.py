@@ -111,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("output", help="the .tflite file to write")
     export.add_argument(
         "--mode",
-        help="small, fast, or a route such as float32 (dense) or int8+blocks; "
+        help="small, gzip, fast, or a route such as float32 (dense) or int8+blocks; "
         "default: the smallest float32 file",
     )
     export.add_argument("--batch-size", type=int, default=1, metavar="ROWS")
@@ -168,7 +168,8 @@ def _bench(options: argparse.Namespace, console: Any) -> None:
             "`--threads` must be 1 or more and `--seconds` above 0. "
             f"Received: --threads {options.threads}, --seconds {options.seconds}"
         )
-    from keras_sparse_ortho.export import LiteRTFileError, latencies, load_litert
+    from keras_sparse_ortho.errors import LiteRTFileError
+    from keras_sparse_ortho.export import latencies, load_litert
 
     timings: list[dict[str, Any]] = []
     with console.status("Opening and checking the files") as status:

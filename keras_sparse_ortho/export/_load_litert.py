@@ -1,6 +1,7 @@
 """`load_litert`: a LiteRT file, opened; `latencies` of files."""
 
 import contextlib
+import dataclasses
 import functools
 import gzip
 import hashlib
@@ -17,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from keras_sparse_ortho._files import path_of
-from keras_sparse_ortho.export._candidates import ExportVerificationError
-from keras_sparse_ortho.export._flatbuffer import LiteRTFileError, read_record
+from keras_sparse_ortho.errors import ExportVerificationError, LiteRTFileError
+from keras_sparse_ortho.export._flatbuffer import read_record
 from keras_sparse_ortho.export._model import InputSpec, Signature, full_batches
 from keras_sparse_ortho.export._process import JobError, Worker, require
-from keras_sparse_ortho.export._worker import interpreter_of
+from keras_sparse_ortho.export._worker import interpreter_of, to_floats, to_integers
 
 _LARGEST = 2**31  # a flatbuffer's offsets have 31 bits
 _CALLS, _ROUNDS = 5, 200  # of one file before the next one's turn; at most
@@ -33,7 +34,8 @@ class LiteRTModel:
     """An open LiteRT file, as `load_litert` returns it.
 
     `route` and `model_name` are those of its export (None for files of other tools), `inputs` have
-    name, static shape and dtype each. Threads that share an instance wait for each other, as the
+    name, static shape and dtype each; where that is of integers with a scale, `predict` takes and
+    gives floats. Threads that share an instance wait for each other, as the
     interpreter is not thread-safe; for more speed open the file once per thread.
     """
 
@@ -44,9 +46,10 @@ class LiteRTModel:
         options = {"model_content": content, "num_threads": threads}
         try:
             self._runner = interpreter_of(**options).get_signature_runner()
-            found, outputs = self._runner.get_input_details(), {*self._runner.get_output_details()}
-            if {*found} != {*record["input_names"]} or outputs != {*self.output_names}:
-                raise ValueError(f"inputs {sorted(found)} and outputs {sorted(outputs)}")
+            self._takes = found = self._runner.get_input_details()
+            self._gives = self._runner.get_output_details()
+            if {*found} != {*record["input_names"]} or {*self._gives} != {*self.output_names}:
+                raise ValueError(f"inputs {sorted(found)} and outputs {sorted(self._gives)}")
         except (RuntimeError, ValueError) as error:
             raise LiteRTFileError(
                 "The record in the file must have its inputs and outputs, and ai-edge-litert's "
@@ -59,8 +62,12 @@ class LiteRTModel:
         )
         self._lock = threading.Lock()
         # In the order of the record, for any nesting of the Keras model.
-        count = len(self.inputs)
-        self._signature = Signature(self.inputs, list(range(count)) if count > 1 else 0)
+        floats = [found[spec.name]["quantization"][0] for spec in self.inputs]
+        specs = tuple(
+            dataclasses.replace(spec, dtype="float32") if scale else spec
+            for spec, scale in zip(self.inputs, floats, strict=True)
+        )
+        self._signature = Signature(specs, list(range(len(specs))) if len(specs) > 1 else 0)
 
     @property
     def batch_size(self) -> int:
@@ -81,9 +88,9 @@ class LiteRTModel:
         pieces, names = [], [spec.name for spec in self.inputs]
         for batch in full_batches(arrays, self.batch_size):
             with self._lock:
-                answers = self._runner(**dict(zip(names, batch, strict=True)))
-                # The interpreter reuses its memory.
-                pieces.append([np.array(answers[name]) for name in self.output_names])
+                given = zip(names, batch, strict=True)
+                answers = self._runner(**{n: to_integers(one, self._takes[n]) for n, one in given})
+                pieces.append([to_floats(answers[n], self._gives[n]) for n in self.output_names])
         outputs = [np.concatenate(parts)[: len(arrays[0])] for parts in zip(*pieces, strict=True)]
         names = self.output_names
         return outputs[0] if len(outputs) == 1 else dict(zip(names, outputs, strict=True))

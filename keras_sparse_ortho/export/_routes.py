@@ -5,18 +5,18 @@ import json
 from importlib import metadata
 from typing import Any, Final
 
+from keras_sparse_ortho.errors import ExportRouteError
 from keras_sparse_ortho.export._flatbuffer import WeightZeros
 from keras_sparse_ortho.export._process import converter_backend
 
-MODES = ("small", "fast")
+MODES = ("small", "gzip", "fast")
 
 # The largest error that passes by default. Measured: up to 6e-4 for float16, 0.014 for dynamic
-# int8, 0.12 for int8. Float32 differs from Keras by the order of summation only.
+# int8, 0.12 for int8; for int4 0.013 if it was trained, and 0.13 to 0.16 if not, which costs
+# accuracy. Float32 differs from Keras by the order of summation only.
 TOLERANCES = {"float32": 1e-5, "float16": 5e-3, "dynamic_int8": 0.1, "int8": 0.25}
-
-
-class ExportRouteError(ValueError):
-    """A route that cannot work on this model, or on any, with the reason and the alternative."""
+TOLERANCES |= {"dynamic_int4": 0.1, "int4": 0.1}
+ENDS = ("float32", "int8", "uint8")  # types of inputs and outputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Route:
     @property
     def needs_data(self) -> bool:
         """Whether activations are calibrated."""
-        return self.storage == "int8"
+        return self.storage in ("int8", "int4")
 
     @property
     def of_blocks(self) -> bool:
@@ -52,11 +52,10 @@ class Route:
         return self.of_blocks and self.storage == "dynamic_int8"
 
 
-_STORAGES = tuple(TOLERANCES)
 ROUTES: Final[tuple[Route, ...]] = (
-    *(Route(storage) for storage in _STORAGES),
-    *(Route(storage, "sp") for storage in _STORAGES[:2]),  # XNNPACK crashes on those of integers
-    *(Route(storage, "blocks") for storage in _STORAGES),
+    *map(Route, TOLERANCES),
+    *(Route(storage, "sp") for storage in ("float32", "float16")),  # XNNPACK crashes on others
+    *(Route(storage, "blocks") for storage in TOLERANCES if "int4" not in storage),
 )
 
 
@@ -64,7 +63,8 @@ def routes_of(mode: str | None, has_data: bool) -> list[Route]:
     """The routes that a mode tries, see `export_litert`; without data no static integers."""
     complete = converter_backend() == "tensorflow"
     there = [route for route in ROUTES if complete or route.encoding != "sp"]
-    if mode in MODES:
+    if mode in MODES:  # 4 bits take more time than 8
+        there = [route for route in there if mode != "fast" or "int4" not in route.storage]
         return [route for route in there if has_data or not route.needs_data]
     if mode is None:
         return [route for route in there if route.storage == "float32"]
@@ -99,6 +99,7 @@ class RouteOutcome:
         max_abs_diff: Largest difference from Keras.
         latency_ms: Median time of one call; None if it was not measured.
         kept: For `+blocks` the kernels that stay dense, each with the reason.
+        left_out: For `+blocks` the entries of zero blocks, which are not in the file.
         folded: Paths of kernels with zeros that no tensor of the file holds: the converter split
             them, or combined them with other constants, such as a table of positions with a bias.
     """
@@ -111,6 +112,7 @@ class RouteOutcome:
     max_abs_diff: float | None = None
     latency_ms: float | None = None
     kept: dict[str, str] = dataclasses.field(default_factory=dict)
+    left_out: int = 0
     folded: tuple[str, ...] = ()
 
 
@@ -132,6 +134,7 @@ class ExportReport:
         sample_rows: Rows that were compared.
         compared_on: Where these rows come from: `sample`, rows of `representative_data` that were
             held out from calibration, or random ones; it says if they calibrated the file, too.
+        ends: Types of the inputs and outputs that were asked for.
         versions: Versions of Keras, of what converted and of ai-edge-litert, which ran the file.
         routes: Every route that was tried, with its figures or the reason it failed.
     """
@@ -144,6 +147,7 @@ class ExportReport:
     argmax_agreement: float | None
     sample_rows: int
     compared_on: str
+    ends: tuple[str, str]
     versions: dict[str, str]
     routes: tuple[RouteOutcome, ...]
 
@@ -154,13 +158,13 @@ class ExportReport:
 
     @property
     def total_weights(self) -> int:
-        """Number of entries of all weight tensors."""
-        return sum(weight.size for weight in self.weights)
+        """Number of entries of all weight tensors, with those of blocks that are left out."""
+        return sum(weight.size for weight in self.weights) + int(self.outcome.left_out)
 
     @property
     def total_zeros(self) -> int:
-        """Number of entries that are exactly zero."""
-        return sum(weight.zeros for weight in self.weights)
+        """Number of these that are exactly zero."""
+        return sum(weight.zeros for weight in self.weights) + int(self.outcome.left_out)
 
     @property
     def density(self) -> float:
@@ -192,6 +196,8 @@ class ExportReport:
             f"{self.max_abs_diff:.3g} apart",
             "compared on": f"{self.sample_rows} rows ({self.compared_on})",
         }
+        if self.ends != ("float32", "float32"):
+            figures["inputs, outputs"] = ", ".join(self.ends)
         if self.argmax_agreement is not None:
             figures["same argmax"] = f"{self.argmax_agreement:.1%} of the rows"
         if self.folded:
@@ -207,8 +213,8 @@ class ExportReport:
 def installed_versions() -> dict[str, str]:
     """The versions of the packages that made and ran the file."""
     versions = {}
-    makers = {"tensorflow": ["tensorflow"], "jax": ["jax", "litert-converter", "ai-edge-quantizer"]}
-    for name in ("keras", *makers[converter_backend()], "ai-edge-litert"):
+    makers = {"tensorflow": ["tensorflow"], "jax": ["jax", "litert-converter"]}[converter_backend()]
+    for name in ("keras", *makers, "ai-edge-quantizer", "ai-edge-litert"):
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:  # e.g. tensorflow-cpu, a build of another name

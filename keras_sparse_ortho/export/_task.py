@@ -35,6 +35,7 @@ class Task:
     """The checked arguments of an export, the plain model, and Keras' outputs."""
 
     folder = Path()  # for staging; to be set before anything is converted
+    ends = "float32", "float32"  # types of the inputs and outputs of files
 
     def __init__(
         self,
@@ -65,7 +66,6 @@ class Task:
         self.has_ranges = has_trained_ranges(model)
         rows = rows_of(signature, own, representative, self.has_ranges)
         self.calibrating, self.sample, self.origin = rows
-        self.chosen = own is not None or representative is not None  # the rows to compare on
         self.model, reference = plain_model(model)  # in float32
         told = None if self.has_ranges else representative
         self.doubts = [] if told is None else doubts(self.model, signature, told)

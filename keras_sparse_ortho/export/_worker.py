@@ -23,31 +23,36 @@ from typing import Any
 import numpy as np
 
 
-def convert(
-    keras_file: str,
-    modules: list[str],
-    traced: dict[str, Any],
-    storage: str,
-    sparse: bool,
-    result: str,
-    representative: str | None = None,
-) -> None:
-    """Convert a `.keras` file, by way of what `write_traced` writes or an earlier job has."""
+def trace(keras_file: str, modules: list[str], **traced: Any) -> None:
+    """Write what the converter takes of a `.keras` file."""
     _load_converter()
     import keras
 
-    from keras_sparse_ortho.export._integers import in_storage
-    from keras_sparse_ortho.export._tracing import by_tensorflow, float_file, write_traced
+    from keras_sparse_ortho.export._tracing import write_traced
 
-    path, inputs = traced["path"], traced["inputs"]
-    if not os.path.exists(path):
-        keras.utils.clear_session()  # of the previous job
-        write_traced(_load(keras_file, modules), **traced)
+    keras.utils.clear_session()  # of the previous job
+    write_traced(_load(keras_file, modules), **traced)
+
+
+def convert(
+    path: str,
+    inputs: list[dict[str, Any]],
+    storage: str,
+    sparse: bool,
+    ends: list[str],
+    result: str,
+    representative: str | None = None,
+) -> None:
+    """Convert what `write_traced` has written."""
+    _load_converter()
+    from keras_sparse_ortho.export._integers import in_storage
+    from keras_sparse_ortho.export._tracing import by_tensorflow, float_file
+
     if sparse:
         content = by_tensorflow(path, storage, sparse)
     else:
         batches = None if representative is None else _batches(representative, inputs)
-        content = in_storage(float_file(path), storage, batches)
+        content = in_storage(float_file(path), storage, batches, ends)
     Path(result).write_bytes(content)
 
 
@@ -60,7 +65,7 @@ def run(
 ) -> None:
     """Save a file's outputs on a sample."""
     runner = interpreter_of(model_path=file).get_signature_runner("serving_default")
-    details = runner.get_input_details()
+    details, given = runner.get_input_details(), runner.get_output_details()
     for spec in inputs:
         # The interpreter would silently resize the file's input.
         want, shape = spec["shape"], details[spec["name"]]["shape"].tolist()
@@ -68,8 +73,8 @@ def run(
             raise ValueError(f"input {spec['name']} must have shape {want}. Received: {shape=}")
     outputs = []
     for batch in _batches(sample, inputs):
-        answers = runner(**batch)
-        outputs.append([np.array(answers[name]) for name in output_names])
+        answers = runner(**{name: to_integers(x, details[name]) for name, x in batch.items()})
+        outputs.append([to_floats(answers[name], given[name]) for name in output_names])
     np.savez(result, *map(np.concatenate, zip(*outputs, strict=True)))
 
 
@@ -109,7 +114,7 @@ def bench(file: str, threads: int, calls: int) -> list[float]:
 
 
 TASKS: dict[str, Callable[..., Any]] = {
-    task.__name__: task for task in (convert, run, inspect, bench)
+    task.__name__: task for task in (trace, convert, run, inspect, bench)
 }
 
 
@@ -149,24 +154,17 @@ def _load_converter() -> None:
     gc.freeze()
 
 
-class RebuildError(Exception):
-    """The model cannot be rebuilt in this process."""
-
-
 def _load(keras_file: str, modules: list[str]) -> Any:
     import keras
 
     load = functools.partial(keras.saving.load_model, compile=False, safe_mode=False)
-    try:
-        with contextlib.suppress(Exception):
-            return load(keras_file)
-        # Registered objects are found once their module is imported. Only where it is needed:
-        # importing a user's module may have side effects.
-        for name in modules:
-            importlib.import_module(name)
+    with contextlib.suppress(Exception):
         return load(keras_file)
-    except Exception as error:
-        raise RebuildError(f"{type(error).__name__}: {error}") from error
+    # Registered objects are found once their module is imported. Only where it is needed: importing
+    # a user's module may have side effects.
+    for name in modules:
+        importlib.import_module(name)
+    return load(keras_file)
 
 
 def _batches(file: str, inputs: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -176,6 +174,21 @@ def _batches(file: str, inputs: list[dict[str, Any]]) -> Iterator[dict[str, Any]
     rows = inputs[0]["shape"][0]
     for start in range(0, len(arrays[inputs[0]["name"]]) - rows + 1, rows):
         yield {name: array[start : start + rows] for name, array in arrays.items()}
+
+
+def to_integers(value: np.ndarray, about: dict[str, Any]) -> np.ndarray:
+    """Floats as an input takes them; what is no quantized input takes them as they are."""
+    scale, zero = about["quantization"]
+    if not scale:
+        return value
+    ends = np.iinfo(about["dtype"])
+    return np.clip(np.rint(value / scale) + zero, ends.min, ends.max).astype(about["dtype"])
+
+
+def to_floats(value: np.ndarray, about: dict[str, Any]) -> np.ndarray:
+    """A copy of an output, in floats if it is quantized; the interpreter reuses its memory."""
+    scale, zero = about["quantization"]
+    return (value.astype("float32") - zero) * np.float32(scale) if scale else np.array(value)
 
 
 def interpreter_of(**options: Any) -> Any:

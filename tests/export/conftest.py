@@ -9,11 +9,6 @@ from tests.export.models import layers, thin_out, tiny
 ROUTES = ["float32", "float16", "dynamic_int8", "float32+sp", "float16+sp"]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _one_converter(kept_converter):
-    """All exports convert in one process."""
-
-
 def shared_model():
     """Two Dense layers, one of them used twice, and a head: a tenth of the weights is live."""
     keras.utils.set_random_seed(3)

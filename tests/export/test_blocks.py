@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.export import ExportRouteError, export_litert, load_litert
+from keras_sparse_ortho.errors import ExportRouteError
+from keras_sparse_ortho.export import export_litert, load_litert
 from keras_sparse_ortho.export._blocks import (
     ConvAsConvolution,
     DenseAsConvolution,
@@ -208,10 +209,15 @@ def exported(request, tmp_path_factory):
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("route", ROUTES)
 def test_files_agree_with_keras_at_any_batch(exported, route, batch):
-    _, data, want, found = exported
+    model, data, want, found = exported
     report = found[batch, route]
     assert report.kept == {}
     assert report.folded == ()
+    kernels = [array(w.value) for w in model.trainable_weights if len(w.shape) > 1]
+    assert report.total_weights == sum(kernel.size for kernel in kernels)
+    if route == "float32+blocks":  # rounding makes more zeros
+        live = sum(np.count_nonzero(kernel) for kernel in kernels)
+        assert report.total_weights - report.total_zeros == live
     allowed = {"float32": 1e-5, "float16": 2e-3}.get(route.split("+")[0], 0.08)
     file = load_litert(report.path)
     assert file.route == route

@@ -13,7 +13,8 @@ import keras
 import numpy as np
 import pytest
 
-from keras_sparse_ortho.export import LiteRTFileError, export_litert, latencies, load_litert
+from keras_sparse_ortho.errors import LiteRTFileError
+from keras_sparse_ortho.export import export_litert, latencies, load_litert
 from tests.faults import graphs
 
 pytestmark = pytest.mark.tensorflow_only

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.export import export_litert, load_litert
+from keras_sparse_ortho.errors import ExportConversionError
+from keras_sparse_ortho.export import c_array, export_litert, load_litert
 from keras_sparse_ortho.initializers import ExactOrthogonal
 from tests.export import models
 from tests.export.models import interpret, kernel_zeros, layers, mlp, rms, thin_out, tiny
@@ -84,6 +85,8 @@ def test_small_and_the_default_take_the_fewest_bytes_that_agree(all_routes, tmp_
     assert all(one.bytes <= report.bytes or one.reason for one in tried.values())
     assert [p.name for p in tmp_path.iterdir()] == ["m.tflite"]
     assert rms(load_litert(path).predict(data), want) < 0.03
+    fewest = report.gzip_bytes
+    assert export_litert(model, path, mode="gzip", sample=data).gzip_bytes < fewest
     assert export_litert(model, path, mode="float32").route == "float32"
     assert export_litert(tiny(), path).route == "float32"  # no zeros
 
@@ -110,7 +113,7 @@ def test_a_report_in_all_forms_and_no_negative_zero(tmp_path):
     assert data == json.loads(json.dumps(report.to_dict()))
     assert data["weights"][0]["zeros"] == report.weights[0].zeros
     assert (data["route"], data["bytes"]) == ("float32", report.bytes)
-    assert set(data["versions"]) == {"keras", "tensorflow", "ai-edge-litert"}
+    assert set(data["versions"]) == {"keras", "tensorflow", "ai-edge-quantizer", "ai-edge-litert"}
     for figure in (f"{report.bytes:,} bytes", f"{report.total_zeros:,} zeros"):
         assert figure in str(report)
 
@@ -133,6 +136,37 @@ def test_dynamic_int8_of_convolutions(tmp_path, capfd):
     assert "int8" in {weight.dtype for weight in report.weights}
     assert report.total_zeros >= kernel_zeros(model)
     assert 1e-4 < report.error < 0.05
+
+
+def test_only_dense_layers_have_kernels_of_4_bits(tmp_path):
+    model = thin_out(models.cnn())
+    rows = np.random.default_rng(0).normal(size=(64, *model.input_shape[1:])).astype("float32")
+    options = {"mode": "int4", "representative_data": rows, "tolerance": 1.0}
+    report = export_litert(model, tmp_path / "m.tflite", **options)
+    kinds = {(len(one.shape), one.dtype) for one in report.weights if one.size >= 256}
+    assert kinds == {(4, "int8"), (2, "int4")}
+    convolution = keras.Sequential([keras.Input(rows.shape[1:]), layers.Conv2D(16, 3)])
+    with pytest.raises(ExportConversionError, match="no weight of a Dense layer that fits"):
+        export_litert(convolution, tmp_path / "m.tflite", **options)
+
+
+def test_inputs_and_outputs_of_integers(all_routes, tmp_path):
+    model, data, want, *_ = all_routes
+    ends = {"inference_input_type": "uint8", "inference_output_type": "int8"}
+    with pytest.raises(ValueError, match=r"with a mode of static integers.*mode='dynamic_int8'"):
+        export_litert(model, tmp_path / "m.tflite", mode="dynamic_int8", **ends)
+    options = ends | {"mode": "int8", "representative_data": data}
+    report = export_litert(model, tmp_path / "m.tflite", **options)
+    assert "uint8, int8" in str(report)
+    file = load_litert(tmp_path / "m.tflite")
+    assert file.inputs[0].dtype == "uint8"
+    assert rms(file.predict(data), want) < 0.03
+    run = models.interpreter_of(tmp_path / "m.tflite")
+    (given,) = run.get_output_details()
+    assert given["dtype"] == np.int8
+    c_array(tmp_path / "m.tflite", tmp_path / "m.h")
+    scale, zero = given["quantization"]
+    assert f": int8 = round(x / {scale:.9g}) + {zero}\n" in (tmp_path / "m.h").read_text()
 
 
 def test_int8_with_an_embedding_and_a_loop(tmp_path):

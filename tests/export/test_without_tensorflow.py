@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.export import ExportRouteError, export_litert, load_litert
+from keras_sparse_ortho.errors import ExportRouteError
+from keras_sparse_ortho.export import export_litert, load_litert
 from tests.export import models
 from tests.export.models import cnn, operations
 from tests.helpers import array, slow_case_on_jax, slow_on_jax

@@ -23,8 +23,8 @@ import keras
 import numpy as np
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.errors import BudgetError
-from keras_sparse_ortho.export import LiteRTFileError, load_litert
+from keras_sparse_ortho.errors import BudgetError, LiteRTFileError
+from keras_sparse_ortho.export import load_litert
 from tests.faults import crafted, graphs
 from tests.faults.counting import Count, ended, started, timed
 
