@@ -220,9 +220,7 @@ def test_a_refused_file_names_the_layer_and_what_to_try(tmp_path):
     assert export_litert(trained, path, mode="int8", sample=x).error < 0.01
 
 
-def test_a_mode_leaves_out_a_wrong_file(
-    convert_to, monkeypatch, tmp_path, tiny_file
-):
+def test_a_mode_leaves_out_a_wrong_file(convert_to, monkeypatch, tmp_path, tiny_file):
     """`tiny_file` has other weights than this model: as if the converter had made it of them."""
     plain = _candidates.convert
 
