@@ -175,7 +175,7 @@ def export_litert(
         warn_of_file(task, taken)
         content = taken.file.read_bytes()
         report = ExportReport(
-            taken.outcome,
+            **vars(taken.outcome),
             path=str(target),
             mode=mode,
             gzip_bytes=_zipped(content),

@@ -116,15 +116,13 @@ class RouteOutcome:
     folded: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class ExportReport:
-    """The figures of one verified LiteRT file.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExportReport(RouteOutcome):
+    """The figures of one verified LiteRT file, besides those of its route.
 
-    It has the attributes of its `RouteOutcome`, too: `report.bytes`. Print it; `to_dict` and
-    `to_json` give the same to programs.
+    Print it; `to_dict` and `to_json` give the same to programs.
 
     Attributes:
-        outcome: The `RouteOutcome` of the file.
         path: Path of the file.
         mode: As asked for.
         gzip_bytes: Its size under gzip, level 6.
@@ -139,7 +137,6 @@ class ExportReport:
         routes: Every route that was tried, with its figures or the reason it failed.
     """
 
-    outcome: RouteOutcome
     path: str
     mode: str | None
     gzip_bytes: int
@@ -151,20 +148,15 @@ class ExportReport:
     versions: dict[str, str]
     routes: tuple[RouteOutcome, ...]
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "outcome":  # not there yet in a copy
-            raise AttributeError(name)
-        return getattr(self.outcome, name)
-
     @property
     def total_weights(self) -> int:
         """Number of entries of all weight tensors, with those of blocks that are left out."""
-        return sum(weight.size for weight in self.weights) + int(self.outcome.left_out)
+        return sum(weight.size for weight in self.weights) + self.left_out
 
     @property
     def total_zeros(self) -> int:
         """Number of these that are exactly zero."""
-        return sum(weight.zeros for weight in self.weights) + int(self.outcome.left_out)
+        return sum(weight.zeros for weight in self.weights) + self.left_out
 
     @property
     def density(self) -> float:
@@ -174,8 +166,7 @@ class ExportReport:
     def to_dict(self) -> dict[str, Any]:
         """All figures, totals included, as plain Python values."""
         totals = {name: getattr(self, name) for name in ("total_weights", "total_zeros", "density")}
-        mine = dataclasses.asdict(self)
-        return mine.pop("outcome") | mine | totals
+        return dataclasses.asdict(self) | totals
 
     def to_json(self, indent: int | None = 2) -> str:
         """The same as JSON text."""

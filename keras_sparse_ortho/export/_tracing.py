@@ -1,7 +1,6 @@
 """Float32 LiteRT files of Keras models, by TensorFlow's converter or by litert-converter.
 
-Without TensorFlow the worker rebuilds the model on JAX, whatever backend it was trained on, and
-litert-converter makes the file of its StableHLO.
+Without TensorFlow litert-converter makes the file of the model's StableHLO on JAX.
 """
 
 import contextlib
