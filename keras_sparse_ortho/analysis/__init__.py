@@ -4,14 +4,17 @@ from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.analysis._jacobian import jacobian_singular_values
 from keras_sparse_ortho.analysis._orthogonality import orthogonality_error
 from keras_sparse_ortho.analysis._report import SparsityReport, report
+from keras_sparse_ortho.analysis._sensitivity import Sensitivity, sensitivity
 from keras_sparse_ortho.initializers import critical_gain
 
 __all__ = [
+    "Sensitivity",
     "SparsityReport",
     "critical_gain",
     "jacobian_singular_values",
     "orthogonality_error",
     "report",
+    "sensitivity",
 ]
 
 __getattr__, __dir__ = public_names(__name__, __all__)
