@@ -4,11 +4,10 @@ from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.analysis._jacobian import jacobian_singular_values
 from keras_sparse_ortho.analysis._orthogonality import orthogonality_error
 from keras_sparse_ortho.analysis._report import SparsityReport, report
-from keras_sparse_ortho.analysis._sensitivity import Sensitivity, sensitivity
+from keras_sparse_ortho.analysis._sensitivity import sensitivity
 from keras_sparse_ortho.initializers import critical_gain
 
 __all__ = [
-    "Sensitivity",
     "SparsityReport",
     "critical_gain",
     "jacobian_singular_values",
