@@ -15,12 +15,16 @@ import numpy as np
 
 from keras_sparse_ortho._checks import check_number, other_keywords
 from keras_sparse_ortho._files import staging
-from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.export._candidates import ExportConversionError, ExportVerificationError
+from keras_sparse_ortho.errors import (
+    ExportConversionError,
+    ExportRouteError,
+    ExportVerificationError,
+    NotPrunableError,
+    ShrinkError,
+)
 from keras_sparse_ortho.export._export_litert import check_path, export_litert
 from keras_sparse_ortho.export._judge import NO_SCORE, Judge, Metric, Score
 from keras_sparse_ortho.export._load_litert import latencies, load_litert
-from keras_sparse_ortho.export._routes import ExportRouteError
 from keras_sparse_ortho.parametrizations import MagnitudeMask
 from keras_sparse_ortho.pruning import parametrize, prune
 from keras_sparse_ortho.recovery import distill
@@ -35,10 +39,6 @@ _FEW_ROWS = 1500  # with fewer, pruning at once is better than in training (RECO
 _CALIBRATION = 256
 _PASSES = 3
 _REFUSALS = (ExportRouteError, ExportConversionError, ExportVerificationError, NotPrunableError)
-
-
-class ShrinkError(RuntimeError):
-    """No file that was tried keeps the limits; the message has the table of what was tried."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from keras_sparse_ortho.export import ShrinkError, load_litert, shrink
+from keras_sparse_ortho.errors import ShrinkError
+from keras_sparse_ortho.export import load_litert, shrink
 from keras_sparse_ortho.export._judge import Judge, closeness, same_class
 
 ROWS = np.random.default_rng(0).normal(size=(400, 16)).astype("float32")
@@ -47,7 +48,7 @@ def test_a_metric_of_the_user():
     judge = Judge([want], None, first)
     assert judge.name == "first"
     assert judge.score([np.array([[1.0, 0.0], [0.0, 4.0]])]).mean == 0.5
-    with pytest.raises(ValueError, match='Received: metric="?\'?best'):
+    with pytest.raises(ValueError, match="Received: metric=\"?'?best"):
         Judge([want], None, "best")
 
 
