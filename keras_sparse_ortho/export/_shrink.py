@@ -1,5 +1,6 @@
 """`shrink`: a trained model to the smallest LiteRT file that keeps what was asked for."""
 
+import contextlib
 import dataclasses
 import gzip
 import math
@@ -15,6 +16,7 @@ import numpy as np
 
 from keras_sparse_ortho._checks import check_number, other_keywords
 from keras_sparse_ortho._files import staging
+from keras_sparse_ortho.calibration import restore_statistics
 from keras_sparse_ortho.errors import (
     ExportConversionError,
     ExportRouteError,
@@ -25,6 +27,7 @@ from keras_sparse_ortho.errors import (
 from keras_sparse_ortho.export._export_litert import check_path, export_litert
 from keras_sparse_ortho.export._judge import NO_SCORE, Judge, Metric, Score
 from keras_sparse_ortho.export._load_litert import latencies, load_litert
+from keras_sparse_ortho.models import strip
 from keras_sparse_ortho.parametrizations import MagnitudeMask
 from keras_sparse_ortho.pruning import parametrize, prune
 from keras_sparse_ortho.recovery import distill
@@ -283,7 +286,7 @@ class _Search:
         say: _Steps,
         packed: bool,
     ) -> None:
-        self.model, self._say, self._seed = model, say, seed
+        self.model, self._say, self._seed = strip(model), say, seed
         self._folder, self._packed = folder, packed
         count = len(keras.tree.flatten(x)[0])
         if count < _LEAST_ROWS:
@@ -293,11 +296,10 @@ class _Search:
             )
         self.held = min(int(_HELD * count), _MOST_HELD)
         order = np.random.default_rng(seed).permutation(count)
-        held, rest = order[: self.held], order[self.held :]
-        self._held, self._rows = (_taken(x, part) for part in (held, rest))
-        self._few = len(rest) < _FEW_ROWS
-        self._calibration = _taken(x, rest[:_CALIBRATION])
-        want = keras.tree.flatten(model.predict(self._held, verbose=0))
+        held, self._rest = order[: self.held], order[self.held :]
+        self._x, self._held = x, _taken(x, held)
+        self._calibration = _taken(x, self._rest[:_CALIBRATION])
+        want = keras.tree.flatten(self.model.predict(self._held, verbose=0))
         self.judge = Judge(want, None if labels is None else np.asarray(labels)[held], metric)
         self.trials: list[Trial] = []
         self.files: dict[tuple[str, str], Path] = {}
@@ -309,34 +311,46 @@ class _Search:
 
     def sparse(self, limits: _Limits, seconds: float) -> None:
         """Prunes to lower densities while the score is kept, else to higher ones."""
+        rows = self._rest[: self._affordable(seconds - self._say.seconds)]
+        how = "at once" if len(rows) < _FEW_ROWS else "gradually"
         todo, at = list(_DENSITIES), _FIRST
         while todo:
             density, start = todo[at], time.monotonic()
-            how = "at once" if self._few else "gradually"
-            self._say(f"density {density:g}, {how}")
-            trial = self._try(f"density {density:g}, {how}", self._pruned(density), None, start)
+            self._say(f"density {density:g}, {how}, {len(rows)} rows")
+            pruned = self._pruned(density, _taken(self._x, rows), how)
+            trial = self._try(f"density {density:g}, {how}", pruned, None, start)
             kept = limits.keeps_score(trial, self.judge)
             todo = todo[at + 1 :] if kept else todo[:at]
             at = 0 if kept else len(todo) - 1
             if self._say.seconds + time.monotonic() - start > seconds:
                 break
 
-    def _pruned(self, density: float) -> Any:
-        if self._few:
-            return prune(self.model, density, score="obs", budget="error", data=self._rows)
-        model = parametrize(self.model, MagnitudeMask(Cubic(density)))
-        distill(
-            model, self.model, self._rows, epochs=_PASSES, seed=self._seed, verbose=self._say.loud
-        )
-        return model
+    def _affordable(self, seconds: float) -> int:
+        """On how many rows one trial can train within a third of the time."""
+        start = time.monotonic()
+        self.model.predict(self._calibration, verbose=0)  # has been compiled
+        each = (time.monotonic() - start) / len(keras.tree.flatten(self._calibration)[0])
+        # A step takes about four times as long as its forward pass.
+        return int(max(seconds, 0.0) / 3 / (4 * _PASSES * each))
+
+    def _pruned(self, density: float, rows: Any, how: str) -> Any:
+        if how == "at once":
+            data = self._calibration if not len(keras.tree.flatten(rows)[0]) else rows
+            found = prune(self.model, density, score="obs", budget="error", data=data)
+            with contextlib.suppress(NotPrunableError):  # without batch normalization
+                restore_statistics(found, data)
+            return found
+        found = parametrize(self.model, MagnitudeMask(Cubic(density)))
+        options = {"seed": self._seed, "verbose": 2 if self._say.loud else 0}
+        distill(found, self.model, rows, epochs=_PASSES, **options)
+        return found
 
     def _try(self, name: str, model: Any, route: str | None, start: float) -> Trial:
         """Exports, runs the file on the held rows, and keeps both."""
         path = self._folder / f"{len(self.trials)}.tflite"
-        given = route or ("dynamic_int8" if self._packed else "small")
+        given = route or ("gzip" if self._packed else "small")
         self._say(f"{name}: {given}")
-        integers = route in (None, "int8") and given != "dynamic_int8"
-        rows = self._calibration if integers else None
+        rows = self._calibration if route in (None, "int8") else None
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # the table has what they say
@@ -351,7 +365,7 @@ class _Search:
                 name,
                 report.route,
                 self.judge.score(outputs),
-                report.gzip_bytes if self._packed else report.bytes,
+                report.gzip_bytes if self._packed else path.stat().st_size,
                 report.gzip_bytes,
                 seconds=time.monotonic() - start,
             )
