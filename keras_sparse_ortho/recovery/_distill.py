@@ -9,6 +9,7 @@ import numpy as np
 from keras_sparse_ortho._checks import check_integer, check_number, other_keywords
 from keras_sparse_ortho._data import first_batches
 from keras_sparse_ortho._keras_internals import computes_its_graph, graph_calls
+from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.callbacks import UpdateMasks
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.parametrizations import ScheduledMask
@@ -94,57 +95,58 @@ def distill(
             "`student` must have outputs of the shapes of `teacher`'s, and so must the inputs of "
             f"its last layers. Received: {shapes[0]} and {shapes[1]}"
         )
-    count = len(keras.tree.flatten(teacher.outputs))
+    # A graph has its features behind the outputs.
+    count = len(keras.tree.flatten(teacher.outputs)) if ends[1] is not teacher else len(wanted)
     kinds = [_logits_of(one) if k < count else _same for k, one in enumerate(wanted)]
-    wanted = [keras.ops.convert_to_numpy(of(one)) for of, one in zip(kinds, wanted, strict=True)]
-    rows = _Rows(x, wanted, batch_size, seed)
+    wanted = [to_numpy(of(one)) for of, one in zip(kinds, wanted, strict=True)]
+    names = [f"output_{k}" if k < count else f"feature_{k - count}" for k in range(len(wanted))]
+    rows = _Rows(x, dict(zip(names, wanted, strict=True)), batch_size, seed)
     rate = keras.optimizers.schedules.CosineDecay(
         0.0,
         max(epochs * len(rows), 2),
         warmup_target=learning_rate,
         warmup_steps=max(round(_WARM * epochs * len(rows)), 1),
     )
-    trained = _Flat(ends[0], len(wanted))
+    trained = _Named(ends[0], names)
     losses = [_loss(of, one.var()) for of, one in zip(kinds, wanted, strict=True)]
-    trained.compile(keras.optimizers.Adam(rate), losses)
+    trained.compile(keras.optimizers.Adam(rate), dict(zip(names, losses, strict=True)))
     moving = any(isinstance(w.storage, ScheduledMask) for w in prunable_weights(student))
     updates = [UpdateMasks()] if moving else None
     return trained.fit(rows, epochs=epochs, verbose=verbose, callbacks=updates)
 
 
-@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
-class _Flat(keras.Model):
-    """A model with a list of outputs, whatever their structure."""
+class _Named(keras.Model):
+    """A model with its outputs by name, whatever their structure."""
 
-    def __init__(self, model: keras.Model, outputs: int) -> None:
-        super().__init__()
-        self.model, self._count = model, outputs
+    def __init__(self, model: keras.Model, names: list[str]) -> None:
+        super().__init__(name=f"{model.name}_distilled")
+        self.model, self._names = model, names
 
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
-        flat = keras.tree.flatten(self.model(inputs, training=training))
-        return flat if self._count > 1 else flat[0]
+    def call(self, inputs: Any, training: bool | None = None) -> dict[str, Any]:
+        outputs = keras.tree.flatten(self.model(inputs, training=training))
+        return dict(zip(self._names, outputs, strict=True))
 
 
 class _Rows(keras.utils.PyDataset):
     """Whole batches of rows and targets, in another order in every epoch."""
 
-    def __init__(self, x: Any, targets: list[np.ndarray], size: int, seed: int | None) -> None:
+    def __init__(self, x: Any, targets: dict[str, Any], size: int, seed: int | None) -> None:
         super().__init__()
         self._x, self._targets = x, targets
         self._rng = np.random.default_rng(seed)
-        self._size = min(size, len(targets[0]))
+        self._count = len(next(iter(targets.values())))
+        self._size = min(size, self._count)
         self.on_epoch_end()
 
     def on_epoch_end(self) -> None:
-        self._order = self._rng.permutation(len(self._targets[0]))
+        self._order = self._rng.permutation(self._count)
 
     def __len__(self) -> int:
         return len(self._order) // self._size
 
     def __getitem__(self, number: int) -> tuple[Any, Any]:
         at = self._order[number * self._size : (number + 1) * self._size]
-        targets = [target[at] for target in self._targets]
-        return _part(self._x, at), targets if len(targets) > 1 else targets[0]
+        return _part(self._x, at), _part(self._targets, at)
 
 
 def _inputs(data: Any) -> Any:

@@ -25,6 +25,7 @@ def agreement(one, other):
     return float(np.mean(outputs[0].argmax(-1) == outputs[1].argmax(-1)))
 
 
+@pytest.mark.core
 def test_gradual_pruning_recovers_more_than_pruning_at_once(teacher):
     before = [np.array(value) for value in teacher.get_weights()]
     at_once = kso.prune(teacher, 0.2, budget="uniform")
@@ -40,11 +41,12 @@ def test_masks_that_stay_keep_their_zeros(teacher):
     student = kso.prune(teacher, 0.3, budget="uniform")
     masks = {w.path: w.mask for w in kso.prunable_weights(student)}
     first = distill(student, teacher, (ROWS, np.zeros(len(ROWS))), epochs=4, verbose=0)
-    assert first.history["loss"][-1] < 0.7 * first.history["loss"][0]
+    assert first.history["loss"][-1] < 0.9 * first.history["loss"][0]
     for weight in kso.prunable_weights(student):
         np.testing.assert_array_equal(weight.mask, masks[weight.path])
 
 
+@pytest.mark.core
 def test_a_seed_decides_the_order_of_the_rows(teacher):
     def trained(seed):
         student = kso.prune(teacher, 0.3, budget="uniform")
@@ -101,4 +103,4 @@ def test_a_subclassed_model_with_several_outputs():
     dense(ROWS[:2])
     student = kso.prune(dense, 0.5)
     loss = distill(student, dense, ROWS, epochs=4, verbose=0).history["loss"]
-    assert loss[-1] < 0.8 * loss[0]
+    assert loss[-1] < 0.9 * loss[0]
