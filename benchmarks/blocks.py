@@ -42,7 +42,7 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho._gathers import divisor_near
 from keras_sparse_ortho.initializers import ExactOrthogonal
 from keras_sparse_ortho.layers import BlockSparseConv2D, BlockSparseDense
-from keras_sparse_ortho.orthogonal import exact_orthogonal
+from keras_sparse_ortho.orthogonal import Block, best_blocks, exact_orthogonal
 
 # --- step_times -----------------------------------------------------------------------------------
 
@@ -55,9 +55,26 @@ WORD = "one word"
 MASKS = {"masked": kso.FixedMask, "compact": kso.parametrizations.CompactMask}
 
 
+def uneven_counts(width, block, density, seed):
+    """Counts of blocks of a square kernel, as uneven as those of trained ones, at most 8 a side."""
+    rng, size = np.random.default_rng(seed), width // block
+    # Half of the spread of scores is of their lines (../shared/design/GRADUAL.md).
+    lines = rng.normal(size=(size, 1)) + rng.normal(size=(1, size))
+    scores = np.exp(0.5 * lines + rng.normal(size=(size, size)))
+    count = max(round(density * size**2), size) * block**2
+    shape = (1, 1, width, width)
+    whole = scores.repeat(block, axis=0).repeat(block, axis=1).reshape(shape)
+    live = best_blocks(Block(block, block), whole, count, rng)[0, 0, ::block, ::block]
+    return live.sum(axis=0).tolist(), live.sum(axis=1).tolist()
+
+
 def dense_layer(units, activation, name, rival, **options):
     """A Dense layer: plain, masked, compact, or of live blocks."""
     plain = {"activation": activation, "name": name}
+    if isinstance(rival, tuple):
+        block = rival[1]
+        options["counts"] = uneven_counts(units, block, options["density"], int(name[1:]))
+        return BlockSparseDense(units, block=block, seed=0, **options, **plain)
     if isinstance(rival, int):
         return BlockSparseDense(units, block=rival, seed=0, **options, **plain)
     layer = L.Dense(units, kernel_initializer="lecun_normal", **plain)
@@ -202,6 +219,10 @@ def measure(name, batch, density, blocks, args):
     rivals = {"dense": "dense", "dense again": "dense", WORD: WORD}
     if name in MODELS and not args.one_word:
         rivals.update({**{name: name for name in MASKS}, **{f"blocks {k}": k for k in blocks}})
+        if args.any_pattern:
+            rivals = {"dense": "dense"}
+            for k in blocks:
+                rivals |= {f"blocks {k}": k, f"any {k}": ("any", k)}
     if name.startswith("stage"):
         rivals["plain, in parts"] = SPLIT
     models, steps = {}, {}
@@ -214,6 +235,11 @@ def measure(name, batch, density, blocks, args):
     parts = {title: live(model) / live(models["dense"]) for title, model in models.items()}
     counted = None if WORD not in models else counts(models[WORD])
     steps = {title: stepper(model, args.xla, batch, args.steps) for title, model in models.items()}
+    first = {}
+    for title, step in steps.items():
+        start = time.perf_counter()
+        step()
+        first[title] = time.perf_counter() - start
     times = wall_and_cpu(steps, args.rounds, warm_up=2)
     wall, cpu = times["dense"]
     setting = keras.backend.backend() + (" XLA" if args.xla and args.tensorflow else "")
@@ -231,6 +257,7 @@ def measure(name, batch, density, blocks, args):
             "cpu_ms": 1e3 * its_cpu / args.steps,
             "wall_ratio": its_wall / wall,
             "cpu_ratio": its_cpu / cpu,
+            "first_s": first[title],
             "rounds": args.rounds,
             "machine": machine(),
             "keras": keras.__version__,
@@ -253,19 +280,22 @@ def page(lines):
             f"{line['state_mib']:.1f}",
             *(f"{line[k]:.2f}" for k in ("wall_ms", "cpu_ms")),
             *(f"{line[k]:.3f}" for k in ("wall_ratio", "cpu_ratio")),
+            f"{line['first_s']:.1f}" if "first_s" in line else "",
             str(line["processes"]),
         ]
         for line in middle_of_processes(lines, kind, "wall_ratio").values()
     ]
     places = "; ".join(sorted({f"{line['machine']}, Keras {line['keras']}" for line in lines}))
     header = ["setting", "model", "batch", "density", "rival", "live", "FLOPs", "state [MiB]"]
-    header += ["step [ms]", "cores [ms]", "ratio", "ratio of cores", "processes"]
+    header += ["step [ms]", "cores [ms]", "ratio", "ratio of cores", "first [s]", "processes"]
     text = f"# Training step on live blocks against the dense model\n\n{places}. Adam, float32. "
     text += "Medians of interleaved samples in one process; ratios to the dense model; of several "
     text += "processes on one day the one with the median ratio. "
     text += '"dense again" is the noise. "cores" is the time that all cores have worked, '
     text += '"state" is weights, masks, places and moments, '
-    text += '"FLOPs" those of a forward pass, relative to dense, in products with kernels.\n\n'
+    text += '"FLOPs" those of a forward pass, relative to dense, in products with kernels. '
+    text += '"Any" are blocks whose counts differ from line to line, by at most 8 values on a '
+    text += 'side; "first" is the time of the first call, which compiles.\n\n'
     return text + markdown(header, rows)
 
 
@@ -288,9 +318,10 @@ def step_times():
     the model on blocks of each size, and "one word", `sparsify(model, density,
     storage="blocks")`; for convolutions also plain ones over a part of the channels each. Whole
     networks (`block_networks.py`), and every model with `--one-word`, have the dense rivals and
-    that one. All train in turn in one process, with Adam; medians of wall-clock and CPU time. JAX
-    and torch train with `fit`, TensorFlow with the train function of `fit`, because repeated
-    short calls of `fit` sometimes wait.
+    that one; `--any-pattern` compares regular blocks with others. All train in turn in one
+    process, with Adam; medians of wall-clock and CPU time. JAX and torch train with `fit`,
+    TensorFlow with the train function of `fit`, because repeated short calls of `fit` sometimes
+    wait.
 
     Wall-clock times need an idle machine.
     """
@@ -300,6 +331,9 @@ def step_times():
     parser.add_argument("--densities", nargs="+", type=float, default=[0.1])
     parser.add_argument("--blocks", nargs="+", type=int, default=[16, 32, 64, 128])
     parser.add_argument("--one-word", action="store_true", help="only that rival beside dense")
+    parser.add_argument(
+        "--any-pattern", action="store_true", help="blocks, and in any pattern, alone"
+    )
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--steps", type=int, default=4, help="training steps in one sample")
     parser.add_argument("--no-xla", dest="xla", action="store_false")

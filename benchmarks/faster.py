@@ -20,7 +20,7 @@ from typing import Any
 
 from methods import command_line
 from methods_runs import changed, identity, latest
-from methods_summary import mean_and_deviation, tries_and_edge
+from methods_summary import TIMES, mean_and_deviation, tries_and_edge
 from methods_table import DENSE, METHODS
 from networks import settings
 from record import finished, machine, markdown
@@ -95,7 +95,7 @@ def summarize(lines: pathlib.Path) -> str:
     text += (
         "of interleaved turns of one process (`methods.py time_of_training --settings faster`).\n"
     )
-    file = lines.with_name("faster_time.json")
+    file = lines.with_name(TIMES)
     times = json.loads(file.read_text()) if file.exists() else {}
     for kind in sorted({(run["net"], changed(run)) for run in runs}):
         mine = [run for run in runs if (run["net"], changed(run)) == kind]

@@ -39,7 +39,7 @@ from record import (
 
 LAYERS = 4
 STEPS = 3
-FORMS = ("dense", "masked", "compact", "blocks 32", "blocks 64", "sparsify 32")
+FORMS = ("dense", "masked", "compact", "blocks 32", "blocks 64", "sparsify 32", "any 32", "any 64")
 STORED = ("weights", "optimizer", "file")
 FIGURES = (*STORED, "peak, built", "peak, trained")
 
@@ -53,6 +53,7 @@ def measure(form: str, width: int, batch: int, density: float) -> dict[str, floa
     """Builds, trains and saves one form in this process; all figures in MiB."""
     import keras
     import numpy as np
+    from blocks import uneven_counts
 
     import keras_sparse_ortho as kso
 
@@ -60,8 +61,10 @@ def measure(form: str, width: int, batch: int, density: float) -> dict[str, floa
     masks = {"masked": kso.FixedMask, "compact": kso.parametrizations.CompactMask}
 
     def layer(k: int) -> keras.layers.Layer:
-        if kind == "blocks":
+        if kind in ("blocks", "any"):
             options = {"density": density, "block": int(size), "seed": k}
+            if kind == "any":
+                options["counts"] = uneven_counts(width, int(size), density, k)
             return kso.layers.BlockSparseDense(width, "relu", name=f"hidden_{k}", **options)
         sparse = kso.initializers.ExactOrthogonal(density, seed=k)
         initializer = sparse if kind in masks else "he_normal"
@@ -127,8 +130,8 @@ def training() -> None:
     of them, the last of each kind. An MLP of four layers of 4096 units is built, trained three
     steps by Adam, and saved, in a fresh process for each form. Sparse forms have density 0.1.
     "Peak" is the largest resident set of the process, less what it has after its imports.
-    "Blocks" are made by the layers themselves; "sparsify" makes the same from a dense model,
-    which is freed before training.
+    "Blocks" are made by the layers themselves, "any" not regular; "sparsify" makes the same from a
+    dense model, which is freed before training.
     """
     parser = described(training)
     parser.add_argument("--width", type=int, default=4096)

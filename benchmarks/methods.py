@@ -36,7 +36,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import keras
 import numpy as np
-from methods_rivals import narrowed
+from methods_rivals import beside_kernels, narrowed
 from methods_runs import CHANCE, CHOOSING, Run, identity, keep, latest, missing, tried
 from methods_summary import TIMES, summarize
 from methods_table import METHODS
@@ -75,11 +75,12 @@ def build(
     steps = len(data.x_train) // options["batch_size"] * options["epochs"]
     network = NETWORKS[options.get("network", net)]
     made = functools.partial(network, data.x_train.shape[1:], data.classes)
-    narrow = method == "dense_narrow"
-    dense = narrowed(made, options, density) if narrow else made(options)
+    smaller = method in ("dense_narrow", "dense_shallow")
+    shallow = method == "dense_shallow"
+    dense = narrowed(made, options, density, shallow) if smaller else made(options)
     tenth = max(steps // 10, 1)
     frequency = options.get("frequency")
-    plan = {"density": density, "seed": seed, "steps": steps}
+    plan = {"density": density, "seed": seed, "steps": steps, "others": beside_kernels(dense)}
     plan["frequency"] = frequency and min(frequency, tenth)
     plan["include"] = options.get("include")
     plan |= {"data": (data.x_train, data.y_train), "batch_size": options["batch_size"]}
@@ -163,6 +164,7 @@ def train(
         "accuracy": float(accuracy),
         "live": sum(weight.live for weight in weights),
         "size": sum(weight.size for weight in weights),
+        "others": plan["others"],
         "flops": sum(weight.sparse_flops or 0 for weight in weights),
         "live_channels": live_channels(model, data.x_test[:1000]),
         "epochs": options["epochs"],
@@ -172,7 +174,7 @@ def train(
         "seconds": round(time.perf_counter() - start, 1),
         "settings": options.get("settings", {}),
         **({"curve": curve} if curve else {}),
-        **({"progress": progress.points} if progress.points else {}),
+        **({"progress": progress.points, "losses": progress.losses} if progress.points else {}),
     }
 
 
@@ -327,13 +329,14 @@ def command_line(
 
 
 def methods(arguments: list[str] | None = None) -> None:
-    """Methods on Fashion-MNIST.
+    """Methods on Fashion-MNIST and digits.
 
     python benchmarks/methods.py methods                             # the small CNN, the whole grid
     python benchmarks/methods.py methods --net resnet20 --methods dense eoi_erk rigl
+    KERAS_BACKEND=jax python benchmarks/methods.py methods --net digits_cnn digits_resnet8
     python benchmarks/methods.py methods --no-tune --out other.jsonl    # all at one learning rate
     """
-    command_line(arguments, "methods", "Methods on Fashion-MNIST", ["cnn"], quick=SMALL)
+    command_line(arguments, "methods", "Methods on Fashion-MNIST and digits", ["cnn"], quick=SMALL)
 
 
 def deep(arguments: list[str] | None = None) -> None:
@@ -444,9 +447,9 @@ def time_of_training() -> None:
     The methods train in turn, for as many steps as between two mask updates, so that other load on
     the machine affects all of them. Updates of masks, thresholds and extra gradients are as
     frequent as in a run; compilation and the setup of an epoch are excluded. The ratios of the
-    medians go to `results/methods_time.json`, for the table of `methods`; seconds of a step of the
-    networks of `faster.py` to `results/faster_time.json`. `eoi_str` needs the budget of a finished
-    run of `str`.
+    medians, and seconds of a step of the networks of `faster.py`, go to
+    `results/methods_time.json`, for the tables of `methods` and `faster`. `eoi_str` needs the
+    budget of a finished run of `str`.
     """
     parser = described(time_of_training)
     parser.add_argument("--settings", choices=["methods", "faster"], default="methods")
@@ -463,7 +466,7 @@ def time_of_training() -> None:
     ratios = {name: value / seconds["dense"] for name, value in seconds.items()}
     for name, value in seconds.items():
         print(f"{name:12} {value:8.3f} s  {ratios[name]:.3f}")
-    file = RESULTS / TIMES.replace("methods", given.settings)
+    file = RESULTS / TIMES
     measured = json.loads(file.read_text()) if file.exists() else {}
     if given.settings == "methods":
         measured[given.net] = ratios

@@ -1,9 +1,10 @@
 """What the reviewers of the two papers asked for beside the methods, as `METHODS` of methods.py.
 
 - dense_narrow: the dense network whose layers are narrower, so that it has as many kernel entries
-  as the sparse ones have live ones: what one would take instead;
-- base, ai, eoi under uniform, snip, grasp and synflow densities (App. of Nowak et al.): with SNIP
-  and GraSP on `base` their own masks, else their densities alone;
+  as the sparse ones have live ones: what one would take instead; dense_shallow: of one layer for
+  the stack, or one block a stage, and so wide as that allows;
+- base, ai, eoi under uniform, snip, grasp and synflow densities (App. of Nowak et al.): random
+  masks of these densities; `snip`, `grasp` and `synflow` are the scores' own masks;
 - lottery: the mask of the largest magnitudes of a trained network, from the weights after a
   twentieth of its steps (Frankle et al., 2020); lottery_shuffled: its mask shuffled in each kernel;
 - near_orthogonal: kernels kept near orthogonal by Keras' regularizer (Dense layers only);
@@ -19,19 +20,29 @@ import keras
 import numpy as np
 
 import keras_sparse_ortho as kso
+from keras_sparse_ortho.errors import BudgetError
 from keras_sparse_ortho.initializers import ExactOrthogonal, SparseInitializer
 from keras_sparse_ortho.orthogonal import exact_orthogonal, live_count
 
 Method = Callable[[Any, dict[str, Any]], tuple[Any, list[Any]]]
 
 
+def beside_kernels(model: Any) -> int:
+    """Entries of biases, normalizations and whatever else is trained and never sparse."""
+    trained = sum(math.prod(variable.shape) for variable in model.trainable_variables)
+    return trained - sum(weight.size for weight in kso.prunable_weights(model))
+
+
 def narrowed(
-    build: Callable[[dict[str, Any]], Any], options: dict[str, Any], density: float
+    build: Callable[[dict[str, Any]], Any], options: dict[str, Any], density: float, shallow: bool
 ) -> Any:
     """The network of the largest width whose kernels have at most `density` of the entries."""
+    depths = {name: 1 for name in ("depth", "blocks") if shallow and name in options}
+    if shallow and not depths:
+        raise BudgetError(f"Only a network of some depth can be shallower. Received: {options}")
 
     def made(share: float) -> Any:
-        own = dict(options)
+        own = options | depths
         if "width" in own:
             own["width"] = max(round(own["width"] * share), 1)
         if "alpha" in own:
@@ -43,8 +54,8 @@ def narrowed(
     def entries(model: Any) -> int:
         return sum(weight.size for weight in kso.prunable_weights(model))
 
-    most = live_count(density, entries(made(1.0)))
-    low, high = 0.0, 1.0
+    most = live_count(density, entries(build(options)))
+    low, high = 0.0, 8.0 if shallow else 1.0
     for _ in range(12):
         middle = (low + high) / 2
         low, high = (middle, high) if entries(made(middle)) <= most else (low, middle)
@@ -108,15 +119,26 @@ class Keep(keras.callbacks.Callback):
             self.weights = self.model.get_weights()
 
 
-def near_orthogonal(start: Method, factor: float = 1e-3) -> Method:
-    """Another method, whose square kernels have Keras' orthogonal regularizer."""
+class OnMask(keras.regularizers.OrthogonalRegularizer):
+    """Keras' orthogonal regularizer of the live entries: the others must not come to life."""
+
+    live: Any = 1.0
+
+    def __call__(self, inputs: Any) -> Any:
+        """The mean cosine of two columns."""
+        return super().__call__(inputs * self.live)
+
+
+def near_orthogonal(start: Method, factor: float = 1.0) -> Method:
+    """Another method, whose square kernels have that regularizer."""
 
     def method(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
         made, callbacks = start(model, plan)
         for weight in kso.prunable_weights(made):
             if len(weight.shape) == 2 and weight.shape[0] == weight.shape[1]:
-                regularizer = keras.regularizers.OrthogonalRegularizer(factor, "columns")
-                weight.variable.regularizer = regularizer
+                weight.variable.regularizer = regularizer = OnMask(factor, "columns")
+                if weight.storage is not None:
+                    regularizer.live = weight.mask.astype("float32")
         return made, callbacks
 
     return method

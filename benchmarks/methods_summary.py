@@ -1,5 +1,6 @@
 """The tables of methods.py: mean and deviation of each method, where it wins, ties or loses."""
 
+import functools
 import itertools
 import json
 import pathlib
@@ -7,14 +8,17 @@ import statistics
 
 import keras
 import numpy as np
+from methods_rivals import beside_kernels
 from methods_runs import CHANCE, Run, changed, identity, latest, tried
 from methods_table import CANDIDATES, DENSE, METHODS
-from networks import settings
+from networks import NETWORKS, settings
 from record import finished, machine, markdown
 from scipy import stats
 
 TIMES = "methods_time.json"
 RIVAL = "base_erk"
+LEVEL = 0.05
+SHAPES = {"digits": (8, 8, 1), "fashion_mnist": (28, 28, 1), "cifar10": (32, 32, 3)}
 RIVALS = dict.fromkeys(CANDIDATES, "gmp") | {
     "eoi_sign_in": "eoi_auto",
     "base_sign_in": "base_erk",
@@ -32,16 +36,17 @@ def mean_and_deviation(values: list[float], scale: float = 1.0) -> str:
 
 
 def beside(mine: list[float], others: list[float]) -> list[str]:
-    """Points ahead of others, and whether that wins: Student's t-test over the seeds, 5%."""
+    """Points ahead of others, `p` of Student's t-test over the seeds, and whether that wins."""
     ahead = 100 * (statistics.mean(mine) - statistics.mean(others))
     if min(len(mine), len(others)) < 2:
-        return [f"{ahead:+.2f}", "-"]
+        return [f"{ahead:+.2f}", "-", "-"]
     samples = [(statistics.mean(v), statistics.stdev(v), len(v)) for v in (mine, others)]
     if samples[0][1] == samples[1][1] == 0:  # no deviation, and no test of it
-        known = ahead != 0
+        p = float(ahead == 0)
     else:
-        known = stats.ttest_ind_from_stats(*samples[0], *samples[1]).pvalue < 0.05
-    return [f"{ahead:+.2f}", ("wins" if ahead > 0 else "loses") if known else "ties"]
+        p = stats.ttest_ind_from_stats(*samples[0], *samples[1]).pvalue
+    verdict = ("wins" if ahead > 0 else "loses") if p < LEVEL else "ties"
+    return [f"{ahead:+.2f}", f"{p:.3f}" if p >= 0.001 else "<.001", verdict]
 
 
 def tries_and_edge(runs: list[Run], mine: list[Run]) -> list[str]:
@@ -63,7 +68,24 @@ def tries_and_edge(runs: list[Run], mine: list[Run]) -> list[str]:
     return [f"{len(rates)} x {seeds}", edge]
 
 
-def table(runs: list[Run], ratios: dict[str, float], all_runs: list[Run]) -> str:
+def parameters(runs: list[Run], used: dict) -> str:
+    """Live entries of kernels, and all of what is never sparse; of several counts the mean."""
+
+    def others(run: Run) -> int:
+        # Older runs have not recorded it, and none of a network of another shape.
+        return run["others"] if "others" in run else _others(run["net"], json.dumps(used))
+
+    return f"{statistics.mean(run['live'] + others(run) for run in runs):.0f}"
+
+
+@functools.cache
+def _others(net: str, used: str) -> int:
+    options = json.loads(used)
+    network = NETWORKS[options.get("network", net)]
+    return beside_kernels(network(SHAPES[options["dataset"]], 10, options))
+
+
+def table(runs: list[Run], ratios: dict[str, float], all_runs: list[Run], used: dict) -> str:
     """Mean and standard deviation over the seeds, for each method and density."""
     densities = {run["density"] for run in runs if run["method"] not in DENSE}
     densities = sorted(densities, reverse=True)
@@ -74,7 +96,7 @@ def table(runs: list[Run], ratios: dict[str, float], all_runs: list[Run]) -> str
             continue
         accuracies = [run["accuracy"] for run in mine]
         rival = [run["accuracy"] for run in runs if identity(run)[2:4] == (RIVAL, density)]
-        against = beside(accuracies, rival) if rival and method != RIVAL else ["-", "-"]
+        against = beside(accuracies, rival) if rival and method != RIVAL else ["-"] * 3
         flops = np.mean([run["flops"] for run in mine]) / 1e6
         rows.append(
             [
@@ -84,6 +106,7 @@ def table(runs: list[Run], ratios: dict[str, float], all_runs: list[Run]) -> str
                 f"{len(mine)}",
                 *against,
                 f"{np.mean([run['live'] / run['size'] for run in mine]):.4f}",
+                parameters(mine, used),
                 f"{flops:.3f}",
                 _channels([run.get("live_channels") or [] for run in mine]),
                 *([f"{ratios[method]:.2f}" if method in ratios else "-"] if ratios else []),
@@ -91,9 +114,10 @@ def table(runs: list[Run], ratios: dict[str, float], all_runs: list[Run]) -> str
                 *tries_and_edge(all_runs, mine),
             ]
         )
-    header = ["density", "method", "test accuracy [%]", "seeds", f"to {RIVAL}", "verdict"]
+    header = ["density", "method", "test accuracy [%]", "seeds", f"to {RIVAL}", "p", "verdict"]
     header += [
         "reached",
+        "parameters",
         "MFLOPs",
         "live channels",
         *["time ratio"][: len(ratios)],
@@ -102,6 +126,50 @@ def table(runs: list[Run], ratios: dict[str, float], all_runs: list[Run]) -> str
         "edge",
     ]
     return markdown(header, rows)
+
+
+BUDGETS = ("uniform", "erk", "snip", "grasp", "synflow")
+STARTS = {
+    "Base, mask of the score": "{}",
+    "Base": "base_{}",
+    "AI": "ai_{}",
+    "EOI": "eoi_{}",
+}
+"""Of the columns of `combinations` the method for a budget."""
+OTHERWISE = {"ai_erk": "ai", "eoi_erk": "eoi_auto"}
+
+
+def combinations(runs: list[Run]) -> str:
+    """Budgets by starts, where all that a score allows were run: the best of a density is bold."""
+    text = ""
+    for density in sorted({run["density"] for run in runs}, reverse=True):
+        found: dict[str, list[float]] = {}
+        for run in runs:
+            if run["density"] == density:
+                found.setdefault(run["method"], []).append(run["accuracy"])
+        cells = {}
+        for budget, (start, name) in itertools.product(BUDGETS, STARTS.items()):
+            method = name.format(budget)
+            cells[budget, start] = found.get(OTHERWISE.get(method, method), [])
+        if any("uniform" in name for name in found) and RIVAL in found:
+            best = max(cells.values(), key=lambda each: statistics.mean(each or [0]))
+            rows = [
+                [budget, *(_combined(cells[budget, s], best, found[RIVAL]) for s in STARTS)]
+                for budget in BUDGETS
+            ]
+            text += f"\nDensity {density}: layer densities by starts, in brackets p against "
+            text += f"{RIVAL}. Base, AI and EOI have random masks of these densities.\n\n"
+            text += markdown(["layer densities", *STARTS], rows)
+    return text
+
+
+def _combined(accuracies: list[float], best: list[float], rival: list[float]) -> str:
+    """A cell of `combinations`."""
+    if not accuracies:
+        return "-"
+    value = mean_and_deviation(accuracies, 100)
+    value = f"**{value}**" if accuracies is best else value
+    return value if accuracies is rival else f"{value} ({beside(accuracies, rival)[1]})"
 
 
 def candidates(runs: list[Run]) -> str:
@@ -115,7 +183,7 @@ def candidates(runs: list[Run]) -> str:
         for method, rival in RIVALS.items():
             found = accuracies.get(method, []), accuracies.get(rival, [])
             if all(found):
-                ahead, verdict = beside(*found)
+                ahead, _, verdict = beside(*found)
                 text += f"| {density} | {method} | {rival} | {ahead} | {verdict} | "
                 text += " and ".join(f"{len(each)}" for each in found) + " |\n"
     header = ["density", "tried", "against", "points ahead", "verdict", "seeds of both"]
@@ -142,7 +210,10 @@ def summarize(lines: pathlib.Path, known: dict, title: str) -> str:
     text += f"Mean and standard deviation over seeds. `to {RIVAL}`: points ahead of a random mask "
     text += "of the same density; it wins or loses where Student's test over the seeds says so at "
     text += "5%, and ties elsewhere. `reached` is the live fraction of all kernels in the end, "
-    text += "with those that `include` leaves dense. "
+    text += (
+        "with those that `include` leaves dense; `parameters` are the live entries of these, and "
+    )
+    text += "biases, normalizations and whatever else is never sparse. "
     text += "MFLOPs are multiply-adds of the live entries for one sample. Live channels are those "
     text += "after ReLU that are not constant over 1000 test images, in the end. A time ratio is "
     text += "that of training against the dense network, without compilation and what sets up an "
@@ -158,7 +229,17 @@ def summarize(lines: pathlib.Path, known: dict, title: str) -> str:
         mine = [run for run in runs if (*identity(run)[:2], changed(run)) == kind]
         net, epochs, other = kind
         used = known[net] | (mine[0].get("settings") or {})
-        keys = ("filters", "width", "depth", "activation", "optimizer", "batch_size")
+        keys = (
+            "dataset",
+            "filters",
+            "blocks",
+            "unit",
+            "width",
+            "depth",
+            "activation",
+            "optimizer",
+            "batch_size",
+        )
         keys += ("frequency", "learning_rates", "samples", "include")
         about = ", ".join(f"{key} {used[key]}" for key in keys if key in used)
         compiled = sorted({run["jit"] for run in mine})
@@ -167,8 +248,8 @@ def summarize(lines: pathlib.Path, known: dict, title: str) -> str:
         if not used.get("reshuffle", True) and any(run["backend"] == "tensorflow" for run in mine):
             about += ", one order of batches for all epochs"
         timed = ratios.get(net, {}) if known[net] == of_times.get(net) else {}
-        text += f"\n## {net}, epochs: {epochs}{other}\n\n{about}\n\n{table(mine, timed, all_runs)}"
-        text += candidates(mine)
+        text += f"\n## {net}, epochs: {epochs}{other}\n\n{about}\n\n"
+        text += table(mine, timed, all_runs, used) + combinations(mine) + candidates(mine)
         if timed:
             text += f"\nThe dense network against itself: {timed['dense again']:.2f}.\n"
     return text

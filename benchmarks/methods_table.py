@@ -215,12 +215,12 @@ INITIALIZERS: dict[str, Callable[[float | None], Pattern]] = {
         gain=gain or 1.0, start="published", taps="center" if gain else "dense_center"
     ),
     "eoi_erk": lambda gain: ExactOrthogonal(gain=gain or 1.0),
-    "eoi_auto": lambda gain: ExactOrthogonal(gain="auto"),
+    "eoi_auto": lambda gain: ExactOrthogonal(gain="auto", taps="center"),
     "eis": lambda gain: WholePairs(gain=gain or 1.0),
     "angles_1": lambda gain: FixedAngles(gain=gain or 1.0, start="published"),
     "angles_80": lambda gain: Angles80(gain=gain or 1.0, start="published"),
     "eoi_all": lambda gain: ExactOrthogonal(gain="auto", taps="all"),
-    "eoi_even": lambda gain: ExactOrthogonal(gain="auto", start="even"),
+    "eoi_even": lambda gain: ExactOrthogonal(gain="auto", start="even", taps="center"),
     "eoi_even_all": lambda gain: ExactOrthogonal(gain="auto", start="even", taps="all"),
 }
 """What draws kernels and fixed masks, by name, for a gain:
@@ -230,7 +230,8 @@ INITIALIZERS: dict[str, Callable[[float | None], Pattern]] = {
 - ai: a random mask, with values as orthogonal as possible (Lee et al.);
 - eoi_published: exactly orthogonal, `[I | 0]` rotated; eoi_authors: so, as the authors ran networks
   with normalization; eoi_erk: without dead outputs; eoi_auto:
-  with the gain by what follows each layer; eoi_all: so, as one matrix on all taps of a convolution;
+  with the gain by what follows each layer; eoi_all: so, as one matrix on all taps of a convolution,
+  which is what `sparsify` draws where normalization follows;
   eoi_even, eoi_even_all: the same two with even degrees.
 
 The arms `eoi_shift` and `rigl_shift` of the tables (entries spread over all taps) were measured at
@@ -333,6 +334,20 @@ def sao(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     return kso.sparsify(model, None, rest, scaled(gain), seed=seed, include=[*rest]), []
 
 
+def sao_uniform(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """The masks of SAO, with uniform values of the same variance ("RG-U")."""
+    rng = np.random.default_rng(plan["seed"])
+    model, callbacks = sao(model, plan)
+    for weight in kso.prunable_weights(model):
+        *_, inputs, outputs = weight.layout.canonical_shape(weight.shape)
+        if inputs == outputs:
+            raw = ops.convert_to_numpy(weight.variable.value)
+            live = raw != 0
+            values = rng.uniform(-1, 1, raw.shape) * np.sqrt(3 * np.square(raw[live]).mean())
+            weight.variable.assign(np.where(live, values, 0).astype(raw.dtype))
+    return model, callbacks
+
+
 def dense_orthogonal(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     """Dense orthogonal kernels, at the center tap of convolutions (delta-orthogonal)."""
     pattern = ExactOrthogonal(gain=plan.get("gain") or 1.0)
@@ -398,8 +413,9 @@ METHODS: dict[str, Method] = {
     "base_near_orthogonal": near_orthogonal(fixed("base_erk")),
     "eoi_near_orthogonal": near_orthogonal(fixed("eoi_erk")),
     "dense_near_orthogonal": near_orthogonal(dense_orthogonal),
-    "dense_narrow": dense,
+    **dict.fromkeys(("dense_narrow", "dense_shallow"), dense),
     "sao": sao,
+    "sao_uniform": sao_uniform,
     "eoi_str": eoi_str,
     "snip": lambda model, plan: (scored_budget(model, plan, "snip")[1], []),
     "synflow": lambda model, plan: (scored_budget(model, plan, "synflow")[1], []),

@@ -15,6 +15,7 @@ from typing import Any
 import keras
 from scanned import ScannedStack
 
+from keras_sparse_ortho.initializers import KernelLayout, kernel_layouts
 from keras_sparse_ortho.layers import CircularPadding
 
 L = keras.layers
@@ -129,12 +130,17 @@ class Positions(keras.Layer):
 
 
 def cnn(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
-    """3x3 convolutions with batch normalization, all but the last with stride 2."""
+    """3x3 convolutions with batch normalization, all but the last with stride 2.
+
+    `unit` names another activation than ReLU.
+    """
+    unit = options.get("unit")
     filters = options["filters"]
     x = inputs = keras.Input(shape)
     for k, width in enumerate(filters):
         x = convolution(width, 3, 1 if k == len(filters) - 1 else 2, f"conv_{k}")(x)
-        x = L.ReLU()(L.BatchNormalization(name=f"norm_{k}")(x))
+        x = L.BatchNormalization(name=f"norm_{k}")(x)
+        x = (L.Activation(unit) if unit else L.ReLU())(x)
     x = L.GlobalAveragePooling2D()(x)
     return keras.Model(inputs, L.Dense(classes, name="head")(x))
 
@@ -243,6 +249,51 @@ def wide_cnn(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> k
     x = L.GlobalAveragePooling2D()(x)
     return keras.Model(inputs, L.Dense(classes, name="head")(x))
 
+
+@keras.saving.register_keras_serializable(package="benchmarks")
+class FastGRNNCell(L.Layer):
+    """`h' = (zeta (1 - z) + nu) tanh(W x + U h + b_h) + z h`, `z = sigmoid(W x + U h + b_z)`.
+
+    Kusupati et al. (NeurIPS 2018): one `W` and one `U` for gate and candidate.
+    """
+
+    def __init__(
+        self, units: int, recurrent_initializer: str = "orthogonal", **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self.units = self.state_size = self.output_size = units
+        self.recurrent_initializer = recurrent_initializer
+
+    def build(self, shape: tuple) -> None:
+        """Kernels, two biases, and two scalars behind a sigmoid."""
+        add = self.add_weight
+        self.kernel = add(name="kernel", shape=(shape[-1], self.units))
+        self.recurrent_kernel = add(
+            name="recurrent_kernel",
+            shape=(self.units, self.units),
+            initializer=self.recurrent_initializer,
+        )
+        self.gate = add(name="gate_bias", shape=(self.units,), initializer="ones")
+        self.bias = add(name="bias", shape=(self.units,), initializer="zeros")
+        start = keras.initializers.Constant
+        self.zeta = add(name="zeta_bias", shape=(1,), initializer=start(1.0))
+        self.nu = add(name="nu_bias", shape=(1,), initializer=start(-4.0))
+
+    def call(self, inputs: Any, states: Any) -> tuple[Any, Any]:
+        """One step."""
+        ops, before = keras.ops, states[0]
+        total = ops.matmul(inputs, self.kernel) + ops.matmul(before, self.recurrent_kernel)
+        z = ops.sigmoid(total + self.gate)
+        zeta, nu = ops.sigmoid(self.zeta), ops.sigmoid(self.nu)
+        after = (zeta * (1 - z) + nu) * ops.tanh(total + self.bias) + z * before
+        return after, [after]
+
+
+def _two_matrices(_: Any) -> dict[str, Any]:
+    return dict.fromkeys(("kernel", "recurrent_kernel"), KernelLayout.recurrent(1))
+
+
+kernel_layouts.register(FastGRNNCell, _two_matrices)
 
 Network = Callable[[tuple[int, ...], int, dict[str, Any]], keras.Model]
 

@@ -166,6 +166,7 @@ def growth(rival="blocks 64"):
 SOURCES = {
     "gain": ["blocks.md", "deep.md", "litert.md", "methods.md"],
     "very_deep": ["deep.jsonl"],
+    "resnet_densities": ["methods.jsonl"],
     "routes": ["litert_blocks.md"],
     "faster": ["blocks.jsonl"],
     "growth": ["blocks.jsonl"],
@@ -228,7 +229,7 @@ def gain() -> Figure:
         [
             ("float32", DENSE, value(where.format("elements", "float32", "MB"))),
             ("int8", DENSE, value(where.format("elements", "dynamic_int8", "MB"))),
-            ("10%, int8", OURS, value(where.format("blocks 16x1", "dynamic_int8+sp", "MB"))),
+            ("10%, int8", OURS, value(where.format("blocks 16x1", "dynamic_int8+1x16", "MB"))),
         ],
         "LiteRT file of an MLP, 9.4 million weights: MB",
         ".1f",
@@ -282,6 +283,39 @@ def very_deep() -> Figure:
         panel.set_ylabel("test accuracy, %")
     figure.axes[-1].set_xlabel("step")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower left", ncols=2)
+    return figure
+
+
+COLORS = {
+    "eoi_auto": ("exactly orthogonal, EOI", OURS),
+    "ai": ("AI", OTHER),
+    "base_orthogonal": ("Base: dense orthogonal, masked", VIOLET),
+    "base_erk": ("usual initializer, masked", PLAIN),
+}
+"""By method the label and colour."""
+
+
+def resnet_densities() -> Figure:
+    """Accuracy of a small ResNet over the density, each start at its best rate; range of seeds."""
+    found: dict[float, dict[str, list[float]]] = {}
+    for run in finished(RESULTS / "methods.jsonl"):
+        if run["net"] == "digits_resnet8" and "accuracy" in run:
+            each = found.setdefault(run["density"], {name: [] for name in COLORS})
+            each[run["method"]].append(100 * run["accuracy"])
+    densities = sorted(d for d, each in found.items() if min(map(len, each.values())) > 2)
+    figure = new(3.6)
+    panel = figure.subplots()
+    for method, (label, color) in COLORS.items():
+        values = [found[density][method] for density in densities]
+        means = [np.mean(each) for each in values]
+        panel.plot(densities, means, color=color, label=label, marker="o", markersize=4)
+        ends = [[end(each) for each in values] for end in (min, max)]
+        panel.fill_between(densities, *ends, color=color, alpha=0.2, lw=0)
+    panel.set(title="ResNet-8 on digits, 8 epochs", xscale="log")
+    panel.set(xlabel="density (live fraction)", ylabel="test accuracy, %")
+    panel.set_xticks(densities, [f"{density:g}" for density in densities])
+    panel.minorticks_off()
+    panel.legend(loc="lower right")
     return figure
 
 
@@ -405,7 +439,7 @@ def routes() -> Figure:
     return figure
 
 
-DRAWN = (gain, routes, very_deep, faster, growth)
+DRAWN = (gain, routes, very_deep, resnet_densities, faster, growth)
 DRAWN += (density_law, thresholds, structures, taps, budgets)
 PICTURES = {draw.__name__: draw for draw in DRAWN}
 

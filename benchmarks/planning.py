@@ -2,9 +2,9 @@
 
     python benchmarks/planning.py
 
-Nothing is run: bytes per weight come from `results/memory.jsonl`, bytes exchanged per step from
-`results/traffic.jsonl`, time and bytes of an update from `results/updates.jsonl`. The speeds of
-accelerators and links are assumed, below.
+Nothing is run: bytes per weight come from `results/memory.jsonl`, bytes exchanged per step, and
+time and bytes of an update, from `results/updates.jsonl`. The speeds of accelerators and links are
+assumed, below.
 """
 
 import math
@@ -47,16 +47,18 @@ def exchanged() -> dict[str, float]:
     """Measured: bytes all-reduced per step, per weight of the network."""
     return {
         line["form"]: sum(n for kind, n in line.items() if "-" in kind) / (4 * line["width"] ** 2)
-        for line in read("traffic")
+        for line in read("updates")
+        if "form" in line
     }
 
 
 def updates() -> dict[str, tuple[float, float]]:
     """Measured: bytes to and from the host, and seconds of cores, per weight, of one update."""
-    most = max(line["millions"] for line in read("updates"))
+    found_lines = [line for line in read("updates") if "update" in line]
+    most = max(line["millions"] for line in found_lines)
     lines = {
         line["update"]: line
-        for line in read("updates")
+        for line in found_lines
         if line["millions"] == most and line["ranked"] == "host"
     }
     found = {}

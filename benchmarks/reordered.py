@@ -17,7 +17,7 @@ from scipy.optimize import linear_sum_assignment
 
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.models import Linear, Tied, graph_channels, strip
-from keras_sparse_ortho.orthogonal import Block, best_regular, live_count
+from keras_sparse_ortho.orthogonal import Block, best_blocks, live_count
 
 _SWEEPS = 3  # over all groups of channels
 _ROUNDS = 6  # between the order of one and the blocks
@@ -171,7 +171,7 @@ class _Kernels:
         spread = lines[other] / np.bincount(other)[other][:, None]
         spread = spread if axis == -1 else spread.T
         scores, rng = spread.reshape(1, 1, *shape), np.random.default_rng(0)
-        mask = best_regular(self._block, scores, count, rng).reshape(shape)
+        mask = best_blocks(self._block, scores, count, rng).reshape(shape)
         mask = mask if axis == -1 else mask.T
         return np.asarray(mask[np.searchsorted(other, np.arange(other[-1] + 1))])
 

@@ -1,7 +1,12 @@
 """Data, batches and curves of training, for the scripts of this folder."""
 
+import itertools
 import pathlib
+import subprocess
 import sys
+import tempfile
+import wave
+import zipfile
 from typing import Any
 
 import keras
@@ -11,7 +16,8 @@ sys.path.append(str(pathlib.Path(__file__).parents[1] / "examples"))
 
 from data import Dataset, load
 
-__all__ = ["Dataset", "Progress", "load", "shuffled", "whole_batches"]
+__all__ = ["Dataset", "Progress", "keywords", "load", "shuffled", "vowels", "whole_batches"]
+OUT = pathlib.Path(__file__).parent / "out"
 
 
 def whole_batches(x: np.ndarray, y: np.ndarray, size: int) -> dict[str, Any]:
@@ -58,6 +64,8 @@ def shuffled(x: np.ndarray, y: np.ndarray, size: int, seed: int) -> dict[str, An
 class Progress(keras.callbacks.Callback):
     """Training accuracy in windows of steps: `(last step, accuracy within the window)`.
 
+    `losses` has the loss in the same way, if `fit` reports it.
+
     In the first epoch every image is new to the network when it is counted, so this is an accuracy
     on unseen images, at no cost.
 
@@ -69,18 +77,117 @@ class Progress(keras.callbacks.Callback):
         super().__init__()
         self.window = window
         self.points: list[tuple[int, float]] = []
-        self._steps = 0
-        self._before = 0.0
+        self.losses: list[tuple[int, float]] = []
+        self._restart()
+
+    def _restart(self) -> None:
+        self._steps, self._before = 0, {"accuracy": 0.0, "loss": 0.0}
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         """Metrics begin anew."""
-        self._steps, self._before = 0, 0.0
+        self._restart()
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         """Recovers the windows from the running mean of the epoch."""
         assert logs is not None
         self._steps += 1
         if self._steps % self.window == 0:
-            total = float(logs["accuracy"]) * self._steps
-            self.points.append((self._steps, (total - self._before) / self.window))
-            self._before = total
+            for name, points in (("accuracy", self.points), ("loss", self.losses)):
+                if name in logs:
+                    total = float(logs[name]) * self._steps
+                    points.append((self._steps, (total - self._before[name]) / self.window))
+                    self._before[name] = total
+
+
+# --- speech: for recurrent networks ---------------------------------------------------------------
+
+
+def vowels() -> Dataset:
+    """270 and 370 utterances of two vowels by nine men, 12 coefficients of up to 29 frames."""
+    folder = OUT / "vowels"
+    if not list(folder.glob("aeon-*.whl")):
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "-q", "aeon==1.6.0"]
+        subprocess.run([*command, "-d", str(folder)], check=True)
+    wheel = zipfile.ZipFile(next(folder.glob("aeon-*.whl")))
+    parts = []
+    for part in ("TRAIN", "TEST"):
+        name = f"aeon/datasets/data/JapaneseVowels/JapaneseVowels_{part}.ts"
+        rows = wheel.read(name).decode().split("@data")[1].split()
+        x = np.zeros((len(rows), 29, 12), np.float32)
+        for place, row in zip(x, rows, strict=True):
+            series = np.array([one.split(",") for one in row.split(":")[:-1]], np.float32)
+            place[29 - series.shape[1] :] = series.T
+        parts += [x, np.array([int(row.rsplit(":", 1)[1]) - 1 for row in rows])]
+    return standardized("vowels", *parts)
+
+
+def standardized(name: str, x: np.ndarray, y: np.ndarray, *test: np.ndarray) -> Dataset:
+    """Features with mean 0 and deviation 1 on the training set."""
+    mean, deviation = x.mean((0, 1)), x.std((0, 1))
+    order = np.random.default_rng(0).permutation(len(x)) if name == "vowels" else np.arange(len(x))
+    x, y = x[order], y[order]
+    return Dataset(name, (x - mean) / deviation, y, (test[0] - mean) / deviation, test[1])
+
+
+WORDS = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")
+ACCENTS = ("en-us", "en-gb", "en-gb-scotland", "en-gb-x-rp", "en-gb-x-gbclan", "en-029")
+TRAINED, TESTED, TAKES = 40, 16, 4  # voices, and how often each says a word
+FRAMES, BANDS = 50, 20
+
+
+def keywords() -> Dataset:
+    """Words of Google's set of 12 by synthetic voices under noise; other voices in the test set."""
+    cached = OUT / "keywords.npz"
+    if not cached.exists():
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(cached, **spoken())
+    with np.load(cached) as found:
+        x, y, voice = found["x"], found["y"], found["voice"]
+    trained = voice < TRAINED
+    return standardized("keywords", x[trained], y[trained], x[~trained], y[~trained])
+
+
+def spoken() -> dict[str, np.ndarray]:
+    """Log-mel frames of every take, with word and voice, in the order of voices."""
+    listed = subprocess.run(
+        ["espeak-ng", "--voices=variant"], capture_output=True, text=True, check=True
+    )
+    names = [line.split("!v/")[1].strip() for line in listed.stdout.splitlines()[1:]]
+    rng = np.random.default_rng(0)
+    plain = sorted(name for name in names if " " not in name)
+    voices = rng.permutation(plain)[: TRAINED + TESTED]
+    x, y, who = [], [], []
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder) / "word.wav"
+        for (k, voice), (n, word), _ in itertools.product(
+            enumerate(voices), enumerate(WORDS), range(TAKES)
+        ):
+            accent, speed, pitch = rng.choice(ACCENTS), rng.integers(120, 220), rng.integers(20, 80)
+            how = ["-v", f"{accent}+{voice}", "-s", str(speed), "-p", str(pitch), "-w", str(file)]
+            subprocess.run(["espeak-ng", *how, word], check=True, capture_output=True)
+            with wave.open(str(file)) as sound:
+                rate = sound.getframerate()
+                samples = np.frombuffer(sound.readframes(-1), np.int16).astype(np.float32)
+            x.append(log_mel(samples, rate, rng))
+            y.append(n)
+            who.append(k)
+    return {"x": np.array(x, np.float32), "y": np.array(y), "voice": np.array(who)}
+
+
+def log_mel(samples: np.ndarray, rate: int, rng: np.random.Generator) -> np.ndarray:
+    """`FRAMES` log-mel frames of one second with noise, at 0 to 10 dB, and a random delay."""
+    sound = np.zeros(rate, np.float32)
+    kept = samples[np.flatnonzero(np.abs(samples) > 100)[0] :][:rate]
+    delay = rng.integers(0, max(rate - len(kept), 0) + 1)
+    sound[delay : delay + len(kept)] = kept
+    power = np.mean(kept**2) / 10 ** rng.uniform(0, 1)
+    sound += rng.normal(0, np.sqrt(power), rate).astype(np.float32)
+    hop, size = rate // FRAMES, 512
+    padded = np.pad(sound, (0, size))
+    frames = np.stack([padded[k * hop : k * hop + size] for k in range(FRAMES)])
+    spectrum = np.abs(np.fft.rfft(frames * np.hanning(size))) ** 2
+    edges = 700 * (10 ** (np.linspace(0, 2595 * np.log10(1 + rate / 1400), BANDS + 2) / 2595) - 1)
+    places = np.fft.rfftfreq(size, 1 / rate)
+    rising = (places[:, None] - edges[:-2]) / (edges[1:-1] - edges[:-2])
+    falling = (edges[2:] - places[:, None]) / (edges[2:] - edges[1:-1])
+    return np.log(spectrum @ np.maximum(0, np.minimum(rising, falling)) + 1)

@@ -21,7 +21,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
-from record import RESULTS, chosen, described, machine, markdown, parsed, write
+from record import RESULTS, chosen, described, finished, machine, markdown, parsed, write
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho._optimizer_slots import zero_slots
@@ -35,6 +35,7 @@ warnings.simplefilter("ignore", kso.errors.DensityWarning)
 
 DENSITY = 0.1
 LAYERS = 4
+LINES = RESULTS / "updates.jsonl"
 BLOCK = 25  # divides the sides of the layers
 STORAGE = {"fixed": "", "compact": ", compact", "blocks": f", blocks {BLOCK}"}
 _moved = {"to host": 0, "to device": 0}
@@ -174,6 +175,13 @@ def measure(name, arm, call, model, places, rounds):
         yield place, medians
 
 
+def replace_lines(lines: list[dict], column: str) -> None:
+    """Writes lines to `results/updates.jsonl`, in place of those that have a column."""
+    kept = [line for line in finished(LINES) if column not in line]
+    LINES.parent.mkdir(parents=True, exist_ok=True)
+    LINES.write_text("".join(json.dumps(line) + "\n" for line in [*kept, *lines]))
+
+
 def mask_updates() -> None:
     """Time and traffic of one update of masks or thresholds, ranked by NumPy and on the device.
 
@@ -215,9 +223,7 @@ def mask_updates() -> None:
     text += f"Keras {keras.__version__}. MLP of {LAYERS} square layers, Adam, float32, density "
     text += f"{DENSITY}; medians of {arguments.rounds} interleaved runs in one process. `sorted` "
     text += "is the freeze as it was first. RigL's has its dense gradient in it.\n\n"
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    with (RESULTS / "updates.jsonl").open("w", encoding="utf-8") as stream:
-        stream.writelines(json.dumps(line) + "\n" for line in lines)
+    replace_lines(lines, "update")
     write("updates", text + markdown(header, rows))
 
 
@@ -303,7 +309,7 @@ def traffic() -> None:
         python benchmarks/updates.py traffic
         python benchmarks/updates.py traffic --width 2048 --block 64
 
-    Writes `results/traffic.jsonl` and `results/traffic.md`. JAX, data parallel over two devices
+    Writes `results/updates.jsonl` and `results/traffic.md`. JAX, data parallel over two devices
     (of one CPU: the program is that of two accelerators), Adam, float32. Counted are the operands
     of all `all-reduce` and the results of all `all-gather` in the optimized program of one step:
     the gradients of trained variables, and some scalars such as the loss.
@@ -320,9 +326,7 @@ def traffic() -> None:
     del arguments["quick"]
     keras.distribution.set_distribution(keras.distribution.DataParallel())
     lines = [traffic_measure(form, **arguments) for form in FORMS]
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    with (RESULTS / "traffic.jsonl").open("w", encoding="utf-8") as stream:
-        stream.writelines(json.dumps(line) + "\n" for line in lines)
+    replace_lines(lines, "form")
     kinds = sorted({kind for line in lines for kind in line if "-" in kind})
     totals = {line["form"]: sum(line.get(kind, 0) for kind in kinds) for line in lines}
     rows = [

@@ -138,10 +138,10 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def read_json_rows(path: pathlib.Path, key: str, error: type[ValueError]) -> list[Row]:
-    """The objects of the list `key` of a JSON file; `error` if it is anything else."""
+def read_json(path: pathlib.Path, error: type[ValueError]) -> Any:
+    """The content of a JSON file in which no name stands twice; `error` if it is anything else."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
+        return json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_unique)
     except json.JSONDecodeError as problem:
         raise error(
             f"{path}, line {problem.lineno}: {problem.msg}. Received: a file that is not JSON"
@@ -151,12 +151,13 @@ def read_json_rows(path: pathlib.Path, key: str, error: type[ValueError]) -> lis
             f"{path}: the file is not readable as JSON in UTF-8. "
             f"Received: {type(problem).__name__}: {shown(str(problem))}"
         ) from None
-    rows = content.get(key) if isinstance(content, dict) else None
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise error(
-            f'{path}, line 1: an object {{"{key}": [{{...}}, ...]}} is needed. Received: other JSON'
-        )
-    return [(f"entry {number}", row) for number, row in enumerate(rows, 1)]
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name stands twice in one object")
+    return found
 
 
 def shown(value: Any) -> str:

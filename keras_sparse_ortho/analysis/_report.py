@@ -324,8 +324,10 @@ def _row(weight: PrunableWeight, orthogonality: bool | str, on_blocks: bool) -> 
         dense = "not adopted"
     error = None
     if orthogonality and (orthogonality == "all" or _is_as_drawn(weight)):
-        taps = getattr(drawn_by, "taps", "center")
-        error = orthogonality_error(weight.value, weight.layout, taps=taps)
+        # Of a kernel that nothing says how it was drawn, the way in which it is orthogonal.
+        known = getattr(drawn_by, "taps", None) or "center"
+        ways = ("center", "all") if drawn_by is None else (known,)
+        error = min(orthogonality_error(weight.value, weight.layout, taps=way) for way in ways)
     if len(weight.shape) < 2 and weight.layout is None:  # the layer names its own weights
         dead = int(np.count_nonzero(weight.value == 0))
     else:

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from keras_sparse_ortho._checks import check_density, is_integer, other_keywords
-from keras_sparse_ortho._files import atomic_write, read_json_rows, shown
+from keras_sparse_ortho._files import atomic_write, shown
+from keras_sparse_ortho.budgets._tables import read_rows
 from keras_sparse_ortho.errors import BudgetError, DensityError, LayoutError
 from keras_sparse_ortho.initializers import ExactOrthogonal, SparseInitializer, axes_for, layout_for
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight, Selection, choose
@@ -187,20 +188,32 @@ class Budget(Mapping[str, float]):
             }
             for name, density in self.items()
         ]
-        with atomic_write(_json(path)) as stream:
+        if pathlib.Path(path).suffix != ".json":
+            raise BudgetError(f"A budget file ends in .json. Received: path={str(path)!r}")
+        with atomic_write(path) as stream:
             stream.write(json.dumps({"budget": rows}, indent=1) + "\n")
 
     @classmethod
-    def load(cls, path: str | pathlib.Path) -> Budget:
-        """Reads a file written by `save`; a row needs only `weight` and `density`.
+    def load(cls, path: str | pathlib.Path, column: str | float | None = None) -> Budget:
+        """Reads a budget from JSON or CSV.
+
+        JSON is what `save` writes, of which a row needs only `weight` and `density`, or
+        `{"path": density, ...}`. CSV has lines `path,density`; or it is one of the tables that
+        STR's authors published for ResNet-50 (RAIVNLab/STR, `budgets`), with sparsities in percent
+        and torch's names, which become densities and the paths of `keras.applications.ResNet50`.
+
+        Args:
+            path: A file that ends in .json or .csv.
+            column: Which budget of a published table, by its heading: as 90.23, or `"GS"`.
 
         Raises:
-            BudgetError: A file that is not a budget, or is truncated; names the place.
+            BudgetError: A file that is not a budget, or is truncated; names the place. Another
+                `column`; lists those that there are.
         """
         densities: dict[str, float] = {}
         sizes: dict[str, int] = {}
         lifted_from: dict[str, int] = {}
-        for place, row in read_json_rows(_json(path), "budget", BudgetError):
+        for place, row in read_rows(pathlib.Path(path), column):
             try:
                 name = row["weight"]
                 if not isinstance(name, str) or not name or name in densities:
@@ -228,13 +241,6 @@ class Budget(Mapping[str, float]):
             note = "" if share is None else f"  (lifted from {share})"
             lines.append(f"  {path:<{width}}  {density:<10.6g}{count}{note}")
         return "\n".join(lines) + ">"
-
-
-def _json(path: str | pathlib.Path) -> pathlib.Path:
-    path = pathlib.Path(path)
-    if path.suffix != ".json":
-        raise BudgetError(f"A budget file ends in .json. Received: path={str(path)!r}")
-    return path
 
 
 def _count(name: str, value: Any, least: int) -> int:

@@ -1,28 +1,31 @@
-"""`str_resnet50`: the layer densities that STR learnt for ResNet-50 on ImageNet."""
-
-import csv
-import importlib.resources
+"""`str_resnet50`: the published layer densities of ResNet-50 on ImageNet."""
 
 from keras_sparse_ortho._checks import check_density, other_keywords
 from keras_sparse_ortho.budgets._budget import Budget
+from keras_sparse_ortho.budgets._tables import resnet50, sparsity_to_density
 from keras_sparse_ortho.errors import BudgetError
+
+_RIVALS = ("uniform", "erk", "snfs", "vd", "gs")
 
 
 @other_keywords()
-def str_resnet50(density: float = 0.0977) -> Budget:
+def str_resnet50(density: float | str = 0.0977) -> Budget:
     """The published budgets of soft threshold reparameterization (STR) for ResNet-50.
 
-    For `keras.applications.ResNet50`: 16 budgets, with global densities from 0.2045 to 0.009.
-    Keras' ResNet-50 has the stride of a stage in the first 1x1 convolution, PyTorch's in the 3x3
-    one: so the first 1x1 convolutions of stages 3, 4 and 5 cost a quarter in Keras. Some layers are
-    sparser than an exactly orthogonal kernel can be; `lift` lifts these.
+    For `keras.applications.ResNet50`: 16 budgets, with global densities from 0.2045 to 0.009, and
+    those of five rivals at 0.1. Keras' ResNet-50 has the stride of a stage in the first 1x1
+    convolution, PyTorch's in the 3x3 one: so the first 1x1 convolutions of stages 3, 4 and 5 cost a
+    quarter in Keras. Some layers are sparser than an exactly orthogonal kernel can be; `lift` lifts
+    these.
 
     Args:
-        density: Global live fraction of one of the published budgets, e.g. 0.0977 for the network
-            of 90.23% sparsity and 74.31% top-1 accuracy.
+        density: Global live fraction of one of STR's budgets, e.g. 0.0977 for the network of 90.23%
+            sparsity and 74.31% top-1 accuracy; or a rival that its authors compare with that one:
+            `"uniform"`, `"erk"`, `"snfs"` (sparse networks from scratch), `"vd"` (variational
+            dropout) or `"gs"` (global sparsity: the largest magnitudes of all layers).
 
     Raises:
-        BudgetError: Another density; the message lists the available ones.
+        BudgetError: Another density or name; the message lists the available ones.
 
     Example:
 
@@ -31,28 +34,27 @@ def str_resnet50(density: float = 0.0977) -> Budget:
     (54, 0.402)
     >>> round(1 - budget.density, 4)
     0.9023
+    >>> str_resnet50("vd")["conv1_conv/kernel"]
+    0.6861
 
     Reference:
 
     - Kusupati et al., "Soft Threshold Weight Reparameterization for Learnable Sparsity" (ICML
-      2020), arXiv 2002.03231; the table is that of RAIVNLab/STR, with Keras' names
+      2020), arXiv 2002.03231; the tables are those of RAIVNLab/STR, with Keras' names
     """
-    density = check_density(density)
-    resource = importlib.resources.files(__package__).joinpath("data", "str_resnet50.csv")
-    overall, *layers = csv.DictReader(resource.read_text(encoding="utf-8").splitlines())
+    overall, *layers = resnet50()
     columns = [name for name in overall if name.startswith("sparsity_")]
-    published = {_density(overall[name]): name for name in columns}
-    if density not in published:
+    published = {sparsity_to_density(overall[name]): name for name in columns}
+    if isinstance(density, str):
+        column = density if density in _RIVALS else None
+    else:
+        column = published.get(check_density(density))
+    if column is None:
         raise BudgetError(
-            f"STR's published densities for ResNet-50 are {sorted(published, reverse=True)}. "
-            f"Received: density={density!r}"
+            f"STR's published densities for ResNet-50 are {sorted(published, reverse=True)}, and "
+            f"its rivals at 0.1 {_RIVALS}. Received: density={density!r}"
         )
     return Budget(
-        {row["layer"]: _density(row[published[density]]) for row in layers},
+        {row["layer"]: sparsity_to_density(row[column]) for row in layers},
         {row["layer"]: int(row["size"]) for row in layers},
     )
-
-
-def _density(sparsity: str) -> float:
-    """The density for a printed sparsity [%]; rounded, as 100 - 90.23 is not 9.77 in binary."""
-    return round(1 - float(sparsity) / 100, 6)

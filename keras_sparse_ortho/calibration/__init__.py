@@ -5,7 +5,9 @@ from keras_sparse_ortho.calibration._channels import Channels
 from keras_sparse_ortho.calibration._layerwise import (
     CALIBRATED,
     Recipe,
+    calibration_batches,
     canonical_shape,
+    measured,
     other_density,
     prune_layers,
 )

@@ -13,9 +13,8 @@ class Channels:
     """Inputs of a kernel that are live or dead as a whole, for all outputs and at all taps.
 
     A `structure` for `prune` with `score="obs"`, `"wanda"` or `"magnitude"`; `remove_channels` then
-    takes out the channels that nothing reads. With OBS dropping the inputs `g` costs
-    `sum_j v_gj^T ((H^-1)_gg)^-1 v_gj`: the squared error that is left if all others make up for it.
-    Live counts are rounded to whole groups, at least one.
+    takes out the channels that nothing reads. Live counts are rounded to whole groups, at least
+    one.
 
     Args:
         group: Consecutive inputs that are live or dead together: 1 for the channels of a

@@ -4,9 +4,9 @@ import contextlib
 import dataclasses
 import functools
 import io
+import itertools
 import math
 import pathlib
-import string
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,13 +25,11 @@ from keras_sparse_ortho._keras_internals import (
 )
 from keras_sparse_ortho._values import assign, digest_of, to_numpy
 from keras_sparse_ortho.calibration._channels import Channels
+from keras_sparse_ortho.calibration._rows import Moments, as_matrices, from_matrices, stop_of
 from keras_sparse_ortho.calibration._solve import (
-    AIM,
+    Blocks,
     Entries,
     Pattern,
-    RegularPattern,
-    WholeInputs,
-    aimed,
     obs,
     refit,
     wanda,
@@ -41,8 +39,6 @@ from keras_sparse_ortho.initializers import AnyDraw, Draw, PackedDraw
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight
 from keras_sparse_ortho.orthogonal import Block, NByM
 
-L = keras.layers
-
 CALIBRATED = ("obs", "wanda")
 """The scores that need inputs of each layer."""
 
@@ -50,14 +46,7 @@ _ROWS = 64  # of a batch
 _MOST_BATCHES = 64
 # With fewer different rows OBS is often behind magnitudes, which need no data.
 _FEWEST_ROWS = 16
-# Entries of the rows that are in memory at once: half a gigabyte in float64.
-_CHUNK = 2**26
-
-Rows = Callable[[np.ndarray], np.ndarray]
-"""From a layer's inputs to the rows that its kernel multiplies, `(M, rows, k)`.
-
-`k` is taps times inputs of one matrix, and `M` batch times parts of the canonical shape.
-"""
+_SOLVER = 2  # files of a run that goes on are those of this version
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +57,7 @@ class Recipe:
     counts: Mapping[str, int] | None = None  # live entries by path; or
     masks: Mapping[str, np.ndarray] | None = None  # given ones by path
     structure: NByM | Channels | None = None
-    blocks: Mapping[str, Block] = dataclasses.field(default_factory=dict)  # regular ones, by path
+    blocks: Mapping[str, Block] = dataclasses.field(default_factory=dict)  # by path
     refit: bool = False  # whether live entries get new values; with "obs" they always do
     scores: Mapping[str, np.ndarray] | None = dataclasses.field(default=None, repr=False)  # by path
 
@@ -76,25 +65,22 @@ class Recipe:
     def needs_data(self) -> bool:
         return self.refit or self.score in CALIBRATED
 
-    def solved(
-        self, weight: PrunableWeight, gram: Any = None, across: Any = None
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def solved(self, weight: PrunableWeight, *moments: Moments) -> tuple[np.ndarray, np.ndarray]:
         """Values and mask of a kernel for inputs with these moments, or by magnitude."""
         kernel = as_matrices(weight.finite_raw_value(), weight.layout)
         if self.masks is not None:
             mask = as_matrices(self.masks[weight.path], weight.layout)
-        elif self.score == "obs" and gram is not None:
-            if across is not None:
-                kernel = aimed(kernel, gram, across)
-            kernel, mask = obs(kernel, self._count(weight), gram, self._pattern(weight))
+        elif self.score == "obs":
+            kernel, mask = obs(kernel, self._count(weight), self.pattern(weight), *moments)
         else:
-            by_inputs = self.score == "wanda" and gram is not None
-            scores = wanda(kernel, gram) if by_inputs else np.abs(kernel)
-            if self.scores is not None:
+            scores = np.abs(kernel)
+            if self.score == "wanda":
+                scores = wanda(kernel, sum(moments, Moments()).gram)
+            elif self.scores is not None:
                 scores = as_matrices(self.scores[weight.path], weight.layout)
-            mask = self._pattern(weight).largest(scores, self._count(weight))
-        if self.refit and self.score != "obs" and gram is not None:
-            kernel = refit(kernel, mask, gram)
+            mask = self.pattern(weight).largest(scores, self._count(weight))
+        if self.refit and self.score != "obs" and moments:
+            kernel = refit(kernel, mask, *moments)
         value, mask = (from_matrices(x, weight.shape, weight.layout) for x in (kernel, mask))
         return value, mask
 
@@ -125,25 +111,24 @@ class Recipe:
                 )
         if missed:
             warnings.warn(
-                f"{self.structure} allows whole groups of inputs only. Received: "
-                f"{'; '.join(missed)}",
+                f"{self.structure} allows whole groups only. Received: {'; '.join(missed)}",
                 stacklevel=level_of_user(),
             )
 
-    def _pattern(self, weight: PrunableWeight) -> Pattern:
-        block, shape = self.blocks.get(weight.path), canonical_shape(weight)
-        if isinstance(self.structure, Channels):
-            return WholeInputs(Block(self.structure.group, shape[-1], regular=True), shape)
-        if block is not None:
-            return RegularPattern(block, shape)
-        return Entries(self.structure, math.prod(shape[2:-2]))
+    def pattern(self, weight: PrunableWeight) -> Pattern:
+        structure, shape = self.blocks.get(weight.path, self.structure), canonical_shape(weight)
+        if isinstance(structure, Channels):
+            return Blocks(Block(structure.group, shape[-1]), shape, few=False)
+        if isinstance(structure, Block):
+            return Blocks(structure, shape)
+        return Entries(structure, math.prod(shape[2:-2]))
 
     def _count(self, weight: PrunableWeight) -> int:
         assert self.counts is not None
         count = self.counts[weight.path]
         if isinstance(self.structure, Channels):
             return self.structure.nearest(canonical_shape(weight), count)
-        return count
+        return max(count, 1)
 
 
 def other_density(name: str, now: int, then: int, size: int) -> list[str]:
@@ -156,34 +141,40 @@ def canonical_shape(weight: PrunableWeight) -> tuple[int, ...]:
     return (weight.layout or KernelLayout.convolution()).canonical_shape(weight.shape)
 
 
+def measured(
+    model: Any, weights: Sequence[PrunableWeight], batches: Sequence[Any]
+) -> list[PrunableWeight]:
+    """The kernels whose rows are known and that the first batch reaches."""
+    stops = {w.path: stop for w in weights if (stop := stop_of(model, w, lambda *_: None))}
+    with from_zero_states(model), without_gradients():
+        reached = {stop.path for stop in _calls(model, batches[0], list(stops.values()))}
+    return [weight for weight in weights if weight.path in reached]
+
+
 def prune_layers(
     model: Any,
     weights: Sequence[PrunableWeight],
     recipe: Recipe,
-    data: Any = None,
+    batches: Sequence[Any] | None = None,
     resume: str | pathlib.Path | None = None,
     verbose: int = 0,
 ) -> dict[str, AnyDraw]:
     """Mask and values for each kernel, by path; the model is as it was afterwards.
 
     Every layer is solved on the inputs that the pruned ones before it give: kernels are set in
-    place meanwhile.
+    place meanwhile. With `"obs"` and `"wanda"` the weights are those of `measured`.
     """
     recipe.check(weights)
     draws: dict[str, AnyDraw] = {}
-    if not recipe.needs_data:
-        for weight in weights:
-            value, mask = recipe.solved(weight)
-            draws[weight.path] = recipe.draw(weight, np.where(mask, value, 0), mask)
-        return draws
 
     def take(weight: PrunableWeight, value: np.ndarray, mask: np.ndarray) -> None:
         value = np.where(mask, value, 0).astype(weight.raw_value(copy=False).dtype)
-        assign(weight.variable, value)
         draws[weight.path] = recipe.draw(weight, value, mask)
+        if batches is not None:
+            assign(weight.variable, value)
 
-    def solve(weight: PrunableWeight, gram: Any, across: Any, held: Any) -> None:
-        value, mask = recipe.solved(weight, gram, across)
+    def solve(weight: PrunableWeight, *moments: Moments) -> None:
+        value, mask = recipe.solved(weight, *moments)
         take(weight, value, mask)
         if saved is not None:
             saved.save(weight, value, mask)
@@ -191,37 +182,34 @@ def prune_layers(
     def as_given() -> VariableOverrides:
         return VariableOverrides(zip(variables, values, strict=True))
 
-    batches = calibration_batches(data)
+    if batches is None:
+        for weight in weights:
+            take(weight, *recipe.solved(weight))
+        return draws
     saved = _Saved(resume, model, recipe, batches) if resume is not None else None
     variables = [weight.variable for weight in weights]
     values = [keras.ops.copy(variable.value) for variable in variables]
     stops: list[Any] = []
-    left: list[PrunableWeight] = []
     try:
         for weight in weights:
-            rows = rows_of(weight)
-            if rows is None:
-                left.append(weight)
-                take(weight, *recipe.solved(weight))
-            elif saved is not None and saved.path(weight).exists():
+            stop = stop_of(model, weight, functools.partial(solve, weight))
+            if saved is not None and saved.path(weight).exists():
                 take(weight, *saved.load(weight))
-            else:
-                stops.append(GramStop(weight, rows, functools.partial(solve, weight)))
+            elif stop is not None:
+                stops.append(stop)
         sweep(model, batches, stops, verbose, as_given if recipe.score == "obs" else None)
-        for weight in weights:
-            if weight.path not in draws:
-                left.append(weight)
-                take(weight, *recipe.solved(weight))
+        left = [weight for weight in weights if weight.path not in draws]
+        for weight in left:
+            take(weight, *recipe.solved(weight))
     finally:
         for variable in reversed(variables):  # each copy is freed before the next is assigned
             assign(variable, values.pop())
     if left:
         names = ", ".join(f"'{weight.path}'" for weight in left)
-        how = "are pruned by magnitude, within their own counts" if recipe.counts else "are masked"
         warnings.warn(
             "These kernels are not known to multiply the inputs of their layers, or no calibration "
-            f"input reaches them outside of compiled code: they {how}, without a refit; or "
-            f"`exclude` them. Received: {names}",
+            "input reaches them outside of compiled code: their live entries keep their values. "
+            f"Received: {names}",
             stacklevel=level_of_user(),
         )
     return draws
@@ -233,7 +221,7 @@ class _Saved:
     def __init__(self, folder: Any, model: Any, recipe: Recipe, batches: Any) -> None:
         self._folder = pathlib.Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
-        text = np.frombuffer(f"{recipe} {AIM}".encode(), np.uint8)
+        text = np.frombuffer(f"{recipe} {_SOLVER}".encode(), np.uint8)
         arrays = [*model.weights, *keras.tree.flatten(batches)]
         self._key = digest_of(text, *(to_numpy(array, copy=False) for array in arrays))
 
@@ -293,35 +281,37 @@ def sweep(
     """Finishes one stop after the other, in the order in which the first batch calls their layers.
 
     A stop has a `layer` and its `path`; `add(inputs, reference, **options)` takes in the inputs of
-    one batch, those in the model as given, and other arguments; `finish()` comes after the last
+    one call, those in the model as given, and other arguments; `finish()` comes after the last
     batch, and may assign values. For each stop every batch goes through the model up to the layer's
-    first call, so memory is that of one batch. Inside `as_given()` the model has the values that it
+    last call, so memory is that of one batch. Inside `as_given()` the model has the values that it
     came with; then each batch goes through that model, too, for the `reference`. Returns the stops
     that the first batch has not reached outside of compiled code.
     """
     progress = keras.utils.Progbar(len(stops), verbose=verbose)
     with from_zero_states(model), without_gradients():
-        order = _order(model, batches[0], stops)
-        for done, stop in enumerate(order, 1):
+        order = _calls(model, batches[0], stops)
+        for done, (stop, calls) in enumerate(order.items(), 1):
             for batch in batches:
-                reference = None
+                given: Any = itertools.repeat((None, None))
                 if as_given is not None:
                     with as_given():
-                        reference, _ = _inputs(model, batch, stop)
-                inputs, options = _inputs(model, batch, stop)
-                stop.add(inputs, reference, **options)
+                        given = _inputs(model, batch, stop, calls)
+                for (inputs, options), (reference, _) in zip(
+                    _inputs(model, batch, stop, calls), given, strict=False
+                ):
+                    stop.add(inputs, reference, **options)
             stop.finish()
             progress.update(done)
     return [stop for stop in stops if stop not in order]
 
 
-def _order(model: Any, batch: Any, stops: Sequence[Any]) -> list[Any]:
-    """The stops in the order of calls."""
-    reached: list[Any] = []
+def _calls(model: Any, batch: Any, stops: Sequence[Any]) -> dict[Any, int]:
+    """How often each stop's layer is called, in the order of first calls."""
+    reached: dict[Any, int] = {}
 
     def noting(call: Any, own: list[Any], *args: Any, **kwargs: Any) -> Any:
         if not is_traced(args[0] if args else kwargs["inputs"]):
-            reached.extend(stop for stop in own if stop not in reached)
+            reached.update({stop: reached.get(stop, 0) + 1 for stop in own})
         return call(*args, **kwargs)
 
     with contextlib.ExitStack() as stack:
@@ -334,172 +324,28 @@ def _order(model: Any, batch: Any, stops: Sequence[Any]) -> list[Any]:
 
 
 class _Reached(BaseException):
-    """Ends a call of the model, with the arguments of a layer; no model catches it by mistake."""
+    """Ends a call of the model at the last call of a layer; no model catches it by mistake."""
 
 
-def _inputs(model: Any, batch: Any, stop: Any) -> tuple[Any, dict[str, Any]]:
-    """The first argument of a layer for a batch, and the others."""
+def _inputs(model: Any, batch: Any, stop: Any, calls: int) -> list[tuple[Any, dict[str, Any]]]:
+    """The first argument of each call of a layer for a batch, and the others."""
     call = stop.layer.call
+    reached: list[tuple[Any, dict[str, Any]]] = []
 
     def reach(*args: Any, **kwargs: Any) -> Any:
         inputs = args[0] if args else kwargs["inputs"]
-        if is_traced(inputs):
-            return call(*args, **kwargs)
-        kwargs.pop("inputs", None)
-        raise _Reached(inputs, kwargs)
+        if not is_traced(inputs):
+            reached.append((inputs, {k: v for k, v in kwargs.items() if k != "inputs"}))
+            if len(reached) == calls:
+                raise _Reached
+        return call(*args, **kwargs)
 
-    with replaced(stop.layer, "call", reach):
-        try:
-            model(batch, training=False)
-        except _Reached as reached:
-            return reached.args
-    raise NotPrunableError(
-        f"Every calibration batch must reach '{stop.path}' after the layers before it have been "
-        "changed, too; `exclude` layers that depend on the data. Received: the end of the model"
-    )
-
-
-# --- kernels as matrices -------------------------------------------------------------------------
-
-
-class GramStop:
-    """Sums `X^T X` over the rows of a layer's inputs, then calls `solve(gram, across, held)`.
-
-    `across` is `X^T (Y - X)`, where `Y` are the rows in the given model, and `held` is `X^T X` of
-    the rows that were held out, one of `hold_out` of each batch, which `gram` lacks; or `None`.
-    All are `(M, k, k)` in float64.
-    """
-
-    def __init__(
-        self,
-        weight: PrunableWeight,
-        rows: Rows,
-        solve: Callable[[Any, Any, Any], None],
-        hold_out: float = math.inf,
-    ) -> None:
-        self.layer, self.path = weight.owner, weight.path
-        self._rows, self._solve, self._hold_out = rows, solve, hold_out
-        self._sums: list[Any] = [None, None, None]
-
-    def add(self, inputs: Any, reference: Any = None, **options: Any) -> None:
-        x = to_numpy(inputs, copy=False)
-        y = None if reference is None else to_numpy(reference, copy=False)
-        held = np.arange(len(x)) % self._hold_out == self._hold_out - 1
-        taps = math.prod(getattr(self.layer, "kernel_size", ()))
-        size = max(1, _CHUNK * len(x) // max(1, x.size * taps))  # in pieces that fit into memory
-        for start in range(0, len(x), size):
-            piece = slice(start, start + size)
-            out = held[piece]
-            rows = self._rows(x[piece][~out].astype(np.float64))
-            turned = np.swapaxes(rows, -1, -2)
-            self._sum(0, turned @ rows)
-            if y is not None:
-                self._sum(1, turned @ (self._rows(y[piece][~out].astype(np.float64)) - rows))
-            if out.any():
-                rows = self._rows(x[piece][out].astype(np.float64))
-                self._sum(2, np.swapaxes(rows, -1, -2) @ rows)
-
-    def _sum(self, which: int, part: np.ndarray) -> None:
-        total = self._sums[which]
-        self._sums[which] = part if total is None else total + part
-
-    def finish(self) -> None:
-        sums, self._sums = self._sums, []  # freed once they are solved for
-        squares = np.trace(sums[0], axis1=-2, axis2=-1).sum()
-        if not np.isfinite(squares):
-            raise NotPrunableError(
-                f"The inputs of the layer that owns '{self.path}' must be finite on the "
-                f"calibration data. Received: a sum of squares of {squares}"
-            )
-        self._solve(*sums)
-
-
-def as_matrices(kernel: np.ndarray, layout: KernelLayout | None) -> np.ndarray:
-    """A kernel as `(batch * parts, taps * inputs, outputs)`."""
-    canonical = (layout or KernelLayout.convolution()).to_canonical(kernel)
-    batch, parts, *taps, inputs, outputs = canonical.shape
-    return canonical.reshape(batch * parts, math.prod(taps) * inputs, outputs)
-
-
-def from_matrices(
-    matrices: np.ndarray, shape: tuple[int, ...], layout: KernelLayout | None
-) -> np.ndarray:
-    """The inverse of `as_matrices`, for a kernel of shape `shape`."""
-    layout = layout or KernelLayout.convolution()
-    return layout.from_canonical(matrices.reshape(layout.canonical_shape(shape)), shape)
-
-
-def rows_of(weight: PrunableWeight) -> Rows | None:
-    """How a plain layer applies one of its kernels; `None` where that is not known."""
-    owner, calls = weight.owner, ("call", "convolution_op")
-    kind = next((kind for kind in _KINDS if isinstance(owner, kind)), None)
-    if kind is None or weight.path.rpartition("/")[2] != "kernel":
-        return None
-    same = all(getattr(type(owner), c, None) is getattr(kind, c, None) for c in calls)
-    return _KINDS[kind](owner) if same else None
-
-
-def _dense(layer: Any) -> Rows:
-    return lambda x: x.reshape(1, -1, x.shape[-1])
-
-
-def _einsum_dense(layer: Any) -> Rows | None:
-    """The inputs with their batch axes first, and those that are summed over last."""
-    operands, output = layer.equation.replace(" ", "").split("->")
-    data, kernel = operands.split(",")
-    if any(name not in data and name not in output for name in kernel):
-        return None  # the kernel alone is summed along an axis
-    batch = "".join(name for name in kernel if name in data and name in output)
-    summed = "".join(name for name in kernel if name in data and name not in output)
-
-    def rows(x: np.ndarray) -> np.ndarray:
-        more = len(x.shape) - len(data.replace("...", ""))
-        unused = [letter for letter in string.ascii_lowercase if letter not in layer.equation]
-        own = data.replace("...", "".join(unused[:more]))
-        free = "".join(n for n in own if n not in kernel and (n in output or n not in data))
-        x = np.einsum(f"{own}->{batch}{free}{summed}", x)
-        matrices, k = x.shape[: len(batch)], x.shape[len(x.shape) - len(summed) :]
-        return x.reshape(math.prod(matrices), -1, math.prod(k))
-
-    return rows
-
-
-def _convolution(layer: Any) -> Rows:
-    """`(groups, positions, taps * channels)`: what the kernel meets at each position."""
-
-    def rows(x: np.ndarray) -> np.ndarray:
-        if layer.data_format == "channels_first":
-            x = np.moveaxis(x, 1, -1)
-        *_, channels = x.shape
-        spans = [
-            d * (k - 1) + 1 for k, d in zip(layer.kernel_size, layer.dilation_rate, strict=True)
-        ]
-        steps = zip(x.shape[1:-1], spans, layer.strides, strict=True)
-        x = np.pad(x, ((0, 0), *(_padding(layer.padding, *step) for step in steps), (0, 0)))
-        axes = tuple(range(1, len(spans) + 1))
-        windows = np.lib.stride_tricks.sliding_window_view(x, spans, axis=axes)
-        every = [[slice(None, None, n) for n in ns] for ns in (layer.strides, layer.dilation_rate)]
-        windows = windows[(slice(None), *every[0], slice(None), *every[1])]
-        groups: Any = getattr(layer, "groups", channels)  # depthwise: every channel is a group
-        shape = (-1, groups, channels // groups, math.prod(layer.kernel_size))
-        patches = windows.reshape(shape).transpose(1, 0, 3, 2)
-        return patches.reshape(groups, -1, shape[2] * shape[3])
-
-    return rows
-
-
-def _padding(kind: str, size: int, span: int, stride: int) -> tuple[int, int]:
-    """Zeros before and after, as all backends of Keras pad."""
-    if kind == "causal":
-        return span - 1, 0
-    if kind == "valid":
-        return 0, 0
-    missing = max((-(-size // stride) - 1) * stride + span - size, 0)
-    return missing // 2, missing - missing // 2
-
-
-_CONVOLUTIONS = (L.Conv1D, L.Conv2D, L.Conv3D, L.DepthwiseConv1D, L.DepthwiseConv2D)
-_KINDS: dict[Any, Callable[[Any], Rows | None]] = {
-    **{L.Dense: _dense, L.EinsumDense: _einsum_dense},
-    **dict.fromkeys(_CONVOLUTIONS, _convolution),
-}
+    with replaced(stop.layer, "call", reach), contextlib.suppress(_Reached):
+        model(batch, training=False)
+    if not reached:
+        raise NotPrunableError(
+            f"Every calibration batch must reach '{stop.path}' after the layers before it have "
+            "been changed, too; `exclude` layers that depend on the data. Received: the end of "
+            "the model"
+        )
+    return reached

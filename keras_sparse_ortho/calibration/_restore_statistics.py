@@ -35,7 +35,7 @@ def restore_statistics(model: keras.Model, data: Any, *, verbose: int = 0) -> li
 
     Raises:
         NotPrunableError: A model that is not built or has no `BatchNormalization`; batches that do
-            not reach a layer. The statistics are as they were.
+            not reach a layer; inputs of one that are not finite. The statistics are as they were.
 
     Warns:
         UserWarning: Fewer than 16 different rows of data; a model whose layers are all frozen.
@@ -82,28 +82,35 @@ def restore_statistics(model: keras.Model, data: Any, *, verbose: int = 0) -> li
 
 
 class _MomentStop:
-    """The sums of the inputs of one layer and of their squares, from a value near the mean."""
+    """The sums of the inputs of one layer and of their squares, from the first row."""
 
     def __init__(self, layer: Any, path: str) -> None:
         self.layer, self.path = layer, path
         self.variables = [layer.moving_mean, layer.moving_variance]
         self._count = 0
+        self._start: Any = 0.0
         self._first: Any = 0.0
         self._second: Any = 0.0
 
     def add(self, inputs: Any, reference: Any = None, **options: Any) -> None:
         x = np.moveaxis(to_numpy(inputs, copy=False).astype(np.float64), self.layer.axis, -1)
-        x = x - to_numpy(self.variables[0]).astype(np.float64)
         if options.get("mask") is not None:  # of all axes but the last
             x = x[to_numpy(options["mask"], copy=False).astype(bool)]
         x = x.reshape(-1, x.shape[-1])
+        if not self._count and len(x):  # squares of numbers far from the mean lose their digits
+            self._start = x[0]
+        x = x - self._start
         self._count += len(x)
         self._first = self._first + x.sum(axis=0)
         self._second = self._second + (x * x).sum(axis=0)
 
     def finish(self) -> None:
         shift = self._first / self._count
-        mean = shift + to_numpy(self.variables[0]).astype(np.float64)
+        mean = shift + self._start
+        if not np.isfinite(mean).all():
+            raise NotPrunableError(
+                f"The inputs of '{self.path}' must be finite on the data. Received: means {mean}"
+            )
         variance = np.maximum(self._second / self._count - shift * shift, 0.0)
         for variable, value in zip(self.variables, (mean, variance), strict=True):
             assign(variable, value)

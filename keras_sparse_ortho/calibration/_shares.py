@@ -8,77 +8,55 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from keras_sparse_ortho.budgets import Budget, allocate
-from keras_sparse_ortho.calibration._layerwise import (
-    GramStop,
-    as_matrices,
-    calibration_batches,
-    rows_of,
-    sweep,
-)
-from keras_sparse_ortho.calibration._solve import Entries, damped, obs_rounds, relative_error
+from keras_sparse_ortho.calibration._layerwise import sweep
+from keras_sparse_ortho.calibration._rows import Moments, as_matrices, stop_of
+from keras_sparse_ortho.calibration._solve import errors_of
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import live_count
 
 # Measured densities of a kernel, and the least one relative to that of the model.
-_POINTS = 12
+_POINTS = 8
 _LEAST = 0.2
-# One of so many rows judges the kernels that are made from the others.
-_HOLD_OUT = 4
-
-Curve = tuple[np.ndarray, np.ndarray]
-"""Live entries, ascending, and the error with each."""
 
 
 def budget_by_error(
-    model: Any, weights: Sequence[PrunableWeight], density: float, data: Any, verbose: int = 0
+    model: Any,
+    weights: Sequence[PrunableWeight],
+    density: float,
+    batches: Sequence[Any],
+    verbose: int = 0,
 ) -> Budget:
     """Densities of least total error with exactly `round(density * size)` live entries in all.
 
-    The least sum over the kernels of `e_k(c_k) = tr (V - W)^T H (V - W) / tr W^T H W` over the
+    The least sum over the kernels of `e_k(c_k) = tr (V - W)^T G (V - W) / tr W^T G W` over the
     counts `c_k`, where `V` is what OBS makes of the kernel with so many live entries of three rows
-    in four, and the error is that on the fourth. It is measured at twelve counts, and linear in
-    between on its lower convex hull. Kernels that do not multiply inputs get the density of all.
+    in four, and the error is that on the fourth. It is measured at eight counts, and linear in
+    between on its lower convex hull.
 
     Reference:
 
     - Frantar and Alistarh, "SPDY: Accurate Pruning with Speedup Guarantees" (ICML 2022), arXiv
       2201.13096, for budgets by measured errors
     """
-    curves: dict[str, Curve] = {}
+    least = _LEAST * density
+    grid = [least ** (k / _POINTS) for k in range(1, _POINTS + 1)]
+    curves: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # live entries, errors
 
-    def record(weight: PrunableWeight, gram: Any, across: Any, held: Any) -> None:
-        curves[weight.path] = _curve(weight, gram, gram if held is None else held, density)
+    def record(weight: PrunableWeight, used: Moments, held: Moments) -> None:
+        kernel = as_matrices(weight.finite_raw_value(), weight.layout)
+        counts = sorted({max(live_count(share, weight.size), 1) for share in grid})
+        errors = [*errors_of(kernel, counts, used, held), 0.0]
+        curves[weight.path] = np.array([*counts, weight.size], float), np.array(errors)
 
-    stops = [
-        GramStop(weight, rows, functools.partial(record, weight), hold_out=_HOLD_OUT)
-        for weight in weights
-        if (rows := rows_of(weight)) is not None
-    ]
-    sweep(model, calibration_batches(data), stops, verbose)
-    sizes = {weight.path: weight.size for weight in weights if weight.path in curves}
-    share = _by_error(curves, sizes, density)
-    relative = [share.get(weight.path, density) for weight in weights]
+    stops = [stop_of(model, weight, functools.partial(record, weight)) for weight in weights]
+    sweep(model, batches, stops, verbose)
+    share = _by_error(curves, {weight.path: weight.size for weight in weights}, density)
+    relative = [share[weight.path] for weight in weights]
     return allocate(weights, density, relative, orthogonal=False)
 
 
-def _curve(weight: PrunableWeight, gram: Any, judge: Any, density: float) -> Curve:
-    """Errors of OBS on its way from dense to a fifth of the density, on rows that it has not seen.
-
-    On its own rows the error of a kernel with more inputs than rows is close to 0.
-    """
-    kernel = as_matrices(weight.finite_raw_value(), weight.layout)
-    least = _LEAST * density
-    grid = [live_count(least ** (k / _POINTS), weight.size) for k in range(1, _POINTS + 1)]
-    counts = sorted({max(count, 1) for count in grid}, reverse=True)
-    pattern, normal = Entries(), damped(gram)
-    precision = pattern.precision(np.linalg.inv(normal))
-    rounds = obs_rounds(kernel.astype(np.float64), normal, precision, counts, pattern)
-    errors = [relative_error(value, kernel, judge) for value, _ in rounds]
-    return np.array([*counts[::-1], weight.size], float), np.array([*errors[::-1], 0.0])
-
-
 def _by_error(
-    curves: Mapping[str, Curve], sizes: Mapping[str, int], density: float
+    curves: Mapping[str, tuple[np.ndarray, np.ndarray]], sizes: Mapping[str, int], density: float
 ) -> dict[str, float]:
     """Live fractions of the least total error: the steepest parts of the hulls first."""
     counts, parts = {}, []

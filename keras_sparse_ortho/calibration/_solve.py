@@ -1,39 +1,48 @@
 """Which entries of a kernel stay, and their values: least squares on the inputs of its layer.
 
 Everything here is on `M` matrices at once, NumPy arrays: kernels, scores and masks are
-`(M, k, outputs)`, the Gram matrices `G = X^T X` of the layer's inputs `(M, k, k)` in float64.
+`(M, k, outputs)`, the Gram matrices `G = X^T X` of the layer's inputs `(M, k, k)` in float64, or
+`(1, k, k)` where all matrices have the same inputs.
 
-A pattern says what is dropped together: entries, N of every M, blocks, or whole inputs. It has
+A pattern says what is dropped together. It has
 
-- `precision(inverse)`: what `costs` needs of the inverse Hessians `(M, k, k)`;
-- `costs(kernel, precision)`: by entry, its part of the error of dropping its group with the rest
-  refitted. For the entries `w` that are dropped of one output that is `w^T ((H^-1)_ww)^-1 w`;
-- `largest(scores, count, live, last)`: the mask of largest total score with `count` live entries,
-  inside the mask `live`. Before the last round there may be more, where the pattern needs it.
+- `lines`: index arrays that part the `k` inputs; for one output the entries of a line are dropped
+  together. `None`: single entries;
+- `largest(scores, count)`: the mask of largest total score with `count` live entries;
+- `first_rate`: the penalty with which ADMM begins.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
+from keras_sparse_ortho.calibration._rows import Moments
 from keras_sparse_ortho.orthogonal import (
     Block,
     NByM,
-    best_regular,
+    best_blocks,
+    block_unit,
     largest_mask,
-    live_count,
     to_blocks,
 )
 
 DAMPING = 0.01
 AIM = 0.5
-ROUNDS = 8
-EXCHANGES = 12
-TOLERANCE = 1e-9
-_BETWEEN_ROUNDS = 1e-3  # where the next round only ranks the weights
-_CHECK_EVERY = 8
+ITERATIONS = 90
+_MORE = 300  # of kernels with at most 256 inputs, which take no time
+_LAST_RATE = 3.0
+EXTRA = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+"""More damping, for the unit diagonal of `H`; held-out rows choose."""
+
+TOLERANCE = 1e-6
+_CLOSE = 1e-3  # where refits are only compared
+_FEW_ITERATIONS = 15  # where only errors are wanted
+_OUTPUTS = 64  # that are refitted to choose the damping
+_CHECK_EVERY = 4
 
 Array = np.ndarray
 
@@ -49,120 +58,221 @@ class Entries:
 
     structure: NByM | None = None
     taps: int = 1
+    lines = None
+    first_rate = 0.01
 
-    def precision(self, inverse: Array) -> Array:
-        """`1 / (H^-1)_ii`, a column."""
-        return 1.0 / np.diagonal(inverse, axis1=-2, axis2=-1)[..., None]
-
-    def costs(self, kernel: Array, precision: Array) -> Array:
-        """`w^2 / (H^-1)_ii`."""
-        return kernel * kernel * precision
-
-    def largest(
-        self, scores: Array, count: int, live: Array | None = None, *, last: bool = True
-    ) -> Array:
-        """More than `n` of a group are live where early counts need it."""
-        scores = scores if live is None else np.where(live, scores, -1.0)
+    def largest(self, scores: Array, count: int, *, last: bool = True) -> Array:
         if self.structure is not None:
             n, m = self.structure.n, self.structure.m
-            most = n if last else max(n, math.ceil(count / scores.size * m))
             matrices, k, outputs = scores.shape
             by_tap = scores.reshape(matrices, self.taps, -1, outputs)
             groups = self.structure.in_groups(by_tap, -3.0)
-            ranks = np.argsort(np.argsort(-groups, axis=-2, kind="stable"), axis=-2, kind="stable")
-            chosen = np.where(ranks < most, groups, -2.0).reshape(matrices, self.taps, -1, outputs)
+            least = np.partition(groups, m - n, axis=-2)[..., m - n : m - n + 1, :]
+            equal = groups == least
+            room = n - np.sum(groups > least, axis=-2, keepdims=True)
+            kept = (groups > least) | (equal & (np.cumsum(equal, axis=-2) <= room))
+            chosen = np.where(kept, groups, -2.0).reshape(matrices, self.taps, -1, outputs)
             scores = chosen[:, :, : k // self.taps].reshape(scores.shape)
         return largest_mask(scores, count)
 
 
 @dataclasses.dataclass(frozen=True)
-class RegularPattern:
-    """Regular blocks, live at all taps or at none.
+class Blocks:
+    """Blocks, regular ones or in any pattern, live at all taps or at none.
 
     Args:
         block: The blocks.
         shape: The canonical shape of the kernel.
+        few: Whether lines have few different counts, as layers of live blocks need.
     """
 
     block: Block
     shape: tuple[int, ...]
-
-    def precision(self, inverse: Array) -> Array:
-        """The inverses of the parts of `H^-1` that belong to one line of blocks, `(M, k, k)`."""
-        matrices, taps, inputs, _ = self._folded
-        lines = to_blocks(np.arange(inputs)[:, None], self.block.rows, 1, fill=-1)[:, :, 0, 0]
-        found = np.zeros_like(inverse)
-        for line in lines:
-            at = (np.arange(taps)[:, None] * inputs + line[line >= 0]).ravel()
-            part = np.ix_(range(matrices), at, at)
-            found[part] = np.linalg.inv(inverse[part])
-        return found
-
-    def costs(self, kernel: Array, precision: Array) -> Array:
-        """`w * (P w)`, whose sum over a block is what dropping it costs."""
-        return kernel * (precision @ kernel)
-
-    def largest(
-        self, scores: Array, count: int, live: Array | None = None, *, last: bool = True
-    ) -> Array:
-        """Counts are rounded up to multiples of the unit of the blocks."""
-        unit = self.block.unit(self.shape)
-        count = -(-count // unit) * unit
-        if live is not None and count >= np.count_nonzero(live):
-            return live
-        among = None if live is None else live.reshape(self.shape)
-        rng = np.random.default_rng(0)
-        found = best_regular(self.block, scores.reshape(self.shape), count, rng, among)
-        return found.reshape(scores.shape)
+    few: bool = True
 
     @property
-    def _folded(self) -> tuple[int, int, int, int]:
-        batch, parts, *taps, inputs, outputs = self.shape
-        return batch * parts, math.prod(taps), inputs, outputs
+    def first_rate(self) -> float:
+        """With a lower one, blocks in any pattern lose more on new rows."""
+        return 0.1 if self.few and not self.block.regular else 0.01
+
+    @property
+    def lines(self) -> list[Array]:
+        taps, inputs = math.prod(self.shape[2:-2]), self.shape[-2]
+        rows = to_blocks(np.arange(inputs)[:, None], self.block.rows, 1, fill=-1)[:, :, 0, 0]
+        starts = inputs * np.arange(taps)[:, None]
+        return [(starts + line[line >= 0]).ravel() for line in rows]
+
+    def largest(self, scores: Array, count: int, *, last: bool = True) -> Array:
+        """Counts are rounded up to whole blocks, of regular ones to their unit."""
+        unit = block_unit(self.block, self.shape)
+        count = -(-count // unit) * unit
+        if count > scores.size - unit:
+            return np.ones(scores.shape, bool)
+        by_entry, rng = scores.reshape(self.shape), np.random.default_rng(0)
+        found = best_blocks(self.block, by_entry, count, rng, few=last and self.few)
+        return found.reshape(scores.shape)
 
 
-@dataclasses.dataclass(frozen=True)
-class WholeInputs(RegularPattern):
-    """Groups of inputs, live for all outputs and at all taps or not at all.
-
-    `block` is one group of inputs by all outputs.
-    """
-
-    def largest(
-        self, scores: Array, count: int, live: Array | None = None, *, last: bool = True
-    ) -> Array:
-        """Counts are rounded up to whole groups."""
-        matrices, taps, _, outputs = self._folded
-        folded = (matrices, taps, -1, self.block.rows, outputs)
-        totals = scores.reshape(folded).sum(axis=(1, 3, 4))
-        if live is not None:
-            totals = np.where(live.reshape(folded).any(axis=(1, 3, 4)), totals, -1.0)
-        kept = largest_mask(totals, -(-count // (taps * self.block.rows * outputs)))
-        mask = np.broadcast_to(kept[:, None, :, None, None], scores.reshape(folded).shape)
-        return mask.reshape(scores.shape).copy()
-
-
-Pattern = Entries | RegularPattern
+Pattern = Entries | Blocks
 
 
 def damped(gram: Array) -> Array:
-    """`G + 0.01 mean(diag G) I`: what rows that are fewer than inputs do not determine stays."""
+    """`G + 0.01 mean(diag G) I`: what no row determines stays."""
     mean = np.diagonal(gram, axis1=-2, axis2=-1).mean(axis=-1)
     shift = np.where(mean > 0, DAMPING * mean, 1.0)
     return gram + shift[:, None, None] * np.eye(gram.shape[-1])
 
 
-def refit(kernel: Array, mask: Array, gram: Array) -> Array:
-    """The live entries `argmin tr (V - W)^T H (V - W)` over `V` that are zero off the mask.
+class _Problem:
+    """`min tr (V - T)^T H (V - T)` in coordinates in which the inputs of each line are white.
 
-    `H` is the damped Gram matrix. Conjugate gradients from the masked kernel, for all columns at
-    once, until the preconditioned residual is 1e-9 of that of zero.
+    With the upper triangular `U` of each line, `U^T U = H` there, the kernel is `U V` and the
+    Hessian `U^-T H U^-1`. What dropping some entries of a line costs alone is then the sum of their
+    squares. The outputs to fit, those of `T`, are halfway between the models: all the way would
+    follow the few rows too closely.
     """
-    full = np.asarray(kernel, np.float64)
-    return _refit(full, mask, damped(gram), full, TOLERANCE)
+
+    def __init__(self, kernel: Array, moments: Moments, pattern: Pattern) -> None:
+        self.pattern, normal = pattern, damped(moments.gram)
+        full = np.asarray(kernel, np.float64)
+        if pattern.lines is None:
+            upper = np.sqrt(np.diagonal(normal, axis1=-2, axis2=-1))[..., None]
+            turned = self._back = 1.0 / upper
+            self.normal = turned * normal * np.swapaxes(turned, -1, -2)
+        else:
+            upper, self._back = np.zeros_like(normal), np.zeros_like(normal)
+            for line in pattern.lines:
+                at = np.ix_(np.arange(len(normal)), line, line)
+                upper[at] = np.swapaxes(np.linalg.cholesky(normal[at]), -1, -2)
+                self._back[at] = np.linalg.inv(upper[at])
+            turned = np.swapaxes(self._back, -1, -2)
+            self.normal = turned @ normal @ self._back
+        self.full = _scaled(upper, full)
+        if np.ndim(moments.across):
+            missed = _scaled(turned, moments.across @ full)
+            self.full = self.full + AIM * np.linalg.solve(self.normal, missed)
+
+    def back(self, found: Array) -> Array:
+        """The kernel of these coordinates."""
+        return _scaled(self._back, found)
+
+    def refitted(self, mask: Array, extra: float, start: Array, tolerance: float) -> Array:
+        """The live entries of least error, in these coordinates."""
+        normal = self.normal + extra * np.eye(self.normal.shape[-1])
+        return _refit(self.full, mask, normal, start, tolerance)
+
+    def found(self, count: int, damping: float, iterations: int) -> tuple[Array, Array]:
+        """Values and mask by the alternating direction method of multipliers (ADMM).
+
+        `V` minimizes the error plus `r/2 |V - D + U/r|^2`, `D` is the projection of `V + U/r` onto
+        the pattern, and the multipliers `U` gather what is between them. `r` rises from far below
+        the diagonal of the Hessian, which is 1, to above it. In float32: a refit follows.
+        """
+        extra, full = np.float32(damping), self.full.astype(np.float32)
+        roots, axes = self._spectrum
+        roots, turned = roots[..., None] + extra, np.swapaxes(axes, -1, -2)
+        target = self.normal.astype(np.float32) @ full + extra * full
+        mask = self.pattern.largest(full * full, count)
+        found, dual = full * mask, np.zeros_like(full)
+        rates = np.geomspace(self.pattern.first_rate, _LAST_RATE, iterations, dtype=np.float32)
+        for rate in rates:
+            free = axes @ ((turned @ (target - dual + rate * found)) / (roots + rate))
+            moved = free + dual / rate
+            mask = self.pattern.largest(moved * moved, count, last=rate == rates[-1])
+            found = moved * mask
+            dual = dual + rate * (free - found)
+        return found, mask
+
+    @functools.cached_property
+    def _spectrum(self) -> Any:
+        return np.linalg.eigh(self.normal.astype(np.float32))
+
+
+def _scaled(scale: Array, kernel: Array) -> Array:
+    """A kernel times a matrix, or a column of numbers."""
+    return scale * kernel if scale.shape[-1] == 1 else scale @ kernel
+
+
+def obs(
+    kernel: Array, count: int, pattern: Pattern, used: Moments, held: Moments
+) -> tuple[Array, Array]:
+    """Values and mask of least error of the layer's outputs, with `count` live entries."""
+    moments = used + held
+    if moments.gram.ndim == 2:
+        return kernel, _of_tokens(kernel, count, used, held, pattern)
+    problem = _Problem(kernel, moments, pattern)
+    extra = _extra(kernel, pattern.largest(problem.full**2, count), used, held)
+    found, mask = problem.found(count, extra, ITERATIONS if kernel.shape[1] > 256 else _MORE)
+    return problem.back(problem.refitted(mask, extra, found, TOLERANCE)), mask
+
+
+def errors_of(
+    kernel: Array, counts: Sequence[int], used: Moments, held: Moments
+) -> Iterator[float]:
+    """The relative errors on held-out rows of what `obs` makes of the others, at these counts."""
+    pattern, judge = Entries(), (held if held.rows else used).gram
+    if judge.ndim == 2:
+        for count in counts:
+            mask = _of_tokens(kernel, count, used, held, pattern)
+            yield relative_error(kernel * mask, kernel, judge)
+        return
+    problem = _Problem(kernel, used, pattern)
+    middle = pattern.largest(problem.full**2, sorted(counts)[len(counts) // 2])
+    extra = _extra(kernel, middle, used, held)
+    for count in counts:
+        found, mask = problem.found(count, extra, _FEW_ITERATIONS)
+        found = problem.refitted(mask, extra, found, _CLOSE)
+        yield relative_error(problem.back(found), kernel, judge)
+
+
+def _of_tokens(kernel: Array, count: int, used: Moments, held: Moments, pattern: Pattern) -> Array:
+    """The mask of an embedding, whose `H` is diagonal: no entry makes up for another."""
+    squares = np.asarray(kernel, np.float64) ** 2
+
+    def mask(counts: Array, extra: float) -> Array:
+        shift = (DAMPING + extra) * counts.mean()  # for tokens that do not occur
+        return pattern.largest(squares * (counts + shift)[..., None], count)
+
+    def lost(extra: float) -> float:
+        return float(np.sum(squares * held.gram[..., None] * ~mask(used.gram, extra)))
+
+    extra = min(EXTRA, key=lost) if held.rows else EXTRA[-1]
+    return mask((used + held).gram, extra)
+
+
+def refit(kernel: Array, mask: Array, used: Moments, held: Moments) -> Array:
+    """The live entries `argmin tr (V - W)^T H (V - W)` over `V` that are zero off the mask."""
+    if used.gram.ndim == 2:
+        return kernel
+    problem, extra = _Problem(kernel, used + held, Entries()), _extra(kernel, mask, used, held)
+    return problem.back(problem.refitted(mask, extra, problem.full, TOLERANCE))
+
+
+def _extra(kernel: Array, mask: Array, used: Moments, held: Moments) -> float:
+    """What is added to the unit diagonal of `H`, the best for these live entries on held-out rows.
+
+    Some outputs tell.
+    """
+    if not held.rows:
+        return EXTRA[-1]
+    some = slice(None, None, -(-kernel.shape[-1] // _OUTPUTS))
+    part, live = np.asarray(kernel[..., some], np.float64), mask[..., some]
+    problem, least, chosen = _Problem(part, used, Entries()), math.inf, 0.0
+    wanted = 0.0 if np.ndim(held.across) == 0 else 2 * AIM * (held.across @ part)
+    found = problem.full
+    for extra in EXTRA:
+        found = problem.refitted(live, extra, found, _CLOSE)
+        value = problem.back(found)
+        left = value - part
+        loss = float(np.sum(left * (held.gram @ left) - value * wanted))
+        if loss >= least:
+            break
+        least, chosen = loss, extra
+    return chosen
 
 
 def _refit(full: Array, live: Array, normal: Array, start: Array, tolerance: float) -> Array:
+    """Conjugate gradients for all columns at once, until the preconditioned residuals are small."""
     scale = 1.0 / np.diagonal(normal, axis1=-2, axis2=-1)[..., None]
     target = live * (normal @ full)
     goal = tolerance**2 * np.sum(target * scale * target, axis=-2, keepdims=True)
@@ -190,85 +300,16 @@ def _ratio(above: Array, below: Array) -> Array:
     return np.where(positive, above / np.where(positive, below, 1.0), 0.0)
 
 
-def aimed(kernel: Array, gram: Array, across: Array) -> Array:
-    """The kernel whose outputs fit the average of two models' outputs best.
-
-    `W + H^-1 X^T (Y - X) W / 2`, where the rows are `X` in the pruned model and `Y` in the given
-    one. All the way to `Y` follows the few rows too closely.
-    """
-    full = np.asarray(kernel, np.float64)
-    return full + AIM * np.linalg.solve(damped(gram), across @ full)
-
-
-def obs(kernel: Array, count: int, gram: Array, pattern: Pattern) -> tuple[Array, Array]:
-    """Values and mask by optimal brain surgeon, in eight rounds from dense to `count` entries.
-
-    Live fractions fall geometrically. Then entries are exchanged while that lowers the error.
-    """
-    density = count / kernel.size
-    counts = [live_count(density ** (k / ROUNDS), kernel.size) for k in range(1, ROUNDS)]
-    full, normal = np.asarray(kernel, np.float64), damped(gram)
-    precision = pattern.precision(np.linalg.inv(normal))
-    *_, (found, mask) = obs_rounds(full, normal, precision, [*counts, count], pattern)
-    return _exchanged(full, normal, precision, found, mask, pattern)
-
-
-def obs_rounds(
-    full: Array, normal: Array, precision: Array, counts: Sequence[int], pattern: Pattern
-) -> Iterator[tuple[Array, Array]]:
-    """Values and mask with each of these numbers of live entries, which fall.
-
-    Each round drops what costs least if the other entries of its columns make up for it, single
-    entries `w^2 / (H^-1)_ii`, and refits the rest.
-    """
-    found, mask = full, np.ones(full.shape, bool)
-    for round_, count in enumerate(counts, 1):
-        last = round_ == len(counts)
-        costs = pattern.costs(found, precision)
-        before, mask = mask, pattern.largest(costs, count, mask, last=last)
-        if mask is not before or last:
-            found = _refit(full, mask, normal, found, TOLERANCE if last else _BETWEEN_ROUNDS)
-        yield found, mask
-
-
-def _exchanged(
-    full: Array, normal: Array, precision: Array, found: Array, mask: Array, pattern: Pattern
-) -> tuple[Array, Array]:
-    """Exchanges live entries for dead ones, as many, while the error falls.
-
-    A dead entry gains `(H (W - V))_i^2 / H_ii` alone. Exchanged together they can gain less than
-    the live ones cost; then these count twice as much in the next round.
-    """
-    count, weight = int(np.count_nonzero(mask)), 2.0
-    whole, before = np.ones(mask.shape, bool), mask
-    ahead = pattern.precision(normal)
-    lowered = normal @ (full - found)
-    error = np.sum((full - found) * lowered)
-    for _ in range(EXCHANGES):
-        costs = weight * pattern.costs(found, precision)
-        gains = pattern.costs(lowered, ahead)
-        moved = pattern.largest(np.where(mask, costs, gains), count, whole)
-        if np.array_equal(moved, mask):
-            break
-        tried = _refit(full, moved, normal, found, _BETWEEN_ROUNDS)
-        left = normal @ (full - tried)
-        reached = np.sum((full - tried) * left)
-        if reached < error:
-            found, mask, lowered, error = tried, moved, left, reached
-        else:
-            weight *= 2
-    if mask is not before:
-        found = _refit(full, mask, normal, found, TOLERANCE)
-    return found, mask
-
-
 def wanda(kernel: Array, gram: Array) -> Array:
     """Scores `|w_ij| * norm of input i`."""
-    return np.abs(kernel) * np.sqrt(np.diagonal(gram, axis1=-2, axis2=-1))[..., None]
+    squares = gram if gram.ndim == 2 else np.diagonal(gram, axis1=-2, axis2=-1)
+    return np.abs(kernel) * np.sqrt(squares)[..., None]
 
 
 def relative_error(found: Array, kernel: Array, gram: Array) -> float:
-    """`tr (V - W)^T H (V - W) / tr W^T H W`: the damped squared error of the layer's outputs."""
-    normal, full = damped(gram), np.asarray(kernel, np.float64)
-    error, whole = (float(np.sum(w * (normal @ w))) for w in (full - found, full))
-    return error / whole if whole > 0 else 0.0
+    """`tr (V - W)^T G (V - W) / tr W^T G W`: the squared error of the layer's outputs."""
+    left, whole = (
+        float(np.sum(w * (gram[..., None] * w if gram.ndim == 2 else gram @ w)))
+        for w in (np.asarray(found, np.float64) - kernel, np.asarray(kernel, np.float64))
+    )
+    return left / whole if whole > 0 else 0.0

@@ -4,6 +4,7 @@ import abc
 import warnings
 from typing import Any
 
+from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._keras_internals import after_fit, applied_batches, level_of_user
 from keras_sparse_ortho._optimizer_slots import zero_slots
 from keras_sparse_ortho.callbacks._step_callback import Logging, StepCallback, run_position
@@ -15,7 +16,6 @@ from keras_sparse_ortho.models import (
     warn_of_gap,
     watch_saving,
 )
-from keras_sparse_ortho.orthogonal import live_count
 from keras_sparse_ortho.parametrizations import (
     Parametrization,
     ScheduledMask,
@@ -174,6 +174,10 @@ class UpdateMasks(DensityRun):
     live entries that did in this epoch. A custom training loop calls `update(step)`: see
     docs/custom_loops.md.
 
+    Args:
+        stop: Whether to end `fit` with the step before which the last schedule has ended, so that
+            the model can go on in another storage: `convert(model, "blocks")`.
+
     Raises:
         NotPrunableError: When training begins, if no weight has a scheduled mask.
         WorkerError: On all processes that train one model, if their masks differ.
@@ -199,8 +203,10 @@ class UpdateMasks(DensityRun):
     _kind = ScheduledMask
     _names = "MagnitudeMask, Feather or StraightThroughTopK"
 
-    def __init__(self) -> None:
+    @other_keywords()
+    def __init__(self, *, stop: bool = False) -> None:
         super().__init__()
+        self.stop = stop
         self._plans: list[tuple[ScheduledMask, Schedule]] = []
         self._grown = 0
 
@@ -238,6 +244,9 @@ class UpdateMasks(DensityRun):
                     zero_slots(self.optimizer, mask.weight.variable, reset)
 
         self.change_masks(step, update)
+        end = self.end_step()
+        if self.stop and end is not None and step >= end:
+            self._watched.stop_training = True
 
     def state(self) -> list[Any]:
         return [mask.last_updated for mask in self._own]
@@ -260,4 +269,4 @@ def _is_over(mask: ScheduledMask, plan: Schedule, step: int) -> bool:
     last = mask.last_updated
     if live != final or last < 0:
         return False
-    return last > step or live_count(plan.at(last), mask.weight.size) != live
+    return last > step or mask.live_at(plan.at(last)) != live

@@ -70,7 +70,8 @@ class ExactOrthogonal(SparseInitializer):
             transposed convolutions and recurrent kernels; a wrapped layer knows its own.
         structure: As in `exact_orthogonal`, or a short form: `"2:4"`, `"32x32"`, `(32, 32)`.
         start: As in `exact_orthogonal`.
-        taps: As in `exact_orthogonal`.
+        taps: As in `exact_orthogonal`. Default: `"center"`; where `sparsify` chooses the gain and
+            normalization follows, `"all"`.
 
     Raises:
         DensityError, LayoutError: At a call, as `exact_orthogonal`.
@@ -107,7 +108,7 @@ class ExactOrthogonal(SparseInitializer):
         layout: LayoutLike = None,
         structure: StructureLike | None = None,
         start: str = "covering",
-        taps: str = "center",
+        taps: str | None = None,
     ) -> None:
         super().__init__(seed, layout)
         self.density = None if density is None else check_density(density)
@@ -122,7 +123,7 @@ class ExactOrthogonal(SparseInitializer):
                 raise ValueError(
                     f"`structure` must be a Block, NByM or None. Received: structure={structure!r}"
                 )
-        check_options(structure, start, taps)
+        check_options(structure, start, taps or "center")
         self.structure = structure
         self.start = start
         self.taps = taps
@@ -135,7 +136,7 @@ class ExactOrthogonal(SparseInitializer):
             self.need_density(self.density),
             structure=self.structure,
             start=self.start,
-            taps=self.taps,
+            taps=self.taps or "center",
             **self._options(shape, layout, target),
         )
         return kernel.astype(target, copy=False), mask
@@ -171,7 +172,7 @@ class ExactOrthogonal(SparseInitializer):
         layout = self.resolve_layout(shape, layout)
         *_, inputs, outputs = canonical = layout.canonical_shape(shape)
         if self.structure is None:
-            least = least_count(shape, layout, self.taps)
+            least = least_count(shape, layout, self.taps or "center")
             covering = covering_count(shape, layout)
         else:
             self.structure.check(canonical)
@@ -180,6 +181,6 @@ class ExactOrthogonal(SparseInitializer):
         covers = self.start != "published" and inputs < outputs
         return least, max(least, covering) if covers else least
 
-    def with_gain(self, gain: float) -> SparseInitializer:
-        """The same pattern with another gain."""
-        return self.from_config({**self.get_config(), "gain": gain})
+    def but_with(self, **settings: Any) -> ExactOrthogonal:
+        """The same pattern with other settings."""
+        return self.from_config({**self.get_config(), **settings})

@@ -25,6 +25,12 @@ class Storage(abc.ABC):
     # Whether the mask is fixed, so that dynamic sparse training may move its live places.
     movable = False
     place_size = 1  # entries in a place
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the mask does not change any more, so that other storages can take it."""
+        return self.movable
+
     # Whether places are blocks that move so that each line of blocks keeps its number of them.
     in_blocks = False
     quantizer: Any = None  # what rounds the effective kernel, a `FakeQuantization`

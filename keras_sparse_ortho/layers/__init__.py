@@ -1,7 +1,7 @@
 """Layers: `PrunableLayer`, which lets any Keras layer use effective weights; live blocks."""
 
 from keras_sparse_ortho._foreign_names import public_names
-from keras_sparse_ortho.layers._block_grid import BlockGrid, check_block, check_mask
+from keras_sparse_ortho.layers._block_grid import BlockGrid, check_block, pattern_of
 from keras_sparse_ortho.layers._block_layer_like import block_layer_like, why_no_block_form
 from keras_sparse_ortho.layers._block_sparse_dense import (
     BlockSparseConv,

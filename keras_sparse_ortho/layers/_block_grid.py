@@ -1,25 +1,28 @@
 """`BlockGrid`: which blocks of a kernel are live, and how they are sharded."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_density, check_integer
 from keras_sparse_ortho._keras_internals import Axes, axes_at, mesh_size
 from keras_sparse_ortho.errors import DensityError, LayoutError
-from keras_sparse_ortho.kernels import KernelLayout
 from keras_sparse_ortho.orthogonal import (
     Block,
     RegularBlocks,
     block_count,
-    check_regular,
+    check_pattern,
+    complete,
     fan_step,
     from_blocks,
     regular_pattern,
     to_blocks,
+    whole_blocks,
 )
 
 # A density is met as well as the grid allows, if that is not off by more than this part of it.
@@ -27,23 +30,74 @@ _FURTHEST = 0.25
 # Sides, and live entries, are numbered by int32.
 LARGEST = 2**31 - 1
 
+Counts = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Lines:
+    """One side of a pattern: how many live blocks each of its lines of blocks has.
+
+    Lines of one count form a group, whose blocks are one array `(lines, count, ...)`. *Slots*
+    number live blocks by group, counts ascending, then by line.
+    """
+
+    counts: tuple[int, ...]
+
+    @functools.cached_property
+    def groups(self) -> list[np.ndarray]:
+        """The lines of each group; those without blocks are in none."""
+        counts = np.asarray(self.counts)
+        found = [np.flatnonzero(counts == count) for count in np.unique(counts[counts > 0])]
+        return [lines.astype(np.int32) for lines in found]
+
+    @functools.cached_property
+    def are_regular(self) -> bool:
+        return len(set(self.counts)) == 1
+
+    @functools.cached_property
+    def place(self) -> np.ndarray:
+        """Where each line is in the order of the groups; behind all of them if it has no blocks."""
+        order = np.concatenate(self.groups)
+        found = np.full(len(self.counts), len(order), dtype=np.int32)
+        found[order] = np.arange(len(order))
+        return found
+
+    @functools.cached_property
+    def of_slots(self) -> np.ndarray:
+        """The line of each slot."""
+        order = np.concatenate(self.groups)
+        return np.repeat(order, np.asarray(self.counts)[order])
+
+    def pieces(self, slots: Any) -> list[Any]:
+        """What slots `(N, ...)` hold, tensors `(lines, count, ...)` for each group."""
+        found, begin = [], 0
+        for lines in self.groups:
+            count = self.counts[lines[0]]
+            end = begin + len(lines) * count
+            own = slots if self.are_regular else slots[begin:end]
+            found.append(keras.ops.reshape(own, (len(lines), count, *slots.shape[1:])))
+            begin = end
+        return found
+
 
 @dataclasses.dataclass(frozen=True)
 class BlockGrid:
-    """A kernel `(*taps, inputs, outputs)` of live blocks that are regular both ways.
+    """A kernel `(*taps, inputs, outputs)` of live blocks, in any pattern.
 
     The `(inputs, outputs)` matrix is cut into `I x J` blocks of `rows x cols`, `in_blocks x
-    out_blocks`. Each of the `J` output blocks has exactly `fan_in` live blocks, `inputs_of[j]`, and
-    each of the `I` input blocks is used by exactly `fan_out = J fan_in / I` of them. A live block
-    is so at all taps.
+    out_blocks`. A live block is so at all taps. In a regular pattern each of the `J` output blocks
+    has exactly `fan_in` live blocks, `inputs_of[j]`, and each of the `I` input blocks is used by
+    exactly `fan_out = J fan_in / I` of them. Another one has `counts`, those of output blocks and
+    those of input blocks.
     """
 
     inputs: int
     outputs: int
     rows: int
     cols: int
-    fan_in: int
+    fan_in: int = 0
     taps: tuple[int, ...] = ()
+    counts: Counts | None = None
 
     @classmethod
     def for_density(
@@ -99,14 +153,30 @@ class BlockGrid:
         """`fan_in` must be a multiple of this, or `fan_out` is no integer."""
         return fan_step(self.in_blocks, self.out_blocks)
 
+    @functools.cached_property
+    def of_outputs(self) -> Lines:
+        return Lines(self.counts[0] if self.counts else (self.fan_in,) * self.out_blocks)
+
+    @functools.cached_property
+    def of_inputs(self) -> Lines:
+        return Lines(self.counts[1] if self.counts else (self.fan_out,) * self.in_blocks)
+
+    @property
+    def live_blocks(self) -> int:
+        return sum(self.counts[0]) if self.counts else self.out_blocks * self.fan_in
+
     @property
     def density(self) -> float:
-        return self.fan_in / self.in_blocks
+        return self.live_blocks / (self.in_blocks * self.out_blocks)
 
     @property
     def live(self) -> int:
         """Live entries."""
-        return math.prod(self.shape) * self.fan_in // self.in_blocks
+        if self.counts is None:
+            return math.prod(self.shape) * self.fan_in // self.in_blocks
+        short = sum(self.counts[0][whole_blocks(self.outputs, self.cols) :]) * self.rows
+        short += sum(self.counts[1][whole_blocks(self.inputs, self.rows) :]) * self.cols
+        return math.prod(self.taps) * (self.live_blocks * self.rows * self.cols - short)
 
     @property
     def padded(self) -> tuple[int, int]:
@@ -118,9 +188,14 @@ class BlockGrid:
         return (*self.taps, self.inputs, self.outputs)
 
     @property
+    def places_shape(self) -> tuple[int, ...]:
+        """`(J, fan_in)`, the live blocks of each output block, or `(N,)`."""
+        return (self.live_blocks,) if self.counts else (self.out_blocks, self.fan_in)
+
+    @property
     def blocks_shape(self) -> tuple[int, ...]:
-        """`(J, fan_in, *taps, rows, cols)`: the live blocks of each output block."""
-        return (self.out_blocks, self.fan_in, *self.taps, self.rows, self.cols)
+        """`(J, fan_in, *taps, rows, cols)` or `(N, *taps, rows, cols)`."""
+        return (*self.places_shape, *self.taps, self.rows, self.cols)
 
     @property
     def columns_shape(self) -> tuple[int, ...]:
@@ -138,32 +213,53 @@ class BlockGrid:
         return blocks.reshape(self.blocks_shape), inputs_of.reshape(-1, self.fan_in)
 
     def draw_pattern(self, seed: int) -> np.ndarray:
-        """A random `inputs_of`."""
+        """A random `inputs_of`; LayoutError for counts that no pattern has."""
         rng = np.random.default_rng(seed)
-        return regular_pattern(self.in_blocks, self.out_blocks, self.fan_in, rng)
+        if self.counts is None:
+            return regular_pattern(self.in_blocks, self.out_blocks, self.fan_in, rng)
+        live = np.zeros((self.out_blocks, self.in_blocks), dtype=bool)
+        lines, groups = map(np.asarray, self.counts)
+        whole = (len(lines), len(groups)) == live.shape and lines.sum() == groups.sum() > 0
+        if not (whole and complete(live, lines, groups, rng)):
+            raise LayoutError(
+                f"`counts` must say how many live blocks each of {len(live)} output blocks and "
+                f"each of {self.in_blocks} input blocks has, such that there is a pattern. "
+                f"Received: {self.counts}"
+            )
+        return self.pattern(live.T)
+
+    def pattern(self, live: np.ndarray) -> np.ndarray:
+        """`inputs_of` of live blocks `(I, J)`."""
+        order = np.concatenate(self.of_outputs.groups)
+        return np.nonzero(live.T[order])[1].reshape(self.places_shape).astype(np.int32)
+
+    def slots_of(self, inputs_of: np.ndarray) -> np.ndarray:
+        """The slots of each input block, `(I, J fan_in / I)`, or `(N,)` by groups of these."""
+        order = np.argsort(self.of_inputs.place[inputs_of.ravel()], kind="stable")
+        lead = (-1,) if self.counts else (self.in_blocks, -1)
+        return order.reshape(lead).astype(np.int32)
 
     def check_pattern(self, inputs_of: Any) -> np.ndarray:
         """`inputs_of` as an int32 array; ValueError if it is not one for this grid."""
         pattern = np.asarray(inputs_of)
-        if pattern.shape != (self.out_blocks, self.fan_in):
+        if pattern.shape != self.places_shape:
             raise ValueError(
-                f"`inputs_of` must have the shape {(self.out_blocks, self.fan_in)}: {self.fan_in} "
-                f"input blocks for each output block. Received: shape {pattern.shape}"
+                f"`inputs_of` must have the shape {self.places_shape}: an input block for each "
+                f"live block. Received: shape {pattern.shape}"
             )
-        check_regular(pattern, self.in_blocks)
+        check_pattern(pattern.ravel(), self.of_outputs.of_slots, self.of_inputs.counts)
         return pattern.astype(np.int32)
 
-    def whole(self, blocks: np.ndarray, inputs_of: np.ndarray) -> np.ndarray:
-        """All blocks `(J, I, *taps, rows, cols)`, zero but for the live ones."""
-        dense = np.zeros(
-            (self.out_blocks, self.in_blocks, *self.taps, self.rows, self.cols), blocks.dtype
-        )
-        dense[np.arange(self.out_blocks)[:, None], inputs_of] = blocks
-        return dense
+    def at_places(self, values: np.ndarray, inputs_of: np.ndarray) -> np.ndarray:
+        """What live blocks have, as an array of all blocks `(J, I, ...)`, zero elsewhere."""
+        inside = values.shape[len(self.places_shape) :]
+        found = np.zeros((self.out_blocks, self.in_blocks, *inside), values.dtype)
+        found[self.of_outputs.of_slots, inputs_of.ravel()] = values.reshape(-1, *inside)
+        return found
 
     def kernel(self, blocks: np.ndarray, inputs_of: np.ndarray) -> np.ndarray:
         """The kernel with these live blocks, zero elsewhere."""
-        dense = self.whole(blocks, inputs_of).transpose(self.columns_order())
+        dense = self.at_places(blocks, inputs_of).transpose(self.columns_order())
         return from_blocks(dense, self.inputs, self.outputs)
 
     def mask(self, inputs_of: np.ndarray) -> np.ndarray:
@@ -174,42 +270,34 @@ class BlockGrid:
         """The live blocks of a kernel."""
         split = to_blocks(kernel, self.rows, self.cols)
         ordered = split.transpose(np.argsort(self.columns_order()))
-        return ordered[np.arange(self.out_blocks)[:, None], inputs_of]
+        return ordered[self.of_outputs.of_slots, inputs_of.ravel()].reshape(self.blocks_shape)
 
 
-def pattern_of(mask: np.ndarray, block: tuple[int, int]) -> tuple[BlockGrid, np.ndarray]:
-    """The grid and `inputs_of` of a mask; LayoutError unless it is one of whole regular blocks."""
+def pattern_of(
+    mask: np.ndarray, block: tuple[int, int], parts: int = 1
+) -> tuple[BlockGrid, np.ndarray]:
+    """The grid and `inputs_of` of a mask; LayoutError unless it is one of whole blocks.
+
+    `parts` stand side by side; the grid is a regular one if each of them could be.
+    """
     *taps, inputs, outputs = mask.shape
-    BlockGrid(inputs, outputs, *block, fan_in=1).check_sides()
+    grid = BlockGrid(inputs, outputs, *block, taps=tuple(taps))
+    grid.check_sides()
     inside = (*range(len(taps)), len(taps) + 1, len(taps) + 3)
-    live = to_blocks(mask, *block, fill=True).all(axis=inside)
+    live = np.asarray(to_blocks(mask, *block, fill=True).all(axis=inside))
     in_part = int((live != to_blocks(mask, *block, fill=False).any(axis=inside)).sum())
-    if in_part:
+    if in_part or not live.any():
         raise LayoutError(
             f"The mask is not one of whole blocks of {block[0]} x {block[1]} that are live at all "
-            f"taps. Received: {in_part} blocks that are live in part"
+            f"taps. Received: {in_part} blocks that are live in part, {live.sum()} live ones"
         )
-    fan_in, fan_out = live.sum(axis=0), live.sum(axis=1)
-    if len({*fan_in.tolist()}) > 1 or len({*fan_out.tolist()}) > 1 or not fan_in.any():
-        raise LayoutError(
-            f"Blocks of {block[0]} x {block[1]} must be as many in every line of blocks, both ways"
-            f". Received: from {fan_in.min()} to {fan_in.max()} for an output block, from "
-            f"{fan_out.min()} to {fan_out.max()} for an input block"
-        )
-    grid = BlockGrid(inputs, outputs, *block, fan_in=int(fan_in[0]), taps=tuple(taps))
-    return grid, np.nonzero(live.T)[1].reshape(grid.out_blocks, grid.fan_in).astype(np.int32)
-
-
-def check_mask(mask: np.ndarray, block: tuple[int, int], layout: KernelLayout | None) -> None:
-    """Raises LayoutError unless a mask is of whole regular blocks, as many in all matrices."""
-    canonical = (layout or KernelLayout.convolution()).to_canonical(mask)
-    matrices = canonical.reshape(-1, *canonical.shape[2:])
-    fans = sorted({pattern_of(matrix, block)[0].fan_in for matrix in matrices})
-    if len(fans) > 1:
-        raise LayoutError(
-            "Each matrix of a kernel must have as many live blocks in a line. "
-            f"Received: {fans[0]} to {fans[-1]}"
-        )
+    counts = tuple(live.sum(axis=0).tolist()), tuple(live.sum(axis=1).tolist())
+    step = fan_step(grid.in_blocks, grid.out_blocks // parts)
+    if len({*counts[0]}) == len({*counts[1]}) == 1 and counts[0][0] % step == 0:
+        grid = dataclasses.replace(grid, fan_in=counts[0][0])
+    else:
+        grid = dataclasses.replace(grid, counts=counts)
+    return grid, grid.pattern(live)
 
 
 def check_block(block: Any) -> tuple[int, int]:
@@ -220,6 +308,17 @@ def check_block(block: Any) -> tuple[int, int]:
             f"`block` must be an integer or a pair (rows, cols). Received: block={block!r}"
         )
     return check_integer("block", pair[0]), check_integer("block", pair[1])
+
+
+def checked_counts(counts: Any) -> Counts:
+    """`counts` as two tuples of integers."""
+    if not isinstance(counts, tuple | list) or len(counts) != 2:
+        raise ValueError(
+            "`counts` must be a pair: the live blocks of each output block, and of each input "
+            f"block. Received: counts={counts!r}"
+        )
+    lines, groups = ([check_integer("counts", k, least=0) for k in side] for side in counts)
+    return tuple(lines), tuple(groups)
 
 
 def _check_side(side: str, size: int, step: int) -> None:
@@ -251,11 +350,12 @@ def block_axes(path: str, grid: BlockGrid) -> tuple[Axes | None, Axes | None, Ax
         used = [axis for axis in reversed(kernel) if axis is not None]
         given = (used[0] if used else None,)
     axis = given[0] if given else None
-    if axis is not None and grid.out_blocks % mesh_size(axis):
+    if axis is not None and grid.blocks_shape[0] % mesh_size(axis):
         raise LayoutError(
             f"The blocks of '{path}' are sharded by output blocks, whose number must be "
             f"a multiple of the {mesh_size(axis)} devices along '{axis}'. To replicate them, "
             f"give '{path}/blocks' an entry in the LayoutMap, such as {(None,) * rank}. "
-            f"Received: {grid.out_blocks} output blocks"
+            f"Received: {grid.blocks_shape[0]} {'live' if grid.counts else 'output'} blocks"
         )
-    return given + (None,) * (rank - len(given)), (axis, None), (None, None)
+    replicated = (None,) * len(grid.places_shape)
+    return given + (None,) * (rank - len(given)), (axis, *replicated[1:]), replicated

@@ -38,22 +38,27 @@ def block_layer_like(
     *,
     density: Mapping[str, float],
     block: Mapping[str, Any],
+    counts: Mapping[str, Any] | None = None,
     seed: int | None = None,
 ) -> Any:
     """The layer of live blocks with the settings of a plain layer, not built.
 
-    `density` and `block` are by the names of the kernels that are to be on blocks. Once the layer
-    is built, its `storages()` take the kernels of the plain one by `set_kernel(kernel, mask)`.
+    `density`, `block` and `counts` are by the names of the kernels that are to be on blocks. Once
+    the layer is built, its `storages()` take the kernels of the plain one by `set_kernel(kernel,
+    mask)`.
 
     Raises:
         NotPrunableError: A layer that has no such form, see `why_no_block_form`.
     """
     if (reason := why_no_block_form(layer)) is not None:
         raise NotPrunableError(f"{reason}. Received: layer={type(layer).__name__}")
+    given = counts or {}
     if type(layer) in CELLS:
-        return recurrent_like(layer, {name: (density[name], block[name]) for name in density}, seed)
+        sizes = {name: (density[name], block[name], given.get(name)) for name in density}
+        return recurrent_like(layer, sizes, seed)
     config = {key: value for key, value in layer.get_config().items() if key not in _NOT_TAKEN}
     own: dict[str, Any] = {"density": density["kernel"], "block": block["kernel"], "seed": seed}
+    own["counts"] = given.get("kernel")
     initializers = keras.initializers
     whole = SparseInitializer | initializers.Orthogonal | initializers.Identity
     if isinstance(layer.kernel_initializer, whole):

@@ -1,5 +1,8 @@
 """Products with live blocks, features first or, at each token of a sequence, features last.
 
+Lines of blocks with equal counts form a group, and each group is one batched product, forward and
+backward: without padding and without a scatter. A regular pattern is one group.
+
 Layers of a Transformer read and write features last. A product with features first would transpose
 its inputs and outputs, which costs XLA on a CPU 2 to 7 ns an entry; moving whole rows of blocks
 costs half a ns.
@@ -22,8 +25,8 @@ from keras_sparse_ortho._gathers import (
     with_gradient,
 )
 from keras_sparse_ortho._keras_internals import DeferredVariables, value_in_scope
-from keras_sparse_ortho.layers._block_grid import BlockGrid
-from keras_sparse_ortho.orthogonal import block_count, slots_of, whole_blocks
+from keras_sparse_ortho.layers._block_grid import BlockGrid, Lines
+from keras_sparse_ortho.orthogonal import block_count, whole_blocks
 
 ops = keras.ops
 
@@ -35,12 +38,19 @@ _USUAL_COLUMNS = 128
 
 @dataclasses.dataclass(frozen=True)
 class BlockOperands:
-    """Blocks `(J, k, *taps, r, c)`, and where they stand: `(J, k)` and `(I, J k / I)` integers."""
+    """Live blocks of a grid `(*lead, *taps, r, c)`, and where they stand, integers."""
 
     grid: BlockGrid
     blocks: Any
     inputs_of: Any
     slots_of: Any
+
+    @property
+    def by_slot(self) -> tuple[Any, list[Any]]:
+        """The blocks `(N, *taps, r, c)`, and the places `(N,)`."""
+        inside = self.grid.blocks_shape[len(self.grid.places_shape) :]
+        places = [ops.reshape(places, (-1,)) for places in (self.inputs_of, self.slots_of)]
+        return ops.reshape(self.blocks, (self.grid.live_blocks, *inside)), places
 
 
 class WholeKernel:
@@ -69,45 +79,42 @@ class WholeKernel:
             return None
         whole = _whole(grid)
         pattern = np.tile(np.arange(grid.in_blocks, dtype=np.int32), (grid.out_blocks, 1))
-        places = (pattern, slots_of(pattern, grid.in_blocks))
+        places = pattern, whole.slots_of(pattern)
         return BlockOperands(whole, ops.cast(given, dtype), *map(ops.convert_to_tensor, places))
 
 
 def _whole(grid: BlockGrid) -> BlockGrid:
-    return dataclasses.replace(grid, fan_in=grid.in_blocks)
+    return dataclasses.replace(grid, fan_in=grid.in_blocks, counts=None)
 
 
-def _product(x: Any, blocks: Any, inputs_of: Any, slots_of: Any) -> Any:
-    x = made_once(x)
-    # Transposed chunk by chunk, so that there is no second copy of all blocks.
-    return map_chunks(
-        lambda w, found: ops.matmul(_transposed(_lines(w)), _gathered(x, found)),
-        [blocks, inputs_of],
-        _chunks(x, inputs_of),
-        x,
-    )
+def divided(x: Any, lines: Lines) -> list[Any]:
+    """What lines `(J, ...)` have, for each group of them."""
+    return [x] if lines.are_regular else [gather(x, own) for own in lines.groups]
 
 
-def _gradient(x: Any, blocks: Any, inputs_of: Any, slots_of: Any, upstream: Any) -> tuple[Any, Any]:
-    count, fan_in, rows, cols = blocks.shape
-    x, upstream = made_once(x), made_once(upstream)
-    of_blocks = map_chunks(
-        lambda dy, found: ops.matmul(_gathered(x, found), _transposed(dy)),
-        [upstream, inputs_of],
-        _chunks(x, inputs_of),
-        upstream,
-    )
-    slots = ops.reshape(blocks, (count * fan_in, rows, cols))
+def joined(parts: list[Any], lines: Lines, axis: int = 0) -> Any:
+    """The inverse of `divided`, along any axis; zero for lines without blocks."""
+    if lines.are_regular:
+        return parts[0]
+    if 0 in lines.counts:
+        parts = [*parts, ops.zeros_like(ops.split(parts[0], [1], axis=axis)[0])]
+    return gather(ops.concatenate(parts, axis=axis), lines.place, axis)
 
-    def of_inputs(found: Any) -> Any:
-        return ops.matmul(_gathered_rows(slots, found), _gathered(upstream, found // fan_in))
 
-    of_x = map_chunks(of_inputs, [slots_of], _chunks(upstream, slots_of), upstream)
-    return of_x, ops.reshape(of_blocks, blocks.shape)
+def stacked(parts: list[Any], shape: tuple[int, ...] = ()) -> Any:
+    """Parts one below the other, each of which is seen as `(-1, *shape)`."""
+    parts = [ops.reshape(part, (-1, *shape)) for part in parts] if shape else parts
+    return parts[0] if len(parts) == 1 else ops.concatenate(parts)
+
+
+def _outputs_of(grid: BlockGrid, slots: Any) -> Any:
+    """The output block of each slot."""
+    lines = grid.of_outputs
+    return slots // lines.counts[0] if lines.are_regular else gather(lines.of_slots, slots)
 
 
 def _lines(blocks: Any) -> Any:
-    """`(J, k, r, c)` as `(J, k r, c)`."""
+    """`(m, k, r, c)` as `(m, k r, c)`."""
     count, fan_in, rows, cols = blocks.shape
     return ops.reshape(blocks, (count, fan_in * rows, cols))
 
@@ -133,48 +140,104 @@ def _chunks(x: Any, found: Any) -> int:
     return divisor_near(found.shape[0], wanted)
 
 
-def spread_blocks(x: Any, inputs_of: Any, slots_of: Any, axis: int) -> Any:
-    """The blocks of `x` along an axis that `inputs_of` names, its gradient gathered by `slots_of`.
+def _by_groups(product: Any, lines: Lines, places: Any, other: Any, x: Any) -> Any:
+    """`product(places, other)` of each group of lines, joined; it gathers from `x`.
 
-        Y[.., s, ..] = X[.., inputs_of[s], ..],    dX[.., i, ..] = sum_s dY[.., s, ..]
+    A regular pattern is computed in chunks. XLA would gather for all groups, and then multiply:
+    each is kept waiting for the one before, so that what is gathered stays in the cache.
+    """
+    groups = [*zip(lines.pieces(places), lines.pieces(other), strict=True)]
+    if lines.are_regular:
+        return map_chunks(product, groups[0], _chunks(x, groups[0][0]), x)
+    parts: list[Any] = []
+    for found, own in groups:
+        if parts and keras.backend.backend() != "torch":
+            lost = ops.isnan(parts[-1][0, 0, 0])  # what XLA cannot know
+            found = ops.where(lost, ops.zeros_like(found), found)
+            if len(own.shape) == 2:  # other places, by which it gathers, too
+                own = ops.where(lost, ops.zeros_like(own), own)
+        parts.append(product(found, own))
+    return joined(parts, lines)
 
-    over the slots `s = slots_of[i, .]`, for layers such as convolutions. `x` has `I` blocks along
-    the axis, the result `J k`.
+
+def spread_blocks(x: Any, places: Any, slots: Any, lines: Lines, axis: int) -> Any:
+    """The blocks of `x` along an axis that `places` name, its gradient gathered by `slots`.
+
+        Y[.., s, ..] = X[.., places[s], ..],    dX[.., i, ..] = sum_s dY[.., s, ..]
+
+    over the slots `s` of each of the `lines` that `x` has, for layers such as convolutions.
     """
 
-    def spread(x: Any, inputs_of: Any, slots_of: Any) -> Any:
-        return gather(x, ops.reshape(inputs_of, (-1,)), axis)
+    def spread(x: Any, places: Any, slots: Any) -> Any:
+        return gather(x, places, axis)
 
-    def collect(x: Any, inputs_of: Any, slots_of: Any, upstream: Any) -> tuple[Any]:
-        total = gather(upstream, slots_of[:, 0], axis)
-        for slot in range(1, slots_of.shape[1]):
-            total = total + gather(upstream, slots_of[:, slot], axis)
-        return (total,)
+    def collect(x: Any, places: Any, slots: Any, upstream: Any) -> tuple[Any]:
+        parts = []
+        for own in lines.pieces(slots):
+            total = gather(upstream, own[:, 0], axis)
+            for slot in range(1, own.shape[1]):
+                total = total + gather(upstream, own[:, slot], axis)
+            parts.append(total)
+        return (joined(parts, lines, axis),)
 
-    return with_gradient(spread, collect, [x], [inputs_of, slots_of])
+    return with_gradient(spread, collect, [x], [places, slots])
 
 
 def product_features_first(x: Any, kernel: BlockOperands) -> Any:
     """`K^T x` for `x` of shape `(inputs, n)`.
 
-    Each output block comes from its `k` live input blocks,
+    Each output block comes from its live input blocks,
 
         Y[j] = sum_l W[j, l]^T X[inputs_of[j, l]]
 
     and the gradients, without a scatter,
 
-        dW[j, l] = X[inputs_of[j, l]] dY[j]^T,    dX[i] = sum_s W[s] dY[s // k]
+        dW[j, l] = X[inputs_of[j, l]] dY[j]^T,    dX[i] = sum_s W[s] dY[j(s)]
 
-    over the slots `s = slots_of[i, .]` of input block `i`. Both products with the weights are one
-    batched product of gathered blocks, which are never kept: they are gathered once more for `dW`.
+    over the slots `s` of input block `i`, with the output block `j(s)` of each. Both products with
+    the weights are one batched product of gathered blocks for each group of lines, which are never
+    kept: they are gathered once more for `dW`.
     On JAX there are derivatives of any order, but none in forward mode.
     """
     grid = kernel.grid
+    of_outputs, of_inputs = grid.of_outputs, grid.of_inputs
+
+    def product(x: Any, blocks: Any, places: Any, slots: Any) -> Any:
+        x = made_once(x)
+
+        # Transposed chunk by chunk, so that there is no second copy of all blocks.
+        def of_group(found: Any, w: Any) -> Any:
+            return ops.matmul(_transposed(_lines(w)), _gathered(x, found))
+
+        return _by_groups(of_group, of_outputs, places, blocks, x)
+
+    def gradient(x: Any, blocks: Any, places: Any, slots: Any, upstream: Any) -> tuple[Any, Any]:
+        x, upstream = made_once(x), made_once(upstream)
+
+        def of_blocks(found: Any, dy: Any) -> Any:
+            return ops.matmul(_gathered(x, found), _transposed(dy))
+
+        def of_single(found: Any, outputs: Any) -> Any:
+            return ops.matmul(gather(x, found), _transposed(gather(upstream, outputs)))
+
+        def of_x(found: Any, outputs: Any) -> Any:
+            return ops.matmul(_gathered_rows(blocks, found), _gathered(upstream, outputs))
+
+        if of_outputs.are_regular:
+            (found,) = of_outputs.pieces(places)
+            grown = map_chunks(of_blocks, [found, upstream], _chunks(x, found), upstream)
+        else:  # one product, which needs no joining
+            lines = ops.convert_to_tensor(of_outputs.of_slots)
+            chunks = _chunks(x, lines[:, None])
+            grown = map_chunks(of_single, [places, lines], chunks, upstream)
+        whole = _by_groups(of_x, of_inputs, slots, _outputs_of(grid, slots), upstream)
+        return whole, ops.reshape(grown, blocks.shape)
+
     columns = x.shape[1] if x.shape[1] is not None else ops.shape(x)[1]
     x = padded_blocks(x, 0, grid.inputs, grid.rows)
     x = ops.reshape(x, (grid.in_blocks, grid.rows, columns))
-    places = [kernel.inputs_of, kernel.slots_of]
-    outputs = with_gradient(_product, _gradient, [x, kernel.blocks], places)
+    blocks, places = kernel.by_slot
+    outputs = with_gradient(product, gradient, [x, blocks], places)
     outputs = ops.reshape(outputs, (grid.padded[1], columns))
     return without_padding(outputs, 0, grid.outputs, grid.cols)
 
@@ -242,42 +305,48 @@ def product_of_rows(x: Any, kernel: BlockOperands) -> Any:
     """
     grid, rows, cols = kernel.grid, kernel.grid.rows, kernel.grid.cols
     narrow_inputs = rows <= cols
+    # Lines of the side with a matrix `A` for each; what they gather from; the width of that.
+    near, far, width = grid.of_outputs, grid.of_inputs, rows
+    if not narrow_inputs:
+        near, far, width = far, near, cols
 
-    def product(x: Any, lines: Any, places: Any, slots: Any) -> Any:
+    def gathered(parts: Any, places: Any) -> list[Any]:
+        return [_gathered_rows(parts, own) for own in near.pieces(places)]
+
+    def from_gathered(found: list[Any], blocks: Any) -> Any:
+        pairs = zip(found, near.pieces(blocks), strict=True)
+        return joined([ops.matmul(g, _lines(own)) for g, own in pairs], near)
+
+    def summed(parts: Any, blocks: Any, slots: Any) -> Any:
+        pairs = zip(divided(parts, near), near.pieces(blocks), strict=True)
+        products = [ops.matmul(own, _transposed(_lines(w))) for own, w in pairs]
+        return _summed(products, far.pieces(slots), width, far)
+
+    def product(x: Any, blocks: Any, places: Any, slots: Any) -> Any:
         parts = _blocks_of(x, rows)
         if narrow_inputs:
-            return _side_by_side(ops.matmul(_gathered_rows(parts, places), lines))
-        return _side_by_side(_summed(ops.matmul(parts, _transposed(lines)), slots, cols))
+            return _side_by_side(from_gathered(gathered(parts, places), blocks))
+        return _side_by_side(summed(parts, blocks, slots))
 
-    def gradient(x: Any, lines: Any, places: Any, slots: Any, upstream: Any) -> tuple[Any, Any]:
+    def gradient(x: Any, blocks: Any, places: Any, slots: Any, upstream: Any) -> tuple[Any, Any]:
         parts, above = _blocks_of(x, rows), _blocks_of(upstream, cols)
         if narrow_inputs:
-            found = _summed(ops.matmul(above, _transposed(lines)), slots, rows)
-            of_lines = ops.matmul(_transposed(_gathered_rows(parts, places)), above)
+            found, parts = summed(above, blocks, slots), gathered(parts, places)
         else:
-            gathered = _gathered_rows(above, places)
-            found = ops.matmul(gathered, lines)
-            of_lines = ops.matmul(_transposed(gathered), parts)
-        return _side_by_side(found), of_lines
+            above, parts = parts, gathered(above, places)
+            found = from_gathered(parts, blocks)
+        pairs = zip(parts, divided(above, near), strict=True)
+        grown = [ops.matmul(_transposed(g), own) for g, own in pairs]
+        return _side_by_side(found), stacked(grown, blocks.shape[1:])
 
-    lines, *where = _by_wide_side(kernel, narrow_inputs)
+    blocks, (places, slots) = kernel.by_slot
+    if not narrow_inputs:
+        order, slots = slots, ops.reshape(inverse_permutation(slots), (-1,))
+        blocks, places = ops.transpose(blocks, (0, 2, 1)), _outputs_of(grid, order)
+        blocks = spread_blocks(blocks, order, slots, Lines((1,) * grid.live_blocks), 0)
     x = padded_blocks(x, 1, grid.inputs, rows)
-    outputs = with_gradient(product, gradient, [x, lines], where)
+    outputs = with_gradient(product, gradient, [x, blocks], [places, slots])
     return without_padding(outputs, 1, grid.outputs, cols)
-
-
-def _by_wide_side(kernel: BlockOperands, narrow_inputs: bool) -> tuple[Any, Any, Any]:
-    """`A`, the narrow blocks that each of its matrices gathers, and the slots of each of them."""
-    grid = kernel.grid
-    count, fan_in, rows, cols = grid.blocks_shape
-    if narrow_inputs:
-        return _lines(kernel.blocks), kernel.inputs_of, kernel.slots_of
-    order = ops.reshape(kernel.slots_of, (-1,))
-    slots = ops.reshape(inverse_permutation(order), (count, fan_in))
-    blocks = ops.reshape(ops.transpose(kernel.blocks, (0, 1, 3, 2)), (count * fan_in, cols, rows))
-    blocks = spread_blocks(blocks, kernel.slots_of, ops.reshape(slots, (-1, 1)), 0)
-    lines = ops.reshape(blocks, (grid.in_blocks, grid.fan_out * cols, rows))
-    return lines, kernel.slots_of // fan_in, slots
 
 
 def _blocks_of(x: Any, width: int) -> Any:
@@ -303,12 +372,18 @@ def _gathered_rows(parts: Any, places: Any) -> Any:
     return ops.reshape(ops.transpose(found, (0, 2, 1, 3)), (count, -1, several * width))
 
 
-def _summed(product: Any, slots: Any, width: int) -> Any:
-    """`(I, n, width)`: the columns of `(m, n, k width)` in the slots `(I, o)`, summed."""
-    count, _, columns = product.shape
-    fan = columns // width
-    split = ops.reshape(product, (count, -1, fan, width))
-    split = ops.transpose(split, (0, 2, 1, 3))
-    split = ops.reshape(split, (count * fan, -1, width))
-    found = gather(split, ops.reshape(slots, (-1,)))
-    return ops.sum(ops.reshape(found, (*slots.shape, -1, width)), axis=1)
+def _summed(products: list[Any], slots: list[Any], width: int, lines: Lines) -> Any:
+    """`(I, n, width)`: the columns of `(m, n, k width)` in the slots of each line, summed."""
+    parts = []
+    for product in products:
+        count, _, columns = product.shape
+        fan = columns // width
+        split = ops.reshape(product, (count, -1, fan, width))
+        split = ops.transpose(split, (0, 2, 1, 3))
+        parts.append(ops.reshape(split, (count * fan, -1, width)))
+    split = stacked(parts)
+    found = [
+        ops.reshape(gather(split, ops.reshape(own, (-1,))), (*own.shape, -1, width))
+        for own in slots
+    ]
+    return joined([ops.sum(own, axis=1) for own in found], lines)

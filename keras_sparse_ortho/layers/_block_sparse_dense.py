@@ -1,11 +1,13 @@
 """`BlockSparseDense`, `BlockSparseEinsumDense`, and convolutions with live blocks of channels."""
 
+import itertools
 import math
 import re
 from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho.errors import NotPrunableError
@@ -35,9 +37,9 @@ class BlockSparseDense(BlockSparseLayer):
         y = activation(x K + b),    K[i, j] = blocks[j, l] where i = inputs_of[j, l], else 0
 
     The kernel, `(inputs, units)`, is cut into blocks of `r x c`; every output block has `k` live
-    ones, and every input block is used equally often. Forward and backward pass, optimizer, file
-    and memory deal with live blocks only. Outputs and gradients are those of the dense layer with
-    that kernel.
+    ones, and every input block is used equally often, unless `counts` say otherwise. Forward and
+    backward pass, optimizer, file and memory deal with live blocks only. Outputs and gradients are
+    those of the dense layer with that kernel.
 
     Args:
         units: Outputs, a multiple of `c`.
@@ -46,8 +48,12 @@ class BlockSparseDense(BlockSparseLayer):
             then `layer.density`. One that is off by more than a quarter is refused.
         block: `(r, c)`, or one integer for both. 32 is a good choice for training on processors,
             64 and 128 are faster; on GPUs 64 and more.
-        kernel_initializer: `"exact_orthogonal"`: `K^T K = gain^2 I` (or `K K^T`). Or an
-            initializer of Keras, the live inputs and outputs being its fans.
+        counts: The live blocks of each of the `J` output blocks, and of each of the `I` input
+            blocks, for a pattern that is not regular. Lines with equal counts are one product: with
+            up to 8 different counts on a side a step takes little longer, and compiles in seconds.
+        kernel_initializer: `"exact_orthogonal"`: `K^T K = gain^2 I` (or `K K^T`); with `counts`
+            each block is orthogonal, and scaled by the count of its output block. Or an initializer
+            of Keras, the live inputs and outputs being its fans.
         kernel_regularizer: L1 or L2; and `kernel_constraint`: `NonNeg`. They act on live entries.
         gain: Scale of the exactly orthogonal kernel.
         seed: Seed of the places and the exactly orthogonal values.
@@ -220,11 +226,14 @@ class BlockSparseConv(BlockSparseLayer):
         """A small convolution for each output block, over the channels that it reads."""
         kernel, axis = self.operands(), self._axis
         grid, rank = kernel.grid, self.rank
-        # (J, k, *taps, r, c) to (J, *taps, k, r, c)
-        order = (0, *range(2, 2 + rank), 1, rank + 2, rank + 3)
-        blocks = ops.transpose(ops.convert_to_tensor(kernel.blocks), order)
-        shape = (*grid.taps, grid.fan_in * grid.rows, grid.cols)
-        kernels = [ops.reshape(one, shape) for one in ops.split(blocks, grid.out_blocks, axis=0)]
+        lines = grid.of_outputs
+        blocks, (places, slots) = kernel.by_slot
+        kernels = []
+        for own in lines.pieces(blocks):
+            # (m, k, *taps, r, c) to (m, *taps, k, r, c)
+            own = ops.transpose(own, (0, *range(2, 2 + rank), 1, rank + 2, rank + 3))
+            shape = (*grid.taps, own.shape[-3] * grid.rows, grid.cols)
+            kernels += [ops.reshape(one, shape) for one in ops.split(own, own.shape[0], axis=0)]
         padding = self.padding
         if padding == "causal":
             first = self.dilation_rate[0] * (self.kernel_size[0] - 1)
@@ -234,9 +243,15 @@ class BlockSparseConv(BlockSparseLayer):
         inputs = padded_blocks(inputs, axis, grid.inputs, grid.rows)
         sizes = list(ops.shape(inputs))
         x = ops.reshape(inputs, (*sizes[:axis], grid.in_blocks, grid.rows, *sizes[axis + 1 :]))
-        x = spread_blocks(x, kernel.inputs_of, kernel.slots_of, axis)
-        sizes[axis] = grid.out_blocks * grid.fan_in * grid.rows
-        parts = ops.split(ops.reshape(x, sizes), grid.out_blocks, axis=axis)
+        x = spread_blocks(x, places, slots, grid.of_inputs, axis)
+        sizes[axis] = grid.live_blocks * grid.rows
+        x = ops.reshape(x, sizes)
+        if lines.are_regular:
+            parts = ops.split(x, len(kernels), axis=axis)
+        else:  # not by a list of ends, which torch does not export
+            ends = np.cumsum([0, *(taps.shape[-2] for taps in kernels)]).tolist()
+            lead = (slice(None),) * axis
+            parts = [x[(*lead, slice(*pair))] for pair in itertools.pairwise(ends)]
         outputs = [
             ops.conv(
                 part,
@@ -248,6 +263,9 @@ class BlockSparseConv(BlockSparseLayer):
             )
             for part, taps in zip(parts, kernels, strict=True)
         ]
+        if not lines.are_regular:  # in the order of the lines
+            outputs.append(ops.zeros_like(outputs[0]))
+            outputs = [outputs[place] for place in lines.place]
         result = outputs[0] if len(outputs) == 1 else ops.concatenate(outputs, axis=axis)
         result = without_padding(result, axis, grid.outputs, grid.cols)
         if self.bias is not None:

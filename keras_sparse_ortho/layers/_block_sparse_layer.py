@@ -1,6 +1,7 @@
 """`BlockSparseLayer`, which holds, and computes with, the live blocks of a kernel."""
 
 import dataclasses
+import math
 import random
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -28,11 +29,18 @@ from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import are_weights_set_later, numpy_dtype
 from keras_sparse_ortho.kernels import KernelLayout, Storage, kernel_layouts
-from keras_sparse_ortho.layers._block_grid import LARGEST, BlockGrid, block_axes, check_block
-from keras_sparse_ortho.layers._block_products import BlockOperands, WholeKernel
+from keras_sparse_ortho.layers._block_grid import (
+    LARGEST,
+    BlockGrid,
+    Counts,
+    block_axes,
+    check_block,
+    checked_counts,
+)
+from keras_sparse_ortho.layers._block_products import BlockOperands, WholeKernel, stacked
 from keras_sparse_ortho.layers._live_blocks import LiveBlocks
 from keras_sparse_ortho.layers._wrapped_layer import no_dense_update
-from keras_sparse_ortho.orthogonal import Block, clear_padding, regular_blocks, slots_of
+from keras_sparse_ortho.orthogonal import Block, clear_padding, random_orthogonal, regular_blocks
 from keras_sparse_ortho.parametrizations import (
     FakeQuantization,
     checked_quantizer,
@@ -43,7 +51,7 @@ from keras_sparse_ortho.parametrizations import (
 
 ops = keras.ops
 _EXACT_ORTHOGONAL = "exact_orthogonal"
-_OWN = ("density", "block", "gain", "seed", "quantizer")
+_OWN = ("density", "block", "counts", "gain", "seed", "quantizer")
 # Arguments that Keras restores and serializes, by the module that does.
 _FUNCTIONS: dict[str, Any] = {
     "activation": keras.activations,
@@ -72,7 +80,9 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
     The kernel, seen as a matrix of inputs x outputs, is cut into blocks of `r x c`: `I` input by
     `J` output blocks. Each output block has `k` live ones, each input block is used `J k / I`
     times. There are three variables for it: `blocks` `(J, k, *taps, r, c)`, which are trained, and
-    `inputs_of` `(J, k)` and `slots_of` `(I, J k / I)`, the two lists of where they stand.
+    `inputs_of` `(J, k)` and `slots_of` `(I, J k / I)`, the two lists of where they stand. With
+    `counts` the `N` live blocks are numbered by groups of lines with equal counts, and these are
+    `(N, *taps, r, c)`, `(N,)` and `(N,)`.
     Subclasses name the Keras layer that they replace (`namesake`) and its `settings`, attributes of
     the same names, and implement `call`. For the arguments see `BlockSparseDense`.
     """
@@ -87,6 +97,7 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         *,
         density: float,
         block: int | tuple[int, int] = 32,
+        counts: Counts | None = None,
         kernel_initializer: Any = "exact_orthogonal",
         gain: float = 1.0,
         seed: int | None = None,
@@ -103,6 +114,7 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
             raise NotPrunableError(f"The layer '{self.name}' cannot be on blocks: {reason}")
         self._wanted = check_density(density)
         self.block = check_block(block)
+        self.counts = None if counts is None else checked_counts(counts)
         self.gain = check_number("gain", gain)
         self.seed = check_seed(seed)
         self._draw_seed = random.randrange(2**31) if self.seed is None else self.seed
@@ -142,19 +154,20 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         _, self.parts, *taps, inputs, outputs = self._layout.canonical_shape(self._kernel_shape)
         try:
             self._grid = self._fitting_grid(inputs, outputs, tuple(taps))
+            values, pattern = self._drawn()
         except ValueError as error:
             raise type(error)(f"The layer '{self.name}': {error}") from None
-        values, pattern = self._drawn()
         axes = block_axes(self.path, self.grid)
         functions = {"regularizer": self.kernel_regularizer, "constraint": self.kernel_constraint}
         self.blocks = self._add_along(axes[0], "blocks", values, **functions)
         indices = {"dtype": "int32", "trainable": False, "autocast": False}
-        slots = slots_of(pattern, self.grid.in_blocks)
+        slots = self.grid.slots_of(pattern)
         self.inputs_of = self._add_along(axes[1], "inputs_of", pattern, **indices)
         self.slots_of = self._add_along(axes[2], "slots_of", slots, **indices)
         check_assignments(self.inputs_of, self._check_inputs)
         check_assignments(self.slots_of, self._check_slots)
-        if self.kernel_initializer == _EXACT_ORTHOGONAL and not are_weights_set_later():
+        orthogonal = self.kernel_initializer == _EXACT_ORTHOGONAL and self.counts is None
+        if orthogonal and not are_weights_set_later():
             stored = values.astype(numpy_dtype(self.variable_dtype))
             # As it is read back: bfloat16 as float32.
             wide = stored.astype(np.float32) if self.variable_dtype == "bfloat16" else stored
@@ -183,18 +196,23 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
                 f"The units of a gate must be a multiple of the {self.block[1]} outputs of a "
                 f"block. Received: {outputs} units"
             )
-        one = BlockGrid.for_density(inputs, outputs, self.block, self._wanted, taps)
-        grid = dataclasses.replace(one, outputs=self.parts * outputs)
+        if self.counts is None:
+            one = BlockGrid.for_density(inputs, outputs, self.block, self._wanted, taps)
+            grid = dataclasses.replace(one, outputs=self.parts * outputs)
+        else:
+            whole = self.parts * outputs
+            grid = BlockGrid(inputs, whole, *self.block, taps=taps, counts=self.counts)
+            grid.check_sides()
         if grid.live > LARGEST:
             raise LayoutError(f"A kernel has at most {LARGEST} live entries. Received: {grid.live}")
         return grid
 
     def _drawn(self) -> tuple[np.ndarray, np.ndarray]:
-        """Values `(J, k, *taps, r, c)` and places `(J, k)` of the live blocks."""
+        """Values `(J, k, *taps, r, c)` and places `(J, k)` of the live blocks, or by slot."""
         grid, seed = self.grid, self._draw_seed
         if are_weights_set_later():
             return np.zeros(grid.blocks_shape, dtype=np.float32), grid.draw_pattern(seed)
-        if self.kernel_initializer == _EXACT_ORTHOGONAL:
+        if self.kernel_initializer == _EXACT_ORTHOGONAL and self.counts is None:
             structure = Block(grid.rows, grid.cols, regular=True)
             gates = KernelLayout(inputs=(-2,), outputs=(-1,), gates=self._layout.gates)
             drawn = regular_blocks(
@@ -202,12 +220,27 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
             )
             return grid.side_by_side(drawn)
         pattern = grid.draw_pattern(seed)
-        columns = to_numpy(self.kernel_initializer(grid.columns_shape, dtype="float32"))
-        columns = columns * _fan_correction(grid, self.kernel_initializer)
-        blocks = columns.reshape(*grid.taps, grid.fan_in, grid.rows, grid.out_blocks, grid.cols)
-        blocks = blocks.transpose(np.argsort(grid.columns_order()))
-        clear_padding(blocks, pattern, grid.inputs, grid.outputs)  # which no gradient reaches
-        return blocks, pattern
+        lines, found = grid.of_outputs, []
+        for group in lines.groups:  # each output sees its own live fan
+            fan_in, count = lines.counts[group[0]], len(group)
+            if self.kernel_initializer == _EXACT_ORTHOGONAL:
+                # Every block is orthogonal at the center tap; outputs have about the norm `gain`.
+                size, side = count * fan_in, max(self.block)
+                own = random_orthogonal(size, side, np.random.default_rng([seed, fan_in]))
+                scale = self.gain * np.sqrt(max(grid.cols / grid.rows, 1.0) / fan_in)
+                blocks = np.zeros((size, math.prod(grid.taps), *self.block))
+                blocks[:, math.prod(grid.taps) // 2] = scale * own[:, : grid.rows, : grid.cols]
+            else:
+                shape = (*grid.taps, fan_in * grid.rows, count * grid.cols)
+                columns = to_numpy(self.kernel_initializer(shape, dtype="float32"))
+                columns = columns * _fan_correction(grid, fan_in, self.kernel_initializer)
+                blocks = columns.reshape(*grid.taps, fan_in, grid.rows, count, grid.cols)
+                blocks = blocks.transpose(np.argsort(grid.columns_order()))
+            found.append(blocks.reshape(-1, *grid.taps, grid.rows, grid.cols))
+        values = np.concatenate(found).astype(np.float32)
+        where = pattern.ravel(), lines.of_slots
+        clear_padding(values, *where, grid.inputs, grid.outputs)  # which no gradient reaches
+        return values.reshape(grid.blocks_shape), pattern
 
     @property
     def grid(self) -> BlockGrid:
@@ -224,11 +257,11 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         return self._wanted if self._grid is None else self._grid.density
 
     def set_blocks(self, blocks: Any, inputs_of: Any) -> None:
-        """Sets values and places of the live blocks, `(J, k, *taps, r, c)` and `(J, k)`."""
+        """Sets values and places of the live blocks, of the shapes of these variables."""
         pattern = self.grid.check_pattern(inputs_of)
         assign(self.blocks, blocks)
         assign(self.inputs_of, pattern)
-        assign(self.slots_of, slots_of(pattern, self.grid.in_blocks))
+        assign(self.slots_of, self.grid.slots_of(pattern))
 
     # --- what a call computes with ---------------------------------------------------------------
 
@@ -239,27 +272,29 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         found = live if whole is None else whole
         if self.quantizer is None:
             return found
-        blocks = self.quantizer(ops.convert_to_tensor(found.blocks), self._quantized_outputs)
-        return dataclasses.replace(found, blocks=blocks)
+        blocks, lines = found.by_slot[0], found.grid.of_outputs
+        pieces = [self.quantizer(own, self._of_outputs(own)) for own in lines.pieces(blocks)]
+        return dataclasses.replace(found, blocks=stacked(pieces, blocks.shape[1:]))
 
     def set_quantizer(self, quantizer: FakeQuantization) -> None:
         """Lets the live blocks of a built layer be quantized, see the argument `quantizer`."""
         self.quantizer = quantizer
 
-    @property
-    def _quantized_outputs(self) -> tuple[int, ...]:
-        """The shape of one number for each output, which broadcasts to that of the blocks."""
-        lines, _, *inside, cols = self.grid.blocks_shape
-        return (lines, 1, *(1 for _ in inside), cols)
+    @staticmethod
+    def _of_outputs(blocks: Any) -> tuple[int, ...]:
+        """The shape of one number for each output, which broadcasts to `(m, k, *taps, r, c)`."""
+        lines, *inside, cols = blocks.shape
+        return (lines, *(1 for _ in inside), cols)
 
     # --- the dense kernel ------------------------------------------------------------------------
 
     def kernel_value(self, *, quantized: bool = True) -> np.ndarray:
         """The kernel in the shape that the namesake has, as a NumPy array (bfloat16 as float32)."""
-        blocks = to_numpy(self.blocks)
+        kernel = self.grid.kernel(to_numpy(self.blocks), to_numpy(self.inputs_of))
         if quantized:
-            blocks = quantized_value(self.quantizer, blocks, self._quantized_outputs)
-        return self.shaped(self.grid.kernel(blocks, to_numpy(self.inputs_of)))
+            outputs = (1,) * (kernel.ndim - 1) + kernel.shape[-1:]
+            kernel = quantized_value(self.quantizer, kernel, outputs)
+        return self.shaped(kernel)
 
     def mask_value(self) -> np.ndarray:
         """Which entries of that kernel are live."""
@@ -311,7 +346,7 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         super().set_weights(weights)
 
     def _check_inputs(self, given: Read) -> None:
-        """Raises unless input blocks, from a file or an argument, are a regular pattern."""
+        """Raises unless input blocks, from a file or an argument, are a pattern of the grid."""
         try:
             self.grid.check_pattern(given(self.inputs_of))
         except ValueError as error:
@@ -320,7 +355,7 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
     def _check_slots(self, given: Read) -> None:
         """The same for the second list of the places, once the first is right."""
         slots = given(self.slots_of)
-        wanted = slots_of(given(self.inputs_of), self.grid.in_blocks)
+        wanted = self.grid.slots_of(given(self.inputs_of))
         if not np.array_equal(slots, wanted):
             raise self._damaged(
                 "`slots_of` must list where `inputs_of` names each input block. "
@@ -368,6 +403,8 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
             "kernel_initializer": serialize(self.kernel_initializer),
             "density": self._wanted,
         }
+        if self.counts is not None:
+            config["counts"] = self.counts
         if self.quantizer is not None:
             config["quantizer"] = serialize(self.quantizer)
         return config
@@ -393,13 +430,14 @@ def _restored(initializer: Any) -> Any:
     return found
 
 
-def _fan_correction(grid: BlockGrid, initializer: Any) -> float:
+def _fan_correction(grid: BlockGrid, count: int, initializer: Any) -> float:
     """The factor by which the live fan-out changes a draw whose fan-out is all outputs."""
     mode: Any = getattr(initializer, "mode", None)
-    fan_in = {"fan_avg": grid.fan_in * grid.rows, "fan_out": 0}.get(mode)
+    fan_in = {"fan_avg": count * grid.rows, "fan_out": 0}.get(mode)
     if fan_in is None:
         return 1.0
-    return float(np.sqrt((fan_in + grid.outputs) / (fan_in + grid.fan_out * grid.cols)))
+    fan_out = grid.live_blocks / grid.in_blocks * grid.cols
+    return float(np.sqrt((fan_in + grid.outputs) / (fan_in + fan_out)))
 
 
 def constant(value: np.ndarray) -> Callable[..., Any]:

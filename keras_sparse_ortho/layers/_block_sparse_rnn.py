@@ -8,6 +8,7 @@ from keras_sparse_ortho._checks import check_integer, other_keywords
 from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import KernelLayout, Storage, derived_seed
+from keras_sparse_ortho.layers._block_grid import Counts
 from keras_sparse_ortho.layers._block_products import product_of_rows
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer, OnBlocks
 from keras_sparse_ortho.layers._live_blocks import LiveBlocks
@@ -56,6 +57,8 @@ class GatesOnBlocks(_Cell):
         block: int | tuple[int, int] = 32,
         recurrent_density: float | None = None,
         recurrent_block: int | tuple[int, int] = 32,
+        counts: Counts | None = None,
+        recurrent_counts: Counts | None = None,
         gain: float = 1.0,
         seed: int | None = None,
         **kwargs: Any,
@@ -67,15 +70,17 @@ class GatesOnBlocks(_Cell):
                 f"The cell '{self.name}' cannot compute on live blocks: {reason}. "
                 f"Received: {type(self).__name__}"
             )
-        self._blocks = {"kernel": (density, block)}
-        self._blocks["recurrent_kernel"] = (recurrent_density, recurrent_block)
+        self._blocks: dict[str, tuple[Any, Any, Any]] = {
+            "kernel": (density, block, counts),
+            "recurrent_kernel": (recurrent_density, recurrent_block, recurrent_counts),
+        }
         self.gain = gain
         self.takes_products = False  # whether a call is given products instead of inputs
 
     def add_weight(self, shape: Any = None, initializer: Any = None, **kwargs: Any) -> Any:
         # Kernels with a density become layers of blocks.
         name = kwargs.get("name", "")
-        density, block = self._blocks.get(name, (None, None))
+        density, block, counts = self._blocks.get(name, (None, None, None))
         if density is None:
             return super().add_weight(shape=shape, initializer=initializer, **kwargs)
         made = BlockSparseGates(
@@ -83,6 +88,7 @@ class GatesOnBlocks(_Cell):
             self.units,
             density=density,
             block=block,
+            counts=counts,
             kernel_regularizer=kwargs.get("regularizer"),
             kernel_constraint=kwargs.get("constraint"),
             gain=self.gain,
@@ -113,15 +119,12 @@ class GatesOnBlocks(_Cell):
         return {name: own for name, own in made.items() if isinstance(own, BlockSparseGates)}
 
     def get_config(self) -> dict[str, Any]:
-        (density, block), (recurrent_density, recurrent_block) = self._blocks.values()
-        return {
-            **super().get_config(),
-            "density": density,
-            "block": block,
-            "recurrent_density": recurrent_density,
-            "recurrent_block": recurrent_block,
-            "gain": self.gain,
-        }
+        names = ("density", "block", "counts")
+        own: dict[str, Any] = dict(zip(names, self._blocks["kernel"], strict=True))
+        recurrent = zip(names, self._blocks["recurrent_kernel"], strict=True)
+        own |= {f"recurrent_{name}": value for name, value in recurrent}
+        own = {name: own[name] for name in own if "counts" not in name or own[name]}
+        return {**super().get_config(), **own, "gain": self.gain}
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -140,6 +143,8 @@ class BlockSparseLSTMCell(GatesOnBlocks, keras.layers.LSTMCell):
         block: `(r, c)` of `K`, or one integer for both.
         recurrent_density: Live fraction of `R`; `None` for a dense one.
         recurrent_block: `(r, c)` of `R`.
+        counts: Of `K`, as for `BlockSparseDense`, of all gates side by side.
+        recurrent_counts: Of `R`.
         gain: Scale of exactly orthogonal kernels.
         seed: Seed of places and values, and of dropout.
         **kwargs: As for LSTMCell. The initializers are those of dense kernels.
@@ -315,12 +320,16 @@ class BlockSparseRNN(OnBlocks, keras.layers.RNN):
 
 
 def recurrent_like(
-    plain: Any, sizes: dict[str, tuple[float, Any]], seed: int | None
+    plain: Any, sizes: dict[str, tuple[float, Any, Any]], seed: int | None
 ) -> BlockSparseRNN:
-    """The layer on blocks, not built, for an LSTM or GRU; `sizes` has density and block by name."""
-    (density, block), (recurrent, recurrent_block) = (sizes.get(k, (None, 32)) for k in _KERNELS)
-    config = {**plain.cell.get_config(), "density": density, "block": block, "seed": seed}
-    config |= {"recurrent_density": recurrent, "recurrent_block": recurrent_block}
+    """The layer on blocks, not built, for an LSTM or GRU.
+
+    `sizes` has density, block and counts by name.
+    """
+    config = {**plain.cell.get_config(), "seed": seed}
+    for name, prefix in zip(_KERNELS, ("", "recurrent_"), strict=True):
+        density, block, counts = sizes.get(name, (None, 32, None))
+        config |= {f"{prefix}density": density, f"{prefix}block": block, f"{prefix}counts": counts}
     return BlockSparseRNN(CELLS[type(plain)](**config), **_of_layer(plain))
 
 

@@ -30,7 +30,7 @@ class LiveBlocks(Storage):
         self._layer = layer
         self.shape, self.live = layer._kernel_shape, layer.grid.live
         self.block = layer.grid.rows, layer.grid.cols  # inputs and outputs of a block
-        self.place_size = layer.grid.live // int(np.prod(layer.inputs_of.shape))
+        self.place_size = layer.grid.live // layer.grid.live_blocks
         owner, layout = owner or layer, layer._layout
         self.weight = PrunableWeight("kernel", layer.blocks, owner, layout, storage=self)
 
@@ -38,6 +38,8 @@ class LiveBlocks(Storage):
     def least_density(self) -> float:
         """The least density of a kernel of such blocks, of which the others are multiples."""
         grid = self._layer.grid
+        if grid.counts:
+            return 1.0 / (grid.in_blocks * grid.out_blocks)
         one = dataclasses.replace(grid, outputs=grid.outputs // self._layer.parts)
         return float(one.fan_in_step / one.in_blocks)
 
@@ -60,11 +62,11 @@ class LiveBlocks(Storage):
     def set_kernel(self, kernel: Any, mask: Any) -> None:
         """Sets the live blocks from a dense kernel and a mask that fits the layer."""
         layer, kernel, mask = self._layer, np.asarray(kernel), np.asarray(mask, dtype=bool)
-        grid, pattern = pattern_of(layer.matrix(mask), layer.block)
+        grid, pattern = pattern_of(layer.matrix(mask), layer.block, layer.parts)
         if grid != layer.grid:
             raise LayoutError(
-                f"The layer '{layer.name}' has {layer.grid.fan_in} live blocks in each line. "
-                f"Received: a mask of {grid.fan_in}"
+                f"The layer '{layer.name}' has other numbers of live blocks in its lines. "
+                f"Received: a mask of {grid.live_blocks} blocks, for {layer.grid.live_blocks}"
             )
         layer.set_blocks(grid.blocks(layer.matrix(kernel), pattern), pattern)
 
@@ -79,7 +81,7 @@ class LiveBlocks(Storage):
     @property
     def drawn_by(self) -> ExactOrthogonal:
         layer = self._layer
-        structure = Block(*layer.block, regular=True)
+        structure = Block(*layer.block, regular=layer.grid.counts is None)
         return ExactOrthogonal(layer.density, layer.gain, seed=layer.seed, structure=structure)
 
     def is_as_drawn(self) -> bool:
@@ -90,20 +92,18 @@ class LiveBlocks(Storage):
         self._layer.drawn_digest = digest(to_numpy(self._layer.blocks))
 
     def live_places(self) -> np.ndarray:
-        return self._at_places(np.True_)
+        return self._at_places(np.ones(self._layer.grid.places_shape, dtype=bool))
 
     def live_sums(self) -> np.ndarray:
-        return self._at_places(block_sums(to_numpy(self._layer.blocks)))
+        lead = len(self._layer.grid.places_shape)
+        return self._at_places(block_sums(to_numpy(self._layer.blocks), lead))
 
     def _at_places(self, values: Any) -> np.ndarray:
-        """Values `(J, k)` of live blocks where they stand, zero elsewhere."""
-        grid = self._layer.grid
-        found = np.zeros((grid.in_blocks, grid.out_blocks), dtype=values.dtype)
-        found[to_numpy(self._layer.inputs_of), np.arange(grid.out_blocks)[:, None]] = values
-        return self._by_part(found)
+        """Values of live blocks where they stand, zero elsewhere."""
+        return self._by_part(self._whole(values).T)
 
     def place_sums(self, gradient: Any) -> np.ndarray:
-        return self._by_part(block_sums(gradient).T)
+        return self._by_part(block_sums(gradient, 2).T)
 
     def _by_part(self, places: np.ndarray) -> np.ndarray:
         parts = self._layer.parts
@@ -118,11 +118,10 @@ class LiveBlocks(Storage):
         """`inputs_of` for these live blocks, and the slot of each of them before, -1 for new."""
         grid = self._layer.grid
         live = live if self._layer.parts == 1 else np.concatenate([*live], axis=-1)
-        pattern = np.nonzero(live.T)[1].reshape(grid.out_blocks, grid.fan_in)
-        slots, lines = np.full(live.T.shape, -1), np.arange(grid.out_blocks)[:, None]
-        before = to_numpy(self._layer.inputs_of)
-        slots[lines, before] = np.arange(pattern.size).reshape(pattern.shape)
-        return pattern, slots[lines, pattern]
+        pattern, lines = grid.pattern(live), grid.of_outputs.of_slots
+        slots = np.full(live.T.shape, -1)
+        slots[lines, to_numpy(self._layer.inputs_of).ravel()] = np.arange(pattern.size)
+        return pattern, slots[lines, pattern.ravel()].reshape(pattern.shape)
 
     def dense_gradient(self) -> DenseGradient:
         # That of a kernel of all blocks, `(J, I, *taps, r, c)`, and of what regularizes live ones.
@@ -139,7 +138,7 @@ class LiveBlocks(Storage):
         )
 
     def _whole(self, blocks: np.ndarray) -> np.ndarray:
-        return self._layer.grid.whole(blocks, to_numpy(self._layer.inputs_of))
+        return self._layer.grid.at_places(blocks, to_numpy(self._layer.inputs_of))
 
     def slot_to_dense(self, slot: np.ndarray, start: float) -> np.ndarray:
         layer = self._layer
@@ -151,6 +150,6 @@ class LiveBlocks(Storage):
         return layer.grid.blocks(layer.matrix(slot), to_numpy(layer.inputs_of))
 
 
-def block_sums(blocks: np.ndarray) -> np.ndarray:
-    """`sum |w|` over each block: `(J, k, *taps, r, c)` to `(J, k)`."""
-    return np.asarray(np.abs(blocks).sum(axis=tuple(range(2, blocks.ndim))))
+def block_sums(blocks: np.ndarray, lead: int) -> np.ndarray:
+    """`sum |w|` over each block: over all but the `lead` first axes."""
+    return np.asarray(np.abs(blocks).sum(axis=tuple(range(lead, blocks.ndim))))

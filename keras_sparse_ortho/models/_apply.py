@@ -22,12 +22,12 @@ from keras_sparse_ortho._optimizer_slots import copy_slots
 from keras_sparse_ortho._values import digest_of, to_numpy
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError, UnknownWeightError
 from keras_sparse_ortho.initializers import AnyDraw, BlockDraw, Draw, weights_set_later
-from keras_sparse_ortho.kernels import PrunableWeight, storages_of, walk
+from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight, storages_of, walk
 from keras_sparse_ortho.layers import (
     PrunableLayer,
     block_layer_like,
     check_block,
-    check_mask,
+    pattern_of,
     plain_layer,
 )
 from keras_sparse_ortho.models._flops import open_specs
@@ -367,30 +367,31 @@ def blocks_like(
     weights: Mapping[str, Any],
 ) -> Any:
     """The unbuilt layer of live blocks for a plain one, or an error that says why not."""
-    sizes = {}
+    sizes: dict[str, tuple[Any, ...]] = {}
     for key, drawn in draws.items():
         structure = getattr(drawn.initializer, "structure", None)
         found = blocks[key]
         if found is None and isinstance(drawn, Draw):
             found = drawn.block
-        if found is None and isinstance(structure, Block) and structure.regular:
+        if found is None and isinstance(structure, Block):
             found = structure.rows, structure.cols
         if found is None:
             raise NotPrunableError(
-                "its mask was not drawn with Block(rows, cols, regular=True); give `block` if it is"
-                f" one of such blocks. Received: structure={structure}"
+                "its mask was not drawn with Block(rows, cols); give `block` if it is one of such "
+                f"blocks. Received: structure={structure}"
             )
         if _is_in_place(drawn):
             *_, rows, cols = drawn.blocks.blocks.shape  # type: ignore[union-attr]
-            sizes[key.rpartition("/")[2]] = drawn.blocks.density, (rows, cols)  # type: ignore[union-attr]
+            sizes[key.rpartition("/")[2]] = drawn.blocks.density, (rows, cols), None  # type: ignore[union-attr]
             continue
         mask = drawn.mask  # not the nonzero entries: live ones may be zero, at other taps
         weight = getattr(weights[key], "weight", weights[key])
-        check_mask(mask, check_block(found), weight.layout)
-        sizes[key.rpartition("/")[2]] = float(mask.mean()), found
-    density = {name: size[0] for name, size in sizes.items()}
-    block = {name: size[1] for name, size in sizes.items()}
-    return block_layer_like(plain, density=density, block=block, seed=0)
+        matrices = (weight.layout or KernelLayout.convolution()).to_canonical(mask)[0]
+        side_by_side = np.concatenate([*matrices], axis=-1)
+        grid, _ = pattern_of(side_by_side, check_block(found), len(matrices))
+        sizes[key.rpartition("/")[2]] = grid.density, found, grid.counts
+    density, block, counts = ({k: size[n] for k, size in sizes.items()} for n in range(3))
+    return block_layer_like(plain, density=density, block=block, counts=counts, seed=0)
 
 
 def _is_in_place(drawn: AnyDraw) -> bool:

@@ -37,13 +37,14 @@ def convert(
     - `"blocks"`: layers that compute on the live blocks of `M` alone (`layers.BlockSparseDense` and
       the like, for Dense, EinsumDense, convolutions, LSTM and GRU): where they are wide, a step
       takes little more than the live fraction of the time of a dense one. Layers whose masks are
-      not of regular blocks stay as they are.
+      not of blocks stay as they are.
 
     Training goes on as it would have: where the model is compiled, the optimizer's step count comes
     along, and moments and averages of live entries. Those of the others are zero.
 
     Args:
-        model: A built model with fixed masks, in any of these storages.
+        model: A built model with fixed masks, in any of these storages, or with masks of
+            `MagnitudeMask` whose schedule has ended.
         storage: `"masked"`, `"compact"` or `"blocks"`.
         block: `(r, c)`, or one integer for both: the blocks of `"blocks"`, where the masks do not
             tell with which they were drawn.
@@ -123,9 +124,10 @@ def _fit_for_blocks(model: Any, weights: list[PrunableWeight], block: Any) -> li
             if (reason := why_no_block_form(layer.layer)) is not None:
                 raise NotPrunableError(f"{reason}. Received: {type(layer.layer).__name__}")
             for own in held.values():
-                if not own.movable:
+                if not own.fixed:
                     raise NotPrunableError(
-                        f"live blocks are for fixed masks. Received: {type(own).__name__}"
+                        "live blocks are for masks that are fixed, or whose schedule has ended. "
+                        f"Received: {type(own).__name__}"
                     )
             masks = {key: mask_of(own) for key, own in held.items()}
             blocks_like(layer.layer, masks, dict.fromkeys(held, block), held)
@@ -135,7 +137,7 @@ def _fit_for_blocks(model: Any, weights: list[PrunableWeight], block: Any) -> li
             found += [known[id(own.weight.variable)] for own in held.values()]
     if not found:
         raise NotPrunableError(
-            "No layer of the model can compute on live blocks. Draw masks of regular blocks: "
+            "No layer of the model can compute on live blocks. Make masks of blocks: "
             "keras_sparse_ortho.sparsify(model, density, structure=Block(32, 32, regular=True)). "
             f"Received: {'; '.join(reasons) or 'a model without masks'}"
         )

@@ -21,16 +21,15 @@ from keras_sparse_ortho.orthogonal._kernel import (
     exact_orthogonal,
     least_count,
 )
-from keras_sparse_ortho.orthogonal._regular_blocks import RegularBlocks
+from keras_sparse_ortho.orthogonal._regular_blocks import RegularBlocks, complete
 from keras_sparse_ortho.orthogonal._regular_pattern import (
     block_count,
-    check_regular,
+    check_pattern,
     clear_padding,
     fan_step,
     from_blocks,
     matched_by_score,
     regular_pattern,
-    slots_of,
     to_blocks,
     whole_blocks,
 )
@@ -39,7 +38,8 @@ from keras_sparse_ortho.orthogonal._structures import (
     NByM,
     StructureLike,
     as_structure,
-    best_regular,
+    best_blocks,
+    block_unit,
     regular_blocks,
 )
 

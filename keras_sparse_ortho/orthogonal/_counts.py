@@ -143,7 +143,7 @@ def expected_density(rotations: int, width: int, rows: int | None = None) -> flo
         np.multiply(probability, gain, out=moved)
         probability -= moved
         probability[1:] += moved[:-1]
-    return float(probability @ k) / m
+    return min(max(float(probability @ k) / m, 1.0 / n), 1.0)  # rounding leaves the interval
 
 
 def rotations_for_density(density: float, width: int, rows: int | None = None) -> int:

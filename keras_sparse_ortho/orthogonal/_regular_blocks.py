@@ -25,7 +25,6 @@ from keras_sparse_ortho.orthogonal._regular_pattern import (
     clear_padding,
     fan_step,
     from_blocks,
-    slots_of,
 )
 
 # Rotations of every column of a start that is wider than high, after which no two are parallel.
@@ -58,24 +57,27 @@ class RegularBlocks:
     Args:
         blocks: `(batch, parts, J, k, r, c)`.
         inputs_of: int32 `(batch, parts, J, k)`, ascending in each line: input blocks of the matrix.
-        slots_of: int32 `(batch, parts, I, out)`: the slots `j * k + l` of each input block.
         canonical_shape: Shape of the dense kernel, see `KernelLayout.canonical_shape`.
     """
 
     blocks: np.ndarray
     inputs_of: np.ndarray
-    slots_of: np.ndarray
     canonical_shape: tuple[int, ...]
+
+    @property
+    def in_blocks(self) -> int:
+        """Input blocks of a matrix."""
+        return block_count(self.canonical_shape[-2], self.blocks.shape[-2])
 
     @property
     def density(self) -> float:
         """Live fraction, the same for every line, matrix and tap."""
-        return self.inputs_of.shape[-1] / self.slots_of.shape[-2]
+        return self.inputs_of.shape[-1] / self.in_blocks
 
     @property
     def live(self) -> int:
         """Live entries of the kernel, at all taps."""
-        return math.prod(self.canonical_shape) * self.blocks.shape[3] // self.slots_of.shape[-2]
+        return math.prod(self.canonical_shape) * self.blocks.shape[3] // self.in_blocks
 
     def with_taps(self) -> np.ndarray:
         """The live blocks at all taps, `(batch, parts, J, k, *taps, r, c)`."""
@@ -102,7 +104,7 @@ class RegularBlocks:
     def _matrices(self, values: np.ndarray) -> np.ndarray:
         """Values of the live blocks at one tap as dense matrices."""
         *outer, lines, _, rows, cols = values.shape
-        by_block = np.zeros((*outer, lines, self.slots_of.shape[-2], rows, cols), values.dtype)
+        by_block = np.zeros((*outer, lines, self.in_blocks, rows, cols), values.dtype)
         np.put_along_axis(by_block, self.inputs_of[..., None, None], values, axis=3)
         return from_blocks(by_block.transpose(0, 1, 3, 4, 2, 5), *self.canonical_shape[-2:])
 
@@ -192,8 +194,8 @@ def _levels(
             _unite(bits, cell)
 
 
-def complete(live: np.ndarray, line_fan: int, group_fan: int, rng: np.random.Generator) -> bool:
-    """Sets entries of a bool `(lines, groups)` matrix live to reach the fans given.
+def complete(live: np.ndarray, line_fan: Any, group_fan: Any, rng: np.random.Generator) -> bool:
+    """Sets entries of a bool `(lines, groups)` matrix live to reach the fans, of all or of each.
 
     Each line takes the groups that lack most; the rest is found by augmenting paths. Returns
     whether it is possible.
@@ -304,8 +306,8 @@ def draw_regular(
         plan = _MixingPlan.draw(lines, groups, times, options.rng)
         live = plan.live if wide else plan.live.T
         inputs_of[matrix] = np.nonzero(live)[1].reshape(output_blocks, fan_in)
-        own = np.arange(output_blocks * fan_in).reshape(output_blocks, fan_in)
-        slots = own if wide else slots_of(inputs_of[matrix], input_blocks)
+        own = inputs_of[matrix].ravel().argsort(kind="stable")
+        slots = (np.arange(len(own)) if wide else own).reshape(lines, -1)
         supports, values = _mixed(plan, b, a, options.rng)
         flat = blocks[matrix].reshape(-1, rows, cols)
         flat[...] = 0.0
@@ -315,9 +317,10 @@ def draw_regular(
             flat[slots[line, places]] = value.swapaxes(1, 2) if wide else value
             values[line] = np.empty(0)
         # Only the shorter side may be padded, and the rows of the others stay orthonormal.
-        clear_padding(blocks[matrix], inputs_of[matrix], *sides)
+        outputs_of = np.repeat(np.arange(output_blocks)[:, None], fan_in, axis=1)
+        clear_padding(blocks[matrix], inputs_of[matrix], outputs_of, *sides)
     shape = tuple(int(size) for size in canonical_shape)
-    return RegularBlocks(blocks, inputs_of, slots_of(inputs_of, input_blocks), shape)
+    return RegularBlocks(blocks, inputs_of, shape)
 
 
 def _mixed(

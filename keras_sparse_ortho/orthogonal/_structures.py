@@ -10,7 +10,12 @@ import numpy as np
 
 from keras_sparse_ortho._checks import is_integer, other_keywords
 from keras_sparse_ortho.errors import LayoutError
-from keras_sparse_ortho.orthogonal._counts import apportion, live_count, unmask_at_random
+from keras_sparse_ortho.orthogonal._counts import (
+    apportion,
+    largest_mask,
+    live_count,
+    unmask_at_random,
+)
 from keras_sparse_ortho.orthogonal._eoi import (
     DrawOptions,
     cos_sin,
@@ -32,6 +37,7 @@ from keras_sparse_ortho.orthogonal._regular_blocks import RegularBlocks, draw_re
 from keras_sparse_ortho.orthogonal._regular_pattern import (
     block_count,
     fan_step,
+    few_counts,
     from_blocks,
     matched_by_score,
     to_blocks,
@@ -42,6 +48,7 @@ StructureLike = Structure | str | tuple[int, int]
 
 _PADDED = 1.05  # a padded side relative to the side: what the padding may cost
 _LARGEST = 2**16  # kernels are padded to whole groups
+_MOST_COUNTS = 8  # of a side of live blocks: each is a product, which takes time to compile
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -65,8 +72,8 @@ class Block(Structure):
 
     Args:
         rows: Inputs in a block.
-        cols: Outputs in a block. One of `rows` and `cols` divides the other; with `regular=True`
-            any two are possible.
+        cols: Outputs in a block. One of `rows` and `cols` divides the other where a kernel is
+            drawn; with `regular=True` any two are possible.
         regular: Whether all block lines have the same number of live blocks.
 
     Raises:
@@ -94,8 +101,6 @@ class Block(Structure):
         self._check_sides("rows", "cols")
         if not isinstance(self.regular, bool):
             raise ValueError(f"`regular` must be a bool. Received: regular={self.regular!r}")
-        if not self.regular and max(self.rows, self.cols) % min(self.rows, self.cols):
-            raise ValueError(f"One of `rows` and `cols` must divide the other. Received: {self}")
 
     def divides(self, canonical_shape: Sequence[int]) -> bool:
         """Whether inputs and outputs can be divided into blocks, regular ones with padding."""
@@ -136,6 +141,8 @@ class Block(Structure):
         """A block line of `a` orthonormal rows needs blocks with `a` columns in all."""
         if self.regular:
             return self.unit(canonical_shape)
+        if max(self.rows, self.cols) % min(self.rows, self.cols):
+            raise ValueError(f"One of `rows` and `cols` must divide the other. Received: {self}")
         batch, parts, *_, inputs, outputs = canonical_shape
         blocks = min(inputs, outputs) // min(self.rows, self.cols)
         return batch * parts * blocks * self.unit(canonical_shape)
@@ -217,6 +224,18 @@ class NByM(Structure):
         *outer, inputs, outputs = array.shape
         padding = np.full((*outer, -inputs % self.m, outputs), fill, array.dtype)
         return np.concatenate([array, padding], axis=-2).reshape(*outer, -1, self.m, outputs)
+
+    def largest(self, scores: np.ndarray, count: int) -> np.ndarray:
+        """The mask of the `count` largest entries of a group of `m`, at most `n` of each.
+
+        If `count` is more, no group has more of them than it needs to.
+        """
+        *_, inputs, outputs = scores.shape
+        most = max(self.n, math.ceil(count / scores.size * self.m - 1e-9))
+        groups = self.in_groups(scores, -2.0)
+        ranks = np.argsort(np.argsort(-groups, axis=-2, kind="stable"), axis=-2, kind="stable")
+        allowed = np.where(ranks < most, groups, -1.0).reshape(*scores.shape[:-2], -1, outputs)
+        return largest_mask(allowed[..., :inputs, :], count)
 
     def _class_sizes(self, inputs: int, outputs: int) -> tuple[list[int], list[int]]:
         """Inputs and outputs of each class: in proportion, so that all of the shorter side fit."""
@@ -302,11 +321,11 @@ class NByM(Structure):
             allowed[index] = True
 
 
-def as_structure(given: Any, *, regular: bool = False) -> Any:
+def as_structure(given: Any) -> Any:
     """The structure that a short form stands for; anything else is returned as it is.
 
-    >>> as_structure("2:4"), as_structure((4, 1)), as_structure("8x8", regular=True)
-    (NByM(n=2, m=4), Block(rows=4, cols=1), Block(rows=8, cols=8, regular=True))
+    >>> as_structure("2:4"), as_structure((4, 1)), as_structure("8x8")
+    (NByM(n=2, m=4), Block(rows=4, cols=1), Block(rows=8, cols=8))
     """
     if isinstance(given, str):
         parts = re.fullmatch(r"(\d+) ?([:xX]) ?(\d+)", given)
@@ -316,9 +335,9 @@ def as_structure(given: Any, *, regular: bool = False) -> Any:
                 f'"32x32". Received: structure={given!r}'
             )
         sides = int(parts[1]), int(parts[3])
-        return NByM(*sides) if parts[2] == ":" else Block(*sides, regular=regular)
+        return NByM(*sides) if parts[2] == ":" else Block(*sides)
     if isinstance(given, list | tuple) and len(given) == 2 and all(map(is_integer, given)):
-        return Block(*map(int, given), regular=regular)
+        return Block(*map(int, given))
     return given
 
 
@@ -343,8 +362,8 @@ def regular_blocks(
     Example:
 
     >>> drawn = regular_blocks((128, 256), 0.25, Block(16, 16, regular=True), seed=0)
-    >>> drawn.blocks.shape, drawn.inputs_of.shape, drawn.slots_of.shape
-    ((1, 1, 16, 2, 16, 16), (1, 1, 16, 2), (1, 1, 8, 4))
+    >>> drawn.blocks.shape, drawn.inputs_of.shape
+    ((1, 1, 16, 2, 16, 16), (1, 1, 16, 2))
     >>> kernel = drawn.dense()[0, 0]
     >>> bool(np.allclose(kernel @ kernel.T, np.eye(128), atol=1e-12))
     True
@@ -364,34 +383,51 @@ def regular_blocks(
     return draw_regular(canonical, structure.rows, structure.cols, fan_in, options, dtype)
 
 
-def best_regular(
+def block_unit(block: Block, canonical_shape: Sequence[int]) -> int:
+    """Entries by which blocks that are live at all taps can be more or less."""
+    if block.regular:
+        return block.unit(canonical_shape)
+    return math.prod(canonical_shape[2:-2]) * block.rows * block.cols
+
+
+def best_blocks(
     block: Block,
     scores: np.ndarray,
     count: int,
     rng: np.random.Generator,
-    among: np.ndarray | None = None,
+    *,
+    few: bool = True,
 ) -> np.ndarray:
-    """The mask of regular blocks with `count` live entries whose scores have the largest sum.
+    """The mask of blocks with `count` live entries whose scores have (nearly) the largest sum.
 
-    `scores` are of the canonical shape, `count` is a multiple of `block.unit`, `rng` decides
-    between equals. Only blocks inside `among`, a mask with more live blocks, are taken.
+    `scores` are of the canonical shape, `count` is a multiple of `block_unit`, `rng` decides
+    between equals. A block is live at all taps. Without `block.regular` these are the blocks of
+    largest sums; for `few`, the best ones whose lines have at most 8 different counts on either
+    side, so that layers of live blocks compute with few groups of lines.
     """
     batch, parts, *taps, inputs, outputs = shape = scores.shape
     over_taps = scores.reshape(batch * parts, math.prod(taps), inputs, outputs).sum(axis=1)
     by_block = to_blocks(over_taps, block.rows, block.cols)
     sums = by_block.sum(axis=(2, 4), dtype=np.float64)
-    fan_in = block.fan_in(shape, count)
-    _, rows, cols = sums.shape
-    fans = np.full(rows, cols * fan_in // rows), np.full(cols, fan_in)
-    live = np.zeros_like(by_block, dtype=bool)
-    closed = np.zeros(sums.shape, dtype=bool)
-    if among is not None:
-        given: np.ndarray = among.reshape(batch * parts, -1, inputs, outputs).max(axis=1)
-        closed = ~to_blocks(given, block.rows, block.cols).max(axis=(2, 4))
-    for blocks, shut, matrix in zip(live, closed, sums, strict=True):
-        chosen = matched_by_score(shut, *fans, matrix, rng)
-        blocks[...] = chosen[:, None, :, None]
-    mask = from_blocks(live, inputs, outputs).reshape(batch, parts, *(1 for _ in taps), *shape[-2:])
+    matrices, rows, cols = sums.shape
+    nothing = np.zeros((rows, cols), dtype=bool)
+    if block.regular:
+        fan_in = block.fan_in(shape, count)
+        fans = np.full(rows, cols * fan_in // rows), np.full(cols, fan_in)
+        live = np.stack([matched_by_score(nothing, *fans, matrix, rng) for matrix in sums])
+    else:
+        side_by_side = np.concatenate([*sums], axis=1)
+        chosen = largest_mask(side_by_side, count // block_unit(block, shape))
+        counts = chosen.sum(axis=1), chosen.sum(axis=0)
+        if few and max(len({*side.tolist()}) for side in counts) > _MOST_COUNTS:
+            inputs_, outputs_ = (few_counts(side, _MOST_COUNTS) for side in counts)
+            nothing = np.zeros_like(chosen)
+            chosen = matched_by_score(nothing, inputs_, outputs_, side_by_side, rng)
+        live = np.stack(np.split(chosen, matrices, axis=1))
+    whole = np.broadcast_to(live[:, :, None, :, None], by_block.shape)
+    mask = from_blocks(whole, inputs, outputs).reshape(
+        batch, parts, *(1 for _ in taps), *shape[-2:]
+    )
     return np.broadcast_to(mask, shape).copy()
 
 

@@ -428,7 +428,7 @@ class CompactMask(FixedMask):
 
 def refuse_unless_fixed(storage: Storage, received: str) -> None:
     """Raises for what needs the dense raw weight, as thresholds and scheduled masks do."""
-    if not storage.movable:
+    if not storage.fixed:
         raise NotPrunableError(
             "Compact storage is for masks that are fixed: other parametrizations need the dense "
             f"raw weight. Received: {received}"

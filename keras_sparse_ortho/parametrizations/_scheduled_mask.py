@@ -17,14 +17,24 @@ from keras_sparse_ortho._keras_internals import (
     restored,
 )
 from keras_sparse_ortho._values import assign, to_numpy
-from keras_sparse_ortho.errors import DensityWarning
-from keras_sparse_ortho.kernels import PrunableWeight, storages_of, walk
-from keras_sparse_ortho.orthogonal import largest_mask, live_count
+from keras_sparse_ortho.errors import DensityError, DensityWarning
+from keras_sparse_ortho.initializers import ExactOrthogonal
+from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight, storages_of, walk
+from keras_sparse_ortho.orthogonal import (
+    Block,
+    NByM,
+    as_structure,
+    best_blocks,
+    block_unit,
+    largest_mask,
+    live_count,
+)
 from keras_sparse_ortho.parametrizations._parametrization import Masked
 from keras_sparse_ortho.schedules import Schedule, as_schedule
 
 _LEAST = 1e-6  # of 1 - (T / |w|)^p, where a live entry has fallen below T between two updates
 _TINY = 1e-7  # also in float16
+_WHOLE = ("inputs", "outputs", None)
 
 
 class ScheduledMask(Masked):
@@ -96,7 +106,11 @@ class ScheduledMask(Masked):
         """How many entries are live now, and how many at the end of the schedule."""
         density = self.schedule.density
         assert density is not None  # see `build`
-        return self.live, live_count(density, self.weight.size)
+        return self.live, self.live_at(density)
+
+    def live_at(self, density: float) -> int:
+        """How many entries are live at a density."""
+        return live_count(density, self.weight.size)
 
     def for_density(self, density: float) -> "ScheduledMask":
         clone = self.clone()
@@ -108,11 +122,12 @@ class ScheduledMask(Masked):
 
     def get_config(self) -> dict[str, Any]:
         serialize = keras.saving.serialize_keras_object
-        return {name: serialize(getattr(self, name)) for name in self.settings}
+        own = {name: serialize(getattr(self, name)) for name in self.settings}
+        return {key: value for key, value in own.items() if key != "structure" or value is not None}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "ScheduledMask":
-        check_config(cls.__name__, config, *sorted(cls.settings))
+        check_config(cls.__name__, config, *sorted({*cls.settings} - {"structure"}))
         schedule = restored(config["schedule"])
         if not isinstance(schedule, Schedule):  # a file could name any callable
             raise ValueError(
@@ -125,8 +140,7 @@ class ScheduledMask(Masked):
         return np.logical_not(mask)
 
     def _ranked(self, density: float) -> np.ndarray:
-        count = live_count(density, self.weight.size)
-        return largest_mask(np.abs(self.weight.finite_raw_value()), count)
+        return largest_mask(np.abs(self.weight.finite_raw_value()), self.live_at(density))
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -143,12 +157,23 @@ class MagnitudeMask(ScheduledMask):
             `PolynomialDecay` or `ConstantSparsity`.
         frequency: Steps between updates where `schedule` is a density. Default: a hundredth of the
             run, but 100 at most.
+        structure: What is live or dead together, by the sums of squares. `Block(r, c)`, or `(r, c)`
+            or `"32x32"`: blocks, at all taps of a convolution, in the end with at most 8 different
+            counts in their lines; with `regular=True` equal counts. `NByM(n, m)` or `"2:4"`: at
+            most `n` of every `m` consecutive inputs, in the end. `"inputs"` or `"outputs"`: whole
+            ones. Counts are rounded to whole blocks. Default: single entries.
+
+    Once the schedule of blocks has ended, `convert(model, "blocks")` moves kernels and optimizer
+    slots to layers that compute on live blocks. Blocks want a schedule within the first 15% of the
+    steps, so that the rest trains at their speed; see `UpdateMasks(stop=True)`.
 
     Raises:
         NotPrunableError: At an update, if the weight is not finite; when stripped, if no mask was
             ever set because `UpdateMasks` was not among the callbacks.
+        LayoutError: When it is built, for a kernel that the structure does not fit.
+        DensityError: The same, for more than `n / m`.
 
-    Limits: training starts dense, and costs as much as dense training.
+    Limits: training starts dense, and costs as much as dense training until it is converted.
 
     Example:
 
@@ -167,6 +192,72 @@ class MagnitudeMask(ScheduledMask):
 
     - Zhu and Gupta, "To prune, or not to prune" (2017), arXiv 1710.01878
     """
+
+    settings = ("schedule", "structure")
+
+    @other_keywords()
+    def __init__(
+        self, schedule: Any = None, frequency: int | None = None, structure: Any = None
+    ) -> None:
+        super().__init__(schedule, frequency)
+        found = restored(structure) if isinstance(structure, dict) else structure
+        self.structure = found if found in _WHOLE else as_structure(found)
+        if self.structure not in _WHOLE and not isinstance(self.structure, Block | NByM):
+            raise ValueError(
+                '`structure` must be Block, NByM, "inputs", "outputs" or None. '
+                f"Received: structure={structure!r}"
+            )
+
+    def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
+        self._layout = weight.layout or KernelLayout.convolution()
+        self._shape = self._layout.canonical_shape(weight.shape)
+        *_, inputs, outputs = self._shape
+        whole = {"inputs": Block(1, outputs), "outputs": Block(inputs, 1)}
+        self._pattern = own = whole.get(self.structure, self.structure)
+        if own is not None:
+            own.check(self._shape)
+        density = self.schedule.density
+        if isinstance(own, NByM) and density is not None and density > own.n / own.m:
+            raise DensityError(
+                f"{own} allows the density {own.n / own.m:g} at most. Received: {density=}"
+            )
+        super().build(weight, add_weight)
+
+    def live_at(self, density: float) -> int:
+        if not isinstance(self._pattern, Block):
+            return super().live_at(density)
+        unit = block_unit(self._pattern, self._shape)
+        return max(round(density * self.weight.size / unit), 1) * unit
+
+    def _ranked(self, density: float) -> np.ndarray:
+        own, count = self._pattern, self.live_at(density)
+        if own is None:
+            return super()._ranked(density)
+        value = self.weight.finite_raw_value()
+        # By squares, as blocks were compared.
+        scores = np.asarray(self._layout.to_canonical(value), np.float64) ** 2
+        if isinstance(own, NByM):
+            mask = own.largest(scores, count)
+        else:
+            rng, few = np.random.default_rng(0), count <= self.counts()[1]
+            mask = best_blocks(own, scores, count, rng, few=few)
+        return np.ascontiguousarray(self._layout.from_canonical(mask, value.shape))
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the schedule has ended."""
+        live, final = self.counts()
+        return live == final and self.last_updated >= 0
+
+    @property
+    def drawn_by(self) -> Any:
+        """Says the structure of the mask."""
+        return (
+            ExactOrthogonal(structure=self.structure) if isinstance(self.structure, Block) else None
+        )
+
+    def support(self) -> list[Any]:
+        return [self.mask, self._updated]
 
     def unfinished(self) -> str | None:
         if self.last_updated >= 0:

@@ -59,16 +59,11 @@ class _Following:
 
 
 class AutoGains:
-    """Chooses the gains that are `"auto"` in the patterns of weights, by path."""
+    """Chooses gains by what follows the layers of weights."""
 
-    def __init__(
-        self, model: Any, weights: list[PrunableWeight], patterns: dict[str, SparseInitializer]
-    ) -> None:
-        if not isinstance(model, keras.layers.Layer):
-            raise ValueError(
-                'gain="auto" needs a Keras 3 model, to find what follows a layer: give a number. '
-                f"Received: initializer={patterns[weights[0].path]!r}"
-            )
+    def __init__(self, model: Any, weights: list[PrunableWeight]) -> None:
+        self._weights = weights
+        self._of_keras = isinstance(model, keras.layers.Layer)
         graph = _Graph(model) if _is_graph(model) else None
         self._following = {
             weight.path: graph.following(weight.owner)
@@ -78,6 +73,24 @@ class AutoGains:
         }
         self._gains: dict[tuple[int, float], float] = {}
 
+    def before_normalization(
+        self, patterns: dict[str, SparseInitializer], by_name: bool
+    ) -> dict[str, ExactOrthogonal]:
+        """Patterns of kernels whose outputs are normalized: their gain is `"auto"`.
+
+        `by_name`, those are all whose layers' own initializers have a norm; else those with that
+        gain already. The matrix of a convolution is then on all taps, unless its pattern says.
+        """
+        found = {}
+        for weight in self._weights:
+            own = patterns[weight.path]
+            if not isinstance(own, ExactOrthogonal) or not self._following[weight.path].normalized:
+                continue
+            if own.gain == "auto" or (by_name and _is_norm(_mean_square(weight))):
+                taps = own.taps or ("all" if own.structure is None else None)
+                found[weight.path] = own.but_with(gain="auto", taps=taps)
+        return found
+
     def with_gain(
         self, weight: PrunableWeight, pattern: ExactOrthogonal, live: int
     ) -> SparseInitializer:
@@ -86,9 +99,14 @@ class AutoGains:
         `default_gain` before normalization; else the `activation_gain` of the activation that
         follows, 1 for linear layers and those that end the model.
         """
+        if not self._of_keras:
+            raise ValueError(
+                'gain="auto" needs a Keras 3 model, to find what follows a layer: give a number. '
+                f"Received: initializer={pattern!r}"
+            )
         following = self._following[weight.path]
         if following.normalized:
-            return pattern.with_gain(default_gain(weight, pattern, live))
+            return pattern.but_with(gain=default_gain(weight, pattern, live))
         gains = [self._gain(weight, activation) for activation in following.activations] or [1.0]
         if max(gains) - min(gains) > 1e-6:
             raise ValueError(
@@ -96,11 +114,12 @@ class AutoGains:
                 'Give it a number, in a call of its own with `include`. Received: gain="auto", '
                 f"gains {sorted({round(gain, 4) for gain in gains})}"
             )
-        return pattern.with_gain(gains[0])
+        return pattern.but_with(gain=gains[0])
 
-    def warn_of_guesses(self, draws: dict[str, Any]) -> None:
-        """Warns of kernels whose gains were chosen by their layer's own activation alone."""
-        guessed = {p: f.unknown for p, f in self._following.items() if f.unknown is not None}
+    def warn_of_guesses(self, draws: dict[str, Any], auto: set[str]) -> None:
+        """Warns of `auto` gains that were chosen by their layer's own activation alone."""
+        found = {path: self._following[path].unknown for path in draws if path in auto}
+        guessed = {path: why for path, why in found.items() if why is not None}
         if guessed:
             lines = [
                 f"'{path}' ({why}): gain={draws[path].initializer.gain:.6g}"
@@ -243,8 +262,15 @@ def default_gain(weight: PrunableWeight, pattern: ExactOrthogonal, live: int) ->
     that is `gain^2 = 2 density in out / ((in + out) n)` for Glorot's, `density` for square kernels.
     """
     layout = layout_for(weight, pattern)
-    singular_values = least_count(weight.shape, layout, pattern.taps)
-    return math.sqrt(live * _mean_square(weight) / singular_values)
+    singular_values = least_count(weight.shape, layout, pattern.taps or "center")
+    mean = _mean_square(weight)
+    if not _is_norm(mean):
+        raise ValueError(
+            f"gain='auto' is not possible for the weight '{weight.path}': its layer's initializer "
+            f"gives no norm to keep. Received: initializer={default_initializer(weight)!r}, "
+            f"mean square {mean}"
+        )
+    return math.sqrt(live * mean / singular_values)
 
 
 def default_initializer(weight: PrunableWeight) -> Any:
@@ -274,10 +300,8 @@ def _mean_square(weight: PrunableWeight) -> float:
         low, high = default.minval, default.maxval
         return float(low**2 + low * high + high**2) / 3
     drawn = to_numpy(default(weight.shape, dtype="float32"))
-    mean = float(np.mean(np.square(drawn, dtype=np.float64)))
-    if not (math.isfinite(mean) and mean > 0):
-        raise ValueError(
-            f"gain='auto' is not possible for the weight '{weight.path}': its layer's initializer "
-            f"gives no norm to keep. Received: initializer={default!r}, mean square {mean}"
-        )
-    return mean
+    return float(np.mean(np.square(drawn, dtype=np.float64)))
+
+
+def _is_norm(mean_square: float) -> bool:
+    return math.isfinite(mean_square) and mean_square > 0

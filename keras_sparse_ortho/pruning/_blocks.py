@@ -17,7 +17,7 @@ from keras_sparse_ortho.errors import BudgetError
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.layers import why_no_block_form
 from keras_sparse_ortho.models import prunable_weights
-from keras_sparse_ortho.orthogonal import Block, Structure
+from keras_sparse_ortho.orthogonal import Block, Structure, block_unit
 
 # Larger blocks are faster at the same density, at every width and batch that was timed
 # (benchmarks/results/blocks.md); smaller ones than 16 gain little or nothing.
@@ -66,7 +66,6 @@ class BlockPlan:
                     'storage="blocks" takes the size of blocks as `structure`, such as '
                     f"Block(64, 64). Received: structure={size!r}"
                 )
-            size = dataclasses.replace(size, regular=True)
             if not any(size.divides(canonical_shape(weight)) for weight in weights):
                 size.check(canonical_shape(weights[0]))
         for lift in (1.0,) if given else (_LIFT, 1.0):
@@ -79,7 +78,7 @@ class BlockPlan:
             # The density that the kernel has got may allow larger ones.
             path, shape = weight.path, canonical_shape(weight)
             more = block_for(weight, fitted[path]) if path in blocks else None
-            if more is not None and fitted.counts[path] % more.unit(shape) == 0:
+            if more is not None and fitted.counts[path] % block_unit(more, shape) == 0:
                 blocks[path] = max(blocks[path], more, key=lambda block: block.rows * block.cols)
         return cls(held, fitted, blocks, asked, given, size)
 
@@ -150,7 +149,9 @@ def _fitted(plan: Budget, held: list[PrunableWeight], blocks: dict[str, Block]) 
     Counts are rounded down; what is left then rounds as many up as it suffices for. Kernels that
     need more than their share take it from those that can spare it; `None` if these cannot.
     """
-    units = {w.path: blocks[w.path].unit(canonical_shape(w)) for w in held if w.path in blocks}
+    units = {
+        w.path: block_unit(blocks[w.path], canonical_shape(w)) for w in held if w.path in blocks
+    }
     wanted = plan.counts
     counts = {path: max(wanted[path] // unit, 1) * unit for path, unit in units.items()}
     left = sum(wanted[path] - count for path, count in counts.items())
@@ -174,7 +175,7 @@ def _fitted(plan: Budget, held: list[PrunableWeight], blocks: dict[str, Block]) 
 def block_for(
     weight: PrunableWeight, density: float, size: Block | None = None, lift: float = 1.0
 ) -> Block | None:
-    """The regular blocks for a kernel, or `None` if none has so low a density.
+    """The blocks for a kernel, of one `size` or regular, or `None` if none has so low a density.
 
     A kernel of `I x J` regular blocks can have the densities `t / gcd(I, J)`. The largest blocks
     are taken with which a `t` of 2 or more is at most `density`, and within a quarter of it; else
@@ -252,7 +253,7 @@ def _of_size(inputs: int, outputs: int, size: int) -> list[Block]:
 
 def _step(shape: Sequence[int], block: Block) -> float:
     """The least density on these blocks, of which the others are multiples."""
-    return block.unit(shape) / math.prod(shape)
+    return block_unit(block, shape) / math.prod(shape)
 
 
 def _times(shape: Sequence[int], block: Block, density: float) -> int:

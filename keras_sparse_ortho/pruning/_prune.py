@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 import pathlib
@@ -20,6 +19,8 @@ from keras_sparse_ortho.calibration import (
     Channels,
     Recipe,
     budget_by_error,
+    calibration_batches,
+    measured,
     prune_layers,
 )
 from keras_sparse_ortho.errors import DensityError, NotPrunableError, UnknownWeightError
@@ -74,13 +75,13 @@ def prune(
     pruned on the inputs `X` that the pruned ones before it give. With the dense kernel `W` and
     `H = X^T X + 0.01 mean(diag X^T X) I`, live entries get the values
 
-        V = argmin tr (V - W)^T H (V - W)  over  V = M * V,
+        V = argmin tr (V - W)^T (H + e diag H) (V - W)  over  V = M * V,
 
-    the least squared error of the layer's outputs. The mask `M` is found in eight rounds, each of
-    which drops the entries of least `v^2 / (H^-1)_ii` and refits the others (OBS, the optimal brain
-    surgeon); in up to twelve more, dead entries of large `(H (W - V))_i^2 / H_ii` are exchanged for
-    live ones while the error falls. With the inputs `Y` in the model as given, the layer is fitted
-    to `W + H^-1 X^T (Y - X) W / 2`, and so makes up for part of what the ones before it lost.
+    the least squared error of the layer's outputs. The mask `M` is found by the alternating
+    direction method of multipliers (ADMM), which goes between this problem and the projection onto
+    the pattern. The fewer rows there are, the more damping `e` is needed: one row in four is held
+    out to choose it. With the inputs `Y` in the model as given, the layer is fitted to
+    `W + H^-1 X^T (Y - X) W / 2`, and so makes up for part of what the ones before it lost.
     `"wanda"` keeps the largest `|w_i| norm(X_i)`, and refits these, as magnitudes are refitted if
     there is `data`: `prune(trained, 0.2, data=x)`.
 
@@ -98,21 +99,22 @@ def prune(
             as for `sparsify`. `None`: the scores of all kernels are compared with each other; with
             `"obs"`, `"wanda"` or a `structure`, `"uniform"`. With `data` for a layer also
             `"error"`, the densities of the least sum of the relative errors of the layers' outputs,
-            each measured along the way of OBS, on a fourth of the rows that OBS does not see there
-            (for trained networks the best of these; as long again as OBS takes).
+            each measured on a fourth of the rows that OBS does not see there (for trained networks
+            the best of these; about as long again as OBS takes).
         data: For scores of the loss, what `fit` takes: `(x, y)`, `(x, y, sample_weight)`, a
             dataset, a generator of batches. For layers the same, or `x` alone: all rows of arrays,
             in batches of 64; of others the first 64 batches.
         structure: For `"obs"`, `"wanda"` and `"magnitude"`. `NByM`, or `"2:4"`: at most `n` live of
-            every `m` consecutive inputs. `Block(rows, cols, regular=True)`, `"32x32"` or
-            `(32, 32)`: blocks that are live or dead as a whole, in any storage; densities are as
-            with `storage="blocks"`. `calibration.Channels(group)`: whole inputs, for
-            `remove_channels`.
+            every `m` consecutive inputs. `Block(rows, cols)`, `"32x32"` or `(32, 32)`: blocks
+            that are live or dead as a whole, at all taps of a convolution, in any storage;
+            `convert(pruned, "blocks", block=(rows, cols))` lets layers compute on them. Lines of
+            blocks have at most 8 different counts on either side. With `regular=True` all have the
+            same, and densities are as with `storage="blocks"`: trained networks lose more.
+            `calibration.Channels(group)`: whole inputs, for `remove_channels`.
         include: Which kernels, as for `sparsify`.
         exclude: Which kernels not.
         storage: As for `sparsify`. With `"blocks"` the blocks of largest total score are live; with
-            `"obs"` of `v^T ((H^-1)_bb)^-1 v`, where `v` are the entries of the block `b` for an
-            output.
+            `"obs"` ADMM projects onto them.
         resume: A folder, where layers are pruned on `data`: a file is written for each kernel that
             is done, and a run with the same model, data and settings goes on from there.
 
@@ -128,22 +130,23 @@ def prune(
             without a live entry.
         NotPrunableError: A model that is not built or has no kernels; layers that are wrapped or
             quantized already; weights or scores that are not finite; a weight that cannot be
-            stored compactly.
+            stored compactly; with `"obs"` or `"wanda"` a density for a kernel that cannot be
+            measured.
         UnknownWeightError: An `include` or `exclude` that names nothing.
         LayoutError: A kernel that the `structure` does not fit.
         ValueError: Arguments that exclude each other; `data` that is missing or not used.
 
     Warns:
         UserWarning: As `sparsify`, for unregistered matrices and blocks. SNIP, GraSP or SynFlow,
-            which are for untrained networks, on trained weights. Kernels that do not multiply the
-            inputs of their layers (embeddings, recurrent cells, transposed convolutions): pruned by
-            magnitude, within their counts. Fewer than 16 different rows of calibration data.
+            which are for untrained networks, on trained weights. With `"obs"`, `"wanda"` and
+            `budget="error"`, kernels that cannot be measured: they stay dense, and do not count.
+            Fewer than 16 different rows of calibration data.
 
     Limits: on calibration data a kernel of `k` inputs (times taps) and `m` outputs takes
-    `32 k^2 + 80 k m` bytes while it is solved, and `16 k^2 (k + 100 m)` operations or so in
-    float64. Meanwhile there are copies of all kernels, and kernels are set in the given model and
-    put back: do not use it from another thread. For each layer `data` goes through the layers in
-    front of it. A layer that is called several times is solved on the inputs of its first call.
+    `70 k^2 + 60 k m` bytes while it is solved, and `500 k^2 m` operations or so, most in float32.
+    Meanwhile there are copies of all kernels, and kernels are set in the given model and put back:
+    do not use it from another thread. For each layer `data` goes through the layers in front of it.
+    The page on trained networks lists the layers that are measured.
 
     Example:
 
@@ -163,14 +166,14 @@ def prune(
     - Hassibi and Stork, "Second order derivatives for network pruning: Optimal Brain Surgeon"
       (NeurIPS 1992); Frantar and Alistarh, "Optimal Brain Compression" (NeurIPS 2022), arXiv
       2208.11580, for layers on calibration data
+    - Meng et al., "ALPS: Improved Optimization for Highly Sparse One-Shot Pruning for Large
+      Language Models" (NeurIPS 2024), arXiv 2406.07831, for ADMM
     - Sun et al., "A Simple and Effective Pruning Approach for Large Language Models" (ICLR 2024),
       arXiv 2306.11695, for Wanda
     """
     check_storage(storage)
     density, budget = density_and_budget(density, budget)
-    pattern: Any = None if structure is None else as_structure(structure, regular=True)
-    if storage == "blocks" and isinstance(pattern, Block):
-        pattern = dataclasses.replace(pattern, regular=True)
+    pattern: Any = None if structure is None else as_structure(structure)
     by_layer = isinstance(score, str) and score in CALIBRATED
     refits = by_layer or (isinstance(score, str) and score == "magnitude" and data is not None)
     _check_layerwise(score, data, pattern, resume, needs_data=refits)
@@ -195,10 +198,13 @@ def prune(
     if not refits and pattern is None:
         return _by_scores(model, weights, density, score, budget, data, storage)
     # Each layer is pruned for itself, on its inputs where there is data.
-    if data is not None and isinstance(budget, str) and budget == "error":
-        plan = budget_by_error(model, weights, check_density(density), data, shows_progress())
+    batches = None if data is None else calibration_batches(data)
+    budget = "uniform" if budget is None else budget
+    if by_layer or (batches is not None and budget == "error"):
+        weights = _measured(model, weights, batches, given=not isinstance(budget, str))
+    if batches is not None and isinstance(budget, str) and budget == "error":
+        plan = budget_by_error(model, weights, check_density(density), batches, shows_progress())
     else:
-        budget = "uniform" if budget is None else budget
         plan = plan_for(density, budget, weights, orthogonal=False)
     assert isinstance(score, str)
     blocks = None
@@ -207,7 +213,7 @@ def prune(
         blocks = BlockPlan.of(weights, plan, pattern, orthogonal=False, budget=budget)
         weights, counts = blocks.weights, blocks.budget.counts
         recipe = Recipe(score, counts, blocks=blocks.blocks, refit=data is not None)
-    draws = prune_layers(model, weights, recipe, data, resume, shows_progress())
+    draws = prune_layers(model, weights, recipe, batches, resume, shows_progress())
     return hold(model, weights, draws, storage, blocks)
 
 
@@ -281,8 +287,30 @@ def apply_masks(
         draws = {weight.path: adopt(weight, weight.initializer) for weight in weights}
     if data is not None:
         recipe = Recipe(masks={path: draw.mask for path, draw in draws.items()}, refit=True)
-        draws = prune_layers(model, weights, recipe, data, verbose=shows_progress())
+        batches = calibration_batches(data)
+        draws = prune_layers(model, weights, recipe, batches, verbose=shows_progress())
     return hold(model, weights, draws, storage)
+
+
+def _measured(
+    model: Any, weights: list[PrunableWeight], batches: Any, *, given: bool
+) -> list[PrunableWeight]:
+    """The kernels that can be measured; the others stay dense, unless densities were `given`."""
+    found = measured(model, weights, batches)
+    names = ", ".join(f"'{weight.path}'" for weight in weights if weight not in found)
+    why = (
+        "It is not known how these kernels multiply inputs of their layers, or no calibration "
+        "input reaches them outside of compiled code"
+    )
+    if names and (given or not found):
+        raise NotPrunableError(f"{why}: `exclude` them, or use magnitudes. Received: {names}")
+    if names:
+        warnings.warn(
+            f"{why}: they stay dense, and the density is that of the other kernels. `exclude` "
+            f"them to have no warning. Received: {names}",
+            stacklevel=level_of_user(),
+        )
+    return found
 
 
 def _by_scores(
@@ -337,13 +365,12 @@ def _check_layerwise(
             "Each layer is pruned on its inputs: give `data`, such as a few hundred rows of x. "
             f"Received: score={score!r}, data=None"
         )
-    regular = isinstance(structure, Block) and structure.regular
     if structure is not None and (
-        not (isinstance(structure, NByM | Channels) or regular)
+        not isinstance(structure, NByM | Block | Channels)
         or score not in ("magnitude", *CALIBRATED)
     ):
         raise ValueError(
-            "`structure` must be NByM, or Block(rows, cols, regular=True), or Channels, "
+            "`structure` must be Block, NByM or Channels, "
             'with score="obs", "wanda" or "magnitude"; other structures are drawn by sparsify. '
             f"Received: structure={structure!r}, score={score!r}"
         )

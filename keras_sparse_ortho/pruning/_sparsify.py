@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import warnings
 from collections.abc import Mapping
@@ -27,7 +28,13 @@ from keras_sparse_ortho.initializers import (
 )
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, derived_seed
 from keras_sparse_ortho.models import Plan, verb
-from keras_sparse_ortho.orthogonal import Structure, StructureLike, as_structure, dead_outputs
+from keras_sparse_ortho.orthogonal import (
+    Block,
+    Structure,
+    StructureLike,
+    as_structure,
+    dead_outputs,
+)
 from keras_sparse_ortho.pruning._auto_gains import AutoGains, default_initializer
 from keras_sparse_ortho.pruning._blocks import BlockPlan
 from keras_sparse_ortho.pruning._planning import (
@@ -81,10 +88,10 @@ def sparsify(
         initializer: `"exact_orthogonal"` (default; a layer whose own initializer is an
             `ExactOrthogonal` with a `structure` keeps that structure); `"random_sparse"` (the
             layer's own initializer times a random mask); or a sparse initializer as a pattern, of
-            which density (degree, of a `RamanujanOrthogonal`) and seed are replaced. By name the
-            gain is 1. `ExactOrthogonal(gain="auto")` chooses it for each kernel by what follows
-            its layer; that trained no better where each start had a learning rate of its own
-            (benchmarks/results/methods.md).
+            which density (degree, of a `RamanujanOrthogonal`) and seed are replaced. By name,
+            kernels before normalization get the norm of the layer's own initializer under the
+            same mask, and those of convolutions are orthogonal as `(taps * in, out)`, as with
+            `ExactOrthogonal(gain="auto")`; all others have gain 1, at the center tap.
         structure: `Block` or `NByM` for every selected kernel, or a short form: `"2:4"`, `"16x1"`,
             `(16, 1)`. With `storage="blocks"` the size of blocks, which are regular.
         seed: Integer, or `None` for a new one at each call (from Python's `random`, which
@@ -160,6 +167,8 @@ def sparsify(
     pattern: Structure | None = None if structure is None else as_structure(structure)
     structures: Structure | Mapping[str, Structure] | None = pattern
     if storage == "blocks":
+        if isinstance(pattern, Block):  # others are not drawn as blocks alone
+            pattern = dataclasses.replace(pattern, regular=True)
         asked = plan_for(density, budget, weights, orthogonal=True)
         blocks = BlockPlan.of(weights, asked, pattern, orthogonal=True, budget=budget)
         weights, density, budget = blocks.weights, None, blocks.budget
@@ -192,8 +201,9 @@ def draw_kernels(
     of = structure if isinstance(structure, Mapping) else {w.path: structure for w in weights}
     patterns = {w.path: _pattern_for(w, pattern, of.get(w.path)) for w in weights}
     base_seed = random.randrange(2**31) if base_seed is None else base_seed
-    auto = [w for w in weights if getattr(patterns[w.path], "gain", None) == "auto"]
-    choices = AutoGains(model, auto, patterns) if auto else None
+    gains = AutoGains(model, weights)
+    patterns |= gains.before_normalization(patterns, pattern == "exact_orthogonal")
+    auto = {path for path, own in patterns.items() if getattr(own, "gain", None) == "auto"}
     exact = all(own.isometry == "exact" for own in patterns.values())
     plan = plan_for(density, budget, weights, orthogonal=patterns if exact else False)
     if any(getattr(own, "structure", None) for own in patterns.values()):
@@ -203,8 +213,9 @@ def draw_kernels(
     for weight in weights:
         path, count = weight.path, plan.counts[weight.path]
         own = patterns[path]
-        if choices is not None and isinstance(own, ExactOrthogonal) and own.gain == "auto":
-            own = choices.with_gain(weight, own, count)
+        if path in auto:
+            assert isinstance(own, ExactOrthogonal)
+            own = gains.with_gain(weight, own, count)
         seed = derived_seed(base_seed, path)
         try:
             own = own.at_density(plan[path], seed, weight.shape, weight.layout)
@@ -219,8 +230,7 @@ def draw_kernels(
             variable = weight.variable if dense else None
             drawn = PackedDraw.of(drawn.kernel, drawn.mask, drawn.initializer, variable=variable)
         draws[path] = drawn
-    if choices is not None:
-        choices.warn_of_guesses(draws)
+    gains.warn_of_guesses(draws, auto)
     if found := [f"{count} of '{path}'" for path, count in dead.items() if count]:
         warnings.warn(
             "These kernels have outputs without a nonzero entry, which stay dead under ReLU: the "

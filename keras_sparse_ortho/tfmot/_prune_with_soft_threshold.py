@@ -67,7 +67,7 @@ class SoftThresholdState:
     counted = "entries"
 
     def effective(self) -> Any:
-        return _shrink(self.raw, tf.cast(self._threshold(), self.raw.dtype))
+        return _shrink(self.raw, tf.cast(self.threshold(), self.raw.dtype))
 
     def mask(self) -> np.ndarray:
         return as_numpy(self.effective()) != 0
@@ -81,12 +81,12 @@ class SoftThresholdState:
     def settle(self) -> None:
         effective, (mask, threshold) = self.show(), self.kept
         mask.assign(tf.cast(effective != 0, mask.dtype))
-        threshold.assign(tf.cast(tf.reduce_mean(self._threshold()), threshold.dtype))
+        threshold.assign(tf.cast(tf.reduce_mean(self.threshold()), threshold.dtype))
 
     def adopt_effective(self) -> None:
         """Sets the raw weight so that the kernel is effective: `w = w_e + sign(w_e) * t`."""
         value = tf.convert_to_tensor(self.weight.variable)
-        self.raw.assign(value + tf.sign(value) * tf.cast(self._threshold(), value.dtype))
+        self.raw.assign(value + tf.sign(value) * tf.cast(self.threshold(), value.dtype))
         self.settle()
 
     @property
@@ -109,7 +109,7 @@ class SoftThresholdState:
         self.settle()
         return mask
 
-    def _threshold(self) -> Any:
+    def threshold(self) -> Any:
         t = _FUNCTIONS[self.g](self.s + self.offset)
         # Not a product: an inactive threshold is 0 even if g overflows.
         return tf.where(self.active > 0, t, tf.zeros((), t.dtype))
@@ -279,11 +279,17 @@ def prune_with_soft_threshold(
     return result
 
 
+def _thresholds(weights: Sequence[Any]) -> list[SoftThresholdState]:
+    return [w.state for w in weights if isinstance(w.state, SoftThresholdState)]
+
+
 class TargetDensity(tf_keras.callbacks.Callback):
     """`keras_sparse_ortho.callbacks.TargetDensity` for models of `prune_with_soft_threshold`.
 
     With its arguments; `frequency` is 100 by default, and a `schedule` may also be one of TFMOT's,
-    whose density is replaced. It may come before or after `UpdatePruningStep`.
+    whose density is replaced. It may come before or after `UpdatePruningStep`. `fit`'s history and
+    callbacks that come later get `density`, the live fraction of all kernels, and `threshold`, the
+    mean over thresholds, of every epoch.
 
     Raises:
         NotPrunableError: When training begins, if no weight has a soft threshold.
@@ -306,8 +312,7 @@ class TargetDensity(tf_keras.callbacks.Callback):
         self._calls = 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        states = [getattr(weight, "state", None) for weight in prunable_weights(self.model)]
-        thresholds = [state for state in states if isinstance(state, SoftThresholdState)]
+        thresholds = _thresholds(prunable_weights(self.model))
         if not thresholds:
             raise NotPrunableError(
                 "TargetDensity needs weights with soft thresholds, see keras_sparse_ortho.tfmot."
@@ -333,6 +338,11 @@ class TargetDensity(tf_keras.callbacks.Callback):
         step = self._step()
         if self._steering.freeze and self._steering.has_ended(step):
             self._steer_at_end(step)
+        if logs is not None:
+            weights = prunable_weights(self.model)
+            means = [np.mean(as_numpy(state.threshold())) for state in _thresholds(weights)]
+            logs["density"] = sum(w.live for w in weights) / sum(w.size for w in weights)
+            logs["threshold"] = float(np.mean(means))
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         step = self._step()

@@ -108,12 +108,12 @@ def test_a_grid_at_chance_does_not_go_on(methods, monkeypatch, tmp_path, capsys)
 
 def test_where_a_method_wins_ties_or_loses(methods_summary):
     mine, ahead, noisy = [0.80, 0.81, 0.82], [0.85, 0.86, 0.87], [0.5, 0.9, 0.99]
-    assert methods_summary.beside(ahead, mine) == ["+5.00", "wins"]
-    assert methods_summary.beside(mine, ahead) == ["-5.00", "loses"]
-    assert methods_summary.beside(mine, noisy)[1] == "ties"
-    assert methods_summary.beside(mine[:1], ahead) == ["-6.00", "-"]
-    assert methods_summary.beside([0.1] * 3, [0.1] * 3) == ["+0.00", "ties"]
-    assert methods_summary.beside([0.2] * 3, [0.1] * 3) == ["+10.00", "wins"]
+    assert methods_summary.beside(ahead, mine) == ["+5.00", "0.004", "wins"]
+    assert methods_summary.beside(mine, ahead) == ["-5.00", "0.004", "loses"]
+    assert methods_summary.beside(mine, noisy)[2] == "ties"
+    assert methods_summary.beside(mine[:1], ahead) == ["-6.00", "-", "-"]
+    assert methods_summary.beside([0.1] * 3, [0.1] * 3) == ["+0.00", "1.000", "ties"]
+    assert methods_summary.beside([0.2] * 3, [0.1] * 3) == ["+10.00", "<.001", "wins"]
 
 
 def test_live_channels(methods):
@@ -143,3 +143,31 @@ def test_what_is_tried_stands_beside_its_rival(methods_summary):
     assert "| 0.1 | feather | gmp | +10.00 | wins | 2 and 2 |" in text
     assert "dnw" not in text
     assert methods_summary.candidates(runs[:2]) == ""
+
+
+def test_budgets_stand_beside_starts(methods_summary):
+    found = {"base_erk": [0.8, 0.81], "base_uniform": [0.7, 0.71], "eoi_snip": [0.9, 0.91]}
+    runs = [
+        {"net": "cnn", "method": method, "density": 0.1, "seed": seed, "accuracy": one}
+        for method, accuracies in found.items()
+        for seed, one in enumerate(accuracies)
+    ]
+    text = methods_summary.combinations(runs)
+    assert "| uniform | - | 70.50 +- 0.71 (0.005) | - | - |" in text
+    assert "| erk | - | 80.50 +- 0.71 | - | - |" in text
+    assert "| snip | - | - | - | **90.50 +- 0.71** (0.005) |" in text
+    assert methods_summary.combinations(runs[:2]) == ""
+
+
+def test_parameters_are_those_that_are_trained(methods, methods_summary):
+    used = methods.settings("methods")["cnn"]
+    old = {"net": "cnn", "live": 100}  # normalizations of 120 channels, ten biases of the head
+    assert methods_summary.parameters([old], used) == "350"
+    assert methods_summary.parameters([old | {"others": 7}], used) == "107"
+    made = methods.functools.partial(methods.NETWORKS["cnn"], (28, 28, 1), 10)
+    size = sum(w.size for w in methods.kso.prunable_weights(made(used)))
+    narrow = methods.narrowed(made, used, 0.1, False)
+    kernels = sum(w.size for w in methods.kso.prunable_weights(narrow))
+    assert 0.07 * size < kernels <= 0.1 * size
+    with pytest.raises(methods.BudgetError, match="shallower"):
+        methods.narrowed(made, used, 0.1, True)

@@ -76,6 +76,10 @@ MANGLED = [
     (b'{"budget": [{"weight": "a"}]}', "entry 1: 'density'"),
     (b'{"budget": [{"weight": "a", "density": 1.5}]}', r"entry 1: .*must be in \(0, 1\]"),
     (b'{"budget": []}', "A budget needs weights"),
+    (b'{"a": 0.5, "b": 2}', r"entry 2: .*must be in \(0, 1\]"),
+    (b'{"a": 0.5, "a": 0.25}', "a name stands twice"),
+    (b'{"a": 0.5, "b": "0.5"}', "line 1: an object"),
+    (b'{"a": true}', "entry 1: "),
     (b'{"budget": ' + b"[" * 100_000, None),
     (b"null", None),
     (b'{"budget": {}}', None),
@@ -101,7 +105,51 @@ def test_whatever_a_file_holds_it_is_a_budget_or_refused(tmp_path, content, mess
     assert dict(Budget.load(path)) == {"a": 0.5}
 
 
+BY_HAND = {
+    "plain.json": '{"hidden/kernel": 0.25, "head": 1}',
+    "plain.csv": "hidden/kernel,0.25\nhead,1\n",
+    "titled.csv": '\ufeffPath, Density\r\n"hidden/kernel", 0.25\r\n\r\nhead ,1.0\r\n',
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_budgets_by_hand(model, tmp_path, name):
+    (tmp_path / name).write_text(BY_HAND[name], encoding="utf-8")
+    budget = Budget.load(tmp_path / name)
+    assert dict(budget) == {"hidden/kernel": 0.25, "head": 1.0}
+    assert budget.for_weights(kso.prunable_weights(model)).live == 32 + 112
+
+
+@pytest.mark.numpy_only
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "A budget needs weights"),
+        ("path,density\n", "A budget needs weights"),
+        ("a;0.5\n", "line 1: .*Give a number, not text.*Received: .*a;0.5"),
+        ("path,sparsity\na,0.5\n", "line 1: .*density='sparsity'"),
+        ("a,0.5\nb,10%\n", "line 2: .*not a percentage: density=0.1 keeps 10%"),
+        ("a,0.5\nb,1.5\n", r"line 2: .*must be in \(0, 1\]"),
+        ("a,0.5\nb,nan\n", r"line 2: .*must be in \(0, 1\]"),
+        ("a,0.5\na,0.5\n", "line 2: .*'a' is empty, or named twice"),
+        ("a,0.5,0.7\n", r"line 1: .*density='0.5,0.7'"),
+        ('a,"0.5\n', "not readable as CSV"),
+        (",0.5\n", "line 1: .*is empty, or named twice"),
+    ],
+)
+def test_tables_that_are_no_budget_are_refused(tmp_path, content, message):
+    path = tmp_path / "budget.csv"
+    path.write_text(content)
+    with pytest.raises(BudgetError, match=message):
+        Budget.load(path)
+
+
 def test_refusals(model, tmp_path):
+    with pytest.raises(BudgetError, match=r"ends in .json or .csv. Received"):
+        Budget.load(tmp_path / "budget.txt")
+    Budget({"a": 0.5}).save(tmp_path / "one.json")
+    with pytest.raises(BudgetError, match=r"`column` is for.*Received: column='GS' for"):
+        Budget.load(tmp_path / "one.json", column="GS")
     with pytest.raises(BudgetError, match=r"ends in .json. Received"):
         Budget({"a": 0.5}).save(tmp_path / "budget.txt")
     with pytest.raises(BudgetError, match=r"budget of 'a': .*density=0"):

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
+from keras_sparse_ortho.calibration import _layerwise, _solve
+from keras_sparse_ortho.calibration._rows import Moments
 from keras_sparse_ortho.errors import BudgetError, NotPrunableError
-from tests.calibration.test_solve import _layerwise, _solve
 from tests.helpers import array, classifier_loss
 from tests.pruning.checks import assert_equal_kernels, assert_same
 
@@ -92,16 +93,25 @@ def test_each_layer_is_solved_on_the_inputs_that_the_pruned_ones_give():
     first, bias, second, _ = (array(v).astype("float64") for v in dense.weights)
     wide = x.astype("float64")
     given, hidden = (np.maximum(wide @ w + bias, 0) for w in (first, found["a/kernel"]))
-    gram = hidden.T @ hidden
-    h = gram + 0.01 * np.diag(gram).mean() * np.eye(8)
-    target = second + 0.5 * np.linalg.solve(h, hidden.T @ (given - hidden) @ second)
-    for path, kernel, moments in (
-        ("a/kernel", first, wide.T @ wide),
-        ("b/kernel", target, gram),
+    held = np.arange(50) % 4 == 3
+
+    def moments(rows, wanted):
+        parts = [(rows[own], wanted[own]) for own in (~held, held)]
+        return [Moments((x.T @ x)[None], (x.T @ (y - x))[None], len(x)) for x, y in parts]
+
+    for path, kernel, sums in (
+        ("a/kernel", first, moments(wide, wide)),
+        ("b/kernel", second, moments(hidden, given)),
     ):
         count = kernel.size // 2
-        expected, _ = _solve.obs(kernel[None], count, moments[None], _solve.Entries())
+        expected, _ = _solve.obs(kernel[None], count, _solve.Entries(), *sums)
         np.testing.assert_allclose(found[path], expected[0], atol=1e-5)
+    # The target is halfway to the outputs of the given model.
+    both = sums[0] + sums[1]
+    problem = _solve._Problem(second[None], both, _solve.Entries())
+    h = _solve.damped(both.gram)
+    target = second + 0.5 * np.linalg.solve(h, both.across @ second)
+    np.testing.assert_allclose(problem.back(problem.full), target, atol=1e-9)
 
 
 @keras.saving.register_keras_serializable(package="test_prune_layers")
@@ -138,16 +148,37 @@ def rows(count=128):
 @pytest.mark.core
 def test_models_written_as_classes_and_layers_that_no_batch_reaches():
     model = built()
-    with pytest.warns(UserWarning, match=r"pruned by magnitude.*Received: 'unused/kernel'$"):
+    with pytest.warns(UserWarning, match=r"they stay dense.*Received: 'unused/kernel'$"):
         pruned = kso.prune(model, 0.25, score="obs", data=rows())
+    assert [w.live for w in kso.prunable_weights(pruned)] == [16, 16, 64]
+    with pytest.warns(UserWarning, match=r"entries keep their values. Received: 'unused/kernel'$"):
+        pruned = kso.prune(model, 0.25, data=rows())
     assert [w.live for w in kso.prunable_weights(pruned)] == [16, 16, 16]
+
+
+@pytest.mark.core
+def test_a_layer_that_is_called_twice_is_solved_on_the_inputs_of_both_calls(monkeypatch):
+    sums = []
+    solved = _layerwise.Recipe.solved
+
+    def noted(self, weight, *moments):
+        sums.append(moments[0].gram + moments[1].gram)
+        return solved(self, weight, *moments)
+
+    monkeypatch.setattr(_layerwise.Recipe, "solved", noted)
+    inputs, twice = keras.Input((6,)), L.Dense(6, name="twice")
+    dense = keras.Model(inputs, twice(L.ReLU()(twice(inputs))))
+    x = np.random.default_rng(0).normal(size=(80, 6)).astype("float32")
+    kso.prune(dense, 0.5, score="obs", data=x)
+    second = np.maximum(x @ array(twice.kernel), 0)
+    np.testing.assert_allclose(sums[0][0], x.T @ x + second.T @ second, rtol=1e-4, atol=1e-3)
 
 
 def test_batches_must_reach_what_the_first_one_reaches():
     model, x = built(-1.0), rows() - 2.0
     before = model.get_weights()
     with pytest.raises(NotPrunableError, match=r"must reach 'second/kernel'.*Received"):
-        kso.prune(model, 0.25, score="obs", data=x)
+        kso.prune(model, 0.25, score="obs", data=x, exclude="unused")
     assert_same(before, model.get_weights())
     assert "call" not in vars(model.first)
 
@@ -157,15 +188,15 @@ def test_batches_must_reach_what_the_first_one_reaches():
 def test_what_fails_half_way_leaves_the_model_as_it_was(interrupt, monkeypatch):
     dense = network()
     before = dense.get_weights()
-    refit = _solve._refit
+    obs = _layerwise.obs
 
-    def failing(full, *rest):
-        if full.shape[-1] == 5:  # the head, after all others
+    def failing(kernel, *rest):
+        if kernel.shape[-1] == 5:  # the head, after all others
             assert not np.array_equal(before[0], dense.get_weights()[0])
             raise interrupt("half way")
-        return refit(full, *rest)
+        return obs(kernel, *rest)
 
-    monkeypatch.setattr(_solve, "_refit", failing)
+    monkeypatch.setattr(_layerwise, "obs", failing)
     with pytest.raises(interrupt, match="half way"):
         kso.prune(dense, 0.3, score="obs", data=rows_of_network())
     assert_same(before, dense.get_weights())
@@ -179,24 +210,31 @@ def test_inputs_must_be_finite():
         kso.prune(dense, 0.3, score="wanda", data=x)
 
 
-def test_kernels_that_multiply_no_inputs_are_pruned_by_magnitude_and_named_once():
+@pytest.mark.core
+def test_embeddings_and_recurrent_kernels_are_measured_and_others_stay_dense():
     keras.utils.set_random_seed(0)
     inputs = keras.Input((5,), dtype="int32")
-    x = L.LSTM(6, name="lstm")(L.Embedding(11, 8, name="words")(inputs))
-    dense = keras.Model(inputs, L.Dense(4, name="head")(x))
-    tokens = np.random.default_rng(0).integers(0, 11, (32, 5))
-    with pytest.warns(UserWarning, match=r"pruned by magnitude") as told:
+    x = L.GRU(6, name="gru")(L.Embedding(11, 8, name="words")(inputs))
+    other = L.GRU(6, name="other", reset_after=False)(L.Reshape((1, 6))(x))
+    dense = keras.Model(inputs, L.Dense(4, name="head")(other))
+    tokens = np.random.default_rng(0).integers(0, 9, (64, 5))
+    with pytest.warns(UserWarning, match=r"they stay dense.*'other/gru_cell") as told:
         pruned = kso.prune(dense, 0.25, score="obs", data=tokens)
-    (text,) = [str(w.message) for w in told if "pruned by magnitude" in str(w.message)]
-    assert "'words/embeddings', 'lstm/lstm_cell/kernel', 'lstm/lstm_cell/recurrent" in text
-    others = {str(w.message) for w in told} - {text}
-    assert not any("keras_sparse_ortho" in other for other in others), others
-    for weight, own in zip(kso.prunable_weights(dense), kso.prunable_weights(pruned), strict=True):
-        assert own.live == round(0.25 * own.size)
-        if weight.path != "head/kernel":
-            kept, scores = own.storage.mask_value(), np.abs(weight.value)
-            assert scores[kept].min() >= scores[~kept].max()
-            np.testing.assert_array_equal(own.value, np.where(kept, weight.value, 0))
+    (text,) = {str(w.message) for w in told if "dense" in str(w.message)}
+    assert text.endswith("Received: 'other/gru_cell/recurrent_kernel'")
+    live = {w.path: (w.live, w.size) for w in kso.prunable_weights(pruned)}
+    assert live.pop("other/gru_cell/recurrent_kernel") == (108, 108)
+    assert all(n == round(0.25 * size) for n, size in live.values())
+    words, own = (kso.prunable_weights(model)[0].value for model in (dense, pruned))
+    counts = np.bincount(tokens.ravel(), minlength=11)[:, None]
+    kept = own != 0
+    np.testing.assert_array_equal(own[kept], words[kept])
+    scores = words**2 * (counts + 0.01 * counts.mean())
+    assert np.mean(scores[kept].min() >= scores[~kept]) > 0.9  # but for the damping
+    with pytest.raises(NotPrunableError, match=r"`exclude` them.*Received: 'other/gru_cell/rec"):
+        kso.prune(
+            dense, {"gru": 0.5, "other": 0.5, "words": 0.5, "head": 0.5}, score="obs", data=tokens
+        )
 
 
 @pytest.mark.core
@@ -279,9 +317,11 @@ def test_a_terminal_shows_progress(monkeypatch, capsys):
 
 def test_refusals():
     dense, x = network(), rows_of_network()
-    with pytest.raises(ValueError, match=r"`structure` must be NByM, or Block.*structure=Block"):
-        kso.prune(dense, 0.3, score="obs", data=x, structure=kso.Block(4, 4))
-    with pytest.raises(ValueError, match=r"`structure` must be NByM.*score='synflow'"):
+    with pytest.raises(
+        ValueError, match=r"`structure` must be Block, NByM or Channels.*structure=3"
+    ):
+        kso.prune(dense, 0.3, score="obs", data=x, structure=3)
+    with pytest.raises(ValueError, match=r"`structure` must be Block, NByM.*score='synflow'"):
         kso.prune(dense, 0.3, score="synflow", structure=kso.NByM(2, 4))
     with pytest.raises(ValueError, match=r"goes on from a folder. Received: resume='here'"):
         kso.prune(dense, 0.3, resume="here")

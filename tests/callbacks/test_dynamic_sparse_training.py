@@ -20,6 +20,7 @@ from tests.helpers import (
     on_two_devices,
     optimizer_slots,
     slow_case_on_jax,
+    slow_on_tensorflow,
 )
 
 L = keras.layers
@@ -84,6 +85,7 @@ def check_masks(model, before):
 
 
 @pytest.mark.core
+@slow_on_tensorflow
 @pytest.mark.parametrize("kind", ["SET", "RigL"])
 def test_training_of_every_kind_of_layer(kind):
     model = compiled(every_kind(), jit_compile=jit())

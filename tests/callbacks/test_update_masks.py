@@ -6,11 +6,16 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.callbacks import UpdateMasks
-from keras_sparse_ortho.errors import DensityWarning, NotPrunableError
+from keras_sparse_ortho.errors import (
+    DensityError,
+    DensityWarning,
+    LayoutError,
+    NotPrunableError,
+)
 from keras_sparse_ortho.parametrizations import MagnitudeMask, StraightThroughTopK
 from keras_sparse_ortho.schedules import Cubic, OneShot
-from tests.callbacks.runs import HERE, Watch, fit, network, weights
-from tests.helpers import jit, moments
+from tests.callbacks.runs import HERE, Watch, fit, network, same, state, weights, xy
+from tests.helpers import jit, moments, part_of_a_run
 
 L = keras.layers
 
@@ -163,3 +168,98 @@ def test_a_student_inside_of_a_model():
 
     with pytest.raises(NotPrunableError, match=r"layers \['own'\] are not built"):
         weights(Own(student, teacher))
+
+
+# --- structures -----------------------------------------------------------------------------------
+
+RAMP = Cubic(0.25, begin_step=2, end_step=12, frequency=4)
+# By structure: entries that live or die together in the kernels of 16 x 32 and 32 x 8, and what a
+# mask looks like.
+STRUCTURES = {
+    "any": (kso.Block(4, 2), 8, 8),
+    "regular": (kso.Block(4, 4, regular=True), 128, 128),
+    "4x1": ("4x1", 4, 4),
+    "1:4": ("1:4", 1, 1),
+    "inputs": ("inputs", 32, 8),
+    "outputs": ("outputs", 16, 32),
+}
+
+
+def groups(mask, structure):
+    """The mask of each group as a row."""
+    rows, cols = {"inputs": (1, mask.shape[1]), "outputs": (len(mask), 1)}.get(
+        structure, (4, 4 if structure == "regular" else 2 if structure == "any" else 1)
+    )
+    split = mask.reshape(len(mask) // rows, rows, mask.shape[1] // cols, cols)
+    return split.transpose(0, 2, 1, 3).reshape(-1, rows * cols)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("kind", STRUCTURES)
+def test_structures_have_exact_counts_and_go_on_from_files(kind, tmp_path):
+    structure, *units = STRUCTURES[kind]
+    keras.utils.set_random_seed(3)
+    model = network(MagnitudeMask(RAMP, structure=structure))
+    watch = Watch(lambda model: [weight.live for weight in weights(model)], steps=True)
+    fit(model, UpdateMasks(), watch, shuffle=False)
+    for step, live in zip(
+        [2, 2, 2, 2, 6, 6, 6, 6, 10, 10, 12, 12, 12, 12], watch.seen[2:], strict=True
+    ):
+        wanted = [RAMP.at(step) * size / unit for size, unit in zip((512, 256), units, strict=True)]
+        assert live == [max(round(n), 1) * unit for n, unit in zip(wanted, units, strict=True)]
+    for weight in weights(model):
+        found = groups(weight.mask, kind)
+        assert (found.sum(axis=1) == 1).all() if kind == "1:4" else (found[:, 0] == found.T).all()
+        assert not weight.raw_value()[~weight.mask].any()
+    keras.utils.set_random_seed(3)
+    half = network(MagnitudeMask(RAMP, structure=structure))
+    with part_of_a_run():
+        fit(half, UpdateMasks(), epochs=1, shuffle=False)
+        half.save(tmp_path / "half.keras")
+    again = keras.saving.load_model(tmp_path / "half.keras")
+    fit(again, UpdateMasks(), initial_epoch=1, shuffle=False)
+    assert same(state(again), state(model))
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_what_has_stopped_at_the_end_of_its_schedule_goes_on_on_blocks(policy):
+    keras.config.set_dtype_policy(policy)
+    rounded = {"atol": 1e-6 if policy == "float32" else 0.03}
+    options = {"shuffle": False, "batch_size": 8, "verbose": 0}
+    models = []
+    for stop in (False, True):
+        keras.utils.set_random_seed(3)
+        executed = 1 if keras.backend.backend() == "torch" else 2  # which takes no other
+        model = network(MagnitudeMask(RAMP, structure=(4, 4)), steps_per_execution=executed)
+        with part_of_a_run():
+            model.fit(*xy(), epochs=1, **options, callbacks=[UpdateMasks(stop=stop)])
+        models.append(model)
+    whole, model = models
+    fit_on = {**options, "epochs": 2, "initial_epoch": 1}
+    whole.fit(*xy(), **fit_on, callbacks=[UpdateMasks()])
+    with pytest.raises(NotPrunableError, match=r"whose schedule has ended. Received: MagnitudeM"):
+        kso.convert(model, "blocks")
+    model.fit(*xy(), **fit_on, callbacks=[UpdateMasks(stop=True)])
+    steps = int(model.optimizer.iterations)
+    assert steps == 12 + whole.steps_per_execution  # of 16
+    expected = model.predict(xy()[0], verbose=0)
+    model = kso.convert(model, "blocks")
+    assert all(weight.storage.in_blocks for weight in weights(model))
+    np.testing.assert_allclose(model.predict(xy()[0], verbose=0), expected, **rounded)
+    model.fit(*(part[8 * (steps - 8) :] for part in xy()), epochs=1, **options)
+    assert int(model.optimizer.iterations) == int(whole.optimizer.iterations) == 16
+    for ours, theirs in zip(weights(model), weights(whole), strict=True):
+        np.testing.assert_array_equal(ours.mask, theirs.mask)
+        np.testing.assert_allclose(ours.value, theirs.value, rtol=1e-5, **rounded)
+
+
+def test_structures_that_do_not_fit():
+    for structure, error, message in (
+        ("rows", ValueError, r'`structure` as text must be "n:m"'),
+        (3, ValueError, r'"inputs", "outputs" or None. Received: structure=3'),
+        ((3, 3), LayoutError, "inputs divisible by 3"),
+        ("1:8", DensityError, "allows the density 0.125 at most. Received: density=0.25"),
+    ):
+        with pytest.raises(error, match=message):
+            network(MagnitudeMask(0.25, structure=structure))

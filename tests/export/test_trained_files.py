@@ -140,9 +140,9 @@ def assert_few_roundings_differ(report, model, rows):
 
 # --- tests ---------------------------------------------------------------------------------------
 
-CASES = [(mlp, "int4"), slow_case_on_jax(cnn, "int4"), slow_case_on_jax(encoder, "int8")]
+CASES = [(mlp, "int4"), slow_case_on_jax(cnn, "int4")]
 CASES += [slow(make, weights) for make in (mlp, cnn) for weights in ("int8", "ternary")]
-CASES += [slow(encoder, "int4")]
+CASES += [slow(encoder, weights) for weights in ("int8", "int4")]
 
 
 @pytest.mark.parametrize(("make", "weights"), CASES)

@@ -1,5 +1,7 @@
 """Products with live blocks by token: equal to dense ones, whichever side is narrow."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from keras_sparse_ortho._gathers import kept
 from keras_sparse_ortho.layers import BlockGrid
 from keras_sparse_ortho.layers import _block_products as module
 from keras_sparse_ortho.layers._block_products import BlockOperands
-from keras_sparse_ortho.orthogonal import clear_padding, slots_of
+from keras_sparse_ortho.orthogonal import clear_padding
 from tests.helpers import array
 
 pytestmark = pytest.mark.core
@@ -17,6 +19,7 @@ ops = keras.ops
 
 
 @pytest.mark.parametrize(("most", "chunk"), [(0.0, 1), (0.0, 2**30), (1e9, 1)])
+@pytest.mark.parametrize("pattern", ["regular", "outputs", "any"])
 @pytest.mark.parametrize(
     ("inputs", "outputs", "rows", "cols", "density"),
     [
@@ -28,21 +31,33 @@ ops = keras.ops
     ],
 )
 def test_outputs_and_gradients_are_those_of_the_dense_kernel(
-    monkeypatch, inputs, outputs, rows, cols, density, most, chunk
+    monkeypatch, inputs, outputs, rows, cols, density, most, chunk, pattern
 ):
     monkeypatch.setattr(module, "_MOST_GATHERED", most)
     monkeypatch.setattr(module, "_CHUNK_BYTES", chunk)
     grid = BlockGrid.for_density(inputs, outputs, (rows, cols), density)
+    if pattern != "regular":  # with a line of inputs, and any with one of outputs, without blocks
+        live = np.random.default_rng(1).random((grid.in_blocks, grid.out_blocks)) < 0.4
+        live[0] = live[:, 1] = False
+        live[1, 2] = True
+        if pattern == "outputs":  # equal counts on one side alone
+            live[...] = np.arange(1, grid.in_blocks + 1)[:, None] % grid.in_blocks < 2
+        counts = tuple(map(tuple, (live.sum(axis=0).tolist(), live.sum(axis=1).tolist())))
+        grid = dataclasses.replace(grid, fan_in=0, counts=counts)
     assert module._gathers_little(grid) == (most > 0)
     rng = np.random.default_rng(0)
     pattern = grid.draw_pattern(0)
-    slots = slots_of(pattern, grid.in_blocks)
+    slots = grid.slots_of(pattern)
     blocks = rng.normal(size=grid.blocks_shape).astype("float32")
-    clear_padding(blocks, pattern, inputs, outputs)
+    lines = grid.of_outputs.of_slots
+    assert grid.check_pattern(pattern).size == grid.live_blocks
+    clear_padding(blocks, pattern, lines.reshape(pattern.shape), inputs, outputs)
+    assert grid.live == grid.mask(pattern).sum()
     x = rng.normal(size=(6, inputs)).astype("float32")
     weight = rng.normal(size=(6, outputs)).astype("float32")
     kernel = grid.kernel(blocks, pattern)
-    assert (module._chunks(np.zeros((grid.in_blocks, rows, 6)), pattern) > 1) == (chunk == 1)
+    found = np.zeros((grid.out_blocks, 2))
+    assert (module._chunks(np.zeros((grid.in_blocks, rows, 6)), found) > 1) == (chunk == 1)
     of_kernel = np.where(grid.mask(pattern), x.T @ weight, 0)
 
     def run(x, blocks, pattern, slots):

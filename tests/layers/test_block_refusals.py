@@ -53,8 +53,8 @@ def test_sizes_and_densities():
     [
         ([[0, 1], [1, 2], [2, 3]], "shape"),
         ([[0, 1], [1, 2], [2, 3], [3, 4]], "from 0 to 3"),
-        ([[0, 1], [1, 1], [2, 3], [3, 0]], "once at most"),
-        ([[0, 1], [0, 2], [0, 3], [0, 3]], "equally many"),
+        ([[0, 1], [1, 1], [2, 3], [3, 0]], "at most once"),
+        ([[0, 1], [0, 2], [0, 3], [0, 3]], r"its count, \[2, 2, 2, 2\]"),
     ],
 )
 def test_places(pattern, message):
@@ -133,6 +133,22 @@ def test_groups_and_other_layers():
         block_layer_like(L.SimpleRNN(8), **SIZES)
 
 
+def test_counts_that_no_pattern_has():
+    assert built(counts=([4, 0, 1, 3], [3, 2, 2, 1])).grid.live_blocks == 8
+    for counts in (
+        ([2, 2, 2], [2, 2, 2, 0]),  # of three output blocks
+        ([2, 2, 2, 2], [2, 2, 2, 1]),
+        ([4, 4, 0, 0], [3, 2, 2, 1]),  # an input block in three of two lines
+        ([0, 0, 0, 0], [0, 0, 0, 0]),
+        ([5, 0, 0, 0], [2, 1, 1, 1]),
+    ):
+        with pytest.raises(LayoutError, match=r"'d': `counts` must say .*Received: "):
+            built(counts=counts)
+    for counts in ([2, 2, 2, 2], ([2.5], [1]), ([-1, 3], [1, 1]), ("22", "22")):
+        with pytest.raises(ValueError, match=r"`counts` must be .*Received: "):
+            built(counts=counts)
+
+
 def test_masks_that_are_none_of_blocks():
     layer = built()
     kernel, mask = layer.kernel_value(), layer.mask_value()
@@ -142,8 +158,8 @@ def test_masks_that_are_none_of_blocks():
         layer.storages()["kernel"].set_kernel(kernel, single)
     fuller = mask.copy()
     fuller[:8, :8] = ~fuller[:8, :8]
-    with pytest.raises(LayoutError, match="as many in every line"):
+    with pytest.raises(LayoutError, match="a mask of 9 blocks, for 8"):
         layer.storages()["kernel"].set_kernel(kernel * fuller, fuller)
-    with pytest.raises(LayoutError, match="2 live blocks"):
+    with pytest.raises(LayoutError, match="a mask of 16 blocks, for 8"):
         layer.storages()["kernel"].set_kernel(kernel, np.ones_like(mask))
     np.testing.assert_array_equal(layer.kernel_value(), kernel)

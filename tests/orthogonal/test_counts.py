@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from keras_sparse_ortho.errors import DensityError
@@ -136,6 +136,20 @@ def test_the_inverse_is_less_than_two_rotations_from_the_chain(width):
             assert density - 0.003 < above
     assert expected_density(150, width, width) == expected_density(150, width)
     assert rotations_for_density(0.1, width, width) == rotations_for_density(0.1, width)
+
+
+@given(
+    sides=st.integers(1, 80).flatmap(lambda m: st.tuples(st.just(m), st.integers(1, m))),
+    rotations=st.integers(0, 3000),
+    covering=st.booleans(),
+)
+@example(sides=(28, 28), rotations=3000, covering=False)  # 1.0000000000000002 as summed up
+@example(sides=(67, 50), rotations=0, covering=True)  # 0.019999999999999997
+@settings(max_examples=40)
+def test_the_expected_density_is_a_density(sides, rotations, covering):
+    width, rows = sides
+    least = 1 / (rows if covering else width)
+    assert least <= expected_density(rotations, width, rows if covering else None) <= 1
 
 
 def test_edges():

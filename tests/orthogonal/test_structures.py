@@ -110,11 +110,11 @@ def test_refusals():
         (LayoutError, (64, 10), 0.5, Block(1, 16), r"outputs divisible by 16.*`exclude`.*x 10 out"),
         (DensityError, (8, 8), 0.6, NByM(2, 4), r"largest density is 0.5"),
         (DensityError, (64, 64), 0.1, Block(16, 1), r"least density is 0.25"),
+        (ValueError, (64, 60), 0.5, Block(4, 3), r"must divide the other"),
     ):
         with pytest.raises(error, match=message):
             exact_orthogonal(shape, density, structure=structure)
     for kind, sides, message in (
-        (Block, (4, 3), r"must divide the other"),
         (NByM, (0, 4), r"positive integer"),
         (NByM, (3, 4), r"`n` must divide `m`"),
         (NByM, (2, 10**9), r"`m` be at most 65,536.*m=1000000000"),

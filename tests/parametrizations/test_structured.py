@@ -10,7 +10,14 @@ from keras_sparse_ortho.callbacks import TargetDensity
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.parametrizations import ChannelSoftThreshold, LowRankSoftThreshold
 from keras_sparse_ortho.schedules import Cubic
-from tests.helpers import array, classifier_loss, data, jit_if_quicker, slow_on_jax
+from tests.helpers import (
+    array,
+    classifier_loss,
+    data,
+    jit_if_quicker,
+    slow_on_jax,
+    slow_on_tensorflow,
+)
 from tests.parametrizations.test_gradients import (
     COEFFICIENTS,
     FUNCTIONS,
@@ -228,6 +235,7 @@ SEQUENCES = np.random.default_rng(2).normal(size=(6, 5, 20)).astype("float32")
 
 @pytest.mark.core
 @slow_on_jax
+@slow_on_tensorflow
 def test_strip_makes_thin_layers_where_they_are_smaller(tmp_path):
     model = kso.parametrize(sequences(), LowRankSoftThreshold(), exclude="head")
     model = cut(model, 4)
@@ -322,6 +330,7 @@ def test_what_low_rank_refuses():
 
 @pytest.mark.core
 @slow_on_jax
+@slow_on_tensorflow
 def test_target_density_counts_ranks():
     exclude = ["head", ".*/recurrent_kernel"]
     model = kso.parametrize(sequences(), LowRankSoftThreshold(rank=10), exclude=exclude)

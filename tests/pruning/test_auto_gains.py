@@ -132,10 +132,20 @@ def test_einsum_dense_has_the_fans_of_its_equation():
 # --- what is kept, and what is not known --------------------------------------------------------
 
 
+def test_by_name_only_what_normalization_follows_has_another_gain_than_1():
+    model = stacked(
+        L.Dense(20, name="a"), L.ReLU(), L.BatchNormalization(),
+        L.Dense(20, kernel_initializer="zeros", name="no_norm_to_keep"), L.LayerNormalization(),
+        L.Dense(20, activation="relu", name="relu"), L.Lambda(lambda x: x), L.Dense(4, name="b"),
+    )  # fmt: skip
+    found = gains(model, pattern="exact_orthogonal")
+    expected = {"a": np.sqrt(0.3), "no_norm_to_keep": 1.0, "relu": 1.0, "b": 1.0}
+    assert found == pytest.approx(expected)
+
+
 def test_numbers_stay_and_what_was_chosen_is_saved(tmp_path):
     model = stacked(L.Dense(20, name="a"), L.BatchNormalization(), L.Dense(4, name="b"))
     assert gains(model, pattern=ExactOrthogonal(gain=1.7)) == {"a": 1.7, "b": 1.7}
-    assert gains(model, pattern="exact_orthogonal") == {"a": 1.0, "b": 1.0}
     sparse = kso.sparsify(model, 0.3, "uniform", AUTO, seed=0)
     sparse.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")

@@ -314,7 +314,7 @@ def test_a_kernel_is_on_blocks_or_that_is_told(shape, structure):
 LAYER_BY_LAYER = {
     "wanda": {"score": "wanda"},
     "magnitude": {},
-    "sizes": {"score": "obs", "structure": kso.Block(32, 32)},  # which become regular
+    "any": {"score": "obs", "structure": kso.Block(32, 32)},
     "by error": {"score": "obs", "budget": "error"},
 }
 
@@ -374,5 +374,5 @@ def test_masks_of_blocks_in_dense_storage():
             mask = weight.storage.mask_value().reshape(-1, 4, 16, 4, 16)
             assert (mask.all(axis=(2, 4)) == mask.any(axis=(2, 4))).all()
             assert len({*mask.any(axis=(0, 2, 4)).sum(axis=0)}) == 1
-    with pytest.raises(ValueError, match=r"Block\(rows, cols, regular=True\).*rows=4, cols=4\)"):
-        kso.prune(dense, 0.25, structure=kso.Block(4, 4))
+    with pytest.raises(ValueError, match=r"must be Block, NByM or Channels.*structure=4"):
+        kso.prune(dense, 0.25, structure=4)

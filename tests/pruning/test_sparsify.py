@@ -34,7 +34,9 @@ def test_anew_kernels_are_orthogonal_and_counts_exact(name, budget):
     for weight in found:
         mask = weight.parametrization.mask_value()
         assert not weight.raw_value()[~mask].any()
-        assert orthogonality_error(weight.value, weight.layout, gain=1.0) < 1e-6
+        drawn = weight.storage.drawn_by
+        options = {"gain": drawn.gain, "taps": drawn.taps or "center"}
+        assert orthogonality_error(weight.value, weight.layout, **options) < 1e-6
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -8,7 +8,13 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.layers import BlockSparseConv2D, BlockSparseDense, BlockSparseEinsumDense
 from keras_sparse_ortho.parametrizations import CompactMask, FixedMask
-from tests.helpers import classifier_loss, data, jit_if_quicker, slow_on_tensorflow
+from tests.helpers import (
+    classifier_loss,
+    data,
+    jit_if_quicker,
+    slow_on_tensorflow,
+    slow_where_traced,
+)
 from tests.pruning.checks import assert_equal_kernels, assert_same, fit
 
 L = keras.layers
@@ -97,3 +103,63 @@ def test_what_cannot_be_converted():
     with pytest.raises(ValueError, match="Adafactor keeps something"):
         kso.convert(model, "blocks")
     assert type(model.get_layer("hidden")) is kso.PrunableLayer
+
+
+def uneven():
+    """One layer of each kind that can compute on live blocks; some lines and blocks weigh more.
+
+    With lines alone there would be no second pattern with the counts of the best one.
+    """
+    keras.utils.set_random_seed(2)
+    inputs = keras.Input((6, 6, 8))
+    x = L.Conv2D(16, 3, activation="relu", name="conv")(inputs)
+    x = L.Reshape((16, 16))(x)
+    x = L.EinsumDense("abc,cd->abd", (None, 64), bias_axes="d", activation="tanh", name="mix")(x)
+    x = L.LSTM(16, name="rnn")(x)
+    x = L.Dense(64, activation="gelu", name="hidden")(x)
+    model = keras.Model(inputs, L.Dense(3, name="head")(x))
+    rng = np.random.default_rng(0)
+    for weight in kso.prunable_weights(model):
+        rows, cols = weight.shape[-2:]
+        blocks = rng.normal(size=(rows // 4, -(-cols // 8))).repeat(4, axis=0).repeat(8, axis=1)
+        lines = rng.normal(size=(rows, 1)) + rng.normal(size=(1, cols))
+        weight.variable.assign(weight.value * np.exp(lines + blocks[:, :cols]) / 3)
+    return model
+
+
+@slow_where_traced
+def test_blocks_in_any_pattern_train_as_masks_do(tmp_path):
+    model = kso.prune(uneven(), 0.4, structure=(4, 8), exclude="head", storage="masked")
+    pruned = kso.prunable_weights(model)[:-1]
+    units = [288, 32, 32, 32, 32]  # a block at all taps
+    assert not any(w.live % unit for w, unit in zip(pruned, units, strict=True))
+    assert 0.9 <= sum(w.live for w in pruned) / (0.4 * sum(w.size for w in pruned)) <= 1.0
+    model.compile(keras.optimizers.Adam(1e-3), classifier_loss(), jit_compile=jit_if_quicker())
+    fit(model)
+    x, y = data(model, 3)
+    blocks = kso.convert(model, "blocks", block=(4, 8))
+    found = [w for w in kso.prunable_weights(blocks) if w.storage is not None]
+    assert all(w.storage.in_blocks for w in found)
+    grids = [w.storage._layer.grid for w in found]
+    assert all(grid.counts for grid in grids)
+    assert any(0 in counts for grid in grids for counts in grid.counts)
+    expected = model.predict(x, verbose=0)
+    np.testing.assert_allclose(blocks.predict(x, verbose=0), expected, atol=1e-6)
+    assert_equal_kernels(model, blocks, rtol=0)
+    blocks.save(tmp_path / "any.keras")
+    again = keras.saving.load_model(tmp_path / "any.keras")
+    masked = kso.convert(blocks, "masked")
+    assert_equal_kernels(masked, model, rtol=0)
+    assert_same(masked.optimizer.variables, model.optimizer.variables)
+    losses = fit(model)
+    for other in (blocks, again, masked):
+        np.testing.assert_allclose(fit(other), losses, rtol=1e-5)
+    assert_equal_kernels(blocks, model, atol=1e-5)
+    assert_equal_kernels(again, blocks, rtol=0)
+    before = [w.mask for w in found]
+    moving = kso.callbacks.RigL((x, y), len(x), frequency=1, end_step=100)
+    blocks.fit(x, y, verbose=0, callbacks=[moving])
+    for weight, mask in zip(found, before, strict=True):
+        lines = mask.ndim - 1
+        assert (weight.mask.sum(axis=lines) == mask.sum(axis=lines)).all()
+    assert any((w.mask != mask).any() for w, mask in zip(found, before, strict=True))

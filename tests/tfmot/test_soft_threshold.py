@@ -174,6 +174,27 @@ def test_the_run_ends_at_the_density_asked_for(tf_keras, g, legacy):
         np.testing.assert_array_equal(state.mask(), mask)
 
 
+def test_the_history_is_that_of_keras_3(tf_keras):
+    ours, theirs = network(keras), network(tf_keras)
+    theirs.set_weights(ours.get_weights())
+    pasts = []
+    for which, package, make in (
+        (keras, kso.callbacks, lambda: kso.parametrize(ours, kso.SoftThreshold)),
+        (tf_keras, kso.tfmot, lambda: kso.tfmot.prune_with_soft_threshold(theirs)),
+    ):
+        model = make()
+        model.compile(which.optimizers.SGD(0.1), "mse")
+        steering = package.TargetDensity(0.1, Cubic(None, 0, 18, frequency=3))
+        past = model.fit(
+            X, Y, batch_size=8, epochs=3, shuffle=False, verbose=0, callbacks=[steering]
+        )
+        pasts.append(past.history)
+    np.testing.assert_allclose(pasts[0]["density"], pasts[1]["density"], atol=1e-2)
+    np.testing.assert_allclose(pasts[0]["threshold"], pasts[1]["threshold"], rtol=0.05)
+    assert pasts[1]["density"][-1] == round(0.1 * 768) / 768
+    assert pasts[1]["threshold"][0] > pasts[1]["threshold"][-1] == 0.0
+
+
 def test_loops_of_ones_own(tf_keras, sparsity):
     import tensorflow as tf
 
