@@ -151,6 +151,27 @@ def measured(
     return [weight for weight in weights if weight.path in reached]
 
 
+def measurable(
+    model: Any, weights: Sequence[PrunableWeight], batches: Sequence[Any], *, given: bool = False
+) -> list[PrunableWeight]:
+    """Those of `measured`; warns of the others, which stay dense unless densities are `given`."""
+    found = measured(model, weights, batches)
+    names = ", ".join(f"'{weight.path}'" for weight in weights if weight not in found)
+    why = (
+        "It is not known how these kernels multiply inputs of their layers, or no calibration "
+        "input reaches them outside of compiled code"
+    )
+    if names and (given or not found):
+        raise NotPrunableError(f"{why}: `exclude` them, or use magnitudes. Received: {names}")
+    if names:
+        warnings.warn(
+            f"{why}: they stay dense, and the density is that of the other kernels. `exclude` "
+            f"them to have no warning. Received: {names}",
+            stacklevel=level_of_user(),
+        )
+    return found
+
+
 def prune_layers(
     model: Any,
     weights: Sequence[PrunableWeight],
