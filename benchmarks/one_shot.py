@@ -338,19 +338,18 @@ def with_features(model):
     return keras.Model(model.inputs, {"features": head.input, "outputs": head.output})
 
 
-def distilled(student, targets, x, rate: float, steps: int):
+def distilled(student, targets, x, rate: float, steps: int, callbacks=()):
     """Trains a model of `with_features` on what the dense one gives, and returns the plain one."""
     import keras
-
-    import keras_sparse_ortho as kso
 
     rates = keras.optimizers.schedules.CosineDecay(
         rate / 30, steps, warmup_target=rate, warmup_steps=steps // 20
     )
     weights = {name: 1 / float(value.var()) for name, value in targets.items()}
-    student.compile(keras.optimizers.Adam(rates), "mse", loss_weights=weights)
+    losses = dict.fromkeys(targets, "mse")
+    student.compile(keras.optimizers.Adam(rates), losses, loss_weights=weights)
     epochs = max(1, round(steps * 32 / len(x)))
-    student.fit(x, targets, 32, epochs=epochs, verbose=0, callbacks=[kso.callbacks.UpdateMasks()])
+    student.fit(x, targets, 32, epochs=epochs, verbose=0, callbacks=[*callbacks])
     return keras.Model(student.inputs, student.output["outputs"])
 
 
@@ -358,7 +357,7 @@ def recovered(dense, method: str, pattern: str, x, steps: int):
     """The sparse model of a method, from unlabelled images."""
     import keras_sparse_ortho as kso
 
-    taught = with_features(dense)
+    taught, callbacks = with_features(dense), []
     how = {"exclude": OTHERS} | STRUCTURES[pattern]
     if "include" in how:
         del how["exclude"]
@@ -374,8 +373,9 @@ def recovered(dense, method: str, pattern: str, x, steps: int):
     else:
         template = kso.MagnitudeMask(kso.schedules.Cubic(None, 0.0, 0.7), structure=structure)
         student = kso.parametrize(taught, template, density, "uniform", **how)
+        callbacks = [kso.callbacks.UpdateMasks()]
     targets = taught.predict(x, batch_size=500, verbose=0)
-    sparse = distilled(student, targets, x, RATE, steps)
+    sparse = distilled(student, targets, x, RATE, steps, callbacks)
     if not method.endswith("int8"):
         return sparse
     rounded = kso.quantize_aware(with_features(sparse))
