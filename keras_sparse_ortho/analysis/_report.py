@@ -324,9 +324,9 @@ def _row(weight: PrunableWeight, orthogonality: bool | str, on_blocks: bool) -> 
         dense = "not adopted"
     error = None
     if orthogonality and (orthogonality == "all" or _is_as_drawn(weight)):
-        # Of a kernel that nothing says how it was drawn, the way in which it is orthogonal.
+        # A kernel without its initializer may be orthogonal in either way.
         known = getattr(drawn_by, "taps", None) or "center"
-        ways = ("center", "all") if drawn_by is None else (known,)
+        ways = ("center", "all") if drawn_by is None and len(weight.shape) > 2 else (known,)
         error = min(orthogonality_error(weight.value, weight.layout, taps=way) for way in ways)
     if len(weight.shape) < 2 and weight.layout is None:  # the layer names its own weights
         dead = int(np.count_nonzero(weight.value == 0))

@@ -63,16 +63,9 @@ class Entries:
 
     def largest(self, scores: Array, count: int, *, last: bool = True) -> Array:
         if self.structure is not None:
-            n, m = self.structure.n, self.structure.m
-            matrices, k, outputs = scores.shape
+            matrices, _, outputs = scores.shape
             by_tap = scores.reshape(matrices, self.taps, -1, outputs)
-            groups = self.structure.in_groups(by_tap, -3.0)
-            least = np.partition(groups, m - n, axis=-2)[..., m - n : m - n + 1, :]
-            equal = groups == least
-            room = n - np.sum(groups > least, axis=-2, keepdims=True)
-            kept = (groups > least) | (equal & (np.cumsum(equal, axis=-2) <= room))
-            chosen = np.where(kept, groups, -2.0).reshape(matrices, self.taps, -1, outputs)
-            scores = chosen[:, :, : k // self.taps].reshape(scores.shape)
+            scores = self.structure.strongest(by_tap, self.structure.n).reshape(scores.shape)
         return largest_mask(scores, count)
 
 
@@ -124,7 +117,7 @@ def damped(gram: Array) -> Array:
 
 
 class _Problem:
-    """`min tr (V - T)^T H (V - T)` in coordinates in which the inputs of each line are white.
+    """`min tr (V - T)^T H (V - T)` in coordinates that make the inputs of each line white.
 
     With the upper triangular `U` of each line, `U^T U = H` there, the kernel is `U V` and the
     Hessian `U^-T H U^-1`. What dropping some entries of a line costs alone is then the sum of their

@@ -16,10 +16,10 @@ from keras_sparse_ortho.errors import DensityError
 from keras_sparse_ortho.orthogonal._eoi import DrawOptions, cos_sin
 
 # How many columns are asked for one of a disjoint support.
-_LOOK = 16
+_LOOK = 8
 # Levels after the last planned one, of pairs that still fit, until so much of the count is there.
 _MORE_LEVELS = 4
-_ENOUGH = 0.98
+_ENOUGH = 0.95
 # So often places for the last zeros are drawn all at once; those left go one by one.
 _ROUNDS = 8
 
@@ -38,10 +38,11 @@ def write_even(out: np.ndarray, count: int, options: DrawOptions) -> None:
         columns = _mixing(cells, width, rng) @ columns
         if live > _ENOUGH * count or (sizes is None and live == before):
             break
-    column = np.repeat(np.arange(width), np.diff(columns.indptr))
-    tall = out.shape[0] >= out.shape[1]
-    places = (column, columns.indices) if tall else (columns.indices, column)
-    out[places] = columns.data * options.gain
+    # Flat places are written in half the time of pairs of them.
+    step, along = (rows, 1) if out.shape[0] >= out.shape[1] else (1, width)
+    places = np.repeat(np.arange(0, step * width, step), np.diff(columns.indptr))
+    places += columns.indices.astype(np.int64) * along
+    out.reshape(-1)[places] = columns.data * options.gain
 
 
 def _shared_out(
@@ -106,23 +107,24 @@ def _cells(
 
 def _mixing(cells: list[list[int]], width: int, rng: np.random.Generator) -> scipy.sparse.csr_array:
     """The matrix that rotates all pairs of columns of each cell, by uniform angles."""
-    alone = np.ones(width, dtype=bool)
-    alone[[column for cell in cells for column in cell]] = False
-    rest = np.flatnonzero(alone)
-    rows, columns, values = [rest], [rest], [np.ones(rest.size)]
-    for size in sorted({len(cell) for cell in cells}):
-        members = np.array([cell for cell in cells if len(cell) == size])
+    sizes = np.ones(width, dtype=np.int32)
+    groups = [np.array([cell for cell in cells if len(cell) == size]) for size in (2, 3, 4)]
+    for members in filter(len, groups):
+        sizes[members] = members.shape[1]
+    indptr = np.concatenate([np.zeros(1, np.int32), np.cumsum(sizes, dtype=np.int32)])
+    start, indices, values = indptr[:-1], np.zeros(indptr[-1], np.int32), np.ones(indptr[-1])
+    indices[start] = np.arange(width)  # a column of no cell stays as it is
+    for members in filter(len, groups):
+        size = members.shape[1]
         turned = np.tile(np.eye(size), (len(members), 1, 1))
         for one in range(size):
             for other in range(one + 1, size):
                 cos, sin = (part[:, None] for part in cos_sin(len(members), rng))
                 x, y = turned[:, one], turned[:, other]
                 turned[:, one], turned[:, other] = cos * x + sin * y, cos * y - sin * x
-        rows.append(np.repeat(members, size, axis=1).reshape(-1))
-        columns.append(np.tile(members, (1, size)).reshape(-1))
-        values.append(turned.reshape(-1))
-    places = np.concatenate(rows), np.concatenate(columns)
-    return scipy.sparse.csr_array((np.concatenate(values), places), shape=(width, width))
+        places = start[members][..., None] + np.arange(size)
+        indices[places], values[places] = members[:, None], turned
+    return scipy.sparse.csr_array((values, indices, indptr), shape=(width, width))
 
 
 def unmask_evenly(mask: np.ndarray, count: int, rng: np.random.Generator) -> None:
@@ -142,8 +144,8 @@ def unmask_evenly(mask: np.ndarray, count: int, rng: np.random.Generator) -> Non
         rows = np.repeat(np.arange(mask.shape[0]), by_row)
         columns = np.repeat(np.arange(mask.shape[1]), by_column)
         columns = columns[rng.random(columns.size).argsort()]
-        places = np.unique(rows * mask.shape[1] + columns)
-        places = places[~mask.reshape(-1)[places]]
+        places = np.sort(rows * mask.shape[1] + columns)
+        places = places[(np.diff(places, prepend=-1) > 0) & ~mask.reshape(-1)[places]]
         mask.reshape(-1)[places] = True
         by_row -= np.bincount(places // mask.shape[1], minlength=mask.shape[0])
         by_column -= np.bincount(places % mask.shape[1], minlength=mask.shape[1])

@@ -230,12 +230,19 @@ class NByM(Structure):
 
         If `count` is more, no group has more of them than it needs to.
         """
-        *_, inputs, outputs = scores.shape
         most = max(self.n, math.ceil(count / scores.size * self.m - 1e-9))
-        groups = self.in_groups(scores, -2.0)
-        ranks = np.argsort(np.argsort(-groups, axis=-2, kind="stable"), axis=-2, kind="stable")
-        allowed = np.where(ranks < most, groups, -1.0).reshape(*scores.shape[:-2], -1, outputs)
-        return largest_mask(allowed[..., :inputs, :], count)
+        return largest_mask(self.strongest(scores, min(most, self.m)), count)
+
+    def strongest(self, scores: np.ndarray, most: int) -> np.ndarray:
+        """Scores of the `most` largest entries of each group, the first of equals; -2 elsewhere."""
+        *outer, inputs, outputs = scores.shape
+        groups = self.in_groups(scores, -3.0)
+        at = self.m - most
+        least = np.partition(groups, at, axis=-2)[..., at : at + 1, :]
+        larger, equal = groups > least, groups == least
+        room = most - np.sum(larger, axis=-2, keepdims=True)
+        kept = larger | (equal & (np.cumsum(equal, axis=-2) <= room))
+        return np.where(kept, groups, -2.0).reshape(*outer, -1, outputs)[..., :inputs, :]
 
     def _class_sizes(self, inputs: int, outputs: int) -> tuple[list[int], list[int]]:
         """Inputs and outputs of each class: in proportion, so that all of the shorter side fit."""

@@ -64,7 +64,8 @@ class FixedMask(Masked):
         DensityError: When built, if `density` contradicts the initializer's or the mask's own.
 
     Limits: the dense kernel is stored and multiplied; masks save no time in training. `CompactMask`
-    stores live entries only.
+    stores live entries only. A regularizer of the layer acts on the raw weight: other ones than L1
+    and L2, such as Keras' `OrthogonalRegularizer`, move masked entries there. `w_e` stays sparse.
 
     Example:
 

@@ -1,6 +1,7 @@
 """`gain="auto"`: chosen for each kernel by what follows its layer."""
 
 import dataclasses
+import functools
 import math
 import warnings
 from collections import defaultdict
@@ -62,16 +63,21 @@ class AutoGains:
     """Chooses gains by what follows the layers of weights."""
 
     def __init__(self, model: Any, weights: list[PrunableWeight]) -> None:
-        self._weights = weights
+        self._model, self._weights = model, weights
         self._of_keras = isinstance(model, keras.layers.Layer)
+        self._gains: dict[tuple[int, float], float] = {}
+
+    @functools.cached_property
+    def _following(self) -> dict[str, _Following]:
+        """What follows each layer, found when the first gain is chosen."""
+        model = self._model
         graph = _Graph(model) if _is_graph(model) else None
-        self._following = {
+        return {
             weight.path: graph.following(weight.owner)
             if graph is not None
             else _own_activation(weight.owner, "the model is subclassed")
-            for weight in weights
+            for weight in self._weights
         }
-        self._gains: dict[tuple[int, float], float] = {}
 
     def before_normalization(
         self, patterns: dict[str, SparseInitializer], by_name: bool
@@ -84,9 +90,11 @@ class AutoGains:
         found = {}
         for weight in self._weights:
             own = patterns[weight.path]
-            if not isinstance(own, ExactOrthogonal) or not self._following[weight.path].normalized:
+            if not isinstance(own, ExactOrthogonal) or not (by_name or own.gain == "auto"):
                 continue
-            if own.gain == "auto" or (by_name and _is_norm(_mean_square(weight))):
+            if not self._following[weight.path].normalized:
+                continue
+            if own.gain == "auto" or _is_norm(_mean_square(weight)):
                 taps = own.taps or ("all" if own.structure is None else None)
                 found[weight.path] = own.but_with(gain="auto", taps=taps)
         return found
