@@ -64,6 +64,7 @@ def test_an_interval_holds_the_mean_and_narrows_with_rows():
     assert widths[1] < widths[0] / 5
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow_only
 def test_the_file_that_is_written_is_the_one_of_the_table(model, tmp_path):
     path = tmp_path / "small.tflite"
