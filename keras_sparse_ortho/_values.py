@@ -23,8 +23,8 @@ T = TypeVar("T")
 
 def to_numpy(value: Any, *, copy: bool = True) -> np.ndarray:
     """A tensor or variable of the backend as a NumPy array, bfloat16 as float32."""
-    # All processes over which a JAX array is sharded must call this, in one order. Without `copy`
-    # it may be the tensor's memory, not to be changed or kept.
+    # A JAX array that is sharded over processes is gathered: all must call this, in one order.
+    # Without `copy` it may be the tensor's memory: do not change or keep it.
     value = keras.ops.convert_to_tensor(value)
     if keras.backend.standardize_dtype(value.dtype) == "bfloat16":
         value = keras.ops.cast(value, "float32")  # torch cannot convert it

@@ -64,7 +64,8 @@ def prunable_weights(
 
 def check_built(model: Any) -> None:
     """Refuses what is no Keras 3 model or layer, has no weights yet, or unequal layouts."""
-    # Layers inside may never be called, as a head for another task, or have no `call` at all.
+    # Layers inside may never be called, as a head for another task, or have no `call` at all. On
+    # JAX, workers compare layouts before the first weight is read.
     if not isinstance(model, keras.layers.Layer):
         hint = ""
         if type(model).__module__.startswith(("tf_keras", "keras.src.engine")):
