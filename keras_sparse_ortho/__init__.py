@@ -37,6 +37,7 @@ from keras_sparse_ortho import saliency as saliency
 from keras_sparse_ortho import schedules as schedules
 from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.analysis import report as report
+from keras_sparse_ortho.analysis import sensitivity as sensitivity
 from keras_sparse_ortho.budgets import Budget as Budget
 from keras_sparse_ortho.calibration import restore_statistics as restore_statistics
 from keras_sparse_ortho.callbacks import finish as finish
@@ -88,6 +89,7 @@ __all__ = [
     "remove_channels",
     "report",
     "restore_statistics",
+    "sensitivity",
     "sparsify",
     "strip",
 ]

@@ -68,7 +68,7 @@ _ARGUMENTS = {
     "density": ("schedule",),
     **dict.fromkeys(("criterion", "method", "importance_scores"), ("score",)),
     **dict.fromkeys(("skip", "skip_layers"), ("exclude",)),
-    **dict.fromkeys(("quantize", "dtype"), ("quantization",)),
+    **dict.fromkeys(("quantize", "quantization", "dtype"), ("mode",)),
     "representative_dataset": ("representative_data",),
     **dict.fromkeys(("begin_epoch", "begin"), ("begin_step",)),
     **dict.fromkeys(("end_epoch", "steps", "end"), ("end_step",)),

@@ -170,6 +170,8 @@ def digest_of(*arrays: np.ndarray) -> str:
 
 
 class AveragingWorkers(Workers):
+    """Workers of TensorFlow and torch: each has its own gradient, and these are averaged."""
+
     @abc.abstractmethod
     def _sum(self, array: np.ndarray) -> np.ndarray:
         """The sum over all workers."""

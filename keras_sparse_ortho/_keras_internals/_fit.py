@@ -32,7 +32,7 @@ def after_fit(model: Any, function: Callable[[], None]) -> None:
 
 
 def after_epochs(model: Any, function: Callable[[int], bool]) -> None:
-    """Calls one function after each epoch of a running `fit`, until it returns `True`."""
+    """Calls one function with the epochs done after each of a running `fit`, until it is `True`."""
     history = getattr(model, "history", None)
     if not isinstance(history, keras.callbacks.History) or "on_epoch_end" in vars(history):
         return

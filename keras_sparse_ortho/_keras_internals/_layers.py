@@ -50,7 +50,7 @@ def graph_ends(model: keras.Model) -> tuple[Any, Any]:
 
 
 def computes_its_graph(model: keras.Model) -> bool:
-    """Whether `call` of a model runs its graph: the class comes from Keras."""
+    """Whether a model is a graph, and its `call` is Keras' own, which runs the graph."""
     return is_graph(model) and type(model).call.__module__.partition(".")[0] == "keras"
 
 

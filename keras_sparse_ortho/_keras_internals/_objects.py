@@ -29,8 +29,8 @@ def copy_objects(model: Any, without_values: Iterable[Any] = ()) -> tuple[Any, d
     """Copies a model or layer with all that it leads to: layers, variables, the graph of calls.
 
     Everything else (constants, initializers, preprocessors) is shared. The copy is not compiled.
-    `give_value` sets copies of `without_values`. Also returns the copies by `id` of the originals.
-    An object of an unknown kind that holds a layer or variable is refused.
+    Copies of the variables `without_values` wait for `give_value`. Also returns the copies by `id`
+    of the originals. An object of an unknown kind that holds a layer or variable is refused.
     """
     if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()  # in a `fit` on JAX variables do not have their values

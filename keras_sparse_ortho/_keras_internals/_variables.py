@@ -80,7 +80,7 @@ def create_along(create: Callable[[], Any], axes: Sequence[str | None] | None) -
 
 
 def stand_in_name_scope(wrapper: Any, layer: Any) -> None:
-    """Gives what a layer creates the paths without its wrapper, so a `LayoutMap` finds both."""
+    """Keeps the paths of a layer's variables in a wrapper of its name, e.g. for a `LayoutMap`."""
     if layer.name != wrapper.name:
         return
     if wrapper._parent_path is None:  # around a layer that is built

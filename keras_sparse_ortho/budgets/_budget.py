@@ -16,7 +16,7 @@ from keras_sparse_ortho.errors import BudgetError, DensityError, LayoutError
 from keras_sparse_ortho.initializers import ExactOrthogonal, SparseInitializer, axes_for, layout_for
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight, Selection, choose
 from keras_sparse_ortho.models import prunable_weights, weights_of
-from keras_sparse_ortho.orthogonal import apportion, live_count
+from keras_sparse_ortho.orthogonal import GivenBlocks, apportion, live_count
 
 Orthogonal = bool | SparseInitializer | Mapping[str, SparseInitializer]
 """Whether kernels must be exactly orthogonal, or their initializer: for all, or by weight path."""
@@ -34,6 +34,8 @@ class Budget(Mapping[str, float]):
         sizes: dict of str to int, up to 2^63 - 1. Entries by weight path; counts need them.
         lifted_from: dict of str to int. Live entries of the share of each weight that got more,
             because an exactly orthogonal kernel without dead outputs needs it.
+        blocks: dict by weight path. Live blocks where known, as after `callbacks.probe`; `sparsify`
+            draws on them.
 
     Raises BudgetError for densities outside (0, 1], counts out of range or of unknown weights, no
     weights.
@@ -51,6 +53,7 @@ class Budget(Mapping[str, float]):
         densities: Mapping[str, float],
         sizes: Mapping[str, int] | None = None,
         lifted_from: Mapping[str, int] | None = None,
+        blocks: Mapping[str, GivenBlocks] | None = None,
     ) -> None:
         if not densities:
             raise BudgetError(f"A budget needs weights. Received: densities={densities!r}")
@@ -67,10 +70,11 @@ class Budget(Mapping[str, float]):
             path: _count(f"`lifted_from` of '{path}'", share, 0)
             for path, share in (lifted_from or {}).items()
         }
-        unknown = [p for p in (*self.sizes, *self.lifted_from) if p not in self._densities]
-        if unknown:
+        self.blocks = dict(blocks or {})
+        named = *self.sizes, *self.lifted_from, *self.blocks
+        if unknown := [path for path in named if path not in self._densities]:
             raise BudgetError(
-                f"`sizes` and `lifted_from` name unknown weights. Received: {unknown}"
+                f"`sizes`, `lifted_from` and `blocks` name unknown weights. Received: {unknown}"
             )
 
     def __getitem__(self, path: str) -> float:
@@ -83,7 +87,9 @@ class Budget(Mapping[str, float]):
         return len(self._densities)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Budget) and self._densities == other._densities
+        if not isinstance(other, Budget):
+            return False
+        return (self._densities, self.blocks) == (other._densities, other.blocks)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -121,7 +127,7 @@ class Budget(Mapping[str, float]):
     def for_weights(self, weights: Sequence[PrunableWeight]) -> Budget:
         """Fits this budget to a model's weights: their paths and sizes.
 
-        A name without a size may be the path of a layer, for its kernels that have no density
+        A name without a size may be the path of a layer, for all of its kernels that are not named
         themselves. Raises BudgetError for missing or unknown weights, other sizes, weights without
         live entries.
         """
@@ -155,7 +161,7 @@ class Budget(Mapping[str, float]):
                     f"Received: density={density}"
                 )
         lifted = {path: n for path, n in self.lifted_from.items() if path in densities}
-        return Budget(densities, sizes, lifted)
+        return Budget(densities, sizes, lifted, self.blocks)
 
     @classmethod
     def from_model(cls, model: Any) -> Budget:
@@ -169,13 +175,14 @@ class Budget(Mapping[str, float]):
         return cls({w.path: w.density for w in weights}, {w.path: w.size for w in weights})
 
     def save(self, path: str | pathlib.Path) -> None:
-        """Writes weight, density, size and lifted_from as JSON; replaces a file only at the end."""
+        """Writes density, size, lifted_from and blocks as JSON; replaces a file only when done."""
         rows = [
             {
                 "weight": name,
                 "density": density,
                 "size": self.sizes.get(name),
                 "lifted_from": self.lifted_from.get(name),
+                **({"blocks": self.blocks[name].get_config()} if name in self.blocks else {}),
             }
             for name, density in self.items()
         ]
@@ -203,6 +210,7 @@ class Budget(Mapping[str, float]):
         densities: dict[str, float] = {}
         sizes: dict[str, int] = {}
         lifted_from: dict[str, int] = {}
+        blocks: dict[str, GivenBlocks] = {}
         for place, row in read_rows(pathlib.Path(path), column):
             try:
                 name = row["weight"]
@@ -214,11 +222,13 @@ class Budget(Mapping[str, float]):
                     sizes[name] = _count(f"size of '{shown(name)}'", row["size"], 1)
                 if row.get("lifted_from") is not None:
                     lifted_from[name] = _count("`lifted_from`", row["lifted_from"], 0)
+                if row.get("blocks") is not None:
+                    blocks[name] = GivenBlocks(**row["blocks"])
             except (KeyError, TypeError, ValueError) as error:
                 raise BudgetError(
                     f"{path}, {place}: {shown(str(error))}. Received: {shown(row)}"
                 ) from None
-        return cls(densities, sizes, lifted_from)
+        return cls(densities, sizes, lifted_from, blocks)
 
     def __repr__(self) -> str:
         width = max(len(path) for path in self)
@@ -424,7 +434,7 @@ def lift(model: Any, budget: Budget, initializer: SparseInitializer | None = Non
 def fit_structure(
     plan: Budget, weights: Sequence[PrunableWeight], patterns: Mapping[str, SparseInitializer]
 ) -> Budget:
-    """Fits `plan` to the structures of `patterns`: as many entries, or less than a unit fewer."""
+    """Fits `plan` to the structures of `patterns`; it loses less than the smallest unit."""
     units, least, covering, most = zip(*(needs_of(w, patterns) for w in weights), strict=True)
     if not sum(least) <= plan.live <= sum(most):
         found = (getattr(pattern, "structure", None) for pattern in patterns.values())

@@ -24,7 +24,7 @@ Results go to standard output, progress and warnings to standard error.
 
 # Arguments of `export_litert`, and the options that stand for them.
 _NAMES = {"representative_data": "--data", "batch_size": "--batch-size", "path": "output"} | {
-    name: f"--{name}" for name in ("mode", "quantization", "sample", "tolerance")
+    name: f"--{name}" for name in ("mode", "sample", "tolerance")
 }
 
 
@@ -111,10 +111,9 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("output", help="the .tflite file to write")
     export.add_argument(
         "--mode",
-        help="small, fast, or a route such as float32 (dense) or int8+blocks; "
+        help="small, gzip, fast, or a route such as float32 (dense) or int8+blocks; "
         "default: the smallest float32 file",
     )
-    export.add_argument("--quantization", choices=["float32", "float16", "dynamic_int8", "int8"])
     export.add_argument("--batch-size", type=int, default=1, metavar="ROWS")
     export.add_argument("--sample", metavar="FILE", help="rows to compare on: .npy or .npz")
     export.add_argument("--data", metavar="FILE", help="rows to calibrate int8 on: .npy or .npz")
@@ -124,9 +123,8 @@ def _parser() -> argparse.ArgumentParser:
 
     bench = commands.add_parser(
         "bench",
-        help="time LiteRT files, with the settings that they need",
-        description="Times files in interleaved rounds, each with the interpreter's settings "
-        "that it needs. Prints the median time of one call.",
+        help="time LiteRT files",
+        description="Times files in interleaved rounds. Prints the median time of one call.",
     )
     bench.add_argument("files", nargs="+", help=".tflite files, also compressed: .gz")
     bench.add_argument("--threads", type=int, nargs="+", default=[1])
@@ -157,7 +155,7 @@ def _export(options: argparse.Namespace, console: Any) -> None:
     with console.status("Loading the model") as status:
         model = read_keras(options.model)
         status.update("Converting, running and comparing, in other processes")
-        given = {k: vars(options)[k] for k in ("mode", "quantization", "batch_size", "tolerance")}
+        given = {k: vars(options)[k] for k in ("mode", "batch_size", "tolerance")}
         report = export_litert(
             model, options.output, sample=sample, representative_data=data, **given
         )
@@ -170,7 +168,8 @@ def _bench(options: argparse.Namespace, console: Any) -> None:
             "`--threads` must be 1 or more and `--seconds` above 0. "
             f"Received: --threads {options.threads}, --seconds {options.seconds}"
         )
-    from keras_sparse_ortho.export import LiteRTFileError, latencies, load_litert
+    from keras_sparse_ortho.errors import LiteRTFileError
+    from keras_sparse_ortho.export import latencies, load_litert
 
     timings: list[dict[str, Any]] = []
     with console.status("Opening and checking the files") as status:
@@ -184,7 +183,7 @@ def _bench(options: argparse.Namespace, console: Any) -> None:
         for threads in options.threads:
             times = latencies(options.files, threads, options.seconds / len(options.threads))
             for name, one, ms in zip(options.files, opened, times, strict=True):
-                about = {"route": one.route, "xnnpack": one.xnnpack, "batch_size": one.batch_size}
+                about = {"route": one.route, "batch_size": one.batch_size}
                 timings.append({"file": name, "threads": threads, "latency_ms": ms, **about})
     if options.json:
         print(json.dumps(timings, indent=2))
@@ -193,5 +192,4 @@ def _bench(options: argparse.Namespace, console: Any) -> None:
         print(
             f"{row['latency_ms']:.3g} ms a call: {row['file']} ({row['route'] or 'unknown'}), "
             f"{row['threads']} threads, batch {row['batch_size']}"
-            f"{'' if row['xnnpack'] else ', without XNNPACK'}"
         )

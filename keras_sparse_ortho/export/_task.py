@@ -21,8 +21,7 @@ from keras_sparse_ortho.export._model import (
     signature_of,
 )
 from keras_sparse_ortho.export._routes import TOLERANCES, Route
-from keras_sparse_ortho.models import prunable_weights
-from keras_sparse_ortho.quantization import has_trained_ranges, integers_of
+from keras_sparse_ortho.quantization import has_trained_ranges
 
 _BATCHES = 16  # taken from a data set; enough for calibration
 _FEW = 16  # rows
@@ -36,6 +35,7 @@ class Task:
     """The checked arguments of an export, the plain model, and Keras' outputs."""
 
     folder = Path()  # for staging; to be set before anything is converted
+    ends = "float32", "float32"  # types of the inputs and outputs of files
 
     def __init__(
         self,
@@ -64,11 +64,8 @@ class Task:
             )
         self.signature = signature
         self.has_ranges = has_trained_ranges(model)
-        weights = prunable_weights(model)
-        self.trained = any(integers_of(weight) is not None for weight in weights)  # kernels
         rows = rows_of(signature, own, representative, self.has_ranges)
         self.calibrating, self.sample, self.origin = rows
-        self.chosen = own is not None or representative is not None  # the rows to compare on
         self.model, reference = plain_model(model)  # in float32
         told = None if self.has_ranges else representative
         self.doubts = [] if told is None else doubts(self.model, signature, told)

@@ -33,10 +33,11 @@ list); a predicate."""
 def kernel_layouts(layer: Any) -> dict[str, KernelLayout | None]:
     """Names the kernels among a layer's own weights (`variable.name`), each with its layout.
 
-    Dispatches on the class of `layer`, not on layers inside it. Keras' layers are registered, and
-    those of keras-hub known by name. In others the weights called `kernel`, `*_kernel` and
-    `embeddings` count, if they are matrices at least, with the default layout `(*spatial, in, out)`
-    (`None`). Register a custom layer with other kernels, or with `{}` if it is to stay dense:
+    Dispatches on the class of `layer`, subclasses included, and not on layers inside it. Keras'
+    layers are registered, and those of keras-hub known by name. In others the weights called
+    `kernel`, `*_kernel` and `embeddings` count, if they are matrices at least, with the default
+    layout `(*spatial, in, out)` (`None`). Register a custom layer with other kernels, or with `{}`
+    if it is to stay dense:
 
     >>> import keras
     >>> class Bilinear(keras.layers.Layer):
@@ -229,7 +230,7 @@ def own_unregistered(layer: Any, path: str) -> list[PrunableWeight]:
 
 
 def find_kernels(layer: Any, path: str, *, unregistered: bool = False) -> list[PrunableWeight]:
-    """All kernels in a built layer, each once; then, if asked for, `unregistered` matrices."""
+    """All kernels at any depth of a layer, each once; then, if asked for, `unregistered` ones."""
     found: dict[int, PrunableWeight] = {}
     layers = list(walk(layer, path))
     kinds: dict[str, list[type]] = {}

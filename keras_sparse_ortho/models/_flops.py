@@ -114,9 +114,9 @@ def _specs_of(sample: Any) -> Any:
 def kernel_positions(layer: Any, inputs: Any, outputs: Any) -> int | None:
     """Counts the positions of a sample at which a layer applies its kernels; `None` if unknown.
 
-    Dispatches on the class of `layer`; `inputs` and `outputs` are the first tensors of a call with
-    a batch of one. Register custom layers: `kernel_positions.register(MyLayer, lambda layer,
-    inputs, outputs: ...)`.
+    Dispatches on the class of `layer`, subclasses included; `inputs` and `outputs` are the first
+    tensors of a call with a batch of one. Register custom layers:
+    `kernel_positions.register(MyLayer, lambda layer, inputs, outputs: ...)`.
     """
     if is_table(layer):
         return 0  # it is looked up, or added

@@ -6,7 +6,8 @@ import keras
 import numpy as np
 import pytest
 
-from keras_sparse_ortho.export import ExportVerificationError, RouteOutcome, c_array
+from keras_sparse_ortho.errors import ExportVerificationError
+from keras_sparse_ortho.export import RouteOutcome, c_array
 from keras_sparse_ortho.export._candidates import Candidate, compare, find_zeros
 from keras_sparse_ortho.export._export_litert import choose
 from keras_sparse_ortho.export._flatbuffer import WeightZeros, read_model, read_weights, write_model
@@ -192,15 +193,11 @@ def test_routes_of_each_mode():
     def names(*arguments):
         return [route.name for route in routes_of(*arguments)]
 
-    assert names(None, None, True) == ["float32", "float32+sp", "float32+blocks"]
-    assert names(None, "float32", True) == ["float32"]
-    assert names(None, "int8", True) == ["int8"]
-    assert names("int8+blocks", None, False) == ["int8+blocks"]
-    assert len(names("fast", None, True)) == len(ROUTES) == 11
-    assert not [name for name in names("fast", None, False) if name.startswith("int8")]
-    assert names("small", "float16", False) == ["float16", "float16+sp", "float16+blocks"]
+    assert names(None, True) == ["float32", "float32+sp", "float32+blocks"]
+    assert names("int8+blocks", False) == ["int8+blocks"]
+    assert len(names("small", True)) == len(ROUTES) == 12
+    assert {*names("small", True)} - {*names("fast", True)} == {"dynamic_int4", "int4"}
+    assert not [name for name in names("small", False) if name.startswith("int")]
     for mode in ("quick", "int8+sp", "float32+csr"):
         with pytest.raises(ValueError, match=r"`mode` must be one of .*Received: mode="):
-            routes_of(mode, None, False)
-    with pytest.raises(ValueError, match="leave `quantization` out"):
-        routes_of("float32+sp", "int8", False)
+            routes_of(mode, False)
