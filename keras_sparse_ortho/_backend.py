@@ -1,4 +1,4 @@
-"""What differs between TensorFlow, JAX and torch: compilation, gradients, float64."""
+"""Differences between TensorFlow, JAX and torch: compilation, gradients, float64."""
 
 import contextlib
 import threading

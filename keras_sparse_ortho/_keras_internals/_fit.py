@@ -1,4 +1,4 @@
-"""Places in `fit` and in saving that Keras offers no callback for."""
+"""Hooks into `fit` and saving for which Keras has no callback."""
 
 import os
 import pathlib

@@ -186,7 +186,7 @@ def compile_like(model: Any, other: Any) -> bool:
         return value
 
     arguments = keras.tree.map_structure(copy, dict(other._compile_config.config))
-    # By its name it would be one of default settings, also where they have been changed since.
+    # The name alone would give an optimizer of default settings.
     arguments["optimizer"] = copy(other.optimizer)
     model.compile(**arguments)
     return True

@@ -15,7 +15,7 @@ from keras.src.ops.function import make_node_key
 from keras_sparse_ortho._keras_internals._variables import await_value
 from keras_sparse_ortho.errors import NotPrunableError
 
-# What a model is made of; whatever leads to one of these is copied, and everything else shared.
+# Parts of a model: whatever leads to one of these is copied, and everything else shared.
 _PARTS = (keras.Operation, keras.KerasTensor, keras.Variable)
 _ATOMS = (
     *(type(None), bool, int, float, complex, str, bytes, type, np.dtype, np.generic),
@@ -125,7 +125,7 @@ class _Copier:
         if isinstance(value, keras.Model):
             attributes = _uncompiled(attributes)
         if "_torch_params" in (modules := attributes.get("_modules", {})):
-            # Made anew by Keras from the variables, when it is asked for.
+            # Keras makes it from the variables when it is asked for.
             attributes["_modules"] = {k: v for k, v in modules.items() if k != "_torch_params"}
         if isinstance(value, keras.Variable):
             attributes["_value"] = None
@@ -272,7 +272,7 @@ _TRACKED = ("_self_unconditional_checkpoint_dependencies", "_self_unconditional_
 
 
 def _tracked(noted: Any) -> Any:
-    """Without compiled functions, such as the train function, which a copy makes anew."""
+    """Leaves compiled functions out, such as the train function, which a copy makes itself."""
     pairs = noted.items() if isinstance(noted, dict) else enumerate(noted)
     kept = {k: v for k, v in pairs if not hasattr(getattr(v, "ref", v), "python_function")}
     return kept if isinstance(noted, dict) else list(kept.values())

@@ -1,4 +1,4 @@
-"""What optimizers keep: slots of a variable, and how many batches they have applied."""
+"""The state of optimizers: slots of a variable, and how many batches they have applied."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -149,7 +149,7 @@ def slot_pairs(
 
 
 def _kept(optimizer: Any) -> Iterator[tuple[Any, str, Any, Any]]:
-    """What an optimizer keeps: whose attribute, its name, for which variable (or `None`), slot."""
+    """Yields every slot with its optimizer, attribute and variable (`None` for scalars)."""
     for ours in _all(optimizer):
         known = ours._trainable_variables
         for name, value in vars(ours).items():

@@ -160,7 +160,7 @@ def _track(layer: Any, name: str, child: Any) -> None:
 
 
 def _dependencies(layer: Any) -> list[tuple[str, Any]]:
-    """What TensorFlow saves with a layer: its name for each variable and layer, and the object."""
+    """The variables and layers that TensorFlow saves with a layer, each with its name."""
     waiting = [
         (reference.name, reference.ref)
         for reference in getattr(layer, "_self_unconditional_checkpoint_dependencies", [])

@@ -217,7 +217,7 @@ class PrunableLayer(WrapperBuiltByCalls):
             if self._state.quantizer is not None:
                 self.set_quantizer(self._state.quantizer)
         except Exception:
-            # The layer is the user's: it gets back what has been taken out of it.
+            # The layer is the user's: put everything back.
             self._state.detach()
             self._state.deferred.initialize(but=[])
             raise

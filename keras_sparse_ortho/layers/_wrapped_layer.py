@@ -1,4 +1,4 @@
-"""What a wrapper does with its layer: which it refuses, what is drawn, shown, and called."""
+"""The layer inside a wrapper: which are refused, what is drawn, shown, and called."""
 
 from __future__ import annotations
 

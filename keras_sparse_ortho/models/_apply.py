@@ -49,7 +49,7 @@ from keras_sparse_ortho.parametrizations import (
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What one kernel becomes.
+    """The form that one kernel takes.
 
     Args:
         storage: `"masked"`, `"compact"`, `"blocks"` (compact where the layer has no such form),
@@ -172,8 +172,8 @@ def apply(model: keras.Model, plan: Plan, *, in_place: bool = False) -> keras.Mo
     """Returns a model whose kernels have become what a plan says.
 
     `kso.sparsify(model, 0.1)` is `apply(model, kso.sparsify.plan(model, 0.1))`; so are the other
-    functions that return models. Layers are replaced in a copy; it is compared with the plan before
-    it is returned, compiled only after conversions of storage.
+    functions that return models. Layers are replaced in a copy of the model. The copy is compared
+    with the plan, and compiled only after conversions of storage.
 
     Args:
         model: Model that the plan was made for.
@@ -203,7 +203,7 @@ def _apply(model: Any, plan: Plan, in_place: bool) -> Any:
     """Applies a plan, and takes its draws out, so that they are not there beside the model."""
     targets = plan.targets
     given = {weight.path: weight for weight in prunable_weights(model, unregistered=True)}
-    # A twin has the same paths, but other layers: what the plan knows of layers would be lost.
+    # A twin has the same paths, but other layers than the plan knows.
     own = {id(weight.variable) for weight in given.values()}
     known = {weight.path for weight in plan.weights if id(weight.variable) in own}
     if unknown := sorted(targets.keys() - known):
@@ -318,7 +318,7 @@ def _on_blocks(
     own: Any, targets: Mapping[str, Target], draws: Mapping[str, AnyDraw], values: Mapping[str, Any]
 ) -> Any:
     """The layer of live blocks, built, or `None` where layer or masks have no such form."""
-    # What is drawn in blocks is never made dense. `values` have kernels to keep, as `raw_value()`.
+    # Draws of blocks are never made dense. `values` have kernels to keep, as `raw_value()`.
     plain = own.layer if storages_of(own) else own
     try:
         new = blocks_like(plain, draws, {key: t.block for key, t in targets.items()}, values)
@@ -407,7 +407,7 @@ class _Checks:
         stored = {weight.path: weight for weight in found if weight.storage is not None}
         wrong = set(self._before) ^ {weight.path for weight in found}
         wrong |= set(self._paths) - stored.keys()
-        # In one order: on several devices a live count is gathered, and all processes take part.
+        # All processes gather live counts, so the order must be the same.
         live = self._live.items()
         wrong |= {path for path, n in live if path not in wrong and stored[path].live != n}
         rounded = {path for path, w in stored.items() if getattr(w.storage, "quantizer", None)}
@@ -472,9 +472,8 @@ class SameFunction:
         wrong = [path for path in paths if kernels.get(path) != self._kernels.get(path)]
         if wrong or (others != self._others and not self._divided):
             raise NotPrunableError(
-                f"The model '{self._name}' would not have the weights that it has. Received: "
-                f"other values or none for {wrong}; {others} weights that are no kernels where "
-                f"there were {self._others}"
+                f"The model '{self._name}' would not keep all of its weights. Received: other "
+                f"values or none for {wrong}; {others} weights besides kernels, not {self._others}"
             )
         self._probe.check(model)
 
@@ -513,22 +512,22 @@ class Probe:
     def check(self, model: Any) -> None:
         if self._outputs is None:
             return
-        # For another order of summation, as in live blocks and products.
+        # Live blocks and products sum in another order.
         tolerance = 1e-3 if model.compute_dtype in ("float32", "float64") else 0.1
         for before, after in zip(self._outputs, _outputs(model, self._sample), strict=True):
             error = float(np.max(np.abs(after - before), initial=0.0))
             scale = float(np.max(np.abs(before), initial=1e-6))
             if not error <= tolerance * scale:
                 raise NotPrunableError(
-                    f"The model '{self._name}' would compute something else, though it has the "
-                    "weights that it is to have: code in it depends on the class of a layer, or "
-                    "uses a variable where Keras does not see it. Received: "
-                    f"outputs of up to {scale:.3g} that differ by up to {error:.3g} for one sample"
+                    f"The model '{self._name}' would compute something else, although its weights "
+                    "are correct: its code depends on the class of a layer, or uses a variable "
+                    f"where Keras does not see it. Received: outputs of up to {scale:.3g} that "
+                    f"differ by up to {error:.3g} for one sample"
                 )
 
 
 def probe_of_copy(model: Any, copy: Any) -> Probe:
-    """What a model would compute with the effective kernels of a copy of it."""
+    """The outputs that a model would have with the effective kernels of a copy of it."""
     if not _is_of_others(model):
         return Probe(model)  # which compares nothing
     theirs = {weight.path: weight for weight in prunable_weights(copy, unregistered=True)}

@@ -140,7 +140,7 @@ def _einsum_dense(layer: Any, inputs: Any, outputs: Any) -> int:
 
 
 def _conv_lstm_cell(layer: Any, inputs: Any, outputs: Any) -> int:
-    # Those of the RNN layer; both kernels are applied at all places of the state, in every step.
+    # Tensors of the RNN layer: both kernels apply at all places of the state, in every step.
     places = outputs.shape[-len(inputs.shape) + 2 :]
     return int(inputs.shape[1]) * _places(layer, (1, *places))
 
@@ -156,7 +156,7 @@ _RULES: dict[Callable[[Any, Any, Any], int], tuple[Any, ...]] = {
         *(L.SeparableConv1D, L.SeparableConv2D, BlockSparseConv),
     ),
     _einsum_dense: (L.EinsumDense, BlockSparseEinsumDense),
-    # Those of the RNN layer: (batch, timesteps, features).
+    # Inputs of the RNN layer: (batch, timesteps, features).
     lambda layer, inputs, outputs: int(inputs.shape[1]): (L.LSTMCell, L.GRUCell, L.SimpleRNNCell),
     _conv_lstm_cell: (ConvLSTMCell,),
 }

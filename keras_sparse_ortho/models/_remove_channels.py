@@ -371,7 +371,7 @@ class _Call:
 
 
 def _channel_plan(model: Any) -> tuple[dict[int, Shrunk], list[str]]:
-    """What layers can shrink to, by `id(layer)`; which dead channels stay for which layer."""
+    """The layers that shrink, by `id(layer)`; which dead channels stay because of which layer."""
     # Forward, a channel is constant if nothing that it is computed from varies. Backward, one is
     # needed if the model returns it, or if something needed reads it and it is not a constant that
     # the reader can put into its bias. At least one channel of every tensor stays, as Keras has no
@@ -459,7 +459,7 @@ def graph_channels(model: Any) -> tuple[list[_Call], dict[int, int]]:
         sizes |= {id(t): _channels(tuple(t.shape)) for t in (*call.inputs, *call.outputs)}
         # A layer that changes would have to shrink alike for all calls.
         changes = bool(getattr(layer, "weights", None)) or type(layer) is L.Reshape
-        # Such as `training=True`, with which BatchNormalization and Dropout are something else.
+        # `training=True`, for one, changes what BatchNormalization and Dropout compute.
         configured = any(setting is not None and setting is not False for setting in call.settings)
         rule = None
         if len(call.outputs) == 1 and not (configured or (changes and times[id(layer)] > 1)):

@@ -178,8 +178,8 @@ def places_to_wrap(model: Any, weights: list[PrunableWeight]) -> dict[int, dict[
     paths = [weight.path for weight in weights]
     if sum(map(len, places.values())) != len(set(paths)) or len(set(paths)) != len(paths):
         raise NotPrunableError(
-            "Two weights have the same path, so that nothing can be said of one of them; give "
-            "their layers different names. "
+            "Two weights have the same path, so the path is ambiguous; give their layers different "
+            "names. "
             f"Received: {sorted({path for path in paths if paths.count(path) > 1})}"
         )
     return places

@@ -53,7 +53,7 @@ def class_of(layer: Any) -> type:
 
 
 def save_with_layers(layer: Any) -> None:
-    """Derives the classes of layers that are saved with layers of ours, while they hold some."""
+    """Derives classes that save layers of ours inside, and takes them back when none is left."""
     for inner, _ in walk(layer, ""):
         if isinstance(inner, SavedWithLayers) and not _holds_ours(inner):
             inner.__class__ = class_of(inner)

@@ -122,7 +122,7 @@ class StatelessLoss:
             values = [_as(variable, value) for value, variable in pairs]
             held = [_as(variable, value) for variable, value in self._held]
             if self._waits and compiled_loss_waits(self.model):
-                # What a loss creates at its first call may not be created while tracing.
+                # A loss that creates variables at its first call cannot do so while tracing.
                 self._scoped(values, held, None, batch)
             self._waits = False
             # JAX would trace these as constants.

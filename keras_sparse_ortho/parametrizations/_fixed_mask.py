@@ -96,7 +96,7 @@ class FixedMask(Masked):
         self.density = None if density is None else check_density(density)
         self.initializer = initializer
         self._given = None if mask is None else self._checked(mask)
-        # Then the layer's own initializer did not draw the mask, and in a file stands its density.
+        # Then the layer's own initializer did not draw the mask; a file has its density.
         self._was_given = mask is not None
 
     def _checked(self, mask: Any) -> np.ndarray:
@@ -287,7 +287,7 @@ class CompactMask(FixedMask):
         return keras.ops.reshape(flat, self.weight.shape)
 
     def current(self, after: Any = None) -> Any:
-        # That of the enclosing scope, if it has one, as for dense gradients.
+        # An enclosing scope may have one, as for dense gradients.
         given = value_in_scope(self.layer_variable)
         return self.quantized(self.effective(self.values.value, after) if given is None else given)
 
@@ -355,8 +355,6 @@ class CompactMask(FixedMask):
         self._stand_ins.take_away(self.value())
         self._weight = dataclasses.replace(self.weight, variable=self.layer_variable, storage=None)
 
-    # What is stored at first.
-
     def _count(self) -> int:
         weight, drawn_by = self.weight, self.drawn_by
         if not in_stateless_scope() or self._given is not None:
@@ -397,7 +395,7 @@ class CompactMask(FixedMask):
         if in_stateless_scope():
             return keras.ops.zeros(shape, dtype=dtype)
         indices = keras.ops.convert_to_tensor(self._draw()[1])
-        # From here on the variables, of which this is the second, hold them.
+        # Both variables hold them now.
         self._drawn = self._source = self._given = None
         self._weight = dataclasses.replace(self.weight, drawn_mask=None)
         return indices

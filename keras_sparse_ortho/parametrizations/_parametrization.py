@@ -145,7 +145,7 @@ class Masked(Parametrization):
                 f"Received: dtype {dtype}, shape {shape}"
             )
         mask = placed(mask, self.mask)
-        # Also entries that were dead before: an optimizer may have changed them, see `clear_dead`.
+        # An optimizer may have changed entries that were dead before, too, see `clear_dead`.
         self._clear(keras.ops.logical_and(mask, self.mask.value))
         assign(self.mask, mask)
 
@@ -169,7 +169,7 @@ class Masked(Parametrization):
         mask = self._initial_mask()
         if not are_weights_set_later():
             self._clear(placed(mask, self.weight.variable))
-        # From here on the variable holds it.
+        # The variable holds the mask now.
         self._weight = dataclasses.replace(self.weight, drawn_mask=None)
         return keras.ops.convert_to_tensor(mask)
 

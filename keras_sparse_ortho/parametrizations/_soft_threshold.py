@@ -170,7 +170,7 @@ class LearntThreshold(Parametrization):
 
     @abc.abstractmethod
     def scales(self) -> np.ndarray:
-        """What the threshold is compared with, for every entry of `steered`, as a NumPy array."""
+        """The magnitude compared with the threshold, for every entry of `steered`, in NumPy."""
 
     def critical_offsets(self) -> np.ndarray:
         """For every entry of `steered` the offset from which on it is dead."""

@@ -99,7 +99,7 @@ def synflow(
             before = masks
             masks = largest_masks(scores, live_count(density ** (number / rounds), size))
             if number < rounds:
-                # Those of removed entries go to [number - rounds, that + 1/2], below 0, in order.
+                # Scores of removed entries go to [number - rounds, that + 1/2], below 0, in order.
                 highest = max(float(score.max()) for score in scores) or 1.0
                 for score, old, new in zip(scores, before, masks, strict=True):
                     dying = np.nonzero(old & ~new)

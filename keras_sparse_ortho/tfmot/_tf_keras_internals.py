@@ -127,7 +127,7 @@ def forget_calls(layer: Any) -> None:
 @contextmanager
 def attribute_overrides(overrides: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
     """Replaces attributes that hold variables by tensors: `(owner, attribute, tensor)` triples."""
-    # Past `Layer.__setattr__`, which would remove the variable from the layer's weights.
+    # Bypass `Layer.__setattr__`: it would remove the variable from the layer's weights.
     overrides = list(overrides)
     before = [vars(owner)[name] for owner, name, _ in overrides]
     for owner, name, tensor in overrides:

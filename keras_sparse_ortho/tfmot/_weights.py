@@ -175,7 +175,7 @@ def _held(layer: Any, path: str, variable: Any) -> TfKerasWeight:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Masked:
-    """By a mask, how a raw variable becomes the effective weight of a wrapped layer."""
+    """The state of a masked weight: effective is `w` where the mask is not 0, else exactly 0."""
 
     # `settle` sets the layer's variable to the effective weight; `adopt_effective` follows it where
     # it was set to another one.
@@ -238,8 +238,7 @@ def select_weights(model: Any, include: Selection, exclude: Selection) -> list[P
     return weights
 
 
-# `(copied layer, indices of its selected kernels, these) -> wrapper`, and for every such layer
-# `(wrapper, indices, selected kernels)`.
+# `(copied layer, indices of its selected kernels, these) -> wrapper`; `Wrapped` lists results.
 Wrap = Callable[[Any, list[int], list[PrunableWeight]], Any]
 Wrapped = list[tuple[Any, list[int], list[PrunableWeight]]]
 

@@ -46,12 +46,12 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
                 f"or NByM(...)). Received: {given}"
             )
         self._selected = None if selected is None else [int(k) for k in selected]
-        # Past `Layer.__setattr__`, so that tf_keras does not track the states.
+        # Bypass `Layer.__setattr__`: tf_keras would track the states.
         self.__dict__["states"] = []
         # The layers inside cast inputs and weights; parametrizations see full precision.
         if isinstance(layer, tf_keras.layers.Layer):
             kwargs.setdefault("dtype", layer.dtype)
-        # TFMOT's wrapper wants a schedule; the masks or thresholds of this one do not ask it.
+        # TFMOT's wrapper wants a schedule; masks and thresholds here do not use it.
         never = tfmot.sparsity.keras.ConstantSparsity(0.0, begin_step=0)
         with known_to_tfmot(layer):
             super().__init__(layer, pruning_schedule=never, autocast=False, **kwargs)
@@ -78,7 +78,7 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
         chosen = range(len(found)) if self._selected is None else self._selected
         weights = [found[k] for k in chosen]
         super(PruneLowMagnitude, self).build(input_shape)
-        # Past `Layer.__setattr__`, which would track them as the wrapper's own and save them twice.
+        # Bypass `Layer.__setattr__`: it would track them as the wrapper's own and save them twice.
         self.__dict__["prunable_weights"] = [weight.variable for weight in weights]
         del self.pruning_vars
         self.__dict__["pruning_vars"] = []
