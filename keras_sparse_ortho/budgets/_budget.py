@@ -16,7 +16,7 @@ from keras_sparse_ortho.errors import BudgetError, DensityError, LayoutError
 from keras_sparse_ortho.initializers import ExactOrthogonal, SparseInitializer, axes_for, layout_for
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight, Selection, choose
 from keras_sparse_ortho.models import prunable_weights, weights_of
-from keras_sparse_ortho.orthogonal import apportion, live_count
+from keras_sparse_ortho.orthogonal import GivenBlocks, apportion, live_count
 
 Orthogonal = bool | SparseInitializer | Mapping[str, SparseInitializer]
 """Whether kernels must be exactly orthogonal, or their initializer: for all, or by weight path."""
@@ -36,6 +36,8 @@ class Budget(Mapping[str, float]):
             budget is applied to a model.
         lifted_from: For the weights that were given more than their share, because an exactly
             orthogonal kernel without dead outputs needs it: the live entries of their share.
+        blocks: From weight path to its live blocks, of weights for which these are known, as after
+            `callbacks.probe`: `sparsify` draws on them.
 
     Raises:
         BudgetError: A density outside (0, 1], a size or count out of range or for a weight without
@@ -54,6 +56,7 @@ class Budget(Mapping[str, float]):
         densities: Mapping[str, float],
         sizes: Mapping[str, int] | None = None,
         lifted_from: Mapping[str, int] | None = None,
+        blocks: Mapping[str, GivenBlocks] | None = None,
     ) -> None:
         if not densities:
             raise BudgetError(f"A budget needs weights. Received: densities={densities!r}")
@@ -70,10 +73,11 @@ class Budget(Mapping[str, float]):
             path: _count(f"`lifted_from` of '{path}'", share, 0)
             for path, share in (lifted_from or {}).items()
         }
-        unknown = [p for p in (*self.sizes, *self.lifted_from) if p not in self._densities]
-        if unknown:
+        self.blocks = dict(blocks or {})
+        named = *self.sizes, *self.lifted_from, *self.blocks
+        if unknown := [path for path in named if path not in self._densities]:
             raise BudgetError(
-                f"`sizes` and `lifted_from` name unknown weights. Received: {unknown}"
+                f"`sizes`, `lifted_from` and `blocks` name unknown weights. Received: {unknown}"
             )
 
     def __getitem__(self, path: str) -> float:
@@ -86,7 +90,9 @@ class Budget(Mapping[str, float]):
         return len(self._densities)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Budget) and self._densities == other._densities
+        if not isinstance(other, Budget):
+            return False
+        return (self._densities, self.blocks) == (other._densities, other.blocks)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -161,7 +167,7 @@ class Budget(Mapping[str, float]):
                     f"Received: density={density}"
                 )
         lifted = {path: n for path, n in self.lifted_from.items() if path in densities}
-        return Budget(densities, sizes, lifted)
+        return Budget(densities, sizes, lifted, self.blocks)
 
     @classmethod
     def from_model(cls, model: Any) -> Budget:
@@ -175,7 +181,7 @@ class Budget(Mapping[str, float]):
         return cls({w.path: w.density for w in weights}, {w.path: w.size for w in weights})
 
     def save(self, path: str | pathlib.Path) -> None:
-        """Writes the budget as JSON: weight, density, size and lifted_from of every weight.
+        """Writes the budget as JSON: weight, density, size, lifted_from and blocks of every weight.
 
         An existing file is replaced only once everything is written.
         """
@@ -185,6 +191,7 @@ class Budget(Mapping[str, float]):
                 "density": density,
                 "size": self.sizes.get(name),
                 "lifted_from": self.lifted_from.get(name),
+                **({"blocks": self.blocks[name].get_config()} if name in self.blocks else {}),
             }
             for name, density in self.items()
         ]
@@ -213,6 +220,7 @@ class Budget(Mapping[str, float]):
         densities: dict[str, float] = {}
         sizes: dict[str, int] = {}
         lifted_from: dict[str, int] = {}
+        blocks: dict[str, GivenBlocks] = {}
         for place, row in read_rows(pathlib.Path(path), column):
             try:
                 name = row["weight"]
@@ -224,11 +232,13 @@ class Budget(Mapping[str, float]):
                     sizes[name] = _count(f"size of '{shown(name)}'", row["size"], 1)
                 if row.get("lifted_from") is not None:
                     lifted_from[name] = _count("`lifted_from`", row["lifted_from"], 0)
+                if row.get("blocks") is not None:
+                    blocks[name] = GivenBlocks(**row["blocks"])
             except (KeyError, TypeError, ValueError) as error:
                 raise BudgetError(
                     f"{path}, {place}: {shown(str(error))}. Received: {shown(row)}"
                 ) from None
-        return cls(densities, sizes, lifted_from)
+        return cls(densities, sizes, lifted_from, blocks)
 
     def __repr__(self) -> str:
         width = max(len(path) for path in self)

@@ -96,14 +96,24 @@ class Sensitivity:
         - Frantar and Alistarh, "SPDY: Accurate Pruning with Speedup Guarantees" (ICML 2022), arXiv
           2201.13096, for budgets by measured errors
         """
-        curves = {}
+        counts, parts = {}, []
         for weight in weights:
             shares, errors = self._curve(weight.path)
-            counts = np.array([max(live_count(share, weight.size), 1) for share in shares], float)
-            counts, first = np.unique(counts, return_index=True)
-            curves[weight.path] = counts, self.gains[weight.path] * errors[first]
-        share = _by_error(curves, {weight.path: weight.size for weight in weights}, density)
-        relative = [share[weight.path] for weight in weights]
+            at = np.array([max(live_count(share, weight.size), 1) for share in shares], float)
+            at, first = np.unique(at, return_index=True)
+            counts[weight.path], widths = at[0], np.diff(at)
+            slopes = self.gains[weight.path] * np.diff(errors[first]) / widths
+            # The slopes of a lower convex hull are the rising ones that are nearest to those given.
+            slopes = isotonic_regression(slopes, weights=widths).x
+            parts += [
+                (slope, weight.path, more) for slope, more in zip(slopes, widths, strict=True)
+            ]
+        left = density * sum(weight.size for weight in weights) - sum(counts.values())
+        for _, path, more in sorted(parts):  # the steepest first
+            taken = min(more, max(left, 0.0))
+            counts[path] += taken
+            left -= taken
+        relative = [counts[weight.path] / weight.size for weight in weights]
         return allocate(weights, density, relative, orthogonal=False)
 
     def _curve(self, path: str) -> tuple[np.ndarray, np.ndarray]:
@@ -130,17 +140,15 @@ def measured_errors(
     batches: Sequence[Any],
     verbose: int = 0,
 ) -> Sensitivity:
-    """For each kernel `W` the errors `tr (V - W)^T G (V - W) / tr W^T G W` of its layer's outputs.
+    """For each kernel `W` the errors `tr (V - W)^T G (V - W) / tr W^T G W`, and the gains.
 
-    `G` is `X^T X` of one row in four, and `V` what OBS makes of `W` on the other rows, or `W` in
-    integers with a scale for each output. The gain is the relative error of the model's outputs
-    over that of the layer's, on the same rows and with the kernel in int4.
+    `G` is `X^T X` of one row in four, `V` what OBS makes of `W` on the others, or `W` in integers
+    with a scale for each output; a gain is the model's error over that of its layer in int4.
     """
     found: dict[str, dict[float | str, float]] = {}
     gains: dict[str, float] = {}
-    least = min(keras.tree.flatten(batch)[0].shape[0] for batch in batches)
-    start, stride = (HOLD_OUT - 1, HOLD_OUT) if least >= HOLD_OUT else (0, 1)
-    held_out = [keras.tree.map_structure(lambda x: x[start::stride], batch) for batch in batches]
+    rows = lambda x: x[min(HOLD_OUT, x.shape[0]) - 1 :: HOLD_OUT]  # noqa: E731
+    held_out = [keras.tree.map_structure(rows, batch) for batch in batches]
     given: list[np.ndarray] = []
 
     def outputs() -> list[np.ndarray]:
@@ -151,13 +159,12 @@ def measured_errors(
         kernel = as_matrices(weight.finite_raw_value(), weight.layout)
         counts = [max(live_count(share, weight.size), 1) for share in densities]
         errors = errors_of(kernel, counts, used, held)
-        own: dict[float | str, float] = {}
-        own |= dict(zip(densities, errors, strict=True))
+        own: dict[Any, float] = dict(zip(densities, errors, strict=True))
+        found[weight.path] = own
         for name, levels in _LEVELS.items():
             scale = np.abs(kernel).max(axis=-2, keepdims=True) / levels
             rounded = np.rint(kernel / np.where(scale > 0, scale, 1.0)) * scale
             own[name] = relative_error(rounded, kernel, (held if held.rows else used).gram)
-        found[weight.path] = own
         given.extend(() if given else outputs())
         before = keras.ops.copy(weight.variable.value)
         try:
@@ -172,21 +179,3 @@ def measured_errors(
     sweep(model, batches, stops, verbose)
     paths = [weight.path for weight in weights]
     return Sensitivity({path: found[path] for path in paths}, {path: gains[path] for path in paths})
-
-
-def _by_error(
-    curves: Mapping[str, tuple[np.ndarray, np.ndarray]], sizes: Mapping[str, int], density: float
-) -> dict[str, float]:
-    """Live fractions of the least total error: the steepest parts of the hulls first."""
-    counts, parts = {}, []
-    for path, (at, errors) in curves.items():
-        counts[path], widths = at[0], np.diff(at)
-        # The slopes of a lower convex hull are the rising ones that are nearest to those given.
-        slopes = isotonic_regression(np.diff(errors) / widths, weights=widths).x
-        parts += [(slope, path, more) for slope, more in zip(slopes, widths, strict=True)]
-    left = density * sum(sizes.values()) - sum(counts.values())
-    for _, path, more in sorted(parts):
-        taken = min(more, max(left, 0.0))
-        counts[path] += taken
-        left -= taken
-    return {path: count / sizes[path] for path, count in counts.items()}

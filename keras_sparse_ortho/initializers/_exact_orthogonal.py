@@ -20,6 +20,7 @@ from keras_sparse_ortho.initializers._sparse_initializer import (
 )
 from keras_sparse_ortho.orthogonal import (
     Block,
+    GivenBlocks,
     NByM,
     RegularBlocks,
     Structure,
@@ -33,7 +34,7 @@ from keras_sparse_ortho.orthogonal import (
 )
 
 # Here, because `orthogonal` does not import Keras.
-for _structure in (Block, NByM):
+for _structure in (Block, GivenBlocks, NByM):
     keras.saving.register_keras_serializable(package="keras_sparse_ortho")(_structure)
 
 

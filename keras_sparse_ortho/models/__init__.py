@@ -13,9 +13,7 @@ from keras_sparse_ortho.models._at_density import watch_saving as watch_saving
 from keras_sparse_ortho.models._convert import convert, strip
 from keras_sparse_ortho.models._flops import input_specs as input_specs
 from keras_sparse_ortho.models._flops import kernel_positions
-from keras_sparse_ortho.models._remove_channels import Linear as Linear
-from keras_sparse_ortho.models._remove_channels import Tied as Tied
-from keras_sparse_ortho.models._remove_channels import graph_channels as graph_channels
+from keras_sparse_ortho.models._remove_channels import flattened as flattened
 from keras_sparse_ortho.models._remove_channels import remove_channels
 from keras_sparse_ortho.models._rewrite import check_built as check_built
 from keras_sparse_ortho.models._rewrite import never_called as never_called

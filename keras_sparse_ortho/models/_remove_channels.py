@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -19,6 +19,7 @@ from keras_sparse_ortho._keras_internals import (
 )
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.layers import CircularPadding, is_elementwise
 from keras_sparse_ortho.models._convert import strip
 from keras_sparse_ortho.models._rewrite import check_built, prunable_weights
@@ -48,11 +49,11 @@ def remove_channels(model: keras.Model) -> keras.Model:
     whose values are 0, or whose outputs nothing reads.
 
     Dense, Conv, DepthwiseConv and SeparableConv layers shrink, and with them what stands between:
-    BatchNormalization, elementwise activations, pooling, Dropout, padding, Flatten, Reshape that
-    leaves channels alone, Concatenate. Where tensors are added, a channel goes if it can go in all
-    of them. All channels of the inputs and outputs of the model stay, at least one of every layer,
-    and all that a layer of any other class (or a nested model, or a layer with weights that is
-    called twice) reads or returns.
+    BatchNormalization, elementwise activations and PReLU, pooling, Dropout, padding, Flatten,
+    Reshape that leaves channels alone, Concatenate. Where tensors are added, a channel goes if it
+    can go in all of them. All channels of the inputs and outputs of the model stay, at least one of
+    every layer, and all that a layer of any other class (or a nested model, or a layer with weights
+    that is called twice) reads or returns.
 
     Args:
         model: A built functional or Sequential model, wrapped or plain.
@@ -68,8 +69,9 @@ def remove_channels(model: keras.Model) -> keras.Model:
             own `call` included, or one that is not built.
 
     Warns:
-        UserWarning: Dead channels that stay, by layer and number, because a layer of another class
-            (attention, a block written as a class, a nested model) reads or holds them.
+        UserWarning: Channels that are dead or not read and stay, by layer and number, because a
+            layer of another class reads, returns or holds them: attention, a block written as a
+            class, a nested model; LayerNormalization, whose statistics are those of all channels.
 
     Limits: a convolution with padding adds zeros at the border, where a channel has its constant.
     One of the channels whose constant is not 0 stays then, with a kernel that stands for all of
@@ -140,7 +142,7 @@ def _smaller(layer: Any, config: dict[str, Any], *arrays: np.ndarray | None) -> 
     Its initializers, which have done their work and may be for the old shape alone, go.
     """
     kernels = dict.fromkeys(("kernel", "depthwise", "pointwise"), "glorot_uniform")
-    own, initializers = layer.get_config(), {**kernels, "bias": "zeros"}
+    own, initializers = layer.get_config(), {**kernels, "bias": "zeros", "alpha": "zeros"}
     own |= {f"{k}_initializer": v for k, v in initializers.items() if f"{k}_initializer" in own}
     made = [np.asarray(array, np.float32) for array in arrays if array is not None]
     return Shrunk({**own, **config}, made)
@@ -227,11 +229,6 @@ class Tied:
         self.layer = layer
         self.sources = sources
 
-    def is_one_by_one(self, inputs: int) -> bool:
-        """Whether each channel of the output comes from that of the same number in all inputs."""
-        size = self.sources.shape[1]
-        return len(self.sources) == inputs and bool((self.sources % size == np.arange(size)).all())
-
     def constants(self, inputs: Constants) -> Constants:
         layer, kind, rows = self.layer, type(self.layer), inputs[self.sources]
         if kind in _MERGES:
@@ -241,6 +238,10 @@ class Tied:
             return np.where(known == 0, 0, np.nan)
         if kind in _ACTIVATIONS:
             return _activated(layer, known)
+        if kind is L.PReLU:  # at each position, or shared by them
+            alpha = _value(layer.alpha).reshape(-1, len(known))
+            negative = np.where((alpha == alpha[0]).all(axis=0), alpha[0] * known, np.nan)
+            return np.where(known >= 0, known, negative)
         if kind in _DEPTHWISE:
             kernel = _value(layer.kernel)
             sums = _each_by_itself(layer, kernel, known[:: kernel.shape[-1]])
@@ -265,9 +266,10 @@ class Tied:
             return _smaller(layer, {"target_shape": target})
         if not layer.weights:
             return None
-        # Vectors of the output's channels, and depthwise kernels `(*taps, channels, multiplier)`.
-        values = [_value(variable) for variable in layer.weights]
-        return _smaller(layer, {}, *[v[kept] if v.ndim == 1 else v[..., read, :] for v in values])
+        # A depthwise kernel `(*taps, channels, multiplier)`; vectors, PReLU's `alpha`.
+        kernels = [_value(layer.kernel)[..., read, :]] if type(layer) in _DEPTHWISE else []
+        others = [_value(variable) for variable in layer.weights[len(kernels) :]]
+        return _smaller(layer, {}, *kernels, *[v[..., kept] for v in others])
 
 
 def _bias(layer: Any) -> Any:
@@ -315,7 +317,8 @@ _MERGES: dict[type, Callable[[np.ndarray], Any]] = {
 }
 _TIED = {
     *(L.ActivityRegularization, L.AlphaDropout, L.Dropout, L.GaussianDropout, L.GaussianNoise),
-    *(L.BatchNormalization, L.Concatenate, L.Flatten, L.Identity, L.Reshape, CircularPadding),
+    *(L.BatchNormalization, L.Concatenate, L.Flatten, L.Identity, L.PReLU, L.Reshape),
+    CircularPadding,
     *(getattr(L, f"{name}{rank}D") for name in _BY_RANK for rank in (1, 2, 3)),
     *(*_ACTIVATIONS, *_MERGES, *_DEPTHWISE),
 }
@@ -333,6 +336,7 @@ def _rule_for(layer: Any, inputs: list[Shape], output: Shape) -> Linear | Tied |
         or getattr(layer, "groups", 1) != 1
         or getattr(layer, "quantization_mode", None) is not None
         or getattr(layer, "lora_enabled", False)
+        or (kind is L.PReLU and layer.alpha.shape[-1] != size)
     ):
         return None
     if kind in _LINEAR:
@@ -405,9 +409,17 @@ def _channel_plan(model: Any) -> tuple[dict[int, Shrunk], list[str]]:
             constants[call.outputs[0]] = call.rule.constants(call.read(constants))
     ends = {id(tensor) for tensor in (*model.inputs, *model.outputs)}
     kept = {key: np.full(size, key in ends) for key, size in sizes.items()}
+    readers = [call if call.rule else dataclasses.replace(call, outputs=[]) for call in calls]
+    _spread(readers, constants, wanted := dict(kept))
+    left = [
+        f"{unread} of {_named(call.layer)}, which nothing reads"
+        for call in calls
+        for key in call.outputs
+        if call.rule is None and 0 < (unread := np.count_nonzero(~wanted[key])) < sizes[key]
+    ]
     while _spread(calls, constants, kept) or _fill(kept):
         pass
-    plan, left = {}, []
+    plan = {}
     for call in calls:
         shrunk = None
         if call.rule is None:
@@ -481,6 +493,22 @@ def graph_channels(model: Any) -> tuple[list[_Call], dict[int, int]]:
             rule = _rule_for(layer, shapes, tuple(call.outputs[0].shape))
         calls.append(_Call(layer, rule, *([*map(id, ts)] for ts in (call.inputs, call.outputs))))
     return calls, sizes
+
+
+def flattened(model: Any, weights: Sequence[PrunableWeight]) -> dict[str, int]:
+    """How many inputs of a kernel behind Flatten are one channel, by path."""
+    found: dict[int, int] = {}  # by layer
+    behind: dict[int, int] = {}  # by tensor
+    is_graph = isinstance(model, keras.Model) and computes_its_graph(model)
+    calls, sizes = graph_channels(model) if is_graph else ([], {})
+    for call in calls:
+        times = behind.get(call.inputs[0], 1) if len(call.inputs) == 1 else 1
+        found[id(call.layer)] = times
+        if isinstance(call.rule, Tied):
+            if type(call.layer) is L.Flatten:
+                times = sizes[call.outputs[0]] // sizes[call.inputs[0]]
+            behind[call.outputs[0]] = times
+    return {weight.path: found.get(id(weight.owner), 1) for weight in weights}
 
 
 def _channels(shape: Shape) -> int:

@@ -10,6 +10,7 @@ from keras_sparse_ortho.orthogonal._counts import (
     unmask_at_random,
 )
 from keras_sparse_ortho.orthogonal._eoi import random_orthogonal
+from keras_sparse_ortho.orthogonal._given_blocks import GivenBlocks, draw_on
 from keras_sparse_ortho.orthogonal._isometry import approximate_isometry
 from keras_sparse_ortho.orthogonal._kernel import (
     KernelLayout,
@@ -21,11 +22,12 @@ from keras_sparse_ortho.orthogonal._kernel import (
     exact_orthogonal,
     least_count,
 )
-from keras_sparse_ortho.orthogonal._regular_blocks import RegularBlocks, complete
+from keras_sparse_ortho.orthogonal._regular_blocks import RegularBlocks
 from keras_sparse_ortho.orthogonal._regular_pattern import (
     block_count,
     check_pattern,
     clear_padding,
+    complete,
     fan_step,
     from_blocks,
     matched_by_score,

@@ -28,7 +28,7 @@ from keras_sparse_ortho.calibration import (
 from keras_sparse_ortho.errors import DensityError, NotPrunableError, UnknownWeightError
 from keras_sparse_ortho.initializers import AnyDraw, Draw, SparseInitializer, adopt
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose
-from keras_sparse_ortho.models import Plan, prunable_weights, refuse_unfit, verb
+from keras_sparse_ortho.models import Plan, flattened, prunable_weights, refuse_unfit, verb
 from keras_sparse_ortho.orthogonal import Block, NByM, StructureLike, as_structure
 from keras_sparse_ortho.pruning._blocks import BlockPlan
 from keras_sparse_ortho.pruning._planning import (
@@ -212,7 +212,9 @@ def prune(
     plan = plan_for(density, budget, weights, orthogonal=False)
     assert isinstance(score, str)
     blocks = None
-    recipe = Recipe(score, plan.counts, structure=pattern, refit=data is not None)
+    times = flattened(model, weights) if isinstance(pattern, Channels) else {}
+    refit = data is not None
+    recipe = Recipe(score, plan.counts, structure=pattern, refit=refit, positions=times)
     if storage == "blocks" or isinstance(pattern, Block):
         blocks = BlockPlan.of(weights, plan, pattern, orthogonal=False, budget=budget)
         weights, counts = blocks.weights, blocks.budget.counts

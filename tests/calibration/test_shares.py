@@ -1,5 +1,7 @@
 """Densities by measured errors and by outliers: exact totals, more where more is lost."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -105,7 +107,7 @@ def test_sensitivity_has_errors_of_layers_and_predicts_that_of_the_model():
     assert table.predicted({"narrow/kernel": 0.35}) == pytest.approx(gain * middle, rel=1e-3)
 
 
-def test_sensitivity_is_a_budget_and_prints_and_draws():
+def test_sensitivity_is_a_budget_with_gains_and_prints_and_draws():
     dense, x = network(), rows()
     density = 0.25
     measured = calibration.densities_around(density)
@@ -120,6 +122,10 @@ def test_sensitivity_is_a_budget_and_prints_and_draws():
     lines = table.plot().axes[0].lines
     assert [line.get_label() for line in lines] == [*table.errors]
     assert sorted(measured) == [*lines[0].get_xdata()]
+    # Gains count: what a layer loses that nothing is left of costs nothing.
+    free = dataclasses.replace(table, gains=table.gains | {"wide/kernel": 0.0})
+    live = {w.path: w.live for w in kso.prunable_weights(kso.prune(dense, 0.6, budget=free))}
+    assert live["wide/kernel"] == round(0.6 * 1824) - 96 - 576
     some = kso.sensitivity(dense, x, include="wide")
     with pytest.raises(BudgetError, match=r"'narrow/kernel' were not measured.*Received"):
         kso.prune(dense, density, score="obs", data=x, budget=some)
