@@ -10,10 +10,7 @@ _GRADUAL = (
     "`fit`"
 )
 _MASKS = "{w.path: w.mask for w in prunable_weights(model)}"
-_INTEGERS = (
-    "quantize_aware(model) before training; "
-    'export_litert(model, path, quantization="int8") for a file'
-)
+_INTEGERS = "quantize_aware(model) in training; export_litert(model, path, mode='int8') for a file"
 # What to use here, and the names that other packages and guesses have for it.
 _INSTEAD = {
     name: instead
