@@ -111,7 +111,7 @@ def public_names(
 
 
 def hint_for(keyword: str, parameters: Iterable[str], hints: Mapping[str, str]) -> str:
-    """What to use in place of a keyword that a function does not have."""
+    """The argument or function to use in place of an unknown keyword."""
     if keyword in hints:
         return f"Use {hints[keyword]}."
     for target in _ARGUMENTS.get(keyword, ()):
