@@ -6,7 +6,6 @@ of README.md and docs/ are run as well. Importing it imports no backend.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib.util
 import os
@@ -113,25 +112,6 @@ def _fresh_keras_state() -> Iterator[None]:
     yield
     if keras is not None:  # fixtures of the next module are made before this one runs again
         keras.config.set_dtype_policy("float32")
-
-
-# --- exports ------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="session")
-def kept_converter() -> Iterator[object]:
-    """All exports convert in one process, which loads TensorFlow once."""
-    from keras_sparse_ortho.export import _candidates
-
-    with _candidates.Worker() as worker, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_candidates, "converter", lambda: contextlib.nullcontext(worker))
-        yield worker
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_converter_for_pages(request: pytest.FixtureRequest) -> None:
-    if any(item.path.suffix == ".md" for item in request.session.items):
-        request.getfixturevalue("kept_converter")
 
 
 # --- README.md and docs/ ------------------------------------------------------------------------

@@ -51,7 +51,7 @@ L = keras.layers
 THREADS = (1, 2)
 STRUCTURES = {"elements": 1, "blocks 4x1": 4, "blocks 16x1": 16}
 DENSE = ["float32", "float16", "dynamic_int8", "int8"]
-SPARSE = ["float32+sp", "float16+sp", "dynamic_int8+sp"]
+SPARSE = ["float32+sp", "float16+sp"]
 FILE = RESULTS / "litert.jsonl"
 
 
@@ -167,7 +167,6 @@ def part(
                     "error": result.error,
                     "measure": "max" if route.startswith("float32") else "rms",
                     "max_abs_diff": result.max_abs_diff,
-                    "xnnpack": result.xnnpack,
                 }
                 rows += [row | {"threads": threads} for threads in THREADS]
                 files.append(path)
@@ -255,7 +254,7 @@ def _latency_table(mine: list[dict]) -> str:
         first = these[0]
         line = [
             structure,
-            f"`{route}`" + ("" if first["xnnpack"] else " (crashes with XNNPACK)"),
+            f"`{route}`" + ("" if first.get("xnnpack", True) else " (crashes with XNNPACK)"),
             f"{first['bytes'] / 1e6:.2f}",
             "" if first["zstd_bytes"] is None else f"{first['zstd_bytes'] / 1e6:.2f}",
             "" if first.get("load_bytes") is None else f"{first['load_bytes'] / 1e6:.1f}",

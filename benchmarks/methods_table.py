@@ -220,7 +220,7 @@ INITIALIZERS: dict[str, Callable[[float | None], Pattern]] = {
     "angles_1": lambda gain: FixedAngles(gain=gain or 1.0, start="published"),
     "angles_80": lambda gain: Angles80(gain=gain or 1.0, start="published"),
     "eoi_all": lambda gain: ExactOrthogonal(gain="auto", taps="all"),
-    "eoi_even": lambda gain: ExactOrthogonal(gain="auto", start="even", taps="center"),
+    "eoi_even": lambda gain: ExactOrthogonal(gain=gain or "auto", start="even", taps="center"),
     "eoi_even_all": lambda gain: ExactOrthogonal(gain="auto", start="even", taps="all"),
 }
 """What draws kernels and fixed masks, by name, for a gain:

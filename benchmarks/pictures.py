@@ -421,6 +421,38 @@ def budgets() -> Figure:
     return figure
 
 
+def sensitivity() -> Figure:
+    """What the layers of an MLP for digits lose by density: of their outputs and of the model's."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    keras.utils.set_random_seed(0)
+    dense, relu = keras.layers.Dense, {"activation": "relu"}
+    hidden = [dense(128, name=f"hidden_{k}", **relu) for k in range(1, 4)]
+    model = keras.Sequential([keras.Input((64,)), *hidden, dense(10, name="head")])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(2e-3), loss)
+    model.fit(images / 16, labels, batch_size=64, epochs=10, verbose=0)
+    table = kso.sensitivity(model, images[:512] / 16)
+    figure = new(3.4)
+    panel = figure.subplots()
+    for (path, errors), color in zip(
+        table.errors.items(), (OURS, OTHER, GREEN, VIOLET), strict=True
+    ):
+        points = [(x, y) for x, y in errors.items() if not isinstance(x, str)]
+        shares, lost = zip(*points, strict=True)
+        name = path.removesuffix("/kernel")
+        panel.plot(shares, lost, color=color, label=name, marker="o", markersize=4)
+        of_model = [table.gains[path] * error for error in lost]
+        panel.plot(shares, of_model, "--", color=color, linewidth=1)
+    panel.set(xscale="log", yscale="log", xlabel="density", ylabel="relative squared error")
+    panel.set_xticks(shares, [f"{share:g}" for share in shares])
+    panel.minorticks_off()
+    panel.set_title("outputs of a layer; dashed: outputs of the model")
+    panel.legend()
+    return figure
+
+
 def routes() -> Figure:
     """How many times as fast files of blocks are as the best dense int8 file, as measured."""
     networks = {"mlp": "MLP", "convolutions": "3x3", "cnn": "CNN", "encoder": "encoder"}
@@ -440,7 +472,7 @@ def routes() -> Figure:
 
 
 DRAWN = (gain, routes, very_deep, resnet_densities, faster, growth)
-DRAWN += (density_law, thresholds, structures, taps, budgets)
+DRAWN += (density_law, thresholds, structures, taps, budgets, sensitivity)
 PICTURES = {draw.__name__: draw for draw in DRAWN}
 
 

@@ -6,6 +6,7 @@ The measurements:
 
 - `accuracies`: sparse networks quantized after training and in training: accuracy of models and
   of files.
+- `storages`: bytes and times of files with kernels in 8, 4 and 2 bits, of dense networks as well.
 - `step_times`: the time of a step of quantization-aware training, beside that of the masked
   network.
 """
@@ -44,6 +45,7 @@ import keras_sparse_ortho as kso
 HERE = pathlib.Path(__file__).resolve().parent
 LINES = RESULTS / "quantized.jsonl"
 ACCELERATORS = ("ethos-u55-128", "ethos-u85-256")
+L = keras.layers
 # Epochs and learning rates: sparse from the first step, and those after it.
 NETS = {
     "cnn": {"epochs": 4, "rate": 4e-3, "more": 2, "more_rate": 5e-4},
@@ -104,7 +106,7 @@ def accuracy_of_file(model, data) -> dict:
     rows = 500
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "model.tflite"
-        settings = {"quantization": "int8", "batch_size": rows}
+        settings = {"mode": "int8", "batch_size": rows}
         report = export_litert(
             model, path, representative_data=data.x_train[:rows], tolerance=2.0, **settings
         )
@@ -191,7 +193,7 @@ def estimate(net: str, seed: int, given: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "model.tflite"
             rows = data.x_train[:500]
-            export_litert(model, path, quantization="int8", representative_data=rows, tolerance=2.0)
+            export_litert(model, path, mode="int8", representative_data=rows, tolerance=2.0)
             found = {name: vela(path, name) for name in ACCELERATORS}
         kept = ("ms", "weight_bytes", "encoded_bytes", "vela")
         found = {name: {key: one[key] for key in kept} for name, one in found.items()}
@@ -265,7 +267,7 @@ def summarize(given: argparse.Namespace) -> None:
                 f"\n## {net}\n\n{how['epochs']} epochs at {how['rate']:g}, {how['more']} more at "
                 f"{how['more_rate']:g}; seeds {own}.\n\n{markdown(header, rows_of(runs))}"
             )
-    write("quantized", text + vela_table(given), seeds)
+    write("quantized", text + storages_table() + vela_table(given), seeds)
 
 
 def accuracies() -> None:
@@ -295,11 +297,101 @@ def accuracies() -> None:
     summarize(given)
 
 
+# --- storages -------------------------------------------------------------------------------------
+
+WIDE = {"epochs": 3, "rate": 2e-3, "more": 1, "more_rate": 5e-4}
+# What `quantize_aware` is given, and the files of it.
+STATIC, DYNAMIC = ("int8", "int4"), ("dynamic_int8", "dynamic_int4")
+TRAININGS = {
+    "none": (None, (*DYNAMIC, *STATIC)),
+    "int4": (("int4", "int8"), STATIC),
+    "int4, weights alone": (("int4", None), DYNAMIC),
+    "ternary, weights alone": (("ternary", None), DYNAMIC),
+}
+
+
+def measure_storages(density: float, images: int, seconds: float) -> None:
+    """Appends the lines of all files of an MLP at a density; 1 is the dense network."""
+    from training import load
+
+    from keras_sparse_ortho.export import export_litert, latencies, load_litert
+    from keras_sparse_ortho.quantization import round_biases
+
+    data = load("fashion_mnist")
+    keras.utils.set_random_seed(0)
+    hidden = [L.Dense(1024, activation="relu", name=f"hidden_{k}") for k in range(2)]
+    dense = [keras.Input((28, 28, 1)), L.Flatten(), *hidden, L.Dense(10, name="head")]
+    base = keras.Sequential(dense)
+    base = base if density == 1 else kso.sparsify(base, density, seed=0)
+    fitted(base, data, images, WIDE["epochs"], WIDE["rate"])
+    for training, (arguments, routes) in TRAININGS.items():
+        model = base if arguments is None else kso.quantize_aware(base, *arguments, momentum=0.95)
+        if arguments is not None:
+            fitted(model, data, images, WIDE["more"], WIDE["more_rate"])
+        if arguments == ("int4", "int8"):
+            round_biases(model)
+        with tempfile.TemporaryDirectory() as folder:
+            reports = []
+            for mode in routes:
+                rows = data.x_train[:500] if mode in STATIC else None
+                options = {"representative_data": rows, "sample": data.x_test[:64]}
+                path = pathlib.Path(folder) / mode
+                reports.append(export_litert(model, path, mode=mode, tolerance=2.0, **options))
+            times = latencies([report.path for report in reports], 1, seconds)
+            for report, ms in zip(reports, times, strict=True):
+                answers = load_litert(report.path).predict(data.x_test[:2000]).argmax(1)
+                run = {"storages": training, "density": density, "images": images} | WIDE
+                run |= {"route": report.route, "bytes": report.bytes, "gzip": report.gzip_bytes}
+                run |= {"ms": ms, "error": report.error, "keras": accuracy(model, data)}
+                run |= {"file": 100 * float((answers == data.y_test[:2000]).mean())}
+                append(LINES, run)
+                print(run, flush=True)
+
+
+def storages_table() -> str:
+    """A table of the files, if there are some; the last line of each counts."""
+    runs = {
+        (r["density"], r["storages"], r["route"]): r for r in finished(LINES) if "storages" in r
+    }
+    if not runs:
+        return ""
+    rows = []
+    for (density, training, route), run in sorted(runs.items(), key=lambda item: -item[0][0]):
+        row = ["dense" if density == 1 else f"{density:g}", training, route]
+        row += [f"{run[key] / 1e3:.0f}" for key in ("bytes", "gzip")]
+        row += [f"{run['ms']:.3f}", f"{100 * run['error']:.2f}"]
+        rows.append([*row, *(f"{run[key]:.1f}" for key in ("keras", "file"))])
+    header = ["density", "training", "file", "kB", "gzip [kB]", "ms", "rms [%]"]
+    return (
+        "\n## Kernels in 8, 4 and 2 bits\n\nAn MLP 784-1024-1024-10, "
+        f"{WIDE['epochs']} epochs and {WIDE['more']} more with the rounding; the dense network is "
+        "the rival. `dynamic_int4` has ternary kernels in 2 bits. Batch 1, one thread, files of a "
+        "row's training interleaved; test accuracy of Keras (10,000 images) and of the file (the "
+        f"first 2,000).\n\n{markdown([*header, 'Keras [%]', 'file [%]'], rows)}"
+    )
+
+
+def storages() -> None:
+    """Files of an MLP with kernels in 8, 4 and 2 bits: sparse ones beside those of dense networks.
+
+        python benchmarks/quantized.py storages [--densities 1 0.1]
+
+    Trained with and without the rounding on Fashion-MNIST. Each file is a line of
+    `results/quantized.jsonl`, and `accuracies --summary` writes the table.
+    """
+    parser = described(storages)
+    parser.add_argument("--densities", nargs="+", type=float, default=[1.0, 0.1])
+    parser.add_argument("--images", type=int, default=10000)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of timing in one training")
+    given = parsed(parser, quick={"images": 256, "densities": [0.1], "seconds": 1.0})
+    for density in given.densities:
+        measure_storages(density, given.images, given.seconds)
+
+
 # --- step_times -----------------------------------------------------------------------------------
 
 
 STEP_TIMES_LINES = RESULTS / "quantized_step.jsonl"
-L = keras.layers
 STEPS = 3  # of one measurement
 
 
@@ -374,4 +466,4 @@ def step_times() -> None:
 
 
 if __name__ == "__main__":
-    chosen(accuracies, step_times)
+    chosen(accuracies, storages, step_times)

@@ -313,9 +313,7 @@ def ethos_u_run(net: str, method: str, data: Dataset, epochs: int, samples: int,
     _, accuracy = model.evaluate(data.x_test, data.y_test, batch_size=1000, verbose=0)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, f"{net}.tflite")
-        report = kso.export_litert(
-            model, path, quantization="int8", representative_data=calibration
-        )
+        report = kso.export_litert(model, path, mode="int8", representative_data=calibration)
         opened = load_litert(path)
         guesses = opened.predict(data.x_test[:ROWS]).argmax(axis=1)
         found = {name: vela(path, name) for name in ACCELERATORS}

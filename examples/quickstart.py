@@ -180,15 +180,13 @@ def run(build, data: Dataset, options: argparse.Namespace) -> Result:
 
     files = {}
     with console.status(f"Exporting the {name}"):
-        for label, model, quantization in (
+        for label, model, mode in (
             ("dense float32", dense, None),
             ("sparse float32", plain, None),
             ("sparse int8", plain, "dynamic_int8"),
         ):
             path = options.output / f"{name.lower()}_{label.replace(' ', '_')}.tflite"
-            files[label] = kso.export_litert(
-                model, path, quantization=quantization, sample=data.x_test[:100]
-            )
+            files[label] = kso.export_litert(model, path, mode=mode, sample=data.x_test[:100])
     return Result(name, dense_accuracy, sparse_accuracy, summary, files)
 
 

@@ -1,11 +1,16 @@
-"""Errors, all of them `ValueError`s, and a warning; `export` has its own besides."""
+"""Errors and warnings of all rooms."""
 
 __all__ = [
     "BudgetError",
     "DensityError",
     "DensityWarning",
+    "ExportConversionError",
+    "ExportRouteError",
+    "ExportVerificationError",
     "LayoutError",
+    "LiteRTFileError",
     "NotPrunableError",
+    "ShrinkError",
     "UnknownWeightError",
     "WorkerError",
 ]
@@ -31,9 +36,29 @@ class UnknownWeightError(ValueError):
     """Raised for a path or pattern that matches no prunable weight or layer."""
 
 
+class ShrinkError(RuntimeError):
+    """Raised when no file is within the limits; the message has the table of what was tried."""
+
+
 class WorkerError(ValueError):
     """Raised on all processes that train one model if they differ, or if one of them has failed."""
 
 
 class DensityWarning(UserWarning):
     """Warned when training ends with weights at another density than requested."""
+
+
+class ExportRouteError(ValueError):
+    """A route that cannot work on this model, or on any, with the reason and the alternative."""
+
+
+class ExportConversionError(RuntimeError):
+    """The model could not be turned into a LiteRT file: an operation LiteRT lacks, or a crash."""
+
+
+class ExportVerificationError(RuntimeError):
+    """The LiteRT file crashed, disagreed with Keras, or lost zeros, and was not handed over."""
+
+
+class LiteRTFileError(ValueError):
+    """A file that is not a LiteRT file, or is damaged or edited."""

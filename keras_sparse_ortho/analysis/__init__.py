@@ -4,6 +4,7 @@ from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.analysis._jacobian import jacobian_singular_values
 from keras_sparse_ortho.analysis._orthogonality import orthogonality_error
 from keras_sparse_ortho.analysis._report import SparsityReport, report
+from keras_sparse_ortho.analysis._sensitivity import sensitivity
 from keras_sparse_ortho.initializers import critical_gain
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "jacobian_singular_values",
     "orthogonality_error",
     "report",
+    "sensitivity",
 ]
 
 __getattr__, __dir__ = public_names(__name__, __all__)

@@ -7,14 +7,14 @@ from keras_sparse_ortho.calibration._layerwise import (
     Recipe,
     calibration_batches,
     canonical_shape,
-    measured,
+    measurable,
     other_density,
     prune_layers,
 )
 from keras_sparse_ortho.calibration._restore_statistics import restore_statistics
-from keras_sparse_ortho.calibration._shares import budget_by_error
+from keras_sparse_ortho.calibration._shares import Sensitivity, densities_around, measured_errors
 
 # Public; the other names above are for `pruning`.
-__all__ = ["Channels", "restore_statistics"]
+__all__ = ["Channels", "Sensitivity", "restore_statistics"]
 
 __getattr__, __dir__ = public_names(__name__, __all__)

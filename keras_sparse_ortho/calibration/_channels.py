@@ -19,6 +19,7 @@ class Channels:
     Args:
         group: Consecutive inputs that are live or dead together: 1 for the channels of a
             feed-forward or a convolution, the width of a head for the projection behind attention.
+            Behind Flatten all positions of a channel are one input, in functional models.
 
     Raises:
         LayoutError: When a kernel is pruned whose inputs `group` does not divide.

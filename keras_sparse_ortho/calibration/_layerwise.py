@@ -58,6 +58,8 @@ class Recipe:
     masks: Mapping[str, np.ndarray] | None = None  # given ones by path
     structure: NByM | Channels | None = None
     blocks: Mapping[str, Block] = dataclasses.field(default_factory=dict)  # by path
+    # Where a Flatten is in front, how many inputs are one of its channels, by path.
+    positions: Mapping[str, int] = dataclasses.field(default_factory=dict)
     refit: bool = False  # whether live entries get new values; with "obs" they always do
     scores: Mapping[str, np.ndarray] | None = dataclasses.field(default=None, repr=False)  # by path
 
@@ -96,7 +98,7 @@ class Recipe:
             return
         missed = []
         for weight in weights:
-            shape = canonical_shape(weight)
+            shape = self._shape(weight)
             try:
                 self.structure.check(shape)
             except LayoutError as error:
@@ -116,7 +118,7 @@ class Recipe:
             )
 
     def pattern(self, weight: PrunableWeight) -> Pattern:
-        structure, shape = self.blocks.get(weight.path, self.structure), canonical_shape(weight)
+        structure, shape = self.blocks.get(weight.path, self.structure), self._shape(weight)
         if isinstance(structure, Channels):
             return Blocks(Block(structure.group, shape[-1]), shape, few=False)
         if isinstance(structure, Block):
@@ -127,8 +129,14 @@ class Recipe:
         assert self.counts is not None
         count = self.counts[weight.path]
         if isinstance(self.structure, Channels):
-            return self.structure.nearest(canonical_shape(weight), count)
+            return self.structure.nearest(self._shape(weight), count)
         return max(count, 1)
+
+    def _shape(self, weight: PrunableWeight) -> tuple[int, ...]:
+        """The canonical shape, with the positions of a channel behind Flatten as taps."""
+        *most, inputs, outputs = canonical_shape(weight)
+        times = self.positions.get(weight.path, 1)
+        return (*most, times, inputs // times, outputs) if times > 1 else (*most, inputs, outputs)
 
 
 def other_density(name: str, now: int, then: int, size: int) -> list[str]:
@@ -141,14 +149,31 @@ def canonical_shape(weight: PrunableWeight) -> tuple[int, ...]:
     return (weight.layout or KernelLayout.convolution()).canonical_shape(weight.shape)
 
 
-def measured(
-    model: Any, weights: Sequence[PrunableWeight], batches: Sequence[Any]
+def measurable(
+    model: Any, weights: Sequence[PrunableWeight], batches: Sequence[Any], *, given: bool = False
 ) -> list[PrunableWeight]:
-    """The kernels whose rows are known and that the first batch reaches."""
+    """The kernels whose rows are known and that the first batch reaches.
+
+    A warning names the others, which stay dense; they are refused if densities are `given`.
+    """
     stops = {w.path: stop for w in weights if (stop := stop_of(model, w, lambda *_: None))}
     with from_zero_states(model), without_gradients():
         reached = {stop.path for stop in _calls(model, batches[0], list(stops.values()))}
-    return [weight for weight in weights if weight.path in reached]
+    found = [weight for weight in weights if weight.path in reached]
+    names = ", ".join(f"'{weight.path}'" for weight in weights if weight not in found)
+    why = (
+        "It is not known how these kernels multiply inputs of their layers, or no calibration "
+        "input reaches them outside of compiled code"
+    )
+    if names and (given or not found):
+        raise NotPrunableError(f"{why}: `exclude` them, or use magnitudes. Received: {names}")
+    if names:
+        warnings.warn(
+            f"{why}: they stay dense, and the density is that of the other kernels. `exclude` "
+            f"them to have no warning. Received: {names}",
+            stacklevel=level_of_user(),
+        )
+    return found
 
 
 def prune_layers(
@@ -162,7 +187,7 @@ def prune_layers(
     """Mask and values for each kernel, by path; the model is as it was afterwards.
 
     Every layer is solved on the inputs that the pruned ones before it give: kernels are set in
-    place meanwhile. With `"obs"` and `"wanda"` the weights are those of `measured`.
+    place meanwhile. With `"obs"` and `"wanda"` the weights are those of `measurable`.
     """
     recipe.check(weights)
     draws: dict[str, AnyDraw] = {}

@@ -19,7 +19,7 @@ L = keras.layers
 # Entries of the rows that are in memory at once: half a gigabyte in float64.
 _CHUNK = 2**26
 # One of so many rows judges what is made of the others.
-_HOLD_OUT = 4
+HOLD_OUT = 4
 
 Rows = Callable[[np.ndarray], np.ndarray]
 """From a layer's inputs to the rows that its kernel multiplies, `(M, rows, k)`.
@@ -61,7 +61,7 @@ class GramStop:
     def add(self, inputs: Any, reference: Any = None, **options: Any) -> None:
         x = to_numpy(inputs, copy=False)
         y = None if reference is None else to_numpy(reference, copy=False)
-        held = np.arange(len(x)) % _HOLD_OUT == _HOLD_OUT - 1
+        held = np.arange(len(x)) % HOLD_OUT == HOLD_OUT - 1
         taps = math.prod(getattr(self.layer, "kernel_size", ()))
         if isinstance(self.layer, _TRANSPOSED):
             taps *= math.prod(self.layer.strides)

@@ -1,73 +1,181 @@
-"""Densities of the kernels of a trained model by the errors that calibration data show."""
+"""`Sensitivity`: what kernels of a trained model lose by density; the budget of least error."""
 
+import dataclasses
 import functools
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
+import rich.console
+import rich.table
 from scipy.optimize import isotonic_regression
 
+from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.budgets import Budget, allocate
 from keras_sparse_ortho.calibration._layerwise import sweep
-from keras_sparse_ortho.calibration._rows import Moments, as_matrices, stop_of
-from keras_sparse_ortho.calibration._solve import errors_of
+from keras_sparse_ortho.calibration._rows import (
+    HOLD_OUT,
+    Moments,
+    as_matrices,
+    from_matrices,
+    stop_of,
+)
+from keras_sparse_ortho.calibration._solve import errors_of, relative_error
+from keras_sparse_ortho.errors import BudgetError
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import live_count
 
 # Measured densities of a kernel, and the least one relative to that of the model.
 _POINTS = 8
 _LEAST = 0.2
+_LEVELS = {"int8": 127, "int4": 7}
 
 
-def budget_by_error(
+@dataclasses.dataclass(frozen=True, repr=False)
+class Sensitivity:
+    """What the kernels of a trained model lose by density and in integers, as `sensitivity` finds.
+
+    It prints as a table, and is a `budget` for `prune` and `parametrize`.
+
+    Args:
+        errors: dict from path to the relative squared errors of the layer's outputs, by density and
+            for `"int8"` and `"int4"`.
+        gains: dict from path to how much of such an error is in the outputs of the model.
+    """
+
+    errors: dict[str, dict[float | str, float]]
+    gains: dict[str, float]
+
+    def __str__(self) -> str:
+        columns = [*next(iter(self.errors.values()))]
+        names = [x if isinstance(x, str) else f"{x:.3g}" for x in columns]
+        table = rich.table.Table("error at", *names, "gain", box=None)
+        for path, errors in self.errors.items():
+            shown = (*(errors[column] for column in columns), self.gains[path])
+            table.add_row(path, *(f"{value:.2g}" for value in shown))
+        stream = io.StringIO()
+        rich.console.Console(file=stream, width=160).print(table)
+        return stream.getvalue().rstrip()
+
+    __repr__ = __str__
+
+    def plot(self) -> Any:
+        """A figure of matplotlib: a line for each kernel, the error over the density."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(layout="constrained")
+        axes = figure.subplots()
+        for path in self.errors:
+            shares, errors = self._curve(path)
+            axes.plot(shares[:-1], errors[:-1], marker="o", label=path)
+        axes.set(xscale="log", yscale="log", xlabel="density", ylabel="relative squared error")
+        axes.legend()
+        return figure
+
+    def predicted(self, densities: Mapping[str, float]) -> float:
+        """The relative squared error of the model's outputs at the densities of a `Budget`.
+
+        The sum over the kernels of gain times error, which is linear between measured densities.
+        """
+        found = 0.0
+        for path, gain in self.gains.items():
+            shares, errors = self._curve(path)
+            found += gain * float(np.interp(densities.get(path, 1.0), shares, errors))
+        return found
+
+    def budget(self, weights: Sequence[PrunableWeight], density: float) -> Budget:
+        """Densities of least total error with exactly `round(density * size)` live entries in all.
+
+        The least sum over the kernels of `g_k e_k(c_k)` over the counts `c_k`, with gains `g_k` and
+        errors `e_k`, linear between the measured counts on their lower convex hull.
+
+        Reference:
+
+        - Frantar and Alistarh, "SPDY: Accurate Pruning with Speedup Guarantees" (ICML 2022), arXiv
+          2201.13096, for budgets by measured errors
+        """
+        counts, parts = {}, []
+        for weight in weights:
+            shares, errors = self._curve(weight.path)
+            at = np.array([max(live_count(share, weight.size), 1) for share in shares], float)
+            at, first = np.unique(at, return_index=True)
+            counts[weight.path], widths = at[0], np.diff(at)
+            slopes = self.gains[weight.path] * np.diff(errors[first]) / widths
+            # The slopes of a lower convex hull are the rising ones that are nearest to those given.
+            slopes = isotonic_regression(slopes, weights=widths).x
+            parts += [
+                (slope, weight.path, more) for slope, more in zip(slopes, widths, strict=True)
+            ]
+        left = density * sum(weight.size for weight in weights) - sum(counts.values())
+        for _, path, more in sorted(parts):  # the steepest first
+            taken = min(more, max(left, 0.0))
+            counts[path] += taken
+            left -= taken
+        relative = [counts[weight.path] / weight.size for weight in weights]
+        return allocate(weights, density, relative, orthogonal=False)
+
+    def _curve(self, path: str) -> tuple[np.ndarray, np.ndarray]:
+        """Densities in rising order, 1 at the end, and their errors."""
+        if path not in self.errors:
+            raise BudgetError(
+                f"The errors of '{path}' were not measured: `exclude` it, or call `sensitivity` "
+                f"with it. Received: errors of {', '.join(self.errors)}"
+            )
+        known = {x: y for x, y in self.errors[path].items() if not isinstance(x, str)} | {1.0: 0.0}
+        return np.array(sorted(known)), np.array([known[share] for share in sorted(known)])
+
+
+def densities_around(density: float) -> list[float]:
+    """The densities at which kernels are measured for a model of this density."""
+    least = _LEAST * density
+    return [least ** (k / _POINTS) for k in range(1, _POINTS + 1)]
+
+
+def measured_errors(
     model: Any,
     weights: Sequence[PrunableWeight],
-    density: float,
+    densities: Sequence[float],
     batches: Sequence[Any],
     verbose: int = 0,
-) -> Budget:
-    """Densities of least total error with exactly `round(density * size)` live entries in all.
+) -> Sensitivity:
+    """For each kernel `W` the errors `tr (V - W)^T G (V - W) / tr W^T G W`, and the gains.
 
-    The least sum over the kernels of `e_k(c_k) = tr (V - W)^T G (V - W) / tr W^T G W` over the
-    counts `c_k`, where `V` is what OBS makes of the kernel with so many live entries of three rows
-    in four, and the error is that on the fourth. It is measured at eight counts, and linear in
-    between on its lower convex hull.
-
-    Reference:
-
-    - Frantar and Alistarh, "SPDY: Accurate Pruning with Speedup Guarantees" (ICML 2022), arXiv
-      2201.13096, for budgets by measured errors
+    `G` is `X^T X` of one row in four, `V` what OBS makes of `W` on the others, or `W` in integers
+    with a scale for each output; a gain is the model's error over that of its layer in int4.
     """
-    least = _LEAST * density
-    grid = [least ** (k / _POINTS) for k in range(1, _POINTS + 1)]
-    curves: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # live entries, errors
+    found: dict[str, dict[float | str, float]] = {}
+    gains: dict[str, float] = {}
+    rows = lambda x: x[min(HOLD_OUT, x.shape[0]) - 1 :: HOLD_OUT]  # noqa: E731
+    held_out = [keras.tree.map_structure(rows, batch) for batch in batches]
+    given: list[np.ndarray] = []
+
+    def outputs() -> list[np.ndarray]:
+        found = [keras.tree.flatten(model(batch, training=False)) for batch in held_out]
+        return [to_numpy(x).astype(np.float64) for tensors in found for x in tensors]
 
     def record(weight: PrunableWeight, used: Moments, held: Moments) -> None:
         kernel = as_matrices(weight.finite_raw_value(), weight.layout)
-        counts = sorted({max(live_count(share, weight.size), 1) for share in grid})
-        errors = [*errors_of(kernel, counts, used, held), 0.0]
-        curves[weight.path] = np.array([*counts, weight.size], float), np.array(errors)
+        counts = [max(live_count(share, weight.size), 1) for share in densities]
+        errors = errors_of(kernel, counts, used, held)
+        own: dict[Any, float] = dict(zip(densities, errors, strict=True))
+        found[weight.path] = own
+        for name, levels in _LEVELS.items():
+            scale = np.abs(kernel).max(axis=-2, keepdims=True) / levels
+            rounded = np.rint(kernel / np.where(scale > 0, scale, 1.0)) * scale
+            own[name] = relative_error(rounded, kernel, (held if held.rows else used).gram)
+        given.extend(() if given else outputs())
+        before = keras.ops.copy(weight.variable.value)
+        try:
+            assign(weight.variable, from_matrices(rounded, weight.shape, weight.layout))
+            lost = sum(np.sum((x - y) ** 2) for x, y in zip(outputs(), given, strict=True))
+        finally:
+            assign(weight.variable, before)
+        whole = own[name] * sum(np.sum(y**2) for y in given)
+        gains[weight.path] = float(lost / whole) if whole > 0 else 0.0
 
     stops = [stop_of(model, weight, functools.partial(record, weight)) for weight in weights]
     sweep(model, batches, stops, verbose)
-    share = _by_error(curves, {weight.path: weight.size for weight in weights}, density)
-    relative = [share[weight.path] for weight in weights]
-    return allocate(weights, density, relative, orthogonal=False)
-
-
-def _by_error(
-    curves: Mapping[str, tuple[np.ndarray, np.ndarray]], sizes: Mapping[str, int], density: float
-) -> dict[str, float]:
-    """Live fractions of the least total error: the steepest parts of the hulls first."""
-    counts, parts = {}, []
-    for path, (at, errors) in curves.items():
-        counts[path], widths = at[0], np.diff(at)
-        # The slopes of a lower convex hull are the rising ones that are nearest to those given.
-        slopes = isotonic_regression(np.diff(errors) / widths, weights=widths).x
-        parts += [(slope, path, more) for slope, more in zip(slopes, widths, strict=True)]
-    left = density * sum(sizes.values()) - sum(counts.values())
-    for _, path, more in sorted(parts):
-        taken = min(more, max(left, 0.0))
-        counts[path] += taken
-        left -= taken
-    return {path: count / sizes[path] for path, count in counts.items()}
+    paths = [weight.path for weight in weights]
+    return Sensitivity({path: found[path] for path in paths}, {path: gains[path] for path in paths})

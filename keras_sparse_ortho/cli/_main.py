@@ -1,4 +1,4 @@
-"""The command line: `kso report`, `kso export`, `kso bench`."""
+"""The command line: `kso shrink`, `kso report`, `kso export`, `kso bench`."""
 
 import argparse
 import json
@@ -24,7 +24,7 @@ Results go to standard output, progress and warnings to standard error.
 
 # Arguments of `export_litert`, and the options that stand for them.
 _NAMES = {"representative_data": "--data", "batch_size": "--batch-size", "path": "output"} | {
-    name: f"--{name}" for name in ("mode", "quantization", "sample", "tolerance")
+    name: f"--{name}" for name in ("mode", "sample", "tolerance")
 }
 
 
@@ -91,6 +91,24 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(title="commands", required=True)
 
+    shrink = commands.add_parser(
+        "shrink",
+        help="a trained model to the smallest LiteRT file that answers as well",
+        description="Tries dense and pruned files on rows that are held out, and writes the "
+        "smallest that keeps the limits; explained in keras_sparse_ortho.export.shrink.",
+    )
+    shrink.add_argument("model", help="a .keras file")
+    shrink.add_argument("--data", required=True, metavar="FILE", help="rows: .npy or .npz")
+    shrink.add_argument("--labels", metavar="FILE", help="their labels: .npy")
+    shrink.add_argument("--out", required=True, metavar="FILE", help=".tflite or .tflite.gz")
+    shrink.add_argument("--max-drop", type=float, default=0.01, help="of the score (default .01)")
+    shrink.add_argument("--max-bytes", type=int)
+    shrink.add_argument("--max-ms", type=float, help="for one row on one thread")
+    shrink.add_argument("--minutes", type=float, default=10.0, help="to try (default 10)")
+    shrink.add_argument("--metric", choices=["agreement", "closeness"])
+    names = {name: f"--{name.replace('_', '-')}" for name in ("max_drop", "max_bytes", "max_ms")}
+    shrink.set_defaults(command=_shrink, names=names | {"data": "--data", "path": "--out"})
+
     report = commands.add_parser(
         "report", help="density, parameters and FLOPs of every kernel of a Keras model"
     )
@@ -111,10 +129,9 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("output", help="the .tflite file to write")
     export.add_argument(
         "--mode",
-        help="small, fast, or a route such as float32 (dense) or int8+blocks; "
+        help="small, gzip, fast, or a route such as float32 (dense) or int8+blocks; "
         "default: the smallest float32 file",
     )
-    export.add_argument("--quantization", choices=["float32", "float16", "dynamic_int8", "int8"])
     export.add_argument("--batch-size", type=int, default=1, metavar="ROWS")
     export.add_argument("--sample", metavar="FILE", help="rows to compare on: .npy or .npz")
     export.add_argument("--data", metavar="FILE", help="rows to calibrate int8 on: .npy or .npz")
@@ -124,9 +141,8 @@ def _parser() -> argparse.ArgumentParser:
 
     bench = commands.add_parser(
         "bench",
-        help="time LiteRT files, with the settings that they need",
-        description="Times files in interleaved rounds, each with the interpreter's settings "
-        "that it needs. Prints the median time of one call.",
+        help="time LiteRT files",
+        description="Times files in interleaved rounds. Prints the median time of one call.",
     )
     bench.add_argument("files", nargs="+", help=".tflite files, also compressed: .gz")
     bench.add_argument("--threads", type=int, nargs="+", default=[1])
@@ -150,6 +166,18 @@ def _report(options: argparse.Namespace, console: Any) -> None:
         Console().print(found)
 
 
+def _shrink(options: argparse.Namespace, console: Any) -> None:
+    from keras_sparse_ortho.export import shrink
+
+    rows, labels = read_rows(options.data), read_rows(options.labels)
+    with console.status("Loading the model"):
+        model = read_keras(options.model)
+    limits = ("max_drop", "max_bytes", "max_ms", "minutes", "metric")
+    given = {name: vars(options)[name] for name in limits}
+    data = rows if labels is None else (rows, labels)
+    print(shrink(model, data, options.out, verbose=True, **given))
+
+
 def _export(options: argparse.Namespace, console: Any) -> None:
     from keras_sparse_ortho.export import export_litert
 
@@ -157,7 +185,7 @@ def _export(options: argparse.Namespace, console: Any) -> None:
     with console.status("Loading the model") as status:
         model = read_keras(options.model)
         status.update("Converting, running and comparing, in other processes")
-        given = {k: vars(options)[k] for k in ("mode", "quantization", "batch_size", "tolerance")}
+        given = {k: vars(options)[k] for k in ("mode", "batch_size", "tolerance")}
         report = export_litert(
             model, options.output, sample=sample, representative_data=data, **given
         )
@@ -170,7 +198,8 @@ def _bench(options: argparse.Namespace, console: Any) -> None:
             "`--threads` must be 1 or more and `--seconds` above 0. "
             f"Received: --threads {options.threads}, --seconds {options.seconds}"
         )
-    from keras_sparse_ortho.export import LiteRTFileError, latencies, load_litert
+    from keras_sparse_ortho.errors import LiteRTFileError
+    from keras_sparse_ortho.export import latencies, load_litert
 
     timings: list[dict[str, Any]] = []
     with console.status("Opening and checking the files") as status:
@@ -184,7 +213,7 @@ def _bench(options: argparse.Namespace, console: Any) -> None:
         for threads in options.threads:
             times = latencies(options.files, threads, options.seconds / len(options.threads))
             for name, one, ms in zip(options.files, opened, times, strict=True):
-                about = {"route": one.route, "xnnpack": one.xnnpack, "batch_size": one.batch_size}
+                about = {"route": one.route, "batch_size": one.batch_size}
                 timings.append({"file": name, "threads": threads, "latency_ms": ms, **about})
     if options.json:
         print(json.dumps(timings, indent=2))
@@ -193,5 +222,4 @@ def _bench(options: argparse.Namespace, console: Any) -> None:
         print(
             f"{row['latency_ms']:.3g} ms a call: {row['file']} ({row['route'] or 'unknown'}), "
             f"{row['threads']} threads, batch {row['batch_size']}"
-            f"{'' if row['xnnpack'] else ', without XNNPACK'}"
         )

@@ -6,25 +6,21 @@ importing this module loads neither.
 
 from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.export._c_array import c_array
-from keras_sparse_ortho.export._candidates import ExportConversionError, ExportVerificationError
-from keras_sparse_ortho.export._explain import ExportFallbackWarning
 from keras_sparse_ortho.export._export_litert import export_litert
-from keras_sparse_ortho.export._flatbuffer import LiteRTFileError
 from keras_sparse_ortho.export._load_litert import LiteRTModel, latencies, load_litert
-from keras_sparse_ortho.export._routes import ExportReport, ExportRouteError, RouteOutcome
+from keras_sparse_ortho.export._routes import ExportReport, RouteOutcome
+from keras_sparse_ortho.export._shrink import ShrinkReport, Trial, shrink
 
 __all__ = [
-    "ExportConversionError",
-    "ExportFallbackWarning",
     "ExportReport",
-    "ExportRouteError",
-    "ExportVerificationError",
-    "LiteRTFileError",
     "LiteRTModel",
+    "ShrinkReport",
+    "Trial",
     "c_array",
     "export_litert",
     "latencies",
     "load_litert",
+    "shrink",
 ]
 
 __getattr__, __dir__ = public_names(__name__, __all__)

@@ -48,6 +48,12 @@ class ZeroBlocks(NamedTuple):
     grid: BlockGrid
     inputs_of: np.ndarray  # the input block of each, by slot
 
+    @property
+    def stored(self) -> int:
+        """Entries of all blocks."""
+        grid = self.grid
+        return math.prod((self.inputs_of.size, grid.rows, grid.cols, *grid.taps))
+
 
 def zero_blocks(kernel: np.ndarray) -> ZeroBlocks | str:
     """The blocks of a kernel `(*taps, inputs, outputs)`, or the reason that there are none.

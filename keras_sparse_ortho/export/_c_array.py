@@ -5,14 +5,14 @@ import re
 from pathlib import Path
 
 from keras_sparse_ortho._files import atomic_write, path_of
+from keras_sparse_ortho.errors import ExportRouteError, LiteRTFileError
 from keras_sparse_ortho.export._flatbuffer import (
-    LiteRTFileError,
+    name_of,
     read_model,
     read_record,
     write_model,
 )
 from keras_sparse_ortho.export._load_litert import read_packed
-from keras_sparse_ortho.export._routes import ExportRouteError
 
 # Those whose kernels LiteRT Micro has: none of sparse encodings, none that quantize in a call.
 _ROUTES = (None, "float32", "float32+blocks", "int8", "int8+blocks")
@@ -40,8 +40,9 @@ def c_array(
         ExportRouteError: if LiteRT Micro has no kernels for the file's route.
         ValueError: if the file is damaged (`LiteRTFileError`), or the name is no identifier.
 
-    Limits: inputs and outputs are float32. On the device `arena_used_bytes()` gives the size of the
-    tensor arena.
+    Limits: inputs and outputs are float32, unless `inference_input_type` and
+    `inference_output_type` of `export_litert` were others; then the header has their scales and
+    zero points. On the device `arena_used_bytes()` gives the size of the tensor arena.
 
     Example:
     >>> from keras_sparse_ortho.export import c_array
@@ -61,8 +62,9 @@ def c_array(
             "that quantize in a call or restore sparse encodings. Export again, with `mode` one of "
             f"these. Received: {given!r} of route {route!r}"
         )
-    content, operators = _in_one_piece(content, given)
+    content, operators, ends = _in_one_piece(content, given)
     calls = "".join(f"//   resolver.Add{one}();\n" for one in operators)
+    calls += "".join(f"// {one}\n" for one in ends)
     rows = (content[k : k + 16] for k in range(0, len(content), 16))
     with atomic_write(target) as stream:
         stream.write(
@@ -77,8 +79,8 @@ def c_array(
     return operators
 
 
-def _in_one_piece(content: bytes, file: str) -> tuple[bytes, tuple[str, ...]]:
-    """The file with all weights inside of the flatbuffer, and its operators as Micro names them."""
+def _in_one_piece(content: bytes, file: str) -> tuple[bytes, tuple[str, ...], list[str]]:
+    """The file in one flatbuffer, operators as Micro names them, and scales of inputs, outputs."""
     from ai_edge_litert import schema_py_generated as schema
 
     names = {code: name for name, code in vars(schema.BuiltinOperator).items()}
@@ -96,4 +98,12 @@ def _in_one_piece(content: bytes, file: str) -> tuple[bytes, tuple[str, ...]]:
         for operator in graph.operators
     }
     words = sorted(used)
-    return content, tuple(w.replace("Lstm", "LSTM").replace("Matmul", "MatMul") for w in words)
+    main = model.subgraphs[0]
+    ends = [
+        f"{name_of(tensor)}: {kind} = round(x / {about.scale[0]:.9g}) + {about.zeroPoint[0]}"
+        for tensor in (main.tensors[k] for k in (*main.inputs, *main.outputs))
+        if (about := tensor.quantization) is not None and about.scale is not None
+        if (kind := {3: "uint8", 9: "int8"}.get(tensor.type))
+    ]
+    operators = tuple(w.replace("Lstm", "LSTM").replace("Matmul", "MatMul") for w in words)
+    return content, operators, ends

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,87 +15,73 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._files import disk_full, is_full
+from keras_sparse_ortho.errors import (
+    ExportConversionError,
+    ExportRouteError,
+    ExportVerificationError,
+)
 from keras_sparse_ortho.export._flatbuffer import WeightZeros, read_weights, with_record
-from keras_sparse_ortho.export._model import full_batches
-from keras_sparse_ortho.export._process import JobError, Worker, converter_backend
-from keras_sparse_ortho.export._routes import ExportRouteError, Route, RouteOutcome
-from keras_sparse_ortho.export._task import Task
+from keras_sparse_ortho.export._process import JobError, converter_backend, shared_worker
+from keras_sparse_ortho.export._routes import Route, RouteOutcome
+from keras_sparse_ortho.export._task import Task, full_batches
+from keras_sparse_ortho.export._tracing import write_traced
 
-_WIDER = 0.1  # of a range: what is beyond is clipped, not rounded
+_KNOWN = ("__main__", "keras", "keras_sparse_ortho")  # modules that are not to be imported
 _LOST = 0.01  # of a kernel's zeros: a tensor that lacks more is not the kernel
-_REBUILD = "RebuildError: "  # of `_worker.py`
-
-converter = Worker  # for conversions; tests keep one, as it loads TensorFlow
-
-
-class ExportConversionError(RuntimeError):
-    """The model could not be turned into a LiteRT file: an operation LiteRT lacks, or a crash."""
-
-
-class ExportVerificationError(RuntimeError):
-    """The LiteRT file crashed, disagreed with Keras, or lost zeros, and was not handed over."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """The difference of two lists of outputs; `error` is the largest, that of `worst_output`.
-
-    `clipped` is the largest share of an output's entries that are outside of the other's range, by
-    more than a tenth of it.
-    """
+    """The difference of two lists of outputs; `error` is the largest, that of `worst_output`."""
 
     max_abs_diff: float
     argmax_agreement: float | None
     error: float
     worst_output: str
-    clipped: float = 0.0
 
 
 @dataclasses.dataclass
 class Candidate:
-    """One route and its verified file, or its failure; the comparison, if the file runs."""
+    """One route and its verified file, or its failure."""
 
     route: Route
     outcome: RouteOutcome
     file: Any = None
-    comparison: Any = None
     failure: Any = None
 
 
-def candidates(task: Task, routes: Sequence[Route], smallest: bool = False) -> list[Candidate]:
+def candidates(
+    task: Task, routes: Sequence[Route], size: Callable[[bytes], int] | None = None
+) -> list[Candidate]:
     """Try each route; a failure is part of the result, but a full disk raises OSError.
 
-    With `smallest`, the files are run from the smallest on, until one runs with XNNPACK.
+    With a `size`, the files are run from the smallest on, until one agrees.
     """
-    if len(routes) == 1 and (refusal := _refusal(task, routes[0])) is not None:
-        return [_failed(routes[0], refusal)]
-    converted = convert(task, [route for route in routes if _refusal(task, route) is None])
-    made = {route: file for route, file in converted.items() if isinstance(file, Path)}
-    found = [_failed(route, e) for route, e in converted.items() if not isinstance(e, Path)]
-    for route in sorted(made, key=lambda one: smallest and made[one].stat().st_size):
-        found.append(_candidate(task, route, made[route]))
-        if smallest and found[-1].outcome.xnnpack:
+    found, made = [], {}
+    fitting = [route for route in routes if task.blocks.found or not route.of_blocks]
+    for route, file in convert(task, fitting).items() if fitting else ():
+        if isinstance(file, Path):
+            made[route] = file
+        else:
+            found.append(_failed(route, file))
+    for route in sorted(made, key=lambda one: size(made[one].read_bytes()) if size else 0):
+        try:
+            found.append(_candidate(task, route, made[route]))
+        except ExportVerificationError as failure:
+            found.append(_failed(route, failure))
+        if size and found[-1].file is not None:
             break
     failures = [str(c.failure) for c in found if c.failure is not None]
     if failures and is_full(task.folder, failures):
         raise disk_full(task.folder.parent, failures[0])
-    return found
+    return found or [_failed(routes[0], _no_blocks(task, routes[0]))]
 
 
-def _failed(route: Route, failure: Exception, comparison: Comparison | None = None) -> Candidate:
-    outcome = RouteOutcome(route.name, str(failure))
-    return Candidate(route, outcome, comparison=comparison, failure=failure)
+def _failed(route: Route, failure: Exception, error: float | None = None) -> Candidate:
+    return Candidate(route, RouteOutcome(route.name, str(failure), error=error), None, failure)
 
 
-def _refusal(task: Task, route: Route) -> ExportRouteError | None:
-    """Why a route cannot work on the model, if it cannot."""
-    if task.trained and route.storage.endswith("int8") and route.encoding == "sp":
-        return ExportRouteError(
-            f"Route '{route.name}' does not keep the integers of `quantize_aware`; use "
-            f"'{route.storage}'. Received: a model with trained integers"
-        )
-    if task.blocks.found or not route.of_blocks:
-        return None
+def _no_blocks(task: Task, route: Route) -> ExportRouteError:
     reasons = [f"'{path}': {why}" for path, why in list(task.blocks.kept.items())[:5]]
     return ExportRouteError(
         f"Route '{route.name}' needs a kernel whose zeros are in whole blocks, as drawn with "
@@ -108,85 +94,110 @@ def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
     """The verified file of a route, with its record."""
     allowed = task.allowed(route)
     file = task.folder / f"{route.name}.verified.tflite"
-    shapes = ([task.signature.batch_size, *want.shape[1:]] for want in task.want)
     record = {
         "route": route.name,
         "model": task.model.name,
         "inputs": task.signature.specs,
-        "outputs": [{"name": n, "shape": s} for n, s in zip(task.names, shapes, strict=True)],
-        "xnnpack": route.xnnpack,
+        "outputs": [{"name": name} for name in task.names],
     }
     try:
         content = with_record(converted.read_bytes(), record)
-        file.write_bytes(content)
-        got = litert_outputs(file, task, route.xnnpack)
-        comparison = compare(task.names, task.want, got, route.measure)
-        if not comparison.error <= allowed:
-            text = (
-                f"The file must agree with Keras to {allowed:g} ({route.measure} error, see "
-                f"`tolerance`). Received: error={comparison.error:.3g} at output "
-                f"`{comparison.worst_output}`, maximal difference {comparison.max_abs_diff:.3g}, "
-                f"on {len(task.sample[0])} rows ({task.origin})"
-            )
-            return _failed(route, ExportVerificationError(text), comparison)
-        # The zeros between blocks are not in the file at all.
-        found, kept = task.blocks if route.of_blocks else ({}, {})
-        kernels = {path: value for path, value in task.kernels.items() if path not in found}
-        folded = find_zeros(kernels, read_weights(content))
-    except ExportVerificationError as failure:
-        return _failed(route, failure)
-    except Exception as failure:
-        text = f"{type(failure).__name__}: {failure}"  # the schema's reader cannot follow the file
-        text = f"The converted file must be readable. Received: {text}"
-        return _failed(route, ExportVerificationError(text))
-    error, most = comparison.error, comparison.max_abs_diff
+        weights = read_weights(content)
+    except Exception as error:  # the schema's reader cannot follow the file
+        text = f"The converted file must be readable. Received: {type(error).__name__}: {error}"
+        raise ExportVerificationError(text) from None
+    file.write_bytes(content)
+    found = compare(task.names, task.want, litert_outputs(file, task), route.measure)
+    if not found.error <= allowed:
+        text = (
+            f"The file must agree with Keras to {allowed:g} ({route.measure} error, see "
+            f"`tolerance`). Received: error={found.error:.3g} at output `{found.worst_output}`, "
+            f"maximal difference {found.max_abs_diff:.3g}, on {len(task.sample[0])} rows "
+            f"({task.origin})"
+        )
+        return _failed(route, ExportVerificationError(text), found.error)
+    # The zeros between blocks are not in the file at all.
+    blocks, kept = task.blocks if route.of_blocks else ({}, {})
+    kernels = {path: value for path, value in task.kernels.items() if path not in blocks}
     outcome = RouteOutcome(
-        route.name, None, len(content), error, allowed, most, route.xnnpack, None, kept, folded
+        route.name,
+        bytes=len(content),
+        error=found.error,
+        tolerance=allowed,
+        max_abs_diff=found.max_abs_diff,
+        argmax_agreement=found.argmax_agreement,
+        kept=kept,
+        left_out=sum(task.kernels[path].size - own.stored for path, own in blocks.items()),
+        folded=find_zeros(kernels, weights),
     )
-    return Candidate(route, outcome, file, comparison)
+    return Candidate(route, outcome, file)
 
 
 # --- conversion -----------------------------------------------------------------------------------
 
 
 def convert(task: Task, routes: Sequence[Route]) -> dict[Route, Path | ExportConversionError]:
-    """An unverified file, or an error, for each route; raises if the model cannot be rebuilt."""
-    saved, unsaved = task.folder / "plain.keras", None
-    common: dict[str, Any] = {"keras_file": str(saved), "modules": _modules_of_custom_objects()}
+    """An unverified file, or an error, for each route."""
+    common: dict[str, Any] = {"inputs": task.signature.specs, "ends": task.ends}
     if task.calibrating is not None:
         common["representative"] = str(task.folder / "representative.npz")
         np.savez(common["representative"], *task.calibrating)
     files: dict[Route, Path | ExportConversionError] = {}
-    failed: dict[str, JobError] = {}  # by path of what could not be traced
-    with converter() as worker, contextlib.ExitStack() as stack:
-        folder = str(task.folder)
-        if set("*?[\\") & set(task.folder.as_posix()):  # TensorFlow takes the path for a glob
-            folder = stack.enter_context(tempfile.TemporaryDirectory())
-        try:
-            task.model.save(saved)
-        except Exception as error:  # any: a custom class may do anything in get_config
-            unsaved = JobError(f"{_REBUILD}{type(error).__name__}: {error}")
+    failed: dict[str, Exception] = {}  # by path of what could not be traced
+    with tempfile.TemporaryDirectory() as folder:  # TensorFlow takes other names for patterns
         for route in routes:
             form = {"of_blocks": route.of_blocks, "rows_apart": route.rows_apart}
             form["marked"] = task.has_ranges and route.needs_data
             path = os.path.join(folder, "_".join(key for key in form if form[key]) or "plain")
-            traced = {"path": path, "inputs": task.signature.specs, **form}
-            traced |= {"nesting": task.signature.nesting, "output_names": task.names}
             file = task.folder / f"{route.name}.tflite"
-            job = common | {"traced": traced, "storage": route.storage, "result": str(file)}
-            job["sparse"] = route.encoding == "sp"
-            failure = None if os.path.exists(path) else failed.get(path) or unsaved
-            failure = failure or _run(worker, task, "convert", **job)
-            if failure is not None and str(failure).startswith(_REBUILD):
-                _trace_here(task, failure, traced)
-                failure = _run(worker, task, "convert", **job)
-            if failure is not None and not os.path.exists(path):
-                failed[path] = failure
-            files[route] = file if failure is None else _conversion_error(task, route, failure)
+            job = common | {"path": path, "storage": route.storage, "result": str(file)}
+            try:
+                if path in failed:
+                    raise failed[path]
+                if not os.path.exists(path):
+                    _trace(task, path, form)
+                sparse = route.encoding == "sp"
+                shared_worker().run("convert", task.timeout, sparse=sparse, **job)
+                files[route] = file
+            except Exception as error:  # any: a layer may do anything
+                if not os.path.exists(path):
+                    failed[path] = error
+                files[route] = _conversion_error(task, route, error)
     return files
 
 
-def _conversion_error(task: Task, route: Route, failure: JobError) -> ExportConversionError:
+def _trace(task: Task, path: str, form: dict[str, bool]) -> None:
+    """Writes what the converter takes: here, or in the worker if that has another backend.
+
+    On JAX the worker does it, too, where weights lie on several devices.
+    """
+    traced = {"inputs": task.signature.specs, "nesting": task.signature.nesting}
+    traced |= {"output_names": task.names, "path": path, **form}
+    own = converter_backend()
+    if keras.backend.backend() == own and keras.distribution.distribution() is None:
+        write_traced(task.model, **traced)
+        return
+    saved, modules = task.folder / "plain.keras", _modules_of_custom_objects()
+    try:
+        if not saved.exists():
+            task.model.save(saved)
+            if modules:
+                shared_worker().close()  # which may have imported them before they were edited
+        job = {"keras_file": str(saved), "modules": modules, **traced}
+        shared_worker().run("trace", task.timeout, **job)
+    except Exception as error:  # any: a custom class may do anything in get_config
+        title = {"tensorflow": "TensorFlow", "jax": "JAX"}[own]
+        raise ExportConversionError(
+            f"Model '{task.model.name}' could not be rebuilt on the {title} backend in a new "
+            "process. Its custom classes must be importable there (not defined in "
+            f"`__main__`) and serializable; otherwise export on the {title} backend. "
+            f"Received: {str(error)[:1000]}"
+        ) from None
+
+
+def _conversion_error(task: Task, route: Route, failure: Exception) -> ExportConversionError:
+    if isinstance(failure, ExportConversionError):
+        return failure
     missing = re.findall(r"(?:TF Select|Custom) ops: (.+)", str(failure))
     if missing:
         return ExportConversionError(
@@ -200,36 +211,14 @@ def _conversion_error(task: Task, route: Route, failure: JobError) -> ExportConv
     )
 
 
-def _trace_here(task: Task, failure: JobError, traced: dict[str, Any]) -> None:
-    """Traces a model whose classes exist in this process only; raises on another backend."""
-    if keras.backend.backend() != converter_backend():
-        title = {"tensorflow": "TensorFlow", "jax": "JAX"}[converter_backend()]
-        raise ExportConversionError(
-            f"Model '{task.model.name}' could not be rebuilt on the {title} backend in a new "
-            "process. Its custom classes must be importable there (not defined in "
-            f"`__main__`) and serializable; otherwise export on the {title} backend. "
-            f"Received: {str(failure).removeprefix(_REBUILD)[:1000]}"
-        )
-    from keras_sparse_ortho.export._tracing import write_traced
-
-    write_traced(task.model, **traced)
-
-
-def _run(worker: Worker, task: Task, job: str, **arguments: Any) -> JobError | None:
-    try:
-        worker.run(job, task.timeout, **arguments)
-    except JobError as error:
-        return error
-    return None
-
-
 def _modules_of_custom_objects() -> list[str]:
     """Modules that registered something with Keras and that a new process could import."""
     registered = [*keras.saving.get_custom_objects().values()]
+    names = {str(getattr(value, "__module__", "")) for value in registered}
     found = []
-    for name in sorted({str(getattr(value, "__module__", "")) for value in registered}):
+    for name in sorted(name for name in names if name.partition(".")[0] not in _KNOWN):
         with contextlib.suppress(ImportError, ValueError):  # an empty name, for example
-            if name != "__main__" and importlib.util.find_spec(name):
+            if importlib.util.find_spec(name):
                 found.append(name)
     return found
 
@@ -237,20 +226,19 @@ def _modules_of_custom_objects() -> list[str]:
 # --- verification ---------------------------------------------------------------------------------
 
 
-def litert_outputs(file: Path, task: Task, xnnpack: bool = True) -> list[np.ndarray]:
+def litert_outputs(file: Path, task: Task) -> list[np.ndarray]:
     """The outputs of a LiteRT file on the sample."""
     batches = full_batches(task.sample, task.signature.batch_size)
     rows, result = file.with_suffix(".sample.npz"), file.with_suffix(".outputs.npz")
     np.savez(rows, *[np.concatenate(pieces) for pieces in zip(*batches, strict=True)])
-    job = {"file": str(file), "xnnpack": xnnpack, "sample": str(rows), "result": str(result)}
+    job = {"file": str(file), "sample": str(rows), "result": str(result)}
     named = {"inputs": task.signature.specs, "output_names": task.names}
-    with Worker() as worker:
-        failure = _run(worker, task, "run", **job, **named)
-    if failure is not None:
+    try:
+        shared_worker().run("run", task.timeout, **job, **named)
+    except JobError as error:
         raise ExportVerificationError(
-            "The file must run in ai-edge-litert's interpreter, in a subprocess. Received: "
-            f"{failure} ({'with' if xnnpack else 'without'} XNNPACK)"
-        )
+            f"The file must run in ai-edge-litert's interpreter, in a subprocess. Received: {error}"
+        ) from None
     with np.load(result) as data:
         return [data[f"arr_{i}"][: len(task.sample[0])] for i in range(len(task.names))]
 
@@ -264,7 +252,7 @@ def compare(
     `"rms"`, steady where int8 clips single values, is sqrt(mean d^2) / sqrt(mean y^2). A value that
     is not finite makes the error infinite.
     """
-    diffs, errors, agreements, clipped = [], [], [], []
+    diffs, errors, agreements = [], [], []
     for name, y, z in zip(names, want, got, strict=True):
         if y.shape != z.shape:
             raise ExportVerificationError(
@@ -281,13 +269,11 @@ def compare(
         else:
             scale = float(np.sqrt(np.mean(y**2)))
             errors.append(float(np.sqrt(np.mean(diff**2))) / (scale or 1.0))
-        margin = _WIDER * (z.max() - z.min())
-        clipped.append(float(np.mean((y > z.max() + margin) | (y < z.min() - margin))))
         if y.ndim == 2 and y.shape[1] > 1:
             agreements.append(float(np.mean(y.argmax(1) == z.argmax(1))))
     worst = int(np.argmax(errors))
     agreement = min(agreements) if agreements else None
-    return Comparison(max(diffs), agreement, errors[worst], names[worst], max(clipped))
+    return Comparison(max(diffs), agreement, errors[worst], names[worst])
 
 
 def find_zeros(kernels: dict[str, np.ndarray], weights: Iterable[WeightZeros]) -> tuple[str, ...]:

@@ -1,9 +1,8 @@
-"""What `export_litert` says of rows, files and routes: warnings, and where an error starts."""
+"""What `export_litert` says of rows and of files that are wrong: where an error starts."""
 
 import contextlib
 import copy
 import warnings
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,37 +10,31 @@ import keras
 
 from keras_sparse_ortho._keras_internals import computes_its_graph, graph_calls, graph_ends
 from keras_sparse_ortho._values import to_numpy
+from keras_sparse_ortho.errors import ExportVerificationError
 from keras_sparse_ortho.export._candidates import (
     Candidate,
-    ExportVerificationError,
     compare,
     convert,
     litert_outputs,
 )
-from keras_sparse_ortho.export._model import keras_outputs
 from keras_sparse_ortho.export._routes import Route
-from keras_sparse_ortho.export._task import Task
-from keras_sparse_ortho.quantization import biases_are_rounded, fixed_ranges, innermost, ranges_of
+from keras_sparse_ortho.export._task import Task, keras_outputs
+from keras_sparse_ortho.quantization import innermost, ranges_of
 
-_AS_TRAINED = 0.01  # rms: files of trained integers whose biases are rounded are closer to Keras
-_CLIPPED = 0.05  # of the outputs
-_LOST = 0.25  # rms: ranges that fit the data change the outputs by less
 _REMEDIES = {
     "float32": "Raise `tolerance` if such a difference is acceptable.",
-    "float16": "Try quantization=None (float32): float16 ends at 65504.",
-    "dynamic_int8": 'Try quantization="float16".',
+    "float16": "Try mode=None (float32): float16 ends at 65504.",
+    "dynamic_int8": 'Try mode="float16".',
+    "dynamic_int4": 'Try mode="dynamic_int8", or train with quantize_aware(model, "int4", None).',
+    "int4": 'Try mode="int8", or train with quantize_aware(model, "int4").',
 }
-
-
-class ExportFallbackWarning(UserWarning):
-    """Routes of a mode gave wrong files, or the file that was taken needs XNNPACK off."""
 
 
 # --- warnings -------------------------------------------------------------------------------------
 
 
 def warn_of_rows(task: Task) -> None:
-    """Warns of calibration rows, or of trained ranges, that do not fit the data."""
+    """Warns of calibration rows, or of trained ranges, that cannot be right."""
     if task.doubts and task.calibrating is not None:
         low = min(float(array.min()) for array in task.calibrating)
         high = max(float(array.max()) for array in task.calibrating)
@@ -52,8 +45,6 @@ def warn_of_rows(task: Task) -> None:
             f"Received: values from {low:.3g} to {high:.3g}",
             stacklevel=3,
         )
-    if not task.has_ranges:
-        return
     empty = [own.path for own in ranges_of(task.model) if to_numpy(own.high) == to_numpy(own.low)]
     if empty:
         warnings.warn(
@@ -61,73 +52,6 @@ def warn_of_rows(task: Task) -> None:
             f"there: call the model on real data with training=True. Received: {empty[:5]}",
             stacklevel=3,
         )
-    elif task.chosen:
-        with fixed_ranges(task.model, lambda x, *_: x):  # in floats
-            _, floats = keras_outputs(task.model, task.signature, task.sample)
-        lost = compare(task.names, floats, task.want, "rms").error
-        if lost > _LOST:
-            warnings.warn(
-                f"Rounding activations changes Keras' own outputs by {lost:.0%} on these rows: the "
-                "ranges were trained on other data, or are so wide that their steps are coarse. "
-                "Train on data scaled as these rows are, or leave layers in floats (`exclude`). "
-                f"Received: {len(task.sample[0])} rows ({task.origin})",
-                stacklevel=3,
-            )
-
-
-def warn_of_routes(tried: Iterable[Candidate]) -> None:
-    """Warns of files that were made and then refused: they crash, or differ from Keras."""
-    # Those of the converter's own sparsity are known to fail on some models.
-    wrong = {
-        one.route.name: str(one.failure).split("Received: ")[-1]
-        for one in tried
-        if isinstance(one.failure, ExportVerificationError) and one.route.encoding != "sp"
-    }
-    if wrong:
-        warnings.warn(
-            "Files of some routes were made and then refused. That is a fault of the converter or "
-            "the interpreter, or of calibration rows that do not fit; "
-            f"mode={next(iter(wrong))!r} exports by such a route and names the layer where the "
-            f"difference starts. Received: {'; '.join(map(': '.join, wrong.items()))}",
-            ExportFallbackWarning,
-            stacklevel=3,
-        )
-
-
-def warn_of_file(task: Task, taken: Candidate, model: keras.Model) -> None:
-    """Warns of a file that needs XNNPACK off, clips, or differs from what was trained."""
-    error, clipped = taken.comparison.error, taken.comparison.clipped
-    if not taken.outcome.xnnpack:
-        warnings.warn(
-            f"The file of route '{taken.route.name}' runs without XNNPACK only, and a default "
-            "interpreter crashes on it. Open it with `load_litert`, which reads the setting "
-            "from the file.",
-            ExportFallbackWarning,
-            stacklevel=3,
-        )
-    if not task.has_ranges and clipped > _CLIPPED:
-        warnings.warn(
-            f"{clipped:.0%} of the outputs are clipped: they are beyond the range that the file "
-            "has from `representative_data`. Give more rows, with outputs as large. "
-            f"Received: route '{taken.route.name}', compared on {task.origin}",
-            stacklevel=3,
-        )
-    if not task.has_ranges or error <= _AS_TRAINED:
-        return
-    if biases_are_rounded(model):
-        reason = f"the difference starts at {error_source(task, taken.route, error / 2)[1]}"
-        advice = "Measure accuracy with `load_litert`, or leave that layer in floats (`exclude`)."
-    else:
-        reason = "biases are rounded in steps that are coarse, most of all with int4"
-        advice = (
-            "Call keras_sparse_ortho.quantization.round_biases(model) when training has ended, "
-            "and measure accuracy after it."
-        )
-    warnings.warn(
-        f"The file has the trained integers, and yet differs from Keras by {error:.2%}: {reason}. "
-        f"{advice}",
-        stacklevel=3,
-    )
 
 
 # --- where an error starts ------------------------------------------------------------------------
@@ -136,7 +60,7 @@ def warn_of_file(task: Task, taken: Candidate, model: keras.Model) -> None:
 def explained(task: Task, tried: Candidate) -> Exception:
     """The failure of a route, with the layer where the error starts and what to try instead."""
     route, failure = tried.route, tried.failure
-    if tried.comparison is None:  # it does not run, or lost zeros
+    if tried.outcome.error is None:  # it does not run, or lost zeros
         return failure
     layer, source = error_source(task, route, task.allowed(route) / 2)
     where = "" if layer is None else f"The difference starts at {source}. "

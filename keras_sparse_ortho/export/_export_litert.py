@@ -12,11 +12,12 @@ import keras
 from keras_sparse_ortho._checks import check_integer, other_keywords
 from keras_sparse_ortho._files import path_of, staging
 from keras_sparse_ortho.export._candidates import Candidate, candidates
-from keras_sparse_ortho.export._explain import explained, warn_of_file, warn_of_routes, warn_of_rows
+from keras_sparse_ortho.export._explain import explained, warn_of_rows
 from keras_sparse_ortho.export._flatbuffer import read_weights
 from keras_sparse_ortho.export._load_litert import latencies
 from keras_sparse_ortho.export._process import converter_backend, is_missing, require
 from keras_sparse_ortho.export._routes import (
+    ENDS,
     MODES,
     ExportReport,
     installed_versions,
@@ -36,12 +37,13 @@ def export_litert(
     path: str | os.PathLike[str],
     *,
     mode: str | None = None,
-    quantization: str | None = None,
     representative_data: Any = None,
     batch_size: int = 1,
     sample: Any = None,
     tolerance: float | None = None,
     timeout: float = 600.0,
+    inference_input_type: str = "float32",
+    inference_output_type: str = "float32",
 ) -> ExportReport:
     """Exports a model as a LiteRT (TFLite) file, verified.
 
@@ -51,28 +53,29 @@ def export_litert(
     the file with XNNPACK, its default, and the outputs are compared with Keras'. The file appears
     at `path` only if it agrees and no zero of a kernel was lost; otherwise an older file stays.
 
-    A route is a storage (float32, float16, dynamic_int8, int8), either dense or with one of these
-    sparse encodings. `+blocks` (all storages) is for kernels whose zeros leave whole blocks, drawn
-    with `Block(32, 32, regular=True)`: the live blocks are gathered, and multiplied by one grouped
-    convolution, in Dense, EinsumDense, Conv1D and Conv2D layers. `+sp` (all but int8) is
-    TensorFlow's EXPERIMENTAL_SPARSITY: files are smaller, for unstructured masks as well, but
-    mostly no faster, and those of dynamic_int8+sp run without XNNPACK only.
+    A route is a storage (float32, float16, dynamic_int8, dynamic_int4, int8, int4), either dense or
+    with one of these sparse encodings. `+blocks` (all but int4) is for kernels whose zeros leave
+    whole blocks, drawn with `Block(32, 32, regular=True)`: the live blocks are gathered, and
+    multiplied by one grouped convolution, in Dense, EinsumDense, Conv1D and Conv2D layers. `+sp`
+    (float32, float16) is TensorFlow's EXPERIMENTAL_SPARSITY: files are smaller, for unstructured
+    masks as well, but mostly no faster.
 
     Args:
         model: A built functional, Sequential or subclassed Keras model, with or without our
             wrappers. Every dimension of its inputs but the batch must be known.
         path: Where to write the file, usually `*.tflite`; its folder must exist.
         mode: `None`: the smallest float32 file, with a sparse encoding if the model has zeros for
-            one; with a `quantization`, its dense file. `"small"`: the verified route with the
-            fewest bytes, whatever its storage. `"fast"`: the least latency on this machine,
-            measured on one thread; of those within 5% of it the smallest. Or the name of a route,
-            such as `"float32"` (dense) or `"int8+blocks"`.
-        quantization: How weights are stored; a mode tries routes of this storage only.
-            `"float32"`; `"float16"`: half the size. `"dynamic_int8"`: weights of 1024 and more
-            entries as int8, activations quantized on the fly. `"int8"`: weights and activations as
-            int8, with float32 inputs and outputs.
-        representative_data: For `"int8"` only, which needs it (modes that choose the storage
-            try static int8 only with it), unless the model has ranges from `quantize_aware`:
+            one. `"small"`: the verified route with the fewest bytes, whatever its storage;
+            `"gzip"`: the one with the fewest under gzip.
+            `"fast"`: the least latency on this machine, measured on one thread; of those within 5%
+            of it the smallest. Or the name of a route, such as `"int8+blocks"`: `"float32"`;
+            `"float16"`: half the size; `"dynamic_int8"`: weights of 1024 and more entries as int8,
+            activations quantized on the fly; `"int8"`: weights and activations as int8;
+            `"dynamic_int4"`, `"int4"`: the same with kernels of Dense layers in 4 bits, or 2 for
+            ternary ones (dynamic only). These are for kernels of `quantize_aware`; kernels that
+            it has rounded to 8 bits, or left out, stay int8.
+        representative_data: For `"int8"` and `"int4"` only, which need it (`"small"` and `"fast"`
+            try them only with such data), unless the model has ranges from `quantize_aware`:
             arrays of shape `(rows, *input shape)`, nested like the inputs or a dict by input name,
             to calibrate the activations on; `(x, y)` or a data set work as well. 100 to 500 rows of
             real data are usual. From 16 rows on, one in four (at most 32) is held out for the
@@ -86,8 +89,11 @@ def export_litert(
         tolerance: The largest error that passes, in the measure of the route. Let d be
             the difference of one output y. float32: max|d| / max(1, max|y|), default 1e-5. The
             others: sqrt(mean d^2) / sqrt(mean y^2), default 5e-3 for float16, 0.1 for dynamic
-            int8, 0.25 for int8; a wrong file has 1 or more.
+            int8 and int4, 0.25 for int8; a wrong file has 1 or more.
         timeout: Seconds that the conversion by one route, or one run of a file, may take.
+        inference_input_type: `"float32"`; with `"int8"` and `"int4"` also `"int8"` or `"uint8"`,
+            for devices without floats. `load_litert` takes and gives floats.
+        inference_output_type: The same of the outputs.
 
     Returns:
         The `ExportReport`: sizes, zeros of each weight, differences, every route tried.
@@ -101,8 +107,7 @@ def export_litert(
             lacks) or crashes.
         ExportVerificationError: if the file crashes, disagrees, or lost zeros. The message names
             the layer of a functional model where the difference starts, and what to try. A mode
-            takes the next file instead, and an `ExportFallbackWarning` says which routes gave
-            wrong files, or that the file taken runs without XNNPACK only.
+            takes the next file instead; the report has the reason.
         OSError: if the file cannot be written, or the disk is full.
 
     Limits: The whole model must run on LiteRT's built-in operations. Models of mixed or half
@@ -131,17 +136,25 @@ def export_litert(
     batch_size = check_integer("batch_size", batch_size)
     target = check_path(path)
     trained = has_trained_ranges(model)
-    routes = routes_of(mode, quantization, representative_data is not None or trained)
-    if mode not in MODES or quantization is not None:
+    routes = routes_of(mode, representative_data is not None or trained)
+    ends = inference_input_type, inference_output_type
+    static = all(route.needs_data for route in routes)
+    if not set(ends) <= set(ENDS if static else ENDS[:1]):
+        raise ValueError(
+            f"`inference_input_type` and `inference_output_type` must be of {ENDS}, and 'float32' "
+            f"but with a mode of static integers, such as 'int8'. Received: {ends}, mode={mode!r}"
+        )
+    if mode not in MODES:
         # With trained ranges, data are rows to compare on.
         needs, has = routes[0].needs_data, representative_data is not None
         if needs != has and not (trained and needs):
             raise ValueError(
                 f"`representative_data` is {'needed' if needs else 'unused'} with "
-                f"{routes[0].storage!r}. Received: {representative_data=!r:.60}"
+                f"mode={mode!r}. Received: {representative_data=!r:.60}"
             )
     of_blocks = any(route.of_blocks for route in routes)
     task = Task(model, batch_size, sample, representative_data, tolerance, timeout, of_blocks)
+    task.ends = ends
     warn_of_rows(task)
     encoded = any((value == 0).mean() >= _LEAST_ZEROS for value in task.kernels.values())
     if mode is None and not encoded:
@@ -149,36 +162,35 @@ def export_litert(
     # On the same file system as the target, so that the last step is one atomic rename.
     with staging(target.parent, target.name) as folder:
         task.folder = folder
-        tried = candidates(task, routes, smallest=mode in (None, "small"))
+        tried = candidates(task, routes, {None: len, "small": len, "gzip": _zipped}.get(mode))
         good = [c for c in tried if c.file is not None]
         if not good:
             raise explained(task, next(c for c in tried if c.route == routes[0]))
-        # Where possible one that runs with XNNPACK, as a default interpreter does.
-        good = [c for c in good if c.outcome.xnnpack] or good
         taken = good[0]
         if mode == "fast":
             times = latencies([c.file for c in good], timeout=timeout)
             for one, ms in zip(good, times, strict=True):
                 one.outcome = dataclasses.replace(one.outcome, latency_ms=ms)
             taken = choose(good)
-        if len(routes) > 1:
-            warn_of_routes(tried)
-        warn_of_file(task, taken, model)
         content = taken.file.read_bytes()
         report = ExportReport(
-            taken.outcome,
+            **vars(taken.outcome),
             path=str(target),
             mode=mode,
-            gzip_bytes=len(gzip.compress(content, compresslevel=6)),  # 9 saves 2%
+            gzip_bytes=_zipped(content),
             weights=read_weights(content),
-            argmax_agreement=taken.comparison.argmax_agreement,
             sample_rows=len(task.sample[0]),
             compared_on=task.origin,
+            ends=ends,
             versions=installed_versions(),
             routes=tuple(c.outcome for c in tried),
         )
         os.replace(taken.file, target)
     return report
+
+
+def _zipped(content: bytes) -> int:
+    return len(gzip.compress(content, compresslevel=6))  # 9 saves 2%
 
 
 def choose(timed: Sequence[Candidate]) -> Candidate:

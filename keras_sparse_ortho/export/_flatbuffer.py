@@ -14,10 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from keras_sparse_ortho.errors import LiteRTFileError
+
 _IDENTIFIER = b"TFL3"
 MARK = "kso_range_"  # of an extra output of a float32 file: a number and two doubles in hex follow
 _ALIGNMENT = 16  # required of the data of a buffer by the schema (`force_align`)
 _DTYPES = {"FLOAT32": "<f4", "FLOAT16": "<f2", "INT8": "i1", "UINT8": "u1", "INT16": "<i2"}
+_DTYPES |= {"INT4": "i1", "INT2": "i1"}
+_ELEMENTWISE = ("ADD", "SUB", "MUL", "DIV")
+_PACKED = {"INT4": 4, "INT2": 2}  # bits of an entry
 
 _NAME = "keras_sparse_ortho"
 _BLANK = b"0" * 64
@@ -31,10 +36,6 @@ _TRACES = (
 )
 
 
-class LiteRTFileError(ValueError):
-    """A file that is not a LiteRT file, or is damaged or edited."""
-
-
 @dataclasses.dataclass(frozen=True)
 class WeightZeros:
     """One constant of rank 2 or more in the file.
@@ -42,7 +43,7 @@ class WeightZeros:
     Attributes:
         name: Name of the tensor in the file (the converter's, not the Keras path).
         shape: Shape in LiteRT's layout: `(out, in)` for a Dense kernel.
-        dtype: How an entry is stored: "float32", "float16", "int8"...
+        dtype: How an entry is stored: "float32", "float16", "int8", "int4"...
         size: Number of entries.
         zeros: Entries whose value is exactly 0.0; in quantized tensors, those at the zero point.
         sparse: Whether only the live entries, or blocks of them, are stored.
@@ -114,14 +115,24 @@ def name_of(tensor: Any) -> str:
 
 
 def read_weights(content: bytes) -> tuple[WeightZeros, ...]:
-    """The weights: constants of rank 2 and more, but no integers without a scale."""
+    """The weights: constants of rank 2 and more, but no integers without a scale.
+
+    Vectors that are added or multiplied, such as those of a LayerNormalization, are none.
+    """
     from ai_edge_litert import schema_py_generated as schema
 
     model = read_model(content)
     type_names = {code: name for name, code in vars(schema.TensorType).items()}
-    found, seen = [], set()
-    for tensor in (tensor for graph in model.subgraphs for tensor in graph.tensors):
-        dtype = _DTYPES.get(type_names.get(tensor.type, ""))
+    elementwise = {getattr(schema.BuiltinOperator, name) for name in _ELEMENTWISE}
+    found, seen, tensors, read = [], set(), [], set()
+    for graph in model.subgraphs:
+        tensors += graph.tensors
+        for op in graph.operators:
+            if model.operatorCodes[op.opcodeIndex].builtinCode in elementwise:
+                read |= {id(graph.tensors[k]) for k in op.inputs}
+    for tensor in tensors:
+        kind = type_names.get(tensor.type, "")
+        dtype, bits = _DTYPES.get(kind), _PACKED.get(kind)
         data, sparse = model.buffers[tensor.buffer].data, tensor.sparsity is not None
         # The bodies of loops share constants with the main graph.
         if dtype is None or tensor.buffer in seen or len(tensor.shape) < 2:
@@ -130,8 +141,14 @@ def read_weights(content: bytes) -> tuple[WeightZeros, ...]:
         if data is None and not sparse:
             continue
         shape = tuple(int(size) for size in tensor.shape)
-        stored = np.asarray([] if data is None else data, np.uint8).view(dtype)
-        stored = stored if sparse else stored.reshape(shape)
+        size = math.prod(shape)
+        if id(tensor) in read and size == max(shape):
+            continue
+        stored = np.asarray([] if data is None else data, np.uint8)
+        if bits is not None:  # the first entry is in the lowest bits; what counts is which are zero
+            parts = [(stored >> k) % 2**bits for k in range(0, 8, bits)]
+            stored = np.stack(parts, axis=-1).reshape(-1)[:size]
+        stored = stored.view(dtype) if sparse else stored.view(dtype).reshape(shape)
         zero: Any = 0
         if stored.dtype.kind in "iu":
             about = tensor.quantization
@@ -143,9 +160,9 @@ def read_weights(content: bytes) -> tuple[WeightZeros, ...]:
             zero = zero.max() if sparse or zero.size == 1 else zero.reshape(axes)
         if data is not None:
             seen.add(tensor.buffer)
-        size = math.prod(shape)
         zeros = size - int(np.count_nonzero(stored != zero))
-        found.append(WeightZeros(name_of(tensor), shape, stored.dtype.name, size, zeros, sparse))
+        name = stored.dtype.name if bits is None else kind.lower()
+        found.append(WeightZeros(name_of(tensor), shape, name, size, zeros, sparse))
     return tuple(found)
 
 
@@ -191,8 +208,7 @@ def read_record(content: bytes, path: str) -> dict[str, Any] | None:
         names = [[one["name"] for one in record[key]] for key in ("inputs", "outputs")]
         texts = (record.get("route") or "", record.get("model") or "", *names[0], *names[1])
         if not (
-            isinstance(record["xnnpack"], bool)
-            and all(isinstance(one, str) for one in texts)
+            all(isinstance(one, str) for one in texts)
             and all(len(set(some)) == len(some) > 0 for some in names)
         ):
             raise ValueError("other values")

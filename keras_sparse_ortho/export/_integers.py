@@ -8,7 +8,7 @@ ranges of activations that it has trained.
 import contextlib
 import copy
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,12 @@ from keras_sparse_ortho.export._flatbuffer import MARK, name_of, read_model, wri
 Range = tuple[float, float]
 Batches = Iterable[dict[str, np.ndarray]]
 
-_MOST = 127
 _EXACT = 1e-3  # of a step, by which a rounded weight may differ from a multiple of it
-_LEAST = {"float16": 128, "dynamic_int8": 1024, "int8": 256}  # entries of a constant
+_FEW = 256  # entries: smaller kernels may be whole steps by chance
+_LEAST = {"float16": 128, "dynamic": 1024, "static": 256}  # entries of a constant
+# Bits in which a storage holds the kernels of Dense layers where it can. XNNPACK takes no others:
+# LiteRT's own convolutions of 4 bits are slow and differ from Keras, those of 2 compute infinities.
+_NARROW = {"dynamic_int4": (2, 4), "int4": (4,)}
 # Operations whose output has the range of their input, and those whose range LiteRT knows.
 _PASS_ON = (
     *("RESHAPE", "TRANSPOSE", "SQUEEZE", "EXPAND_DIMS", "BROADCAST_TO", "SLICE", "STRIDED_SLICE"),
@@ -33,8 +36,10 @@ _PASS_ON = (
 _FIXED = {"SOFTMAX": (0, 255 / 256), "LOGISTIC": (0, 255 / 256), "TANH": (-1, 127 / 128)}
 
 
-def in_storage(content: bytes, storage: str, batches: Batches | None) -> bytes:
-    """A float32 file in the storage of a route.
+def in_storage(
+    content: bytes, storage: str, batches: Batches | None, ends: Sequence[str] = ("float32",) * 2
+) -> bytes:
+    """A float32 file in the storage of a route, with inputs and outputs of two types.
 
     The ranges of activations come from `batches`, or from the marks of the file without. What has
     no range is computed in floats.
@@ -43,43 +48,45 @@ def in_storage(content: bytes, storage: str, batches: Batches | None) -> bytes:
         return content
     if storage == "float16":
         return _narrowed(content, storage)
-    recipe = [_entry(".*", "*", _settings(storage))]
+    kind = "dynamic" if storage.startswith("dynamic") else "static"
+    recipe = [_entry(".*", "*", _settings(kind))]
+    model = read_model(content)
     ranges: dict[str, Range] = {}
-    if storage == "int8":
-        model = read_model(content)
+    floats: list[tuple[Any, Any]] = []
+    if kind == "static":
         _plain_gathers(model)
         trained = _take_marks(model)
         known = trained if batches is None else _calibrated(content, batches)
         _part_outputs(model)
         ranges, floats = _spread(model, known, recipe)
         _round_floats(model, trained, ranges, floats)
-        recipe += [_entry(".*", end, None) for end in ("INPUT", "OUTPUT")]
-        names = [files.get_op_scope(op, graph.tensors) for graph, op in floats]  # of the outputs
-        recipe += [_entry(f"^{re.escape(name)}$", "*", None) for name in names]
-        content = write_model(model)
-    return _narrowed(_quantized(content, recipe, ranges), storage)
+        for end, dtype in zip(("INPUT", "OUTPUT"), ends, strict=True):
+            settings = None if dtype == "float32" else _settings(kind, dtype=dtype[:-1].upper())
+            recipe.append(_entry(".*", end, settings))
+    scales, narrow = _scales(model, kind, _NARROW.get(storage, ()))
+    if storage in _NARROW and not narrow:
+        raise ValueError(f"no weight of a Dense layer that fits fewer than 8 bits in {storage}")
+    table: dict[str, Any] = {name: {"min": -bound, "max": bound} for name, bound in scales.items()}
+    for name, own in ranges.items():
+        low, high = np.array(own, "float32").reshape(2, 1)
+        table[name] = {"min": low, "max": high}
+    recipe += [*narrow, *(_entry(_scope(*one), "*", None) for one in floats)]
+    made = quantizer.Quantizer(bytearray(write_model(model)), recipe)
+    made = made.quantize(table or None, enable_progress_report=False)
+    return _narrowed(bytes(made.quantized_model), kind)
 
 
 # --- ai-edge-quantizer ----------------------------------------------------------------------------
 
 
-def _quantized(content: bytes, recipe: list[Any], ranges: dict[str, Range]) -> bytes:
-    table: dict[str, Any] = dict(_scales(read_model(content)))
-    for name, ends in ranges.items():
-        low, high = np.array(ends, "float32").reshape(2, 1)
-        table[name] = {"min": low, "max": high}
-    made = quantizer.Quantizer(bytearray(content), recipe)
-    return bytes(made.quantize(table or None, enable_progress_report=False).quantized_model)
-
-
-def _settings(storage: str) -> dict[str, Any]:
+def _settings(kind: str, bits: int = 8, dtype: str = "INT") -> dict[str, Any]:
     weights = {"num_bits": 8, "symmetric": True, "granularity": "CHANNELWISE", "dtype": "INT"}
-    settings: dict[str, Any] = {"weight_tensor_config": weights, "compute_precision": "INTEGER"}
-    settings |= {"explicit_dequantize": False, "skip_checks": False}
-    if storage == "int8":
-        own = weights | {"symmetric": False, "granularity": "TENSORWISE"}
-        return settings | {"activation_tensor_config": own, "min_weight_elements": 0}
-    return settings | {"min_weight_elements": _LEAST[storage]}
+    settings: dict[str, Any] = {"weight_tensor_config": weights | {"num_bits": bits}}
+    settings |= {"compute_precision": "INTEGER", "explicit_dequantize": False, "skip_checks": False}
+    if kind == "dynamic":
+        return settings | {"min_weight_elements": _LEAST[kind]}
+    own = weights | {"symmetric": False, "granularity": "TENSORWISE", "dtype": dtype}
+    return settings | {"activation_tensor_config": own, "min_weight_elements": 0}
 
 
 def _entry(scope: str, kind: str, settings: dict[str, Any] | None) -> dict[str, Any]:
@@ -87,30 +94,55 @@ def _entry(scope: str, kind: str, settings: dict[str, Any] | None) -> dict[str, 
     return {"regex": scope, "operation": kind, "algorithm_key": key, "op_config": settings or {}}
 
 
-def _scales(model: Any) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """Names and bounds of the weights of products; AEQ divides the bounds by 127."""
-    for graph, op, kind in _operations(model):
-        axis = files.TFL_OP_TO_WEIGHT_QUANTIZED_DIM.get(files.TFL_OP_CODE_TO_NAME.get(kind))
+def _scope(graph: Any, op: Any) -> str:
+    """Matches one operation, by the names of its outputs."""
+    return f"^{re.escape(files.get_op_scope(op, graph.tensors))}$"
+
+
+def _scales(
+    model: Any, kind: str, widths: Sequence[int]
+) -> tuple[dict[str, np.ndarray], list[Any]]:
+    """Bounds of the weights of products by name, and recipes of those in fewer than 8 bits.
+
+    Of `widths` a weight gets the least that holds its integers. Where training has rounded any,
+    weights that it has not rounded stay in 8 bits.
+    """
+    found = []
+    for graph, op, code in _operations(model):
+        name = files.TFL_OP_CODE_TO_NAME.get(code)
+        axis = files.TFL_OP_TO_WEIGHT_QUANTIZED_DIM.get(name)
         tensor = None if axis is None else graph.tensors[op.inputs[1]]
         values = None if tensor is None else files.get_tensor_data(tensor, model.buffers)
-        if values is None or values.dtype != np.float32:
-            continue
-        bound = _bounds(values, axis)
-        yield name_of(tensor), {"min": -bound, "max": bound}
+        if values is not None and values.dtype == np.float32:
+            steps = steps_of(_rows(values, axis))
+            own = widths if name == "FULLY_CONNECTED" and values.size >= _LEAST[kind] else ()
+            found.append((name_of(tensor), values, axis, steps, own, _scope(graph, op)))
+    trained = any(steps.min() >= 0 for _, values, _, steps, *_ in found if values.size >= _FEW)
+    scales, recipe = {}, []
+    for key, values, axis, steps, own, scope in found:
+        most = int(steps.max()) if steps.min() >= 0 else 127 if trained else 7
+        bits = next((bits for bits in own if most < 2 ** (bits - 1)), 8)
+        scales[key] = _bounds(values, axis, steps, 2 ** (bits - 1) - 1)
+        if bits < 8:
+            recipe.append(_entry(scope, "FULLY_CONNECTED", _settings(kind, bits)))
+    return scales, recipe
 
 
-def _bounds(values: np.ndarray, axis: int) -> np.ndarray:
-    """The largest value of each channel that 127 steps reach, in a shape that broadcasts.
+def _rows(values: np.ndarray, axis: int) -> np.ndarray:
+    """The magnitudes of each channel."""
+    return np.abs(np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1))
+
+
+def _bounds(values: np.ndarray, axis: int, steps: np.ndarray, most: int = 127) -> np.ndarray:
+    """The largest value of each channel that `most` steps reach, in a shape that broadcasts.
 
     A channel that training has rounded gets the finest step in which its integers are whole, as
     biases are rounded in it. A channel of zeros gets the bound of the widest: AEQ would take 1e-9,
     in which no bias fits 32 bits.
     """
-    rows = np.abs(np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1))
-    steps = steps_of(rows)
-    peak = rows.max(1, initial=0).astype(np.float64)
-    fine = np.where(steps > 0, _MOST // np.maximum(steps, 1) * steps, _MOST)
-    bound = np.where(peak > 0, peak * _MOST / fine, peak.max() or 1.0).astype(np.float32)
+    peak = _rows(values, axis).max(1, initial=0).astype(np.float64)
+    fine = np.where((steps > 0) & (steps <= most), most // np.maximum(steps, 1) * steps, most)
+    bound = np.where(peak > 0, peak * most / fine, peak.max() or 1.0).astype(np.float32)
     return bound.reshape([-1 if k == axis % values.ndim else 1 for k in range(values.ndim)])
 
 
@@ -314,11 +346,12 @@ def _narrowed(content: bytes, storage: str) -> bytes:
                 with np.errstate(over="ignore"):  # the comparison with Keras refuses infinities
                     stored = values.astype("<f2")
             else:
-                bound = _bounds(values, -1) if values.ndim == 5 else np.abs(values).max()
-                step = np.float32(bound / _MOST)
+                rows = _rows(values, -1) if values.ndim == 5 else np.abs(values).reshape(1, -1)
+                step = rows.max(1) / np.float32(127)
+                step = np.where(step > 0, step, np.float32(1))
                 narrow.type, about = types.INT8, schema.QuantizationParametersT()
-                stored = np.rint(values / np.where(step > 0, step, 1)).astype("i1")
-                about.scale, about.quantizedDimension = step.reshape(-1), values.ndim - 1
+                stored = np.rint(values / step).astype("i1")
+                about.scale, about.quantizedDimension = step, values.ndim - 1
                 about.zeroPoint = np.zeros(step.size, np.int64)
                 narrow.quantization = about
             if tensor.buffer not in moved:

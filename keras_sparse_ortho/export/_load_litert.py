@@ -1,6 +1,7 @@
-"""`load_litert`: a LiteRT file, opened with the settings that it needs; `latencies` of files."""
+"""`load_litert`: a LiteRT file, opened; `latencies` of files."""
 
 import contextlib
+import dataclasses
 import functools
 import gzip
 import hashlib
@@ -17,42 +18,43 @@ from typing import Any
 import numpy as np
 
 from keras_sparse_ortho._files import path_of
-from keras_sparse_ortho.export._candidates import ExportVerificationError
-from keras_sparse_ortho.export._flatbuffer import LiteRTFileError, read_record
-from keras_sparse_ortho.export._model import InputSpec, Signature, full_batches
+from keras_sparse_ortho.errors import ExportVerificationError, LiteRTFileError
+from keras_sparse_ortho.export._flatbuffer import read_record
 from keras_sparse_ortho.export._process import JobError, Worker, require
-from keras_sparse_ortho.export._worker import interpreter_of
+from keras_sparse_ortho.export._task import InputSpec, Signature, full_batches
+from keras_sparse_ortho.export._worker import interpreter_of, to_floats, to_integers
 
 _LARGEST = 2**31  # a flatbuffer's offsets have 31 bits
 _CALLS, _ROUNDS = 5, 200  # of one file before the next one's turn; at most
-# SHA-256 of the files that ran in a subprocess before, and need no second trial.
-_tried: set[bytes] = set()
+# By SHA-256 the signatures of files that ran in a subprocess before, and need no second trial.
+_tried: dict[bytes, dict[str, Any]] = {}
 
 
 class LiteRTModel:
     """An open LiteRT file, as `load_litert` returns it.
 
     `route` and `model_name` are those of its export (None for files of other tools), `inputs` have
-    name, static shape and dtype each. Threads that share an instance wait for each other, as the
+    name, static shape and dtype each; where that is of integers with a scale, `predict` takes and
+    gives floats. Threads that share an instance wait for each other, as the
     interpreter is not thread-safe; for more speed open the file once per thread.
     """
 
     def __init__(self, content: bytes, record: dict[str, Any], threads: int = 1) -> None:
         self.route: str | None = record.get("route")
         self.model_name: str | None = record.get("model")
-        self.xnnpack = bool(record["xnnpack"])
         self.output_names: list[str] = record["output_names"]
         options = {"model_content": content, "num_threads": threads}
         try:
-            self._runner = interpreter_of(self.xnnpack, **options).get_signature_runner()
-            found, outputs = self._runner.get_input_details(), {*self._runner.get_output_details()}
-            if {*found} != {*record["input_names"]} or outputs != {*self.output_names}:
-                raise ValueError(f"inputs {sorted(found)} and outputs {sorted(outputs)}")
+            self._runner = interpreter_of(**options).get_signature_runner()
+            self._takes = found = self._runner.get_input_details()
+            self._gives = self._runner.get_output_details()
+            if {*found} != {*record["input_names"]} or {*self._gives} != {*self.output_names}:
+                raise ValueError(f"inputs {sorted(found)} and outputs {sorted(self._gives)}")
         except (RuntimeError, ValueError) as error:
             raise LiteRTFileError(
-                "The record in the file must have its inputs and outputs, and the settings with "
-                "which ai-edge-litert's interpreter runs it. Received: a record of "
-                f"{record['input_names']}, {self.output_names}, xnnpack={self.xnnpack}; {error}"
+                "The record in the file must have its inputs and outputs, and ai-edge-litert's "
+                "interpreter must run it. Received: a record of "
+                f"{record['input_names']}, {self.output_names}; {error}"
             ) from error
         self.inputs = tuple(
             InputSpec(name, tuple(found[name]["shape"].tolist()), found[name]["dtype"].__name__)
@@ -60,8 +62,12 @@ class LiteRTModel:
         )
         self._lock = threading.Lock()
         # In the order of the record, for any nesting of the Keras model.
-        count = len(self.inputs)
-        self._signature = Signature(self.inputs, list(range(count)) if count > 1 else 0)
+        floats = [found[spec.name]["quantization"][0] for spec in self.inputs]
+        specs = tuple(
+            dataclasses.replace(spec, dtype="float32") if scale else spec
+            for spec, scale in zip(self.inputs, floats, strict=True)
+        )
+        self._signature = Signature(specs, list(range(len(specs))) if len(specs) > 1 else 0)
 
     @property
     def batch_size(self) -> int:
@@ -82,31 +88,27 @@ class LiteRTModel:
         pieces, names = [], [spec.name for spec in self.inputs]
         for batch in full_batches(arrays, self.batch_size):
             with self._lock:
-                answers = self._runner(**dict(zip(names, batch, strict=True)))
-                # The interpreter reuses its memory.
-                pieces.append([np.array(answers[name]) for name in self.output_names])
+                given = zip(names, batch, strict=True)
+                answers = self._runner(**{n: to_integers(one, self._takes[n]) for n, one in given})
+                pieces.append([to_floats(answers[n], self._gives[n]) for n in self.output_names])
         outputs = [np.concatenate(parts)[: len(arrays[0])] for parts in zip(*pieces, strict=True)]
         names = self.output_names
         return outputs[0] if len(outputs) == 1 else dict(zip(names, outputs, strict=True))
 
     def __repr__(self) -> str:
         inputs = ", ".join(f"{s.name}: {s.dtype}{list(s.shape)}" for s in self.inputs)
-        return (
-            f"LiteRTModel(route={self.route!r}, xnnpack={self.xnnpack}, inputs=[{inputs}], "
-            f"outputs={self.output_names})"
-        )
+        return f"LiteRTModel(route={self.route!r}, inputs=[{inputs}], outputs={self.output_names})"
 
 
 def load_litert(
     path: str | os.PathLike[str], *, threads: int = 1, timeout: float = 60.0
 ) -> LiteRTModel:
-    """Open a LiteRT file for prediction, with the settings that it needs.
+    """Open a LiteRT file for prediction.
 
-    A file of `export_litert` holds its settings and its own SHA-256: if it is corrupted,
-    truncated or edited, it is refused before any interpreter sees it. The interpreter itself
-    checks little, and a damaged or hostile graph can crash it or run forever. So the first time a
-    process opens a file, it runs in a subprocess before: with the settings in its record, or with
-    and without XNNPACK for a file of another tool. That takes about 0.5 CPU seconds.
+    A file of `export_litert` holds its own SHA-256: if it is corrupted, truncated or edited, it is
+    refused before any interpreter sees it. The interpreter itself checks little, and a damaged or
+    hostile graph can crash it or run forever. So the first time a process opens a file, it runs in
+    a subprocess before. That takes about 0.5 CPU seconds.
 
     Args:
         path: A `.tflite` file, or a compressed one: `.tflite.gz`.
@@ -144,12 +146,10 @@ def load_litert(
         raise FileNotFoundError(f"`path` must name a LiteRT file. Received: path={name!r}")
     content = read_packed(Path(path))
     record = read_record(content, name)
-    if record is None:
-        record = _inspect(content, name, timeout, (True, False))
-    elif (digest := hashlib.sha256(content).digest()) not in _tried:
-        _inspect(content, name, timeout, (record["xnnpack"],))
-        _tried.add(digest)
-    return LiteRTModel(content, record, threads)
+    digest = hashlib.sha256(content).digest()
+    if digest not in _tried:
+        _tried[digest] = _inspect(content, name, timeout)
+    return LiteRTModel(content, record or _tried[digest], threads)
 
 
 def read_packed(path: Path) -> bytes:
@@ -173,29 +173,19 @@ def read_packed(path: Path) -> bytes:
     return content
 
 
-def _inspect(
-    content: bytes, path: str, timeout: float, settings: tuple[bool, ...]
-) -> dict[str, Any]:
-    """The first of some settings of XNNPACK with which a file runs, and its signature."""
-    reasons = []
+def _inspect(content: bytes, path: str, timeout: float) -> dict[str, Any]:
+    """The signature of a file that runs."""
     with tempfile.TemporaryDirectory() as folder, Worker() as worker:
         file = Path(folder) / "tried.tflite"
         file.write_bytes(content)
-        for xnnpack in settings:
-            try:
-                record: dict[str, Any] = worker.run(
-                    "inspect", timeout, file=str(file), xnnpack=xnnpack
-                )
-            except JobError as error:
-                text = " ".join(str(error).split())
-                reasons.append(f"{'with XNNPACK' if xnnpack else 'without'}: {text}")
-            else:
-                return record
-    raise LiteRTFileError(
-        "The file must run in ai-edge-litert's interpreter, which was tried in a subprocess: it "
-        "is corrupted, truncated, or not a LiteRT file with a signature. Received: "
-        f"{path!r}; {'; '.join(reasons)}"
-    )
+        try:
+            return dict(worker.run("inspect", timeout, file=str(file)))
+        except JobError as error:
+            raise LiteRTFileError(
+                "The file must run in ai-edge-litert's interpreter, which was tried in a "
+                "subprocess: it is corrupted, truncated, or not a LiteRT file with a signature. "
+                f"Received: {path!r}; {' '.join(str(error).split())}"
+            ) from None
 
 
 def latencies(
@@ -207,7 +197,7 @@ def latencies(
     """Median milliseconds of one call of each file, measured in turn, each in its own process.
 
     Args:
-        files: LiteRT files, also compressed. Each runs with the setting of XNNPACK in its record.
+        files: LiteRT files, also compressed.
         threads: Threads of the interpreter.
         seconds: No new round, of five calls of each file, starts after this time (except for the
             first three).
@@ -223,8 +213,8 @@ def latencies(
         for k, file in enumerate(files):
             content, copy = read_packed(Path(file)), folder / f"{k}.tflite"
             copy.write_bytes(content)
-            record = read_record(content, str(file)) or {"xnnpack": True}
-            job = {"file": str(copy), "xnnpack": record["xnnpack"], "threads": threads}
+            read_record(content, str(file))  # raises where the file was damaged
+            job: dict[str, Any] = {"file": str(copy), "threads": threads}
             jobs.append(functools.partial(stack.enter_context(Worker()).run, "bench", **job))
 
         def measure(k: int, calls: int) -> list[float]:

@@ -1,7 +1,9 @@
 """Worker processes for the converters and the interpreter, all of which can crash."""
 
+import atexit
 import collections
 import contextlib
+import functools
 import importlib.util
 import json
 import os
@@ -26,17 +28,22 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
     """A Python process that runs the tasks of `_worker.py`, one after the other.
 
     It starts with its first job, is restarted after one that killed it, and ends with the `with`
-    block or with this process, even if that is killed. Not thread-safe.
+    block or with this process, even if that is killed. Threads wait for each other.
     """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
-        self._told = "", ""
+        self._told: tuple[str, ...] = ()
+        self._lock = threading.Lock()
         self._stderr: collections.deque[str] = collections.deque(maxlen=5)
         self._reader = threading.Thread()
 
     def run(self, task: str, timeout: float, **job: Any) -> Any:
         """The result of a task of `_worker.py`; JobError if it raised, died or took too long."""
+        with self._lock:
+            return self._run(task, timeout, job)
+
+    def _run(self, task: str, timeout: float, job: dict[str, Any]) -> Any:
         process = self._running()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -76,7 +83,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
     def _running(self) -> "subprocess.Popen[str]":
         """The process if it is alive and has our module path and backend, otherwise a new one."""
         environment, process = _environment(), self._process
-        told = environment["PYTHONPATH"], environment["KERAS_BACKEND"]
+        told = environment["PYTHONPATH"], environment["KERAS_BACKEND"], str(_SCRIPT)
         if process is not None and process.poll() is None and told == self._told:
             return process
         self.close()
@@ -105,6 +112,14 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
             return f"it was killed by signal {names.get(-status, -status)}"
         lines = [line.strip() for line in self._stderr if line.strip()]
         return lines[-1] if status > 0 and lines else f"exit status {status}"
+
+
+@functools.cache
+def shared_worker() -> Worker:
+    """The worker that converts and runs the files of all exports, and keeps what it has loaded."""
+    worker = Worker()
+    atexit.register(worker.close)
+    return worker
 
 
 def require(names: Sequence[str], use: str, install: str) -> None:

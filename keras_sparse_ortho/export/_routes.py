@@ -5,18 +5,18 @@ import json
 from importlib import metadata
 from typing import Any, Final
 
+from keras_sparse_ortho.errors import ExportRouteError
 from keras_sparse_ortho.export._flatbuffer import WeightZeros
 from keras_sparse_ortho.export._process import converter_backend
 
-MODES = ("small", "fast")
+MODES = ("small", "gzip", "fast")
 
 # The largest error that passes by default. Measured: up to 6e-4 for float16, 0.014 for dynamic
-# int8, 0.12 for int8. Float32 differs from Keras by the order of summation only.
+# int8, 0.12 for int8; for int4 0.013 if it was trained, and 0.13 to 0.16 if not, which costs
+# accuracy. Float32 differs from Keras by the order of summation only.
 TOLERANCES = {"float32": 1e-5, "float16": 5e-3, "dynamic_int8": 0.1, "int8": 0.25}
-
-
-class ExportRouteError(ValueError):
-    """A route that cannot work on this model, or on any, with the reason and the alternative."""
+TOLERANCES |= {"dynamic_int4": 0.1, "int4": 0.1}
+ENDS = ("float32", "int8", "uint8")  # types of inputs and outputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Route:
     @property
     def needs_data(self) -> bool:
         """Whether activations are calibrated."""
-        return self.storage == "int8"
+        return self.storage in ("int8", "int4")
 
     @property
     def of_blocks(self) -> bool:
@@ -51,34 +51,23 @@ class Route:
         """See `as_convolutions`."""
         return self.of_blocks and self.storage == "dynamic_int8"
 
-    @property
-    def xnnpack(self) -> bool:
-        """Whether files run with XNNPACK, the interpreter's default, which crashes on some."""
-        return self.name != "dynamic_int8+sp"
 
-
-_STORAGES = tuple(TOLERANCES)
 ROUTES: Final[tuple[Route, ...]] = (
-    *(Route(storage) for storage in _STORAGES),
-    *(Route(storage, "sp") for storage in _STORAGES[:3]),  # XNNPACK crashes on that of int8
-    *(Route(storage, "blocks") for storage in _STORAGES),
+    *map(Route, TOLERANCES),
+    *(Route(storage, "sp") for storage in ("float32", "float16")),  # XNNPACK crashes on others
+    *(Route(storage, "blocks") for storage in TOLERANCES if "int4" not in storage),
 )
 
 
-def routes_of(mode: str | None, quantization: str | None, has_data: bool) -> list[Route]:
-    """The routes that a mode tries, see `export_litert`; without data no static int8."""
-    if quantization not in (None, *_STORAGES):
-        raise ValueError(
-            f"`quantization` must be one of {[None, *_STORAGES]}. Received: {quantization=}"
-        )
+def routes_of(mode: str | None, has_data: bool) -> list[Route]:
+    """The routes that a mode tries, see `export_litert`; without data no static integers."""
     complete = converter_backend() == "tensorflow"
     there = [route for route in ROUTES if complete or route.encoding != "sp"]
-    if mode in MODES and quantization is None:
+    if mode in MODES:  # 4 bits take more time than 8
+        there = [route for route in there if mode != "fast" or "int4" not in route.storage]
         return [route for route in there if has_data or not route.needs_data]
-    if mode is None and quantization is not None:
-        return [Route(quantization)]
-    if mode is None or mode in MODES:
-        return [route for route in there if route.storage == (quantization or "float32")]
+    if mode is None:
+        return [route for route in there if route.storage == "float32"]
     named = next((route for route in ROUTES if route.name == mode), None)
     if named is None:
         raise ValueError(
@@ -90,11 +79,6 @@ def routes_of(mode: str | None, quantization: str | None, has_data: bool) -> lis
             f"Route '{mode}' is one of TensorFlow's converter; use another one, or install "
             'it: pip install "keras-sparse-ortho[litert]". '
             "Received: an environment without TensorFlow"
-        )
-    if quantization not in (None, named.storage):
-        raise ValueError(
-            f"`mode` names a route of quantization={named.storage!r}; leave "
-            f"`quantization` out. Received: mode={mode!r}, quantization={quantization!r}"
         )
     return [named]
 
@@ -113,9 +97,11 @@ class RouteOutcome:
         error: Difference from Keras in the measure of the route, see `export_litert`.
         tolerance: The largest `error` that was allowed.
         max_abs_diff: Largest difference from Keras.
-        xnnpack: Whether the file runs with XNNPACK, the interpreter's default.
+        argmax_agreement: Fraction of sample rows whose largest output is the same as Keras', the
+            least over the outputs of rank 2 with more than one column; None if there is none.
         latency_ms: Median time of one call; None if it was not measured.
         kept: For `+blocks` the kernels that stay dense, each with the reason.
+        left_out: For `+blocks` the entries of zero blocks, which are not in the file.
         folded: Paths of kernels with zeros that no tensor of the file holds: the converter split
             them, or combined them with other constants, such as a table of positions with a bias.
     """
@@ -126,59 +112,51 @@ class RouteOutcome:
     error: float | None = None
     tolerance: float | None = None
     max_abs_diff: float | None = None
-    xnnpack: bool = False
+    argmax_agreement: float | None = None
     latency_ms: float | None = None
     kept: dict[str, str] = dataclasses.field(default_factory=dict)
+    left_out: int = 0
     folded: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class ExportReport:
-    """The figures of one verified LiteRT file.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExportReport(RouteOutcome):
+    """The figures of one verified LiteRT file, besides those of its route.
 
-    It has the attributes of its `RouteOutcome`, too: `report.bytes`. Print it; `to_dict` and
-    `to_json` give the same to programs.
+    Print it; `to_dict` and `to_json` give the same to programs.
 
     Attributes:
-        outcome: The `RouteOutcome` of the file.
         path: Path of the file.
         mode: As asked for.
         gzip_bytes: Its size under gzip, level 6.
         weights: Every weight tensor (rank 2 or more) in the file with its zeros.
-        argmax_agreement: Fraction of sample rows whose largest output is the same as Keras', the
-            least over the outputs of rank 2 with more than one column; None if there is none.
         sample_rows: Rows that were compared.
         compared_on: Where these rows come from: `sample`, rows of `representative_data` that were
             held out from calibration, or random ones; it says if they calibrated the file, too.
+        ends: Types of the inputs and outputs that were asked for.
         versions: Versions of Keras, of what converted and of ai-edge-litert, which ran the file.
         routes: Every route that was tried, with its figures or the reason it failed.
     """
 
-    outcome: RouteOutcome
     path: str
     mode: str | None
     gzip_bytes: int
     weights: tuple[WeightZeros, ...]
-    argmax_agreement: float | None
     sample_rows: int
     compared_on: str
+    ends: tuple[str, str]
     versions: dict[str, str]
     routes: tuple[RouteOutcome, ...]
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "outcome":  # not there yet in a copy
-            raise AttributeError(name)
-        return getattr(self.outcome, name)
-
     @property
     def total_weights(self) -> int:
-        """Number of entries of all weight tensors."""
-        return sum(weight.size for weight in self.weights)
+        """Number of entries of all weight tensors, with those of blocks that are left out."""
+        return sum(weight.size for weight in self.weights) + self.left_out
 
     @property
     def total_zeros(self) -> int:
-        """Number of entries that are exactly zero."""
-        return sum(weight.zeros for weight in self.weights)
+        """Number of these that are exactly zero."""
+        return sum(weight.zeros for weight in self.weights) + self.left_out
 
     @property
     def density(self) -> float:
@@ -188,8 +166,7 @@ class ExportReport:
     def to_dict(self) -> dict[str, Any]:
         """All figures, totals included, as plain Python values."""
         totals = {name: getattr(self, name) for name in ("total_weights", "total_zeros", "density")}
-        mine = dataclasses.asdict(self)
-        return mine.pop("outcome") | mine | totals
+        return dataclasses.asdict(self) | totals
 
     def to_json(self, indent: int | None = 2) -> str:
         """The same as JSON text."""
@@ -203,13 +180,15 @@ class ExportReport:
             live = f"{one.size - one.zeros:,} of {one.size:,} live"
             lines.append(f"  {one.name:{width}}  {shape:>16}  {kind:>14}  {live}")
         figures = {
-            "route": self.route + ("" if self.xnnpack else " (without XNNPACK only)"),
+            "route": self.route,
             "file": f"{self.bytes:,} bytes, under gzip {self.gzip_bytes:,}",
             "density": f"{self.density:.4f}, {self.total_zeros:,} zeros",
             "error": f"{self.error:.3g} (allowed {self.tolerance:g}), at most "
             f"{self.max_abs_diff:.3g} apart",
             "compared on": f"{self.sample_rows} rows ({self.compared_on})",
         }
+        if self.ends != ("float32", "float32"):
+            figures["inputs, outputs"] = ", ".join(self.ends)
         if self.argmax_agreement is not None:
             figures["same argmax"] = f"{self.argmax_agreement:.1%} of the rows"
         if self.folded:
@@ -225,8 +204,8 @@ class ExportReport:
 def installed_versions() -> dict[str, str]:
     """The versions of the packages that made and ran the file."""
     versions = {}
-    makers = {"tensorflow": ["tensorflow"], "jax": ["jax", "litert-converter", "ai-edge-quantizer"]}
-    for name in ("keras", *makers[converter_backend()], "ai-edge-litert"):
+    makers = {"tensorflow": ["tensorflow"], "jax": ["jax", "litert-converter"]}[converter_backend()]
+    for name in ("keras", *makers, "ai-edge-quantizer", "ai-edge-litert"):
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:  # e.g. tensorflow-cpu, a build of another name

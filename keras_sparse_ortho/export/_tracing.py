@@ -1,10 +1,11 @@
 """Float32 LiteRT files of Keras models, by TensorFlow's converter or by litert-converter.
 
-Without TensorFlow the worker rebuilds the model on JAX, whatever backend it was trained on, and
-litert-converter makes the file of its StableHLO.
+Without TensorFlow litert-converter makes the file of the model's StableHLO on JAX.
 """
 
+import contextlib
 import functools
+import json
 import os
 import struct
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ import keras
 from keras_sparse_ortho._keras_internals import replaced
 from keras_sparse_ortho.export._blocks import as_convolutions
 from keras_sparse_ortho.export._flatbuffer import MARK
-from keras_sparse_ortho.export._model import leaves, pack
+from keras_sparse_ortho.export._task import leaves, pack
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.quantization import fixed_ranges
 
@@ -66,28 +67,32 @@ def write_traced(
     rows_apart: bool,
     marked: bool,
 ) -> None:
-    """Writes a plain model as a SavedModel on TensorFlow, on JAX as a float32 LiteRT file.
+    """Writes a plain model as a SavedModel on TensorFlow, on JAX as StableHLO.
 
     Shapes are static. For `of_blocks` and `rows_apart` see `as_convolutions`. With `marked`, what
     `FakeQuantize` would round has its range in the file.
     """
     model = as_convolutions(model, rows_apart) if of_blocks else model
     traced, part = _Trace(model, nesting, output_names), f"{path}.part"
-    with fixed_ranges(model, traced.mark if marked else None):
-        if keras.backend.backend() == "tensorflow":
-            _write_saved_model(traced, inputs, part)
-        else:
-            Path(part).write_bytes(_by_jax(traced, inputs))
+    by_jax = keras.backend.backend() == "jax"
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(fixed_ranges(model, traced.mark if marked else None))
+        for layer, _ in walk(model, ""):
+            if isinstance(layer, keras.layers.RNN):  # on a GPU they would be cuDNN's
+                stack.enter_context(replaced(layer, "use_cudnn", False))
+                # litert-converter 0.5 lacks loops.
+                stack.enter_context(replaced(layer, "unroll", by_jax or layer.unroll))
+        write = _write_stablehlo if by_jax else _write_saved_model
+        write(traced, inputs, part)
     os.replace(part, path)
 
 
 def float_file(path: str) -> bytes:
     """The float32 file of what `write_traced` has written."""
-    if Path(path).is_file():
-        return Path(path).read_bytes()
-    converted = Path(path, "float.tflite")
+    converted = Path(f"{path}.tflite")
     if not converted.exists():
-        converted.write_bytes(by_tensorflow(path, "float32", sparse=False))
+        by_jax = Path(path).is_file()
+        converted.write_bytes(_by_jax(path) if by_jax else by_tensorflow(path, "float32", False))
     return converted.read_bytes()
 
 
@@ -117,26 +122,30 @@ def _write_saved_model(traced: _Trace, inputs: list[dict[str, Any]], folder: str
     archive.write_out(folder, verbose=False)
 
 
-def _by_jax(traced: _Trace, inputs: list[dict[str, Any]]) -> bytes:
-    """The float32 file by litert-converter 0.5, which lacks loops: they are unrolled."""
+def _write_stablehlo(traced: _Trace, inputs: list[dict[str, Any]], file: str) -> None:
     import jax
+
+    shapes = [jax.ShapeDtypeStruct(tuple(spec["shape"]), spec["dtype"]) for spec in inputs]
+    with replaced(jax.nn, "gelu", functools.partial(_gelu, jax.nn.gelu)):
+        # An input that nothing reads would be dropped.
+        found = jax.jit(traced, keep_unused=True).trace(*shapes)
+    lowered = found.lower(lowering_platforms=("cpu",)).compiler_ir("stablehlo")
+    text = lowered.operation.get_asm(enable_debug_info=False)
+    names = [spec["name"] for spec in inputs], traced.names
+    Path(file).write_text(json.dumps([text, *names]))
+
+
+def _by_jax(file: str) -> bytes:
+    """The float32 file by litert-converter."""
     from litert_converter.mlir import ir, passmanager
     from litert_converter.mlir._mlir_libs import converter_api_ext as converter
 
-    for layer, _ in walk(traced.model, ""):
-        if isinstance(layer, keras.layers.RNN):
-            layer.unroll = True
-    shapes = [jax.ShapeDtypeStruct(tuple(spec["shape"]), spec["dtype"]) for spec in inputs]
-    # An input that nothing reads would be dropped.
-    with replaced(jax.nn, "gelu", functools.partial(_gelu, jax.nn.gelu)):
-        lowered = jax.jit(traced, keep_unused=True).lower(*shapes)
-    text = lowered.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=False)
+    text, *names = json.loads(Path(file).read_text())
     context = ir.Context()
     converter.prepare_mlir_context(context)
     with context:
         module = ir.Module.parse(text)
-        names = [spec["name"] for spec in inputs]
-        converter.set_signature(module.operation, SIGNATURE, names, traced.names)
+        converter.set_signature(module.operation, SIGNATURE, *names)
         config = converter.ConvertToTFLConfig()
         converter.run_convert_to_tfl_passes(module, passmanager.PassManager(), config)
         return bytes(converter.export_flatbuffer_to_bytes(module.operation))

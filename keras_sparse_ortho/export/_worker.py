@@ -23,45 +23,49 @@ from typing import Any
 import numpy as np
 
 
-def convert(
-    keras_file: str,
-    modules: list[str],
-    traced: dict[str, Any],
-    storage: str,
-    sparse: bool,
-    result: str,
-    representative: str | None = None,
-) -> None:
-    """Convert a `.keras` file, by way of what `write_traced` writes or an earlier job has."""
+def trace(keras_file: str, modules: list[str], **traced: Any) -> None:
+    """Write what the converter takes of a `.keras` file."""
     _load_converter()
     import keras
 
-    from keras_sparse_ortho.export._integers import in_storage
-    from keras_sparse_ortho.export._tracing import by_tensorflow, float_file, write_traced
+    from keras_sparse_ortho.export._tracing import write_traced
 
-    path, inputs = traced["path"], traced["inputs"]
-    if not os.path.exists(path):
-        keras.utils.clear_session()  # of the previous job
-        write_traced(_load(keras_file, modules), **traced)
+    keras.utils.clear_session()  # of the previous job
+    write_traced(_load(keras_file, modules), **traced)
+
+
+def convert(
+    path: str,
+    inputs: list[dict[str, Any]],
+    storage: str,
+    sparse: bool,
+    ends: list[str],
+    result: str,
+    representative: str | None = None,
+) -> None:
+    """Convert what `write_traced` has written."""
+    _load_converter()
+    from keras_sparse_ortho.export._integers import in_storage
+    from keras_sparse_ortho.export._tracing import by_tensorflow, float_file
+
     if sparse:
         content = by_tensorflow(path, storage, sparse)
     else:
         batches = None if representative is None else _batches(representative, inputs)
-        content = in_storage(float_file(path), storage, batches)
+        content = in_storage(float_file(path), storage, batches, ends)
     Path(result).write_bytes(content)
 
 
 def run(
     file: str,
-    xnnpack: bool,
     sample: str,
     inputs: list[dict[str, Any]],
     output_names: list[str],
     result: str,
 ) -> None:
     """Save a file's outputs on a sample."""
-    runner = interpreter_of(xnnpack, model_path=file).get_signature_runner("serving_default")
-    details = runner.get_input_details()
+    runner = interpreter_of(model_path=file).get_signature_runner("serving_default")
+    details, given = runner.get_input_details(), runner.get_output_details()
     for spec in inputs:
         # The interpreter would silently resize the file's input.
         want, shape = spec["shape"], details[spec["name"]]["shape"].tolist()
@@ -69,12 +73,12 @@ def run(
             raise ValueError(f"input {spec['name']} must have shape {want}. Received: {shape=}")
     outputs = []
     for batch in _batches(sample, inputs):
-        answers = runner(**batch)
-        outputs.append([np.array(answers[name]) for name in output_names])
+        answers = runner(**{name: to_integers(x, details[name]) for name, x in batch.items()})
+        outputs.append([to_floats(answers[name], given[name]) for name in output_names])
     np.savez(result, *map(np.concatenate, zip(*outputs, strict=True)))
 
 
-def inspect(file: str, xnnpack: bool) -> dict[str, Any]:
+def inspect(file: str) -> dict[str, Any]:
     """Check that all buffers end within the file, run it once on zeros, and read its names."""
     _limit_memory()
     from ai_edge_litert import schema_py_generated as schema
@@ -87,19 +91,19 @@ def inspect(file: str, xnnpack: bool) -> dict[str, Any]:
             buffer.DataAsNumpy()  # raises where the data would end beyond the file
         if buffer.Offset() + buffer.Size() > len(content):
             raise ValueError(f"buffer {k} ends beyond the file")
-    runner = interpreter_of(xnnpack, model_path=file).get_signature_runner()
+    runner = interpreter_of(model_path=file).get_signature_runner()
     inputs = runner.get_input_details()
     outputs = runner(**{n: np.zeros(d["shape"], d["dtype"]) for n, d in inputs.items()})
-    return {"xnnpack": xnnpack, "input_names": [*inputs], "output_names": [*outputs]}
+    return {"input_names": [*inputs], "output_names": [*outputs]}
 
 
-def bench(file: str, xnnpack: bool, threads: int, calls: int) -> list[float]:
+def bench(file: str, threads: int, calls: int) -> list[float]:
     """Milliseconds of some calls of a file, which stays loaded for the next job.
 
     Use a process for each file: after XNNPACK has run int8 layers in a process, LiteRT's built-in
     kernels are up to three times slower there (AVX-512: 0.148 instead of 0.048 ms).
     """
-    interpreter = _warm_interpreter(file, xnnpack, threads)
+    interpreter = _warm_interpreter(file, threads)
     interpreter.invoke()  # the other files have used the caches since
     times = []
     for _ in range(calls):
@@ -110,7 +114,7 @@ def bench(file: str, xnnpack: bool, threads: int, calls: int) -> list[float]:
 
 
 TASKS: dict[str, Callable[..., Any]] = {
-    task.__name__: task for task in (convert, run, inspect, bench)
+    task.__name__: task for task in (trace, convert, run, inspect, bench)
 }
 
 
@@ -150,24 +154,17 @@ def _load_converter() -> None:
     gc.freeze()
 
 
-class RebuildError(Exception):
-    """The model cannot be rebuilt in this process."""
-
-
 def _load(keras_file: str, modules: list[str]) -> Any:
     import keras
 
     load = functools.partial(keras.saving.load_model, compile=False, safe_mode=False)
-    try:
-        with contextlib.suppress(Exception):
-            return load(keras_file)
-        # Registered objects are found once their module is imported. Only where it is needed:
-        # importing a user's module may have side effects.
-        for name in modules:
-            importlib.import_module(name)
+    with contextlib.suppress(Exception):
         return load(keras_file)
-    except Exception as error:
-        raise RebuildError(f"{type(error).__name__}: {error}") from error
+    # Registered objects are found once their module is imported. Only where it is needed: importing
+    # a user's module may have side effects.
+    for name in modules:
+        importlib.import_module(name)
+    return load(keras_file)
 
 
 def _batches(file: str, inputs: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -179,19 +176,32 @@ def _batches(file: str, inputs: list[dict[str, Any]]) -> Iterator[dict[str, Any]
         yield {name: array[start : start + rows] for name, array in arrays.items()}
 
 
-def interpreter_of(xnnpack: bool, **options: Any) -> Any:
-    """An interpreter of LiteRT, with XNNPACK or with LiteRT's own kernels alone."""
-    from ai_edge_litert.interpreter import Interpreter, OpResolverType
+def to_integers(value: np.ndarray, about: dict[str, Any]) -> np.ndarray:
+    """Floats as an input takes them; what is no quantized input takes them as they are."""
+    scale, zero = about["quantization"]
+    if not scale:
+        return value
+    ends = np.iinfo(about["dtype"])
+    return np.clip(np.rint(value / scale) + zero, ends.min, ends.max).astype(about["dtype"])
 
-    plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
-    resolver = OpResolverType.AUTO if xnnpack else plain
-    return Interpreter(experimental_op_resolver_type=resolver, **options)
+
+def to_floats(value: np.ndarray, about: dict[str, Any]) -> np.ndarray:
+    """A copy of an output, in floats if it is quantized; the interpreter reuses its memory."""
+    scale, zero = about["quantization"]
+    return (value.astype("float32") - zero) * np.float32(scale) if scale else np.array(value)
+
+
+def interpreter_of(**options: Any) -> Any:
+    """An interpreter of LiteRT, with XNNPACK, its default."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    return Interpreter(**options)
 
 
 @functools.cache
-def _warm_interpreter(file: str, xnnpack: bool, threads: int) -> Any:
+def _warm_interpreter(file: str, threads: int) -> Any:
     """An interpreter that has run on normal values, or on zeros where integers are asked for."""
-    interpreter = interpreter_of(xnnpack, model_path=file, num_threads=threads)
+    interpreter = interpreter_of(model_path=file, num_threads=threads)
     interpreter.allocate_tensors()
     rng = np.random.default_rng(0)
     for one in interpreter.get_input_details():

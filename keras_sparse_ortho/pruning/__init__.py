@@ -3,7 +3,12 @@
 from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.pruning._blocks import why_not_on_blocks
 from keras_sparse_ortho.pruning._parametrize import parametrize
-from keras_sparse_ortho.pruning._planning import BudgetLike, plan_for, weights_to_prune
+from keras_sparse_ortho.pruning._planning import (
+    BudgetLike,
+    plan_for,
+    shows_progress,
+    weights_to_prune,
+)
 from keras_sparse_ortho.pruning._prune import apply_masks, prune
 from keras_sparse_ortho.pruning._sparsify import draw_kernels, sparsify
 

@@ -12,7 +12,7 @@ import keras
 
 from keras_sparse_ortho._keras_internals import level_of_user
 from keras_sparse_ortho.budgets import Budget, Orthogonal, allocate
-from keras_sparse_ortho.calibration import canonical_shape, other_density
+from keras_sparse_ortho.calibration import Sensitivity, canonical_shape, other_density
 from keras_sparse_ortho.errors import BudgetError
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.layers import why_no_block_form
@@ -59,7 +59,7 @@ class BlockPlan:
         Unless the user's `budget` gave the densities of single kernels, those that do not fit
         blocks stay dense while they are small, and the others share the rest.
         """
-        given = not (budget is None or isinstance(budget, str))
+        given = not (budget is None or isinstance(budget, str | Sensitivity))
         if size is not None:
             if not isinstance(size, Block):
                 raise ValueError(

@@ -12,6 +12,7 @@ import numpy as np
 from keras_sparse_ortho._checks import check_density, told
 from keras_sparse_ortho._keras_internals import level_of_user
 from keras_sparse_ortho.budgets import Budget, Orthogonal, er, erk, needs_of, uniform
+from keras_sparse_ortho.calibration import Sensitivity
 from keras_sparse_ortho.errors import BudgetError, NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose, names_in, select
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 Densities = Mapping[str, float] | Sequence[float] | np.ndarray
 """A density for each kernel: a dict from weight path or pattern, or in the order of the kernels."""
 
-BudgetLike = str | Budget | Densities
-"""The name of a budget, a `Budget`, or a density for each kernel."""
+BudgetLike = str | Budget | Sensitivity | Densities
+"""The name of a budget, a `Budget`, measured errors, or a density for each kernel."""
 
 STORAGES = ("masked", "compact", "blocks")
 _BUDGETS: dict[str, Callable[..., Budget]] = {"uniform": uniform, "er": er, "erk": erk}
@@ -103,6 +104,8 @@ def plan_for(
                 )
             raise _unknown(budget, hint)
         return _BUDGETS[budget](weights, check_density(density), orthogonal=orthogonal)
+    if isinstance(budget, Sensitivity) and not orthogonal:
+        return budget.budget(weights, check_density(density))
     if not isinstance(budget, Budget):
         budget = _from_patterns(budget, weights)
     plan = budget.for_weights(weights)

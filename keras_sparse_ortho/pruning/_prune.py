@@ -18,15 +18,17 @@ from keras_sparse_ortho.calibration import (
     CALIBRATED,
     Channels,
     Recipe,
-    budget_by_error,
+    Sensitivity,
     calibration_batches,
-    measured,
+    densities_around,
+    measurable,
+    measured_errors,
     prune_layers,
 )
 from keras_sparse_ortho.errors import DensityError, NotPrunableError, UnknownWeightError
 from keras_sparse_ortho.initializers import AnyDraw, Draw, SparseInitializer, adopt
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose
-from keras_sparse_ortho.models import Plan, prunable_weights, refuse_unfit, verb
+from keras_sparse_ortho.models import Plan, flattened, prunable_weights, refuse_unfit, verb
 from keras_sparse_ortho.orthogonal import Block, NByM, StructureLike, as_structure
 from keras_sparse_ortho.pruning._blocks import BlockPlan
 from keras_sparse_ortho.pruning._planning import (
@@ -99,8 +101,9 @@ def prune(
             as for `sparsify`. `None`: the scores of all kernels are compared with each other; with
             `"obs"`, `"wanda"` or a `structure`, `"uniform"`. With `data` for a layer also
             `"error"`, the densities of the least sum of the relative errors of the layers' outputs,
-            each measured on a fourth of the rows that OBS does not see there (for trained networks
-            the best of these; about as long again as OBS takes).
+            each times its part in those of the model, on a fourth of the rows that OBS does not see
+            there (for trained networks the best of these; about as long again as OBS takes); or the
+            table of these errors that `sensitivity` returns.
         data: For scores of the loss, what `fit` takes: `(x, y)`, `(x, y, sample_weight)`, a
             dataset, a generator of batches. For layers the same, or `x` alone: all rows of arrays,
             in batches of 64; of others the first 64 batches.
@@ -201,14 +204,17 @@ def prune(
     batches = None if data is None else calibration_batches(data)
     budget = "uniform" if budget is None else budget
     if by_layer or (batches is not None and budget == "error"):
-        weights = _measured(model, weights, batches, given=not isinstance(budget, str))
+        densities = not isinstance(budget, str | Sensitivity)
+        weights = measurable(model, weights, batches or (), given=densities)
     if batches is not None and isinstance(budget, str) and budget == "error":
-        plan = budget_by_error(model, weights, check_density(density), batches, shows_progress())
-    else:
-        plan = plan_for(density, budget, weights, orthogonal=False)
+        at = densities_around(check_density(density))
+        budget = measured_errors(model, weights, at, batches, shows_progress())
+    plan = plan_for(density, budget, weights, orthogonal=False)
     assert isinstance(score, str)
     blocks = None
-    recipe = Recipe(score, plan.counts, structure=pattern, refit=data is not None)
+    times = flattened(model, weights) if isinstance(pattern, Channels) else {}
+    refit = data is not None
+    recipe = Recipe(score, plan.counts, structure=pattern, refit=refit, positions=times)
     if storage == "blocks" or isinstance(pattern, Block):
         blocks = BlockPlan.of(weights, plan, pattern, orthogonal=False, budget=budget)
         weights, counts = blocks.weights, blocks.budget.counts
@@ -290,27 +296,6 @@ def apply_masks(
         batches = calibration_batches(data)
         draws = prune_layers(model, weights, recipe, batches, verbose=shows_progress())
     return hold(model, weights, draws, storage)
-
-
-def _measured(
-    model: Any, weights: list[PrunableWeight], batches: Any, *, given: bool
-) -> list[PrunableWeight]:
-    """The kernels that can be measured; the others stay dense, unless densities were `given`."""
-    found = measured(model, weights, batches)
-    names = ", ".join(f"'{weight.path}'" for weight in weights if weight not in found)
-    why = (
-        "It is not known how these kernels multiply inputs of their layers, or no calibration "
-        "input reaches them outside of compiled code"
-    )
-    if names and (given or not found):
-        raise NotPrunableError(f"{why}: `exclude` them, or use magnitudes. Received: {names}")
-    if names:
-        warnings.warn(
-            f"{why}: they stay dense, and the density is that of the other kernels. `exclude` "
-            f"them to have no warning. Received: {names}",
-            stacklevel=level_of_user(),
-        )
-    return found
 
 
 def _by_scores(

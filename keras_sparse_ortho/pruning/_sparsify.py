@@ -160,8 +160,9 @@ def sparsify(
     """
     check_storage(storage)
     density, budget = density_and_budget(density, budget)
-    given = budget.blocks if isinstance(budget, Budget) and structure is None else {}
-    include = [*budget] if given and include is None else include
+    given: Mapping[str, Structure] = {}
+    if isinstance(budget, Budget) and budget.blocks and structure is None:
+        given, include = budget.blocks, [*budget] if include is None else include
     weights = weights_to_prune(model, include, exclude)
     if density is None and isinstance(budget, str):
         raise DensityError(

@@ -10,7 +10,7 @@ from keras_sparse_ortho.quantization._fake_quantize import (
 )
 from keras_sparse_ortho.quantization._quantize_aware import quantize_aware
 from keras_sparse_ortho.quantization._quantize_wrapper import QuantizeWrapper, innermost
-from keras_sparse_ortho.quantization._round_biases import biases_are_rounded, round_biases
+from keras_sparse_ortho.quantization._round_biases import round_biases
 
 __all__ = ["quantize_aware", "round_biases"]
 

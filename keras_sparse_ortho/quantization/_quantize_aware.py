@@ -46,7 +46,7 @@ def quantize_aware(
     mask, threshold, compact storage or live blocks: zeros stay zero. Activations are rounded where
     LiteRT rounds them, in ranges that follow them in training (`FakeQuantize`). Gradients go
     straight through. Train the result for some epochs, as the float network was trained, at a
-    smaller learning rate; then `export_litert(model, path, quantization="int8")` writes a file with
+    smaller learning rate; then `export_litert(model, path, mode="int8")` writes a file with
     the integers and ranges that were trained.
 
     A batch normalization behind a convolution needs no folding in training: in the file it is

@@ -16,7 +16,6 @@ from keras_sparse_ortho.quantization._quantize_aware import fixed_step, passes_o
 from keras_sparse_ortho.quantization._quantize_wrapper import QuantizeWrapper, innermost
 
 L = keras.layers
-_ROUNDING = 1e-6  # of a bias, in float32
 
 
 def round_biases(model: keras.Model) -> keras.Model:
@@ -72,14 +71,6 @@ def round_biases(model: keras.Model) -> keras.Model:
     for variable, value in [*_changes(model)]:  # all of them first
         assign(variable, value)
     return model
-
-
-def biases_are_rounded(model: keras.Model) -> bool:
-    """Whether `round_biases` would change nothing, up to the rounding of floats."""
-    return not is_graph(model) or all(
-        np.all(np.abs(value - to_numpy(variable)) <= _ROUNDING * np.abs(value).max(initial=0))
-        for variable, value in _changes(model)
-    )
 
 
 def _changes(model: Any) -> Iterator[tuple[Any, np.ndarray]]:

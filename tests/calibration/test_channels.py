@@ -79,3 +79,48 @@ def test_what_is_missed_is_told_and_what_does_not_fit_is_refused():
         Channels(0)
     with pytest.raises(ValueError, match=r"size of blocks.*Received: structure=Channels"):
         kso.prune(dense, 0.5, structure=Channels(), storage="blocks")
+
+
+def image_rows():
+    return np.random.default_rng(0).normal(size=(64, 6, 6, 3)).astype("float32")
+
+
+@pytest.mark.core
+def test_channels_behind_flatten_and_prelu_go_with_all_their_positions():
+    keras.utils.set_random_seed(0)
+    between = [L.PReLU("normal", shared_axes=[1, 2]), L.Flatten(), L.Dropout(0.1)]
+    layers = [L.Conv2D(8, 3, name="conv"), *between, L.Dense(5, name="head")]
+    dense, x = keras.Sequential([keras.Input((6, 6, 3)), *layers]), image_rows()
+    pruned = kso.prune(dense, 0.5, score="obs", data=x, structure=Channels(), include="head")
+    small = kso.remove_channels(pruned)
+    assert small.get_layer("conv").filters == 4
+    assert small.get_layer("head").kernel.shape == (4 * 16, 5)
+    np.testing.assert_allclose(array(small(x)), array(pruned(x)), atol=1e-5)
+    with pytest.raises(LayoutError, match="Received: 8 inputs"):
+        kso.prune(dense, 0.5, structure=Channels(3), include="head")
+
+
+@pytest.mark.parametrize("slopes", [0.25, "uniform"])
+def test_constants_behind_prelu_are_those_of_all_positions(slopes):
+    """A bias of -1 becomes -.25 everywhere, or another number at each position."""
+    value = keras.initializers.Constant(slopes) if slopes == 0.25 else slopes
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [keras.Input((6, 6, 3)), L.Conv2D(4, 3, name="conv"), L.PReLU(value), L.Conv2D(2, 2)]
+    )
+    kernel, _ = model.get_layer("conv").get_weights()
+    kernel[..., :2] = 0
+    model.get_layer("conv").set_weights([kernel, np.array([-1, 1, 0, 0])])
+    small = kso.remove_channels(model)
+    assert small.get_layer("conv").filters == (2 if slopes == 0.25 else 3)
+    x = image_rows()
+    np.testing.assert_allclose(array(small(x)), array(model(x)), atol=1e-5)
+
+
+def test_channels_that_a_normalization_needs_are_told():
+    keras.utils.set_random_seed(0)
+    layers = [L.Dense(8, name="wide"), L.LayerNormalization(name="norm"), L.Dense(2, name="head")]
+    dense = keras.Sequential([keras.Input((4,)), *layers])
+    pruned = kso.prune(dense, 0.5, structure=Channels(), include="head")
+    with pytest.warns(UserWarning, match=r"4 of 'norm' of class LayerNormalization, which nothing"):
+        assert kso.remove_channels(pruned).get_layer("wide").units == 8

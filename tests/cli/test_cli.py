@@ -18,7 +18,8 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.cli import main
-from keras_sparse_ortho.export import ExportFallbackWarning, ExportVerificationError, load_litert
+from keras_sparse_ortho.errors import ExportVerificationError
+from keras_sparse_ortho.export import load_litert
 from tests.helpers import array
 
 pytestmark = pytest.mark.tensorflow_only
@@ -96,7 +97,7 @@ def test_bench(exported, tmp_path, capsys):
         (["export", "MODEL", "out.tflite", "--mode", "quick"], 2, "mode='quick'"),
         (["export", "MODEL", "out.tflite", "--sample", "text.keras"], 3, "Pass rows as"),
         (["export", "MODEL", "none/out.tflite"], 2, "Received: output='none/out.tflite'"),
-        (["export", "MODEL", "out.tflite", "--quantization", "int8"], 2, "`--data` is needed with"),
+        (["export", "MODEL", "out.tflite", "--mode", "int8"], 2, "`--data` is needed with"),
         (["export", "MODEL", "out.tflite", "--batch-size", "0"], 2, "`--batch-size` must be"),
         (["export", "MODEL", "out.tflite", "--tolerance", "-1"], 2, "`--tolerance` must be"),
         (["export", "MODEL", "out.tflite", "--sample", "rows.npy"], 2, "`--sample` for input `x`"),
@@ -127,7 +128,7 @@ def test_messages_of_every_kind_name_options(model_file, monkeypatch, capsys, ki
     """Warnings and failed verifications as well, which are no ValueErrors."""
 
     def export(*_, **__):
-        warnings.warn("not by `mode`, see `batch_size=`", ExportFallbackWarning, stacklevel=2)
+        warnings.warn("not by `mode`, see `batch_size=`", stacklevel=2)
         raise kind("see `tolerance`, put `sample` in. Received: representative_data=None, path=''")
 
     monkeypatch.setattr(kso.export, "export_litert", export)

@@ -138,6 +138,6 @@ def test_the_whole_way(name, tmp_path, stages):
         export(plain, x, tmp_path / "model.tflite")
         stages("LiteRT")
     else:
-        with pytest.raises(kso.export.ExportConversionError, match=case.litert):
+        with pytest.raises(kso.errors.ExportConversionError, match=case.litert):
             export(plain, x, tmp_path / "model.tflite")
         stages("LiteRT", f"lacks {case.litert}")

@@ -6,12 +6,7 @@ import pytest
 
 from tests.export.models import layers, thin_out, tiny
 
-ROUTES = ["float32", "float16", "dynamic_int8", "float32+sp"]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_converter(kept_converter):
-    """All exports convert in one process."""
+ROUTES = ["float32", "float16", "dynamic_int8", "float32+sp", "float16+sp"]
 
 
 def shared_model():
@@ -37,8 +32,6 @@ def all_routes(tmp_path_factory):
 
     reports = {route: export(route) for route in ROUTES}
     reports["int8"] = export("int8", representative_data=data)
-    with pytest.warns(kso.export.ExportFallbackWarning, match=r"dynamic_int8\+sp.* without XNN"):
-        reports["dynamic_int8+sp"] = export("dynamic_int8+sp")
     return model, data, keras.ops.convert_to_numpy(model(data)), folder, reports
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.export import ExportRouteError, LiteRTFileError, c_array, export_litert
+from keras_sparse_ortho.errors import ExportRouteError, LiteRTFileError
+from keras_sparse_ortho.export import c_array, export_litert
 from tests.export.models import layers
 
 pytestmark = pytest.mark.tensorflow_only

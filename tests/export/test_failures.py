@@ -13,15 +13,11 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho import _files
-from keras_sparse_ortho.export import (
+from keras_sparse_ortho.errors import (
     ExportConversionError,
-    ExportFallbackWarning,
     ExportVerificationError,
-    _candidates,
-    _process,
-    export_litert,
-    load_litert,
 )
+from keras_sparse_ortho.export import _candidates, _process, export_litert, load_litert
 from keras_sparse_ortho.export._process import JobError, Worker
 from tests.export.models import interpret, layers, mlp, tiny
 from tests.helpers import array
@@ -97,9 +93,8 @@ def test_lost_zeros(convert_to, target):
 
 
 @pytest.fixture
-def worker_that(kept_converter, monkeypatch, tmp_path_factory):
-    """A function that puts a script in place of the workers', also of those that convert."""
-    monkeypatch.setattr(_candidates, "converter", Worker)
+def worker_that(monkeypatch, tmp_path_factory):
+    """A function that puts a script in place of the workers'."""
 
     def replace(script):
         path = tmp_path_factory.mktemp("script") / "worker.py"
@@ -222,10 +217,10 @@ def test_a_refused_file_names_the_layer_and_what_to_try(tmp_path):
     path, trained = tmp_path / "m.tflite", kso.quantize_aware(model)
     assert export_litert(model, path, mode="dynamic_int8", sample=x[:8]).error < 0.1
     trained(x, training=True)
-    assert export_litert(trained, path, quantization="int8", sample=x).error < 0.01
+    assert export_litert(trained, path, mode="int8", sample=x).error < 0.01
 
 
-def test_a_mode_warns_of_a_route_whose_file_is_wrong(convert_to, monkeypatch, tmp_path, tiny_file):
+def test_a_mode_leaves_out_a_wrong_file(convert_to, monkeypatch, tmp_path, tiny_file):
     """`tiny_file` has other weights than this model: as if the converter had made it of them."""
     plain = _candidates.convert
 
@@ -237,11 +232,12 @@ def test_a_mode_warns_of_a_route_whose_file_is_wrong(convert_to, monkeypatch, tm
 
     monkeypatch.setattr(_candidates, "convert", convert)
     model, path = tiny_with(seed=2), tmp_path / "m.tflite"
-    with pytest.warns(ExportFallbackWarning, match="mode='float16'.*Received: float16: "):
-        report = export_litert(model, path, mode="fast")
+    report = export_litert(model, path, mode="fast")
     assert report.route != "float16"
+    (reason,) = (one.reason for one in report.routes if one.route == "float16")
+    assert reason.startswith("The ")
     convert_to()
-    with pytest.raises(ExportVerificationError, match=r"to 0\.005.*Try quantization=None"):
+    with pytest.raises(ExportVerificationError, match=r"to 0\.005.*Try mode=None"):
         export_litert(model, path, mode="float16")
     with pytest.raises(ExportVerificationError, match=r"Try mode=\"float16\"\. Received: error"):
         export_litert(model, path, mode="float16+sp")
@@ -262,13 +258,13 @@ def ended(number):
 
 
 def test_one_process_does_several_jobs_and_survives_an_exception(tiny_file, monkeypatch, tmp_path):
-    job = {"file": str(tiny_file), "xnnpack": True}
+    job = {"file": str(tiny_file)}
     with Worker() as worker:
         record = worker.run("inspect", 60, **job)
-        assert (record["input_names"], record["xnnpack"]) == (["x"], True)
+        assert record["input_names"] == ["x"]
         first = worker._process.pid
         with pytest.raises(JobError, match=r"^FileNotFoundError: .*none\.tflite"):
-            worker.run("inspect", 60, file="none.tflite", xnnpack=True)
+            worker.run("inspect", 60, file="none.tflite")
         assert worker.run("inspect", 60, **job) == record
         assert worker._process.pid == first
         # A class whose module has become importable here must be so there.
@@ -291,13 +287,13 @@ def test_one_process_does_several_jobs_and_survives_an_exception(tiny_file, monk
 def test_a_job_after_one_that_failed_is_done_by_a_new_process(
     tiny_file, worker_that, monkeypatch, script, seconds, message
 ):
-    job = {"file": str(tiny_file), "xnnpack": True}
+    job = {"file": str(tiny_file)}
     with Worker() as worker:
         worker_that(script)
         with pytest.raises(JobError, match=message):
             worker.run("inspect", seconds, **job)
         monkeypatch.undo()
-        assert worker.run("inspect", 60, **job)["xnnpack"]
+        assert worker.run("inspect", 60, **job)["input_names"] == ["x"]
 
 
 @pytest.mark.parametrize("calls", [0, 10**9], ids=["idle", "at work"])
@@ -305,7 +301,7 @@ def test_worker_ends_when_its_parent_is_killed(tiny_file, calls):
     code = f"""if True:
         import runpy, threading, time
         worker = runpy.run_path({_process.__file__!r})["Worker"]()
-        job = dict(file={str(tiny_file)!r}, xnnpack=True, threads=1)
+        job = dict(file={str(tiny_file)!r}, threads=1)
         worker.run("bench", 60, **job, calls=0)
         print(worker._process.pid, flush=True)
         worker.run("bench", 60, **job, calls={calls})
@@ -324,8 +320,7 @@ def test_crash_on_one_route_leaves_the_others(tiny_file, worker_that, tmp_path):
         import os, runpy, shutil, signal
         worker = runpy.run_path({str(_process._SCRIPT)!r})
 
-        def convert(traced, storage, result, **_):
-            open(traced["path"], "w").close()
+        def convert(storage, result, **_):
             if storage == "float16":
                 os.kill(os.getpid(), signal.SIGSEGV)
             shutil.copy({str(tiny_file)!r}, result)

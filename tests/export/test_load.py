@@ -13,8 +13,8 @@ import keras
 import numpy as np
 import pytest
 
-from keras_sparse_ortho.export import LiteRTFileError, export_litert, latencies, load_litert
-from tests.export.models import rms
+from keras_sparse_ortho.errors import LiteRTFileError
+from keras_sparse_ortho.export import export_litert, latencies, load_litert
 from tests.faults import graphs
 
 pytestmark = pytest.mark.tensorflow_only
@@ -46,7 +46,7 @@ def refused(path, content, message, **options):
 def test_predict_of_any_number_of_rows(all_routes):
     _, data, want, folder, _ = all_routes
     file = load_litert(folder / "float32.tflite")
-    assert (file.route, file.model_name, file.xnnpack) == ("float32", "shared", True)
+    assert (file.route, file.model_name) == ("float32", "shared")
     assert (file.batch_size, file.output_names) == (1, ["head"])
     np.testing.assert_allclose(file.predict(data), want, atol=1e-5)
     np.testing.assert_allclose(file.predict({"x": data[:3]}), want[:3], atol=1e-5)
@@ -108,7 +108,6 @@ def resealed(content, changes):
     """A file whose record was changed by somebody who renewed the digest."""
     if isinstance(changes, dict):
         record = graphs.RECORD | {"inputs": [X], "outputs": [{"name": "head"}]} | changes
-        record = {"xnnpack": True} | record
         return graphs.with_record(content, {k: v for k, v in record.items() if v is not ...})
     return graphs.with_digest(content.replace(b'"route": "float32"', changes.ljust(18), 1))
 
@@ -119,11 +118,7 @@ X = {"name": "x", "shape": [1, 64], "dtype": "float32"}
 @pytest.mark.parametrize(
     "changes",
     [
-        *(
-            {key: value}
-            for key in ("xnnpack", "inputs", "outputs")
-            for value in (..., None, 1, "a")
-        ),
+        *({key: value} for key in ("inputs", "outputs") for value in (..., None, 1, "a")),
         *({"inputs": value} for value in ([], ["x"], [{}], {}, [X, X])),
         *({"inputs": [X | {"name": name}]} for name in (1, None, ["x"], "y")),
         *({"outputs": value} for value in ([], [{"name": "y", "shape": [1]}])),
@@ -180,21 +175,14 @@ def test_no_litert_file(tmp_path, path):
 def test_foreign_file_is_tried_first(content, path, all_routes):
     path.write_bytes(as_foreign(content))
     file = load_litert(path)
-    assert (file.route, file.model_name, file.xnnpack) == (None, None, True)
+    assert (file.route, file.model_name) == (None, None)
     np.testing.assert_allclose(file.predict(all_routes[1]), all_routes[2], atol=1e-5)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 def test_truncated_foreign_file(content, path, share):
     content = as_foreign(content)[: int(share * len(content))]
-    refused(path, content, r"tried in a subprocess.*without: ")
-
-
-def test_foreign_file_that_xnnpack_would_crash_on(all_routes, path):
-    path.write_bytes(as_foreign((all_routes[3] / "dynamic_int8+sp.tflite").read_bytes()))
-    file = load_litert(path)
-    assert (file.route, file.xnnpack) == (None, False)
-    assert rms(file.predict(all_routes[1]), all_routes[2]) < 0.03
+    refused(path, content, "tried in a subprocess")
 
 
 @pytest.mark.parametrize(
@@ -205,7 +193,7 @@ def test_foreign_file_that_xnnpack_would_crash_on(all_routes, path):
 def test_resealed_graphs_are_tried_first(content, path):
     """What has a record and the right digest can come from anybody."""
     seconds = 3 if content == graphs.forever() else 60
-    message = r"tried in a subprocess.*without: "
+    message = "tried in a subprocess"
     refused(path, graphs.sealed(content), message, timeout=seconds)
 
 
@@ -233,14 +221,14 @@ def test_a_file_is_tried_once(path, monkeypatch):
 
 
 def test_exported_again_has_one_record(content, path):
-    record = {"route": "other", "inputs": [X], "outputs": [{"name": "head"}], "xnnpack": False}
+    record = {"route": "other", "inputs": [X], "outputs": [{"name": "head"}]}
     path.write_bytes(graphs.sealed(content, record))
     assert path.read_bytes().count(b"keras_sparse_ortho/1") == 1
-    assert (load_litert(path).route, load_litert(path).xnnpack) == ("other", False)
+    assert load_litert(path).route == "other"
 
 
-def test_files_are_timed_with_their_settings(all_routes, tmp_path):
-    files = [all_routes[3] / f"{name}.tflite" for name in ("float32", "dynamic_int8+sp")]
+def test_files_are_timed(all_routes, tmp_path):
+    files = [all_routes[3] / f"{name}.tflite" for name in ("float32", "int8")]
     packed = tmp_path / "m.tflite.gz"
     packed.write_bytes(gzip.compress(files[0].read_bytes()))
     times = latencies([*files, packed], threads=2, seconds=0.01)

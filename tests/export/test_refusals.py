@@ -63,12 +63,12 @@ def test_model(make, message, path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"quantization": "int4"}, "quantization='int4'"),
+        ({"mode": "int2"}, "mode='int2'"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"batch_size": 2.0}, r"batch_size=2\.0"),
         ({"tolerance": -1.0}, r"tolerance=-1\.0"),
         ({"tolerance": float("nan")}, "tolerance=nan"),
-        ({"quantization": "int8"}, "`representative_data` is needed"),
+        ({"mode": "int8"}, "`representative_data` is needed"),
         ({"mode": "float32+csr"}, "name of a route"),
         ({"representative_data": np.ones((2, 4))}, "`representative_data` is unused"),
         ({"sample": np.ones((2, 5))}, r"\(rows, 4\)\. Received: shape=\(2, 5\)"),
@@ -77,7 +77,7 @@ def test_model(make, message, path):
         ({"sample": {"y": np.ones((2, 4)), "z": np.ones((2, 4))}}, r"keys \['y', 'z'\]"),
         ({"sample": np.full((1, 4), np.nan)}, "non-finite values in output"),
         (
-            {"quantization": "int8", "representative_data": np.ones((2, 4)), "batch_size": 3},
+            {"mode": "int8", "representative_data": np.ones((2, 4)), "batch_size": 3},
             "2 rows with batch_size=3",
         ),
     ],

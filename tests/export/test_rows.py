@@ -9,8 +9,7 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.export import export_litert
 from keras_sparse_ortho.export._explain import warn_of_rows
-from keras_sparse_ortho.export._model import keras_outputs, signature_of
-from keras_sparse_ortho.export._task import Task, doubts, rows_of
+from keras_sparse_ortho.export._task import Task, doubts, rows_of, signature_of
 from tests.export import models
 from tests.helpers import array
 
@@ -117,25 +116,11 @@ def test_where_rows_come_from(sample, data, batch, trained, origin, calibrating)
     assert (rows.calibrating and len(rows.calibrating[0])) == calibrating
 
 
-@pytest.mark.parametrize(
-    ("seen", "message"),
-    [
-        (X, None),
-        (X / 255, "changes Keras' own outputs by [0-9]+%"),
-        (0 * X, "must hold more than zero.*hidden"),
-    ],
-)
-def test_trained_ranges_are_judged_on_rows_of_the_user(seen, message):
+def test_trained_ranges_of_zeros_are_told():
     model = kso.quantize_aware(mlp())
-    model(seen, training=True)
-    task = Task(model, 1, X[:32], None, None, 60.0)
-    if message is None:
-        warn_of_rows(task)
-    else:
-        with pytest.warns(UserWarning, match=message):
-            warn_of_rows(task)
-    _, (after,) = keras_outputs(task.model, task.signature, task.sample)
-    np.testing.assert_array_equal(after, task.want[0])
+    model(0 * X, training=True)
+    with pytest.warns(UserWarning, match="must hold more than zero.*hidden"):
+        warn_of_rows(Task(model, 1, X[:32], None, None, 60.0))
 
 
 @pytest.mark.parametrize("data", [X, (X, X[:, 0]), [(X[:32], X[:32, 0])] * 4, X.astype("float64")])
@@ -155,10 +140,3 @@ def test_an_int8_file_of_wrongly_scaled_rows_is_doubted(tmp_path):
     report = export_litert(mlp(), tmp_path / "m.tflite", mode="int8", representative_data=X)
     assert (report.compared_on, report.sample_rows) == ("rows held out of representative_data", 32)
     assert "32 rows (rows held out of representative_data)" in str(report)
-
-
-@pytest.mark.tensorflow_only
-def test_clipped_outputs_are_told(tmp_path):
-    options = {"representative_data": X / 4, "sample": X[:32], "tolerance": 1.0}
-    with pytest.warns(UserWarning, match=r"[0-9]+% of the outputs are clipped"):
-        export_litert(mlp(), tmp_path / "m.tflite", mode="int8", **options)

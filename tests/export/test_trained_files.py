@@ -148,7 +148,7 @@ CASES += [slow(encoder, weights) for weights in ("int8", "int4")]
 @pytest.mark.parametrize(("make", "weights"), CASES)
 def test_integers_and_ranges_of_the_file_are_those_of_training(make, weights, tmp_path):
     model, x = trained(make, weights)
-    report = export_litert(model, tmp_path / "m.tflite", quantization="int8", sample=x[:64])
+    report = export_litert(model, tmp_path / "m.tflite", mode="int8", sample=x[:64])
     assert_few_roundings_differ(report, model, x[:64])
     assert ("tensorflow" in report.versions) == (keras.backend.backend() == "tensorflow")
     check_integers(model, report.path)
@@ -160,6 +160,23 @@ def test_integers_and_ranges_of_the_file_are_those_of_training(make, weights, tm
     assert len(held) == len(kernels)
     if make is not encoder:  # whose normalizations are in floats
         assert {kind for _, kind in operations(report.path)[:-1]} == {np.int8}
+
+
+@pytest.mark.parametrize(
+    ("weights", "mode", "stored"),
+    [("int4", "int4", "int4"), slow_case_on_jax("ternary", "dynamic_int4", "int2")],
+)
+def test_kernels_of_dense_layers_take_the_bits_of_their_training(weights, mode, stored, tmp_path):
+    model, x = trained(mlp, weights)
+    modes = mode.replace("int4", "int8"), mode
+    wide, narrow = (export_litert(model, tmp_path / m, mode=m, sample=x[:64]) for m in modes)
+    first, second = (load_litert(one.path).predict(x[:64]) for one in (wide, narrow))
+    assert np.mean(np.abs(first - second) > 0.003 * first.std()) < 0.05
+    kinds = {one.size: one.dtype for one in narrow.weights}
+    assert kinds[24 * 48] == stored
+    assert narrow.total_zeros == wide.total_zeros
+    bits = {"int4": 4, "int2": 2}[stored]
+    assert wide.bytes - narrow.bytes > 0.9 * 24 * 48 * (8 - bits) / 8
 
 
 @pytest.mark.parametrize(
@@ -197,30 +214,18 @@ def test_the_file_has_rounded_biases_whether_keras_has_them_or_not(tmp_path):
     outputs = []
     for name in ("before", "after"):
         with warnings.catch_warnings(action="ignore"):  # before, that Keras differs
-            export_litert(model, tmp_path / name, quantization="int8", sample=x[:64])
+            export_litert(model, tmp_path / name, mode="int8", sample=x[:64])
         outputs.append(load_litert(tmp_path / name).predict(x[:64]))
         round_biases(model)
     np.testing.assert_array_equal(*outputs)
 
 
-def test_a_file_whose_biases_are_rounded_tells_so(tmp_path, monkeypatch):
-    model, x = trained(mlp, "int4", rounded=False)
-    monkeypatch.setattr("keras_sparse_ortho.export._explain._AS_TRAINED", 1e-5)
-    with pytest.warns(UserWarning, match=r"differs from Keras by 0.\d+%.*round_biases\(model\)"):
-        export_litert(model, tmp_path / "m.tflite", quantization="int8", sample=x[:64])
-    round_biases(model)
-    monkeypatch.setattr("keras_sparse_ortho.export._explain._AS_TRAINED", -1)  # any file
-    with pytest.warns(UserWarning, match="starts at .*layer.*`exclude`") as caught:
-        export_litert(model, tmp_path / "m.tflite", quantization="int8", sample=x[:64])
-    assert not any("round_biases" in str(one.message) for one in caught)
-
-
 def test_int8_without_ranges_or_data_is_refused(tmp_path):
     untrained = quantize_aware(mlp())
     with pytest.raises(ValueError, match="ranges of activations are set in training"):
-        export_litert(untrained, tmp_path / "m.tflite", quantization="int8")
+        export_litert(untrained, tmp_path / "m.tflite", mode="int8")
     with pytest.raises(ValueError, match="`representative_data` is needed"):
-        export_litert(quantize_aware(mlp(), "int8", None), tmp_path / "m", quantization="int8")
+        export_litert(quantize_aware(mlp(), "int8", None), tmp_path / "m", mode="int8")
 
 
 def ranged(low, high, name):
@@ -239,7 +244,6 @@ def test_ranges_that_differ_and_layers_in_floats_between_them(tmp_path):
     x = ranged(-1.5, 1.5, "between")(L.Softmax()(x[:, ::2]))
     model = keras.Model(inputs, ranged(0.0, 0.5, "end")(keras.ops.cumsum(x, axis=1)))
     sample = np.random.default_rng(0).normal(size=(16, 8, 8)).astype("float32")
-    with pytest.warns(UserWarning, match="Rounding activations changes Keras' own outputs"):
-        report = export_litert(model, tmp_path / "m.tflite", quantization="int8", sample=sample)
+    report = export_litert(model, tmp_path / "m.tflite", mode="int8", sample=sample)
     assert report.error < 0.001
     check_steps(report.path, 3.0 / 255, 1.1 / 255, 0.5 / 255)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.export import ExportRouteError, export_litert, load_litert
+from keras_sparse_ortho.errors import ExportRouteError
+from keras_sparse_ortho.export import export_litert, load_litert
 from tests.export import models
 from tests.export.models import cnn, operations
 from tests.helpers import array, slow_case_on_jax, slow_on_jax
@@ -96,7 +97,7 @@ def test_every_route_of_a_large_model(tmp_path):
     assert min(one.bytes for one in report.routes) > 300 * 1024
     trained = kso.quantize_aware(model)
     trained(x, training=True)
-    report = export_litert(trained, tmp_path / "q.tflite", quantization="int8", sample=x)
+    report = export_litert(trained, tmp_path / "q.tflite", mode="int8", sample=x)
     assert report.error < 3e-3
 
 

@@ -18,9 +18,9 @@ RECORD = {
 }
 
 
-def sealed(content: bytes, record: dict[str, Any] | None = None, xnnpack: bool = False) -> bytes:
+def sealed(content: bytes, record: dict[str, Any] | None = None) -> bytes:
     """A file with a record of ours and the right digest, as anybody can make one."""
-    return with_record(content, {"xnnpack": xnnpack} | (RECORD if record is None else record))
+    return with_record(content, RECORD if record is None else record)
 
 
 def absolute(size: int = WIDTH, name: str = "y") -> bytes:

@@ -23,8 +23,8 @@ import keras
 import numpy as np
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.errors import BudgetError
-from keras_sparse_ortho.export import LiteRTFileError, load_litert
+from keras_sparse_ortho.errors import BudgetError, LiteRTFileError
+from keras_sparse_ortho.export import load_litert
 from tests.faults import crafted, graphs
 from tests.faults.counting import Count, ended, started, timed
 
@@ -287,7 +287,7 @@ def litert_files(folder: Path, rng: random.Random, number: int) -> Count:
             name, within = rng.choice([*values]), rng.choice([None, None, "inputs", "outputs"])
             record = copy.deepcopy(graphs.RECORD)
             held: Any = record if within is None else record[within][0]  # type: ignore[index]
-            keys = [*graphs.RECORD, "xnnpack", "format"]
+            keys = [*graphs.RECORD, "format"]
             key = rng.choice(keys if within is None else ["name", "shape", "dtype"])
             held[key] = values[name]
             made.append((f"record, {within}.{key} = {name}", _sealed_anyhow(sound, record)))

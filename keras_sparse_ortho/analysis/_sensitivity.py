@@ -1,0 +1,71 @@
+"""`sensitivity`: what each layer of a trained model loses at several densities, and rounded."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from keras_sparse_ortho._checks import check_density
+from keras_sparse_ortho.calibration import (
+    Sensitivity,
+    calibration_batches,
+    measurable,
+    measured_errors,
+)
+from keras_sparse_ortho.kernels import Selection
+from keras_sparse_ortho.pruning import shows_progress, weights_to_prune
+
+
+def sensitivity(
+    model: Any,
+    data: Any,
+    *,
+    densities: Sequence[float] = (0.5, 0.3, 0.2, 0.1, 0.05),
+    include: Selection = None,
+    exclude: Selection = None,
+) -> Sensitivity:
+    """Measures what each layer of a trained model loses when its kernel is pruned or rounded.
+
+    For the kernel `W` and the inputs `X` of its layer in the model as given, the error is
+
+        |X (V - W)|^2 / |X W|^2
+
+    on every fourth row of data. `V` is what `prune(score="obs")` makes of the other rows, or `W` in
+    int8 or int4. The gain of a layer is how much of its error is in the outputs of the model, with
+    this kernel alone in int4. `budget="error"` of `prune` measures the same table.
+
+    Args:
+        model: A built Keras model with dense kernels.
+        data: A few hundred rows of inputs, as for `prune`.
+        densities: Live fractions in (0, 1].
+        include: Which kernels, as for `sparsify`.
+        exclude: Which kernels not.
+
+    Returns:
+        A `calibration.Sensitivity`, which prints as a table, has `plot()`
+        (`pip install keras-sparse-ortho[plot]`), and is a `budget` that needs no second
+        measurement. `predicted(budget)` is the error of the whole model.
+
+    Raises:
+        DensityError: A density outside (0, 1].
+        NotPrunableError: A model without kernels that can be measured.
+
+    Warns:
+        UserWarning: Kernels that cannot be measured; fewer than 16 different rows.
+
+    Limits: takes about as long as `prune(score="obs")`, with a bar in a terminal. `prune` lets
+    layers make up for those before them, which no prediction here knows.
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="a")])
+    >>> x = np.random.default_rng(0).normal(size=(64, 8))
+    >>> table = sensitivity(model, x, densities=(0.5, 0.25))
+    >>> errors = table.errors["a/kernel"]
+    >>> list(errors), errors[0.25] > errors[0.5] > errors["int8"]
+    ([0.5, 0.25, 'int8', 'int4'], True)
+    >>> bool(np.isclose(table.predicted({"a/kernel": 0.5}), errors[0.5]))  # of a single layer
+    True
+    """
+    shares, batches = [check_density(share) for share in densities], calibration_batches(data)
+    weights = measurable(model, weights_to_prune(model, include, exclude), batches)
+    return measured_errors(model, weights, shares, batches, shows_progress())
