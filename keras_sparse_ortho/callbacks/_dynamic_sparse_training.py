@@ -319,8 +319,8 @@ def move_regular(
 ) -> Array:
     """Drops the `count` smallest live entries of all matrices; every line keeps its fan.
 
-    Among all ways to give inputs and outputs their entries back, one with the largest sum of scores
-    is taken. Arrays are `(..., inputs, outputs)`.
+    Among all ways to give inputs and outputs their entries back, one with (nearly) the largest sum
+    of scores is taken. Arrays are `(..., inputs, outputs)`.
 
     >>> live = np.eye(3, dtype=bool)
     >>> scores = np.roll(np.eye(3), 1, axis=1)
