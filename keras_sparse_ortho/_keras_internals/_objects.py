@@ -305,7 +305,7 @@ def _attributes_of_keras() -> tuple[dict[str, Any], frozenset[str]]:
 
 
 def is_ours(value: Any) -> bool:
-    """Whether an object is of a class of this package: its state belongs to one layer."""
+    """Whether an object is of a class of this package, whose state belongs to one layer."""
     return type(value).__module__.partition(".")[0] == _PACKAGE and hasattr(value, "__dict__")
 
 

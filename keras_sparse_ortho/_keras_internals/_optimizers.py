@@ -162,7 +162,6 @@ def _kept(optimizer: Any) -> Iterator[tuple[Any, str, Any, Any]]:
 
 
 def _all(optimizer: Any) -> list[Any]:
-    """An optimizer and those inside it."""
     parts = _parts(optimizer)
     return parts if parts[0] is optimizer else [optimizer, *parts]
 

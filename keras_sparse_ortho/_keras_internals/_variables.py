@@ -134,7 +134,6 @@ def _distribution() -> Any:
 
 
 def track_variable(layer: Any, variable: Any) -> None:
-    """Makes TensorFlow save a variable with a layer."""
     _track(layer, variable.name, variable)
 
 
@@ -288,8 +287,6 @@ def _pending() -> list[Any]:
 
 
 class _Deferring(keras.StatelessScope):
-    """A scope at whose end no variable gets its value."""
-
     def __init__(self) -> None:
         super().__init__(initialize_variables=False)
         self.updates: list[tuple[Any, Any]] = []

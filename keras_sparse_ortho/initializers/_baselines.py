@@ -91,7 +91,6 @@ class RandomSparse(SparseInitializer):
     def at_density(
         self, density: float, seed: int, shape: Sequence[int], layout: Layout = None
     ) -> SparseInitializer:
-        """Passes the seed to the dense initializer, too."""
         config = self.get_config()
         dense = config["initializer"]
         if "seed" in dense["config"]:
@@ -178,7 +177,6 @@ class RamanujanOrthogonal(SparseInitializer):
     def at_density(
         self, density: float, seed: int, shape: Sequence[int], layout: Layout = None
     ) -> SparseInitializer:
-        """Takes the degree `density * taps * width`, if there is one."""
         canonical = self.resolve_layout(shape, layout).canonical_shape(shape)
         width = canonical[-1]
         fit = self._admissible(canonical)

@@ -245,7 +245,6 @@ class PrunableWeight:
 
 
 def initializer_attribute(layer: Any, weight_name: str) -> str | None:
-    """The attribute in which a layer keeps the initializer of one of its weights."""
     # DepthwiseConv calls its weight "kernel" and the initializer "depthwise_initializer".
     for stem in (weight_name, weight_name.removesuffix("_kernel"), "depthwise"):
         if hasattr(layer, f"{stem}_initializer"):

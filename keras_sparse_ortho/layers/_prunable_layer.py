@@ -249,7 +249,6 @@ class PrunableLayer(WrapperBuiltByCalls):
         self._state.parametrized[weight.path] = parametrization
 
     def set_quantizer(self, quantizer: FakeQuantization) -> None:
-        """Quantizes the effective weights of a built layer."""
         for own in self._state.parametrized.values():
             if isinstance(own, LowRankSoftThreshold):
                 raise NotPrunableError(
@@ -383,7 +382,6 @@ class PrunableLayer(WrapperBuiltByCalls):
 def _restored(
     config: dict[str, Any], custom_objects: dict[str, Any] | None
 ) -> tuple[dict[str, Any], list[str]]:
-    """The arguments of a wrapper from its configuration, and the names in its layer."""
     restore = functools.partial(restored, custom_objects=custom_objects)
     given = dict(config)
     names = given.pop("layer_names", [])

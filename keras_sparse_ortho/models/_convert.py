@@ -96,7 +96,6 @@ def convert(
 
 
 def _fit_for_masks(weights: list[PrunableWeight], storage: str) -> list[PrunableWeight]:
-    """The kernels that are not in this storage yet."""
     held: list[tuple[PrunableWeight, Any]] = [(weight, weight.storage) for weight in weights]
     if storage == "masked":
         return [weight for weight, own in held if own.movable and own.compact]
@@ -199,7 +198,6 @@ def _layers_of_graphs(model: Any) -> Iterator[Any]:
 
 
 def _finished_storages(model: Any) -> list[Any]:
-    """All storages of a model; NotPrunableError for one that has no mask yet."""
     found = []
     for layer, path in walk(model, ""):
         for key, storage in storages_of(layer).items():

@@ -160,7 +160,6 @@ class Linear:
         return np.where(inputs != 0, np.nan, inputs) if _has_borders(self.layer) else inputs
 
     def constants(self, inputs: Constants) -> Constants:
-        """Channels that read no varying one."""
         between = self._between(inputs)
         varies = self.taps[:, np.isnan(between)].any(axis=(0, 1)) | self.mixes
         sums = np.nan_to_num(between) @ self.taps.sum(axis=0)

@@ -26,7 +26,7 @@ def compiled_loss(model: Any, x: Any, y: Any, sample_weight: Any, training: bool
 
 
 def check_labels(model: Any, y: Any) -> None:
-    """Raises ValueError for a batch without labels where the compiled loss compares with some."""
+    """Raises ValueError for a batch without labels where the compiled loss needs some."""
     own = type(model).compute_loss is not keras.Model.compute_loss  # which may need none
     needs = any(loss is not None for loss in keras.tree.flatten(getattr(model, "loss", None)))
     if needs and not own and all(label is None for label in keras.tree.flatten(y)):

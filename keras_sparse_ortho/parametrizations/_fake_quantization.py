@@ -76,7 +76,6 @@ class FakeQuantization:
     def integers(
         self, value: np.ndarray, outputs: tuple[int, ...]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Integers and scales, one for each output, of a quantized weight."""
         value = np.asarray(value, np.float32)
         scale = np.abs(value).max(axis=_axes(outputs), keepdims=True) / LEVELS[self.dtype]
         scale = np.where(scale > 0, scale, 1).astype(np.float32)

@@ -406,7 +406,6 @@ class CompactMask(FixedMask):
         return dense
 
     def _check_given(self, given: Read) -> None:
-        """Raises unless indices and values, from a file or an argument, fit the kernel."""
         indices, values = given(self.indices), given(self.values)
         whole = np.issubdtype(indices.dtype, np.integer)
         fits = whole and indices.shape == values.shape == (self.live,)

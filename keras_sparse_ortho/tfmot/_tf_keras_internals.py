@@ -90,7 +90,6 @@ def own_weights(layer: Any) -> list[Any]:
 
 
 def track(layer: Any, inner: Any) -> None:
-    """Tracks `inner` as a sublayer of `layer`, as assigning an ordinary attribute does."""
     layer._maybe_create_attribute("_self_tracked_trackables", [])
     if not any(one is inner for one in layer._self_tracked_trackables):
         layer._self_tracked_trackables.append(inner)
@@ -147,7 +146,7 @@ def attribute_overrides(overrides: Iterable[tuple[Any, str, Any]]) -> Iterator[N
 
 
 def zero_slots(optimizer: Any, variable: Any, entries: np.ndarray) -> None:
-    """Resets the optimizer slots of the given entries of a weight to their initial values."""
+    """Resets the optimizer slots of some entries of a weight."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     if hasattr(optimizer, "get_slot_names"):  # legacy
         slots = {name: optimizer.get_slot(variable, name) for name in optimizer.get_slot_names()}

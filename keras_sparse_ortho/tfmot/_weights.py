@@ -76,7 +76,6 @@ class TfKerasWeight(PrunableWeight):
         return self.of_owner("initializer")
 
     def of_owner(self, what: str) -> Any:
-        """The owner's initializer or regularizer for the weight, or `None`."""
         short = f"{self.attribute.removesuffix('_kernel')}_{what}"
         return getattr(self.owner, f"{self.attribute}_{what}", getattr(self.owner, short, None))
 
@@ -158,7 +157,6 @@ def _own_kernels(layer: Any, path: str) -> list[TfKerasWeight]:
 
 
 def _held(layer: Any, path: str, variable: Any) -> TfKerasWeight:
-    """The weight of a variable that `get_prunable_weights` returns, with its owner."""
     for inner, here in walk(layer, path):
         for name, value in vars(inner).items():
             if value is variable:

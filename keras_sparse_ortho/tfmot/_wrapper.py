@@ -159,7 +159,6 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
         return list(super(PruneLowMagnitude, self).losses)
 
     def compute_mask(self, *args: Any, **kwargs: Any) -> Any:
-        """The layer's mask, which TFMOT's wrapper drops."""
         return self.layer.compute_mask(*args, **kwargs)
 
     def get_weights(self) -> list[np.ndarray]:
