@@ -38,8 +38,8 @@ _FIRST = 2  # the density that is tried first
 _HELD = 0.25  # of the rows, at most so many:
 _MOST_HELD = 2000
 _LEAST_ROWS = 32
-_FEW_ROWS = 1500  # with fewer, pruning at once is better than in training (RECOVERY)
-_CALIBRATION = 256
+_FEW_ROWS = 1500  # too few to train on
+_CALIBRATION = 768
 _PASSES = 3
 _REFUSALS = (ExportRouteError, ExportConversionError, ExportVerificationError, NotPrunableError)
 
@@ -70,7 +70,7 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True)
 class ShrinkReport:
-    """What was tried and what was taken, best first; print it.
+    """What was tried and what was taken; print it.
 
     Attributes:
         path: The file.
@@ -109,16 +109,16 @@ class ShrinkReport:
         return tuple(found)
 
     def __str__(self) -> str:
-        titles = f"  {'made by':26}{'route':18}{self.measure:>10}{'95%':>14}"
+        titles = f"  {'made by':30}{'route':18}{self.measure:>10}{'95%':>14}"
         lines = [titles + f"{'bytes':>12}{'gzip':>11}{'ms':>8}{'s':>6}"]
         for one in self.trials:
             mark = "->" if one is self.taken else "  "
             if one.reason is not None:
-                lines.append(f"{mark}{one.name:26}{one.route:18} no file: {one.reason}")
+                lines.append(f"{mark}{one.name:30}{one.route:18} no file: {one.reason}")
                 continue
             interval = f"{one.score.low:.3f}-{one.score.high:.3f}"
             lines.append(
-                f"{mark}{one.name:26}{one.route:18}{one.score.mean:10.4f}{interval:>14}"
+                f"{mark}{one.name:30}{one.route:18}{one.score.mean:10.4f}{interval:>14}"
                 f"{one.bytes:12,}{one.gzip_bytes:11,}{one.ms:8.3g}{one.seconds:6.0f}"
             )
         return "\n".join([*lines, "", *self.words])
@@ -157,8 +157,8 @@ def shrink(
 
     A quarter of the rows is held out. Dense files are tried first: `float16`, `dynamic_int8` and
     `int8`. Then the model is pruned, at densities between .5 and .05 as far as the drop and the
-    time allow: with 1,500 rows and more gradually, while it learns the dense model's outputs
-    (`recovery.distill`); with fewer at once (`prune(score="obs")`). Every file runs on held rows.
+    time allow: at once (`prune(score="obs")`); with 1,500 rows and more also gradually, and in both
+    ways it learns the dense model's outputs then (`recovery.distill`). Files run on held rows.
 
         drop = score(dense model) - score(file)
 
@@ -310,39 +310,53 @@ class _Search:
             self._try("dense", self.model, route, time.monotonic())
 
     def sparse(self, limits: _Limits, seconds: float) -> None:
-        """Prunes to lower densities while the score is kept, else to higher ones."""
+        """Prunes to lower densities while the score is kept, else to higher ones.
+
+        The first density is reached in each way that there is, the others in the better one.
+        """
         rows = self._rest[: self._affordable(seconds - self._say.seconds)]
-        how = "at once" if len(rows) < _FEW_ROWS else "gradually"
+        ways = ["at once"] if len(rows) < _FEW_ROWS else ["at once, trained", "gradually"]
         todo, at = list(_DENSITIES), _FIRST
         while todo:
             density, start = todo[at], time.monotonic()
-            self._say(f"density {density:g}, {how}, {len(rows)} rows")
-            pruned = self._pruned(density, _taken(self._x, rows), how)
-            trial = self._try(f"density {density:g}, {how}", pruned, None, start)
-            kept = limits.keeps_score(trial, self.judge)
+            tried = [self._sparse(density, _taken(self._x, rows), way) for way in ways]
+            best = max(tried, key=lambda one: -1.0 if one.reason else one.score.mean)
+            ways = [ways[tried.index(best)]]
+            kept = limits.keeps_score(best, self.judge)
             todo = todo[at + 1 :] if kept else todo[:at]
             at = 0 if kept else len(todo) - 1
-            if self._say.seconds + time.monotonic() - start > seconds:
+            if self._say.seconds + (time.monotonic() - start) / len(tried) > seconds:
                 break
 
     def _affordable(self, seconds: float) -> int:
-        """On how many rows one trial can train within a third of the time."""
+        """On how many rows one trial can train within a fourth of the time."""
         start = time.monotonic()
         self.model.predict(self._calibration, verbose=0)  # has been compiled
         each = (time.monotonic() - start) / len(keras.tree.flatten(self._calibration)[0])
         # A step takes about four times as long as its forward pass.
-        return int(max(seconds, 0.0) / 3 / (4 * _PASSES * each))
+        return int(max(seconds, 0.0) / 4 / (4 * _PASSES * each))
 
-    def _pruned(self, density: float, rows: Any, how: str) -> Any:
-        if how == "at once":
-            data = self._calibration if not len(keras.tree.flatten(rows)[0]) else rows
-            found = prune(self.model, density, score="obs", budget="error", data=data)
-            with contextlib.suppress(NotPrunableError):  # without batch normalization
-                restore_statistics(found, data)
-            return found
-        found = parametrize(self.model, MagnitudeMask(Cubic(density)))
-        options = {"seed": self._seed, "verbose": 2 if self._say.loud else 0}
-        distill(found, self.model, rows, epochs=_PASSES, **options)
+    def _sparse(self, density: float, rows: Any, way: str) -> Trial:
+        """Prunes the model in one way, and exports it."""
+        start, name = time.monotonic(), f"density {density:g}, {way}"
+        self._say(name)
+        try:
+            found = self._pruned(density, way)
+        except NotPrunableError as error:
+            self.trials.append(Trial(name, "", reason=str(error).partition(". ")[0]))
+            return self.trials[-1]
+        if way != "at once":
+            options = {"seed": self._seed, "verbose": 2 if self._say.loud else 0}
+            distill(found, self.model, rows, epochs=_PASSES, **options)
+        return self._try(name, found, None, start)
+
+    def _pruned(self, density: float, way: str) -> Any:
+        if way == "gradually":
+            return parametrize(self.model, MagnitudeMask(Cubic(density)))
+        data = self._calibration
+        found = prune(self.model, density, score="obs", budget="error", data=data)
+        with contextlib.suppress(NotPrunableError):  # without batch normalization
+            restore_statistics(found, data)
         return found
 
     def _try(self, name: str, model: Any, route: str | None, start: float) -> Trial:

@@ -15,7 +15,8 @@ from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.parametrizations import ScheduledMask
 
 _WARM = 0.05  # of the steps
-_LEAST = 1e-7  # a probability; float32 cannot tell the logits of smaller ones
+_LEAST = 1e-30  # a probability whose logarithm float32 still knows
+_ROUNDED = 1e-6  # so near to 1 float32 rounds probabilities
 _SUM = 1e-3  # so far from 1 are sums of probabilities
 
 
@@ -184,15 +185,16 @@ def _logits_of(output: np.ndarray) -> Callable[[Any], Any]:
         return _same
     if output.shape[-1] > 1 and np.all(np.abs(output.sum(-1) - 1.0) < _SUM):
         return _centered_logarithm
-    return lambda p: _logarithm(p) - _logarithm(1.0 - p)
+    return _logit
 
 
-def _logarithm(p: Any) -> Any:
-    return keras.ops.log(keras.ops.maximum(p, _LEAST))
+def _logit(p: Any) -> Any:
+    p = keras.ops.clip(p, _ROUNDED, 1.0 - _ROUNDED)
+    return keras.ops.log(p) - keras.ops.log(1.0 - p)
 
 
 def _centered_logarithm(p: Any) -> Any:
-    logits = _logarithm(p)
+    logits = keras.ops.log(keras.ops.maximum(p, _LEAST))
     return logits - keras.ops.mean(logits, axis=-1, keepdims=True)
 
 
