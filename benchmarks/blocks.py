@@ -64,10 +64,8 @@ def uneven_counts(width, block, density, seed):
     # Half of the spread of scores is of their lines (../shared/design/GRADUAL.md).
     lines = rng.normal(size=(size, 1)) + rng.normal(size=(1, size))
     scores = np.exp(0.5 * lines + rng.normal(size=(size, size)))
-    count = max(round(density * size**2), size) * block**2
-    shape = (1, 1, width, width)
-    whole = scores.repeat(block, axis=0).repeat(block, axis=1).reshape(shape)
-    live = best_blocks(Block(block, block), whole, count, rng)[0, 0, ::block, ::block]
+    count = max(round(density * size**2), size)
+    live = best_blocks(Block(1, 1), scores[None, None], count, rng)[0, 0]
     return live.sum(axis=0).tolist(), live.sum(axis=1).tolist()
 
 
