@@ -437,7 +437,7 @@ def recovery_table(runs: list[dict]) -> str:
         f"then or meanwhile distilled in {STEPS} batches of 32, on the inputs and outputs of the "
         f"head, at the rate {RATE:g}. Then int8: `quantize_aware`, a third as long at a sixth of "
         "the rate. Agreement with the dense network on the test images, points of accuracy "
-        "gained on it.\n\n"
+        f"gained on it. Seeds: {sorted({run['seed'] for run in runs})}.\n\n"
     )
     rows = []
     for pattern in STRUCTURES:
