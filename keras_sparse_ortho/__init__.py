@@ -33,6 +33,7 @@ from keras_sparse_ortho import orthogonal as orthogonal
 from keras_sparse_ortho import parametrizations as parametrizations
 from keras_sparse_ortho import pruning as pruning
 from keras_sparse_ortho import quantization as quantization
+from keras_sparse_ortho import recovery as recovery
 from keras_sparse_ortho import saliency as saliency
 from keras_sparse_ortho import schedules as schedules
 from keras_sparse_ortho._foreign_names import public_names
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from keras_sparse_ortho import tfmot as tfmot
     from keras_sparse_ortho.export import export_litert as export_litert
     from keras_sparse_ortho.export import load_litert as load_litert
+    from keras_sparse_ortho.export import shrink as shrink
 
 __version__ = "0.1.0"
 
@@ -90,18 +92,19 @@ __all__ = [
     "report",
     "restore_statistics",
     "sensitivity",
+    "shrink",
     "sparsify",
     "strip",
 ]
 
-_LOADED_ON_USE = {"export_litert": "export", "load_litert": "export"}
+_LOADED_ON_USE = dict.fromkeys(("export_litert", "load_litert", "shrink"), "export")
 
 
 # The sub-packages are found here, too; `from keras_sparse_ortho import *` leaves them out.
 _ROOMS = (
     *("analysis", "budgets", "calibration", "callbacks", "errors", "export"),
     *("initializers", "kernels", "layers", "models", "orthogonal", "parametrizations", "pruning"),
-    *("quantization", "saliency", "schedules", "tfmot"),
+    *("quantization", "recovery", "saliency", "schedules", "tfmot"),
 )
 _hint, __dir__ = public_names(__name__, [*__all__, *_ROOMS])
 

@@ -10,6 +10,7 @@ __all__ = [
     "LayoutError",
     "LiteRTFileError",
     "NotPrunableError",
+    "ShrinkError",
     "UnknownWeightError",
     "WorkerError",
 ]
@@ -33,6 +34,10 @@ class NotPrunableError(ValueError):
 
 class UnknownWeightError(ValueError):
     """Raised for a path or pattern that matches no prunable weight or layer."""
+
+
+class ShrinkError(RuntimeError):
+    """Raised when no file is within the limits; the message has the table of what was tried."""
 
 
 class WorkerError(ValueError):

@@ -17,7 +17,7 @@ ORDER = (
     *("errors", "_foreign_names", "_checks", "_files", "_keras_internals"),
     *("_values", "_backend", "_gathers", "_optimizer_slots", "orthogonal", "kernels"),
     *("initializers", "schedules", "parametrizations", "layers", "models", "_data", "budgets"),
-    *("saliency", "calibration", "pruning", "quantization", "callbacks", "analysis"),
+    *("saliency", "calibration", "pruning", "quantization", "callbacks", "recovery", "analysis"),
     *("export", "cli", "tfmot"),
 )
 

@@ -5,6 +5,7 @@ from keras_sparse_ortho.callbacks._at_density import BestAtDensity, finish
 from keras_sparse_ortho.callbacks._backup_and_restore import BackupAndRestore
 from keras_sparse_ortho.callbacks._density_run import DensityLogger, UpdateMasks, warn_not_finite
 from keras_sparse_ortho.callbacks._dynamic_sparse_training import SET
+from keras_sparse_ortho.callbacks._probe import probe
 from keras_sparse_ortho.callbacks._rigl import RigL
 from keras_sparse_ortho.callbacks._target_density import (
     DEFAULT_FLOOR,
@@ -21,6 +22,7 @@ __all__ = [
     "TargetDensity",
     "UpdateMasks",
     "finish",
+    "probe",
 ]
 
 __getattr__, __dir__ = public_names(__name__, __all__)

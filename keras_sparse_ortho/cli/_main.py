@@ -1,4 +1,4 @@
-"""The command line: `kso report`, `kso export`, `kso bench`."""
+"""The command line: `kso shrink`, `kso report`, `kso export`, `kso bench`."""
 
 import argparse
 import json
@@ -91,6 +91,24 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(title="commands", required=True)
 
+    shrink = commands.add_parser(
+        "shrink",
+        help="a trained model to the smallest LiteRT file that answers as well",
+        description="Tries dense and pruned files on rows that are held out, and writes the "
+        "smallest that keeps the limits; explained in keras_sparse_ortho.export.shrink.",
+    )
+    shrink.add_argument("model", help="a .keras file")
+    shrink.add_argument("--data", required=True, metavar="FILE", help="rows: .npy or .npz")
+    shrink.add_argument("--labels", metavar="FILE", help="their labels: .npy")
+    shrink.add_argument("--out", required=True, metavar="FILE", help=".tflite or .tflite.gz")
+    shrink.add_argument("--max-drop", type=float, default=0.01, help="of the score (default .01)")
+    shrink.add_argument("--max-bytes", type=int)
+    shrink.add_argument("--max-ms", type=float, help="for one row on one thread")
+    shrink.add_argument("--minutes", type=float, default=10.0, help="to try (default 10)")
+    shrink.add_argument("--metric", choices=["agreement", "closeness"])
+    names = {name: f"--{name.replace('_', '-')}" for name in ("max_drop", "max_bytes", "max_ms")}
+    shrink.set_defaults(command=_shrink, names=names | {"data": "--data", "path": "--out"})
+
     report = commands.add_parser(
         "report", help="density, parameters and FLOPs of every kernel of a Keras model"
     )
@@ -146,6 +164,18 @@ def _report(options: argparse.Namespace, console: Any) -> None:
         print(json.dumps(found.to_dict(), indent=2))
     else:
         Console().print(found)
+
+
+def _shrink(options: argparse.Namespace, console: Any) -> None:
+    from keras_sparse_ortho.export import shrink
+
+    rows, labels = read_rows(options.data), read_rows(options.labels)
+    with console.status("Loading the model"):
+        model = read_keras(options.model)
+    limits = ("max_drop", "max_bytes", "max_ms", "minutes", "metric")
+    given = {name: vars(options)[name] for name in limits}
+    data = rows if labels is None else (rows, labels)
+    print(shrink(model, data, options.out, verbose=True, **given))
 
 
 def _export(options: argparse.Namespace, console: Any) -> None:

@@ -9,14 +9,18 @@ from keras_sparse_ortho.export._c_array import c_array
 from keras_sparse_ortho.export._export_litert import export_litert
 from keras_sparse_ortho.export._load_litert import LiteRTModel, latencies, load_litert
 from keras_sparse_ortho.export._routes import ExportReport, RouteOutcome
+from keras_sparse_ortho.export._shrink import ShrinkReport, Trial, shrink
 
 __all__ = [
     "ExportReport",
     "LiteRTModel",
+    "ShrinkReport",
+    "Trial",
     "c_array",
     "export_litert",
     "latencies",
     "load_litert",
+    "shrink",
 ]
 
 __getattr__, __dir__ = public_names(__name__, __all__)

@@ -1,10 +1,12 @@
-"""Layers whose zeros leave whole blocks, as a gather of these and one grouped convolution.
+"""Layers whose zeros leave whole blocks, as a gather of these and grouped convolutions.
 
 LiteRT has no kernel that multiplies blocks, but XNNPACK has fast grouped convolutions, in float32
 and int8. With the live input blocks of each output block gathered side by side, the product of a
-layer is the convolution with one group for each output block.
+layer is the convolution with one group for each output block; or a few such convolutions, where
+some output blocks have more live blocks than others.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -31,16 +33,20 @@ _LEAST, _MOST = 8, 256
 _PADDED = 1.05  # a padded side relative to the side
 _STORED = 0.7  # the share of a kernel's entries that may be left: less is no gain
 _NEAR = 1.05  # entries of a cut over those of the cut with the fewest
+# Different counts of live blocks of output blocks, to which they are raised: each is a convolution
+# of its own. It is one where that stores at most a tenth more than there is.
+_MOST_COUNTS = 4
+_FEWER = 1.1
 
 
 # --- blocks of a kernel ---------------------------------------------------------------------------
 
 
 class ZeroBlocks(NamedTuple):
-    """The blocks of a kernel that hold all that is not zero: `k` for each of `J` output blocks."""
+    """The blocks of a kernel that hold all that is not zero, and some zeros, to few counts."""
 
     grid: BlockGrid
-    inputs_of: np.ndarray  # `(J, k)`: the input block of each; where there are fewer, zero blocks
+    inputs_of: np.ndarray  # the input block of each, by slot
 
     @property
     def stored(self) -> int:
@@ -52,10 +58,10 @@ class ZeroBlocks(NamedTuple):
 def zero_blocks(kernel: np.ndarray) -> ZeroBlocks | str:
     """The blocks of a kernel `(*taps, inputs, outputs)`, or the reason that there are none.
 
-    Of all cuts into `r x c` blocks, with `k` the largest number of blocks of an output block that
-    are not zero, the one with the fewest entries `J k r c` is taken, and among those within 5% of
-    it the one of the largest blocks, which take the least time. Not the masks but the zeros count:
-    `strip` leaves no masks, and zeros that training has made are as good.
+    Of all cuts into `r x c` blocks the one with the fewest entries in blocks that are not zero is
+    taken, and among those within 5% of it the one of the largest blocks, which take the least time.
+    Not the masks but the zeros count: `strip` leaves no masks, and zeros that training has made are
+    as good.
     """
     *taps, inputs, outputs = kernel.shape
     live = np.asarray(kernel.any(axis=tuple(range(len(taps)))))
@@ -63,9 +69,9 @@ def zero_blocks(kernel: np.ndarray) -> ZeroBlocks | str:
     for rows in _widths(inputs):
         lines = np.any(to_blocks(live, rows, 1)[..., 0], axis=1)  # (I, outputs)
         for cols in _widths(outputs):
-            fan_in = max(int(to_blocks(lines, 1, cols).any(axis=(1, 3)).sum(axis=0).max()), 1)
-            grid = BlockGrid(inputs, outputs, rows, cols, fan_in, tuple(taps))
-            cuts.append((grid.out_blocks * fan_in * rows * cols, grid))
+            fans = np.maximum(to_blocks(lines, 1, cols).any(axis=(1, 3)).sum(axis=0), 1)
+            grid = BlockGrid(inputs, outputs, rows, cols, taps=tuple(taps))
+            cuts.append((int(fans.sum()) * rows * cols, grid))
     if not cuts:
         return (
             f"a side of its kernel of {inputs} x {outputs} cannot be cut into blocks of "
@@ -82,8 +88,18 @@ def zero_blocks(kernel: np.ndarray) -> ZeroBlocks | str:
         key=lambda one: (min(one.rows, one.cols), one.rows * one.cols),
     )
     table = to_blocks(live, grid.rows, grid.cols).any(axis=(1, 3))
-    found = np.argsort(~table.T, axis=1, kind="stable")[:, : grid.fan_in]
-    return ZeroBlocks(grid, np.sort(found, axis=1).astype("int32"))
+    fans = np.maximum(table.sum(axis=0), 1)
+    parts = 1 if fans.max() <= _FEWER * fans.mean() else _MOST_COUNTS
+    for lines in np.array_split(np.argsort(fans, kind="stable"), parts):
+        fans[lines] = fans[lines].max(initial=0)
+    rank = np.argsort(np.argsort(~table, axis=0, kind="stable"), axis=0)
+    table = rank < fans  # live ones come first
+    if (fans == fans[0]).all():
+        grid = dataclasses.replace(grid, fan_in=int(fans[0]))
+    else:
+        counts = tuple(fans.tolist()), tuple(table.sum(axis=1).tolist())
+        grid = dataclasses.replace(grid, counts=counts)
+    return ZeroBlocks(grid, grid.pattern(table))
 
 
 def _widths(side: int) -> list[int]:
@@ -176,6 +192,8 @@ class _BlockConvolution(keras.layers.Layer):
         y[.., j] = activation(conv([x[.., inputs_of[j, 0]], ..., x[.., inputs_of[j, k - 1]]],
                                    kernel[.., j]) + b[j])
 
+    with a grouped convolution for the output blocks of each count `k`.
+
     No shape in it depends on the batch, so that the input of a file can be resized. `of_columns`
     says whether the bias has an entry for each column of the kernel.
     """
@@ -188,15 +206,24 @@ class _BlockConvolution(keras.layers.Layer):
         self.blocks, self.rows_apart = blocks, rows_apart
         self.activation = layer.activation
         grid = blocks.grid
-        kernel = grid.blocks(_canonical(layer), blocks.inputs_of).transpose(grid.columns_order())
-        kernel = kernel.reshape(*(*grid.taps, 1, 1)[:2], *grid.columns_shape[-2:])  # (h, w, kr, Jc)
-        self.kernel = self._weight("kernel", kernel)
-        self.bias = self.late_bias = None
+        self.late_bias = columns = None
         if layer.bias is not None and of_columns:
-            flat = np.asarray(to_numpy(layer.bias)).reshape(1, -1)
-            self.bias = self._weight("bias", to_blocks(flat, 1, grid.cols).ravel())
+            columns = to_blocks(np.asarray(to_numpy(layer.bias)).reshape(1, -1), 1, grid.cols)[0, 0]
         elif layer.bias is not None:
             self.late_bias = self._weight("bias", np.asarray(to_numpy(layer.bias)))
+        values = grid.blocks(_canonical(layer), blocks.inputs_of)
+        values = values.reshape(-1, *grid.blocks_shape[-len(grid.taps) - 2 :])
+        self.kernels, self.biases, self.places = [], [], []
+        lines = grid.of_outputs
+        for own, span in zip(lines.groups, lines.spans, strict=True):
+            # (m, k, *taps, r, c) to (h, w, k r, m c)
+            kernel = values[span].reshape(len(own), -1, *values.shape[1:])
+            kernel = kernel.transpose(grid.columns_order())
+            shape = (*(*grid.taps, 1, 1)[:2], -1, len(own) * grid.cols)
+            self.kernels.append(self._weight("kernel", kernel.reshape(shape)))
+            bias = None if columns is None else self._weight("bias", columns[own].ravel())
+            self.biases.append(bias)
+            self.places.append(blocks.inputs_of.ravel()[span])
         # LiteRT fuses an activation that comes before the axes are restored.
         self._is_early = self.late_bias is None and is_elementwise(layer.activation)
         self.built = True
@@ -206,8 +233,11 @@ class _BlockConvolution(keras.layers.Layer):
         assign(weight, value)
         return weight
 
-    def _gathered(self, x: Any, images: Sequence[int]) -> Any:
-        """`(*images, J k r)` of `x`, whose entries in order are rows of all inputs."""
+    def _product(self, x: Any, images: Sequence[int], *options: Any) -> Any:
+        """The columns of `x`, whose entries in order are rows of all inputs, for such images.
+
+        Bias and, where it may come now, activation are in it.
+        """
         grid = self.blocks.grid
         whole = whole_blocks(grid.inputs, grid.rows)
         if whole < grid.in_blocks:  # the last blocks have one entry less, and get a zero
@@ -216,18 +246,24 @@ class _BlockConvolution(keras.layers.Layer):
             rest = ops.reshape(rest, (-1, grid.in_blocks - whole, grid.rows - 1))
             rest = ops.pad(rest, [[0, 0], [0, 0], [0, 1]])
             x = ops.concatenate([ops.reshape(first, (-1, whole, grid.rows)), rest], axis=1)
-        x = ops.reshape(x, (-1, *_SINGLE, grid.in_blocks, grid.rows))
-        x = ops.take(x, self.blocks.inputs_of.ravel(), axis=1 + len(_SINGLE))
-        return ops.reshape(x, (*images, self.blocks.inputs_of.size * grid.rows))
+        x, parts = ops.reshape(x, (-1, *_SINGLE, grid.in_blocks, grid.rows)), []
+        for kernel, bias, places in zip(self.kernels, self.biases, self.places, strict=True):
+            own = ops.take(x, places, axis=1 + len(_SINGLE))
+            own = ops.conv(ops.reshape(own, (*images, places.size * grid.rows)), kernel, *options)
+            own = own if bias is None else own + bias
+            parts.append(self.activation(own) if self._is_early else own)
+        if len(parts) == 1:
+            return parts[0]
+        x = ops.concatenate(parts, axis=-1)
+        size = images if images[0] == 1 else (-1, *x.shape[1:-1])
+        x = ops.reshape(x, (-1, *_SINGLE, grid.out_blocks, grid.cols))
+        x = ops.take(x, grid.of_outputs.place, axis=1 + len(_SINGLE))
+        return ops.reshape(x, (*size, grid.padded[1]))
 
     def _columns(self, x: Any) -> Any:
-        """Bias and, where it may come now, activation of the columns; then those of no padding."""
+        """Columns without padding."""
         grid = self.blocks.grid
         whole = whole_blocks(grid.outputs, grid.cols)
-        if self.bias is not None:
-            x = x + self.bias
-        if self._is_early:
-            x = self.activation(x)
         if whole == grid.out_blocks:
             return x
         x = ops.reshape(x, (-1, grid.out_blocks, grid.cols))
@@ -258,7 +294,7 @@ class DenseAsConvolution(_BlockConvolution):
         lengths = [sizes[letter] for letter in free[1:]]
         images = (-1, math.prod(lengths), 1) if self.rows_apart else (1, -1, 1)
         x = _transposed(inputs, data, [*free, *(letter for letter in kernel if letter in data)])
-        x = self._columns(ops.conv(self._gathered(x, images), self.kernel))
+        x = self._columns(self._product(x, images))
         x = ops.reshape(x, (-1, *lengths, *(sizes[letter] for letter in made)))
         x = _transposed(x, [*free, *made], output)
         if self.late_bias is not None:
@@ -276,14 +312,14 @@ class ConvAsConvolution(_BlockConvolution):
         self._dilation_rate = (*layer.dilation_rate, 1)[:2]
 
     def call(self, inputs: Any) -> Any:
-        padding = self._padding
+        padding, taps = self._padding, self.kernels[0].shape[:2]
         if padding == "causal":
-            before = self._dilation_rate[0] * (self.kernel.shape[0] - 1)
+            before = self._dilation_rate[0] * (taps[0] - 1)
             inputs, padding = ops.pad(inputs, [[0, 0], [before, 0], [0, 0]]), "valid"
         size = (*inputs.shape[1:-1], 1)[:2]
-        single = not self.rows_apart and {*self.kernel.shape[:2], *self._strides} == {1}
-        x = self._gathered(inputs, (1, -1, 1) if single else (-1, *size))
-        x = ops.conv(x, self.kernel, self._strides, padding, "channels_last", self._dilation_rate)
+        single = not self.rows_apart and {*taps, *self._strides} == {1}
+        options = self._strides, padding, "channels_last", self._dilation_rate
+        x = self._product(inputs, (1, -1, 1) if single else (-1, *size), *options)
         size = (size if single else x.shape[1:-1])[: self._rank]
         x = ops.reshape(self._columns(x), (-1, *size, self.blocks.grid.outputs))
         return x if self._is_early else self.activation(x)

@@ -97,6 +97,8 @@ class RouteOutcome:
         error: Difference from Keras in the measure of the route, see `export_litert`.
         tolerance: The largest `error` that was allowed.
         max_abs_diff: Largest difference from Keras.
+        argmax_agreement: Fraction of sample rows whose largest output is the same as Keras', the
+            least over the outputs of rank 2 with more than one column; None if there is none.
         latency_ms: Median time of one call; None if it was not measured.
         kept: For `+blocks` the kernels that stay dense, each with the reason.
         left_out: For `+blocks` the entries of zero blocks, which are not in the file.
@@ -110,6 +112,7 @@ class RouteOutcome:
     error: float | None = None
     tolerance: float | None = None
     max_abs_diff: float | None = None
+    argmax_agreement: float | None = None
     latency_ms: float | None = None
     kept: dict[str, str] = dataclasses.field(default_factory=dict)
     left_out: int = 0
@@ -127,8 +130,6 @@ class ExportReport(RouteOutcome):
         mode: As asked for.
         gzip_bytes: Its size under gzip, level 6.
         weights: Every weight tensor (rank 2 or more) in the file with its zeros.
-        argmax_agreement: Fraction of sample rows whose largest output is the same as Keras', the
-            least over the outputs of rank 2 with more than one column; None if there is none.
         sample_rows: Rows that were compared.
         compared_on: Where these rows come from: `sample`, rows of `representative_data` that were
             held out from calibration, or random ones; it says if they calibrated the file, too.
@@ -141,7 +142,6 @@ class ExportReport(RouteOutcome):
     mode: str | None
     gzip_bytes: int
     weights: tuple[WeightZeros, ...]
-    argmax_agreement: float | None
     sample_rows: int
     compared_on: str
     ends: tuple[str, str]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -68,15 +69,20 @@ class Lines:
         order = np.concatenate(self.groups)
         return np.repeat(order, np.asarray(self.counts)[order])
 
+    @functools.cached_property
+    def spans(self) -> list[slice]:
+        """The slots of each group."""
+        sizes = [len(lines) * self.counts[lines[0]] for lines in self.groups]
+        ends = np.cumsum([0, *sizes]).tolist()
+        return [slice(*pair) for pair in itertools.pairwise(ends)]
+
     def pieces(self, slots: Any) -> list[Any]:
         """What slots `(N, ...)` hold, tensors `(lines, count, ...)` for each group."""
-        found, begin = [], 0
-        for lines in self.groups:
-            count = self.counts[lines[0]]
-            end = begin + len(lines) * count
-            own = slots if self.are_regular else slots[begin:end]
-            found.append(keras.ops.reshape(own, (len(lines), count, *slots.shape[1:])))
-            begin = end
+        found = []
+        for lines, span in zip(self.groups, self.spans, strict=True):
+            own = slots if self.are_regular else slots[span]
+            shape = (len(lines), self.counts[lines[0]], *slots.shape[1:])
+            found.append(keras.ops.reshape(own, shape))
         return found
 
 
@@ -197,13 +203,8 @@ class BlockGrid:
         """`(J, fan_in, *taps, rows, cols)` or `(N, *taps, rows, cols)`."""
         return (*self.places_shape, *self.taps, self.rows, self.cols)
 
-    @property
-    def columns_shape(self) -> tuple[int, ...]:
-        """`(*taps, fan_in rows, outputs)`: the live entries of each output in a column."""
-        return (*self.taps, self.fan_in * self.rows, self.padded[1])
-
     def columns_order(self) -> tuple[int, ...]:
-        """The axes of `blocks_shape` in the order of `columns_shape`."""
+        """The axes of `(J, k, *taps, r, c)` as `(*taps, k, r, J, c)`: each output in a column."""
         taps = range(2, 2 + len(self.taps))
         return (*taps, 1, len(self.taps) + 2, 0, len(self.taps) + 3)
 

@@ -246,12 +246,10 @@ class BlockSparseConv(BlockSparseLayer):
         x = spread_blocks(x, places, slots, grid.of_inputs, axis)
         sizes[axis] = grid.live_blocks * grid.rows
         x = ops.reshape(x, sizes)
-        if lines.are_regular:
-            parts = ops.split(x, len(kernels), axis=axis)
-        else:  # not by a list of ends, which torch does not export
-            ends = np.cumsum([0, *(taps.shape[-2] for taps in kernels)]).tolist()
-            lead = (slice(None),) * axis
-            parts = [x[(*lead, slice(*pair))] for pair in itertools.pairwise(ends)]
+        # Not split by a list of ends, which torch does not export.
+        ends = np.cumsum([0, *(taps.shape[-2] for taps in kernels)]).tolist()
+        lead = (slice(None),) * axis
+        parts = [x[(*lead, slice(*pair))] for pair in itertools.pairwise(ends)]
         outputs = [
             ops.conv(
                 part,
@@ -263,9 +261,8 @@ class BlockSparseConv(BlockSparseLayer):
             )
             for part, taps in zip(parts, kernels, strict=True)
         ]
-        if not lines.are_regular:  # in the order of the lines
-            outputs.append(ops.zeros_like(outputs[0]))
-            outputs = [outputs[place] for place in lines.place]
+        outputs.append(ops.zeros_like(outputs[0]))
+        outputs = [outputs[place] for place in lines.place]
         result = outputs[0] if len(outputs) == 1 else ops.concatenate(outputs, axis=axis)
         result = without_padding(result, axis, grid.outputs, grid.cols)
         if self.bias is not None:

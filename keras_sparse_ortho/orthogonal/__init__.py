@@ -21,11 +21,12 @@ from keras_sparse_ortho.orthogonal._kernel import (
     exact_orthogonal,
     least_count,
 )
-from keras_sparse_ortho.orthogonal._regular_blocks import RegularBlocks, complete
+from keras_sparse_ortho.orthogonal._regular_blocks import RegularBlocks
 from keras_sparse_ortho.orthogonal._regular_pattern import (
     block_count,
     check_pattern,
     clear_padding,
+    complete,
     fan_step,
     from_blocks,
     matched_by_score,
@@ -35,6 +36,7 @@ from keras_sparse_ortho.orthogonal._regular_pattern import (
 )
 from keras_sparse_ortho.orthogonal._structures import (
     Block,
+    GivenBlocks,
     NByM,
     StructureLike,
     as_structure,

@@ -23,6 +23,7 @@ from keras_sparse_ortho.orthogonal._kernel import center_of
 from keras_sparse_ortho.orthogonal._regular_pattern import (
     block_count,
     clear_padding,
+    complete,
     fan_step,
     from_blocks,
 )
@@ -192,60 +193,6 @@ def _levels(
         bits = list(start)
         for cell in itertools.chain.from_iterable(levels):
             _unite(bits, cell)
-
-
-def complete(live: np.ndarray, line_fan: Any, group_fan: Any, rng: np.random.Generator) -> bool:
-    """Sets entries of a bool `(lines, groups)` matrix live to reach the fans, of all or of each.
-
-    Each line takes the groups that lack most; the rest is found by augmenting paths. Returns
-    whether it is possible.
-    """
-    added = np.zeros_like(live)
-    missing = line_fan - live.sum(axis=1)
-    needs = group_fan - live.sum(axis=0)
-    for line in rng.random(len(live)).argsort():
-        keys = needs + rng.random(len(needs))
-        keys[live[line] | (needs <= 0)] = -1.0
-        count = missing[line]
-        if count:
-            chosen = np.argsort(-keys)[:count]
-            chosen = chosen[keys[chosen] > 0]
-            live[line, chosen] = added[line, chosen] = True
-            needs[chosen] -= 1
-            missing[line] -= len(chosen)
-    for line in np.repeat(np.arange(len(live)), missing):
-        if not _augment(live, added, needs, int(line)):
-            return False
-    return True
-
-
-def _augment(live: np.ndarray, added: np.ndarray, needs: np.ndarray, start: int) -> bool:
-    """Gives a line one more group by an augmenting path, on which lines hand over added groups."""
-    given_up: dict[int, int] = {start: -1}  # the group that a line on the path would hand over
-    taken_by: dict[int, int] = {}
-    seen = np.zeros(len(needs), dtype=bool)
-    queue = [start]
-    for line in queue:
-        found = ~live[line] & ~seen
-        ends = np.flatnonzero(found & (needs > 0))
-        if len(ends):
-            group = int(ends[0])
-            needs[group] -= 1
-            while group >= 0:
-                live[line, group] = added[line, group] = True
-                group = given_up[line]
-                if group >= 0:
-                    live[line, group] = added[line, group] = False
-                    line = taken_by[group]
-            return True
-        seen |= found
-        for group in np.flatnonzero(found).tolist():
-            taken_by[group] = line
-            for other in np.flatnonzero(added[:, group]).tolist():
-                if other not in given_up:
-                    given_up[other] = group
-                    queue.append(other)
-    return False
 
 
 def _mix(bits: list[int], size: int, rng: np.random.Generator) -> list[list[int]]:

@@ -5,18 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy import sparse
-from scipy.optimize import linprog
 
 from keras_sparse_ortho._checks import told
 
 # Rounds of trades. For 16 to 1024 lines more make no difference: after four times as many, the
 # number of blocks that two lines share has the same variance.
 _ROUNDS = 16
-# Entries of `matched_by_score` that the linear program decides on, at least; rounds of prices. In
-# 64 to 2048 lines of uneven scores it has found the best pattern with them.
-_LEAST_UNSURE = 1024
-_PRICE_ROUNDS = 8
+_PRICE_ROUNDS = 60  # after 8 of them .1 to .3% of the sum are lost
 
 
 def block_count(side: int, width: int) -> int:
@@ -119,6 +114,60 @@ def regular_pattern(
     return np.sort(pattern, axis=1).astype(np.int32)
 
 
+def complete(live: np.ndarray, line_fan: Any, group_fan: Any, rng: np.random.Generator) -> bool:
+    """Sets entries of a bool `(lines, groups)` matrix live to reach the fans, of all or of each.
+
+    Each line takes the groups that lack most; the rest is found by augmenting paths. Returns
+    whether it is possible.
+    """
+    added = np.zeros_like(live)
+    missing = line_fan - live.sum(axis=1)
+    needs = group_fan - live.sum(axis=0)
+    for line in rng.random(len(live)).argsort():
+        keys = needs + rng.random(len(needs))
+        keys[live[line] | (needs <= 0)] = -1.0
+        count = missing[line]
+        if count:
+            chosen = np.argsort(-keys)[:count]
+            chosen = chosen[keys[chosen] > 0]
+            live[line, chosen] = added[line, chosen] = True
+            needs[chosen] -= 1
+            missing[line] -= len(chosen)
+    for line in np.repeat(np.arange(len(live)), missing):
+        if not _augment(live, added, needs, int(line)):
+            return False
+    return True
+
+
+def _augment(live: np.ndarray, added: np.ndarray, needs: np.ndarray, start: int) -> bool:
+    """Gives a line one more group by an augmenting path, on which lines hand over added groups."""
+    given_up: dict[int, int] = {start: -1}  # the group that a line on the path would hand over
+    taken_by: dict[int, int] = {}
+    seen = np.zeros(len(needs), dtype=bool)
+    queue = [start]
+    for line in queue:
+        found = ~live[line] & ~seen
+        ends = np.flatnonzero(found & (needs > 0))
+        if len(ends):
+            group = int(ends[0])
+            needs[group] -= 1
+            while group >= 0:
+                live[line, group] = added[line, group] = True
+                group = given_up[line]
+                if group >= 0:
+                    live[line, group] = added[line, group] = False
+                    line = taken_by[group]
+            return True
+        seen |= found
+        for group in np.flatnonzero(found).tolist():
+            taken_by[group] = line
+            for other in np.flatnonzero(added[:, group]).tolist():
+                if other not in given_up:
+                    given_up[other] = group
+                    queue.append(other)
+    return False
+
+
 def matched_by_score(
     kept: np.ndarray,
     of_inputs: np.ndarray,
@@ -128,54 +177,31 @@ def matched_by_score(
 ) -> np.ndarray:
     """Dead entries of (nearly) largest total score, with given numbers for inputs and outputs.
 
-    A linear program whose vertices are integers (a flow of capacity 1 between the two sides); the
-    simplex method ends at a vertex. Prices of the lines, `u` and `v`, tell most entries before: one
-    of large `s_ij - u_i - v_j` is taken, one of small is not. The program decides on the others,
-    and on more of them where it has no solution.
+    Prices of the lines, `u` and `v`, tell what an entry is worth, `s_ij - u_i - v_j`: the best ones
+    are taken while both lines lack some, and augmenting paths find what is lacking then. In 16 to
+    256 lines the sum is within .3% of the largest one, within 1.2% where most entries are kept.
     """
     chosen = np.zeros_like(kept)
-    if not of_inputs.any():
-        return chosen
     open_ = ~kept & (of_inputs > 0)[:, None] & (of_outputs > 0)
-    inputs, outputs = np.nonzero(open_)
-    order = rng.permutation(len(inputs))  # otherwise the order would decide between equals
-    inputs, outputs = inputs[order], outputs[order]
-    far = scores.min() - 2 * np.ptp(scores)
-    gains = scores - _prices(np.where(open_, scores, far), of_inputs, of_outputs)
-    gains = gains[inputs, outputs]
-    nearest = np.argsort(np.abs(gains), kind="stable")
-    unsure = max(_LEAST_UNSURE, 4 * sum(kept.shape))
-    while True:
-        chosen[...] = False
-        sure = nearest[unsure:][gains[nearest[unsure:]] > 0]
-        chosen[inputs[sure], outputs[sure]] = True
-        left = [of_inputs - chosen.sum(axis=1), of_outputs - chosen.sum(axis=0)]
-        near = np.sort(nearest[:unsure])
-        taken = _vertex(inputs[near], outputs[near], gains[near], left)
-        if taken is not None:
-            chosen[inputs[near[taken]], outputs[near[taken]]] = True
-        if (chosen.sum(axis=1) == of_inputs).all() and (chosen.sum(axis=0) == of_outputs).all():
-            return chosen
-        if unsure >= len(nearest):
-            raise RuntimeError(
-                "The simplex method found no pattern with the numbers that are given"
-            )
-        unsure *= 4
-
-
-def _vertex(
-    inputs: np.ndarray, outputs: np.ndarray, gains: np.ndarray, wanted: list[np.ndarray]
-) -> np.ndarray | None:
-    """Which entries of largest total gain make up the numbers `wanted` of inputs and outputs."""
-    if min(numbers.min() for numbers in wanted) < 0:
-        return None
-    count, lines = len(inputs), len(wanted[0])
-    at = np.concatenate([inputs, lines + outputs]), np.tile(np.arange(count), 2)
-    shape = (lines + len(wanted[1]), count)
-    sums = sparse.csr_array((np.ones(2 * count), at), shape=shape)
-    bounds = np.concatenate(wanted)
-    found = linprog(-gains, A_eq=sums, b_eq=bounds, bounds=(0, 1), method="highs-ds")
-    return None if found.x is None else found.x > 0.5
+    if not open_.any():
+        return chosen
+    worth = np.where(open_, scores, scores.min() - 2 * np.ptp(scores))
+    worth = worth - _prices(worth, of_inputs, of_outputs)
+    entries = np.flatnonzero(open_)
+    entries = entries[_shuffled(len(entries), rng)]  # the order would decide between equals
+    entries = entries[np.argsort(-worth.ravel()[entries], kind="stable")]
+    lacking, needs = of_inputs.tolist(), of_outputs.tolist()
+    for entry in entries.tolist():
+        i, j = divmod(entry, len(needs))
+        if lacking[i] and needs[j]:
+            chosen[i, j] = True
+            lacking[i] -= 1
+            needs[j] -= 1
+    live, open_needs = kept | chosen, np.array(needs)
+    for line in np.repeat(np.arange(len(lacking)), lacking):
+        if not _augment(live, chosen, open_needs, int(line)):
+            raise RuntimeError("There is no pattern with the numbers that are given")
+    return chosen
 
 
 def _prices(scores: np.ndarray, of_inputs: np.ndarray, of_outputs: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 from keras_sparse_ortho._checks import check_seed, other_keywords
 from keras_sparse_ortho._keras_internals import level_of_user
 from keras_sparse_ortho._values import to_numpy
-from keras_sparse_ortho.budgets import fit_structure
+from keras_sparse_ortho.budgets import Budget, fit_structure
 from keras_sparse_ortho.errors import DensityError, LayoutError
 from keras_sparse_ortho.initializers import (
     AnyDraw,
@@ -30,6 +30,7 @@ from keras_sparse_ortho.kernels import PrunableWeight, Selection, derived_seed
 from keras_sparse_ortho.models import Plan, verb
 from keras_sparse_ortho.orthogonal import (
     Block,
+    GivenBlocks,
     Structure,
     StructureLike,
     as_structure,
@@ -84,7 +85,10 @@ def sparsify(
             budget says it. A dict or list of densities is taken as the budget.
         budget: `"erk"` (default), `"er"`, `"uniform"`, a `Budget` for the selected kernels, a
             dict of densities by weight path, layer path or regular expression, or a list of
-            densities in the order of the kernels.
+            densities in the order of the kernels. A budget of `callbacks.probe` has live blocks,
+            too, on which kernels are drawn unless there is a `structure`: exactly orthogonal where
+            every input (or output) block has a live one of its own, as `report` tells; else each
+            block is orthogonal, scaled by its fan.
         initializer: `"exact_orthogonal"` (default; a layer whose own initializer is an
             `ExactOrthogonal` with a `structure` keeps that structure); `"random_sparse"` (the
             layer's own initializer times a random mask); or a sparse initializer as a pattern, of
@@ -156,6 +160,9 @@ def sparsify(
     """
     check_storage(storage)
     density, budget = density_and_budget(density, budget)
+    given: Mapping[str, Structure] = {}
+    if isinstance(budget, Budget) and budget.blocks and structure is None:
+        given, include = budget.blocks, [*budget] if include is None else include
     weights = weights_to_prune(model, include, exclude)
     if density is None and isinstance(budget, str):
         raise DensityError(
@@ -165,8 +172,8 @@ def sparsify(
         )
     blocks = None
     pattern: Structure | None = None if structure is None else as_structure(structure)
-    structures: Structure | Mapping[str, Structure] | None = pattern
-    if storage == "blocks":
+    structures: Structure | Mapping[str, Structure] | None = given or pattern
+    if storage == "blocks" and not given:
         if isinstance(pattern, Block):  # others are not drawn as blocks alone
             pattern = dataclasses.replace(pattern, regular=True)
         asked = plan_for(density, budget, weights, orthogonal=True)
@@ -225,7 +232,7 @@ def draw_kernels(
         if isinstance(drawn, Draw):
             assert drawn.kernel is not None
             assert drawn.initializer is not None
-            if exact:
+            if exact and not isinstance(getattr(own, "structure", None), GivenBlocks):
                 dead[path] = dead_outputs(drawn.kernel, layout_for(weight, own))
             variable = weight.variable if dense else None
             drawn = PackedDraw.of(drawn.kernel, drawn.mask, drawn.initializer, variable=variable)

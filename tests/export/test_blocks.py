@@ -23,8 +23,11 @@ L = keras.layers
 ROUTES = ["float32+blocks", "float16+blocks", "dynamic_int8+blocks", "int8+blocks"]
 
 
-def in_blocks(model, width=16, live=2, seed=0):
-    """Zeros in every kernel but for `live` blocks of each output block; biases that are not 0."""
+def in_blocks(model, width=16, live=2, seed=0, uneven=False):
+    """Zeros in every kernel but for `live` blocks of each output block; biases that are not 0.
+
+    Where it is `uneven`, every third output block has one block less.
+    """
     rng = np.random.default_rng(seed)
     for layer, _ in walk(model, ""):
         kernel = getattr(layer, "kernel", None)
@@ -37,7 +40,7 @@ def in_blocks(model, width=16, live=2, seed=0):
             continue
         table = to_blocks(np.zeros(ones.shape[-2:]), width, width)
         for j in range(table.shape[2]):
-            table[rng.permutation(len(table))[:live], :, j] = 1
+            table[rng.permutation(len(table))[: live - (uneven and j % 3 == 1)], :, j] = 1
         mask = from_blocks(table, *ones.shape[-2:])
         mask = layout.from_canonical(np.broadcast_to(mask, ones.shape), value.shape)
         kernel.assign(value * mask * np.sqrt(len(table) / live))
@@ -89,7 +92,8 @@ KINDS = {
 def network(kind):
     shape, made = KINDS[kind]
     keras.utils.set_random_seed(0)
-    return in_blocks(keras.Sequential([keras.Input(shape, name="x"), *made()], name=kind))
+    model = keras.Sequential([keras.Input(shape, name="x"), *made()], name=kind)
+    return in_blocks(model, uneven=kind in ("dense", "image"))
 
 
 class Attending(keras.Model):
@@ -159,11 +163,12 @@ def test_blocks_of_a_kernel():
     grid, inputs_of = zero_blocks(kernel)
     assert (grid.rows, grid.cols, grid.fan_in) == (32, 32, 1)
     np.testing.assert_array_equal(grid.kernel(grid.blocks(kernel, inputs_of), inputs_of), kernel)
-    # One output block has two live blocks: the others get one of zeros.
+    # One output block has two live blocks: some others get one of zeros.
     kernel[:, :32] = 0
     kernel[64:128, :32] = 1
     grid, inputs_of = zero_blocks(np.stack([kernel, 0 * kernel]))
-    assert grid.fan_in * grid.rows == 64
+    assert grid.live_blocks < 2 * grid.out_blocks
+    assert len(grid.of_outputs.groups) == 2
     assert grid.taps == (2,)
     kept = grid.kernel(grid.blocks(np.stack([kernel, 0 * kernel]), inputs_of), inputs_of)
     np.testing.assert_array_equal(kept[0], kernel)

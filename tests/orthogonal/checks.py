@@ -6,7 +6,7 @@ from keras_sparse_ortho.orthogonal._counts import rotations_for_density as rotat
 from keras_sparse_ortho.orthogonal._eoi import covering_rotations as covering_rotations
 from keras_sparse_ortho.orthogonal._eoi import random_rotations as random_rotations
 from keras_sparse_ortho.orthogonal._eoi import unite as unite
-from keras_sparse_ortho.orthogonal._regular_blocks import complete as complete
+from keras_sparse_ortho.orthogonal._regular_pattern import complete as complete
 
 
 def assert_orthogonal(matrix, gain=1.0, atol=1e-6):

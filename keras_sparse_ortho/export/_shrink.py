@@ -1,0 +1,386 @@
+"""`shrink`: a trained model to the smallest LiteRT file that keeps what was asked for."""
+
+import contextlib
+import dataclasses
+import gzip
+import math
+import os
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._checks import check_number, other_keywords
+from keras_sparse_ortho._files import staging
+from keras_sparse_ortho.calibration import restore_statistics
+from keras_sparse_ortho.errors import (
+    ExportConversionError,
+    ExportRouteError,
+    ExportVerificationError,
+    NotPrunableError,
+    ShrinkError,
+)
+from keras_sparse_ortho.export._export_litert import check_path, export_litert
+from keras_sparse_ortho.export._judge import NO_SCORE, Judge, Metric, Score
+from keras_sparse_ortho.export._load_litert import latencies, load_litert
+from keras_sparse_ortho.models import strip
+from keras_sparse_ortho.parametrizations import MagnitudeMask
+from keras_sparse_ortho.pruning import parametrize, prune
+from keras_sparse_ortho.recovery import distill
+from keras_sparse_ortho.schedules import Cubic
+
+_DENSITIES = (0.5, 0.35, 0.2, 0.1, 0.05)
+_FIRST = 2  # the density that is tried first
+_HELD = 0.25  # of the rows, at most so many:
+_MOST_HELD = 2000
+_LEAST_ROWS = 32
+_FEW_ROWS = 1500  # with fewer, pruning at once is better than in training (RECOVERY)
+_CALIBRATION = 256
+_PASSES = 3
+_REFUSALS = (ExportRouteError, ExportConversionError, ExportVerificationError, NotPrunableError)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """One file that was tried.
+
+    Attributes:
+        name: What was done: "dense", or "density 0.2, gradually".
+        route: The route of the file, such as "float16+sp".
+        score: On the held rows; `low` and `high` are its 95% interval.
+        bytes, gzip_bytes: Size of the file, and under gzip.
+        ms: Median time of one call with one row, on one thread of this machine.
+        seconds: From the dense model to the file.
+        reason: Why there is no file; then the figures are infinite, or nan.
+    """
+
+    name: str
+    route: str
+    score: Score = NO_SCORE
+    bytes: float = math.inf
+    gzip_bytes: float = math.inf
+    ms: float = math.inf
+    seconds: float = 0.0
+    reason: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ShrinkReport:
+    """What was tried and what was taken, best first; print it.
+
+    Attributes:
+        path: The file.
+        taken: Its `Trial`.
+        trials: All of them.
+        measure: Of the scores: "accuracy" (with labels), "agreement" with the dense model's
+            classes, "closeness" of other outputs, or the name of the metric.
+        rows: Held rows, which no file was made with.
+        dense: Score of the dense Keras model.
+    """
+
+    path: str
+    taken: Trial
+    trials: tuple[Trial, ...]
+    measure: str
+    rows: int
+    dense: Score
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Why this file, and what it is beside the dense int8 one."""
+        dense = [one for one in self.trials if one.name == "dense" and "int8" in one.route]
+        rival = next((one for one in dense if one.reason is None), None)
+        taken, drop = self.taken, self.dense.mean - self.taken.score.mean
+        found = [
+            f"Taken: {taken.name}, {taken.route}: the fewest bytes within the limits.",
+            f"It loses {100 * drop:.1f} points of {self.measure} on {self.rows} held rows.",
+        ]
+        if taken.name == "dense":
+            found.append("No sparse file within the limits is smaller.")
+        elif rival is not None:
+            size, speed = rival.bytes / taken.bytes, rival.ms / taken.ms
+            found.append(
+                f"A dense {rival.route} file has {size:.2f} its bytes, {speed:.2f} its time."
+            )
+        return tuple(found)
+
+    def __str__(self) -> str:
+        titles = f"  {'made by':26}{'route':18}{self.measure:>10}{'95%':>14}"
+        lines = [titles + f"{'bytes':>12}{'gzip':>11}{'ms':>8}{'s':>6}"]
+        for one in self.trials:
+            mark = "->" if one is self.taken else "  "
+            if one.reason is not None:
+                lines.append(f"{mark}{one.name:26}{one.route:18} no file: {one.reason}")
+                continue
+            interval = f"{one.score.low:.3f}-{one.score.high:.3f}"
+            lines.append(
+                f"{mark}{one.name:26}{one.route:18}{one.score.mean:10.4f}{interval:>14}"
+                f"{one.bytes:12,}{one.gzip_bytes:11,}{one.ms:8.3g}{one.seconds:6.0f}"
+            )
+        return "\n".join([*lines, "", *self.words])
+
+    def plot(self, ax: Any = None) -> Any:
+        """Scores over bytes of all files; returns the axes. Needs Matplotlib."""
+        if ax is None:
+            import matplotlib.pyplot as plt
+
+            ax = plt.subplots(figsize=(6, 4))[1]
+        for one in self.trials:
+            if one.reason is None:
+                error = [[one.score.mean - one.score.low], [one.score.high - one.score.mean]]
+                style = {"fmt": "o" if one is self.taken else ".", "color": "C0"}
+                ax.errorbar(one.bytes, one.score.mean, yerr=error, **style)
+                ax.annotate(f" {one.name}, {one.route}", (one.bytes, one.score.mean), fontsize=7)
+        ax.set(xscale="log", xlabel="bytes", ylabel=f"{self.measure} on {self.rows} held rows")
+        return ax
+
+
+@other_keywords()
+def shrink(
+    model: keras.Model,
+    data: Any,
+    path: str | os.PathLike[str],
+    *,
+    max_drop: float = 0.01,
+    max_bytes: int | None = None,
+    max_ms: float | None = None,
+    minutes: float = 10.0,
+    metric: str | Metric | None = None,
+    seed: int = 0,
+    verbose: bool | str = "auto",
+) -> ShrinkReport:
+    """Makes the smallest LiteRT file of a trained model that loses at most `max_drop`.
+
+    A quarter of the rows is held out. Dense files are tried first: `float16`, `dynamic_int8` and
+    `int8`. Then the model is pruned, at densities between .5 and .05 as far as the drop and the
+    time allow: with 1,500 rows and more gradually, while it learns the dense model's outputs
+    (`recovery.distill`); with fewer at once (`prune(score="obs")`). Every file runs on held rows.
+
+        drop = score(dense model) - score(file)
+
+    The score is the accuracy if there are labels. Without, it is the share of rows with the dense
+    model's class if outputs are probabilities, else one minus the relative error. Of the files
+    within the limits the one with the fewest bytes is written. A dense int8 file is among them, so
+    the file is never worse than that one in all of score, bytes and time.
+
+    Args:
+        model: A built Keras model, with or without our wrappers; it stays as it is.
+        data: Rows as for `fit`, unlabelled `x` or `(x, y)`. They should be what the model will
+            see; some thousands are best, and at least 32 are needed.
+        path: Where to write the file; an older one stays until a better one is there.
+        max_drop: The largest drop of the score, `0.01` for one point.
+        max_bytes: The largest file.
+        max_ms: The longest call, one row on one thread of this machine.
+        minutes: About how long to try. The dense files take what they take.
+        metric: `"agreement"`, for outputs that are logits; `"closeness"`; or a function of wanted
+            and given outputs that scores each row between 0 and 1.
+        seed: Of the rows that are held, and of training.
+        verbose: Whether to say each step, on standard error. `"auto"`: in a terminal.
+
+    Returns:
+        A `ShrinkReport` with the table of what was tried; it can be plotted.
+
+    Raises:
+        ShrinkError: If no file is within the limits. Nothing is written then.
+        ValueError: If an argument does not fit the model.
+
+    Limits: the held rows judge several files, so the drop of the one that is taken is a little
+    higher on new data. Kernels are pruned entry by entry; where speed counts, blocks drawn before
+    training are better.
+
+    Example:
+
+    >>> import keras, numpy as np, tempfile, pathlib
+    >>> from keras_sparse_ortho.export import shrink
+    >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, "softmax")])
+    >>> rows = np.random.default_rng(0).normal(size=(64, 8))
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "small.tflite"
+    >>> report = shrink(model, rows, path, minutes=0)
+    >>> report.taken.bytes == path.stat().st_size, report.taken.score.mean >= 0.99
+    (True, True)
+    """
+    target = check_path(path)
+    limits = _Limits(
+        check_number("max_drop", max_drop),
+        None if max_bytes is None else check_number("max_bytes", max_bytes),
+        None if max_ms is None else check_number("max_ms", max_ms),
+    )
+    x, labels = data if isinstance(data, tuple) and len(data) == 2 else (data, None)
+    say = _Steps(verbose)
+    with staging(target.parent, target.name) as folder:
+        search = _Search(model, x, labels, metric, folder, seed, say, target.name.endswith(".gz"))
+        search.dense()
+        if minutes > 0:
+            search.sparse(limits, 60.0 * minutes)
+        search.time()
+        good = [one for one in search.trials if limits.met(one, search.judge)]
+        report = ShrinkReport(
+            str(target),
+            min(good or search.trials, key=lambda one: one.bytes),
+            tuple(search.trials),
+            search.judge.name,
+            search.held,
+            search.judge.dense,
+        )
+        if not good:
+            raise ShrinkError(f"No file is within the limits: {limits}. Received:\n{report}")
+        made = search.files[report.taken.name, report.taken.route]
+        if target.name.endswith(".gz"):
+            made.write_bytes(gzip.compress(made.read_bytes(), mtime=0))
+        os.replace(made, target)
+    return report
+
+
+@dataclasses.dataclass(frozen=True)
+class _Limits:
+    max_drop: float
+    max_bytes: float | None
+    max_ms: float | None
+
+    def keeps_score(self, one: Trial, judge: Judge) -> bool:
+        return judge.dense.mean - one.score.mean <= self.max_drop
+
+    def met(self, one: Trial, judge: Judge) -> bool:
+        """Whether a file is within all limits."""
+        pairs = (one.bytes, self.max_bytes), (one.ms, self.max_ms)
+        return self.keeps_score(one, judge) and all(
+            limit is None or value <= limit for value, limit in pairs
+        )
+
+    def __str__(self) -> str:
+        given = dataclasses.asdict(self).items()
+        return ", ".join(f"{name}={value:g}" for name, value in given if value is not None)
+
+
+class _Steps:
+    """Says each step with the seconds since the start."""
+
+    def __init__(self, verbose: bool | str) -> None:
+        self.start = time.monotonic()
+        self.loud = sys.stderr.isatty() if verbose == "auto" else bool(verbose)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.start
+
+    def __call__(self, text: str) -> None:
+        if self.loud:
+            print(f"{self.seconds:5.0f} s  {text}", file=sys.stderr, flush=True)
+
+
+class _Search:
+    """The trials of one call, in the order of their promise."""
+
+    def __init__(
+        self,
+        model: Any,
+        x: Any,
+        labels: Any,
+        metric: Any,
+        folder: Path,
+        seed: int,
+        say: _Steps,
+        packed: bool,
+    ) -> None:
+        self.model, self._say, self._seed = strip(model), say, seed
+        self._folder, self._packed = folder, packed
+        count = len(keras.tree.flatten(x)[0])
+        if count < _LEAST_ROWS:
+            raise ValueError(
+                f"`data` must have at least {_LEAST_ROWS} rows: a quarter judges, the others make "
+                f"the files. Received: {count} rows"
+            )
+        self.held = min(int(_HELD * count), _MOST_HELD)
+        order = np.random.default_rng(seed).permutation(count)
+        held, self._rest = order[: self.held], order[self.held :]
+        self._x, self._held = x, _taken(x, held)
+        self._calibration = _taken(x, self._rest[:_CALIBRATION])
+        want = keras.tree.flatten(self.model.predict(self._held, verbose=0))
+        self.judge = Judge(want, None if labels is None else np.asarray(labels)[held], metric)
+        self.trials: list[Trial] = []
+        self.files: dict[tuple[str, str], Path] = {}
+
+    def dense(self) -> None:
+        """The files that anybody would make first."""
+        for route in ("float16", "dynamic_int8", "int8"):
+            self._try("dense", self.model, route, time.monotonic())
+
+    def sparse(self, limits: _Limits, seconds: float) -> None:
+        """Prunes to lower densities while the score is kept, else to higher ones."""
+        rows = self._rest[: self._affordable(seconds - self._say.seconds)]
+        how = "at once" if len(rows) < _FEW_ROWS else "gradually"
+        todo, at = list(_DENSITIES), _FIRST
+        while todo:
+            density, start = todo[at], time.monotonic()
+            self._say(f"density {density:g}, {how}, {len(rows)} rows")
+            pruned = self._pruned(density, _taken(self._x, rows), how)
+            trial = self._try(f"density {density:g}, {how}", pruned, None, start)
+            kept = limits.keeps_score(trial, self.judge)
+            todo = todo[at + 1 :] if kept else todo[:at]
+            at = 0 if kept else len(todo) - 1
+            if self._say.seconds + time.monotonic() - start > seconds:
+                break
+
+    def _affordable(self, seconds: float) -> int:
+        """On how many rows one trial can train within a third of the time."""
+        start = time.monotonic()
+        self.model.predict(self._calibration, verbose=0)  # has been compiled
+        each = (time.monotonic() - start) / len(keras.tree.flatten(self._calibration)[0])
+        # A step takes about four times as long as its forward pass.
+        return int(max(seconds, 0.0) / 3 / (4 * _PASSES * each))
+
+    def _pruned(self, density: float, rows: Any, how: str) -> Any:
+        if how == "at once":
+            data = self._calibration if not len(keras.tree.flatten(rows)[0]) else rows
+            found = prune(self.model, density, score="obs", budget="error", data=data)
+            with contextlib.suppress(NotPrunableError):  # without batch normalization
+                restore_statistics(found, data)
+            return found
+        found = parametrize(self.model, MagnitudeMask(Cubic(density)))
+        options = {"seed": self._seed, "verbose": 2 if self._say.loud else 0}
+        distill(found, self.model, rows, epochs=_PASSES, **options)
+        return found
+
+    def _try(self, name: str, model: Any, route: str | None, start: float) -> Trial:
+        """Exports, runs the file on the held rows, and keeps both."""
+        path = self._folder / f"{len(self.trials)}.tflite"
+        given = route or ("gzip" if self._packed else "small")
+        self._say(f"{name}: {given}")
+        rows = self._calibration if route in (None, "int8") else None
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # the table has what they say
+                report = export_litert(
+                    model, path, mode=given, representative_data=rows, sample=self._calibration
+                )
+            outputs = keras.tree.flatten(load_litert(path).predict(self._held))
+        except _REFUSALS as error:
+            trial = Trial(name, given, reason=str(error).partition(". ")[0])
+        else:
+            trial = Trial(
+                name,
+                report.route,
+                self.judge.score(outputs),
+                report.gzip_bytes if self._packed else path.stat().st_size,
+                report.gzip_bytes,
+                seconds=time.monotonic() - start,
+            )
+            self.files[name, trial.route] = path
+        self.trials.append(trial)
+        return trial
+
+    def time(self) -> None:
+        """Times all files in turn."""
+        good = [k for k, one in enumerate(self.trials) if one.reason is None]
+        files = [self.files[self.trials[k].name, self.trials[k].route] for k in good]
+        self._say(f"timing {len(files)} files")
+        for k, ms in zip(good, latencies(files), strict=True):
+            self.trials[k] = dataclasses.replace(self.trials[k], ms=ms)
+
+
+def _taken(x: Any, at: np.ndarray) -> Any:
+    return keras.tree.map_structure(lambda array: np.asarray(array)[at], x)

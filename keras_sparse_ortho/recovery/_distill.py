@@ -1,0 +1,203 @@
+"""`distill`: trains a sparse or quantized model towards the dense one that it was made from."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._checks import check_integer, check_number, other_keywords
+from keras_sparse_ortho._data import first_batches
+from keras_sparse_ortho._keras_internals import computes_its_graph, graph_calls, graph_ends
+from keras_sparse_ortho._values import to_numpy
+from keras_sparse_ortho.callbacks import UpdateMasks
+from keras_sparse_ortho.models import prunable_weights
+from keras_sparse_ortho.parametrizations import ScheduledMask
+
+_WARM = 0.05  # of the steps
+_LEAST = 1e-7  # a probability; float32 cannot tell the logits of smaller ones
+_SUM = 1e-3  # so far from 1 are sums of probabilities
+
+
+@other_keywords()
+def distill(
+    student: keras.Model,
+    teacher: keras.Model,
+    data: Any,
+    *,
+    epochs: int = 3,
+    batch_size: int = 32,
+    learning_rate: float = 3e-3,
+    seed: int | None = 0,
+    verbose: int | str = "auto",
+) -> keras.callbacks.History:
+    """Trains `student`, in place, to answer as `teacher` does, on rows without labels.
+
+        loss = sum of  mean (f_student - f_teacher)^2 / var f_teacher  over logits and features f
+
+    The features are the inputs of the last layer, if both models are graphs. The logits of outputs
+    that are probabilities are their logarithms. The optimizer is Adam; its rate rises over the
+    first 5% of the steps and falls to zero as a cosine. Masks on a schedule (`MagnitudeMask`) move
+    as it says, so gradual pruning takes two lines.
+
+    Args:
+        student: A built model with the inputs and outputs of the teacher: from `parametrize`, for
+            masks that move; from `prune`, for masks that stay; from `quantize_aware`.
+        teacher: The trained model, which stays as it is.
+        data: Rows of inputs, nested as the model takes them; `(x, y)` and batches of these, as for
+            `fit`, work as well. Labels are not used. A few thousand rows are usual.
+        epochs: Passes over the rows.
+        batch_size: Rows of a step.
+        learning_rate: The highest rate.
+        seed: Of the order of the rows. `None`: another in every call.
+        verbose: As for `fit`.
+
+    Returns:
+        The history of `fit`. The student is not compiled by it.
+
+    Raises:
+        ValueError: If the outputs of the models differ in number or shape, or there are no rows.
+
+    Limits: all rows, and the teacher's features of them, are in memory. With a few hundred rows
+    use `prune(score="obs")`, which needs no training. Agreement on the rows of `data` says little:
+    judge on others.
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> import keras_sparse_ortho as kso
+    >>> dense = keras.Sequential([
+    ...     keras.Input((8,)),
+    ...     keras.layers.Dense(32, "relu"),
+    ...     keras.layers.Dense(3, "softmax"),
+    ... ])
+    >>> rows = np.random.default_rng(0).normal(size=(256, 8)).astype("float32")
+    >>> sparse = kso.parametrize(dense, kso.MagnitudeMask(kso.schedules.Cubic(0.25)))
+    >>> history = distill(sparse, dense, rows, verbose=0)
+    >>> round(kso.report(sparse).density, 2)
+    0.25
+
+    Reference: Hinton et al., 2015, arXiv 1503.02531; features as in Romero et al., 2015,
+    arXiv 1412.6550.
+    """
+    check_integer("epochs", epochs)
+    check_integer("batch_size", batch_size)
+    check_number("learning_rate", learning_rate)
+    x = _inputs(data)
+    ends = [student, teacher]
+    if all(map(computes_its_graph, ends)):
+        ends = [_with_features(model) for model in ends]
+    wanted = keras.tree.flatten(ends[1].predict(x, batch_size=256, verbose=0))
+    given = keras.tree.flatten(ends[0].predict(_part(x, slice(0, 1)), verbose=0))
+    shapes = [[one.shape[1:] for one in outputs] for outputs in (given, wanted)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(
+            "`student` must have outputs of the shapes of `teacher`'s, and so must the inputs of "
+            f"its last layers. Received: {shapes[0]} and {shapes[1]}"
+        )
+    # A graph has its features behind the outputs.
+    count = len(keras.tree.flatten(teacher.outputs)) if ends[1] is not teacher else len(wanted)
+    kinds = [_logits_of(one) if k < count else _same for k, one in enumerate(wanted)]
+    wanted = [to_numpy(of(one)) for of, one in zip(kinds, wanted, strict=True)]
+    names = [f"output_{k}" if k < count else f"feature_{k - count}" for k in range(len(wanted))]
+    rows = _Rows(x, dict(zip(names, wanted, strict=True)), batch_size, seed)
+    rate = keras.optimizers.schedules.CosineDecay(
+        0.0,
+        max(epochs * len(rows), 2),
+        warmup_target=learning_rate,
+        warmup_steps=max(round(_WARM * epochs * len(rows)), 1),
+    )
+    trained = _Named(ends[0], names)
+    losses = [_loss(of, one.var()) for of, one in zip(kinds, wanted, strict=True)]
+    trained.compile(keras.optimizers.Adam(rate), dict(zip(names, losses, strict=True)))
+    moving = any(isinstance(w.storage, ScheduledMask) for w in prunable_weights(student))
+    updates = [UpdateMasks()] if moving else None
+    return trained.fit(rows, epochs=epochs, verbose=verbose, callbacks=updates)
+
+
+class _Named(keras.Model):
+    """A model with its outputs by name, whatever their structure."""
+
+    def __init__(self, model: keras.Model, names: list[str]) -> None:
+        super().__init__(name=f"{model.name}_distilled")
+        self.model, self._names = model, names
+
+    def call(self, inputs: Any, training: bool | None = None) -> dict[str, Any]:
+        outputs = keras.tree.flatten(self.model(inputs, training=training))
+        return dict(zip(self._names, outputs, strict=True))
+
+
+class _Rows(keras.utils.PyDataset):
+    """Whole batches of rows and targets, in another order in every epoch."""
+
+    def __init__(self, x: Any, targets: dict[str, Any], size: int, seed: int | None) -> None:
+        super().__init__()
+        self._x, self._targets = x, targets
+        self._rng = np.random.default_rng(seed)
+        self._count = len(next(iter(targets.values())))
+        self._size = min(size, self._count)
+        self.on_epoch_end()
+
+    def on_epoch_end(self) -> None:
+        self._order = self._rng.permutation(self._count)
+
+    def __len__(self) -> int:
+        return len(self._order) // self._size
+
+    def __getitem__(self, number: int) -> tuple[Any, Any]:
+        at = self._order[number * self._size : (number + 1) * self._size]
+        return _part(self._x, at), _part(self._targets, at)
+
+
+def _inputs(data: Any) -> Any:
+    """All rows of inputs, as arrays."""
+    batches = [x for x, _, _ in first_batches(data, batches=None, shuffle=False)]
+    return keras.tree.map_structure(lambda *parts: np.concatenate(parts), *batches)
+
+
+def _part(x: Any, at: Any) -> Any:
+    return keras.tree.map_structure(lambda array: array[at], x)
+
+
+def _with_features(model: keras.Model) -> keras.Model:
+    """The graph with the inputs of its last layers as further outputs."""
+    makers = {id(tensor): call for call in graph_calls(model) for tensor in call.outputs}
+    outputs = keras.tree.flatten(model.outputs)
+    features: dict[int, Any] = {}
+    for tensor in outputs:
+        call = makers[id(tensor)]
+        while len(call.inputs) == 1 and not getattr(call.operation, "weights", None):
+            call = makers[id(call.inputs[0])]  # an activation, or a reshape
+        for feature in call.inputs:
+            if makers[id(feature)].inputs:  # not what goes into the model
+                features[id(feature)] = feature
+    return keras.Model(graph_ends(model)[0], [*outputs, *features.values()])
+
+
+def _same(values: Any) -> Any:
+    return values
+
+
+def _logits_of(output: np.ndarray) -> Callable[[Any], Any]:
+    """What takes an output of this kind to logits: the inverse of softmax, of sigmoid, or none."""
+    if output.min() < 0.0 or output.max() > 1.0:
+        return _same
+    if output.shape[-1] > 1 and np.all(np.abs(output.sum(-1) - 1.0) < _SUM):
+        return _centered_logarithm
+    return lambda p: _logarithm(p) - _logarithm(1.0 - p)
+
+
+def _logarithm(p: Any) -> Any:
+    return keras.ops.log(keras.ops.maximum(p, _LEAST))
+
+
+def _centered_logarithm(p: Any) -> Any:
+    logits = _logarithm(p)
+    return logits - keras.ops.mean(logits, axis=-1, keepdims=True)
+
+
+def _loss(of: Callable[[Any], Any], variance: float) -> Callable[[Any, Any], Any]:
+    def loss(wanted: Any, given: Any) -> Any:
+        return keras.ops.mean(keras.ops.square(wanted - of(given))) / (float(variance) or 1.0)
+
+    return loss

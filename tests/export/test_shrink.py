@@ -1,0 +1,95 @@
+"""`shrink`: the smallest file that keeps the limits, judged on rows that are held out."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_sparse_ortho.errors import ShrinkError
+from keras_sparse_ortho.export import load_litert, shrink
+from keras_sparse_ortho.export._judge import Judge, closeness, same_class
+
+ROWS = np.random.default_rng(0).normal(size=(400, 16)).astype("float32")
+
+
+@pytest.fixture(scope="module")
+def model():
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(256, "relu"), keras.layers.Dense(64, "relu")]
+    head = keras.layers.Dense(3, "softmax")
+    return keras.Sequential([keras.Input((16,)), *layers, head])
+
+
+def test_scores():
+    want = np.array([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6]])
+    got = np.array([[0.6, 0.4], [0.7, 0.3], [0.0, 1.0]])
+    judge = Judge([want], None, None)
+    assert judge.name == "agreement"
+    assert judge.dense.mean == 1.0
+    assert judge.score([got]).mean == pytest.approx(2 / 3)
+    labelled = Judge([want], np.array([0, 0, 1]), None)
+    assert labelled.name == "accuracy"
+    assert labelled.dense.mean == pytest.approx(2 / 3)
+    assert labelled.score([got]).mean == 1.0
+    assert same_class(np.array([[0.2], [0.9]]), np.array([[0.6], [0.7]])).tolist() == [0, 1]
+
+
+def test_closeness_is_one_minus_the_relative_error():
+    want = np.array([[3.0, 0.0], [-3.0, 0.0]])
+    assert closeness(want, want).tolist() == [1.0, 1.0]
+    np.testing.assert_allclose(closeness(want, want + np.array([[0.3, 0.0]])), 0.9)
+    assert Judge([want], None, None).name == "closeness"
+
+
+def test_a_metric_of_the_user():
+    def first(want, got):
+        return want[:, 0] == got[:, 0]
+
+    want = np.array([[1.0, 2.0], [3.0, 4.0]])
+    judge = Judge([want], None, first)
+    assert judge.name == "first"
+    assert judge.score([np.array([[1.0, 0.0], [0.0, 4.0]])]).mean == 0.5
+    with pytest.raises(ValueError, match=r"Received: metric=.best"):
+        Judge([want], None, "best")
+
+
+def test_an_interval_holds_the_mean_and_narrows_with_rows():
+    rng = np.random.default_rng(0)
+    widths = []
+    for rows in (50, 5000):
+        want = np.eye(2)[np.zeros(rows, int)]
+        got = np.eye(2)[(rng.random(rows) < 0.2).astype(int)]
+        score = Judge([want], None, None).score([got])
+        assert score.low < score.mean < score.high
+        widths.append(score.high - score.low)
+    assert widths[1] < widths[0] / 5
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow_only
+def test_the_file_that_is_written_is_the_one_of_the_table(model, tmp_path):
+    path = tmp_path / "small.tflite"
+    report = shrink(model, ROWS, path, minutes=0.01, max_drop=0.1)
+    taken = report.taken
+    assert taken.bytes == path.stat().st_size
+    assert taken.score.mean >= report.dense.mean - 0.1
+    assert {one.route for one in report.trials} >= {"float16", "dynamic_int8", "int8"}
+    assert any(one.name.startswith("density 0.2") for one in report.trials)
+    good = [one for one in report.trials if report.dense.mean - one.score.mean <= 0.1]
+    assert taken.bytes == min(one.bytes for one in good)
+    assert f"->{taken.name}" in str(report)
+    assert load_litert(path).predict(ROWS[:4]).shape == (4, 3)
+
+
+@pytest.mark.tensorflow_only
+def test_nothing_is_written_when_no_file_is_within_the_limits(model, tmp_path):
+    path = tmp_path / "small.tflite"
+    path.write_bytes(b"older")
+    with pytest.raises(ShrinkError, match=r"max_bytes=100.*\n"):
+        shrink(model, ROWS, path, minutes=0, max_bytes=100)
+    assert path.read_bytes() == b"older"
+
+
+@pytest.mark.tensorflow_only
+def test_few_rows_are_refused(model, tmp_path):
+    with pytest.raises(ValueError, match="at least 32 rows"):
+        shrink(model, ROWS[:20], tmp_path / "small.tflite")

@@ -1,0 +1,106 @@
+"""`distill`: a student that answers as its teacher, on rows without labels."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.recovery import distill
+from keras_sparse_ortho.recovery._distill import _logits_of, _with_features
+
+
+@pytest.fixture(scope="module")
+def teacher():
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(32, "relu", name="hidden"), keras.layers.Dense(3, name="head")]
+    return keras.Sequential([keras.Input((8,)), *layers, keras.layers.Softmax()])
+
+
+ROWS = np.random.default_rng(0).normal(size=(512, 8)).astype("float32")
+OTHERS = np.random.default_rng(1).normal(size=(256, 8)).astype("float32")
+
+
+def agreement(one, other):
+    outputs = [model.predict(OTHERS, verbose=0) for model in (one, other)]
+    return float(np.mean(outputs[0].argmax(-1) == outputs[1].argmax(-1)))
+
+
+@pytest.mark.core
+def test_gradual_pruning_recovers_more_than_pruning_at_once(teacher):
+    before = [np.array(value) for value in teacher.get_weights()]
+    at_once = kso.prune(teacher, 0.2, budget="uniform")
+    gradual = kso.parametrize(teacher, kso.MagnitudeMask(kso.schedules.Cubic(0.2)))
+    distill(gradual, teacher, ROWS, epochs=8, verbose=0)
+    assert kso.report(gradual).density == pytest.approx(0.2, abs=0.01)
+    assert agreement(gradual, teacher) > agreement(at_once, teacher) + 0.05
+    for value, kept in zip(teacher.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(value, kept)
+
+
+def test_masks_that_stay_keep_their_zeros(teacher):
+    student = kso.prune(teacher, 0.3, budget="uniform")
+    masks = {w.path: w.mask for w in kso.prunable_weights(student)}
+    first = distill(student, teacher, (ROWS, np.zeros(len(ROWS))), epochs=4, verbose=0)
+    assert first.history["loss"][-1] < 0.9 * first.history["loss"][0]
+    for weight in kso.prunable_weights(student):
+        np.testing.assert_array_equal(weight.mask, masks[weight.path])
+
+
+@pytest.mark.core
+def test_a_seed_decides_the_order_of_the_rows(teacher):
+    def trained(seed):
+        student = kso.prune(teacher, 0.3, budget="uniform")
+        distill(student, teacher, ROWS[:64], epochs=1, seed=seed, verbose=0)
+        return kso.prunable_weights(student)[0].value
+
+    np.testing.assert_array_equal(trained(1), trained(1))
+    assert np.any(trained(1) != trained(2))
+
+
+def test_features_are_the_inputs_of_the_last_layers():
+    inputs = keras.Input((4,))
+    x = keras.layers.Dense(6, "relu", name="body")(inputs)
+    one = keras.layers.Activation("softmax")(keras.layers.Dense(2, name="class")(x))
+    model = keras.Model(inputs, {"class": one, "box": keras.layers.Dense(4, name="box")(x)})
+    assert [tuple(t.shape) for t in _with_features(model).outputs] == [
+        (None, 4),
+        (None, 2),
+        (None, 6),
+    ]
+
+
+def test_probabilities_become_logits():
+    logits = np.array([[2.0, -1.0, 0.5], [0.0, 3.0, -4.0]], "float32")
+    softmax = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    found = keras.ops.convert_to_numpy(_logits_of(softmax)(softmax))
+    np.testing.assert_allclose(found, logits - logits.mean(-1, keepdims=True), atol=1e-5)
+    sigmoid = 1 / (1 + np.exp(-logits[:, :1]))
+    found = keras.ops.convert_to_numpy(_logits_of(sigmoid)(sigmoid))
+    np.testing.assert_allclose(found, logits[:, :1], atol=1e-4)
+    assert _logits_of(logits)(logits) is logits
+
+
+def test_outputs_of_other_shapes_are_refused(teacher):
+    other = keras.Sequential([keras.Input((8,)), keras.layers.Dense(5, "softmax")])
+    with pytest.raises(ValueError, match="outputs of the shapes of `teacher`"):
+        distill(other, teacher, ROWS, verbose=0)
+
+
+class Pair(keras.Model):
+    """A subclassed model with a dict of outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = keras.layers.Dense(8, "tanh"), keras.layers.Dense(2)
+
+    def call(self, x):
+        x = self.body(x)
+        return {"sum": self.head(x), "body": x}
+
+
+def test_a_subclassed_model_with_several_outputs():
+    dense = Pair()
+    dense(ROWS[:2])
+    student = kso.prune(dense, 0.5)
+    loss = distill(student, dense, ROWS, epochs=4, verbose=0).history["loss"]
+    assert loss[-1] < 0.9 * loss[0]
