@@ -25,12 +25,9 @@ def sensitivity(
     """Measures what each layer of a trained model loses when its kernel is pruned or rounded.
 
     For the kernel `W` and the inputs `X` of its layer in the model as given, the error is
-
-        |X (V - W)|^2 / |X W|^2
-
-    on every fourth row of data. `V` is what `prune(score="obs")` makes of the other rows, or `W` in
-    int8 or int4. The gain of a layer is how much of its error is in the outputs of the model, with
-    this kernel alone in int4. `budget="error"` of `prune` measures the same table.
+    `|X (V - W)|^2 / |X W|^2` on every fourth row of data. `V` is what `prune(score="obs")` makes of
+    the other rows, or `W` in int8 or int4. The gain of a layer is how much of its error is in the
+    outputs of the model, with this kernel alone in int4. `budget="error"` measures the same table.
 
     Args:
         model: A built Keras model with dense kernels.
@@ -51,8 +48,8 @@ def sensitivity(
     Warns:
         UserWarning: Kernels that cannot be measured; fewer than 16 different rows.
 
-    Limits: takes about as long as `prune(score="obs")`, with a bar in a terminal. `prune` lets
-    layers make up for those before them, which no prediction here knows.
+    Limits: as long as `prune(score="obs")`, with a bar in a terminal. `prune` lets layers make up
+    for those before them, which no prediction here knows.
 
     Example:
 

@@ -2,14 +2,11 @@
 
 import dataclasses
 import functools
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
-import rich.console
-import rich.table
 from scipy.optimize import isotonic_regression
 
 from keras_sparse_ortho._values import assign, to_numpy
@@ -50,14 +47,11 @@ class Sensitivity:
 
     def __str__(self) -> str:
         columns = [*next(iter(self.errors.values()))]
-        names = [x if isinstance(x, str) else f"{x:.3g}" for x in columns]
-        table = rich.table.Table("error at", *names, "gain", box=None)
-        for path, errors in self.errors.items():
-            shown = (*(errors[column] for column in columns), self.gains[path])
-            table.add_row(path, *(f"{value:.2g}" for value in shown))
-        stream = io.StringIO()
-        rich.console.Console(file=stream, width=160).print(table)
-        return stream.getvalue().rstrip()
+        rows = [["error at", *(x if isinstance(x, str) else f"{x:.3g}" for x in columns), "gain"]]
+        for path, own in self.errors.items():
+            rows.append([path, *(f"{v:.2g}" for v in (*map(own.get, columns), self.gains[path]))])
+        widths = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
+        return "\n".join("".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
     __repr__ = __str__
 
