@@ -30,12 +30,12 @@ def sensitivity(
 
     on every fourth row of data. `V` is what `prune(score="obs")` makes of the other rows, or `W` in
     int8 or int4. The gain of a layer is how much of its error is in the outputs of the model, with
-    this kernel alone in int4. `budget="error"` of `prune` measures the same table.
+    this kernel alone in int4. `prune(budget="error")` measures the same table.
 
     Args:
         model: A built Keras model with dense kernels.
         data: A few hundred rows of inputs, as for `prune`.
-        densities: Live fractions in (0, 1].
+        densities: list of float in (0, 1]. Live fractions.
         include: Which kernels, as for `sparsify`.
         exclude: Which kernels not.
 
@@ -51,20 +51,19 @@ def sensitivity(
     Warns:
         UserWarning: Kernels that cannot be measured; fewer than 16 different rows.
 
-    Limits: takes about as long as `prune(score="obs")`, with a bar in a terminal. `prune` lets
-    layers make up for those before them, which no prediction here knows.
+    Limits: takes about as long as `prune(score="obs")`. No prediction knows that `prune` lets
+    layers make up for those before them.
 
-    Example:
-
-    >>> import keras, numpy as np
-    >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="a")])
-    >>> x = np.random.default_rng(0).normal(size=(64, 8))
-    >>> table = sensitivity(model, x, densities=(0.5, 0.25))
-    >>> errors = table.errors["a/kernel"]
-    >>> list(errors), errors[0.25] > errors[0.5] > errors["int8"]
-    ([0.5, 0.25, 'int8', 'int4'], True)
-    >>> bool(np.isclose(table.predicted({"a/kernel": 0.5}), errors[0.5]))  # of a single layer
-    True
+    Examples:
+        >>> import keras, numpy as np
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="a")])
+        >>> x = np.random.default_rng(0).normal(size=(64, 8))
+        >>> table = sensitivity(model, x, densities=(0.5, 0.25))
+        >>> errors = table.errors["a/kernel"]
+        >>> list(errors), errors[0.25] > errors[0.5] > errors["int8"]
+        ([0.5, 0.25, 'int8', 'int4'], True)
+        >>> bool(np.isclose(table.predicted({"a/kernel": 0.5}), errors[0.5]))  # of a single layer
+        True
     """
     shares, batches = [check_density(share) for share in densities], calibration_batches(data)
     weights = measurable(model, weights_to_prune(model, include, exclude), batches)
