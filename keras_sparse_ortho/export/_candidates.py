@@ -36,8 +36,7 @@ _LOST = 0.01  # of a kernel's zeros: a tensor that lacks more is not the kernel
 class Comparison:
     """The difference of two lists of outputs; `error` is the largest, that of `worst_output`.
 
-    `clipped` is the largest share of an output's entries that are outside of the other's range, by
-    more than a tenth of it.
+    `clipped` is the largest share of an output more than a tenth beyond the other's range.
     """
 
     max_abs_diff: float
@@ -129,16 +128,13 @@ def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
         )
         wrong.comparison = found  # type: ignore[attr-defined]
         raise wrong
-    # The zeros between blocks are not in the file at all.
+    # The file lacks the zeros between blocks.
     blocks, kept = task.blocks if route.of_blocks else ({}, {})
     kernels = {path: value for path, value in task.kernels.items() if path not in blocks}
     sizes = len(content), found.error, allowed, found.max_abs_diff, None
     left_out = sum(task.kernels[path].size - own.stored for path, own in blocks.items())
     outcome = RouteOutcome(route.name, None, *sizes, kept, left_out, find_zeros(kernels, weights))
     return Candidate(route, outcome, file, found)
-
-
-# --- conversion -----------------------------------------------------------------------------------
 
 
 def convert(task: Task, routes: Sequence[Route]) -> dict[Route, Path | ExportConversionError]:
@@ -172,10 +168,7 @@ def convert(task: Task, routes: Sequence[Route]) -> dict[Route, Path | ExportCon
 
 
 def _trace(task: Task, path: str, form: dict[str, bool]) -> None:
-    """Writes what the converter takes: here, or in the worker if that has another backend.
-
-    On JAX the worker does it, too, where weights lie on several devices.
-    """
+    """Writes what the converter takes; in the worker for another backend, or on several devices."""
     traced = {"inputs": task.signature.specs, "nesting": task.signature.nesting}
     traced |= {"output_names": task.names, "path": path, **form}
     own = converter_backend()
@@ -217,7 +210,7 @@ def _conversion_error(task: Task, route: Route, failure: Exception) -> ExportCon
 
 
 def _modules_of_custom_objects() -> list[str]:
-    """Modules that registered something with Keras and that a new process could import."""
+    """Modules that registered objects with Keras and that a new process could import."""
     registered = [*keras.saving.get_custom_objects().values()]
     names = {str(getattr(value, "__module__", "")) for value in registered}
     found = []
@@ -226,9 +219,6 @@ def _modules_of_custom_objects() -> list[str]:
             if importlib.util.find_spec(name):
                 found.append(name)
     return found
-
-
-# --- verification ---------------------------------------------------------------------------------
 
 
 def litert_outputs(file: Path, task: Task) -> list[np.ndarray]:
@@ -251,11 +241,10 @@ def litert_outputs(file: Path, task: Task) -> list[np.ndarray]:
 def compare(
     names: list[str], want: list[np.ndarray], got: list[np.ndarray], measure: str
 ) -> Comparison:
-    """Compare Keras' outputs with those of the file.
+    """Compares Keras' outputs with those of the file.
 
-    With d the difference of one output y, the measure `"max"` is max|d| / max(1, max|y|), and
-    `"rms"`, steady where int8 clips single values, is sqrt(mean d^2) / sqrt(mean y^2). A value that
-    is not finite makes the error infinite.
+    With d the difference of one output y, `"max"` is max|d| / max(1, max|y|), and `"rms"`, steady
+    where int8 clips, sqrt(mean d^2) / sqrt(mean y^2). Values that are not finite make it infinite.
     """
     diffs, errors, agreements, clipped = [], [], [], []
     for name, y, z in zip(names, want, got, strict=True):
@@ -284,10 +273,10 @@ def compare(
 
 
 def find_zeros(kernels: dict[str, np.ndarray], weights: Iterable[WeightZeros]) -> tuple[str, ...]:
-    """Looks for the zeros of every kernel among the tensors of a file; the kernels not found.
+    """Returns the kernels whose zeros no tensor of a file has.
 
-    Each kernel takes a tensor of its size with as many zeros or more. If there is none, and one
-    with nearly as many is left, that has lost some, which raises.
+    Each kernel takes a tensor of its size with as many zeros or more. If one with nearly as many is
+    left instead, that has lost some, which raises.
     """
     zeros = {path: value.size - int(np.count_nonzero(value)) for path, value in kernels.items()}
     tensors: dict[int, list[int]] = {}

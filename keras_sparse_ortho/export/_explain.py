@@ -22,7 +22,7 @@ from keras_sparse_ortho.export._routes import Route
 from keras_sparse_ortho.export._task import Task
 from keras_sparse_ortho.quantization import innermost, ranges_of
 
-_AS_TRAINED = 0.01  # rms: files of trained integers whose biases are rounded are closer to Keras
+_AS_TRAINED = 0.01  # rms: files of trained integers with rounded biases are closer to Keras
 _CLIPPED = 0.05  # of the outputs
 _REMEDIES = {
     "float32": "Raise `tolerance` if such a difference is acceptable.",
@@ -31,9 +31,6 @@ _REMEDIES = {
     "dynamic_int4": 'Try mode="dynamic_int8", or train with quantize_aware(model, "int4", None).',
     "int4": 'Try mode="int8", or train with quantize_aware(model, "int4").',
 }
-
-
-# --- warnings -------------------------------------------------------------------------------------
 
 
 def warn_of_rows(task: Task) -> None:
@@ -80,9 +77,6 @@ def warn_of_file(task: Task, taken: Candidate) -> None:
     )
 
 
-# --- where an error starts ------------------------------------------------------------------------
-
-
 def explained(task: Task, tried: Candidate) -> Exception:
     """The failure of a route, with the layer where the error starts and what to try instead."""
     route, failure = tried.route, tried.failure
@@ -98,8 +92,7 @@ def explained(task: Task, tried: Candidate) -> Exception:
 def error_source(task: Task, route: Route, least: float) -> tuple[Any, str]:
     """The first layer of a graph behind which the error is more than `least`, if it is known.
 
-    The model is converted once more, by the dense route of the same storage, with the outputs of
-    all its layers as outputs of the file.
+    Converts the model again, by the dense route of the same storage, with all layers as outputs.
     """
     unknown = None, "no single layer"
     if not computes_its_graph(task.model):
@@ -129,7 +122,7 @@ def error_source(task: Task, route: Route, least: float) -> tuple[Any, str]:
 
 
 def _remedy(task: Task, route: Route, layer: Any) -> str:
-    """What to try in place of a route whose error starts at a layer, if that is known."""
+    """What to try instead of a route whose error starts at a layer, if known."""
     if route.encoding != "dense":
         return f'Try mode="{route.storage}".'
     if route.storage in _REMEDIES:

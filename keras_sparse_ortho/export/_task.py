@@ -1,7 +1,7 @@
 """What all routes of an export share: the plain model, its rows, and the outputs to agree with.
 
-A file agrees with Keras on the rows that calibrated it whatever they are. So others are compared.
-Rows that are all scaled wrongly cannot be told by each other: there the model has to know better.
+A file always agrees with Keras on the rows that calibrated it, so others are compared. Rows that
+are all scaled wrongly look alike; only the model's outputs show it.
 """
 
 from pathlib import Path
@@ -78,7 +78,7 @@ class Task:
 
 
 def inputs_of(data: Any, count: int | None) -> Any:
-    """The inputs alone, `count` if that is known, of a tuple as for `fit`, or of batches."""
+    """The inputs alone of a tuple as for `fit`, or of batches; `count` if that is known."""
     if is_batched(data):
         inputs = [x for x, _, _ in first_batches(data, batches=_BATCHES)]
         return keras.tree.map_structure(lambda *parts: np.concatenate(parts), *inputs)
@@ -93,11 +93,8 @@ def _count_of_inputs(model: keras.Model) -> int | None:
     return 1 if isinstance(shape, tuple | list) and not isinstance(shape[0], tuple | list) else None
 
 
-# --- rows -----------------------------------------------------------------------------------------
-
-
 class Rows(NamedTuple):
-    """What calibrates a file, if anything, what it is compared on, and where that comes from."""
+    """Rows that calibrate a file, rows to compare on, and where those come from."""
 
     calibrating: list[np.ndarray] | None
     compared: list[np.ndarray]
@@ -110,7 +107,7 @@ def rows_of(
     representative: list[np.ndarray] | None,
     trained: bool,
 ) -> Rows:
-    """Rows to calibrate on and to compare on; the former are needed where no range is trained."""
+    """Rows to calibrate and to compare on; the former are needed without trained ranges."""
     calibrating = None if trained else representative
     if sample is not None:
         known = calibrating is not None and _bytes_of(sample) <= _bytes_of(calibrating)
@@ -140,10 +137,9 @@ def _bytes_of(arrays: list[np.ndarray]) -> set[tuple[bytes, ...]]:
 def doubts(model: keras.Model, signature: Signature, rows: list[np.ndarray]) -> list[str]:
     """Signs that calibration rows are not like the data that a model was trained on.
 
-    They are few, or all equal, or their scale is one that networks are hardly trained for: below
-    1/32, where the outputs vary by less than 1/16; or above 32, where the outputs vary by more than
-    32, or nearly all are 0 or 1. Smaller factors, and those of networks without biases, are not
-    seen.
+    They are few, or all equal, or of a scale below 1/32 with outputs that vary by less than 1/16;
+    or above 32 with outputs that vary by more than 32, or are nearly all 0 or 1. Smaller factors,
+    and those of networks without biases, are not seen.
     """
     count = len(rows[0])
     found = []
