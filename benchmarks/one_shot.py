@@ -335,7 +335,7 @@ def with_features(model):
     import keras
 
     head = model.get_layer("head")
-    return keras.Model(model.inputs, {"features": head.input, "outputs": head.output})
+    return keras.Model(model.inputs[0], {"features": head.input, "outputs": head.output})
 
 
 def distilled(student, targets, x, rate: float, steps: int, callbacks=()):
@@ -350,7 +350,7 @@ def distilled(student, targets, x, rate: float, steps: int, callbacks=()):
     student.compile(keras.optimizers.Adam(rates), losses, loss_weights=weights)
     epochs = max(1, round(steps * 32 / len(x)))
     student.fit(x, targets, 32, epochs=epochs, verbose=0, callbacks=[*callbacks])
-    return keras.Model(student.inputs, student.output["outputs"])
+    return keras.Model(student.input, student.output["outputs"])
 
 
 def recovered(dense, method: str, pattern: str, x, steps: int):

@@ -1,4 +1,4 @@
-"""What differs between TensorFlow, JAX and torch: compilation, gradients, float64."""
+"""Differences between TensorFlow, JAX and torch: compilation, gradients, float64."""
 
 import contextlib
 import threading
@@ -49,12 +49,9 @@ def set_global_generators(states: Sequence[str]) -> None:
 
 
 def scatter_sorted(values: Any, indices: Any, size: int, after: Any = None) -> Any:
-    """A vector of zeros but for `values` at strictly increasing `indices`; its gradient gathers.
-
-    A compiled program makes it once the first tensor in the structure `after` is there. XLA makes
-    what depends on variables alone when it likes: all kernels of a model at the beginning of a
-    step, say, which then are in memory together.
-    """
+    """A vector of zeros but for `values` at strictly increasing `indices`; its gradient gathers."""
+    # Made once the first tensor in `after` is there. XLA would make what depends on variables alone
+    # at the beginning of a step: all kernels of a model, in memory together.
     backend = keras.backend.backend()
     if backend == "jax":
         import jax
@@ -119,10 +116,7 @@ def float64_operations() -> Iterator[None]:
 
 
 def value_and_gradients(function: ScalarFunction, values: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """`f(v)` and `df/dv_i` at `v = values`, with zeros where `f` does not depend on `v_i`.
-
-    It can be nested, for second derivatives, and be traced by `tf.function` and `jax.jit`.
-    """
+    """`f(v)` and `df/dv_i` at `v = values`, zeros where there is none; nests, and can be traced."""
     backend = keras.backend.backend()
     if backend == "jax":
         import jax
@@ -175,12 +169,10 @@ _replaced = contextlib.ExitStack()
 def second_derivatives() -> Iterator[None]:
     """Replaces operations that can be differentiated only once. Call the model inside.
 
-    - `tf.nn.moments` stops the gradient of the mean in the variance. The missing term is zero in
-      first derivatives and wrong in second ones, for every normalization layer.
-    - Flash attention has no second derivative; products and a softmax have.
-
-    Outputs and first derivatives stay the same up to rounding. Scopes may be nested, and entered
-    in several threads: the replacements are global and end with the last scope.
+    `tf.nn.moments` stops the gradient of the mean in the variance: the missing term is zero in
+    first derivatives, not in second ones. Flash attention has no second derivative; products and a
+    softmax have. Outputs and first derivatives stay the same up to rounding. Scopes may be nested,
+    and entered in several threads: the replacements are global and end with the last scope.
     """
     global _scopes
     with _scopes_lock:

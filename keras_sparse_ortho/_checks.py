@@ -61,7 +61,6 @@ def check_number(name: str, value: Any) -> float:
 
 
 def check_config(kind: str, config: Any, *keys: str) -> None:
-    """Raises ValueError unless the configuration of a class has all keys."""
     if not isinstance(config, dict) or not all(key in config for key in keys):
         found = sorted(map(str, config)) if isinstance(config, dict) else told(config)
         raise ValueError(
@@ -71,7 +70,7 @@ def check_config(kind: str, config: Any, *keys: str) -> None:
 
 
 def told(value: Any) -> str:
-    """A value for an error message: short, whatever a file holds."""
+    """A value for an error message, shortened."""
     try:
         text = repr(value)
     except (RecursionError, ValueError):  # of too deep lists and too long integers
@@ -80,7 +79,6 @@ def told(value: Any) -> str:
 
 
 def is_integer(value: Any) -> bool:
-    """Whether `value` is an integer of Python or NumPy, and not a bool."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
@@ -116,11 +114,7 @@ def check_seed(seed: Any) -> int | None:
 
 
 def other_keywords(**hints: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Lets a function or constructor answer keywords of other packages: see `_foreign_names`.
-
-    Args:
-        hints: By keyword, what to use in this function.
-    """
+    """Answers keywords of other packages (see `_foreign_names`), by `hints` for this function."""
 
     def decorated(function: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(function)

@@ -81,7 +81,6 @@ def is_batched(data: Any) -> bool:
 
 
 def samples(batch: Batch) -> int:
-    """Samples in a batch."""
     return int(keras.tree.flatten(batch[0])[0].shape[0])
 
 
@@ -113,8 +112,6 @@ class _Arrays:
         (self.count,) = lengths
 
     def rows(self, index: np.ndarray) -> Batch:
-        """The samples at these positions, in this order."""
-
         def taken(array: Any) -> Any:
             if array is None or isinstance(array, np.ndarray):
                 return None if array is None else array[index]
@@ -175,7 +172,6 @@ class _Iterable:
 
 
 def _source(data: Any) -> _Arrays | _Indexed | _Iterable:
-    """What `data` is: arrays, or batches."""
     if isinstance(data, tuple | dict) or _is_array(data):
         return _Arrays(data)
     if isinstance(data, list) and data and not isinstance(data[0], tuple | list | dict):
@@ -224,7 +220,6 @@ def _sliceable(part: Any) -> Any:
 
 
 def _unpacked(item: Any) -> Batch:
-    """An item of a data set as `(x, y, sample_weight)`."""
     batch: Batch = keras.utils.unpack_x_y_sample_weight(item)
     if not all(_is_array(leaf) for leaf in keras.tree.flatten(batch[0])):
         raise ValueError(

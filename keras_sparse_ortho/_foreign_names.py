@@ -10,10 +10,7 @@ _GRADUAL = (
     "`fit`"
 )
 _MASKS = "{w.path: w.mask for w in prunable_weights(model)}"
-_INTEGERS = (
-    "quantize_aware(model) before training; "
-    'export_litert(model, path, quantization="int8") for a file'
-)
+_INTEGERS = "quantize_aware(model) in training; export_litert(model, path, mode='int8') for a file"
 # What to use here, and the names that other packages and guesses have for it.
 _INSTEAD = {
     name: instead
@@ -114,7 +111,7 @@ def public_names(
 
 
 def hint_for(keyword: str, parameters: Iterable[str], hints: Mapping[str, str]) -> str:
-    """What to use in place of a keyword that a function does not have."""
+    """The argument or function to use in place of an unknown keyword."""
     if keyword in hints:
         return f"Use {hints[keyword]}."
     for target in _ARGUMENTS.get(keyword, ()):

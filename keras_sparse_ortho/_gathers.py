@@ -47,17 +47,18 @@ def made_once(value: Any) -> Any:
     return _jax().lax.optimization_barrier(value) if keras.backend.backend() == "jax" else value
 
 
-def kept(value: Any, places: Any) -> Any:
-    """`value`, written to memory in the order of its axes by XLA on CPUs, and its gradient, too.
+def written(value: Any, places: Any) -> Any:
+    """`value`, written to memory in the order of its axes by XLA on CPUs.
 
     XLA on CPUs fuses residual streams and random numbers of dropout into each transposition that
-    reads them, and computes them anew there. Barriers are gone before it fuses; a condition that
-    holds, but that it cannot know, is not: that an index of `places` is not negative.
+    reads them, and transpositions into gathers, and computes them anew there. Barriers are gone
+    before it fuses; a condition that holds, but that it cannot know, is not: that an index of
+    `places` is not negative.
     """
     if keras.backend.backend() not in ("jax", "tensorflow"):
         return value
 
-    def written(value: Any, places: Any) -> Any:
+    def stored(value: Any, places: Any) -> Any:
         holds = places[(0,) * len(places.shape)] >= 0
         if keras.backend.backend() == "tensorflow":
             # The value is read by the condition, too: what is needed in a branch alone, TensorFlow
@@ -66,13 +67,16 @@ def kept(value: Any, places: Any) -> Any:
             holds = keras.ops.logical_or(holds, corner > 0)
         return keras.ops.cond(holds, lambda: value, lambda: keras.ops.zeros_like(value))
 
-    def keep(value: Any, places: Any) -> Any:
-        return if_compiled_for_cpus(written, lambda value, _: value, value, places)
+    return if_compiled_for_cpus(stored, lambda value, _: value, value, places)
+
+
+def kept(value: Any, places: Any) -> Any:
+    """`value`, `written`, and its gradient, too."""
 
     def gradient(_: Any, places: Any, upstream: Any) -> tuple[Any]:
-        return (keep(upstream, places),)
+        return (written(upstream, places),)
 
-    return with_gradient(keep, gradient, [value], [places])
+    return with_gradient(written, gradient, [value], [places])
 
 
 def if_compiled_for_cpus(

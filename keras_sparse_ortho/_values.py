@@ -1,9 +1,8 @@
 """Weights and batches over devices and processes: reading, writing, whether processes agree.
 
-Every conversion of a weight to NumPy, and every assignment, in the package uses this module. A
-worker is a process of `MultiWorkerMirroredStrategy`, of JAX where `keras.distribution` spans
-several, or of `torch.distributed`. Replicas within one process are not workers: they share its
-callbacks.
+Every conversion of a weight to NumPy, and every assignment, uses this module. A worker is a process
+of `MultiWorkerMirroredStrategy`, of JAX where `keras.distribution` spans several, or of
+`torch.distributed`. Replicas within one process share its callbacks: they are no workers.
 """
 
 import abc
@@ -16,23 +15,16 @@ from typing import Any, TypeVar
 import keras
 import numpy as np
 
-from keras_sparse_ortho._keras_internals import (
-    awaits_value,
-    give_value,
-    layout_entries,
-    layout_of,
-)
+from keras_sparse_ortho._keras_internals import awaits_value, give_value, layout_entries, layout_of
 from keras_sparse_ortho.errors import WorkerError
 
 T = TypeVar("T")
 
 
 def to_numpy(value: Any, *, copy: bool = True) -> np.ndarray:
-    """A tensor or variable of the backend as a NumPy array, bfloat16 as float32.
-
-    A JAX array that is sharded over processes is gathered: all of them must call this, in the same
-    order. Without `copy` the array may share the tensor's memory: it must not be changed or kept.
-    """
+    """A tensor or variable of the backend as a NumPy array, bfloat16 as float32."""
+    # A JAX array that is sharded over processes is gathered: all must call this, in one order.
+    # Without `copy` it may be the tensor's memory: do not change or keep it.
     value = keras.ops.convert_to_tensor(value)
     if keras.backend.standardize_dtype(value.dtype) == "bfloat16":
         value = keras.ops.cast(value, "float32")  # torch cannot convert it
@@ -67,12 +59,9 @@ def assign(variable: Any, value: Any) -> None:
 
 
 def placed(array: Any, like: Any) -> Any:
-    """An array as a tensor with the device layout of a variable of its shape.
-
-    On JAX every device takes its own shard from the host's array; nothing passes through the memory
-    of one device. If several processes hold the variable, all of them must have the same array, or
-    all raise a WorkerError. The tensor has the dtype of the variable, or is bool as the array is.
-    """
+    """An array as a tensor of a variable's dtype (or bool) and device layout."""
+    # On JAX every device takes its shard from the host's array. All processes that hold the
+    # variable must have the same array, or all raise a WorkerError.
     if keras.ops.is_tensor(array):
         return array
     dtype = "bool" if array.dtype == bool else like.dtype
@@ -89,9 +78,6 @@ def placed(array: Any, like: Any) -> Any:
     return jax.make_array_from_callback(array.shape, layout, lambda index: array[index])
 
 
-# --- the processes that train one model ---------------------------------------------------------
-
-
 def workers_of(model: Any = None) -> "Workers":
     """The workers that train a model, or that would train one built now."""
     backend = keras.backend.backend()
@@ -105,21 +91,17 @@ def workers_of(model: Any = None) -> "Workers":
 
 
 class Workers:
-    """The processes of a training run; a single one unless a subclass says otherwise.
-
-    Every worker must call the same methods in the same order. `rank` is the index of this one.
-    """
+    """The processes of a training run, which must all call the same methods in one order."""
 
     def __init__(self, count: int = 1, rank: int = 0) -> None:
         self.count = count
         self.rank = rank
 
     def batch(self, batch: Any) -> Any:
-        """What to compute a mean loss on, so that `mean` gives that of all workers' batches."""
+        """The batch to compute a mean loss on; `mean` then gives that of all workers."""
         return batch
 
     def batches(self, batches: Sequence[Any]) -> list[Any]:
-        """Several batches, each as returned by `batch`."""
         return list(batches)
 
     def mean(self, arrays: Sequence[np.ndarray], samples: int) -> list[np.ndarray]:
@@ -131,7 +113,6 @@ class Workers:
         return numbers[None]
 
     def gather_text(self, text: str) -> list[str]:
-        """The texts of all workers."""
         data = np.frombuffer(text.encode(), np.uint8)
         lengths = self.gather(np.array([data.size], np.int32))[:, 0]
         padded = np.zeros(int(lengths.max()), np.int32)
@@ -140,10 +121,7 @@ class Workers:
         return [bytes(row[:length].astype(np.uint8)).decode() for row, length in pairs]
 
     def together(self, action: Callable[[], T]) -> T:
-        """Calls a function on every worker; if it fails on one of them, all raise and none hangs.
-
-        The worker it failed on raises its own error, the others a WorkerError.
-        """
+        """Calls a function on every worker; if it fails on one, the others raise a WorkerError."""
         if self.count == 1:
             return action()
         error: Exception | None = None
@@ -191,11 +169,8 @@ def digest_of(*arrays: np.ndarray) -> str:
     return state.hexdigest()
 
 
-# --- TensorFlow and torch: each worker has its own gradient, and these are averaged --------------
-
-
 class AveragingWorkers(Workers):
-    """Workers that compute separately, then reduce."""
+    """Workers of TensorFlow and torch: each has its own gradient, and these are averaged."""
 
     @abc.abstractmethod
     def _sum(self, array: np.ndarray) -> np.ndarray:
@@ -286,9 +261,6 @@ class _TorchWorkers(AveragingWorkers):
         return torch.tensor(array, device=device)
 
 
-# --- JAX: one program runs on all workers, on the global batch -----------------------------------
-
-
 def _jax_workers() -> Workers:
     distribution = keras.distribution.distribution()
     if distribution is None:
@@ -305,10 +277,8 @@ _checked: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 def check_layouts() -> None:
-    """Raises WorkerError unless the `LayoutMap` is the same on all workers of JAX; compared once.
-
-    With different layouts, the first weight that is read would leave a worker waiting for ever.
-    """
+    """Raises WorkerError unless all JAX workers have one `LayoutMap`; compared once."""
+    # Else a worker would wait forever for the first weight that is read.
     if keras.backend.backend() != "jax":
         return
     distribution = keras.distribution.distribution()
@@ -356,7 +326,7 @@ class _JaxWorkers(Workers):
         return _map(self._sharded, batch)
 
     def _check_shards(self, known: np.ndarray) -> None:
-        """Workers that hold shards of one replica of the model must have the same batch."""
+        """Raises unless workers with shards of one replica of the model have the same batch."""
         layout = self._distribution.get_data_layout((1,)).backend_layout
         places = layout.mesh.shape[self._distribution.batch_dim_name]
         rows: dict[int, set[int]] = {}
@@ -387,7 +357,6 @@ class _JaxWorkers(Workers):
 
 
 def _map(function: Callable[[Any], Any], batch: Any) -> Any:
-    """Applies a function to the arrays of a batch, which may have `None` in their place."""
     return keras.tree.map_structure(lambda leaf: None if leaf is None else function(leaf), batch)
 
 

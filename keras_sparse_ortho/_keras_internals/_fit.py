@@ -1,4 +1,4 @@
-"""Places in `fit` and in saving that Keras offers no callback for."""
+"""Hooks into `fit` and saving for which Keras has no callback."""
 
 import os
 import pathlib
@@ -16,10 +16,7 @@ _PACKAGES = (
 
 
 def after_fit(model: Any, function: Callable[[], None]) -> None:
-    """Calls a function in `on_train_end`, after all callbacks that the user gave to `fit`.
-
-    Some restore weights there. Keras' own `History` comes last.
-    """
+    """Calls a function when `fit` ends, after the user's callbacks, which may restore weights."""
     history = getattr(model, "history", None)
     if not isinstance(history, keras.callbacks.History):  # a custom training loop
         function()
@@ -35,10 +32,7 @@ def after_fit(model: Any, function: Callable[[], None]) -> None:
 
 
 def after_epochs(model: Any, function: Callable[[int], bool]) -> None:
-    """Calls a function with the number of epochs done after each of a running `fit`.
-
-    Until it returns `True`; and one function for each `fit`.
-    """
+    """Calls one function with the epochs done after each of a running `fit`, until it is `True`."""
     history = getattr(model, "history", None)
     if not isinstance(history, keras.callbacks.History) or "on_epoch_end" in vars(history):
         return
@@ -53,11 +47,9 @@ def after_epochs(model: Any, function: Callable[[int], bool]) -> None:
 
 
 def log_first(callback: Any, add: Callable[[Any], None]) -> bool:
-    """Calls a function with the logs of every epoch before any callback of the list has them.
-
-    So a logger may come before the callback. Call it in the `on_train_begin` of the callback;
-    `False` if no `keras.callbacks.CallbackList` has called that.
-    """
+    """Calls a function with the logs of every epoch before any callback of the list has them."""
+    # So a logger may come before the callback. Call it in the callback's `on_train_begin`; `False`
+    # if no `keras.callbacks.CallbackList` has called that.
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         callbacks = frame.f_locals.get("self")
@@ -96,10 +88,8 @@ def before_save(model: Any, function: Callable[[], None] | None) -> None:
 
 
 def in_fit(model: Any) -> bool:
-    """Whether this is called from within the `fit` of a model.
-
-    Read from the stack: a `fit` that fails calls no callback, so a flag would be left behind.
-    """
+    """Whether this is called from within the `fit` of a model."""
+    # Read from the stack: a `fit` that fails calls no callback, so a flag would be left behind.
     return _fit_frame(model) is not None
 
 
@@ -123,7 +113,6 @@ def level_of_user() -> int:
 
 
 def _fit_frame(model: Any = None) -> FrameType | None:
-    """The frame of the `fit` of a model, or of any."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "fit":
@@ -135,5 +124,4 @@ def _fit_frame(model: Any = None) -> FrameType | None:
 
 
 def initial_epoch_is(model: Any, epoch: int) -> None:
-    """Makes the `fit` that begins start with an epoch, in place of its `initial_epoch`."""
     model._initial_epoch = epoch

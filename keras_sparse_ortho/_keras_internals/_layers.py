@@ -14,10 +14,7 @@ from keras_sparse_ortho._checks import told
 
 
 def sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
-    """The layers that `layer` itself holds, in the order of their creation.
-
-    A functional model may hold others in attributes than those in its graph; they come last.
-    """
+    """The layers that `layer` itself holds, in order of creation, those outside its graph last."""
     held = list(layer._flatten_layers(include_self=False, recursive=False))
     if not isinstance(layer, keras.Model):
         return held
@@ -53,13 +50,13 @@ def graph_ends(model: keras.Model) -> tuple[Any, Any]:
 
 
 def computes_its_graph(model: keras.Model) -> bool:
-    """Whether a model is a graph and its class comes from Keras, so that `call` runs the graph."""
+    """Whether a model is a graph, and its `call` is Keras' own, which runs the graph."""
     return is_graph(model) and type(model).call.__module__.partition(".")[0] == "keras"
 
 
 @dataclasses.dataclass(frozen=True)
 class GraphCall:
-    """A call in a graph: layer or operation, tensors, and the other arguments that were given."""
+    """A call in a graph: layer or operation, tensors, and the other arguments."""
 
     operation: Any
     inputs: list[Any]
@@ -83,7 +80,7 @@ def graph_calls(model: keras.Model) -> list[GraphCall]:
 
 
 def leave_graphs(layer: keras.layers.Layer) -> None:
-    """Lets a layer forget where it has been called, so that it can stand in another model."""
+    """Clears where a layer has been called, so that it can join another model."""
     layer._inbound_nodes.clear()
     layer._outbound_nodes.clear()
 
@@ -106,26 +103,24 @@ def maybe_build(layer: keras.layers.Layer, call_spec: Any) -> None:
 
 
 def is_built_in_calls(layer: keras.layers.Layer) -> bool:
-    """Whether shapes may not do to build a layer: no `build`, or not of Keras and layers inside."""
+    """Whether only a call builds a layer: no `build`, or not of Keras and with layers inside."""
     if type(layer).build is keras.layers.Layer.build:
         return True
     return bool(sublayers(layer)) and not type(layer).__module__.startswith("keras.")
 
 
 class WrapperBuiltByCalls(keras.layers.Wrapper):
-    """A wrapper whose layer is built with what its own call would give `build`.
+    """A wrapper whose layer is built with what its own call would give `build`."""
 
-    Keras' `Wrapper.build` passes the shape of the first input on; others may be needed, or a call.
-    """
+    # Keras' `Wrapper.build` passes only the shape of the first input on.
 
     _waits_for_call = False
 
     def building(self) -> contextlib.AbstractContextManager[Any]:
-        """To be overridden: a context in which the layer is built."""
+        """Override: a context in which the layer is built."""
         return contextlib.nullcontext()
 
     def build_from_config(self, config: dict[str, Any]) -> None:
-        """As Keras', if shapes are enough; else the first call builds the layer."""
         self._waits_for_call = is_built_in_calls(self.layer)
         if not self._waits_for_call:
             super().build_from_config(config)
@@ -138,19 +133,15 @@ class WrapperBuiltByCalls(keras.layers.Wrapper):
         return config
 
     def get_build_config(self) -> dict[str, Any] | None:
-        """As Keras', if shapes are enough."""
         return None if is_built_in_calls(self.layer) else super().get_build_config()
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the layer."""
         return self.layer.compute_output_spec(*args, **kwargs)
 
     def compute_output_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the layer."""
         return self.layer.compute_output_shape(*args, **kwargs)
 
     def compute_mask(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the layer."""
         return self.layer.compute_mask(*args, **kwargs)
 
     def _maybe_build(self, call_spec: Any) -> None:
@@ -166,10 +157,7 @@ class WrapperBuiltByCalls(keras.layers.Wrapper):
 
 @contextlib.contextmanager
 def outside_of_functions() -> Iterator[None]:
-    """Inside, layers can be built from values, also while TensorFlow traces a function.
-
-    Its `fit` traces the training step of a model that is not built yet.
-    """
+    """Lets layers be built from values while TensorFlow traces a function, as its `fit` does."""
     if keras.backend.backend() != "tensorflow":
         yield
         return
@@ -187,11 +175,8 @@ def adopt_call_interface(wrapper: keras.layers.Layer, layer: keras.layers.Layer)
 
 
 def compile_like(model: Any, other: Any) -> bool:
-    """Compiles a model with the arguments that another was compiled with; `False` if it was not.
-
-    The optimizer and metrics are new ones of the same settings; losses, which keep no state, are
-    the same.
-    """
+    """Compiles a model with another's arguments; `False` if that was not compiled."""
+    # Optimizer and metrics are new, of the same settings; losses keep no state and are shared.
     if not getattr(other, "compiled", False) or not hasattr(other, "_compile_config"):
         return False
 
@@ -201,7 +186,7 @@ def compile_like(model: Any, other: Any) -> bool:
         return value
 
     arguments = keras.tree.map_structure(copy, dict(other._compile_config.config))
-    # By its name it would be one of default settings, also where they have been changed since.
+    # The name alone would give an optimizer of default settings.
     arguments["optimizer"] = copy(other.optimizer)
     model.compile(**arguments)
     return True
@@ -214,11 +199,7 @@ def compiled_loss_waits(model: Any) -> bool:
 
 
 def restored(value: Any, custom_objects: dict[str, Any] | None = None) -> Any:
-    """What Keras makes of a part of a configuration.
-
-    Raises:
-        ValueError, TypeError: What is no configuration; Keras raises errors of other kinds, too.
-    """
+    """Deserializes a part of a configuration; ValueError or TypeError for what is none."""
     try:
         return keras.saving.deserialize_keras_object(value, custom_objects=custom_objects)
     except (ValueError, TypeError):
@@ -230,21 +211,13 @@ def restored(value: Any, custom_objects: dict[str, Any] | None = None) -> Any:
         ) from error
 
 
-# --- what a call sees ---------------------------------------------------------------------------
-
-
 class VariableOverrides(keras.StatelessScope):
     """Answers for some variables with given tensors, and passes the rest to the enclosing scope.
 
-    Inside, `variable.value` of an overridden variable is its tensor; every other variable has the
-    value, and takes the updates (moving averages, seed states), that it would outside. Losses that
-    layers add go to the enclosing scope, or are collected in `losses` where there is none.
-
-    Args:
-        pairs: `(variable, tensor)` pairs.
-
-    Raises:
-        RuntimeError: An assignment to an overridden variable inside the scope.
+    Inside, `variable.value` is the tensor of its `(variable, tensor)` pair; every other variable
+    has the value, and takes the updates (moving averages, seed states), that it would outside.
+    Losses of layers go to the enclosing scope, or else to `losses`. RuntimeError for an assignment
+    to an overridden variable.
     """
 
     def __init__(self, pairs: Iterable[tuple[Any, Any]]) -> None:
@@ -315,10 +288,7 @@ def float64_not_narrowed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Inside, an attribute of a layer or module has another value.
-
-    Bypasses `__setattr__`: Keras and its backends would track the value.
-    """
+    """Replaces an attribute inside. Bypasses `__setattr__`: Keras would track the value."""
     own = vars(owner)
     before = own.get(name, own)  # its own dictionary stands for "not there"
     own[name] = value
@@ -333,11 +303,9 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def from_zero_states(model: Any) -> Iterator[None]:
-    """Inside, every call of a model starts its recurrent layers from zeros.
-
-    Stateful layers keep the states that they have, and accept any batch size: with `stateful=True`
-    Keras refuses all but the one they were built for.
-    """
+    """Starts recurrent layers from zeros in every call of a model inside."""
+    # Stateful layers keep their states, and accept any batch size: with `stateful=True` Keras
+    # refuses all but the one they were built for.
     with contextlib.ExitStack() as stack:
         for layer in model._flatten_layers():
             if isinstance(layer, keras.layers.RNN) and layer.stateful:

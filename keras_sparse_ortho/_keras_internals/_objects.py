@@ -15,7 +15,7 @@ from keras.src.ops.function import make_node_key
 from keras_sparse_ortho._keras_internals._variables import await_value
 from keras_sparse_ortho.errors import NotPrunableError
 
-# What a model is made of; whatever leads to one of these is copied, and everything else shared.
+# Parts of a model: whatever leads to one of these is copied, and everything else shared.
 _PARTS = (keras.Operation, keras.KerasTensor, keras.Variable)
 _ATOMS = (
     *(type(None), bool, int, float, complex, str, bytes, type, np.dtype, np.generic),
@@ -29,9 +29,8 @@ def copy_objects(model: Any, without_values: Iterable[Any] = ()) -> tuple[Any, d
     """Copies a model or layer with all that it leads to: layers, variables, the graph of calls.
 
     Everything else (constants, initializers, preprocessors) is shared. The copy is not compiled.
-    Copies of the variables `without_values` are to be set by `give_value`. Also returns, by `id` of
-    each object that was copied, the one in its place. An object of an unknown kind that holds a
-    layer or variable is refused.
+    Copies of the variables `without_values` wait for `give_value`. Also returns the copies by `id`
+    of the originals. An object of an unknown kind that holds a layer or variable is refused.
     """
     if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()  # in a `fit` on JAX variables do not have their values
@@ -69,7 +68,6 @@ class _Copier:
         return self._object(value) if is_ours(value) else value
 
     def fill(self) -> None:
-        """Fills all objects that were made."""
         while self._waiting or self._hashed:
             (self._waiting.popleft() if self._waiting else self._hashed.pop(0))()
         for new in self.copies.values():
@@ -127,7 +125,7 @@ class _Copier:
         if isinstance(value, keras.Model):
             attributes = _uncompiled(attributes)
         if "_torch_params" in (modules := attributes.get("_modules", {})):
-            # Made anew by Keras from the variables, when it is asked for.
+            # Keras makes it from the variables when it is asked for.
             attributes["_modules"] = {k: v for k, v in modules.items() if k != "_torch_params"}
         if isinstance(value, keras.Variable):
             attributes["_value"] = None
@@ -135,7 +133,7 @@ class _Copier:
             attributes["_outbound_nodes"] = []  # calls in other models as well; nobody reads it
         for name, item in attributes.items():
             self._place = f"{type(value).__name__}.{name}"
-            # Not by setattr, with which Keras and its backends look at what is set.
+            # Bypass `__setattr__`: Keras would track the value.
             vars(new)[name] = self.copy(_tracked(item) if name in _TRACKED else item)
         if isinstance(value, keras.Variable) and value._value is not None:
             if id(value) in self._empty:
@@ -208,7 +206,6 @@ class _Copier:
 
 
 def children(value: Any) -> list[Any]:
-    """The objects that one object holds."""
     if isinstance(value, dict):
         value = value if issubclass(type(value), dict) else getattr(value, "__wrapped__", {})
         return [*dict.keys(value), *dict.values(value)]
@@ -233,7 +230,7 @@ def _slots(value: Any) -> dict[str, Any]:
 
 
 def contents(cell: Any) -> list[Any]:
-    """What a closure's cell holds: nothing, as long as its variable has not been set."""
+    """The content of a closure's cell; nothing as long as its variable has not been set."""
     try:
         return [cell.cell_contents]
     except ValueError:
@@ -241,7 +238,7 @@ def contents(cell: Any) -> list[Any]:
 
 
 def with_cells(function: Any, cells: Iterable[Any]) -> Any:
-    """A function anew, which finds other cells where it reads variables from around it."""
+    """A copy of a function that finds other cells where it reads variables from around it."""
     new = types.FunctionType(
         function.__code__,
         function.__globals__,
@@ -256,7 +253,7 @@ def with_cells(function: Any, cells: Iterable[Any]) -> Any:
 
 
 def refill(container: Any, items: Any) -> None:
-    """Gives a list, set or dict other contents, past what its class does with them."""
+    """Replaces the contents of a list, set or dict, past its own class."""
     if isinstance(container, list):
         list.__setitem__(container, slice(None), items)
     elif isinstance(container, set):
@@ -275,14 +272,13 @@ _TRACKED = ("_self_unconditional_checkpoint_dependencies", "_self_unconditional_
 
 
 def _tracked(noted: Any) -> Any:
-    """Without compiled functions, such as the train function, which a copy makes anew."""
+    """Leaves compiled functions out, such as the train function, which a copy makes itself."""
     pairs = noted.items() if isinstance(noted, dict) else enumerate(noted)
     kept = {k: v for k, v in pairs if not hasattr(getattr(v, "ref", v), "python_function")}
     return kept if isinstance(noted, dict) else list(kept.values())
 
 
 def _uncompiled(attributes: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of a model that is not compiled or trained."""
     fresh, compiled = _attributes_of_keras()
     return {
         # A model makes functions such as `train_function` from its layers.
@@ -315,7 +311,7 @@ def is_ours(value: Any) -> bool:
 
 @functools.cache
 def tracker_class() -> Any:
-    """The class of what notes which attributes of a layer are variables and layers."""
+    """The class that notes which attributes of a layer are variables and layers."""
     return type(keras.layers.Layer(name="plain")._tracker)
 
 
@@ -337,10 +333,8 @@ _PLACE = ("_inbound_nodes", "_outbound_nodes")
 
 
 def body_of(layer: keras.layers.Layer) -> Any:
-    """The layer in another object, to stand inside the layer that the first one becomes.
-
-    Both share all variables and layers: use the second once the first has become another layer.
-    """
+    """Puts a layer into a new object, to stand inside the layer that the first one becomes."""
+    # They share variables and layers: use the new one once the first has become another layer.
     body = object.__new__(type(layer))
     vars(body).update({**vars(layer), **{name: [] for name in _PLACE}})
     _rebind(body, layer)
@@ -348,13 +342,10 @@ def body_of(layer: keras.layers.Layer) -> Any:
 
 
 def become(layer: keras.layers.Layer, other: keras.layers.Layer) -> None:
-    """Gives a layer the class and the state of another one, which is not to be used any more.
-
-    Graphs, lists, attributes and functions that hold the layer hold the new one then.
-    """
+    """Gives a layer, wherever it is held, the class and state of another; drop that one."""
     place = {name: vars(layer)[name] for name in _PLACE if name in vars(layer)}
     layer.__class__ = type(other)
-    # Not by setattr, with which Keras and its backends look at what is set.
+    # Bypass `__setattr__`: Keras would track the value.
     vars(layer).clear()
     vars(layer).update({**vars(other), **place})
     _rebind(layer, other)
@@ -385,11 +376,10 @@ def _rebind(layer: Any, old: Any) -> None:
 
 
 class Snapshot:
-    """A model as it is now: classes, attributes, contents of containers, values of variables.
+    """A model as it is now: classes, attributes, contents of containers, values of variables."""
 
-    Changing layers in place touches too much to undo step by step (lists in which Keras tracks
-    layers and variables, variables that give up their arrays): all that a model leads to is noted.
-    """
+    # Changing layers in place touches too much to undo step by step (lists in which Keras tracks
+    # layers and variables, variables that give up their arrays).
 
     def __init__(self, model: keras.layers.Layer) -> None:
         self._classes: list[tuple[Any, type]] = []
@@ -407,7 +397,7 @@ class Snapshot:
                 waiting.extend(self._note(value))
 
     def _note(self, value: Any) -> list[Any]:
-        """Notes one object; gives those that it leads to."""
+        """Notes one object; returns those that it leads to."""
         if isinstance(value, dict):
             self._contents.append((value, dict(dict.items(value))))
         elif isinstance(value, list | set):
@@ -428,7 +418,6 @@ class Snapshot:
         return children(value)
 
     def restore(self) -> None:
-        """Puts everything back."""
         for owner, kind in self._classes:
             if type(owner) is not kind:
                 owner.__class__ = kind

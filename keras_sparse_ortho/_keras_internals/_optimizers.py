@@ -1,4 +1,4 @@
-"""What optimizers keep: slots of a variable, and how many batches they have applied."""
+"""The state of optimizers: slots of a variable, and how many batches they have applied."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ import keras
 
 
 class Slot(NamedTuple):
-    """What an optimizer keeps for each entry of a variable."""
+    """A tensor that an optimizer keeps for each entry of a variable."""
 
     tensor: Any
     """A `keras.Variable`, or a tensor of `torch.optim`."""
@@ -16,11 +16,7 @@ class Slot(NamedTuple):
 
 
 def optimizer_slots(optimizer: Any, variable: Any) -> list[Slot]:
-    """The tensors in which an optimizer keeps moments and averages of a trainable variable.
-
-    The optimizer is one of Keras or of `torch.optim`. Slots of another shape, such as Adafactor's
-    factors, are left out.
-    """
+    """The slots of a variable's shape in an optimizer of Keras or `torch.optim`."""
     if is_torch_optimizer(optimizer):
         return _torch_slots(optimizer, variable)
     return [
@@ -33,7 +29,6 @@ def optimizer_slots(optimizer: Any, variable: Any) -> list[Slot]:
 
 
 def is_torch_optimizer(optimizer: Any) -> bool:
-    """Whether this is an optimizer of `torch.optim`."""
     if keras.backend.backend() != "torch":
         return False
     import torch
@@ -73,10 +68,8 @@ def _parts(optimizer: Any) -> list[Any]:
 
 
 def build_restored_optimizer(model: Any) -> None:
-    """Builds an optimizer whose slots a checkpoint of TensorFlow has, and restores when they exist.
-
-    Keras builds it in the first step, which is too late to move the slots before that step.
-    """
+    """Builds an optimizer whose slots a TensorFlow checkpoint restores when they exist."""
+    # Keras builds it in the first step, which is too late to move the slots before that step.
     optimizer: Any = getattr(model, "optimizer", None)
     parts = [] if optimizer is None else _all(optimizer)
     if any(getattr(one, "_self_unconditional_deferred_dependencies", None) for one in parts):
@@ -108,7 +101,6 @@ def _iterations(optimizer: Any) -> Any:
 
 
 def _start(optimizer: Any, slot: Any) -> float:
-    """The value that a slot starts from."""
     # Adagrad's and Ftrl's; those of gradients are 0 at first.
     if not slot.name.endswith("_accumulator") or slot.name.endswith("gradient_accumulator"):
         return 0.0
@@ -116,10 +108,8 @@ def _start(optimizer: Any, slot: Any) -> float:
 
 
 def refuse_other_slots(optimizer: Any, converted: Iterable[Any]) -> None:
-    """Raises ValueError unless all that a built optimizer keeps are scalars and lists by variable.
-
-    And unless slots of the variables that are `converted` to another shape have their shape.
-    """
+    """Raises ValueError unless an optimizer keeps scalars and lists by variable alone."""
+    # Slots of variables `converted` to another shape must have their shape.
     ids = {id(variable) for variable in converted}
     known = list(_kept(optimizer))
     wrong = [
@@ -140,12 +130,9 @@ def refuse_other_slots(optimizer: Any, converted: Iterable[Any]) -> None:
 def slot_pairs(
     old: Any, new: Any, partners: Mapping[int, Any]
 ) -> Iterator[tuple[Any, Any, Any, float]]:
-    """What an optimizer keeps, beside what takes its place in another one of its class.
-
-    `partners` has by `id` of a variable of the old one that of the new one. Yields two slots, the
-    variable of the old one that they are for (`None` for scalars, such as the step count), and the
-    value that they start from.
-    """
+    """Yields what an optimizer keeps, and its place in another one of its class."""
+    # `partners` maps the `id` of a variable to that of the new optimizer. Yields two slots, the old
+    # variable (`None` for scalars, such as the step count), and the value that they start from.
     owners = {id(ours): theirs for ours, theirs in zip(_all(old), _all(new), strict=True)}
     for ours, name, variable, slot in _kept(old):
         owner = owners[id(ours)]
@@ -162,7 +149,7 @@ def slot_pairs(
 
 
 def _kept(optimizer: Any) -> Iterator[tuple[Any, str, Any, Any]]:
-    """What an optimizer keeps: whose attribute, its name, for which variable (or `None`), slot."""
+    """Yields every slot with its optimizer, attribute and variable (`None` for scalars)."""
     for ours in _all(optimizer):
         known = ours._trainable_variables
         for name, value in vars(ours).items():

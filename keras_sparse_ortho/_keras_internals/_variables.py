@@ -51,13 +51,12 @@ def axes_at(path: str) -> Axes | None:
 
 
 def mesh_size(axis: str) -> int:
-    """The number of devices along an axis of the mesh of the current distribution."""
     mesh = keras.distribution.distribution().device_mesh
     return int(mesh.shape[list(mesh.axis_names).index(axis)])
 
 
 def layout_entries(distribution: Any) -> dict[str, str]:
-    """What the map of a distribution has for each pattern, and its mesh."""
+    """The patterns and axes in the map of a distribution, and its mesh."""
     mesh = distribution.device_mesh
     entries = {"mesh": f"{tuple(mesh.shape)} {list(mesh.axis_names)}"}
     for value in vars(distribution).values():
@@ -67,12 +66,8 @@ def layout_entries(distribution: Any) -> dict[str, str]:
 
 
 def create_along(create: Callable[[], Any], axes: Sequence[str | None] | None) -> Any:
-    """The variable that a function creates, along given axes, whatever a map has for its path.
-
-    Args:
-        create: Creates one variable.
-        axes: As of `axes_of`; with `None` it is left to the distribution.
-    """
+    """The variable that `create` makes, along given axes, whatever a map has for its path."""
+    # With `None` the axes are left to the distribution.
     distribution = _distribution()
     if distribution is None or axes is None:
         return create()
@@ -85,10 +80,7 @@ def create_along(create: Callable[[], Any], axes: Sequence[str | None] | None) -
 
 
 def stand_in_name_scope(wrapper: Any, layer: Any) -> None:
-    """Gives what a layer creates the paths that it would have without the wrapper of its name.
-
-    So what is said of variables by path, as in a `LayoutMap`, holds for the wrapped layer, too.
-    """
+    """Keeps the paths of a layer's variables in a wrapper of its name, e.g. for a `LayoutMap`."""
     if layer.name != wrapper.name:
         return
     if wrapper._parent_path is None:  # around a layer that is built
@@ -98,11 +90,8 @@ def stand_in_name_scope(wrapper: Any, layer: Any) -> None:
 
 
 def along_kernel(shape: Sequence[int], kernel: Any) -> Axes | None:
-    """Axes for what belongs to a kernel, such as its mask, or a number for each channel.
-
-    In a variable of the kernel's rank an axis of its size is cut as that of the kernel is. Anything
-    else, such as a scalar, is whole on every device.
-    """
+    """Axes for a mask, or for a number for each channel: cut where they have a kernel's axes."""
+    # Anything else, such as a scalar, is whole on every device.
     own = axes_of(kernel)
     if own is None:
         return None
@@ -113,11 +102,8 @@ def along_kernel(shape: Sequence[int], kernel: Any) -> Axes | None:
 
 
 def along_mesh(size: int, kernel: Any) -> Axes | None:
-    """Axes for a vector of live entries of a kernel.
-
-    It is cut along the first axis of the mesh along which the kernel is, and whose devices divide
-    it; else it is whole on every device.
-    """
+    """Axes for a vector of live entries: the first of the kernel's whose devices divide it."""
+    # Else it is whole on every device.
     own = axes_of(kernel)
     if own is None:
         return None
@@ -126,8 +112,6 @@ def along_mesh(size: int, kernel: Any) -> Axes | None:
 
 
 class _Only:
-    """Inside, a distribution has one layout for all variables."""
-
     def __init__(self, distribution: Any, layout: Any) -> None:
         self._distribution = distribution
         self._layout = layout
@@ -155,7 +139,6 @@ def track_variable(layer: Any, variable: Any) -> None:
 
 
 def untrack_variable(layer: Any, variable: Any) -> None:
-    """Makes TensorFlow save a layer without a variable."""
     names = [name for name, child in _dependencies(layer) if child is variable]
     for name in names:
         layer._delete_tracking(name)
@@ -177,7 +160,7 @@ def _track(layer: Any, name: str, child: Any) -> None:
 
 
 def _dependencies(layer: Any) -> list[tuple[str, Any]]:
-    """What TensorFlow saves with a layer: its name for each variable and layer, and the object."""
+    """The variables and layers that TensorFlow saves with a layer, each with its name."""
     waiting = [
         (reference.name, reference.ref)
         for reference in getattr(layer, "_self_unconditional_checkpoint_dependencies", [])
@@ -200,16 +183,9 @@ Read = Callable[[Any], np.ndarray]
 
 
 def check_assignments(variable: Any, check: Callable[[Read], None]) -> None:
-    """Lets a variable check the arrays that are assigned to it.
-
-    Keras' `set_weights`, of a model as of a layer, and its default `load_own_variables` assign one
-    variable after the other, and ask no layer. Tensors are not checked: they are the package's
-    own, or Keras' on its way out of a compiled step.
-
-    Args:
-        variable: The variable.
-        check: Raises ValueError for what is no value; called with what reads arrays.
-    """
+    """Lets a variable check arrays assigned to it; `check` gets a reader, and raises ValueError."""
+    # Keras' `set_weights` and default `load_own_variables` assign one variable after the other, and
+    # ask no layer. Tensors are not checked: they are the package's own, or of a compiled step.
     vars(variable)["assign"] = _CheckedAssignment(variable, check)
 
 
@@ -239,7 +215,6 @@ def check_stored(layer: Any, store: Any) -> None:
 
 
 def check_of(variable: Any) -> Callable[[Read], None] | None:
-    """The check of a variable that has one."""
     checked = vars(variable).get("assign")
     return checked.check if isinstance(checked, _CheckedAssignment) else None
 
@@ -267,11 +242,9 @@ _SAVING = ("save_own_variables", "load_own_variables")
 
 
 class DeferredVariables:
-    """Variables that are created without values, and get them later, or never.
+    """Variables that are created without values, and get them later, or never."""
 
-    Keras does the same where it builds layers only to learn shapes. So a large kernel that is not
-    to be stored is never allocated.
-    """
+    # As where Keras only learns shapes. A large kernel that is not stored is never allocated.
 
     def __init__(self) -> None:
         self._created: list[Any] = []
@@ -279,7 +252,6 @@ class DeferredVariables:
 
     @contextlib.contextmanager
     def creating(self) -> Iterator[None]:
-        """Inside, new variables get no values."""
         before = len(_pending())
         with _Deferring() as scope:
             yield
@@ -293,10 +265,7 @@ class DeferredVariables:
                 self._updates.append((variable, value))
 
     def initialize(self, but: list[Any]) -> None:
-        """Gives all variables their values but some, at once or when the enclosing scope ends.
-
-        These may still get theirs, by another call.
-        """
+        """Gives all variables but some their values, now or when the enclosing scope ends."""
         left = {id(variable) for variable in but}
         waiting = [variable for variable in self._created if variable._value is None]
         created = [variable for variable in waiting if id(variable) not in left]
@@ -312,7 +281,6 @@ class DeferredVariables:
 
 
 def _pending() -> list[Any]:
-    """The variables that Keras has yet to initialize."""
     found: list[Any] = global_state.get_global_attribute(
         "uninitialized_variables", [], set_to_default=True
     )
@@ -332,8 +300,6 @@ class _Deferring(keras.StatelessScope):
 
 
 class _Constant:
-    """An initializer that gives one tensor."""
-
     def __init__(self, value: Any) -> None:
         self.value = value
 
@@ -342,19 +308,15 @@ class _Constant:
 
 
 class _Awaited(keras.initializers.Zeros):
-    """The initializer of a variable that is given its value later."""
+    """The initializer of a variable that waits for its value."""
 
 
 def await_value(variable: Any) -> None:
-    """Lets a variable that has no value wait for `give_value`."""
     variable._initializer = _Awaited()
 
 
 def awaits_value(variable: Any) -> bool:
-    """Whether a variable has been left without a value, to be given one.
-
-    On JAX it has its layout from then on.
-    """
+    """Whether a variable waits for `give_value`; on JAX it has its layout from then on."""
     if not isinstance(getattr(variable, "_initializer", None), _Awaited):
         return False
     if keras.backend.backend() == "jax":
@@ -369,7 +331,7 @@ def give_value(variable: Any, value: Any) -> None:
 
 
 def value_source(variable: Any) -> tuple[Callable[[], Any], bool]:
-    """What gives the value that a variable has or is to get, and whether it has it already."""
+    """A function for the value that a variable has or will get, and whether it has it already."""
     if variable._value is not None:
         return functools.partial(keras.ops.convert_to_tensor, variable._value), True
     shape, dtype = tuple(variable.shape), variable.dtype
@@ -379,11 +341,11 @@ def value_source(variable: Any) -> tuple[Callable[[], Any], bool]:
 class StandIns:
     """Puts one variable in the place of another among the variables of a layer, and more after it.
 
-    The one replaced stays an attribute of its layer, with shape, dtype and path, but it holds no
-    array, and is no weight: it is not trained, saved or given an optimizer slot. Its value can be
-    read where a scope answers for it, and a placeholder where only shapes are traced; any other
-    use raises RuntimeError with the `message`. The layer saves and loads all its variables by
-    number, as the base class does.
+    The old one stays an attribute, with shape, dtype and path, but holds no array, and is no
+    weight: it is not trained, saved or given an optimizer slot. Reading it works where a scope
+    answers for it, and gives a placeholder where only shapes are traced; other uses raise
+    RuntimeError with the `message`. The layer saves and loads its variables by number, as the base
+    class does.
     """
 
     def __init__(self, layer: Any, variable: Any, message: str) -> None:
@@ -393,7 +355,7 @@ class StandIns:
         self._stand_ins: list[Any] = []
 
     def create(self, name: str, **kwargs: Any) -> Any:
-        """A new vector with a path beside that of the one that is replaced."""
+        """A new vector with a path beside that of the replaced variable."""
         variable = self._variable
         parent, _, own = variable.path.rpartition("/")
         scopes = contextlib.ExitStack()
@@ -419,7 +381,6 @@ class StandIns:
         _SavedByNumber.of(layer).replaced.add(variable.name)
 
     def take_away(self, value: Any) -> None:
-        """Undoes `put`: the variable has a value again, and is one of the layer's."""
         layer, variable = self._layer, self._variable
         del vars(variable)["assign"]
         variable._initializer = None
@@ -441,7 +402,6 @@ class StandIns:
 
 
 def _exchange(layer: Any, old: Any, new: Any) -> None:
-    """Puts `new` in the place of `old` among the variables that a layer tracks."""
     held = (layer._trainable_variables, layer._non_trainable_variables)
     [(store, place)] = [(s, k) for s in held for k, variable in enumerate(s) if variable is old]
     _untrack(layer, old)
@@ -463,10 +423,9 @@ def _take_in(layer: Any, variable: Any) -> None:
 
 
 class _SavedByNumber:
-    """Saving and loading of a layer as its base class has it, with all checks before loading.
+    """Saves and loads a layer as its base class does, with all checks before loading."""
 
-    Dense and others save what their attribute `kernel` has, which here is nothing.
-    """
+    # Dense and others save what their attribute `kernel` has, which here is nothing.
 
     def __init__(self, layer: Any) -> None:
         self._layer = layer
@@ -474,11 +433,10 @@ class _SavedByNumber:
 
     @classmethod
     def of(cls, layer: Any) -> "_SavedByNumber":
-        """That of a layer, which is made if there is none."""
         found = vars(layer).get("load_own_variables")
         if not isinstance(found, cls):
             found = cls(layer)
-            # Not by setattr, with which Keras and its backends look at what is set.
+            # Bypass `__setattr__`: Keras would track the value.
             vars(layer)["save_own_variables"] = types.MethodType(
                 keras.layers.Layer.save_own_variables, layer
             )
@@ -493,7 +451,6 @@ class _SavedByNumber:
                 del vars(self._layer)[name]
 
     def __call__(self, store: Any) -> None:
-        """The `load_own_variables` of the layer."""
         check_stored(self._layer, store)
         keras.layers.Layer.load_own_variables(self._layer, store)
 

@@ -25,23 +25,20 @@ _LARGEST = 2**63 - 1  # entries of an array; larger integers overflow as floats
 
 
 class Budget(Mapping[str, float]):
-    """Densities of the weights of a model, which can be saved and loaded.
+    """Densities of the weights of a model, by weight path (see `prunable_weights`).
 
-    Maps the path of a weight (as in `keras_sparse_ortho.prunable_weights`) to its live fraction.
     A weight of `size` entries gets exactly `round(density * size)` live ones.
 
     Args:
-        densities: From weight path to density, in (0, 1].
-        sizes: From weight path to number of entries, up to 2^63 - 1; needed for counts before the
-            budget is applied to a model.
-        lifted_from: For the weights that were given more than their share, because an exactly
-            orthogonal kernel without dead outputs needs it: the live entries of their share.
-        blocks: From weight path to its live blocks, of weights for which these are known, as after
-            `callbacks.probe`: `sparsify` draws on them.
+        densities: dict of str to float in (0, 1]. Live fraction by weight path.
+        sizes: dict of str to int, up to 2^63 - 1. Entries by weight path; counts need them.
+        lifted_from: dict of str to int. Live entries of the share of each weight that got more,
+            because an exactly orthogonal kernel without dead outputs needs it.
+        blocks: dict by weight path. Live blocks where known, as after `callbacks.probe`; `sparsify`
+            draws on them.
 
-    Raises:
-        BudgetError: A density outside (0, 1], a size or count out of range or for a weight without
-            a density, no weights.
+    Raises BudgetError for densities outside (0, 1], counts out of range or of unknown weights, no
+    weights.
 
     Example:
 
@@ -109,7 +106,7 @@ class Budget(Mapping[str, float]):
 
     @property
     def lifted(self) -> tuple[str, ...]:
-        """Paths of the weights that were given more than their share."""
+        """Paths of the weights that got more than their share."""
         return tuple(self.lifted_from)
 
     @property
@@ -128,14 +125,11 @@ class Budget(Mapping[str, float]):
         return self.live / self.size
 
     def for_weights(self, weights: Sequence[PrunableWeight]) -> Budget:
-        """This budget with the paths and sizes of a model's weights.
+        """Fits this budget to a model's weights: their paths and sizes.
 
-        A name without a size may also be the path of a layer: all its kernels that the budget does
-        not name themselves get this density.
-
-        Raises:
-            BudgetError: Missing or unknown weights, different sizes, or a density that leaves a
-                weight without live entries.
+        A name without a size may be the path of a layer, for all of its kernels that are not named
+        themselves. Raises BudgetError for missing or unknown weights, other sizes, weights without
+        live entries.
         """
         sizes = {weight.path: weight.size for weight in weights}
         densities: dict[str, float] = {}
@@ -171,7 +165,7 @@ class Budget(Mapping[str, float]):
 
     @classmethod
     def from_model(cls, model: Any) -> Budget:
-        """The current densities of the weights of a model (see `prunable_weights`)."""
+        """Reads the current densities of a model's weights."""
         weights = prunable_weights(model)
         empty = [weight.path for weight in weights if weight.live == 0]
         if empty:
@@ -181,10 +175,7 @@ class Budget(Mapping[str, float]):
         return cls({w.path: w.density for w in weights}, {w.path: w.size for w in weights})
 
     def save(self, path: str | pathlib.Path) -> None:
-        """Writes the budget as JSON: weight, density, size, lifted_from and blocks of every weight.
-
-        An existing file is replaced only once everything is written.
-        """
+        """Writes density, size, lifted_from and blocks as JSON; replaces a file only when done."""
         rows = [
             {
                 "weight": name,
@@ -204,18 +195,17 @@ class Budget(Mapping[str, float]):
     def load(cls, path: str | pathlib.Path, column: str | float | None = None) -> Budget:
         """Reads a budget from JSON or CSV.
 
-        JSON is what `save` writes, of which a row needs only `weight` and `density`, or
-        `{"path": density, ...}`. CSV has lines `path,density`; or it is one of the tables that
-        STR's authors published for ResNet-50 (RAIVNLab/STR, `budgets`), with sparsities in percent
-        and torch's names, which become densities and the paths of `keras.applications.ResNet50`.
+        JSON is what `save` writes (a row needs only `weight` and `density`), or `{"path": density,
+        ...}`. CSV has lines `path,density`, or is one of STR's tables for ResNet-50 (RAIVNLab/STR,
+        `budgets`): sparsities in percent under torch's names become densities of
+        `keras.applications.ResNet50`.
 
         Args:
-            path: A file that ends in .json or .csv.
-            column: Which budget of a published table, by its heading: as 90.23, or `"GS"`.
+            path: str or Path. A file that ends in .json or .csv.
+            column: float or str. Heading of a budget in a published table: 90.23, or `"GS"`.
 
-        Raises:
-            BudgetError: A file that is not a budget, or is truncated; names the place. Another
-                `column`; lists those that there are.
+        Raises BudgetError, with the place, for files that are no budget or truncated, and for an
+        unknown `column`, with the known ones.
         """
         densities: dict[str, float] = {}
         sizes: dict[str, int] = {}
@@ -254,7 +244,6 @@ class Budget(Mapping[str, float]):
 
 
 def _count(name: str, value: Any, least: int) -> int:
-    """A size or count as an int."""
     if not is_integer(value) or not least <= value <= _LARGEST:
         # Python does not print integers of more than 4300 digits.
         long = is_integer(value) and int(value).bit_length() > 1000
@@ -274,19 +263,17 @@ def uniform(
     exclude: Selection = None,
     orthogonal: Orthogonal = True,
 ) -> Budget:
-    """Every weight has the same density.
+    """Gives every weight the same density.
 
     Args:
-        model: A built Keras model, or a list of `PrunableWeight`.
-        density: Global live fraction over the selected weights, in (0, 1]; the total is exactly
-            `round(density * size)`.
-        include: Which weights: paths, layers, regular expressions or a predicate. Default: all.
-        exclude: Which weights to leave out.
-        orthogonal: Whether weights are lifted to what an exactly orthogonal kernel without dead
-            outputs needs (see `lift`); or the initializer that will draw the kernels.
+        model: Model (built) or list of `PrunableWeight`.
+        density: float in (0, 1]. Global live fraction; exactly `round(density * size)` entries.
+        include: Selection: paths, layers, regular expressions or a predicate. Default: all weights.
+        exclude: Selection. Weights to leave out.
+        orthogonal: bool or initializer. Whether to `lift` weights to the needs of exactly
+            orthogonal kernels without dead outputs; or what will draw the kernels.
 
-    Raises:
-        BudgetError: A global density that the bounds do not allow.
+    Raises BudgetError for a global density that the bounds do not allow.
 
     Example:
 
@@ -313,15 +300,10 @@ def er(
 ) -> Budget:
     """Erdos-Renyi (ER): the density of a layer is proportional to `(in + out) / (in * out)`.
 
-    Layers that would exceed density 1 are dense, and the rest is rescaled. The spatial dimensions
-    of convolutions are ignored; see `erk`.
+    Layers that would exceed density 1 are dense, and the rest is rescaled. Spatial dimensions of
+    convolutions do not count; see `erk`. Arguments and errors are those of `uniform`.
 
-    Arguments and errors are those of `uniform`.
-
-    Reference:
-
-    - Mocanu et al., "Scalable training of artificial neural networks with adaptive sparse
-      connectivity inspired by network science" (Nature Communications 2018), arXiv 1707.04780
+    Reference: Mocanu et al. (Nature Communications 2018), arXiv 1707.04780.
     """
     return _erdos_renyi(model, density, include, exclude, orthogonal, spatial=False)
 
@@ -337,10 +319,9 @@ def erk(
 ) -> Budget:
     """Erdos-Renyi-Kernel (ERK): density proportional to `sum(dims) / prod(dims)` of the kernel.
 
-    For a convolution `(in + out + k_1 + ... ) / (in * out * k_1 * ...)`; for a matrix as in `er`.
-    Layers that would exceed density 1 are dense, and the rest is rescaled.
-
-    Arguments and errors are those of `uniform`.
+    For a convolution `(in + out + k_1 + ... ) / (in * out * k_1 * ...)`, for a matrix as `er`.
+    Layers that would exceed density 1 are dense, and the rest is rescaled. Arguments and errors are
+    those of `uniform`.
 
     Example:
 
@@ -350,9 +331,7 @@ def erk(
     >>> [round(d, 3) for d in erk(model, 0.2).values()]
     [0.11, 0.604]
 
-    Reference:
-
-    - Evci et al., "Rigging the Lottery: Making All Tickets Winners" (ICML 2020), arXiv 1911.11134
+    Reference: Evci et al. (ICML 2020), arXiv 1911.11134.
     """
     return _erdos_renyi(model, density, include, exclude, orthogonal, spatial=True)
 
@@ -378,11 +357,8 @@ def allocate(
     *,
     orthogonal: Orthogonal,
 ) -> Budget:
-    """Densities proportional to `relative`, with exactly `round(density * total)` live entries.
-
-    As `lift` shares them; fractions are rounded by largest remainder. Kernels that need not be
-    `orthogonal` keep at least one live entry.
-    """
+    """Shares exactly `round(density * total)` entries in proportion to `relative`, as `lift`."""
+    # Rounded by largest remainder. Kernels that need not be `orthogonal` keep a live entry.
     if not weights:
         raise BudgetError("There are no weights to share a budget among. Received: weights=[]")
     size = sum(weight.size for weight in weights)
@@ -421,30 +397,27 @@ def _budget(
 
 
 def lift(model: Any, budget: Budget, initializer: SparseInitializer | None = None) -> Budget:
-    """The budget nearest to another one that exactly orthogonal kernels can have.
+    """Returns the budget nearest to another one that exactly orthogonal kernels can have.
 
-    An orthogonal kernel needs at least `least_count` live entries, and `covering_count` so that
-    none of its outputs is dead. Here weight `k` gets
+    An orthogonal kernel needs `least_count` live entries, and `covering_count` to have no dead
+    outputs. Weight `k` gets
 
         clip(scale * density_k * size_k, covering_k, size_k)
 
-    live entries, with the one `scale` that keeps the global count: weights that lack entries get
-    them, and the others give up entries in proportion. A global count that is too small to cover
-    all outputs is shared between `least_k` and `covering_k`. `Budget.lifted_from` has the original
-    counts of the weights that were lifted.
+    live entries, with the one `scale` that keeps the global count. A global count too small to
+    cover all outputs is shared between `least_k` and `covering_k`. `Budget.lifted_from` has the
+    original counts of lifted weights.
 
     Args:
-        model: A built Keras model, or a list of `PrunableWeight`, with the weights of the budget.
-        budget: Densities, e.g. the final ones of STR or SNIP, or those of a published table.
-        initializer: What will draw the kernels, if not `ExactOrthogonal()`.
+        model: Model (built) or list of `PrunableWeight`, with the weights of the budget.
+        budget: Budget. E.g. the final densities of STR or SNIP, or a published table.
+        initializer: SparseInitializer. What will draw the kernels. Default: `ExactOrthogonal()`.
 
-    Raises:
-        BudgetError: A budget for other weights; a global count below what orthogonal kernels need.
+    Raises BudgetError for other weights, and for a global count below that of orthogonal kernels.
 
     Example:
 
-    >>> import keras
-    >>> import keras_sparse_ortho as kso
+    >>> import keras, keras_sparse_ortho as kso
     >>> model = keras.Sequential([keras.Input((50,)), keras.layers.Dense(200, name="a"),
     ...                           keras.layers.Dense(10, name="b")])
     >>> lift(model, kso.Budget({"a/kernel": 0.006, "b/kernel": 0.5}))
@@ -461,10 +434,7 @@ def lift(model: Any, budget: Budget, initializer: SparseInitializer | None = Non
 def fit_structure(
     plan: Budget, weights: Sequence[PrunableWeight], patterns: Mapping[str, SparseInitializer]
 ) -> Budget:
-    """`plan` within the bounds of the structures of `patterns`, every count a multiple of its unit.
-
-    The result has at most as many live entries, and fewer by less than the smallest unit.
-    """
+    """Fits `plan` to the structures of `patterns`; it loses less than the smallest unit."""
     units, least, covering, most = zip(*(needs_of(w, patterns) for w in weights), strict=True)
     if not sum(least) <= plan.live <= sum(most):
         found = (getattr(pattern, "structure", None) for pattern in patterns.values())
@@ -499,11 +469,9 @@ def fit_structure(
 def _clipped_shares(
     total: int, wanted: Sequence[float], lower: Sequence[int], upper: Sequence[int]
 ) -> list[int]:
-    """Integers within bounds, proportional to `wanted` where the bounds allow, that sum to `total`.
-
-    The sum of the clipped shares grows with their scale. So fixing all shares on the side with the
-    larger excess and rescaling the rest ends at the unique solution.
-    """
+    """Integers within bounds that sum to `total`, proportional to `wanted` where these allow."""
+    # The sum of the clipped shares grows with their scale. So fixing all shares on the side with
+    # the larger excess and rescaling the rest ends at the unique solution.
     counts = [0] * len(wanted)
     free = list(range(len(wanted)))
     left = total
@@ -548,7 +516,7 @@ def needs_of(weight: PrunableWeight, orthogonal: Orthogonal) -> tuple[int, int, 
 def _bounds(
     total: int, least: Sequence[int], covering: Sequence[int], most: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Lower and upper bounds of counts that leave as few dead outputs as `total` allows."""
+    """Bounds of counts with as few dead outputs as `total` allows."""
     if total >= sum(covering):
         return list(covering), list(most)
     return list(least), list(covering)  # what one weight has beyond covering, another lacks

@@ -10,22 +10,19 @@ _RIVALS = ("uniform", "erk", "snfs", "vd", "gs")
 
 @other_keywords()
 def str_resnet50(density: float | str = 0.0977) -> Budget:
-    """The published budgets of soft threshold reparameterization (STR) for ResNet-50.
+    """Returns a published budget of soft threshold reparameterization (STR) for ResNet-50.
 
-    For `keras.applications.ResNet50`: 16 budgets, with global densities from 0.2045 to 0.009, and
-    those of five rivals at 0.1. Keras' ResNet-50 has the stride of a stage in the first 1x1
-    convolution, PyTorch's in the 3x3 one: so the first 1x1 convolutions of stages 3, 4 and 5 cost a
-    quarter in Keras. Some layers are sparser than an exactly orthogonal kernel can be; `lift` lifts
-    these.
+    For `keras.applications.ResNet50`: 16 budgets of STR, with global densities from 0.2045 to
+    0.009, and those of five rivals at 0.1. Keras has the stride of a stage in the first 1x1
+    convolution, PyTorch in the 3x3 one, so the first 1x1 convolutions of stages 3, 4 and 5 cost a
+    quarter in Keras. Some layers are too sparse for exactly orthogonal kernels; `lift` lifts them.
 
     Args:
-        density: Global live fraction of one of STR's budgets, e.g. 0.0977 for the network of 90.23%
-            sparsity and 74.31% top-1 accuracy; or a rival that its authors compare with that one:
-            `"uniform"`, `"erk"`, `"snfs"` (sparse networks from scratch), `"vd"` (variational
-            dropout) or `"gs"` (global sparsity: the largest magnitudes of all layers).
+        density: float or str. Global live fraction of a budget of STR (0.0977: 90.23% sparsity,
+            74.31% top-1 accuracy), or a rival: `"uniform"`, `"erk"`, `"snfs"` (sparse networks from
+            scratch), `"vd"` (variational dropout) or `"gs"` (global magnitudes).
 
-    Raises:
-        BudgetError: Another density or name; the message lists the available ones.
+    Raises BudgetError for another density or name, with the available ones.
 
     Example:
 
@@ -37,10 +34,7 @@ def str_resnet50(density: float | str = 0.0977) -> Budget:
     >>> str_resnet50("vd")["conv1_conv/kernel"]
     0.6861
 
-    Reference:
-
-    - Kusupati et al., "Soft Threshold Weight Reparameterization for Learnable Sparsity" (ICML
-      2020), arXiv 2002.03231; the tables are those of RAIVNLab/STR, with Keras' names
+    Reference: Kusupati et al. (ICML 2020), arXiv 2002.03231; tables of RAIVNLab/STR, Keras' names.
     """
     overall, *layers = resnet50()
     columns = [name for name in overall if name.startswith("sparsity_")]

@@ -13,7 +13,7 @@ _Line = tuple[str, list[str]]  # where it is, and its cells
 
 
 def read_rows(path: pathlib.Path, column: Any = None) -> list[Row]:
-    """The weights of a file: `weight`, `density`, and what else it says of them; not checked."""
+    """The weights of a file, unchecked: `weight`, `density`, and what else it says of them."""
     if path.suffix not in (".json", ".csv"):
         raise BudgetError(f"A budget file ends in .json or .csv. Received: path={str(path)!r}")
     lines = _lines(path) if path.suffix == ".csv" else []
@@ -32,7 +32,7 @@ def read_rows(path: pathlib.Path, column: Any = None) -> list[Row]:
 
 
 def sparsity_to_density(sparsity: str) -> Any:
-    """The density for a printed sparsity [%]; rounded, as 100 - 90.23 is not 9.77 in binary."""
+    """The density for a printed sparsity in %, rounded: 100 - 90.23 is not 9.77 in binary."""
     value = _number(sparsity.removesuffix("%"))
     return sparsity if isinstance(value, str) else round(1 - value / 100, 6)
 
@@ -77,7 +77,7 @@ def _lines(path: pathlib.Path) -> list[_Line]:
 
 
 def _published(path: pathlib.Path, lines: list[_Line], column: Any) -> list[Row]:
-    """The rows of a table of RAIVNLab/STR, with the names that Keras has for its layers."""
+    """The rows of a table of RAIVNLab/STR, under Keras' names."""
     heads, first = lines[0][1], 1
     if heads[0] == "Metric":  # its next line has the sparsities of the networks
         heads, first = (lines[1:2] or lines)[0][1], 3

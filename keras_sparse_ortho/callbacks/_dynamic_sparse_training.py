@@ -312,7 +312,7 @@ def move_regular(
 ) -> Array:
     """Drops the `count` smallest live entries of all matrices `(..., inputs, outputs)`.
 
-    Every line keeps its fan; among all ways to do so, the one of largest sum of scores is taken.
+    Every line keeps its fan; of all such ways, one of (nearly) largest sum of scores is taken.
 
     >>> live = np.eye(3, dtype=bool)
     >>> scores = np.roll(np.eye(3), 1, axis=1)

@@ -21,39 +21,32 @@ from keras_sparse_ortho.errors import (
     ExportVerificationError,
 )
 from keras_sparse_ortho.export._flatbuffer import WeightZeros, read_weights, with_record
-from keras_sparse_ortho.export._model import full_batches
 from keras_sparse_ortho.export._process import JobError, converter_backend, shared_worker
 from keras_sparse_ortho.export._routes import Route, RouteOutcome
-from keras_sparse_ortho.export._task import Task
+from keras_sparse_ortho.export._task import Task, full_batches
 from keras_sparse_ortho.export._tracing import write_traced
 
-_WIDER = 0.1  # of a range: what is beyond is clipped, not rounded
 _KNOWN = ("__main__", "keras", "keras_sparse_ortho")  # modules that are not to be imported
 _LOST = 0.01  # of a kernel's zeros: a tensor that lacks more is not the kernel
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """The difference of two lists of outputs; `error` is the largest, that of `worst_output`.
-
-    `clipped` is the largest share of an output more than a tenth beyond the other's range.
-    """
+    """The difference of two lists of outputs; `error` is the largest, that of `worst_output`."""
 
     max_abs_diff: float
     argmax_agreement: float | None
     error: float
     worst_output: str
-    clipped: float = 0.0
 
 
 @dataclasses.dataclass
 class Candidate:
-    """One route and its verified file, or its failure; the comparison, if the file runs."""
+    """One route and its verified file, or its failure."""
 
     route: Route
     outcome: RouteOutcome
     file: Any = None
-    comparison: Any = None
     failure: Any = None
 
 
@@ -84,9 +77,8 @@ def candidates(
     return found or [_failed(routes[0], _no_blocks(task, routes[0]))]
 
 
-def _failed(route: Route, failure: Exception) -> Candidate:
-    comparison = getattr(failure, "comparison", None)  # where the file runs
-    return Candidate(route, RouteOutcome(route.name, str(failure)), None, comparison, failure)
+def _failed(route: Route, failure: Exception, error: float | None = None) -> Candidate:
+    return Candidate(route, RouteOutcome(route.name, str(failure), error=error), None, failure)
 
 
 def _no_blocks(task: Task, route: Route) -> ExportRouteError:
@@ -99,42 +91,46 @@ def _no_blocks(task: Task, route: Route) -> ExportRouteError:
 
 
 def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
-    """The verified file of a route, with its record; ExportVerificationError if it is wrong."""
+    """The verified file of a route, with its record."""
     allowed = task.allowed(route)
     file = task.folder / f"{route.name}.verified.tflite"
-    shapes = ([task.signature.batch_size, *want.shape[1:]] for want in task.want)
     record = {
         "route": route.name,
         "model": task.model.name,
         "inputs": task.signature.specs,
-        "outputs": [{"name": n, "shape": s} for n, s in zip(task.names, shapes, strict=True)],
+        "outputs": [{"name": name} for name in task.names],
     }
     try:
         content = with_record(converted.read_bytes(), record)
         weights = read_weights(content)
-    except Exception as failure:  # the schema's reader cannot follow the file
-        text = f"{type(failure).__name__}: {failure}"
-        raise ExportVerificationError(
-            f"The converted file must be readable. Received: {text}"
-        ) from None
+    except Exception as error:  # the schema's reader cannot follow the file
+        text = f"The converted file must be readable. Received: {type(error).__name__}: {error}"
+        raise ExportVerificationError(text) from None
     file.write_bytes(content)
     found = compare(task.names, task.want, litert_outputs(file, task), route.measure)
     if not found.error <= allowed:
-        wrong = ExportVerificationError(
+        text = (
             f"The file must agree with Keras to {allowed:g} ({route.measure} error, see "
             f"`tolerance`). Received: error={found.error:.3g} at output `{found.worst_output}`, "
             f"maximal difference {found.max_abs_diff:.3g}, on {len(task.sample[0])} rows "
             f"({task.origin})"
         )
-        wrong.comparison = found  # type: ignore[attr-defined]
-        raise wrong
+        return _failed(route, ExportVerificationError(text), found.error)
     # The file lacks the zeros between blocks.
     blocks, kept = task.blocks if route.of_blocks else ({}, {})
     kernels = {path: value for path, value in task.kernels.items() if path not in blocks}
-    sizes = len(content), found.error, allowed, found.max_abs_diff, None
-    left_out = sum(task.kernels[path].size - own.stored for path, own in blocks.items())
-    outcome = RouteOutcome(route.name, None, *sizes, kept, left_out, find_zeros(kernels, weights))
-    return Candidate(route, outcome, file, found)
+    outcome = RouteOutcome(
+        route.name,
+        bytes=len(content),
+        error=found.error,
+        tolerance=allowed,
+        max_abs_diff=found.max_abs_diff,
+        argmax_agreement=found.argmax_agreement,
+        kept=kept,
+        left_out=sum(task.kernels[path].size - own.stored for path, own in blocks.items()),
+        folded=find_zeros(kernels, weights),
+    )
+    return Candidate(route, outcome, file)
 
 
 def convert(task: Task, routes: Sequence[Route]) -> dict[Route, Path | ExportConversionError]:
@@ -246,7 +242,7 @@ def compare(
     With d the difference of one output y, `"max"` is max|d| / max(1, max|y|), and `"rms"`, steady
     where int8 clips, sqrt(mean d^2) / sqrt(mean y^2). Values that are not finite make it infinite.
     """
-    diffs, errors, agreements, clipped = [], [], [], []
+    diffs, errors, agreements = [], [], []
     for name, y, z in zip(names, want, got, strict=True):
         if y.shape != z.shape:
             raise ExportVerificationError(
@@ -263,13 +259,11 @@ def compare(
         else:
             scale = float(np.sqrt(np.mean(y**2)))
             errors.append(float(np.sqrt(np.mean(diff**2))) / (scale or 1.0))
-        margin = _WIDER * (z.max() - z.min())
-        clipped.append(float(np.mean((y > z.max() + margin) | (y < z.min() - margin))))
         if y.ndim == 2 and y.shape[1] > 1:
             agreements.append(float(np.mean(y.argmax(1) == z.argmax(1))))
     worst = int(np.argmax(errors))
     agreement = min(agreements) if agreements else None
-    return Comparison(max(diffs), agreement, errors[worst], names[worst], max(clipped))
+    return Comparison(max(diffs), agreement, errors[worst], names[worst])
 
 
 def find_zeros(kernels: dict[str, np.ndarray], weights: Iterable[WeightZeros]) -> tuple[str, ...]:

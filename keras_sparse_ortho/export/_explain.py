@@ -1,4 +1,4 @@
-"""What `export_litert` says of rows and files: warnings, and where an error starts."""
+"""What `export_litert` says of rows and of files that are wrong: where an error starts."""
 
 import contextlib
 import copy
@@ -17,13 +17,10 @@ from keras_sparse_ortho.export._candidates import (
     convert,
     litert_outputs,
 )
-from keras_sparse_ortho.export._model import keras_outputs
 from keras_sparse_ortho.export._routes import Route
-from keras_sparse_ortho.export._task import Task
+from keras_sparse_ortho.export._task import Task, keras_outputs
 from keras_sparse_ortho.quantization import innermost, ranges_of
 
-_AS_TRAINED = 0.01  # rms: files of trained integers with rounded biases are closer to Keras
-_CLIPPED = 0.05  # of the outputs
 _REMEDIES = {
     "float32": "Raise `tolerance` if such a difference is acceptable.",
     "float16": "Try mode=None (float32): float16 ends at 65504.",
@@ -54,33 +51,10 @@ def warn_of_rows(task: Task) -> None:
         )
 
 
-def warn_of_file(task: Task, taken: Candidate) -> None:
-    """Warns of a file that clips, or differs from what was trained."""
-    error, clipped = taken.comparison.error, taken.comparison.clipped
-    if not task.has_ranges and clipped > _CLIPPED:
-        warnings.warn(
-            f"{clipped:.0%} of the outputs are clipped: they are beyond the range that the file "
-            "has from `representative_data`. Give more rows, with outputs as large. "
-            f"Received: route '{taken.route.name}', compared on {task.origin}",
-            stacklevel=3,
-        )
-    if not task.has_ranges or not taken.route.needs_data or error <= _AS_TRAINED:
-        return
-    source = error_source(task, taken.route, error / 2)[1]
-    warnings.warn(
-        f"The file has the trained integers, and yet differs from Keras by {error:.2%}. Biases may "
-        "be rounded in coarse steps, most of all with int4: call "
-        "keras_sparse_ortho.quantization.round_biases(model) when training has ended. If that is "
-        "done, measure accuracy with `load_litert`, or leave the layer in floats (`exclude`) where "
-        f"the difference starts. Received: {source}",
-        stacklevel=3,
-    )
-
-
 def explained(task: Task, tried: Candidate) -> Exception:
     """The failure of a route, with the layer where the error starts and what to try instead."""
     route, failure = tried.route, tried.failure
-    if tried.comparison is None:  # it does not run, or lost zeros
+    if tried.outcome.error is None:  # it does not run, or lost zeros
         return failure
     layer, source = error_source(task, route, task.allowed(route) / 2)
     where = "" if layer is None else f"The difference starts at {source}. "

@@ -12,7 +12,7 @@ import keras
 from keras_sparse_ortho._checks import check_integer, other_keywords
 from keras_sparse_ortho._files import path_of, staging
 from keras_sparse_ortho.export._candidates import Candidate, candidates
-from keras_sparse_ortho.export._explain import explained, warn_of_file, warn_of_rows
+from keras_sparse_ortho.export._explain import explained, warn_of_rows
 from keras_sparse_ortho.export._flatbuffer import read_weights
 from keras_sparse_ortho.export._load_litert import latencies
 from keras_sparse_ortho.export._process import converter_backend, is_missing, require
@@ -170,7 +170,6 @@ def export_litert(
             for one, ms in zip(good, times, strict=True):
                 one.outcome = dataclasses.replace(one.outcome, latency_ms=ms)
             taken = choose(good)
-        warn_of_file(task, taken)
         content = taken.file.read_bytes()
         report = ExportReport(
             **vars(taken.outcome),
@@ -178,7 +177,6 @@ def export_litert(
             mode=mode,
             gzip_bytes=_zipped(content),
             weights=read_weights(content),
-            argmax_agreement=taken.comparison.argmax_agreement,
             sample_rows=len(task.sample[0]),
             compared_on=task.origin,
             ends=ends,

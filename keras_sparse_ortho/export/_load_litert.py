@@ -20,8 +20,8 @@ import numpy as np
 from keras_sparse_ortho._files import path_of
 from keras_sparse_ortho.errors import ExportVerificationError, LiteRTFileError
 from keras_sparse_ortho.export._flatbuffer import read_record
-from keras_sparse_ortho.export._model import InputSpec, Signature, full_batches
 from keras_sparse_ortho.export._process import JobError, Worker, require
+from keras_sparse_ortho.export._task import InputSpec, Signature, full_batches
 from keras_sparse_ortho.export._worker import interpreter_of, to_floats, to_integers
 
 _LARGEST = 2**31  # a flatbuffer's offsets have 31 bits

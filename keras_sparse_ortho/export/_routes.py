@@ -93,6 +93,8 @@ class RouteOutcome:
         error: float. Difference from Keras in the measure of the route, see `export_litert`.
         tolerance: float. The largest `error` that was allowed.
         max_abs_diff: float. Largest difference from Keras.
+        argmax_agreement: float. Fraction of sample rows whose largest output is Keras', the least
+            over outputs of rank 2 with more than one column; None if there is none.
         latency_ms: float. Median time of one call; None if it was not measured.
         kept: dict. For `+blocks` the kernels that stay dense, with the reason.
         left_out: int. For `+blocks` the entries of zero blocks, which are not in the file.
@@ -106,6 +108,7 @@ class RouteOutcome:
     error: float | None = None
     tolerance: float | None = None
     max_abs_diff: float | None = None
+    argmax_agreement: float | None = None
     latency_ms: float | None = None
     kept: dict[str, str] = dataclasses.field(default_factory=dict)
     left_out: int = 0
@@ -121,8 +124,6 @@ class ExportReport(RouteOutcome):
         mode: As requested.
         gzip_bytes: int. Its size under gzip, level 6.
         weights: Every weight tensor (rank 2 or more) in the file with its zeros.
-        argmax_agreement: float. Fraction of sample rows whose largest output is Keras', the least
-            over outputs of rank 2 with more than one column; None if there is none.
         sample_rows: int. Rows that were compared.
         compared_on: str. Their source: `sample`, rows of `representative_data` held out from
             calibration, or random ones; it says if they calibrated the file, too.
@@ -135,7 +136,6 @@ class ExportReport(RouteOutcome):
     mode: str | None
     gzip_bytes: int
     weights: tuple[WeightZeros, ...]
-    argmax_agreement: float | None
     sample_rows: int
     compared_on: str
     ends: tuple[str, str]

@@ -50,7 +50,7 @@ class Trial:
 
     Attributes:
         name: str. What was done: "dense", or "density 0.2, gradually".
-        route: str. The route of the file, such as "dynamic_int8+sp".
+        route: str. The route of the file, such as "float16+sp".
         score: On the held rows; `low` and `high` are its 95% interval.
         bytes, gzip_bytes: int. Size of the file, and under gzip.
         ms: float. Median time of one call with one row, on one thread of this machine.

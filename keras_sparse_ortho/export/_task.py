@@ -1,9 +1,18 @@
-"""What all routes of an export share: the plain model, its rows, and the outputs to agree with.
+"""What all routes of an export share: the plain model, its inputs, rows, and outputs to agree with.
+
+The *nesting* of the inputs is their structure with the position of each tensor in its place, such
+as `{"a": 0, "b": [1, 2]}`: plain JSON, which the worker processes can be given. (`keras.tree` has
+no order of dict keys that is the same on all backends.)
 
 A file always agrees with Keras on the rows that calibrated it, so others are compared. Rows that
 are all scaled wrongly look alike; only the model's outputs show it.
 """
 
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,24 +20,290 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._data import first_batches, is_batched
+from keras_sparse_ortho._keras_internals import is_graph
+from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.export._blocks import BlockPlan, plan_of
-from keras_sparse_ortho.export._model import (
-    Signature,
-    keras_outputs,
-    kernels_of,
-    leaves,
-    plain_model,
-    signature_of,
-)
 from keras_sparse_ortho.export._routes import TOLERANCES, Route
+from keras_sparse_ortho.kernels import is_sparse_layer, walk
+from keras_sparse_ortho.models import strip
 from keras_sparse_ortho.quantization import has_trained_ranges
 
+_SAMPLE_ROWS = 8
+_HALF = ("float16", "bfloat16")
+_AUTOMATIC_NAME = re.compile(r"(keras_tensor|input_layer)(_\d+)?")
 _BATCHES = 16  # taken from a data set; enough for calibration
 _FEW = 16  # rows
 _PART, _MOST = 4, 32  # one row in four is held out, and at most 32
 _KNOWN = ", rows that calibrated the file"
 # Largest input, and spread of the outputs over rows, that a network is hardly trained for.
 _SMALL, _LARGE, _SAME = 1 / 32, 32, 1 / 16
+
+
+@dataclasses.dataclass(frozen=True)
+class InputSpec:
+    """One input of the file: its name, its static shape (batch first) and its dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """All inputs of the file in order, and the nesting in which the Keras model takes them."""
+
+    inputs: tuple[InputSpec, ...]
+    nesting: Any
+
+    @property
+    def specs(self) -> list[dict[str, Any]]:
+        return [dataclasses.asdict(spec) for spec in self.inputs]
+
+    @property
+    def batch_size(self) -> int:
+        return self.inputs[0].shape[0]
+
+    @property
+    def default_rows(self) -> int:
+        """Rows to compare by default: whole batches, at least 8 rows."""
+        return self.batch_size * math.ceil(_SAMPLE_ROWS / self.batch_size)
+
+    def flatten(self, data: Any, argument: str) -> list[np.ndarray]:
+        """The user's arrays, nested like the inputs or a dict by name, in the order of `inputs`."""
+        names = [spec.name for spec in self.inputs]
+        if len(names) == 1 and not isinstance(data, dict):
+            packed = isinstance(data, (list, tuple)) and len(data) == 1
+            given = [data[0] if packed and hasattr(data[0], "shape") else data]
+        elif isinstance(data, dict) and sorted(data) == sorted(names):
+            given = [data[name] for name in names]
+        elif isinstance(data, (list, tuple)) or nesting_of(data) == self.nesting:
+            given = [array for _, array in leaves(data)]
+        else:  # a dict with other names: matching its arrays by position would be a guess
+            given = []
+        if len(given) != len(names):
+            got = f"a {type(data).__name__} of {len(leaves(data))} arrays"
+            if isinstance(data, dict):
+                got = f"a dict with the keys {list(data)}"
+            raise ValueError(
+                f"`{argument}` must hold one array for each input of the model, nested like the "
+                f"inputs or as a dict by name: {names}. Received: {got}"
+            )
+        arrays = [
+            _check_array(spec, array, argument)
+            for spec, array in zip(self.inputs, given, strict=True)
+        ]
+        rows = [array.shape[0] for array in arrays]
+        if len(set(rows)) != 1 or 0 in rows:
+            raise ValueError(
+                f"The arrays of `{argument}` must have the same number of rows, at least one. "
+                f"Received: rows={rows}"
+            )
+        return arrays
+
+    def random_sample(self) -> list[np.ndarray]:
+        """Standard normal rows for each input; raises if an input is not floating."""
+        rng = np.random.default_rng(0)
+        arrays = []
+        for spec in self.inputs:
+            if not spec.dtype.startswith("float"):
+                raise ValueError(
+                    f"No random sample can be drawn for input `{spec.name}`, whose dtype is "
+                    f"{spec.dtype}: its valid values are unknown. Pass `sample=` with arrays "
+                    "for all inputs. Received: sample=None"
+                )
+            shape = (self.default_rows, *spec.shape[1:])
+            arrays.append(rng.standard_normal(shape).astype(spec.dtype))
+        return arrays
+
+
+def signature_of(model: keras.Model, batch_size: int, sample: Any = None) -> Signature:
+    """The inputs of a built model, or of the `sample` of a subclassed one, of static shapes."""
+    if not model.built:
+        raise ValueError(
+            "Only a built model can be exported: its shapes and weights must exist. Call it on "
+            f"data or give it a `keras.Input` first. Received: unbuilt model '{model.name}'"
+        )
+    structure: Any = sample
+    if getattr(model, "inputs", None):
+        # The `input` of a Sequential raises until it is called once.
+        structure = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+        tensors = [(k or t.name, tuple(t.shape), str(t.dtype)) for k, t in leaves(structure)]
+    elif sample is None:
+        raise ValueError(
+            f"Model '{model.name}' is subclassed and does not know the shapes of its inputs. "
+            "Pass `sample=` (or `representative_data`) with arrays nested like the inputs. "
+            "Received: sample=None"
+        )
+    else:
+        tensors = [
+            # Keras narrows float64, NumPy's default, too.
+            (k or "input", (None, *a.shape[1:]), a.dtype.name.replace("float64", "float32"))
+            for k, a in ((key, np.asarray(array)) for key, array in leaves(sample))
+        ]
+    names = unique_names([name for name, _, _ in tensors], "input")
+    specs = tuple(
+        InputSpec(name, _static(name, shape, batch_size), dtype)
+        for name, (_, shape, dtype) in zip(names, tensors, strict=True)
+    )
+    return Signature(specs, nesting_of(structure))
+
+
+def leaves(structure: Any, key: str | None = None) -> list[tuple[str | None, Any]]:
+    """Each leaf with the innermost dict key above it, dict keys in sorted order."""
+    if isinstance(structure, dict):
+        return [pair for k in sorted(structure) for pair in leaves(structure[k], str(k))]
+    if isinstance(structure, (list, tuple)):
+        return [pair for item in structure for pair in leaves(item)]
+    return [(key, structure)]
+
+
+def nesting_of(structure: Any) -> Any:
+    """The structure with the position of each leaf, in the order of `leaves`, in its place."""
+    counter = iter(range(len(leaves(structure))))
+
+    def walk(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {k: walk(node[k]) for k in sorted(node)}
+        if isinstance(node, (list, tuple)):
+            return [walk(item) for item in node]
+        return next(counter)
+
+    return walk(structure)
+
+
+def pack(nesting: Any, flat: Sequence[Any]) -> Any:
+    """The structure of a nesting, filled with the items of a flat list."""
+    return keras.tree.map_structure(lambda position: flat[position], nesting)
+
+
+def unique_names(names: Sequence[str | None], fallback: str) -> list[str]:
+    """Names for a LiteRT signature: word characters, unique, and independent of the session."""
+    result: list[str] = []
+    for position, name in enumerate(names):
+        # Keras numbers unnamed inputs through a session.
+        if name is None or _AUTOMATIC_NAME.fullmatch(name):
+            name = fallback if len(names) == 1 else f"{fallback}_{position}"
+        name = re.sub(r"\W", "_", name, flags=re.ASCII)
+        tried = (name, *(f"{name}_{number}" for number in range(1, len(names))))
+        result.append(next(one for one in tried if one not in result))
+    return result
+
+
+def _static(name: str, shape: tuple[int | None, ...], batch_size: int) -> tuple[int, ...]:
+    if not shape or any(size is None for size in shape[1:]):
+        raise ValueError(
+            "A LiteRT file is exported with static shapes, so every dimension of an input but "
+            "the batch must be known. Rebuild the model with a fixed `keras.Input(shape=...)`. "
+            f"Received: input `{name}` with shape={shape}"
+        )
+    if shape[0] not in (None, batch_size):
+        raise ValueError(
+            f"The batch dimension of input `{name}` is fixed at {shape[0]} in the model. "
+            f"Received: batch_size={batch_size}"
+        )
+    return (batch_size, *(int(size) for size in shape[1:] if size is not None))
+
+
+def _check_array(spec: InputSpec, array: Any, argument: str) -> np.ndarray:
+    array = np.asarray(array)
+    if array.ndim == 0 or array.shape[1:] != spec.shape[1:]:
+        raise ValueError(
+            f"`{argument}` for input `{spec.name}` must have the shape "
+            f"(rows, {', '.join(map(str, spec.shape[1:]))}). Received: shape={array.shape}"
+        )
+    integers = array.dtype.kind in "iu" and np.dtype(spec.dtype).kind in "iu"
+    if not (integers or np.can_cast(array.dtype, spec.dtype, casting="same_kind")):
+        raise ValueError(
+            f"`{argument}` for input `{spec.name}` must be of dtype {spec.dtype}. "
+            f"Received: dtype={array.dtype}"
+        )
+    return array.astype(spec.dtype)
+
+
+def plain_model(model: keras.Model) -> tuple[keras.Model, keras.Model]:
+    """The plain float32 model to convert, and the model whose outputs it must reproduce.
+
+    The second is the user's own, unless that computes in half precision: then it is the first.
+    """
+    stripped = model
+    if is_graph(model) or any(is_sparse_layer(layer) for layer, _ in walk(model, "")):
+        stripped = strip(model)
+        _drop_negative_zeros(stripped)
+    if not any(layer.compute_dtype in _HALF for layer, _ in walk(stripped, "")):
+        return stripped, model
+    # A dtype, or a policy whose whole configuration is its name.
+    text = json.dumps(keras.saving.serialize_keras_object(stripped))
+    config = json.loads(re.sub(rf'"(mixed_)?({"|".join(_HALF)})"', '"float32"', text))
+    config.pop("compile_config", None)
+    plain = keras.saving.deserialize_keras_object(config, safe_mode=False)
+    if not plain.built:
+        plain.build_from_config(config["build_config"])
+    for wide, narrow in zip(plain.weights, stripped.weights, strict=True):
+        assign(wide, keras.ops.cast(narrow.value, wide.dtype))
+    return plain, plain
+
+
+def _drop_negative_zeros(model: keras.Model) -> None:
+    """Turn -0.0, which `w * mask` leaves where w < 0, into 0.0: zstd files get 44% larger by it."""
+    for variable in model.weights:
+        value = np.asarray(to_numpy(variable.value))
+        if value.dtype.kind == "f" and np.any(np.signbit(value[value == 0])):
+            assign(variable, value + 0.0)
+
+
+def keras_outputs(
+    model: keras.Model, signature: Signature, sample: list[np.ndarray]
+) -> tuple[list[str], list[np.ndarray]]:
+    """Names and values of the model's outputs on all rows; ValueError if one is not finite."""
+    pieces: list[list[np.ndarray]] = []
+    keys: list[str | None] = []
+    for batch in full_batches(sample, signature.batch_size):
+        inputs = [keras.ops.convert_to_tensor(array) for array in batch]
+        answers = leaves(model(pack(signature.nesting, inputs), training=False))
+        keys = [key for key, _ in answers]
+        pieces.append([np.asarray(to_numpy(tensor)) for _, tensor in answers])
+    known = getattr(model, "output_names", None) or []
+    if len(known) == len(keys):
+        keys = [key or name for key, name in zip(keys, known, strict=True)]
+    names = unique_names(keys, "output")
+    rows = len(sample[0])
+    outputs = [np.concatenate(piece)[:rows] for piece in zip(*pieces, strict=True)]
+    for name, output in zip(names, outputs, strict=True):
+        if not np.all(np.isfinite(output)):
+            raise ValueError(
+                "Keras' own outputs must be finite on the sample, or nothing can be compared. "
+                f"Received: non-finite values in output `{name}` of model '{model.name}'"
+            )
+    return names, outputs
+
+
+def full_batches(sample: list[np.ndarray], rows: int) -> list[list[np.ndarray]]:
+    """Batches of a static size; the last one is padded with copies of the last row."""
+    starts = range(0, len(sample[0]), rows)
+    batches = [[array[start : start + rows] for array in sample] for start in starts]
+    missing = -len(sample[0]) % rows
+    batches[-1] = [np.concatenate([part, *[part[-1:]] * missing]) for part in batches[-1]]
+    return batches
+
+
+def kernels_of(model: keras.Model) -> dict[str, np.ndarray]:
+    """Path and value of the weights whose zeros must not be lost.
+
+    These are kernels by name, and any weight of a custom layer of which some entries are zero. A
+    bias can have rank 2 as well (GRU, MultiHeadAttention), and the converter may fold it away.
+    """
+    kernels = {}
+    for variable in model.weights:
+        if len(variable.shape) < 2 or "bias" in variable.name:
+            continue
+        value = np.asarray(to_numpy(variable.value))
+        live = np.count_nonzero(value)
+        if any(part in variable.name for part in ("kernel", "embedding")) or 0 < live < value.size:
+            kernels[variable.path] = value
+    return kernels
+
+
+# --- all of it ------------------------------------------------------------------------------------
 
 
 class Task:

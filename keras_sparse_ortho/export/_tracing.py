@@ -14,7 +14,7 @@ import keras
 from keras_sparse_ortho._keras_internals import replaced
 from keras_sparse_ortho.export._blocks import as_convolutions
 from keras_sparse_ortho.export._flatbuffer import MARK
-from keras_sparse_ortho.export._model import leaves, pack
+from keras_sparse_ortho.export._task import leaves, pack
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.quantization import fixed_ranges
 

@@ -32,17 +32,17 @@ from keras_sparse_ortho.orthogonal import (
 class RandomSparse(SparseInitializer):
     """A dense initialization times a uniformly random mask: the "base" of comparisons.
 
-    `K = W * M` with `W` from `initializer` and exactly `round(density * size)` live entries in
-    `M`. With `rescale=True` every output `o` is scaled by `sqrt(fan_in / live_o)`, its own live
-    fan-in, so that its pre-activation keeps the variance that the dense initializer gave it.
+    `K = W * M` with `W` from `initializer` and exactly `round(density * size)` live entries in `M`.
+    With `rescale=True` every output `o` is scaled by `sqrt(fan_in / live_o)`, its own live fan-in,
+    so its pre-activation keeps the variance of the dense initializer.
 
     Args:
-        density: Live fraction, in (0, 1]. `None` as a pattern for `sparsify`, which sets it.
-        initializer: Keras initializer (name, instance or config) of the dense kernel.
-        seed: Integer or `None` (drawn now), for the mask; the same integer gives the same mask on
-            every backend. The values are those of `initializer` with its own seed.
-        rescale: Whether to scale by the fan-in density.
-        layout: Meaning of the axes, used by `rescale`; see `ExactOrthogonal`.
+        density: float in (0, 1]. Live fraction. `None` as a pattern for `sparsify`, which sets it.
+        initializer: str, Initializer or config. Keras initializer of the dense kernel.
+        seed: int or `None` (drawn now). For the mask, the same on every backend; values come from
+            `initializer` and its own seed.
+        rescale: bool. Whether to scale by the fan-in density.
+        layout: As in `ExactOrthogonal`; used by `rescale`.
 
     Example:
 
@@ -91,7 +91,7 @@ class RandomSparse(SparseInitializer):
     def at_density(
         self, density: float, seed: int, shape: Sequence[int], layout: Layout = None
     ) -> SparseInitializer:
-        """The dense initializer gets the seed, too."""
+        """Passes the seed to the dense initializer, too."""
         config = self.get_config()
         dense = config["initializer"]
         if "seed" in dense["config"]:
@@ -103,27 +103,26 @@ class RandomSparse(SparseInitializer):
 class RamanujanOrthogonal(SparseInitializer):
     """Square kernels of permuted dense orthogonal blocks: sparsity-aware orthogonal (SAO).
 
-    `K = gain P diag(Q_1, ..., Q_{width / degree}) R`, with dense orthogonal `Q_k` of size
-    `degree` and random permutations `P`, `R`: exactly orthogonal, of density `degree / width`.
-    With `relu=True`, `K = gain / sqrt(2) [[M, -M], [-M, M]]` with such an `M` of half the width
-    and degree: `K^T K = gain^2 [[I, -I], [-I, I]]` has half the rank, so `K` is not orthogonal; it
-    scales vectors `(x, -x)` by `sqrt(2) gain` and maps vectors `(x, x)` to zero.
-    Convolutions have the matrix at their center tap, and only its block entries are live.
+    `K = gain P diag(Q_1, ..., Q_{width / degree}) R`, with dense orthogonal `Q_k` of size `degree`
+    and random permutations `P`, `R`: exactly orthogonal, of density `degree / width`. With
+    `relu=True`, `K = gain / sqrt(2) [[M, -M], [-M, M]]` with such an `M` of half the width and
+    degree: `K^T K = gain^2 [[I, -I], [-I, I]]` has half the rank, so `K` is not orthogonal; it
+    scales vectors `(x, -x)` by `sqrt(2) gain` and maps vectors `(x, x)` to zero. In convolutions
+    only block entries of the center tap are live.
 
     Args:
-        degree: Live inputs of every output, and live outputs of every input. Divides the width.
-            `sparsify` replaces it by the degree that gives the density of each kernel.
-        gain: Scale of the kernel.
-        seed: Integer or `None` (drawn now).
-        relu: Whether to use the construction for ReLU, where degree and width are even.
-        layout: Meaning of the axes; see `ExactOrthogonal`.
+        degree: int. Live inputs of every output, and live outputs of every input; divides the
+            width. `sparsify` sets it by the density of each kernel.
+        gain: float. Scale of the kernel.
+        seed: int or `None` (drawn now).
+        relu: bool. Whether to use the construction for ReLU, with even degree and width.
+        layout: As in `ExactOrthogonal`.
 
-    Raises:
-        LayoutError: At a call, for a kernel that is not square, or a width that the degree does
-            not divide; the message names the nearest degrees, in `sparsify` densities, that do.
+    At a call, raises LayoutError for a kernel that is not square, or a width that the degree does
+    not divide, with the nearest degrees (in `sparsify`, densities) that do.
 
-    Limits: in spite of its name, which is the paper's, the support is not a Ramanujan graph, but
-    disjoint complete bipartite ones. `ExactOrthogonal` connects the whole layer, at any shape.
+    Limits: despite the paper's name, the support is no Ramanujan graph, but disjoint complete
+    bipartite ones. `ExactOrthogonal` connects the whole layer, at any shape.
 
     Example:
 
@@ -131,10 +130,7 @@ class RamanujanOrthogonal(SparseInitializer):
     >>> int(mask.sum()), bool(np.allclose(kernel @ kernel.T, np.eye(16), atol=1e-6))
     (64, True)
 
-    Reference:
-
-    - Esguerra et al., "Sparsity-Aware Orthogonal Initialization of Deep Neural Networks" (IEEE
-      Access 2023)
+    Reference: Esguerra et al. (IEEE Access 2023).
     """
 
     isometry = "exact"
@@ -182,7 +178,7 @@ class RamanujanOrthogonal(SparseInitializer):
     def at_density(
         self, density: float, seed: int, shape: Sequence[int], layout: Layout = None
     ) -> SparseInitializer:
-        """The same with the degree `density * taps * width`, if there is one."""
+        """Takes the degree `density * taps * width`, if there is one."""
         canonical = self.resolve_layout(shape, layout).canonical_shape(shape)
         width = canonical[-1]
         fit = self._admissible(canonical)
@@ -205,7 +201,6 @@ class RamanujanOrthogonal(SparseInitializer):
         return f"`degree` must divide the width {width}{even}"
 
     def _admissible(self, canonical_shape: Sequence[int]) -> list[int]:
-        """The degrees that a kernel can have."""
         inputs, width = canonical_shape[-2:]
         step = 2 if self.relu else 1
         if inputs != width or width % step:
@@ -221,18 +216,15 @@ class RamanujanOrthogonal(SparseInitializer):
 class ApproximateIsometry(SparseInitializer):
     """Kernels with a random mask, made as orthogonal as the mask allows (AI).
 
-    Draws a mask of exactly `round(density * size)` live entries with normal values, and moves
-    these by `keras_sparse_ortho.orthogonal.approximate_isometry`, which also takes given masks.
+    Draws a mask of exactly `round(density * size)` live entries with normal values, and moves these
+    by `keras_sparse_ortho.orthogonal.approximate_isometry`, which also takes given masks.
 
     Args:
-        density: Live fraction, in (0, 1].
-        gain: Scale of the kernel, positive.
-        seed: Integer or `None` (drawn now), for mask and start.
-        max_iterations: Most iterations of L-BFGS.
-        layout: Meaning of the axes; see `ExactOrthogonal`.
-
-    Raises:
-        DensityError: A density outside (0, 1].
+        density: float in (0, 1]. Live fraction; DensityError for another.
+        gain: positive float. Scale of the kernel.
+        seed: int or `None` (drawn now). For mask and start.
+        max_iterations: int. Most iterations of L-BFGS.
+        layout: As in `ExactOrthogonal`.
 
     Limits: slow and, at low density, far from an isometry. A seed gives the same mask everywhere,
     but values differ between machines as their BLAS does. Every draw runs the minimization, in
@@ -244,7 +236,7 @@ class ApproximateIsometry(SparseInitializer):
     >>> int(mask.sum()), bool(np.allclose(kernel @ kernel.T, np.eye(16), atol=1e-3))
     (256, True)
 
-    Reference: as for `approximate_isometry`, Lee et al. (ICLR 2020).
+    Reference: Lee et al. (ICLR 2020), arXiv 1906.06307.
     """
 
     isometry = "approximate"
@@ -301,6 +293,5 @@ def _with_fans_of(layout: KernelLayout, rank: int, dense: Any) -> Any:
 
 
 def _nearest(fit: list[int], degree: float) -> list[int]:
-    """The next admissible degrees below and above, if there are any."""
     below, above = [d for d in fit if d < degree], [d for d in fit if d > degree]
     return below[-1:] + above[:1]

@@ -47,15 +47,14 @@ class ExactOrthogonal(SparseInitializer):
         K^T K = gain^2 I   (in >= out)    or    K K^T = gain^2 I   (in <= out),
 
     to float32 rounding; `keras_sparse_ortho.orthogonal.exact_orthogonal` has the construction.
-    Recurrent kernels get such a matrix for each gate; attention projections one between the model
-    dimension and the flattened heads. An initializer alone does not keep the mask: training moves
-    every entry. `keras_sparse_ortho.PrunableLayer` and `sparsify` adopt it.
+    Recurrent kernels get such a matrix for each gate, attention projections one between the model
+    dimension and the flattened heads. Training moves every entry unless `sparsify` or
+    `keras_sparse_ortho.PrunableLayer` adopts the mask.
 
     Args:
-        density: Live fraction of the kernel, in (0, 1]. `None` as a pattern for `sparsify`,
-            which sets it.
-        gain: Scale of the kernel, e.g. `sqrt(2)` for ReLU; or `"auto"` as a pattern for `sparsify`,
-            which chooses it for each kernel by what follows its layer:
+        density: float in (0, 1]. Live fraction. `None` as a pattern for `sparsify`, which sets it.
+        gain: float, scale of the kernel, e.g. `sqrt(2)` for ReLU; or `"auto"` as a pattern for
+            `sparsify`, which chooses it by what follows each layer:
 
             - normalization: the norm of the layer's default initializer under the same mask, which
               acts as a learning rate there;
@@ -63,12 +62,12 @@ class ExactOrthogonal(SparseInitializer):
               standard deviation of a `RandomNormal` bias initializer;
             - another activation: `E[phi(z)^2]^(-1/2)`, `sqrt(2)` for ReLU;
             - the output of the model, or another linear layer: 1.
-        seed: Integer or `None` (drawn now). The same integer gives the same kernel and mask on
-            every backend and machine, and for every kernel of the same shape: give layers
-            different seeds, as `sparsify` does.
-        layout: Meaning of the axes: a `KernelLayout`, a callable `shape -> KernelLayout`, or
-            `None` for `(*spatial, in, out)`. Set it for EinsumDense, grouped, depthwise or
-            transposed convolutions and recurrent kernels; a wrapped layer knows its own.
+        seed: int or `None` (drawn now). Gives the same kernel and mask on every backend and
+            machine, and for every kernel of one shape: give layers different seeds, as `sparsify`
+            does.
+        layout: KernelLayout, or callable `shape -> KernelLayout`. Meaning of the axes; `None` for
+            `(*spatial, in, out)`. Set it for EinsumDense, grouped, depthwise or transposed
+            convolutions and recurrent kernels; a wrapped layer knows its own.
         structure: As in `exact_orthogonal`, or a short form: `"2:4"`, `"32x32"`, `(32, 32)`.
         start: As in `exact_orthogonal`.
         taps: As in `exact_orthogonal`. Default: `"center"`; where `sparsify` chooses the gain and
@@ -76,8 +75,7 @@ class ExactOrthogonal(SparseInitializer):
 
     Raises:
         DensityError, LayoutError: At a call, as `exact_orthogonal`.
-        ValueError: Unknown options; at a call, `gain="auto"`, as an initializer does not know what
-            follows.
+        ValueError: Unknown options; at a call, `gain="auto"`, as nothing says what follows.
 
     Limits: float16 and bfloat16 kernels are orthogonal up to their rounding. For dense orthogonal
     kernels use `keras.initializers.Orthogonal`.
@@ -95,9 +93,7 @@ class ExactOrthogonal(SparseInitializer):
 
     isometry = "exact"
     settings = ("density", "gain", "structure", "start", "taps")
-    removed: ClassVar = {
-        **dict.fromkeys(("norms", "center_density", "rotations", "angles")),
-    }
+    removed: ClassVar = dict.fromkeys(("norms", "center_density", "rotations", "angles"))
 
     @other_keywords()
     def __init__(
@@ -183,5 +179,4 @@ class ExactOrthogonal(SparseInitializer):
         return least, max(least, covering) if covers else least
 
     def but_with(self, **settings: Any) -> ExactOrthogonal:
-        """The same pattern with other settings."""
         return self.from_config({**self.get_config(), **settings})

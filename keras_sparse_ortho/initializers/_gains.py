@@ -27,26 +27,22 @@ _NODES = 16
 
 
 def critical_gain(activation: Any, bias_std: float = 0.0) -> float:
-    """The weight gain `sigma_w` at which `chi = sigma_w^2 E[phi'(sqrt(q) z)^2] = 1`.
+    """Returns the weight gain `sigma_w` at which `chi = sigma_w^2 E[phi'(sqrt(q) z)^2] = 1`.
 
-    `z` is standard normal, and `q` the variance of pre-activations that layers keep,
-    `q = sigma_w^2 E[phi(sqrt(q) z)^2] + sigma_b^2`. At this gain a perturbation neither shrinks nor
-    grows with depth on average; with orthogonal weights `K^T K = sigma_w^2 I` the singular values
-    of the Jacobian stay near 1, for smooth odd activations and small `bias_std`.
+    `z` is standard normal, and `q` the variance of pre-activations that layers keep, `q = sigma_w^2
+    E[phi(sqrt(q) z)^2] + sigma_b^2`. At this gain a perturbation neither shrinks nor grows with
+    depth on average; with orthogonal weights `K^T K = sigma_w^2 I` the singular values of the
+    Jacobian stay near 1, for smooth odd activations and small `bias_std`. Pass it as
+    `ExactOrthogonal(density, gain=sigma_w)`.
 
     Args:
-        activation: Name of a Keras activation, or a function of tensors, or a Keras layer without
-            weights; elementwise.
-        bias_std: Standard deviation of the biases, not their variance.
+        activation: str, function of tensors, or Keras layer without weights; elementwise.
+        bias_std: float. Standard deviation of the biases, not their variance.
 
-    Returns:
-        `sigma_w` (not its square): pass it as `ExactOrthogonal(density, gain=sigma_w)`.
+    Raises ValueError for a negative `bias_std`, or an activation without a critical point at it.
 
-    Raises:
-        ValueError: A negative `bias_std`, or an activation without a critical point at it.
-
-    Limits: mean-field theory holds for infinite width. If there are several critical points, this
-    is the one with the least variance. Kinks at multiples of 1/16 are exact, others cost digits.
+    Limits: mean-field theory holds for infinite width. Of several critical points, this is the one
+    of least variance. Kinks at multiples of 1/16 are exact, others cost digits.
 
     Example:
 
@@ -55,11 +51,8 @@ def critical_gain(activation: Any, bias_std: float = 0.0) -> float:
     >>> round(critical_gain("relu"), 4)
     1.4142
 
-    Reference:
-
-    - Schoenholz et al., "Deep information propagation" (ICLR 2017), arXiv 1611.01232
-    - Xiao et al., "Dynamical isometry and a mean field theory of CNNs" (ICML 2018),
-      arXiv 1806.05393
+    References: Schoenholz et al. (ICLR 2017), arXiv 1611.01232; Xiao et al. (ICML 2018), arXiv
+    1806.05393.
     """
     if check_number("bias_std", bias_std) < 0:
         raise ValueError(
@@ -93,13 +86,12 @@ def critical_gain(activation: Any, bias_std: float = 0.0) -> float:
 
 
 def activation_gain(activation: Any, bias_std: float = 0.0) -> float:
-    """The gain of orthogonal kernels with which signals keep their size through many layers.
+    """Returns the gain of orthogonal kernels with which signals keep their size in deep networks.
 
     For an odd activation such as tanh this is `critical_gain(activation, bias_std)`, 1 for tanh
     without biases. For others it is that of He et al. (arXiv 1502.01852) for orthogonal kernels,
-    `E[phi(z)^2]^(-1/2)` with `z` standard normal, which keeps pre-activations of variance 1:
-    sqrt(2) for ReLU and 1 for linear layers. (At the critical point of GELU and similar
-    activations signals of variance 1 explode.)
+    `E[phi(z)^2]^(-1/2)` with `z` standard normal, which keeps pre-activations of variance 1. (At
+    the critical point of GELU and similar activations signals of variance 1 explode.)
 
     >>> [round(activation_gain(name), 4) for name in ("tanh", "relu", "linear", "gelu")]
     [1.0, 1.4142, 1.0, 1.5335]
@@ -121,7 +113,6 @@ def activation_gain(activation: Any, bias_std: float = 0.0) -> float:
 
 
 def _quadrature() -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and weights of composite Gauss-Legendre quadrature over both signs."""
     nodes, weights = np.polynomial.legendre.leggauss(_NODES)
     low = np.concatenate([[0.0], _EDGES[:-1]])[:, None]
     width = np.diff(_EDGES, prepend=0.0)[:, None]

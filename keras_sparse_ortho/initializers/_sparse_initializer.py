@@ -44,16 +44,14 @@ are_weights_set_later = _set_later.get  # whether this is inside `weights_set_la
 class SparseInitializer(keras.initializers.Initializer, abc.ABC):
     """Base class: a Keras initializer that draws a mask with each kernel.
 
-    Subclasses implement `sample`. `keras_sparse_ortho.PrunableLayer` adopts the mask of any
-    initializer derived from this class.
+    Subclasses implement `sample`. `keras_sparse_ortho.PrunableLayer` adopts the mask.
 
     Args:
-        seed: Integer or `None`. `None` draws a seed now, from Python's `random` as Keras does (so
-            `keras.utils.set_random_seed` makes it reproducible); a clone draws another one. As with
-            Keras' initializers, an instance gives the same values at every call for a shape.
-        layout: Meaning of the kernel's axes: a `KernelLayout`, or a callable
-            `shape -> KernelLayout`, or `None` for `(*spatial, in, out)`. A wrapped layer with
-            `None` uses the layout that `kernel_layouts` has for it.
+        seed: int or `None`, drawn now from Python's `random` as in Keras
+            (`keras.utils.set_random_seed` makes it reproducible); a clone draws another one. An
+            instance gives the same values at every call for a shape.
+        layout: KernelLayout, or callable `shape -> KernelLayout`. Meaning of the axes; `None` for
+            `(*spatial, in, out)`, and in a wrapped layer for its layout in `kernel_layouts`.
     """
 
     isometry: str | None = None
@@ -80,22 +78,18 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
 
     @abc.abstractmethod
     def sample(self, shape: Sequence[int], dtype: Any = None, layout: Layout = None) -> Sampled:
-        """Draws a kernel of a shape in Keras layout, and the bool mask of its live entries.
+        """Draws a kernel in Keras layout, and the bool mask of its live entries.
 
-        `dtype` is the floating type of the kernel, e.g. `"bfloat16"`, `keras.config.floatx()` by
-        default. `layout` overrides the initializer's own layout for this call.
+        `dtype` is a floating type, e.g. `"bfloat16"`, by default `keras.config.floatx()`. `layout`
+        overrides the initializer's own layout for this call.
         """
 
     def sample_blocks(self, shape: Sequence[int], layout: Layout = None) -> RegularBlocks | None:
-        """What `sample` draws as live blocks alone, if it draws regular blocks, else `None`."""
+        """The live blocks of what `sample` draws, or `None` if these are not regular blocks."""
         return None
 
     def __call__(self, shape: Sequence[int], dtype: Any = None, **kwargs: Any) -> Any:
-        """Returns the kernel as a tensor of the active backend.
-
-        tf_keras passes a `tf.DType` and more keywords; it gets a NumPy array, which works with any
-        Keras backend.
-        """
+        """Returns the kernel as a tensor of the backend; for tf_keras as an array."""
         if are_weights_set_later():
             return keras.ops.zeros(shape, dtype=dtype)
         kernel, _ = self.sample(shape, dtype)
@@ -106,10 +100,7 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
     def at_density(
         self, density: float, seed: int, shape: Sequence[int], layout: Layout = None
     ) -> "SparseInitializer":
-        """The same pattern with another density and seed, for one kernel of a whole model.
-
-        `layout` is the meaning of the axes of `shape`, if the initializer has none of its own.
-        """
+        """Returns this pattern at a density and seed; `layout` is for patterns that have none."""
         config = self.get_config()
         if "density" not in config:
             raise ValueError(
@@ -124,7 +115,6 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
         return 1, 1
 
     def need_density(self, density: float | None) -> float:
-        """Returns the density, or raises if it is `None`."""
         if density is None:
             raise DensityError(
                 f"A {type(self).__name__} in a layer needs a density; without one it is a pattern "
@@ -133,7 +123,7 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
         return density
 
     def resolve_layout(self, shape: Sequence[int], layout: Layout = None) -> KernelLayout:
-        """The layout for a shape: the given one, else the initializer's own, else the default."""
+        """The given layout, else the initializer's own, else the default."""
         if layout is None and self.layout is not None:
             layout = self.layout(tuple(shape)) if callable(self.layout) else self.layout
         return layout or KernelLayout.convolution()
@@ -159,7 +149,6 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
 
 
 def numpy_dtype(dtype: Any) -> np.dtype:
-    """NumPy's dtype for a floating Keras dtype, `bfloat16` included."""
     name = keras.backend.standardize_dtype(dtype or keras.config.floatx())
     if not keras.backend.is_float_dtype(name) or name.startswith("float8"):
         raise ValueError(
@@ -190,7 +179,7 @@ class Draw:
 
 @dataclasses.dataclass(frozen=True)
 class BlockDraw:
-    """A draw of regular blocks, stored as such; mask and kernel are made when they are read."""
+    """A draw of regular blocks; mask and kernel are made when they are read."""
 
     blocks: RegularBlocks
     shape: tuple[int, ...]
@@ -214,10 +203,7 @@ class BlockDraw:
 
 @dataclasses.dataclass(frozen=True)
 class PackedDraw:
-    """A mask of one bit an entry, with values: all of a model's kernels wait at once.
-
-    Without an initializer the values were not drawn, but come from trained ones.
-    """
+    """A mask packed in bits, with values; without an initializer these are trained ones."""
 
     bits: np.ndarray  # the mask, eight entries a byte, in the order of flat indices
     values: Any  # the kernel, possibly as a tensor; or the values of the live entries alone
@@ -270,7 +256,7 @@ AnyDraw = Draw | BlockDraw | PackedDraw
 
 
 def draw(weight: PrunableWeight, initializer: SparseInitializer) -> AnyDraw:
-    """Draws kernel and mask anew, along the true axes of the weight."""
+    """Draws a new kernel and mask, along the true axes of the weight."""
     axes = axes_for(weight, initializer)
     blocks = initializer.sample_blocks(weight.shape, layout=axes)
     if blocks is not None:
@@ -280,11 +266,9 @@ def draw(weight: PrunableWeight, initializer: SparseInitializer) -> AnyDraw:
 
 
 def adopt(weight: PrunableWeight, initializer: SparseInitializer) -> AnyDraw:
-    """The mask that a weight's own initializer drew; refuses one that would drop nonzero entries.
-
-    In a layer it saw only a shape. If it drew along other axes than those of the layer, and the
-    weight is unchanged, the draw has a new kernel along the true axes.
-    """
+    """The mask that a weight's own initializer drew; refuses one that drops nonzero entries."""
+    # The initializer saw only a shape. If it drew along other axes than those of the layer, and the
+    # weight is unchanged, the draw has a new kernel along the true axes.
     if weight.drawn_mask is not None:
         return Draw(weight.drawn_mask(), None, initializer, fresh=True)
     value = weight.raw_value()
@@ -313,7 +297,6 @@ def axes_for(weight: PrunableWeight, initializer: SparseInitializer) -> KernelLa
 
 
 def layout_for(weight: PrunableWeight, initializer: SparseInitializer) -> KernelLayout:
-    """The layout by which an initializer draws a weight; `(*spatial, in, out)` by default."""
     return initializer.resolve_layout(weight.shape, axes_for(weight, initializer))
 
 

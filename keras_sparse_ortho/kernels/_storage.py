@@ -15,15 +15,12 @@ from keras_sparse_ortho.orthogonal import KernelLayout
 
 
 class Storage(abc.ABC):
-    """One sparse kernel: as a mask over a dense variable, as live values, or as live blocks.
+    """One sparse kernel: as a mask over a dense variable, as live values, or as live blocks."""
 
-    *Places* are what dynamic sparse training moves: single entries, or whole blocks.
-    """
+    # *Places* are what dynamic sparse training moves: single entries, or whole blocks.
 
-    # Whether only live entries are stored, so that the variable is not shaped as the kernel.
-    compact = False
-    # Whether the mask is fixed, so that dynamic sparse training may move its live places.
-    movable = False
+    compact = False  # whether only live entries are stored: the variable has another shape
+    movable = False  # whether the mask is fixed, so dynamic sparse training may move live places
     place_size = 1  # entries in a place
 
     @property
@@ -31,11 +28,8 @@ class Storage(abc.ABC):
         """Whether the mask does not change any more, so that other storages can take it."""
         return self.movable
 
-    # Whether places are blocks that move so that each line of blocks keeps its number of them.
-    in_blocks = False
-    quantizer: Any = None  # what rounds the effective kernel, a `FakeQuantization`
-
-    # --- the kernel ------------------------------------------------------------------------------
+    in_blocks = False  # whether places are blocks, and lines of blocks keep their number of them
+    quantizer: Any = None  # a `FakeQuantization` of the effective kernel
 
     @property
     @abc.abstractmethod
@@ -44,12 +38,11 @@ class Storage(abc.ABC):
 
     @property
     def parametrization(self) -> Any:
-        """What maps the raw variable to the effective kernel; `None` where nothing does."""
+        """Maps the raw variable to the effective kernel; `None` where nothing does."""
         return None
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the dense kernel."""
         return tuple(self.weight.variable.shape)
 
     @abc.abstractmethod
@@ -66,7 +59,6 @@ class Storage(abc.ABC):
 
     @property
     def live(self) -> int:
-        """Number of live entries."""
         return int(np.count_nonzero(self.mask_value()))
 
     @abc.abstractmethod
@@ -79,8 +71,6 @@ class Storage(abc.ABC):
     def support(self) -> list[Any]:
         """The variables that say which entries are live: masks, indices."""
         return []
-
-    # --- where it comes from ---------------------------------------------------------------------
 
     @property
     def drawn_by(self) -> Any:
@@ -95,8 +85,6 @@ class Storage(abc.ABC):
         """Why the kernel must not be stripped yet, or `None`."""
         return None
 
-    # --- dynamic sparse training: where `movable` ------------------------------------------------
-
     def live_places(self) -> np.ndarray:
         """Which places are live: the mask, or `(*matrices, I, J)` for blocks."""
         return self.mask_value()
@@ -110,30 +98,24 @@ class Storage(abc.ABC):
         return abs(gradient)
 
     def move(self, live: Any, optimizer: Any) -> None:
-        """Makes other places live, as many as before.
-
-        Those that stay keep values and optimizer slots; new ones start from zero.
-        """
+        """Makes other places live, as many as before; new values and slots start from zero."""
         raise NotImplementedError
 
     def dense_gradient(self) -> "DenseGradient":
         """How the gradient at all entries, live and dead, is computed."""
         raise NotImplementedError
 
-    # --- optimizer slots in another storage ------------------------------------------------------
-
     def slot_to_dense(self, slot: np.ndarray, start: float) -> np.ndarray:
         """A slot of the variable in the kernel's shape, with its start value at dead entries."""
         return slot
 
     def slot_from_dense(self, slot: np.ndarray) -> np.ndarray:
-        """The reverse of `slot_to_dense`."""
         return slot
 
 
 @dataclasses.dataclass(frozen=True)
 class DenseGradient:
-    """What a loss is differentiated by for the gradient at all entries of a kernel."""
+    """The variables of a loss whose gradients give that at all entries of a kernel."""
 
     variables: list[Any]
     values: Callable[[], list[Any]]  # of these variables, arrays or tensors
@@ -144,12 +126,9 @@ class DenseGradient:
 
 
 def is_sparse_layer(layer: Any) -> bool:
-    """Whether a layer holds kernels in storages, in place of a plain layer.
-
-    It has `storages()`, by the names of the kernels in the plain layer, and `to_dense_layer()`, the
-    plain layer, built, with the effective weights; a wrapper gives up the one inside.
-    """
-    # By the class: instances of wrappers also have the attributes of what they wrap.
+    """Whether a layer holds kernels in storages, and has `to_dense_layer()`."""
+    # `to_dense_layer` gives the plain layer, built, with the effective weights; a wrapper gives up
+    # the one inside. Ask the class: instances of wrappers have the attributes of their layers, too.
     return hasattr(type(layer), "to_dense_layer")
 
 
@@ -164,19 +143,18 @@ class PrunableWeight:
     """A kernel of a layer: where it is, what its axes mean, and how sparse it is.
 
     Args:
-        path: Names of the layers that hold it and of the weight, joined by `/`, below the model:
-            `"block/dense/kernel"`. A `PrunableLayer` adds nothing to it, so that a weight has the
-            same path before, while and after it is wrapped.
-        variable: The Keras variable of the raw weight.
-        owner: The layer that created the variable.
-        layout: Meaning of the axes, `None` for `(*spatial, in, out)`.
-        storage: How the live entries are held, `None` in plain layers.
-        flops: Multiply-adds that the dense weight costs for one sample, counted once each as in
-            the tables of the STR and RigL papers; `None` where it is not known.
-        drawn_mask: Gives the mask that the weight's initializer drew together with its value,
-            while the wrapper of its layer is built; `None` where it was not kept.
-        registered: Whether `kernel_layouts` knows the weight; else its layout is guessed.
-        inside: Classes of the layers that hold it, from the model to its owner.
+        path: str. Names of the layers that hold it and of the weight, below the model:
+            `"block/dense/kernel"`, the same before, while and after the weight is wrapped.
+        variable: Variable of the raw weight.
+        owner: Layer that created the variable.
+        layout: KernelLayout. Meaning of the axes, `None` for `(*spatial, in, out)`.
+        storage: Storage of the live entries, `None` in plain layers.
+        flops: int. Multiply-adds of the dense weight for one sample, counted once each as in the
+            tables of the STR and RigL papers; `None` where it is not known.
+        drawn_mask: callable. Gives the mask that the weight's initializer drew with its value while
+            the layer's wrapper is built; `None` where it was not kept.
+        registered: bool. Whether `kernel_layouts` knows the weight; else its layout is guessed.
+        inside: tuple of types. Classes of the layers that hold it, from the model to its owner.
     """
 
     path: str
@@ -191,7 +169,7 @@ class PrunableWeight:
 
     @property
     def parametrization(self) -> Any:
-        """How the effective weight comes about; `None` in plain layers and those of live blocks."""
+        """Maps the raw to the effective weight; `None` in plain layers and those of live blocks."""
         return None if self.storage is None else self.storage.parametrization
 
     @property

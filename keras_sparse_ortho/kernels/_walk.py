@@ -31,13 +31,13 @@ list); a predicate."""
 
 @functools.singledispatch
 def kernel_layouts(layer: Any) -> dict[str, KernelLayout | None]:
-    """Names the kernels among a layer's own weights, each with its layout.
+    """Names the kernels among a layer's own weights (`variable.name`), each with its layout.
 
-    Dispatches on the class of `layer`, subclasses included. Keras' layers are registered, and
-    those of keras-hub known by name. For any other layer the weights called `kernel` or `*_kernel`
-    and `embeddings` count, if they are matrices at least, with the default layout
-    `(*spatial, in, out)` (`None`). A custom layer whose kernels are named or shaped otherwise
-    registers them, and `{}` if it is to stay dense:
+    Dispatches on the class of `layer`, subclasses included, and not on layers inside it. Keras'
+    layers are registered, and those of keras-hub known by name. In others the weights called
+    `kernel`, `*_kernel` and `embeddings` count, if they are matrices at least, with the default
+    layout `(*spatial, in, out)` (`None`). Register a custom layer with other kernels, or with `{}`
+    if it is to stay dense:
 
     >>> import keras
     >>> class Bilinear(keras.layers.Layer):
@@ -47,12 +47,6 @@ def kernel_layouts(layer: Any) -> dict[str, KernelLayout | None]:
     ...     Bilinear, lambda layer: {"form": KernelLayout(inputs=(0,), outputs=(1, 2))})
     >>> kernel_layouts(Bilinear())
     {'form': KernelLayout(inputs=(0,), outputs=(1, 2), ...)}
-
-    Args:
-        layer: A layer. Its sublayers are asked one by one.
-
-    Returns:
-        A dict from weight name (`variable.name`) to layout.
     """
     names = [v.name for v in layer.weights if len(v.shape) >= 2]
     found: dict[str, KernelLayout | None] = {
@@ -107,8 +101,7 @@ for _kinds, _layouts in _KERAS.items():
     for _kind in _kinds:
         kernel_layouts.register(_kind, _layouts)
 
-# --- keras-hub's layers, known by name: nothing of it is imported ---------------------------------
-
+# keras-hub's layers are known by name: nothing of it is imported.
 _TABLE = KernelLayout.dense()  # (entries, features), as of an Embedding
 _ONE_TABLE = KernelLayout(inputs=(1,), outputs=(2,), batch=(0,))  # (1, entries, features)
 _MAP = KernelLayout(inputs=(1, 2), outputs=(3,), batch=(0,))  # (1, height, width, features)
@@ -166,13 +159,11 @@ def is_table(layer: Any) -> bool:
 
 
 def _hub_names(layer: Any) -> list[str]:
-    """The names of the classes of a layer that are keras-hub's."""
     kinds = type(layer).__mro__
     return [kind.__name__ for kind in kinds if kind.__module__.partition(".")[0] == "keras_hub"]
 
 
 def _children(layer: Any) -> Iterator[tuple[Any, str]]:
-    """The layers in a layer, with the names that they have below it."""
     # Layers inside one whose class is `in_one` are parts of it, and left out.
     for child in () if getattr(type(layer), "in_one", False) else sublayers(layer):
         # A wrapper of ours stands for the layer inside it.
@@ -201,10 +192,7 @@ def _join(path: str, name: Any) -> str:
 
 
 def own_kernels(layer: Any, path: str) -> list[PrunableWeight]:
-    """The kernels that a built layer itself owns, without those of its sublayers.
-
-    Those that the layer holds in a storage come first, with it.
-    """
+    """The kernels that a built layer itself owns; first those in its storages."""
     found = [
         dataclasses.replace(storage.weight, path=_join(path, name), storage=storage)
         for name, storage in storages_of(layer).items()
@@ -223,11 +211,9 @@ def own_kernels(layer: Any, path: str) -> list[PrunableWeight]:
 
 
 def own_unregistered(layer: Any, path: str) -> list[PrunableWeight]:
-    """The matrices that a layer itself owns and that are not known to be kernels.
-
-    A matrix is a weight created as trainable, with at least two axes longer than 1, and not called
-    `bias` or `*_bias`. Keras' own layers, registered ones and ours declare their kernels.
-    """
+    """The matrices that a layer itself owns and that are not known to be kernels."""
+    # Created as trainable, with at least two axes longer than 1, and no `bias` or `*_bias`. Keras'
+    # own layers, registered ones and ours declare their kernels.
     if declares_kernels(layer):
         return []
     known = kernel_layouts(layer)
@@ -244,10 +230,7 @@ def own_unregistered(layer: Any, path: str) -> list[PrunableWeight]:
 
 
 def find_kernels(layer: Any, path: str, *, unregistered: bool = False) -> list[PrunableWeight]:
-    """All kernels in a built layer, those of layers inside it included; shared ones once.
-
-    With `unregistered` all other matrices come after them; see `own_unregistered`.
-    """
+    """All kernels at any depth of a layer, each once; then, if asked for, `unregistered` ones."""
     found: dict[int, PrunableWeight] = {}
     layers = list(walk(layer, path))
     kinds: dict[str, list[type]] = {}
@@ -269,17 +252,15 @@ def select(
     argument: str,
     unregistered: Sequence[PrunableWeight] = (),
 ) -> list[PrunableWeight]:
-    """The weights that a selection names; `None` selects all.
+    """Returns the weights that a selection names, all for `None`.
 
     A string names a weight by its path, all weights of a layer by the layer's path, or all whose
-    path it matches as a regular expression: the whole path (`re.fullmatch`), or, where it is
-    anchored by `^` or `$`, a part of it (`re.search`). A layer names all weights in it, a class of
-    layers those in all its layers, an integer the weight at this index of
-    `prunable_weights(model)`. Errors tell the `argument` that the selection was given as, and
-    whether it names `unregistered` matrices.
+    path it matches as a regular expression: the whole path (`re.fullmatch`), or, if anchored by `^`
+    or `$`, a part of it (`re.search`). A layer names all weights in it, a class of layers those in
+    all its layers, an integer the weight at this index of `prunable_weights(model)`.
 
-    Raises:
-        UnknownWeightError: A string, layer, class or index that names nothing.
+    Raises UnknownWeightError for a name of nothing, with the `argument` it was given as, and
+    whether it names `unregistered` matrices.
     """
     if selection is None:
         return list(weights)
@@ -317,14 +298,12 @@ def select(
 
 
 def names_in(selection: Any) -> list[Any] | None:
-    """The parts of a selection; `None` for a predicate."""
     if isinstance(selection, str | keras.layers.Layer | type) or is_integer(selection):
         return [selection]
     return None if callable(selection) else list(selection)
 
 
 def _named(weights: Sequence[PrunableWeight], name: Any) -> set[str]:
-    """The paths of the weights that one part of a selection names."""
     if isinstance(name, str):
         return {weight.path for weight in weights if _is_named(name, weight.path)}
     if isinstance(name, keras.layers.Layer):
@@ -359,10 +338,7 @@ def choose(
     exclude: Selection,
     others: Sequence[PrunableWeight] = (),
 ) -> list[PrunableWeight]:
-    """The weights that `include` selects, without those that `exclude` does.
-
-    `exclude` may name `others`, matrices that are not registered, as well.
-    """
+    """The weights that `include` selects, without those (or `others`) that `exclude` does."""
     chosen = select(weights, include, "include", others)
     if exclude is None:
         return chosen

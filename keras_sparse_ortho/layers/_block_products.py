@@ -22,6 +22,7 @@ from keras_sparse_ortho._gathers import (
     made_once,
     map_chunks,
     with_gradient,
+    written,
 )
 from keras_sparse_ortho._keras_internals import DeferredVariables, value_in_scope
 from keras_sparse_ortho.layers._block_grid import BlockGrid, Lines
@@ -193,8 +194,13 @@ def product_features_first(x: Any, kernel: BlockOperands) -> Any:
     grid = kernel.grid
     of_outputs, of_inputs = grid.of_outputs, grid.of_inputs
 
+    def once(value: Any, places: Any) -> Any:
+        # What loops over chunks read is there once; into other gathers XLA would fuse it.
+        value = made_once(value)
+        return value if grid.counts is None else written(value, places)
+
     def product(x: Any, blocks: Any, places: Any, slots: Any) -> Any:
-        x = made_once(x)
+        x = once(x, places)
 
         # Transposed chunk by chunk: no second copy of all blocks.
         def of_group(found: Any, w: Any) -> Any:
@@ -203,7 +209,7 @@ def product_features_first(x: Any, kernel: BlockOperands) -> Any:
         return _by_groups(of_group, of_outputs, places, blocks, x)
 
     def gradient(x: Any, blocks: Any, places: Any, slots: Any, upstream: Any) -> tuple[Any, Any]:
-        x, upstream = made_once(x), made_once(upstream)
+        x, upstream = once(x, places), once(upstream, places)
 
         def of_blocks(found: Any, dy: Any) -> Any:
             return ops.matmul(_gathered(x, found), _transposed(dy))

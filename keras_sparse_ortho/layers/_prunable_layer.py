@@ -57,7 +57,7 @@ _SPARSE = "`parametrization`: FixedMask(density), or MagnitudeMask(schedule)"
 
 
 class _State:
-    """What a wrapper knows of its weights, kept from Keras, which would save every kernel twice."""
+    """A wrapper's record of its weights, hidden from Keras, which would save kernels twice."""
 
     def __init__(self, template: Any, selection: Selection) -> None:
         self.template = template
@@ -73,16 +73,12 @@ class _State:
         self.quantizer: FakeQuantization | None = None
 
     def creating(self, layer: Any) -> contextlib.AbstractContextManager[None]:
-        """Inside, a layer creates its variables without values, if some are to get none.
-
-        A kernel that is not stored is not to be allocated or drawn before.
-        """
+        """Creates variables without values: a kernel that is not stored is never allocated."""
         given = self.template.values() if isinstance(self.template, dict) else [self.template]
         defers = any(own.compact for own in given) and not layer.built
         return self.deferred.creating() if defers else contextlib.nullcontext()
 
     def choose(self, found: list[PrunableWeight]) -> list[PrunableWeight]:
-        """The weights to parametrize."""
         named = isinstance(self.template, dict)
         selection: Selection = list(self.template) if named else self.selection
         if (named or self.from_file) and selection is not None and not callable(selection):
@@ -92,7 +88,6 @@ class _State:
         return select(found, selection, "parametrization" if named else "weights")
 
     def detach(self) -> None:
-        """Takes the parametrizations from their weights."""
         for parametrization in self.parametrized.values():
             parametrization.release()
         self.parametrized.clear()
@@ -105,29 +100,27 @@ class _State:
 class PrunableLayer(WrapperBuiltByCalls):
     """Wraps a layer so that it uses the effective weights of a parametrization.
 
-    In every call the layer sees `w_e = parametrization(w)` where it reads `w`: the *value* of the
-    variable is overridden while the layer runs, and nothing else is touched. So any layer can be
-    wrapped (Dense, convolutions, recurrent layers, Bidirectional, TimeDistributed,
-    MultiHeadAttention, blocks of layers), gradients are those of the effective weight, and moving
-    averages, seed states and losses of the layer work as without.
+    In every call the layer sees `w_e = parametrization(w)` where it reads `w`: only the *value* of
+    the variable is overridden while the layer runs. So any layer can be wrapped (Dense,
+    convolutions, recurrent layers, Bidirectional, TimeDistributed, MultiHeadAttention, blocks of
+    layers), gradients are those of the effective weight, and moving averages, seed states and
+    losses work as before.
 
     Args:
-        layer: The Keras layer, built or not. Its weights are kept.
-        parametrization: A `Parametrization` as a template for every weight, or a dict from weight
-            name to one (`"kernel"`, or `"query/kernel"` below the layer). Default: `FixedMask()`,
-            which adopts the mask of the layer's initializer.
-        weights: Which weights, where `parametrization` is no dict: names or regular expressions
-            relative to the layer (one or a list), or a predicate of a `PrunableWeight`. Default:
-            all kernels and embeddings that `keras_sparse_ortho.initializers.kernel_layouts` knows.
-            In a configuration they are names.
-        quantizer: What rounds the effective weights, such as `FakeQuantization("int8")`; see
-            `quantize_aware`. Default: nothing does.
-        name: Default: the name of the layer.
+        layer: Layer, built or not. Its weights are kept.
+        parametrization: Parametrization, a template for every weight, or dict of them by weight
+            name (`"kernel"`, or `"query/kernel"` below the layer). Default: `FixedMask()`, which
+            adopts the mask of the layer's initializer.
+        weights: Selection of weights, where `parametrization` is no dict: names or regular
+            expressions relative to the layer (one or a list), or a predicate of a `PrunableWeight`;
+            in a configuration names. Default: all kernels and embeddings that
+            `keras_sparse_ortho.initializers.kernel_layouts` knows.
+        quantizer: FakeQuantization of the effective weights; see `quantize_aware`. Default: none.
+        name: str. Default: the name of the layer.
         **kwargs: As for `keras.layers.Layer`.
 
-    Raises:
-        NotPrunableError: For a layer without kernels, one that is wrapped or quantized already, one
-            with LoRA, and SpectralNormalization.
+    Raises NotPrunableError for a layer without kernels, one that is wrapped or quantized already,
+    one with LoRA, and SpectralNormalization.
 
     Limits: the cell of a `keras.layers.RNN` cannot be wrapped by itself; wrap the RNN layer.
 
@@ -224,7 +217,7 @@ class PrunableLayer(WrapperBuiltByCalls):
             if self._state.quantizer is not None:
                 self.set_quantizer(self._state.quantizer)
         except Exception:
-            # The layer is the user's: it gets back what has been taken out of it.
+            # The layer is the user's: put everything back.
             self._state.detach()
             self._state.deferred.initialize(but=[])
             raise
@@ -256,7 +249,7 @@ class PrunableLayer(WrapperBuiltByCalls):
         self._state.parametrized[weight.path] = parametrization
 
     def set_quantizer(self, quantizer: FakeQuantization) -> None:
-        """Lets the effective weights of a built layer be quantized, see the argument."""
+        """Quantizes the effective weights of a built layer."""
         for own in self._state.parametrized.values():
             if isinstance(own, LowRankSoftThreshold):
                 raise NotPrunableError(
@@ -285,7 +278,7 @@ class PrunableLayer(WrapperBuiltByCalls):
             self.add_loss(loss)
 
     def __getattr__(self, name: str) -> Any:
-        """What only the layer inside has: `units`, `kernel` (its effective value), methods."""
+        """Attributes of the layer inside: `units`, `kernel` (its effective value), methods."""
         inherited = getattr(super(), "__getattr__", None)  # where torch has submodules
         if inherited is not None:
             with contextlib.suppress(AttributeError):
@@ -305,7 +298,7 @@ class PrunableLayer(WrapperBuiltByCalls):
 
     @property
     def parametrizations(self) -> dict[str, Parametrization]:
-        """By weight name below the layer; empty before it is built."""
+        """The parametrizations by weight name below the layer; empty before it is built."""
         return dict(self._state.parametrized)
 
     def get_weights(self) -> list[Any]:
@@ -347,13 +340,11 @@ class PrunableLayer(WrapperBuiltByCalls):
             parametrization.materialize()
         self._state.detach()
 
-    # --- as all layers with storages have it, see `kernels.is_sparse_layer` ----------------------
-
     def storages(self) -> dict[str, Parametrization]:
         return self.parametrizations
 
     def to_dense_layer(self) -> Any:
-        """Releases the layer inside, which has the effective weights from then on."""
+        """Releases the layer inside, which then has the effective weights."""
         self.release()
         return self.layer
 
@@ -422,7 +413,6 @@ def _are_names(value: Any) -> bool:
 
 
 def _checked(parametrization: Any) -> Any:
-    """A parametrization or dict of them, as given to a wrapper."""
     named = isinstance(parametrization, Mapping)
     values = list(parametrization.values()) if named else [parametrization]
     if not values or not all(isinstance(value, Parametrization) for value in values):

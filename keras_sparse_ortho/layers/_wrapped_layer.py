@@ -1,4 +1,4 @@
-"""What a wrapper does with its layer: which it refuses, what is drawn, shown, and called."""
+"""The layer inside a wrapper: which are refused, what is drawn, shown, and called."""
 
 from __future__ import annotations
 
@@ -27,9 +27,6 @@ _BY_SAMPLE = (
     *(L.Conv1D, L.Conv2D, L.Conv3D, L.SeparableConv1D, L.SeparableConv2D),
     *(L.Conv1DTranspose, L.Conv2DTranspose, L.Conv3DTranspose),
 )
-
-
-# --- which layers can be wrapped ------------------------------------------------------------------
 
 
 def refuse_unwrappable(layer: Any, *, around_others: bool = False) -> None:
@@ -66,7 +63,7 @@ def refuse_dense_updates(layer: Any) -> Callable[[], None]:
 
         return refused
 
-    # Not by setattr, with which Keras and its backends look at what is set.
+    # Bypass `__setattr__`: Keras would track the value.
     vars(layer).update({name: refusing(name) for name in names})
 
     def undo() -> None:
@@ -78,7 +75,7 @@ def refuse_dense_updates(layer: Any) -> Callable[[], None]:
 
 
 def no_dense_update(layer: Any, name: str, why: str = "without a dense kernel") -> Exception:
-    """What `quantize` and `enable_lora` of a layer raise that has no plain dense kernel."""
+    """The error of `quantize` and `enable_lora` for a layer without a plain dense kernel."""
     # Keras' own type: `Model.quantize` warns of such layers, and leaves them as they are.
     kind: type[Exception] = NotImplementedError
     what = f"The layer '{layer.name}' cannot be quantized"
@@ -96,7 +93,6 @@ def plain_layer(layer: Any) -> Any:
 
 
 def variable_dtype(layer: Any) -> str:
-    """The dtype of a layer's variables; ValueError where a file has named no dtype."""
     policy = getattr(layer, "dtype_policy", None)
     if not isinstance(policy, keras.dtype_policies.DTypePolicy):
         raise ValueError(
@@ -104,9 +100,6 @@ def variable_dtype(layer: Any) -> str:
         )
     dtype: str = layer.variable_dtype
     return dtype
-
-
-# --- kernels that are drawn while a layer is built ------------------------------------------------
 
 
 class Recorder:
@@ -130,12 +123,9 @@ class Recorder:
 
 @contextlib.contextmanager
 def recorded_draws(layer: Any) -> Iterator[dict[tuple[int, str | None], Recorder]]:
-    """Inside, the sparse initializers of a layer that is not built yet record what they draw.
-
-    So a kernel is drawn once, with its mask, and along the axes of the layer. A layer whose
-    variables are created now and initialized later (in a scope of Keras that only traces shapes)
-    keeps the recorders until then. They are found by layer and attribute.
-    """
+    """Records, by layer and attribute, what sparse initializers of an unbuilt layer draw."""
+    # So a kernel is drawn once, with its mask, along the axes of the layer. Variables that are
+    # initialized later (Keras only traces shapes) keep the recorders until then.
     draws: dict[tuple[int, str | None], Recorder] = {}
     with contextlib.ExitStack() as stack:
         for inner, _ in walk(layer, ""):
@@ -156,16 +146,11 @@ def recorded_draws(layer: Any) -> Iterator[dict[tuple[int, str | None], Recorder
         yield draws
 
 
-# --- what is read of a layer through its wrapper --------------------------------------------------
-
-
 class ShownLayer:
-    """A wrapped layer, or one inside it, as it is read through the wrapper.
+    """A wrapped layer, or one inside it, as it is read through the wrapper."""
 
-    A weight is shown by its `effective` value, a tensor, by the `id` of its variable. Methods of
-    the layer compute in a `scope` with effective weights, and so do layers inside it, and lists,
-    tuples and dicts of them; everything else is shown as it is.
-    """
+    # Weights are shown by their `effective` tensors, by `id` of the variable. Methods, and layers
+    # inside, also in lists, tuples and dicts, compute in a `scope` with effective weights.
 
     def __init__(
         self,
@@ -208,21 +193,14 @@ class ShownLayer:
         return value
 
 
-# --- data parallel on JAX: gradients of live values are all-reduced -------------------------------
-
-
 def call_by_shard(
     wrapper: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """`call(*args, **kwargs)`, under data parallelism on JAX by `shard_map` over the samples.
-
-    XLA all-reduces the gradient of a kernel as soon as it is computed, at its dense size, although
-    only live values take part of it. Inside `shard_map` it all-reduces the gradients of the call's
-    inputs instead, which are those of live values.
-
-    Only in compiled functions, for layers of Keras that map sample by sample and whose kernels are
-    all in compact storage, under `keras.distribution.DataParallel`.
-    """
+    """`call(*args, **kwargs)`, under data parallelism on JAX by `shard_map` over the samples."""
+    # XLA all-reduces the gradient of a kernel at its dense size. Inside `shard_map` it all-reduces
+    # the gradients of the call's inputs, which are those of live values. Only in compiled
+    # functions, for layers of Keras that map sample by sample with all kernels in compact storage,
+    # under `keras.distribution.DataParallel`.
     distribution = keras.distribution.distribution()
     if not isinstance(distribution, keras.distribution.DataParallel):
         return call(*args, **kwargs)
@@ -241,10 +219,7 @@ def call_by_shard(
 
     split, whole = jax.sharding.PartitionSpec(axis), jax.sharding.PartitionSpec()
     on_all = jax.shard_map(
-        on_one,
-        mesh=mesh,
-        in_specs=(split, *(whole for _ in variables)),
-        out_specs=split,
+        on_one, mesh=mesh, in_specs=(split, *(whole for _ in variables)), out_specs=split
     )
     return on_all(args[0], *(variable.value for variable in variables))
 

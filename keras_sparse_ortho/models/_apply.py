@@ -49,15 +49,15 @@ from keras_sparse_ortho.parametrizations import (
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What one kernel is to become.
+    """The form that one kernel takes.
 
     Args:
         storage: `"masked"`, `"compact"`, `"blocks"` (compact where the layer has no such form),
             `"dense"`, or `"kept"`.
-        draw: The mask, and the values where these are new. `None`: the mask that the kernel has.
-        parametrization: With `"masked"`, what takes the place of a fixed mask.
-        block: With `"blocks"`, their size, where neither the draw nor what drew the mask tells it.
-        quantizer: What rounds the effective kernel.
+        draw: Draw of the mask, and of values if these are new. `None`: the kernel's mask.
+        parametrization: Parametrization, in place of a fixed mask in `"masked"`.
+        block: tuple. Size of `"blocks"`, where neither the draw nor what drew the mask has it.
+        quantizer: FakeQuantization of the effective kernel.
     """
 
     storage: str
@@ -68,7 +68,6 @@ class Target:
 
     @property
     def is_compact(self) -> bool:
-        """Whether no dense kernel is stored."""
         own = self.parametrization
         return self.storage in ("compact", "blocks") if own is None else own.compact
 
@@ -82,19 +81,18 @@ Around = Callable[[Any, Any, Callable[[], Any]], Any]
 
 @dataclasses.dataclass
 class Plan(Mapping[str, Target]):
-    """What each kernel of a model is to become, by path; `print` shows it.
+    """What each kernel of a model becomes, by path; `print` shows it.
 
-    Nothing is changed until `models.apply(model, plan)`. Kernels that are not named stay as they
-    are.
+    Nothing changes until `models.apply(model, plan)`. Kernels that are not named stay.
 
     Args:
-        weights: The kernels of the model that change.
-        targets: What each of them becomes, by path.
-        keeps_function: Whether kernels and outputs are to stay equal, and are compared; else live
-            counts are.
-        keeps_training: Whether compilation and the state of the optimizer are carried over.
-        around: What else becomes of layers.
-        check: Called with the result, to raise or to warn.
+        weights: list of `PrunableWeight` that change.
+        targets: dict from path to `Target`.
+        keeps_function: bool. Whether kernels and outputs must stay equal; else live counts are
+            compared.
+        keeps_training: bool. Whether to carry compilation and optimizer state over.
+        around: `Around`. What else becomes of layers.
+        check: callable. Gets the result, to raise or to warn.
     """
 
     weights: list[PrunableWeight]
@@ -139,7 +137,7 @@ P = ParamSpec("P")
 
 
 class Verb(Protocol[P]):
-    """A function that makes a new model; its plan can be had alone, or applied in place."""
+    """Makes a new model; `plan` returns the plan alone, `in_place` changes the given model."""
 
     def __call__(self, model: keras.Model, *args: P.args, **kwargs: P.kwargs) -> keras.Model:
         """A new model, not compiled."""
@@ -152,8 +150,6 @@ class Verb(Protocol[P]):
 
 
 def verb(plan: Callable[Concatenate[keras.Model, P], Plan]) -> Verb[P]:
-    """A function that applies what another one plans, with `.plan` and `.in_place`."""
-
     @functools.wraps(plan)
     def act(*args: Any, **kwargs: Any) -> keras.Model:
         made = plan(*args, **kwargs)
@@ -173,20 +169,17 @@ def verb(plan: Callable[Concatenate[keras.Model, P], Plan]) -> Verb[P]:
 
 
 def apply(model: keras.Model, plan: Plan, *, in_place: bool = False) -> keras.Model:
-    """A model whose kernels have become what a plan says.
+    """Returns a model whose kernels have become what a plan says.
 
     `kso.sparsify(model, 0.1)` is `apply(model, kso.sparsify.plan(model, 0.1))`; so are the other
-    functions that return models. Layers are replaced in a copy of the model, so that the given one
-    stays as it was; the result is compared with the plan before it is returned.
+    functions that return models. Layers are replaced in a copy of the model. The copy is compared
+    with the plan, and compiled only after conversions of storage.
 
     Args:
-        model: The model that the plan was made for.
-        plan: A `Plan`, such as `kso.prune.plan(model, 0.2)`.
-        in_place: Changes the given model itself, for subclassed models that cannot be copied; the
-            error says so. If anything fails, it is as it was.
-
-    Returns:
-        A new model, compiled only after conversions of storage.
+        model: Model that the plan was made for.
+        plan: Plan, such as `kso.prune.plan(model, 0.2)`.
+        in_place: bool. Changes the model itself, for subclassed models that cannot be copied; the
+            error says so. If anything fails, it stays as it was.
 
     Raises:
         NotPrunableError: A model that cannot be copied, or whose layers cannot be replaced.
@@ -194,8 +187,7 @@ def apply(model: keras.Model, plan: Plan, *, in_place: bool = False) -> keras.Mo
 
     Example:
 
-    >>> import keras
-    >>> import keras_sparse_ortho as kso
+    >>> import keras, keras_sparse_ortho as kso
     >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="head")])
     >>> plan = kso.prune.plan(dense, 0.25)
     >>> print(plan)
@@ -208,10 +200,10 @@ def apply(model: keras.Model, plan: Plan, *, in_place: bool = False) -> keras.Mo
 
 
 def _apply(model: Any, plan: Plan, in_place: bool) -> Any:
-    """As `apply`; draws are taken out of the plan, so that they are not there beside the model."""
+    """Applies a plan, and takes its draws out, so that they are not there beside the model."""
     targets = plan.targets
     given = {weight.path: weight for weight in prunable_weights(model, unregistered=True)}
-    # A twin has the same paths, but other layers: what the plan knows of layers would be lost.
+    # A twin has the same paths, but other layers than the plan knows.
     own = {id(weight.variable) for weight in given.values()}
     known = {weight.path for weight in plan.weights if id(weight.variable) in own}
     if unknown := sorted(targets.keys() - known):
@@ -262,15 +254,8 @@ def _places(model: Any, weights: Mapping[str, PrunableWeight]) -> dict[int, dict
     return places
 
 
-# --- one layer -----------------------------------------------------------------------------------
-
-
 def _form(
-    own: Any,
-    targets: Mapping[str, Target],
-    weights: Mapping[str, PrunableWeight],
-    *,
-    is_copy: bool,
+    own: Any, targets: Mapping[str, Target], weights: Mapping[str, PrunableWeight], *, is_copy: bool
 ) -> Any:
     """The new layer, built, for one whose kernels become `targets`, by their names below it."""
     (storage,) = {target.storage for target in targets.values()}
@@ -324,23 +309,16 @@ def _sparse_form(
 
 
 def mask_of(storage: Any) -> Any:
-    """The mask that a kernel has."""
     if storage is None:
         return None
     return Draw(storage.mask_value(), None, storage.drawn_by, storage.is_as_drawn())
 
 
 def _on_blocks(
-    own: Any,
-    targets: Mapping[str, Target],
-    draws: Mapping[str, AnyDraw],
-    values: Mapping[str, Any],
+    own: Any, targets: Mapping[str, Target], draws: Mapping[str, AnyDraw], values: Mapping[str, Any]
 ) -> Any:
-    """The layer of live blocks, built, or `None` where layer or masks have no such form.
-
-    Where the kernel is drawn in blocks, neither it nor its mask is ever made. `values` have the
-    kernels that are kept, as `raw_value()`.
-    """
+    """The layer of live blocks, built, or `None` where layer or masks have no such form."""
+    # Draws of blocks are never made dense. `values` have kernels to keep, as `raw_value()`.
     plain = own.layer if storages_of(own) else own
     try:
         new = blocks_like(plain, draws, {key: t.block for key, t in targets.items()}, values)
@@ -361,10 +339,7 @@ def _on_blocks(
 
 
 def blocks_like(
-    plain: Any,
-    draws: Mapping[str, AnyDraw],
-    blocks: Mapping[str, Any],
-    weights: Mapping[str, Any],
+    plain: Any, draws: Mapping[str, AnyDraw], blocks: Mapping[str, Any], weights: Mapping[str, Any]
 ) -> Any:
     """The unbuilt layer of live blocks for a plain one, or an error that says why not."""
     sizes: dict[str, tuple[Any, ...]] = {}
@@ -399,11 +374,8 @@ def _is_in_place(drawn: AnyDraw) -> bool:
     return isinstance(drawn, BlockDraw) and drawn.initializer.layout is None
 
 
-# --- the model and its optimizer -----------------------------------------------------------------
-
-
 class _Checks:
-    """What the result is compared with, noted before anything changes."""
+    """Facts that the result is compared with, noted before anything changes."""
 
     def __init__(self, model: Any, plan: Plan, before: list[str]) -> None:
         check_built(model)
@@ -422,7 +394,6 @@ class _Checks:
         self._variables = _without_support(model) if plan.keeps_training else []
 
     def complete(self, result: Any) -> Any:
-        """The result, or an error if it is not as planned."""
         if self._same is not None:
             self._same.check(result)
         else:
@@ -436,7 +407,7 @@ class _Checks:
         stored = {weight.path: weight for weight in found if weight.storage is not None}
         wrong = set(self._before) ^ {weight.path for weight in found}
         wrong |= set(self._paths) - stored.keys()
-        # In one order: on several devices a live count is gathered, and all processes take part.
+        # All processes gather live counts, so the order must be the same.
         live = self._live.items()
         wrong |= {path for path, n in live if path not in wrong and stored[path].live != n}
         rounded = {path for path, w in stored.items() if getattr(w.storage, "quantizer", None)}
@@ -464,16 +435,12 @@ class _Checks:
 
 
 def _slot(old: Any, new: Any, slot: np.ndarray, start: float) -> np.ndarray:
-    """An optimizer's slot of one storage, as another one holds it."""
     converted: np.ndarray = new.slot_from_dense(old.slot_to_dense(slot, start))
     return converted
 
 
 def _without_support(model: Any) -> list[Any]:
-    """The weights but for masks and indices, in an order that storage does not change.
-
-    Kernels are first: on live blocks those of a cell come after its bias.
-    """
+    """Kernels, then other weights but for masks and indices: the same order in any storage."""
     own = [storage for layer, _ in walk(model, "") for storage in storages_of(layer).values()]
     support = {id(variable) for storage in own for variable in storage.support()}
     kernels = sorted(prunable_weights(model), key=lambda weight: weight.path)
@@ -482,15 +449,11 @@ def _without_support(model: Any) -> list[Any]:
     return first + [variable for variable in model.weights if id(variable) not in left_out]
 
 
-# --- the same function in another form ------------------------------------------------------------
-
-
 class SameFunction:
-    """What a model has and computes now, to be compared with what it is rewritten to.
+    """The weights and outputs of a model, to be compared with those of what it is rewritten to."""
 
-    Compared are the effective kernels by path, to the bit, the number of all other weights, and
-    outputs where it holds layers of others (see `Probe`); of products outputs alone.
-    """
+    # Effective kernels by path, to the bit, the number of other weights, and outputs (see `Probe`);
+    # of products outputs alone.
 
     def __init__(self, model: Any) -> None:
         self._name = getattr(model, "name", model)
@@ -504,15 +467,13 @@ class SameFunction:
         self._probe = Probe(model, always=bool(self._divided))
 
     def check(self, model: Any) -> None:
-        """Raises NotPrunableError unless another form of the model is the same."""
         kernels, others = self._weights_of(model)
         paths = sorted(kernels.keys() | self._kernels.keys())
         wrong = [path for path in paths if kernels.get(path) != self._kernels.get(path)]
         if wrong or (others != self._others and not self._divided):
             raise NotPrunableError(
-                f"The model '{self._name}' would not have the weights that it has. Received: "
-                f"other values or none for {wrong}; {others} weights that are no kernels where "
-                f"there were {self._others}"
+                f"The model '{self._name}' would not keep all of its weights. Received: other "
+                f"values or none for {wrong}; {others} weights besides kernels, not {self._others}"
             )
         self._probe.check(model)
 
@@ -528,10 +489,9 @@ class SameFunction:
 
 
 class Probe:
-    """The outputs of a model for one sample, with other `values` of some variables if given.
+    """The outputs of a model for one sample, with other `values` of some variables if given."""
 
-    Nothing where its inputs are not known, or (but for `always`) where all layers are Keras'.
-    """
+    # None where inputs are unknown, or (but for `always`) all layers are Keras'.
 
     def __init__(
         self, model: Any, values: Iterable[tuple[Any, Any]] = (), *, always: bool = False
@@ -550,25 +510,24 @@ class Probe:
             self._outputs = found
 
     def check(self, model: Any) -> None:
-        """Raises NotPrunableError if another model has other outputs."""
         if self._outputs is None:
             return
-        # For another order of summation, as in live blocks and products.
+        # Live blocks and products sum in another order.
         tolerance = 1e-3 if model.compute_dtype in ("float32", "float64") else 0.1
         for before, after in zip(self._outputs, _outputs(model, self._sample), strict=True):
             error = float(np.max(np.abs(after - before), initial=0.0))
             scale = float(np.max(np.abs(before), initial=1e-6))
             if not error <= tolerance * scale:
                 raise NotPrunableError(
-                    f"The model '{self._name}' would compute something else, though it has the "
-                    "weights that it is to have: code in it depends on the class of a layer, or "
-                    "uses a variable where Keras does not see it. Received: "
-                    f"outputs of up to {scale:.3g} that differ by up to {error:.3g} for one sample"
+                    f"The model '{self._name}' would compute something else, although its weights "
+                    "are correct: its code depends on the class of a layer, or uses a variable "
+                    f"where Keras does not see it. Received: outputs of up to {scale:.3g} that "
+                    f"differ by up to {error:.3g} for one sample"
                 )
 
 
 def probe_of_copy(model: Any, copy: Any) -> Probe:
-    """What a model would compute with the effective kernels of a copy of it."""
+    """The outputs that a model would have with the effective kernels of a copy of it."""
     if not _is_of_others(model):
         return Probe(model)  # which compares nothing
     theirs = {weight.path: weight for weight in prunable_weights(copy, unregistered=True)}

@@ -13,11 +13,7 @@ from keras_sparse_ortho._keras_internals import before_save, in_fit, level_of_us
 from keras_sparse_ortho.errors import DensityWarning
 from keras_sparse_ortho.models._rewrite import prunable_weights
 from keras_sparse_ortho.orthogonal import live_count
-from keras_sparse_ortho.parametrizations import (
-    LearntThreshold,
-    ScheduledMask,
-    warn_unless_updated,
-)
+from keras_sparse_ortho.parametrizations import LearntThreshold, ScheduledMask, warn_unless_updated
 
 # Which of these it was, only the end of `fit` can tell.
 _POSSIBLE = (
@@ -48,12 +44,9 @@ class DensityGap:
 
 
 def density_gap(parametrizations: Iterable[Any], *, begun: bool = False) -> DensityGap | None:
-    """How far weights are from the density asked for; `None` if they have it, or none was asked.
-
-    A `ScheduledMask` should have the final density of its schedule; all thresholds that
-    `TargetDensity` steers together should have its density, and be frozen if it freezes. With
-    `begun` masks that were never updated are left out.
-    """
+    """How far weights are from the density asked for; `None` if they have it, or none was asked."""
+    # That of a `ScheduledMask` is the final one of its schedule; thresholds steered together share
+    # one, frozen if `TargetDensity` freezes. With `begun` masks never updated are left out.
     found = list(parametrizations)
     masks = [p for p in found if isinstance(p, ScheduledMask)]
     if begun:
@@ -77,12 +70,10 @@ def density_gap(parametrizations: Iterable[Any], *, begun: bool = False) -> Dens
 
 
 def model_gap(model: Any, *, begun: bool = False) -> DensityGap | None:
-    """How far a model is from the density that it was asked for; see `density_gap`."""
     return density_gap([w.parametrization for w in prunable_weights(model)], begun=begun)
 
 
 def warn_of_gap(gap: DensityGap, reason: str) -> None:
-    """Warns that weights are not at the density asked for, and says what to do."""
     warnings.warn(
         f"The weights are not at the density asked for: {reason}. Train on, or call "
         f"keras_sparse_ortho.finish(model), which brings them there at once. Received: {gap}",

@@ -32,42 +32,37 @@ def convert(
     """Stores the fixed masks of a model in another way; outputs stay equal.
 
     - `"masked"`: a dense kernel `K` with its mask `M` (`parametrizations.FixedMask`).
-    - `"compact"`: `values = vec(K)[M]` and their indices only (`parametrizations.CompactMask`): at
+    - `"compact"`: only `values = vec(K)[M]` and their indices (`parametrizations.CompactMask`): at
       density 0.1 a fifth of the weights' memory, and a tenth of the optimizer's.
     - `"blocks"`: layers that compute on the live blocks of `M` alone (`layers.BlockSparseDense` and
       the like, for Dense, EinsumDense, convolutions, LSTM and GRU): where they are wide, a step
-      takes little more than the live fraction of the time of a dense one. Layers whose masks are
-      not of blocks stay as they are.
+      takes little more than the live fraction of a dense one's time. Layers whose masks are not of
+      blocks stay.
 
-    Training goes on as it would have: where the model is compiled, the optimizer's step count comes
-    along, and moments and averages of live entries. Those of the others are zero.
+    Training goes on: a compiled model keeps its compilation, the optimizer its step count, and
+    moments and averages of live entries. Those of the others are zero. `convert.in_place` changes
+    the model itself; else it stays, and a new one is returned.
 
     Args:
-        model: A built model with fixed masks, in any of these storages, or with masks of
-            `MagnitudeMask` whose schedule has ended.
+        model: Model, built, with fixed masks in any storage, or masks of `MagnitudeMask` whose
+            schedule has ended.
         storage: `"masked"`, `"compact"` or `"blocks"`.
-        block: `(r, c)`, or one integer for both: the blocks of `"blocks"`, where the masks do not
-            tell with which they were drawn.
-
-    Returns:
-        A new model, compiled as `model` is. The given one stays as it was; `convert.in_place`
-        changes the model itself.
+        block: int or `(r, c)`. Size of `"blocks"`, where the masks do not tell how they were drawn.
 
     Raises:
         NotPrunableError: A model that is not built or has no masks; with `"compact"` a
             parametrization that needs the dense raw weight, as learnt thresholds and scheduled
             masks do; with `"blocks"` a model none of whose layers can be converted, with the
             reasons.
-        ValueError: An optimizer that keeps anything else of a weight than arrays of its shape, as
-            Adafactor does.
+        ValueError: An optimizer that keeps arrays of other shapes than the weight's, as Adafactor
+            does.
 
     Limits: metrics and random generators are reset. On live blocks, optimizers that treat whole
     kernels specially (Muon) and constraints of single outputs see live entries only.
 
     Example:
 
-    >>> import keras
-    >>> import keras_sparse_ortho as kso
+    >>> import keras, keras_sparse_ortho as kso
     >>> dense = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64, name="hidden")])
     >>> masked = kso.sparsify(dense, 0.25, structure=kso.Block(16, 16, regular=True), seed=0)
     >>> compact, blocks = kso.convert(masked, "compact"), kso.convert(masked, "blocks")
@@ -101,7 +96,7 @@ def convert(
 
 
 def _fit_for_masks(weights: list[PrunableWeight], storage: str) -> list[PrunableWeight]:
-    """The kernels that are not in dense or compact storage yet."""
+    """The kernels that are not in this storage yet."""
     held: list[tuple[PrunableWeight, Any]] = [(weight, weight.storage) for weight in weights]
     if storage == "masked":
         return [weight for weight, own in held if own.movable and own.compact]
@@ -151,36 +146,26 @@ L = keras.layers
 def strip(model: keras.Model) -> Plan:
     """Removes every wrapper: a plain Keras model with effective weights and equal outputs.
 
-    Each wrapped weight `w` is replaced by its effective weight `w_e`, whose dead entries are
-    exactly 0. A layer that computes on live blocks becomes the dense layer of Keras whose place it
-    took. A product of two thin factors (`parametrizations.LowRankSoftThreshold`) becomes two
-    layers, in a Sequential model of the layer's name, where these are smaller. Nothing of this
-    package remains in the model: it can be saved, and loaded where the package is not installed.
-    (Initializers of ours in the configuration, which have done their work, become Keras' default.)
+    Each wrapped weight `w` becomes its effective weight `w_e`, whose dead entries are exactly 0,
+    each layer of live blocks the dense layer of Keras whose place it took. A product of two thin
+    factors (`parametrizations.LowRankSoftThreshold`) becomes two layers, in a Sequential model of
+    the layer's name, where these are smaller. Nothing of this package remains: the model can be
+    saved, and loaded without it. (Sparse initializers, which have done their work, become Keras'
+    default.) The result is not compiled. `strip.in_place` changes the model itself; else it stays.
 
     Args:
-        model: A built Keras model, with or without wrapped layers.
+        model: Model, built, with or without wrapped layers.
 
-    Returns:
-        A new model, not compiled. The given one stays as it was; `strip.in_place` changes the model
-        itself.
+    Raises NotPrunableError for a model that is not built; for a weight whose mask was never set,
+    because `callbacks.UpdateMasks` was not among the callbacks; for a result with other weights, or
+    (compared on one sample, where layers are not Keras' own) other outputs. The model is then as it
+    was. A DensityWarning says if training has left another density than the one asked for.
 
-    Raises:
-        NotPrunableError: A model that is not built; a weight whose mask was never set, because
-            `callbacks.UpdateMasks` was not among the callbacks; a result that would have other
-            weights, or (compared on one sample, where layers are not Keras' own) other outputs.
-            The model is as it was then.
-
-    Warns:
-        DensityWarning: A model that training has left at another density than the one asked for.
-
-    Limits: the masks are gone with the wrappers, so training the result makes it dense. Keep the
-    wrapped model to train on.
+    Limits: the masks are gone, so training the result makes it dense. Train the wrapped model.
 
     Example:
 
-    >>> import keras, numpy as np
-    >>> import keras_sparse_ortho as kso
+    >>> import keras, numpy as np, keras_sparse_ortho as kso
     >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
     >>> sparse = kso.sparsify(dense, 0.25, seed=0)
     >>> plain = strip(sparse)
@@ -228,23 +213,17 @@ def _finished_storages(model: Any) -> list[Any]:
 
 
 def _reset_initializers(layer: Any) -> None:
-    """Puts Keras' default in the place of our initializers, which have done their work."""
     for name, value in list(vars(layer).items()):
         if isinstance(value, SparseInitializer):
             setattr(layer, name, keras.initializers.GlorotUniform())
 
 
 def _thin_layers(wrapper: Any) -> Any:
-    """`Sequential([Dense(k), layer])`, built, for a layer with the kernel `(m, k) @ (k, n)`.
-
-    For Dense, and for LSTM, GRU and SimpleRNN, whose kernel is the one on the inputs. The layer is
-    a copy of the wrapped one.
-
-    Returns:
-        `None` where there is nothing to gain: the kernel has no factors, they are not smaller than
-        their product, or the layer is called with a mask or states, or returns states, which a
-        Sequential model cannot pass on.
-    """
+    """Returns `Sequential([Dense(k), layer])`, built, for a kernel `(m, k) @ (k, n)`, or `None`."""
+    # For Dense, and for LSTM, GRU and SimpleRNN, whose kernel is the one on the inputs; the layer
+    # is a copy. `None` where there is nothing to gain: the kernel has no factors, they are not
+    # smaller than their product, or the layer is called with a mask or states, or returns states,
+    # which a Sequential model cannot pass on.
     layer: Any = getattr(wrapper, "layer", None)
     if type(layer) is L.Dense:
         key = "kernel"

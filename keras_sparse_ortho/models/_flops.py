@@ -12,11 +12,7 @@ import keras
 from keras_sparse_ortho._checks import told
 from keras_sparse_ortho._keras_internals import ConvLSTMCell, from_zero_states, replaced
 from keras_sparse_ortho.kernels import PrunableWeight, are_experts, is_table, walk
-from keras_sparse_ortho.layers import (
-    BlockSparseConv,
-    BlockSparseDense,
-    BlockSparseEinsumDense,
-)
+from keras_sparse_ortho.layers import BlockSparseConv, BlockSparseDense, BlockSparseEinsumDense
 
 L = keras.layers
 
@@ -26,11 +22,10 @@ def count_flops(
 ) -> dict[int, int]:
     """Multiply-adds for one sample by `id(variable)`, summed over all calls of shared layers.
 
-    The model is traced once in inference with a batch of one, without computing anything. A kernel
-    of `size` entries, applied at `positions` pixels or timesteps, costs `size * positions`. Weights
-    of layers without a rule (`kernel_positions`) are left out, and all of them if the model has
-    dimensions besides the batch that are not fixed, unless a `sample`, a batch of its inputs, fixes
-    them.
+    The model is traced once in inference with a batch of one. A kernel of `size` entries, applied
+    at `positions` pixels or timesteps, costs `size * positions`. Weights of layers without a rule
+    (`kernel_positions`) are left out; all are if dimensions besides the batch are not fixed, by the
+    model or a `sample`, a batch of its inputs.
     """
     specs = input_specs(model) if sample is None else _specs_of(sample)
     if specs is None:
@@ -107,7 +102,6 @@ def open_specs(model: Any) -> Any:
 
 
 def _specs_of(sample: Any) -> Any:
-    """Symbolic inputs of batch one with the shapes of a batch."""
     return keras.tree.map_structure(
         lambda array: keras.KerasTensor(
             (1, *array.shape[1:]), dtype=keras.backend.standardize_dtype(array.dtype)
@@ -118,10 +112,10 @@ def _specs_of(sample: Any) -> Any:
 
 @functools.singledispatch
 def kernel_positions(layer: Any, inputs: Any, outputs: Any) -> int | None:
-    """At how many positions of a sample a layer applies its kernels; `None` if not known.
+    """Counts the positions of a sample at which a layer applies its kernels; `None` if unknown.
 
     Dispatches on the class of `layer`, subclasses included; `inputs` and `outputs` are the first
-    tensors of a call with a batch of one. Register a rule for a custom layer as
+    tensors of a call with a batch of one. Register custom layers:
     `kernel_positions.register(MyLayer, lambda layer, inputs, outputs: ...)`.
     """
     if is_table(layer):
@@ -146,7 +140,7 @@ def _einsum_dense(layer: Any, inputs: Any, outputs: Any) -> int:
 
 
 def _conv_lstm_cell(layer: Any, inputs: Any, outputs: Any) -> int:
-    # Those of the RNN layer; both kernels are applied at all places of the state, in every step.
+    # Tensors of the RNN layer: both kernels apply at all places of the state, in every step.
     places = outputs.shape[-len(inputs.shape) + 2 :]
     return int(inputs.shape[1]) * _places(layer, (1, *places))
 
@@ -162,7 +156,7 @@ _RULES: dict[Callable[[Any, Any, Any], int], tuple[Any, ...]] = {
         *(L.SeparableConv1D, L.SeparableConv2D, BlockSparseConv),
     ),
     _einsum_dense: (L.EinsumDense, BlockSparseEinsumDense),
-    # Those of the RNN layer: (batch, timesteps, features).
+    # Inputs of the RNN layer: (batch, timesteps, features).
     lambda layer, inputs, outputs: int(inputs.shape[1]): (L.LSTMCell, L.GRUCell, L.SimpleRNNCell),
     _conv_lstm_cell: (ConvLSTMCell,),
 }

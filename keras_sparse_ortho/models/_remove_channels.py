@@ -36,48 +36,42 @@ Shape = tuple[int | None, ...]
 
 
 def remove_channels(model: keras.Model) -> keras.Model:
-    """Strips a model, and takes out every channel that does nothing: smaller layers, same outputs.
+    """Strips a model, and removes every channel that does nothing: smaller layers, same outputs.
 
-    A channel whose kernel is 0 is not 0: behind bias, normalization and activation it is a
-    constant,
+    A channel whose kernel is 0 is a constant behind bias, normalization and activation,
 
         c = f(b),  or, normalized,  c = f(gamma (b - mean) / sqrt(variance + epsilon) + beta)
 
-    which the next layer multiplies by its kernel and adds up. The sum goes into the bias of the
-    next layer, `b' = b + sum_i c_i sum_taps K_i`, and the channel goes. Channels that nothing reads
-    go, too, and those that are computed from constants only. So do heads of MultiHeadAttention
-    whose values are 0, or whose outputs nothing reads.
+    The next layer multiplies it by its kernel and adds it up. The sum goes into the bias of that
+    layer, `b' = b + sum_i c_i sum_taps K_i`, and the channel goes. So do channels that nothing
+    reads or that are computed from constants only, and heads of MultiHeadAttention whose values are
+    0, or whose outputs nothing reads.
 
-    Dense, Conv, DepthwiseConv and SeparableConv layers shrink, and with them what stands between:
+    Dense, Conv, DepthwiseConv and SeparableConv layers shrink, and what stands between:
     BatchNormalization, elementwise activations and PReLU, pooling, Dropout, padding, Flatten,
     Reshape that leaves channels alone, Concatenate. Where tensors are added, a channel goes if it
-    can go in all of them. All channels of the inputs and outputs of the model stay, at least one of
-    every layer, and all that a layer of any other class (or a nested model, or a layer with weights
+    can go in all of them. All channels of the model's inputs and outputs stay, at least one of
+    every layer, and all that any other class of layer (or a nested model, or a layer with weights
     that is called twice) reads or returns.
 
+    The result is new, plain and not compiled, with equal outputs in inference, but for rounding,
+    and the names of the layers. A model of a derived class keeps it if its constructor takes any
+    layers; if it makes them, in full size, the result is a functional or Sequential model, which
+    can be saved and loaded.
+
     Args:
-        model: A built functional or Sequential model, wrapped or plain.
+        model: Model, built, functional or Sequential, wrapped or plain.
 
-    Returns:
-        A new, uncompiled, plain Keras model. Its outputs in inference are those of `model`, but
-        for rounding; layers keep their names. A model of a derived class keeps it if its
-        constructor takes any layers; if it makes them, in full size, the result is a plain
-        functional or Sequential model, which can be saved and loaded.
+    Raises NotPrunableError for a model that is subclassed, has its own `call`, or is not built. A
+    UserWarning lists channels that are dead or not read and stay, by layer and number, because a
+    layer of another class reads, returns or holds them: attention, a block written as a class, a
+    nested model; LayerNormalization, whose statistics are those of all channels.
 
-    Raises:
-        NotPrunableError: A subclassed model, one derived from `Functional` or `Sequential` with its
-            own `call` included, or one that is not built.
-
-    Warns:
-        UserWarning: Channels that are dead or not read and stay, by layer and number, because a
-            layer of another class reads, returns or holds them: attention, a block written as a
-            class, a nested model; LayerNormalization, whose statistics are those of all channels.
-
-    Limits: a convolution with padding adds zeros at the border, where a channel has its constant.
-    One of the channels whose constant is not 0 stays then, with a kernel that stands for all of
-    them: `sum_i (c_i / c) K_i`. In front of padded DepthwiseConv and SeparableConv, and of
-    ZeroPadding, all of these stay. In further training the means of BatchNormalization move, so
-    constants in biases are those of now. Channels must be the last axis.
+    Limits: a padded convolution adds zeros at the border, where a channel has its constant. One
+    channel whose constant is not 0 stays then, with a kernel for all of them: `sum_i (c_i / c)
+    K_i`. In front of padded DepthwiseConv and SeparableConv, and of ZeroPadding, all of these stay.
+    In further training the means of BatchNormalization move, so constants in biases are those of
+    now. Channels must be the last axis.
 
     Example:
 
@@ -94,10 +88,7 @@ def remove_channels(model: keras.Model) -> keras.Model:
     >>> bool(np.allclose(small.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-5))
     True
 
-    Reference:
-
-    - Kusupati et al., "Soft Threshold Weight Reparameterization for Learnable Sparsity" (ICML
-      2020), arXiv 2002.03231, for thresholds on channels
+    Reference: Kusupati et al. (ICML 2020), arXiv 2002.03231, for thresholds on channels.
     """
     check_built(model)
     if not (isinstance(model, keras.Model) and computes_its_graph(model)):
@@ -121,14 +112,6 @@ def remove_channels(model: keras.Model) -> keras.Model:
     return small
 
 
-# --- what layers do to channels, the last axis ----------------------------------------------------
-#
-# A rule has three functions of the channels of all inputs, one input after the other:
-# `constants(inputs)`: the constant channels of the output; `needed(constants, read, kept)`: with
-# what the layer adds, which channels of the inputs, and of the output, must be there; `shrunk`: the
-# layer between such tensors, or `None` if it need not change.
-
-
 class Shrunk(NamedTuple):
     """A layer without the channels that go: its configuration, and its weights in their order."""
 
@@ -137,10 +120,7 @@ class Shrunk(NamedTuple):
 
 
 def _smaller(layer: Any, config: dict[str, Any], *arrays: np.ndarray | None) -> Shrunk:
-    """A layer with some settings changed, and these weights in its order.
-
-    Its initializers, which have done their work and may be for the old shape alone, go.
-    """
+    """A layer with some settings and weights changed, and without initializers of the old shape."""
     kernels = dict.fromkeys(("kernel", "depthwise", "pointwise"), "glorot_uniform")
     own, initializers = layer.get_config(), {**kernels, "bias": "zeros", "alpha": "zeros"}
     own |= {f"{k}_initializer": v for k, v in initializers.items() if f"{k}_initializer" in own}
@@ -149,17 +129,20 @@ def _smaller(layer: Any, config: dict[str, Any], *arrays: np.ndarray | None) -> 
 
 
 def _value(variable: Any) -> np.ndarray:
-    """A weight in float64."""
     return np.asarray(to_numpy(variable), np.float64)
 
 
-class Linear:
-    """Dense, and convolutions: `(*taps, in, out)`; with a depthwise kernel before it, Separable.
+# A rule has three functions of the channels (the last axis) of all inputs, one after the other:
+# `constants(inputs)`: the constant channels of the output; `needed(constants, read, kept)`: which
+# channels of the inputs, and of the output, must be there, with those that the layer adds;
+# `shrunk`: the layer between such tensors, or `None` if it need not change.
 
-    Where padding makes borders, what constants add to the output is no bias. But it is the same as
-    that of a single channel with the constant `c` and the kernel `sum_i (c_i / c) K_i`: one of the
-    constant channels stays, and carries the others.
-    """
+
+class Linear:
+    """Dense, and convolutions: `(*taps, in, out)`; with a depthwise kernel before it, Separable."""
+
+    # With padding, what constants add is no bias at the border. It is that of one channel with the
+    # constant `c` and the kernel `sum_i (c_i / c) K_i`: one of them stays, and carries the others.
 
     def __init__(self, layer: Any) -> None:
         self.layer = layer
@@ -171,7 +154,7 @@ class Linear:
         self.mixes = not is_elementwise(layer.activation)
 
     def _between(self, inputs: Constants) -> Constants:
-        """What the kernel reads, NaN where its share of the output is not the same everywhere."""
+        """The inputs of the kernel, NaN where their share of the output is not one constant."""
         if self.depthwise is not None:
             return _each_by_itself(self.layer, self.depthwise, inputs)
         return np.where(inputs != 0, np.nan, inputs) if _has_borders(self.layer) else inputs
@@ -220,10 +203,7 @@ class Linear:
 
 
 class Tied:
-    """A layer whose channels stay, or go, with the channels of the inputs that they are made of.
-
-    `sources[:, o]` are the channels of all inputs that output `o` is made of.
-    """
+    """A layer whose channels stay or go with the inputs' channels `sources[:, o]` of output `o`."""
 
     def __init__(self, layer: Any, sources: np.ndarray) -> None:
         self.layer = layer
@@ -374,15 +354,11 @@ def _without_dead_heads(layer: Any) -> Shrunk | None:
     return _smaller(layer, {"num_heads": int(np.count_nonzero(live))}, *arrays)
 
 
-# --- from the calls of a model to the layers that can be smaller ----------------------------------
-
-
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """A call of a layer: keys of its tensors, and what it does to their channels.
+    """A call of a layer: keys of its tensors, and what it does to their channels."""
 
-    Without a rule, a layer needs all of its inputs, and all of its outputs vary and stay.
-    """
+    # Without a rule, a layer needs all of its inputs, and all of its outputs vary and stay.
 
     layer: Any
     rule: Linear | Tied | None
@@ -390,18 +366,16 @@ class _Call:
     outputs: list[int]
 
     def read(self, known: Mapping[int, np.ndarray]) -> np.ndarray:
-        """What is known of the channels of all inputs, one input after the other."""
+        """The known facts of the channels of all inputs, one input after the other."""
         return np.concatenate([known[key] for key in self.inputs])
 
 
 def _channel_plan(model: Any) -> tuple[dict[int, Shrunk], list[str]]:
-    """What layers can shrink to, by `id(layer)`; which dead channels stay because of which layer.
-
-    Forward, a channel is constant if nothing that it is computed from varies. Backward, one is
-    needed if the model returns it, or if something needed reads it and it is not a constant that
-    the reader can put into its bias. What is not needed goes. At least one channel of every
-    tensor stays, as Keras has no layers of size 0.
-    """
+    """The layers that shrink, by `id(layer)`; which dead channels stay because of which layer."""
+    # Forward, a channel is constant if nothing that it is computed from varies. Backward, one is
+    # needed if the model returns it, or if something needed reads it and it is not a constant that
+    # the reader can put into its bias. At least one channel of every tensor stays, as Keras has no
+    # layers of size 0.
     calls, sizes = graph_channels(model)
     constants = {key: np.full(size, np.nan) for key, size in sizes.items()}
     for call in calls:
@@ -485,7 +459,7 @@ def graph_channels(model: Any) -> tuple[list[_Call], dict[int, int]]:
         sizes |= {id(t): _channels(tuple(t.shape)) for t in (*call.inputs, *call.outputs)}
         # A layer that changes would have to shrink alike for all calls.
         changes = bool(getattr(layer, "weights", None)) or type(layer) is L.Reshape
-        # Such as `training=True`, with which BatchNormalization and Dropout are something else.
+        # `training=True`, for one, changes what BatchNormalization and Dropout compute.
         configured = any(setting is not None and setting is not False for setting in call.settings)
         rule = None
         if len(call.outputs) == 1 and not (configured or (changes and times[id(layer)] > 1)):

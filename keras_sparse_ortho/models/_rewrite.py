@@ -16,12 +16,7 @@ from keras_sparse_ortho._keras_internals import (
 )
 from keras_sparse_ortho._values import check_layouts
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import (
-    PrunableWeight,
-    find_kernels,
-    kernel_layouts,
-    walk,
-)
+from keras_sparse_ortho.kernels import PrunableWeight, find_kernels, kernel_layouts, walk
 from keras_sparse_ortho.layers import PrunableLayer
 from keras_sparse_ortho.models._flops import count_flops
 from keras_sparse_ortho.models._saved_layers import save_with_layers
@@ -37,25 +32,20 @@ def prunable_weights(
     """Lists the kernels of a model with path, shape and density, and FLOPs if asked for.
 
     For weight `k`, `density_k = live_k / size_k`, where `live_k` counts the mask of a wrapped
-    weight, and the nonzero entries of a plain one. Biases and normalization weights are not
-    listed; `keras_sparse_ortho.initializers.kernel_layouts` says what a kernel is.
+    weight, and the nonzero entries of a plain one. Biases and normalization weights are not listed;
+    `keras_sparse_ortho.initializers.kernel_layouts` says what a kernel is. The list is in the order
+    of the layers; a shared layer comes once, its FLOPs summed over its calls.
 
     Args:
-        model: A built Keras model or layer: functional, Sequential, nested or subclassed.
-        flops: Whether to count multiply-adds for one sample, for which the model is traced once.
-        sample: A batch of the model's inputs, of which the shapes are used, for a model whose
-            inputs have dimensions that are not fixed. Without it the FLOPs of all weights of such
-            a model are `None`.
-        unregistered: Whether to list matrices as well whose axes have an unknown meaning:
+        model: Model or Layer, built: functional, Sequential, nested or subclassed.
+        flops: bool. Whether to count multiply-adds for one sample, in one trace of the model.
+        sample: Batch of the model's inputs, for its shapes, if the model leaves dimensions open.
+            Without it the FLOPs of all weights of such a model are `None`.
+        unregistered: bool. Whether to add, at the end, matrices whose axes have an unknown meaning:
             weights of other names in layers that are neither Keras' nor registered. Their layout is
-            guessed, `(*batch, in, out)`, and they come last.
+            guessed, `(*batch, in, out)`.
 
-    Returns:
-        A list of `PrunableWeight` in the order of the layers. A shared layer is listed once, its
-        FLOPs summed over its calls.
-
-    Raises:
-        NotPrunableError: A model that is not built: weights have no shapes yet.
+    Raises NotPrunableError for a model that is not built: weights have no shapes yet.
 
     Example:
 
@@ -73,12 +63,9 @@ def prunable_weights(
 
 
 def check_built(model: Any) -> None:
-    """Refuses what is no Keras 3 model or layer, and what has no weights yet.
-
-    Layers inside that are not built have not been called, as a head for another task may be, or
-    never will be, as a model whose class has no `call`. On JAX layouts that are not the same on all
-    workers are refused, too, before a weight is read.
-    """
+    """Refuses what is no Keras 3 model or layer, has no weights yet, or unequal layouts."""
+    # Layers inside may never be called, as a head for another task, or have no `call` at all. On
+    # JAX, workers compare layouts before the first weight is read.
     if not isinstance(model, keras.layers.Layer):
         hint = ""
         if type(model).__module__.startswith(("tf_keras", "keras.src.engine")):
@@ -99,7 +86,7 @@ def check_built(model: Any) -> None:
 
 
 def never_called(model: Any) -> list[str]:
-    """The paths of layers that will have kernels, but have none yet: no call has reached them."""
+    """The paths of layers that will have kernels once they are called."""
     return [
         path
         for layer, path in walk(model, "")
@@ -113,18 +100,12 @@ def _has_no_call(model: Any) -> bool:
 
 
 def _only_joins_layers(model: Any) -> bool:
-    """Whether a subclassed model has all its weights, once its layers are built.
-
-    Keras' Distiller, around a student and a teacher, is such a model.
-    """
+    """Whether a subclassed model, as Keras' Distiller, only has the weights of its layers."""
     return getattr(type(model), "build", None) is keras.Model.build and bool(model.weights)
 
 
 def weights_of(model: Any) -> list[PrunableWeight]:
-    """The prunable weights of a model, or the given ones where they are listed already.
-
-    Lists come from models that are not Keras 3's, as `keras_sparse_ortho.tfmot` makes them.
-    """
+    """The prunable weights of a model, or the given list (of `keras_sparse_ortho.tfmot`)."""
     if isinstance(model, list | tuple):
         return list(model)
     return prunable_weights(model)
@@ -163,12 +144,10 @@ _READING_INSIDE = (keras.layers.RNN, keras.layers.SpectralNormalization)
 
 
 def places_to_wrap(model: Any, weights: list[PrunableWeight]) -> dict[int, dict[str, str]]:
-    """Which layers to wrap: by `id`, the paths of their weights by the names below the layer.
-
-    Each weight is wrapped once, with the layer that owns it. Only where a layer reads weights
-    inside another (a recurrent layer those of its cell), or several layers hold the variable
-    itself, is the one that holds them all wrapped. Weights that no layer holds alone are refused.
-    """
+    """Which layers to wrap: by `id`, the paths of their weights by the names below the layer."""
+    # A weight is wrapped with the layer that owns it. Where a layer reads weights inside another (a
+    # recurrent layer those of its cell), or several hold the variable, the one that holds them all
+    # is wrapped. Weights that no layer holds alone are refused.
     places: dict[int, dict[str, str]] = {}
     names: dict[int, dict[int, str]] = {}
     layers = [layer for layer, _ in walk(model, "")]
@@ -199,8 +178,8 @@ def places_to_wrap(model: Any, weights: list[PrunableWeight]) -> dict[int, dict[
     paths = [weight.path for weight in weights]
     if sum(map(len, places.values())) != len(set(paths)) or len(set(paths)) != len(paths):
         raise NotPrunableError(
-            "Two weights have the same path, so that nothing can be said of one of them; give "
-            "their layers different names. "
+            "Two weights have the same path, so the path is ambiguous; give their layers different "
+            "names. "
             f"Received: {sorted({path for path in paths if paths.count(path) > 1})}"
         )
     return places
@@ -233,10 +212,9 @@ def rewrite(
     without_values: Iterable[Any] = (),
     in_place: bool = False,
 ) -> Any:
-    """Replaces layers in a copy of a model, also those of nested models and inside other layers.
+    """Replaces layers in a copy of a model (or `in_place`), also in nested models and other layers.
 
-    A layer *becomes* its replacement. If anything fails, the given model is as it was. With
-    `in_place` the model itself is changed and returned.
+    A layer *becomes* its replacement. If anything fails, the given model is as it was.
 
     `replace(layer, path, own)` is called for every layer that is neither a model nor wrapped, inner
     layers first: with the layer of `model`, its path, and the same layer in the copy. It returns a

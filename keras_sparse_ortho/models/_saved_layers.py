@@ -22,14 +22,12 @@ from keras_sparse_ortho.layers import PrunableLayer
 
 
 def is_clonable(model: Any) -> bool:
-    """Whether a model is functional or Sequential and its class comes from Keras."""
     if not isinstance(model, keras.Model) or type(model).__module__.partition(".")[0] != "keras":
         return False
     return isinstance(model, keras.Sequential) or is_graph(model)
 
 
 def is_graph_of_class(model: Any) -> bool:
-    """Whether a model is functional or Sequential, and of a class derived from these."""
     return isinstance(model, keras.Model) and is_graph(model) and not is_clonable(model)
 
 
@@ -55,10 +53,7 @@ def class_of(layer: Any) -> type:
 
 
 def save_with_layers(layer: Any) -> None:
-    """Lets a model or layer be saved with the layers of ours in it, if its class does not do so.
-
-    Its class becomes a derived one, and its own again when no such layer is left.
-    """
+    """Derives classes that save layers of ours inside, and takes them back when none is left."""
     for inner, _ in walk(layer, ""):
         if isinstance(inner, SavedWithLayers) and not _holds_ours(inner):
             inner.__class__ = class_of(inner)
@@ -95,11 +90,9 @@ def _holds_ours(layer: Any) -> bool:
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho", name="Rebuilt")
 class SavedWithLayers:
-    """A layer or model in which layers stand that its constructor does not make.
+    """A layer or model with layers inside that its constructor does not make."""
 
-    The classes of such layers are derived from this one and from their own. The layers of a graph
-    are there when its constructor has run, those of other classes when they are built, or called.
-    """
+    # The layers of a graph are there when its constructor has run, others when built, or called.
 
     def get_config(self) -> dict[str, Any]:
         """The layer as its constructor makes it, and the layers that stand in it instead."""
@@ -119,11 +112,6 @@ class SavedWithLayers:
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        """The reverse of `get_config`.
-
-        Raises:
-            ValueError: What is no such configuration.
-        """
         _check_saved(config)
         # Layers inside are made as their classes make them, whatever stood in them.
         layer = restored(_with_plain_layers(config["model"]), custom_objects)
@@ -142,13 +130,11 @@ class SavedWithLayers:
         return layer
 
     def get_build_config(self) -> dict[str, Any] | None:
-        """That of the class, where shapes are enough to build it."""
         if not isinstance(self, keras.Model) and is_built_in_calls(self):
             return None
         return super().get_build_config()  # type: ignore[misc]
 
     def build_from_config(self, config: dict[str, Any]) -> None:
-        """Builds the layer as its class does, then puts the layers in."""
         super().build_from_config(config)  # type: ignore[misc]
         if "_layers_to_come" in vars(self) and (
             isinstance(self, keras.Model) or all(layer.built for layer, _ in walk(self, ""))
@@ -233,7 +219,7 @@ def _described(layer: Any) -> dict[str, Any]:
 
 
 def _made(described: dict[str, Any], layer: Any, custom_objects: Any) -> Any:
-    """What is described, around the layer that a class has made, if it is a wrapper."""
+    """Makes a described layer; a wrapper around the layer that a class has made."""
     if "class_name" in described:
         return restored(described, custom_objects)
     if "wrapper" not in described:

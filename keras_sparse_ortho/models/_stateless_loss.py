@@ -40,17 +40,17 @@ def check_labels(model: Any, y: Any) -> None:
 class StatelessLoss:
     """`L(values; x, y, sample_weight)`: a model's loss where some variables have given values.
 
-    The model runs as in `fit`, inside a scope that answers for `variables` with `values` and
-    forgets every update, so two calls at the same state draw the same dropout. Other variables
-    have the values of the time of the call. It is compiled once for each batch shape, as the model
-    asks for: by XLA with `jit_compile`, else by `tf.function`; not with `run_eagerly`.
+    The model runs as in `fit`, in a scope that answers for `variables` with `values` and forgets
+    every update, so two calls at one state draw the same dropout. Other variables have their values
+    of the time of the call. It is compiled for each batch shape, as the model asks for: by XLA with
+    `jit_compile`, else by `tf.function`; not with `run_eagerly`.
 
     Args:
-        model: A built Keras model, compiled unless there is an `objective`.
-        variables: The Keras variables whose values are given, of float dtypes.
-        held: `(variable, value)` pairs that hold in every call, such as masks set to all `True`.
-        objective: Default: the loss of `fit`, with regularization and the losses of `add_loss`.
-            On JAX it may read variables of the model only; others would be constants.
+        model: Model, built, and compiled unless there is an `objective`.
+        variables: list of Variables of float dtypes whose values are given.
+        held: list of `(variable, value)` that hold in every call, such as masks set to all `True`.
+        objective: `Objective`. Default: the loss of `fit`, with regularization and the losses of
+            `add_loss`. On JAX it may read variables of the model only; others would be constants.
     """
 
     def __init__(
@@ -76,14 +76,10 @@ class StatelessLoss:
     def gradients(
         self, values: Sequence[Any] | None, x: Any, y: Any = None, sample_weight: Any = None
     ) -> list[Any]:
-        """The gradients as tensors, compiled, in the order of the variables.
-
-        `values` holds an array for each of the variables; `None` stands for the values they have.
-        `x`, `y` and `sample_weight` are a batch: arrays, lists or dicts of arrays, or `None`.
-
-        Where the optimizer scales the loss, as with mixed_float16, gradients are computed of the
-        scaled loss and divided after that, so that small ones do not underflow.
-        """
+        """The gradients as tensors, compiled, in the order of the variables."""
+        # `values` has an array for each variable; `None` stands for those they have. If the
+        # optimizer scales the loss, as with mixed_float16, so are gradients, and divided after
+        # that, so that small ones do not underflow.
         scale = np.float32(1)
         optimizer = getattr(self.model, "optimizer", None)
         if self._objective is compiled_loss and optimizer is not None:
@@ -105,11 +101,9 @@ class StatelessLoss:
         return self.compiled(function)
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Compiles `function(loss, values, *extra)`, where `loss(values)` has batch and state.
-
-        Returns `run(values, x, y=None, sample_weight=None, *extra)`, which returns the tensors that
-        `function` does; `extra` are arrays or lists of arrays.
-        """
+        """Compiles `function(loss, values, *extra)`, where `loss(values)` has batch and state."""
+        # Returns `run(values, x, y=None, sample_weight=None, *extra)`, of the same tensors; `extra`
+        # are arrays or lists of arrays.
 
         def step(values: Any, held: Any, others: Any, batch: Any, extra: Any) -> Any:
             def loss(inner: list[Any]) -> Any:
@@ -128,10 +122,10 @@ class StatelessLoss:
             values = [_as(variable, value) for value, variable in pairs]
             held = [_as(variable, value) for variable, value in self._held]
             if self._waits and compiled_loss_waits(self.model):
-                # What a loss creates at its first call may not be created while tracing.
+                # A loss that creates variables at its first call cannot do so while tracing.
                 self._scoped(values, held, None, batch)
             self._waits = False
-            # On JAX a traced function would take what it reads for constants.
+            # JAX would trace these as constants.
             on_jax = keras.backend.backend() == "jax"
             others = [variable.value for variable in self._others] if on_jax else None
             return step(values, held, others, batch, _tensors(extra))
@@ -140,7 +134,6 @@ class StatelessLoss:
 
     @property
     def _others(self) -> list[Any]:
-        """The variables of the model whose values are not given."""
         given = {id(variable) for variable in [*self.variables, *(held for held, _ in self._held)]}
         all_of_them = [*self.model.variables, *getattr(self.model, "metrics_variables", [])]
         found = {id(variable): variable for variable in all_of_them}
@@ -159,14 +152,13 @@ class StatelessLoss:
 
 
 def _as(variable: Any, value: Any) -> Any:
-    """A value for a variable, where that lies."""
     if isinstance(value, np.ndarray):
         return placed(value, variable)
     return keras.ops.convert_to_tensor(value, dtype=variable.dtype)
 
 
 def _tensors(structure: Any) -> Any:
-    """Arrays as tensors, floats in Keras' default type as `fit` has them, `None` as it is."""
+    """Arrays as tensors, floats in Keras' default type as in `fit`; `None` stays."""
 
     def convert(leaf: Any) -> Any:
         if leaf is None or keras.ops.is_tensor(leaf):

@@ -10,7 +10,6 @@ from keras_sparse_ortho.orthogonal._counts import (
     unmask_at_random,
 )
 from keras_sparse_ortho.orthogonal._eoi import random_orthogonal
-from keras_sparse_ortho.orthogonal._given_blocks import GivenBlocks, draw_on
 from keras_sparse_ortho.orthogonal._isometry import approximate_isometry
 from keras_sparse_ortho.orthogonal._kernel import (
     KernelLayout,
@@ -37,6 +36,7 @@ from keras_sparse_ortho.orthogonal._regular_pattern import (
 )
 from keras_sparse_ortho.orthogonal._structures import (
     Block,
+    GivenBlocks,
     NByM,
     StructureLike,
     as_structure,

@@ -19,20 +19,20 @@ class FakeQuantization:
 
         q(w)[..., c] = s_c * round(w[..., c] / s_c),  s_c = max|w[..., c]| / L,  dL/dw = dL/dq
 
-    with `L` = 127 for int8 and 7 for int4, the convention of LiteRT for weights: zero point 0, so
-    that zeros stay zero. For `"ternary"` values are `-s_c`, 0 and `s_c`:
+    with `L` = 127 for int8 and 7 for int4, as in LiteRT: zero point 0, so zeros stay zero. For
+    `"ternary"` values are `-s_c`, 0 and `s_c`:
 
         q(w) = s_c * sign(w) where |w| > t_c, else 0;  t_c = 0.7 mean|w|, s_c = mean|w| above t_c
 
     with means over the live entries. `w` is the effective weight of any storage. A batch
-    normalization behind the layer scales channels, so folding it into the weight changes scales
-    `s_c`, and integers by a sign at most.
+    normalization behind the layer scales channels, so folding it changes scales `s_c`, and integers
+    by a sign at most.
 
     Args:
         dtype: `"int8"`, `"int4"` or `"ternary"`.
 
-    Limits: ranges follow the weights and are not learnt. The gradient does not know of rounding, so
-    few bits need a smaller learning rate than floats.
+    Limits: ranges follow the weights and are not learnt. The gradient ignores rounding, so few bits
+    need a smaller learning rate than floats.
 
     Example:
 
@@ -41,16 +41,11 @@ class FakeQuantization:
     >>> dense = keras.layers.Dense(1, use_bias=False)
     >>> layer = PrunableLayer(dense, FixedMask(1.0), quantizer=FakeQuantization("int4"))
     >>> layer.build((None, 3))
-    >>> dense.kernel.assign([[0.0], [0.9], [-1.75]]) is not None
-    True
+    >>> _ = dense.kernel.assign([[0.0], [0.9], [-1.75]])
     >>> keras.ops.convert_to_numpy(layer(np.eye(3))).ravel().tolist()  # s = 1.75 / 7 = 0.25
     [0.0, 1.0, -1.75]
 
-    References:
-
-    - Jacob et al., "Quantization and Training of Neural Networks for Efficient
-      Integer-Arithmetic-Only Inference" (CVPR 2018), arXiv 1712.05877
-    - Li et al., "Ternary Weight Networks" (2016), arXiv 1605.04711
+    References: Jacob et al. (CVPR 2018), arXiv 1712.05877; Li et al. (2016), arXiv 1605.04711.
     """
 
     def __init__(self, dtype: str = "int8") -> None:
@@ -96,7 +91,6 @@ class FakeQuantization:
 
 
 def _axes(outputs: tuple[int, ...]) -> tuple[int, ...]:
-    """The axes that are not of outputs."""
     return tuple(k for k, size in enumerate(outputs) if size == 1)
 
 
@@ -108,7 +102,6 @@ def _mean(value: Any, of: Any, axes: tuple[int, ...]) -> Any:
 
 
 def checked_quantizer(quantizer: Any) -> FakeQuantization:
-    """A quantizer, as an argument or in a configuration; ValueError for what is none."""
     found = restored(quantizer) if isinstance(quantizer, dict) else quantizer
     if isinstance(found, FakeQuantization):
         return found

@@ -48,15 +48,15 @@ class FixedMask(Masked):
     The gradient is that of `w_e`: exactly zero on masked entries. The raw weight is zero there too,
     so moments, weight decay and files are sparse as well. The mask comes from, in this order:
 
-    1. `mask`, if given; an `initializer` beside it says what drew the mask;
-    2. `initializer`, if given: kernel and mask are drawn again, with the true axes of the layer;
+    1. `mask`; an `initializer` beside it says what drew the mask;
+    2. `initializer`: kernel and mask are drawn again, with the true axes of the layer;
     3. the weight's own initializer, if it is one of ours (`ExactOrthogonal`, ...): its mask;
     4. `density`: the `round(density * size)` largest magnitudes, ties to the lower flat index.
 
     Args:
-        density: Live fraction, in (0, 1], or `None`.
-        mask: Bool array of the weight's shape, or `None`.
-        initializer: One of our initializers, or `None`.
+        density: float in (0, 1], or `None`. Live fraction.
+        mask: bool array of the weight's shape, or `None`.
+        initializer: SparseInitializer, or `None`.
 
     Raises:
         NotPrunableError: When built, if none of the four applies; if the weight is not finite; or
@@ -64,8 +64,8 @@ class FixedMask(Masked):
         DensityError: When built, if `density` contradicts the initializer's or the mask's own.
 
     Limits: the dense kernel is stored and multiplied; masks save no time in training. `CompactMask`
-    stores live entries only. A regularizer of the layer acts on the raw weight: other ones than L1
-    and L2, such as Keras' `OrthogonalRegularizer`, move masked entries there. `w_e` stays sparse.
+    stores live entries only. A regularizer acts on the raw weight: others than L1 and L2, such as
+    Keras' `OrthogonalRegularizer`, move masked entries there. `w_e` stays sparse.
 
     Example:
 
@@ -96,7 +96,7 @@ class FixedMask(Masked):
         self.density = None if density is None else check_density(density)
         self.initializer = initializer
         self._given = None if mask is None else self._checked(mask)
-        # Then the layer's own initializer did not draw the mask, and in a file stands its density.
+        # Then the layer's own initializer did not draw the mask; a file has its density.
         self._was_given = mask is not None
 
     def _checked(self, mask: Any) -> np.ndarray:
@@ -171,7 +171,7 @@ class FixedMask(Masked):
         return drawn_by if isinstance(drawn_by, SparseInitializer) else None
 
     def resolve(self, weight: PrunableWeight) -> AnyDraw:
-        """The mask for a weight, by the four rules above; the weight is not changed."""
+        """Returns the mask for a weight, by the four rules above; the weight does not change."""
         if self._given is not None:
             if self._given.shape != weight.shape:
                 raise ValueError(
@@ -218,22 +218,19 @@ class CompactMask(FixedMask):
         vec(K)[indices] = values, and 0 elsewhere;  dL/dvalues = vec(dL/dK)[indices]
 
     The dense kernel is a temporary of the step: at density 0.1, weights, Adam's moments and files
-    take a tenth of what they take dense, and the indices as much as the values. Outputs, gradients
-    and training are those of a `FixedMask` up to rounding. The arguments are those of `FixedMask`.
-
-    The layer's own variable has no value outside of the calls of its layer: read
+    take a tenth of their dense size, and the indices as much as the values. Outputs, gradients and
+    training are those of a `FixedMask` up to rounding, and so are the arguments. The layer's own
+    variable only has a value in calls of its layer: read
     `keras_sparse_ortho.prunable_weights(model)`, whose `value` is dense.
 
-    Raises:
-        NotPrunableError: When built: as `FixedMask`; a kernel of 2**31 entries and more; one with
-            another regularizer than L1 and L2 or another constraint than `NonNeg`, which need the
-            whole kernel; a custom layer that overrides `save_own_variables`.
-        DensityError: As `FixedMask`.
+    Raises, when built and beside the errors of `FixedMask`, NotPrunableError for a kernel of 2**31
+    entries and more; for another regularizer than L1 and L2 or another constraint than `NonNeg`,
+    which need the whole kernel; for a custom layer that overrides `save_own_variables`.
 
     Limits: a step costs about what the dense one does, and at its largest its temporaries hold one
     dense kernel for each layer. Optimizers that treat matrices specially (Adafactor, Muon) see a
     vector. What needs the dense raw weight is refused: learnt and scheduled masks, LoRA and
-    `quantize` (convert with `keras_sparse_ortho.convert`, or strip).
+    `quantize` (`keras_sparse_ortho.convert` or strip first).
 
     Example:
 
@@ -290,7 +287,7 @@ class CompactMask(FixedMask):
         return keras.ops.reshape(flat, self.weight.shape)
 
     def current(self, after: Any = None) -> Any:
-        # That of the enclosing scope, if it has one, as for dense gradients.
+        # An enclosing scope may have one, as for dense gradients.
         given = value_in_scope(self.layer_variable)
         return self.quantized(self.effective(self.values.value, after) if given is None else given)
 
@@ -358,10 +355,7 @@ class CompactMask(FixedMask):
         self._stand_ins.take_away(self.value())
         self._weight = dataclasses.replace(self.weight, variable=self.layer_variable, storage=None)
 
-    # What is stored at first.
-
     def _count(self) -> int:
-        """How many entries will be live."""
         weight, drawn_by = self.weight, self.drawn_by
         if not in_stateless_scope() or self._given is not None:
             return self._draw()[1].size
@@ -374,7 +368,6 @@ class CompactMask(FixedMask):
         return live_count(self.density, weight.size)
 
     def _draw(self) -> tuple[np.ndarray, np.ndarray]:
-        """Values and indices, drawn once."""
         if self._drawn is not None:
             return self._drawn
         assert self._source is not None
@@ -402,7 +395,7 @@ class CompactMask(FixedMask):
         if in_stateless_scope():
             return keras.ops.zeros(shape, dtype=dtype)
         indices = keras.ops.convert_to_tensor(self._draw()[1])
-        # From here on the variables, of which this is the second, hold them.
+        # Both variables hold them now.
         self._drawn = self._source = self._given = None
         self._weight = dataclasses.replace(self.weight, drawn_mask=None)
         return indices
@@ -413,7 +406,7 @@ class CompactMask(FixedMask):
         return dense
 
     def _check_given(self, given: Read) -> None:
-        """Raises unless indices and values, from a file or an argument, are those of the kernel."""
+        """Raises unless indices and values, from a file or an argument, fit the kernel."""
         indices, values = given(self.indices), given(self.values)
         whole = np.issubdtype(indices.dtype, np.integer)
         fits = whole and indices.shape == values.shape == (self.live,)
@@ -428,7 +421,6 @@ class CompactMask(FixedMask):
 
 
 def refuse_unless_fixed(storage: Storage, received: str) -> None:
-    """Raises for what needs the dense raw weight, as thresholds and scheduled masks do."""
     if not storage.fixed:
         raise NotPrunableError(
             "Compact storage is for masks that are fixed: other parametrizations need the dense "
@@ -437,7 +429,6 @@ def refuse_unless_fixed(storage: Storage, received: str) -> None:
 
 
 def refuse_compact(weight: PrunableWeight) -> None:
-    """Raises for a weight that cannot be stored compactly, with the reason."""
     reason = why_needs_dense(weight.variable.regularizer, weight.variable.constraint)
     if weight.size > _LARGEST:
         reason = f"its flat indices are no int32. Received: {weight.size} entries"

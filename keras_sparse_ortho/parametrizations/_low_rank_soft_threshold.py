@@ -33,20 +33,19 @@ class LowRankSoftThreshold(LearntThreshold):
     are set after the wrapper was built.
 
     Args:
-        rank: Number `r` of values, at most the smaller side of the matrix. Default: all of them.
+        rank: int. Number `r` of values, at most the smaller side of the matrix. Default: all.
         g: As for `SoftThreshold`, and so is `s_init`.
-        weight_decay: Strength `lambda` of the L2 that is added to the loss, `lambda / 2 * (|U|^2 +
-            |v|^2 + |V|^2 + s^2)`.
+        weight_decay: float. Strength `lambda` of the L2 that is added to the loss, `lambda / 2 *
+            (|U|^2 + |v|^2 + |V|^2 + s^2)`.
 
-    Raises:
-        NotPrunableError: When built, if the weight is not finite, or not a matrix from inputs to
-            outputs (kernels of convolutions are not).
+    Raises NotPrunableError, when built, for a weight that is not finite, or not a matrix from
+    inputs to outputs (as kernels of convolutions).
 
     Limits: every training step computes the product, in `r m n` multiply-adds. No entry is zero:
     `mask_value` is full until no rank is left. `callbacks.TargetDensity` steers the fraction of
-    ranks, of all weights together; flat spectra, such as that of an orthogonal recurrent kernel,
-    lose ranks last. Exclude weights that `strip` does not replace by thin layers: they gain
-    nothing. Regularizers and constraints of the layer's own kernel have no effect.
+    ranks, of all weights together; flat spectra, as of orthogonal recurrent kernels, lose ranks
+    last. Exclude weights that `strip` does not replace by thin layers: they gain nothing.
+    Regularizers and constraints of the layer's own kernel have no effect.
 
     Example:
 
@@ -55,15 +54,12 @@ class LowRankSoftThreshold(LearntThreshold):
     >>> dense = keras.layers.Dense(2, use_bias=False)
     >>> layer = PrunableLayer(dense, LowRankSoftThreshold(s_init=-np.log(3)))
     >>> layer.build((None, 2))
-    >>> dense.kernel.assign([[3.0, 0.0], [0.0, 1.0]]) is not None
-    True
+    >>> _ = dense.kernel.assign([[3.0, 0.0], [0.0, 1.0]])
     >>> layer.parametrizations["kernel"].settle()  # v is [1/2, 1/6], and t = g(s) = 1/4
     >>> np.abs(keras.ops.convert_to_numpy(layer(np.eye(2)))).round(3).tolist()
     [[1.5, 0.0], [0.0, 0.0]]
 
-    Reference:
-
-    - Kusupati et al. (ICML 2020), arXiv 2002.03231, section 4.3, for structured STR
+    Reference: Kusupati et al. (ICML 2020), arXiv 2002.03231, section 4.3, for structured STR.
     """
 
     counted = "ranks"
@@ -104,7 +100,6 @@ class LowRankSoftThreshold(LearntThreshold):
         self.weight.variable.trainable = self.weight.owner.trainable
 
     def effective(self, value: Any) -> Any:
-        """`U diag(v_e) V^T` in the shape of the weight, whose own value is ignored."""
         ops = keras.ops
         values = self._shrunk(ops.convert_to_tensor(self.values.value))
         product = ops.matmul(self.left.value * values, ops.transpose(self.right.value))
@@ -118,10 +113,7 @@ class LowRankSoftThreshold(LearntThreshold):
         return int(np.count_nonzero(self._numpy_values()))
 
     def factors(self) -> tuple[np.ndarray, np.ndarray]:
-        """Factors (m, k) and (k, n) of the live ranks, whose product is the effective weight.
-
-        Each gets the square roots of the values, so that the two are of one scale.
-        """
+        """Factors (m, k), (k, n) of the live ranks, of one scale, whose product is the weight."""
         values = self._numpy_values()
         live = np.flatnonzero(values)
         root = np.sqrt(np.abs(values[live]))
@@ -155,7 +147,7 @@ class LowRankSoftThreshold(LearntThreshold):
 
 
 def _rows(weight: PrunableWeight) -> int:
-    """Number of inputs `m`, where the weight is a matrix with inputs first."""
+    """Number of inputs `m` of a matrix with inputs first."""
     rank, layout = len(weight.shape), weight.layout or KernelLayout.convolution()
     inputs, outputs = ({k % rank for k in axes} for axes in (layout.inputs, layout.outputs))
     split = len(inputs)

@@ -19,9 +19,9 @@ class Parametrization(Storage):
     """Maps the raw value `w` of one weight to the effective weight `w_e` that its layer uses.
 
     `PrunableLayer` makes one for each weight from a template (`clone`), calls `build` once, and
-    `effective` in every step; gradients are those of `effective`. Its state consists of variables
-    of the wrapper, created by `add_weight`. Subclasses implement `build`, `effective`, `mask_value`
-    and `get_config`, and `for_density` if a budget can set the density of the weight.
+    `effective` in every step; gradients are those of `effective`. State is in variables that
+    `add_weight` creates. Subclasses implement `build`, `effective`, `mask_value` and `get_config`,
+    and `for_density` if a budget can set the density of the weight.
     """
 
     _weight: PrunableWeight | None = None
@@ -38,7 +38,7 @@ class Parametrization(Storage):
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
         """Creates the state for `weight` with the wrapper's `add_weight`.
 
-        It is Keras' own, with names that are unique to the weight; with `shared=True` all weights
+        That is Keras' own, with names that are unique to the weight; with `shared=True` all weights
         of the wrapper share one variable of that name.
         """
 
@@ -77,7 +77,6 @@ class Parametrization(Storage):
         return self.quantized(self.effective(self.weight.variable.value))
 
     def quantized(self, value: Any) -> Any:
-        """The effective weight as the quantizer rounds it, if there is one."""
         if self.quantizer is None:
             return value
         return self.quantizer(value, self.weight.outputs_shape)
@@ -86,14 +85,12 @@ class Parametrization(Storage):
         assign(self.weight.variable, value)
 
     def mark_as_drawn(self, kernel: Any = None) -> None:
-        """Notes that the raw weight is what a sparse initializer has drawn; `FixedMask` does."""
+        """Notes that the raw weight is as drawn; `FixedMask` does."""
 
     def clear_dead(self) -> None:
-        """Called before the raw weight is saved or ranked: sets dead raw entries to zero.
-
-        Optimizers that mix the entries of a matrix, such as Muon, change them. The step itself
-        cannot do it: on JAX an optimizer has no access to masks.
-        """
+        """Called before the raw weight is saved or ranked: sets dead raw entries to zero."""
+        # Optimizers such as Muon mix the entries of a matrix. The step cannot clear them: on JAX an
+        # optimizer has no access to masks.
 
     def threshold_value(self) -> np.ndarray | None:
         """The magnitudes below which entries are dead, as a NumPy array; `None` without any."""
@@ -105,7 +102,6 @@ class Parametrization(Storage):
         return self.weight.variable
 
     def materialize(self) -> None:
-        """Sets the raw weight to the effective one."""
         self.assign_raw(self.current())
 
     def release(self) -> None:
@@ -113,11 +109,9 @@ class Parametrization(Storage):
 
 
 class Masked(Parametrization):
-    """Effective weight `w_e = w` where a stored mask is live, and exactly 0 elsewhere.
+    """Effective weight `w_e = w` where a mask is live, and 0 elsewhere, as raw weights are."""
 
-    The mask is a bool variable, so that it can change without recompiling and is saved. Subclasses
-    implement `_initial_mask`. Raw weights are zero where the mask is not live.
-    """
+    # A bool variable: it can change without recompiling, and is saved.
 
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
         self._weight = weight
@@ -126,8 +120,7 @@ class Masked(Parametrization):
             shape=weight.shape,
             dtype="bool",
             trainable=False,
-            # An initializer, so that a layer built in a scope that only traces shapes gets its mask
-            # when Keras initializes the variables afterwards.
+            # Where Keras only traces shapes, it initializes variables, and so the mask, afterwards.
             initializer=self._initialize,
         )
 
@@ -152,7 +145,7 @@ class Masked(Parametrization):
                 f"Received: dtype {dtype}, shape {shape}"
             )
         mask = placed(mask, self.mask)
-        # Also entries that were dead before: an optimizer may have changed them, see `clear_dead`.
+        # An optimizer may have changed entries that were dead before, too, see `clear_dead`.
         self._clear(keras.ops.logical_and(mask, self.mask.value))
         assign(self.mask, mask)
 
@@ -176,13 +169,12 @@ class Masked(Parametrization):
         mask = self._initial_mask()
         if not are_weights_set_later():
             self._clear(placed(mask, self.weight.variable))
-        # From here on the variable holds it.
+        # The variable holds the mask now.
         self._weight = dataclasses.replace(self.weight, drawn_mask=None)
         return keras.ops.convert_to_tensor(mask)
 
 
 def quantized_value(quantizer: Any, value: np.ndarray, outputs: tuple[int, ...]) -> np.ndarray:
-    """An effective weight in NumPy, rounded if there is a quantizer."""
     if quantizer is None:
         return value
     return to_numpy(quantizer(keras.ops.convert_to_tensor(value), outputs))

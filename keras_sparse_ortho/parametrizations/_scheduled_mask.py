@@ -41,10 +41,10 @@ class ScheduledMask(Masked):
     """A stored mask that the callback `UpdateMasks` updates on a schedule.
 
     Args:
-        schedule: A schedule, a density, or a schedule of TFMOT. Default: a constant density, which
-            `parametrize` sets.
-        frequency: Steps between updates where `schedule` is no schedule. Default: a hundredth of
-            the run, but 100 at most.
+        schedule: Schedule, of TFMOT too, or density. Default: a constant density, set by
+            `parametrize`.
+        frequency: int. Steps between updates where `schedule` is no schedule. Default: a hundredth
+            of the run, but 100 at most.
     """
 
     # Whether something is known to update the mask, or a warning has said that nothing does.
@@ -72,9 +72,9 @@ class ScheduledMask(Masked):
         )
 
     def update(self, step: int, density: float | None = None) -> tuple[Any, int]:
-        """Ranks the weight and sets the mask for a step, by default to its density in steps.
+        """Ranks the weight and sets the mask for a step, by default to the schedule's density.
 
-        Returns a bool array of the entries whose optimizer slots are to be reset (`None` for none),
+        Returns a bool array of the entries whose optimizer slots must be reset (`None` for none),
         and how many entries are live now and were dead before.
         """
         self.watched = True
@@ -87,11 +87,11 @@ class ScheduledMask(Masked):
 
     @property
     def last_updated(self) -> int:
-        """The step at which the mask was last updated, -1 if it never was."""
+        """The step of the last update, -1 before the first."""
         return int(to_numpy(self._updated))
 
     def current(self, after: Any = None) -> Any:
-        # In a `fit` where nothing updates the mask, a warning is to come.
+        # A `fit` where nothing updates the mask warns.
         if not self.watched and (model := model_in_fit()) is not None:
             after_epochs(model, functools.partial(_warn_after_epoch, model))
         return super().current(after)
@@ -109,7 +109,6 @@ class ScheduledMask(Masked):
         return self.live, self.live_at(density)
 
     def live_at(self, density: float) -> int:
-        """How many entries are live at a density."""
         return live_count(density, self.weight.size)
 
     def for_density(self, density: float) -> "ScheduledMask":
@@ -149,36 +148,35 @@ class MagnitudeMask(ScheduledMask):
 
     Gradual magnitude pruning (GMP). The density `d(t)` follows a schedule. At its steps
     `callbacks.UpdateMasks` ranks `|w|` (ties to the lower flat index), stores the mask, and sets
-    dropped raw weights and their optimizer slots to zero. Between updates masked entries get no
-    gradient, so an entry that was dropped returns only if the density rises.
+    dropped raw weights and their optimizer slots to zero. Masked entries get no gradient, so an
+    entry that was dropped returns only if the density rises.
 
     Args:
-        schedule: `Cubic`, `Linear`, `Constant`, `OneShot`; a density; or TFMOT's
+        schedule: Schedule: `Cubic`, `Linear`, `Constant`, `OneShot`; a density; or TFMOT's
             `PolynomialDecay` or `ConstantSparsity`.
-        frequency: Steps between updates where `schedule` is a density. Default: a hundredth of the
-            run, but 100 at most.
+        frequency: int. Steps between updates where `schedule` is a density. Default: a hundredth of
+            the run, but 100 at most.
         structure: What is live or dead together, by the sums of squares. `Block(r, c)`, or `(r, c)`
             or `"32x32"`: blocks, at all taps of a convolution, in the end with at most 8 different
-            counts in their lines; with `regular=True` equal counts. `NByM(n, m)` or `"2:4"`: at
-            most `n` of every `m` consecutive inputs, in the end. `"inputs"` or `"outputs"`: whole
-            ones. Counts are rounded to whole blocks. Default: single entries.
+            counts in their lines, with `regular=True` equal ones. `NByM(n, m)` or `"2:4"`: at most
+            `n` of every `m` consecutive inputs, in the end. `"inputs"` or `"outputs"`: whole ones.
+            Counts are rounded to whole blocks. Default: single entries.
 
     Once the schedule of blocks has ended, `convert(model, "blocks")` moves kernels and optimizer
-    slots to layers that compute on live blocks. Blocks want a schedule within the first 15% of the
-    steps, so that the rest trains at their speed; see `UpdateMasks(stop=True)`.
+    slots to layers that compute on live blocks. End it within the first 15% of the steps, so that
+    the rest trains at their speed; see `UpdateMasks(stop=True)`.
 
     Raises:
         NotPrunableError: At an update, if the weight is not finite; when stripped, if no mask was
             ever set because `UpdateMasks` was not among the callbacks.
-        LayoutError: When it is built, for a kernel that the structure does not fit.
-        DensityError: The same, for more than `n / m`.
+        LayoutError: When built, for a kernel that the structure does not fit.
+        DensityError: When built, for more than `n / m`.
 
     Limits: training starts dense, and costs as much as dense training until it is converted.
 
     Example:
 
-    >>> import keras, numpy as np
-    >>> import keras_sparse_ortho as kso
+    >>> import keras, numpy as np, keras_sparse_ortho as kso
     >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
     >>> schedule = kso.schedules.Cubic(0.25, begin_step=0, end_step=4, frequency=2)
     >>> model = kso.parametrize(dense, MagnitudeMask(schedule))
@@ -188,9 +186,7 @@ class MagnitudeMask(ScheduledMask):
     >>> kso.prunable_weights(model)[0].live
     8
 
-    Reference:
-
-    - Zhu and Gupta, "To prune, or not to prune" (2017), arXiv 1710.01878
+    Reference: Zhu and Gupta (2017), arXiv 1710.01878.
     """
 
     settings = ("schedule", "structure")
@@ -245,13 +241,11 @@ class MagnitudeMask(ScheduledMask):
 
     @property
     def fixed(self) -> bool:
-        """Whether the schedule has ended."""
         live, final = self.counts()
         return live == final and self.last_updated >= 0
 
     @property
     def drawn_by(self) -> Any:
-        """Says the structure of the mask."""
         return (
             ExactOrthogonal(structure=self.structure) if isinstance(self.structure, Block) else None
         )
@@ -281,13 +275,12 @@ class StraightThroughTopK(ScheduledMask):
 
     The straight-through estimator of "Discovering Neural Wirings" (DNW): the forward pass uses the
     `round(d * size)` largest magnitudes (ties to the lower flat index), the gradient passes to all
-    raw weights, so that dead entries grow and come back. `callbacks.UpdateMasks` updates the stored
-    mask every `frequency` steps.
+    raw weights, so dead entries grow and come back. `callbacks.UpdateMasks` updates the mask.
 
     Args:
-        schedule: The density `d`, in (0, 1], or a schedule of it.
-        frequency: Steps between updates where `schedule` is a density. Default: 1, as in the paper.
-            Between two updates nothing holds dead entries back: the more steps, the more of the
+        schedule: float in (0, 1] or Schedule. The density `d`.
+        frequency: int. Steps between updates where `schedule` is a density. Default: 1, as in the
+            paper. Between updates nothing holds dead entries back: the more steps, the more of the
             mask is exchanged at once, which can cost many points of accuracy.
 
     Limits: raw weights, their gradients and optimizer slots are dense. Every update ranks all
@@ -295,15 +288,12 @@ class StraightThroughTopK(ScheduledMask):
 
     Example:
 
-    >>> import keras
-    >>> import keras_sparse_ortho as kso
+    >>> import keras, keras_sparse_ortho as kso
     >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="head")])
     >>> kso.prunable_weights(kso.parametrize(dense, StraightThroughTopK(0.25)))
     [<head/kernel shape=(8, 4), density=0.25>]
 
-    Reference:
-
-    - Wortsman, Farhadi and Rastegari (NeurIPS 2019), arXiv 1906.00586
+    Reference: Wortsman, Farhadi and Rastegari (NeurIPS 2019), arXiv 1906.00586.
     """
 
     @other_keywords()
@@ -331,32 +321,29 @@ class Feather(StraightThroughTopK):
     """Effective weight `w_e = w (1 - (T / |w|)^p)^(1/p)` on the largest magnitudes, 0 elsewhere.
 
     `T` is the largest magnitude outside the mask, so entries enter and leave the mask at the value
-    0, as under a soft threshold; far above it they are as large as without. At the steps of the
-    schedule `callbacks.UpdateMasks` ranks `|w|` (ties to the lower flat index), and stores the mask
-    of the `round(d(t) * size)` largest and `T`. Gradients pass straight through the threshold, to
-    dead entries by a share:
+    0, as under a soft threshold; far above it they keep their size. At the steps of the schedule
+    `callbacks.UpdateMasks` ranks `|w|` (ties to the lower flat index), and stores `T` and the mask
+    of the `round(d(t) * size)` largest. Gradients pass straight through, to dead entries by a
+    share:
 
         dL/dw = dL/dw_e on the mask, theta dL/dw_e elsewhere
 
     Args:
         schedule: As for `MagnitudeMask`, and so is `frequency`.
-        power: `p`, greater than 0. 1 is the soft threshold; the larger, the nearer to
+        power: positive float `p`. 1 is the soft threshold; large ones approach
             `StraightThroughTopK`.
-        theta: The share of the gradients that dead entries get, in [0, 1].
+        theta: float in [0, 1]. The share of the gradients that dead entries get.
 
     Limits: raw weights, their gradients and optimizer slots are dense.
 
     Example:
 
-    >>> import keras
-    >>> import keras_sparse_ortho as kso
+    >>> import keras, keras_sparse_ortho as kso
     >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="head")])
     >>> kso.prunable_weights(kso.parametrize(dense, Feather(0.25)))
     [<head/kernel shape=(8, 4), density=0.25>]
 
-    Reference:
-
-    - Glentis Georgoulakis, Retsinas and Maragos, "Feather" (2023), arXiv 2310.02448
+    Reference: Glentis Georgoulakis, Retsinas and Maragos (2023), arXiv 2310.02448.
     """
 
     settings = ("schedule", "power", "theta")
@@ -409,10 +396,7 @@ class Feather(StraightThroughTopK):
 
 
 def warn_unless_updated(model: Any, share: float = 0.0) -> bool:
-    """Warns of masks that training has not updated, although their schedules have begun.
-
-    Returns whether no more warning is to come: there was one, or all masks have been updated.
-    """
+    """Warns of begun masks that nothing updated; returns whether no more warning is to come."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         return False

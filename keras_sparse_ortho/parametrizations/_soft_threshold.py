@@ -46,10 +46,8 @@ def critical_offsets(g: str, scales: np.ndarray, s: np.ndarray) -> np.ndarray:
 
 
 def shrink(value: Any, threshold: Any) -> Any:
-    """`sign(w) * relu(|w| - t)` with its own gradients: automatic ones keep more arrays.
-
-    `t` is a scalar, or of the rank of `w`.
-    """
+    """`sign(w) * relu(|w| - t)`, `t` a scalar or of the rank of `w`."""
+    # Its own gradients keep fewer arrays than automatic ones.
     ops = keras.ops
     axes = [k for k, size in enumerate(threshold.shape) if size != value.shape[k]]
 
@@ -71,8 +69,6 @@ def shrink(value: Any, threshold: Any) -> Any:
 
 
 class _Sum(keras.regularizers.Regularizer):  # Keras 3.10 accepts no other callables
-    """The sum of two regularizers."""
-
     def __init__(self, first: Any, second: Any) -> None:
         self._terms = (first, second)
 
@@ -90,9 +86,8 @@ def add_weight_decay(variable: Any, strength: float) -> None:
 class LearntThreshold(Parametrization):
     """A threshold `t = g(s)` with a trainable `s`, which `callbacks.TargetDensity` can steer.
 
-    While it is steered `t = g(s + offset)`, and 0 once it is frozen. Subclasses define what the
-    threshold is compared with, in `effective`, `scales` and `freeze`, and what `TargetDensity`
-    counts (`counted`). The arguments are those of `SoftThreshold`.
+    While steered `t = g(s + offset)`, and 0 once frozen. Subclasses define `effective`, `scales`,
+    `freeze` and what counts (`counted`). The arguments are those of `SoftThreshold`.
     """
 
     counted = "entries"
@@ -166,7 +161,6 @@ class LearntThreshold(Parametrization):
 
     @property
     def target_is_frozen(self) -> bool:
-        """Whether the live entries will be fixed at that density."""
         return bool(to_numpy(self._target)[1])
 
     def counts(self) -> tuple[int, int]:
@@ -176,17 +170,14 @@ class LearntThreshold(Parametrization):
 
     @abc.abstractmethod
     def scales(self) -> np.ndarray:
-        """What the threshold is compared with, for every entry of `steered`, as a NumPy array."""
+        """The magnitude compared with the threshold, for every entry of `steered`, in NumPy."""
 
     def critical_offsets(self) -> np.ndarray:
         """For every entry of `steered` the offset from which on it is dead."""
         return critical_offsets(self.g, self.scales(), to_numpy(self.s))
 
     def freeze(self, mask: np.ndarray) -> np.ndarray:
-        """Fixes which entries of `steered` are live: the threshold becomes 0, dead entries stay 0.
-
-        Returns the mask of those that are.
-        """
+        """Fixes the live entries of `steered` and returns them; the threshold becomes 0."""
         ops, raw = keras.ops, keras.ops.convert_to_tensor(self.steered)
         live, effective = placed(mask, self.steered), self._shrunk(raw)
         dtype = keras.backend.standardize_dtype(raw.dtype)
@@ -215,23 +206,22 @@ class SoftThreshold(LearntThreshold):
         dL/dw = dL/dw_e where w_e is not 0, else 0
         dL/ds = -g'(s) * sum(dL/dw_e * sign(w_e))
 
-    As in the paper, L2 of the same strength acts on `w` and `s`: it shrinks weights and, as `s` is
+    As in the paper, L2 of one strength acts on `w` and `s`: it shrinks weights and, as `s` is
     negative, raises thresholds, until the loss pushes back. So the final density depends on the
-    strength and `s_init`; `callbacks.TargetDensity` ends at a given density.
+    strength and `s_init`; with `callbacks.TargetDensity` it is a given one.
 
     Args:
         granularity: `"layer"`: one `s` for the weight; `"channel"`: one for each output; or
             `"global"`: one for all weights of the wrapper. To share it in a whole model, wrap the
             model: `PrunableLayer(model, SoftThreshold("global"))` is a layer for another model.
         g: `"sigmoid"` (the paper's), `"exp"` or `"softplus"`.
-        s_init: Initial value of `s`. The more negative, the later thresholds rise; the paper uses
+        s_init: float. Initial `s`. The more negative, the later thresholds rise; the paper uses
             -3200 and less for ResNet-50, where `g` is 0 in float32 and L2 alone moves `s`.
-        weight_decay: Strength `lambda` of the L2 that is added to the loss, `lambda / 2 * (sum(w **
-            2) + sum(s ** 2))`: the paper's coupled weight decay. Decoupled weight decay of the
-            optimizer must act on `s` as well as on `w`.
+        weight_decay: float. Strength `lambda` of the L2 that is added to the loss, `lambda / 2 *
+            (sum(w ** 2) + sum(s ** 2))`: the paper's coupled weight decay. Decoupled weight decay
+            of the optimizer must act on `s` as well as on `w`.
 
-    Raises:
-        NotPrunableError: When built, if the weight is not finite.
+    Raises NotPrunableError, when built, for a weight that is not finite.
 
     Limits: `g` must reach the magnitudes to be pruned: a sigmoid is below 1. The live weights are
     biased towards 0 by `t`; the network learns to compensate.
@@ -242,15 +232,11 @@ class SoftThreshold(LearntThreshold):
     >>> from keras_sparse_ortho import PrunableLayer
     >>> layer = PrunableLayer(keras.layers.Dense(1, use_bias=False), SoftThreshold(s_init=0.0))
     >>> layer.build((None, 3))
-    >>> layer.layer.kernel.assign([[0.25], [1.5], [-2.0]]) is not None
-    True
+    >>> _ = layer.layer.kernel.assign([[0.25], [1.5], [-2.0]])
     >>> keras.ops.convert_to_numpy(layer(np.eye(3))).ravel().tolist()  # t = sigmoid(0) = 0.5
     [0.0, 1.0, -1.5]
 
-    Reference:
-
-    - Kusupati et al., "Soft Threshold Weight Reparameterization for Learnable Sparsity" (ICML
-      2020), arXiv 2002.03231
+    Reference: Kusupati et al. (ICML 2020), arXiv 2002.03231.
     """
 
     settings = ("granularity", *LearntThreshold.settings)
@@ -291,12 +277,10 @@ class SoftThreshold(LearntThreshold):
 class ChannelSoftThreshold(LearntThreshold):
     """Effective weight `w_e = w * relu(n_c - t) / n_c` for every output channel `c`; `t = g(s)`.
 
-    Structured STR: the soft threshold acts on the scale of a channel, its root mean square
-
-        n_c = sqrt(mean(w[..., c] ** 2))
-
-    so a channel of scale `t` or less is exactly 0 as a whole, and the others shrink by `t`. One `s`
-    is trained for the weight. With `G = dL/dw_e`, and `m` entries in each channel,
+    Structured STR: the soft threshold acts on the scale of a channel, its root mean square `n_c =
+    sqrt(mean(w[..., c] ** 2))`. So a channel of scale `t` or less is exactly 0, and the others
+    shrink by `t`. One `s` is trained for the weight. With `G = dL/dw_e`, and `m` entries in each
+    channel,
 
         dL/dw = a G + t / (m n_c^3) * sum_c(G w) * w,  a = 1 - t / n_c,  where n_c > t, else 0
         dL/ds = -g'(s) * sum over live channels of sum_c(G w) / n_c
@@ -316,15 +300,12 @@ class ChannelSoftThreshold(LearntThreshold):
     >>> dense = keras.layers.Dense(2, use_bias=False)
     >>> layer = PrunableLayer(dense, ChannelSoftThreshold(s_init=0.0))
     >>> layer.build((None, 2))
-    >>> dense.kernel.assign([[0.3, 4.0], [0.3, 4.0]]) is not None
-    True
+    >>> _ = dense.kernel.assign([[0.3, 4.0], [0.3, 4.0]])
     >>> keras.ops.convert_to_numpy(layer(np.eye(2))).tolist()  # t = sigmoid(0) = 0.5
     [[0.0, 3.5], [0.0, 3.5]]
 
-    References:
-
-    - Kusupati et al. (ICML 2020), arXiv 2002.03231, section 4.3, for structured STR
-    - Yuan and Lin (Journal of the Royal Statistical Society B 68, 2006), for groups
+    References: Kusupati et al. (ICML 2020), arXiv 2002.03231, section 4.3, for structured STR; Yuan
+    and Lin (Journal of the Royal Statistical Society B 68, 2006), for groups.
     """
 
     _summed: tuple[int, ...] = ()
@@ -347,7 +328,6 @@ class ChannelSoftThreshold(LearntThreshold):
         return np.broadcast_to(self._live(), self.weight.shape)
 
     def live_channels(self) -> np.ndarray:
-        """Which channels are live now, in order."""
         return np.ravel(self._live())
 
     def _live(self) -> np.ndarray:

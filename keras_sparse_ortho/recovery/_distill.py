@@ -8,7 +8,7 @@ import numpy as np
 
 from keras_sparse_ortho._checks import check_integer, check_number, other_keywords
 from keras_sparse_ortho._data import first_batches
-from keras_sparse_ortho._keras_internals import computes_its_graph, graph_calls
+from keras_sparse_ortho._keras_internals import computes_its_graph, graph_calls, graph_ends
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.callbacks import UpdateMasks
 from keras_sparse_ortho.models import prunable_weights
@@ -171,7 +171,7 @@ def _with_features(model: keras.Model) -> keras.Model:
         for feature in call.inputs:
             if makers[id(feature)].inputs:  # not what goes into the model
                 features[id(feature)] = feature
-    return keras.Model(model.inputs, [*outputs, *features.values()])
+    return keras.Model(graph_ends(model)[0], [*outputs, *features.values()])
 
 
 def _same(values: Any) -> Any:

@@ -43,23 +43,23 @@ def snip(
 ) -> Saliency:
     """Score `|w * dL/dw|`: to first order, the change of the loss if the entry is removed.
 
-    `L` is the loss that the model was compiled with, over all the batches together, without weight
-    regularizers, with dropout and batch statistics as in training. The model is not changed.
+    `L` is the compiled loss over all the batches together, without weight regularizers, with
+    dropout and batch statistics as in training. The model is not changed.
 
     Args:
-        model: A built and compiled Keras model: Sequential, functional, nested or subclassed.
-        density: Global live fraction over the selected weights, in (0, 1].
-        data: As for `fit`, in one argument: arrays `(x, y)` or `(x, y, sample_weight)`, each an
-            array or a list or dict of arrays; or batches: `PyDataset`, `tf.data`, `DataLoader`, a
-            list, a generator, or a function that returns one.
-        batch_size: Samples per batch of arrays.
-        batches: How many batches to use; `None` for all.
-        shuffle: Whether samples are drawn from arrays; if not, the first ones are taken.
-        seed: For drawing samples from arrays; `None` takes one from Python's `random`. Datasets
-            and generators keep their own order.
-        include: Which weights: paths, layers, regular expressions or a predicate. Default: all.
-        exclude: Which weights to leave out.
-        on_collapse: `"error"` or `"ignore"` if a weight is left without live entries.
+        model: Model. Built and compiled: Sequential, functional, nested or subclassed.
+        density: float in (0, 1]. Global live fraction.
+        data: As for `fit`, in one argument: `(x, y)` or `(x, y, sample_weight)`, each an array or a
+            list or dict of arrays; or batches: `PyDataset`, `tf.data`, `DataLoader`, a list, a
+            generator, or a function that returns one.
+        batch_size: int. Samples per batch of arrays.
+        batches: int. How many batches to use; `None` for all.
+        shuffle: bool. Whether samples of arrays are drawn; else the first ones are taken.
+        seed: int. For drawing samples; `None` takes one from Python's `random`. Datasets and
+            generators keep their order.
+        include: Selection: paths, layers, regular expressions or a predicate. Default: all weights.
+        exclude: Selection. Weights to leave out.
+        on_collapse: `"error"` or `"ignore"`, for a weight without live entries.
 
     Raises:
         BudgetError: Layer collapse, if `on_collapse="error"`.
@@ -67,9 +67,9 @@ def snip(
         WorkerError: On all processes that train one model, if their weights differ.
         ValueError: No data, no labels, or a model that was not compiled.
 
-    Limits: at low densities a layer may be left with no live entries; `synflow` prevents that. In
-    mixed_float16 small gradients underflow: score the model in float32. If several processes train
-    one model (docs/scale.md), all of them must call this; derivatives are those of all data.
+    Limits: low densities may collapse a layer; `synflow` prevents that. Small gradients underflow
+    in mixed_float16: score in float32. All processes that train one model must call this
+    (docs/scale.md); derivatives are those of all data.
 
     Example:
 
@@ -81,10 +81,7 @@ def snip(
     >>> saliency.scores["a/kernel"].tolist()  # |w * 2 (x w - y) x|
     [[4.0], [12.0]]
 
-    Reference:
-
-    - Lee, Ajanthan and Torr, "SNIP: Single-shot Network Pruning based on Connection Sensitivity"
-      (ICLR 2019), arXiv 1810.02340
+    Reference: Lee, Ajanthan and Torr (ICLR 2019), arXiv 1810.02340.
     """
     weights = scored_weights(model, density, include, exclude, on_collapse)
     taken = first_batches(data, batch_size=batch_size, batches=batches, shuffle=shuffle, seed=seed)
@@ -109,12 +106,11 @@ def grasp(
 ) -> Saliency:
     """Score `w * (H g)`, with gradient `g` and Hessian `H` of the loss: the highest are kept.
 
-    Removing `w` changes the squared norm of the gradient by about `-2 w (H g)`, so keeping the
-    highest `w (H g)` preserves the gradient flow as far as possible. `g` and `H` are over all
-    selected weights and all the batches together.
-
-    If all losses are cross-entropies, of logits or of probabilities, logits are divided by 200 as
-    in the paper, so that the softmax is not saturated. Arguments and errors are those of `snip`.
+    Removing `w` changes the squared norm of the gradient by about `-2 w (H g)`, so the highest `w
+    (H g)` preserve the gradient flow best. `g` and `H` are over all selected weights and all
+    batches together. If all losses are cross-entropies, of logits or of probabilities, logits are
+    divided by 200 as in the paper, to keep the softmax from saturating. Arguments and errors are
+    those of `snip`.
 
     Limits: second derivatives take about three times the memory of a training step; use a smaller
     `batch_size` and more `batches`. With piecewise linear activations, the Hessian comes from the
@@ -130,10 +126,7 @@ def grasp(
     >>> saliency.scores["a/kernel"].tolist()  # g = [4, 4], H = [[2, 2], [2, 2]]
     [[16.0], [48.0]]
 
-    Reference:
-
-    - Wang, Zhang and Grosse, "Picking Winning Tickets Before Training by Preserving Gradient Flow"
-      (ICLR 2020), arXiv 2002.07376
+    Reference: Wang, Zhang and Grosse (ICLR 2020), arXiv 2002.07376.
     """
     weights = scored_weights(model, density, include, exclude, on_collapse)
     taken = first_batches(data, batch_size=batch_size, batches=batches, shuffle=shuffle, seed=seed)
@@ -148,10 +141,7 @@ def grasp(
 def _data_loss(
     softened: bool, model: Any, x: Any, y: Any, sample_weight: Any, training: bool
 ) -> Any:
-    """The compiled loss and `add_loss` terms, perhaps of softened outputs.
-
-    Weight regularizers are left out: their gradient does not depend on the data.
-    """
+    """The compiled loss and `add_loss` terms, without regularizers, which do not depend on data."""
     check_labels(model, y)
     y_pred = model(x, training=training)
     if softened:
@@ -166,7 +156,6 @@ def _data_loss(
 
 
 def _softened(model: Any, y_pred: Any) -> Any:
-    """Outputs with their logits divided by the temperature."""
     loss = model.loss
     if isinstance(loss, dict) and not isinstance(y_pred, dict):
         loss = [loss[name] for name in model.output_names]
@@ -226,7 +215,6 @@ class _Derivatives:
         self._batches = self._workers.batches(batches)
 
     def gradient(self) -> list[np.ndarray]:
-        """The gradient for each variable, in float64."""
         return self._mean(lambda batch: self._loss.gradients(None, *batch))
 
     def hessian_times(self, vectors: list[np.ndarray]) -> list[np.ndarray]:

@@ -21,26 +21,25 @@ _ALMOST_NOTHING = 1e-9
 
 
 class Saliency:
-    """Scores of all entries of a model's kernels, and their masks and budget.
+    """Scores of all entries of a model's kernels, with the masks and the budget that follow.
 
-    The `round(density * size)` entries with the highest scores over all kernels together are live;
-    ties go to the kernel that is listed first, then to the lower flat index.
-
-    `snip`, `grasp`, `synflow`, `magnitude` and `random` return one. It can be used in three ways:
+    The `round(density * size)` highest scores over all kernels together are live; ties go to the
+    kernel listed first, then to the lower flat index. `snip`, `grasp`, `synflow`, `magnitude` and
+    `random` return one, for three uses:
 
     - `prune(model, score=saliency)`: its masks on the given weights;
-    - `sparsify(model, budget=saliency.orthogonal_budget)`: only its densities; the kernels are
-      drawn anew, exactly orthogonal. Other initializers take `saliency.budget`;
-    - `saliency.masks_for(budget)`: the counts of a budget, and in each kernel its highest scores.
+    - `sparsify(model, budget=saliency.orthogonal_budget)`: only its densities, for new, exactly
+      orthogonal kernels. Other initializers take `saliency.budget`;
+    - `saliency.masks_for(budget)`: the highest scores of each kernel, in the counts of a budget.
 
     Args:
-        method: Name of the criterion.
-        density: Global live fraction, in (0, 1].
-        weights: The weights.
-        scores: An array for each weight, of its shape; higher is kept.
-        on_collapse: `"error"` if a weight is left without live entries, or `"ignore"`, e.g. for
-            `masks_for`, where a budget sets the counts.
-        masks: Which entries are live, if the scores alone do not say.
+        method: str. Name of the criterion.
+        density: float in (0, 1]. Global live fraction.
+        weights: list of `PrunableWeight`.
+        scores: list of arrays, one of each weight's shape; higher is kept.
+        on_collapse: `"error"` or `"ignore"` (e.g. for `masks_for`), for a weight without live
+            entries.
+        masks: list of bool arrays. Live entries, if the scores alone do not say.
 
     Raises:
         BudgetError: A weight without live entries (layer collapse), if `on_collapse="error"`.
@@ -48,8 +47,7 @@ class Saliency:
 
     Example:
 
-    >>> import keras
-    >>> import keras_sparse_ortho as kso
+    >>> import keras, keras_sparse_ortho as kso
     >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="a"),
     ...                           keras.layers.Dense(2, name="b")])
     >>> saliency = kso.saliency.magnitude(model, 0.25)
@@ -105,19 +103,15 @@ class Saliency:
     def orthogonal_budget(self) -> Budget:
         """The budget with every weight lifted to the least density of an orthogonal kernel.
 
-        The total stays the same: the other weights give up entries in proportion. Collapsed weights
-        are lifted as well; `lifted` of the budget names them. BudgetError if the density is too
-        small for exactly orthogonal kernels.
+        The total stays: the other weights give up entries in proportion. Collapsed weights are
+        lifted, too; `Budget.lifted` names them. BudgetError if the density is too small for
+        orthogonal kernels.
         """
         relative = [max(self.counts[w.path], _ALMOST_NOTHING) / w.size for w in self._weights]
         return allocate(self._weights, self.density, relative, orthogonal=True)
 
     def masks_for(self, budget: Budget) -> dict[str, np.ndarray]:
-        """Masks of the highest scores within each kernel, with the counts of a budget.
-
-        Ties go to the lower flat index. BudgetError if the budget is for other weights than those
-        that were scored.
-        """
+        """Returns masks with a budget's counts for these weights; ties go to lower indices."""
         counts = budget.for_weights(self._weights).counts
         return {path: largest_mask(score, counts[path]) for path, score in self.scores.items()}
 
@@ -175,8 +169,8 @@ def random(
 ) -> Saliency:
     """Scores drawn uniformly from [0, 1): a uniformly random global mask of exact count.
 
-    `seed` is an integer, which gives the same mask on every backend and machine; `None` takes one
-    from Python's `random`. The other arguments and errors are those of `magnitude`.
+    An integer `seed` gives the same mask on every backend and machine; `None` takes one from
+    Python's `random`. The other arguments and errors are those of `magnitude`.
     """
     weights = scored_weights(model, density, include, exclude, on_collapse)
     rng = np.random.default_rng(python_random.randrange(2**31) if seed is None else seed)

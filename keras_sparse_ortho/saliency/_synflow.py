@@ -42,31 +42,29 @@ def synflow(
 ) -> Saliency:
     """Score `|w| * dR/d|w|` with `R = 1^T (prod |W_l|) 1`, pruned in many rounds, without data.
 
-    In round `k` of `n`, the `round(density^(k / n) * size)` highest scores among the live entries
-    are kept, and `R` is that of the masked network: the sum of the outputs for an input of ones,
-    of a network made linear and positive:
+    Round `k` of `n` keeps the `round(density^(k / n) * size)` highest scores among the live
+    entries. `R` is the sum of the outputs of the masked network for an input of ones, made linear
+    and positive:
 
     - all float variables are replaced by their absolute values, and activations by the identity;
     - batch normalization is as in inference, with mean 0 (that of a fresh network);
     - layer, group and RMS normalization keep scale and offset only; an Embedding is multiplied by
       ones; Rescaling and Normalization of data are skipped.
 
-    The layers of the model are patched while the function runs: do not use it from another thread
-    meanwhile.
-
-    `rounds` is their number. The other arguments and errors are those of `snip`; the model needs no
-    loss, but a fixed shape of a sample.
+    The layers are patched while this runs: do not use the model from another thread. `rounds` is an
+    int. The other arguments and errors are those of `snip`; the model needs a fixed sample shape,
+    but no loss.
 
     Returns:
-        A `Saliency` with the scores of the last round. Entries that were removed earlier have
-        negative scores: the earlier, the lower, and within a round in the order of its scores.
+        A `Saliency` with the scores of the last round. Entries removed earlier have negative
+            scores: the earlier, the lower, and within a round in the order of its scores.
 
     Raises:
         NotPrunableError: An `R` that over- or underflows; a sample whose shape is not fixed.
 
-    Limits: recurrent gates and attention weights are not linear and stay as they are: query and
-    key kernels get scores of 0 and should be excluded. Functions that a model calls as operations,
-    not as layers or `activation=`, stay as well.
+    Limits: recurrent gates and attention weights are not linear and stay: query and key kernels get
+    scores of 0, so exclude them. Functions that a model calls as operations, not as layers or
+    `activation=`, stay as well.
 
     Example:
 
@@ -76,10 +74,7 @@ def synflow(
     >>> synflow(model, 0.5, rounds=1).scores["a/kernel"].tolist()
     [[1.0], [3.0]]
 
-    Reference:
-
-    - Tanaka, Kunin, Yamins and Ganguli, "Pruning neural networks without any data by iteratively
-      conserving synaptic flow" (NeurIPS 2020), arXiv 2006.05467
+    Reference: Tanaka, Kunin, Yamins and Ganguli (NeurIPS 2020), arXiv 2006.05467.
     """
     check_integer("rounds", rounds)
     weights = scored_weights(model, density, include, exclude, on_collapse)
@@ -104,7 +99,7 @@ def synflow(
             before = masks
             masks = largest_masks(scores, live_count(density ** (number / rounds), size))
             if number < rounds:
-                # Those of removed entries go to [number - rounds, that + 1/2], below 0, in order.
+                # Scores of removed entries go to [number - rounds, that + 1/2], below 0, in order.
                 highest = max(float(score.max()) for score in scores) or 1.0
                 for score, old, new in zip(scores, before, masks, strict=True):
                     dying = np.nonzero(old & ~new)
@@ -117,7 +112,7 @@ def synflow(
 def _synaptic_flow(
     model: Any, variables: list[Any]
 ) -> Iterator[Callable[[Sequence[np.ndarray]], tuple[float, list[np.ndarray]]]]:
-    """Inside, the model is linear; gives the function `values -> R, dR/dvalues` of `variables`."""
+    """Makes the model linear; yields the function `values -> R, dR/dvalues` of `variables`."""
     ones = _ones(model)
     with float64_operations(), _linearized(model):
         given = {id(variable) for variable in variables}
@@ -149,7 +144,6 @@ def _synaptic_flow(
 
 
 def _ones(model: Any) -> Any:
-    """Ones for a batch of one, in the structure of the model's inputs."""
     specs = input_specs(model)
     if specs is None:
         raise NotPrunableError(
@@ -164,7 +158,6 @@ def _ones(model: Any) -> Any:
 
 @contextlib.contextmanager
 def _linearized(model: Any) -> Iterator[None]:
-    """Inside, the layers of a model compute in float64 and are linear, as `synflow` describes."""
     with contextlib.ExitStack() as stack:
         for layer, _ in walk(model, ""):
             policy = layer.dtype_policy

@@ -26,19 +26,17 @@ _UPDATES = _MOST_STEPS = 100
 class Schedule(abc.ABC):
     """A live fraction `d(t)` over the optimizer step `t`, and when masks are updated.
 
-    Masks are updated at `begin_step`, every `frequency` steps after it, and at `end_step`; step
-    `t` is the state after `t` updates of the optimizer, so step 0 is before the first.
-
-    Begin and end are steps (integers), or fractions of the run (floats in [0, 1]), which become
-    steps when training begins and its length is known: `resolved`.
+    Masks are updated at `begin_step`, every `frequency` steps after it, and at `end_step`. Step `t`
+    is the state after `t` updates of the optimizer. Begin and end are steps (integers), or
+    fractions of the run (floats in [0, 1]), which `resolved` makes steps when training begins.
 
     Args:
-        density: Live fraction at the end, in (0, 1]. `None` where something else sets it:
-            `parametrize(density=...)` or `TargetDensity(density)`.
-        begin_step: First step at which masks are updated, or a fraction of the run.
-        end_step: Last one; `None` if there is none.
-        frequency: Steps between updates. Default: a hundredth of the steps from begin to end, or
-            to the end of the run if the schedule has none; at least 1 and at most 100.
+        density: float in (0, 1]. Live fraction at the end. `None` where `parametrize(density=...)`
+            or `TargetDensity(density)` sets it.
+        begin_step: int or float. First step at which masks are updated.
+        end_step: int or float. Last one; `None` if there is none.
+        frequency: int. Steps between updates. Default: a hundredth of the steps from begin to end,
+            or to the end of the run if the schedule has none; from 1 to 100.
 
     Raises:
         DensityError: A density outside (0, 1].
@@ -94,13 +92,11 @@ class Schedule(abc.ABC):
         return not isinstance(self.begin_step, float) and not isinstance(self.end_step, float)
 
     def resolved(self, steps: int | None, start: int = 0) -> "Schedule":
-        """The same schedule for a run of so many `steps`, with `start` steps before it.
+        """Returns this schedule for a run of `steps`, with `start` steps before it.
 
         A fraction `f` of the run becomes the step `start + floor(f * steps)`; `start` is negative
-        if the optimizer does not count some that were made in the run.
-
-        Raises:
-            ValueError: Fractions of a run of unknown length; an end that is not after the begin.
+        if the optimizer does not count some steps of the run. ValueError for fractions of a run of
+        unknown length, and an end that is not after the begin.
 
         Example:
 
@@ -153,7 +149,6 @@ class Schedule(abc.ABC):
         return self.density
 
     def _steps(self) -> tuple[int, int | None]:
-        """Begin and end in steps."""
         if not self.is_resolved:
             raise ValueError(
                 "This schedule is in fractions of a run: `resolved(steps)` makes them steps. "
@@ -204,15 +199,15 @@ class OneShot(Constant):
 class Polynomial(Schedule):
     """Density that falls from `initial_density` to `density`, fast at first.
 
-    With `u = (t - begin_step) / (end_step - begin_step)`, held to [0, 1]:
+    With `u = (t - begin_step) / (end_step - begin_step)`, clipped to [0, 1]:
 
         d(t) = final + (initial - final) * (1 - u) ** power
 
-    which is TFMOT's `PolynomialDecay` in terms of density.
+    This is TFMOT's `PolynomialDecay` in terms of density.
 
     Args:
-        initial_density: Live fraction at `begin_step`; before it nothing is pruned.
-        power: The exponent, positive.
+        initial_density: float in (0, 1]. Live fraction at `begin_step`; nothing is pruned before.
+        power: positive float. The exponent.
 
     The other arguments, and errors, are those of `Schedule`; `end_step` comes after `begin_step`.
 
@@ -277,9 +272,7 @@ class Cubic(_FixedPower):
     >>> round(Cubic(0.1, begin_step=0, end_step=1000).at(500), 4)
     0.2125
 
-    Reference:
-
-    - Zhu and Gupta, "To prune, or not to prune" (2017), arXiv 1710.01878
+    Reference: Zhu and Gupta (2017), arXiv 1710.01878.
     """
 
     _POWER = 3.0
@@ -314,10 +307,8 @@ _OF_TFMOT = {"PolynomialDecay": "final_sparsity", "ConstantSparsity": "target_sp
 
 
 def as_schedule(value: Any, frequency: int | None = None) -> Schedule:
-    """The schedule of a schedule, a density (`Constant`), or an object of TFMOT.
-
-    TFMOT's wrapper counts updates from 1, and prunes one update earlier than these schedules.
-    """
+    """The schedule of a schedule, a density (`Constant`), or an object of TFMOT."""
+    # TFMOT's wrapper counts updates from 1, and prunes one update earlier than these schedules.
     if isinstance(value, Schedule):
         return value
     if not hasattr(value, "get_config"):
@@ -327,7 +318,6 @@ def as_schedule(value: Any, frequency: int | None = None) -> Schedule:
 
 
 def _like_tfmot(name: Any, config: Any) -> Schedule:
-    """The schedule with the arguments of one of TFMOT."""
     if not isinstance(name, str) or name not in _OF_TFMOT:
         raise ValueError(
             f"Of TFMOT's schedules {' and '.join(_OF_TFMOT)} work here; for another one write a "
@@ -346,7 +336,7 @@ def _like_tfmot(name: Any, config: Any) -> Schedule:
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
 class TfmotSchedule(Constant):
-    """In older files: a schedule of TFMOT, in place of which comes one of these."""
+    """In older files: a schedule of TFMOT."""
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Schedule:

@@ -26,26 +26,23 @@ def prune_by_budget(
 ) -> Any:
     """Wraps the layers of a tf_keras model with TFMOT's wrapper, each with its own sparsity.
 
-    TFMOT's `prune_low_magnitude` takes one schedule for all layers. Here each layer gets a schedule
-    that ends at `final_sparsity = 1 - density` of the layer in the budget. The rest is TFMOT's:
-    masks by magnitude, `UpdatePruningStep` (which must be passed to `fit`), `strip_pruning`. A
-    layer with several kernels (a GRU) gets their joint density; layers with density 1 in the budget
-    stay as they are.
+    TFMOT's `prune_low_magnitude` has one schedule for all layers. Here the schedule of each ends at
+    `final_sparsity = 1 - density` of the layer in the budget. The rest is TFMOT's: masks by
+    magnitude, `UpdatePruningStep` (which must be passed to `fit`), `strip_pruning`. A layer with
+    several kernels (a GRU) gets their joint density; layers of density 1 stay as they are.
 
     `schedule` is one of TFMOT's whose final sparsity is replaced (`PolynomialDecay`,
-    `ConstantSparsity`), or a function from final sparsity to schedule. The other arguments, and
-    what is returned, are those of `prune_with_mask`.
+    `ConstantSparsity`), or a function from final sparsity to schedule. The other arguments, the
+    result, and most errors are those of `prune_with_mask`.
 
     Raises:
-        NotPrunableError: As in `prune_with_mask`; a layer that TFMOT does not prune, or whose
-            selected kernels it does not.
-        BudgetError: As in `prune_with_mask`; a schedule that starts with more sparsity than a layer
-            has in the budget.
+        NotPrunableError: Also for a layer that TFMOT does not prune, or only in other kernels.
+        BudgetError: Also for a schedule that starts sparser than a layer's budget.
         ValueError: No schedule, or one whose final sparsity cannot be replaced.
 
     Limits: TFMOT's. Weights are sparse at the ends of epochs, not in between; with `begin_step=0`
-    the first pruning is at step `frequency`. TFMOT's options `block_size` and `sparsity_m_by_n`
-    end at other densities than a budget's: draw such masks by `prune_exact_orthogonal(structure=)`.
+    the first pruning is at step `frequency`. TFMOT's options `block_size` and `sparsity_m_by_n` end
+    at other densities than a budget's: use `prune_exact_orthogonal(structure=)`.
 
     Example:
 
@@ -98,7 +95,6 @@ def prune_by_budget(
 
 
 def _schedule_for(schedule: Any, density: float, paths: list[str]) -> Any:
-    """A TFMOT schedule that ends at the density of a layer with these weights."""
     if not isinstance(schedule, tfmot.sparsity.keras.PruningSchedule):
         return schedule(1 - density)
     config = schedule.get_config()
@@ -120,7 +116,7 @@ def _schedule_for(schedule: Any, density: float, paths: list[str]) -> Any:
 
 
 def _check_pruned(wrapper: Any, indices: list[int], selected: list[PrunableWeight]) -> None:
-    """Raises if TFMOT would not prune exactly the selected kernels of a layer."""
+    """Raises unless TFMOT prunes exactly the selected kernels of a layer."""
     pruned = {id(variable) for variable, _, _ in wrapper.pruning_vars}
     kernels = find_kernels(wrapper.layer, wrapper.layer.name)
     by_tfmot = {k: weight.path for k, weight in enumerate(kernels) if id(weight.variable) in pruned}

@@ -28,20 +28,19 @@ class PruneWithMask(EffectiveWeightWrapper):
     """Wraps a tf_keras layer with fixed masks: `w_e = w` where live, 0 elsewhere.
 
     A subclass of TFMOT's `PruneLowMagnitude`. The mask holds from the first step, with or without
-    callbacks, and raw weights, gradients and optimizer moments of dead entries are exactly zero.
-
-    The mask comes from the first of these: `masks`; the `initializers`, which draw kernel and mask;
-    `live` or `density`, as the largest magnitudes of each kernel when the wrapper is built; the
-    layer's own sparse initializers.
+    callbacks, and raw weights, gradients and optimizer moments of dead entries are exactly zero. It
+    comes from the first of these: `masks`; the `initializers`, which draw kernel and mask; `live`
+    or `density`, as the largest magnitudes of each kernel when the wrapper is built; the layer's
+    own sparse initializers.
 
     Args:
-        layer: Any tf_keras layer, built or not, whether or not TFMOT supports it.
-        masks: Dict from weight name (`"kernel"`, or `"query/kernel"` for a sublayer) to a bool
+        layer: tf_keras Layer, built or not, whether or not TFMOT supports it.
+        masks: dict from weight name (`"kernel"`, or `"query/kernel"` for a sublayer) to a bool
             array of its shape; other weights stay dense.
-        selected: Which of the layer's kernels, as indices into the list of them; `None` for all.
-        initializers: A sparse initializer, or `None`, for each kernel.
-        live: Number of live entries of each kernel.
-        density: Live fraction of every kernel, in (0, 1].
+        selected: list of int. Indices of kernels in the list of the layer's; `None` for all.
+        initializers: list of a sparse initializer, or `None`, for each kernel.
+        live: list of int. Live entries of each kernel.
+        density: float in (0, 1]. Live fraction of every kernel.
         **kwargs: As for tf_keras' `Layer`.
 
     Raises:
@@ -55,8 +54,7 @@ class PruneWithMask(EffectiveWeightWrapper):
 
     Example:
 
-    >>> import numpy as np
-    >>> import keras_sparse_ortho as kso
+    >>> import numpy as np, keras_sparse_ortho as kso
     >>> tf_keras = kso.tfmot.register_initializers()
     >>> mask = np.eye(4, dtype=bool)
     >>> layer = kso.tfmot.PruneWithMask(tf_keras.layers.Dense(4, name="hidden"), {"kernel": mask})
@@ -113,7 +111,6 @@ class PruneWithMask(EffectiveWeightWrapper):
         return state
 
     def _drawn(self, index: int, weight: TfKerasWeight) -> AnyDraw:
-        """The mask of a weight by the first source that there is."""
         own = None if self._initializers is None else self._initializers[index]
         if self._pending is not None:
             name = weight.path.removeprefix(f"{self.layer.name}/")
@@ -134,7 +131,7 @@ class PruneWithMask(EffectiveWeightWrapper):
         )
 
     def take(self, draws: Sequence[AnyDraw]) -> None:
-        """Sets masks, and values if there are any; clones of the wrapper draw them anew."""
+        """Sets masks, and values if there are any; clones of the wrapper draw them again."""
         for state, drawn in zip(self.states, draws, strict=True):
             _hold(state, drawn)
         if any(drawn.initializer is not None for drawn in draws):
@@ -179,20 +176,17 @@ def prune_with_mask(
        of the budget. For trained models.
     3. `prune_with_mask(model)`: the masks of the layers' own sparse initializers.
 
-    The wrappers are `PruneWithMask`; TFMOT's tools treat the model as if TFMOT had wrapped it. Any
-    layer can be wrapped, whether or not TFMOT supports it.
+    The result is new and not compiled, with the same weights in `PruneWithMask` wrappers, which
+    TFMOT's tools treat as its own. Any layer can be wrapped.
 
     Args:
-        model: A built tf_keras model: Sequential, functional or nested. It is not changed.
-        masks: Dict from weight path (see `prunable_weights`) to a bool array of its shape.
-        density: Global live fraction over the selected kernels, in (0, 1].
+        model: tf_keras Model, built: Sequential, functional or nested.
+        masks: dict from weight path (see `prunable_weights`) to a bool array of its shape.
+        density: float in (0, 1]. Global live fraction of the selected kernels.
         budget: `"erk"` (default), `"er"`, `"uniform"`, or a `Budget` for the selected kernels.
-        include: Which kernels, in 2 and 3: weight paths, layer paths or regular expressions (one
-            or a list), or a predicate. Default: all kernels and embeddings.
-        exclude: Which kernels to leave out.
-
-    Returns:
-        A new model with the same weights, not compiled.
+        include: Selection of kernels, in 2 and 3: weight paths, layer paths or regular expressions
+            (one or a list), or a predicate. Default: all kernels and embeddings.
+        exclude: Selection of kernels to leave out.
 
     Raises:
         NotPrunableError: A Keras 3, unbuilt or subclassed model; weights that are wrapped already
@@ -203,8 +197,7 @@ def prune_with_mask(
 
     Example:
 
-    >>> import numpy as np
-    >>> import keras_sparse_ortho as kso
+    >>> import numpy as np, keras_sparse_ortho as kso
     >>> tf_keras = kso.tfmot.register_initializers()
     >>> dense = tf_keras.Sequential(
     ...     [tf_keras.Input((16,)), tf_keras.layers.Dense(8, name="hidden")])
@@ -266,12 +259,10 @@ def prune_exact_orthogonal(
 ) -> Any:
     """Draws sparse, exactly orthogonal kernels for a tf_keras model, and fixes their masks.
 
-    The counterpart of `keras_sparse_ortho.sparsify`, with its arguments and errors: layers are
-    wrapped with `PruneWithMask`, and with the same paths and seeds the kernels are those of Keras
-    3. `model`, `include` and `exclude` are as in `prune_with_mask`.
-
-    Returns:
-        A new model, not compiled. Biases and kernels that are not selected keep their values.
+    The counterpart of `keras_sparse_ortho.sparsify`, with its arguments and errors; with the same
+    paths and seeds the kernels are those of Keras 3. `model`, `include` and `exclude` are as in
+    `prune_with_mask`. The result is new and not compiled, in `PruneWithMask` wrappers. Biases and
+    kernels that are not selected keep their values.
 
     Example:
 

@@ -13,12 +13,7 @@ from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import Selection
 from keras_sparse_ortho.parametrizations import SoftThreshold, critical_offsets
 from keras_sparse_ortho.schedules import as_schedule
-from keras_sparse_ortho.tfmot._tf_keras_internals import (
-    own_weights,
-    tf_keras,
-    track,
-    zero_slots,
-)
+from keras_sparse_ortho.tfmot._tf_keras_internals import own_weights, tf_keras, track, zero_slots
 from keras_sparse_ortho.tfmot._weights import (
     TfKerasWeight,
     as_numpy,
@@ -73,7 +68,6 @@ class SoftThresholdState:
         return as_numpy(self.effective()) != 0
 
     def show(self) -> Any:
-        """Sets the kernel to the effective weight."""
         effective = self.effective()
         self.weight.variable.assign(effective)
         return effective
@@ -119,20 +113,20 @@ class SoftThresholdState:
 class PruneWithSoftThreshold(EffectiveWeightWrapper):
     """Wraps a tf_keras layer so that its kernels are `w_e = sign(w) * relu(|w| - t)`, `t = g(s)`.
 
-    Soft threshold reparameterization (STR), the counterpart of `parametrizations.SoftThreshold`,
-    with its gradients. The raw weight `w` and `s` are trainable variables of the wrapper. The
-    layer's kernel holds `w_e`: optimizers of tf_keras update it in every step (as a constraint), as
-    do TFMOT's `UpdatePruningStep`, saving, and reading the attribute `layer`. The kernel's
-    regularizer and constraint act on `w`.
+    Soft threshold reparameterization (STR), with the gradients of `parametrizations.SoftThreshold`.
+    The raw weight `w` and `s` are trainable variables of the wrapper. The layer's kernel holds
+    `w_e`: optimizers of tf_keras update it in every step (as a constraint), as do TFMOT's
+    `UpdatePruningStep`, saving, and reading the attribute `layer`. The kernel's regularizer and
+    constraint act on `w`.
 
     Args:
-        layer: Any tf_keras layer, built or not, whether or not TFMOT supports it.
+        layer: tf_keras Layer, built or not, whether or not TFMOT supports it.
         granularity: `"layer"`: one `s` per kernel; `"channel"`: one per output.
         g: `"sigmoid"` (as in the paper), `"exp"` or `"softplus"`.
-        s_init: Initial value of `s`.
-        weight_decay: Strength `lambda` of the L2 penalty that is added to the loss, `lambda / 2 *
-            (sum(w ** 2) + sum(s ** 2))`.
-        selected: Which of the layer's kernels, as indices into the list of them; `None` for all.
+        s_init: float. Initial value of `s`.
+        weight_decay: float. Strength `lambda` of the L2 penalty that is added to the loss, `lambda
+            / 2 * (sum(w ** 2) + sum(s ** 2))`.
+        selected: list of int. Indices of kernels in the list of the layer's; `None` for all.
         **kwargs: As for tf_keras' `Layer`.
 
     Raises:
@@ -145,14 +139,12 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
 
     Example:
 
-    >>> import numpy as np
-    >>> import keras_sparse_ortho as kso
+    >>> import numpy as np, keras_sparse_ortho as kso
     >>> tf_keras = kso.tfmot.register_initializers()
     >>> dense = tf_keras.layers.Dense(1, use_bias=False)
     >>> layer = kso.tfmot.PruneWithSoftThreshold(dense, s_init=0.0)
     >>> layer.build((None, 3))
-    >>> layer.states[0].raw.assign([[0.25], [1.5], [-2.0]]) is not None
-    True
+    >>> _ = layer.states[0].raw.assign([[0.25], [1.5], [-2.0]])
     >>> layer(np.eye(3)).numpy().ravel().tolist()  # t = sigmoid(0) = 0.5
     [0.0, 1.0, -1.5]
     """
@@ -245,18 +237,14 @@ def prune_with_soft_threshold(
 ) -> Any:
     """Wraps the layers of a tf_keras model so that their kernels get learnt thresholds (STR).
 
-    The counterpart of `keras_sparse_ortho.parametrize(model, SoftThreshold(...))`. Layers are
-    wrapped with `PruneWithSoftThreshold`, which says what `granularity`, `g`, `s_init` and
-    `weight_decay` mean; `model`, `include` and `exclude` are as in `prune_with_mask`. With
-    `tfmot.TargetDensity` training ends at a given density.
-
-    Returns:
-        A new model, not compiled, with the given weights as raw weights.
+    The counterpart of `keras_sparse_ortho.parametrize(model, SoftThreshold(...))`. `granularity`,
+    `g`, `s_init` and `weight_decay` are as in `PruneWithSoftThreshold`, the wrapper; `model`,
+    `include` and `exclude` as in `prune_with_mask`. With `tfmot.TargetDensity` training ends at a
+    given density. The result is new and not compiled; the given weights are its raw weights.
 
     Example:
 
-    >>> import numpy as np
-    >>> import keras_sparse_ortho as kso
+    >>> import numpy as np, keras_sparse_ortho as kso
     >>> tf_keras = kso.tfmot.register_initializers()
     >>> dense = tf_keras.Sequential(
     ...     [tf_keras.Input((64,)), tf_keras.layers.Dense(34, name="hidden")])
@@ -286,14 +274,11 @@ def _thresholds(weights: Sequence[Any]) -> list[SoftThresholdState]:
 class TargetDensity(tf_keras.callbacks.Callback):
     """`keras_sparse_ortho.callbacks.TargetDensity` for models of `prune_with_soft_threshold`.
 
-    With its arguments; `frequency` is 100 by default, and a `schedule` may also be one of TFMOT's,
-    whose density is replaced. It may come before or after `UpdatePruningStep`. `fit`'s history and
-    callbacks that come later get `density`, the live fraction of all kernels, and `threshold`, the
-    mean over thresholds, of every epoch.
-
-    Raises:
-        NotPrunableError: When training begins, if no weight has a soft threshold.
-        ValueError: No schedule in a custom training loop.
+    With its arguments; `frequency` is 100 by default, and a `schedule` may be one of TFMOT's, whose
+    density is replaced. It may come before or after `UpdatePruningStep`. History and later
+    callbacks get `density`, the live fraction of all kernels, and `threshold`, the mean over
+    thresholds, of every epoch. When training begins, raises NotPrunableError if no weight has a
+    soft threshold; ValueError without a schedule in a custom training loop.
     """
 
     def __init__(

@@ -46,12 +46,10 @@ from tensorflow_model_optimization.python.core.sparsity.keras.pruning_wrapper im
 
 
 def sublayers(layer: Any) -> list[Any]:
-    """The direct sublayers of a tf_keras layer or model, in the order of their creation."""
     return list(layer._flatten_layers(include_self=False, recursive=False))
 
 
 def every_layer_is_built(layer: Any) -> bool:
-    """Whether a layer and all layers inside it have their weights."""
     return all(inner.built for inner in layer._flatten_layers())
 
 
@@ -88,7 +86,6 @@ def is_graph(model: Any) -> bool:
 
 
 def own_weights(layer: Any) -> list[Any]:
-    """The variables of a layer without those of its sublayers."""
     return [*layer._trainable_weights, *layer._non_trainable_weights]
 
 
@@ -104,7 +101,6 @@ def rename(layer: Any, name: str) -> None:
 
 
 def takes(layer: Any, argument: str) -> bool:
-    """Whether a layer's `call` takes `training` or `mask`."""
     return bool(getattr(layer._call_spec, f"expects_{argument}_arg"))
 
 
@@ -131,7 +127,7 @@ def forget_calls(layer: Any) -> None:
 @contextmanager
 def attribute_overrides(overrides: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
     """Replaces attributes that hold variables by tensors: `(owner, attribute, tensor)` triples."""
-    # Past `Layer.__setattr__`, which would remove the variable from the layer's weights.
+    # Bypass `Layer.__setattr__`: it would remove the variable from the layer's weights.
     overrides = list(overrides)
     before = [vars(owner)[name] for owner, name, _ in overrides]
     for owner, name, tensor in overrides:
@@ -175,8 +171,6 @@ _preserving: Any = collab_opts.prune_preserve.prune_preserve_quantize_registry
 
 
 class _KeepsDepthwiseZeros(_preserving.Default8bitPrunePreserveQuantizeRegistry):
-    """TFMOT's registry for prune-preserving quantization, with DepthwiseConv2D added."""
-
     _DISABLE_PRUNE_PRESERVE: ClassVar[frozenset[Any]] = frozenset()
     _LAYERS_CONFIG_MAP: ClassVar[dict[Any, Any]] = {
         **_preserving.Default8bitPrunePreserveQuantizeRegistry._LAYERS_CONFIG_MAP,
@@ -193,8 +187,8 @@ class PrunePreserveQuantizeScheme(_Scheme):
     """TFMOT's prune-preserving scheme, extended to DepthwiseConv2D.
 
     TFMOT does not prune DepthwiseConv2D, and its `Default8BitPrunePreserveQuantizeScheme` does not
-    preserve zeros there. The wrappers of this package do prune it, so this scheme also multiplies
-    its kernel by the mask of its nonzeros before it is quantized. The rest is TFMOT's.
+    preserve zeros there. This package prunes it, so this scheme also multiplies its kernel by the
+    mask of its nonzeros before it is quantized.
 
     Limits: TFMOT does not quantize a layer directly followed by a ReLU layer: give the layer
     `activation="relu"`, or put a BatchNormalization between.
@@ -213,5 +207,4 @@ class PrunePreserveQuantizeScheme(_Scheme):
     """
 
     def get_quantize_registry(self) -> Any:
-        """Which layers are quantized, and how."""
         return _KeepsDepthwiseZeros()

@@ -11,11 +11,7 @@ import tensorflow as tf
 
 from keras_sparse_ortho import kernels
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.initializers import (
-    ExactOrthogonal,
-    KernelLayout,
-    RandomSparse,
-)
+from keras_sparse_ortho.initializers import ExactOrthogonal, KernelLayout, RandomSparse
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose, kernel_layouts
 from keras_sparse_ortho.tfmot._tf_keras_internals import (
     PruneLowMagnitude,
@@ -30,12 +26,9 @@ Layouts = dict[str, KernelLayout | None]
 
 
 def register_initializers() -> Any:
-    """Registers the initializers with tf_keras, so that models with them can be loaded.
+    """Registers the initializers with tf_keras, to load models with them; returns `tf_keras`.
 
     Importing `keras_sparse_ortho.tfmot` does this, and registers the wrappers.
-
-    Returns:
-        The module `tf_keras`.
     """
     for initializer in (ExactOrthogonal, RandomSparse):
         tf_keras.saving.register_keras_serializable(package="keras_sparse_ortho")(initializer)
@@ -70,8 +63,6 @@ def layouts_of(layer: Any) -> Layouts:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class TfKerasWeight(PrunableWeight):
-    """A kernel of a tf_keras layer."""
-
     attribute: str = ""  # of the owner, which holds the variable
     state: Any = None  # of a wrapped weight, with `mask()` and `effective()`
     wrapped: bool = False
@@ -114,17 +105,13 @@ def find_kernels(layer: Any, path: str) -> list[TfKerasWeight]:
 
 
 def prunable_weights(model: Any) -> list[PrunableWeight]:
-    """The kernels and embeddings of a tf_keras model, plain or pruned, with their densities.
+    """Lists the kernels and embeddings of a tf_keras model, plain or pruned, with their densities.
+
+    `keras_sparse_ortho.budgets` accept the list in place of a model. Paths are those of the same
+    model in Keras 3, without pruning wrappers.
 
     Args:
-        model: A built tf_keras model or layer.
-
-    Returns:
-        A list that `keras_sparse_ortho.budgets` accepts in place of a model, with the paths of the
-        same model in Keras 3. Pruning wrappers do not appear in paths.
-
-    Raises:
-        NotPrunableError: Not a tf_keras model or layer, e.g. a Keras 3 model.
+        model: tf_keras Model or Layer, built; NotPrunableError for others, e.g. of Keras 3.
 
     Example:
 
@@ -188,11 +175,10 @@ def _held(layer: Any, path: str, variable: Any) -> TfKerasWeight:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Masked:
-    """A state, by which one raw variable becomes the effective weight that a wrapped layer uses.
+    """The state of a masked weight: effective is `w` where the mask is not 0, else exactly 0."""
 
-    Effective is `w` where the mask is not 0, and exactly 0 elsewhere. `settle` sets the variable of
-    the layer to the effective weight; `adopt_effective` follows where it was set to another one.
-    """
+    # `settle` sets the layer's variable to the effective weight; `adopt_effective` follows it where
+    # it was set to another one.
 
     weight: TfKerasWeight
     raw: Any
@@ -252,8 +238,7 @@ def select_weights(model: Any, include: Selection, exclude: Selection) -> list[P
     return weights
 
 
-# `(copied layer, indices of its selected kernels, these) -> wrapper`, and for every such layer
-# `(wrapper, indices, selected kernels)`.
+# `(copied layer, indices of its selected kernels, these) -> wrapper`; `Wrapped` lists results.
 Wrap = Callable[[Any, list[int], list[PrunableWeight]], Any]
 Wrapped = list[tuple[Any, list[int], list[PrunableWeight]]]
 
@@ -294,7 +279,6 @@ def rewrite(model: Any, weights: Sequence[PrunableWeight], wrap: Wrap) -> tuple[
 
 
 def _check_model(model: Any, path: str) -> None:
-    """Raises if a model, or one inside it, cannot be cloned layer by layer."""
     wrong = None if model.built else "not built: give it an Input or call it once"
     if not isinstance(model, tf_keras.Sequential) and not is_graph(model):
         wrong = (

@@ -29,12 +29,10 @@ _RANKING = {"pruning_schedule", "block_size", "block_pooling_type", "sparsity_m_
 
 
 class EffectiveWeightWrapper(PruneLowMagnitude):
-    """A TFMOT pruning wrapper whose layer sees effective weights while it is called.
+    """A TFMOT pruning wrapper whose layer sees effective weights while it is called."""
 
-    TFMOT's wrapper assigns `w * mask` to the weight in every call, and lets gradients of dead
-    entries through. Here the layer's attribute is the effective weight during the call, so that
-    gradients and optimizer moments of dead entries stay zero and weights are sparse at every step.
-    """
+    # TFMOT's assigns `w * mask` in every call, and lets gradients of dead entries through. Here
+    # these and optimizer moments stay zero, and weights are sparse at every step.
 
     states: list[Any]  # of the pruned weights; empty before the layer is built
 
@@ -48,12 +46,12 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
                 f"or NByM(...)). Received: {given}"
             )
         self._selected = None if selected is None else [int(k) for k in selected]
-        # Past `Layer.__setattr__`, so that tf_keras does not track the states.
+        # Bypass `Layer.__setattr__`: tf_keras would track the states.
         self.__dict__["states"] = []
         # The layers inside cast inputs and weights; parametrizations see full precision.
         if isinstance(layer, tf_keras.layers.Layer):
             kwargs.setdefault("dtype", layer.dtype)
-        # TFMOT's wrapper wants a schedule; the masks or thresholds of this one do not ask it.
+        # TFMOT's wrapper wants a schedule; masks and thresholds here do not use it.
         never = tfmot.sparsity.keras.ConstantSparsity(0.0, begin_step=0)
         with known_to_tfmot(layer):
             super().__init__(layer, pruning_schedule=never, autocast=False, **kwargs)
@@ -80,7 +78,7 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
         chosen = range(len(found)) if self._selected is None else self._selected
         weights = [found[k] for k in chosen]
         super(PruneLowMagnitude, self).build(input_shape)
-        # Past `Layer.__setattr__`, which would track them as the wrapper's own and save them twice.
+        # Bypass `Layer.__setattr__`: it would track them as the wrapper's own and save them twice.
         self.__dict__["prunable_weights"] = [weight.variable for weight in weights]
         del self.pruning_vars
         self.__dict__["pruning_vars"] = []
@@ -93,7 +91,6 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
         self.pruning_obj = types.SimpleNamespace(weight_mask_op=self._settle)
 
     def _add(self, index: int, weight: TfKerasWeight, name: str, fill: float, **kwargs: Any) -> Any:
-        """A variable that belongs to the weight of this index."""
         return self.add_weight(
             f"{name}_{index}" if index else name,
             initializer=tf_keras.initializers.Constant(fill),
@@ -116,7 +113,6 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
                 self.build(shape)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the layer; the first call builds the layer before the wrapper."""
         if not self.states and not every_layer_is_built(self._inner):
             build_by_calling(self._inner, args, kwargs)
         return super().__call__(*args, **kwargs)

@@ -240,7 +240,8 @@ def test_reshapes_beside_a_gather_are_left_to_litert(exported):
         gathers = [op for op in run._get_ops_details() if op["op_name"] == "GATHER"]
         shapes = {about["index"]: about["shape"] for about in run.get_tensor_details()}
         axes = [len(shapes[k]) for op in gathers for k in (op["inputs"][0], op["outputs"][0])]
-        assert axes == [7, 7] * len(model.layers)
+        assert len(axes) >= 2 * len(model.layers)  # one for each count of live blocks
+        assert {*axes} == {7}
 
 
 @pytest.mark.tensorflow_only

@@ -9,8 +9,7 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.export import export_litert
 from keras_sparse_ortho.export._explain import warn_of_rows
-from keras_sparse_ortho.export._model import signature_of
-from keras_sparse_ortho.export._task import Task, doubts, rows_of
+from keras_sparse_ortho.export._task import Task, doubts, rows_of, signature_of
 from tests.export import models
 from tests.helpers import array
 
@@ -141,10 +140,3 @@ def test_an_int8_file_of_wrongly_scaled_rows_is_doubted(tmp_path):
     report = export_litert(mlp(), tmp_path / "m.tflite", mode="int8", representative_data=X)
     assert (report.compared_on, report.sample_rows) == ("rows held out of representative_data", 32)
     assert "32 rows (rows held out of representative_data)" in str(report)
-
-
-@pytest.mark.tensorflow_only
-def test_clipped_outputs_are_told(tmp_path):
-    options = {"representative_data": X / 4, "sample": X[:32], "tolerance": 1.0}
-    with pytest.warns(UserWarning, match=r"[0-9]+% of the outputs are clipped"):
-        export_litert(mlp(), tmp_path / "m.tflite", mode="int8", **options)

@@ -220,14 +220,6 @@ def test_the_file_has_rounded_biases_whether_keras_has_them_or_not(tmp_path):
     np.testing.assert_array_equal(*outputs)
 
 
-def test_a_file_that_differs_names_round_biases_and_the_layer(tmp_path, monkeypatch):
-    model, x = trained(mlp, "int4", rounded=False)
-    monkeypatch.setattr("keras_sparse_ortho.export._explain._AS_TRAINED", 1e-5)
-    message = r"differs from Keras by 0.\d+%.*round_biases\(model\).*Received: layer '"
-    with pytest.warns(UserWarning, match=message):
-        export_litert(model, tmp_path / "m.tflite", mode="int8", sample=x[:64])
-
-
 def test_int8_without_ranges_or_data_is_refused(tmp_path):
     untrained = quantize_aware(mlp())
     with pytest.raises(ValueError, match="ranges of activations are set in training"):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keras_sparse_ortho.orthogonal import KernelLayout, exact_orthogonal
-from keras_sparse_ortho.orthogonal._given_blocks import GivenBlocks
+from keras_sparse_ortho.orthogonal._structures import GivenBlocks
 from tests.orthogonal.checks import assert_orthogonal
 
 pytestmark = pytest.mark.numpy_only
@@ -65,5 +65,5 @@ def test_other_blocks_are_orthogonal_and_scaled():
 
 def test_the_blocks_are_checked():
     for live in ((), ("10", "1"), ("12",)):
-        with pytest.raises(ValueError, match="strings of 0 and 1"):
+        with pytest.raises(ValueError, match="equal strings of 0 and 1"):
             GivenBlocks(4, 4, live)
