@@ -1,8 +1,7 @@
 """What all routes of an export share: the plain model, its inputs, rows, and outputs to agree with.
 
 The *nesting* of the inputs is their structure with the position of each tensor in its place, such
-as `{"a": 0, "b": [1, 2]}`: plain JSON, which the worker processes can be given. (`keras.tree` has
-no order of dict keys that is the same on all backends.)
+as `{"a": 0, "b": [1, 2]}`: JSON for workers, with one order of dict keys on all backends.
 
 A file always agrees with Keras on the rows that calibrated it, so others are compared. Rows that
 are all scaled wrongly look alike; only the model's outputs show it.
@@ -117,7 +116,7 @@ class Signature:
 
 
 def signature_of(model: keras.Model, batch_size: int, sample: Any = None) -> Signature:
-    """The inputs of a built model, or of the `sample` of a subclassed one, of static shapes."""
+    """The inputs of a built model, or of a subclassed one's `sample`, with static shapes."""
     if not model.built:
         raise ValueError(
             "Only a built model can be exported: its shapes and weights must exist. Call it on "
@@ -223,7 +222,7 @@ def _check_array(spec: InputSpec, array: Any, argument: str) -> np.ndarray:
 def plain_model(model: keras.Model) -> tuple[keras.Model, keras.Model]:
     """The plain float32 model to convert, and the model whose outputs it must reproduce.
 
-    The second is the user's own, unless that computes in half precision: then it is the first.
+    That is the user's own, or for half precision the plain one.
     """
     stripped = model
     if is_graph(model) or any(is_sparse_layer(layer) for layer, _ in walk(model, "")):
@@ -244,7 +243,7 @@ def plain_model(model: keras.Model) -> tuple[keras.Model, keras.Model]:
 
 
 def _drop_negative_zeros(model: keras.Model) -> None:
-    """Turn -0.0, which `w * mask` leaves where w < 0, into 0.0: zstd files get 44% larger by it."""
+    """Turns -0.0, which `w * mask` leaves where w < 0, into 0.0: it makes zstd files 44% larger."""
     for variable in model.weights:
         value = np.asarray(to_numpy(variable.value))
         if value.dtype.kind == "f" and np.any(np.signbit(value[value == 0])):
@@ -289,8 +288,8 @@ def full_batches(sample: list[np.ndarray], rows: int) -> list[list[np.ndarray]]:
 def kernels_of(model: keras.Model) -> dict[str, np.ndarray]:
     """Path and value of the weights whose zeros must not be lost.
 
-    These are kernels by name, and any weight of a custom layer of which some entries are zero. A
-    bias can have rank 2 as well (GRU, MultiHeadAttention), and the converter may fold it away.
+    These are kernels by name, and weights of custom layers with zeros. Biases of rank 2 (GRU,
+    MultiHeadAttention) may be folded by the converter.
     """
     kernels = {}
     for variable in model.weights:
