@@ -139,11 +139,9 @@ class _Problem:
             self.full = self.full + AIM * np.linalg.solve(self.normal, missed)
 
     def back(self, found: Array) -> Array:
-        """The kernel for these coordinates."""
         return _scaled(self._back, found)
 
     def refitted(self, mask: Array, extra: float, start: Array, tolerance: float) -> Array:
-        """The live entries of least error, in these coordinates."""
         normal = self.normal + extra * np.eye(self.normal.shape[-1])
         return _refit(self.full, mask, normal, start, tolerance)
 
@@ -175,7 +173,6 @@ class _Problem:
 
 
 def _scaled(scale: Array, kernel: Array) -> Array:
-    """A kernel times a matrix, or a column of numbers."""
     return scale * kernel if scale.shape[-1] == 1 else scale @ kernel
 
 

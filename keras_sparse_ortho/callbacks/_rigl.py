@@ -119,7 +119,6 @@ class RigL(DynamicSparseTraining):
 
 
 def _objective(loss: Any) -> Callable[..., Any]:
-    """A loss on outputs as an objective of `StatelessLoss`."""
     function = keras.losses.get(loss) if isinstance(loss, str | dict) else loss
     if not callable(function):
         raise ValueError(

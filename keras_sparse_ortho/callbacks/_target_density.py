@@ -145,7 +145,6 @@ class ThresholdSteering:
         )
 
     def _tell(self, found: list[str], what: str, received: str = "") -> None:
-        """Warns of each weight once."""
         fresh = [one for one in found if one not in self._warned_of]
         self._warned_of.update(found)
         if fresh:

@@ -91,7 +91,6 @@ def _no_blocks(task: Task, route: Route) -> ExportRouteError:
 
 
 def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
-    """The verified file of a route, with its record."""
     allowed = task.allowed(route)
     file = task.folder / f"{route.name}.verified.tflite"
     record = {

@@ -96,7 +96,6 @@ def error_source(task: Task, route: Route, least: float) -> tuple[Any, str]:
 
 
 def _remedy(task: Task, route: Route, layer: Any) -> str:
-    """What to try instead of a route whose error starts at a layer, if known."""
     if route.encoding != "dense":
         return f'Try mode="{route.storage}".'
     if route.storage in _REMEDIES:

@@ -296,7 +296,6 @@ def _plain_gathers(model: Any) -> None:
 
 
 def _reshape(model: Any, graph: Any, taken: int, given: int) -> Any:
-    """An operation that changes nothing."""
     made = schema.OperatorT()
     made.opcodeIndex = _add_code(model, "RESHAPE", 1)
     made.inputs, made.outputs = [taken], [given]

@@ -299,7 +299,6 @@ class _Search:
         self.files: dict[tuple[str, str], Path] = {}
 
     def dense(self) -> None:
-        """The files that anybody would make first."""
         for route in ("float16", "dynamic_int8", "int8"):
             self._try("dense", self.model, route, time.monotonic())
 
@@ -340,7 +339,6 @@ class _Search:
         return found
 
     def _try(self, name: str, model: Any, route: str | None, start: float) -> Trial:
-        """Exports, runs the file on the held rows, and keeps both."""
         path = self._folder / f"{len(self.trials)}.tflite"
         given = route or ("gzip" if self._packed else "small")
         self._say(f"{name}: {given}")

@@ -126,7 +126,6 @@ def _gathered(x: Any, found: Any) -> Any:
 
 
 def _chunks(x: Any, found: Any) -> int:
-    """The number of chunks of the first axis of `found`."""
     rows, columns = x.shape[1:3]
     if not (isinstance(columns, int) and columns):  # None, or a symbol of jax.export
         columns = _USUAL_COLUMNS

@@ -439,7 +439,6 @@ def check_options(structure: Structure | None, start: str, taps: str) -> None:
 
 
 def _sides(layout: KernelLayout, shape: Sequence[int], taps: str) -> tuple[int, int]:
-    """Inputs and outputs of the orthogonal matrices."""
     *_, inputs, outputs = canonical = layout.canonical_shape(shape)
     return (math.prod(canonical[2:-2]) if taps == "all" else 1) * inputs, outputs
 

@@ -117,7 +117,6 @@ def _chosen(
     given: bool,
     lift: float,
 ) -> tuple[Budget, list[PrunableWeight], dict[str, Block]]:
-    """Densities of kernels that become sparse, these kernels, and blocks by path."""
     plan, held, dense, extra = asked, weights, 0, 0
     while held:
         blocks = {w.path: block_for(w, plan[w.path], size, lift) for w in held}

@@ -287,7 +287,6 @@ def _by_scores(
     data: Any,
     storage: str,
 ) -> Plan:
-    """The plan that keeps the entries of highest score."""
     plan = None if budget is None else plan_for(density, budget, weights, orthogonal=False)
     if isinstance(score, Saliency):
         saliency = score
@@ -324,7 +323,6 @@ def _by_scores(
 def _check_layerwise(
     score: Any, data: Any, structure: Any, resume: Any, *, needs_data: bool
 ) -> None:
-    """Refuses conflicting arguments of layer-by-layer pruning."""
     if needs_data and data is None:
         raise ValueError(
             "Each layer is pruned on its inputs: give `data`, such as a few hundred rows of x. "
@@ -348,7 +346,6 @@ def _check_layerwise(
 
 @functools.cache  # once for each density
 def _note_what_stays(density: float) -> None:
-    """Logs how much is kept, for those who count sparsity."""
     logging.getLogger("keras_sparse_ortho").warning(
         "prune keeps %g%% of the entries (density=%g). To prune that many: density=%g, or "
         "sparsity=%g.",
