@@ -12,7 +12,7 @@ from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import check_built
 
-# Entries in one batch of products: enough to fill the cores, about 64 MiB in float32.
+# Entries in one batch of products: about 64 MiB in float32 fill the cores.
 _LARGEST_BATCH = 2**24
 
 
@@ -24,7 +24,7 @@ def jacobian_singular_values(model: Any, x: Any) -> np.ndarray:
 
     Args:
         model: A built Keras model or layer with one input and one output.
-        x: Float inputs of shape `(samples, ...)`.
+        x: float array `(samples, ...)`.
 
     Returns:
         An array `(samples, min(inputs, outputs))`, descending.
@@ -33,22 +33,17 @@ def jacobian_singular_values(model: Any, x: Any) -> np.ndarray:
         NotPrunableError: A model that is not built, or has several inputs or outputs.
         ValueError: Integer inputs, no samples.
 
-    Limits: products are computed in float32 (`keras.config.floatx()`), so values below about 1e-6
-    of the largest are rounding. Samples must not affect each other (no batch statistics). The time
-    grows with the number of outputs.
+    Limits: products are in `keras.config.floatx()`; in float32 values below about 1e-6 of the
+    largest are rounding. Samples must not affect each other. Time grows with the outputs.
 
-    Example:
+    Examples:
+        >>> import keras, numpy as np
+        >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, use_bias=False)])
+        >>> model.layers[0].set_weights([np.array([[3.0, 0.0], [0.0, 2.0], [0.0, 0.0]])])
+        >>> jacobian_singular_values(model, np.ones((1, 3))).round(6).tolist()
+        [[3.0, 2.0]]
 
-    >>> import keras, numpy as np
-    >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, use_bias=False)])
-    >>> model.layers[0].set_weights([np.array([[3.0, 0.0], [0.0, 2.0], [0.0, 0.0]])])
-    >>> jacobian_singular_values(model, np.ones((1, 3))).round(6).tolist()
-    [[3.0, 2.0]]
-
-    Reference:
-
-    - Pennington, Schoenholz and Ganguli, "Resurrecting the sigmoid in deep learning through
-      dynamical isometry" (NeurIPS 2017), arXiv 1711.04735
+    Reference: Pennington et al. (NeurIPS 2017), arXiv 1711.04735
     """
     x = _samples(model, x)
     states = [v for v in model.variables if keras.backend.is_float_dtype(v.dtype)]
@@ -78,7 +73,7 @@ def jacobian_singular_values(model: Any, x: Any) -> np.ndarray:
 
     shape = run(compiled(outputs, xla=xla), x[:1]).shape[1:]
     step, unit = compiled(transpose_times, xla=xla), np.eye(math.prod(shape))
-    # Chunks of equal size, so that at most two programs are compiled.
+    # Chunks of equal size: at most two programs are compiled.
     at_once = max(1, _LARGEST_BATCH // max(x.size, len(x) * len(unit)))
     rows = []
     for start in range(0, len(unit), at_once):
@@ -90,7 +85,6 @@ def jacobian_singular_values(model: Any, x: Any) -> np.ndarray:
 
 
 def _samples(model: Any, x: Any) -> np.ndarray:
-    """The inputs as one array of floats."""
     check_built(model)
     inputs = keras.tree.flatten(x)
     if len(inputs) != 1:

@@ -16,21 +16,19 @@ def orthogonality_error(
     """Largest deviation of the Gram matrix from a multiple of the identity.
 
     For every matrix `K` of the kernel (one per group, gate and batch entry), with `G = K^T K` if it
-    is tall and `K K^T` if it is wide, the error is `max |G - gain^2 I| / gain^2`: 0 for an exactly
-    orthogonal kernel, infinite for a kernel of zeros. A convolution with several taps is orthogonal
-    if the sum over taps `s` of `K_s^T K_{s + shift}` is, for every shift of the taps: its operator
-    with stride 1 and circular padding; or as one matrix `(taps * in, out)`.
+    is tall and `K K^T` if it is wide, the error is `max |G - gain^2 I| / gain^2`: 0 if exactly
+    orthogonal, infinite for zeros. A convolution is orthogonal if the sum over taps `s` of
+    `K_s^T K_{s + shift}` is, for every shift: its operator with stride 1 and circular padding.
 
     Args:
-        kernel: Kernel in Keras layout.
-        layout: Meaning of its axes. Default: `(*spatial, in, out)`.
-        gain: The intended scale. Default: that of the kernel, `sqrt(mean(diag(G)))`.
-        taps: `"all"` for one matrix on all taps, as `exact_orthogonal` draws it with that.
+        kernel: array. Kernel in Keras layout.
+        layout: KernelLayout. Meaning of its axes. Default: `(*spatial, in, out)`.
+        gain: float. The intended scale. Default: that of the kernel, `sqrt(mean(diag(G)))`.
+        taps: str. `"all"` for one matrix `(taps * in, out)`, as in `exact_orthogonal`.
 
-    Example:
-
-    >>> round(orthogonality_error(np.array([[1.0, 0.0], [0.1, 1.0]])), 2)
-    0.1
+    Examples:
+        >>> round(orthogonality_error(np.array([[1.0, 0.0], [0.1, 1.0]])), 2)
+        0.1
     """
     layout = KernelLayout.convolution() if layout is None else layout
     canonical = layout.to_canonical(np.asarray(kernel, dtype=np.float64))
@@ -51,7 +49,7 @@ def orthogonality_error(
 
 
 def _gram_by_shift(matrix: np.ndarray, taps: tuple[int, ...]) -> np.ndarray:
-    """`sum_s K_s^T K_(s + shift)` for every shift with overlapping taps; shift 0 comes first."""
+    """`sum_s K_s^T K_(s + shift)` for every shift with overlapping taps, shift 0 first."""
     rows, columns = matrix.shape[-2:]
     flat: np.ndarray = matrix.reshape(-1, rows, columns)
     live = [tap for tap in range(len(flat)) if flat[tap].any()]

@@ -35,12 +35,11 @@ _TOTALS = (
 class Row:
     """The figures of one kernel.
 
-    `state` is `"sparse"` for a kernel with a mask or with zeros. Otherwise it says why the kernel
-    is dense: `"no mask"` (excluded, or not selected), `"not updated"` (a `MagnitudeMask` that
-    `callbacks.UpdateMasks` has not set yet), `"not adopted"` (a sparse initializer without
-    `apply_masks`, after training), or `"not registered"`: the meaning of its axes is unknown
-    (`initializers.kernel_layouts`). `block` is the size of live blocks, and `least_density` the
-    least density on these; `not_on_blocks` says why a kernel is not on blocks where others are.
+    `state` is `"sparse"` for a kernel with a mask or zeros, or why it is dense: `"no mask"`
+    (excluded, or not selected), `"not updated"` (a `MagnitudeMask` before `callbacks.UpdateMasks`),
+    `"not adopted"` (a sparse initializer without `apply_masks`, after training), `"not registered"`
+    (axes of unknown meaning, see `initializers.kernel_layouts`). `block` and `least_density` are of
+    live blocks; `not_on_blocks` says why a kernel is not on blocks where others are.
     """
 
     path: str
@@ -69,13 +68,13 @@ class SparsityReport:
 
     Args:
         rows: One `Row` for each kernel.
-        name: Name of the model.
+        name: str. Name of the model.
         unregistered: One `Row` for each matrix whose layer is not registered.
-        bytes: Memory of all these as they are stored, masks and indices included.
-        live_bytes: Memory of their live values alone.
+        bytes: int. Memory of all these as they are stored, masks and indices included.
+        live_bytes: int. Memory of their live values alone.
         unadopted: Paths of kernels that a sparse initializer drew and that have no mask.
-        params: Parameters of the model as `model.summary()` and `count_params()` count them.
-        mask_params: How many of `params` are entries of masks or indices.
+        params: int. Parameters as `model.summary()` and `count_params()` count them.
+        mask_params: int. How many of `params` are entries of masks or indices.
     """
 
     rows: tuple[Row, ...]
@@ -136,7 +135,7 @@ class SparsityReport:
         return _sum([row.sparse_flops for row in self.rows])
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures of the kernels, which do not depend on their storage, as JSON values."""
+        """The figures of the kernels, whatever their storage, as JSON values."""
         parts = {"weights": self.rows, "unregistered": self.unregistered}
         return {name: getattr(self, name) for name in _TOTALS} | {
             name: [
@@ -158,7 +157,7 @@ class SparsityReport:
     def __rich_console__(
         self, console: rich.console.Console, options: rich.console.ConsoleOptions
     ) -> rich.console.RenderResult:
-        """The table, in terminals of 100 columns and fewer with shorter numbers."""
+        """The table; terminals of 100 columns and fewer get shorter numbers."""
         wide = options.max_width > 100
         yield self._table(_in_full if wide else _in_short, 24 if wide else 11, int(wide))
 
@@ -216,7 +215,7 @@ class SparsityReport:
         return table
 
     def _extra_columns(self) -> dict[str, list[str]]:
-        """The optional columns by title; all cells are empty in a column that is not shown."""
+        """The optional columns by title; all cells of a hidden column are empty."""
         rows = self._everything
         errors, gains = [row.orthogonality_error for row in rows], [row.gain for row in rows]
         dense = self.dense
@@ -241,31 +240,28 @@ class SparsityReport:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """The table in a notebook."""
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) -> SparsityReport:
     """Parameters, density, FLOPs, orthogonality and dead outputs of every kernel of a model.
 
-    FLOPs are multiply-adds for one sample, counted once each as in the tables of the STR and RigL
-    papers: `size * positions` for the dense kernel and `live * positions` for the sparse one.
-    `dead_outputs` counts the outputs whose effective kernel is all zero, which stay dead after
-    ReLU; `gain` is that of the initializer that drew the kernel.
+    FLOPs are multiply-adds for one sample, counted once each as in the STR and RigL papers: `size *
+    positions` dense and `live * positions` sparse. `dead_outputs` counts outputs whose effective
+    kernel is all zero, which stay dead after ReLU; `gain` is the initializer's.
 
-    Dense matrices are listed with the reason (`Row.state`). There are three densities: of the
-    sparse kernels (`sparse_density`), of all kernels (`density`) and of all matrices of the model
-    (`whole_density`). Kernels of a sparse initializer without masks are in `unadopted`: they become
-    dense in training unless `apply_masks` wraps their layers.
+    Dense matrices are listed with the reason (`Row.state`). Densities are of the sparse kernels
+    (`sparse_density`), of all kernels (`density`) and of all matrices (`whole_density`). Kernels in
+    `unadopted` have a sparse initializer and no mask: training makes them dense, unless
+    `apply_masks` wraps their layers.
 
     Args:
         model: A built Keras model; wrapped, stripped or dense.
-        orthogonality: Whether to compute the orthogonality errors (`orthogonality_error` of the
-            effective kernel, at its own scale), one matrix product per kernel: for kernels that
-            were drawn to be orthogonal and have not been trained since; with `"all"` for every
-            kernel.
-        sample: Data as for `fit`, whose inputs fix the sizes (pixels, timesteps) that the model
-            leaves open; without it the FLOPs of such a model are unknown.
+        orthogonality: bool or `"all"`. Whether to compute `orthogonality_error` of the effective
+            kernels at their own scale, one matrix product each: for kernels that were drawn
+            orthogonal and not trained since; with `"all"` for every kernel.
+        sample: Data as for `fit`, whose inputs fix sizes (pixels, timesteps) that the model leaves
+            open; without it the FLOPs of such a model are unknown.
 
     Returns:
         A `SparsityReport`, which prints as a table and has `to_dict()` and `to_csv(path)`.
@@ -274,20 +270,19 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
         NotPrunableError: A model that is not built.
 
     Warns:
-        DensityWarning: Training has ended at another density than requested, or has not updated
-            masks on a schedule (`callbacks.UpdateMasks` was missing).
+        DensityWarning: Training has ended at another density than requested, or without
+            `callbacks.UpdateMasks` for masks on a schedule.
 
-    Limits: only matrices are counted; biases, normalization, activations and pooling are missing
-    from the parameters and the FLOPs.
+    Limits: only matrices count: parameters and FLOPs lack biases, normalization, activations and
+    pooling.
 
-    Example:
-
-    >>> import keras
-    >>> import keras_sparse_ortho as kso
-    >>> model = keras.Sequential([keras.Input((100,)), keras.layers.Dense(50, name="hidden")])
-    >>> summary = kso.report(kso.sparsify(model, 0.1, seed=0))
-    >>> summary.rows[0].live, summary.rows[0].sparse_flops, summary.density
-    (500, 500, 0.1)
+    Examples:
+        >>> import keras
+        >>> import keras_sparse_ortho as kso
+        >>> model = keras.Sequential([keras.Input((100,)), keras.layers.Dense(50, name="hidden")])
+        >>> summary = kso.report(kso.sparsify(model, 0.1, seed=0))
+        >>> summary.rows[0].live, summary.rows[0].sparse_flops, summary.density
+        (500, 500, 0.1)
     """
     warn_unless_at_density(model)
     if sample is not None:
@@ -350,7 +345,6 @@ def _row(weight: PrunableWeight, orthogonality: bool | str, on_blocks: bool) -> 
 
 
 def _drawn_by(weight: PrunableWeight) -> SparseInitializer | None:
-    """The sparse initializer that drew a kernel and its mask, if one did."""
     own = weight.initializer if weight.storage is None else weight.storage.drawn_by
     return own if isinstance(own, SparseInitializer) else None
 
@@ -361,12 +355,12 @@ def _is_as_drawn(weight: PrunableWeight) -> bool:
         return False
     if weight.storage is not None:
         return weight.storage.is_as_drawn()
-    # The comparison draws the kernel again; for approximate isometry that may take minutes.
+    # The comparison draws the kernel again: minutes for approximate isometry.
     return drawn_by.isometry == "exact" and is_as_drawn(weight)
 
 
 def _itemsize(variable: Any) -> int:
-    """Bytes of an entry; those of bfloat16 and float8, which NumPy lacks, are in their names."""
+    """Bytes of an entry; NumPy lacks bfloat16 and float8, whose names have them."""
     bits = re.search(r"\d+", keras.backend.standardize_dtype(variable.dtype))
     return 1 if bits is None else max(int(bits[0]) // 8, 1)
 

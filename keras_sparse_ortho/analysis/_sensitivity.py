@@ -32,7 +32,7 @@ def sensitivity(
     Args:
         model: A built Keras model with dense kernels.
         data: A few hundred rows of inputs, as for `prune`.
-        densities: Live fractions in (0, 1].
+        densities: list of float in (0, 1]. Live fractions.
         include: Which kernels, as for `sparsify`.
         exclude: Which kernels not.
 
@@ -51,17 +51,16 @@ def sensitivity(
     Limits: as long as `prune(score="obs")`, with a bar in a terminal. `prune` lets layers make up
     for those before them, which no prediction here knows.
 
-    Example:
-
-    >>> import keras, numpy as np
-    >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="a")])
-    >>> x = np.random.default_rng(0).normal(size=(64, 8))
-    >>> table = sensitivity(model, x, densities=(0.5, 0.25))
-    >>> errors = table.errors["a/kernel"]
-    >>> list(errors), errors[0.25] > errors[0.5] > errors["int8"]
-    ([0.5, 0.25, 'int8', 'int4'], True)
-    >>> bool(np.isclose(table.predicted({"a/kernel": 0.5}), errors[0.5]))  # of a single layer
-    True
+    Examples:
+        >>> import keras, numpy as np
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="a")])
+        >>> x = np.random.default_rng(0).normal(size=(64, 8))
+        >>> table = sensitivity(model, x, densities=(0.5, 0.25))
+        >>> errors = table.errors["a/kernel"]
+        >>> list(errors), errors[0.25] > errors[0.5] > errors["int8"]
+        ([0.5, 0.25, 'int8', 'int4'], True)
+        >>> bool(np.isclose(table.predicted({"a/kernel": 0.5}), errors[0.5]))  # of a single layer
+        True
     """
     shares, batches = [check_density(share) for share in densities], calibration_batches(data)
     weights = measurable(model, weights_to_prune(model, include, exclude), batches)

@@ -13,35 +13,32 @@ class Channels:
     """Inputs of a kernel that are live or dead as a whole, for all outputs and at all taps.
 
     A `structure` for `prune` with `score="obs"`, `"wanda"` or `"magnitude"`; `remove_channels` then
-    takes out the channels that nothing reads. Live counts are rounded to whole groups, at least
-    one.
+    removes channels that nothing reads. Live counts are rounded to whole groups, at least one.
 
     Args:
-        group: Consecutive inputs that are live or dead together: 1 for the channels of a
+        group: int. Consecutive inputs that are live or dead together: 1 for channels of a
             feed-forward or a convolution, the width of a head for the projection behind attention.
             Behind Flatten all positions of a channel are one input, in functional models.
 
     Raises:
         LayoutError: When a kernel is pruned whose inputs `group` does not divide.
 
-    Limits: give `prune` an `include` with the kernels whose inputs nothing else reads. Inputs on
-    a residual stream are dead for one reader only, so nothing goes.
+    Limits: pass `prune` an `include` with the kernels whose inputs nothing else reads. Inputs on a
+    residual stream have other readers, so none is removed.
 
-    Example:
+    Examples:
+        >>> import keras, numpy as np
+        >>> import keras_sparse_ortho as kso
+        >>> model = keras.Sequential([
+        ...     keras.Input((6,)), keras.layers.Dense(8, "relu", name="up"), keras.layers.Dense(3)])
+        >>> x = np.random.default_rng(0).normal(size=(64, 6))
+        >>> half = Channels()
+        >>> pruned = kso.prune(model, 0.5, score="obs", data=x, structure=half, exclude="up")
+        >>> [tuple(layer.kernel.shape) for layer in kso.remove_channels(pruned).layers]
+        [(6, 4), (4, 3)]
 
-    >>> import keras, numpy as np
-    >>> import keras_sparse_ortho as kso
-    >>> model = keras.Sequential([
-    ...     keras.Input((6,)), keras.layers.Dense(8, "relu", name="wide"), keras.layers.Dense(3)])
-    >>> x = np.random.default_rng(0).normal(size=(64, 6))
-    >>> half = Channels()
-    >>> pruned = kso.prune(model, 0.5, score="obs", data=x, structure=half, exclude="wide")
-    >>> [tuple(layer.kernel.shape) for layer in kso.remove_channels(pruned).layers]
-    [(6, 4), (4, 3)]
-
-    Reference:
-
-    - Frantar and Alistarh, "Optimal Brain Compression" (NeurIPS 2022), arXiv 2208.11580, for groups
+    Reference: Frantar and Alistarh, "Optimal Brain Compression" (NeurIPS 2022), arXiv 2208.11580,
+    for groups
     """
 
     group: int = 1
@@ -58,7 +55,6 @@ class Channels:
             )
 
     def nearest(self, canonical_shape: Sequence[int], count: int) -> int:
-        """The live count of whole groups nearest to a count, at least one group."""
         _, _, *taps, _, outputs = canonical_shape
         unit = math.prod(taps) * self.group * outputs
         return max(round(count / unit), 1) * unit

@@ -44,7 +44,7 @@ CALIBRATED = ("obs", "wanda")
 
 _ROWS = 64  # of a batch
 _MOST_BATCHES = 64
-# With fewer different rows OBS is often behind magnitudes, which need no data.
+# With fewer different rows OBS is often behind magnitudes.
 _FEWEST_ROWS = 16
 _SOLVER = 2  # files of a run that goes on are those of this version
 
@@ -68,7 +68,7 @@ class Recipe:
         return self.refit or self.score in CALIBRATED
 
     def solved(self, weight: PrunableWeight, *moments: Moments) -> tuple[np.ndarray, np.ndarray]:
-        """Values and mask of a kernel for inputs with these moments, or by magnitude."""
+        """Values and mask for inputs with these moments, or by magnitude."""
         kernel = as_matrices(weight.finite_raw_value(), weight.layout)
         if self.masks is not None:
             mask = as_matrices(self.masks[weight.path], weight.layout)
@@ -133,14 +133,14 @@ class Recipe:
         return max(count, 1)
 
     def _shape(self, weight: PrunableWeight) -> tuple[int, ...]:
-        """The canonical shape, with the positions of a channel behind Flatten as taps."""
+        """The canonical shape; positions of a channel behind Flatten count as taps."""
         *most, inputs, outputs = canonical_shape(weight)
         times = self.positions.get(weight.path, 1)
         return (*most, times, inputs // times, outputs) if times > 1 else (*most, inputs, outputs)
 
 
 def other_density(name: str, now: int, then: int, size: int) -> list[str]:
-    """What a warning says of a density that is off by more than a tenth; else nothing."""
+    """A warning's text for a density that is off by more than a tenth; else nothing."""
     far = abs(now - then) > 0.1 * then
     return [f"{name} has the density {now / size:.4g} instead of {then / size:.4g}"] * far
 
@@ -152,10 +152,7 @@ def canonical_shape(weight: PrunableWeight) -> tuple[int, ...]:
 def measurable(
     model: Any, weights: Sequence[PrunableWeight], batches: Sequence[Any], *, given: bool = False
 ) -> list[PrunableWeight]:
-    """The kernels whose rows are known and that the first batch reaches.
-
-    A warning names the others, which stay dense; they are refused if densities are `given`.
-    """
+    """The measurable kernels that the first batch reaches; warns of others, or refuses `given`."""
     stops = {w.path: stop for w in weights if (stop := stop_of(model, w, lambda *_: None))}
     with from_zero_states(model), without_gradients():
         reached = {stop.path for stop in _calls(model, batches[0], list(stops.values()))}
@@ -186,8 +183,8 @@ def prune_layers(
 ) -> dict[str, AnyDraw]:
     """Mask and values for each kernel, by path; the model is as it was afterwards.
 
-    Every layer is solved on the inputs that the pruned ones before it give: kernels are set in
-    place meanwhile. With `"obs"` and `"wanda"` the weights are those of `measurable`.
+    Each layer is solved on the inputs from the pruned ones before it, which are set meanwhile. With
+    `"obs"` and `"wanda"` the weights are those of `measurable`.
     """
     recipe.check(weights)
     draws: dict[str, AnyDraw] = {}
@@ -241,7 +238,7 @@ def prune_layers(
 
 
 class _Saved:
-    """A file of each kernel that is done, named by a digest of all that it depends on."""
+    """A file for each finished kernel, named by a digest of all that it depends on."""
 
     def __init__(self, folder: Any, model: Any, recipe: Recipe, batches: Any) -> None:
         self._folder = pathlib.Path(folder)
@@ -264,9 +261,6 @@ class _Saved:
         stream = io.BytesIO()
         np.savez(stream, bits=draw.bits, values=draw.values)
         atomic_write_bytes(self.path(weight), stream.getvalue())
-
-
-# --- the inputs of layers ------------------------------------------------------------------------
 
 
 def calibration_batches(data: Any) -> list[Any]:
@@ -303,14 +297,14 @@ def sweep(
     verbose: int = 0,
     as_given: Callable[[], contextlib.AbstractContextManager[Any]] | None = None,
 ) -> list[Any]:
-    """Finishes one stop after the other, in the order in which the first batch calls their layers.
+    """Finishes stop after stop, in the order in which the first batch calls their layers.
 
-    A stop has a `layer` and its `path`; `add(inputs, reference, **options)` takes in the inputs of
-    one call, those in the model as given, and other arguments; `finish()` comes after the last
-    batch, and may assign values. For each stop every batch goes through the model up to the layer's
-    last call, so memory is that of one batch. Inside `as_given()` the model has the values that it
-    came with; then each batch goes through that model, too, for the `reference`. Returns the stops
-    that the first batch has not reached outside of compiled code.
+    A stop has a `layer` and its `path`. `add(inputs, reference, **options)` takes the inputs of one
+    call, those in the model as given, and other arguments; `finish()` comes after the last batch,
+    and may assign values. For each stop every batch goes through the model up to the layer's last
+    call, so memory is that of one batch. Inside `as_given()` the model has its first values; each
+    batch then goes through that, too, for the `reference`. Returns the stops that the first batch
+    does not reach outside of compiled code.
     """
     progress = keras.utils.Progbar(len(stops), verbose=verbose)
     with from_zero_states(model), without_gradients():

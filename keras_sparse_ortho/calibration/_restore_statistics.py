@@ -16,19 +16,19 @@ from keras_sparse_ortho.models import check_built
 def restore_statistics(model: keras.Model, data: Any, *, verbose: int = 0) -> list[str]:
     """Estimates the moving means and variances of batch normalization anew, in place.
 
-    Over all positions and samples `x` that are not masked, for each channel
+    For each channel, over all positions and samples `x` that are not masked,
 
         mean = sum x / n,  variance = sum (x - mean)^2 / n:
 
-    exact moments over all the data, not moving averages. Layers are set one after the other, each
-    for the inputs that the ones before it give. Pruning changes these inputs, so a pruned network
-    with batch normalization gains by this alone, without training.
+    exact moments of all the data, not moving averages. Each layer is set for the inputs that the
+    ones before it produce. Pruning changes these inputs, so a pruned network with batch
+    normalization gains by this alone, without training.
 
     Args:
         model: A built Keras model of any kind, pruned or not.
-        data: Inputs, or what `fit` takes; targets are not used. All rows of arrays, in batches of
+        data: Inputs, or what `fit` takes; targets are ignored. All rows of arrays, in batches of
             64; of data sets and generators the first 64 batches.
-        verbose: 1 for a progress bar over the layers.
+        verbose: int. 1 for a progress bar over the layers.
 
     Returns:
         The paths of the layers that were set.
@@ -40,19 +40,18 @@ def restore_statistics(model: keras.Model, data: Any, *, verbose: int = 0) -> li
     Warns:
         UserWarning: Fewer than 16 different rows of data; a model whose layers are all frozen.
 
-    Limits: all batches go through the layers in front of each layer in turn. A layer that is called
-    several times gets the moments of its first call. Layers that no batch reaches keep their
-    statistics, and are not in the list. Frozen layers (`trainable=False`) keep theirs as well, as
-    in `fit`.
+    Limits: all batches go through the layers in front of each layer in turn. Layers called several
+    times get the moments of their first call. Layers that no batch reaches and frozen ones
+    (`trainable=False`) keep their statistics, and are not in the list.
 
-    Example:
-
-    >>> import keras, numpy as np
-    >>> model = keras.Sequential([keras.Input((1,)), keras.layers.BatchNormalization(name="norm")])
-    >>> restore_statistics(model, np.arange(17.0)[:, None])
-    ['norm']
-    >>> [float(v[0]) for v in model.get_layer("norm").get_weights()[2:]]
-    [8.0, 24.0]
+    Examples:
+        >>> import keras, numpy as np
+        >>> layers = [keras.Input((1,)), keras.layers.BatchNormalization(name="norm")]
+        >>> model = keras.Sequential(layers)
+        >>> restore_statistics(model, np.arange(17.0)[:, None])
+        ['norm']
+        >>> [float(v[0]) for v in model.get_layer("norm").get_weights()[2:]]
+        [8.0, 24.0]
     """
     check_built(model)
     found = [(x, p) for x, p in walk(model, "") if isinstance(x, keras.layers.BatchNormalization)]
@@ -82,7 +81,7 @@ def restore_statistics(model: keras.Model, data: Any, *, verbose: int = 0) -> li
 
 
 class _MomentStop:
-    """The sums of the inputs of one layer and of their squares, from the first row."""
+    """Sums the inputs of a layer and their squares, relative to the first row."""
 
     def __init__(self, layer: Any, path: str) -> None:
         self.layer, self.path = layer, path

@@ -16,7 +16,7 @@ from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight, walk
 
 L = keras.layers
 
-# Entries of the rows that are in memory at once: half a gigabyte in float64.
+# Entries of rows in memory at once: half a gigabyte in float64.
 _CHUNK = 2**26
 # One of so many rows judges what is made of the others.
 HOLD_OUT = 4
@@ -46,10 +46,7 @@ class Moments:
 
 
 class GramStop:
-    """Sums the moments of a layer's rows, then calls `solve(used, held)`.
-
-    `held` has one sample in four of each batch, which `used` lacks.
-    """
+    """Sums the moments of a layer's rows for `solve(used, held)`; one sample in four is held."""
 
     def __init__(
         self, weight: PrunableWeight, layer: Any, rows: Rows, solve: Callable[..., None]
@@ -92,7 +89,7 @@ class GramStop:
 
 
 class _TokenStop(GramStop):
-    """Of an embedding: its rows are one-hot, and their moments the counts of the tokens."""
+    """For an embedding: its rows are one-hot, and their moments the counts of the tokens."""
 
     def _moments(self, x: np.ndarray, y: np.ndarray | None) -> Moments:
         counts = np.bincount(x.astype(np.int64).ravel(), minlength=self.size)
@@ -100,7 +97,7 @@ class _TokenStop(GramStop):
 
 
 class _CellStop(GramStop):
-    """Of a recurrent layer: inputs at the steps that are not masked, or the states before them."""
+    """For a recurrent layer: unmasked inputs, or the states before them."""
 
     def add(self, inputs: Any, reference: Any = None, **options: Any) -> None:
         kept = options.get("mask")
@@ -121,7 +118,7 @@ class _CellStop(GramStop):
 
 
 def stop_of(model: Any, weight: PrunableWeight, solve: Callable[..., None]) -> GramStop | None:
-    """The stop for a kernel of a plain layer; `None` where it is not known how it is applied."""
+    """The stop for a kernel of a plain layer; `None` if it is unknown how it is applied."""
     owner, name = weight.owner, weight.path.rpartition("/")[2]
     known = [(k, rows) for kinds, rows in _KINDS.items() for k in kinds if isinstance(owner, k)]
     if not known or name not in known[0][1]:
@@ -137,9 +134,6 @@ def stop_of(model: Any, weight: PrunableWeight, solve: Callable[..., None]) -> G
     return _CellStop(weight, around[0], rows, solve) if len(around) == 1 and rows else None
 
 
-# --- kernels as matrices --------------------------------------------------------------------------
-
-
 def as_matrices(kernel: np.ndarray, layout: KernelLayout | None) -> np.ndarray:
     """A kernel as `(batch * parts, taps * inputs, outputs)`."""
     canonical = (layout or KernelLayout.convolution()).to_canonical(kernel)
@@ -150,12 +144,8 @@ def as_matrices(kernel: np.ndarray, layout: KernelLayout | None) -> np.ndarray:
 def from_matrices(
     matrices: np.ndarray, shape: tuple[int, ...], layout: KernelLayout | None
 ) -> np.ndarray:
-    """The inverse of `as_matrices`, for a kernel of shape `shape`."""
     layout = layout or KernelLayout.convolution()
     return layout.from_canonical(matrices.reshape(layout.canonical_shape(shape)), shape)
-
-
-# --- rows -----------------------------------------------------------------------------------------
 
 
 def _dense(layer: Any) -> Rows:
@@ -163,7 +153,7 @@ def _dense(layer: Any) -> Rows:
 
 
 def _states(cell: Any) -> Rows | None:
-    """A GRU that resets states before its product multiplies others than those of its steps."""
+    """A GRU that resets states before its product multiplies other ones than those of its steps."""
     return _dense(cell) if getattr(cell, "reset_after", True) else None
 
 
@@ -189,7 +179,7 @@ def _einsum_dense(layer: Any) -> Rows | None:
 
 
 def _convolution(layer: Any) -> Rows:
-    """`(groups, positions, taps * channels)`: what the kernel meets at each position."""
+    """`(groups, positions, taps * channels)`: the inputs of the kernel at each position."""
     depthwise = isinstance(layer, _DEPTHWISE)
 
     def rows(x: np.ndarray) -> np.ndarray:
@@ -209,9 +199,9 @@ def _convolution(layer: Any) -> Rows:
 
 
 def _places(layer: Any, sizes: Sequence[int]) -> np.ndarray:
-    """Which input each tap meets at each position, from 1; or none, 0. `(positions, taps)`.
+    """Which input each tap meets at each position, from 1; 0 for none. `(positions, taps)`.
 
-    Numbers go through a convolution with a channel for each tap, in digits that are exact.
+    A convolution with a channel for each tap moves the numbers, in digits that are exact.
     """
     numbers = np.arange(1, math.prod(sizes) + 1)
     digits = np.stack([numbers >> shift & 255 for shift in (0, 8, 16, 24)])
@@ -230,7 +220,7 @@ def _places(layer: Any, sizes: Sequence[int]) -> np.ndarray:
 
 
 def _pointwise(layer: Any) -> Rows:
-    """What the depthwise part of a separable convolution gives at each position."""
+    """The output of the depthwise part of a separable convolution at each position."""
 
     def rows(x: np.ndarray) -> np.ndarray:
         kernel = to_numpy(layer.depthwise_kernel).astype(np.float64)

@@ -32,7 +32,7 @@ _LEVELS = {"int8": 127, "int4": 7}
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Sensitivity:
-    """What the kernels of a trained model lose by density and in integers, as `sensitivity` finds.
+    """Table of what kernels of a trained model lose by density and in integers.
 
     It prints as a table, and is a `budget` for `prune` and `parametrize`.
 
@@ -56,7 +56,7 @@ class Sensitivity:
     __repr__ = __str__
 
     def plot(self) -> Any:
-        """A figure of matplotlib: a line for each kernel, the error over the density."""
+        """Plots the error of each kernel over the density; returns a Matplotlib figure."""
         from matplotlib.figure import Figure
 
         figure = Figure(layout="constrained")
@@ -82,13 +82,9 @@ class Sensitivity:
     def budget(self, weights: Sequence[PrunableWeight], density: float) -> Budget:
         """Densities of least total error with exactly `round(density * size)` live entries in all.
 
-        The least sum over the kernels of `g_k e_k(c_k)` over the counts `c_k`, with gains `g_k` and
-        errors `e_k`, linear between the measured counts on their lower convex hull.
-
-        Reference:
-
-        - Frantar and Alistarh, "SPDY: Accurate Pruning with Speedup Guarantees" (ICML 2022), arXiv
-          2201.13096, for budgets by measured errors
+        Minimizes the sum of `g_k e_k(c_k)` over the counts `c_k`, with gains `g_k` and errors `e_k`
+        on the lower convex hull of the measured ones. Budgets by measured errors: Frantar and
+        Alistarh, "SPDY" (ICML 2022), arXiv 2201.13096.
         """
         counts, parts = {}, []
         for weight in weights:
@@ -97,7 +93,7 @@ class Sensitivity:
             at, first = np.unique(at, return_index=True)
             counts[weight.path], widths = at[0], np.diff(at)
             slopes = self.gains[weight.path] * np.diff(errors[first]) / widths
-            # The slopes of a lower convex hull are the rising ones that are nearest to those given.
+            # The slopes of a lower convex hull are the nearest rising ones.
             slopes = isotonic_regression(slopes, weights=widths).x
             parts += [
                 (slope, weight.path, more) for slope, more in zip(slopes, widths, strict=True)
@@ -122,7 +118,6 @@ class Sensitivity:
 
 
 def densities_around(density: float) -> list[float]:
-    """The densities at which kernels are measured for a model of this density."""
     least = _LEAST * density
     return [least ** (k / _POINTS) for k in range(1, _POINTS + 1)]
 
@@ -136,8 +131,8 @@ def measured_errors(
 ) -> Sensitivity:
     """For each kernel `W` the errors `tr (V - W)^T G (V - W) / tr W^T G W`, and the gains.
 
-    `G` is `X^T X` of one row in four, `V` what OBS makes of `W` on the others, or `W` in integers
-    with a scale for each output; a gain is the model's error over that of its layer in int4.
+    `G` is `X^T X` of one row in four, `V` OBS' kernel from the others, or `W` in integers with a
+    scale for each output; a gain is the model's error over that of its layer in int4.
     """
     found: dict[str, dict[float | str, float]] = {}
     gains: dict[str, float] = {}

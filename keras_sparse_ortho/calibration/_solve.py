@@ -1,10 +1,9 @@
 """Which entries of a kernel stay, and their values: least squares on the inputs of its layer.
 
-Everything here is on `M` matrices at once, NumPy arrays: kernels, scores and masks are
-`(M, k, outputs)`, the Gram matrices `G = X^T X` of the layer's inputs `(M, k, k)` in float64, or
-`(1, k, k)` where all matrices have the same inputs.
+Arrays hold `M` matrices: kernels, scores and masks `(M, k, outputs)`, Gram matrices `G = X^T X` of
+the layer's inputs `(M, k, k)` in float64, or `(1, k, k)` where all matrices have the same inputs.
 
-A pattern says what is dropped together. It has
+A pattern says which entries are dropped together:
 
 - `lines`: index arrays that part the `k` inputs; for one output the entries of a line are dropped
   together. `None`: single entries;
@@ -51,9 +50,7 @@ Array = np.ndarray
 class Entries:
     """Single entries; with a `structure`, at most `n` among every `m` consecutive inputs.
 
-    Args:
-        structure: The pattern, if there is one.
-        taps: Taps of a convolution, which come before the inputs; each has groups of its own.
+    `taps` of a convolution come before the inputs; each has groups of its own.
     """
 
     structure: NByM | None = None
@@ -73,10 +70,7 @@ class Entries:
 class Blocks:
     """Blocks, regular ones or in any pattern, live at all taps or at none.
 
-    Args:
-        block: The blocks.
-        shape: The canonical shape of the kernel.
-        few: Whether lines have few different counts, as layers of live blocks need.
+    `shape` is canonical. With `few`, lines have few different counts, as live blocks need.
     """
 
     block: Block
@@ -96,7 +90,7 @@ class Blocks:
         return [(starts + line[line >= 0]).ravel() for line in rows]
 
     def largest(self, scores: Array, count: int, *, last: bool = True) -> Array:
-        """Counts are rounded up to whole blocks, of regular ones to their unit."""
+        """Counts are rounded up to whole blocks, or to the unit of regular ones."""
         unit = block_unit(self.block, self.shape)
         count = -(-count // unit) * unit
         if count > scores.size - unit:
@@ -120,9 +114,8 @@ class _Problem:
     """`min tr (V - T)^T H (V - T)` in coordinates that make the inputs of each line white.
 
     With the upper triangular `U` of each line, `U^T U = H` there, the kernel is `U V` and the
-    Hessian `U^-T H U^-1`. What dropping some entries of a line costs alone is then the sum of their
-    squares. The outputs to fit, those of `T`, are halfway between the models: all the way would
-    follow the few rows too closely.
+    Hessian `U^-T H U^-1`. Dropping entries of a line then costs the sum of their squares. `T` is
+    halfway between the models, as the full correction overfits the few rows.
     """
 
     def __init__(self, kernel: Array, moments: Moments, pattern: Pattern) -> None:
@@ -146,20 +139,18 @@ class _Problem:
             self.full = self.full + AIM * np.linalg.solve(self.normal, missed)
 
     def back(self, found: Array) -> Array:
-        """The kernel of these coordinates."""
         return _scaled(self._back, found)
 
     def refitted(self, mask: Array, extra: float, start: Array, tolerance: float) -> Array:
-        """The live entries of least error, in these coordinates."""
         normal = self.normal + extra * np.eye(self.normal.shape[-1])
         return _refit(self.full, mask, normal, start, tolerance)
 
     def found(self, count: int, damping: float, iterations: int) -> tuple[Array, Array]:
         """Values and mask by the alternating direction method of multipliers (ADMM).
 
-        `V` minimizes the error plus `r/2 |V - D + U/r|^2`, `D` is the projection of `V + U/r` onto
-        the pattern, and the multipliers `U` gather what is between them. `r` rises from far below
-        the diagonal of the Hessian, which is 1, to above it. In float32: a refit follows.
+        `V` minimizes the error plus `r/2 |V - D + U/r|^2`, `D` projects `V + U/r` onto the pattern,
+        and the multipliers `U` sum their difference. `r` rises from far below the Hessian's
+        diagonal, 1, to above it. In float32: a refit follows.
         """
         extra, full = np.float32(damping), self.full.astype(np.float32)
         roots, axes = self._spectrum
@@ -182,7 +173,6 @@ class _Problem:
 
 
 def _scaled(scale: Array, kernel: Array) -> Array:
-    """A kernel times a matrix, or a column of numbers."""
     return scale * kernel if scale.shape[-1] == 1 else scale @ kernel
 
 
@@ -242,10 +232,7 @@ def refit(kernel: Array, mask: Array, used: Moments, held: Moments) -> Array:
 
 
 def _extra(kernel: Array, mask: Array, used: Moments, held: Moments) -> float:
-    """What is added to the unit diagonal of `H`, the best for these live entries on held-out rows.
-
-    Some outputs tell.
-    """
+    """The addition to the unit diagonal of `H` that is best for some outputs on held-out rows."""
     if not held.rows:
         return EXTRA[-1]
     some = slice(None, None, -(-kernel.shape[-1] // _OUTPUTS))
@@ -265,7 +252,7 @@ def _extra(kernel: Array, mask: Array, used: Moments, held: Moments) -> float:
 
 
 def _refit(full: Array, live: Array, normal: Array, start: Array, tolerance: float) -> Array:
-    """Conjugate gradients for all columns at once, until the preconditioned residuals are small."""
+    """Conjugate gradients for all columns at once, until preconditioned residuals are small."""
     scale = 1.0 / np.diagonal(normal, axis1=-2, axis2=-1)[..., None]
     target = live * (normal @ full)
     goal = tolerance**2 * np.sum(target * scale * target, axis=-2, keepdims=True)
@@ -288,13 +275,11 @@ def _refit(full: Array, live: Array, normal: Array, start: Array, tolerance: flo
 
 
 def _ratio(above: Array, below: Array) -> Array:
-    """`above / below`, and 0 where nothing is left to do."""
     positive = below > 0
     return np.where(positive, above / np.where(positive, below, 1.0), 0.0)
 
 
 def wanda(kernel: Array, gram: Array) -> Array:
-    """Scores `|w_ij| * norm of input i`."""
     squares = gram if gram.ndim == 2 else np.diagonal(gram, axis1=-2, axis2=-1)
     return np.abs(kernel) * np.sqrt(squares)[..., None]
 

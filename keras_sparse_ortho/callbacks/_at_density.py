@@ -16,32 +16,30 @@ _WAIT = ("on_epoch_end", "on_train_batch_end")
 
 
 class BestAtDensity(keras.callbacks.Callback):
-    """Hides from a callback the epochs that end before the density asked for is reached.
+    """Hides from a callback the epochs that end before the requested density is reached.
 
-    While masks are updated and thresholds rise the loss is best early, when the model is dense:
-    that is where `EarlyStopping` restores, and what `ModelCheckpoint` keeps as the best. Wrapped in
-    this, they only see epochs that end with every weight at its final density.
+    The loss is best early, when the model is dense: `EarlyStopping` would restore that, and
+    `ModelCheckpoint` keep it. Wrapped, they only see epochs that end at the final density.
 
     Args:
         callback: A Keras callback, such as `EarlyStopping(restore_best_weights=True)`,
-            `ModelCheckpoint(save_best_only=True)` or `ReduceLROnPlateau()`. Its `on_epoch_end` and
-            `on_train_batch_end` are not called before; everything else is passed on.
+            `ModelCheckpoint(save_best_only=True)` or `ReduceLROnPlateau()`. Until then its
+            `on_epoch_end` and `on_train_batch_end` are not called; everything else is.
 
-    Limits: the density is checked after epochs, not batches. What `ReduceLROnPlateau` adds to the
-    logs is missing before.
+    Limits: the density is checked after epochs, not batches. Until then the logs lack what
+    `ReduceLROnPlateau` adds.
 
-    Example:
-
-    >>> import keras, numpy as np
-    >>> import keras_sparse_ortho as kso
-    >>> dense = keras.Sequential([keras.Input((64,)), keras.layers.Dense(32)])
-    >>> model = kso.parametrize(dense, kso.SoftThreshold)
-    >>> model.compile("sgd", "mse")
-    >>> stop = keras.callbacks.EarlyStopping("loss", patience=1, restore_best_weights=True)
-    >>> history = model.fit(np.ones((64, 64)), np.ones((64, 32)), verbose=0, epochs=4,
-    ...                     callbacks=[kso.callbacks.TargetDensity(0.125), BestAtDensity(stop)])
-    >>> kso.prunable_weights(model)
-    [<dense/kernel shape=(64, 32), density=0.125>]
+    Examples:
+        >>> import keras, numpy as np
+        >>> import keras_sparse_ortho as kso
+        >>> dense = keras.Sequential([keras.Input((64,)), keras.layers.Dense(32)])
+        >>> model = kso.parametrize(dense, kso.SoftThreshold)
+        >>> model.compile("sgd", "mse")
+        >>> stop = keras.callbacks.EarlyStopping("loss", patience=1, restore_best_weights=True)
+        >>> history = model.fit(np.ones((64, 64)), np.ones((64, 32)), verbose=0, epochs=4,
+        ...                     callbacks=[kso.callbacks.TargetDensity(0.125), BestAtDensity(stop)])
+        >>> kso.prunable_weights(model)
+        [<dense/kernel shape=(64, 32), density=0.125>]
     """
 
     def __init__(self, callback: keras.callbacks.Callback) -> None:
@@ -49,7 +47,7 @@ class BestAtDensity(keras.callbacks.Callback):
         if not isinstance(callback, keras.callbacks.Callback):
             raise ValueError(f"`callback` must be a Keras callback. Received: {callback=}")
         self.callback = callback
-        # Keras asks whether a step must wait for a callback; this one does nothing more than that.
+        # Keras asks whether a step must wait for a callback; this one needs no more than that one.
         kind, base = type(callback), keras.callbacks.Callback
         ends = [name for name in dir(base) if name.endswith("batch_end")]
         default = all(getattr(kind, name) is getattr(base, name) for name in ends)
@@ -80,33 +78,31 @@ class BestAtDensity(keras.callbacks.Callback):
 
 @other_keywords()
 def finish(model: Any, density: float | None = None) -> Any:
-    """Brings a model to the density that was asked for, without training it; in place.
+    """Brings a model to its requested density without training, in place; returns it.
 
-    This does at once what the end of the schedule would have done: a scheduled mask keeps its
-    `round(d * size)` largest magnitudes; learnt thresholds leave `round(d * size)` entries of the
-    whole model live, which are fixed. Moments of entries that die are reset. Use it for runs that
-    ended before their schedule, and for weights of an earlier epoch, and train on for some epochs.
-    The model is returned.
+    This does at once what the end of the schedule does: a scheduled mask keeps its `round(d *
+    size)` largest magnitudes; learnt thresholds leave `round(d * size)` entries of the whole model
+    live, and fix them. Moments of entries that die are reset. Use it for runs that ended before
+    their schedule and for weights of an earlier epoch, and train on for some epochs.
 
     Args:
         model: A Keras model with such parametrizations.
-        density: For learnt thresholds: the global density, in (0, 1]. Default: that of
+        density: float in (0, 1]. For learnt thresholds: the global density. Default: that of
             `TargetDensity`.
 
     Raises:
-        NotPrunableError: A model without such parametrizations; thresholds without a density, or a
-            density for scheduled masks, which have their own; weights that are not finite.
+        NotPrunableError: A model without such parametrizations; thresholds without a density;
+            scheduled masks, which have their own, with one; weights that are not finite.
 
-    Limits: entries that are 0 stay 0, so a density above that of the model is not reached.
+    Limits: entries that are 0 stay 0, so the density never rises.
 
-    Example:
-
-    >>> import keras
-    >>> import keras_sparse_ortho as kso
-    >>> dense = keras.Sequential([keras.Input((64,)), keras.layers.Dense(32)])
-    >>> model = kso.parametrize(dense, kso.MagnitudeMask(kso.schedules.Cubic(0.125)))
-    >>> kso.prunable_weights(finish(model))  # as at the end of a run
-    [<dense/kernel shape=(64, 32), density=0.125>]
+    Examples:
+        >>> import keras
+        >>> import keras_sparse_ortho as kso
+        >>> dense = keras.Sequential([keras.Input((64,)), keras.layers.Dense(32)])
+        >>> model = kso.parametrize(dense, kso.MagnitudeMask(kso.schedules.Cubic(0.125)))
+        >>> kso.prunable_weights(finish(model))  # as at the end of a run
+        [<dense/kernel shape=(64, 32), density=0.125>]
     """
     made = [weight.parametrization for weight in prunable_weights(model)]
     masks = [p for p in made if isinstance(p, ScheduledMask)]
@@ -132,14 +128,14 @@ def finish(model: Any, density: float | None = None) -> Any:
     for mask in masks:
         live, final = mask.counts()
         if live != final:
-            # At least step 0, so that the mask counts as updated.
+            # From step 0 on, the mask counts as updated.
             reset, _ = mask.update(max(mask.last_updated, 0), mask.schedule.density)
             zero_slots(optimizer, mask.weight.variable, reset)
     if thresholds:
         (target,) = targets
         steering = ThresholdSteering(target)
         steering.take(thresholds)
-        # All of them where another run has frozen them at another density.
+        # All of them if another run has frozen them at another density.
         for threshold, kept in steering.cut(steering.thresholds or thresholds, target, freeze=True):
             zero_slots(optimizer, threshold.steered, np.logical_not(kept))
         for threshold in thresholds:

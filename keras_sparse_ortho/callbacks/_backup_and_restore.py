@@ -22,40 +22,39 @@ _WEIGHTS = "epoch_{:06d}.weights.h5"
 class BackupAndRestore(keras.callbacks.Callback):
     """Saves the state of training after every epoch, and resumes from there when run again.
 
-    Unlike `keras.callbacks.BackupAndRestore` it covers the states of seed generators, from which
-    `Dropout` and augmentation layers draw, and a kill at any moment, also while files are written.
-    So `fit`, called again with the same arguments, ends bit by bit with the model of a run without
-    interruption, if the data come in the same order.
+    Unlike `keras.callbacks.BackupAndRestore` it saves the states of seed generators, from which
+    `Dropout` and augmentation layers draw, and survives a kill at any moment, also while it writes.
+    `fit`, called again with the same arguments, ends bit by bit with the model of an uninterrupted
+    run, if the data come in the same order.
 
-    If several processes train one model, each has this callback, and a folder `worker_0`, ... in
-    `backup_dir`. Each keeps the epoch before as well, and a restarted job resumes from the last
-    epoch that all of them have.
+    If several processes train one model, each has this callback and a folder `worker_0`, ... in
+    `backup_dir`. Each also keeps the epoch before; a restarted job resumes from the last epoch that
+    all of them have.
 
     Args:
-        backup_dir: A folder for this run alone; it is created if it does not exist.
-        delete_checkpoint: Whether to delete the files when training is finished.
+        backup_dir: str or path. A folder for this run alone; it is created if it does not exist.
+        delete_checkpoint: bool. Whether to delete the files when training is finished.
 
     Raises:
-        ValueError: When training begins: a model that is not built, a folder with a damaged backup
-            or with that of another model, or one without the epoch that other processes have.
+        ValueError: When training begins: a model that is not built; a backup that is damaged, of
+            another model, or without the epoch that other processes have.
         WorkerError: One of these, on another process.
 
     Limits: a run resumes at the end of an epoch; `steps_per_epoch` makes epochs shorter.
-    `fit(shuffle=True)` and a shuffled `tf.data.Dataset` give another order in the resumed run. The
-    counts of other callbacks, such as the patience of `EarlyStopping`, start again. Kernels that
-    are sharded over several processes are not saved: Keras' `save_weights` raises there.
+    `fit(shuffle=True)` and a shuffled `tf.data.Dataset` give another order in the resumed run.
+    Counts of other callbacks, such as the patience of `EarlyStopping`, start again. `save_weights`
+    raises for kernels that are sharded over several processes.
 
-    Example:
-
-    >>> import keras, numpy as np, tempfile
-    >>> import keras_sparse_ortho as kso
-    >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dropout(0.5),
-    ...                           keras.layers.Dense(4)])
-    >>> model = kso.sparsify(dense, 0.25, seed=0)
-    >>> model.compile("sgd", "mse")
-    >>> backup = BackupAndRestore(tempfile.mkdtemp())
-    >>> history = model.fit(np.ones((8, 8)), np.ones((8, 4)), shuffle=False, verbose=0, epochs=3,
-    ...                     callbacks=[backup])
+    Examples:
+        >>> import keras, numpy as np, tempfile
+        >>> import keras_sparse_ortho as kso
+        >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dropout(0.5),
+        ...                           keras.layers.Dense(4)])
+        >>> model = kso.sparsify(dense, 0.25, seed=0)
+        >>> model.compile("sgd", "mse")
+        >>> backup = BackupAndRestore(tempfile.mkdtemp())
+        >>> history = model.fit(np.ones((8, 8)), np.ones((8, 4)), shuffle=False, verbose=0,
+        ...                     epochs=3, callbacks=[backup])
     """
 
     def __init__(
@@ -160,7 +159,6 @@ class BackupAndRestore(keras.callbacks.Callback):
 
 
 def _is_record(value: Any) -> bool:
-    """Whether this is what `on_epoch_end` writes for an epoch."""
     if not isinstance(value, dict):
         return False
     epoch: Any = value.get("epoch")

@@ -27,20 +27,18 @@ from keras_sparse_ortho.schedules import Schedule
 class DensityLogger(Logging):
     """Adds density and thresholds of the kernels to the logs of every epoch.
 
-    `density = sum(live) / sum(size)` over all kernels, and, where there are learnt thresholds,
-    `threshold`, their mean over the kernels. All callbacks of the list have them. `TargetDensity`
-    and `UpdateMasks` add the same by themselves.
+    `density = sum(live) / sum(size)` over all kernels and `threshold`, the mean over kernels with
+    learnt ones, reach all callbacks of the list. `TargetDensity` and `UpdateMasks` add the same.
 
-    Example:
-
-    >>> import keras, numpy as np
-    >>> import keras_sparse_ortho as kso
-    >>> model = kso.sparsify(keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)]), 0.25)
-    >>> model.compile("sgd", "mse")
-    >>> history = model.fit(np.ones((8, 8)), np.ones((8, 4)), verbose=0,
-    ...                     callbacks=[kso.callbacks.DensityLogger()])
-    >>> history.history["density"]
-    [0.25]
+    Examples:
+        >>> import keras, numpy as np
+        >>> import keras_sparse_ortho as kso
+        >>> model = kso.sparsify(keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)]), 0.25)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(np.ones((8, 8)), np.ones((8, 4)), verbose=0,
+        ...                     callbacks=[kso.callbacks.DensityLogger()])
+        >>> history.history["density"]
+        [0.25]
     """
 
     def logged(self) -> dict[str, float]:
@@ -57,7 +55,6 @@ def _density_and_threshold(model: Any) -> dict[str, float]:
 
 
 def warn_not_finite(callback: str, error: NotPrunableError) -> None:
-    """Warns of a run that has left weights which have no density."""
     warnings.warn(
         f"{callback} could not bring the weights to their density after the last step, as the run "
         "has left infinite or NaN ones. Train again, with a lower learning rate or other data. "
@@ -70,8 +67,8 @@ def warn_not_finite(callback: str, error: NotPrunableError) -> None:
 class DensityRun(StepCallback):
     """Brings parametrizations of a `_kind` to a density, and warns when the run ends without it.
 
-    Weights of an earlier epoch, which `EarlyStopping` may restore, are not pruned, as no training
-    would follow. The density is checked when all callbacks are done.
+    Restored weights of an earlier epoch are not pruned, as no training would follow. The density
+    is checked when all callbacks are done.
     """
 
     _kind: type[Parametrization]
@@ -89,14 +86,13 @@ class DensityRun(StepCallback):
 
     @abc.abstractmethod
     def state(self) -> list[Any]:
-        """What this callback has set in the model; it differs once weights were restored."""
+        """Values that this callback has set in the model; they differ once weights are restored."""
 
     @abc.abstractmethod
     def end_step(self) -> int | None:
         """The step at which the last schedule ends."""
 
     def is_due_at_end(self, step: int, executed: int) -> bool:
-        """Whether `on_step` acts after the last step."""
         return self.is_due(step, executed)
 
     def prepare(self) -> None:
@@ -166,17 +162,16 @@ class UpdateMasks(DensityRun):
     """Updates masks of `MagnitudeMask`, `Feather` and `StraightThroughTopK` on their schedule.
 
     Before step `t` every weight whose schedule is due gets the mask of its `round(d(t) * size)`
-    largest magnitudes. Raw weights that a `MagnitudeMask` drops are set to zero, and so are their
-    moments and averages in the optimizer. A mask at its final density does not change in later
-    runs, although its schedule would start dense.
+    largest magnitudes. Raw weights that a `MagnitudeMask` drops become zero, and so do their
+    moments and averages in the optimizer. Masks at their final density stay in later runs.
 
-    The logs of `fit` get `density`, and, if dead entries can come back, `moved`: the fraction of
-    live entries that did in this epoch. A custom training loop calls `update(step)`: see
+    The logs of `fit` get `density` and, if dead entries can come back, `moved`: the fraction of
+    live entries that did in this epoch. In a custom training loop call `update(step)`: see
     docs/custom_loops.md.
 
     Args:
-        stop: Whether to end `fit` with the step before which the last schedule has ended, so that
-            the model can go on in another storage: `convert(model, "blocks")`.
+        stop: bool. Whether to end `fit` when the last schedule has ended, so that the model can go
+            on in another storage: `convert(model, "blocks")`.
 
     Raises:
         NotPrunableError: When training begins, if no weight has a scheduled mask.
@@ -185,19 +180,19 @@ class UpdateMasks(DensityRun):
             or if it would start again, because the optimizer has lost its steps.
 
     Warns:
-        DensityWarning: When training has ended, and masks are not at the final density of their
-            schedules; the reasons and remedies are those of `TargetDensity`.
+        DensityWarning: When training has ended and masks are not at their final density, for the
+            reasons and with the remedies of `TargetDensity`.
 
-    Example:
-
-    >>> import keras, numpy as np
-    >>> import keras_sparse_ortho as kso
-    >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
-    >>> model = kso.parametrize(dense, kso.parametrizations.MagnitudeMask(0.25, frequency=2))
-    >>> model.compile("sgd", "mse")
-    >>> history = model.fit(np.ones((8, 8)), np.ones((8, 4)), verbose=0, callbacks=[UpdateMasks()])
-    >>> round(kso.prunable_weights(model)[0].density, 3)
-    0.25
+    Examples:
+        >>> import keras, numpy as np
+        >>> import keras_sparse_ortho as kso
+        >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+        >>> model = kso.parametrize(dense, kso.parametrizations.MagnitudeMask(0.25, frequency=2))
+        >>> model.compile("sgd", "mse")
+        >>> masks = UpdateMasks()
+        >>> history = model.fit(np.ones((8, 8)), np.ones((8, 4)), verbose=0, callbacks=[masks])
+        >>> round(kso.prunable_weights(model)[0].density, 3)
+        0.25
     """
 
     _kind = ScheduledMask
@@ -216,7 +211,7 @@ class UpdateMasks(DensityRun):
             mask.watched = True
 
     def on_run_begin(self, step: int, start: int, steps: int | None) -> None:
-        # Not those of masks that another run left at their final density.
+        # Skip masks that another run left at their final density.
         self.sync()
         plans = [(mask, mask.schedule.resolved(steps, start)) for mask in self._own]
         over = [mask for mask, plan in plans if _is_over(mask, plan, step)]
@@ -264,7 +259,7 @@ class UpdateMasks(DensityRun):
 
 
 def _is_over(mask: ScheduledMask, plan: Schedule, step: int) -> bool:
-    """Whether a second `fit` finds a mask at its final density, which this plan would undo."""
+    """Whether an earlier run left the mask at its final density, which this plan would undo."""
     live, final = mask.counts()
     last = mask.last_updated
     if live != final or last < 0:

@@ -25,7 +25,7 @@ Generator = np.random.Generator
 
 
 class DynamicSparseTraining(StepCallback):
-    """Moves live entries every `frequency` steps, to where `growth_scores` of a subclass says."""
+    """Moves live entries every `frequency` steps to the places of largest `growth_scores`."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class DynamicSparseTraining(StepCallback):
         self.fraction = check_density(fraction, "fraction")
         self.end_step = None if end_step is None else check_integer("end_step", end_step)
         self.include, self.exclude = include, exclude
-        # An integer, so that a resumed run draws the same as one that was not interrupted.
+        # An integer: a resumed run draws the same as an uninterrupted one.
         self.seed = check_integer("seed", seed, least=0)
         self._weights: list[PrunableWeight] = []
         self._until = self.end_step or 0
@@ -50,10 +50,7 @@ class DynamicSparseTraining(StepCallback):
 
     @abc.abstractmethod
     def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[np.ndarray]:
-        """Scores of each weight, in its shape (of blocks `(I, J)`): the largest dead ones grow.
-
-        The update is skipped if a score is not finite.
-        """
+        """Scores in the shape of each weight (of blocks `(I, J)`); NaN or inf skips the update."""
 
     def drop_fraction(self, step: int) -> float:
         if step >= self._until:
@@ -109,7 +106,7 @@ class DynamicSparseTraining(StepCallback):
         return {"moved": self._moved / sum(weight.live for weight in self._weights)}
 
     def move(self, step: int) -> int:
-        """Drops and grows now, for the cosine at `step`; how many have moved."""
+        """Drops and grows now, for the cosine at `step`; returns how many have moved."""
 
         def update() -> int:
             pairs = [*zip(self._weights, self.growth_scores(self._weights, step), strict=True)]
@@ -160,33 +157,33 @@ class DynamicSparseTraining(StepCallback):
 
 
 class SET(DynamicSparseTraining):
-    """Sparse evolutionary training (SET): small weights are dropped, and as many grow at random.
+    """Sparse evolutionary training (SET): drops small weights and grows as many at random.
 
-    Before step `t = frequency, 2 frequency, ... < T_end` each layer with `n` live entries drops
+    Before step `t = frequency, 2 frequency, ... < T_end` each layer with `n` live entries drops the
 
         floor(f(t) n),  f(t) = alpha / 2 (1 + cos(pi t / T_end))
 
-    of them, those of smallest magnitude, and as many of the entries that are then dead become live,
-    drawn uniformly. Grown entries start from zero, and so do the moments and averages of grown and
-    dropped ones. An entry that was just dropped may be drawn; it is then as if it had stayed.
+    of smallest magnitude. Then as many dead entries, drawn uniformly, become live; one that was
+    just dropped may return. Grown entries start from zero, and so do moments and averages of grown
+    and dropped ones.
 
     In masks that `ExactOrthogonal` drew with a `Block` structure, and in layers of live blocks,
     whole blocks move, by the sums over their entries; regular ones keep the fan of every line.
 
     Random choices follow from `seed`, the step and the path of the weight. `moved` in the logs is
-    the fraction of live entries that moved in an epoch. A custom training loop calls
+    the fraction of live entries that moved in an epoch. In a custom training loop call
     `update(step)`: see docs/custom_loops.md. `move` does an update at once.
 
     Args:
-        frequency: Optimizer steps between updates. Default: a hundredth of `T_end`, at least 1 and
-            at most 100, the paper's.
-        fraction: `alpha`, the part of the live weights to drop at first, in (0, 1].
-        end_step: `T_end`, the optimizer step from which on masks do not change. Default: three
-            quarters of `epochs * steps` of this `fit`. Give it for runs in several calls of `fit`.
+        frequency: int. Optimizer steps between updates. Default: a hundredth of `T_end`, at least 1
+            and at most 100, the paper's.
+        fraction: float in (0, 1]. `alpha`, the part of the live weights to drop at first.
+        end_step: int. `T_end`, the optimizer step from which on masks do not change. Default: three
+            quarters of `epochs * steps` of this `fit`; set it for runs in several calls of `fit`.
         include: Weights to train this way: paths, regular expressions or a predicate. Default: all
             trainable ones with a `FixedMask` or live blocks.
         exclude: Which of these to leave out.
-        seed: An integer.
+        seed: int.
 
     Raises:
         NotPrunableError: When training begins, if a weight has another parametrization than
@@ -195,25 +192,22 @@ class SET(DynamicSparseTraining):
         ValueError: An argument out of range; no `end_step` where an epoch's length is not known.
 
     Limits: weights are ranked on the host. With `steps_per_execution` of `k > 1` an update waits
-    for the end of an execution, and where `k` does not divide an epoch it may be made twice.
+    for the end of an execution; if `k` does not divide an epoch it may be made twice.
 
-    Example:
+    Examples:
+        >>> import keras, numpy as np
+        >>> import keras_sparse_ortho as kso
+        >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8, use_bias=False)])
+        >>> model = kso.sparsify(dense, 0.25, seed=0)
+        >>> model.compile("adam", "mse")
+        >>> callback = kso.callbacks.SET(frequency=2, end_step=100)
+        >>> history = model.fit(np.ones((8, 8)), np.ones((8, 8)), batch_size=2, verbose=0,
+        ...                     callbacks=[callback])
+        >>> kso.prunable_weights(model)[0].live
+        16
 
-    >>> import keras, numpy as np
-    >>> import keras_sparse_ortho as kso
-    >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8, use_bias=False)])
-    >>> model = kso.sparsify(dense, 0.25, seed=0)
-    >>> model.compile("adam", "mse")
-    >>> callback = kso.callbacks.SET(frequency=2, end_step=100)
-    >>> history = model.fit(np.ones((8, 8)), np.ones((8, 8)), batch_size=2, verbose=0,
-    ...                     callbacks=[callback])
-    >>> kso.prunable_weights(model)[0].live
-    16
-
-    References:
-
-    - Mocanu et al. (Nature Communications 9, 2018), arXiv 1707.04780 (new weights are random there)
-    - Evci et al., "Rigging the lottery" (ICML 2020), arXiv 1911.11134
+    References: Mocanu et al. (Nature Communications 9, 2018), arXiv 1707.04780 (new weights are
+    random there); Evci et al., "Rigging the lottery" (ICML 2020), arXiv 1911.11134
     """
 
     def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[np.ndarray]:
@@ -239,7 +233,6 @@ def random_order(shape: tuple[int, ...], seed: int) -> np.ndarray:
 
 
 def _structure(weight: PrunableWeight) -> Any:
-    """The structure with which the mask was drawn, if it has one."""
     drawn_by = getattr(weight.parametrization, "drawn_by", None)
     return drawn_by.structure if isinstance(drawn_by, ExactOrthogonal) else None
 
@@ -263,7 +256,7 @@ def _moved_entries(weight: PrunableWeight, fraction: float, scores: Array, rng: 
 
 
 def _moved_blocks(weight: PrunableWeight, fraction: float, scores: Array, rng: Generator) -> Array:
-    """Which blocks are live after a fraction of them has moved; see `move_regular`."""
+    """The live blocks after a fraction of them has moved; see `move_regular`."""
     storage: Any = weight.storage
     live, magnitudes = storage.live_places(), storage.live_sums()
     if wrong := np.count_nonzero(~np.isfinite(magnitudes)):
@@ -299,9 +292,9 @@ def smallest(value: Array, live: Array, count: int, rng: Generator) -> Array:
 
 
 def largest(scores: Array, count: int, rng: Generator) -> Array:
-    """Indices of the `count` largest of a vector of scores; which of several equals is drawn.
+    """Indices of the `count` largest of a vector of scores.
 
-    A fixed rule for equals would pile up new entries at one end of kernels without gradients.
+    Ties are drawn: a fixed rule would pile up new entries at one end of kernels without gradients.
     """
     if count == 0:
         return np.zeros(0, dtype=np.intp)
@@ -317,10 +310,9 @@ def largest(scores: Array, count: int, rng: Generator) -> Array:
 def move_regular(
     magnitudes: Array, live: Array, count: int, scores: Array, rng: Generator
 ) -> Array:
-    """Drops the `count` smallest live entries of all matrices; every line keeps its fan.
+    """Drops the `count` smallest live entries of all matrices `(..., inputs, outputs)`.
 
-    Among all ways to give inputs and outputs their entries back, one with (nearly) the largest sum
-    of scores is taken. Arrays are `(..., inputs, outputs)`.
+    Every line keeps its fan; of all such ways, one of (nearly) largest sum of scores is taken.
 
     >>> live = np.eye(3, dtype=bool)
     >>> scores = np.roll(np.eye(3), 1, axis=1)
@@ -340,8 +332,7 @@ def move_blocks(
 ) -> Array:
     """Drops as many whole blocks as `count` entries make, then grows as many by sums of scores.
 
-    Arrays are canonical, `(batch, parts, *taps, inputs, outputs)`; see `KernelLayout`. Regular
-    blocks are summed over taps, too, and keep the fan of every line.
+    Arrays are canonical (`KernelLayout`). Regular blocks span all taps and keep every line's fan.
 
     >>> value = np.array([[[[3.0, 1.0], [2.0, 5.0], [0.0, 0.0]]]])
     >>> scores = np.arange(6.0).reshape(value.shape)

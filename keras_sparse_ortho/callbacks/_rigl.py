@@ -18,50 +18,47 @@ from keras_sparse_ortho.models import StatelessLoss
 class RigL(DynamicSparseTraining):
     """Rigged lottery (RigL): small weights drop, as many grow where the gradient is largest.
 
-    As `SET`, but of the entries that are dead after the drop, those with the largest `|dL/dw_e|`
-    become live: the gradient of the dense kernel at the weights before the drop, for one extra
-    batch. Regular blocks move so that the sum of scores is the largest that keeps all fans.
+    As `SET`, but the dead entries with the largest `|dL/dw_e|` become live: the gradient of the
+    dense kernel at the weights before the drop, for one extra batch. Regular blocks move to the
+    largest sum of scores that keeps all fans.
 
-    The gradient is of the compiled loss, in training mode, with regularization; of several
-    processes that of the mean over all their batches. No seeds or moving averages change. The other
-    arguments are those of `SET`.
+    The gradient is of the compiled loss, in training mode, with regularization; several processes
+    use the mean over all their batches. No seeds or moving averages change.
 
     Args:
-        data: Where extra batches come from, as `fit` takes it: arrays, `x`, `(x, y)` or `(x, y,
+        data: Source of extra batches, as `fit` takes it: arrays, `x`, `(x, y)` or `(x, y,
             sample_weight)`, from which `batch_size` samples are drawn; a `keras.utils.PyDataset`;
             or an iterable of batches that can start again: a list, a `tf.data.Dataset`, a torch
-            `DataLoader`, or a function that returns a generator. The n-th update takes the n-th
-            batch.
-        batch_size: How many samples to draw from arrays; that of `fit` is a good choice.
-        seed: An integer, for drawing samples, and among equal entries.
+            `DataLoader`, or a function that returns a generator. The n-th update takes the n-th.
+        batch_size: int. How many samples to draw from arrays; that of `fit` is a good choice.
+        frequency, fraction, end_step, include, exclude: As for `SET`.
+        seed: int. For drawing samples, and among equal entries.
         loss: The loss of a custom training loop: a Keras loss or its name, a function `loss(y_true,
-            y_pred)`, or a loss of `torch.nn`. What `add_loss` and regularizers add is part of it.
+            y_pred)`, or a loss of `torch.nn`; losses of `add_loss` and regularizers are added.
             Default: the loss of `compile`.
 
     Raises:
         ValueError: As `SET`; other data, such as a generator, which cannot start again, or data
             without targets; no loss.
 
-    Limits: those of `SET`. A data set that shuffles itself gives other masks when a run is resumed.
-    `class_weight` of `fit` is not seen: pass sample weights. With a gradient that is not finite the
-    update is skipped, with a warning.
+    Limits: those of `SET`. A data set that shuffles itself gives other masks in a resumed run.
+    `class_weight` of `fit` is ignored: pass sample weights. A gradient that is not finite skips the
+    update, with a warning.
 
-    Example:
+    Examples:
+        >>> import keras, numpy as np
+        >>> import keras_sparse_ortho as kso
+        >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8, use_bias=False)])
+        >>> model = kso.sparsify(dense, 0.25, seed=0)
+        >>> model.compile("adam", "mse")
+        >>> x, y = np.random.default_rng(0).normal(size=(2, 8, 8))
+        >>> callback = kso.callbacks.RigL((x, y), batch_size=4, frequency=2, end_step=100)
+        >>> history = model.fit(x, y, batch_size=2, verbose=0, callbacks=[callback])
+        >>> kso.prunable_weights(model)[0].live
+        16
 
-    >>> import keras, numpy as np
-    >>> import keras_sparse_ortho as kso
-    >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8, use_bias=False)])
-    >>> model = kso.sparsify(dense, 0.25, seed=0)
-    >>> model.compile("adam", "mse")
-    >>> x, y = np.random.default_rng(0).normal(size=(2, 8, 8))
-    >>> callback = kso.callbacks.RigL((x, y), batch_size=4, frequency=2, end_step=100)
-    >>> history = model.fit(x, y, batch_size=2, verbose=0, callbacks=[callback])
-    >>> kso.prunable_weights(model)[0].live
-    16
-
-    Reference:
-
-    - Evci et al., "Rigging the lottery: making all tickets winners" (ICML 2020), arXiv 1911.11134
+    Reference: Evci et al., "Rigging the lottery: making all tickets winners" (ICML 2020), arXiv
+    1911.11134
     """
 
     def __init__(
@@ -87,7 +84,7 @@ class RigL(DynamicSparseTraining):
         super().prepare()
         held_by = [weight.parametrization or weight.owner for weight in self._weights]
         variables = [weight.variable for weight in self._weights]
-        # Kept for the next `fit` until the model is compiled again, as Keras keeps its own step.
+        # Kept for the next `fit` until the model is compiled again, like Keras' own step.
         step = getattr(self._watched, "train_function", None)
         belongs_to = [self._watched, step, *held_by, *variables]
         if step is not None and [*map(id, belongs_to)] == [*map(id, self._made_for)]:
@@ -122,7 +119,6 @@ class RigL(DynamicSparseTraining):
 
 
 def _objective(loss: Any) -> Callable[..., Any]:
-    """A loss on outputs as an objective of `StatelessLoss`."""
     function = keras.losses.get(loss) if isinstance(loss, str | dict) else loss
     if not callable(function):
         raise ValueError(

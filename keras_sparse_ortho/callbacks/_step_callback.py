@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Logging(keras.callbacks.Callback):
-    """Adds what `logged` returns to the logs of every epoch, before any callback has them."""
+    """Adds what `logged` returns to the logs of every epoch, before any callback gets them."""
 
     _logs_first = False
 
@@ -46,11 +46,11 @@ class Logging(keras.callbacks.Callback):
 class StepCallback(Logging):
     """Calls `on_step` before the steps of training that `is_due` chooses.
 
-    A step is an update of the optimizer; the number is the optimizer's own, so that a resumed run
-    equals one that was not interrupted, counted on from the start of the epoch: on JAX the
-    optimizer's variables are not up to date while `fit` runs. Read variables in `on_run_begin`: in
-    `prepare` a later callback may have yet to restore them. Processes that train one model compare
-    kernels before the first step, and masks then and after every change by `change_masks`.
+    A step is an update of the optimizer, whose own number is read at the start of each epoch and
+    counted on: on JAX the optimizer's variables are stale while `fit` runs. So a resumed run equals
+    an uninterrupted one. Read variables in `on_run_begin`: in `prepare` a later callback may have
+    yet to restore them. Processes that train one model compare kernels before the first step, and
+    masks then and after every `change_masks`.
     """
 
     def __init__(self) -> None:
@@ -83,20 +83,20 @@ class StepCallback(Logging):
 
     @property
     def optimizer(self) -> Any:
-        """The optimizer given to `update`, or that of the compiled model; `None` without one."""
+        """The optimizer passed to `update`, else that of the compiled model; `None` without one."""
         compiled = getattr(self._watched, "optimizer", None)
         return compiled if self._loop_optimizer is None else self._loop_optimizer
 
     def update(self, step: int, optimizer: Any = None) -> bool:
-        """Does what is due before a step of a custom training loop; whether anything was.
+        """Does what is due before a step of a custom training loop; returns whether anything was.
 
         Call `set_model(model)` first, then this before every step, and once more after the last; in
         a stateless loop on JAX call `update_stateless`.
 
         Args:
-            step: The steps made so far in all epochs: 0 before the first.
-            optimizer: A Keras optimizer or one of `torch.optim`, whose moments of entries that are
-                dropped or grown are reset. Default: that of the last call, or `model.optimizer`.
+            step: int. The steps made so far in all epochs: 0 before the first.
+            optimizer: A Keras optimizer or one of `torch.optim`, whose moments of moved entries are
+                reset. Default: that of the last call, or `model.optimizer`.
 
         Raises:
             ValueError: A step before that of the last call; an optimizer of another model.
@@ -109,14 +109,14 @@ class StepCallback(Logging):
     ) -> Sequence[Any]:
         """As `update`, for a stateless loop on JAX; returns the state for the next step.
 
-        Where something is due, it writes the values of `state` to the model and the optimizer,
-        updates them, and returns the new values; elsewhere `state` itself.
+        If something is due, it writes `state` to the model and the optimizer, updates them, and
+        returns the new values; else `state` itself.
 
         Args:
-            step: As for `update`.
-            state: The values of `model.trainable_variables`, of `model.non_trainable_variables`,
-                and of `optimizer.variables`, if there is an optimizer; at the first call, or the
-                variables. More elements, such as those of metrics, are returned as they are.
+            step: int. As for `update`.
+            state: list or tuple. The values of `model.trainable_variables`, `model.
+                non_trainable_variables` and, with an optimizer, `optimizer.variables`; at the first
+                call, or the variables. Further elements, such as metrics, are returned as they are.
             optimizer: The Keras optimizer of the third list. Default: as for `update`.
 
         Raises:
@@ -148,7 +148,7 @@ class StepCallback(Logging):
         return type(state)((*values, *state[len(values) :]))  # type: ignore[call-arg]
 
     def prepare(self) -> None:
-        """To be overridden: called when training begins; an error is raised on all workers."""
+        """Override. Called when training begins; an error is raised on all workers."""
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         build_restored_optimizer(self._watched)
@@ -169,25 +169,25 @@ class StepCallback(Logging):
         return {weight.path: digest_of(np.packbits(weight.mask)) for weight in weights}
 
     def on_run_begin(self, step: int, start: int, steps: int | None) -> None:
-        """To be overridden: called before the first epoch, when all state has been restored.
+        """Override. Called before the first epoch, when all state has been restored.
 
-        `step` is that of the optimizer. `start` counts its updates before epoch 0 of the run; it is
-        negative if these were lost. `steps` are those of the run; `None` if not known.
+        `step` is the optimizer's; `start` its updates before epoch 0, negative if these were lost;
+        `steps` those of the run, `None` if unknown.
         """
 
     def is_due(self, step: int, executed: int) -> bool:
-        """To be overridden: whether `on_step` acts, `executed` updates after the last call."""
+        """Override. Whether `on_step` acts; `executed` is the updates since the last call."""
         return False
 
     def on_step(self, step: int, executed: int) -> None:
-        """To be overridden: called before a step that is due."""
+        """Override. Called before a step that is due."""
 
     def _add_to(self, logs: dict[str, Any] | None) -> None:
         self.sync()
         super()._add_to(logs)
 
     def warn_of_single_epochs(self, found: str) -> None:
-        """Warns of a `fit` of one epoch that finds the schedule of the one before at its end."""
+        """Warns that a `fit` of one epoch finds the schedule of the one before at its end."""
         if self._one_epoch:
             warnings.warn(
                 f"{type(self).__name__} has nothing left to do: an earlier `fit` has ended its "
@@ -201,12 +201,12 @@ class StepCallback(Logging):
         return self._loop_step is not None
 
     def length(self) -> tuple[int | None, int | None]:
-        """Epochs of the run, and batches of an epoch; `None` for what Keras does not know."""
+        """Epochs of the run, and batches of an epoch; `None` if Keras does not know."""
         params = self.params or {}
         return params.get("epochs"), params.get("steps")
 
     def sync(self) -> None:
-        """Brings the model's variables up to date, which JAX keeps elsewhere during `fit`."""
+        """Brings the model's variables up to date, which are stale on JAX during `fit`."""
         if keras.backend.backend() == "jax" and isinstance(self._watched, keras.Model):
             self._watched.jax_state_sync()
 
@@ -227,7 +227,6 @@ class StepCallback(Logging):
         self._begin_run(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Calls `on_step` if the optimizer has made an update since the last call."""
         seen = self._epoch_start + batch
         if self._must_read:
             self.sync()
@@ -238,13 +237,13 @@ class StepCallback(Logging):
             self.on_step(step, step - before)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Begins a run that had no epoch left, such as one killed after its last."""
+        """Begins a run that had no epoch left."""
         self.sync()
         if not self.in_loop:
             self._begin_run((self.params or {}).get("epochs") or 0)
 
     def restart_error(self, step: int, found: str, *, can_begin: bool = False) -> ValueError:
-        """The error for a run that goes on with an optimizer that counts from the start."""
+        """The error for a run that resumes with an optimizer that counts from the start."""
         if self.in_loop:
             return ValueError(
                 f"{type(self).__name__} follows the steps given to `update`: count on over all "
@@ -264,7 +263,7 @@ class StepCallback(Logging):
         epochs, batches = self.length()
         self._one_epoch = epochs == epoch + 1
         seen, accumulated = applied_batches(self._watched.optimizer)
-        # Whole epochs: with checkpoints of single batches Keras begins an epoch once more.
+        # Whole epochs: after a checkpoint of single batches Keras begins the epoch again.
         before = (seen // batches - epoch) * batches if batches else seen
         self._begin(seen // accumulated, before // accumulated, accumulated)
 
@@ -281,7 +280,6 @@ class StepCallback(Logging):
             self.workers.compare("before training", {**facts, **self._mask_facts()})
 
     def _update(self, step: int, optimizer: Any, write: Callable[[], None]) -> bool:
-        """`update`; `write` brings the model up to date."""
         step, last = check_integer("step", step, least=0), self._loop_step
         self._take(optimizer)
         if last is not None and step < last:
@@ -312,7 +310,6 @@ class StepCallback(Logging):
         return True
 
     def _take(self, optimizer: Any) -> None:
-        """Takes the optimizer of a custom training loop."""
         if self._watched is None:
             raise ValueError("First call `set_model(model)`. Received: no model")
         if optimizer is None or optimizer is self._loop_optimizer:

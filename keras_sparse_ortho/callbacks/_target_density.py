@@ -27,10 +27,7 @@ DEFAULT_FLOOR = 0.3
 
 
 class ThresholdSteering:
-    """`TargetDensity` without an optimizer or a callback.
-
-    Call `take`, `resolve` for a run, then `steer` before steps that are due, and after the last.
-    """
+    """`TargetDensity` without a callback: `take`, `resolve`, `steer` when due and at the end."""
 
     def __init__(
         self,
@@ -54,7 +51,7 @@ class ThresholdSteering:
         self._warned_of: set[str] = set()
 
     def take(self, thresholds: Sequence[Any]) -> None:
-        """Takes the thresholds of a model; NotPrunableError for some on entries, some on ranks."""
+        """Takes the thresholds of a model; NotPrunableError if some count entries, some ranks."""
         counted = sorted({threshold.counted for threshold in thresholds})
         if len(counted) > 1:
             raise NotPrunableError(
@@ -72,7 +69,7 @@ class ThresholdSteering:
                 f"Received: schedule=None, {steps=}"
             )
         self._plan = self.schedule.resolved(steps, start)
-        # Kept, as `is_due` is called in every step, when JAX' variables may not be up to date.
+        # Kept: `is_due` is called in every step, when JAX' variables may be stale.
         self._all_frozen = not self.thresholds
 
     @property
@@ -82,7 +79,6 @@ class ThresholdSteering:
 
     @property
     def thresholds(self) -> list[Any]:
-        """Those that are not frozen."""
         return [threshold for threshold in self._thresholds if not threshold.frozen]
 
     def is_due(self, step: int, executed: int) -> bool:
@@ -95,13 +91,12 @@ class ThresholdSteering:
         return not self._all_frozen if self.freeze else step % frequency < executed
 
     def is_due_at_end(self, step: int, executed: int) -> bool:
-        """Whether to `steer` after the last step; the arguments are those of `is_due`."""
         plan = self._plan
         endless = plan.end_step is None and step >= plan.begin_step
         return endless or self.has_ended(step) or plan.due(step, executed)
 
     def steer(self, step: int) -> list[tuple[Any, np.ndarray]]:
-        """Sets the offset for a step; returns the thresholds frozen now, with their live masks."""
+        """Sets the offset for a step; returns the thresholds it freezes, with their live masks."""
         freeze = self.freeze and self.has_ended(step)
         frozen = self.cut(self.thresholds, self._plan.at(step), freeze)
         self._all_frozen = self._all_frozen or freeze
@@ -150,7 +145,6 @@ class ThresholdSteering:
         )
 
     def _tell(self, found: list[str], what: str, received: str = "") -> None:
-        """Warns of weights, once of each."""
         fresh = [one for one in found if one not in self._warned_of]
         self._warned_of.update(found)
         if fresh:
@@ -162,23 +156,23 @@ class TargetDensity(DensityRun):
 
     All layers share an offset `o`: their thresholds are `t_l = g(s_l + o)`, with relative
     thresholds `s_l` that go on learning. An entry `w` of layer `l` dies at its critical offset
-    `g^-1(|w|) - s_l`, so an offset between the k-th and the next largest critical offset of the
-    whole model leaves exactly `k` entries live. At every step of the schedule the offset is set for
+    `g^-1(|w|) - s_l`, so an offset between the k-th and the next largest critical offset leaves
+    exactly `k` entries of the model live. Every step of the schedule sets the offset for
     `k = round(d(t) * size)`. At its end the live entries are fixed (`freeze`): `w` becomes `w_e`,
-    thresholds become 0 and dead entries get no gradient any more. The logs of `fit` get `density`
-    and `threshold`. A custom training loop calls `update(step)`: see docs/custom_loops.md.
+    thresholds become 0 and dead entries get no more gradient. The logs of `fit` get `density` and
+    `threshold`. In a custom training loop call `update(step)`: see docs/custom_loops.md.
 
     Args:
-        density: Global live fraction in the end, in (0, 1].
-        schedule: A schedule, whose density may be left out. Default: `Cubic` over the first 70% of
+        density: float in (0, 1]. Global live fraction in the end.
+        schedule: Schedule, whose density may be left out. Default: `Cubic` over the first 70% of
             the run.
-        frequency: Steps between two updates of the offset, if there is no schedule. Default: a
+        frequency: int. Steps between updates of the offset, without a `schedule`. Default: a
             hundredth of the steps over which the density falls, but 100 at most.
-        freeze: Whether to fix the live entries at the end of the schedule. If not, the offset is
-            still updated every `frequency` steps, and once more when the run ends.
-        floor: The least count of each layer, as a share of its count under `budgets.erk`, in [0,
-            1]; if it is not 0, one entry (or channel) at least. A layer that would have fewer gets
-            an offset of its own, and the others share what is left: the total stays exact.
+        freeze: bool. Whether to fix the live entries at the end of the schedule. If not, the offset
+            is still updated every `frequency` steps, and once more when the run ends.
+        floor: float in [0, 1]. Least count of each layer, as a share of its count under
+            `budgets.erk`; unless 0, one entry (or channel) at least. Layers with fewer get an
+            offset of their own, and the others share the rest: the total stays exact.
 
     Raises:
         NotPrunableError: When training begins, if no weight has a learnt threshold, or some are on
@@ -188,31 +182,27 @@ class TargetDensity(DensityRun):
             would start again, as the optimizer has lost its steps.
 
     Warns:
-        DensityWarning: When training has ended, and the weights are not at `density`: the run was
+        DensityWarning: When training has ended and the weights are not at `density`: the run was
             shorter than the schedule, or weights of an earlier epoch were restored. See
             `BestAtDensity` and `finish`.
 
-    Limits: between two updates the count drifts as the weights move. With `ChannelSoftThreshold`
-    the count is exact to within a channel; with `LowRankSoftThreshold` ranks are counted. With
-    `g="sigmoid"` entries of magnitude 1 and more cannot die before the end, when the largest of
-    them are kept.
+    Limits: between updates the count drifts with the weights. With `ChannelSoftThreshold` it is
+    exact to within a channel; with `LowRankSoftThreshold` ranks are counted. With `g="sigmoid"`
+    entries of magnitude 1 and more cannot die before the end, which keeps the largest of them.
 
-    Example:
+    Examples:
+        >>> import keras, numpy as np
+        >>> import keras_sparse_ortho as kso
+        >>> dense = keras.Sequential([keras.Input((64,)), keras.layers.Dense(34)])
+        >>> model = kso.parametrize(dense, kso.parametrizations.SoftThreshold())
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(np.ones((64, 64)), np.ones((64, 34)), verbose=0, batch_size=4,
+        ...                     callbacks=[TargetDensity(0.125, frequency=4)])
+        >>> kso.prunable_weights(model)[0].live  # 0.125 * 64 * 34
+        272
 
-    >>> import keras, numpy as np
-    >>> import keras_sparse_ortho as kso
-    >>> dense = keras.Sequential([keras.Input((64,)), keras.layers.Dense(34)])
-    >>> model = kso.parametrize(dense, kso.parametrizations.SoftThreshold())
-    >>> model.compile("sgd", "mse")
-    >>> history = model.fit(np.ones((64, 64)), np.ones((64, 34)), verbose=0, batch_size=4,
-    ...                     callbacks=[TargetDensity(0.125, frequency=4)])
-    >>> kso.prunable_weights(model)[0].live  # 0.125 * 64 * 34
-    272
-
-    References:
-
-    - Kusupati et al. (ICML 2020), arXiv 2002.03231, for the thresholds
-    - Zhu and Gupta (2017), arXiv 1710.01878, for the schedule
+    References: Kusupati et al. (ICML 2020), arXiv 2002.03231, for the thresholds; Zhu and Gupta
+    (2017), arXiv 1710.01878, for the schedule
     """
 
     _kind = LearntThreshold
@@ -297,7 +287,7 @@ def entries_of(threshold: Any) -> Entries:
 def floors_of(
     thresholds: Sequence[Any], sizes: Sequence[int], density: float, share: float
 ) -> list[int]:
-    """The floor of each weight: `share` of its ERK count; less where that is too much for all."""
+    """The floor of each weight: `share` of its ERK count, or less if all cannot have that."""
     units = [getattr(threshold, "dies_at_once", 1) for threshold in thresholds]
     count = live_count(density, sum(sizes))
     if not share or sum(units) > count:
@@ -322,7 +312,7 @@ class Cut:
 
 
 def floored_cut(entries: Sequence[Entries], count: int, floors: Sequence[int]) -> Cut:
-    """The `count` entries of largest critical offset, with so many of each weight at least."""
+    """The `count` entries of largest critical offset, and at least `floors` of each weight."""
     # An entry that is 0 cannot live.
     can_live = [int(np.count_nonzero(one.critical > -np.inf)) for one in entries]
     bounds = [min(pair) for pair in zip(floors, can_live, strict=True)]

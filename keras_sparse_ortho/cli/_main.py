@@ -29,18 +29,18 @@ _NAMES = {"representative_data": "--data", "batch_size": "--batch-size", "path":
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command.
+    """Runs one command.
 
     Args:
-        arguments: The command line after `kso`; None: `sys.argv`.
+        arguments: list of str. The command line after `kso`; None: `sys.argv`.
 
     Returns:
         The exit status: 0 done, 1 failed, 2 wrong arguments, 3 an unreadable input file.
 
-    Example:
-    >>> from keras_sparse_ortho.cli import main
-    >>> main(["report", "none.keras"])
-    3
+    Examples:
+        >>> from keras_sparse_ortho.cli import main
+        >>> main(["report", "none.keras"])
+        3
     """
     try:
         options = _parser().parse_args(arguments)
@@ -73,7 +73,7 @@ def _print(console: Any, text: str, style: str) -> None:
 
 
 def _in_options(message: str, options: argparse.Namespace) -> str:
-    """A message with the command's options in place of the arguments that they stand for."""
+    """A message with options in place of the arguments that they stand for."""
     names: dict[str, str] = options.names
     # Quoted or before "=", but no input or output of the model that has such a name.
     found = rf"(?<!put `)\b({'|'.join(names)})(?:=(?=`)|(?=[`=]))"

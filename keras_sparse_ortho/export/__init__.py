@@ -1,7 +1,6 @@
-"""Export: LiteRT (TFLite) files that were run and compared before they are handed over.
+"""Export: LiteRT (TFLite) files that were run and compared first.
 
-TensorFlow and ai-edge-litert are loaded in subprocesses and only when an export is asked for;
-importing this module loads neither.
+TensorFlow and ai-edge-litert are loaded in subprocesses, only when an export needs them.
 """
 
 from keras_sparse_ortho._foreign_names import public_names

@@ -1,9 +1,8 @@
 """Layers whose zeros leave whole blocks, as a gather of these and grouped convolutions.
 
-LiteRT has no kernel that multiplies blocks, but XNNPACK has fast grouped convolutions, in float32
-and int8. With the live input blocks of each output block gathered side by side, the product of a
-layer is the convolution with one group for each output block; or a few such convolutions, where
-some output blocks have more live blocks than others.
+LiteRT cannot multiply blocks, but XNNPACK has fast grouped convolutions, in float32 and int8. With
+the live input blocks of each output block side by side, each output block is a group; there are a
+few such convolutions where counts differ.
 """
 
 import dataclasses
@@ -23,34 +22,29 @@ from keras_sparse_ortho.orthogonal import block_count, to_blocks, whole_blocks
 ops = keras.ops
 L = keras.layers
 _ONE_PRODUCT = L.Dense | L.EinsumDense | L.Conv1D | L.Conv2D
-# Axes of size 1 around a gather. With seven axes XNNPACK leaves the reshapes before and after it to
-# LiteRT, whose own take no time: XNNPACK's, of up to six, copy, which takes a sixth of an encoder.
+# Axes of size 1 around a gather. XNNPACK's reshapes, up to six axes, copy: a sixth of an encoder's
+# time. With seven it leaves them to LiteRT, where they take no time.
 _SINGLE = (1, 1, 1, 1)
 
-# Sides of blocks: with smaller ones a gather costs what the product saves, with larger ones few
-# kernels have whole zero blocks.
+# Sides of blocks: smaller gathers cost what the product saves; few kernels have larger zero blocks.
 _LEAST, _MOST = 8, 256
 _PADDED = 1.05  # a padded side relative to the side
 _STORED = 0.7  # the share of a kernel's entries that may be left: less is no gain
 _NEAR = 1.05  # entries of a cut over those of the cut with the fewest
-# Different counts of live blocks of output blocks, to which they are raised: each is a convolution
-# of its own. It is one where that stores at most a tenth more than there is.
+# Different counts of live blocks, to which they are raised: each is a convolution of its own; just
+# one if that stores at most a tenth more.
 _MOST_COUNTS = 4
 _FEWER = 1.1
 
 
-# --- blocks of a kernel ---------------------------------------------------------------------------
-
-
 class ZeroBlocks(NamedTuple):
-    """The blocks of a kernel that hold all that is not zero, and some zeros, to few counts."""
+    """The blocks of a kernel that hold all nonzero entries, and some zeros, to few counts."""
 
     grid: BlockGrid
     inputs_of: np.ndarray  # the input block of each, by slot
 
     @property
     def stored(self) -> int:
-        """Entries of all blocks."""
         grid = self.grid
         return math.prod((self.inputs_of.size, grid.rows, grid.cols, *grid.taps))
 
@@ -58,10 +52,8 @@ class ZeroBlocks(NamedTuple):
 def zero_blocks(kernel: np.ndarray) -> ZeroBlocks | str:
     """The blocks of a kernel `(*taps, inputs, outputs)`, or the reason that there are none.
 
-    Of all cuts into `r x c` blocks the one with the fewest entries in blocks that are not zero is
-    taken, and among those within 5% of it the one of the largest blocks, which take the least time.
-    Not the masks but the zeros count: `strip` leaves no masks, and zeros that training has made are
-    as good.
+    Within 5% of the cut into `r x c` blocks with the fewest stored entries, the largest blocks are
+    taken, which are the fastest. Zeros count, not masks, which `strip` removes.
     """
     *taps, inputs, outputs = kernel.shape
     live = np.asarray(kernel.any(axis=tuple(range(len(taps)))))
@@ -103,7 +95,7 @@ def zero_blocks(kernel: np.ndarray) -> ZeroBlocks | str:
 
 
 def _widths(side: int) -> list[int]:
-    """The sizes of blocks that cut a side, with little padding or none, into two or more."""
+    """The sizes of blocks that cut a side into two or more, with at most little padding."""
     powers = [2**k for k in range(3, 9)]
     divisors = [width for width in range(_LEAST, _MOST + 1) if side % width == 0]
     return [
@@ -113,9 +105,6 @@ def _widths(side: int) -> list[int]:
         and whole_blocks(side, width) > 0
         and block_count(side, width) * width <= _PADDED * side
     ]
-
-
-# --- models ---------------------------------------------------------------------------------------
 
 
 class BlockPlan(NamedTuple):
@@ -140,9 +129,8 @@ def plan_of(model: keras.Model) -> BlockPlan:
 def as_convolutions(model: keras.Model, rows_apart: bool) -> keras.Model:
     """A copy of a plain model in which the layers of its plan are grouped convolutions.
 
-    With `rows_apart` a row of the batch is an image of its own: where convolutions quantize each
-    image on the fly, a row must not depend on the others. Otherwise the rows of Dense layers are
-    the pixels of one image, which takes a fifth of the time at batch 64.
+    With `rows_apart` each row of the batch is an image, as convolutions quantize images on the fly.
+    Else the rows of Dense layers are pixels of one: a fifth of the time at batch 64.
     """
 
     def replace(layer: Any, path: str, own: Any) -> Any:
@@ -176,26 +164,20 @@ def _blocks_of(layer: Any) -> ZeroBlocks | str:
 
 
 def _canonical(layer: Any) -> np.ndarray:
-    """The kernel of a layer as `(*taps, inputs, outputs)`."""
     layout = kernel_layouts(layer)["kernel"]
     assert layout is not None
     found: np.ndarray = layout.to_canonical(np.asarray(to_numpy(layer.kernel)))[0, 0]
     return found
 
 
-# --- layers ---------------------------------------------------------------------------------------
-
-
 class _BlockConvolution(keras.layers.Layer):
-    """The blocks of a plain layer, gathered and multiplied.
+    """The blocks of a plain layer, gathered and multiplied by one grouped convolution per count.
 
         y[.., j] = activation(conv([x[.., inputs_of[j, 0]], ..., x[.., inputs_of[j, k - 1]]],
                                    kernel[.., j]) + b[j])
 
-    with a grouped convolution for the output blocks of each count `k`.
-
-    No shape in it depends on the batch, so that the input of a file can be resized. `of_columns`
-    says whether the bias has an entry for each column of the kernel.
+    No shape depends on the batch, so a file's input can be resized. `of_columns` says whether the
+    bias has an entry for each column of the kernel.
     """
 
     def __init__(
@@ -234,13 +216,10 @@ class _BlockConvolution(keras.layers.Layer):
         return weight
 
     def _product(self, x: Any, images: Sequence[int], *options: Any) -> Any:
-        """The columns of `x`, whose entries in order are rows of all inputs, for such images.
-
-        Bias and, where it may come now, activation are in it.
-        """
+        """The columns of `x`, rows of all inputs, as images; with bias and early activation."""
         grid = self.blocks.grid
         whole = whole_blocks(grid.inputs, grid.rows)
-        if whole < grid.in_blocks:  # the last blocks have one entry less, and get a zero
+        if whole < grid.in_blocks:  # the last blocks get a zero
             x = ops.reshape(x, (-1, grid.inputs))
             first, rest = x[:, : whole * grid.rows], x[:, whole * grid.rows :]
             rest = ops.reshape(rest, (-1, grid.in_blocks - whole, grid.rows - 1))
@@ -261,7 +240,6 @@ class _BlockConvolution(keras.layers.Layer):
         return ops.reshape(x, (*size, grid.padded[1]))
 
     def _columns(self, x: Any) -> Any:
-        """Columns without padding."""
         grid = self.blocks.grid
         whole = whole_blocks(grid.outputs, grid.cols)
         if whole == grid.out_blocks:
@@ -286,7 +264,7 @@ class DenseAsConvolution(_BlockConvolution):
         self._equation, self._sizes = equation, tuple(layer.kernel.shape)
 
     def call(self, inputs: Any) -> Any:
-        """The product, between the orders of axes that the equation asks for."""
+        """The product, between the orders of axes in the equation."""
         data, kernel, output = axes_of(self._equation, len(inputs.shape))
         free = [letter for letter in data if letter not in kernel]
         made = [letter for letter in kernel if letter not in data]

@@ -14,7 +14,7 @@ from keras_sparse_ortho.export._flatbuffer import (
 )
 from keras_sparse_ortho.export._load_litert import read_packed
 
-# Those whose kernels LiteRT Micro has: none of sparse encodings, none that quantize in a call.
+# Routes that LiteRT Micro can run: no sparse encodings, none that quantize in a call.
 _ROUTES = (None, "float32", "float32+blocks", "int8", "int8+blocks")
 
 
@@ -27,29 +27,27 @@ def c_array(
     that the program must register.
 
     Args:
-        file: A file of the route `int8`, `int8+blocks`, `float32` or `float32+blocks`, also
-            compressed; or one that another tool wrote.
-        path: The header, such as `"model_data.h"`.
-        name: Of the array, a C identifier.
+        file: str or path. A file of the route `int8`, `int8+blocks`, `float32` or `float32+blocks`,
+            also compressed; or one that another tool wrote.
+        path: str or path. The header, such as `"model_data.h"`.
+        name: str. Of the array, a C identifier.
 
     Returns:
-        What the program must add to its `MicroMutableOpResolver`, such as "Conv2D" for
-        `AddConv2D()`.
+        What the program must add to its `MicroMutableOpResolver`: "Conv2D" for `AddConv2D()`.
 
     Raises:
         ExportRouteError: if LiteRT Micro has no kernels for the file's route.
         ValueError: if the file is damaged (`LiteRTFileError`), or the name is no identifier.
 
-    Limits: inputs and outputs are float32, unless `inference_input_type` and
-    `inference_output_type` of `export_litert` were others; then the header has their scales and
-    zero points. On the device `arena_used_bytes()` gives the size of the tensor arena.
+    Limits: inputs and outputs are float32, unless `export_litert` had other types; then the header
+    has their scales and zero points. On the device `arena_used_bytes()` gives the arena's size.
 
-    Example:
-    >>> from keras_sparse_ortho.export import c_array
-    >>> c_array("model.tflite", "model_data.h", name="my model")
-    Traceback (most recent call last):
-        ...
-    ValueError: `name` must be a C identifier. Received: name='my model'
+    Examples:
+        >>> from keras_sparse_ortho.export import c_array
+        >>> c_array("model.tflite", "model_data.h", name="my model")
+        Traceback (most recent call last):
+            ...
+        ValueError: `name` must be a C identifier. Received: name='my model'
     """
     if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) is None:
         raise ValueError(f"`name` must be a C identifier. Received: {name=}")
@@ -80,7 +78,7 @@ def c_array(
 
 
 def _in_one_piece(content: bytes, file: str) -> tuple[bytes, tuple[str, ...], list[str]]:
-    """The file in one flatbuffer, operators as Micro names them, and scales of inputs, outputs."""
+    """The file in one flatbuffer, Micro's operators, and scales of inputs and outputs."""
     from ai_edge_litert import schema_py_generated as schema
 
     names = {code: name for name, code in vars(schema.BuiltinOperator).items()}

@@ -91,7 +91,6 @@ def _no_blocks(task: Task, route: Route) -> ExportRouteError:
 
 
 def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
-    """The verified file of a route, with its record."""
     allowed = task.allowed(route)
     file = task.folder / f"{route.name}.verified.tflite"
     record = {
@@ -116,7 +115,7 @@ def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
             f"({task.origin})"
         )
         return _failed(route, ExportVerificationError(text), found.error)
-    # The zeros between blocks are not in the file at all.
+    # The file lacks the zeros between blocks.
     blocks, kept = task.blocks if route.of_blocks else ({}, {})
     kernels = {path: value for path, value in task.kernels.items() if path not in blocks}
     outcome = RouteOutcome(
@@ -131,9 +130,6 @@ def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
         folded=find_zeros(kernels, weights),
     )
     return Candidate(route, outcome, file)
-
-
-# --- conversion -----------------------------------------------------------------------------------
 
 
 def convert(task: Task, routes: Sequence[Route]) -> dict[Route, Path | ExportConversionError]:
@@ -167,10 +163,7 @@ def convert(task: Task, routes: Sequence[Route]) -> dict[Route, Path | ExportCon
 
 
 def _trace(task: Task, path: str, form: dict[str, bool]) -> None:
-    """Writes what the converter takes: here, or in the worker if that has another backend.
-
-    On JAX the worker does it, too, where weights lie on several devices.
-    """
+    """Writes what the converter takes; in the worker for another backend, or on several devices."""
     traced = {"inputs": task.signature.specs, "nesting": task.signature.nesting}
     traced |= {"output_names": task.names, "path": path, **form}
     own = converter_backend()
@@ -212,7 +205,7 @@ def _conversion_error(task: Task, route: Route, failure: Exception) -> ExportCon
 
 
 def _modules_of_custom_objects() -> list[str]:
-    """Modules that registered something with Keras and that a new process could import."""
+    """Modules that registered objects with Keras and that a new process could import."""
     registered = [*keras.saving.get_custom_objects().values()]
     names = {str(getattr(value, "__module__", "")) for value in registered}
     found = []
@@ -221,9 +214,6 @@ def _modules_of_custom_objects() -> list[str]:
             if importlib.util.find_spec(name):
                 found.append(name)
     return found
-
-
-# --- verification ---------------------------------------------------------------------------------
 
 
 def litert_outputs(file: Path, task: Task) -> list[np.ndarray]:
@@ -246,11 +236,10 @@ def litert_outputs(file: Path, task: Task) -> list[np.ndarray]:
 def compare(
     names: list[str], want: list[np.ndarray], got: list[np.ndarray], measure: str
 ) -> Comparison:
-    """Compare Keras' outputs with those of the file.
+    """Compares Keras' outputs with those of the file.
 
-    With d the difference of one output y, the measure `"max"` is max|d| / max(1, max|y|), and
-    `"rms"`, steady where int8 clips single values, is sqrt(mean d^2) / sqrt(mean y^2). A value that
-    is not finite makes the error infinite.
+    With d the difference of one output y, `"max"` is max|d| / max(1, max|y|), and `"rms"`, steady
+    where int8 clips, sqrt(mean d^2) / sqrt(mean y^2). Values that are not finite make it infinite.
     """
     diffs, errors, agreements = [], [], []
     for name, y, z in zip(names, want, got, strict=True):
@@ -277,10 +266,10 @@ def compare(
 
 
 def find_zeros(kernels: dict[str, np.ndarray], weights: Iterable[WeightZeros]) -> tuple[str, ...]:
-    """Looks for the zeros of every kernel among the tensors of a file; the kernels not found.
+    """Returns the kernels whose zeros no tensor of a file has.
 
-    Each kernel takes a tensor of its size with as many zeros or more. If there is none, and one
-    with nearly as many is left, that has lost some, which raises.
+    Each kernel takes a tensor of its size with as many zeros or more. If one with nearly as many is
+    left instead, that has lost some, which raises.
     """
     zeros = {path: value.size - int(np.count_nonzero(value)) for path, value in kernels.items()}
     tensors: dict[int, list[int]] = {}

@@ -30,9 +30,6 @@ _REMEDIES = {
 }
 
 
-# --- warnings -------------------------------------------------------------------------------------
-
-
 def warn_of_rows(task: Task) -> None:
     """Warns of calibration rows, or of trained ranges, that cannot be right."""
     if task.doubts and task.calibrating is not None:
@@ -54,9 +51,6 @@ def warn_of_rows(task: Task) -> None:
         )
 
 
-# --- where an error starts ------------------------------------------------------------------------
-
-
 def explained(task: Task, tried: Candidate) -> Exception:
     """The failure of a route, with the layer where the error starts and what to try instead."""
     route, failure = tried.route, tried.failure
@@ -72,8 +66,7 @@ def explained(task: Task, tried: Candidate) -> Exception:
 def error_source(task: Task, route: Route, least: float) -> tuple[Any, str]:
     """The first layer of a graph behind which the error is more than `least`, if it is known.
 
-    The model is converted once more, by the dense route of the same storage, with the outputs of
-    all its layers as outputs of the file.
+    Converts the model again, by the dense route of the same storage, with all layers as outputs.
     """
     unknown = None, "no single layer"
     if not computes_its_graph(task.model):
@@ -103,7 +96,6 @@ def error_source(task: Task, route: Route, least: float) -> tuple[Any, str]:
 
 
 def _remedy(task: Task, route: Route, layer: Any) -> str:
-    """What to try in place of a route whose error starts at a layer, if that is known."""
     if route.encoding != "dense":
         return f'Try mode="{route.storage}".'
     if route.storage in _REMEDIES:

@@ -26,7 +26,7 @@ from keras_sparse_ortho.export._routes import (
 from keras_sparse_ortho.export._task import Task
 from keras_sparse_ortho.quantization import has_trained_ranges
 
-# The speed that "fast" gives up for a smaller file: less is within the noise of the clock.
+# The speed that "fast" gives up for a smaller file, within the noise of the clock.
 _NEAR = 1.05
 _LEAST_ZEROS = 0.3  # of a kernel: below this the indices cost more than the zeros save
 
@@ -50,47 +50,46 @@ def export_litert(
     The model is stripped (to a plain Keras model with its effective weights) and converted with a
     static batch to a float32 file, by TensorFlow or, where that is missing, by JAX and
     litert-converter. ai-edge-quantizer writes integers into it. ai-edge-litert's interpreter runs
-    the file with XNNPACK, its default, and the outputs are compared with Keras'. The file appears
-    at `path` only if it agrees and no zero of a kernel was lost; otherwise an older file stays.
+    the file with XNNPACK, and the outputs are compared with Keras'. The file appears at `path` only
+    if it agrees and no zero of a kernel was lost; otherwise an older file stays.
 
-    A route is a storage (float32, float16, dynamic_int8, dynamic_int4, int8, int4), either dense or
-    with one of these sparse encodings. `+blocks` (all but int4) is for kernels whose zeros leave
-    whole blocks, drawn with `Block(32, 32, regular=True)`: the live blocks are gathered, and
-    multiplied by one grouped convolution, in Dense, EinsumDense, Conv1D and Conv2D layers. `+sp`
-    (float32, float16) is TensorFlow's EXPERIMENTAL_SPARSITY: files are smaller, for unstructured
-    masks as well, but mostly no faster.
+    A route is a storage (float32, float16, dynamic_int8, dynamic_int4, int8, int4), dense or with a
+    sparse encoding. `+blocks` (all but int4) is for kernels whose zeros leave whole blocks, drawn
+    with `Block(32, 32, regular=True)`: the live blocks are gathered, and multiplied by one grouped
+    convolution, in Dense, EinsumDense, Conv1D and Conv2D layers. `+sp` (float32, float16) is
+    TensorFlow's EXPERIMENTAL_SPARSITY: smaller files, for unstructured masks as well, but mostly no
+    faster.
 
     Args:
         model: A built functional, Sequential or subclassed Keras model, with or without our
             wrappers. Every dimension of its inputs but the batch must be known.
-        path: Where to write the file, usually `*.tflite`; its folder must exist.
+        path: str or path. Where to write, usually `*.tflite`; its folder must exist.
         mode: `None`: the smallest float32 file, with a sparse encoding if the model has zeros for
             one. `"small"`: the verified route with the fewest bytes, whatever its storage;
-            `"gzip"`: the one with the fewest under gzip.
-            `"fast"`: the least latency on this machine, measured on one thread; of those within 5%
-            of it the smallest. Or the name of a route, such as `"int8+blocks"`: `"float32"`;
-            `"float16"`: half the size; `"dynamic_int8"`: weights of 1024 and more entries as int8,
-            activations quantized on the fly; `"int8"`: weights and activations as int8;
-            `"dynamic_int4"`, `"int4"`: the same with kernels of Dense layers in 4 bits, or 2 for
-            ternary ones (dynamic only). These are for kernels of `quantize_aware`; kernels that
-            it has rounded to 8 bits, or left out, stay int8.
-        representative_data: For `"int8"` and `"int4"` only, which need it (`"small"` and `"fast"`
-            try them only with such data), unless the model has ranges from `quantize_aware`:
-            arrays of shape `(rows, *input shape)`, nested like the inputs or a dict by input name,
-            to calibrate the activations on; `(x, y)` or a data set work as well. 100 to 500 rows of
-            real data are usual. From 16 rows on, one in four (at most 32) is held out for the
-            comparison, unless there is a `sample`. Rows that do not fill a last batch are left out.
-            A warning lists doubts about them: few, equal, or scaled unlike training data.
-        batch_size: Rows that one call of the file takes.
+            `"gzip"`: the one with the fewest under gzip. `"fast"`: the least latency on one thread
+            of this machine; of those within 5% the smallest. Or the name of a route, such as
+            `"int8+blocks"`: `"float32"`; `"float16"`: half the size; `"dynamic_int8"`: weights of
+            1024 and more entries as int8, activations quantized on the fly; `"int8"`: weights and
+            activations as int8; `"dynamic_int4"`, `"int4"`: the same with kernels of Dense layers
+            in 4 bits, or 2 for ternary ones (dynamic only), for kernels of `quantize_aware`; those
+            that it has rounded to 8 bits, or left out, stay int8.
+        representative_data: For `"int8"` and `"int4"`, which need it (`"small"` and `"fast"` skip
+            them without) unless the model has ranges from `quantize_aware`: arrays `(rows, *input
+            shape)` to calibrate activations on, nested like the inputs or a dict by input name;
+            `(x, y)` or a data set work as well. 100 to 500 rows of real data are usual. From 16
+            rows on, one in four (at most 32) is held out for the comparison, unless there is a
+            `sample`. Rows that do not fill a last batch are left out. A warning lists doubts about
+            the rows: few, equal, or scaled unlike training data.
+        batch_size: int. Rows that one call of the file takes.
         sample: Rows to compare on, nested likewise, or `(x, y)` or batches as for `fit`. Default:
             the rows held out of `representative_data`, its first ones if it has fewer than 16, else
-            8 standard normal rows (more for a larger batch). One of the two is needed for integer
-            inputs and for subclassed models.
-        tolerance: The largest error that passes, in the measure of the route. Let d be
-            the difference of one output y. float32: max|d| / max(1, max|y|), default 1e-5. The
-            others: sqrt(mean d^2) / sqrt(mean y^2), default 5e-3 for float16, 0.1 for dynamic
-            int8 and int4, 0.25 for int8; a wrong file has 1 or more.
-        timeout: Seconds that the conversion by one route, or one run of a file, may take.
+            8 standard normal rows (more for a larger batch). Integer inputs and subclassed models
+            need one of the two.
+        tolerance: float. The largest error that passes. Let d be the difference of one output y.
+            float32: max|d| / max(1, max|y|), default 1e-5. The others: sqrt(mean d^2) / sqrt(mean
+            y^2), default 5e-3 for float16, 0.1 for dynamic int8 and int4, 0.25 for int8; a wrong
+            file has 1 or more.
+        timeout: float. Seconds for the conversion by one route, or one run of a file.
         inference_input_type: `"float32"`; with `"int8"` and `"int4"` also `"int8"` or `"uint8"`,
             for devices without floats. `load_litert` takes and gives floats.
         inference_output_type: The same of the outputs.
@@ -110,24 +109,23 @@ def export_litert(
             takes the next file instead; the report has the reason.
         OSError: if the file cannot be written, or the disk is full.
 
-    Limits: The whole model must run on LiteRT's built-in operations. Models of mixed or half
+    Limits: the whole model must run on LiteRT's built-in operations. Models of mixed or half
     precision are exported, and compared, in float32. In static int8, loops of recurrent layers
     without `unroll=True` compute in floats. `dynamic_int8+blocks` quantizes the activations of a
-    Dense layer on sequences together for each row of the batch, all others one by one. In a dense
-    file zeros are stored like other values, but compress well (`gzip model.tflite`, which
-    `load_litert` opens as well). Calibration rows are doubted only if inputs are far from 1 (below
-    1/32 or above 32) and outputs hardly vary or are extreme. On a GPU, Keras may compute in TF32
-    and so differ by more than 1e-5; raise `tolerance` there. Custom layers must be importable in a
-    new process, except on the TensorFlow backend.
+    Dense layer on sequences together for each row of the batch, all others one by one. Dense files
+    store zeros like other values, but compress well (`load_litert` opens `model.tflite.gz`).
+    Calibration rows are doubted only if inputs are far from 1 (below 1/32 or above 32) and outputs
+    hardly vary or are extreme. On a GPU, Keras may compute in TF32 and differ by more than 1e-5:
+    raise `tolerance`. Except on TensorFlow, a new process must be able to import custom layers.
 
-    Example:
-    >>> import keras, tempfile, pathlib
-    >>> from keras_sparse_ortho.export import export_litert
-    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
-    >>> path = pathlib.Path(tempfile.mkdtemp()) / "tiny.tflite"
-    >>> report = export_litert(model, path)
-    >>> report.total_weights, report.max_abs_diff < 1e-5, path.stat().st_size == report.bytes
-    (8, True, True)
+    Examples:
+        >>> import keras, tempfile, pathlib
+        >>> from keras_sparse_ortho.export import export_litert
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "tiny.tflite"
+        >>> report = export_litert(model, path)
+        >>> report.total_weights, report.max_abs_diff < 1e-5, path.stat().st_size == report.bytes
+        (8, True, True)
     """
     _require_litert()
     if not isinstance(model, keras.Model):
@@ -159,7 +157,7 @@ def export_litert(
     encoded = any((value == 0).mean() >= _LEAST_ZEROS for value in task.kernels.values())
     if mode is None and not encoded:
         routes = routes[:1]
-    # On the same file system as the target, so that the last step is one atomic rename.
+    # On the target's file system, so that the last step is one atomic rename.
     with staging(target.parent, target.name) as folder:
         task.folder = folder
         tried = candidates(task, routes, {None: len, "small": len, "gzip": _zipped}.get(mode))
@@ -201,7 +199,7 @@ def choose(timed: Sequence[Candidate]) -> Candidate:
 
 
 def check_path(path: str | os.PathLike[str]) -> Path:
-    """The path of a file to write; ValueError if no LiteRT file can be written there."""
+    """The path of a file to write; ValueError if none can be written there."""
     target, rule = path_of("path", path), None
     if not target.name or not target.parent.is_dir():
         rule = "must name a file in a folder that exists; make the folder first"

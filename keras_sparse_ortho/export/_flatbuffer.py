@@ -1,8 +1,7 @@
 """The flatbuffer of a LiteRT file: reading and writing it, its weights, and our record in it.
 
-The record is JSON in a metadata buffer, which LiteRT tools leave alone. It holds the SHA-256 of the
-whole file with the digest itself taken as zeros, so a truncated or edited file is refused before
-any interpreter, which might crash, sees it.
+The record is JSON in a metadata buffer, which LiteRT tools leave alone, with the SHA-256 of the
+file, whose digest counts as zeros: a damaged file is refused before any interpreter crashes on it.
 """
 
 import dataclasses
@@ -28,8 +27,7 @@ _NAME = "keras_sparse_ortho"
 _BLANK = b"0" * 64
 _HEAD = b'{"format": "keras_sparse_ortho/1", "sha256": "'
 _RECORD = re.compile(re.escape(_HEAD) + rb"[0-9a-f]{64}\"")
-# The metadata's name, as a string of a flatbuffer, and a part of the record: no single damage hides
-# both.
+# The metadata's name and a part of the record: no single damage hides both.
 _TRACES = (
     len(_NAME).to_bytes(4, "little") + _NAME.encode() + b"\0",
     b'_sparse_ortho/1", "sha256": "',
@@ -41,12 +39,12 @@ class WeightZeros:
     """One constant of rank 2 or more in the file.
 
     Attributes:
-        name: Name of the tensor in the file (the converter's, not the Keras path).
-        shape: Shape in LiteRT's layout: `(out, in)` for a Dense kernel.
-        dtype: How an entry is stored: "float32", "float16", "int8", "int4"...
-        size: Number of entries.
-        zeros: Entries whose value is exactly 0.0; in quantized tensors, those at the zero point.
-        sparse: Whether only the live entries, or blocks of them, are stored.
+        name: str. The converter's name of the tensor, not the Keras path.
+        shape: tuple of int. In LiteRT's layout: `(out, in)` for a Dense kernel.
+        dtype: str. How an entry is stored: "float32", "float16", "int8", "int4"...
+        size: int. Number of entries.
+        zeros: int. Entries that are exactly 0.0; in quantized tensors, those at the zero point.
+        sparse: bool. Whether only the live entries, or blocks of them, are stored.
     """
 
     name: str
@@ -57,14 +55,11 @@ class WeightZeros:
     sparse: bool = False
 
 
-# --- reading and writing --------------------------------------------------------------------------
-
-
 def read_model(content: bytes) -> Any:
     """The `ModelT` of a flatbuffer. Large buffers are views of `content`, not copies.
 
-    Other tools keep large weights behind the flatbuffer (ai-edge-quantizer 0.10: files above 256
-    KiB). `write_model` writes them into it, where LiteRT Micro and others look for them.
+    ai-edge-quantizer keeps the weights of files above 256 KiB behind the flatbuffer; `write_model`
+    writes them into it, where LiteRT Micro looks for them.
     """
     from ai_edge_litert import schema_py_generated as schema
 
@@ -107,18 +102,11 @@ def _aligning_builder(size: int) -> Any:
 
 
 def name_of(tensor: Any) -> str:
-    """The name of a tensor of a `ModelT`."""
     return tensor.name.decode() if isinstance(tensor.name, bytes) else str(tensor.name)
 
 
-# --- weights --------------------------------------------------------------------------------------
-
-
 def read_weights(content: bytes) -> tuple[WeightZeros, ...]:
-    """The weights: constants of rank 2 and more, but no integers without a scale.
-
-    Vectors that are added or multiplied, such as those of a LayerNormalization, are none.
-    """
+    """The weights: constants of rank 2 and more, but no integers without a scale, nor vectors."""
     from ai_edge_litert import schema_py_generated as schema
 
     model = read_model(content)
@@ -166,15 +154,12 @@ def read_weights(content: bytes) -> tuple[WeightZeros, ...]:
     return tuple(found)
 
 
-# --- the record of an export ----------------------------------------------------------------------
-
-
 def with_record(content: bytes, record: dict[str, Any]) -> bytes:
     """The file with a record and its digest."""
     from ai_edge_litert import schema_py_generated as schema
 
     model = read_model(content)
-    # Without that of an earlier export.
+    # Drop that of an earlier export.
     others = [one for one in model.metadata or [] if one.name not in (_NAME, _NAME.encode())]
     buffer, entry = schema.BufferT(), schema.MetadataT()
     text = _HEAD + _BLANK + b'", ' + json.dumps(record)[1:].encode()
@@ -186,7 +171,7 @@ def with_record(content: bytes, record: dict[str, Any]) -> bytes:
 
 
 def with_digest(content: bytes) -> bytes:
-    """The file with the digest of its present content in its record."""
+    """The file with the digest of its present content."""
     at = content.index(_HEAD) + len(_HEAD)
     ends = content[:at], content[at + len(_BLANK) :]
     return hashlib.sha256(_BLANK.join(ends)).hexdigest().encode().join(ends)

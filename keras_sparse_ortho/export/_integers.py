@@ -1,8 +1,7 @@
 """Float32 LiteRT files, of either converter, with other numbers: float16, or integers.
 
-ai-edge-quantizer (AEQ) writes the integers `round(w / s)`. It takes `s` from its table of ranges,
-so the table holds the scales that quantization-aware training has left in the weights, and the
-ranges of activations that it has trained.
+ai-edge-quantizer (AEQ) writes `round(w / s)` with `s` from its table of ranges, so the table gets
+the scales of quantization-aware training and its ranges of activations.
 """
 
 import contextlib
@@ -25,8 +24,8 @@ Batches = Iterable[dict[str, np.ndarray]]
 _EXACT = 1e-3  # of a step, by which a rounded weight may differ from a multiple of it
 _FEW = 256  # entries: smaller kernels may be whole steps by chance
 _LEAST = {"float16": 128, "dynamic": 1024, "static": 256}  # entries of a constant
-# Bits in which a storage holds the kernels of Dense layers where it can. XNNPACK takes no others:
-# LiteRT's own convolutions of 4 bits are slow and differ from Keras, those of 2 compute infinities.
+# Bits of Dense kernels by storage, where possible. XNNPACK takes no others: convolutions of 4 bits
+# are slow in LiteRT and differ from Keras, those of 2 compute infinities.
 _NARROW = {"dynamic_int4": (2, 4), "int4": (4,)}
 # Operations whose output has the range of their input, and those whose range LiteRT knows.
 _PASS_ON = (
@@ -41,8 +40,7 @@ def in_storage(
 ) -> bytes:
     """A float32 file in the storage of a route, with inputs and outputs of two types.
 
-    The ranges of activations come from `batches`, or from the marks of the file without. What has
-    no range is computed in floats.
+    Ranges of activations come from `batches`, else from marks; without one, floats are computed.
     """
     if storage == "float32":
         return content
@@ -95,7 +93,6 @@ def _entry(scope: str, kind: str, settings: dict[str, Any] | None) -> dict[str, 
 
 
 def _scope(graph: Any, op: Any) -> str:
-    """Matches one operation, by the names of its outputs."""
     return f"^{re.escape(files.get_op_scope(op, graph.tensors))}$"
 
 
@@ -104,8 +101,8 @@ def _scales(
 ) -> tuple[dict[str, np.ndarray], list[Any]]:
     """Bounds of the weights of products by name, and recipes of those in fewer than 8 bits.
 
-    Of `widths` a weight gets the least that holds its integers. Where training has rounded any,
-    weights that it has not rounded stay in 8 bits.
+    A weight gets the least of `widths` that holds its integers. Where training has rounded any,
+    those that it has not rounded stay in 8 bits.
     """
     found = []
     for graph, op, code in _operations(model):
@@ -129,16 +126,14 @@ def _scales(
 
 
 def _rows(values: np.ndarray, axis: int) -> np.ndarray:
-    """The magnitudes of each channel."""
     return np.abs(np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1))
 
 
 def _bounds(values: np.ndarray, axis: int, steps: np.ndarray, most: int = 127) -> np.ndarray:
     """The largest value of each channel that `most` steps reach, in a shape that broadcasts.
 
-    A channel that training has rounded gets the finest step in which its integers are whole, as
-    biases are rounded in it. A channel of zeros gets the bound of the widest: AEQ would take 1e-9,
-    in which no bias fits 32 bits.
+    Trained channels get the finest step of whole integers, in which biases are rounded. A channel
+    of zeros gets the widest bound: in AEQ's, 1e-9, no bias fits 32 bits.
     """
     peak = _rows(values, axis).max(1, initial=0).astype(np.float64)
     fine = np.where((steps > 0) & (steps <= most), most // np.maximum(steps, 1) * steps, most)
@@ -147,10 +142,7 @@ def _bounds(values: np.ndarray, axis: int, steps: np.ndarray, most: int = 127) -
 
 
 def steps_of(rows: np.ndarray) -> np.ndarray:
-    """For each row the least `m <= 127` such that it holds multiples of `max|row| / m`.
-
-    It is 0 for rows of zeros, and -1 for rows that were not rounded.
-    """
+    """The least `m <= 127` with multiples of `max|row| / m` by row; 0 for zeros, -1 for none."""
     rows = np.abs(rows).astype(np.float64)
     peak = rows.max(1, keepdims=True, initial=0)
     parts = rows / np.where(peak > 0, peak, 1)
@@ -162,9 +154,6 @@ def steps_of(rows: np.ndarray) -> np.ndarray:
             left = left[np.all(np.abs(wide - np.rint(wide)) <= _EXACT, 1)]
         found[left] = m
     return found
-
-
-# --- ranges of activations ------------------------------------------------------------------------
 
 
 def _take_marks(model: Any) -> dict[str, Range]:
@@ -187,7 +176,7 @@ def _take_marks(model: Any) -> dict[str, Range]:
 
 
 def _drop_unread(graph: Any, ranges: dict[str, Range]) -> None:
-    """Leaves out operations that were made for marks alone; what they took has the range."""
+    """Removes operations made for marks alone; their inputs get the range."""
     read = {*graph.outputs}
     for op in reversed(list(graph.operators)):
         if read.isdisjoint(op.outputs):
@@ -221,7 +210,7 @@ def _calibrated(content: bytes, batches: Batches) -> dict[str, Range]:
 def _spread(
     model: Any, ranges: dict[str, Range], recipe: list[Any]
 ) -> tuple[dict[str, Range], list[tuple[Any, Any]]]:
-    """The ranges with those that follow from them; graph and operation of those that lack one."""
+    """The ranges with those that follow, and graph and operation of those that lack one."""
     manager = recipe_manager.RecipeManager()
     manager.load_quantization_recipe(recipe)
     everything = [
@@ -251,7 +240,7 @@ def _spread(
 
 
 def _part_outputs(model: Any) -> None:
-    """Gives outputs that operations read as well a tensor of their own; AEQ confuses the two."""
+    """Gives outputs that operations read as well their own tensors; AEQ confuses the two."""
     graph = model.subgraphs[0]
     read = {int(k) for op in graph.operators for k in op.inputs}
     for k in sorted(read & {int(k) for k in graph.outputs}):
@@ -266,10 +255,7 @@ def _part_outputs(model: Any) -> None:
 def _round_floats(
     model: Any, trained: dict[str, Range], ranges: dict[str, Range], floats: list[tuple[Any, Any]]
 ) -> None:
-    """Rounds tensors with trained ranges that float operations give and take.
-
-    A RESHAPE in integers does it: AEQ adds the operations around it that round and restore.
-    """
+    """Rounds trained ranges around float operations, by a RESHAPE that AEQ does in integers."""
     graph = model.subgraphs[0]
     own = [op for other, op in floats if other is graph]
     read = {int(k) for op in own for k in op.inputs} | {int(k) for k in graph.outputs}
@@ -286,7 +272,6 @@ def _round_floats(
 
 
 def _copy_of(graph: Any, index: int, name: str) -> int:
-    """The index of a new tensor like another one."""
     made = copy.copy(graph.tensors[index])
     made.name = f"{name_of(made)}/{name}".encode()
     graph.tensors.append(made)
@@ -294,7 +279,7 @@ def _copy_of(graph: Any, index: int, name: str) -> int:
 
 
 def _plain_gathers(model: Any) -> None:
-    """GATHER in place of GATHER_ND along the first axis, as JAX writes it: AEQ knows no other."""
+    """Replaces JAX's GATHER_ND along the first axis, which AEQ does not know, by GATHER."""
     for graph, op, kind in list(_operations(model)):
         if kind != schema.BuiltinOperator.GATHER_ND:
             continue
@@ -311,7 +296,6 @@ def _plain_gathers(model: Any) -> None:
 
 
 def _reshape(model: Any, graph: Any, taken: int, given: int) -> Any:
-    """An operation that changes nothing."""
     made = schema.OperatorT()
     made.opcodeIndex = _add_code(model, "RESHAPE", 1)
     made.inputs, made.outputs = [taken], [given]
@@ -325,7 +309,7 @@ def _reshape(model: Any, graph: Any, taken: int, given: int) -> Any:
 
 
 def _narrowed(content: bytes, storage: str) -> bytes:
-    """The file with its large constants of floats narrowed, and restored by DEQUANTIZE at load."""
+    """The file with large float constants narrowed, and restored by DEQUANTIZE at load."""
     model, types = read_model(content), schema.TensorType
     code = _add_code(model, "DEQUANTIZE", 3)
     moved: dict[int, int] = {}  # buffers
@@ -366,18 +350,13 @@ def _narrowed(content: bytes, storage: str) -> bytes:
     return write_model(model)
 
 
-# --- reading --------------------------------------------------------------------------------------
-
-
 def _operations(model: Any) -> Iterator[tuple[Any, Any, int]]:
-    """Graph, operation and code of all operations."""
     for graph in model.subgraphs:
         for op in graph.operators:
             yield graph, op, model.operatorCodes[op.opcodeIndex].builtinCode
 
 
 def _add_code(model: Any, name: str, version: int) -> int:
-    """The index of a new operator code."""
     code = schema.OperatorCodeT()
     code.builtinCode = code.deprecatedBuiltinCode = getattr(schema.BuiltinOperator, name)
     code.version = version
@@ -386,6 +365,5 @@ def _add_code(model: Any, name: str, version: int) -> int:
 
 
 def _varying(model: Any, graph: Any, places: Iterable[int]) -> list[str]:
-    """Names of tensors of floats that are no constants."""
     own = [graph.tensors[k] for k in places if k >= 0 and graph.tensors[k].type == 0]
     return [name_of(one) for one in own if model.buffers[one.buffer].data is None]

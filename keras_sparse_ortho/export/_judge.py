@@ -43,7 +43,7 @@ NO_SCORE = Score(math.nan, math.nan, math.nan)
 
 
 class Judge:
-    """Scores outputs on held rows, by labels if there are any, else against the dense model's."""
+    """Scores outputs on held rows, by labels if any, else against the dense model's."""
 
     def __init__(
         self, outputs: list[np.ndarray], labels: np.ndarray | None, metric: str | Metric | None
@@ -63,7 +63,7 @@ class Judge:
         self.dense = self.score(outputs)
 
     def score(self, outputs: list[np.ndarray]) -> Score:
-        """The score of outputs on the held rows, the mean over the outputs of the model."""
+        """The score on the held rows, the mean over the outputs of the model."""
         rows = np.mean([self._rows(k, got) for k, got in enumerate(outputs)], axis=0)
         drawn = np.random.default_rng(0).integers(len(rows), size=(_RESAMPLED, len(rows)))
         low, high = np.quantile(rows[drawn].mean(axis=1), [0.025, 0.975])
@@ -78,7 +78,7 @@ class Judge:
 
 
 def _is_class(output: np.ndarray) -> bool:
-    """Whether an output is one of classes: probabilities, or one vector a row and no other."""
+    """Whether an output is one of classes: probabilities, or the only one, a vector a row."""
     inside = output.min() >= 0.0 and output.max() <= 1.0
     if output.shape[-1] == 1:
         return bool(inside)

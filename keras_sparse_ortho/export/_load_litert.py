@@ -26,7 +26,7 @@ from keras_sparse_ortho.export._worker import interpreter_of, to_floats, to_inte
 
 _LARGEST = 2**31  # a flatbuffer's offsets have 31 bits
 _CALLS, _ROUNDS = 5, 200  # of one file before the next one's turn; at most
-# By SHA-256 the signatures of files that ran in a subprocess before, and need no second trial.
+# By SHA-256 the signatures of files that ran in a subprocess before.
 _tried: dict[bytes, dict[str, Any]] = {}
 
 
@@ -34,9 +34,8 @@ class LiteRTModel:
     """An open LiteRT file, as `load_litert` returns it.
 
     `route` and `model_name` are those of its export (None for files of other tools), `inputs` have
-    name, static shape and dtype each; where that is of integers with a scale, `predict` takes and
-    gives floats. Threads that share an instance wait for each other, as the
-    interpreter is not thread-safe; for more speed open the file once per thread.
+    name, static shape and dtype each; `predict` takes and gives floats for integers with a scale.
+    Threads that share an instance wait for each other; for speed open the file once per thread.
     """
 
     def __init__(self, content: bytes, record: dict[str, Any], threads: int = 1) -> None:
@@ -78,11 +77,10 @@ class LiteRTModel:
         """The outputs on any number of rows, batch by batch.
 
         Args:
-            x: An array `(rows, *input shape)`; several inputs as a dict by name or as a list in
-                the order of `inputs`.
+            x: array `(rows, *input shape)`; several inputs as a dict by name or a list in order.
 
         Returns:
-            An array `(rows, *output shape)`, or a dict by name if there are several outputs.
+            An array `(rows, *output shape)`, or a dict by name for several outputs.
         """
         arrays = self._signature.flatten(x, "x")
         pieces, names = [], [spec.name for spec in self.inputs]
@@ -103,17 +101,16 @@ class LiteRTModel:
 def load_litert(
     path: str | os.PathLike[str], *, threads: int = 1, timeout: float = 60.0
 ) -> LiteRTModel:
-    """Open a LiteRT file for prediction.
+    """Opens a LiteRT file for prediction.
 
-    A file of `export_litert` holds its own SHA-256: if it is corrupted, truncated or edited, it is
-    refused before any interpreter sees it. The interpreter itself checks little, and a damaged or
-    hostile graph can crash it or run forever. So the first time a process opens a file, it runs in
-    a subprocess before. That takes about 0.5 CPU seconds.
+    A file of `export_litert` holds its own SHA-256 and is refused if it was corrupted, truncated or
+    edited. The interpreter itself checks little, and a damaged or hostile graph can crash it or run
+    forever. So a process first tries each new file in a subprocess, about 0.5 CPU seconds.
 
     Args:
-        path: A `.tflite` file, or a compressed one: `.tflite.gz`.
-        threads: Threads of the interpreter.
-        timeout: Seconds for a trial of the file in a subprocess.
+        path: str or path. A `.tflite` file, or a compressed one: `.tflite.gz`.
+        threads: int. Threads of the interpreter.
+        timeout: float. Seconds for a trial of the file in a subprocess.
 
     Returns:
         A `LiteRTModel`, whose `predict(x)` runs any number of rows.
@@ -123,20 +120,19 @@ def load_litert(
         LiteRTFileError: if the file is corrupted, truncated, not a LiteRT file, crashes the
             interpreter, or does not run within `timeout` and half of the free memory.
 
-    Limits: A file is tried on zeros only, and a graph can behave otherwise on other values: the
-    trial protects loading, not `predict`. The checksum detects accidents; it is not a signature. A
-    file of ours to which another tool added something counts as edited; open it with
-    ai-edge-litert itself.
+    Limits: the trial, on zeros, protects loading, not `predict`, where a graph can behave
+    otherwise. The checksum detects accidents; it is not a signature. Our files count as edited when
+    another tool adds to them; open those with ai-edge-litert itself.
 
-    Example:
-    >>> import keras, numpy as np, tempfile, pathlib
-    >>> from keras_sparse_ortho.export import export_litert, load_litert
-    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
-    >>> path = pathlib.Path(tempfile.mkdtemp()) / "tiny.tflite"
-    >>> report = export_litert(model, path)
-    >>> file = load_litert(path)
-    >>> file.predict(np.ones((5, 4))).shape, file.route
-    ((5, 2), 'float32')
+    Examples:
+        >>> import keras, numpy as np, tempfile, pathlib
+        >>> from keras_sparse_ortho.export import export_litert, load_litert
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "tiny.tflite"
+        >>> report = export_litert(model, path)
+        >>> file = load_litert(path)
+        >>> file.predict(np.ones((5, 4))).shape, file.route
+        ((5, 2), 'float32')
     """
     require(
         ("ai_edge_litert",), "`load_litert` runs the file with ai-edge-litert", "ai-edge-litert"
@@ -155,7 +151,7 @@ def load_litert(
 def read_packed(path: Path) -> bytes:
     """The content of a LiteRT file, decompressed if its name ends in `.gz`."""
     try:
-        # Of what is no LiteRT file no more is decompressed, and of others as much as may be one.
+        # Decompress no more than may be a LiteRT file.
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
             content = stream.read(8)
             if content[4:] == b"TFL3":
@@ -174,7 +170,6 @@ def read_packed(path: Path) -> bytes:
 
 
 def _inspect(content: bytes, path: str, timeout: float) -> dict[str, Any]:
-    """The signature of a file that runs."""
     with tempfile.TemporaryDirectory() as folder, Worker() as worker:
         file = Path(folder) / "tried.tflite"
         file.write_bytes(content)
@@ -197,11 +192,10 @@ def latencies(
     """Median milliseconds of one call of each file, measured in turn, each in its own process.
 
     Args:
-        files: LiteRT files, also compressed.
-        threads: Threads of the interpreter.
-        seconds: No new round, of five calls of each file, starts after this time (except for the
-            first three).
-        timeout: Seconds until the measurement is aborted.
+        files: list of str or path. LiteRT files, also compressed.
+        threads: int. Threads of the interpreter.
+        seconds: float. No new round (five calls of each file) starts later, after the first three.
+        timeout: float. Seconds until the measurement is aborted.
 
     Raises:
         ExportVerificationError: if a process dies, or the timeout is over.

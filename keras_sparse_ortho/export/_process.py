@@ -27,8 +27,8 @@ class JobError(RuntimeError):
 class Worker(contextlib.AbstractContextManager["Worker"]):
     """A Python process that runs the tasks of `_worker.py`, one after the other.
 
-    It starts with its first job, is restarted after one that killed it, and ends with the `with`
-    block or with this process, even if that is killed. Threads wait for each other.
+    It starts with its first job, again after one that killed it, and ends with the `with` block or
+    this process, even if that is killed. Threads wait for each other.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         return answer["answer"]
 
     def close(self, *_: object) -> None:
-        """End the process; the next job starts a new one."""
+        """Ends the process; the next job starts a new one."""
         if self._process is not None:
             self._process.kill()
             self._reader.join()
@@ -116,7 +116,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
 
 @functools.cache
 def shared_worker() -> Worker:
-    """The worker that converts and runs the files of all exports, and keeps what it has loaded."""
+    """The worker of all exports, which keeps what it has loaded."""
     worker = Worker()
     atexit.register(worker.close)
     return worker
@@ -133,7 +133,6 @@ def require(names: Sequence[str], use: str, install: str) -> None:
 
 
 def is_missing(name: str) -> bool:
-    """Whether a package cannot be imported, which is not tried."""
     return importlib.util.find_spec(name) is None
 
 
@@ -144,7 +143,7 @@ def converter_backend() -> str:
 
 def _environment() -> dict[str, str]:
     """The environment of a worker: on CPU, with the backend of the converter and our `sys.path`."""
-    # The current directory comes last: its modules are found, but hide no package.
+    # Last: its modules hide no package.
     here = [os.getcwd()] if "" in sys.path else []
     return dict(
         os.environ,

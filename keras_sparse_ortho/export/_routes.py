@@ -11,9 +11,9 @@ from keras_sparse_ortho.export._process import converter_backend
 
 MODES = ("small", "gzip", "fast")
 
-# The largest error that passes by default. Measured: up to 6e-4 for float16, 0.014 for dynamic
-# int8, 0.12 for int8; for int4 0.013 if it was trained, and 0.13 to 0.16 if not, which costs
-# accuracy. Float32 differs from Keras by the order of summation only.
+# Largest error that passes by default. Measured: up to 6e-4 for float16, 0.014 for dynamic int8,
+# 0.12 for int8; for int4 0.013 if trained, else 0.13 to 0.16, which costs accuracy. Float32 differs
+# by the order of summation only.
 TOLERANCES = {"float32": 1e-5, "float16": 5e-3, "dynamic_int8": 0.1, "int8": 0.25}
 TOLERANCES |= {"dynamic_int4": 0.1, "int4": 0.1}
 ENDS = ("float32", "int8", "uint8")  # types of inputs and outputs
@@ -48,7 +48,6 @@ class Route:
 
     @property
     def rows_apart(self) -> bool:
-        """See `as_convolutions`."""
         return self.of_blocks and self.storage == "dynamic_int8"
 
 
@@ -60,7 +59,7 @@ ROUTES: Final[tuple[Route, ...]] = (
 
 
 def routes_of(mode: str | None, has_data: bool) -> list[Route]:
-    """The routes that a mode tries, see `export_litert`; without data no static integers."""
+    """The routes that a mode tries; without data no static integers."""
     complete = converter_backend() == "tensorflow"
     there = [route for route in ROUTES if complete or route.encoding != "sp"]
     if mode in MODES:  # 4 bits take more time than 8
@@ -83,27 +82,24 @@ def routes_of(mode: str | None, has_data: bool) -> list[Route]:
     return [named]
 
 
-# --- figures --------------------------------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True)
 class RouteOutcome:
     """The figures of one route of an export, taken or not.
 
     Attributes:
-        route: Its name, such as "dynamic_int8+blocks".
+        route: str. Its name, such as "dynamic_int8+blocks".
         reason: None if the file verified; otherwise why there is none.
-        bytes: Size of the file.
-        error: Difference from Keras in the measure of the route, see `export_litert`.
-        tolerance: The largest `error` that was allowed.
-        max_abs_diff: Largest difference from Keras.
-        argmax_agreement: Fraction of sample rows whose largest output is the same as Keras', the
-            least over the outputs of rank 2 with more than one column; None if there is none.
-        latency_ms: Median time of one call; None if it was not measured.
-        kept: For `+blocks` the kernels that stay dense, each with the reason.
-        left_out: For `+blocks` the entries of zero blocks, which are not in the file.
+        bytes: int. Size of the file.
+        error: float. Difference from Keras in the measure of the route, see `export_litert`.
+        tolerance: float. The largest `error` that was allowed.
+        max_abs_diff: float. Largest difference from Keras.
+        argmax_agreement: float. Fraction of sample rows whose largest output is Keras', the least
+            over outputs of rank 2 with more than one column; None if there is none.
+        latency_ms: float. Median time of one call; None if it was not measured.
+        kept: dict. For `+blocks` the kernels that stay dense, with the reason.
+        left_out: int. For `+blocks` the entries of zero blocks, which are not in the file.
         folded: Paths of kernels with zeros that no tensor of the file holds: the converter split
-            them, or combined them with other constants, such as a table of positions with a bias.
+            them, or combined them with other constants.
     """
 
     route: str
@@ -121,20 +117,18 @@ class RouteOutcome:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExportReport(RouteOutcome):
-    """The figures of one verified LiteRT file, besides those of its route.
-
-    Print it; `to_dict` and `to_json` give the same to programs.
+    """The figures of one verified LiteRT file, besides those of its route; print it.
 
     Attributes:
         path: Path of the file.
-        mode: As asked for.
-        gzip_bytes: Its size under gzip, level 6.
+        mode: As requested.
+        gzip_bytes: int. Its size under gzip, level 6.
         weights: Every weight tensor (rank 2 or more) in the file with its zeros.
-        sample_rows: Rows that were compared.
-        compared_on: Where these rows come from: `sample`, rows of `representative_data` that were
-            held out from calibration, or random ones; it says if they calibrated the file, too.
-        ends: Types of the inputs and outputs that were asked for.
-        versions: Versions of Keras, of what converted and of ai-edge-litert, which ran the file.
+        sample_rows: int. Rows that were compared.
+        compared_on: str. Their source: `sample`, rows of `representative_data` held out from
+            calibration, or random ones; it says if they calibrated the file, too.
+        ends: Types of the inputs and outputs.
+        versions: dict. Versions of Keras, of what converted and of ai-edge-litert, which ran it.
         routes: Every route that was tried, with its figures or the reason it failed.
     """
 
@@ -150,7 +144,7 @@ class ExportReport(RouteOutcome):
 
     @property
     def total_weights(self) -> int:
-        """Number of entries of all weight tensors, with those of blocks that are left out."""
+        """Entries of all weight tensors, with those of blocks that are left out."""
         return sum(weight.size for weight in self.weights) + self.left_out
 
     @property
@@ -169,7 +163,7 @@ class ExportReport(RouteOutcome):
         return dataclasses.asdict(self) | totals
 
     def to_json(self, indent: int | None = 2) -> str:
-        """The same as JSON text."""
+        """`to_dict` as JSON text."""
         return json.dumps(self.to_dict(), indent=indent)
 
     def __str__(self) -> str:
@@ -202,7 +196,6 @@ class ExportReport(RouteOutcome):
 
 
 def installed_versions() -> dict[str, str]:
-    """The versions of the packages that made and ran the file."""
     versions = {}
     makers = {"tensorflow": ["tensorflow"], "jax": ["jax", "litert-converter"]}[converter_backend()]
     for name in ("keras", *makers, "ai-edge-quantizer", "ai-edge-litert"):

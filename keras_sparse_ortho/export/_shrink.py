@@ -49,12 +49,12 @@ class Trial:
     """One file that was tried.
 
     Attributes:
-        name: What was done: "dense", or "density 0.2, gradually".
-        route: The route of the file, such as "float16+sp".
+        name: str. What was done: "dense", or "density 0.2, gradually".
+        route: str. The route of the file, such as "float16+sp".
         score: On the held rows; `low` and `high` are its 95% interval.
-        bytes, gzip_bytes: Size of the file, and under gzip.
-        ms: Median time of one call with one row, on one thread of this machine.
-        seconds: From the dense model to the file.
+        bytes, gzip_bytes: int. Size of the file, and under gzip.
+        ms: float. Median time of one call with one row, on one thread of this machine.
+        seconds: float. From the dense model to the file.
         reason: Why there is no file; then the figures are infinite, or nan.
     """
 
@@ -76,9 +76,9 @@ class ShrinkReport:
         path: The file.
         taken: Its `Trial`.
         trials: All of them.
-        measure: Of the scores: "accuracy" (with labels), "agreement" with the dense model's
+        measure: str. Of the scores: "accuracy" (with labels), "agreement" with the dense model's
             classes, "closeness" of other outputs, or the name of the metric.
-        rows: Held rows, which no file was made with.
+        rows: int. Held rows, which no file was made with.
         dense: Score of the dense Keras model.
     """
 
@@ -124,7 +124,6 @@ class ShrinkReport:
         return "\n".join([*lines, "", *self.words])
 
     def plot(self, ax: Any = None) -> Any:
-        """Scores over bytes of all files; returns the axes. Needs Matplotlib."""
         if ax is None:
             import matplotlib.pyplot as plt
 
@@ -162,24 +161,24 @@ def shrink(
 
         drop = score(dense model) - score(file)
 
-    The score is the accuracy if there are labels. Without, it is the share of rows with the dense
-    model's class if outputs are probabilities, else one minus the relative error. Of the files
-    within the limits the one with the fewest bytes is written. A dense int8 file is among them, so
-    the file is never worse than that one in all of score, bytes and time.
+    The score is the accuracy if there are labels; else the share of rows with the dense model's
+    class if outputs are probabilities, else one minus the relative error. The file with the fewest
+    bytes within the limits is written: with a dense int8 one among them, never a worse one in all
+    of score, bytes and time.
 
     Args:
         model: A built Keras model, with or without our wrappers; it stays as it is.
-        data: Rows as for `fit`, unlabelled `x` or `(x, y)`. They should be what the model will
-            see; some thousands are best, and at least 32 are needed.
-        path: Where to write the file; an older one stays until a better one is there.
-        max_drop: The largest drop of the score, `0.01` for one point.
-        max_bytes: The largest file.
-        max_ms: The longest call, one row on one thread of this machine.
-        minutes: About how long to try. The dense files take what they take.
+        data: Rows as for `fit`, `x` or `(x, y)`, like those the model will see; some thousands are
+            best, and at least 32 are needed.
+        path: str or path. Where to write the file; an older one stays until a better one is there.
+        max_drop: float. The largest drop of the score, `0.01` for one point.
+        max_bytes: int. The largest file.
+        max_ms: float. The longest call, one row on one thread of this machine.
+        minutes: float. About how long to try. The dense files take what they take.
         metric: `"agreement"`, for outputs that are logits; `"closeness"`; or a function of wanted
             and given outputs that scores each row between 0 and 1.
-        seed: Of the rows that are held, and of training.
-        verbose: Whether to say each step, on standard error. `"auto"`: in a terminal.
+        seed: int. Of the rows that are held, and of training.
+        verbose: bool or `"auto"`. Whether to log steps to standard error; "auto": in a terminal.
 
     Returns:
         A `ShrinkReport` with the table of what was tried; it can be plotted.
@@ -188,20 +187,18 @@ def shrink(
         ShrinkError: If no file is within the limits. Nothing is written then.
         ValueError: If an argument does not fit the model.
 
-    Limits: the held rows judge several files, so the drop of the one that is taken is a little
-    higher on new data. Kernels are pruned entry by entry; where speed counts, blocks drawn before
-    training are better.
+    Limits: the held rows judge several files, so the drop on new data is a little higher. Kernels
+    are pruned entry by entry; for speed, blocks drawn before training are better.
 
-    Example:
-
-    >>> import keras, numpy as np, tempfile, pathlib
-    >>> from keras_sparse_ortho.export import shrink
-    >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, "softmax")])
-    >>> rows = np.random.default_rng(0).normal(size=(64, 8))
-    >>> path = pathlib.Path(tempfile.mkdtemp()) / "small.tflite"
-    >>> report = shrink(model, rows, path, minutes=0)
-    >>> report.taken.bytes == path.stat().st_size, report.taken.score.mean >= 0.99
-    (True, True)
+    Examples:
+        >>> import keras, numpy as np, tempfile, pathlib
+        >>> from keras_sparse_ortho.export import shrink
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, "softmax")])
+        >>> rows = np.random.default_rng(0).normal(size=(64, 8))
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "small.tflite"
+        >>> report = shrink(model, rows, path, minutes=0)
+        >>> report.taken.bytes == path.stat().st_size, report.taken.score.mean >= 0.99
+        (True, True)
     """
     target = check_path(path)
     limits = _Limits(
@@ -245,7 +242,6 @@ class _Limits:
         return judge.dense.mean - one.score.mean <= self.max_drop
 
     def met(self, one: Trial, judge: Judge) -> bool:
-        """Whether a file is within all limits."""
         pairs = (one.bytes, self.max_bytes), (one.ms, self.max_ms)
         return self.keeps_score(one, judge) and all(
             limit is None or value <= limit for value, limit in pairs
@@ -257,8 +253,6 @@ class _Limits:
 
 
 class _Steps:
-    """Says each step with the seconds since the start."""
-
     def __init__(self, verbose: bool | str) -> None:
         self.start = time.monotonic()
         self.loud = sys.stderr.isatty() if verbose == "auto" else bool(verbose)
@@ -305,7 +299,6 @@ class _Search:
         self.files: dict[tuple[str, str], Path] = {}
 
     def dense(self) -> None:
-        """The files that anybody would make first."""
         for route in ("float16", "dynamic_int8", "int8"):
             self._try("dense", self.model, route, time.monotonic())
 
@@ -360,7 +353,6 @@ class _Search:
         return found
 
     def _try(self, name: str, model: Any, route: str | None, start: float) -> Trial:
-        """Exports, runs the file on the held rows, and keeps both."""
         path = self._folder / f"{len(self.trials)}.tflite"
         given = route or ("gzip" if self._packed else "small")
         self._say(f"{name}: {given}")
@@ -388,7 +380,6 @@ class _Search:
         return trial
 
     def time(self) -> None:
-        """Times all files in turn."""
         good = [k for k, one in enumerate(self.trials) if one.reason is None]
         files = [self.files[self.trials[k].name, self.trials[k].route] for k in good]
         self._say(f"timing {len(files)} files")

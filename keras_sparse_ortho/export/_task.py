@@ -1,11 +1,10 @@
 """What all routes of an export share: the plain model, its inputs, rows, and outputs to agree with.
 
 The *nesting* of the inputs is their structure with the position of each tensor in its place, such
-as `{"a": 0, "b": [1, 2]}`: plain JSON, which the worker processes can be given. (`keras.tree` has
-no order of dict keys that is the same on all backends.)
+as `{"a": 0, "b": [1, 2]}`: JSON for workers, with one order of dict keys on all backends.
 
-A file agrees with Keras on the rows that calibrated it whatever they are. So others are compared.
-Rows that are all scaled wrongly cannot be told by each other: there the model has to know better.
+A file always agrees with Keras on the rows that calibrated it, so others are compared. Rows that
+are all scaled wrongly look alike; only the model's outputs show it.
 """
 
 import dataclasses
@@ -117,7 +116,7 @@ class Signature:
 
 
 def signature_of(model: keras.Model, batch_size: int, sample: Any = None) -> Signature:
-    """The inputs of a built model, or of the `sample` of a subclassed one, of static shapes."""
+    """The inputs of a built model, or of a subclassed one's `sample`, with static shapes."""
     if not model.built:
         raise ValueError(
             "Only a built model can be exported: its shapes and weights must exist. Call it on "
@@ -223,7 +222,7 @@ def _check_array(spec: InputSpec, array: Any, argument: str) -> np.ndarray:
 def plain_model(model: keras.Model) -> tuple[keras.Model, keras.Model]:
     """The plain float32 model to convert, and the model whose outputs it must reproduce.
 
-    The second is the user's own, unless that computes in half precision: then it is the first.
+    That is the user's own, or for half precision the plain one.
     """
     stripped = model
     if is_graph(model) or any(is_sparse_layer(layer) for layer, _ in walk(model, "")):
@@ -244,7 +243,7 @@ def plain_model(model: keras.Model) -> tuple[keras.Model, keras.Model]:
 
 
 def _drop_negative_zeros(model: keras.Model) -> None:
-    """Turn -0.0, which `w * mask` leaves where w < 0, into 0.0: zstd files get 44% larger by it."""
+    """Turns -0.0, which `w * mask` leaves where w < 0, into 0.0: it makes zstd files 44% larger."""
     for variable in model.weights:
         value = np.asarray(to_numpy(variable.value))
         if value.dtype.kind == "f" and np.any(np.signbit(value[value == 0])):
@@ -289,8 +288,8 @@ def full_batches(sample: list[np.ndarray], rows: int) -> list[list[np.ndarray]]:
 def kernels_of(model: keras.Model) -> dict[str, np.ndarray]:
     """Path and value of the weights whose zeros must not be lost.
 
-    These are kernels by name, and any weight of a custom layer of which some entries are zero. A
-    bias can have rank 2 as well (GRU, MultiHeadAttention), and the converter may fold it away.
+    These are kernels by name, and weights of custom layers with zeros. Biases of rank 2 (GRU,
+    MultiHeadAttention) may be folded by the converter.
     """
     kernels = {}
     for variable in model.weights:
@@ -353,7 +352,7 @@ class Task:
 
 
 def inputs_of(data: Any, count: int | None) -> Any:
-    """The inputs alone, `count` if that is known, of a tuple as for `fit`, or of batches."""
+    """The inputs alone of a tuple as for `fit`, or of batches; `count` if that is known."""
     if is_batched(data):
         inputs = [x for x, _, _ in first_batches(data, batches=_BATCHES)]
         return keras.tree.map_structure(lambda *parts: np.concatenate(parts), *inputs)
@@ -368,11 +367,8 @@ def _count_of_inputs(model: keras.Model) -> int | None:
     return 1 if isinstance(shape, tuple | list) and not isinstance(shape[0], tuple | list) else None
 
 
-# --- rows -----------------------------------------------------------------------------------------
-
-
 class Rows(NamedTuple):
-    """What calibrates a file, if anything, what it is compared on, and where that comes from."""
+    """Rows that calibrate a file, rows to compare on, and where those come from."""
 
     calibrating: list[np.ndarray] | None
     compared: list[np.ndarray]
@@ -385,7 +381,7 @@ def rows_of(
     representative: list[np.ndarray] | None,
     trained: bool,
 ) -> Rows:
-    """Rows to calibrate on and to compare on; the former are needed where no range is trained."""
+    """Rows to calibrate and to compare on; the former are needed without trained ranges."""
     calibrating = None if trained else representative
     if sample is not None:
         known = calibrating is not None and _bytes_of(sample) <= _bytes_of(calibrating)
@@ -415,10 +411,9 @@ def _bytes_of(arrays: list[np.ndarray]) -> set[tuple[bytes, ...]]:
 def doubts(model: keras.Model, signature: Signature, rows: list[np.ndarray]) -> list[str]:
     """Signs that calibration rows are not like the data that a model was trained on.
 
-    They are few, or all equal, or their scale is one that networks are hardly trained for: below
-    1/32, where the outputs vary by less than 1/16; or above 32, where the outputs vary by more than
-    32, or nearly all are 0 or 1. Smaller factors, and those of networks without biases, are not
-    seen.
+    They are few, or all equal, or of a scale below 1/32 with outputs that vary by less than 1/16;
+    or above 32 with outputs that vary by more than 32, or are nearly all 0 or 1. Smaller factors,
+    and those of networks without biases, are not seen.
     """
     count = len(rows[0])
     found = []

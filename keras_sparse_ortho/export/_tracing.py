@@ -1,7 +1,4 @@
-"""Float32 LiteRT files of Keras models, by TensorFlow's converter or by litert-converter.
-
-Without TensorFlow litert-converter makes the file of the model's StableHLO on JAX.
-"""
+"""Float32 LiteRT files of Keras models, by TensorFlow's converter, or litert-converter on JAX."""
 
 import contextlib
 import functools
@@ -25,17 +22,13 @@ SIGNATURE = "serving_default"
 
 
 class _Trace:
-    """A model as a function of flat inputs whose outputs have names.
-
-    Tensors that are marked are outputs whose names hold their ranges.
-    """
+    """A model as a function of flat inputs; names of marked outputs hold ranges."""
 
     def __init__(self, model: Any, nesting: Any, names: Sequence[str]) -> None:
         self.model, self.nesting, self._names = model, nesting, names
         self._marks: list[tuple[Any, float, float]] = []
 
     def __call__(self, *flat: Any) -> list[Any]:
-        """The outputs, in the order of `names`."""
         self._marks.clear()
         outputs = leaves(self.model(pack(self.nesting, flat), training=False))
         return [*(tensor for _, tensor in outputs), *(tensor for tensor, *_ in self._marks)]
@@ -46,7 +39,7 @@ class _Trace:
         return [*self._names, *(f"{MARK}{k}_{end}" for k, end in enumerate(ends))]
 
     def mark(self, x: Any, low: float, high: float) -> Any:
-        """Notes that a file of integers has a tensor in a range."""
+        """Notes the range of a tensor for a file of integers."""
         others = [own for known, *own in self._marks if known is x]
         if others and [low, high] not in others:  # from one range to another, in floats
             for start, end in (*others, (low, high)):
@@ -67,10 +60,9 @@ def write_traced(
     rows_apart: bool,
     marked: bool,
 ) -> None:
-    """Writes a plain model as a SavedModel on TensorFlow, on JAX as StableHLO.
+    """Writes a plain model with static shapes, as a SavedModel on TensorFlow, StableHLO on JAX.
 
-    Shapes are static. For `of_blocks` and `rows_apart` see `as_convolutions`. With `marked`, what
-    `FakeQuantize` would round has its range in the file.
+    For `of_blocks` and `rows_apart` see `as_convolutions`; `marked` puts ranges into the file.
     """
     model = as_convolutions(model, rows_apart) if of_blocks else model
     traced, part = _Trace(model, nesting, output_names), f"{path}.part"
@@ -136,7 +128,6 @@ def _write_stablehlo(traced: _Trace, inputs: list[dict[str, Any]], file: str) ->
 
 
 def _by_jax(file: str) -> bytes:
-    """The float32 file by litert-converter."""
     from litert_converter.mlir import ir, passmanager
     from litert_converter.mlir._mlir_libs import converter_api_ext as converter
 

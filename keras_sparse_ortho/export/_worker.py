@@ -1,9 +1,8 @@
 """A worker process: it runs jobs in turn, one line of JSON each, and ends when its parent does.
 
-Started by the path of this file (`_process.py`), with `python -P`, so that neither the current
-directory nor the modules beside this file hide an installed package. `run`, `inspect` and `bench`
-load only NumPy and ai-edge-litert and start in a fraction of a second; `convert` loads TensorFlow,
-or JAX where there is none, and this package.
+`_process.py` starts it by path with `python -P`: no other folder hides installed packages. `run`,
+`inspect` and `bench` load only NumPy and ai-edge-litert, in a fraction of a second; `convert` loads
+TensorFlow, or JAX where there is none, and this package.
 """
 
 import contextlib
@@ -24,7 +23,7 @@ import numpy as np
 
 
 def trace(keras_file: str, modules: list[str], **traced: Any) -> None:
-    """Write what the converter takes of a `.keras` file."""
+    """Writes what the converter takes of a `.keras` file."""
     _load_converter()
     import keras
 
@@ -43,7 +42,6 @@ def convert(
     result: str,
     representative: str | None = None,
 ) -> None:
-    """Convert what `write_traced` has written."""
     _load_converter()
     from keras_sparse_ortho.export._integers import in_storage
     from keras_sparse_ortho.export._tracing import by_tensorflow, float_file
@@ -63,7 +61,7 @@ def run(
     output_names: list[str],
     result: str,
 ) -> None:
-    """Save a file's outputs on a sample."""
+    """Saves a file's outputs on a sample."""
     runner = interpreter_of(model_path=file).get_signature_runner("serving_default")
     details, given = runner.get_input_details(), runner.get_output_details()
     for spec in inputs:
@@ -79,7 +77,7 @@ def run(
 
 
 def inspect(file: str) -> dict[str, Any]:
-    """Check that all buffers end within the file, run it once on zeros, and read its names."""
+    """Checks that all buffers end within the file, runs it once on zeros, and reads its names."""
     _limit_memory()
     from ai_edge_litert import schema_py_generated as schema
 
@@ -100,8 +98,8 @@ def inspect(file: str) -> dict[str, Any]:
 def bench(file: str, threads: int, calls: int) -> list[float]:
     """Milliseconds of some calls of a file, which stays loaded for the next job.
 
-    Use a process for each file: after XNNPACK has run int8 layers in a process, LiteRT's built-in
-    kernels are up to three times slower there (AVX-512: 0.148 instead of 0.048 ms).
+    Use one process per file: after int8 layers of XNNPACK, LiteRT's built-in kernels take up to
+    three times as long (AVX-512: 0.148 instead of 0.048 ms).
     """
     interpreter = _warm_interpreter(file, threads)
     interpreter.invoke()  # the other files have used the caches since
@@ -119,7 +117,7 @@ TASKS: dict[str, Callable[..., Any]] = {
 
 
 def serve() -> None:
-    """Answer jobs until standard input ends; an exception in a job is its answer."""
+    """Answers jobs until standard input ends; an exception in a job is its answer."""
     # Libraries print to standard output, so the answers go to a private copy of it.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -136,7 +134,7 @@ def serve() -> None:
 
 
 def _read(jobs: "queue.SimpleQueue[str]") -> None:
-    """Queue the lines of standard input; exit at its end, which is also that of a killed parent."""
+    """Queues the lines of standard input; exits at its end, also that of a killed parent."""
     for line in sys.stdin:
         jobs.put(line)
     os._exit(0)
@@ -144,7 +142,7 @@ def _read(jobs: "queue.SimpleQueue[str]") -> None:
 
 @functools.cache
 def _load_converter() -> None:
-    """Import what conversions need, and exempt it from garbage collection."""
+    """Imports what conversions need, and exempts it from garbage collection."""
     importlib.import_module(os.environ["KERAS_BACKEND"])
 
     import keras_sparse_ortho.export._tracing  # noqa: F401
@@ -160,15 +158,13 @@ def _load(keras_file: str, modules: list[str]) -> Any:
     load = functools.partial(keras.saving.load_model, compile=False, safe_mode=False)
     with contextlib.suppress(Exception):
         return load(keras_file)
-    # Registered objects are found once their module is imported. Only where it is needed: importing
-    # a user's module may have side effects.
+    # Registered objects need their module; importing a user's module may have side effects.
     for name in modules:
         importlib.import_module(name)
     return load(keras_file)
 
 
 def _batches(file: str, inputs: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Full batches of the arrays in a file, by name."""
     with np.load(file) as data:
         arrays = {spec["name"]: data[f"arr_{i}"] for i, spec in enumerate(inputs)}
     rows = inputs[0]["shape"][0]
@@ -214,7 +210,7 @@ def _warm_interpreter(file: str, threads: int) -> Any:
 
 
 def _limit_memory() -> None:
-    """Let what takes more than half of the free memory fail; only on Linux."""
+    """Lets allocations beyond half of the free memory fail; only on Linux."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 

@@ -1,11 +1,10 @@
 """Products with live blocks, features first or, at each token of a sequence, features last.
 
-Lines of blocks with equal counts form a group, and each group is one batched product, forward and
-backward: without padding and without a scatter. A regular pattern is one group.
+Each group of lines of blocks with equal counts is one batched product, forward and backward,
+without padding or scatter. A regular pattern is one group.
 
-Layers of a Transformer read and write features last. A product with features first would transpose
-its inputs and outputs, which costs XLA on a CPU 2 to 7 ns an entry; moving whole rows of blocks
-costs half a ns.
+Transformers have features last, and transposing costs XLA on a CPU 2 to 7 ns an entry; moving whole
+rows of blocks costs half a ns.
 """
 
 import dataclasses
@@ -39,7 +38,7 @@ _USUAL_COLUMNS = 128
 
 @dataclasses.dataclass(frozen=True)
 class BlockOperands:
-    """Live blocks of a grid `(*lead, *taps, r, c)`, and where they stand, integers."""
+    """Live blocks of a grid `(*lead, *taps, r, c)`, and their places, integers."""
 
     grid: BlockGrid
     blocks: Any
@@ -57,15 +56,14 @@ class BlockOperands:
 class WholeKernel:
     """A placeholder for the kernel with all its blocks, without an array.
 
-    Inside a scope that has a value for `variable`, the layer computes with a kernel whose blocks
-    are all live, which gives the gradient of dead blocks. Elsewhere there are no such operands.
+    In a scope with a value for `variable` the layer computes with all blocks live, which gives the
+    gradient of dead ones. Elsewhere there are no such operands.
     """
 
     def __init__(self) -> None:
         self._variable: Any = None
 
     def variable(self, grid: BlockGrid, dtype: str) -> Any:
-        """The Keras variable, `(J, I, *taps, r, c)`, without a value."""
         if self._variable is None:
             with DeferredVariables().creating():
                 self._variable = keras.Variable(
@@ -89,7 +87,7 @@ def _whole(grid: BlockGrid) -> BlockGrid:
 
 
 def divided(x: Any, lines: Lines) -> list[Any]:
-    """What lines `(J, ...)` have, for each group of them."""
+    """The part of lines `(J, ...)` in each group of them."""
     return [x] if lines.are_regular else [gather(x, own) for own in lines.groups]
 
 
@@ -103,13 +101,12 @@ def joined(parts: list[Any], lines: Lines, axis: int = 0) -> Any:
 
 
 def stacked(parts: list[Any], shape: tuple[int, ...] = ()) -> Any:
-    """Parts one below the other, each of which is seen as `(-1, *shape)`."""
+    """Parts one below the other, each as `(-1, *shape)`."""
     parts = [ops.reshape(part, (-1, *shape)) for part in parts] if shape else parts
     return parts[0] if len(parts) == 1 else ops.concatenate(parts)
 
 
 def _outputs_of(grid: BlockGrid, slots: Any) -> Any:
-    """The output block of each slot."""
     lines = grid.of_outputs
     return slots // lines.counts[0] if lines.are_regular else gather(lines.of_slots, slots)
 
@@ -129,7 +126,6 @@ def _gathered(x: Any, found: Any) -> Any:
 
 
 def _chunks(x: Any, found: Any) -> int:
-    """The number of chunks of the first axis of `found`."""
     rows, columns = x.shape[1:3]
     if not (isinstance(columns, int) and columns):  # None, or a symbol of jax.export
         columns = _USUAL_COLUMNS
@@ -144,8 +140,8 @@ def _chunks(x: Any, found: Any) -> int:
 def _by_groups(product: Any, lines: Lines, places: Any, other: Any, x: Any) -> Any:
     """`product(places, other)` of each group of lines, joined; it gathers from `x`.
 
-    A regular pattern is computed in chunks. XLA would gather for all groups, and then multiply:
-    each is kept waiting for the one before, so that what is gathered stays in the cache.
+    A regular pattern is computed in chunks, each kept waiting for the one before: XLA would gather
+    all first, and lose the cache.
     """
     groups = [*zip(lines.pieces(places), lines.pieces(other), strict=True)]
     if lines.are_regular:
@@ -166,7 +162,7 @@ def spread_blocks(x: Any, places: Any, slots: Any, lines: Lines, axis: int) -> A
 
         Y[.., s, ..] = X[.., places[s], ..],    dX[.., i, ..] = sum_s dY[.., s, ..]
 
-    over the slots `s` of each of the `lines` that `x` has, for layers such as convolutions.
+    over the slots `s` of each line of `x`, for layers such as convolutions.
     """
 
     def spread(x: Any, places: Any, slots: Any) -> Any:
@@ -185,20 +181,14 @@ def spread_blocks(x: Any, places: Any, slots: Any, lines: Lines, axis: int) -> A
 
 
 def product_features_first(x: Any, kernel: BlockOperands) -> Any:
-    """`K^T x` for `x` of shape `(inputs, n)`.
-
-    Each output block comes from its live input blocks,
+    """`K^T x` for `x` of shape `(inputs, n)`: output block `j` from its live input blocks.
 
         Y[j] = sum_l W[j, l]^T X[inputs_of[j, l]]
-
-    and the gradients, without a scatter,
-
         dW[j, l] = X[inputs_of[j, l]] dY[j]^T,    dX[i] = sum_s W[s] dY[j(s)]
 
-    over the slots `s` of input block `i`, with the output block `j(s)` of each. Both products with
-    the weights are one batched product of gathered blocks for each group of lines, which are never
-    kept: they are gathered once more for `dW`.
-    On JAX there are derivatives of any order, but none in forward mode.
+    over the slots `s` of input block `i`, with the output block `j(s)` of each, without a scatter.
+    Products with the weights are one batched product of gathered blocks for each group of lines;
+    these are gathered again for `dW`. JAX has derivatives of any order, but no forward mode.
     """
     grid = kernel.grid
     of_outputs, of_inputs = grid.of_outputs, grid.of_inputs
@@ -211,7 +201,7 @@ def product_features_first(x: Any, kernel: BlockOperands) -> Any:
     def product(x: Any, blocks: Any, places: Any, slots: Any) -> Any:
         x = once(x, places)
 
-        # Transposed chunk by chunk, so that there is no second copy of all blocks.
+        # Transposed chunk by chunk: no second copy of all blocks.
         def of_group(found: Any, w: Any) -> Any:
             return ops.matmul(_transposed(_lines(w)), _gathered(x, found))
 
@@ -249,7 +239,7 @@ def product_features_first(x: Any, kernel: BlockOperands) -> Any:
 
 
 def padded_blocks(x: Any, axis: int, side: int, width: int) -> Any:
-    """`x` with zeros at the end of each block of an axis that has one entry less than `width`."""
+    """Appends a zero to each block of an axis that has one entry less than `width`."""
     return _resized(x, axis, side, width, width - 1, width)
 
 
@@ -277,12 +267,11 @@ def _resized(x: Any, axis: int, side: int, width: int, before: int, after: int) 
 
 # --- features last: products at each token --------------------------------------------------------
 
-# Where more is gathered than this many times the inputs and outputs, products in chunks are faster.
+# Where more is gathered than this multiple of inputs and outputs, chunks are faster.
 _MOST_GATHERED = 1.5
 
 
 def _gathers_little(grid: BlockGrid) -> bool:
-    """Whether products without chunks are the faster ones."""
     gathered = grid.live / max(grid.rows, grid.cols)
     return gathered <= _MOST_GATHERED * (grid.inputs + grid.outputs)
 
@@ -298,20 +287,20 @@ def product_by_token(x: Any, kernel: BlockOperands) -> Any:
 
 
 def product_of_rows(x: Any, kernel: BlockOperands) -> Any:
-    """`x K` for `x` of shape `(n, inputs)`.
+    """`x K` for `x` of shape `(n, inputs)`, gathering blocks of the narrower side.
 
-    Gathered are the blocks of the side on which they are narrower. For blocks of `r <= c`, with the
-    live blocks of an output block one below the other, `A[j]` of shape `(k r, c)`,
+    For blocks of `r <= c`, with the live blocks of an output block one below the other, `A[j]` of
+    shape `(k r, c)`,
 
         Y[j] = G[j] A[j],    G[j] = (X[inputs_of[j, 0]], ..., X[inputs_of[j, k - 1]]),
-        dA[j] = G[j]^T dY[j],    dX[i] = sum over slots of i of the columns of dY[j] A[j]^T,
+        dA[j] = G[j]^T dY[j],    dX[i] = sum over slots of i of the columns of dY[j] A[j]^T:
 
-    so that `density * inputs * outputs / c` values are gathered per token, forward and backward.
-    For `r > c` the same is done with the transposed kernel.
+    `density * inputs * outputs / c` values per token, forward and backward. For `r > c` the same
+    with the transposed kernel.
     """
     grid, rows, cols = kernel.grid, kernel.grid.rows, kernel.grid.cols
     narrow_inputs = rows <= cols
-    # Lines of the side with a matrix `A` for each; what they gather from; the width of that.
+    # Lines with a matrix `A` each; the side they gather from; its width.
     near, far, width = grid.of_outputs, grid.of_inputs, rows
     if not narrow_inputs:
         near, far, width = far, near, cols

@@ -37,26 +37,26 @@ class BlockSparseDense(BlockSparseLayer):
         y = activation(x K + b),    K[i, j] = blocks[j, l] where i = inputs_of[j, l], else 0
 
     The kernel, `(inputs, units)`, is cut into blocks of `r x c`; every output block has `k` live
-    ones, and every input block is used equally often, unless `counts` say otherwise. Forward and
-    backward pass, optimizer, file and memory deal with live blocks only. Outputs and gradients are
-    those of the dense layer with that kernel.
+    ones, and every input block is used equally often, unless `counts` say otherwise. Both passes,
+    optimizer, file and memory have live blocks only. Results are those of the dense layer with that
+    kernel.
 
     Args:
-        units: Outputs, a multiple of `c`.
-        density: Live fraction, `k / I` for `I` input blocks. `k` is a multiple of
-            `I / gcd(I, J)` for `J` output blocks; the nearest possible density is taken, and is
-            then `layer.density`. One that is off by more than a quarter is refused.
-        block: `(r, c)`, or one integer for both. 32 is a good choice for training on processors,
-            64 and 128 are faster; on GPUs 64 and more.
+        units: int. Outputs, a multiple of `c`.
+        density: float. Live fraction, `k / I` for `I` input blocks; `k` is a multiple of
+            `I / gcd(I, J)` for `J` output blocks. `layer.density` is the nearest possible one,
+            which may be off by a quarter.
+        block: int or `(r, c)`. 32 is a good choice for training on processors, 64 and 128 are
+            faster; on GPUs 64 and more.
         counts: The live blocks of each of the `J` output blocks, and of each of the `I` input
             blocks, for a pattern that is not regular. Lines with equal counts are one product: with
             up to 8 different counts on a side a step takes little longer, and compiles in seconds.
         kernel_initializer: `"exact_orthogonal"`: `K^T K = gain^2 I` (or `K K^T`); with `counts`
-            each block is orthogonal, and scaled by the count of its output block. Or an initializer
-            of Keras, the live inputs and outputs being its fans.
+            each block is orthogonal, scaled by the count of its output block. Or an initializer of
+            Keras, whose fans are the live inputs and outputs.
         kernel_regularizer: L1 or L2; and `kernel_constraint`: `NonNeg`. They act on live entries.
-        gain: Scale of the exactly orthogonal kernel.
-        seed: Seed of the places and the exactly orthogonal values.
+        gain: float. Scale of the exactly orthogonal kernel.
+        seed: int. Seed of the places and the exactly orthogonal values.
         quantizer: Rounds the live blocks, e.g. `FakeQuantization("int8")`; see `quantize_aware`.
         **kwargs: As for Dense.
 
@@ -65,24 +65,20 @@ class BlockSparseDense(BlockSparseLayer):
         DensityError: A density that regular blocks cannot have, with the nearest two.
         NotPrunableError: Another regularizer or constraint.
 
-    Limits: no LoRA and no quantization; make it plain first (`to_dense_layer`,
-    `keras_sparse_ortho.strip`). For single vectors, an activation that Keras does not have, and
-    softmax, cost one more transposition. On JAX there are derivatives of any order, but none
-    in forward mode.
+    Limits: no LoRA and no quantization; `strip` or `to_dense_layer` first. For single vectors,
+    softmax and activations that Keras lacks cost one more transposition. On JAX there are
+    derivatives of any order, but none in forward mode.
 
-    Example:
+    Examples:
+        >>> import keras
+        >>> layer = BlockSparseDense(256, "relu", density=0.1, block=16, seed=0)
+        >>> model = keras.Sequential([keras.Input((256,)), layer])
+        >>> tuple(layer.blocks.shape), layer.density
+        ((16, 2, 16, 16), 0.125)
+        >>> layer.kernel_value().shape
+        (256, 256)
 
-    >>> import keras
-    >>> layer = BlockSparseDense(256, "relu", density=0.1, block=16, seed=0)
-    >>> model = keras.Sequential([keras.Input((256,)), layer])
-    >>> tuple(layer.blocks.shape), layer.density
-    ((16, 2, 16, 16), 0.125)
-    >>> layer.kernel_value().shape
-    (256, 256)
-
-    Reference:
-
-    - Gray, Radford and Kingma, "GPU kernels for block-sparse weights" (2017)
+    Reference: Gray, Radford and Kingma, "GPU kernels for block-sparse weights" (2017)
     """
 
     namesake = keras.layers.Dense
@@ -98,7 +94,7 @@ class BlockSparseDense(BlockSparseLayer):
         self.input_spec = keras.layers.InputSpec(min_ndim=2)
 
     def call(self, inputs: Any) -> Any:
-        # By token, or for single vectors with features first, which saves transpositions.
+        # By token; for single vectors features first, which saves transpositions.
         lead = ops.shape(inputs)[:-1]
         if len(lead) > 1:
             x = ops.reshape(inputs, (math.prod(lead), self.grid.inputs))
@@ -106,7 +102,7 @@ class BlockSparseDense(BlockSparseLayer):
             return self.activation(x if self.bias is None else x + self.bias)
         x = product_features_first(ops.transpose(inputs), self.operands())
         if self.bias is not None:
-            # Not ops.add, which on TensorFlow takes a column for a row where both have one length.
+            # TensorFlow's ops.add would take a column for a row where both have one length.
             x = x + ops.expand_dims(self.bias, 1)
         # One layer's second transposition cancels the next one's first, with what is between.
         early = is_elementwise(self.activation)
@@ -120,28 +116,26 @@ class BlockSparseEinsumDense(BlockSparseLayer):
 
         y = activation(einsum(equation, x, K) + b)
 
-    for equations in which the kernel is one matrix, from the axes that it shares with the input to
-    its others: `"abc,cd->abd"`, and those of attention, `"abc,cde->abde"` and `"abde,dec->abc"`.
-    See `BlockSparseDense` for the rest.
+    The kernel is one matrix, from the axes that it shares with the input to its others: `"abc,cd->
+    abd"`, and of attention `"abc,cde->abde"`, `"abde,dec->abc"`. The rest is as `BlockSparseDense`.
 
     Args:
-        equation: As for EinsumDense, and so are `output_shape`, `activation` and `bias_axes`.
+        equation: str. As for EinsumDense, like `output_shape`, `activation` and `bias_axes`.
         **kwargs: As for `BlockSparseDense` and EinsumDense.
 
     Raises:
-        NotPrunableError: An equation in which the kernel is several matrices (an axis that input,
-            kernel and output share), or that sums over an axis without the kernel.
+        NotPrunableError: An equation with several matrices (an axis of input, kernel and output),
+            or that sums over an axis without the kernel.
         LayoutError, DensityError: As for `BlockSparseDense`, and so are the limits.
 
-    Example:
-
-    >>> import keras
-    >>> layer = BlockSparseEinsumDense(
-    ...     "abc,cde->abde", (None, 4, 16), bias_axes="de", density=0.25, block=16, seed=0)
-    >>> tuple(layer(keras.ops.ones((2, 5, 64))).shape)
-    (2, 5, 4, 16)
-    >>> layer.kernel_value().shape, layer.density
-    ((64, 4, 16), 0.25)
+    Examples:
+        >>> import keras
+        >>> layer = BlockSparseEinsumDense(
+        ...     "abc,cde->abde", (None, 4, 16), bias_axes="de", density=0.25, block=16, seed=0)
+        >>> tuple(layer(keras.ops.ones((2, 5, 64))).shape)
+        (2, 5, 4, 16)
+        >>> layer.kernel_value().shape, layer.density
+        ((64, 4, 16), 0.25)
     """
 
     namesake = keras.layers.EinsumDense
@@ -165,7 +159,7 @@ class BlockSparseEinsumDense(BlockSparseLayer):
         letters_of(equation)  # refuses one whose kernel is several matrices
 
     def call(self, inputs: Any) -> Any:
-        """The product by token: all axes that are not summed, one after the other."""
+        """The product by token: the axes that are not summed, one after the other."""
         data, kernel, output = axes_of(self.equation, len(inputs.shape))
         summed = [letter for letter in kernel if letter in data]
         free = [letter for letter in data if letter not in summed]
@@ -223,7 +217,7 @@ class BlockSparseConv(BlockSparseLayer):
         self._axis = 1 if self.data_format == "channels_first" else self.rank + 1
 
     def call(self, inputs: Any) -> Any:
-        """A small convolution for each output block, over the channels that it reads."""
+        """A small convolution for each output block, over its live channels."""
         kernel, axis = self.operands(), self._axis
         grid, rank = kernel.grid, self.rank
         lines = grid.of_outputs
@@ -246,7 +240,7 @@ class BlockSparseConv(BlockSparseLayer):
         x = spread_blocks(x, places, slots, grid.of_inputs, axis)
         sizes[axis] = grid.live_blocks * grid.rows
         x = ops.reshape(x, sizes)
-        # Not split by a list of ends, which torch does not export.
+        # torch does not export a split by a list of ends.
         ends = np.cumsum([0, *(taps.shape[-2] for taps in kernels)]).tolist()
         lead = (slice(None),) * axis
         parts = [x[(*lead, slice(*pair))] for pair in itertools.pairwise(ends)]
@@ -266,7 +260,7 @@ class BlockSparseConv(BlockSparseLayer):
         result = outputs[0] if len(outputs) == 1 else ops.concatenate(outputs, axis=axis)
         result = without_padding(result, axis, grid.outputs, grid.cols)
         if self.bias is not None:
-            # Not ops.add, which on TensorFlow takes channels for columns where they are as many.
+            # TensorFlow's ops.add would take channels for columns where they are as many.
             result = result + ops.reshape(self.bias, [-1] + [1] * rank if axis == 1 else [-1])
         return self.activation(result)
 
@@ -277,29 +271,28 @@ class BlockSparseConv1D(BlockSparseConv):
 
         y[.., j] = activation(sum_l conv(x[.., inputs_of[j, l]], blocks[j, l]) + b[j])
 
-    over the `k` live blocks of output block `j`, `r` channels by `c` filters, each live at all
-    taps: a small convolution for each output block. See `BlockSparseDense` for the rest.
+    Output block `j` is a small convolution over its `k` live blocks, `r` channels by `c` filters,
+    each live at all taps. The rest is as `BlockSparseDense`.
 
     Args:
-        filters: Output channels, a multiple of `c`.
-        kernel_size: As for Conv1D, and so are `strides`, `padding`, `data_format`, `dilation_rate`,
+        filters: int. Output channels, a multiple of `c`.
+        kernel_size: As for Conv1D, like `strides`, `padding`, `data_format`, `dilation_rate`,
             `activation` and `use_bias`.
-        groups: Must be 1: blocks are connections of their own.
-        **kwargs: As for `BlockSparseDense` and Conv1D. An exactly orthogonal kernel stands at the
-            center tap; the live entries at other taps begin with zeros.
+        groups: int. Must be 1: blocks are connections of their own.
+        **kwargs: As for `BlockSparseDense` and Conv1D. Exactly orthogonal kernels are at the center
+            tap; the live entries of others begin with zeros.
 
     Raises:
         NotPrunableError: `groups` other than 1.
 
     Limits: as for `BlockSparseDense`; blocks of few filters compile slowly.
 
-    Example:
-
-    >>> import keras
-    >>> layer = BlockSparseConv1D(64, 3, density=0.25, block=16, seed=0)
-    >>> layer.build((None, 20, 64))
-    >>> tuple(layer.blocks.shape), layer.density
-    ((4, 1, 3, 16, 16), 0.25)
+    Examples:
+        >>> import keras
+        >>> layer = BlockSparseConv1D(64, 3, density=0.25, block=16, seed=0)
+        >>> layer.build((None, 20, 64))
+        >>> tuple(layer.blocks.shape), layer.density
+        ((4, 1, 3, 16, 16), 0.25)
     """
 
     namesake = keras.layers.Conv1D
@@ -351,7 +344,7 @@ def letters_of(equation: str) -> tuple[str, str, str]:
 
 
 def axes_of(equation: str, rank: int) -> tuple[list[str], list[str], list[str]]:
-    """The letters of input, of so many axes, kernel and output; digits stand for an ellipsis."""
+    """The letters of input, of rank `rank`, kernel and output; digits stand for an ellipsis."""
     data, kernel, output = letters_of(equation)
     more = [str(k) for k in range(rank - len(data.replace("...", "")))]
 
@@ -363,6 +356,6 @@ def axes_of(equation: str, rank: int) -> tuple[list[str], list[str], list[str]]:
 
 
 def is_elementwise(activation: Any) -> bool:
-    """Whether an activation is known to map each entry by itself, `None` included."""
+    """Whether an activation is known to map each entry alone, `None` included."""
     known = [getattr(keras.activations, name, None) for name in _ELEMENTWISE]  # some are newer
     return any(activation is function for function in known) or activation is None

@@ -43,7 +43,7 @@ class BlockSparseGates(BlockSparseLayer):
 
 
 class GatesOnBlocks(_Cell):
-    """What both cells have: kernels of gates on live blocks, each made in place of a dense one."""
+    """Base of both cells, which replaces dense kernels of gates by live blocks."""
 
     gates: ClassVar[int]
     in_one: ClassVar[bool] = True  # the layers inside are parts of the cell; see `walk`
@@ -100,7 +100,7 @@ class GatesOnBlocks(_Cell):
         return made
 
     def products(self, inputs: Any, training: bool = False) -> Any:
-        """Of inputs `(.., features)` with the kernel, for all steps at once."""
+        """Inputs `(.., features)` times the kernel, for all steps at once."""
         if training and self.dropout > 0:
             steps = inputs[:, 0, :] if len(inputs.shape) > 2 else inputs
             mask = self.get_dropout_mask(steps)
@@ -114,7 +114,6 @@ class GatesOnBlocks(_Cell):
         return inputs if self.takes_products else self.products(inputs, training)
 
     def on_blocks(self) -> dict[str, BlockSparseGates]:
-        """Its kernels that are on blocks, by name."""
         made = {name: getattr(self, name, None) for name in _KERNELS}
         return {name: own for name, own in made.items() if isinstance(own, BlockSparseGates)}
 
@@ -134,37 +133,34 @@ class BlockSparseLSTMCell(GatesOnBlocks, keras.layers.LSTMCell):
         (i, f, g, o) = x K + h R + b,
         c' = sigmoid(f) c + sigmoid(i) tanh(g),    h' = sigmoid(o) tanh(c')
 
-    `K`, `(inputs, 4 units)`, and `R`, `(units, 4 units)`, are four matrices side by side, one for
-    each gate, each of regular blocks and exactly orthogonal.
+    `K`, `(inputs, 4 units)`, and `R`, `(units, 4 units)`, are a matrix for each gate side by side,
+    each of regular blocks and exactly orthogonal.
 
     Args:
-        units: As for LSTMCell; a multiple of `c`.
-        density: Live fraction of `K`; `None` for a dense one.
-        block: `(r, c)` of `K`, or one integer for both.
-        recurrent_density: Live fraction of `R`; `None` for a dense one.
-        recurrent_block: `(r, c)` of `R`.
+        units: int. As for LSTMCell; a multiple of `c`.
+        density: float. Live fraction of `K`; `None` for a dense one.
+        block: int or `(r, c)`. Of `K`.
+        recurrent_density: float. Live fraction of `R`; `None` for a dense one.
+        recurrent_block: int or `(r, c)`. Of `R`.
         counts: Of `K`, as for `BlockSparseDense`, of all gates side by side.
         recurrent_counts: Of `R`.
-        gain: Scale of exactly orthogonal kernels.
-        seed: Seed of places and values, and of dropout.
+        gain: float. Scale of exactly orthogonal kernels.
+        seed: int. Seed of places and values, and of dropout.
         **kwargs: As for LSTMCell. The initializers are those of dense kernels.
 
     Raises:
-        NotPrunableError: With `recurrent_dropout` or `implementation=1`, in which each gate reads
-            other inputs.
+        NotPrunableError: `recurrent_dropout` or `implementation=1`: gates read other inputs.
 
-    Example:
+    Examples:
+        >>> import keras
+        >>> cell = BlockSparseLSTMCell(64, density=0.5, recurrent_density=0.25, block=16,
+        ...                            recurrent_block=16, seed=0)
+        >>> layer = BlockSparseRNN(cell)
+        >>> shapes = layer(keras.ops.ones((2, 5, 32))).shape, cell.recurrent_kernel.blocks.shape
+        >>> [tuple(shape) for shape in shapes]
+        [(2, 64), (16, 1, 16, 16)]
 
-    >>> import keras
-    >>> cell = BlockSparseLSTMCell(64, density=0.5, recurrent_density=0.25, block=16,
-    ...                            recurrent_block=16, seed=0)
-    >>> layer = BlockSparseRNN(cell)
-    >>> tuple(layer(keras.ops.ones((2, 5, 32))).shape), tuple(cell.recurrent_kernel.blocks.shape)
-    ((2, 64), (16, 1, 16, 16))
-
-    Reference:
-
-    - Narang, Undersander and Diamos (2017), arXiv 1711.02782
+    Reference: Narang, Undersander and Diamos (2017), arXiv 1711.02782
     """
 
     gates = 4
@@ -187,16 +183,15 @@ class BlockSparseGRUCell(GatesOnBlocks, keras.layers.GRUCell):
         (z, r, g) = x K + b,    (z', r', g') = h R + b',
         h' = u h + (1 - u) tanh(g + sigmoid(r + r') g'),    u = sigmoid(z + z')
 
-    The arguments are those of `BlockSparseLSTMCell` and GRUCell. `reset_after=False`, in which two
-    kernels follow each other, is refused.
+    The arguments are those of `BlockSparseLSTMCell` and GRUCell. `reset_after=False`, with two
+    kernels in a row, is refused.
 
-    Example:
-
-    >>> cell = BlockSparseGRUCell(64, recurrent_density=0.25, recurrent_block=16, seed=0)
-    >>> layer = BlockSparseRNN(cell)
-    >>> layer.build((None, 5, 3))
-    >>> [tuple(weight.shape) for weight in layer.trainable_weights]
-    [(3, 192), (2, 192), (12, 1, 16, 16)]
+    Examples:
+        >>> cell = BlockSparseGRUCell(64, recurrent_density=0.25, recurrent_block=16, seed=0)
+        >>> layer = BlockSparseRNN(cell)
+        >>> layer.build((None, 5, 3))
+        >>> [tuple(weight.shape) for weight in layer.trainable_weights]
+        [(3, 192), (2, 192), (12, 1, 16, 16)]
     """
 
     gates = 3
@@ -224,27 +219,25 @@ CELLS: dict[Any, Any] = {
 class BlockSparseRNN(OnBlocks, keras.layers.RNN):
     """A `keras.layers.LSTM` or `GRU` whose kernels are live blocks.
 
-    The products of all steps' inputs with the kernel are computed at once, those with the recurrent
-    kernel step by step. Outputs and gradients are those of the plain layer with these kernels.
+    Inputs of all steps meet the kernel at once, states the recurrent kernel step by step. Outputs
+    and gradients are those of the plain layer with these kernels.
 
     Args:
         cell: A `BlockSparseLSTMCell` or `BlockSparseGRUCell`.
-        **kwargs: As for `keras.layers.RNN`: `return_sequences`, `return_state`, `go_backwards`,
-            `unroll`, ...
+        **kwargs: As for `keras.layers.RNN`, such as `return_sequences`, `return_state`, `unroll`.
 
     Raises:
         NotPrunableError: Another cell; `stateful=True`.
 
     Limits: no cuDNN, and no quantization; make it plain first (`keras_sparse_ortho.strip`).
 
-    Example:
-
-    >>> import keras, numpy as np
-    >>> import keras_sparse_ortho as kso
-    >>> dense = keras.Sequential([keras.Input((8, 64)), keras.layers.GRU(64, name="gru")])
-    >>> sparse = kso.sparsify(dense, 0.25, storage="blocks", seed=0)
-    >>> type(sparse.layers[0]).__name__, [w.path for w in kso.prunable_weights(sparse)]
-    ('BlockSparseRNN', ['gru/gru_cell/kernel', 'gru/gru_cell/recurrent_kernel'])
+    Examples:
+        >>> import keras, numpy as np
+        >>> import keras_sparse_ortho as kso
+        >>> dense = keras.Sequential([keras.Input((8, 64)), keras.layers.GRU(64, name="gru")])
+        >>> sparse = kso.sparsify(dense, 0.25, storage="blocks", seed=0)
+        >>> type(sparse.layers[0]).__name__, [w.path for w in kso.prunable_weights(sparse)]
+        ('BlockSparseRNN', ['gru/gru_cell/kernel', 'gru/gru_cell/recurrent_kernel'])
     """
 
     def __init__(self, cell: Any, **kwargs: Any) -> None:
@@ -270,8 +263,8 @@ class BlockSparseRNN(OnBlocks, keras.layers.RNN):
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
-        # Built alone, before its layer, the cell's variables would not be named below the layer:
-        # torch tells the parameters of Bidirectional apart by their paths.
+        # Built before its layer, the cell's variables would lack the layer's name, by which torch
+        # tells the parameters of Bidirectional apart.
         cell = {key: value for key, value in config["cell"].items() if key != "build_config"}
         return {**config, "cell": cell}
 
@@ -306,7 +299,7 @@ class BlockSparseRNN(OnBlocks, keras.layers.RNN):
         own = {variable.name: variable for variable in self.cell._trainable_variables}
         for variable in plain.cell.weights:
             gates = self.cell.on_blocks().get(variable.name)
-            # A copy: on JAX `fit` frees the arrays of its model, which may not be shared.
+            # A copy: on JAX `fit` frees the arrays of its model.
             value = ops.copy(own[variable.name].value) if gates is None else gates.kernel_value()
             assign(variable, value)
         return plain
@@ -322,10 +315,7 @@ class BlockSparseRNN(OnBlocks, keras.layers.RNN):
 def recurrent_like(
     plain: Any, sizes: dict[str, tuple[float, Any, Any]], seed: int | None
 ) -> BlockSparseRNN:
-    """The layer on blocks, not built, for an LSTM or GRU.
-
-    `sizes` has density, block and counts by name.
-    """
+    """The layer on blocks, not built, for an LSTM or GRU, from (density, block, counts) by name."""
     config = {**plain.cell.get_config(), "seed": seed}
     for name, prefix in zip(_KERNELS, ("", "recurrent_"), strict=True):
         density, block, counts = sizes.get(name, (None, 32, None))
@@ -344,7 +334,6 @@ def why_no_gates(cell: Any) -> str | None:
 
 
 def _of_layer(layer: Any) -> dict[str, Any]:
-    """What a recurrent layer says of itself, beside its cell."""
     config = keras.layers.RNN.get_config(layer)
     del config["cell"]
     return {**config, "activity_regularizer": layer.activity_regularizer}

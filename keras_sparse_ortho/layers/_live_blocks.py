@@ -18,7 +18,7 @@ from keras_sparse_ortho.parametrizations import digest
 class LiveBlocks(Storage):
     """The kernel of a built `BlockSparseLayer`.
 
-    Its places are the blocks, `(I, J)`; for several parts `(parts, I, J)` with those of each.
+    Its places are the blocks, `(I, J)`, or for several parts `(parts, I, J)`.
     """
 
     compact = movable = in_blocks = True
@@ -71,7 +71,6 @@ class LiveBlocks(Storage):
         layer.set_blocks(grid.blocks(layer.matrix(kernel), pattern), pattern)
 
     def set_drawn(self, drawn: RegularBlocks) -> None:
-        """Sets values and places to those that an orthogonal initializer has drawn."""
         self._layer.set_blocks(*self._layer.grid.side_by_side(drawn))
         self.mark_as_drawn()
 
@@ -124,7 +123,7 @@ class LiveBlocks(Storage):
         return pattern, slots[lines, pattern.ravel()].reshape(pattern.shape)
 
     def dense_gradient(self) -> DenseGradient:
-        # That of a kernel of all blocks, `(J, I, *taps, r, c)`, and of what regularizes live ones.
+        # The slots of the kernel of all blocks, `(J, I, *taps, r, c)`, and of its regularizer.
         whole = self._layer._whole.variable(self._layer.grid, self._layer.variable_dtype)
 
         def values() -> list[Any]:

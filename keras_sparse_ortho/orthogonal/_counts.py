@@ -10,7 +10,7 @@ import scipy.special
 from keras_sparse_ortho._checks import check_density, check_integer
 from keras_sparse_ortho.errors import DensityError
 
-# Below this share of dead entries, listing them is faster than drawing and rejecting.
+# Below this share of dead entries, listing them is faster than rejection.
 _LIST_DEAD_BELOW = 0.25
 # Beyond this z, e^z may overflow, and a short continued fraction is exact to float64.
 _LARGE_ROOT = 500.0
@@ -58,7 +58,7 @@ def unmask_at_random(mask: np.ndarray, count: int, rng: np.random.Generator) -> 
         flat[position[np.argpartition(rng.random(dead), missing - 1)[:missing]]] = True
     else:
         while missing:
-            # No round draws more than are missing, so no draw has to be taken back.
+            # No round draws more than are missing.
             flat[(rng.random(missing) * flat.size).astype(np.int64)] = True
             missing = count - int(np.count_nonzero(mask))
 
@@ -83,9 +83,9 @@ def largest_masks(scores: Sequence[np.ndarray], count: int) -> list[np.ndarray]:
         raise ValueError("Scores must be finite to be ranked. Received: infinite or NaN scores")
     if count in (0, size):
         return [np.full(score.shape, count > 0) for score in scores]
-    # A single array is not copied: at this size, allocating costs more than arithmetic.
+    # Allocating a copy would cost more than the arithmetic.
     values = flat[0] if len(flat) == 1 else np.concatenate(flat)
-    # Selection is slow among equal values, as pruned weights are: the smallest ones stay out.
+    # Selection is slow among equal values, as pruned weights are: leave out the smallest.
     least = values.min()
     rest = values[values > least]
     if count <= rest.size:
@@ -104,31 +104,26 @@ def largest_masks(scores: Sequence[np.ndarray], count: int) -> list[np.ndarray]:
 def expected_density(rotations: int, width: int, rows: int | None = None) -> float:
     """Expected density of an orthogonal matrix after random Givens rotations.
 
-    A row with `k` of `m` live entries gains one when a rotation pairs a live with a dead column.
-    Exactly, by the Markov chain of the live entries `K_t` of a row,
+    A row with `k` of `m` live entries gains one when a rotation pairs a live with a dead column:
 
         d(t) = E[K_t] / m,   P(k -> k + 1) = 2 k (m - k) / (m (m - 1)).
 
     Args:
-        rotations: Number of random rotations `t`, at least 0, without the covering ones.
-        width: Number of columns `m` that are rotated, at least 1: the larger of the two sides.
-        rows: Number of rows `n` of a matrix with the covering start, in [1, width]. Default: the
+        rotations: int. Random rotations `t`, at least 0, without the covering ones.
+        width: int. Columns `m` that are rotated, at least 1: the larger of the two sides.
+        rows: int in [1, width]. Rows `n` of a matrix with the covering start. Default: the
             published start, which for square matrices is the same.
 
     Returns:
-        The expected density, in [1 / n, 1]. Single draws vary (standard deviation 0.0043 at
-        m = 1024, d = 0.1), so `exact_orthogonal` counts entries instead.
+        The expected density, in [1 / n, 1]; draws vary (deviation 0.0043 at m = 1024, d = 0.1).
 
-    Example:
+    Examples:
+        >>> round(expected_density(2470, 1024), 3)
+        0.1
+        >>> expected_density(0, 1024, rows=256), round(expected_density(1723, 1024, rows=256), 3)
+        (0.00390625, 0.1)
 
-    >>> round(expected_density(2470, 1024), 3)
-    0.1
-    >>> expected_density(0, 1024, rows=256), round(expected_density(1723, 1024, rows=256), 3)
-    (0.00390625, 0.1)
-
-    Reference:
-
-    - Nowak et al., "Sparser, Better, Deeper, Stronger" (ICML 2024), arXiv 2406.01755
+    Reference: Nowak et al., "Sparser, Better, Deeper, Stronger" (ICML 2024), arXiv 2406.01755
     """
     count, m, n = _check_arguments(rotations, width, rows)
     if m == 1:
@@ -153,9 +148,8 @@ def rotations_for_density(density: float, width: int, rows: int | None = None) -
 
         d(t) = 1 - z e^z E_r(z),   z = (m + 1 - r) exp(-2 t / (m - 1)),
 
-    with `E_r` the exponential integral of order `r = K_0`, the entries that a row begins with; rows
-    that begin with one more are weighted by their share. DensityError below `1 / n`, which the
-    matrix has at the start, and at 1, which is reached only in the limit.
+    with `E_r` the exponential integral of order `r = K_0`, the entries of a row at first; rows that
+    begin with one more are weighted by their share. DensityError below `1 / n`, and at 1.
 
     >>> [rotations_for_density(d, 1024) for d in (0.05, 0.1, 0.5)]
     [2064, 2471, 3798]
@@ -179,7 +173,7 @@ def rotations_for_density(density: float, width: int, rows: int | None = None) -
 
 
 def _entries_at_start(m: int, n: int) -> list[tuple[int, float]]:
-    """The numbers of entries that rows begin with, each with its share of the rows."""
+    """The numbers of entries that rows begin with, and the share of rows with each."""
     entries, more = divmod(m, n)
     return [(entries, 1 - more / n)] + ([(entries + 1, more / n)] if more else [])
 

@@ -1,10 +1,9 @@
 """EOI: one sparse, exactly (semi-)orthogonal matrix, `[I | 0]` times random Givens rotations.
 
-First the number of rotations is decided, from their supports alone; then they are multiplied. A
-rotation costs as much as its two columns have live entries. While these are few, whole levels of
-disjoint rotations are multiplied as sparse matrices; once columns are mostly full, two contiguous
-rows of the transpose are rotated at a time. Neither uses BLAS, whose results differ between
-processors in the last bit.
+First the supports alone decide the number of rotations; then these are multiplied. While columns
+have few live entries, whole levels of disjoint rotations are multiplied as sparse matrices; later,
+two contiguous rows of the transpose are rotated at a time. Neither uses BLAS, whose last bit
+differs between processors.
 """
 
 import dataclasses
@@ -16,16 +15,14 @@ import scipy.sparse
 from keras_sparse_ortho.errors import DensityError
 from keras_sparse_ortho.orthogonal._counts import rotations_for_density
 
-# From this width on the sparse product is faster than dense row rotations up to a density of 0.4.
-# A denser kernel uses it only up to 0.1: the sparse form of a dense matrix would take more memory
-# than the matrix.
+# From this width on sparse products are faster up to a density of 0.4. Denser kernels use them only
+# up to 0.1: the sparse form of a dense matrix would take more memory than the matrix.
 _SPARSE_WIDTH = 256
 _SPARSE_UNTIL = 0.4
 _SPARSE_FIRST = 0.1
-# Roots z of the closed form of `expected_density` at these densities. A more exact root may change
-# the last bit of kernels whose digests are pinned.
+# Roots z of the closed form of `expected_density`. More exact ones may change pinned kernels.
 _ROOTS = {_SPARSE_UNTIL: 1.063, _SPARSE_FIRST: 8.172}
-# Rows that are multiplied, or columns that are transposed, at a time: few enough for the cache.
+# Rows multiplied, or columns transposed, at a time: few enough for the cache.
 _ROW_BLOCK = 256
 _TILE = 64
 _ROTATION = np.dtype([("first", int), ("second", int), ("cos", float), ("sin", float)])
@@ -48,8 +45,7 @@ class DrawOptions:
 def rotations_of(first: np.ndarray, second: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Givens rotations of column pairs by uniform angles, in the order in which they are applied.
 
-    A structured array: rotation `(i, j, cos, sin)` replaces the columns `a_i, a_j` by
-    `cos a_i + sin a_j` and `-sin a_i + cos a_j`.
+    Rotation `(i, j, cos, sin)` makes `a_i, a_j` `cos a_i + sin a_j` and `-sin a_i + cos a_j`.
     """
     found = np.empty(len(first), _ROTATION)
     found["first"], found["second"] = first, second
@@ -66,15 +62,11 @@ def random_rotations(width: int, count: int, rng: np.random.Generator) -> np.nda
 
 
 def pairs_of(rotations: np.ndarray) -> list[tuple[int, int]]:
-    """The two columns of each rotation, as Python integers."""
     return rotations[["first", "second"]].tolist()
 
 
 def cos_sin(count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Cosines and sines of `count` uniform angles, the same bits on every machine.
-
-    Von Neumann's construction doubles the angle of a uniform point in the unit disc.
-    """
+    """Cosines and sines of uniform angles by von Neumann's method, the same bits everywhere."""
     points = np.empty((0, 2))
     while len(points) < count:
         # A share of pi / 4 of the points falls into the disc.
@@ -105,8 +97,7 @@ def rotate_rows(transposed: np.ndarray, rotations: np.ndarray) -> None:
 def random_orthogonal(count: int, size: int, rng: np.random.Generator) -> np.ndarray:
     """`count` dense orthogonal `size x size` matrices: every pair of rows is rotated once.
 
-    Pairs are taken in the rounds of a round-robin tournament. This is not the Haar measure, but no
-    entry is zero, and without BLAS the bits are the same on every machine.
+    This is not the Haar measure, but no entry is zero, and no BLAS makes bits differ.
     """
     signs = np.where(rng.random((count, size)) < 0.5, -1.0, 1.0)
     matrices = np.zeros((count, size, size))
@@ -128,8 +119,7 @@ def random_orthogonal(count: int, size: int, rng: np.random.Generator) -> np.nda
 def unite(bits: list[int], rotations: np.ndarray) -> int:
     """Gives both columns of each rotation the union of their supports; returns the live count.
 
-    `bits` has the support of every column as a bitset (exact cancellations have probability zero),
-    so that a rotation costs one `|` of Python integers.
+    `bits` has the support of every column as a bitset, so a rotation costs one `|` of integers.
     """
     for i, j in pairs_of(rotations):
         bits[i] = bits[j] = bits[i] | bits[j]
@@ -139,7 +129,7 @@ def unite(bits: list[int], rotations: np.ndarray) -> int:
 def draw_until(bits: list[int], limit: int, rng: np.random.Generator, safe: int = 0) -> np.ndarray:
     """Random rotations up to the first that takes the supports `bits` over `limit` live entries.
 
-    The first `safe` ones are united without counting; one count afterwards shows whether they fit.
+    The first `safe` ones are counted only once, afterwards.
     """
     width = len(bits)
     chunk = max(3 * width, 64)
@@ -167,7 +157,7 @@ def draw_until(bits: list[int], limit: int, rng: np.random.Generator, safe: int 
 
 
 def schedule(rotations: np.ndarray, width: int) -> np.ndarray:
-    """Earliest level of each rotation with disjoint, so commuting, rotations in every level."""
+    """Earliest level of each rotation; rotations of one level are disjoint."""
     last = [-1] * width
     levels = []
     for i, j in pairs_of(rotations):
@@ -178,10 +168,9 @@ def schedule(rotations: np.ndarray, width: int) -> np.ndarray:
 
 
 def write_orthogonal(out: np.ndarray, count: int, options: DrawOptions) -> None:
-    """Writes `gain` times a sparse orthogonal matrix into a zeroed C-contiguous 2-D array.
+    """Writes `gain` times a sparse orthogonal matrix of at most `count` entries into zeros.
 
-    Its support has at most `count` entries. With `cover`, as many empty columns as that allows get
-    an entry first.
+    With `cover`, as many empty columns as `count` allows get an entry first.
     """
     rng, gain = options.rng, options.gain
     rows, width = sorted(out.shape)
@@ -218,9 +207,8 @@ def write_orthogonal(out: np.ndarray, count: int, options: DrawOptions) -> None:
 def covering_rotations(rows: int, width: int, limit: int, rng: np.random.Generator) -> np.ndarray:
     """Rotations that give each empty column of `[I | 0]` one entry.
 
-    Each round doubles the nonempty columns, so that `r` columns share the norm of a row after
-    `log2(r)` rounds; rotating them all with the same column would leave the last one about `2^-r`
-    of it. If `limit` is too low for all columns, those that stay empty are random.
+    Each round doubles the nonempty columns, which keeps their norms about equal. If `limit` is too
+    low for all columns, those that stay empty are random.
     """
     order = np.arange(width)
     order[rows:] = rows + np.argsort(rng.random(width - rows))
@@ -232,7 +220,7 @@ def covering_rotations(rows: int, width: int, limit: int, rng: np.random.Generat
 
 
 def _sparse_part(rotations: int, rows: int, width: int, covering: int) -> int:
-    """How many of the rotations to multiply as sparse matrices; the first ones are covering."""
+    """How many of the rotations to multiply as sparse matrices."""
 
     def at(density: float) -> int:
         if not covering:
@@ -247,10 +235,9 @@ def _sparse_part(rotations: int, rows: int, width: int, covering: int) -> int:
 def _sparse_factors(
     rotations: np.ndarray, rows: int, width: int
 ) -> tuple[scipy.sparse.csr_array, scipy.sparse.csr_array]:
-    """Two sparse factors of `[I | 0] G_1 ... G_t`, of shapes `(rows, width)` and `(width, width)`.
+    """Two sparse factors of `[I | 0] G_1 ... G_t`, `(rows, width)` and `(width, width)`.
 
-    The product is a balanced tree, each depth one multiplication of block-diagonal stacks. These
-    are in bit-reversed order: their first half holds the left factors, their second the right ones.
+    The product is a balanced tree of stacks of blocks in bit-reversed order: left factors first.
     """
     indptr, indices, data, blocks = _level_stack(rotations, width)
     while True:
@@ -273,7 +260,7 @@ def _sparse_factors(
 
 
 def _write_sparse(out: np.ndarray, gain: float, rotations: np.ndarray, *, transposed: bool) -> None:
-    """Writes `gain` times the product, or its transpose, into a zeroed C-contiguous array."""
+    """Writes `gain` times the product, or its transpose, into a zeroed array."""
     rows, width = out.shape[::-1] if transposed else out.shape
     left, right = _sparse_factors(rotations, rows, width)
     if transposed:

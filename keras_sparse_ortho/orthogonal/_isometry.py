@@ -24,22 +24,22 @@ def approximate_isometry(
 ) -> np.ndarray:
     """Moves the live entries of a kernel towards an isometry (AI).
 
-    Minimises by L-BFGS, over the live entries and summed over the matrices `W` of the kernel,
+    Minimizes by L-BFGS, over the live entries and summed over the matrices `W` of the kernel,
 
         f(W) = ||W W^T - gain^2 I||_F^2
 
-    with the smaller Gram matrix. A convolution has the matrix `outputs x (taps * inputs)`, one for
-    each group. `f` never rises.
+    with the smaller Gram matrix. A convolution has one matrix `outputs x (taps * inputs)` for each
+    group. `f` never rises.
 
     Args:
-        kernel: Start, of any Keras shape; entries outside the mask are ignored.
-        mask: Bool array of the same shape.
-        gain: Scale of the kernel, positive.
-        layout: Meaning of the axes. Default: `(*spatial, in, out)`.
-        max_iterations: Most iterations of L-BFGS, each one or two evaluations of `f`.
-        tolerance: The error to stop at: `sqrt(f / (matrices * n)) / gain^2` with `n` the shorter
-            side, which is 1 for a kernel of zeros.
-        min_decrease: Relative decrease in one iteration below which to stop; 0 never stops.
+        kernel: array. Start, of any Keras shape; entries outside the mask are ignored.
+        mask: bool array of the same shape.
+        gain: float. Scale of the kernel, positive.
+        layout: KernelLayout. Meaning of the axes. Default: `(*spatial, in, out)`.
+        max_iterations: int. Most iterations of L-BFGS, each one or two evaluations of `f`.
+        tolerance: float. The error to stop at: `sqrt(f / (matrices * n)) / gain^2` with `n` the
+            shorter side, which is 1 for a kernel of zeros.
+        min_decrease: float. Stop at a smaller relative decrease in an iteration; 0 never stops.
 
     Returns:
         The kernel in float64; entries outside the mask are 0.
@@ -48,23 +48,19 @@ def approximate_isometry(
         ValueError: A mask of another shape or without a live entry, a kernel that is not finite,
             or an argument out of range.
 
-    Limits: a local minimum, which need not be an isometry. With far fewer live entries than the
-    `n (n + 1) / 2` equations, most live entries shrink towards 0, and some singular values end
-    near 0. An iteration costs two dense matrix products; small ones are faster with one BLAS thread
-    (`OPENBLAS_NUM_THREADS=1`).
+    Limits: a local minimum need not be an isometry. With far fewer live entries than the `n (n + 1)
+    / 2` equations, most of them shrink towards 0, and some singular values end near 0. An iteration
+    costs two dense matrix products; for small ones set `OPENBLAS_NUM_THREADS=1`.
 
-    Example:
+    Examples:
+        >>> rng = np.random.default_rng(0)
+        >>> mask = rng.random((16, 32)) < 0.5
+        >>> kernel = approximate_isometry(rng.normal(size=(16, 32)), mask)
+        >>> bool(np.allclose(kernel @ kernel.T, np.eye(16), atol=1e-3)), bool(kernel[~mask].any())
+        (True, False)
 
-    >>> rng = np.random.default_rng(0)
-    >>> mask = rng.random((16, 32)) < 0.5
-    >>> kernel = approximate_isometry(rng.normal(size=(16, 32)), mask)
-    >>> bool(np.allclose(kernel @ kernel.T, np.eye(16), atol=1e-3)), bool(kernel[~mask].any())
-    (True, False)
-
-    Reference:
-
-    - Lee et al., "A Signal Propagation Perspective for Pruning Neural Networks at Initialization"
-      (ICLR 2020), arXiv 1906.06307. (There: 1000 to 10000 steps of SGD or Adam.)
+    Reference: Lee et al., "A Signal Propagation Perspective for Pruning Neural Networks at
+    Initialization" (ICLR 2020), arXiv 1906.06307. (There: 1000 to 10000 steps of SGD or Adam.)
     """
     kernel, mask = np.asarray(kernel), np.asarray(mask)
     if mask.dtype != bool or mask.shape != kernel.shape or not mask.any():

@@ -19,32 +19,29 @@ from keras_sparse_ortho.orthogonal._even import unmask_evenly, write_even
 
 @dataclasses.dataclass(frozen=True)
 class KernelLayout:
-    """What the axes of a kernel mean: one matrix for each tap, group and gate.
+    """Says what the axes of a kernel mean: one matrix for each tap, group and gate.
 
-    A kernel is moved to the canonical shape `(batch, groups * gates, *spatial, inputs, outputs)`,
-    where every `(inputs, outputs)` slice is a matrix. Axes not named are spatial. Negative axes
-    make one layout fit convolutions of every dimension.
+    In the canonical shape `(batch, groups * gates, *spatial, inputs, outputs)` every `(inputs,
+    outputs)` slice is a matrix. Axes not named are spatial. Negative axes fit every dimension.
 
     Args:
-        inputs: Axes that are summed over, flattened in this order. Empty: one input (depthwise).
-        outputs: Axes that number the outputs, flattened in this order.
-        batch: Axes along which the kernel holds independent matrices (depthwise channels).
-        groups: Number of convolution groups. The outputs split into as many equal parts, each
-            connected to its own inputs; the input axis has length `in / groups`.
-        gates: Number of gates of a recurrent kernel. The outputs split into as many equal parts,
-            each with its own orthogonal matrix.
+        inputs: tuple of int. Axes that are summed over, in order. Empty: one input (depthwise).
+        outputs: tuple of int. Axes that number the outputs, flattened in this order.
+        batch: tuple of int. Axes of independent matrices (depthwise channels).
+        groups: int. Convolution groups: equal parts of the outputs, each connected to its own
+            inputs; the input axis has length `in / groups`.
+        gates: int. Gates of a recurrent kernel: equal parts of the outputs, each orthogonal.
 
     Raises:
         LayoutError: Axes, groups or gates that do not fit the kernel.
 
-    Example:
-
-    >>> KernelLayout.convolution(groups=2).matrix_shape((3, 3, 8, 32))
-    (8, 16)
-    >>> KernelLayout.recurrent(gates=4).matrix_shape((64, 256))
-    (64, 64)
-    >>> KernelLayout.einsum("abc,cde->abde").matrix_shape((128, 8, 16))
-    (128, 128)
+    Examples:
+        >>> KernelLayout.convolution(groups=2).matrix_shape((3, 3, 8, 32))
+        (8, 16)
+        >>> KernelLayout.recurrent(gates=4).matrix_shape((64, 256))
+        (64, 64)
+        >>> KernelLayout.einsum("abc,cde->abde").matrix_shape((128, 8, 16))
+        (128, 128)
     """
 
     inputs: tuple[int, ...]
@@ -119,7 +116,6 @@ class KernelLayout:
 
     @property
     def parts(self) -> int:
-        """`groups * gates`."""
         return self.groups * self.gates
 
     def matrix_shape(self, shape: Sequence[int]) -> tuple[int, int]:
@@ -161,7 +157,6 @@ class KernelLayout:
         return moved.transpose(np.argsort(order))
 
     def _resolved(self, shape: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-        """Non-negative batch, spatial, input and output axes for a kernel of this shape."""
         rank = len(shape)
         batch, inputs, outputs = (
             tuple(axis + rank if axis < 0 else axis for axis in axes)
@@ -183,8 +178,7 @@ class KernelLayout:
 class Structure(abc.ABC):
     """Base of `Block` and `NByM`: patterns of live entries that orthogonal kernels can have.
 
-    All shapes are canonical; see `KernelLayout`. The live count is a multiple of `unit`, from
-    `least` to `most`.
+    Shapes are canonical (`KernelLayout`). Live counts are multiples of `unit`, `least` to `most`.
     """
 
     def check(self, canonical_shape: Sequence[int]) -> None:  # noqa: B027 (some fit any)
@@ -213,10 +207,7 @@ class Structure(abc.ABC):
         """A float64 kernel and its mask with `count` live entries, both of the canonical shape."""
 
     def live_count(self, canonical_shape: Sequence[int], density: float) -> int:
-        """Live entries at `density`: the nearest multiple of `unit`, ties to even.
-
-        DensityError below `least` or above `most`; the message names the bound.
-        """
+        """Live entries at `density`: the nearest multiple of `unit`, or a DensityError."""
         value = check_density(density)
         size = math.prod(canonical_shape)
         unit = self.unit(canonical_shape)
@@ -249,7 +240,6 @@ class Structure(abc.ABC):
         return apportion(most // self.unit(canonical_shape), [1.0] * (batch * parts))
 
     def _check_sides(self, *names: str) -> None:
-        """Refuses fields that are not positive integers."""
         for name in names:
             object.__setattr__(self, name, check_integer(name, getattr(self, name)))
 
@@ -274,14 +264,13 @@ def least_count(
     """Fewest live entries of an exactly orthogonal kernel: `min(in, out)` for each matrix.
 
     Args:
-        shape: Kernel shape in Keras layout.
-        layout: Meaning of the axes. Default: `(*spatial, in, out)`.
-        taps: As in `exact_orthogonal`: with `"all"`, `min(taps * in, out)`.
+        shape: tuple of int. Kernel shape in Keras layout.
+        layout: KernelLayout. Meaning of the axes. Default: `(*spatial, in, out)`.
+        taps: str. As in `exact_orthogonal`: with `"all"`, `min(taps * in, out)`.
 
-    Example:
-
-    >>> least_count((100, 256)), least_count((3, 3, 16, 32))
-    (100, 16)
+    Examples:
+        >>> least_count((100, 256)), least_count((3, 3, 16, 32))
+        (100, 16)
     """
     layout = layout or default_layout(shape)
     return layout.matrices(shape) * min(_sides(layout, shape, taps))
@@ -289,8 +278,6 @@ def least_count(
 
 def covering_count(shape: Sequence[int], layout: KernelLayout | None = None) -> int:
     """Fewest live entries of an exactly orthogonal kernel without dead outputs: `out` a matrix.
-
-    The arguments are those of `least_count`.
 
     >>> covering_count((100, 400)), covering_count((400, 100))
     (400, 100)
@@ -302,17 +289,15 @@ def covering_count(shape: Sequence[int], layout: KernelLayout | None = None) -> 
 def dead_outputs(kernel: np.ndarray, layout: KernelLayout | None = None) -> int:
     """Number of outputs of a kernel, or of its mask, without a nonzero entry.
 
-    Under ReLU such a unit gets no gradient (`relu'(0) = 0`), so it stays dead unless its bias or
-    normalization changes it.
+    Under ReLU such a unit stays dead unless its bias or normalization changes it.
 
     Args:
-        kernel: Kernel in Keras layout.
-        layout: Meaning of its axes. Default: `(*spatial, in, out)`.
+        kernel: array. Kernel in Keras layout.
+        layout: KernelLayout. Meaning of its axes. Default: `(*spatial, in, out)`.
 
-    Example:
-
-    >>> dead_outputs(np.array([[1.0, 0.0, 0.5], [0.0, 0.0, 2.0]]))
-    1
+    Examples:
+        >>> dead_outputs(np.array([[1.0, 0.0, 0.5], [0.0, 0.0, 2.0]]))
+        1
     """
     layout = layout or default_layout(kernel.shape)
     live = layout.to_canonical(np.asarray(kernel)) != 0
@@ -335,64 +320,58 @@ def exact_orthogonal(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draws a sparse kernel that is exactly orthogonal, and its mask (EOI).
 
-    For a matrix with `n` the shorter and `m` the longer side, `[I | 0]` (`n x m`) is multiplied
-    by random Givens rotations `G_1 G_2 ... G_t` while its live entries fit the density, and
-    transposed if the kernel is tall, so that
+    For a matrix with `n` the shorter and `m` the longer side, `[I | 0]` (`n x m`) is multiplied by
+    random Givens rotations while its live entries fit the density, and transposed if the kernel is
+    tall:
 
         K^T K = gain^2 I   (tall or square)    or    K K^T = gain^2 I   (wide).
 
-    The first `m - n` rotations give every empty column an entry (the covering start): an output of
-    zeros has no gradient under ReLU and would stay dead. This takes `m` live entries instead of
-    `n`; a lower count covers as many columns as it allows. Entries that are missing to exactly
-    `round(density * size)` are then unmasked at random; their value is zero, and training may move
-    them.
+    The first `m - n` rotations give every empty column an entry, or as many as the count allows
+    (the covering start): outputs of zeros would stay dead under ReLU. Then entries with value zero
+    are unmasked at random up to exactly `round(density * size)`; training may move them.
 
     A convolution gets one such matrix for each group at its center tap `(k - 1) // 2` and zeros
-    elsewhere (delta-orthogonal); the random unmasking covers the whole kernel. The center tap has
-    the density of the kernel, or more if covering all columns takes more. With stride 1
-    and circular padding (and no fewer outputs than inputs) it keeps the norm of its input.
+    elsewhere (delta-orthogonal); random unmasking covers the whole kernel. The center tap has the
+    density of the kernel, or more if covering all columns takes more. With stride 1 and circular
+    padding (and no fewer outputs than inputs) the layer keeps the norm of its input.
 
     Args:
-        shape: Kernel shape in Keras layout, e.g. `(in, out)` or `(*spatial, in / groups, out)`.
-        density: Live fraction, in (0, 1].
-        gain: Scale of the kernel.
-        seed: Integer, NumPy generator, or `None` for fresh randomness. The same integer gives the
-            same kernel and mask on every machine.
-        layout: Meaning of the axes. Default: `(*spatial, in, out)`.
-        structure: Pattern of the live entries in all matrices and taps: `Block(rows, cols)`,
-            also with `regular=True`, `NByM(n, m)`; default: none. The number of live entries is
-            then the nearest that the structure allows.
-        start: `"covering"`; `"even"`, where all lines have about as many live entries: columns that
-            share the rows are mixed in cells of disjoint supports; or `"published"`: `[I | 0]` as
-            in the paper. At low densities that leaves outputs of wide kernels zero.
-        taps: Where the matrices of a convolution are. `"center"`: at the center tap, as dense as
-            the kernel. `"dense_center"`: there, with density `min(taps d, sqrt(d))`, as in the
-            authors' runs of networks with normalization. `"all"`: one matrix `(taps * in, out)` a
-            group, as `keras.initializers.Orthogonal` has it; the map is no isometry then.
-        dtype: Floating type of the kernel. All arithmetic is in float64.
+        shape: tuple of int. In Keras layout, e.g. `(in, out)` or `(*spatial, in / groups, out)`.
+        density: float in (0, 1]. Live fraction.
+        gain: float. Scale of the kernel.
+        seed: int, NumPy generator, or `None` for fresh randomness. The same integer gives the same
+            kernel and mask on every machine.
+        layout: KernelLayout. Meaning of the axes. Default: `(*spatial, in, out)`.
+        structure: Structure. Pattern of the live entries in all matrices and taps: `Block(rows,
+            cols)`, also with `regular=True`, or `NByM(n, m)`; default: none. The live count is then
+            the nearest that the structure allows.
+        start: str. `"covering"`; `"even"`, where all lines have about as many live entries: columns
+            that share rows are mixed in cells of disjoint supports; or `"published"`: `[I | 0]` as
+            in the paper, which at low densities leaves outputs of wide kernels zero.
+        taps: str. Where the matrices of a convolution are. `"center"`: at the center tap, as dense
+            as the kernel. `"dense_center"`: there, with density `min(taps d, sqrt(d))`, as in the
+            authors' runs with normalization. `"all"`: one matrix `(taps * in, out)` a group, as in
+            `keras.initializers.Orthogonal`; the map is no isometry then.
+        dtype: type. Floating type of the kernel. All arithmetic is in float64.
 
     Returns:
         The kernel and its bool mask, both of shape `shape`.
 
     Raises:
-        DensityError: A density outside (0, 1], or fewer entries than `least_count`.
-            With a structure, less than its least or more than its largest density.
+        DensityError: A density outside (0, 1], fewer entries than `least_count`, or a density
+            beyond those of the structure.
         LayoutError: A shape that does not fit the layout or the structure.
 
-    Limits: orthogonality holds at initialization; training does not keep it. With strides the
-    center tap is not an exact isometry.
+    Limits: training does not keep orthogonality. With strides the center tap is not an exact
+    isometry.
 
-    Example:
+    Examples:
+        >>> kernel, mask = exact_orthogonal((64, 128), 0.1, seed=0)
+        >>> int(mask.sum()), bool(np.allclose(kernel @ kernel.T, np.eye(64), atol=1e-6))
+        (819, True)
 
-    >>> kernel, mask = exact_orthogonal((64, 128), 0.1, seed=0)
-    >>> int(mask.sum()), bool(np.allclose(kernel @ kernel.T, np.eye(64), atol=1e-6))
-    (819, True)
-
-    Reference:
-
-    - Nowak et al., "Sparser, Better, Deeper, Stronger" (ICML 2024), arXiv 2406.01755
-    - Xiao et al., "Dynamical Isometry and a Mean Field Theory of CNNs" (ICML 2018) for the
-      delta-orthogonal embedding, arXiv 1806.05393
+    References: Nowak et al., "Sparser, Better, Deeper, Stronger" (ICML 2024), arXiv 2406.01755;
+    Xiao et al. (ICML 2018), arXiv 1806.05393, for the delta-orthogonal embedding
     """
     shape = tuple(int(size) for size in shape)
     layout = layout or default_layout(shape)
@@ -447,7 +426,6 @@ def exact_orthogonal(
 
 
 def check_options(structure: Structure | None, start: str, taps: str) -> None:
-    """Refuses unknown options, and those that a structure does not have."""
     if start not in ("covering", "even", "published"):
         raise ValueError(f'`start` must be "covering", "even" or "published". Received: {start=}')
     if taps not in ("center", "dense_center", "all"):
@@ -461,7 +439,6 @@ def check_options(structure: Structure | None, start: str, taps: str) -> None:
 
 
 def _sides(layout: KernelLayout, shape: Sequence[int], taps: str) -> tuple[int, int]:
-    """Inputs and outputs of the orthogonal matrices."""
     *_, inputs, outputs = canonical = layout.canonical_shape(shape)
     return (math.prod(canonical[2:-2]) if taps == "all" else 1) * inputs, outputs
 

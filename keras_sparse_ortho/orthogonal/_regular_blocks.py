@@ -1,13 +1,11 @@
 """Exactly orthogonal kernels of regular blocks, drawn and stored as their live blocks alone.
 
 Such a kernel is a matrix with orthonormal rows; its longer side is cut into `lines`, the shorter
-one into `groups`, and a line is live at the groups of its support. The start is
-`d = gcd(lines, groups)` dense matrices of `lines / d` lines and `groups / d` groups each: exactly
-regular, and as sparse as a regular pattern can be. Each level then divides the lines into cells of
-at most `q` and mixes the lines of a cell by orthogonal matrices, so that they all get the union of
-their supports. The fan of a line or group grows at most `q`-fold, and exactly `q`-fold if all cells
-have `q` lines of disjoint supports. So levels whose product is at most `times` stay within `times`
-times the fans of the start; the blocks that are missing to exactly that are zeros.
+one into `groups`. The start is `d = gcd(lines, groups)` dense matrices of `lines / d` lines and
+`groups / d` groups each: exactly regular, and as sparse as a regular pattern can be. Each level
+then divides the lines into cells of at most `q` and mixes each cell by orthogonal matrices; its
+lines get the union of their supports. So a fan grows at most `q`-fold, and levels whose product is
+at most `times` stay within `times` times the fans of the start. Zero blocks fill up the rest.
 """
 
 import dataclasses
@@ -32,12 +30,12 @@ from keras_sparse_ortho.orthogonal._regular_pattern import (
 _ROUNDS = 4
 # Larger blocks begin as smaller ones: rotating all pairs of rows takes time cubic in their size.
 _LARGEST = 64
-# Entries of the matrices that are rotated at once, which bounds the memory of temporaries.
+# Entries rotated at once, which bounds temporary memory.
 _AT_ONCE = 1 << 17
-# Sizes of cells. Some product of them is within a seventh below any number; larger cells would
-# leave the kernel in disconnected parts.
+# Sizes of cells: products of them come within a seventh below any number. Larger cells would leave
+# the kernel in disconnected parts.
 _CELLS = (5, 3, 2)
-# How many choices of cell sizes are tried, where supports overlap or cannot be completed.
+# Choices of cell sizes to try, where supports overlap or cannot be completed.
 _TRIES = 3
 
 
@@ -45,20 +43,19 @@ _TRIES = 3
 class RegularBlocks:
     """The live blocks of a kernel with the same number of them in every block line.
 
-    Each matrix of a kernel of the canonical shape `(batch, parts, *taps, inputs, outputs)` has `I`
+    Each matrix of a kernel of canonical shape `(batch, parts, *taps, inputs, outputs)` has `I`
     input blocks of `r` inputs and `J` output blocks of `c` outputs. Output block `j` has `k` live
     input blocks, and each input block has `out` live output blocks, `J k = I out`:
 
         y[j] = sum_l  x[inputs_of[j, l]] @ blocks[j, l]
 
-    A convolution has the same live blocks at all taps. `blocks` are those of the center tap; the
-    live entries of other taps are zeros at first, and not stored. A side that is not divided is
-    padded with zeros, see `Block`.
+    A convolution has the same live blocks at all taps: `blocks` are those of the center tap, others
+    begin as zeros and are not stored. A side that is not divided is padded with zeros, see `Block`.
 
     Args:
-        blocks: `(batch, parts, J, k, r, c)`.
-        inputs_of: int32 `(batch, parts, J, k)`, ascending in each line: input blocks of the matrix.
-        canonical_shape: Shape of the dense kernel, see `KernelLayout.canonical_shape`.
+        blocks: array `(batch, parts, J, k, r, c)`.
+        inputs_of: int32 array `(batch, parts, J, k)`, ascending in each line.
+        canonical_shape: tuple of int. Shape of the dense kernel, see `KernelLayout`.
     """
 
     blocks: np.ndarray
@@ -67,7 +64,6 @@ class RegularBlocks:
 
     @property
     def in_blocks(self) -> int:
-        """Input blocks of a matrix."""
         return block_count(self.canonical_shape[-2], self.blocks.shape[-2])
 
     @property
@@ -142,10 +138,7 @@ class _MixingPlan:
 
 
 def _cell_sizes(lines: int, times: int) -> list[tuple[float, list[int]]]:
-    """Mean fan and sizes of the cells of each level, with a product of at most `times`.
-
-    Larger mean fans come first, among equal ones more levels, which connect more lines.
-    """
+    """Mean fan and sizes of the cells of each level; larger fans first, then more levels."""
     means = {}
     for size in _CELLS:
         cells = -(-lines // size)
@@ -156,7 +149,7 @@ def _cell_sizes(lines: int, times: int) -> list[tuple[float, list[int]]]:
         sizes = [n for n, power in zip(_CELLS, powers, strict=True) for _ in range(power)]
         if math.prod(sizes) <= times:
             found.append((math.prod(means[size] for size in sizes), sizes))
-    # Rounded, so that the order is the same on every machine.
+    # Rounded: the same order on every machine.
     return sorted(found, key=lambda entry: (-round(entry[0], 6), -len(entry[1]), entry[1]))
 
 
@@ -168,7 +161,7 @@ def _levels(
     parts = math.gcd(lines, groups)
     bits = list(start)
     levels = [_mix(bits, size, rng) for size in sizes]
-    # Where all blocks are to be live, every union fits, so that no live block needs to be zero.
+    # Where all blocks are live every union fits, and no block needs to be zero.
     while times == parts and min(line.bit_count() for line in bits) < groups:
         levels.append(_mix(bits, 2, rng))
     dropped = 0
@@ -180,9 +173,8 @@ def _levels(
         found = int(live.sum())
         if complete(live, times * groups // parts, times * lines // parts, rng):
             return levels, live, found
-        # Unequal fans may be impossible to complete. Then cells are dropped, in the end all: the
-        # start is regular and can be completed, as an equal fraction of each of its dead blocks
-        # meets all fans, and an integer flow exists where a fractional one does.
+        # Unequal fans may be impossible to complete. Then drop cells, in the end all: the start
+        # is regular, and an integer flow that completes it exists because a fractional one does.
         levels[-1].sort(key=len, reverse=True)
         more = max(1, dropped // 2)
         del levels[-1][-more:]
@@ -221,7 +213,6 @@ def _mix(bits: list[int], size: int, rng: np.random.Generator) -> list[list[int]
 
 
 def _unite(bits: list[int], cell: list[int]) -> None:
-    """Gives all lines of a cell the union of their supports."""
     union = 0
     for line in cell:
         union |= bits[line]
@@ -245,7 +236,7 @@ def draw_regular(
     blocks = np.empty((batch, parts, output_blocks, fan_in, rows, cols), dtype=dtype)
     inputs_of = np.empty(blocks.shape[:4], dtype=np.int32)
     times = fan_in // fan_step(input_blocks, output_blocks)
-    # Lines are those of the longer side, or in a square matrix of that with the smaller blocks.
+    # Lines are on the longer side; in a square matrix, on the side with the smaller blocks.
     wide = outputs > inputs or (outputs == inputs and cols <= rows)
     lines, groups = (output_blocks, input_blocks) if wide else (input_blocks, output_blocks)
     b, a = (cols, rows) if wide else (rows, cols)
@@ -263,7 +254,7 @@ def draw_regular(
             value = options.gain * values[line]
             flat[slots[line, places]] = value.swapaxes(1, 2) if wide else value
             values[line] = np.empty(0)
-        # Only the shorter side may be padded, and the rows of the others stay orthonormal.
+        # Only the shorter side may be padded; the other rows stay orthonormal.
         outputs_of = np.repeat(np.arange(output_blocks)[:, None], fan_in, axis=1)
         clear_padding(blocks[matrix], inputs_of[matrix], outputs_of, *sides)
     shape = tuple(int(size) for size in canonical_shape)
@@ -304,8 +295,8 @@ def _dense_rows(
 ) -> np.ndarray:
     """Dense orthonormal rows, transposed: `(count, width, groups * size)`, `width` the longer side.
 
-    Dense blocks on the diagonal share their norm with the columns beyond them; then random pairs of
-    columns are rotated until every column has entries in all rows, and some more rounds.
+    Dense blocks on the diagonal share their norm with the columns beyond; then random pairs of
+    columns are rotated until every column has entries in all rows.
     """
     while size > _LARGEST and size % 2 == 0:
         groups, size = 2 * groups, size // 2

@@ -48,10 +48,8 @@ _linear = keras.activations.linear
 class _Following:
     """What the outputs of a layer reach before the next kernel.
 
-    Args:
-        activations: The first activation, or the identity, on each path to another kernel.
-        normalized: Whether every path leads to normalization.
-        unknown: Why the layer's own activation is all that is known; `None` if more is.
+    `activations` are the first one, or the identity, on each path to another kernel; `normalized`,
+    whether every path leads to normalization; `unknown`, why only the layer's own is known.
     """
 
     activations: list[Any]
@@ -69,7 +67,6 @@ class AutoGains:
 
     @functools.cached_property
     def _following(self) -> dict[str, _Following]:
-        """What follows each layer, found when the first gain is chosen."""
         model = self._model
         graph = _Graph(model) if _is_graph(model) else None
         return {
@@ -84,8 +81,8 @@ class AutoGains:
     ) -> dict[str, ExactOrthogonal]:
         """Patterns of kernels whose outputs are normalized: their gain is `"auto"`.
 
-        `by_name`, those are all whose layers' own initializers have a norm; else those with that
-        gain already. The matrix of a convolution is then on all taps, unless its pattern says.
+        With `by_name`, all whose layers' own initializers have a norm; else those with that gain
+        already. A convolution then has one matrix on all taps, unless its pattern says otherwise.
         """
         found = {}
         for weight in self._weights:
@@ -104,8 +101,8 @@ class AutoGains:
     ) -> SparseInitializer:
         """The pattern with the gain for so many live entries.
 
-        `default_gain` before normalization; else the `activation_gain` of the activation that
-        follows, 1 for linear layers and those that end the model.
+        `default_gain` before normalization, else the `activation_gain` of what follows: 1 for
+        linear layers and at the end of the model.
         """
         if not self._of_keras:
             raise ValueError(
@@ -125,7 +122,7 @@ class AutoGains:
         return pattern.but_with(gain=gains[0])
 
     def warn_of_guesses(self, draws: dict[str, Any], auto: set[str]) -> None:
-        """Warns of `auto` gains that were chosen by their layer's own activation alone."""
+        """Warns of `auto` gains that rely on their layer's own activation alone."""
         found = {path: self._following[path].unknown for path in draws if path in auto}
         guessed = {path: why for path, why in found.items() if why is not None}
         if guessed:
@@ -187,7 +184,6 @@ class _Graph:
                 self._calls[id(layer.layer)].append(call)
 
     def following(self, layer: Any) -> _Following:
-        """What follows a layer, over all its calls."""
         calls = self._calls.get(id(layer))
         if not calls:
             return _own_activation(layer, "it is inside another layer")
@@ -237,7 +233,7 @@ def _own_activation(layer: Any, why: str) -> _Following:
 
 
 def _is_passed(operation: Any) -> bool:
-    """Whether signals pass an operation at their scale, or it is an activation."""
+    """Whether signals keep their scale through an operation, or it is an activation."""
     name = type(operation).__name__
     if not isinstance(operation, L.Layer):
         return name in _PASSED_OPERATIONS or name.lower() in _ACTIVATIONS
@@ -248,10 +244,7 @@ def _is_passed(operation: Any) -> bool:
 
 
 def _activation_of(operation: Any) -> Any:
-    """The activation that an operation is, or `None`.
-
-    That of a sum is the identity: its terms are residual branches, which keep their scale.
-    """
+    """The activation that an operation is, or `None`; the identity for residual sums."""
     name = type(operation).__name__
     if name in _SUMS:
         return _linear
@@ -264,10 +257,8 @@ def default_gain(weight: PrunableWeight, pattern: ExactOrthogonal, live: int) ->
     """The gain that gives a kernel the expected norm of its default one under the same mask.
 
     With `n` singular values, all `gain`, and the mean square `v` of the layer's own initializer,
-
-        gain^2 n = live v,
-
-    that is `gain^2 = 2 density in out / ((in + out) n)` for Glorot's, `density` for square kernels.
+    `gain^2 n = live v`: for Glorot's `gain^2 = 2 density in out / ((in + out) n)`, for square
+    kernels `density`.
     """
     layout = layout_for(weight, pattern)
     singular_values = least_count(weight.shape, layout, pattern.taps or "center")
@@ -282,7 +273,6 @@ def default_gain(weight: PrunableWeight, pattern: ExactOrthogonal, live: int) ->
 
 
 def default_initializer(weight: PrunableWeight) -> Any:
-    """The dense initializer of the layer, or Glorot's uniform one."""
     own = weight.initializer
     if own is None or isinstance(own, SparseInitializer):
         return keras.initializers.GlorotUniform(seed=0)

@@ -19,17 +19,16 @@ from keras_sparse_ortho.layers import why_no_block_form
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.orthogonal import Block, Structure, block_unit
 
-# Larger blocks are faster at the same density, at every width and batch that was timed
-# (benchmarks/results/blocks.md); smaller ones than 16 gain little or nothing.
+# Larger blocks are faster at the same density (benchmarks/results/blocks.md); below 16 they gain
+# little or nothing.
 _SIZES = (128, 64, 32, 16)
-# Blocks of one size are taken if they reach this part of the density; smaller ones come closer.
+# Blocks are taken if they reach this part of the density; smaller ones come closer.
 _CLOSE = 0.75
 # Fans in multiples of the least ones: at the least, the kernel falls into separate matrices.
 _LEAST_TIMES = 2
-# Kernels that do not fit blocks stay dense while what they take beyond their shares is up to this
-# part of the live entries.
+# Kernels that do not fit blocks stay dense while their excess is up to this part of the live ones.
 _SMALL = 0.1
-# The least density on blocks may exceed the share of a kernel by this factor; the others give it.
+# A kernel may take up to this multiple of its share; the rest is taken from the others.
 _LIFT = 1.5
 
 
@@ -56,8 +55,8 @@ class BlockPlan:
     ) -> "BlockPlan":
         """The densities nearest to those `asked` for that are not above them in total.
 
-        Unless the user's `budget` gave the densities of single kernels, those that do not fit
-        blocks stay dense while they are small, and the others share the rest.
+        Unless `budget` has densities of single kernels, small ones that do not fit blocks stay
+        dense, and the others share the rest.
         """
         given = not (budget is None or isinstance(budget, str | Sensitivity))
         if size is not None:
@@ -83,7 +82,7 @@ class BlockPlan:
         return cls(held, fitted, blocks, asked, given, size)
 
     def reasons(self) -> dict[str, str | None]:
-        """Why each kernel does not fit blocks, as long as its layer is as it was given."""
+        """Why each kernel does not fit blocks, while its layer is as it was given."""
         return {w.path: why_not_on_blocks(w, self.budget[w.path], self.size) for w in self.weights}
 
     def warn(self, model: Any, storage: str, reasons: Mapping[str, str | None]) -> None:
@@ -118,7 +117,6 @@ def _chosen(
     given: bool,
     lift: float,
 ) -> tuple[Budget, list[PrunableWeight], dict[str, Block]]:
-    """Densities of the kernels that become sparse, these kernels, and blocks by path."""
     plan, held, dense, extra = asked, weights, 0, 0
     while held:
         blocks = {w.path: block_for(w, plan[w.path], size, lift) for w in held}
@@ -144,10 +142,10 @@ def _chosen(
 
 
 def _fitted(plan: Budget, held: list[PrunableWeight], blocks: dict[str, Block]) -> Budget | None:
-    """The plan with counts that blocks can have; what is not on blocks keeps its own.
+    """The plan with counts that blocks can have; kernels not on blocks keep their own.
 
-    Counts are rounded down; what is left then rounds as many up as it suffices for. Kernels that
-    need more than their share take it from those that can spare it; `None` if these cannot.
+    Counts are rounded down; the rest rounds as many up as it can. Kernels that need more than their
+    share take it from those that can spare it; `None` if these cannot.
     """
     units = {
         w.path: block_unit(blocks[w.path], canonical_shape(w)) for w in held if w.path in blocks
@@ -169,17 +167,13 @@ def _fitted(plan: Budget, held: list[PrunableWeight], blocks: dict[str, Block]) 
     return Budget(densities, {w.path: w.size for w in held}, plan.lifted_from)
 
 
-# --- one kernel ----------------------------------------------------------------------------------
-
-
 def block_for(
     weight: PrunableWeight, density: float, size: Block | None = None, lift: float = 1.0
 ) -> Block | None:
-    """The blocks for a kernel, of one `size` or regular, or `None` if none has so low a density.
+    """The blocks for a kernel, of one `size` or regular; `None` if none has so low a density.
 
-    A kernel of `I x J` regular blocks can have the densities `t / gcd(I, J)`. The largest blocks
-    are taken with which a `t` of 2 or more is at most `density`, and within a quarter of it; else
-    those of about 16, if `t = 1` is at most `lift density`.
+    `I x J` regular blocks can have densities `t / gcd(I, J)`: the largest blocks with a `t` of 2 or
+    more within a quarter below `density`; else about 16 if `t = 1` is at most `lift density`.
     """
     shape = canonical_shape(weight)
     if density == 1.0 or why_no_block_form(weight.owner) is not None:
@@ -215,7 +209,7 @@ def why_not_on_blocks(
 
 
 def _widened(shape: Sequence[int], block: Block) -> Block:
-    """Blocks longer along the longer side of the kernel, as long as densities stay as they are."""
+    """Blocks longer along the kernel's longer side, as long as densities stay."""
     *_, inputs, outputs = shape
     along = "cols" if inputs < outputs else "rows"
     side = getattr(block, along)
@@ -228,7 +222,7 @@ def _widened(shape: Sequence[int], block: Block) -> Block:
 
 
 def _fits(block: Block, shape: Sequence[int]) -> bool:
-    """Whether blocks divide a kernel; gates, which stand side by side, without padded outputs."""
+    """Whether blocks divide a kernel; gates stand side by side, without padded outputs."""
     return block.divides(shape) and (shape[1] == 1 or shape[-1] % block.cols == 0)
 
 
@@ -238,7 +232,7 @@ def _fitting(shape: Sequence[int], size: int) -> list[Block]:
 
 @functools.lru_cache(maxsize=256)
 def _of_size(inputs: int, outputs: int, size: int) -> list[Block]:
-    """Blocks of about `size x size` for a matrix: without padding first, then nearest to `size`."""
+    """Blocks of about `size x size` for a matrix: without padding first, then nearest."""
     sides = range(math.ceil(size / 2**0.5), math.ceil(size * 2**0.5))
     found = []
     for rows, cols in itertools.product(sides, sides):

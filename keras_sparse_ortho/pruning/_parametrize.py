@@ -37,15 +37,14 @@ def parametrize(
 ) -> Plan:
     """Gives every selected kernel `w` an effective weight `w_e = parametrization(w)`.
 
-    For thresholds that are learned (`SoftThreshold`), masks on a schedule (`MagnitudeMask`) and
+    For learnt thresholds (`SoftThreshold`), masks on a schedule (`MagnitudeMask`) and
     straight-through estimation (`StraightThroughTopK`). Kernel values are unchanged, so any
     initialization works. For masks that are fixed from the first step, call `sparsify`.
 
     Args:
         model: A built Keras 3 model: Sequential, functional, nested, or written as a class.
-        parametrization: The template, of which each kernel gets its own; or a class, for its
-            default arguments.
-        density: Global live fraction in the end, in (0, 1], shared out by `budget`, as in
+        parametrization: A template, copied for each kernel; or a class, for its defaults.
+        density: float in (0, 1]. Global live fraction in the end, shared out by `budget`, as in
             `parametrize(model, MagnitudeMask(Cubic()), 0.1)`. Default: the density of the
             parametrization, for every kernel. A dict or list of densities is taken as the budget.
         budget: `"erk"` (default if there is a density), `"er"`, `"uniform"`, a `Budget`, or a
@@ -54,8 +53,7 @@ def parametrize(
         exclude: Which kernels not.
 
     Returns:
-        A new model, not compiled. The given one stays as it was; `parametrize.in_place` changes the
-        model itself.
+        A new model, not compiled; `parametrize.in_place` changes the given one instead.
 
     Raises:
         BudgetError: A budget that does not fit the model.
@@ -65,24 +63,23 @@ def parametrize(
         ValueError: A parametrization that shares variables between layers: wrap the whole model.
 
     Warns:
-        UserWarning: Matrices that stay dense because they are not registered. A density of the
-            parametrization that `density` or `budget` replaces.
+        UserWarning: Unregistered matrices, which stay dense. A density of the parametrization that
+            `density` or `budget` replaces.
 
-    Example:
-
-    >>> import keras
-    >>> import keras_sparse_ortho as kso
-    >>> dense = keras.Sequential([
-    ...     keras.Input((64,)),
-    ...     keras.layers.Dense(128, activation="relu", name="hidden"),
-    ...     keras.layers.Dense(10, name="head"),
-    ... ])
-    >>> template = kso.parametrizations.StraightThroughTopK()
-    >>> model = parametrize(dense, template, density=0.1)
-    >>> for weight in kso.prunable_weights(model):
-    ...     print(weight)
-    <hidden/kernel shape=(64, 128), density=0.0672607>
-    <head/kernel shape=(128, 10), density=0.309375>
+    Examples:
+        >>> import keras
+        >>> import keras_sparse_ortho as kso
+        >>> dense = keras.Sequential([
+        ...     keras.Input((64,)),
+        ...     keras.layers.Dense(128, activation="relu", name="hidden"),
+        ...     keras.layers.Dense(10, name="head"),
+        ... ])
+        >>> template = kso.parametrizations.StraightThroughTopK()
+        >>> model = parametrize(dense, template, density=0.1)
+        >>> for weight in kso.prunable_weights(model):
+        ...     print(weight)
+        <hidden/kernel shape=(64, 128), density=0.0672607>
+        <head/kernel shape=(128, 10), density=0.309375>
     """
     density, budget = density_and_budget(density, budget)
     if isinstance(parametrization, type) and issubclass(parametrization, Parametrization):
@@ -105,7 +102,7 @@ def parametrize(
         plan = plan_for(density, "erk" if budget is None else budget, weights, orthogonal=False)
         _warn_of_another_density(parametrization, plan)
         table = {path: parametrization.for_density(share) for path, share in plan.items()}
-    if parametrization.movable:  # a fixed mask, which is found for the weights as they are given
+    if parametrization.movable:  # a fixed mask, found for the weights as they are
         draws = {w.path: table[w.path].resolve(w) for w in weights}  # type: ignore[attr-defined]
         return hold(model, weights, draws, "compact" if parametrization.compact else "masked")
     learnt = {path: Target("masked", parametrization=own) for path, own in table.items()}

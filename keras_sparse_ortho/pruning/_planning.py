@@ -90,7 +90,7 @@ def plan_for(
     *,
     orthogonal: Orthogonal,
 ) -> Budget:
-    """The budget for exactly these weights; `orthogonal`, or by path what draws them, or not."""
+    """The budget for exactly these weights; `orthogonal` may be by path."""
     if isinstance(budget, str):
         if budget not in _BUDGETS:
             hint = ""
@@ -166,7 +166,7 @@ def hold(
     storage: str = "masked",
     blocks: "BlockPlan | None" = None,
 ) -> Plan:
-    """The plan that gives weights the masks, and the values, that were drawn for them by path."""
+    """The plan that gives weights the masks, and the values, that were drawn by path."""
     if storage != "masked":  # layers without a form on blocks are compact
         for weight in weights:
             refuse_compact(weight)
@@ -177,7 +177,6 @@ def hold(
 
 
 def wrap(model: Any, weights: list[PrunableWeight], targets: dict[str, Target]) -> Plan:
-    """The plan for weights of plain layers."""
     if paths := never_called(model):
         warnings.warn(
             "Layers that have never been called have no weights yet, and will be dense. To have "

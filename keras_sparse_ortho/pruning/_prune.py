@@ -64,115 +64,99 @@ def prune(
 ) -> Plan:
     """Keeps the weights of a model and masks them: `w_e = w` where a mask is live, else 0.
 
-    The `round(density * size)` entries of highest score are live: over all selected kernels
-    together, or within each kernel as many as a `budget` gives it (ties to the kernel that is
-    listed first, and in it to the lower flat index):
+    The `round(density * size)` entries of highest score are live, over all selected kernels
+    together, or within each kernel as many as a `budget` gives it. Ties go to the kernel listed
+    first, and in it to the lower flat index:
 
     - `prune(trained, 0.1, budget="erk")`: the largest magnitudes of each kernel;
     - `prune(model, 0.1, score="snip", data=(x, y))`: connection sensitivity, of a fresh model;
-    - `prune(model, score=kso.saliency.grasp(model, 0.1, data, batches=8))`: a saliency with
-      other settings.
+    - `prune(model, score=kso.saliency.grasp(model, 0.1, data, batches=8))`: other settings.
 
     Trained networks lose least with `score="obs"` and a few hundred rows of `data`. Each layer is
-    pruned on the inputs `X` that the pruned ones before it give. With the dense kernel `W` and
+    pruned on its inputs `X` behind the pruned ones. With the dense kernel `W` and
     `H = X^T X + 0.01 mean(diag X^T X) I`, live entries get the values
 
         V = argmin tr (V - W)^T (H + e diag H) (V - W)  over  V = M * V,
 
-    the least squared error of the layer's outputs. The mask `M` is found by the alternating
-    direction method of multipliers (ADMM), which goes between this problem and the projection onto
-    the pattern. The fewer rows there are, the more damping `e` is needed: one row in four is held
-    out to choose it. With the inputs `Y` in the model as given, the layer is fitted to
-    `W + H^-1 X^T (Y - X) W / 2`, and so makes up for part of what the ones before it lost.
-    `"wanda"` keeps the largest `|w_i| norm(X_i)`, and refits these, as magnitudes are refitted if
-    there is `data`: `prune(trained, 0.2, data=x)`.
+    the least squared error of the layer's outputs. The alternating direction method of multipliers
+    (ADMM) finds the mask `M`: it alternates between this problem and the projection onto the
+    pattern. One row in four is held out to choose the damping `e`, larger for fewer rows. With the
+    inputs `Y` in the given model, the layer is fitted to `W + H^-1 X^T (Y - X) W / 2`, which makes
+    up for part of the loss before it. `"wanda"` keeps the largest `|w_i| norm(X_i)`, and refits
+    these, as magnitudes are refitted if there is `data`: `prune(trained, 0.2, data=x)`.
 
-    With batch normalization, call `restore_statistics` on the result. For masks of any other origin
-    call `apply_masks`; to draw new sparse kernels, `sparsify`; for masks learned in training,
-    `parametrize`.
+    With batch normalization, call `restore_statistics` on the result. For other masks call
+    `apply_masks`; to draw new kernels, `sparsify`; for masks learned in training, `parametrize`.
 
     Args:
         model: A built Keras 3 model: Sequential, functional, nested, or written as a class.
-        density: Global live fraction over the selected kernels, in (0, 1]. May be left out where
-            a `Saliency` or a `Budget` says it. A dict or list of densities is taken as the budget.
+        density: float in (0, 1]. Global live fraction over the selected kernels, unless a
+            `Saliency` or `Budget` says it. A dict or list of densities is taken as the budget.
         score: `"magnitude"` (default), `"obs"`, `"wanda"`, `"snip"`, `"grasp"` or `"synflow"`; or a
             `Saliency`, as the functions of `keras_sparse_ortho.saliency` return.
         budget: Density of each kernel: `"erk"`, `"er"`, `"uniform"`, a `Budget`, or a dict or list
-            as for `sparsify`. `None`: the scores of all kernels are compared with each other; with
-            `"obs"`, `"wanda"` or a `structure`, `"uniform"`. With `data` for a layer also
-            `"error"`, the densities of the least sum of the relative errors of the layers' outputs,
-            each times its part in those of the model, on a fourth of the rows that OBS does not see
-            there (for trained networks the best of these; about as long again as OBS takes); or the
-            table of these errors that `sensitivity` returns.
+            as for `sparsify`. `None`: scores of all kernels are compared; with `"obs"`, `"wanda"`
+            or a `structure`, `"uniform"`. Per layer with `data` also `"error"` (best for trained
+            networks; takes about as long as OBS again): the least sum of the layers' relative
+            output errors, each times its part in the model's, on a fourth of the rows that OBS
+            does not see there; or the table of these errors that `sensitivity` returns.
         data: For scores of the loss, what `fit` takes: `(x, y)`, `(x, y, sample_weight)`, a
             dataset, a generator of batches. For layers the same, or `x` alone: all rows of arrays,
             in batches of 64; of others the first 64 batches.
         structure: For `"obs"`, `"wanda"` and `"magnitude"`. `NByM`, or `"2:4"`: at most `n` live of
-            every `m` consecutive inputs. `Block(rows, cols)`, `"32x32"` or `(32, 32)`: blocks
-            that are live or dead as a whole, at all taps of a convolution, in any storage;
-            `convert(pruned, "blocks", block=(rows, cols))` lets layers compute on them. Lines of
-            blocks have at most 8 different counts on either side. With `regular=True` all have the
-            same, and densities are as with `storage="blocks"`: trained networks lose more.
-            `calibration.Channels(group)`: whole inputs, for `remove_channels`.
+            every `m` consecutive inputs. `Block(rows, cols)`, `"32x32"` or `(32, 32)`: whole blocks
+            live or dead, at all taps of a convolution, in any storage; `convert(pruned, "blocks",
+            block=(rows, cols))` computes on them. Lines have at most 8 different counts on either
+            side; with `regular=True` one, and densities as with `storage="blocks"`: trained
+            networks lose more. `calibration.Channels(group)`: whole inputs, for `remove_channels`.
         include: Which kernels, as for `sparsify`.
         exclude: Which kernels not.
-        storage: As for `sparsify`. With `"blocks"` the blocks of largest total score are live; with
-            `"obs"` ADMM projects onto them.
-        resume: A folder, where layers are pruned on `data`: a file is written for each kernel that
-            is done, and a run with the same model, data and settings goes on from there.
+        storage: str. As for `sparsify`. With `"blocks"` the blocks of largest total score are live;
+            with `"obs"` ADMM projects onto them.
+        resume: A folder, for layers pruned on `data`: it gets a file for each finished kernel, and
+            a run with the same model, data and settings goes on from there.
 
     Returns:
-        A new model, not compiled. The given one stays as it was; `prune.in_place` changes the model
-        itself, and `prune.plan` only says what each kernel would become. A terminal gets a progress
-        bar while layers are pruned on `data`, unless `keras.config.disable_interactive_logging()`
-        was called.
+        A new model, not compiled; `prune.in_place` changes the given one instead, and `prune.plan`
+        only says what each kernel would become. Terminals get a progress bar while layers are
+        pruned on `data`, unless `keras.config.disable_interactive_logging()` was called.
 
     Raises:
         DensityError: A density outside (0, 1], or none where nothing says it.
-        BudgetError: A budget that does not fit the model; layer collapse: a kernel that is left
-            without a live entry.
+        BudgetError: A budget that does not fit the model; layer collapse: a kernel without a live
+            entry.
         NotPrunableError: A model that is not built or has no kernels; layers that are wrapped or
-            quantized already; weights or scores that are not finite; a weight that cannot be
-            stored compactly; with `"obs"` or `"wanda"` a density for a kernel that cannot be
-            measured.
+            quantized already; weights or scores that are not finite; a weight that cannot be stored
+            compactly; with `"obs"` or `"wanda"` a density for a kernel that cannot be measured.
         UnknownWeightError: An `include` or `exclude` that names nothing.
         LayoutError: A kernel that the `structure` does not fit.
-        ValueError: Arguments that exclude each other; `data` that is missing or not used.
+        ValueError: Conflicting arguments; `data` missing or not used by this score.
 
     Warns:
-        UserWarning: As `sparsify`, for unregistered matrices and blocks. SNIP, GraSP or SynFlow,
-            which are for untrained networks, on trained weights. With `"obs"`, `"wanda"` and
-            `budget="error"`, kernels that cannot be measured: they stay dense, and do not count.
-            Fewer than 16 different rows of calibration data.
+        UserWarning: As `sparsify`, for unregistered matrices and blocks. SNIP, GraSP or SynFlow, on
+            trained weights. With `"obs"`, `"wanda"` and `budget="error"`, kernels that cannot be
+            measured, which stay dense and do not count. Fewer than 16 different calibration rows.
 
     Limits: on calibration data a kernel of `k` inputs (times taps) and `m` outputs takes
-    `70 k^2 + 60 k m` bytes while it is solved, and `500 k^2 m` operations or so, most in float32.
-    Meanwhile there are copies of all kernels, and kernels are set in the given model and put back:
-    do not use it from another thread. For each layer `data` goes through the layers in front of it.
-    The page on trained networks lists the layers that are measured.
+    `70 k^2 + 60 k m` bytes and about `500 k^2 m` operations, most in float32. Meanwhile there are
+    copies of all kernels, and the given model's are set and put back: do not use it from another
+    thread. For each layer `data` goes through those before it. The page on trained networks lists
+    the layers that are measured.
 
-    Example:
+    Examples:
+        >>> import keras, numpy as np
+        >>> import keras_sparse_ortho as kso
+        >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="a")])
+        >>> kso.prunable_weights(prune(dense, 0.25))
+        [<a/kernel shape=(8, 4), density=0.25>]
+        >>> x = np.random.default_rng(0).normal(size=(64, 8))  # a few inputs
+        >>> kso.prunable_weights(prune(dense, 0.25, score="obs", data=x))
+        [<a/kernel shape=(8, 4), density=0.25>]
 
-    >>> import keras, numpy as np
-    >>> import keras_sparse_ortho as kso
-    >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="a")])
-    >>> kso.prunable_weights(prune(dense, 0.25))
-    [<a/kernel shape=(8, 4), density=0.25>]
-    >>> x = np.random.default_rng(0).normal(size=(64, 8))  # a few inputs
-    >>> kso.prunable_weights(prune(dense, 0.25, score="obs", data=x))
-    [<a/kernel shape=(8, 4), density=0.25>]
-
-    References:
-
-    - Han et al., "Learning both Weights and Connections for Efficient Neural Networks" (NeurIPS
-      2015), arXiv 1506.02626, for magnitudes; those of `keras_sparse_ortho.saliency` for the rest
-    - Hassibi and Stork, "Second order derivatives for network pruning: Optimal Brain Surgeon"
-      (NeurIPS 1992); Frantar and Alistarh, "Optimal Brain Compression" (NeurIPS 2022), arXiv
-      2208.11580, for layers on calibration data
-    - Meng et al., "ALPS: Improved Optimization for Highly Sparse One-Shot Pruning for Large
-      Language Models" (NeurIPS 2024), arXiv 2406.07831, for ADMM
-    - Sun et al., "A Simple and Effective Pruning Approach for Large Language Models" (ICLR 2024),
-      arXiv 2306.11695, for Wanda
+    References: Magnitudes: Han et al. (NeurIPS 2015), arXiv 1506.02626; OBS: Hassibi and Stork,
+    "Optimal Brain Surgeon" (NeurIPS 1992); Frantar and Alistarh, "Optimal Brain Compression"
+    (NeurIPS 2022), arXiv 2208.11580; ADMM: Meng et al., "ALPS" (NeurIPS 2024), arXiv 2406.07831;
+    Wanda: Sun et al. (ICLR 2024), arXiv 2306.11695; others: `keras_sparse_ortho.saliency`
     """
     check_storage(storage)
     density, budget = density_and_budget(density, budget)
@@ -200,7 +184,7 @@ def prune(
         _note_what_stays(float(density))
     if not refits and pattern is None:
         return _by_scores(model, weights, density, score, budget, data, storage)
-    # Each layer is pruned for itself, on its inputs where there is data.
+    # Each layer is pruned on its own.
     batches = None if data is None else calibration_batches(data)
     budget = "uniform" if budget is None else budget
     if by_layer or (batches is not None and budget == "error"):
@@ -236,49 +220,45 @@ def apply_masks(
 ) -> Plan:
     """Holds given masks, or those that the layers' own initializers drew: `w_e = M * w`.
 
-    An initializer alone holds no mask: training moves every entry, and the kernel is dense after
-    one step. With this function dead entries stay 0. Kernels keep their values. An initializer sees
-    only a shape: if it drew along other axes than those of its layer, and the kernel is as it was
-    drawn, it is drawn again along the true ones.
+    Without masks held, a kernel is dense after one step. With them dead entries stay 0. Kernels
+    keep their values. Initializers see only a shape: if one drew along other axes than its layer's,
+    and the kernel is as drawn, it is drawn again along the true ones.
 
     Args:
         model: A built Keras 3 model: Sequential, functional, nested, or written as a class.
-        masks: From weight path to a bool array of its shape, or from layer path where the layer
-            has one kernel; kernels that are not named stay dense. `None` (default): the masks that
-            the layers' initializers, such as `initializers.ExactOrthogonal`, drew.
+        masks: dict from weight path to a bool array of its shape, or from the path of a layer with
+            one kernel; other kernels stay dense. `None` (default): the masks that the layers'
+            initializers, such as `initializers.ExactOrthogonal`, drew.
         data: A few hundred rows of inputs, as for `prune`, on which live entries get the values of
             least squared error of their layers' outputs. Default: kernels keep their values.
         include: Which kernels, as for `sparsify`. Default: all that have a mask.
         exclude: Which kernels not.
-        storage: As for `sparsify`; with `"blocks"` masks that were drawn of regular blocks are
+        storage: str. As for `sparsify`; with `"blocks"` masks that were drawn of regular blocks are
             stored as live blocks, others compactly.
 
     Returns:
-        A new model, not compiled. The given one stays as it was; `apply_masks.in_place` changes the
-        model itself.
+        A new model, not compiled; `apply_masks.in_place` changes the given one instead.
 
     Raises:
         NotPrunableError: A model that is not built or has no such initializers; a mask of another
-            shape or type, or without live entries; a kernel that was trained, so that the mask of
-            its initializer would drop entries that are not zero; layers that are wrapped or
-            quantized already.
+            shape or type, or without live entries; a trained kernel in which the mask of its
+            initializer would drop nonzero entries; layers that are wrapped or quantized already.
         UnknownWeightError: A mask, `include` or `exclude` that names nothing.
 
-    Example:
-
-    >>> import keras
-    >>> import keras_sparse_ortho as kso
-    >>> orthogonal = kso.initializers.ExactOrthogonal(0.1, seed=0)
-    >>> dense = keras.Sequential([
-    ...     keras.Input((64,)),
-    ...     keras.layers.Dense(100, kernel_initializer=orthogonal, name="hidden"),
-    ...     keras.layers.Dense(10, name="head"),
-    ... ])
-    >>> kso.report(apply_masks(dense)).rows[0].live
-    640
-    >>> mask = np.random.default_rng(0).random((100, 10)) < 0.25
-    >>> kso.report(apply_masks(dense, {"head": mask})).rows[1].live == int(mask.sum())
-    True
+    Examples:
+        >>> import keras
+        >>> import keras_sparse_ortho as kso
+        >>> orthogonal = kso.initializers.ExactOrthogonal(0.1, seed=0)
+        >>> dense = keras.Sequential([
+        ...     keras.Input((64,)),
+        ...     keras.layers.Dense(100, kernel_initializer=orthogonal, name="hidden"),
+        ...     keras.layers.Dense(10, name="head"),
+        ... ])
+        >>> kso.report(apply_masks(dense)).rows[0].live
+        640
+        >>> mask = np.random.default_rng(0).random((100, 10)) < 0.25
+        >>> kso.report(apply_masks(dense, {"head": mask})).rows[1].live == int(mask.sum())
+        True
     """
     check_storage(storage)
     draws: dict[str, AnyDraw]
@@ -307,7 +287,6 @@ def _by_scores(
     data: Any,
     storage: str,
 ) -> Plan:
-    """The plan that keeps the entries of highest score, over all kernels or within each."""
     plan = None if budget is None else plan_for(density, budget, weights, orthogonal=False)
     if isinstance(score, Saliency):
         saliency = score
@@ -344,7 +323,6 @@ def _by_scores(
 def _check_layerwise(
     score: Any, data: Any, structure: Any, resume: Any, *, needs_data: bool
 ) -> None:
-    """Refuses arguments of layer-by-layer pruning that do not go together."""
     if needs_data and data is None:
         raise ValueError(
             "Each layer is pruned on its inputs: give `data`, such as a few hundred rows of x. "
@@ -368,7 +346,6 @@ def _check_layerwise(
 
 @functools.cache  # once for each density
 def _note_what_stays(density: float) -> None:
-    """Logs how much is kept: those who count sparsity mean the rest."""
     logging.getLogger("keras_sparse_ortho").warning(
         "prune keeps %g%% of the entries (density=%g). To prune that many: density=%g, or "
         "sparsity=%g.",
@@ -380,7 +357,7 @@ def _note_what_stays(density: float) -> None:
 
 
 def _named(model: Any, masks: Mapping[str, Any]) -> tuple[list[PrunableWeight], dict[str, Any]]:
-    """The weights that masks are for, and the masks by the paths of these."""
+    """The weights that have masks, and the masks by their paths."""
     known = prunable_weights(model, unregistered=True)
     by_path: dict[str, Any] = {}
     for name, mask in masks.items():

@@ -73,51 +73,51 @@ def sparsify(
 
         w_e = w where the mask is live, and 0 elsewhere.
 
-    Each kernel's seed is derived from `seed` and its path, so that equal shapes do not get equal
-    kernels. Biases, normalization and kernels that are not selected keep their values.
+    Each kernel's seed is derived from `seed` and its path: equal shapes get different kernels.
+    Biases, normalization and kernels that are not selected keep their values.
 
-    To keep the weights and mask them, call `prune`; to keep masks that the layers' own
-    initializers drew, `apply_masks`; for masks and thresholds learned in training, `parametrize`.
+    To mask the present weights, call `prune`; to keep masks drawn by the layers' own initializers,
+    `apply_masks`; for masks and thresholds learned in training, `parametrize`.
 
     Args:
         model: A built Keras 3 model: Sequential, functional, nested, or written as a class.
-        density: Global live fraction over the selected kernels, in (0, 1]. May be left out if the
-            budget says it. A dict or list of densities is taken as the budget.
+        density: float in (0, 1]. Global live fraction over the selected kernels, unless the budget
+            says it. A dict or list of densities is taken as the budget.
         budget: `"erk"` (default), `"er"`, `"uniform"`, a `Budget` for the selected kernels, a
             dict of densities by weight path, layer path or regular expression, or a list of
-            densities in the order of the kernels. A budget of `callbacks.probe` has live blocks,
-            too, on which kernels are drawn unless there is a `structure`: exactly orthogonal where
-            every input (or output) block has a live one of its own, as `report` tells; else each
-            block is orthogonal, scaled by its fan.
+            densities in the order of the kernels. Live blocks of a budget of `callbacks.probe` are
+            used unless there is a `structure`: kernels on them are exactly orthogonal where every
+            input (or output) block has a live one of its own, see `report`; else each block is
+            orthogonal, scaled by its fan.
         initializer: `"exact_orthogonal"` (default; a layer whose own initializer is an
             `ExactOrthogonal` with a `structure` keeps that structure); `"random_sparse"` (the
-            layer's own initializer times a random mask); or a sparse initializer as a pattern, of
-            which density (degree, of a `RamanujanOrthogonal`) and seed are replaced. By name,
+            layer's own initializer times a random mask); or a sparse initializer as a pattern,
+            whose density (degree, of a `RamanujanOrthogonal`) and seed are replaced. By name,
             kernels before normalization get the norm of the layer's own initializer under the
             same mask, and those of convolutions are orthogonal as `(taps * in, out)`, as with
             `ExactOrthogonal(gain="auto")`; all others have gain 1, at the center tap.
         structure: `Block` or `NByM` for every selected kernel, or a short form: `"2:4"`, `"16x1"`,
             `(16, 1)`. With `storage="blocks"` the size of blocks, which are regular.
-        seed: Integer, or `None` for a new one at each call (from Python's `random`, which
-            `keras.utils.set_random_seed` seeds). Paths count: name the layers, or a second model
-            gets `dense_1` where the first had `dense`, and other kernels.
+        seed: int, or `None` for a new one at each call (from Python's `random`, which
+            `keras.utils.set_random_seed` seeds). Paths count: name the layers, or a second model's
+            `dense_1` gets other kernels than the first one's `dense`.
         include: Which kernels: weight paths, layer paths, regular expressions, layers, classes of
             layers, or indices into `prunable_weights(model)` (one or a list); or a predicate of a
-            `PrunableWeight`. Default: all kernels and embeddings. Matrices in layers that are
-            neither Keras' nor registered (`initializers.kernel_layouts`) stay dense, with a
-            warning, unless their full paths are named here, or in `exclude`.
+            `PrunableWeight`. Default: all kernels and embeddings. Matrices of unregistered custom
+            layers (`initializers.kernel_layouts`) stay dense, with a warning, unless their full
+            paths are named here, or in `exclude`.
         exclude: Which kernels not. Biases and normalization weights are never pruned.
-        storage: `"masked"` keeps dense kernels with masks (`FixedMask`), `"compact"` live values
+        storage: str. `"masked"`: dense kernels with masks (`FixedMask`). `"compact"`: live values
             and their indices only (`CompactMask`): at density 0.1 a fifth of the weights' memory,
             and a tenth of the optimizer's. `"blocks"`: layers that compute on live blocks, for
-            speed: each kernel gets the largest regular blocks that its shape and density allow
-            (128 x 128 down to 16 x 16), or those of `structure`. Kernels that do not fit blocks
-            are compact, or stay dense while they are small and no density was given for them; the
-            total is at most `density`. `convert` changes the storage later.
+            speed, the largest regular ones that shape and density of a kernel allow (128 x 128
+            down to 16 x 16), or those of `structure`. Kernels that do not fit are compact, or stay
+            dense while they are small and have no density of their own; the total is at most
+            `density`. `convert` changes the storage later.
 
     Returns:
-        A new model, not compiled. The given one stays as it was; `sparsify.in_place` changes the
-        model itself, and `sparsify.plan` only says what each kernel would become.
+        A new model, not compiled; `sparsify.in_place` changes the given one instead, and
+        `sparsify.plan` only says what each kernel would become.
 
     Raises:
         DensityError: A density outside (0, 1], or none where the budget is a name.
@@ -129,34 +129,30 @@ def sparsify(
         UnknownWeightError: An `include` or `exclude` that names nothing.
 
     Warns:
-        UserWarning: A model that has been trained, whose weights are lost. Unregistered matrices
-            that stay dense. Exactly orthogonal kernels with outputs that are zero, which stay dead
-            under ReLU; the budgets by name leave none where the density allows. With
-            `storage="blocks"` larger kernels that do not fit blocks, and densities that are off by
-            more than a tenth. `gain="auto"`, where it is not known what follows a layer.
+        UserWarning: A trained model, whose weights are lost. Unregistered matrices, which stay
+            dense. Exactly orthogonal kernels with dead outputs, which stay dead under ReLU; budgets
+            by name leave none where the density allows. With `storage="blocks"` larger kernels that
+            do not fit, and densities off by more than a tenth. `gain="auto"`, where it is unknown
+            what follows a layer.
 
-    Example:
+    Examples:
+        >>> import keras
+        >>> import keras_sparse_ortho as kso
+        >>> dense = keras.Sequential([
+        ...     keras.Input((64,)),
+        ...     keras.layers.Dense(128, activation="relu", name="hidden"),
+        ...     keras.layers.Dense(10, name="head"),
+        ... ])
+        >>> for weight in kso.prunable_weights(sparsify(dense, density=0.1, seed=0)):
+        ...     print(weight)
+        <hidden/kernel shape=(64, 128), density=0.0672607>
+        <head/kernel shape=(128, 10), density=0.309375>
+        >>> pattern = kso.initializers.ExactOrthogonal(gain="auto")
+        >>> sparse = sparsify(dense, density=0.1, initializer=pattern, seed=0)
+        >>> [round(row.gain, 4) for row in kso.report(sparse).rows]
+        [1.4142, 1.0]
 
-    >>> import keras
-    >>> import keras_sparse_ortho as kso
-    >>> dense = keras.Sequential([
-    ...     keras.Input((64,)),
-    ...     keras.layers.Dense(128, activation="relu", name="hidden"),
-    ...     keras.layers.Dense(10, name="head"),
-    ... ])
-    >>> for weight in kso.prunable_weights(sparsify(dense, density=0.1, seed=0)):
-    ...     print(weight)
-    <hidden/kernel shape=(64, 128), density=0.0672607>
-    <head/kernel shape=(128, 10), density=0.309375>
-    >>> pattern = kso.initializers.ExactOrthogonal(gain="auto")
-    >>> sparse = sparsify(dense, density=0.1, initializer=pattern, seed=0)
-    >>> [round(row.gain, 4) for row in kso.report(sparse).rows]
-    [1.4142, 1.0]
-
-    Reference:
-
-    - Nowak et al., "Sparser, Better, Deeper, Stronger: Improving Sparse Training with Exact
-      Orthogonal Initialization" (ICML 2024), arXiv 2406.01755
+    Reference: Nowak et al., "Sparser, Better, Deeper, Stronger" (ICML 2024), arXiv 2406.01755
     """
     check_storage(storage)
     density, budget = density_and_budget(density, budget)
@@ -203,7 +199,7 @@ def draw_kernels(
     *,
     dense: bool = False,
 ) -> dict[str, AnyDraw]:
-    """Sparse kernels and their masks, by path; unless they will be stored `dense`, live values."""
+    """Sparse kernels and masks, by path; live values, unless they will be stored `dense`."""
     base_seed = check_seed(seed)
     of = structure if isinstance(structure, Mapping) else {w.path: structure for w in weights}
     patterns = {w.path: _pattern_for(w, pattern, of.get(w.path)) for w in weights}
@@ -250,7 +246,7 @@ def draw_kernels(
 
 
 def _pattern_for(weight: PrunableWeight, pattern: Any, structure: Any) -> SparseInitializer:
-    """What draws a kernel, but for its density; refuses impossible combinations."""
+    """What draws a kernel, without its density; refuses impossible combinations."""
     if pattern is None:
         raise ValueError(
             "sparsify draws new kernels; to keep the weights and mask them, call "
@@ -282,7 +278,7 @@ def _pattern_for(weight: PrunableWeight, pattern: Any, structure: Any) -> Sparse
 
 
 def signs_of_training(model: Any, weights: list[PrunableWeight]) -> str | None:
-    """What says that the optimizer has stepped, or a kernel is not what its initializer draws."""
+    """Signs that the optimizer has stepped, or a kernel is not as its initializer draws it."""
     iterations = getattr(getattr(model, "optimizer", None), "iterations", None)
     if steps := 0 if iterations is None else int(to_numpy(iterations)):
         return f"Received: a model whose optimizer has made {steps} steps"
@@ -305,12 +301,9 @@ def signs_of_training(model: Any, weights: list[PrunableWeight]) -> str | None:
 
 
 def _are_proportional(drawn: np.ndarray, value: np.ndarray) -> bool:
-    """Whether two kernels are equal up to a factor.
-
-    EinsumDense draws with the fans of its equation, which its initializer does not know.
-    """
+    """Whether two kernels are equal up to a factor, such as from an equation's fans."""
     square = np.vdot(drawn, drawn)
     factor = np.vdot(drawn, value) / square if square > 0 else 1.0
-    # Relative to the largest entry: small values of a uniform draw are differences of large ones.
+    # Relative to the largest: small values of a uniform draw are differences of large ones.
     rounding = 1e-6 * float(np.abs(value).max(initial=0.0))
     return np.allclose(drawn * factor, value, rtol=0, atol=rounding)

@@ -24,22 +24,21 @@ class FakeQuantize(keras.layers.Layer):
         y = s * round(clip(x, low, high) / s),  s = (high - low) / 255,  0 stays 0
 
     The gradient is 1 inside of the range and 0 outside. Before its first training batch a layer
-    passes its input on as it is. `quantize_aware` places it; in a subclassed model place it
-    yourself, at the inputs and outputs of layers that are to compute in int8.
+    passes its input on. `quantize_aware` places it; in a subclassed model place it yourself, at
+    inputs and outputs of layers that will compute in int8.
 
     Args:
-        momentum: `m`, in [0, 1).
+        momentum: float in [0, 1). `m`.
         **kwargs: As for `keras.layers.Layer`.
 
-    Example:
-
-    >>> import keras, numpy as np
-    >>> layer = FakeQuantize()
-    >>> x = np.array([[0.0, 0.3, 2.55]], "float32")
-    >>> _ = layer(x, training=True)  # the range is (0, 2.55) now, in steps of 0.01
-    >>> y = keras.ops.convert_to_numpy(layer(x + 0.004))
-    >>> [round(float(value), 4) for value in y[0]]
-    [0.0, 0.3, 2.55]
+    Examples:
+        >>> import keras, numpy as np
+        >>> layer = FakeQuantize()
+        >>> x = np.array([[0.0, 0.3, 2.55]], "float32")
+        >>> _ = layer(x, training=True)  # the range is (0, 2.55) now, in steps of 0.01
+        >>> y = keras.ops.convert_to_numpy(layer(x + 0.004))
+        >>> [round(float(value), 4) for value in y[0]]
+        [0.0, 0.3, 2.55]
     """
 
     def __init__(self, momentum: float = 0.99, **kwargs: Any) -> None:
@@ -59,14 +58,13 @@ class FakeQuantize(keras.layers.Layer):
         self.built = True
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """The rounded input; in training the range follows it first."""
         if training:
             self._follow(ops.cast(ops.stop_gradient(inputs), "float32"))
         if self._fixed and self._fixed[-1]:
             low, high, mark = self._fixed
             return mark(inputs, low, high)
         low, high = ops.convert_to_tensor(self.low), ops.convert_to_tensor(self.high)
-        # In float32: in half precision the last steps of a range are lost.
+        # In half precision the last steps of a range would be lost.
         rounded = keras.quantizers.fake_quant_with_min_max_vars(
             ops.cast(inputs, "float32"),
             ops.stop_gradient(low),
@@ -79,7 +77,7 @@ class FakeQuantize(keras.layers.Layer):
         return keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
 
     def step(self) -> float:
-        """The difference of two values next to each other, as an integer file has it."""
+        """The step between neighboring values in an integer file."""
         low, high = self._range()
         return (high - low) / 255
 
@@ -102,7 +100,7 @@ class FakeQuantize(keras.layers.Layer):
 
 
 def integers_of(weight: PrunableWeight) -> tuple[np.ndarray, np.ndarray] | None:
-    """Integers and scales of a weight, `None` for one that has none."""
+    """Integers and scales of a weight, `None` without a quantizer."""
     quantizer = None if weight.storage is None else weight.storage.quantizer
     if quantizer is None:
         return None
@@ -112,7 +110,6 @@ def integers_of(weight: PrunableWeight) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def ranges_of(model: Any) -> list[FakeQuantize]:
-    """All layers of a model that round activations."""
     return [layer for layer, _ in walk(model, "") if isinstance(layer, FakeQuantize)]
 
 
@@ -132,10 +129,7 @@ def has_trained_ranges(model: keras.Model) -> bool:
 def fixed_ranges(
     model: Any, mark: Callable[[Any, float, float], Any] | None = None
 ) -> Iterator[None]:
-    """Inside, graphs for inference do not ask whether ranges have been set.
-
-    `mark(x, low, high)` is called in place of rounding, for a file that rounds itself.
-    """
+    """Inside, inference does not check whether ranges are set; `mark(x, low, high)` may round."""
     layers = ranges_of(model)
     for layer in layers:
         layer._fixed = (*layer._range(), mark)

@@ -40,58 +40,52 @@ def quantize_aware(
     exclude: Selection = None,
     momentum: float = 0.99,
 ) -> Plan:
-    """Lets a model compute as its integer file will, and be trained so.
+    """Returns a model that simulates integer inference during training.
 
-    Kernels are rounded as they are used, `w_q = q(w_e)`, by a `FakeQuantization` that comes after
-    mask, threshold, compact storage or live blocks: zeros stay zero. Activations are rounded where
-    LiteRT rounds them, in ranges that follow them in training (`FakeQuantize`). Gradients go
-    straight through. Train the result for some epochs, as the float network was trained, at a
-    smaller learning rate; then `export_litert(model, path, mode="int8")` writes a file with
-    the integers and ranges that were trained.
+    Kernels are rounded as they are used, `w_q = q(w_e)`, by a `FakeQuantization` after mask,
+    threshold, compact storage or live blocks: zeros stay zero. Activations are rounded where LiteRT
+    rounds them, in ranges that follow them in training (`FakeQuantize`). Gradients go straight
+    through. Train the result for some epochs at a smaller learning rate than before; then
+    `export_litert(model, path, mode="int8")` writes the trained integers and ranges.
 
     A batch normalization behind a convolution needs no folding in training: in the file it is
-    folded into the kernel, whose scales it changes, one for each channel, and whose integers it
-    does not, but for the sign of a channel with a negative factor.
+    folded into the kernel. That changes the scale of each channel, and of the integers only the
+    sign, for a negative factor.
 
     Args:
-        model: A built model, dense or from `sparsify`, `prune` or `parametrize`. Trained is best.
+        model: A built model, dense or from `sparsify`, `prune` or `parametrize`; best trained.
         weights: `"int8"`, `"int4"`, `"ternary"`, a `FakeQuantization`, or `None`.
         activations: `"int8"` or `None`.
         exclude: Weights, as for `sparsify`, or paths of layers; their layers stay in floats.
-        momentum: Of the ranges, see `FakeQuantize`.
+        momentum: float. Of the ranges, see `FakeQuantize`.
 
     Returns:
-        A new model, not compiled. The given one stays as it was; `quantize_aware.in_place` changes
-        the model itself.
+        A new model, not compiled; `quantize_aware.in_place` changes the given one instead.
 
     Raises:
-        NotPrunableError: A model that is not built, has nothing to be quantized or is quantized
+        NotPrunableError: A model that is not built, has nothing to quantize or is quantized
             already; a subclassed model with `activations`.
         UnknownWeightError: An `exclude` that names nothing.
         ValueError: Other settings.
 
     Limits: embeddings and recurrent layers stay in floats. Inside of layers that hold others, such
-    as `MultiHeadAttention`, weights are rounded, and activations are not. `strip` leaves the
-    roundings of activations (`FakeQuantize`) in the model, which then computes the same, and needs
-    this package to be loaded.
+    as `MultiHeadAttention`, weights are rounded, and activations are not. `strip` keeps the
+    `FakeQuantize` layers: the model computes the same, and loading it needs this package.
 
-    Example:
+    Examples:
+        >>> import keras
+        >>> import keras_sparse_ortho as kso
+        >>> dense = keras.Sequential([
+        ...     keras.Input((64,)),
+        ...     keras.layers.Dense(32, activation="relu", name="hidden"),
+        ...     keras.layers.Dense(10, name="head"),
+        ... ])
+        >>> model = quantize_aware(kso.sparsify(dense, 0.1, seed=0), weights="int4")
+        >>> [len(np.unique(w.value[:, 0])) <= 15 for w in kso.prunable_weights(model)]
+        [True, True]
 
-    >>> import keras
-    >>> import keras_sparse_ortho as kso
-    >>> dense = keras.Sequential([
-    ...     keras.Input((64,)),
-    ...     keras.layers.Dense(32, activation="relu", name="hidden"),
-    ...     keras.layers.Dense(10, name="head"),
-    ... ])
-    >>> model = quantize_aware(kso.sparsify(dense, 0.1, seed=0), weights="int4")
-    >>> [len(np.unique(w.value[:, 0])) <= 15 for w in kso.prunable_weights(model)]
-    [True, True]
-
-    Reference:
-
-    - Jacob et al., "Quantization and Training of Neural Networks for Efficient
-      Integer-Arithmetic-Only Inference" (CVPR 2018), arXiv 1712.05877
+    Reference: Jacob et al., "Quantization and Training of Neural Networks for Efficient
+    Integer-Arithmetic-Only Inference" (CVPR 2018), arXiv 1712.05877
     """
     quantizer = FakeQuantization(weights) if isinstance(weights, str) else weights
     rounds = isinstance(quantizer, FakeQuantization)
@@ -145,10 +139,10 @@ def quantize_aware(
 def _chosen(
     model: Any, known: list[PrunableWeight], exclude: Selection
 ) -> tuple[list[PrunableWeight], set[int]]:
-    """The weights to be quantized, and the layers, by `id`, that stay in floats."""
+    """The weights to quantize, and the layers, by `id`, that stay in floats."""
     layers = {path: layer for layer, path in reversed(list(walk(model, ""))) if path}
     names = names_in(exclude) if exclude is not None else []
-    # Layers that have no kernel are left out by their paths.
+    # Layers without a kernel are excluded by path.
     paths = [name for name in names or () if isinstance(name, str) and name in layers]
     plain = [path for path in paths if not find_kernels(layers[path], "")]
     others = exclude if names is None else [name for name in names if name not in plain]
@@ -193,15 +187,15 @@ _PRODUCTS = (
 )
 
 
-# By `id` of a layer how many of its input tensors are rounded, and whether its output is.
+# By `id` of a layer: how many of its inputs are rounded, and whether its output is.
 Roundings = dict[int, tuple[int, bool]]
 
 
 def _place(model: Any, left_out: set[int], found: Roundings) -> None:
-    """Notes the layers to be wrapped; those that are `left_out` stay in floats.
+    """Notes the layers to wrap; those `left_out` stay in floats.
 
-    Rounded are the outputs of operations as LiteRT has them: a convolution with the normalization
-    and the ReLU behind it is one. Layers with kernels round their inputs where nothing has.
+    Rounded are the outputs of LiteRT's operations: a convolution with the normalization and ReLU
+    behind it is one. Layers with kernels round inputs that nothing has rounded.
     """
     calls = graph_calls(model)
     ends = {id(tensor) for tensor in keras.tree.flatten(graph_ends(model)[1])}
@@ -234,7 +228,7 @@ def _place(model: Any, left_out: set[int], found: Roundings) -> None:
 
 
 def _place_inside(layer: Any, outer: bool, left_out: set[int], found: Roundings) -> None:
-    """Products inside of a layer, such as those of an attention, round what they take and give."""
+    """Products inside of a layer, such as an attention, round their inputs and outputs."""
     inner = innermost(layer)
     if isinstance(inner, L.Wrapper | L.RNN):
         return

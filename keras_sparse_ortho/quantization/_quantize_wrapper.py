@@ -24,13 +24,12 @@ _MOST_INPUTS = 64  # each has variables: a damaged file must not ask for million
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
 class QuantizeWrapper(WrapperBuiltByCalls):
-    """Wraps a layer so that its inputs and its output are those of `FakeQuantize`.
+    """Rounds the inputs and the output of a layer by `FakeQuantize`.
 
         y = q_out(layer(q_in(x)))
 
     An activation that LiteRT does not fuse with the product before it (all but linear, ReLU and
-    ReLU6) gets rounded inputs, too. `inputs` is 0, or the number of tensors that the layer, which
-    has a single output, is called with.
+    ReLU6) gets rounded inputs, too. `inputs` is 0, or the number of the layer's input tensors.
     """
 
     transparent_path = True
@@ -65,7 +64,7 @@ class QuantizeWrapper(WrapperBuiltByCalls):
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
-        """Inside, the layer is built under the name that it has without the wrapper."""
+        """Inside, the layer is built under its name without the wrapper."""
         stand_in_name_scope(self, self.layer)
         yield
 
@@ -98,7 +97,6 @@ class QuantizeWrapper(WrapperBuiltByCalls):
         return result if self.of_output is None else self.of_output(result)
 
     def __getattr__(self, name: str) -> Any:
-        """What only the layer inside has."""
         inherited = getattr(super(), "__getattr__", None)  # where torch has submodules
         if inherited is not None:
             with contextlib.suppress(AttributeError):
@@ -115,7 +113,6 @@ class QuantizeWrapper(WrapperBuiltByCalls):
         return {**self.wrapper_config(), "layer": self.layer_config()}
 
     def wrapper_config(self) -> dict[str, Any]:
-        """The arguments alone."""
         return {
             **keras.layers.Layer.get_config(self),
             "inputs": len(self.of_inputs),
@@ -125,7 +122,7 @@ class QuantizeWrapper(WrapperBuiltByCalls):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "QuantizeWrapper":
-        """The reverse of `get_config`; ValueError for what is no configuration of a wrapper."""
+        """The reverse of `get_config`; ValueError for another configuration."""
         check_config("QuantizeWrapper", config, "layer")
         layer = config["layer"]
         if not isinstance(layer, keras.layers.Layer):
@@ -134,14 +131,13 @@ class QuantizeWrapper(WrapperBuiltByCalls):
 
 
 def innermost(layer: Any) -> Any:
-    """The layer inside wrappers of ours."""
     while getattr(type(layer), "transparent_path", False):
         layer = layer.layer
     return layer
 
 
 def activation_of(layer: Any) -> Any:
-    """The activation that a layer with kernels applies itself, `None` without one."""
+    """The activation that a layer with kernels applies itself, or `None`."""
     inner = innermost(layer)
     if isinstance(inner, keras.layers.Activation) or not inner.weights:
         return None

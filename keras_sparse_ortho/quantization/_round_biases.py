@@ -19,49 +19,46 @@ L = keras.layers
 
 
 def round_biases(model: keras.Model) -> keras.Model:
-    """Moves the biases of a trained quantized model to the values that its file can hold.
+    """Moves the biases of a trained quantized model to values that its file can hold.
 
-    LiteRT adds biases as integers in the steps of the products that they are added to, the step
-    `s_x` of the input times the scale `s_k` of the kernel's channel:
+    LiteRT adds biases as integers in steps of the input's step `s_x` times the scale `s_k` of the
+    kernel's channel:
 
         b <- s round(b / s),  s = s_x s_k
 
-    or, with a batch normalization behind, which the file folds, the same for all that is added,
+    A batch normalization behind is folded by the file; then `beta` changes, which rounds the sum
 
         beta + g (b - mean),  s = s_x s_k |g|,  g = gamma / sqrt(variance + epsilon)
 
-    by a change of `beta`. No bias changes by more than half a step. With int4 kernels these steps
-    are most of the difference between a file and Keras. Call it at the end of training: training on
-    moves the biases again.
+    No bias changes by more than half a step. With int4 kernels these steps are most of the
+    difference between a file and Keras. Call this at the end of training, which moves biases.
 
     Args:
-        model: What `quantize_aware` with `activations="int8"` returned, trained. It is changed in
+        model: A trained model of `quantize_aware` with `activations="int8"`. It is changed in
             place, and returned.
 
     Raises:
-        NotPrunableError: A subclassed model, whose ranges cannot be told to belong to its kernels.
+        NotPrunableError: A subclassed model, whose ranges cannot be matched to its kernels.
         ValueError: Ranges that no training has set.
 
     Limits: a layer that is called several times has the steps of its first call. Biases stay as
-    they are where the step of the input is not known (behind layers that are not quantized, and in
-    an attention that is called with a key apart from its value), and before normalizations without
-    `beta`.
+    they are if the input's step is unknown (behind layers that are not quantized, in attention with
+    a key apart from its value), and before normalizations without `beta`.
 
-    Example:
-
-    >>> import keras, numpy as np
-    >>> import keras_sparse_ortho as kso
-    >>> dense = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="head")])
-    >>> model = kso.quantize_aware(dense, "int4")
-    >>> _ = model(np.eye(4, dtype="float32"), training=True)
-    >>> model.layers[0].bias.assign([0.3, 0.0]) is not None
-    True
-    >>> kernel = kso.prunable_weights(model)[0].value
-    >>> model = kso.quantization.round_biases(model)
-    >>> bias = float(keras.ops.convert_to_numpy(model.layers[0].bias)[0])
-    >>> steps = bias / (np.abs(kernel[:, 0]).max() / 7 / 255)
-    >>> bool(abs(steps - round(steps)) < 0.01)
-    True
+    Examples:
+        >>> import keras, numpy as np
+        >>> import keras_sparse_ortho as kso
+        >>> dense = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="head")])
+        >>> model = kso.quantize_aware(dense, "int4")
+        >>> _ = model(np.eye(4, dtype="float32"), training=True)
+        >>> model.layers[0].bias.assign([0.3, 0.0]) is not None
+        True
+        >>> kernel = kso.prunable_weights(model)[0].value
+        >>> model = kso.quantization.round_biases(model)
+        >>> bias = float(keras.ops.convert_to_numpy(model.layers[0].bias)[0])
+        >>> steps = bias / (np.abs(kernel[:, 0]).max() / 7 / 255)
+        >>> bool(abs(steps - round(steps)) < 0.01)
+        True
     """
     if not is_graph(model):
         raise NotPrunableError(
@@ -74,7 +71,6 @@ def round_biases(model: keras.Model) -> keras.Model:
 
 
 def _changes(model: Any) -> Iterator[tuple[Any, np.ndarray]]:
-    """The variables of a graph to be changed, and their new values."""
     has_trained_ranges(model)  # raises where one is not set
     scales: dict[int, np.ndarray] = {}  # of kernels, by `id` of the layer that has it
     for weight in prunable_weights(model):
@@ -88,10 +84,7 @@ def _changes(model: Any) -> Iterator[tuple[Any, np.ndarray]]:
 
 
 def _calls(model: Any, steps: dict[int, float | None]) -> Iterator[tuple[Any, float | None, Any]]:
-    """Each layer of a graph with the step of its input, and the one behind it if that is fused.
-
-    `steps` gets the steps of the tensors of the graph by their `id`.
-    """
+    """Each layer with the step of its input and the fused one behind it; fills `steps` by `id`."""
     calls = graph_calls(model)
     for call in calls:
         layer, inner = call.operation, innermost(call.operation)
@@ -118,9 +111,9 @@ def _calls(model: Any, steps: dict[int, float | None]) -> Iterator[tuple[Any, fl
 
 
 def _calls_inside(layer: Any, given: list[Any]) -> Iterator[tuple[Any, float | None, None]]:
-    """Layers inside another one, such as those of an attention, with the steps of their inputs."""
+    """Layers inside another one, such as an attention, with the steps of their inputs."""
     inner = innermost(layer)
-    # Those of an attention are on query, value (key) and value; with a key apart the order is open.
+    # Attention takes query, value (and key); with a key apart the order is unknown.
     if len(given) == 2 or len(set(given)) == 1:
         for one, step in zip(projections(inner), (given[0], given[-1], given[-1]), strict=False):
             yield innermost(one), step, None
@@ -130,7 +123,7 @@ def _calls_inside(layer: Any, given: list[Any]) -> Iterator[tuple[Any, float | N
 
 
 def _change(layer: Any, steps: np.ndarray, norm: Any) -> Iterator[tuple[Any, np.ndarray]]:
-    """The bias of a layer, or that of the batch normalization that is folded into it."""
+    """The bias of a layer, or of the batch normalization that is folded into it."""
     bias = getattr(layer, "bias", None)
     if not isinstance(norm, L.BatchNormalization):
         if bias is not None and steps.size in (1, bias.shape[-1], np.prod(bias.shape)):
@@ -147,6 +140,6 @@ def _change(layer: Any, steps: np.ndarray, norm: Any) -> Iterator[tuple[Any, np.
 
 
 def _to_steps(value: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """What is to be added to values so that they are multiples of steps; 0 for steps of 0."""
+    """The change that makes values multiples of steps; 0 for steps of 0."""
     steps = np.broadcast_to(steps, value.shape).astype(np.float64)
     return np.where(steps > 0, np.rint(value / np.where(steps > 0, steps, 1)) * steps - value, 0)
