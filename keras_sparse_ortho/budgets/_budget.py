@@ -40,12 +40,11 @@ class Budget(Mapping[str, float]):
     Raises BudgetError for densities outside (0, 1], counts out of range or of unknown weights, no
     weights.
 
-    Example:
-
-    >>> budget = Budget({"hidden/kernel": 0.1, "head/kernel": 0.5}, {"hidden/kernel": 7840,
-    ...                                                              "head/kernel": 1000})
-    >>> budget.live, round(budget.density, 4)
-    (1284, 0.1452)
+    Examples:
+        >>> budget = Budget({"hidden/kernel": 0.1, "head/kernel": 0.5}, {"hidden/kernel": 7840,
+        ...                                                              "head/kernel": 1000})
+        >>> budget.live, round(budget.density, 4)
+        (1284, 0.1452)
     """
 
     def __init__(
@@ -275,15 +274,14 @@ def uniform(
 
     Raises BudgetError for a global density that the bounds do not allow.
 
-    Example:
-
-    >>> import keras
-    >>> model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(10, name="a"),
-    ...                           keras.layers.Dense(10, name="b")])
-    >>> uniform(model, 0.5)
-    <Budget of 2 weights, density 0.5, 150 of 300 live
-      a/kernel  0.5         100 of 200
-      b/kernel  0.5         50 of 100>
+    Examples:
+        >>> import keras
+        >>> model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(10, name="a"),
+        ...                           keras.layers.Dense(10, name="b")])
+        >>> uniform(model, 0.5)
+        <Budget of 2 weights, density 0.5, 150 of 300 live
+          a/kernel  0.5         100 of 200
+          b/kernel  0.5         50 of 100>
     """
     weights = choose(weights_of(model), include, exclude)
     return allocate(weights, density, [1.0] * len(weights), orthogonal=orthogonal)
@@ -323,13 +321,12 @@ def erk(
     Layers that would exceed density 1 are dense, and the rest is rescaled. Arguments and errors are
     those of `uniform`.
 
-    Example:
-
-    >>> import keras
-    >>> model = keras.Sequential([keras.Input((8, 8, 16)), keras.layers.Conv2D(32, 3, name="a"),
-    ...                           keras.layers.Conv2D(32, 1, name="b")])
-    >>> [round(d, 3) for d in erk(model, 0.2).values()]
-    [0.11, 0.604]
+    Examples:
+        >>> import keras
+        >>> model = keras.Sequential([keras.Input((8, 8, 16)), keras.layers.Conv2D(32, 3, name="a"),
+        ...                           keras.layers.Conv2D(32, 1, name="b")])
+        >>> [round(d, 3) for d in erk(model, 0.2).values()]
+        [0.11, 0.604]
 
     Reference: Evci et al. (ICML 2020), arXiv 1911.11134.
     """
@@ -415,15 +412,14 @@ def lift(model: Any, budget: Budget, initializer: SparseInitializer | None = Non
 
     Raises BudgetError for other weights, and for a global count below that of orthogonal kernels.
 
-    Example:
-
-    >>> import keras, keras_sparse_ortho as kso
-    >>> model = keras.Sequential([keras.Input((50,)), keras.layers.Dense(200, name="a"),
-    ...                           keras.layers.Dense(10, name="b")])
-    >>> lift(model, kso.Budget({"a/kernel": 0.006, "b/kernel": 0.5}))
-    <Budget of 2 weights, density 0.0883333, 1060 of 12000 live
-      a/kernel  0.02        200 of 10000  (lifted from 60)
-      b/kernel  0.43        860 of 2000>
+    Examples:
+        >>> import keras, keras_sparse_ortho as kso
+        >>> model = keras.Sequential([keras.Input((50,)), keras.layers.Dense(200, name="a"),
+        ...                           keras.layers.Dense(10, name="b")])
+        >>> lift(model, kso.Budget({"a/kernel": 0.006, "b/kernel": 0.5}))
+        <Budget of 2 weights, density 0.0883333, 1060 of 12000 live
+          a/kernel  0.02        200 of 10000  (lifted from 60)
+          b/kernel  0.43        860 of 2000>
     """
     weights = [weight for weight in weights_of(model) if weight.path in budget]
     plan = budget.for_weights(weights)

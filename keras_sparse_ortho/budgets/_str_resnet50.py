@@ -24,15 +24,14 @@ def str_resnet50(density: float | str = 0.0977) -> Budget:
 
     Raises BudgetError for another density or name, with the available ones.
 
-    Example:
-
-    >>> budget = str_resnet50(0.0977)
-    >>> len(budget), round(budget["conv1_conv/kernel"], 4)
-    (54, 0.402)
-    >>> round(1 - budget.density, 4)
-    0.9023
-    >>> str_resnet50("vd")["conv1_conv/kernel"]
-    0.6861
+    Examples:
+        >>> budget = str_resnet50(0.0977)
+        >>> len(budget), round(budget["conv1_conv/kernel"], 4)
+        (54, 0.402)
+        >>> round(1 - budget.density, 4)
+        0.9023
+        >>> str_resnet50("vd")["conv1_conv/kernel"]
+        0.6861
 
     Reference: Kusupati et al. (ICML 2020), arXiv 2002.03231; tables of RAIVNLab/STR, Keras' names.
     """

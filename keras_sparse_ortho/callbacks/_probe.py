@@ -60,17 +60,16 @@ def probe(
         NotPrunableError: A model that is not compiled; data that end before `steps` steps.
         LayoutError: Blocks that fit no kernel; BudgetError and DensityError as in `parametrize`.
 
-    Example:
-
-    >>> import keras, numpy as np
-    >>> import keras_sparse_ortho as kso
-    >>> dense = keras.Sequential([keras.Input((32,)), keras.layers.Dense(64, name="hidden")])
-    >>> dense.compile("adam", "mse")
-    >>> x = np.random.default_rng(0).normal(size=(64, 32)) * (np.arange(32) < 16)
-    >>> found = probe(dense, 0.25, (x, x @ np.ones((32, 64))), steps=20, structure=(8, 8))
-    >>> sparse = kso.sparsify(dense, budget=found, storage="blocks", seed=0)
-    >>> type(sparse.layers[0]).__name__, kso.report(sparse).density
-    ('BlockSparseDense', 0.25)
+    Examples:
+        >>> import keras, numpy as np
+        >>> import keras_sparse_ortho as kso
+        >>> dense = keras.Sequential([keras.Input((32,)), keras.layers.Dense(64, name="hidden")])
+        >>> dense.compile("adam", "mse")
+        >>> x = np.random.default_rng(0).normal(size=(64, 32)) * (np.arange(32) < 16)
+        >>> found = probe(dense, 0.25, (x, x @ np.ones((32, 64))), steps=20, structure=(8, 8))
+        >>> sparse = kso.sparsify(dense, budget=found, storage="blocks", seed=0)
+        >>> type(sparse.layers[0]).__name__, kso.report(sparse).density
+        ('BlockSparseDense', 0.25)
     """
     size = as_structure(structure)
     if not isinstance(size, Block):

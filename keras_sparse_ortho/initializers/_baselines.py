@@ -44,11 +44,10 @@ class RandomSparse(SparseInitializer):
         rescale: bool. Whether to scale by the fan-in density.
         layout: As in `ExactOrthogonal`; used by `rescale`.
 
-    Example:
-
-    >>> kernel, mask = RandomSparse(0.25, "glorot_uniform", seed=3).sample((8, 16))
-    >>> int(mask.sum())
-    32
+    Examples:
+        >>> kernel, mask = RandomSparse(0.25, "glorot_uniform", seed=3).sample((8, 16))
+        >>> int(mask.sum())
+        32
     """
 
     settings = ("density", "initializer", "rescale")
@@ -123,11 +122,10 @@ class RamanujanOrthogonal(SparseInitializer):
     Limits: despite the paper's name, the support is no Ramanujan graph, but disjoint complete
     bipartite ones. `ExactOrthogonal` connects the whole layer, at any shape.
 
-    Example:
-
-    >>> kernel, mask = RamanujanOrthogonal(4, seed=0).sample((16, 16))
-    >>> int(mask.sum()), bool(np.allclose(kernel @ kernel.T, np.eye(16), atol=1e-6))
-    (64, True)
+    Examples:
+        >>> kernel, mask = RamanujanOrthogonal(4, seed=0).sample((16, 16))
+        >>> int(mask.sum()), bool(np.allclose(kernel @ kernel.T, np.eye(16), atol=1e-6))
+        (64, True)
 
     Reference: Esguerra et al. (IEEE Access 2023).
     """
@@ -228,11 +226,10 @@ class ApproximateIsometry(SparseInitializer):
     but values differ between machines as their BLAS does. Every draw runs the minimization, in
     `build` and when the mask is adopted; as a pattern in `sparsify` it runs once.
 
-    Example:
-
-    >>> kernel, mask = ApproximateIsometry(0.5, seed=1).sample((16, 32))
-    >>> int(mask.sum()), bool(np.allclose(kernel @ kernel.T, np.eye(16), atol=1e-3))
-    (256, True)
+    Examples:
+        >>> kernel, mask = ApproximateIsometry(0.5, seed=1).sample((16, 32))
+        >>> int(mask.sum()), bool(np.allclose(kernel @ kernel.T, np.eye(16), atol=1e-3))
+        (256, True)
 
     Reference: Lee et al. (ICLR 2020), arXiv 1906.06307.
     """

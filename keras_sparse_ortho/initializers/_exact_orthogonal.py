@@ -80,13 +80,12 @@ class ExactOrthogonal(SparseInitializer):
     Limits: float16 and bfloat16 kernels are orthogonal up to their rounding. For dense orthogonal
     kernels use `keras.initializers.Orthogonal`.
 
-    Example:
-
-    >>> import keras
-    >>> layer = keras.layers.Dense(64, kernel_initializer=ExactOrthogonal(0.1, seed=1))
-    >>> layer.build((None, 128))
-    >>> int((keras.ops.convert_to_numpy(layer.kernel) != 0).sum()) <= 819
-    True
+    Examples:
+        >>> import keras
+        >>> layer = keras.layers.Dense(64, kernel_initializer=ExactOrthogonal(0.1, seed=1))
+        >>> layer.build((None, 128))
+        >>> int((keras.ops.convert_to_numpy(layer.kernel) != 0).sum()) <= 819
+        True
 
     Reference: Nowak et al. (ICML 2024), arXiv 2406.01755.
     """

@@ -44,12 +44,11 @@ def critical_gain(activation: Any, bias_std: float = 0.0) -> float:
     Limits: mean-field theory holds for infinite width. Of several critical points, this is the one
     of least variance. Kinks at multiples of 1/16 are exact, others cost digits.
 
-    Example:
-
-    >>> round(critical_gain("tanh", bias_std=0.00448), 4)
-    1.0247
-    >>> round(critical_gain("relu"), 4)
-    1.4142
+    Examples:
+        >>> round(critical_gain("tanh", bias_std=0.00448), 4)
+        1.0247
+        >>> round(critical_gain("relu"), 4)
+        1.4142
 
     References: Schoenholz et al. (ICLR 2017), arXiv 1611.01232; Xiao et al. (ICML 2018), arXiv
     1806.05393.

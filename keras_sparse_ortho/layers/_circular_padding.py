@@ -26,12 +26,11 @@ class CircularPadding(keras.layers.Layer):
     Limits: the size of an axis must be a multiple of the convolution's stride. A plain model
     (`strip`) keeps this layer, so it needs this package to be loaded; exported files do not.
 
-    Example:
-
-    >>> import numpy as np
-    >>> padded = CircularPadding([(1, 2)])(np.arange(4.0).reshape(1, 4, 1))
-    >>> keras.ops.convert_to_numpy(padded)[0, :, 0].tolist()
-    [3.0, 0.0, 1.0, 2.0, 3.0, 0.0, 1.0]
+    Examples:
+        >>> import numpy as np
+        >>> padded = CircularPadding([(1, 2)])(np.arange(4.0).reshape(1, 4, 1))
+        >>> keras.ops.convert_to_numpy(padded)[0, :, 0].tolist()
+        [3.0, 0.0, 1.0, 2.0, 3.0, 0.0, 1.0]
     """
 
     def __init__(

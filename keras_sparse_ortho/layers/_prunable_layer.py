@@ -124,16 +124,13 @@ class PrunableLayer(WrapperBuiltByCalls):
 
     Limits: the cell of a `keras.layers.RNN` cannot be wrapped by itself; wrap the RNN layer.
 
-    Example:
-
-    >>> import keras
-    >>> from keras_sparse_ortho.initializers import ExactOrthogonal
-    >>> model = keras.Sequential([
-    ...     keras.Input((64,)),
-    ...     PrunableLayer(keras.layers.Dense(32, kernel_initializer=ExactOrthogonal(0.1, seed=0))),
-    ... ])
-    >>> model.layers[0].prunable_weights
-    [<dense/kernel shape=(64, 32), density=0.100098>]
+    Examples:
+        >>> import keras
+        >>> from keras_sparse_ortho.initializers import ExactOrthogonal
+        >>> dense = keras.layers.Dense(32, kernel_initializer=ExactOrthogonal(0.1, seed=0))
+        >>> model = keras.Sequential([keras.Input((64,)), PrunableLayer(dense)])
+        >>> model.layers[0].prunable_weights
+        [<dense/kernel shape=(64, 32), density=0.100098>]
     """
 
     transparent_path = True

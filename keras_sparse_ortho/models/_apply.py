@@ -185,16 +185,15 @@ def apply(model: keras.Model, plan: Plan, *, in_place: bool = False) -> keras.Mo
         NotPrunableError: A model that cannot be copied, or whose layers cannot be replaced.
         UnknownWeightError: A plan for kernels that the model does not have.
 
-    Example:
-
-    >>> import keras, keras_sparse_ortho as kso
-    >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="head")])
-    >>> plan = kso.prune.plan(dense, 0.25)
-    >>> print(plan)
-    kernel       shape   becomes  live  density  values
-    head/kernel  (8, 4)  masked   8     0.25     kept
-    >>> kso.models.apply(dense, plan).count_params()  # with the mask
-    68
+    Examples:
+        >>> import keras, keras_sparse_ortho as kso
+        >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="head")])
+        >>> plan = kso.prune.plan(dense, 0.25)
+        >>> print(plan)
+        kernel       shape   becomes  live  density  values
+        head/kernel  (8, 4)  masked   8     0.25     kept
+        >>> kso.models.apply(dense, plan).count_params()  # with the mask
+        68
     """
     return _apply(model, Plan(**{**vars(plan), "targets": dict(plan.targets)}), in_place)
 

@@ -60,16 +60,15 @@ def convert(
     Limits: metrics and random generators are reset. On live blocks, optimizers that treat whole
     kernels specially (Muon) and constraints of single outputs see live entries only.
 
-    Example:
-
-    >>> import keras, keras_sparse_ortho as kso
-    >>> dense = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64, name="hidden")])
-    >>> masked = kso.sparsify(dense, 0.25, structure=kso.Block(16, 16, regular=True), seed=0)
-    >>> compact, blocks = kso.convert(masked, "compact"), kso.convert(masked, "blocks")
-    >>> [weight.name for weight in compact.weights]
-    ['kernel_values', 'bias', 'kernel_indices']
-    >>> type(blocks.layers[0]).__name__, masked.count_params(), blocks.count_params()
-    ('BlockSparseDense', 8256, 1096)
+    Examples:
+        >>> import keras, keras_sparse_ortho as kso
+        >>> dense = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64, name="hidden")])
+        >>> masked = kso.sparsify(dense, 0.25, structure=kso.Block(16, 16, regular=True), seed=0)
+        >>> compact, blocks = kso.convert(masked, "compact"), kso.convert(masked, "blocks")
+        >>> [weight.name for weight in compact.weights]
+        ['kernel_values', 'bias', 'kernel_indices']
+        >>> type(blocks.layers[0]).__name__, masked.count_params(), blocks.count_params()
+        ('BlockSparseDense', 8256, 1096)
     """
     if storage not in _STORAGES:
         raise ValueError(f"`storage` must be one of {list(_STORAGES)}. Received: {storage=}")
@@ -162,14 +161,13 @@ def strip(model: keras.Model) -> Plan:
 
     Limits: the masks are gone, so training the result makes it dense. Train the wrapped model.
 
-    Example:
-
-    >>> import keras, numpy as np, keras_sparse_ortho as kso
-    >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
-    >>> sparse = kso.sparsify(dense, 0.25, seed=0)
-    >>> plain = strip(sparse)
-    >>> type(plain.layers[0]).__name__, int(np.count_nonzero(plain.layers[0].get_weights()[0]))
-    ('Dense', 8)
+    Examples:
+        >>> import keras, numpy as np, keras_sparse_ortho as kso
+        >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+        >>> sparse = kso.sparsify(dense, 0.25, seed=0)
+        >>> plain = strip(sparse)
+        >>> type(plain.layers[0]).__name__, int(np.count_nonzero(plain.layers[0].get_weights()[0]))
+        ('Dense', 8)
     """
     check_built(model)
     held = _finished_storages(model)

@@ -73,20 +73,19 @@ def remove_channels(model: keras.Model) -> keras.Model:
     In further training the means of BatchNormalization move, so constants in biases are those of
     now. Channels must be the last axis.
 
-    Example:
-
-    >>> import keras, numpy as np
-    >>> model = keras.Sequential([
-    ...     keras.Input((8,)), keras.layers.Dense(6, activation="relu"), keras.layers.Dense(2)])
-    >>> kernel, bias = model.layers[0].get_weights()
-    >>> kernel[:, :4], bias[:4] = 0, 1  # four channels are 1, whatever the input
-    >>> model.layers[0].set_weights([kernel, bias])
-    >>> small = remove_channels(model)
-    >>> [tuple(layer.kernel.shape) for layer in small.layers]
-    [(8, 2), (2, 2)]
-    >>> x = np.random.default_rng(0).normal(size=(5, 8))
-    >>> bool(np.allclose(small.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-5))
-    True
+    Examples:
+        >>> import keras, numpy as np
+        >>> model = keras.Sequential([
+        ...     keras.Input((8,)), keras.layers.Dense(6, activation="relu"), keras.layers.Dense(2)])
+        >>> kernel, bias = model.layers[0].get_weights()
+        >>> kernel[:, :4], bias[:4] = 0, 1  # four channels are 1, whatever the input
+        >>> model.layers[0].set_weights([kernel, bias])
+        >>> small = remove_channels(model)
+        >>> [tuple(layer.kernel.shape) for layer in small.layers]
+        [(8, 2), (2, 2)]
+        >>> x = np.random.default_rng(0).normal(size=(5, 8))
+        >>> bool(np.allclose(small.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-5))
+        True
 
     Reference: Kusupati et al. (ICML 2020), arXiv 2002.03231, for thresholds on channels.
     """

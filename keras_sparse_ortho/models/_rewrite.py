@@ -47,12 +47,12 @@ def prunable_weights(
 
     Raises NotPrunableError for a model that is not built: weights have no shapes yet.
 
-    Example:
-
-    >>> import keras
-    >>> model = keras.Sequential([keras.Input((28, 28, 1)), keras.layers.Conv2D(8, 3, name="c")])
-    >>> prunable_weights(model, flops=True)
-    [<c/kernel shape=(3, 3, 1, 8), density=1, flops=48672>]
+    Examples:
+        >>> import keras
+        >>> layer = keras.layers.Conv2D(8, 3, name="c")
+        >>> model = keras.Sequential([keras.Input((28, 28, 1)), layer])
+        >>> prunable_weights(model, flops=True)
+        [<c/kernel shape=(3, 3, 1, 8), density=1, flops=48672>]
     """
     check_built(model)
     found = find_kernels(model, "", unregistered=unregistered)

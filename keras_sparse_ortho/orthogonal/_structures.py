@@ -81,14 +81,13 @@ class Block(Structure):
     Raises:
         LayoutError: When a kernel is drawn that the blocks do not divide, with padding or without.
 
-    Example:
-
-    >>> from keras_sparse_ortho.orthogonal import exact_orthogonal
-    >>> regular = Block(8, 8, regular=True)
-    >>> kernel, mask = exact_orthogonal((64, 128), 0.25, seed=0, structure=regular)
-    >>> live = mask.reshape(8, 8, 16, 8).any(axis=(1, 3))
-    >>> {int(fan) for fan in live.sum(axis=0)}, {int(fan) for fan in live.sum(axis=1)}
-    ({2}, {4})
+    Examples:
+        >>> from keras_sparse_ortho.orthogonal import exact_orthogonal
+        >>> regular = Block(8, 8, regular=True)
+        >>> kernel, mask = exact_orthogonal((64, 128), 0.25, seed=0, structure=regular)
+        >>> live = mask.reshape(8, 8, 16, 8).any(axis=(1, 3))
+        >>> {int(fan) for fan in live.sum(axis=0)}, {int(fan) for fan in live.sum(axis=1)}
+        ({2}, {4})
     """
 
     rows: int
@@ -264,12 +263,11 @@ class NByM(Structure):
         n: Most live entries of a group. Divides `m`.
         m: Consecutive inputs of a group.
 
-    Example:
-
-    >>> from keras_sparse_ortho.orthogonal import exact_orthogonal
-    >>> kernel, mask = exact_orthogonal((64, 128), 0.5, seed=0, structure=NByM(2, 4))
-    >>> {int(live) for live in mask.reshape(16, 4, 128).sum(axis=1).flat}
-    {2}
+    Examples:
+        >>> from keras_sparse_ortho.orthogonal import exact_orthogonal
+        >>> kernel, mask = exact_orthogonal((64, 128), 0.5, seed=0, structure=NByM(2, 4))
+        >>> {int(live) for live in mask.reshape(16, 4, 128).sum(axis=1).flat}
+        {2}
     """
 
     n: int
@@ -429,14 +427,13 @@ def regular_blocks(
     live blocks and 1.3 float64 copies of them. `structure` is a `Block(rows, cols, regular=True)`;
     the other arguments and errors are those of `exact_orthogonal`. Returns a `RegularBlocks`.
 
-    Example:
-
-    >>> drawn = regular_blocks((128, 256), 0.25, Block(16, 16, regular=True), seed=0)
-    >>> drawn.blocks.shape, drawn.inputs_of.shape
-    ((1, 1, 16, 2, 16, 16), (1, 1, 16, 2))
-    >>> kernel = drawn.dense()[0, 0]
-    >>> bool(np.allclose(kernel @ kernel.T, np.eye(128), atol=1e-12))
-    True
+    Examples:
+        >>> drawn = regular_blocks((128, 256), 0.25, Block(16, 16, regular=True), seed=0)
+        >>> drawn.blocks.shape, drawn.inputs_of.shape
+        ((1, 1, 16, 2, 16, 16), (1, 1, 16, 2))
+        >>> kernel = drawn.dense()[0, 0]
+        >>> bool(np.allclose(kernel @ kernel.T, np.eye(128), atol=1e-12))
+        True
     """
     if not isinstance(structure, Block) or not structure.regular:
         raise ValueError(

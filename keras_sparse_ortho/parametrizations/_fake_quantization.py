@@ -34,16 +34,15 @@ class FakeQuantization:
     Limits: ranges follow the weights and are not learnt. The gradient ignores rounding, so few bits
     need a smaller learning rate than floats.
 
-    Example:
-
-    >>> import numpy as np, keras
-    >>> from keras_sparse_ortho import FixedMask, PrunableLayer
-    >>> dense = keras.layers.Dense(1, use_bias=False)
-    >>> layer = PrunableLayer(dense, FixedMask(1.0), quantizer=FakeQuantization("int4"))
-    >>> layer.build((None, 3))
-    >>> _ = dense.kernel.assign([[0.0], [0.9], [-1.75]])
-    >>> keras.ops.convert_to_numpy(layer(np.eye(3))).ravel().tolist()  # s = 1.75 / 7 = 0.25
-    [0.0, 1.0, -1.75]
+    Examples:
+        >>> import numpy as np, keras
+        >>> from keras_sparse_ortho import FixedMask, PrunableLayer
+        >>> dense = keras.layers.Dense(1, use_bias=False)
+        >>> layer = PrunableLayer(dense, FixedMask(1.0), quantizer=FakeQuantization("int4"))
+        >>> layer.build((None, 3))
+        >>> _ = dense.kernel.assign([[0.0], [0.9], [-1.75]])
+        >>> keras.ops.convert_to_numpy(layer(np.eye(3))).ravel().tolist()  # s = 1.75 / 7 = 0.25
+        [0.0, 1.0, -1.75]
 
     References: Jacob et al. (CVPR 2018), arXiv 1712.05877; Li et al. (2016), arXiv 1605.04711.
     """

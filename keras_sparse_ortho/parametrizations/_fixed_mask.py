@@ -67,14 +67,13 @@ class FixedMask(Masked):
     stores live entries only. A regularizer acts on the raw weight: others than L1 and L2, such as
     Keras' `OrthogonalRegularizer`, move masked entries there. `w_e` stays sparse.
 
-    Example:
-
-    >>> import keras
-    >>> from keras_sparse_ortho import PrunableLayer
-    >>> layer = PrunableLayer(keras.layers.Dense(8), FixedMask(0.25))
-    >>> layer.build((None, 16))
-    >>> int(layer.parametrizations["kernel"].mask_value().sum())
-    32
+    Examples:
+        >>> import keras
+        >>> from keras_sparse_ortho import PrunableLayer
+        >>> layer = PrunableLayer(keras.layers.Dense(8), FixedMask(0.25))
+        >>> layer.build((None, 16))
+        >>> int(layer.parametrizations["kernel"].mask_value().sum())
+        32
     """
 
     movable = True
@@ -232,14 +231,13 @@ class CompactMask(FixedMask):
     vector. What needs the dense raw weight is refused: learnt and scheduled masks, LoRA and
     `quantize` (`keras_sparse_ortho.convert` or strip first).
 
-    Example:
-
-    >>> import keras
-    >>> from keras_sparse_ortho import PrunableLayer
-    >>> layer = PrunableLayer(keras.layers.Dense(8, name="d"), CompactMask(0.25))
-    >>> layer.build((None, 16))
-    >>> [(weight.name, tuple(weight.shape)) for weight in layer.weights]
-    [('kernel_values', (32,)), ('bias', (8,)), ('kernel_indices', (32,))]
+    Examples:
+        >>> import keras
+        >>> from keras_sparse_ortho import PrunableLayer
+        >>> layer = PrunableLayer(keras.layers.Dense(8, name="d"), CompactMask(0.25))
+        >>> layer.build((None, 16))
+        >>> [(weight.name, tuple(weight.shape)) for weight in layer.weights]
+        [('kernel_values', (32,)), ('bias', (8,)), ('kernel_indices', (32,))]
     """
 
     compact = True

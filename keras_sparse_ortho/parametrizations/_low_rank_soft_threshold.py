@@ -47,17 +47,16 @@ class LowRankSoftThreshold(LearntThreshold):
     last. Exclude weights that `strip` does not replace by thin layers: they gain nothing.
     Regularizers and constraints of the layer's own kernel have no effect.
 
-    Example:
-
-    >>> import keras, numpy as np
-    >>> from keras_sparse_ortho import PrunableLayer
-    >>> dense = keras.layers.Dense(2, use_bias=False)
-    >>> layer = PrunableLayer(dense, LowRankSoftThreshold(s_init=-np.log(3)))
-    >>> layer.build((None, 2))
-    >>> _ = dense.kernel.assign([[3.0, 0.0], [0.0, 1.0]])
-    >>> layer.parametrizations["kernel"].settle()  # v is [1/2, 1/6], and t = g(s) = 1/4
-    >>> np.abs(keras.ops.convert_to_numpy(layer(np.eye(2)))).round(3).tolist()
-    [[1.5, 0.0], [0.0, 0.0]]
+    Examples:
+        >>> import keras, numpy as np
+        >>> from keras_sparse_ortho import PrunableLayer
+        >>> dense = keras.layers.Dense(2, use_bias=False)
+        >>> layer = PrunableLayer(dense, LowRankSoftThreshold(s_init=-np.log(3)))
+        >>> layer.build((None, 2))
+        >>> _ = dense.kernel.assign([[3.0, 0.0], [0.0, 1.0]])
+        >>> layer.parametrizations["kernel"].settle()  # v is [1/2, 1/6], and t = g(s) = 1/4
+        >>> np.abs(keras.ops.convert_to_numpy(layer(np.eye(2)))).round(3).tolist()
+        [[1.5, 0.0], [0.0, 0.0]]
 
     Reference: Kusupati et al. (ICML 2020), arXiv 2002.03231, section 4.3, for structured STR.
     """

@@ -174,17 +174,16 @@ class MagnitudeMask(ScheduledMask):
 
     Limits: training starts dense, and costs as much as dense training until it is converted.
 
-    Example:
-
-    >>> import keras, numpy as np, keras_sparse_ortho as kso
-    >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
-    >>> schedule = kso.schedules.Cubic(0.25, begin_step=0, end_step=4, frequency=2)
-    >>> model = kso.parametrize(dense, MagnitudeMask(schedule))
-    >>> model.compile("sgd", "mse")
-    >>> history = model.fit(np.ones((16, 8)), np.ones((16, 4)), batch_size=2, verbose=0,
-    ...                     callbacks=[kso.callbacks.UpdateMasks()])
-    >>> kso.prunable_weights(model)[0].live
-    8
+    Examples:
+        >>> import keras, numpy as np, keras_sparse_ortho as kso
+        >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+        >>> schedule = kso.schedules.Cubic(0.25, begin_step=0, end_step=4, frequency=2)
+        >>> model = kso.parametrize(dense, MagnitudeMask(schedule))
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(np.ones((16, 8)), np.ones((16, 4)), batch_size=2, verbose=0,
+        ...                     callbacks=[kso.callbacks.UpdateMasks()])
+        >>> kso.prunable_weights(model)[0].live
+        8
 
     Reference: Zhu and Gupta (2017), arXiv 1710.01878.
     """
@@ -286,12 +285,11 @@ class StraightThroughTopK(ScheduledMask):
     Limits: raw weights, their gradients and optimizer slots are dense. Every update ranks all
     weights, which can take as long as a step of a small network.
 
-    Example:
-
-    >>> import keras, keras_sparse_ortho as kso
-    >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="head")])
-    >>> kso.prunable_weights(kso.parametrize(dense, StraightThroughTopK(0.25)))
-    [<head/kernel shape=(8, 4), density=0.25>]
+    Examples:
+        >>> import keras, keras_sparse_ortho as kso
+        >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="head")])
+        >>> kso.prunable_weights(kso.parametrize(dense, StraightThroughTopK(0.25)))
+        [<head/kernel shape=(8, 4), density=0.25>]
 
     Reference: Wortsman, Farhadi and Rastegari (NeurIPS 2019), arXiv 1906.00586.
     """
@@ -336,12 +334,11 @@ class Feather(StraightThroughTopK):
 
     Limits: raw weights, their gradients and optimizer slots are dense.
 
-    Example:
-
-    >>> import keras, keras_sparse_ortho as kso
-    >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="head")])
-    >>> kso.prunable_weights(kso.parametrize(dense, Feather(0.25)))
-    [<head/kernel shape=(8, 4), density=0.25>]
+    Examples:
+        >>> import keras, keras_sparse_ortho as kso
+        >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="head")])
+        >>> kso.prunable_weights(kso.parametrize(dense, Feather(0.25)))
+        [<head/kernel shape=(8, 4), density=0.25>]
 
     Reference: Glentis Georgoulakis, Retsinas and Maragos (2023), arXiv 2310.02448.
     """

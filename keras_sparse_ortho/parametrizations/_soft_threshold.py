@@ -226,15 +226,14 @@ class SoftThreshold(LearntThreshold):
     Limits: `g` must reach the magnitudes to be pruned: a sigmoid is below 1. The live weights are
     biased towards 0 by `t`; the network learns to compensate.
 
-    Example:
-
-    >>> import keras, numpy as np
-    >>> from keras_sparse_ortho import PrunableLayer
-    >>> layer = PrunableLayer(keras.layers.Dense(1, use_bias=False), SoftThreshold(s_init=0.0))
-    >>> layer.build((None, 3))
-    >>> _ = layer.layer.kernel.assign([[0.25], [1.5], [-2.0]])
-    >>> keras.ops.convert_to_numpy(layer(np.eye(3))).ravel().tolist()  # t = sigmoid(0) = 0.5
-    [0.0, 1.0, -1.5]
+    Examples:
+        >>> import keras, numpy as np
+        >>> from keras_sparse_ortho import PrunableLayer
+        >>> layer = PrunableLayer(keras.layers.Dense(1, use_bias=False), SoftThreshold(s_init=0.0))
+        >>> layer.build((None, 3))
+        >>> _ = layer.layer.kernel.assign([[0.25], [1.5], [-2.0]])
+        >>> keras.ops.convert_to_numpy(layer(np.eye(3))).ravel().tolist()  # t = sigmoid(0) = 0.5
+        [0.0, 1.0, -1.5]
 
     Reference: Kusupati et al. (ICML 2020), arXiv 2002.03231.
     """
@@ -293,16 +292,15 @@ class ChannelSoftThreshold(LearntThreshold):
     within one channel; a small density can remove all channels of a layer. In a recurrent layer a
     channel is one gate of a unit.
 
-    Example:
-
-    >>> import keras, numpy as np
-    >>> from keras_sparse_ortho import PrunableLayer
-    >>> dense = keras.layers.Dense(2, use_bias=False)
-    >>> layer = PrunableLayer(dense, ChannelSoftThreshold(s_init=0.0))
-    >>> layer.build((None, 2))
-    >>> _ = dense.kernel.assign([[0.3, 4.0], [0.3, 4.0]])
-    >>> keras.ops.convert_to_numpy(layer(np.eye(2))).tolist()  # t = sigmoid(0) = 0.5
-    [[0.0, 3.5], [0.0, 3.5]]
+    Examples:
+        >>> import keras, numpy as np
+        >>> from keras_sparse_ortho import PrunableLayer
+        >>> dense = keras.layers.Dense(2, use_bias=False)
+        >>> layer = PrunableLayer(dense, ChannelSoftThreshold(s_init=0.0))
+        >>> layer.build((None, 2))
+        >>> _ = dense.kernel.assign([[0.3, 4.0], [0.3, 4.0]])
+        >>> keras.ops.convert_to_numpy(layer(np.eye(2))).tolist()  # t = sigmoid(0) = 0.5
+        [[0.0, 3.5], [0.0, 3.5]]
 
     References: Kusupati et al. (ICML 2020), arXiv 2002.03231, section 4.3, for structured STR; Yuan
     and Lin (Journal of the Royal Statistical Society B 68, 2006), for groups.

@@ -63,20 +63,19 @@ def distill(
     use `prune(score="obs")`, which needs no training. Agreement on the rows of `data` says little:
     judge on others.
 
-    Example:
-
-    >>> import keras, numpy as np
-    >>> import keras_sparse_ortho as kso
-    >>> dense = keras.Sequential([
-    ...     keras.Input((8,)),
-    ...     keras.layers.Dense(32, "relu"),
-    ...     keras.layers.Dense(3, "softmax"),
-    ... ])
-    >>> rows = np.random.default_rng(0).normal(size=(256, 8)).astype("float32")
-    >>> sparse = kso.parametrize(dense, kso.MagnitudeMask(kso.schedules.Cubic(0.25)))
-    >>> history = distill(sparse, dense, rows, verbose=0)
-    >>> round(kso.report(sparse).density, 2)
-    0.25
+    Examples:
+        >>> import keras, numpy as np
+        >>> import keras_sparse_ortho as kso
+        >>> dense = keras.Sequential([
+        ...     keras.Input((8,)),
+        ...     keras.layers.Dense(32, "relu"),
+        ...     keras.layers.Dense(3, "softmax"),
+        ... ])
+        >>> rows = np.random.default_rng(0).normal(size=(256, 8)).astype("float32")
+        >>> sparse = kso.parametrize(dense, kso.MagnitudeMask(kso.schedules.Cubic(0.25)))
+        >>> history = distill(sparse, dense, rows, verbose=0)
+        >>> round(kso.report(sparse).density, 2)
+        0.25
 
     Reference: Hinton et al., 2015, arXiv 1503.02531; features as in Romero et al., 2015,
     arXiv 1412.6550.

@@ -71,15 +71,14 @@ def snip(
     in mixed_float16: score in float32. All processes that train one model must call this
     (docs/scale.md); derivatives are those of all data.
 
-    Example:
-
-    >>> import keras, numpy as np
-    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="a")])
-    >>> model.compile(loss="mse")
-    >>> model.layers[0].set_weights([np.array([[1.0], [3.0]]), np.zeros(1)])
-    >>> saliency = snip(model, 0.5, (np.array([[1.0, 1.0]]), np.array([[2.0]])))
-    >>> saliency.scores["a/kernel"].tolist()  # |w * 2 (x w - y) x|
-    [[4.0], [12.0]]
+    Examples:
+        >>> import keras, numpy as np
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="a")])
+        >>> model.compile(loss="mse")
+        >>> model.layers[0].set_weights([np.array([[1.0], [3.0]]), np.zeros(1)])
+        >>> saliency = snip(model, 0.5, (np.array([[1.0, 1.0]]), np.array([[2.0]])))
+        >>> saliency.scores["a/kernel"].tolist()  # |w * 2 (x w - y) x|
+        [[4.0], [12.0]]
 
     Reference: Lee, Ajanthan and Torr (ICLR 2019), arXiv 1810.02340.
     """
@@ -116,15 +115,14 @@ def grasp(
     `batch_size` and more `batches`. With piecewise linear activations, the Hessian comes from the
     loss and from products of weights only.
 
-    Example:
-
-    >>> import keras, numpy as np
-    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="a")])
-    >>> model.compile(loss="mse")
-    >>> model.layers[0].set_weights([np.array([[1.0], [3.0]]), np.zeros(1)])
-    >>> saliency = grasp(model, 0.5, (np.array([[1.0, 1.0]]), np.array([[2.0]])))
-    >>> saliency.scores["a/kernel"].tolist()  # g = [4, 4], H = [[2, 2], [2, 2]]
-    [[16.0], [48.0]]
+    Examples:
+        >>> import keras, numpy as np
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="a")])
+        >>> model.compile(loss="mse")
+        >>> model.layers[0].set_weights([np.array([[1.0], [3.0]]), np.zeros(1)])
+        >>> saliency = grasp(model, 0.5, (np.array([[1.0, 1.0]]), np.array([[2.0]])))
+        >>> saliency.scores["a/kernel"].tolist()  # g = [4, 4], H = [[2, 2], [2, 2]]
+        [[16.0], [48.0]]
 
     Reference: Wang, Zhang and Grosse (ICLR 2020), arXiv 2002.07376.
     """

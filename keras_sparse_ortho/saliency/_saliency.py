@@ -45,14 +45,13 @@ class Saliency:
         BudgetError: A weight without live entries (layer collapse), if `on_collapse="error"`.
         NotPrunableError: Scores that are not finite.
 
-    Example:
-
-    >>> import keras, keras_sparse_ortho as kso
-    >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="a"),
-    ...                           keras.layers.Dense(2, name="b")])
-    >>> saliency = kso.saliency.magnitude(model, 0.25)
-    >>> saliency.budget.live, sum(int(mask.sum()) for mask in saliency.masks.values())
-    (10, 10)
+    Examples:
+        >>> import keras, keras_sparse_ortho as kso
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="a"),
+        ...                           keras.layers.Dense(2, name="b")])
+        >>> saliency = kso.saliency.magnitude(model, 0.25)
+        >>> saliency.budget.live, sum(int(mask.sum()) for mask in saliency.masks.values())
+        (10, 10)
     """
 
     def __init__(
@@ -144,13 +143,12 @@ def magnitude(
 
     Arguments and errors are those of `snip`; the model need not be compiled.
 
-    Example:
-
-    >>> import keras
-    >>> model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(10, name="a")])
-    >>> magnitude(model, 0.1)
-    <Saliency by magnitude, density 0.1
-      a/kernel  20 of 200>
+    Examples:
+        >>> import keras
+        >>> model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(10, name="a")])
+        >>> magnitude(model, 0.1)
+        <Saliency by magnitude, density 0.1
+          a/kernel  20 of 200>
     """
     weights = scored_weights(model, density, include, exclude, on_collapse)
     scores = [np.abs(weight.raw_value()) for weight in weights]

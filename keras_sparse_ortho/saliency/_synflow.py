@@ -66,13 +66,12 @@ def synflow(
     scores of 0, so exclude them. Functions that a model calls as operations, not as layers or
     `activation=`, stay as well.
 
-    Example:
-
-    >>> import keras, numpy as np
-    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="a")])
-    >>> model.layers[0].set_weights([np.array([[1.0], [-3.0]]), np.zeros(1)])
-    >>> synflow(model, 0.5, rounds=1).scores["a/kernel"].tolist()
-    [[1.0], [3.0]]
+    Examples:
+        >>> import keras, numpy as np
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="a")])
+        >>> model.layers[0].set_weights([np.array([[1.0], [-3.0]]), np.zeros(1)])
+        >>> synflow(model, 0.5, rounds=1).scores["a/kernel"].tolist()
+        [[1.0], [3.0]]
 
     Reference: Tanaka, Kunin, Yamins and Ganguli (NeurIPS 2020), arXiv 2006.05467.
     """

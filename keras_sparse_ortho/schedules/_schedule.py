@@ -98,11 +98,10 @@ class Schedule(abc.ABC):
         if the optimizer does not count some steps of the run. ValueError for fractions of a run of
         unknown length, and an end that is not after the begin.
 
-        Example:
-
-        >>> import keras_sparse_ortho as kso
-        >>> kso.schedules.Cubic(0.1).resolved(steps=2000)  # by default over 70% of the run
-        Cubic(density=0.1, begin_step=0, end_step=1400, initial_density=1.0, frequency=14)
+        Examples:
+            >>> import keras_sparse_ortho as kso
+            >>> kso.schedules.Cubic(0.1).resolved(steps=2000)  # by default over 70% of the run
+            Cubic(density=0.1, begin_step=0, end_step=1400, initial_density=1.0, frequency=14)
         """
         if steps is None and not self.is_resolved:
             raise ValueError(
@@ -165,11 +164,10 @@ class Schedule(abc.ABC):
 class Constant(Schedule):
     """`d(t) = density`, with masks updated from `begin_step` on, and 1 before; see `Schedule`.
 
-    Example:
-
-    >>> schedule = Constant(0.1, begin_step=100, frequency=50)
-    >>> [schedule.due(step) for step in (0, 100, 120, 150)]
-    [False, True, False, True]
+    Examples:
+        >>> schedule = Constant(0.1, begin_step=100, frequency=50)
+        >>> [schedule.due(step) for step in (0, 100, 120, 150)]
+        [False, True, False, True]
     """
 
     def at(self, step: int) -> float:
@@ -180,11 +178,10 @@ class Constant(Schedule):
 class OneShot(Constant):
     """`d(t) = 1` before `step` (a fraction of the run as a float), and `density` from then on.
 
-    Example:
-
-    >>> schedule = OneShot(0.1, step=500)
-    >>> schedule.at(499), schedule.at(500), schedule.due(500), schedule.due(501)
-    (1.0, 0.1, True, False)
+    Examples:
+        >>> schedule = OneShot(0.1, step=500)
+        >>> schedule.at(499), schedule.at(500), schedule.due(500), schedule.due(501)
+        (1.0, 0.1, True, False)
     """
 
     @other_keywords()
@@ -211,10 +208,9 @@ class Polynomial(Schedule):
 
     The other arguments, and errors, are those of `Schedule`; `end_step` comes after `begin_step`.
 
-    Example:
-
-    >>> round(Polynomial(0.1, begin_step=0, end_step=1000, power=2.0).at(500), 3)
-    0.325
+    Examples:
+        >>> round(Polynomial(0.1, begin_step=0, end_step=1000, power=2.0).at(500), 3)
+        0.325
     """
 
     @other_keywords()
@@ -267,10 +263,9 @@ class _FixedPower(Polynomial):
 class Cubic(_FixedPower):
     """A `Polynomial` of power 3, the schedule of gradual magnitude pruning.
 
-    Example:
-
-    >>> round(Cubic(0.1, begin_step=0, end_step=1000).at(500), 4)
-    0.2125
+    Examples:
+        >>> round(Cubic(0.1, begin_step=0, end_step=1000).at(500), 4)
+        0.2125
 
     Reference: Zhu and Gupta (2017), arXiv 1710.01878.
     """
@@ -282,10 +277,9 @@ class Cubic(_FixedPower):
 class Linear(_FixedPower):
     """A `Polynomial` of power 1.
 
-    Example:
-
-    >>> round(Linear(0.1, begin_step=0, end_step=1000).at(500), 4)
-    0.55
+    Examples:
+        >>> round(Linear(0.1, begin_step=0, end_step=1000).at(500), 4)
+        0.55
     """
 
     _POWER = 1.0

@@ -44,20 +44,19 @@ def prune_by_budget(
     the first pruning is at step `frequency`. TFMOT's options `block_size` and `sparsity_m_by_n` end
     at other densities than a budget's: use `prune_exact_orthogonal(structure=)`.
 
-    Example:
-
-    >>> import keras_sparse_ortho as kso
-    >>> tf_keras = kso.tfmot.register_initializers()
-    >>> from tensorflow_model_optimization.sparsity.keras import PolynomialDecay
-    >>> dense = tf_keras.Sequential([
-    ...     tf_keras.Input((64,)),
-    ...     tf_keras.layers.Dense(128, activation="relu", name="hidden"),
-    ...     tf_keras.layers.Dense(10, name="head"),
-    ... ])
-    >>> model = kso.tfmot.prune_by_budget(
-    ...     dense, 0.1, "erk", PolynomialDecay(0.0, 0.9, begin_step=0, end_step=1000))
-    >>> [round(layer.pruning_schedule.final_sparsity, 4) for layer in model.layers]
-    [0.9327, 0.6906]
+    Examples:
+        >>> import keras_sparse_ortho as kso
+        >>> tf_keras = kso.tfmot.register_initializers()
+        >>> from tensorflow_model_optimization.sparsity.keras import PolynomialDecay
+        >>> dense = tf_keras.Sequential([
+        ...     tf_keras.Input((64,)),
+        ...     tf_keras.layers.Dense(128, activation="relu", name="hidden"),
+        ...     tf_keras.layers.Dense(10, name="head"),
+        ... ])
+        >>> model = kso.tfmot.prune_by_budget(
+        ...     dense, 0.1, "erk", PolynomialDecay(0.0, 0.9, begin_step=0, end_step=1000))
+        >>> [round(layer.pruning_schedule.final_sparsity, 4) for layer in model.layers]
+        [0.9327, 0.6906]
     """
     weights = select_weights(model, include, exclude)
     plan = plan_for(density, budget, weights, orthogonal=False)

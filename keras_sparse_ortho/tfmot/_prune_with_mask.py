@@ -52,15 +52,15 @@ class PruneWithMask(EffectiveWeightWrapper):
     Limits: the dense kernel is stored and multiplied. Under `MirroredStrategy`, wrap the sublayers
     of a layer that holds a BatchNormalization besides kernels.
 
-    Example:
-
-    >>> import numpy as np, keras_sparse_ortho as kso
-    >>> tf_keras = kso.tfmot.register_initializers()
-    >>> mask = np.eye(4, dtype=bool)
-    >>> layer = kso.tfmot.PruneWithMask(tf_keras.layers.Dense(4, name="hidden"), {"kernel": mask})
-    >>> _ = layer(np.ones((1, 4), "float32"))
-    >>> int(np.count_nonzero(layer.layer.kernel.numpy())), layer.name
-    (4, 'prune_with_mask_hidden')
+    Examples:
+        >>> import numpy as np, keras_sparse_ortho as kso
+        >>> tf_keras = kso.tfmot.register_initializers()
+        >>> mask = np.eye(4, dtype=bool)
+        >>> dense = tf_keras.layers.Dense(4, name="hidden")
+        >>> layer = kso.tfmot.PruneWithMask(dense, {"kernel": mask})
+        >>> _ = layer(np.ones((1, 4), "float32"))
+        >>> int(np.count_nonzero(layer.layer.kernel.numpy())), layer.name
+        (4, 'prune_with_mask_hidden')
     """
 
     def __init__(
@@ -195,15 +195,14 @@ def prune_with_mask(
         UnknownWeightError: A path that no weight has.
         ValueError: A mask of the wrong shape or dtype, or without live entries.
 
-    Example:
-
-    >>> import numpy as np, keras_sparse_ortho as kso
-    >>> tf_keras = kso.tfmot.register_initializers()
-    >>> dense = tf_keras.Sequential(
-    ...     [tf_keras.Input((16,)), tf_keras.layers.Dense(8, name="hidden")])
-    >>> model = kso.tfmot.prune_with_mask(dense, density=0.25)
-    >>> kso.tfmot.prunable_weights(model)
-    [<hidden/kernel shape=(16, 8), density=0.25>]
+    Examples:
+        >>> import numpy as np, keras_sparse_ortho as kso
+        >>> tf_keras = kso.tfmot.register_initializers()
+        >>> dense = tf_keras.Sequential(
+        ...     [tf_keras.Input((16,)), tf_keras.layers.Dense(8, name="hidden")])
+        >>> model = kso.tfmot.prune_with_mask(dense, density=0.25)
+        >>> kso.tfmot.prunable_weights(model)
+        [<hidden/kernel shape=(16, 8), density=0.25>]
     """
     by_density = density is not None or isinstance(budget, Budget)
     if masks is not None and (by_density or include is not None or exclude is not None):
@@ -264,20 +263,19 @@ def prune_exact_orthogonal(
     `prune_with_mask`. The result is new and not compiled, in `PruneWithMask` wrappers. Biases and
     kernels that are not selected keep their values.
 
-    Example:
-
-    >>> import keras_sparse_ortho as kso
-    >>> tf_keras = kso.tfmot.register_initializers()
-    >>> dense = tf_keras.Sequential([
-    ...     tf_keras.Input((64,)),
-    ...     tf_keras.layers.Dense(128, activation="relu", name="hidden"),
-    ...     tf_keras.layers.Dense(10, name="head"),
-    ... ])
-    >>> model = kso.tfmot.prune_exact_orthogonal(dense, density=0.1, seed=0)
-    >>> for weight in kso.tfmot.prunable_weights(model):
-    ...     print(weight)
-    <hidden/kernel shape=(64, 128), density=0.0672607>
-    <head/kernel shape=(128, 10), density=0.309375>
+    Examples:
+        >>> import keras_sparse_ortho as kso
+        >>> tf_keras = kso.tfmot.register_initializers()
+        >>> dense = tf_keras.Sequential([
+        ...     tf_keras.Input((64,)),
+        ...     tf_keras.layers.Dense(128, activation="relu", name="hidden"),
+        ...     tf_keras.layers.Dense(10, name="head"),
+        ... ])
+        >>> model = kso.tfmot.prune_exact_orthogonal(dense, density=0.1, seed=0)
+        >>> for weight in kso.tfmot.prunable_weights(model):
+        ...     print(weight)
+        <hidden/kernel shape=(64, 128), density=0.0672607>
+        <head/kernel shape=(128, 10), density=0.309375>
     """
     weights = select_weights(model, include, exclude)
     draws = draw_kernels(weights, weights, density, budget, initializer, structure, seed)

@@ -137,16 +137,15 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
     `tf.distribute.Strategy`, and in training loops without a tf_keras optimizer, no step updates
     the kernel: `UpdatePruningStep`, `get_weights` and `wrapper.layer` do.
 
-    Example:
-
-    >>> import numpy as np, keras_sparse_ortho as kso
-    >>> tf_keras = kso.tfmot.register_initializers()
-    >>> dense = tf_keras.layers.Dense(1, use_bias=False)
-    >>> layer = kso.tfmot.PruneWithSoftThreshold(dense, s_init=0.0)
-    >>> layer.build((None, 3))
-    >>> _ = layer.states[0].raw.assign([[0.25], [1.5], [-2.0]])
-    >>> layer(np.eye(3)).numpy().ravel().tolist()  # t = sigmoid(0) = 0.5
-    [0.0, 1.0, -1.5]
+    Examples:
+        >>> import numpy as np, keras_sparse_ortho as kso
+        >>> tf_keras = kso.tfmot.register_initializers()
+        >>> dense = tf_keras.layers.Dense(1, use_bias=False)
+        >>> layer = kso.tfmot.PruneWithSoftThreshold(dense, s_init=0.0)
+        >>> layer.build((None, 3))
+        >>> _ = layer.states[0].raw.assign([[0.25], [1.5], [-2.0]])
+        >>> layer(np.eye(3)).numpy().ravel().tolist()  # t = sigmoid(0) = 0.5
+        [0.0, 1.0, -1.5]
     """
 
     def __init__(
@@ -242,18 +241,17 @@ def prune_with_soft_threshold(
     `include` and `exclude` as in `prune_with_mask`. With `tfmot.TargetDensity` training ends at a
     given density. The result is new and not compiled; the given weights are its raw weights.
 
-    Example:
-
-    >>> import numpy as np, keras_sparse_ortho as kso
-    >>> tf_keras = kso.tfmot.register_initializers()
-    >>> dense = tf_keras.Sequential(
-    ...     [tf_keras.Input((64,)), tf_keras.layers.Dense(34, name="hidden")])
-    >>> model = kso.tfmot.prune_with_soft_threshold(dense)
-    >>> model.compile("sgd", "mse")
-    >>> history = model.fit(np.ones((64, 64)), np.ones((64, 34)), verbose=0, batch_size=4,
-    ...                     callbacks=[kso.tfmot.TargetDensity(0.125, frequency=4)])
-    >>> kso.tfmot.prunable_weights(model)
-    [<hidden/kernel shape=(64, 34), density=0.125>]
+    Examples:
+        >>> import numpy as np, keras_sparse_ortho as kso
+        >>> tf_keras = kso.tfmot.register_initializers()
+        >>> dense = tf_keras.Sequential(
+        ...     [tf_keras.Input((64,)), tf_keras.layers.Dense(34, name="hidden")])
+        >>> model = kso.tfmot.prune_with_soft_threshold(dense)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(np.ones((64, 64)), np.ones((64, 34)), verbose=0, batch_size=4,
+        ...                     callbacks=[kso.tfmot.TargetDensity(0.125, frequency=4)])
+        >>> kso.tfmot.prunable_weights(model)
+        [<hidden/kernel shape=(64, 34), density=0.125>]
     """
 
     def wrap(copy: Any, indices: list[int], kernels: Any) -> PruneWithSoftThreshold:

@@ -192,17 +192,16 @@ class PrunePreserveQuantizeScheme(_Scheme):
     Limits: TFMOT does not quantize a layer directly followed by a ReLU layer: give the layer
     `activation="relu"`, or put a BatchNormalization between.
 
-    Example:
-
-    >>> import keras_sparse_ortho as kso
-    >>> tf_keras = kso.tfmot.register_initializers()
-    >>> import tensorflow_model_optimization as tfmot
-    >>> plain = tf_keras.Sequential([
-    ...     tf_keras.Input((8, 8, 4)), tf_keras.layers.DepthwiseConv2D(3, name="depth")])
-    >>> annotated = tfmot.quantization.keras.quantize_annotate_model(plain)
-    >>> scheme = kso.tfmot.PrunePreserveQuantizeScheme()
-    >>> tfmot.quantization.keras.quantize_apply(annotated, scheme).layers[-1].name
-    'quant_depth'
+    Examples:
+        >>> import keras_sparse_ortho as kso
+        >>> tf_keras = kso.tfmot.register_initializers()
+        >>> import tensorflow_model_optimization as tfmot
+        >>> plain = tf_keras.Sequential([
+        ...     tf_keras.Input((8, 8, 4)), tf_keras.layers.DepthwiseConv2D(3, name="depth")])
+        >>> annotated = tfmot.quantization.keras.quantize_annotate_model(plain)
+        >>> scheme = kso.tfmot.PrunePreserveQuantizeScheme()
+        >>> tfmot.quantization.keras.quantize_apply(annotated, scheme).layers[-1].name
+        'quant_depth'
     """
 
     def get_quantize_registry(self) -> Any:

@@ -112,16 +112,16 @@ def prunable_weights(model: Any) -> list[PrunableWeight]:
     Args:
         model: tf_keras Model or Layer, built; NotPrunableError for others, e.g. of Keras 3.
 
-    Example:
-
-    >>> import keras_sparse_ortho as kso
-    >>> tf_keras = kso.tfmot.register_initializers()
-    >>> model = tf_keras.Sequential([tf_keras.Input((20,)), tf_keras.layers.Dense(10, name="a")])
-    >>> kso.tfmot.prunable_weights(model)
-    [<a/kernel shape=(20, 10), density=1>]
-    >>> kso.budgets.erk(kso.tfmot.prunable_weights(model), 0.2)
-    <Budget of 1 weights, density 0.2, 40 of 200 live
-      a/kernel  0.2         40 of 200>
+    Examples:
+        >>> import keras_sparse_ortho as kso
+        >>> tf_keras = kso.tfmot.register_initializers()
+        >>> layer = tf_keras.layers.Dense(10, name="a")
+        >>> model = tf_keras.Sequential([tf_keras.Input((20,)), layer])
+        >>> kso.tfmot.prunable_weights(model)
+        [<a/kernel shape=(20, 10), density=1>]
+        >>> kso.budgets.erk(kso.tfmot.prunable_weights(model), 0.2)
+        <Budget of 1 weights, density 0.2, 40 of 200 live
+          a/kernel  0.2         40 of 200>
     """
     if not isinstance(model, tf_keras.layers.Layer):
         raise NotPrunableError(
