@@ -34,8 +34,8 @@ def read(name: str) -> list[dict]:
 
 def stored() -> dict[str, float]:
     """Measured: bytes of weights, masks, indices and Adam's moments per weight of the network."""
-    lines = {line["form"]: line for line in read("memory") if line["backend"] == "jax"}
-    found = {}
+    runs = [run for run in read("memory") if (run["backend"], run["width"]) == ("jax", 4096)]
+    found, lines = {}, {run["form"]: run for run in runs}
     for form, title in FORMS.items():
         line = lines[title]
         weights = 4 * line["width"] ** 2

@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._checks import check_integer
+from keras_sparse_ortho._checks import check_integer, other_keywords
 from keras_sparse_ortho._keras_internals import compile_like
 from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.callbacks._density_run import UpdateMasks
@@ -22,6 +22,7 @@ from keras_sparse_ortho.pruning import (
 from keras_sparse_ortho.schedules import Cubic
 
 
+@other_keywords()
 def probe(
     model: keras.Model,
     density: float,

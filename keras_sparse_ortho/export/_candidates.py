@@ -207,9 +207,9 @@ def _conversion_error(task: Task, route: Route, failure: Exception) -> ExportCon
 def _modules_of_custom_objects() -> list[str]:
     """Modules that registered objects with Keras and that a new process could import."""
     registered = [*keras.saving.get_custom_objects().values()]
-    names = {str(getattr(value, "__module__", "")) for value in registered}
+    names = sorted({str(getattr(value, "__module__", "")) for value in registered})
     found = []
-    for name in sorted(name for name in names if name.partition(".")[0] not in _KNOWN):
+    for name in [name for name in names if name.partition(".")[0] not in _KNOWN]:
         with contextlib.suppress(ImportError, ValueError):  # an empty name, for example
             if importlib.util.find_spec(name):
                 found.append(name)

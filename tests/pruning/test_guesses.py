@@ -186,7 +186,7 @@ def test_a_sparsity_is_one_minus_the_density():
         (lambda: kso.prune(None, amount=0.9), "Use `density`. It is the fraction"),
         (lambda: kso.prune(None, 0.1, criterion="snip"), "Use `score`"),
         (lambda: kso.sparsify(None, 0.1, gain="auto"), r"Use initializer=.*ExactOrthogonal\(gain="),
-        (lambda: kso.export_litert(None, "a", dtype="int8"), "Use `quantization`"),
+        (lambda: kso.export_litert(None, "a", dtype="int8"), "Use `mode`"),
         (lambda: kso.prune(None, 0.1, quantize="int8"), r"Use quantize_aware\(model\)"),
         (lambda: kso.SoftThreshold(density=0.1), r"Use callbacks.TargetDensity\(density\)"),
         (lambda: kso.schedules.Cubic(0.1, steps=9), "Use `end_step`. It is a step, or a fraction"),
