@@ -143,6 +143,9 @@ def _plain(*layers: Any, shape: tuple[int, ...] = (8,)) -> keras.Model:
     return keras.Sequential([keras.Input(shape), *layers])
 
 
+RING = ("1100", "0110", "0011", "1001")
+
+
 def _models() -> Iterator[tuple[str, keras.Model]]:
     B = kso.layers
 
@@ -157,9 +160,10 @@ def _models() -> Iterator[tuple[str, keras.Model]]:
         "d": init.RandomSparse(0.5, seed=0),
         "e": init.ApproximateIsometry(0.5, seed=0, max_iterations=20),
         "f": init.RamanujanOrthogonal(4, seed=0),
+        "h": exact(0.5, structure=kso.orthogonal.GivenBlocks(2, 2, RING), seed=0),
         "g": exact(0.5, seed=0, layout=init.KernelLayout(inputs=(0,), outputs=(1, 2))),
     }
-    layers = [dense(name, kernel_initializer=drawn[name]) for name in "abcdef"]
+    layers = [dense(name, kernel_initializer=drawn[name]) for name in "abcdefh"]
     yield "initializers", kso.apply_masks(_plain(*layers))
     heads = L.EinsumDense("ab,bcd->acd", (2, 4), kernel_initializer=drawn["g"])
     yield "attention", kso.apply_masks(_plain(heads))
