@@ -80,6 +80,7 @@ class ShrinkReport:
             classes, "closeness" of other outputs, or the name of the metric.
         rows: int. Held rows, which no file was made with.
         dense: Score of the dense Keras model.
+        untried: Densities that the time did not allow.
     """
 
     path: str
@@ -88,6 +89,7 @@ class ShrinkReport:
     measure: str
     rows: int
     dense: Score
+    untried: tuple[float, ...] = ()
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -106,6 +108,8 @@ class ShrinkReport:
             found.append(
                 f"A dense {rival.route} file has {size:.2f} its bytes, {speed:.2f} its time."
             )
+        if self.untried:
+            found.append(f"More minutes would allow density {self.untried[0]:g}.")
         return tuple(found)
 
     def __str__(self) -> str:
@@ -222,6 +226,7 @@ def shrink(
             search.judge.name,
             search.held,
             search.judge.dense,
+            tuple(search.untried),
         )
         if not good:
             raise ShrinkError(f"No file is within the limits: {limits}. Received:\n{report}")
@@ -296,6 +301,7 @@ class _Search:
         want = keras.tree.flatten(self.model.predict(self._held, verbose=0))
         self.judge = Judge(want, None if labels is None else np.asarray(labels)[held], metric)
         self.trials: list[Trial] = []
+        self.untried: list[float] = []
         self.files: dict[tuple[str, str], Path] = {}
 
     def dense(self) -> None:
@@ -319,6 +325,7 @@ class _Search:
             todo = todo[at + 1 :] if kept else todo[:at]
             at = 0 if kept else len(todo) - 1
             if self._say.seconds + (time.monotonic() - start) / len(tried) > seconds:
+                self.untried = todo[at:] if kept else todo[at::-1]
                 break
 
     def _affordable(self, seconds: float) -> int:

@@ -74,6 +74,8 @@ def test_the_file_that_is_written_is_the_one_of_the_table(model, tmp_path):
     assert taken.score.mean >= report.dense.mean - 0.1
     assert {one.route for one in report.trials} >= {"float16", "dynamic_int8", "int8"}
     assert any(one.name.startswith("density 0.2") for one in report.trials)
+    assert report.untried[0] == 0.1  # the model keeps its score at 0.2, and the time is over
+    assert "density 0.1" in report.words[-1]
     good = [one for one in report.trials if report.dense.mean - one.score.mean <= 0.1]
     assert taken.bytes == min(one.bytes for one in good)
     assert f"->{taken.name}" in str(report)
