@@ -155,6 +155,8 @@ def _translate(
                 )
             kwargs[target] = _density_of(keyword, value)
             given.add(target)
+        elif keyword == "quantization" and "mode" in parameters and "mode" not in given:
+            kwargs["mode"] = value  # its name of before
         elif takes_any and keyword not in hints:
             kwargs[keyword] = value
         else:

@@ -4,6 +4,10 @@ TensorFlow and ai-edge-litert are loaded in subprocesses, only when an export ne
 """
 
 from keras_sparse_ortho._foreign_names import public_names
+from keras_sparse_ortho.errors import ExportConversionError as ExportConversionError
+from keras_sparse_ortho.errors import ExportRouteError as ExportRouteError
+from keras_sparse_ortho.errors import ExportVerificationError as ExportVerificationError
+from keras_sparse_ortho.errors import LiteRTFileError as LiteRTFileError
 from keras_sparse_ortho.export._c_array import c_array
 from keras_sparse_ortho.export._export_litert import export_litert
 from keras_sparse_ortho.export._load_litert import LiteRTModel, latencies, load_litert

@@ -158,6 +158,12 @@ def test_every_function_with_a_density_takes_a_sparsity():
                     function(sparsity=90)
 
 
+def test_names_of_before_are_still_taken():
+    with pytest.raises(ValueError, match="`model` must be a Keras model"):
+        kso.export_litert(None, "a", quantization="int8")
+    assert kso.export.ExportRouteError is kso.errors.ExportRouteError
+
+
 def test_a_sparsity_is_one_minus_the_density():
     model = network()
     table = {name: 1 - share for name, share in TABLE.items()}
