@@ -22,6 +22,7 @@ _DENSITIES = {
     "target_sparsity": ("density",),
     "initial_sparsity": ("initial_density",),
 }
+_RENAMED = {"quantization": "mode"}  # arguments by their names of before
 _LONGEST = 200  # characters of a value that an error message shows
 
 
@@ -155,8 +156,8 @@ def _translate(
                 )
             kwargs[target] = _density_of(keyword, value)
             given.add(target)
-        elif keyword == "quantization" and "mode" in parameters and "mode" not in given:
-            kwargs["mode"] = value  # its name of before
+        elif (renamed := _RENAMED.get(keyword, "")) in parameters and renamed not in given:
+            kwargs[renamed] = value
         elif takes_any and keyword not in hints:
             kwargs[keyword] = value
         else:

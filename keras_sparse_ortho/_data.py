@@ -51,6 +51,20 @@ def first_batches(
     return [source.rows(order[start : start + batch_size]) for start in starts]
 
 
+def all_rows(data: Any) -> Batch:
+    """All rows of any data, in their order, as arrays."""
+    batches = first_batches(data, batches=None, shuffle=False)
+
+    return keras.tree.map_structure(
+        lambda *parts: None if parts[0] is None else np.concatenate(parts), *batches
+    )
+
+
+def rows_at(x: Any, index: Any) -> Any:
+    """Some rows of arrays, nested as `x`."""
+    return keras.tree.map_structure(lambda array: array[index], x)
+
+
 class BatchSource:
     """The n-th batch of some data, in any order of calls; of arrays, samples drawn for it."""
 

@@ -51,7 +51,7 @@ def written(value: Any, places: Any) -> Any:
     """`value`, written to memory in the order of its axes by XLA on CPUs.
 
     XLA on CPUs fuses residual streams and random numbers of dropout into each transposition that
-    reads them, and transpositions into gathers, and computes them anew there. Barriers are gone
+    reads them, and transpositions into gathers, and computes them again there. Barriers are gone
     before it fuses; a condition that holds, but that it cannot know, is not: that an index of
     `places` is not negative.
     """

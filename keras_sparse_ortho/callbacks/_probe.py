@@ -37,7 +37,7 @@ def probe(
 ) -> Budget:
     """Finds which blocks of a dense model's kernels to train, for a new start on these.
 
-    A copy of the model is trained for a few steps, in which `MagnitudeMask` prunes it gradually
+    A copy of the model is trained for a few steps, while `MagnitudeMask` prunes it gradually
     into blocks in any pattern; the pattern stays, the weights do not. It pays where inputs are used
     unevenly, as in text; elsewhere regular blocks, which need no probe, are as good or better.
 

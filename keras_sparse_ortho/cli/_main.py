@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     shrink = commands.add_parser(
         "shrink",
         help="a trained model to the smallest LiteRT file that answers as well",
-        description="Tries dense and pruned files on rows that are held out, and writes the "
+        description="Judges dense and pruned files on rows that made none of them; writes the "
         "smallest that keeps the limits; explained in keras_sparse_ortho.export.shrink.",
     )
     shrink.add_argument("model", help="a .keras file")

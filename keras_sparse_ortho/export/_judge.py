@@ -7,11 +7,12 @@ from collections.abc import Callable
 import keras
 import numpy as np
 
+from keras_sparse_ortho.recovery import probabilities
+
 Metric = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """From the wanted and the given outputs of some rows to a score in [0, 1] for each of them."""
 
 _RESAMPLED = 2000
-_SUM = 1e-3  # rows of a softmax add up to 1, but for rounding
 
 
 def same_class(want: np.ndarray, got: np.ndarray) -> np.ndarray:
@@ -78,8 +79,6 @@ class Judge:
 
 
 def _is_class(output: np.ndarray) -> bool:
-    """Whether an output is one of classes: probabilities, or the only one, a vector a row."""
-    inside = output.min() >= 0.0 and output.max() <= 1.0
-    if output.shape[-1] == 1:
-        return bool(inside)
-    return bool(inside and np.all(np.abs(output.sum(-1) - 1.0) < _SUM))
+    """Whether an output is of classes: probabilities of all, or of one of two."""
+    kind = probabilities(output)
+    return kind == "softmax" or (kind == "sigmoid" and output.shape[-1] == 1)

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_number, other_keywords
+from keras_sparse_ortho._data import all_rows, rows_at
 from keras_sparse_ortho._files import staging
 from keras_sparse_ortho.calibration import restore_statistics
 from keras_sparse_ortho.errors import (
@@ -181,7 +182,7 @@ def shrink(
         minutes: float. About how long to try. The dense files take what they take.
         metric: `"agreement"`, for outputs that are logits; `"closeness"`; or a function of wanted
             and given outputs that scores each row between 0 and 1.
-        seed: int. Of the rows that are held, and of training.
+        seed: int. Of the choice of rows that judge, and of training.
         verbose: bool or `"auto"`. Whether to log steps to standard error; "auto": in a terminal.
 
     Returns:
@@ -210,10 +211,10 @@ def shrink(
         None if max_bytes is None else check_number("max_bytes", max_bytes),
         None if max_ms is None else check_number("max_ms", max_ms),
     )
-    x, labels = data if isinstance(data, tuple) and len(data) == 2 else (data, None)
-    say = _Steps(verbose)
+    x, labels, _ = all_rows(data)
+    say, packed = _Steps(verbose), target.name.endswith(".gz")
     with staging(target.parent, target.name) as folder:
-        search = _Search(model, x, labels, metric, folder, seed, say, target.name.endswith(".gz"))
+        search = _Search(model, x, labels, metric, folder, seed, say, packed)
         search.dense()
         if minutes > 0:
             search.sparse(limits, 60.0 * minutes)
@@ -231,7 +232,7 @@ def shrink(
         if not good:
             raise ShrinkError(f"No file is within the limits: {limits}. Received:\n{report}")
         made = search.files[report.taken.name, report.taken.route]
-        if target.name.endswith(".gz"):
+        if packed:
             made.write_bytes(gzip.compress(made.read_bytes(), mtime=0))
         os.replace(made, target)
     return report
@@ -296,10 +297,10 @@ class _Search:
         self.held = min(int(_HELD * count), _MOST_HELD)
         order = np.random.default_rng(seed).permutation(count)
         held, self._rest = order[: self.held], order[self.held :]
-        self._x, self._held = x, _taken(x, held)
-        self._calibration = _taken(x, self._rest[:_CALIBRATION])
+        self._x, self._held = x, rows_at(x, held)
+        self._calibration = rows_at(x, self._rest[:_CALIBRATION])
         want = keras.tree.flatten(self.model.predict(self._held, verbose=0))
-        self.judge = Judge(want, None if labels is None else np.asarray(labels)[held], metric)
+        self.judge = Judge(want, None if labels is None else labels[held], metric)
         self.trials: list[Trial] = []
         self.untried: list[float] = []
         self.files: dict[tuple[str, str], Path] = {}
@@ -313,12 +314,13 @@ class _Search:
 
         The first density is reached in each way that there is, the others in the better one.
         """
-        rows = self._rest[: self._affordable(seconds - self._say.seconds)]
-        ways = ["at once"] if len(rows) < _FEW_ROWS else ["at once, trained", "gradually"]
+        used = self._rest[: self._affordable(seconds - self._say.seconds)]
+        ways = ["at once"] if len(used) < _FEW_ROWS else ["at once, trained", "gradually"]
+        rows = rows_at(self._x, used)
         todo, at = list(_DENSITIES), _FIRST
         while todo:
             density, start = todo[at], time.monotonic()
-            tried = [self._sparse(density, _taken(self._x, rows), way) for way in ways]
+            tried = [self._sparse(density, rows, way) for way in ways]
             best = max(tried, key=lambda one: -1.0 if one.reason else one.score.mean)
             ways = [ways[tried.index(best)]]
             kept = limits.keeps_score(best, self.judge)
@@ -392,7 +394,3 @@ class _Search:
         self._say(f"timing {len(files)} files")
         for k, ms in zip(good, latencies(files), strict=True):
             self.trials[k] = dataclasses.replace(self.trials[k], ms=ms)
-
-
-def _taken(x: Any, at: np.ndarray) -> Any:
-    return keras.tree.map_structure(lambda array: np.asarray(array)[at], x)

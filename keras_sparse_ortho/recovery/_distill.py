@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_integer, check_number, other_keywords
-from keras_sparse_ortho._data import first_batches
+from keras_sparse_ortho._data import all_rows, rows_at
 from keras_sparse_ortho._keras_internals import computes_its_graph, graph_calls, graph_ends
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.callbacks import UpdateMasks
@@ -77,18 +77,17 @@ def distill(
         >>> round(kso.report(sparse).density, 2)
         0.25
 
-    Reference: Hinton et al., 2015, arXiv 1503.02531; features as in Romero et al., 2015,
-    arXiv 1412.6550.
+    Reference: Hinton et al., 2015, arXiv 1503.02531; Romero et al., 2015, arXiv 1412.6550.
     """
     check_integer("epochs", epochs)
     check_integer("batch_size", batch_size)
     check_number("learning_rate", learning_rate)
-    x = _inputs(data)
+    x, _, _ = all_rows(data)
     ends = [student, teacher]
     if all(map(computes_its_graph, ends)):
         ends = [_with_features(model) for model in ends]
     wanted = keras.tree.flatten(ends[1].predict(x, batch_size=256, verbose=0))
-    given = keras.tree.flatten(ends[0].predict(_part(x, slice(0, 1)), verbose=0))
+    given = keras.tree.flatten(ends[0].predict(rows_at(x, slice(0, 1)), verbose=0))
     shapes = [[one.shape[1:] for one in outputs] for outputs in (given, wanted)]
     if shapes[0] != shapes[1]:
         raise ValueError(
@@ -146,17 +145,7 @@ class _Rows(keras.utils.PyDataset):
 
     def __getitem__(self, number: int) -> tuple[Any, Any]:
         at = self._order[number * self._size : (number + 1) * self._size]
-        return _part(self._x, at), _part(self._targets, at)
-
-
-def _inputs(data: Any) -> Any:
-    """All rows of inputs, as arrays."""
-    batches = [x for x, _, _ in first_batches(data, batches=None, shuffle=False)]
-    return keras.tree.map_structure(lambda *parts: np.concatenate(parts), *batches)
-
-
-def _part(x: Any, at: Any) -> Any:
-    return keras.tree.map_structure(lambda array: array[at], x)
+        return rows_at(self._x, at), rows_at(self._targets, at)
 
 
 def _with_features(model: keras.Model) -> keras.Model:
@@ -180,11 +169,16 @@ def _same(values: Any) -> Any:
 
 def _logits_of(output: np.ndarray) -> Callable[[Any], Any]:
     """What takes an output of this kind to logits: the inverse of softmax, of sigmoid, or none."""
+    found = probabilities(output)
+    return {"softmax": _centered_logarithm, "sigmoid": _logit}.get(found or "", _same)
+
+
+def probabilities(output: np.ndarray) -> str | None:
+    """Which probabilities an output has, by its values: of "softmax", "sigmoid", or `None`."""
     if output.min() < 0.0 or output.max() > 1.0:
-        return _same
-    if output.shape[-1] > 1 and np.all(np.abs(output.sum(-1) - 1.0) < _SUM):
-        return _centered_logarithm
-    return _logit
+        return None
+    sums = output.shape[-1] > 1 and np.all(np.abs(output.sum(-1) - 1.0) < _SUM)
+    return "softmax" if sums else "sigmoid"
 
 
 def _logit(p: Any) -> Any:
