@@ -19,8 +19,14 @@ import statistics
 from typing import Any
 
 from methods import command_line
-from methods_runs import changed, identity, latest
-from methods_summary import TIMES, mean_and_deviation, tries_and_edge
+from methods_summary import (
+    TIMES,
+    changed,
+    identity,
+    latest,
+    mean_and_deviation,
+    tries_and_edge,
+)
 from methods_table import DENSE, METHODS
 from networks import settings
 from record import finished, machine, markdown

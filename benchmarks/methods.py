@@ -37,8 +37,18 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import keras
 import numpy as np
 from methods_rivals import beside_kernels, narrowed
-from methods_runs import CHANCE, CHOOSING, Run, identity, keep, latest, missing, tried
-from methods_summary import TIMES, summarize
+from methods_summary import (
+    CHANCE,
+    CHOOSING,
+    TIMES,
+    Run,
+    identity,
+    keep,
+    latest,
+    missing,
+    summarize,
+    tried,
+)
 from methods_table import METHODS
 from networks import NETWORKS, settings
 from record import RESULTS, append, chosen, described, finished, parsed, say_left, write_page

@@ -10,8 +10,8 @@ from tests.helpers import array
 pytestmark = pytest.mark.core
 
 
-def test_a_sparse_stack_is_its_layers_in_a_row(scanned):
-    stack = scanned.ScannedStack(keras.layers.Dense(8, activation="tanh"), 3, name="stack")
+def test_a_sparse_stack_is_its_layers_in_a_row(networks):
+    stack = networks.ScannedStack(keras.layers.Dense(8, activation="tanh"), 3, name="stack")
     model = kso.sparsify(keras.Sequential([keras.Input((8,)), stack]), 0.5, seed=0)
     (weight,) = kso.prunable_weights(model)
     assert (weight.shape, weight.live) == ((3, 8, 8), 96)

@@ -10,16 +10,8 @@ import pytest
 
 pytestmark = pytest.mark.numpy_only
 # What scripts share, and what measures nothing.
-MODULES = {
-    "cells",
-    "methods_rivals",
-    "methods_runs",
-    "methods_summary",
-    "methods_table",
-    "networks",
-    "planning",
-}
-MODULES |= {"record", "reordered", "scanned", "small_language_model", "suite", "training"}
+MODULES = {"cells", "methods_rivals", "methods_summary", "methods_table", "networks", "planning"}
+MODULES |= {"record", "small_language_model", "suite", "training"}
 
 
 def test_every_script_is_a_part_with_a_small_setting(suite):
