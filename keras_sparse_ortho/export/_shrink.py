@@ -28,7 +28,7 @@ from keras_sparse_ortho.errors import (
 from keras_sparse_ortho.export._export_litert import check_path, export_litert
 from keras_sparse_ortho.export._judge import NO_SCORE, Judge, Metric, Score
 from keras_sparse_ortho.export._load_litert import latencies, load_litert
-from keras_sparse_ortho.models import strip
+from keras_sparse_ortho.models import prunable_weights, strip
 from keras_sparse_ortho.parametrizations import MagnitudeMask
 from keras_sparse_ortho.pruning import parametrize, prune
 from keras_sparse_ortho.recovery import distill
@@ -36,11 +36,13 @@ from keras_sparse_ortho.schedules import Cubic
 
 _DENSITIES = (0.5, 0.35, 0.2, 0.1, 0.05)
 _FIRST = 2  # the density that is tried first
-_HELD = 0.25  # of the rows, at most so many:
+_HELD = 0.25  # of the rows judge, at most:
 _MOST_HELD = 2000
+_FEW_HELD = 200  # if they take long
+_COMPARED = 64  # rows, of a file with Keras
 _LEAST_ROWS = 32
 _FEW_ROWS = 1500  # too few to train on
-_CALIBRATION = 768
+_CALIBRATION = 512
 _PASSES = 3
 _REFUSALS = (ExportRouteError, ExportConversionError, ExportVerificationError, NotPrunableError)
 
@@ -211,29 +213,29 @@ def shrink(
         None if max_bytes is None else check_number("max_bytes", max_bytes),
         None if max_ms is None else check_number("max_ms", max_ms),
     )
-    x, labels, _ = all_rows(data)
-    say, packed = _Steps(verbose), target.name.endswith(".gz")
+    say, packed, plain = _Steps(verbose), target.name.endswith(".gz"), strip(model)
+    rows = _Rows(plain, data, metric, seed, 60.0 * minutes)
     with staging(target.parent, target.name) as folder:
-        search = _Search(model, x, labels, metric, folder, seed, say, packed)
+        search = _Search(plain, rows, folder, packed, say)
         search.dense()
         if minutes > 0:
-            search.sparse(limits, 60.0 * minutes)
+            search.sparse(limits, 60.0 * minutes, seed)
         search.time()
-        good = [one for one in search.trials if limits.met(one, search.judge)]
+        good = [one for one in search.trials if limits.met(one, rows.judge)]
         report = ShrinkReport(
             str(target),
             min(good or search.trials, key=lambda one: one.bytes),
             tuple(search.trials),
-            search.judge.name,
-            search.held,
-            search.judge.dense,
+            rows.judge.name,
+            rows.count,
+            rows.judge.dense,
             tuple(search.untried),
         )
         if not good:
             raise ShrinkError(f"No file is within the limits: {limits}. Received:\n{report}")
         made = search.files[report.taken.name, report.taken.route]
         if packed:
-            made.write_bytes(gzip.compress(made.read_bytes(), mtime=0))
+            made.write_bytes(gzip.compress(made.read_bytes(), 6, mtime=0))
         os.replace(made, target)
     return report
 
@@ -272,91 +274,108 @@ class _Steps:
             print(f"{self.seconds:5.0f} s  {text}", file=sys.stderr, flush=True)
 
 
-class _Search:
-    """The trials of one call, in the order of their promise."""
+class _Rows:
+    """The rows that judge, those that train, and of these the ones that calibrate."""
 
-    def __init__(
-        self,
-        model: Any,
-        x: Any,
-        labels: Any,
-        metric: Any,
-        folder: Path,
-        seed: int,
-        say: _Steps,
-        packed: bool,
-    ) -> None:
-        self.model, self._say, self._seed = strip(model), say, seed
-        self._folder, self._packed = folder, packed
-        count = len(keras.tree.flatten(x)[0])
+    def __init__(self, model: Any, data: Any, metric: Any, seed: int, seconds: float) -> None:
+        self.x, labels, _ = all_rows(data)
+        count = len(keras.tree.flatten(self.x)[0])
         if count < _LEAST_ROWS:
             raise ValueError(
                 f"`data` must have at least {_LEAST_ROWS} rows: a quarter judges, the others make "
                 f"the files. Received: {count} rows"
             )
-        self.held = min(int(_HELD * count), _MOST_HELD)
         order = np.random.default_rng(seed).permutation(count)
-        held, self._rest = order[: self.held], order[self.held :]
-        self._x, self._held = x, rows_at(x, held)
-        self._calibration = rows_at(x, self._rest[:_CALIBRATION])
-        want = keras.tree.flatten(self.model.predict(self._held, verbose=0))
-        self.judge = Judge(want, None if labels is None else labels[held], metric)
+        some = rows_at(self.x, order[:_COMPARED])
+        model.predict(some, verbose=0)  # compiles it
+        start = time.monotonic()
+        model.predict(some, verbose=0)
+        self.each = (time.monotonic() - start) / min(count, _COMPARED)
+        # A file takes about three times as long: at most a fortieth of the time for each.
+        judges = min(_HELD * count, _MOST_HELD, max(_FEW_HELD, seconds / 40 / (3 * self.each)))
+        judging, self.training = np.split(order, [int(judges)])
+        self.held, self.count = rows_at(self.x, judging), len(judging)
+        self.calibration = rows_at(self.x, self.training[:_CALIBRATION])
+        want = model.predict(self.held, verbose=0)
+        if isinstance(labels, dict) and isinstance(want, list):
+            labels = [labels[name] for name in model.output_names]
+        own = None if labels is None else rows_at(labels, judging)
+        self.judge = Judge(keras.tree.flatten(want), own, metric)
+
+
+class _Search:
+    """The trials of one call, in the order of their promise."""
+
+    def __init__(self, model: Any, rows: _Rows, folder: Path, packed: bool, say: _Steps) -> None:
+        self._model, self._rows, self._say = model, rows, say
+        self._folder, self._packed = folder, packed
         self.trials: list[Trial] = []
         self.untried: list[float] = []
         self.files: dict[tuple[str, str], Path] = {}
 
     def dense(self) -> None:
         for route in ("float16", "dynamic_int8", "int8"):
-            self._try("dense", self.model, route, time.monotonic())
+            self._try("dense", self._model, route, time.monotonic())
 
-    def sparse(self, limits: _Limits, seconds: float) -> None:
+    def sparse(self, limits: _Limits, seconds: float, seed: int) -> None:
         """Prunes to lower densities while the score is kept, else to higher ones.
 
         The first density is reached in each way that there is, the others in the better one.
         """
-        used = self._rest[: self._affordable(seconds - self._say.seconds)]
-        ways = ["at once"] if len(used) < _FEW_ROWS else ["at once, trained", "gradually"]
-        rows = rows_at(self._x, used)
+        spare = max(seconds - self._say.seconds, 0.0) / 4  # for a trial
+        # A step takes about four times as long as its forward pass.
+        used = self._rows.training[: int(spare / (4 * _PASSES * self._rows.each))]
+        ways = ["at once"] if self._solved_in() < spare else ["by magnitude"]
+        if len(used) >= _FEW_ROWS:
+            ways = [f"{way}, trained" for way in ways if way == "at once"] + ["gradually"]
+        rows = rows_at(self._rows.x, used)
         todo, at = list(_DENSITIES), _FIRST
         while todo:
             density, start = todo[at], time.monotonic()
-            tried = [self._sparse(density, rows, way) for way in ways]
+            tried = [self._sparse(density, rows, way, seed) for way in ways]
             best = max(tried, key=lambda one: -1.0 if one.reason else one.score.mean)
             ways = [ways[tried.index(best)]]
-            kept = limits.keeps_score(best, self.judge)
+            kept = limits.keeps_score(best, self._rows.judge)
             todo = todo[at + 1 :] if kept else todo[:at]
             at = 0 if kept else len(todo) - 1
             if self._say.seconds + (time.monotonic() - start) / len(tried) > seconds:
                 self.untried = todo[at:] if kept else todo[at::-1]
                 break
 
-    def _affordable(self, seconds: float) -> int:
-        """On how many rows one trial can train within a fourth of the time."""
+    def _solved_in(self) -> float:
+        """About the seconds of pruning at once: the solver, and rows through all layers."""
+        square = np.ones((1024, 1024), "float32")
         start = time.monotonic()
-        self.model.predict(self._calibration, verbose=0)  # has been compiled
-        each = (time.monotonic() - start) / len(keras.tree.flatten(self._calibration)[0])
-        # A step takes about four times as long as its forward pass.
-        return int(max(seconds, 0.0) / 4 / (4 * _PASSES * each))
+        square @ square
+        rate = 2 * 1024**3 / (time.monotonic() - start)
+        shapes = [w.shape for w in prunable_weights(self._model) if "embeddings" not in w.path]
+        solver = sum(1000 * math.prod(shape[:-1]) ** 2 * shape[-1] for shape in shapes)
+        passes = 2 * len(shapes) * _CALIBRATION * self._rows.each
+        return solver / rate + passes
 
-    def _sparse(self, density: float, rows: Any, way: str) -> Trial:
+    def _sparse(self, density: float, rows: Any, way: str, seed: int) -> Trial:
         """Prunes the model in one way, and exports it."""
         start, name = time.monotonic(), f"density {density:g}, {way}"
         self._say(name)
         try:
             found = self._pruned(density, way)
-        except NotPrunableError as error:
-            self.trials.append(Trial(name, "", reason=str(error).partition(". ")[0]))
+            if way in ("at once, trained", "gradually"):
+                found.trainable = True  # frozen layers as well
+                options = {"seed": seed, "verbose": 2 if self._say.loud else 0}
+                distill(found, self._model, (rows,), epochs=_PASSES, **options)
+        except Exception as error:  # any: there are other ways, and the dense files
+            self.trials.append(Trial(name, "", reason=_first_sentence(error)))
             return self.trials[-1]
-        if way != "at once":
-            options = {"seed": self._seed, "verbose": 2 if self._say.loud else 0}
-            distill(found, self.model, rows, epochs=_PASSES, **options)
         return self._try(name, found, None, start)
 
     def _pruned(self, density: float, way: str) -> Any:
         if way == "gradually":
-            return parametrize(self.model, MagnitudeMask(Cubic(density)))
-        data = self._calibration
-        found = prune(self.model, density, score="obs", budget="error", data=data)
+            return parametrize(self._model, MagnitudeMask(Cubic(density)))
+        data = (self._rows.calibration,)
+        if way == "by magnitude":
+            found = prune(self._model, density, score="magnitude", budget="uniform")
+        else:
+            found = prune(self._model, density, score="obs", budget="error", data=data)
         with contextlib.suppress(NotPrunableError):  # without batch normalization
             restore_statistics(found, data)
         return found
@@ -365,21 +384,26 @@ class _Search:
         path = self._folder / f"{len(self.trials)}.tflite"
         given = route or ("gzip" if self._packed else "small")
         self._say(f"{name}: {given}")
-        rows = self._calibration if route in (None, "int8") else None
+        rows = self._rows.calibration if route in (None, "int8") else None
+        sample = rows_at(self._rows.held, slice(0, _COMPARED))
+        refusals = _REFUSALS if route else Exception
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # the table has what they say
                 report = export_litert(
-                    model, path, mode=given, representative_data=rows, sample=self._calibration
+                    model, path, mode=given, representative_data=rows, sample=sample
                 )
-            outputs = keras.tree.flatten(load_litert(path).predict(self._held))
-        except _REFUSALS as error:
-            trial = Trial(name, given, reason=str(error).partition(". ")[0])
+            found = load_litert(path).predict(self._rows.held)
+            outputs = [*found.values()] if isinstance(found, dict) else [found]
+            if not all(np.isfinite(one).all() for one in outputs):
+                raise ExportVerificationError("The file gives values that are not finite")
+        except refusals as error:
+            trial = Trial(name, given, reason=_first_sentence(error))
         else:
             trial = Trial(
                 name,
                 report.route,
-                self.judge.score(outputs),
+                self._rows.judge.score(outputs),
                 report.gzip_bytes if self._packed else path.stat().st_size,
                 report.gzip_bytes,
                 seconds=time.monotonic() - start,
@@ -394,3 +418,7 @@ class _Search:
         self._say(f"timing {len(files)} files")
         for k, ms in zip(good, latencies(files), strict=True):
             self.trials[k] = dataclasses.replace(self.trials[k], ms=ms)
+
+
+def _first_sentence(error: Exception) -> str:
+    return str(error).partition(". ")[0] or type(error).__name__

@@ -33,11 +33,45 @@ def test_scores():
     assert same_class(np.array([[0.2], [0.9]]), np.array([[0.6], [0.7]])).tolist() == [0, 1]
 
 
-def test_closeness_is_one_minus_the_relative_error():
+def test_closeness_is_the_explained_variance():
     want = np.array([[3.0, 0.0], [-3.0, 0.0]])
     assert closeness(want, want).tolist() == [1.0, 1.0]
-    np.testing.assert_allclose(closeness(want, want + np.array([[0.3, 0.0]])), 0.9)
+    np.testing.assert_allclose(closeness(want, want + np.array([[0.3, 0.0]])), 0.99)
     assert Judge([want], None, None).name == "closeness"
+
+
+def test_each_output_is_scored_by_its_kind():
+    classes, boxes = np.array([[0.9, 0.1], [0.2, 0.8]]), np.array([[3.0], [-3.0]])
+    judge = Judge([boxes, classes], None, None)
+    assert judge.name == "agreement and closeness"
+    assert judge.score([boxes + 0.3, classes[::-1]]).mean == pytest.approx(0.5 * (0.99 + 0.0))
+    judge = Judge([boxes, classes], [boxes[:, 0], np.array([0, 1])], None)
+    assert judge.name == "accuracy and closeness"
+    assert judge.dense.mean == 1.0
+    with pytest.raises(ValueError, match=r"labels of 1 outputs, and a model with 2"):
+        Judge([boxes, classes], np.array([0, 1]), None)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "labels", "name", "score"),
+    [
+        ([[2.0, -1.0], [0.0, 3.0]], [[0], [0]], "accuracy", 0.5),  # logits and numbers
+        ([[2.0, -1.0], [0.0, 3.0]], [[1, 0], [0, 1]], "accuracy", 1.0),
+        ([[2.0], [0.3]], [1, 0], "accuracy", 0.5),  # one logit: its half is 0
+        ([[0.9], [0.3]], [1, 0], "accuracy", 1.0),
+        ([[0.9, 0.8], [0.3, 0.2]], [[1, 1], [0, 1]], "accuracy", 0.75),  # several at once
+        ([[2.5], [0.5]], [2.5, 0.5], "closeness", 1.0),
+    ],
+)
+def test_labels_of_all_kinds(outputs, labels, name, score):
+    judge = Judge([np.array(outputs)], np.array(labels), None)
+    assert (judge.name, judge.dense.mean) == (name, score)
+
+
+def test_labels_that_do_not_fit_are_refused():
+    for labels in ([1, 2], [[0, 1, 2], [0, 1, 2]]):
+        with pytest.raises(ValueError, match=r"numbers of its classes. Received: labels of shape"):
+            Judge([np.eye(2)], np.array(labels), None)
 
 
 def test_a_metric_of_the_user():
@@ -80,6 +114,23 @@ def test_the_file_that_is_written_is_the_one_of_the_table(model, tmp_path):
     assert taken.bytes == min(one.bytes for one in good)
     assert f"->{taken.name}" in str(report)
     assert load_litert(path).predict(ROWS[:4]).shape == (4, 3)
+
+
+@pytest.mark.tensorflow_only
+def test_outputs_in_their_order_inputs_by_name_and_frozen_layers(tmp_path):
+    inputs = {name: keras.Input((8,), name=name) for name in ("b", "a")}
+    y = keras.layers.Dense(64, "relu", trainable=False)(
+        keras.layers.Concatenate()([*inputs.values()])
+    )
+    ends = [keras.layers.Dense(3, "softmax", name="z")(y), keras.layers.Dense(2, name="c")(y)]
+    model = keras.Model(inputs, ends)
+    rows = {"a": ROWS[:, :8].astype("float64"), "b": ROWS[:, 8:]}
+    labels = dict(zip(("z", "c"), model.predict(rows, verbose=0), strict=True))
+    path = tmp_path / "small.tflite.gz"
+    report = shrink(model, (rows, labels), path, minutes=0, max_drop=0.02)
+    assert report.measure == "accuracy and closeness"
+    assert report.taken.bytes == path.stat().st_size
+    assert report.taken.score.mean > 0.98
 
 
 @pytest.mark.tensorflow_only
