@@ -38,6 +38,7 @@ _DENSITIES = (0.5, 0.35, 0.2, 0.1, 0.05)
 _FIRST = 2  # the density that is tried first
 _HELD = 0.25  # of the rows judge, at most:
 _MOST_HELD = 2000
+_WIDE = 5.0  # points between the ends of an interval
 _FEW_HELD = 200  # if they take long
 _COMPARED = 64  # rows, of a file with Keras
 _LEAST_ROWS = 32
@@ -83,6 +84,7 @@ class ShrinkReport:
             classes, "closeness" of other outputs, or the name of the metric.
         rows: int. Held rows, which no file was made with.
         dense: Score of the dense Keras model.
+        max_drop: The most that the score of `taken` was to lose.
         untried: Densities that the time did not allow.
     """
 
@@ -92,42 +94,46 @@ class ShrinkReport:
     measure: str
     rows: int
     dense: Score
+    max_drop: float
     untried: tuple[float, ...] = ()
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Why this file, and what it is beside the dense int8 one."""
-        dense = [one for one in self.trials if one.name == "dense" and "int8" in one.route]
-        rival = next((one for one in dense if one.reason is None), None)
-        taken, drop = self.taken, self.dense.mean - self.taken.score.mean
-        found = [
-            f"Taken: {taken.name}, {taken.route}: the fewest bytes within the limits.",
-            f"It loses {100 * drop:.1f} points of {self.measure} on {self.rows} held rows.",
-        ]
+        """Why this file, and what it is beside a dense int8 one."""
+        taken, there = self.taken, [one for one in self.trials if one.reason is None]
+        lost = 100 * (self.dense.mean - taken.score.mean)
+        found = [f"Taken: {taken.name}, {taken.route}: the fewest bytes within the limits."]
+        found.append(f"It loses {lost:.1f} points of {self.measure} on {self.rows} held rows.")
+        if 100 * (taken.score.high - taken.score.low) > _WIDE:
+            found.append("These rows are few: on others it may lose more.")
+        rivals = [one for one in there if one.name == "dense" and "int8" in one.route]
         if taken.name == "dense":
             found.append("No sparse file within the limits is smaller.")
-        elif rival is not None:
-            size, speed = rival.bytes / taken.bytes, rival.ms / taken.ms
+        elif rivals:
+            own = max(rivals, key=_score)
+            size, speed = own.bytes / taken.bytes, own.ms / taken.ms
             found.append(
-                f"A dense {rival.route} file has {size:.2f} its bytes, {speed:.2f} its time."
+                f"A dense {own.route} file has {size:.2f} its bytes, {speed:.2f} its time."
             )
+        good = [one for one in there if self.dense.mean - one.score.mean <= self.max_drop]
+        packed = min(good, key=lambda one: one.gzip_bytes, default=taken)
+        if packed.gzip_bytes < 0.9 * taken.gzip_bytes:
+            found.append(f"Under gzip {packed.name}, {packed.route} has fewest; for *.tflite.gz.")
         if self.untried:
             found.append(f"More minutes would allow density {self.untried[0]:g}.")
         return tuple(found)
 
     def __str__(self) -> str:
-        titles = f"  {'made by':30}{'route':18}{self.measure:>10}{'95%':>14}"
+        titles = f"  {'made by':30}{'route':14}{self.measure:>11}{'95%':>14}"
         lines = [titles + f"{'bytes':>12}{'gzip':>11}{'ms':>8}{'s':>6}"]
         for one in self.trials:
-            mark = "->" if one is self.taken else "  "
+            line = f"{'->' if one is self.taken else '  '}{one.name:30}{one.route:14}"
             if one.reason is not None:
-                lines.append(f"{mark}{one.name:30}{one.route:18} no file: {one.reason}")
+                lines.append(f"{line} no file: {one.reason}")
                 continue
-            interval = f"{one.score.low:.3f}-{one.score.high:.3f}"
-            lines.append(
-                f"{mark}{one.name:30}{one.route:18}{one.score.mean:10.4f}{interval:>14}"
-                f"{one.bytes:12,}{one.gzip_bytes:11,}{one.ms:8.3g}{one.seconds:6.0f}"
-            )
+            line += f"{one.score.mean:11.4f}{f'{one.score.low:.3f}-{one.score.high:.3f}':>14}"
+            sizes = f"{one.bytes:12,}{one.gzip_bytes:11,}"
+            lines.append(f"{line}{sizes}{one.ms:8.3g}{one.seconds:6.0f}")
         return "\n".join([*lines, "", *self.words])
 
     def plot(self, ax: Any = None) -> Any:
@@ -135,12 +141,11 @@ class ShrinkReport:
             import matplotlib.pyplot as plt
 
             ax = plt.subplots(figsize=(6, 4))[1]
-        for one in self.trials:
-            if one.reason is None:
-                error = [[one.score.mean - one.score.low], [one.score.high - one.score.mean]]
-                style = {"fmt": "o" if one is self.taken else ".", "color": "C0"}
-                ax.errorbar(one.bytes, one.score.mean, yerr=error, **style)
-                ax.annotate(f" {one.name}, {one.route}", (one.bytes, one.score.mean), fontsize=7)
+        for one in (one for one in self.trials if one.reason is None):
+            error = [[one.score.mean - one.score.low], [one.score.high - one.score.mean]]
+            mark = "o" if one is self.taken else "."
+            ax.errorbar(one.bytes, one.score.mean, yerr=error, fmt=mark, color="C0")
+            ax.annotate(f" {one.name}, {one.route}", (one.bytes, one.score.mean), fontsize=7)
         ax.set(xscale="log", xlabel="bytes", ylabel=f"{self.measure} on {self.rows} held rows")
         return ax
 
@@ -161,29 +166,28 @@ def shrink(
 ) -> ShrinkReport:
     """Makes the smallest LiteRT file of a trained model that loses at most `max_drop`.
 
-    A quarter of the rows is held out. Dense files are tried first: `float16`, `dynamic_int8` and
-    `int8`. Then the model is pruned, at densities between .5 and .05 as far as the drop and the
-    time allow: at once (`prune(score="obs")`); with 1,500 rows and more also gradually, and in both
-    ways it learns the dense model's outputs then (`recovery.distill`). Files run on held rows.
+    A quarter of the rows is held out, and judges all files. Dense ones come first, in float16 and
+    integers. Then the model is pruned, to densities between .5 and .05 as far as drop and time
+    allow: at once (`prune(score="obs")`); with 1,500 rows and more also gradually, and in both ways
+    it learns the dense model's outputs (`recovery.distill`).
 
         drop = score(dense model) - score(file)
 
-    The score is the accuracy if there are labels; else the share of rows with the dense model's
-    class if outputs are probabilities, else one minus the relative error. The file with the fewest
-    bytes within the limits is written: with a dense int8 one among them, never a worse one in all
-    of score, bytes and time.
+    Outputs of classes are scored by accuracy or, without labels, by agreement with the dense model,
+    others by the explained variance. The file with the fewest bytes within the limits is written:
+    with a dense int8 one among them, never a worse one in all of score, bytes and time.
 
     Args:
         model: A built Keras model, with or without our wrappers; it stays as it is.
         data: Rows as for `fit`, `x` or `(x, y)`, like those the model will see; some thousands are
             best, and at least 32 are needed.
-        path: str or path. Where to write the file; an older one stays until a better one is there.
+        path: str or path. Where to write, `*.tflite`; with `*.tflite.gz`, sizes are under gzip.
         max_drop: float. The largest drop of the score, `0.01` for one point.
         max_bytes: int. The largest file.
         max_ms: float. The longest call, one row on one thread of this machine.
         minutes: float. About how long to try. The dense files take what they take.
-        metric: `"agreement"`, for outputs that are logits; `"closeness"`; or a function of wanted
-            and given outputs that scores each row between 0 and 1.
+        metric: `"agreement"`, for logits; `"closeness"`; or a function of wanted and given outputs
+            that scores each row between 0 and 1.
         seed: int. Of the choice of rows that judge, and of training.
         verbose: bool or `"auto"`. Whether to log steps to standard error; "auto": in a terminal.
 
@@ -207,71 +211,48 @@ def shrink(
         >>> report.taken.bytes == path.stat().st_size, report.taken.score.mean >= 0.99
         (True, True)
     """
-    target = check_path(path)
-    limits = _Limits(
-        check_number("max_drop", max_drop),
-        None if max_bytes is None else check_number("max_bytes", max_bytes),
-        None if max_ms is None else check_number("max_ms", max_ms),
-    )
+    target, given = check_path(path), {"max_drop": max_drop, "max_bytes": max_bytes}
+    given = {n: v for n, v in (given | {"max_ms": max_ms}).items() if v is not None}
+    most = {name: check_number(name, value) for name, value in given.items()}
     say, packed, plain = _Steps(verbose), target.name.endswith(".gz"), strip(model)
     rows = _Rows(plain, data, metric, seed, 60.0 * minutes)
+    dense = rows.judge.dense
+
+    def good(one: Trial) -> bool:
+        found = {"max_drop": dense.mean - one.score.mean, "max_bytes": one.bytes, "max_ms": one.ms}
+        return all(found[name] <= value for name, value in most.items())
+
     with staging(target.parent, target.name) as folder:
         search = _Search(plain, rows, folder, packed, say)
         search.dense()
         if minutes > 0:
-            search.sparse(limits, 60.0 * minutes, seed)
+            search.sparse(dense.mean - max_drop, 60.0 * minutes, seed)
         search.time()
-        good = [one for one in search.trials if limits.met(one, rows.judge)]
+        taken = min(filter(good, search.trials), key=lambda one: one.bytes, default=None)
+        figures = rows.judge.name, rows.count, dense, max_drop, tuple(search.untried)
         report = ShrinkReport(
-            str(target),
-            min(good or search.trials, key=lambda one: one.bytes),
-            tuple(search.trials),
-            rows.judge.name,
-            rows.count,
-            rows.judge.dense,
-            tuple(search.untried),
+            str(target), taken or search.trials[0], tuple(search.trials), *figures
         )
-        if not good:
-            raise ShrinkError(f"No file is within the limits: {limits}. Received:\n{report}")
-        made = search.files[report.taken.name, report.taken.route]
+        if taken is None:
+            text = ", ".join(f"{name}={value:g}" for name, value in most.items())
+            raise ShrinkError(f"No file is within the limits: {text}. Received:\n{report}")
+        made = search.files[taken.name, taken.route]
         if packed:
             made.write_bytes(gzip.compress(made.read_bytes(), 6, mtime=0))
         os.replace(made, target)
     return report
 
 
-@dataclasses.dataclass(frozen=True)
-class _Limits:
-    max_drop: float
-    max_bytes: float | None
-    max_ms: float | None
-
-    def keeps_score(self, one: Trial, judge: Judge) -> bool:
-        return judge.dense.mean - one.score.mean <= self.max_drop
-
-    def met(self, one: Trial, judge: Judge) -> bool:
-        pairs = (one.bytes, self.max_bytes), (one.ms, self.max_ms)
-        return self.keeps_score(one, judge) and all(
-            limit is None or value <= limit for value, limit in pairs
-        )
-
-    def __str__(self) -> str:
-        given = dataclasses.asdict(self).items()
-        return ", ".join(f"{name}={value:g}" for name, value in given if value is not None)
-
-
 class _Steps:
     def __init__(self, verbose: bool | str) -> None:
-        self.start = time.monotonic()
+        self._start = time.monotonic()
         self.loud = sys.stderr.isatty() if verbose == "auto" else bool(verbose)
 
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.start
-
-    def __call__(self, text: str) -> None:
-        if self.loud:
-            print(f"{self.seconds:5.0f} s  {text}", file=sys.stderr, flush=True)
+    def __call__(self, text: str = "") -> float:
+        seconds = time.monotonic() - self._start
+        if self.loud and text:
+            print(f"{seconds:5.0f} s  {text}", file=sys.stderr, flush=True)
+        return seconds
 
 
 class _Rows:
@@ -314,33 +295,40 @@ class _Search:
         self.files: dict[tuple[str, str], Path] = {}
 
     def dense(self) -> None:
-        for route in ("float16", "dynamic_int8", "int8"):
+        for route in ("float16", "dynamic_int8", "int8", "dynamic_int4"):
             self._try("dense", self._model, route, time.monotonic())
 
-    def sparse(self, limits: _Limits, seconds: float, seed: int) -> None:
-        """Prunes to lower densities while the score is kept, else to higher ones.
+    def sparse(self, least: float, seconds: float, seed: int) -> None:
+        """Prunes to lower densities while the score is at least so high, else to higher ones.
 
         The first density is reached in each way that there is, the others in the better one.
+        Networks are judged by their files in the better of the integers, the last also by others.
         """
-        spare = max(seconds - self._say.seconds, 0.0) / 4  # for a trial
+        spare = max(seconds - self._say(), 0.0) / 4  # for a trial
         # A step takes about four times as long as its forward pass.
         used = self._rows.training[: int(spare / (4 * _PASSES * self._rows.each))]
         ways = ["at once"] if self._solved_in() < spare else ["by magnitude"]
         if len(used) >= _FEW_ROWS:
             ways = [f"{way}, trained" for way in ways if way == "at once"] + ["gradually"]
-        rows = rows_at(self._rows.x, used)
+        rows, smallest = rows_at(self._rows.x, used), None
+        whole = [one for one in self.trials if "int8" in one.route] or self.trials[:1]
+        route = max(whole, key=_score).route
         todo, at = list(_DENSITIES), _FIRST
         while todo:
             density, start = todo[at], time.monotonic()
-            tried = [self._sparse(density, rows, way, seed) for way in ways]
-            best = max(tried, key=lambda one: -1.0 if one.reason else one.score.mean)
+            tried = [self._sparse(density, rows, way, route, seed) for way in ways]
+            best = max(tried, key=lambda pair: _score(pair[0]))
             ways = [ways[tried.index(best)]]
-            kept = limits.keeps_score(best, self._rows.judge)
+            kept = _score(best[0]) >= least
+            smallest = best if kept else smallest
             todo = todo[at + 1 :] if kept else todo[:at]
             at = 0 if kept else len(todo) - 1
-            if self._say.seconds + (time.monotonic() - start) / len(tried) > seconds:
+            if self._say() + (time.monotonic() - start) / len(tried) > seconds:
                 self.untried = todo[at:] if kept else todo[at::-1]
                 break
+        if smallest:
+            for other in ("dynamic_int4",) if self._packed else ("dynamic_int4", "float16+sp"):
+                self._try(smallest[0].name, smallest[1], other, time.monotonic())
 
     def _solved_in(self) -> float:
         """About the seconds of pruning at once: the solver, and rows through all layers."""
@@ -353,7 +341,9 @@ class _Search:
         passes = 2 * len(shapes) * _CALIBRATION * self._rows.each
         return solver / rate + passes
 
-    def _sparse(self, density: float, rows: Any, way: str, seed: int) -> Trial:
+    def _sparse(
+        self, density: float, rows: Any, way: str, route: str, seed: int
+    ) -> tuple[Trial, Any]:
         """Prunes the model in one way, and exports it."""
         start, name = time.monotonic(), f"density {density:g}, {way}"
         self._say(name)
@@ -365,8 +355,8 @@ class _Search:
                 distill(found, self._model, (rows,), epochs=_PASSES, **options)
         except Exception as error:  # any: there are other ways, and the dense files
             self.trials.append(Trial(name, "", reason=_first_sentence(error)))
-            return self.trials[-1]
-        return self._try(name, found, None, start)
+            return self.trials[-1], None
+        return self._try(name, found, route, start), found
 
     def _pruned(self, density: float, way: str) -> Any:
         if way == "gradually":
@@ -380,25 +370,22 @@ class _Search:
             restore_statistics(found, data)
         return found
 
-    def _try(self, name: str, model: Any, route: str | None, start: float) -> Trial:
+    def _try(self, name: str, model: Any, route: str, start: float) -> Trial:
         path = self._folder / f"{len(self.trials)}.tflite"
-        given = route or ("gzip" if self._packed else "small")
-        self._say(f"{name}: {given}")
-        rows = self._rows.calibration if route in (None, "int8") else None
-        sample = rows_at(self._rows.held, slice(0, _COMPARED))
-        refusals = _REFUSALS if route else Exception
+        self._say(f"{name}: {route}")
+        rows = self._rows.calibration if route == "int8" else None
+        options = {"sample": rows_at(self._rows.held, slice(0, _COMPARED)), "tolerance": 1.0}
+        refusals = _REFUSALS if model is self._model else Exception
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # the table has what they say
-                report = export_litert(
-                    model, path, mode=given, representative_data=rows, sample=sample
-                )
+                report = export_litert(model, path, mode=route, representative_data=rows, **options)
             found = load_litert(path).predict(self._rows.held)
             outputs = [*found.values()] if isinstance(found, dict) else [found]
             if not all(np.isfinite(one).all() for one in outputs):
                 raise ExportVerificationError("The file gives values that are not finite")
         except refusals as error:
-            trial = Trial(name, given, reason=_first_sentence(error))
+            trial = Trial(name, route, reason=_first_sentence(error))
         else:
             trial = Trial(
                 name,
@@ -418,6 +405,10 @@ class _Search:
         self._say(f"timing {len(files)} files")
         for k, ms in zip(good, latencies(files), strict=True):
             self.trials[k] = dataclasses.replace(self.trials[k], ms=ms)
+
+
+def _score(one: Trial) -> float:
+    return -1.0 if one.reason else one.score.mean
 
 
 def _first_sentence(error: Exception) -> str:
