@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
         "smallest that keeps the limits; explained in keras_sparse_ortho.export.shrink.",
     )
     shrink.add_argument("model", help="a .keras file")
-    shrink.add_argument("--data", required=True, metavar="FILE", help="rows: .npy or .npz")
+    shrink.add_argument("--data", required=True, metavar="FILE", help="rows: .npy, or .npz")
     shrink.add_argument("--labels", metavar="FILE", help="their labels: .npy")
     shrink.add_argument("--out", required=True, metavar="FILE", help=".tflite or .tflite.gz")
     shrink.add_argument("--max-drop", type=float, default=0.01, help="of the score (default .01)")
@@ -172,6 +172,10 @@ def _shrink(options: argparse.Namespace, console: Any) -> None:
     rows, labels = read_rows(options.data), read_rows(options.labels)
     with console.status("Loading the model"):
         model = read_keras(options.model)
+    inputs = {tensor.name for tensor in getattr(model, "inputs", None) or ()}
+    if isinstance(rows, dict):
+        labels = labels if "y" in inputs else rows.pop("y", labels)
+        rows = rows.popitem()[1] if len(rows) == 1 else rows
     limits = ("max_drop", "max_bytes", "max_ms", "minutes", "metric")
     given = {name: vars(options)[name] for name in limits}
     data = rows if labels is None else (rows, labels)

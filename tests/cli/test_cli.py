@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
+from keras_sparse_ortho import export
 from keras_sparse_ortho.cli import main
 from keras_sparse_ortho.errors import ExportVerificationError
 from keras_sparse_ortho.export import load_litert
@@ -170,3 +171,19 @@ def test_as_a_module(model_file, monkeypatch, capsys):
         runpy.run_module("keras_sparse_ortho", run_name="__main__")
     assert not end.value.code
     assert json.loads(capsys.readouterr().out)["live"] == 128
+
+
+@pytest.mark.parametrize("given", [["r.npy", "--labels", "l.npy"], ["r.npz"]])
+def test_shrink_takes_rows_as_they_are_saved(model_file, tmp_path, monkeypatch, given):
+    taken = []
+    monkeypatch.setattr(export, "shrink", lambda model, data, out, **_: taken.append((data, out)))
+    monkeypatch.chdir(tmp_path)
+    rows, labels = np.ones((4, 32)), np.arange(4)
+    np.save("r.npy", rows)
+    np.save("l.npy", labels)
+    np.savez("r.npz", x=rows, y=labels)
+    assert main(["shrink", str(model_file), "--out", "small.tflite", "--data", *given]) == 0
+    (((x, y), out),) = taken
+    assert out == "small.tflite"
+    np.testing.assert_array_equal(x, rows)
+    np.testing.assert_array_equal(y, labels)
