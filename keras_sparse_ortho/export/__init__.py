@@ -12,7 +12,8 @@ from keras_sparse_ortho.export._c_array import c_array
 from keras_sparse_ortho.export._export_litert import export_litert
 from keras_sparse_ortho.export._load_litert import LiteRTModel, latencies, load_litert
 from keras_sparse_ortho.export._routes import ExportReport, RouteOutcome
-from keras_sparse_ortho.export._shrink import ShrinkReport, Trial, shrink
+from keras_sparse_ortho.export._shrink import shrink
+from keras_sparse_ortho.export._shrink_report import ShrinkReport, Trial
 
 __all__ = [
     "ExportReport",

@@ -26,8 +26,9 @@ from keras_sparse_ortho.errors import (
     ShrinkError,
 )
 from keras_sparse_ortho.export._export_litert import check_path, export_litert
-from keras_sparse_ortho.export._judge import NO_SCORE, Judge, Metric, Score
+from keras_sparse_ortho.export._judge import Judge, Metric
 from keras_sparse_ortho.export._load_litert import latencies, load_litert
+from keras_sparse_ortho.export._shrink_report import ShrinkReport, Trial
 from keras_sparse_ortho.models import prunable_weights, strip
 from keras_sparse_ortho.parametrizations import MagnitudeMask
 from keras_sparse_ortho.pruning import parametrize, prune
@@ -38,7 +39,6 @@ _DENSITIES = (0.5, 0.35, 0.2, 0.1, 0.05)
 _FIRST = 2  # the density that is tried first
 _HELD = 0.25  # of the rows judge, at most:
 _MOST_HELD = 2000
-_WIDE = 5.0  # points between the ends of an interval
 _FEW_HELD = 200  # if they take long
 _COMPARED = 64  # rows, of a file with Keras
 _LEAST_ROWS = 32
@@ -46,108 +46,6 @@ _FEW_ROWS = 1500  # too few to train on
 _CALIBRATION = 512
 _PASSES = 3
 _REFUSALS = (ExportRouteError, ExportConversionError, ExportVerificationError, NotPrunableError)
-
-
-@dataclasses.dataclass(frozen=True)
-class Trial:
-    """One file that was tried.
-
-    Attributes:
-        name: str. What was done: "dense", or "density 0.2, gradually".
-        route: str. The route of the file, such as "float16+sp".
-        score: On the held rows; `low` and `high` are its 95% interval.
-        bytes, gzip_bytes: int. Size of the file, and under gzip.
-        ms: float. Median time of one call with one row, on one thread of this machine.
-        seconds: float. From the dense model to the file.
-        reason: Why there is no file; then the figures are infinite, or nan.
-    """
-
-    name: str
-    route: str
-    score: Score = NO_SCORE
-    bytes: float = math.inf
-    gzip_bytes: float = math.inf
-    ms: float = math.inf
-    seconds: float = 0.0
-    reason: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class ShrinkReport:
-    """What was tried and what was taken; print it.
-
-    Attributes:
-        path: The file.
-        taken: Its `Trial`.
-        trials: All of them.
-        measure: str. Of the scores: "accuracy" (with labels), "agreement" with the dense model's
-            classes, "closeness" of other outputs, or the name of the metric.
-        rows: int. Held rows, which no file was made with.
-        dense: Score of the dense Keras model.
-        max_drop: The most that the score of `taken` was to lose.
-        untried: Densities that the time did not allow.
-    """
-
-    path: str
-    taken: Trial
-    trials: tuple[Trial, ...]
-    measure: str
-    rows: int
-    dense: Score
-    max_drop: float
-    untried: tuple[float, ...] = ()
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """Why this file, and what it is beside a dense int8 one."""
-        taken, there = self.taken, [one for one in self.trials if one.reason is None]
-        lost = 100 * (self.dense.mean - taken.score.mean)
-        found = [f"Taken: {taken.name}, {taken.route}: the fewest bytes within the limits."]
-        found.append(f"It loses {lost:.1f} points of {self.measure} on {self.rows} held rows.")
-        if 100 * (taken.score.high - taken.score.low) > _WIDE:
-            found.append("These rows are few: on others it may lose more.")
-        rivals = [one for one in there if one.name == "dense" and "int8" in one.route]
-        if taken.name == "dense":
-            found.append("No sparse file within the limits is smaller.")
-        elif rivals:
-            own = max(rivals, key=_score)
-            size, speed = own.bytes / taken.bytes, own.ms / taken.ms
-            found.append(
-                f"A dense {own.route} file has {size:.2f} its bytes, {speed:.2f} its time."
-            )
-        good = [one for one in there if self.dense.mean - one.score.mean <= self.max_drop]
-        packed = min(good, key=lambda one: one.gzip_bytes, default=taken)
-        if packed.gzip_bytes < 0.9 * taken.gzip_bytes:
-            found.append(f"Under gzip {packed.name}, {packed.route} has fewest; for *.tflite.gz.")
-        if self.untried:
-            found.append(f"More minutes would allow density {self.untried[0]:g}.")
-        return tuple(found)
-
-    def __str__(self) -> str:
-        titles = f"  {'made by':30}{'route':14}{self.measure:>11}{'95%':>14}"
-        lines = [titles + f"{'bytes':>12}{'gzip':>11}{'ms':>8}{'s':>6}"]
-        for one in self.trials:
-            line = f"{'->' if one is self.taken else '  '}{one.name:30}{one.route:14}"
-            if one.reason is not None:
-                lines.append(f"{line} no file: {one.reason}")
-                continue
-            line += f"{one.score.mean:11.4f}{f'{one.score.low:.3f}-{one.score.high:.3f}':>14}"
-            sizes = f"{one.bytes:12,}{one.gzip_bytes:11,}"
-            lines.append(f"{line}{sizes}{one.ms:8.3g}{one.seconds:6.0f}")
-        return "\n".join([*lines, "", *self.words])
-
-    def plot(self, ax: Any = None) -> Any:
-        if ax is None:
-            import matplotlib.pyplot as plt
-
-            ax = plt.subplots(figsize=(6, 4))[1]
-        for one in (one for one in self.trials if one.reason is None):
-            error = [[one.score.mean - one.score.low], [one.score.high - one.score.mean]]
-            mark = "o" if one is self.taken else "."
-            ax.errorbar(one.bytes, one.score.mean, yerr=error, fmt=mark, color="C0")
-            ax.annotate(f" {one.name}, {one.route}", (one.bytes, one.score.mean), fontsize=7)
-        ax.set(xscale="log", xlabel="bytes", ylabel=f"{self.measure} on {self.rows} held rows")
-        return ax
 
 
 @other_keywords()
@@ -307,19 +205,21 @@ class _Search:
         spare = max(seconds - self._say(), 0.0) / 4  # for a trial
         # A step takes about four times as long as its forward pass.
         used = self._rows.training[: int(spare / (4 * _PASSES * self._rows.each))]
-        ways = ["at once"] if self._solved_in() < spare else ["by magnitude"]
+        solved = self._rows_to_solve_on(spare)
+        ways = ["at once"] if solved >= _COMPARED else ["by magnitude"]
+        self._known = rows_at(self._rows.calibration, slice(0, max(solved, _COMPARED)))
         if len(used) >= _FEW_ROWS:
             ways = [f"{way}, trained" for way in ways if way == "at once"] + ["gradually"]
         rows, smallest = rows_at(self._rows.x, used), None
         whole = [one for one in self.trials if "int8" in one.route] or self.trials[:1]
-        route = max(whole, key=_score).route
+        route = max(whole, key=lambda one: one.mean).route
         todo, at = list(_DENSITIES), _FIRST
         while todo:
             density, start = todo[at], time.monotonic()
             tried = [self._sparse(density, rows, way, route, seed) for way in ways]
-            best = max(tried, key=lambda pair: _score(pair[0]))
+            best = max(tried, key=lambda pair: pair[0].mean)
             ways = [ways[tried.index(best)]]
-            kept = _score(best[0]) >= least
+            kept = best[0].mean >= least
             smallest = best if kept else smallest
             todo = todo[at + 1 :] if kept else todo[:at]
             at = 0 if kept else len(todo) - 1
@@ -330,16 +230,15 @@ class _Search:
             for other in ("dynamic_int4",) if self._packed else ("dynamic_int4", "float16+sp"):
                 self._try(smallest[0].name, smallest[1], other, time.monotonic())
 
-    def _solved_in(self) -> float:
-        """About the seconds of pruning at once: the solver, and rows through all layers."""
+    def _rows_to_solve_on(self, seconds: float) -> int:
+        """On how many rows pruning at once takes so long: its solver, and rows in all layers."""
         square = np.ones((1024, 1024), "float32")
         start = time.monotonic()
         square @ square
-        rate = 2 * 1024**3 / (time.monotonic() - start)
+        each = (time.monotonic() - start) / (2 * 1024**3)  # operation
         shapes = [w.shape for w in prunable_weights(self._model) if "embeddings" not in w.path]
-        solver = sum(1000 * math.prod(shape[:-1]) ** 2 * shape[-1] for shape in shapes)
-        passes = 2 * len(shapes) * _CALIBRATION * self._rows.each
-        return solver / rate + passes
+        solver = each * sum(1000 * math.prod(shape[:-1]) ** 2 * shape[-1] for shape in shapes)
+        return int((seconds - solver) / (2 * max(len(shapes), 1) * self._rows.each))
 
     def _sparse(
         self, density: float, rows: Any, way: str, route: str, seed: int
@@ -361,7 +260,7 @@ class _Search:
     def _pruned(self, density: float, way: str) -> Any:
         if way == "gradually":
             return parametrize(self._model, MagnitudeMask(Cubic(density)))
-        data = (self._rows.calibration,)
+        data = (self._known,)
         if way == "by magnitude":
             found = prune(self._model, density, score="magnitude", budget="uniform")
         else:
@@ -405,10 +304,6 @@ class _Search:
         self._say(f"timing {len(files)} files")
         for k, ms in zip(good, latencies(files), strict=True):
             self.trials[k] = dataclasses.replace(self.trials[k], ms=ms)
-
-
-def _score(one: Trial) -> float:
-    return -1.0 if one.reason else one.score.mean
 
 
 def _first_sentence(error: Exception) -> str:
