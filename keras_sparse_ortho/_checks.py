@@ -54,7 +54,6 @@ def _is_percent(value: Any) -> bool:
 
 
 def check_number(name: str, value: Any) -> float:
-    """Returns `value` as a float; raises ValueError unless it is a finite number."""
     number = as_float(value)
     if not math.isfinite(number):
         raise ValueError(f"`{name}` must be a finite number. Received: {name}={told(value)}")
@@ -106,7 +105,6 @@ def check_moment(name: str, value: Any, least: int = 0) -> int | float:
 
 
 def check_seed(seed: Any) -> int | None:
-    """Returns `seed` as an int or `None`; raises ValueError unless it is non-negative or `None`."""
     if seed is not None and (not is_integer(seed) or seed < 0):
         raise ValueError(
             f"`seed` must be a non-negative integer or None. Received: seed={told(seed)}"

@@ -61,7 +61,6 @@ def all_rows(data: Any) -> Batch:
 
 
 def rows_at(x: Any, index: Any) -> Any:
-    """Some rows of arrays, nested as `x`."""
     return keras.tree.map_structure(lambda array: array[index], x)
 
 

@@ -116,7 +116,6 @@ def is_full(folder: pathlib.Path, reasons: Iterable[str]) -> bool:
 
 
 def disk_full(folder: pathlib.Path, reason: str) -> OSError:
-    """The error to raise for a full disk."""
     return OSError(
         errno.ENOSPC,
         "No room for the files of the export: a copy of the model and a file for each route are "

@@ -58,7 +58,6 @@ class Row:
 
     @property
     def density(self) -> float:
-        """Live fraction."""
         return self.live / self.size
 
 

@@ -79,7 +79,6 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._workers.together(lambda: self._restore(records, epoch))
 
     def _records(self) -> list[dict[str, Any]]:
-        """The saved records, the last epoch first."""
         if not self.model.built:
             raise ValueError(
                 "BackupAndRestore needs a model that is built: call it on a batch of data before "

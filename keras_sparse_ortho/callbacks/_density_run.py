@@ -211,7 +211,6 @@ class UpdateMasks(DensityRun):
             mask.watched = True
 
     def on_run_begin(self, step: int, start: int, steps: int | None) -> None:
-        # Skip masks that another run left at their final density.
         self.sync()
         plans = [(mask, mask.schedule.resolved(steps, start)) for mask in self._own]
         over = [mask for mask, plan in plans if _is_over(mask, plan, step)]

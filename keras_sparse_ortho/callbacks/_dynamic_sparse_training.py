@@ -286,7 +286,6 @@ def drop_and_grow(value: Array, mask: Array, count: int, scores: Array, rng: Gen
 
 
 def smallest(value: Array, live: Array, count: int, rng: Generator) -> Array:
-    """Flat indices of the `count` live entries of smallest magnitude."""
     entries = np.flatnonzero(live)
     return entries[largest(-np.abs(value.reshape(-1)[entries]), count, rng)]
 

@@ -201,7 +201,6 @@ class StepCallback(Logging):
         return self._loop_step is not None
 
     def length(self) -> tuple[int | None, int | None]:
-        """Epochs of the run, and batches of an epoch; `None` if Keras does not know."""
         params = self.params or {}
         return params.get("epochs"), params.get("steps")
 

@@ -217,7 +217,6 @@ def _modules_of_custom_objects() -> list[str]:
 
 
 def litert_outputs(file: Path, task: Task) -> list[np.ndarray]:
-    """The outputs of a LiteRT file on the sample."""
     batches = full_batches(task.sample, task.signature.batch_size)
     rows, result = file.with_suffix(".sample.npz"), file.with_suffix(".outputs.npz")
     np.savez(rows, *[np.concatenate(pieces) for pieces in zip(*batches, strict=True)])

@@ -65,7 +65,6 @@ class Lines:
 
     @functools.cached_property
     def of_slots(self) -> np.ndarray:
-        """The line of each slot."""
         order = np.concatenate(self.groups)
         return np.repeat(order, np.asarray(self.counts)[order])
 
@@ -177,7 +176,6 @@ class BlockGrid:
 
     @property
     def live(self) -> int:
-        """Live entries."""
         if self.counts is None:
             return math.prod(self.shape) * self.fan_in // self.in_blocks
         short = sum(self.counts[0][whole_blocks(self.outputs, self.cols) :]) * self.rows
@@ -264,11 +262,9 @@ class BlockGrid:
         return from_blocks(dense, self.inputs, self.outputs)
 
     def mask(self, inputs_of: np.ndarray) -> np.ndarray:
-        """Which entries of the kernel are live."""
         return self.kernel(np.ones(self.blocks_shape, dtype=bool), inputs_of)
 
     def blocks(self, kernel: np.ndarray, inputs_of: np.ndarray) -> np.ndarray:
-        """The live blocks of a kernel."""
         split = to_blocks(kernel, self.rows, self.cols)
         ordered = split.transpose(np.argsort(self.columns_order()))
         return ordered[self.of_outputs.of_slots, inputs_of.ravel()].reshape(self.blocks_shape)
@@ -312,7 +308,6 @@ def check_block(block: Any) -> tuple[int, int]:
 
 
 def checked_counts(counts: Any) -> Counts:
-    """`counts` as two tuples of integers."""
     if not isinstance(counts, tuple | list) or len(counts) != 2:
         raise ValueError(
             "`counts` must be a pair: the live blocks of each output block, and of each input "

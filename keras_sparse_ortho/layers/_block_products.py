@@ -244,7 +244,6 @@ def padded_blocks(x: Any, axis: int, side: int, width: int) -> Any:
 
 
 def without_padding(x: Any, axis: int, side: int, width: int) -> Any:
-    """The inverse of `padded_blocks`."""
     return _resized(x, axis, side, width, width, width - 1)
 
 
@@ -254,6 +253,8 @@ def _resized(x: Any, axis: int, side: int, width: int, before: int, after: int) 
         return x
     first, rest = ops.split(x, [whole * width], axis=axis)
     shape = list(ops.shape(rest))
+    if axis:
+        shape[0] = -1  # no shape depends on the batch, for files
     rest = ops.reshape(rest, [*shape[:axis], count - whole, before, *shape[axis + 1 :]])
     if after > before:
         ends = [[0, 0] for _ in rest.shape]

@@ -19,6 +19,7 @@ from keras_sparse_ortho.layers._block_products import (
     without_padding,
 )
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
+from keras_sparse_ortho.orthogonal import einsum_axes
 
 ops = keras.ops
 # Not softmax, log_softmax, sparsemax and glu, which mix channels.
@@ -160,7 +161,7 @@ class BlockSparseEinsumDense(BlockSparseLayer):
 
     def call(self, inputs: Any) -> Any:
         """The product by token: the axes that are not summed, one after the other."""
-        data, kernel, output = axes_of(self.equation, len(inputs.shape))
+        data, kernel, output = einsum_axes(self.equation, len(inputs.shape))
         summed = [letter for letter in kernel if letter in data]
         free = [letter for letter in data if letter not in summed]
         made = [letter for letter in kernel if letter not in data]
@@ -341,18 +342,6 @@ def letters_of(equation: str) -> tuple[str, str, str]:
         f"'abc,cde->abde' and 'abde,dec->abc': {reason}. Use a plain EinsumDense, whose kernel "
         f"keras_sparse_ortho.PrunableLayer can mask. Received: equation={equation!r}"
     )
-
-
-def axes_of(equation: str, rank: int) -> tuple[list[str], list[str], list[str]]:
-    """The letters of input, of rank `rank`, kernel and output; digits stand for an ellipsis."""
-    data, kernel, output = letters_of(equation)
-    more = [str(k) for k in range(rank - len(data.replace("...", "")))]
-
-    def spelled(letters: str) -> list[str]:
-        head, dots, tail = letters.partition("...")
-        return [*head, *(more if dots else ()), *tail]
-
-    return spelled(data), [*kernel], spelled(output)
 
 
 def is_elementwise(activation: Any) -> bool:

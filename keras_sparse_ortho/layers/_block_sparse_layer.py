@@ -277,7 +277,6 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         return dataclasses.replace(found, blocks=stacked(pieces, blocks.shape[1:]))
 
     def set_quantizer(self, quantizer: FakeQuantization) -> None:
-        """Lets the live blocks of a built layer be quantized, see the argument `quantizer`."""
         self.quantizer = quantizer
 
     @staticmethod
@@ -297,7 +296,6 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         return self.shaped(kernel)
 
     def mask_value(self) -> np.ndarray:
-        """Which entries of that kernel are live."""
         return self.shaped(self.grid.mask(to_numpy(self.inputs_of)))
 
     def shaped(self, matrix: np.ndarray) -> np.ndarray:
@@ -381,7 +379,6 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         return plain
 
     def _plain(self) -> Any:
-        """The same, not built."""
         config = {key: value for key, value in self.get_config().items() if key not in _OWN}
         if self.kernel_initializer == _EXACT_ORTHOGONAL:
             del config["kernel_initializer"]
@@ -441,7 +438,6 @@ def _fan_correction(grid: BlockGrid, count: int, initializer: Any) -> float:
 
 
 def constant(value: np.ndarray) -> Callable[..., Any]:
-    """An initializer that gives one array."""
 
     def initializer(shape: Any, dtype: Any = None) -> Any:
         return ops.cast(ops.convert_to_tensor(value), dtype)

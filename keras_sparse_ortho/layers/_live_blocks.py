@@ -98,7 +98,6 @@ class LiveBlocks(Storage):
         return self._at_places(block_sums(to_numpy(self._layer.blocks), lead))
 
     def _at_places(self, values: Any) -> np.ndarray:
-        """Values of live blocks where they stand, zero elsewhere."""
         return self._by_part(self._whole(values).T)
 
     def place_sums(self, gradient: Any) -> np.ndarray:

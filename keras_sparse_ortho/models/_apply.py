@@ -46,6 +46,13 @@ from keras_sparse_ortho.parametrizations import (
     Parametrization,
 )
 
+_STORAGES = ("masked", "compact", "blocks")
+
+
+def check_storage(storage: str) -> None:
+    if storage not in _STORAGES:
+        raise ValueError(f"`storage` must be one of {list(_STORAGES)}. Received: {storage=}")
+
 
 @dataclasses.dataclass(frozen=True)
 class Target:
@@ -160,7 +167,6 @@ def verb(plan: Callable[Concatenate[keras.Model, P], Plan]) -> Verb[P]:
         made = plan(*args, **kwargs)
         return _apply(args[0] if args else kwargs["model"], made, True)
 
-    # `help` shows what a call returns.
     signature = inspect.signature(plan).replace(return_annotation="keras.Model")
     for function in (act, in_place):
         vars(function)["__signature__"] = signature
@@ -310,7 +316,9 @@ def _sparse_form(
 def mask_of(storage: Any) -> Any:
     if storage is None:
         return None
-    return Draw(storage.mask_value(), None, storage.drawn_by, storage.is_as_drawn())
+    structure = getattr(storage, "structure", None)  # of a MagnitudeMask
+    block = (structure.rows, structure.cols) if isinstance(structure, Block) else None
+    return Draw(storage.mask_value(), None, storage.drawn_by, storage.is_as_drawn(), block)
 
 
 def _on_blocks(
@@ -421,7 +429,6 @@ class _Checks:
             probe_of_copy(self._model, result).check(result)
 
     def _carry_slots(self, result: Any) -> None:
-        """Gives the new optimizer the step count, moments and averages of the old one."""
         result.optimizer.build(result.trainable_variables)
         pairs = zip(self._variables, _without_support(result), strict=True)
         partners = {id(old): now for old, now in pairs}

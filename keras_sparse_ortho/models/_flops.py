@@ -13,6 +13,7 @@ from keras_sparse_ortho._checks import told
 from keras_sparse_ortho._keras_internals import ConvLSTMCell, from_zero_states, replaced
 from keras_sparse_ortho.kernels import PrunableWeight, are_experts, is_table, walk
 from keras_sparse_ortho.layers import BlockSparseConv, BlockSparseDense, BlockSparseEinsumDense
+from keras_sparse_ortho.orthogonal import einsum_axes
 
 L = keras.layers
 
@@ -131,12 +132,10 @@ def _places(layer: Any, shape: Sequence[int]) -> int:
 
 
 def _einsum_dense(layer: Any, inputs: Any, outputs: Any) -> int:
-    data, kernel = layer.equation.replace(" ", "").split("->")[0].split(",")
-    head, dots, tail = data.partition("...")
-    shape = tuple(inputs.shape)
-    names = [*head, *("." * (len(shape) - len(head) - len(tail)) if dots else ""), *tail]
+    data, kernel, _ = einsum_axes(layer.equation, len(inputs.shape))
     # Every input axis that the kernel does not have repeats it; the batch is one.
-    return math.prod(size for name, size in zip(names, shape, strict=True) if name not in kernel)
+    pairs = zip(data, inputs.shape, strict=True)
+    return math.prod(size for letter, size in pairs if letter not in kernel)
 
 
 def _conv_lstm_cell(layer: Any, inputs: Any, outputs: Any) -> int:

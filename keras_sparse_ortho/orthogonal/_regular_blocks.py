@@ -73,7 +73,6 @@ class RegularBlocks:
 
     @property
     def live(self) -> int:
-        """Live entries of the kernel, at all taps."""
         return math.prod(self.canonical_shape) * self.blocks.shape[3] // self.in_blocks
 
     def with_taps(self) -> np.ndarray:

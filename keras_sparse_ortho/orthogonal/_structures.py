@@ -115,7 +115,6 @@ class Block(Structure):
         return block_count(side, count) == width and count * width <= min(_PADDED * side, other)
 
     def check(self, canonical_shape: Sequence[int]) -> None:
-        """Refuses inputs or outputs that cannot be divided into blocks."""
         if not self.divides(canonical_shape):
             raise LayoutError(
                 f"{self} needs inputs divisible by {self.rows} and outputs divisible by "
@@ -225,7 +224,6 @@ class GivenBlocks(Block):
             raise LayoutError(f"There are {sides} blocks. Received: {self.array.shape} given ones")
 
     def unit(self, canonical_shape: Sequence[int]) -> int:
-        """The only count."""
         return round(self.array.mean() * math.prod(canonical_shape))
 
     least = covering = most = unit

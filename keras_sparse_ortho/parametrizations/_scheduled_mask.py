@@ -18,7 +18,6 @@ from keras_sparse_ortho._keras_internals import (
 )
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import DensityError, DensityWarning
-from keras_sparse_ortho.initializers import ExactOrthogonal
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight, storages_of, walk
 from keras_sparse_ortho.orthogonal import (
     Block,
@@ -242,12 +241,6 @@ class MagnitudeMask(ScheduledMask):
     def fixed(self) -> bool:
         live, final = self.counts()
         return live == final and self.last_updated >= 0
-
-    @property
-    def drawn_by(self) -> Any:
-        return (
-            ExactOrthogonal(structure=self.structure) if isinstance(self.structure, Block) else None
-        )
 
     def support(self) -> list[Any]:
         return [self.mask, self._updated]

@@ -30,13 +30,7 @@ Densities = Mapping[str, float] | Sequence[float] | np.ndarray
 BudgetLike = str | Budget | Sensitivity | Densities
 """The name of a budget, a `Budget`, measured errors, or a density for each kernel."""
 
-STORAGES = ("masked", "compact", "blocks")
 _BUDGETS: dict[str, Callable[..., Budget]] = {"uniform": uniform, "er": er, "erk": erk}
-
-
-def check_storage(storage: str) -> None:
-    if storage not in STORAGES:
-        raise ValueError(f"`storage` must be one of {list(STORAGES)}. Received: {storage=}")
 
 
 def weights_to_prune(model: Any, include: Selection, exclude: Selection) -> list[PrunableWeight]:

@@ -27,7 +27,7 @@ from keras_sparse_ortho.initializers import (
     layout_for,
 )
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, derived_seed
-from keras_sparse_ortho.models import Plan, verb
+from keras_sparse_ortho.models import Plan, check_storage, verb
 from keras_sparse_ortho.orthogonal import (
     Block,
     GivenBlocks,
@@ -41,7 +41,6 @@ from keras_sparse_ortho.pruning._blocks import BlockPlan
 from keras_sparse_ortho.pruning._planning import (
     BudgetLike,
     Densities,
-    check_storage,
     density_and_budget,
     hold,
     plan_for,

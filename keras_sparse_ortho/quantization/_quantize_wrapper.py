@@ -64,7 +64,6 @@ class QuantizeWrapper(WrapperBuiltByCalls):
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
-        """Inside, the layer is built under its name without the wrapper."""
         stand_in_name_scope(self, self.layer)
         yield
 
@@ -122,7 +121,6 @@ class QuantizeWrapper(WrapperBuiltByCalls):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "QuantizeWrapper":
-        """The reverse of `get_config`; ValueError for another configuration."""
         check_config("QuantizeWrapper", config, "layer")
         layer = config["layer"]
         if not isinstance(layer, keras.layers.Layer):
