@@ -24,7 +24,7 @@ Row = tuple[str, dict[str, Any]]
 
 
 def path_of(argument: str, value: Any) -> pathlib.Path:
-    """The path that an argument names; ValueError for what is no path, such as None."""
+    """The path that an argument names; ValueError for other values, such as None."""
     if not isinstance(value, str | os.PathLike):
         raise ValueError(
             f"`{argument}` must be a path, a string or a `pathlib.Path`. "

@@ -65,11 +65,9 @@ def warn_not_finite(callback: str, error: NotPrunableError) -> None:
 
 
 class DensityRun(StepCallback):
-    """Brings parametrizations of a `_kind` to a density, and warns when the run ends without it.
+    """Brings parametrizations of a `_kind` to a density, and warns when the run ends without it."""
 
-    Restored weights of an earlier epoch are not pruned, as no training would follow. The density
-    is checked when all callbacks are done.
-    """
+    # Restored weights of an earlier epoch are not pruned, as no training would follow.
 
     _kind: type[Parametrization]
     _names: str

@@ -16,10 +16,7 @@ from keras_sparse_ortho.parametrizations import digest
 
 
 class LiveBlocks(Storage):
-    """The kernel of a built `BlockSparseLayer`.
-
-    Its places are the blocks, `(I, J)`, or for several parts `(parts, I, J)`.
-    """
+    """The kernel of a built layer. Its places are blocks, `(I, J)` or `(parts, I, J)`."""
 
     compact = movable = in_blocks = True
     weight: Any = None

@@ -544,11 +544,8 @@ def _sides(
 def _block_orthogonal(
     inputs: int, outputs: int, block: Block, limit: int, options: DrawOptions
 ) -> np.ndarray:
-    """An orthogonal `(inputs, outputs)` matrix of at most `limit` live blocks.
-
-    `n` is the shorter side, in groups of `a`; `m` the longer one, in lines of `b`, which are
-    rotated. In a square matrix the lines are those of the side with the smaller blocks.
-    """
+    """An orthogonal `(inputs, outputs)` matrix of at most `limit` live blocks."""
+    # The lines of the longer side are rotated; in a square matrix those of smaller blocks.
     rng = options.rng
     (n, a), (m, b), wide = _sides(inputs, outputs, block)
     groups, lines = n // a, m // b
