@@ -39,7 +39,7 @@ COMPILE_QUICKLY_ON_JAX = (
 )
 
 
-# What a first change should not break: no export, no callback; on torch, which compiles nothing.
+# The rooms of `quick`: no export, no callback; on torch, which compiles nothing.
 QUICK = ("analysis", "budgets", "initializers", "layers", "models", "parametrizations", "saliency")
 QUICK_WITHOUT_KERAS = ("tests/test_rooms.py", "tests/orthogonal", "tests/schedules")
 
@@ -55,7 +55,7 @@ class Result:
     note: str = ""
 
 
-def told(command: tuple[str, ...], env: dict[str, str]) -> str:
+def as_typed(command: tuple[str, ...], env: dict[str, str]) -> str:
     """A command as one could type it."""
     return " ".join(["$", *(f"{k}={v}" for k, v in env.items()), *command])
 
@@ -63,12 +63,12 @@ def told(command: tuple[str, ...], env: dict[str, str]) -> str:
 def python(*arguments: str, **env: str) -> bool:
     """Run this interpreter in the root, with ``env`` in the environment; True if it exits with 0.
 
-    What it says is printed at once in the end, as another part may run at the same time.
+    Its output is printed at once in the end, as another part may run at the same time.
     """
     command = (sys.executable, *arguments)
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     done = subprocess.run(command, cwd=ROOT, env=os.environ | env, check=False, **both)
-    print(f"{told(command, env)}\n{done.stdout}", end="", flush=True)
+    print(f"{as_typed(command, env)}\n{done.stdout}", end="", flush=True)
     return done.returncode == 0
 
 
@@ -80,7 +80,7 @@ def pytest(backend: str, *arguments: str, **env: str) -> Result:
         report = Path(folder) / "junit.xml"
         command = (sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *arguments)
         env = {"KERAS_BACKEND": backend} | env
-        print(told(command, env), flush=True)
+        print(as_typed(command, env), flush=True)
         ok = subprocess.run(command, cwd=ROOT, env=os.environ | env, check=False).returncode == 0
         if not report.exists():
             return Result(False, note="no report: pytest did not start")
@@ -95,9 +95,14 @@ def pytest(backend: str, *arguments: str, **env: str) -> Result:
 
 
 def lint(_: list[str]) -> Result:
-    """Ruff's rules and format."""
-    checked = python("-m", "ruff", "check", ".")
-    return Result(python("-m", "ruff", "format", "--check", ".") and checked)
+    """Ruff's rules and format; plain English."""
+    found = {
+        "ruff's rules": "-m ruff check .",
+        "its format: make format": "-m ruff format --check .",
+        "words": "tools/words.py",
+    }
+    notes = [note for note, command in found.items() if not python(*command.split())]
+    return Result(not notes, note="; ".join(notes))
 
 
 def types(_: list[str]) -> Result:

@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from keras_sparse_ortho._checks import check_density, is_integer, other_keywords, told
+from keras_sparse_ortho._checks import as_text, check_density, is_integer, other_keywords
 from keras_sparse_ortho._files import atomic_write, shown
 from keras_sparse_ortho.budgets._tables import read_rows
 from keras_sparse_ortho.errors import BudgetError, DensityError, LayoutError
@@ -237,7 +237,7 @@ class Budget(Mapping[str, float]):
 def _count(name: str, value: Any, least: int) -> int:
     if not is_integer(value) or not least <= value <= _LARGEST:
         raise BudgetError(
-            f"The {name} must be an integer from {least} to 2^63 - 1. Received: {told(value)}"
+            f"The {name} must be an integer from {least} to 2^63 - 1. Received: {as_text(value)}"
         )
     return int(value)
 

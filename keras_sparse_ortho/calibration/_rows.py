@@ -1,4 +1,4 @@
-"""What a kernel multiplies: the rows of its layer's inputs, and their moments."""
+"""The rows of a layer's inputs, which its kernel multiplies, and their moments."""
 
 import dataclasses
 import math
@@ -158,7 +158,7 @@ def _states(cell: Any) -> Rows | None:
 
 
 def _einsum_dense(layer: Any) -> Rows | None:
-    """The inputs with their batch axes first, and those that are summed over last."""
+    """The inputs with their batch axes first, and the summed ones last."""
     data, kernel, output = einsum_axes(layer.equation)
     if any(name not in data and name not in output for name in kernel):
         return None  # the kernel alone is summed along an axis

@@ -79,7 +79,7 @@ def write_traced(
 
 
 def float_file(path: str) -> bytes:
-    """The float32 file of what `write_traced` has written."""
+    """The float32 file of a model that `write_traced` has written."""
     converted = Path(f"{path}.tflite")
     if not converted.exists():
         by_jax = Path(path).is_file()

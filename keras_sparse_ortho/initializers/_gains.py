@@ -41,8 +41,8 @@ def critical_gain(activation: Any, bias_std: float = 0.0) -> float:
 
     Raises ValueError for a negative `bias_std`, or an activation without a critical point at it.
 
-    Limits: mean-field theory holds for infinite width. Of several critical points, this is the one
-    of least variance. Kinks at multiples of 1/16 are exact, others cost digits.
+    Limits: mean-field theory holds for infinite width. Among several critical points, this is the
+    one of least variance. Kinks at multiples of 1/16 are exact, others cost digits.
 
     Examples:
         >>> round(critical_gain("tanh", bias_std=0.00448), 4)

@@ -22,7 +22,7 @@ from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
 from keras_sparse_ortho.orthogonal import einsum_axes
 
 ops = keras.ops
-# Not softmax, log_softmax, sparsemax and glu, which mix channels.
+# Without softmax, log_softmax, sparsemax and glu, which mix channels.
 _ELEMENTWISE = (
     *("celu", "elu", "exponential", "gelu", "hard_shrink", "hard_sigmoid", "hard_silu"),
     *("hard_swish", "hard_tanh", "leaky_relu", "linear", "log_sigmoid", "mish", "relu", "relu6"),
@@ -105,7 +105,7 @@ class BlockSparseDense(BlockSparseLayer):
         if self.bias is not None:
             # TensorFlow's ops.add would take a column for a row where both have one length.
             x = x + ops.expand_dims(self.bias, 1)
-        # One layer's second transposition cancels the next one's first, with what is between.
+        # One layer's second transposition then cancels the next one's first.
         early = is_elementwise(self.activation)
         outputs = ops.transpose(self.activation(x) if early else x)
         return outputs if early else self.activation(outputs)
@@ -209,7 +209,7 @@ class BlockSparseConv(BlockSparseLayer):
                 f"Received: groups={groups!r}"
             )
         check_integer("filters", filters)
-        # Not tracked; it checks the other arguments.
+        # It checks the other arguments, and is not tracked.
         plain = self.namesake(
             filters, kernel_size, strides, padding, data_format, dilation_rate, use_bias=use_bias
         )

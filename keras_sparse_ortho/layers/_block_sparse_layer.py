@@ -10,12 +10,12 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import (
+    as_text,
     check_density,
     check_number,
     check_seed,
     is_integer,
     other_keywords,
-    told,
 )
 from keras_sparse_ortho._keras_internals import (
     Axes,
@@ -65,7 +65,7 @@ _FUNCTIONS: dict[str, Any] = {
 
 
 class OnBlocks:
-    """What layers of live blocks refuse of what Keras' layers do."""
+    """Refuses methods of Keras' layers that need a dense kernel."""
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
         raise no_dense_update(self, "quantize")
@@ -186,7 +186,7 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         if not is_integer(size) or size < 1:
             raise LayoutError(
                 f"The layer '{self.name}' needs inputs with a known size of axis {axis}. "
-                f"Received: input_shape={told(input_shape)}"
+                f"Received: input_shape={as_text(input_shape)}"
             )
 
     def _fitting_grid(self, inputs: int, outputs: int, taps: tuple[int, ...]) -> BlockGrid:
@@ -362,7 +362,7 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
 
     def _damaged(self, reason: str) -> ValueError:
         return ValueError(
-            f"What is loaded into or set in the layer '{self.name}' is damaged, or of another "
+            f"The values loaded into or set in the layer '{self.name}' are damaged, or of another "
             f"model: {reason}"
         )
 

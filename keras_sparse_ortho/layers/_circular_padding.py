@@ -18,8 +18,8 @@ class CircularPadding(keras.layers.Layer):
     sees a whole window, and none a border of zeros.
 
     Args:
-        padding: What a window of `k` taps needs is `k - 1` in all. An integer for both ends of all
-            spatial axes, or a sequence of an integer or a `(before, after)` pair for each.
+        padding: An integer for both ends of all spatial axes, or a sequence of an integer or a
+            `(before, after)` pair for each. A window of `k` taps needs `k - 1` in all.
         data_format: As for convolutions.
         **kwargs: As for `keras.layers.Layer`.
 

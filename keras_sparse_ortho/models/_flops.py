@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._checks import told
+from keras_sparse_ortho._checks import as_text
 from keras_sparse_ortho._keras_internals import ConvLSTMCell, from_zero_states, replaced
 from keras_sparse_ortho.kernels import PrunableWeight, are_experts, is_table, walk
 from keras_sparse_ortho.layers import BlockSparseConv, BlockSparseDense, BlockSparseEinsumDense
@@ -60,7 +60,7 @@ def count_flops(
         except Exception as error:  # of a model from a file, whatever its layers do with settings
             raise ValueError(
                 f"The model '{model.name}' cannot be called on inputs of its shape, from which "
-                f"multiplications are counted. Received: {type(error).__name__}: {told(error)}"
+                f"multiplications are counted. Received: {type(error).__name__}: {as_text(error)}"
             ) from error
     table: dict[int, int] = {}
     for weight in weights:

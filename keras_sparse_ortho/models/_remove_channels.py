@@ -133,7 +133,7 @@ def _value(variable: Any) -> np.ndarray:
 
 # A rule has three functions of the channels (the last axis) of all inputs, one after the other:
 # `constants(inputs)`: the constant channels of the output; `needed(constants, read, kept)`: which
-# channels of the inputs, and of the output, must be there, with those that the layer adds;
+# channels of the inputs, and of the output, must be there, the layer's own included;
 # `shrunk`: the layer between such tensors, or `None` if it need not change.
 
 

@@ -196,7 +196,7 @@ class Structure(abc.ABC):
 
     @abc.abstractmethod
     def unit(self, canonical_shape: Sequence[int]) -> int:
-        """What the live count is a multiple of."""
+        """The live count is a multiple of this."""
 
     @abc.abstractmethod
     def least(self, canonical_shape: Sequence[int]) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_sparse_ortho._checks import told
+from keras_sparse_ortho._checks import as_text
 
 # Rounds of trades. For 16 to 1024 lines more make no difference: after four times as many, the
 # number of blocks that two lines share has the same variance.
@@ -253,10 +253,10 @@ def check_pattern(inputs_of: np.ndarray, outputs_of: np.ndarray, uses: Sequence[
     elif len(np.unique(outputs_of.astype(np.int64) * len(uses) + inputs_of)) < len(inputs_of):
         rule = "each at most once for an output block"
     elif (np.bincount(inputs_of, minlength=len(uses)) != uses).any():
-        rule = f"each as often as its count, {told(list(uses))}"
+        rule = f"each as often as its count, {as_text(list(uses))}"
     else:
         return
-    raise ValueError(f"`inputs_of` must name input blocks, {rule}. Received: {told(inputs_of)}")
+    raise ValueError(f"`inputs_of` must name input blocks, {rule}. Received: {as_text(inputs_of)}")
 
 
 def _shuffled(count: int, rng: np.random.Generator) -> np.ndarray:

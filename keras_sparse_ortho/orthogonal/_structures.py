@@ -584,7 +584,7 @@ def _block_orthogonal(
 
 
 def _raise_towards(counts: list[int], most: list[int], total: int) -> list[int]:
-    """Raises `counts` in proportion to what they lack of `most`, up to a sum of `total`."""
+    """Raises `counts` towards `most` in proportion to the difference, up to a sum of `total`."""
     missing = [full - count for full, count in zip(most, counts, strict=True)]
     more = min(total - sum(counts), sum(missing))
     if more <= 0:

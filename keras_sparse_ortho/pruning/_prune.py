@@ -223,7 +223,7 @@ def apply_masks(
     exclude: Selection = None,
     storage: str = "masked",
 ) -> Plan:
-    """Holds given masks, or those that the layers' own initializers drew: `w_e = M * w`.
+    """Holds given masks, or the masks that the layers' own initializers drew: `w_e = M * w`.
 
     Without masks held, a kernel is dense after one step. With them dead entries stay 0. Kernels
     keep their values. Initializers see only a shape: if one drew along other axes than its layer's,
