@@ -1,8 +1,9 @@
 """Run the checks of this repository and sum up: ``check.py [PART ...] [--slow]``.
 
-Without a PART all of `make test` runs. A part that fails does not stop the others. A part that runs
-tests must have run at least one. Parts that need one core run at the same time, and before the
-tests, which take two.
+Without a PART all of `make test` runs. There a test of several backends runs on one of them, drawn
+by its name; in a part that is named, and with --slow, it runs on each. A part that fails does not
+stop the others. A part that runs tests must have run at least one. Parts that need one core run at
+the same time, and before the tests, which take two.
 """
 
 from __future__ import annotations
@@ -136,12 +137,12 @@ def quick(_: list[str]) -> Result:
 
 
 def tensorflow(options: list[str]) -> Result:
-    """The whole suite."""
+    """The tests on TensorFlow, and those without a backend."""
     return pytest("tensorflow", "tests", *TWO_AT_A_TIME, *options)
 
 
 def jax(options: list[str]) -> Result:
-    """The backend-neutral part of the suite."""
+    """The tests on JAX."""
     flags = COMPILE_QUICKLY_ON_JAX
     with tempfile.TemporaryDirectory() as cache:
         # The oldest versions of JAX do not know the flags, and end a process that names them.
@@ -161,7 +162,7 @@ def jax(options: list[str]) -> Result:
 
 
 def torch(options: list[str], *folders: str) -> Result:
-    """The part of the suite that is marked ``core``."""
+    """The tests on torch."""
     # Two processes of one thread each: the tensors are too small for more threads.
     where = folders or ("tests",)
     return pytest("torch", *where, *TWO_AT_A_TIME, *options, OMP_NUM_THREADS="1")
@@ -216,7 +217,7 @@ def main() -> int:
         parser.error(f"PART must be one of {', '.join(PARTS)}. Received: {', '.join(unknown)}")
 
     names = arguments.parts or [part.__name__ for part in (*ALONE, *TESTED)]
-    options = ["--slow"] if arguments.slow else []
+    options = ["--slow"] if arguments.slow else [] if arguments.parts else ["--spread"]
     alone = [name for name in names if PARTS[name] in ALONE]
     with ThreadPoolExecutor(2) as pool:
         rows = [*pool.map(lambda name: timed(name, options), alone)]
