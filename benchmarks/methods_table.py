@@ -220,6 +220,8 @@ INITIALIZERS: dict[str, Callable[[float | None], Pattern]] = {
     "angles_1": lambda gain: FixedAngles(gain=gain or 1.0, start="published"),
     "angles_80": lambda gain: Angles80(gain=gain or 1.0, start="published"),
     "eoi_all": lambda gain: ExactOrthogonal(gain="auto", taps="all"),
+    "eoi_even": lambda gain: ExactOrthogonal(gain=gain or "auto", start="even", taps="center"),
+    "eoi_even_all": lambda gain: ExactOrthogonal(gain="auto", start="even", taps="all"),
 }
 """What draws kernels and fixed masks, by name, for a gain:
 
@@ -229,11 +231,11 @@ INITIALIZERS: dict[str, Callable[[float | None], Pattern]] = {
 - eoi_published: exactly orthogonal, `[I | 0]` rotated; eoi_authors: so, as the authors ran networks
   with normalization; eoi_erk: without dead outputs; eoi_auto:
   with the gain by what follows each layer; eoi_all: so, as one matrix on all taps of a convolution,
-  which is what `sparsify` draws where normalization follows.
+  which is what `sparsify` draws where normalization follows;
+  eoi_even, eoi_even_all: the same two with even degrees.
 
-Some arms of the tables were measured with kernels that the package no longer draws: `eoi_shift` and
-`rigl_shift` (entries spread over all taps) at 936aadd, `eoi_even` and `eoi_even_all` (about as many
-live entries in every line) at 3519dfb.
+The arms `eoi_shift` and `rigl_shift` of the tables (entries spread over all taps) were measured at
+936aadd; the package does not draw such kernels any more.
 """
 
 
