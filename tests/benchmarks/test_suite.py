@@ -84,7 +84,7 @@ def test_a_result_says_where_it_was_made(record, tmp_path, capsys):
 
 def test_what_is_left_is_told_and_passed_on(record, suite, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(record.time, "monotonic", iter([0, 120, 120, 240, 300, 360]).__next__)
-    assert list(record.told("part", "abc")) == ["a", "b", "c"]
+    assert list(record.announced("part", "abc")) == ["a", "b", "c"]
     assert capsys.readouterr().out.splitlines() == [
         "left at least: part, 3 runs",
         "left at least: part, 2 runs, about 4 min",
