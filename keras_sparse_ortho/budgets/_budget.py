@@ -405,7 +405,7 @@ def lift(model: Any, budget: Budget, initializer: SparseInitializer | None = Non
     Args:
         model: Model (built) or list of `PrunableWeight`, with the weights of the budget.
         budget: Budget. E.g. the final densities of STR or SNIP, or a published table.
-        initializer: SparseInitializer. What will draw the kernels. Default: `ExactOrthogonal()`.
+        initializer: SparseInitializer of the kernels. Default: `ExactOrthogonal()`.
 
     Raises BudgetError for other weights, and for a global count below that of orthogonal kernels.
 
