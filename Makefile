@@ -41,7 +41,7 @@ help:
 	@echo "make demo          train, sparsify, strip and export on real data (examples/quickstart.py)"
 	@echo "make test-quick    two minutes, for a first change: lint, short tests on TensorFlow and JAX"
 	@echo "make test          lint, docs, each test on one of its backends, site, wheel: 11 minutes"
-	@echo "make lint          ruff and mypy only      make format  let ruff rewrite"
+	@echo "make lint          ruff, mypy and tools/words.py only      make format  let ruff rewrite"
 	@echo "make test-slow     all tests on all of their backends, the slow ones with them"
 	@echo "make test-oldest   the suite on the oldest versions that pyproject.toml allows"
 	@echo "make test-keras-nightly  the suite on the Keras of last night"
@@ -109,7 +109,7 @@ $(NO_TF_STAMP): pyproject.toml Makefile
 		"sybil>=9.1"
 	@touch $@
 
-# Likewise: these bring newer versions of what TFMOT bounds.
+# Separate venv: these need newer packages than TFMOT allows.
 $(FORMATS_STAMP): $(STAMP)
 	@echo "setting up $(FORMATS)"
 	@test -x $(FORMATS)/bin/python || $(PY) -m venv $(FORMATS)

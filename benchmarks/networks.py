@@ -380,8 +380,8 @@ def vit() -> keras.Model:
 def vgg() -> keras.Model:
     """The first ten convolutions of VGG-16, with batch normalization, for images of 32 x 32.
 
-    Not the last three, of 512 channels at 2 x 2: XLA computes them at a hundredth of the usual
-    speed on processors, so that blocks would be compared with that.
+    The last three, of 512 channels at 2 x 2, stay out: XLA computes them at a hundredth of the
+    usual speed on processors, an unfair rival.
     """
     return vgg16((32, 32, 3), 10, {"filters": (64, 128, 256, 512)})
 
@@ -483,7 +483,7 @@ def _scan(body: Any, x: Any, weights: list[Any], depth: int) -> Any:
         return x
     import tensorflow as tf
 
-    # Not slices: the gradient of one is as large as the whole.
+    # A slice would have a gradient as large as the whole.
     arrays = [tf.TensorArray(w.dtype, depth, element_shape=w.shape[1:]).unstack(w) for w in weights]
     step = lambda k, own: (k + 1, body(own, [array.read(k) for array in arrays]))  # noqa: E731
     start = (tf.constant(0), x)
