@@ -29,7 +29,18 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
-from record import HERE, QUICK, RESULTS, append, finished, machine, markdown, parsed, told, write
+from record import (
+    HERE,
+    QUICK,
+    RESULTS,
+    append,
+    finished,
+    machine,
+    markdown,
+    parsed,
+    announced,
+    write,
+)
 
 layers, ops = keras.layers, keras.ops
 FETCHED = pathlib.Path(os.environ.get("KSO_REAL", HERE / "out/real"))
@@ -385,19 +396,20 @@ Case = tuple[str, str]
 """How the model is made, and the route of its file."""
 
 CASES: tuple[Case, ...] = (
-    *(("dense", route) for route in ("float16", "dynamic_int8", "int8")),
-    ("dense", "dynamic_int4"),
+    *(("dense", route) for route in ("float16", "dynamic_int8", "int8", "dynamic_int4")),
     ("dense, trained", "int8"),
     ("dense, trained", "int4"),
     *((f"at once, {density}", "dynamic_int8") for density in (0.5, 0.2, 0.1)),
-    ("at once, 0.2, distilled", "dynamic_int8"),
-    *((f"gradually, {density}", "dynamic_int8") for density in (0.2, 0.1)),
+    *((f"at once, {density}, distilled", "dynamic_int8") for density in (0.35, 0.2)),
+    ("at once, 0.5, distilled, trained", "dynamic_int4"),
+    ("at once, 0.35, distilled, trained", "dynamic_int4"),
+    *((f"gradually, {density}", "dynamic_int8") for density in (0.35, 0.2, 0.1)),
     ("gradually, 0.2", "float16+sp"),
     ("gradually, 0.2, trained", "int8"),
     ("gradually, 0.2, trained", "int4"),
     ("blocks of 16, 0.5, distilled", "int8+blocks"),
-    ("shrink", "small"),
     ("shrink", "gzip"),
+    ("shrink", "small"),
 )
 
 
@@ -421,8 +433,9 @@ def made(dense: keras.Model, rows: np.ndarray, how: str, route: str) -> keras.Mo
         distill(model, dense, rows, **distilled)
     if route == "dynamic_int4":
         model = kso.quantize_aware(model, "int4", None)
-    if "trained" in rest:
+    elif "trained" in rest:
         model = kso.quantize_aware(model, route)
+    if "trained" in rest:
         distill(model, dense, rows, epochs=1, learning_rate=5e-4, verbose=2)
     return model
 
@@ -441,7 +454,7 @@ def measure(name: str, given: argparse.Namespace) -> None:
     apart = max(float(np.abs(a - b).max()) for a, b in zip(ours, theirs, strict=True))
     want = keras.tree.flatten(dense.predict(tested, verbose=0))[-1]
     judge, found = Judge([want], None, "agreement"), []
-    for how, route in told(name, CASES):
+    for how, route in announced(name, CASES):
         file = folder / f"{how}, {route}.tflite{'.gz' if route == 'gzip' else ''}"
         notes = file.with_suffix(".json")
         if not notes.exists():

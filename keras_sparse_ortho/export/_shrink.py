@@ -8,6 +8,8 @@ import os
 import sys
 import time
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from keras_sparse_ortho.export._shrink_report import ShrinkReport, Trial
 from keras_sparse_ortho.models import prunable_weights, strip
 from keras_sparse_ortho.parametrizations import MagnitudeMask
 from keras_sparse_ortho.pruning import parametrize, prune
+from keras_sparse_ortho.quantization import quantize_aware
 from keras_sparse_ortho.recovery import distill
 from keras_sparse_ortho.schedules import Cubic
 
@@ -45,6 +48,8 @@ _LEAST_ROWS = 32
 _FEW_ROWS = 1500  # too few to train on
 _CALIBRATION = 512
 _PASSES = 3
+_LEAST_SECONDS = 30.0
+_LOW_RATE = 5e-4  # of training in 4 bits
 _REFUSALS = (ExportRouteError, ExportConversionError, ExportVerificationError, NotPrunableError)
 
 
@@ -193,42 +198,50 @@ class _Search:
         self.files: dict[tuple[str, str], Path] = {}
 
     def dense(self) -> None:
-        for route in ("float16", "dynamic_int8", "int8", "dynamic_int4"):
+        for route in ("float16", "dynamic_int8", "int8"):
             self._try("dense", self._model, route, time.monotonic())
 
     def sparse(self, least: float, seconds: float, seed: int) -> None:
         """Prunes to lower densities while the score is at least so high, else to higher ones.
 
         The first density is reached in each way that there is, the others in the better one.
-        Networks are judged by their files in the better of the integers, the last also by others.
+        Networks are judged by their files in int8; then the last that are good also in 4 bits.
         """
-        spare = max(seconds - self._say(), 0.0) / 4  # for a trial
+        spare = max(seconds - self._say(), _LEAST_SECONDS) / 4  # for a trial
         # A step takes about four times as long as its forward pass.
         used = self._rows.training[: int(spare / (4 * _PASSES * self._rows.each))]
         solved = self._rows_to_solve_on(spare)
         ways = ["at once"] if solved >= _COMPARED else ["by magnitude"]
         self._known = rows_at(self._rows.calibration, slice(0, max(solved, _COMPARED)))
+        training: dict[str, Any] = {}
         if len(used) >= _FEW_ROWS:
             ways = [f"{way}, trained" for way in ways if way == "at once"] + ["gradually"]
-        rows, smallest = rows_at(self._rows.x, used), None
+            training = {"data": (rows_at(self._rows.x, used),), "epochs": _PASSES, "seed": seed}
         whole = [one for one in self.trials if "int8" in one.route] or self.trials[:1]
         route = max(whole, key=lambda one: one.mean).route
-        todo, at = list(_DENSITIES), _FIRST
+        todo, at, good = list(_DENSITIES), _FIRST, [("dense", self._model)]
         while todo:
-            density, start = todo[at], time.monotonic()
-            tried = [self._sparse(density, rows, way, route, seed) for way in ways]
-            best = max(tried, key=lambda pair: pair[0].mean)
-            ways = [ways[tried.index(best)]]
-            kept = best[0].mean >= least
-            smallest = best if kept else smallest
+            density, start, tried = todo[at], time.monotonic(), []
+            for way in ways:
+                name, make = f"density {density:g}, {way}", partial(self._pruned, density, way)
+                tried.append((*self._made(name, make, training, route), way))
+            best, model, way = max(tried, key=lambda one: one[0].mean)
+            ways, kept = [way], best.mean >= least
+            good += [(best.name, model)] if kept else []
             todo = todo[at + 1 :] if kept else todo[:at]
             at = 0 if kept else len(todo) - 1
             if self._say() + (time.monotonic() - start) / len(tried) > seconds:
                 self.untried = todo[at:] if kept else todo[at::-1]
                 break
-        if smallest:
-            for other in ("dynamic_int4",) if self._packed else ("dynamic_int4", "float16+sp"):
-                self._try(smallest[0].name, smallest[1], other, time.monotonic())
+        if not self._packed and len(good) > 1:
+            self._try(*good[-1], "float16+sp", time.monotonic())
+        for name, model in reversed(good):
+            make = partial(quantize_aware, model, "int4", None)
+            fewer = training and training | {"epochs": 1, "learning_rate": _LOW_RATE}
+            if self._made(f"{name}, int4", make, fewer, "dynamic_int4")[0].mean >= least:
+                break
+            if self._say() > seconds:
+                break
 
     def _rows_to_solve_on(self, seconds: float) -> int:
         """On how many rows pruning at once takes so long: its solver, and rows in all layers."""
@@ -240,18 +253,17 @@ class _Search:
         solver = each * sum(1000 * math.prod(shape[:-1]) ** 2 * shape[-1] for shape in shapes)
         return int((seconds - solver) / (2 * max(len(shapes), 1) * self._rows.each))
 
-    def _sparse(
-        self, density: float, rows: Any, way: str, route: str, seed: int
+    def _made(
+        self, name: str, make: Callable[[], Any], training: dict[str, Any], route: str
     ) -> tuple[Trial, Any]:
-        """Prunes the model in one way, and exports it."""
-        start, name = time.monotonic(), f"density {density:g}, {way}"
+        """Makes a model, trains it to answer as the dense one if there are rows, and exports it."""
+        start = time.monotonic()
         self._say(name)
         try:
-            found = self._pruned(density, way)
-            if way in ("at once, trained", "gradually"):
+            found = make()
+            if training:
                 found.trainable = True  # frozen layers as well
-                options = {"seed": seed, "verbose": 2 if self._say.loud else 0}
-                distill(found, self._model, (rows,), epochs=_PASSES, **options)
+                distill(found, self._model, verbose=2 if self._say.loud else 0, **training)
         except Exception as error:  # any: there are other ways, and the dense files
             self.trials.append(Trial(name, "", reason=_first_sentence(error)))
             return self.trials[-1], None
