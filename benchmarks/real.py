@@ -33,12 +33,12 @@ from record import (
     HERE,
     QUICK,
     RESULTS,
+    announced,
     append,
     finished,
     machine,
     markdown,
     parsed,
-    announced,
     write,
 )
 
@@ -401,9 +401,9 @@ CASES: tuple[Case, ...] = (
     ("dense, trained", "int4"),
     *((f"at once, {density}", "dynamic_int8") for density in (0.5, 0.2, 0.1)),
     *((f"at once, {density}, distilled", "dynamic_int8") for density in (0.35, 0.2)),
-    ("at once, 0.5, distilled, trained", "dynamic_int4"),
-    ("at once, 0.35, distilled, trained", "dynamic_int4"),
-    *((f"gradually, {density}", "dynamic_int8") for density in (0.35, 0.2, 0.1)),
+    ("dense, 4 bits", "dynamic_int8"),
+    *((f"at once, {density}, distilled, 4 bits", "dynamic_int8") for density in (0.35, 0.2)),
+    *((f"gradually, {density}", "dynamic_int8") for density in (0.2, 0.1)),
     ("gradually, 0.2", "float16+sp"),
     ("gradually, 0.2, trained", "int8"),
     ("gradually, 0.2, trained", "int4"),
@@ -431,11 +431,11 @@ def made(dense: keras.Model, rows: np.ndarray, how: str, route: str) -> keras.Mo
         model = kso.prune(dense, density, score="obs", data=rows[:768], **options)
     if "distilled" in rest or kind == "gradually":
         distill(model, dense, rows, **distilled)
-    if route == "dynamic_int4":
+    if route == "dynamic_int4" or "4 bits" in rest:
         model = kso.quantize_aware(model, "int4", None)
     elif "trained" in rest:
         model = kso.quantize_aware(model, route)
-    if "trained" in rest:
+    if {"trained", "4 bits"} & {*rest}:
         distill(model, dense, rows, epochs=1, learning_rate=5e-4, verbose=2)
     return model
 
@@ -522,9 +522,9 @@ def summarize() -> None:
         "with the dense network's class in percent, with the 95% interval of the bootstrap over "
         "rows, on rows of other origin than all that made the files. `ms`: median of one call with "
         "one row on one thread, all files of a network in turn. `s`: from the network to the file. "
-        "Models without a density are the dense one; `trained`: one pass of quantization-aware "
-        "training; `distilled` and `gradually`: three passes; all without labels. `shrink` had "
-        "nothing but the data.\n\n"
+        "Models without a density are the dense one; `trained` and `4 bits` (weights only): one pass "
+        "of quantization-aware training; `distilled` and `gradually`: three passes; all without "
+        "labels. `shrink` had nothing but the data.\n\n"
     )
     for name, about in ABOUT.items():
         runs = [run for (network, *_), run in latest.items() if network == name]

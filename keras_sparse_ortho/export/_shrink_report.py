@@ -91,15 +91,15 @@ class ShrinkReport:
 
     def __str__(self) -> str:
         titles = f"  {'made by':30}{'route':14}{'score':>11}{'95%':>14}"
-        lines = [titles + f"{'bytes':>12}{'gzip':>11}{'ms':>8}{'s':>6}"]
+        lines = [titles + f"{'bytes':>12}{'gzip':>12}{'ms':>9}{'s':>6}"]
         for one in self.trials:
             line = f"{'->' if one is self.taken else '  '}{one.name:30}{one.route:14}"
             if one.reason is not None:
                 lines.append(f"{line} no file: {one.reason}")
                 continue
             line += f"{one.score.mean:11.4f}{f'{one.score.low:.3f}-{one.score.high:.3f}':>14}"
-            sizes = f"{one.bytes:12,}{one.gzip_bytes:11,}"
-            lines.append(f"{line}{sizes}{one.ms:8.3g}{one.seconds:6.0f}")
+            sizes = f"{one.bytes:12,}{one.gzip_bytes:12,}"
+            lines.append(f"{line}{sizes}{one.ms:9.3g}{one.seconds:6.0f}")
         return "\n".join([*lines, "", *self.words])
 
     def plot(self, ax: Any = None) -> Any:
