@@ -189,7 +189,7 @@ def silero() -> keras.Model:
         own = [values[f"model.encoder.{number}.reparam_conv.{kind}"].T for kind in _KINDS]
         encoder.get_layer(f"conv{number}").set_weights(own)
     given = keras.Input((_STEPS, 576), name="sound")
-    y = layers.TimeDistributed(encoder)(given)
+    y = layers.Reshape((_STEPS, 128))(encoder(ops.reshape(given, (-1, 576))))
     y = layers.LSTM(128, return_sequences=True, name="lstm")(y)
     head = layers.Dense(1, "sigmoid", name="head")
     model = keras.Model(given, head(layers.ReLU()(y)), name="silero")
@@ -522,7 +522,7 @@ def summarize() -> None:
         "with the dense network's class in percent, with the 95% interval of the bootstrap over "
         "rows, on rows of other origin than all that made the files. `ms`: median of one call with "
         "one row on one thread, all files of a network in turn. `s`: from the network to the file. "
-        "Models without a density are the dense one; `trained` and `4 bits` (weights only): one pass "
+        "Models without a density are the dense one; `trained` and `4 bits` (weights): one pass "
         "of quantization-aware training; `distilled` and `gradually`: three passes; all without "
         "labels. `shrink` had nothing but the data.\n\n"
     )

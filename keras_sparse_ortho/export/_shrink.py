@@ -43,7 +43,8 @@ _FIRST = 2  # the density that is tried first
 _HELD = 0.25  # of the rows judge, at most:
 _MOST_HELD = 2000
 _FEW_HELD = 200  # if they take long
-_COMPARED = 64  # rows, of a file with Keras
+_COMPARED = 16  # rows, one by one in Keras with a file
+_BATCH = 64
 _LEAST_ROWS = 32
 _FEW_ROWS = 1500  # too few to train on
 _CALIBRATION = 512
@@ -170,11 +171,11 @@ class _Rows:
                 f"the files. Received: {count} rows"
             )
         order = np.random.default_rng(seed).permutation(count)
-        some = rows_at(self.x, order[:_COMPARED])
+        some = rows_at(self.x, order[:_BATCH])
         model.predict(some, verbose=0)  # compiles it
         start = time.monotonic()
         model.predict(some, verbose=0)
-        self.each = (time.monotonic() - start) / min(count, _COMPARED)
+        self.each = (time.monotonic() - start) / min(count, _BATCH)
         # A file takes about three times as long: at most a fortieth of the time for each.
         judges = min(_HELD * count, _MOST_HELD, max(_FEW_HELD, seconds / 40 / (3 * self.each)))
         judging, self.training = np.split(order, [int(judges)])
@@ -211,8 +212,8 @@ class _Search:
         # A step takes about four times as long as its forward pass.
         used = self._rows.training[: int(spare / (4 * _PASSES * self._rows.each))]
         solved = self._rows_to_solve_on(max(spare, _MINUTE))
-        ways = ["at once"] if solved >= _COMPARED else ["by magnitude"]
-        self._known = rows_at(self._rows.calibration, slice(0, max(solved, _COMPARED)))
+        ways = ["at once"] if solved >= _BATCH else ["by magnitude"]
+        self._known = rows_at(self._rows.calibration, slice(0, max(solved, _BATCH)))
         training: dict[str, Any] = {}
         if len(used) >= _FEW_ROWS:
             ways = [f"{way}, trained" for way in ways if way == "at once"] + ["gradually"]
