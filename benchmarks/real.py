@@ -189,7 +189,7 @@ def silero() -> keras.Model:
         own = [values[f"model.encoder.{number}.reparam_conv.{kind}"].T for kind in _KINDS]
         encoder.get_layer(f"conv{number}").set_weights(own)
     given = keras.Input((_STEPS, 576), name="sound")
-    y = layers.Reshape((_STEPS, 128))(encoder(ops.reshape(given, (-1, 576))))
+    y = ops.reshape(encoder(ops.reshape(given, (-1, 576))), (-1, _STEPS, 128))
     y = layers.LSTM(128, return_sequences=True, name="lstm")(y)
     head = layers.Dense(1, "sigmoid", name="head")
     model = keras.Model(given, head(layers.ReLU()(y)), name="silero")

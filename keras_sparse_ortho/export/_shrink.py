@@ -280,6 +280,7 @@ class _Search:
             found = prune(self._model, density, score="magnitude", budget="uniform")
         else:
             found = prune(self._model, density, score="obs", budget="error", data=data)
+        found.trainable = True  # frozen statistics as well
         with contextlib.suppress(NotPrunableError):  # without batch normalization
             restore_statistics(found, data)
         return found
