@@ -457,6 +457,8 @@ def measure(name: str, given: argparse.Namespace) -> None:
     for how, route in announced(name, CASES):
         file = folder / f"{how}, {route}.tflite{'.gz' if route == 'gzip' else ''}"
         notes = file.with_suffix(".json")
+        if given.made and not notes.exists():
+            continue
         if not notes.exists():
             start, run = time.monotonic(), {}
             try:
@@ -559,6 +561,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=6000, help="at most, to train and to test")
     parser.add_argument("--minutes", type=float, default=10.0, help="of shrink")
     parser.add_argument("--seconds", type=float, default=60.0, help="to time the files")
+    parser.add_argument("--made", action="store_true", help="make no files, time those there are")
     parser.add_argument("--summary", action="store_true", help="only write the tables")
     quick = {"networks": ["rnet"], "rows": 200, "minutes": 0.1, "seconds": 1.0}
     given = parsed(parser, quick=quick)
