@@ -431,6 +431,9 @@ def made(dense: keras.Model, rows: np.ndarray, how: str, route: str) -> keras.Mo
         model = kso.prune(dense, density, score="obs", data=rows[:768], **options)
     if "distilled" in rest or kind == "gradually":
         distill(model, dense, rows, **distilled)
+    if kind == "gradually" and "trained" in rest:  # a schedule would start again
+        masks = {w.path: w.mask for w in kso.prunable_weights(model)}
+        model = kso.apply_masks(kso.strip(model), masks)
     if route == "dynamic_int4" or "4 bits" in rest:
         model = kso.quantize_aware(model, "int4", None)
     elif "trained" in rest:

@@ -33,7 +33,7 @@ from keras_sparse_ortho.export._load_litert import latencies, load_litert
 from keras_sparse_ortho.export._shrink_report import ShrinkReport, Trial
 from keras_sparse_ortho.models import prunable_weights, strip
 from keras_sparse_ortho.parametrizations import MagnitudeMask
-from keras_sparse_ortho.pruning import parametrize, prune
+from keras_sparse_ortho.pruning import apply_masks, parametrize, prune
 from keras_sparse_ortho.quantization import quantize_aware
 from keras_sparse_ortho.recovery import distill
 from keras_sparse_ortho.schedules import Cubic
@@ -196,6 +196,7 @@ class _Search:
         self._folder, self._packed = folder, packed
         self.trials: list[Trial] = []
         self.untried: list[float] = []
+        self._at_once: tuple[float, Any] = 0.0, None
         self.files: dict[tuple[str, str], Path] = {}
 
     def dense(self) -> None:
@@ -205,8 +206,9 @@ class _Search:
     def sparse(self, least: float, seconds: float, seed: int) -> None:
         """Prunes to lower densities while the score is at least so high, else to higher ones.
 
-        The first density is reached in each way that there is, the others in the better one.
-        Networks are judged by their files in int8; then the last that are good also in 4 bits.
+        Each density is reached in one way after the other, until one is good; a way that failed is
+        not tried for lower ones, and for higher ones only the best. Networks are judged by their
+        files in int8; then the smallest good one is tried in 4 bits, and where it fails, the next.
         """
         spare = max(seconds - self._say(), 0.0) / 4  # for a trial
         # A step takes about four times as long as its forward pass.
@@ -216,7 +218,7 @@ class _Search:
         self._known = rows_at(self._rows.calibration, slice(0, max(solved, _BATCH)))
         training: dict[str, Any] = {}
         if len(used) >= _FEW_ROWS:
-            ways = [f"{way}, trained" for way in ways if way == "at once"] + ["gradually"]
+            ways += ["at once, trained", "gradually"] if ways == ["at once"] else ["gradually"]
             training = {"data": (rows_at(self._rows.x, used),), "epochs": _PASSES, "seed": seed}
         whole = [one for one in self.trials if "int8" in one.route] or self.trials[:1]
         route = max(whole, key=lambda one: one.mean).route
@@ -225,9 +227,13 @@ class _Search:
             density, start, tried = todo[at], time.monotonic(), []
             for way in ways:
                 name, make = f"density {density:g}, {way}", partial(self._pruned, density, way)
-                tried.append((*self._made(name, make, training, route), way))
+                rows = training if way in ("at once, trained", "gradually") else {}
+                tried.append((*self._made(name, make, rows, route), way))
+                if tried[-1][0].mean >= least:
+                    break
             best, model, way = max(tried, key=lambda one: one[0].mean)
-            ways, kept = [way], best.mean >= least
+            kept = best.mean >= least
+            ways = ways[ways.index(way) :] if kept else [way]
             good += [(best.name, model)] if kept else []
             todo = todo[at + 1 :] if kept else todo[:at]
             at = 0 if kept else len(todo) - 1
@@ -237,7 +243,7 @@ class _Search:
         if not self._packed and len(good) > 1:
             self._try(*good[-1], "float16+sp", time.monotonic())
         for name, model in reversed(good):
-            make = partial(quantize_aware, model, "int4", None)
+            make = partial(_in_4_bits, model)
             fewer = training and training | {"epochs": 1, "learning_rate": _LOW_RATE}
             # Compressed, integers of 15 values are as small in int8, which is faster.
             to = route if self._packed else "dynamic_int4"
@@ -275,6 +281,8 @@ class _Search:
     def _pruned(self, density: float, way: str) -> Any:
         if way == "gradually":
             return parametrize(self._model, MagnitudeMask(Cubic(density)))
+        if way == "at once, trained" and self._at_once[0] == density:
+            return self._at_once[1]
         data = (self._known,)
         if way == "by magnitude":
             found = prune(self._model, density, score="magnitude", budget="uniform")
@@ -283,6 +291,7 @@ class _Search:
         found.trainable = True  # frozen statistics as well
         with contextlib.suppress(NotPrunableError):  # without batch normalization
             restore_statistics(found, data)
+        self._at_once = density, found
         return found
 
     def _try(self, name: str, model: Any, route: str, start: float) -> Trial:
@@ -320,6 +329,13 @@ class _Search:
         self._say(f"timing {len(files)} files")
         for k, ms in zip(good, latencies(files), strict=True):
             self.trials[k] = dataclasses.replace(self.trials[k], ms=ms)
+
+
+def _in_4_bits(model: Any) -> Any:
+    """The model with kernels in 4 bits and masks that stay: schedules would start again."""
+    masks = {w.path: w.mask for w in prunable_weights(model) if w.live < w.size}
+    fixed = apply_masks(strip(model), masks) if masks else model
+    return quantize_aware(fixed, "int4", None)
 
 
 def _shortly(error: Exception) -> str:
