@@ -176,8 +176,8 @@ class _Rows:
         start = time.monotonic()
         model.predict(some, verbose=0)
         self.each = (time.monotonic() - start) / min(count, _BATCH)
-        # A file takes about three times as long: at most a fortieth of the time for each.
-        judges = min(_HELD * count, _MOST_HELD, max(_FEW_HELD, seconds / 40 / (3 * self.each)))
+        # A file of a large model may take three times as long: a tenth of the time.
+        judges = min(_HELD * count, _MOST_HELD, max(_FEW_HELD, seconds / 30 / self.each))
         judging, self.training = np.split(order, [int(judges)])
         self.held, self.count = rows_at(self.x, judging), len(judging)
         self.calibration = rows_at(self.x, self.training[:_CALIBRATION])
