@@ -11,14 +11,7 @@ from keras_sparse_ortho.errors import LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.kernels import PrunableWeight, storages_of, walk
 from keras_sparse_ortho.layers import plain_layer, why_no_block_form
-from keras_sparse_ortho.models._apply import (
-    Plan,
-    Target,
-    blocks_like,
-    check_storage,
-    mask_of,
-    verb,
-)
+from keras_sparse_ortho.models._apply import Plan, Target, blocks_like, check_storage, mask_of, verb
 from keras_sparse_ortho.models._at_density import warn_unless_at_density
 from keras_sparse_ortho.models._rewrite import check_built, prunable_weights
 from keras_sparse_ortho.models._saved_layers import lists_its_layers
