@@ -176,7 +176,10 @@ def strip(model: keras.Model) -> Plan:
         new = _thin_layers(own) if id(layer) in in_graphs else None
         if new is None:
             new = plain_layer(own)  # not `make`: of two kernels of one path the plan has one
-            _reset_initializers(own if new is None else new)
+            plain = own if new is None else new
+            for name, value in list(vars(plain).items()):
+                if isinstance(value, SparseInitializer):
+                    setattr(plain, name, keras.initializers.GlorotUniform())
         return new
 
     weights = [w for w in prunable_weights(model, unregistered=True) if w.storage is not None]
@@ -203,12 +206,6 @@ def _finished_storages(model: Any) -> list[Any]:
                     f"Received: {type(storage).__name__}"
                 )
     return found
-
-
-def _reset_initializers(layer: Any) -> None:
-    for name, value in list(vars(layer).items()):
-        if isinstance(value, SparseInitializer):
-            setattr(layer, name, keras.initializers.GlorotUniform())
 
 
 def _thin_layers(wrapper: Any) -> Any:
