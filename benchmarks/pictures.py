@@ -258,7 +258,7 @@ STARTS = {
     "base_scaled": ("random, rescaled", VIOLET),
     "base_erk": ("random mask", PLAIN),
 }
-"""Of deep networks, by method the label and colour."""
+"""Label and colour by method, for deep networks."""
 
 
 def draw_curves(panel, net: str, key: str, scale: float) -> None:
@@ -458,7 +458,7 @@ def budgets() -> Figure:
 
 
 def sensitivity() -> Figure:
-    """What the layers of an MLP for digits lose by density: of their outputs and of the model's."""
+    """Error by density of the layers of an MLP for digits: in their outputs and in the model's."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)

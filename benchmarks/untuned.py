@@ -30,6 +30,8 @@ STARTS = {
     "gain 1": ExactOrthogonal(gain=1.0),
     "auto": ExactOrthogonal(gain="auto"),
     "auto, all taps": ExactOrthogonal(gain="auto", taps="all"),
+    "even, auto": ExactOrthogonal(gain="auto", start="even"),
+    "even, auto, all taps": ExactOrthogonal(gain="auto", start="even", taps="all"),
     "published": ExactOrthogonal(gain=1.0, start="published", taps="dense_center"),
 }
 OPTIMIZERS = {"Adam .001": ("adam", 1e-3), "SGD .1": ("sgd", 0.1)}

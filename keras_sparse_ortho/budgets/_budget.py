@@ -191,18 +191,26 @@ class Budget(Mapping[str, float]):
             stream.write(json.dumps({"budget": rows}, indent=1) + "\n")
 
     @classmethod
-    def load(cls, path: str | pathlib.Path) -> Budget:
-        """Reads a budget from a file that ends in .json or .csv.
+    def load(cls, path: str | pathlib.Path, column: str | float | None = None) -> Budget:
+        """Reads a budget from JSON or CSV.
 
-        JSON is as `save` writes it (a row needs only `weight` and `density`), or `{"path": density,
-        ...}`. CSV has lines `path,density`. Raises BudgetError, with the place, for files that are
-        no budget or truncated.
+        JSON is what `save` writes (a row needs only `weight` and `density`), or `{"path": density,
+        ...}`. CSV has lines `path,density`, or is one of STR's tables for ResNet-50 (RAIVNLab/STR,
+        `budgets`): sparsities in percent under torch's names become densities of
+        `keras.applications.ResNet50`.
+
+        Args:
+            path: str or Path. A file that ends in .json or .csv.
+            column: float or str. Heading of a budget in a published table: 90.23, or `"GS"`.
+
+        Raises BudgetError, with the place, for files that are no budget or truncated, and for an
+        unknown `column`, with the known ones.
         """
         densities: dict[str, float] = {}
         sizes: dict[str, int] = {}
         lifted_from: dict[str, int] = {}
         blocks: dict[str, GivenBlocks] = {}
-        for place, row in read_rows(pathlib.Path(path)):
+        for place, row in read_rows(pathlib.Path(path), column):
             try:
                 name = row["weight"]
                 if not isinstance(name, str) or not name or name in densities:

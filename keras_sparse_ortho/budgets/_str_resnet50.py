@@ -1,10 +1,8 @@
 """`str_resnet50`: the published layer densities of ResNet-50 on ImageNet."""
 
-import csv
-import importlib.resources
-
 from keras_sparse_ortho._checks import check_density, other_keywords
 from keras_sparse_ortho.budgets._budget import Budget
+from keras_sparse_ortho.budgets._tables import resnet50, sparsity_to_density
 from keras_sparse_ortho.errors import BudgetError
 
 _RIVALS = ("uniform", "erk", "snfs", "vd", "gs")
@@ -37,10 +35,9 @@ def str_resnet50(density: float | str = 0.0977) -> Budget:
 
     Reference: Kusupati et al. (ICML 2020), arXiv 2002.03231; tables of RAIVNLab/STR, Keras' names.
     """
-    file = importlib.resources.files(__package__).joinpath("data", "str_resnet50.csv")
-    overall, *layers = csv.DictReader(file.read_text(encoding="utf-8").splitlines())
+    overall, *layers = resnet50()
     columns = [name for name in overall if name.startswith("sparsity_")]
-    published = {_density(overall[name]): name for name in columns}
+    published = {sparsity_to_density(overall[name]): name for name in columns}
     if isinstance(density, str):
         column = density if density in _RIVALS else None
     else:
@@ -51,10 +48,6 @@ def str_resnet50(density: float | str = 0.0977) -> Budget:
             f"its rivals at 0.1 {_RIVALS}. Received: density={density!r}"
         )
     return Budget(
-        {row["layer"]: _density(row[column]) for row in layers},
+        {row["layer"]: sparsity_to_density(row[column]) for row in layers},
         {row["layer"]: int(row["size"]) for row in layers},
     )
-
-
-def _density(sparsity: str) -> float:
-    return round(1 - float(sparsity) / 100, 6)  # 100 - 90.23 is not 9.77 in binary

@@ -147,6 +147,9 @@ def test_tables_that_are_no_budget_are_refused(tmp_path, content, message):
 def test_refusals(model, tmp_path):
     with pytest.raises(BudgetError, match=r"ends in .json or .csv. Received"):
         Budget.load(tmp_path / "budget.txt")
+    Budget({"a": 0.5}).save(tmp_path / "one.json")
+    with pytest.raises(BudgetError, match=r"`column` is for.*Received: column='GS' for"):
+        Budget.load(tmp_path / "one.json", column="GS")
     with pytest.raises(BudgetError, match=r"ends in .json. Received"):
         Budget({"a": 0.5}).save(tmp_path / "budget.txt")
     with pytest.raises(BudgetError, match=r"budget of 'a': .*density=0"):

@@ -73,6 +73,60 @@ def test_budgets_of_rivals_have_the_printed_totals(resnet50, name):
     assert 100 * (1 - budget.density) == pytest.approx(RIVALS[name], abs=0.005)
 
 
+def published(kind):
+    """A table of RAIVNLab/STR as it is published, but for torch's names."""
+    if kind == "rivals":
+        head = ["Layer,STR,Uniform,ERK,SNFS,VD,GS"]
+        keys, form, name = ("sparsity_4", *RIVALS), "{:.2f}%", "{}"
+    else:
+        keys, form, name = [f"sparsity_{k}" for k in range(1, 17)], "{:g}", "Layer {} - conv"
+        totals = ",".join(table()[0][key] for key in keys)
+        head = [
+            "Metric,Params,FLOPs,Sparsity (%)" + 15 * ",",
+            f"Overall,25502912,4089284608,{totals}",
+        ]
+        head += ["Backbone,23454912,4087136256" + 16 * ",82.07"]
+    lines = [
+        ",".join(
+            [
+                name.format(number),
+                *([row["size"], row["flops"]] if kind == "learnt" else []),
+                *(form.format(float(row[key])) for key in keys),
+            ]
+        )
+        for number, row in enumerate(table()[1:], 1)
+    ]
+    tail = ["AP - average pool before fc,0,100352" + 16 * ",100"] if kind == "learnt" else []
+    return "\n".join([*head, *lines, *tail]) + "\n"
+
+
+def test_published_tables_load_as_they_are(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text(published("learnt"))
+    for column, density in ((90.23, 0.0977), ("99.1", 0.009), ("87.7", 0.123)):
+        found = kso.Budget.load(path, column=column)
+        assert found == budgets.str_resnet50(density)
+        assert found.size == 25502912
+    with pytest.raises(BudgetError, match=r"one of \['79.55', .*Received: column=None"):
+        kso.Budget.load(path)
+    with pytest.raises(BudgetError, match=r"Received: column='4089284608'"):
+        kso.Budget.load(path, column="4089284608")
+    path.write_text(published("rivals"))
+    for name in RIVALS:
+        column = name.capitalize() if name == "uniform" else name.upper()
+        assert kso.Budget.load(path, column=column) == budgets.str_resnet50(name)
+    assert kso.Budget.load(path, "STR") == budgets.str_resnet50()
+    for old, new, message in (
+        ("\n7,", "\nX,", "the 54 layers of ResNet-50 are needed, in order. Received: 53"),
+        ("\n54,", "\n55,", "in order. Received: 54 layers"),
+        ("35.11%", "?", r"line 2: .*Give a number, not text.*density='\?'"),
+        ("35.11%", "100.00%", r"line 2: .*must be in \(0, 1\]"),
+    ):
+        path.write_text(published("rivals").replace(old, new))
+        with pytest.raises(BudgetError, match=message):
+            kso.Budget.load(path, column="GS")
+
+
 def test_lifting_for_orthogonal_kernels_keeps_the_global_count(resnet50):
     sparse = budgets.str_resnet50(0.009).for_weights(resnet50)
     lifted = budgets.lift(resnet50, sparse)
