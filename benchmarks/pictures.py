@@ -471,8 +471,98 @@ def routes() -> Figure:
     return figure
 
 
+STARTS = {
+    "exactly orthogonal": (OURS, kso.initializers.ExactOrthogonal(gain=1.0)),
+    "random mask, rescaled": (
+        VIOLET,
+        kso.initializers.RandomSparse(initializer="orthogonal", rescale=True),
+    ),
+    "random mask": (PLAIN, kso.initializers.RandomSparse(initializer="orthogonal")),
+}
+"""By label the colour and the initializer."""
+
+
+def deep(depth: int, density: float, initializer: object) -> keras.Model:
+    """A deep tanh network without normalization, made sparse."""
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(128, activation="tanh", name=f"h{k}") for k in range(depth)]
+    dense = keras.Sequential([keras.Input((128,)), *layers])
+    return kso.sparsify(dense, density, initializer=initializer, seed=0)
+
+
+def singular_values() -> Figure:
+    """The singular values of one kernel of density 1/8, by initialization."""
+    figure = new(3.2)
+    panel = figure.subplots()
+    for label, (color, initializer) in STARTS.items():
+        (weight,) = kso.prunable_weights(deep(1, 0.125, initializer))
+        values = np.linalg.svd(np.array(weight.value), compute_uv=False)
+        panel.plot(values, color=color, label=label)
+    panel.set(xlabel="number", ylabel="singular value", title="A kernel of 128 x 128, density 1/8")
+    panel.legend()
+    return figure
+
+
+def jacobian() -> Figure:
+    """The singular values of the Jacobian of twenty layers, by initialization."""
+    figure = new(3.2)
+    panel = figure.subplots()
+    rows = 0.1 * np.random.default_rng(0).normal(size=(2, 128)).astype("float32")
+    for label, (color, initializer) in STARTS.items():
+        values = kso.analysis.jacobian_singular_values(deep(20, 0.125, initializer), rows)
+        panel.plot(np.sort(values, axis=-1)[0, ::-1], color=color, label=label)
+    panel.set(xlabel="number", ylabel="singular value", yscale="log", ylim=(1e-12, 1e2))
+    panel.set_title("Jacobian of 20 tanh layers, density 1/8")
+    panel.legend()
+    return figure
+
+
+def training() -> Figure:
+    """Density and accuracy over the epochs: gradual pruning and learnt thresholds, on digits."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    x, y = images / 16, labels
+    ways = {
+        "gradual (GMP)": (
+            OTHER,
+            lambda dense: kso.parametrize(dense, kso.MagnitudeMask(kso.schedules.Cubic(0.1))),
+            kso.callbacks.UpdateMasks(),
+        ),
+        "learnt (STR)": (
+            OURS,
+            lambda dense: kso.parametrize(dense, kso.SoftThreshold),
+            kso.callbacks.TargetDensity(0.1),
+        ),
+    }
+    figure = new(4.4)
+    above, below = figure.subplots(2, sharex=True)
+    for label, (color, made, callback) in ways.items():
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.Dense(256, "relu"), keras.layers.Dense(10)]
+        model = made(keras.Sequential([keras.Input((64,)), *layers]))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.Adam(2e-3), loss, metrics=["accuracy"])
+        found = model.fit(
+            x[:1400],
+            y[:1400],
+            epochs=20,
+            verbose=0,
+            callbacks=[callback],
+            validation_data=(x[1400:], y[1400:]),
+        ).history
+        epochs = range(1, 21)
+        above.plot(epochs, found["density"], color=color, label=label)
+        below.plot(epochs, [100 * share for share in found["val_accuracy"]], color=color)
+    above.set(title="density", ylim=(0, 1.05))
+    below.set(title="accuracy on other images, %", xlabel="epoch")
+    above.legend()
+    return figure
+
+
 DRAWN = (gain, routes, very_deep, resnet_densities, faster, growth)
 DRAWN += (density_law, thresholds, structures, taps, budgets, sensitivity)
+DRAWN += (singular_values, jacobian, training)
 PICTURES = {draw.__name__: draw for draw in DRAWN}
 
 
