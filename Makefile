@@ -40,9 +40,9 @@ export PYTHONDONTWRITEBYTECODE :=
 help:
 	@echo "make demo          a trained network to a small file, beside its dense rivals (examples/quickstart.py)"
 	@echo "make test-quick    two minutes, for a first change: lint, short tests on TensorFlow and JAX"
-	@echo "make test          everything that must pass: lint, docs, the suite on three backends, wheel"
-	@echo "make lint          ruff and mypy only      make format  let ruff rewrite"
-	@echo "make test-slow     make test, and the slow tests with it"
+	@echo "make test          lint, docs, each test on one of its backends, site, wheel: 11 minutes"
+	@echo "make lint          ruff, mypy and tools/words.py only      make format  let ruff rewrite"
+	@echo "make test-slow     all tests on all of their backends, the slow ones with them"
 	@echo "make test-oldest   the suite on the oldest versions that pyproject.toml allows"
 	@echo "make test-keras-nightly  the suite on the Keras of last night"
 	@echo "make test-compat   models of keras-hub, keras-rs, keras.applications, keras.io (ARGS=backends)"

@@ -11,6 +11,7 @@ import importlib.util
 import os
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,28 +48,41 @@ hypothesis.settings.load_profile("repeatable")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests marked slow, too")
+    parser.addoption(
+        "--spread", action="store_true", help="run a test of several backends on one of them"
+    )
 
 
-def _belongs(item: pytest.Item, slow: bool) -> bool:
-    """Whether ``item`` is part of this run, by the markers that pyproject.toml explains."""
-    if item.get_closest_marker("slow") and not slow:
-        return False
+def _backends(item: pytest.Item) -> tuple[str, ...]:
+    """Where ``item`` runs, by the markers that pyproject.toml explains."""
     for backend in ("tensorflow", "jax", "torch"):
         if item.get_closest_marker(f"{backend}_only"):
-            return backend == BACKEND
+            return (backend,)
     if item.get_closest_marker("numpy_only"):
-        return BACKEND == "tensorflow"
+        return ("tensorflow",)
     if item.get_closest_marker("not_tensorflow"):
-        return BACKEND != "tensorflow"
-    return BACKEND != "torch" or item.get_closest_marker("core") is not None
+        return ("jax", "torch")
+    return (
+        ("tensorflow", "jax", "torch") if item.get_closest_marker("core") else ("tensorflow", "jax")
+    )
+
+
+def _belongs(item: pytest.Item, config: pytest.Config) -> bool:
+    """Whether ``item`` is part of this run."""
+    if item.get_closest_marker("slow") and not config.getoption("--slow"):
+        return False
+    backends = _backends(item)
+    if config.getoption("--spread"):
+        # By its name, so that each run and each worker of xdist draws the same one.
+        backends = (backends[zlib.crc32(item.nodeid.encode()) % len(backends)],)
+    return BACKEND in backends
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    slow = config.getoption("--slow")
-    deselected = [item for item in items if not _belongs(item, slow)]
+    deselected = [item for item in items if not _belongs(item, config)]
     if deselected:
         config.hook.pytest_deselected(items=deselected)
-        items[:] = [item for item in items if _belongs(item, slow)]
+        items[:] = [item for item in items if _belongs(item, config)]
 
 
 def pytest_collection_finish() -> None:

@@ -37,7 +37,7 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
-from record import COMMAND, RESULTS, append, finished, markdown, parsed, told, write
+from record import COMMAND, RESULTS, announced, append, finished, markdown, parsed, write
 from training import Dataset, load, shuffled
 
 # `start` makes a dense model sparse, and returns the callbacks; `end` makes it plain again. The
@@ -432,7 +432,7 @@ def main() -> None:
         for method in ([] if given.summary else given.methods)
         if not any(run | key_of(method, seed, given) == run for run in there)
     ]
-    for method, seed in told("alternatives", missing):
+    for method, seed in announced("alternatives", missing):
         command = [sys.executable, *COMMAND, "--one", "--methods", method]
         done = subprocess.run(
             [*command, "--seeds", str(seed)], capture_output=True, text=True, check=False

@@ -267,12 +267,12 @@ def measure(name, batch, density, blocks, args):
 
 
 def kind(line):
-    """What was measured."""
+    """The identity of a measurement."""
     return tuple(line[k] for k in ("setting", "model", "batch", "density", "rival"))
 
 
 def page(lines):
-    """The Markdown page of what stands for each kind of result."""
+    """The Markdown page, one part for each kind of result."""
     rows = [
         [
             *map(str, kind(line)),
@@ -507,8 +507,8 @@ def on_text() -> None:
 
     The next of the characters of Python's standard library from 16 before it: embeddings of 16,
     an MLP 256-256-256-97, Adam with warm-up and cosine decay, batch 128. Two kernels are dense, on
-    regular blocks of 16, or on those of a probe of a tenth of the steps, after which the network
-    starts anew. Adds lines to `results/block_accuracy.jsonl`; `trained` writes the table.
+    regular blocks of 16, or on those of a probe of a tenth of the steps, then the network
+    starts again. Adds lines to `results/block_accuracy.jsonl`; `trained` writes the table.
     """
     parser = described(on_text)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -582,7 +582,7 @@ def text_windows(part: int, count: int, seed: int) -> tuple[np.ndarray, np.ndarr
 
 
 def text_table(lines: list[dict]) -> str:
-    """The table of what `on_text` has recorded."""
+    """The table of the lines of `on_text`."""
     rows = []
     for road in ROADS:
         these = [row for row in lines if row["kind"] == f"text, {road}"]

@@ -34,7 +34,7 @@ def epochs_to_goal(run: dict[str, Any]) -> int | None:
 
 
 def steps_of(used: dict[str, Any]) -> int:
-    """Of an epoch, without the validation split."""
+    """Batches of an epoch, without the validation split."""
     return used["samples"] * 9 // 10 // used["batch_size"]
 
 
@@ -44,9 +44,9 @@ def table(
     """A row for each density, method and number of epochs.
 
     Args:
-        runs: Of the network, to be shown.
-        all_runs: With those that chose their learning rates.
-        seconds: Of an epoch, for a method and a density.
+        runs: The runs of the network in the table.
+        all_runs: These, and the runs that chose their learning rates.
+        seconds: The time of an epoch, by method and density.
     """
     rows = []
     densities = sorted({run["density"] for run in runs if run["method"] not in DENSE})

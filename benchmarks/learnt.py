@@ -1,4 +1,4 @@
-"""What the reviewers of soft threshold reparameterization (STR) asked for.
+"""Experiments that the reviewers of soft threshold reparameterization (STR) asked for.
 
     KERAS_BACKEND=jax python benchmarks/learnt.py [--parts free steered forces transfer recurrent]
     python benchmarks/learnt.py --summary
@@ -32,7 +32,7 @@ import keras
 import numpy as np
 import scipy.stats
 from networks import NETWORKS, FastGRNNCell, settings
-from record import RESULTS, append, finished, markdown, parsed, told, write
+from record import RESULTS, announced, append, finished, markdown, parsed, write
 from training import Dataset, keywords, load, vowels, whole_batches
 
 import keras_sparse_ortho as kso
@@ -51,7 +51,7 @@ Run = dict[str, Any]
 
 
 class Runs:
-    """Runs by what they are; those that are not there yet are made and written."""
+    """Runs by their settings; missing ones are made and written."""
 
     def __init__(self) -> None:
         self.there = {self.key(run): run for run in finished(LINES)}
@@ -122,7 +122,7 @@ def fitted(model: keras.Model, which: Run, epochs: int, callbacks: Iterable = ()
 
 
 def decayed(rate: float, epoch: int, epochs: int) -> float:
-    """Half a cosine, in steps: a schedule would be compiled anew for every rate."""
+    """Half a cosine, in steps: a schedule would be compiled again for every rate."""
     return rate * (1 + math.cos(math.pi * epoch / epochs)) / 2
 
 
@@ -281,7 +281,7 @@ METHODS = ("GMP", "DNW", "EOI")
 
 
 def transfer(runs: Runs, given: argparse.Namespace) -> None:
-    """STR, and methods with the budgets uniform, ERK, and that which STR has learnt."""
+    """STR, and methods with the budgets uniform, ERK and STR's own."""
     epochs = given.epochs or EPOCHS["digits"]
 
     def learnt(which: Run) -> Run:
@@ -334,7 +334,7 @@ def recurrent_net(cell: str, units: int, one: Dataset, start: str = "orthogonal"
 
 
 def parameters(model: keras.Model) -> int:
-    """Of a network whose matrices are stored as two factors where these are smaller."""
+    """The count, with matrices stored as two factors where these are smaller."""
     total = 0
     for weight in kso.prunable_weights(model):
         own, total = weight.parametrization, total + weight.size
@@ -455,7 +455,7 @@ def summarize() -> None:
     """Writes the page."""
     runs = finished(LINES)
     epochs = {run["part"]: run["epochs"] for run in runs}
-    text = "# What STR's reviewers asked for\n\nTest accuracy in percent, mean and standard "
+    text = "# Experiments that STR's reviewers asked for\n\nTest accuracy in percent, mean and standard "
     text += "deviation over seeds; `p`: Welch's test, not corrected for the number of rows. "
     text += "Learning rates are tuned for each row on a validation split, but in the first table.\n"
     parts = {
@@ -509,7 +509,7 @@ def main() -> None:
     parser.add_argument("--summary", action="store_true", help="only write the tables")
     quick = {"parts": ["free", "forces"], "seeds": 1, "tries": 1, "epochs": 1}
     given = parsed(parser, quick=quick)
-    for part in told("learnt", [] if given.summary else given.parts):
+    for part in announced("learnt", [] if given.summary else given.parts):
         PARTS[part](Runs(), given)
     summarize()
 

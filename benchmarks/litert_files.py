@@ -146,7 +146,7 @@ def part(
             data = rng.standard_normal((max(32, batch), *shape)).astype("float32")
             folder = Path(scratch) / structure
             folder.mkdir()
-            # What is dense does not depend on where the zeros are.
+            # The dense files do not depend on where the zeros are.
             routes = chosen or [*(DENSE if structure == "elements" else DENSE[2:]), *SPARSE]
             found = exported(model, folder, routes, data, batch)
             for route, result in found.items():

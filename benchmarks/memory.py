@@ -342,7 +342,7 @@ def sparsify_report(lines: pathlib.Path) -> None:
     header = ["model", "backend", "million weights", *(f"{step}, s" for step in SPARSIFY_STEPS)]
     header += ["sparsify / clone", "by the clock", "peak, MiB", "in copies", "load"]
     text = (
-        "# What making a model sparse takes\n\n"
+        "# Time and memory of making a model sparse\n\n"
         "`benchmarks/memory.py sparsify`, density 0.1, exactly orthogonal kernels. Seconds of the\n"
         "processor, medians of interleaved runs; the last column but one is the largest further\n"
         "memory during `sparsify` in copies of the float32 kernels: one is the new model's, a\n"

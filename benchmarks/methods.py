@@ -52,7 +52,7 @@ OPTIMIZERS = {
     "sgd": functools.partial(keras.optimizers.SGD, momentum=0.9),
 }
 OVERRIDES = ("dataset", "samples", "depth")
-"""Settings that the command line can change; a run records those that it has changed."""
+"""Settings that the command line can change; a run records the changed ones."""
 QUICK = {"samples": 2048, "epochs": 1, "densities": [0.1], "seeds": [0], "tune": False}
 WIDENED = 4
 """How often a grid of learning rates goes on."""
@@ -277,11 +277,11 @@ def command_line(
     """Runs what the command line asks for, and writes the table.
 
     Args:
-        arguments: Of the command line.
-        name: Of the settings in `methods.toml`, and of the results.
-        title: Of the table.
+        arguments: The words of the command line.
+        name: The table of the settings in `methods.toml`, and the name of the results.
+        title: The title of the page.
         nets: The networks by default; `None` for all.
-        summary: What makes the table, if not `summarize`.
+        summary: The function that makes the table. Default: `summarize`.
         quick: Other defaults of the command line, with `--quick`.
     """
     known = settings(name)

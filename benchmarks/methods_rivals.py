@@ -1,4 +1,4 @@
-"""What the reviewers of the two papers asked for beside the methods, as `METHODS` of methods.py.
+"""Rivals that the reviewers of the two papers asked for, for `METHODS` of methods_table.py.
 
 - dense_narrow: the dense network whose layers are narrower, so that it has as many kernel entries
   as the sparse ones have live ones: what one would take instead; dense_shallow: of one layer for

@@ -51,7 +51,7 @@ def missing(
     Args:
         runs: The finished ones.
         rows: Runs without a seed.
-        seeds: Of the runs on the whole training set.
+        seeds: The seeds of the runs on the whole training set.
         rates: The grid of learning rates.
         choosing: Seeds of the runs that choose among them.
     """

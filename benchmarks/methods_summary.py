@@ -24,7 +24,7 @@ RIVALS = dict.fromkeys(CANDIDATES, "gmp") | {
     "base_sign_in": "base_erk",
     "eoi_positive": "eoi_auto",
 }
-"""What the methods of `methods_table.py` must be ahead of."""
+"""The rival that the methods of `methods_table.py` must beat."""
 
 
 def mean_and_deviation(values: list[float], scale: float = 1.0) -> str:
@@ -69,7 +69,7 @@ def tries_and_edge(runs: list[Run], mine: list[Run]) -> list[str]:
 
 
 def parameters(runs: list[Run], used: dict) -> str:
-    """Live entries of kernels, and all of what is never sparse; of several counts the mean."""
+    """Live entries of kernels and all weights that are never sparse; the mean of several counts."""
 
     def others(run: Run) -> int:
         # Older runs have not recorded it, and none of a network of another shape.
@@ -135,7 +135,7 @@ STARTS = {
     "AI": "ai_{}",
     "EOI": "eoi_{}",
 }
-"""Of the columns of `combinations` the method for a budget."""
+"""The method of a budget, by column of `combinations`."""
 OTHERWISE = {"ai_erk": "ai", "eoi_erk": "eoi_auto"}
 
 
@@ -173,7 +173,7 @@ def _combined(accuracies: list[float], best: list[float], rival: list[float]) ->
 
 
 def candidates(runs: list[Run]) -> str:
-    """What was tried against GMP or EOI, and joins the package only if it wins, at each density."""
+    """Methods tried against GMP or EOI, which join the package only if they win at each density."""
     text = ""
     for density in sorted({run["density"] for run in runs}, reverse=True):
         accuracies: dict[str, list[float]] = {}
@@ -211,7 +211,7 @@ def summarize(lines: pathlib.Path, known: dict, title: str) -> str:
     text += "of the same density; it wins or loses where Student's test over the seeds says so at "
     text += "5%, and ties elsewhere. `reached` is the live fraction of all kernels in the end, "
     text += (
-        "with those that `include` leaves dense; `parameters` are the live entries of these, and "
+        "with the kernels that `include` leaves dense; `parameters` are their live entries, and "
     )
     text += "biases, normalizations and whatever else is never sparse. "
     text += "MFLOPs are multiply-adds of the live entries for one sample. Live channels are those "

@@ -161,7 +161,7 @@ def sign_in(start: Callable) -> Callable:
         masked = [w for w in kso.prunable_weights(drawn) if w.parametrization is not None]
         budget = kso.Budget({w.path: w.density for w in masked}, {w.path: w.size for w in masked})
         names = [weight.path for weight in masked]
-        # The largest magnitudes, as many as there are, are those that are live.
+        # The live entries are the largest magnitudes, as many as the mask has.
         made = kso.parametrize(kso.strip(drawn), SignIn(), budget=budget, include=names)
         return made, [Balance()]
 
@@ -223,14 +223,14 @@ INITIALIZERS: dict[str, Callable[[float | None], Pattern]] = {
     "eoi_even": lambda gain: ExactOrthogonal(gain=gain or "auto", start="even", taps="center"),
     "eoi_even_all": lambda gain: ExactOrthogonal(gain="auto", start="even", taps="all"),
 }
-"""What draws kernels and fixed masks, by name, for a gain:
+"""Initializers of kernels and fixed masks, by name, for a gain:
 
 - base_erk: the usual initializer times a random mask; base_scaled: scaled to the live fan-in;
   base_orthogonal: a dense orthogonal kernel times a random mask, the baseline of the EOI paper;
 - ai: a random mask, with values as orthogonal as possible (Lee et al.);
 - eoi_published: exactly orthogonal, `[I | 0]` rotated; eoi_authors: so, as the authors ran networks
   with normalization; eoi_erk: without dead outputs; eoi_auto:
-  with the gain by what follows each layer; eoi_all: so, as one matrix on all taps of a convolution,
+  with gain "auto"; eoi_all: so, as one matrix on all taps of a convolution,
   which is what `sparsify` draws where normalization follows;
   eoi_even, eoi_even_all: the same two with even degrees.
 

@@ -23,6 +23,7 @@ import numpy as np
 from methods_summary import beside, mean_and_deviation
 from record import (
     RESULTS,
+    announced,
     append,
     chosen,
     described,
@@ -30,7 +31,6 @@ from record import (
     machine,
     markdown,
     parsed,
-    told,
     write,
 )
 from training import Dataset, load, shuffled, whole_batches
@@ -171,7 +171,7 @@ def rigl() -> None:
     there = [tuple(run[name] for name in KEY) for run in finished(LINES)]
     steps = len(data.x_train) // OPTIONS["batch_size"]
     runs = wanted(options.nets, options.epochs, options.seeds, steps)
-    for run in told("moving masks", [run for run in runs if tuple(run.values()) not in there]):
+    for run in announced("moving masks", [run for run in runs if tuple(run.values()) not in there]):
         append(LINES, train(run, data))
     summarize()
 
@@ -286,7 +286,7 @@ def floors() -> None:
         row = (net, variant, rate, seed, options.epochs)
         if row not in there and (ablated or variant == "floor, by magnitude"):
             missing.append(dict(zip(FLOORS_KEY, row, strict=True)))
-    for run in told("floors", missing):
+    for run in announced("floors", missing):
         append(FLOORS_LINES, floors_train(run, sets[run["net"]]))
     floors_summarize()
 
@@ -298,7 +298,7 @@ ORDER_BATCH, ORDER_DENSITY = 128, 0.1
 
 
 def fed(data: Dataset, how: str, seed: int) -> dict:
-    """What `fit` takes."""
+    """The arguments of `fit`."""
     if how == "dataset":
         return shuffled(data.x_train, data.y_train, ORDER_BATCH, seed)
     return whole_batches(data.x_train, data.y_train, ORDER_BATCH)

@@ -23,13 +23,13 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from record import (
     QUICK,
     RESULTS,
+    announced,
     append,
     chosen,
     described,
     finished,
     markdown,
     parsed,
-    told,
     write,
 )
 
@@ -150,7 +150,7 @@ def measure(name: str, seed: int, given: argparse.Namespace) -> None:
     if ("dense", 1.0) not in done:
         append(LINES, setting | {"method": "dense", "density": 1.0, "plain": accuracy(model, data)})
     x = data.x_train[:CALIBRATION]
-    for method, density in told(f"{name}, seed {seed}", missing):
+    for method, density in announced(f"{name}, seed {seed}", missing):
         options = dict(METHODS[method])
         if options.get("data"):
             options["data"] = x
@@ -213,7 +213,7 @@ def measure_training(seed: int, given: argparse.Namespace) -> None:
     done = {run["method"] for run in lines() if setting.items() <= run.items()}
     data = given_data("cnn", given.images)
     missing = [method for method in TRAINED if method not in done]
-    for method in told(f"trained, seed {seed}", missing):
+    for method in announced(f"trained, seed {seed}", missing):
         found = accuracy(trained_on(method, seed, data, given), data)
         append(LINES, setting | {"method": method, "plain": found})
         print(setting | {"method": method, "plain": found}, flush=True)
@@ -340,7 +340,7 @@ def with_features(model):
 
 
 def distilled(student, targets, x, rate: float, steps: int, callbacks=()):
-    """Trains a model of `with_features` on what the dense one gives, and returns the plain one."""
+    """Trains a model of `with_features` on the dense one's outputs; returns the plain one."""
     import keras
 
     rates = keras.optimizers.schedules.CosineDecay(
@@ -415,7 +415,7 @@ def recovery() -> None:
         ]
         dense = trained("cnn", seed, 4, data)
         answers = dense.predict(data.x_test, batch_size=500, verbose=0).argmax(1)
-        for run in told(f"recovery, seed {seed}", [run for run in wanted if run not in done]):
+        for run in announced(f"recovery, seed {seed}", [run for run in wanted if run not in done]):
             start = time.perf_counter()
             found = recovered(dense, *run[:2], x[: run[2]], given.steps)
             seconds = time.perf_counter() - start
@@ -518,7 +518,7 @@ def on_text_measure(seed: int, given: argparse.Namespace) -> None:
         return
     model = lm.trained(seed, given.steps)
     x, _ = lm.windows(lm.text()[0], given.windows, 7)
-    for method, pattern in told(f"seed {seed}", missing):
+    for method, pattern in announced(f"seed {seed}", missing):
         start = time.perf_counter()
         if pattern in PATTERNS:
             found = pruned(model, method, pattern, x)

@@ -166,6 +166,8 @@ def growth(rival="blocks 64"):
 SOURCES = {
     "gain": ["blocks.md", "deep.md", "litert.md", "methods.md"],
     "very_deep": ["deep.jsonl"],
+    "mlp7_losses": ["deep.jsonl"],
+    "forces": ["learnt.jsonl"],
     "resnet_densities": ["methods.jsonl"],
     "routes": ["litert_blocks.md"],
     "faster": ["blocks.jsonl"],
@@ -248,42 +250,60 @@ def gain() -> Figure:
     return figure
 
 
+STARTS = {
+    "dense_orthogonal": ("dense, orthogonal", DENSE),
+    "eoi_erk": ("exactly orthogonal", OURS),
+    "sao": ("SAO", GREEN),
+    "ai": ("AI", OTHER),
+    "base_scaled": ("random, rescaled", VIOLET),
+    "base_erk": ("random mask", PLAIN),
+}
+"""Label and colour by method, for deep networks."""
+
+
+def draw_curves(panel, net: str, key: str, scale: float) -> None:
+    """Draws what the runs of a network record over their steps: mean and range of the seeds."""
+    runs = finished(RESULTS / "deep.jsonl")  # of the usual depths:
+    runs = [run for run in runs if run["net"] == net and "accuracy" in run]
+    runs = [run for run in runs if not run.get("settings")]
+    for method, (label, color) in STARTS.items():
+        if curves := [run[key] for run in runs if run["method"] == method]:
+            steps = curves[0][0][0] * np.arange(1, len(curves[0]) + 1)  # theirs are of an epoch
+            values = scale * np.array([[value for _, value in curve] for curve in curves])
+            panel.plot(steps, values.mean(axis=0), color=color, label=label)
+            style = {"color": color, "alpha": 0.2}
+            panel.fill_between(steps, values.min(axis=0), values.max(axis=0), **style)
+
+
+def under(figure: Figure) -> Figure:
+    """The figure with steps on its axis and one legend below."""
+    figure.axes[-1].set_xlabel("step")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower left", ncols=2)
+    return figure
+
+
 def very_deep() -> Figure:
-    """Accuracy over the steps of training, mean and range of the seeds."""
-    starts = {
-        "dense_orthogonal": ("dense, orthogonal", DENSE),
-        "eoi_erk": ("exactly orthogonal", OURS),
-        "sao": ("SAO", GREEN),
-        "ai": ("AI", OTHER),
-        "base_scaled": ("random, rescaled", VIOLET),
-        "base_erk": ("random mask", PLAIN),
-    }
+    """Accuracy over the steps of training."""
     titles = {
         "thousand_mlp": "MLP of 1000 tanh layers",
         "circular_cnn": "CNN of 100 tanh layers",
     }
-    runs = finished(RESULTS / "deep.jsonl")
-    runs = [run for run in runs if "accuracy" in run and not run.get("settings")]  # of these depths
-    nets = [net for net in titles if any(run["net"] == net for run in runs)]
-    figure = new(2.7 * len(nets))
-    for panel, net in zip(figure.subplots(len(nets), squeeze=False).flat, nets, strict=True):
-        for method, (label, color) in starts.items():
-            curves = [
-                run["progress"] for run in runs if (run["net"], run["method"]) == (net, method)
-            ]
-            if not curves:
-                continue
-            steps = [step for step, _ in curves[0]]
-            values = 100 * np.array([[accuracy for _, accuracy in curve] for curve in curves])
-            panel.plot(steps, values.mean(axis=0), color=color, label=label)
-            panel.fill_between(
-                steps, values.min(axis=0), values.max(axis=0), color=color, alpha=0.2
-            )
-        panel.set(title=f"{titles[net]}, density 0.125", ylim=(0, 100))
-        panel.set_ylabel("test accuracy, %")
-    figure.axes[-1].set_xlabel("step")
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower left", ncols=2)
-    return figure
+    figure = new(2.7 * len(titles))
+    for panel, (net, title) in zip(figure.subplots(len(titles)), titles.items(), strict=True):
+        draw_curves(panel, net, "progress", 100)
+        panel.set(title=f"{title}, density 0.125", ylim=(0, 100), ylabel="test accuracy, %")
+    return under(figure)
+
+
+def mlp7_losses() -> Figure:
+    """Training loss of the MLP of 7 layers."""
+    figure = new(2.9)
+    panel = figure.subplots()
+    draw_curves(panel, "mlp7", "losses", 1)
+    panel.set(title="MLP of 7 tanh layers, density 0.05", ylabel="training loss", yscale="log")
+    panel.set_yticks([0.4, 0.6, 1.0, 2.0], ["0.4", "0.6", "1", "2"], minor=False)
+    panel.minorticks_off()
+    return under(figure)
 
 
 COLORS = {
@@ -358,6 +378,22 @@ def thresholds() -> Figure:
     return figure
 
 
+def forces() -> Figure:
+    """How far the penalty and the loss have moved the parameter of each threshold."""
+    [*_, run] = [run for run in finished(RESULTS / "learnt.jsonl") if run["part"] == "forces"]
+    curves = np.array(run["curves"])  # of steps, of s, by decay, by loss and t, of layers
+    steps = run["epochs"] / len(curves) * np.arange(1, len(curves) + 1)
+    titles = {1: "s, moved by L2", 2: "s, moved by the loss", 3: "threshold t = g(s)"}
+    figure = new(6.0)
+    for panel, (k, title) in zip(figure.subplots(3, sharex=True), titles.items(), strict=True):
+        for layer, color in zip(range(curves.shape[2]), (OURS, OTHER, GREEN, PLAIN), strict=True):
+            panel.plot(steps, curves[:, k, layer], color=color, label=f"layer {layer + 1}")
+        panel.set(title=title)
+    panel.set_xlabel("epoch")
+    panel.legend()
+    return figure
+
+
 def structures() -> Figure:
     """One mask of each structure, all exactly orthogonal at density 1/4."""
     kinds = {
@@ -422,7 +458,7 @@ def budgets() -> Figure:
 
 
 def sensitivity() -> Figure:
-    """What the layers of an MLP for digits lose by density: of their outputs and of the model's."""
+    """Error by density of the layers of an MLP for digits: in their outputs and in the model's."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
@@ -517,52 +553,9 @@ def jacobian() -> Figure:
     return figure
 
 
-def training() -> Figure:
-    """Density and accuracy over the epochs: gradual pruning and learnt thresholds, on digits."""
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    x, y = images / 16, labels
-    ways = {
-        "gradual (GMP)": (
-            OTHER,
-            lambda dense: kso.parametrize(dense, kso.MagnitudeMask(kso.schedules.Cubic(0.1))),
-            kso.callbacks.UpdateMasks(),
-        ),
-        "learnt (STR)": (
-            OURS,
-            lambda dense: kso.parametrize(dense, kso.SoftThreshold),
-            kso.callbacks.TargetDensity(0.1),
-        ),
-    }
-    figure = new(4.4)
-    above, below = figure.subplots(2, sharex=True)
-    for label, (color, made, callback) in ways.items():
-        keras.utils.set_random_seed(0)
-        layers = [keras.layers.Dense(256, "relu"), keras.layers.Dense(10)]
-        model = made(keras.Sequential([keras.Input((64,)), *layers]))
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.Adam(2e-3), loss, metrics=["accuracy"])
-        found = model.fit(
-            x[:1400],
-            y[:1400],
-            epochs=20,
-            verbose=0,
-            callbacks=[callback],
-            validation_data=(x[1400:], y[1400:]),
-        ).history
-        epochs = range(1, 21)
-        above.plot(epochs, found["density"], color=color, label=label)
-        below.plot(epochs, [100 * share for share in found["val_accuracy"]], color=color)
-    above.set(title="density", ylim=(0, 1.05))
-    below.set(title="accuracy on other images, %", xlabel="epoch")
-    above.legend()
-    return figure
-
-
-DRAWN = (gain, routes, very_deep, resnet_densities, faster, growth)
-DRAWN += (density_law, thresholds, structures, taps, budgets, sensitivity)
-DRAWN += (singular_values, jacobian, training)
+DRAWN = (gain, routes, very_deep, mlp7_losses, resnet_densities, faster, growth)
+DRAWN += (density_law, thresholds, forces, structures, taps, budgets, sensitivity)
+DRAWN += (singular_values, jacobian)
 PICTURES = {draw.__name__: draw for draw in DRAWN}
 
 

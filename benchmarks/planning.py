@@ -24,7 +24,7 @@ PASSES = 2 * 18 + 4 + 6
 NETWORKS = (1e9, 10e9)
 ACCELERATORS = (1, 8, 256)
 FORMS = {"dense": "dense", "masked": "masked", "compact": "compact", "blocks": "blocks 32"}
-# What updates masks by the dense gradient, in each form.
+# The callback that updates masks by the dense gradient, in each form.
 UPDATES = {"masked": "RigL", "compact": "RigL, compact", "blocks": "RigL, blocks 25"}
 
 

@@ -27,13 +27,13 @@ from one_shot import network, shown
 from record import (
     QUICK,
     RESULTS,
+    announced,
     append,
     chosen,
     described,
     finished,
     markdown,
     parsed,
-    told,
     wall_and_cpu,
     write,
 )
@@ -51,7 +51,7 @@ NETS = {
     "cnn": {"epochs": 4, "rate": 4e-3, "more": 2, "more_rate": 5e-4},
     "mobilenet": {"epochs": 3, "rate": 3.2e-2, "more": 1, "more_rate": 2e-3},
 }
-# What is rounded, and whether in training.
+# The weights that are rounded: after training, or in training.
 METHODS = ("float", "int8 after", "int8", "int4 after", "int4", "ternary after", "ternary")
 # Palettes and learnt scales lost, and are gone since commit 936aadd; their lines stay.
 SHOWN = (*METHODS[:5], "palette 16 after", "palette 16", *METHODS[5:])
@@ -161,7 +161,7 @@ def measure(net: str, seed: int, given: argparse.Namespace) -> None:
     done = {run["method"] for run in finished(LINES) if setting.items() <= run.items()}
     missing = [method for method in METHODS if method not in done]
     data = load("fashion_mnist") if missing else None
-    for method in told(f"{net}, seed {seed}", missing):
+    for method in announced(f"{net}, seed {seed}", missing):
         # The file of `int8 after` is the converter's own, calibrated.
         model = trained(net, "float" if method == "int8 after" else method, seed, data, given)
         if method not in ("float", "int8 after"):
@@ -229,7 +229,7 @@ def rows_of(runs: list[dict]) -> list[list[str]]:
         own = [run for run in runs if run["method"] == method]
         if not own:
             continue
-        # What ships: the file where there is one.
+        # The file where there is one, as it is what ships.
         ships = [run.get("file", run["accuracy"]) for run in own]
         lost = [floats[run["seed"]] - one for run, one in zip(own, ships, strict=True)]
         files = [run for run in own if "file" in run]
@@ -252,7 +252,7 @@ def summarize(given: argparse.Namespace) -> None:
         "training. Its int8 file is the converter's, calibrated on 500 images; in the others "
         "weights are rounded as `quantize_aware` does it, with ranges of activations from 1000 "
         "images. Test accuracy, mean and standard deviation over the seeds; palettes are of 16 "
-        "values that are int8. Points are those that the file loses to the float network.\n"
+        "values that are int8. Points: the loss of the file against the float network.\n"
     )
     header = ["weights", "Keras [%]", "int8 file [%]", "points lost"]
     header += ["largest rms of file and Keras [%]", "gzip [kB]"]
@@ -300,7 +300,7 @@ def accuracies() -> None:
 # --- storages -------------------------------------------------------------------------------------
 
 WIDE = {"epochs": 3, "rate": 2e-3, "more": 1, "more_rate": 5e-4}
-# What `quantize_aware` is given, and the files of it.
+# Arguments of `quantize_aware`, and the files of its models.
 STATIC, DYNAMIC = ("int8", "int4"), ("dynamic_int8", "dynamic_int4")
 TRAININGS = {
     "none": (None, (*DYNAMIC, *STATIC)),

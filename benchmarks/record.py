@@ -1,4 +1,4 @@
-"""What the scripts share: the command line, times taken in turns, and where results go.
+"""Shared by all scripts: the command line, times taken in turns, and where results go.
 
 `write` writes `results/<name>.md`, with machine, versions, commit, command and seeds;
 `append` adds a long run as a line of `results/<name>.jsonl`, with machine and versions. With
@@ -23,7 +23,7 @@ from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
 COMMAND = tuple(sys.argv)
-"""Of this process, with the name of the measurement, which `chosen` takes away."""
+"""The words of this process, with the name of the measurement, which `chosen` removes."""
 QUICK = "--quick" in COMMAND
 RESULTS = pathlib.Path(
     os.environ.setdefault("KSO_RESULTS", str(HERE / ("out/quick" if QUICK else "results")))
@@ -154,7 +154,7 @@ def say_left(part: str, count: int, took: list[float]) -> None:
         print(f"{LEFT} {part}, {count} runs{about}", flush=True)
 
 
-def told(part: str, runs: Sequence[Any]) -> Iterator[Any]:
+def announced(part: str, runs: Sequence[Any]) -> Iterator[Any]:
     """The runs one after the other, with how many are left before each."""
     took: list[float] = []
     for done, run in enumerate(runs):
@@ -170,7 +170,7 @@ def write(name: str, text: str, seeds: Iterable[int] = (0,)) -> None:
 
 
 def write_page(page: pathlib.Path, text: str, seeds: Iterable[int] = (0,)) -> None:
-    """Prints a result and writes it to a page, with what is recorded about it."""
+    """Prints a result and writes it to a page, with machine, versions and command."""
     made = about(seeds)
     known = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
     text = f"{text.rstrip()}\n\nMade by `{made['command']}`, commit {made['commit']}, "
@@ -221,8 +221,8 @@ def middle_of_processes(
 ) -> dict[Hashable, dict[str, Any]]:
     """For each kind of result, the median line of all processes of the last day and commit.
 
-    Memory placement in a process moves a ratio by a tenth. Of an even number the larger of the
-    middle two counts.
+    Memory placement in a process moves a ratio by a tenth. An even number of them
+    has the larger of the middle two.
     """
     kinds: dict[Hashable, list[dict[str, Any]]] = {}
     for line in lines:

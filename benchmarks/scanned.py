@@ -94,7 +94,7 @@ def _scan(body: Any, x: Any, weights: list[Any], depth: int) -> Any:
         return x
     import tensorflow as tf
 
-    # Not slices: the gradient of one is as large as the whole.
+    # A slice would have a gradient as large as the whole.
     arrays = [tf.TensorArray(w.dtype, depth, element_shape=w.shape[1:]).unstack(w) for w in weights]
     step = lambda k, own: (k + 1, body(own, [array.read(k) for array in arrays]))  # noqa: E731
     start = (tf.constant(0), x)

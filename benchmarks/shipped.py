@@ -274,7 +274,7 @@ def files() -> None:
 # --- ethos_u --------------------------------------------------------------------------------------
 
 ACCELERATORS = ("ethos-u55-128", "ethos-u55-256", "ethos-u65-256", "ethos-u85-256")
-# Of the sparse networks, what their weights are in the last epochs.
+# The weights of the sparse networks in the last epochs.
 QUANTIZED = {"0.1, trained as int8": "int8"}
 SPARSE = ("density 0.1", *QUANTIZED)
 ETHOS_U_METHODS = {"mlp": ("dense", *SPARSE), "cnn": ("dense", *SPARSE, "2:4")}
@@ -294,7 +294,7 @@ MEMORIES = {
 
 
 def vela(path: Path, accelerator: str) -> dict:
-    """What Arm's compiler estimates for a static int8 file, by its own command."""
+    """The estimates of Arm's compiler for a static int8 file, by its own command."""
     with tempfile.TemporaryDirectory() as folder:
         command = ["-m", "ethosu.vela", str(path), "--output-dir", folder]
         command += ["--accelerator-config", accelerator, "--verbose-performance"]
@@ -435,7 +435,7 @@ def tables(runs: list[dict], seeds: int, about: str) -> str:
 
 
 def ethos_u() -> None:
-    """What Vela estimates for trained networks on Ethos-U: dense, single zeros, quantized, 2:4.
+    """Vela's estimates for trained networks on Ethos-U: dense, single zeros, quantized, 2:4.
 
         python benchmarks/shipped.py ethos_u
         python benchmarks/shipped.py ethos_u --seeds 1 --epochs 1 --samples 2048

@@ -83,7 +83,7 @@ def trained(seed: int, steps: int) -> keras.Model:
 
 
 def perplexity(model: keras.Model, count: int = 256) -> float:
-    """Of the next symbol, on windows of modules that were not trained on."""
+    """The loss of the next symbol, on windows of modules that no training has seen."""
     model.compile(loss=loss())
     x, y = windows(text()[1], count, 1)
     return math.exp(model.evaluate(x, y, batch_size=64, verbose=0))

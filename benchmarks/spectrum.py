@@ -38,7 +38,7 @@ from keras_sparse_ortho.orthogonal import approximate_isometry
 ACTIVATIONS = ("linear", "tanh", "hard_tanh", "relu")
 BUDGETS = ("uniform", "erk", "snip", "grasp", "synflow")
 STARTS = ("base", "AI", "SAO", "EOI")
-# What counts as kept: both singular values within this factor of the dense network's.
+# Kept: both singular values within this factor of the dense network's.
 KEPT = 2.0
 
 
@@ -83,7 +83,7 @@ def verdict(rows: list[dict]) -> str:
     if not keeps["EOI"]:
         answer = "EOI does not"
     else:
-        answer = f"Not only EOI does, {' and '.join(others)} too" if others else "Only EOI does"
+        answer = f"EOI does, and {' and '.join(others)} too" if others else "Only EOI does"
         lost = [activation for activation in ACTIVATIONS if activation not in keeps["EOI"]]
         answer += f"; under {', '.join(lost)} EOI does not" if lost else ""
     return (

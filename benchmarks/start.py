@@ -444,7 +444,7 @@ def scores() -> None:
             found = run()
             names = [path.removesuffix("/kernel") for path in found.collapsed]
             note = f"nothing left of {', '.join(names)}" if names else ""
-        except ValueError as error:  # float32 overflows: that is what is to be shown
+        except ValueError as error:  # float32 overflows, which is the result
             note = str(error).split(". Received")[0]
         seconds = time.perf_counter() - start
         what = f"{rounds} rounds" if name.startswith("synflow") else f"{samples.get(name, 0)}"

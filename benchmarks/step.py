@@ -159,7 +159,7 @@ def parametrizations() -> None:
     step.
 
     On JAX glibc returns XLA's temporary memory and faults it in again, in some processes at most
-    steps and in others hardly ever; then a fixed mask costs the MLP up to 1.15 instead of 1.03.
+    steps, in others rarely; then a fixed mask costs the MLP up to 1.15 instead of 1.03.
     This setting makes it keep memory:
 
         GLIBC_TUNABLES=glibc.malloc.arena_max=1:glibc.malloc.mmap_threshold=4294967296:\

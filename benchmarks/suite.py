@@ -3,7 +3,7 @@
     python benchmarks/suite.py                            # all tables and pictures: days of 2 cores
     python benchmarks/suite.py --parts deep methods       # some of them
     python benchmarks/suite.py --tables                   # only tables and pictures, from the lines
-    python benchmarks/suite.py --again --parts blocks     # set the lines aside, and measure anew
+    python benchmarks/suite.py --again --parts blocks     # set the lines aside, and measure again
     python benchmarks/suite.py --quick                    # a small setting of each: ten minutes
 
 `suite.toml` lists the parts. Results go to `benchmarks/results`, those of `--quick` to

@@ -21,13 +21,13 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from record import (
     COMMAND,
     RESULTS,
+    announced,
     append,
     chosen,
     described,
     finished,
     markdown,
     parsed,
-    told,
     write,
 )
 
@@ -106,7 +106,7 @@ def run_missing(backend: str, options: argparse.Namespace) -> None:
         for settings in itertools.product(*grid)
         if (backend, *settings, options.epochs) not in there
     ]
-    for settings in told(backend, missing):
+    for settings in announced(backend, missing):
         run = train(*settings, options.epochs)
         append(LINES, run)
         print(run, flush=True)

@@ -18,7 +18,7 @@ import statistics
 import time
 
 from one_shot import HERE, accuracy, fitted, given_data, shown
-from record import QUICK, RESULTS, append, finished, markdown, parsed, told, write
+from record import QUICK, RESULTS, announced, append, finished, markdown, parsed, write
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 LINES = RESULTS / "trained_blocks.jsonl"
@@ -149,7 +149,7 @@ def measure(name: str, seed: int, given: argparse.Namespace) -> None:
     done = [tuple(r.get(k) for k in keys) for r in finished(LINES) if setting.items() <= r.items()]
     missing = [case for case in [("dense", 0, False), *CASES[name]] if case not in done]
     task = TASKS[name](given) if missing else None
-    for case in told(f"{name}, seed {seed}", missing):
+    for case in announced(f"{name}, seed {seed}", missing):
         method, block, reordered = case
         model = task.trained(seed)
         start = time.perf_counter()

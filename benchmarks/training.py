@@ -84,7 +84,7 @@ class Progress(keras.callbacks.Callback):
         self._steps, self._before = 0, {"accuracy": 0.0, "loss": 0.0}
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        """Metrics begin anew."""
+        """Metrics start from zero."""
         self._restart()
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:

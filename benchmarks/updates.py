@@ -1,4 +1,4 @@
-"""What distributed training pays for: updates of masks, and bytes exchanged.
+"""Costs of distributed training: updates of masks, and bytes exchanged.
 
     python benchmarks/updates.py NAME [options]
 
@@ -176,7 +176,7 @@ def measure(name, arm, call, model, places, rounds):
 
 
 def replace_lines(lines: list[dict], column: str) -> None:
-    """Writes lines to `results/updates.jsonl`, in place of those that have a column."""
+    """Writes lines to `results/updates.jsonl`, in place of the lines that have a column."""
     kept = [line for line in finished(LINES) if column not in line]
     LINES.parent.mkdir(parents=True, exist_ok=True)
     LINES.write_text("".join(json.dumps(line) + "\n" for line in [*kept, *lines]))
@@ -283,7 +283,7 @@ def compiled_step(model: keras.Model, x: np.ndarray, y: np.ndarray) -> str:
 def collectives(program: str) -> dict[str, int]:
     """The bytes of the results of each kind of exchange in a program."""
     if " while(" in program:
-        raise ValueError("What is exchanged in a loop cannot be counted. Received: a `while`")
+        raise ValueError("The bytes exchanged in a loop cannot be counted. Received: a `while`")
     found: dict[str, int] = {}
     for match in _COLLECTIVE.finditer(program):
         sizes = [

@@ -9,8 +9,8 @@ Two networks, each trained dense and on live blocks (`sparsify(..., storage="blo
 - an MLP on Fashion-MNIST;
 - a keyword spotter on synthetic spectrograms, see `spectrograms`.
 
-For both the time of an epoch, accuracy in Keras and of the file, bytes and the time of a call on
-this machine are told. The export uses TensorFlow in another process, whatever the backend is, or
+For both it shows the time of an epoch, accuracy in Keras and of the file, bytes and the time of a
+call on this machine. The export uses TensorFlow in another process, whatever the backend is, or
 JAX where TensorFlow is not installed.
 """
 
@@ -113,7 +113,7 @@ class Stopwatch(keras.callbacks.Callback):
     """Seconds of every epoch."""
 
     def on_train_begin(self, logs=None):
-        """Starts anew."""
+        """Starts with no epoch."""
         self.seconds: list[float] = []
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -184,7 +184,7 @@ def run(name: str, data: Dataset, options: argparse.Namespace) -> dict[str, dict
     return lines
 
 
-def told(name: str, data: Dataset, lines: dict[str, dict]) -> Table:
+def compared(name: str, data: Dataset, lines: dict[str, dict]) -> Table:
     """The two networks side by side."""
     table = Table(title=f"{name} on {data.name}")
     for column in ("", *ROUTES, "dense / blocks"):
@@ -226,7 +226,7 @@ def main() -> int:
             except kso.errors.DensityError as error:
                 parser.error(f"--density: {error}")
             results[name] = {"data": data.name, **lines}
-            tables.append(told(name, data, lines))
+            tables.append(compared(name, data, lines))
     (options.output / "edge.json").write_text(json.dumps(results, indent=1) + "\n")
     for table in tables:
         console.print(table)

@@ -158,8 +158,8 @@ def say(figures: dict[str, dict[str, float]], density: float, title: str) -> Non
         print(f"An epoch on blocks is {1 / ratios['seconds']:.1f} times faster than the dense one.")
     else:
         print(
-            "Not faster here: blocks pay in wide layers (try --width 2048), with larger blocks "
-            "(--block 64), and on JAX or TensorFlow with XLA; see docs/faster.md."
+            "It is no faster here: blocks pay in wide layers (try --width 2048), with larger "
+            "blocks (--block 64), and on JAX or TensorFlow with XLA; see docs/faster.md."
         )
 
 

@@ -4,8 +4,8 @@
     KERAS_BACKEND=jax python examples/quickstart.py
 
 A network of three layers of 1024 units is trained on scikit-learn's handwritten digits and written
-as LiteRT files: dense in float32, int8 and int4, as pruned by `kso.shrink`, and trained anew on
-live blocks. Every file answers the same test images and is timed.
+as LiteRT files: dense in float32, int8 and int4, pruned by `kso.shrink`, and trained from
+scratch on live blocks. Every file answers the same test images and is timed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def say(text: str, start: float) -> None:
 
 
 def table(files: dict[str, Path], data: Dataset) -> str:
-    """What each file answers, weighs and takes: all of them timed in turn."""
+    """Accuracy, bytes and time of each file; all are timed in turn."""
     lines = [f"{'file':34}{'test accuracy':>14}{'bytes':>12}{'ms a call':>11}"]
     for (name, path), ms in zip(
         files.items(), kso.export.latencies([*files.values()], seconds=5), strict=True

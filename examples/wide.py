@@ -5,7 +5,7 @@
     python examples/wide.py --width 8192 --epochs 1
 
 Two processes get the same limit (`resource.setrlimit`, libraries included) and train the same wide
-MLP on scikit-learn's digits: one on live blocks, drawn exactly orthogonal without ever making the
+MLP on scikit-learn's digits: one on live blocks, drawn exactly orthogonal without making the
 dense kernels; one dense, which should run out of memory and whose error is shown.
 
 Linux only: other systems do not count mapped memory (`RLIMIT_DATA`).
@@ -30,7 +30,7 @@ BATCH = 64
 
 def limit_memory(mib: int) -> None:
     """Limits the memory of this process: heap and private mappings."""
-    # Not RLIMIT_AS: it counts libraries and address space that is reserved and never used, 3 GiB
+    # RLIMIT_AS would count libraries and address space that is reserved and never used, 3 GiB
     # with TensorFlow.
     resource.setrlimit(resource.RLIMIT_DATA, (mib * MIB, mib * MIB))
 

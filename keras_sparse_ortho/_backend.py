@@ -103,7 +103,7 @@ def is_traced(value: Any) -> bool:
 
 @contextlib.contextmanager
 def float64_operations() -> Iterator[None]:
-    """Lets `keras.ops` compute in float64 on JAX and torch, too. Not for several threads."""
+    """Lets `keras.ops` compute in float64 on JAX and torch, too, in one thread."""
     with contextlib.ExitStack() as stack:
         if keras.backend.backend() == "jax":
             import jax.experimental
@@ -169,9 +169,8 @@ _replaced = contextlib.ExitStack()
 def second_derivatives() -> Iterator[None]:
     """Replaces operations that can be differentiated only once. Call the model inside.
 
-    `tf.nn.moments` stops the gradient of the mean in the variance: the missing term is zero in
-    first derivatives, not in second ones. Flash attention has no second derivative; products and a
-    softmax have. Outputs and first derivatives stay the same up to rounding. Scopes may be nested,
+    `tf.nn.moments` stops the gradient of the mean in the variance; flash attention has no second
+    derivative. Outputs and first derivatives stay the same up to rounding. Scopes may be nested,
     and entered in several threads: the replacements are global and end with the last scope.
     """
     global _scopes

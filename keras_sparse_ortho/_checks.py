@@ -37,7 +37,7 @@ def check_density(density: Any, name: str = "density") -> float:
                 f" It is the live fraction, not a percentage: {name}={percent / 100:.6g} keeps "
                 f"{percent:g}%, {name}={1 - percent / 100:.6g} prunes {percent:g}%."
             )
-        raise DensityError(f"`{name}` must be in (0, 1].{hint} Received: {name}={told(density)}")
+        raise DensityError(f"`{name}` must be in (0, 1].{hint} Received: {name}={as_text(density)}")
     return value
 
 
@@ -54,23 +54,22 @@ def _is_percent(value: Any) -> bool:
 
 
 def check_number(name: str, value: Any) -> float:
-    """Returns `value` as a float; raises ValueError unless it is a finite number."""
     number = as_float(value)
     if not math.isfinite(number):
-        raise ValueError(f"`{name}` must be a finite number. Received: {name}={told(value)}")
+        raise ValueError(f"`{name}` must be a finite number. Received: {name}={as_text(value)}")
     return number
 
 
 def check_config(kind: str, config: Any, *keys: str) -> None:
     if not isinstance(config, dict) or not all(key in config for key in keys):
-        found = sorted(map(str, config)) if isinstance(config, dict) else told(config)
+        found = sorted(map(str, config)) if isinstance(config, dict) else as_text(config)
         raise ValueError(
             f"The configuration of a {kind} holds {', '.join(f'`{key}`' for key in keys)}: the "
             f"file was written by something else, or is damaged. Received: {found}"
         )
 
 
-def told(value: Any) -> str:
+def as_text(value: Any) -> str:
     """A value for an error message, shortened."""
     try:
         text = repr(value)
@@ -89,7 +88,7 @@ def check_integer(name: str, value: Any, least: int = 1) -> int:
         kind = {0: "an integer of at least 0", 1: "a positive integer"}.get(
             least, f"an integer of at least {least}"
         )
-        raise ValueError(f"`{name}` must be {kind}. Received: {name}={told(value)}")
+        raise ValueError(f"`{name}` must be {kind}. Received: {name}={as_text(value)}")
     return int(value)
 
 
@@ -100,16 +99,15 @@ def check_moment(name: str, value: Any, least: int = 0) -> int | float:
     if not is_integer(value) or value < least:
         raise ValueError(
             f"`{name}` must be a step, an integer of at least {least}, or a fraction of the run, a "
-            f"float in [0, 1]. Received: {name}={told(value)}"
+            f"float in [0, 1]. Received: {name}={as_text(value)}"
         )
     return int(value)
 
 
 def check_seed(seed: Any) -> int | None:
-    """Returns `seed` as an int or `None`; raises ValueError unless it is non-negative or `None`."""
     if seed is not None and (not is_integer(seed) or seed < 0):
         raise ValueError(
-            f"`seed` must be a non-negative integer or None. Received: seed={told(seed)}"
+            f"`seed` must be a non-negative integer or None. Received: seed={as_text(seed)}"
         )
     return None if seed is None else int(seed)
 
@@ -152,7 +150,7 @@ def _translate(
             if target in given:
                 raise TypeError(
                     f"{name}() takes `{target}` or `{keyword}`, which is 1 - {target}. "
-                    f"Received: both, {keyword}={told(value)}"
+                    f"Received: both, {keyword}={as_text(value)}"
                 )
             kwargs[target] = _density_of(keyword, value)
             given.add(target)
@@ -163,7 +161,7 @@ def _translate(
         else:
             raise TypeError(
                 f"{name}() has no argument `{keyword}`. {hint_for(keyword, parameters, hints)} "
-                f"Received: {keyword}={told(value)}"
+                f"Received: {keyword}={as_text(value)}"
             )
 
 
@@ -181,6 +179,6 @@ def _density_of(name: str, sparsity: Any) -> Any:
                 f" It is a fraction, not a percentage: {name}={value / 100:g} prunes {value:g}%."
             )
         raise DensityError(
-            f"`{name}` must be a number in [0, 1).{percent} Received: {name}={told(sparsity)}"
+            f"`{name}` must be a number in [0, 1).{percent} Received: {name}={as_text(sparsity)}"
         )
     return float(f"{1.0 - value:.12g}")  # 0.1 for 0.9, not 0.0999...

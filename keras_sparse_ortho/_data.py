@@ -29,10 +29,6 @@ def first_batches(
     """The first batches (`None`: all) of arrays, or of anything with batches that `fit` takes.
 
     Samples of arrays are drawn without replacement; without a seed one is drawn from `random`.
-
-    >>> [(x, y, _)] = first_batches((np.arange(5), np.arange(5) + 10), batch_size=3, seed=0)
-    >>> x.tolist(), y.tolist()
-    ([2, 4, 3], [12, 14, 13])
     """
     if batches is not None:
         check_integer("batches", batches)
@@ -61,7 +57,6 @@ def all_rows(data: Any) -> Batch:
 
 
 def rows_at(x: Any, index: Any) -> Any:
-    """Some rows of arrays, nested as `x`."""
     return keras.tree.map_structure(lambda array: array[index], x)
 
 

@@ -24,7 +24,7 @@ Row = tuple[str, dict[str, Any]]
 
 
 def path_of(argument: str, value: Any) -> pathlib.Path:
-    """The path that an argument names; ValueError for what is no path, such as None."""
+    """The path that an argument names; ValueError for other values, such as None."""
     if not isinstance(value, str | os.PathLike):
         raise ValueError(
             f"`{argument}` must be a path, a string or a `pathlib.Path`. "
@@ -116,7 +116,6 @@ def is_full(folder: pathlib.Path, reasons: Iterable[str]) -> bool:
 
 
 def disk_full(folder: pathlib.Path, reason: str) -> OSError:
-    """The error to raise for a full disk."""
     return OSError(
         errno.ENOSPC,
         "No room for the files of the export: a copy of the model and a file for each route are "

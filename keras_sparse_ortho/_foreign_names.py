@@ -11,7 +11,7 @@ _GRADUAL = (
 )
 _MASKS = "{w.path: w.mask for w in prunable_weights(model)}"
 _INTEGERS = "quantize_aware(model) in training; export_litert(model, path, mode='int8') for a file"
-# What to use here, and the names that other packages and guesses have for it.
+# By what to use here: the names that other packages and guesses have for it.
 _INSTEAD = {
     name: instead
     for instead, names in {
@@ -76,7 +76,7 @@ _NOTES = {
     "begin_step": " It is a step, or a fraction of the run such as 0.1.",
     "end_step": " It is a step, or a fraction of the run such as 0.7.",
 }
-# By foreign keyword: what to use where a function has none of these arguments.
+# By foreign keyword: the remedy where a function has none of these arguments.
 _ELSEWHERE = {
     "gain": "initializer=initializers.ExactOrthogonal(gain=...)",
     **dict.fromkeys(

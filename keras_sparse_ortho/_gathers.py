@@ -39,21 +39,17 @@ def inverse_permutation(order: Any) -> Any:
 
 
 def made_once(value: Any) -> Any:
-    """`value`, which a compiled program on JAX computes once, however often its parts are gathered.
-
-    XLA fuses what is elementwise, such as an activation, into a gather of its results, and computes
-    it anew for each entry that is gathered.
-    """
+    """`value`, computed once by compiled programs on JAX, however often it is gathered from."""
+    # XLA fuses an activation into a gather of its results, and computes it again for each entry.
     return _jax().lax.optimization_barrier(value) if keras.backend.backend() == "jax" else value
 
 
 def written(value: Any, places: Any) -> Any:
     """`value`, written to memory in the order of its axes by XLA on CPUs.
 
-    XLA on CPUs fuses residual streams and random numbers of dropout into each transposition that
-    reads them, and transpositions into gathers, and computes them again there. Barriers are gone
-    before it fuses; a condition that holds, but that it cannot know, is not: that an index of
-    `places` is not negative.
+    It fuses residual streams and random numbers of dropout into each transposition that reads them,
+    and transpositions into gathers, and computes them again there. It drops barriers before, but
+    not a condition that it cannot know: that an index of `places` is not negative.
     """
     if keras.backend.backend() not in ("jax", "tensorflow"):
         return value
@@ -82,10 +78,8 @@ def kept(value: Any, places: Any) -> Any:
 def if_compiled_for_cpus(
     function: Callable[..., Any], otherwise: Callable[..., Any], *values: Any
 ) -> Any:
-    """`function(*values)` in programs compiled for CPUs, else `otherwise(*values)`, which is equal.
-
-    On torch and in eager TensorFlow each operation is called alone: loops cost more than they save.
-    """
+    """`function(*values)` in programs compiled for CPUs, else the equal `otherwise(*values)`."""
+    # On torch and in eager TensorFlow each operation is called alone: loops cost more.
     backend = keras.backend.backend()
     if backend == "jax":  # decided when it is compiled, which may be for another device
         return _jax().lax.platform_dependent(*values, cpu=function, default=otherwise)
@@ -109,7 +103,7 @@ def with_gradient(
     """
     floats, integers = ([_tensor(value) for value in values] for values in (floats, integers))
     if keras.backend.backend() == "jax":
-        # Not jax.custom_gradient, which keeps what it closes over out of second derivatives.
+        # jax.custom_gradient has no second derivatives with respect to closed-over values.
         return _jax_rule(function, gradient, len(floats))(*floats, *integers)
 
     def with_rule(*values: Any) -> tuple[Any, Any]:
@@ -174,8 +168,8 @@ def _map_on_jax(function: Callable[..., Any], chunks: int, like: Any, *arrays: A
     jax = _jax()
     parts = [a.reshape(chunks, a.shape[0] // chunks, *a.shape[1:]) for a in arrays]
     one = jax.eval_shape(lambda: function(*(part[0] for part in parts)))
-    # Not lax.map: it starts from zeros, which XLA makes once, keeps for all loops of the program,
-    # and copies for each. A step allocates its memory page by page, which costs time, too.
+    # lax.map starts from zeros, which XLA makes once, keeps for all loops of the program, and
+    # copies for each. A step allocates its memory page by page, which costs time, too.
     begun = jax.numpy.broadcast_to(like.ravel()[0], (chunks, *one.shape))
 
     def write(index: Any, found: Any) -> Any:

@@ -26,10 +26,7 @@ def zero_slots(optimizer: Any, variable: Any, entries: Any) -> None:
 
 
 def move_slots(optimizer: Any, variable: Any, source: np.ndarray) -> None:
-    """Moves slots with live values, or blocks `(J, k, *taps, r, c)`; resets those of new ones.
-
-    `source` has the flat index of each value or `(J, k)` block before, -1 if it is new.
-    """
+    """Moves slots with values or blocks; `source` has each one's flat index before, -1 if new."""
     for slot in () if optimizer is None else optimizer_slots(optimizer, variable):
         _write(slot, moved(to_numpy(slot.tensor), source, slot.start))
 

@@ -37,7 +37,7 @@ class UnknownWeightError(ValueError):
 
 
 class ShrinkError(RuntimeError):
-    """Raised when no file is within the limits; the message has the table of what was tried."""
+    """Raised when no file is within the limits; the message has the table of trials."""
 
 
 class WorkerError(ValueError):

@@ -3,6 +3,8 @@
 import contextlib
 import functools
 import os
+import subprocess
+import sys
 import warnings
 
 import keras
@@ -47,9 +49,29 @@ def on_two_devices():
         keras.distribution.set_distribution(before)
 
 
+def run_python(*arguments, cwd=None, **environment):
+    """What a process of Python prints, with these arguments and this beside our environment."""
+    command, own = [sys.executable, *map(str, arguments)], {**os.environ, **environment}
+    done = subprocess.run(command, env=own, cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    return done.stdout
+
+
 def array(value):
     """A tensor or variable as a NumPy array."""
     return keras.ops.convert_to_numpy(value)
+
+
+def assert_same(one, other):
+    """Arrays or variables in order, to the bit."""
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_array_equal(array(a), array(b), err_msg=getattr(a, "path", ""))
+
+
+def reloaded(model, folder):
+    """The model, saved and loaded again."""
+    model.save(folder / "model.keras")
+    return keras.saving.load_model(folder / "model.keras")
 
 
 def jit(*, always=False):
@@ -129,6 +151,19 @@ def moments(optimizer, variable):
     ]
     index = optimizer._get_variable_index(variable)
     return [array(slots[index]) for slots in lists]
+
+
+class Chain(keras.Model):
+    """A model written as a class, which calls layers one after the other."""
+
+    def __init__(self, *layers, **kwargs):
+        super().__init__(**kwargs)
+        self.parts = list(layers)
+
+    def call(self, x):
+        for layer in self.parts:
+            x = layer(x)
+        return x
 
 
 def data(model, classes, count=32, seed=0):

@@ -1,8 +1,14 @@
-"""Configurations that no `get_config` has written: refused by name, whatever they hold."""
+"""Files and configurations of other origin: old ones load, crafted ones are refused by name."""
+
+import re
+import sys
+from pathlib import Path
 
 import keras
+import numpy as np
 import pytest
 
+import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import DensityError, LayoutError
 from keras_sparse_ortho.initializers import ApproximateIsometry, ExactOrthogonal
 from keras_sparse_ortho.layers import BlockSparseConv2D, BlockSparseDense
@@ -12,6 +18,7 @@ from keras_sparse_ortho.parametrizations import (
     StraightThroughTopK,
 )
 from keras_sparse_ortho.schedules import Constant, Polynomial
+from tests.helpers import array, run_python
 
 pytestmark = pytest.mark.core
 LONG = 10**5000  # which Python does not print
@@ -111,3 +118,25 @@ def test_shapes_that_layers_of_live_blocks_are_built_for(shape):
             layer.build_from_config({"input_shape": shape})
     with pytest.raises(LayoutError, match="needs inputs with a known size of axis -1"):
         layers[0].build(shape)
+
+
+SAVED = Path(__file__).with_name("saved")
+OUTPUTS = dict(np.load(SAVED / "outputs.npz"))
+
+
+@pytest.mark.parametrize("name", sorted(OUTPUTS))
+def test_a_saved_model_loads_and_computes_the_same(name):
+    model = keras.saving.load_model(SAVED / f"{name}.keras")
+    x = np.random.default_rng(0).normal(size=(4, *model.inputs[0].shape[1:])).astype("float32")
+    np.testing.assert_allclose(array(model(x)), OUTPUTS[name], atol=1e-5)
+    assert any(weight.storage is not None for weight in kso.prunable_weights(model))
+
+
+@pytest.mark.torch_only  # whose processes can be forked
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_crafted_files_load_or_are_refused_by_name():
+    options = ["--parts", "hostile", "--share", "0.046", "--seed", "7"]
+    done = run_python("-W", "ignore", "-m", "tests.faults", *options, cwd=SAVED.parents[1])
+    rows = re.findall(r"^\| hostile: [^|]+\| (\d+) \|", done, re.MULTILINE)
+    assert len(rows) == 5
+    assert sum(map(int, rows)) >= 100

@@ -43,10 +43,11 @@ def torch_loader():
     return torch.utils.data.DataLoader(dataset, batch_size=3, drop_last=True)
 
 
+IN_BATCHES = [Pieces, pieces, lambda: lambda: iter(pieces()), tf_dataset, torch_loader]
+
+
 @pytest.mark.core
-@pytest.mark.parametrize(
-    "make", [Pieces, pieces, lambda: lambda: iter(pieces()), tf_dataset, torch_loader]
-)
+@pytest.mark.parametrize("make", IN_BATCHES)
 def test_batches_in_any_order(make):
     source = BatchSource(make(), 4, 0)
     for number in (0, 1, 2, 3, 8, 4, 0, 7):
@@ -106,17 +107,7 @@ def test_files_give_the_first_batches_in_the_order_drawn(tmp_path):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize(
-    "make",
-    [
-        Pieces,
-        pieces,
-        lambda: lambda: iter(pieces()),
-        lambda: iter(pieces()),  # one pass is enough
-        tf_dataset,
-        torch_loader,
-    ],
-)
+@pytest.mark.parametrize("make", [*IN_BATCHES, lambda: iter(pieces())])  # one pass is enough
 def test_the_first_batches_of_data_that_come_in_batches(make):
     for count, expected in ((1, [0]), (2, [0, 3]), (None, [0, 3, 6]), (9, [0, 3, 6])):
         taken = first_batches(make(), batches=count)

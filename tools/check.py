@@ -1,8 +1,9 @@
 """Run the checks of this repository and sum up: ``check.py [PART ...] [--slow]``.
 
-Without a PART all of `make test` runs. A part that fails does not stop the others. A part that runs
-tests must have run at least one. Parts that need one core run at the same time, and before the
-tests, which take two.
+Without a PART all of `make test` runs. There a test of several backends runs on one of them, drawn
+by its name; in a part that is named, and with --slow, it runs on each. A part that fails does not
+stop the others. A part that runs tests must have run at least one. Parts that need one core run at
+the same time, and before the tests, which take two.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ COMPILE_QUICKLY_ON_JAX = (
 )
 
 
-# What a first change should not break: no export, no callback; on torch, which compiles nothing.
+# The rooms of `quick`: no export, no callback; on torch, which compiles nothing.
 QUICK = ("analysis", "budgets", "initializers", "layers", "models", "parametrizations", "saliency")
 QUICK_WITHOUT_KERAS = ("tests/test_rooms.py", "tests/orthogonal", "tests/schedules")
 
@@ -55,7 +56,7 @@ class Result:
     note: str = ""
 
 
-def told(command: tuple[str, ...], env: dict[str, str]) -> str:
+def as_typed(command: tuple[str, ...], env: dict[str, str]) -> str:
     """A command as one could type it."""
     return " ".join(["$", *(f"{k}={v}" for k, v in env.items()), *command])
 
@@ -63,12 +64,12 @@ def told(command: tuple[str, ...], env: dict[str, str]) -> str:
 def python(*arguments: str, **env: str) -> bool:
     """Run this interpreter in the root, with ``env`` in the environment; True if it exits with 0.
 
-    What it says is printed at once in the end, as another part may run at the same time.
+    Its output is printed at once in the end, as another part may run at the same time.
     """
     command = (sys.executable, *arguments)
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     done = subprocess.run(command, cwd=ROOT, env=os.environ | env, check=False, **both)
-    print(f"{told(command, env)}\n{done.stdout}", end="", flush=True)
+    print(f"{as_typed(command, env)}\n{done.stdout}", end="", flush=True)
     return done.returncode == 0
 
 
@@ -80,7 +81,7 @@ def pytest(backend: str, *arguments: str, **env: str) -> Result:
         report = Path(folder) / "junit.xml"
         command = (sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *arguments)
         env = {"KERAS_BACKEND": backend} | env
-        print(told(command, env), flush=True)
+        print(as_typed(command, env), flush=True)
         ok = subprocess.run(command, cwd=ROOT, env=os.environ | env, check=False).returncode == 0
         if not report.exists():
             return Result(False, note="no report: pytest did not start")
@@ -95,9 +96,14 @@ def pytest(backend: str, *arguments: str, **env: str) -> Result:
 
 
 def lint(_: list[str]) -> Result:
-    """Ruff's rules and format."""
-    checked = python("-m", "ruff", "check", ".")
-    return Result(python("-m", "ruff", "format", "--check", ".") and checked)
+    """Ruff's rules and format; plain English."""
+    found = {
+        "ruff's rules": "-m ruff check .",
+        "its format: make format": "-m ruff format --check .",
+        "words": "tools/words.py",
+    }
+    notes = [note for note, command in found.items() if not python(*command.split())]
+    return Result(not notes, note="; ".join(notes))
 
 
 def types(_: list[str]) -> Result:
@@ -131,12 +137,12 @@ def quick(_: list[str]) -> Result:
 
 
 def tensorflow(options: list[str]) -> Result:
-    """The whole suite."""
+    """The tests on TensorFlow, and those without a backend."""
     return pytest("tensorflow", "tests", *TWO_AT_A_TIME, *options)
 
 
 def jax(options: list[str]) -> Result:
-    """The backend-neutral part of the suite."""
+    """The tests on JAX."""
     flags = COMPILE_QUICKLY_ON_JAX
     with tempfile.TemporaryDirectory() as cache:
         # The oldest versions of JAX do not know the flags, and end a process that names them.
@@ -156,7 +162,7 @@ def jax(options: list[str]) -> Result:
 
 
 def torch(options: list[str], *folders: str) -> Result:
-    """The part of the suite that is marked ``core``."""
+    """The tests on torch."""
     # Two processes of one thread each: the tensors are too small for more threads.
     where = folders or ("tests",)
     return pytest("torch", *where, *TWO_AT_A_TIME, *options, OMP_NUM_THREADS="1")
@@ -211,7 +217,7 @@ def main() -> int:
         parser.error(f"PART must be one of {', '.join(PARTS)}. Received: {', '.join(unknown)}")
 
     names = arguments.parts or [part.__name__ for part in (*ALONE, *TESTED)]
-    options = ["--slow"] if arguments.slow else []
+    options = ["--slow"] if arguments.slow else [] if arguments.parts else ["--spread"]
     alone = [name for name in names if PARTS[name] in ALONE]
     with ThreadPoolExecutor(2) as pool:
         rows = [*pool.map(lambda name: timed(name, options), alone)]

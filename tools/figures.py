@@ -136,7 +136,7 @@ def gap(source: str, results: Path) -> str:
         there = figure(source, results)
     except FigureError:
         return "-"
-    raise FigureError(f"Not a gap any more: {source!r}. Received: {there}")
+    raise FigureError(f"This is no longer a gap: {source!r}. Received: {there}")
 
 
 def stale_pictures(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:

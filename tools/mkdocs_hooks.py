@@ -79,7 +79,7 @@ def rooms() -> dict[str, list[str]]:
 
 
 def exported(path: Path) -> list[str]:
-    """What ``__all__`` of a module lists."""
+    """The names in ``__all__`` of a module."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and [ast.unparse(t) for t in node.targets] == ["__all__"]:
             return list(ast.literal_eval(node.value))

@@ -104,7 +104,7 @@ def save(made: dict[str, Any], path: Path) -> None:
 
 
 def with_outputs(markdown: str, made: dict[str, Any]) -> str:
-    """A page with what the cells of its notebook printed, behind each block of code."""
+    """A page with the printed outputs of its notebook, behind each block of code."""
     code = iter([cell for cell in made["cells"] if cell["cell_type"] == "code"])
 
     def fill(block: re.Match[str]) -> str:

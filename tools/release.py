@@ -22,7 +22,7 @@ BUILD = "import sys, setuptools.build_meta as m; print(getattr(m, sys.argv[1])(s
 
 
 def run(*command: str, cwd: Path = ROOT) -> str:
-    """What a command prints; its own message if it fails."""
+    """The output of a command; its own message if it fails."""
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
@@ -42,7 +42,7 @@ def built(source: Path, folder: Path, kind: str) -> Path:
 
 
 def problems_of(wheel: Path, source: Path, scratch: Path) -> list[str]:
-    """What is wrong with a wheel."""
+    """The problems of a wheel."""
     names = set(zipfile.ZipFile(wheel).namelist())
     wanted = {
         path.relative_to(source).as_posix()

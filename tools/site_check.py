@@ -21,7 +21,7 @@ sys.path.append(str(ROOT))
 from tools import site_search  # noqa: E402
 from tools.mkdocs_hooks import PACKAGE, documented, home, rooms  # noqa: E402
 
-# What a browser fetches by itself, which excludes links.
+# Files that a browser fetches by itself, which excludes links.
 _FETCHED = re.compile(
     r"<(?:script|img|iframe|source|video|audio)\b[^>]*?\bsrc=[\"']?((?:https?:)?//[^\"'\s>]+)"
     r"|<link\b(?![^>]*rel=[\"']?canonical)[^>]*?\bhref=[\"']?((?:https?:)?//[^\"'\s>]+)"
@@ -37,7 +37,7 @@ def build(folder: Path) -> bool:
 
 
 def fetched(folder: Path) -> list[str]:
-    """What pages would load from other places."""
+    """Files that pages would load from other places."""
     return sorted(
         f"{path.relative_to(folder)} loads {next(filter(None, found))}"
         for path in folder.rglob("*.html")

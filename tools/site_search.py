@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# What readers type, and the page that must come first.
+# Queries of readers, and the page that must come first.
 WANTED = {
     "faster": "faster.html",
     "per-layer density": "budgets.html",
@@ -44,7 +44,7 @@ WANTED = {
 # Files that belong to the site, and would bury its pages if they were searched.
 SOURCES = ("examples/",)
 
-# What a browser gives a worker, and what the theme's page (its bundle.*.js) tells it.
+# The globals of a worker in a browser, and the messages of the theme's page (its bundle.*.js).
 _BROWSER = """
 var sent = [], told = [], receive;
 var self = globalThis;

@@ -88,13 +88,11 @@ def before_save(model: Any, function: Callable[[], None] | None) -> None:
 
 
 def in_fit(model: Any) -> bool:
-    """Whether this is called from within the `fit` of a model."""
     # Read from the stack: a `fit` that fails calls no callback, so a flag would be left behind.
     return _fit_frame(model) is not None
 
 
 def model_in_fit() -> Any:
-    """The model from within whose `fit` this is called; `None` elsewhere."""
     if keras.backend.backend() == "torch":
         import torch
 

@@ -10,7 +10,7 @@ from keras.src.backend.common import dtypes
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.layers.rnn.conv_lstm import ConvLSTMCell as ConvLSTMCell
 
-from keras_sparse_ortho._checks import told
+from keras_sparse_ortho._checks import as_text
 
 
 def sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
@@ -65,7 +65,7 @@ class GraphCall:
 
 
 def graph_calls(model: keras.Model) -> list[GraphCall]:
-    """The calls of a model that `is_graph`, each after those that it depends on."""
+    """The calls of a model that `is_graph`, each after the calls that it depends on."""
     nodes = graph_of(model)._nodes_by_depth
     return [
         GraphCall(
@@ -110,7 +110,7 @@ def is_built_in_calls(layer: keras.layers.Layer) -> bool:
 
 
 class WrapperBuiltByCalls(keras.layers.Wrapper):
-    """A wrapper whose layer is built with what its own call would give `build`."""
+    """A wrapper whose layer is built with the shapes that its own call would give `build`."""
 
     # Keras' `Wrapper.build` passes only the shape of the first input on.
 
@@ -199,7 +199,7 @@ def compiled_loss_waits(model: Any) -> bool:
 
 
 def restored(value: Any, custom_objects: dict[str, Any] | None = None) -> Any:
-    """Deserializes a part of a configuration; ValueError or TypeError for what is none."""
+    """Deserializes a part of a configuration; ValueError or TypeError for other values."""
     try:
         return keras.saving.deserialize_keras_object(value, custom_objects=custom_objects)
     except (ValueError, TypeError):
@@ -207,7 +207,7 @@ def restored(value: Any, custom_objects: dict[str, Any] | None = None) -> Any:
     except Exception as error:
         raise ValueError(
             "A part of the configuration cannot be restored: the file was written by something "
-            f"else, or is damaged. Received: {told(value)}, {type(error).__name__}: {error}"
+            f"else, or is damaged. Received: {as_text(value)}, {type(error).__name__}: {error}"
         ) from error
 
 
@@ -222,7 +222,7 @@ class VariableOverrides(keras.StatelessScope):
 
     def __init__(self, pairs: Iterable[tuple[Any, Any]]) -> None:
         super().__init__()
-        # Not through StatelessScope's mapping: that one forgets what it does not hold.
+        # StatelessScope's own mapping would forget other variables.
         self._overrides = {id(variable): tensor for variable, tensor in pairs}
         self._updates: dict[int, tuple[Any, Any]] = {}
         self.parent: keras.StatelessScope | None = None

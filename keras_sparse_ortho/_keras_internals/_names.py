@@ -10,7 +10,7 @@ PRIVATE_NAMES = {
     "Layer._inbound_nodes": "a layer's place in graphs, kept when it becomes another layer",
     "Layer._outbound_nodes": "the same for its consumers; copies leave out those of other models",
     "Layer._trainable_variables": "the variables that a layer (or an optimizer) itself tracks",
-    "Layer._non_trainable_variables": "the same, for those that are not trained",
+    "Layer._non_trainable_variables": "the same, for variables that are not trained",
     "Layer._tracker": "adding a variable to a layer that is built",
     "Layer._track_variable": "live values take a kernel's place among the variables of its layer",
     "Layer._untrack_variable": "the kernel that they replace leaves it",
@@ -18,12 +18,12 @@ PRIVATE_NAMES = {
     "Layer._track_variables": "makes these parameters, when variables have changed",
     # Variables
     "Variable._value": "a kernel that is not stored holds no array",
-    "Variable._initializer": "what a variable without a value gives where shapes are traced",
+    "Variable._initializer": "a placeholder for a variable without a value in a trace",
     "Variable._initialize": "the first value of a variable, in a copy or given later",
     "Variable._layout": "where a variable lies on several devices",
     # Models and graphs
     "Function._nodes_by_depth": "the calls of a functional model, in order",
-    "Function._nodes": "the same as a set of keys, which copies have to make anew",
+    "Function._nodes": "the same as a set of keys, which copies have to make again",
     "Sequential._functional": "the functional model that a Sequential one holds",
     "KerasTensor._keras_mask": "whether a layer is called on a tensor with a mask",
     "Trainer._compile_config": "compiling a converted model as the given one was",
@@ -37,7 +37,7 @@ PRIVATE_NAMES = {
     "keras.src.layers.rnn.conv_lstm.ConvLSTMCell": "its kernels' axes and FLOPs",
     "keras.src.ops.function.make_node_key": "the keys in `Function._nodes`",
 }
-"""By name, as `Class.attribute` or as what is imported, the purpose. Tested on each Keras."""
+"""The purpose by name, as `Class.attribute` or as it is imported. Tested on each Keras."""
 
 BEHAVIOURS = {
     "a layer is its class and its dictionary": "`become` gives an object another layer's",
@@ -51,5 +51,5 @@ BEHAVIOURS = {
     "a class is saved by its registered name": "a derived class saves wrappers inside a layer",
     "optimizers build one slot after the other for each variable": "slots move with live entries",
 }
-"""What Keras does without promising it, and what relies on it. `docs/core.md` explains the parts;
+"""Behaviours that Keras does not promise, and their use here. `docs/core.md` explains the parts;
 `tests/test_private_keras.py` tests each on the Keras that is installed."""

@@ -292,7 +292,7 @@ def _uncompiled(attributes: dict[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _attributes_of_keras() -> tuple[dict[str, Any], frozenset[str]]:
-    """The attributes of a new model, and the names of those that compiling and training set."""
+    """The attributes of a new model, and the names of those set by compiling and training."""
     inputs = keras.Input((1,), name="input")
     model = keras.Model(inputs, inputs, name="plain")
     fresh = dict(vars(model))
@@ -397,7 +397,7 @@ class Snapshot:
                 waiting.extend(self._note(value))
 
     def _note(self, value: Any) -> list[Any]:
-        """Notes one object; returns those that it leads to."""
+        """Notes one object; returns the objects that it leads to."""
         if isinstance(value, dict):
             self._contents.append((value, dict(dict.items(value))))
         elif isinstance(value, list | set):

@@ -366,7 +366,7 @@ class StandIns:
             )
 
     def put(self, first: Any, *others: Any) -> None:
-        """Replaces the variable by what takes its place, and others that go to the end."""
+        """Replaces the variable by the first one; the others go to the end."""
         layer, variable = self._layer, self._variable
         _exchange(layer, variable, first)
         for other in others:

@@ -58,7 +58,6 @@ class Row:
 
     @property
     def density(self) -> float:
-        """Live fraction."""
         return self.live / self.size
 
 
@@ -204,7 +203,7 @@ class SparsityReport:
         if self.unregistered:
             table.add_row("whole model", "", *totals(self._everything, flops=False))
         reasons = [f"{row.path}: {row.not_on_blocks}" for row in self.rows if row.not_on_blocks]
-        notes = ["Not on blocks", *reasons] if reasons else []
+        notes = ["No live blocks:", *reasons] if reasons else []
         if self.unadopted:
             notes += [
                 "No masks: a sparse initializer alone lets every entry train. Before training, "

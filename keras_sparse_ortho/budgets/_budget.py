@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from keras_sparse_ortho._checks import check_density, is_integer, other_keywords
+from keras_sparse_ortho._checks import as_text, check_density, is_integer, other_keywords
 from keras_sparse_ortho._files import atomic_write, shown
 from keras_sparse_ortho.budgets._tables import read_rows
 from keras_sparse_ortho.errors import BudgetError, DensityError, LayoutError
@@ -244,11 +244,8 @@ class Budget(Mapping[str, float]):
 
 def _count(name: str, value: Any, least: int) -> int:
     if not is_integer(value) or not least <= value <= _LARGEST:
-        # Python does not print integers of more than 4300 digits.
-        long = is_integer(value) and int(value).bit_length() > 1000
-        found = f"an integer of {int(value).bit_length()} bits" if long else shown(value)
         raise BudgetError(
-            f"The {name} must be an integer from {least} to 2^63 - 1. Received: {found}"
+            f"The {name} must be an integer from {least} to 2^63 - 1. Received: {as_text(value)}"
         )
     return int(value)
 
@@ -408,7 +405,7 @@ def lift(model: Any, budget: Budget, initializer: SparseInitializer | None = Non
     Args:
         model: Model (built) or list of `PrunableWeight`, with the weights of the budget.
         budget: Budget. E.g. the final densities of STR or SNIP, or a published table.
-        initializer: SparseInitializer. What will draw the kernels. Default: `ExactOrthogonal()`.
+        initializer: SparseInitializer of the kernels. Default: `ExactOrthogonal()`.
 
     Raises BudgetError for other weights, and for a global count below that of orthogonal kernels.
 

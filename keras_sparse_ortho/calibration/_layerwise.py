@@ -284,7 +284,7 @@ def _warn_of_few_rows(batches: Sequence[Batch]) -> None:
     count = sum(samples(batch) for batch in batches)
     warnings.warn(
         f"Calibration needs at least {_FEWEST_ROWS} different rows, better a few hundred, such as "
-        "rows of the training data. What is computed from fewer fits these rows and no others. "
+        "rows of the training data: results from fewer fit these rows and no others. "
         f"Received: {len(different)} different among {count} rows",
         stacklevel=level_of_user(),
     )

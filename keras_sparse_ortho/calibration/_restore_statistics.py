@@ -1,4 +1,4 @@
-"""`restore_statistics`: means and variances of batch normalization, estimated anew."""
+"""`restore_statistics`: estimates means and variances of batch normalization again."""
 
 import warnings
 from typing import Any
@@ -14,7 +14,7 @@ from keras_sparse_ortho.models import check_built
 
 
 def restore_statistics(model: keras.Model, data: Any, *, verbose: int = 0) -> list[str]:
-    """Estimates the moving means and variances of batch normalization anew, in place.
+    """Estimates the moving means and variances of batch normalization again, in place.
 
     For each channel, over all positions and samples `x` that are not masked,
 

@@ -1,8 +1,7 @@
-"""What a kernel multiplies: the rows of its layer's inputs, and their moments."""
+"""The rows of a layer's inputs, which its kernel multiplies, and their moments."""
 
 import dataclasses
 import math
-import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from keras_sparse_ortho._keras_internals import replaced
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight, walk
+from keras_sparse_ortho.orthogonal import einsum_axes
 
 L = keras.layers
 
@@ -158,21 +158,18 @@ def _states(cell: Any) -> Rows | None:
 
 
 def _einsum_dense(layer: Any) -> Rows | None:
-    """The inputs with their batch axes first, and those that are summed over last."""
-    operands, output = layer.equation.replace(" ", "").split("->")
-    data, kernel = operands.split(",")
+    """The inputs with their batch axes first, and the summed ones last."""
+    data, kernel, output = einsum_axes(layer.equation)
     if any(name not in data and name not in output for name in kernel):
         return None  # the kernel alone is summed along an axis
-    batch = "".join(name for name in kernel if name in data and name in output)
-    summed = "".join(name for name in kernel if name in data and name not in output)
 
     def rows(x: np.ndarray) -> np.ndarray:
-        more = len(x.shape) - len(data.replace("...", ""))
-        unused = [letter for letter in string.ascii_lowercase if letter not in layer.equation]
-        own = data.replace("...", "".join(unused[:more]))
-        free = "".join(n for n in own if n not in kernel and (n in output or n not in data))
-        x = np.einsum(f"{own}->{batch}{free}{summed}", x)
-        matrices, k = x.shape[: len(batch)], x.shape[len(x.shape) - len(summed) :]
+        data, kernel, output = einsum_axes(layer.equation, x.ndim)
+        batch = [name for name in kernel if name in data and name in output]
+        summed = [name for name in kernel if name in data and name not in output]
+        free = [name for name in data if name in output and name not in kernel]
+        x = np.einsum(x, range(x.ndim), [data.index(name) for name in (*batch, *free, *summed)])
+        matrices, k = x.shape[: len(batch)], x.shape[x.ndim - len(summed) :]
         return x.reshape(math.prod(matrices), -1, math.prod(k))
 
     return rows

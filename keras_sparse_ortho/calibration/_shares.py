@@ -32,7 +32,7 @@ _LEVELS = {"int8": 127, "int4": 7}
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Sensitivity:
-    """Table of what kernels of a trained model lose by density and in integers.
+    """Table of the errors of a trained model's kernels by density and in integers.
 
     It prints as a table, and is a `budget` for `prune` and `parametrize`.
 

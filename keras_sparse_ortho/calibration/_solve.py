@@ -192,7 +192,7 @@ def obs(
 def errors_of(
     kernel: Array, counts: Sequence[int], used: Moments, held: Moments
 ) -> Iterator[float]:
-    """The relative errors on held-out rows of what `obs` makes of the others, at these counts."""
+    """The relative errors on held-out rows of kernels that `obs` prunes to these counts."""
     pattern, judge = Entries(), (held if held.rows else used).gram
     if judge.ndim == 2:
         for count in counts:

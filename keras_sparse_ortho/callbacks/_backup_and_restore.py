@@ -79,7 +79,6 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._workers.together(lambda: self._restore(records, epoch))
 
     def _records(self) -> list[dict[str, Any]]:
-        """The saved records, the last epoch first."""
         if not self.model.built:
             raise ValueError(
                 "BackupAndRestore needs a model that is built: call it on a batch of data before "
@@ -101,7 +100,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _damaged(self, found: str) -> ValueError:
         return ValueError(
             f"The backup in '{self._folder}' is damaged, or of another model. Delete this folder "
-            "to begin training anew; a .weights.h5 file in it that is whole can be loaded by "
+            "to train from the start; a .weights.h5 file in it that is whole can be loaded by "
             f"`model.load_weights`. Received: {found}"
         )
 

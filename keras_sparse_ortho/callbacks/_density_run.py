@@ -65,11 +65,9 @@ def warn_not_finite(callback: str, error: NotPrunableError) -> None:
 
 
 class DensityRun(StepCallback):
-    """Brings parametrizations of a `_kind` to a density, and warns when the run ends without it.
+    """Brings parametrizations of a `_kind` to a density, and warns when the run ends without it."""
 
-    Restored weights of an earlier epoch are not pruned, as no training would follow. The density
-    is checked when all callbacks are done.
-    """
+    # Restored weights of an earlier epoch are not pruned, as no training would follow.
 
     _kind: type[Parametrization]
     _names: str
@@ -211,7 +209,6 @@ class UpdateMasks(DensityRun):
             mask.watched = True
 
     def on_run_begin(self, step: int, start: int, steps: int | None) -> None:
-        # Skip masks that another run left at their final density.
         self.sync()
         plans = [(mask, mask.schedule.resolved(steps, start)) for mask in self._own]
         over = [mask for mask, plan in plans if _is_over(mask, plan, step)]

@@ -272,12 +272,7 @@ def _moved_blocks(weight: PrunableWeight, fraction: float, scores: Array, rng: G
 
 
 def drop_and_grow(value: Array, mask: Array, count: int, scores: Array, rng: Generator) -> Array:
-    """Drops the `count` live entries of smallest magnitude, then grows as many by score.
-
-    >>> value, mask = np.array([3.0, 1.0, 0.0, 0.0]), np.array([True, True, False, False])
-    >>> drop_and_grow(value, mask, 1, np.array([9.0, 1.0, 2.0, 3.0]), np.random.default_rng(0))
-    array([ True, False, False,  True])
-    """
+    """Drops the `count` live entries of smallest magnitude, then grows as many by score."""
     result = mask.reshape(-1).copy()
     result[smallest(value, mask, count, rng)] = False
     dead = np.flatnonzero(~result)
@@ -286,7 +281,6 @@ def drop_and_grow(value: Array, mask: Array, count: int, scores: Array, rng: Gen
 
 
 def smallest(value: Array, live: Array, count: int, rng: Generator) -> Array:
-    """Flat indices of the `count` live entries of smallest magnitude."""
     entries = np.flatnonzero(live)
     return entries[largest(-np.abs(value.reshape(-1)[entries]), count, rng)]
 
@@ -313,11 +307,6 @@ def move_regular(
     """Drops the `count` smallest live entries of all matrices `(..., inputs, outputs)`.
 
     Every line keeps its fan; of all such ways, one of (nearly) largest sum of scores is taken.
-
-    >>> live = np.eye(3, dtype=bool)
-    >>> scores = np.roll(np.eye(3), 1, axis=1)
-    >>> move_regular(live * 1.0, live, 3, scores, np.random.default_rng(0)).astype(int).tolist()
-    [[0, 1, 0], [0, 0, 1], [1, 0, 0]]
     """
     result = live.copy()
     result.reshape(-1)[smallest(magnitudes, live, count, rng)] = False
@@ -333,12 +322,6 @@ def move_blocks(
     """Drops as many whole blocks as `count` entries make, then grows as many by sums of scores.
 
     Arrays are canonical (`KernelLayout`). Regular blocks span all taps and keep every line's fan.
-
-    >>> value = np.array([[[[3.0, 1.0], [2.0, 5.0], [0.0, 0.0]]]])
-    >>> scores = np.arange(6.0).reshape(value.shape)
-    >>> after = move_blocks(Block(1, 2), value, value != 0, 2, scores, np.random.default_rng(0))
-    >>> after[0, 0].astype(int).tolist()
-    [[0, 0], [1, 1], [1, 1]]
     """
     rows, cols = structure.rows, structure.cols
     taps = range(2, mask.ndim - 2)

@@ -45,7 +45,7 @@ def probe(
         model: A built and compiled Keras model, dense. It does not change.
         density: Live fraction, in (0, 1], over the selected kernels that the blocks fit; the others
             stay dense.
-        data: What `fit` takes: `(x, y)`, `(x, y, sample_weight)` or a data set.
+        data: Data as `fit` takes them: `(x, y)`, `(x, y, sample_weight)` or a data set.
         steps: Optimizer steps, a twentieth to a tenth of those of a whole run.
         structure: The size of blocks.
         budget: As for `sparsify`.

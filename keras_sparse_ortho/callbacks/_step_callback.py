@@ -46,11 +46,10 @@ class Logging(keras.callbacks.Callback):
 class StepCallback(Logging):
     """Calls `on_step` before the steps of training that `is_due` chooses.
 
-    A step is an update of the optimizer, whose own number is read at the start of each epoch and
-    counted on: on JAX the optimizer's variables are stale while `fit` runs. So a resumed run equals
-    an uninterrupted one. Read variables in `on_run_begin`: in `prepare` a later callback may have
-    yet to restore them. Processes that train one model compare kernels before the first step, and
-    masks then and after every `change_masks`.
+    A step is an update of the optimizer; its number is read at the start of each epoch and counted
+    on: on JAX its variables are stale while `fit` runs. Read variables in `on_run_begin`: in
+    `prepare` a later callback may have yet to restore them. Processes that train one model compare
+    kernels before the first step, and masks then and after every `change_masks`.
     """
 
     def __init__(self) -> None:
@@ -201,7 +200,6 @@ class StepCallback(Logging):
         return self._loop_step is not None
 
     def length(self) -> tuple[int | None, int | None]:
-        """Epochs of the run, and batches of an epoch; `None` if Keras does not know."""
         params = self.params or {}
         return params.get("epochs"), params.get("steps")
 

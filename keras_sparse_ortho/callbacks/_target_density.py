@@ -105,7 +105,6 @@ class ThresholdSteering:
     def cut(
         self, thresholds: Sequence[Any], density: float, freeze: bool
     ) -> list[tuple[Any, np.ndarray]]:
-        """`steer` to a density, for some of the thresholds."""
         if not thresholds:
             return []
         entries = [entries_of(threshold) for threshold in thresholds]
@@ -273,7 +272,6 @@ class Entries(NamedTuple):
 
 
 def entries_of(threshold: Any) -> Entries:
-    """The entries of a threshold; NotPrunableError if they are not finite."""
     found = Entries(threshold.critical_offsets(), threshold.scales())
     wrong = np.isnan(found.critical) | ~np.isfinite(found.scales)
     if wrong.any():
@@ -313,7 +311,6 @@ class Cut:
 
 def floored_cut(entries: Sequence[Entries], count: int, floors: Sequence[int]) -> Cut:
     """The `count` entries of largest critical offset, and at least `floors` of each weight."""
-    # An entry that is 0 cannot live.
     can_live = [int(np.count_nonzero(one.critical > -np.inf)) for one in entries]
     bounds = [min(pair) for pair in zip(floors, can_live, strict=True)]
     free, held = list(range(len(entries))), list[int]()

@@ -15,9 +15,15 @@ import numpy as np
 
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.kernels import kernel_layouts, walk
-from keras_sparse_ortho.layers import BlockGrid, axes_of, is_elementwise, why_no_block_form
+from keras_sparse_ortho.layers import (
+    BlockGrid,
+    is_elementwise,
+    padded_blocks,
+    why_no_block_form,
+    without_padding,
+)
 from keras_sparse_ortho.models import rewrite
-from keras_sparse_ortho.orthogonal import block_count, to_blocks, whole_blocks
+from keras_sparse_ortho.orthogonal import block_count, einsum_axes, to_blocks, whole_blocks
 
 ops = keras.ops
 L = keras.layers
@@ -156,7 +162,7 @@ def _blocks_of(layer: Any) -> ZeroBlocks | str:
     if getattr(layer, "groups", 1) != 1:
         return f"it has groups={layer.groups}"
     if isinstance(layer, L.EinsumDense):
-        data, _, output = axes_of(layer.equation, layer.input_spec.ndim)
+        data, _, output = einsum_axes(layer.equation, layer.input_spec.ndim)
         if output[0] != data[0]:
             return f"in '{layer.equation}' the first axis of input and output differ"
     found = zero_blocks(_canonical(layer))
@@ -218,13 +224,8 @@ class _BlockConvolution(keras.layers.Layer):
     def _product(self, x: Any, images: Sequence[int], *options: Any) -> Any:
         """The columns of `x`, rows of all inputs, as images; with bias and early activation."""
         grid = self.blocks.grid
-        whole = whole_blocks(grid.inputs, grid.rows)
-        if whole < grid.in_blocks:  # the last blocks get a zero
-            x = ops.reshape(x, (-1, grid.inputs))
-            first, rest = x[:, : whole * grid.rows], x[:, whole * grid.rows :]
-            rest = ops.reshape(rest, (-1, grid.in_blocks - whole, grid.rows - 1))
-            rest = ops.pad(rest, [[0, 0], [0, 0], [0, 1]])
-            x = ops.concatenate([ops.reshape(first, (-1, whole, grid.rows)), rest], axis=1)
+        if grid.padded[0] > grid.inputs:
+            x = padded_blocks(ops.reshape(x, (-1, grid.inputs)), 1, grid.inputs, grid.rows)
         x, parts = ops.reshape(x, (-1, *_SINGLE, grid.in_blocks, grid.rows)), []
         for kernel, bias, places in zip(self.kernels, self.biases, self.places, strict=True):
             own = ops.take(x, places, axis=1 + len(_SINGLE))
@@ -241,14 +242,9 @@ class _BlockConvolution(keras.layers.Layer):
 
     def _columns(self, x: Any) -> Any:
         grid = self.blocks.grid
-        whole = whole_blocks(grid.outputs, grid.cols)
-        if whole == grid.out_blocks:
+        if grid.padded[1] == grid.outputs:
             return x
-        x = ops.reshape(x, (-1, grid.out_blocks, grid.cols))
-        first = ops.reshape(x[:, :whole], (-1, whole * grid.cols))
-        rest = x[:, whole:, : grid.cols - 1]
-        rest = ops.reshape(rest, (-1, (grid.out_blocks - whole) * (grid.cols - 1)))
-        return ops.concatenate([first, rest], axis=1)
+        return without_padding(ops.reshape(x, (-1, grid.padded[1])), 1, grid.outputs, grid.cols)
 
 
 class DenseAsConvolution(_BlockConvolution):
@@ -256,7 +252,7 @@ class DenseAsConvolution(_BlockConvolution):
 
     def __init__(self, layer: Any, blocks: ZeroBlocks, rows_apart: bool) -> None:
         equation = getattr(layer, "equation", "...a,ab->...b")
-        data, kernel, output = axes_of(equation, layer.input_spec.ndim or 2)
+        data, kernel, output = einsum_axes(equation, layer.input_spec.ndim or 2)
         made = [letter for letter in kernel if letter not in data]
         axes = getattr(layer, "bias_axes", made) or ()
         of_columns = output[-len(made) :] == made and {*axes} == {*made}
@@ -265,7 +261,7 @@ class DenseAsConvolution(_BlockConvolution):
 
     def call(self, inputs: Any) -> Any:
         """The product, between the orders of axes in the equation."""
-        data, kernel, output = axes_of(self._equation, len(inputs.shape))
+        data, kernel, output = einsum_axes(self._equation, len(inputs.shape))
         free = [letter for letter in data if letter not in kernel]
         made = [letter for letter in kernel if letter not in data]
         sizes = dict(zip((*data, *kernel), (*inputs.shape, *self._sizes), strict=True))

@@ -30,10 +30,10 @@ def c_array(
         file: str or path. A file of the route `int8`, `int8+blocks`, `float32` or `float32+blocks`,
             also compressed; or one that another tool wrote.
         path: str or path. The header, such as `"model_data.h"`.
-        name: str. Of the array, a C identifier.
+        name: str. Name of the array, a C identifier.
 
     Returns:
-        What the program must add to its `MicroMutableOpResolver`: "Conv2D" for `AddConv2D()`.
+        The operators for the program's `MicroMutableOpResolver`: "Conv2D" for `AddConv2D()`.
 
     Raises:
         ExportRouteError: if LiteRT Micro has no kernels for the file's route.

@@ -26,7 +26,7 @@ from keras_sparse_ortho.export._routes import Route, RouteOutcome
 from keras_sparse_ortho.export._task import Task, full_batches
 from keras_sparse_ortho.export._tracing import write_traced
 
-_KNOWN = ("__main__", "keras", "keras_sparse_ortho")  # modules that are not to be imported
+_KNOWN = ("__main__", "keras", "keras_sparse_ortho")  # modules that workers need not import
 _LOST = 0.01  # of a kernel's zeros: a tensor that lacks more is not the kernel
 
 
@@ -139,7 +139,7 @@ def convert(task: Task, routes: Sequence[Route]) -> dict[Route, Path | ExportCon
         common["representative"] = str(task.folder / "representative.npz")
         np.savez(common["representative"], *task.calibrating)
     files: dict[Route, Path | ExportConversionError] = {}
-    failed: dict[str, Exception] = {}  # by path of what could not be traced
+    failed: dict[str, Exception] = {}  # by path, if tracing failed
     with tempfile.TemporaryDirectory() as folder:  # TensorFlow takes other names for patterns
         for route in routes:
             form = {"of_blocks": route.of_blocks, "rows_apart": route.rows_apart}
@@ -217,7 +217,6 @@ def _modules_of_custom_objects() -> list[str]:
 
 
 def litert_outputs(file: Path, task: Task) -> list[np.ndarray]:
-    """The outputs of a LiteRT file on the sample."""
     batches = full_batches(task.sample, task.signature.batch_size)
     rows, result = file.with_suffix(".sample.npz"), file.with_suffix(".outputs.npz")
     np.savez(rows, *[np.concatenate(pieces) for pieces in zip(*batches, strict=True)])

@@ -1,4 +1,4 @@
-"""What `export_litert` says of rows and of files that are wrong: where an error starts."""
+"""Explains wrong rows and files of `export_litert`: where an error starts, and remedies."""
 
 import contextlib
 import copy

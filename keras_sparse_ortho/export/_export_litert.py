@@ -71,8 +71,8 @@ def export_litert(
             `"int8+blocks"`: `"float32"`; `"float16"`: half the size; `"dynamic_int8"`: weights of
             1024 and more entries as int8, activations quantized on the fly; `"int8"`: weights and
             activations as int8; `"dynamic_int4"`, `"int4"`: the same with kernels of Dense layers
-            in 4 bits, or 2 for ternary ones (dynamic only), for kernels of `quantize_aware`; those
-            that it has rounded to 8 bits, or left out, stay int8.
+            in 4 bits, or 2 for ternary ones (dynamic only), for kernels of `quantize_aware`;
+            kernels that it has rounded to 8 bits, or left out, stay int8.
         representative_data: For `"int8"` and `"int4"`, which need it (`"small"` and `"fast"` skip
             them without) unless the model has ranges from `quantize_aware`: arrays `(rows, *input
             shape)` to calibrate activations on, nested like the inputs or a dict by input name;
@@ -81,10 +81,10 @@ def export_litert(
             `sample`. Rows that do not fill a last batch are left out. A warning lists doubts about
             the rows: few, equal, or scaled unlike training data.
         batch_size: int. Rows that one call of the file takes.
-        sample: Rows to compare on, nested likewise, or `(x, y)` or batches as for `fit`. Default:
-            the rows held out of `representative_data`, its first ones if it has fewer than 16, else
-            8 standard normal rows (more for a larger batch). Integer inputs and subclassed models
-            need one of the two.
+        sample: Rows to compare on, nested the same way, or `(x, y)` or batches as for `fit`.
+            Default: the rows held out of `representative_data`, its first ones if it has fewer than
+            16, else 8 standard normal rows (more for a larger batch). Integer inputs and
+            subclassed models need one of the two.
         tolerance: float. The largest error that passes. Let d be the difference of one output y.
             float32: max|d| / max(1, max|y|), default 1e-5. The others: sqrt(mean d^2) / sqrt(mean
             y^2), default 5e-3 for float16, 0.1 for dynamic int8 and int4, 0.25 for int8; a wrong

@@ -155,7 +155,6 @@ def read_weights(content: bytes) -> tuple[WeightZeros, ...]:
 
 
 def with_record(content: bytes, record: dict[str, Any]) -> bytes:
-    """The file with a record and its digest."""
     from ai_edge_litert import schema_py_generated as schema
 
     model = read_model(content)
@@ -171,7 +170,6 @@ def with_record(content: bytes, record: dict[str, Any]) -> bytes:
 
 
 def with_digest(content: bytes) -> bytes:
-    """The file with the digest of its present content."""
     at = content.index(_HEAD) + len(_HEAD)
     ends = content[:at], content[at + len(_BLANK) :]
     return hashlib.sha256(_BLANK.join(ends)).hexdigest().encode().join(ends)

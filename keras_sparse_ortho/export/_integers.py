@@ -102,7 +102,7 @@ def _scales(
     """Bounds of the weights of products by name, and recipes of those in fewer than 8 bits.
 
     A weight gets the least of `widths` that holds its integers. Where training has rounded any,
-    those that it has not rounded stay in 8 bits.
+    the others stay in 8 bits.
     """
     found = []
     for graph, op, code in _operations(model):
@@ -210,7 +210,7 @@ def _calibrated(content: bytes, batches: Batches) -> dict[str, Range]:
 def _spread(
     model: Any, ranges: dict[str, Range], recipe: list[Any]
 ) -> tuple[dict[str, Range], list[tuple[Any, Any]]]:
-    """The ranges with those that follow, and graph and operation of those that lack one."""
+    """The ranges, with implied ones; and graph and operation of tensors that lack one."""
     manager = recipe_manager.RecipeManager()
     manager.load_quantization_recipe(recipe)
     everything = [

@@ -33,7 +33,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
-        self._told: tuple[str, ...] = ()
+        self._settings: tuple[str, ...] = ()
         self._lock = threading.Lock()
         self._stderr: collections.deque[str] = collections.deque(maxlen=5)
         self._reader = threading.Thread()
@@ -83,11 +83,11 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
     def _running(self) -> "subprocess.Popen[str]":
         """The process if it is alive and has our module path and backend, otherwise a new one."""
         environment, process = _environment(), self._process
-        told = environment["PYTHONPATH"], environment["KERAS_BACKEND"], str(_SCRIPT)
-        if process is not None and process.poll() is None and told == self._told:
+        settings = environment["PYTHONPATH"], environment["KERAS_BACKEND"], str(_SCRIPT)
+        if process is not None and process.poll() is None and settings == self._settings:
             return process
         self.close()
-        self._told = told
+        self._settings = settings
         self._stderr.clear()
         self._process = process = subprocess.Popen(
             [sys.executable, "-P", str(_SCRIPT)],
@@ -123,7 +123,7 @@ def shared_worker() -> Worker:
 
 
 def require(names: Sequence[str], use: str, install: str) -> None:
-    """Raise ImportError, with what to install, if a package is missing; imports none."""
+    """Raises ImportError that says what to install, if a package is missing; imports none."""
     for name in names:
         if is_missing(name):
             raise ImportError(

@@ -33,7 +33,7 @@ class Route:
 
     @property
     def measure(self) -> str:
-        """Of the error, see `compare`."""
+        """The measure of the error, see `compare`."""
         return "max" if self.storage == "float32" else "rms"
 
     @property
@@ -128,7 +128,7 @@ class ExportReport(RouteOutcome):
         compared_on: str. Their source: `sample`, rows of `representative_data` held out from
             calibration, or random ones; it says if they calibrated the file, too.
         ends: Types of the inputs and outputs.
-        versions: dict. Versions of Keras, of what converted and of ai-edge-litert, which ran it.
+        versions: dict. Versions of Keras, of the converters and of ai-edge-litert, which ran it.
         routes: Every route that was tried, with its figures or the reason it failed.
     """
 

@@ -1,4 +1,4 @@
-"""What all routes of an export share: the plain model, its inputs, rows, and outputs to agree with.
+"""The parts that all routes of an export share: plain model, inputs, rows, outputs to agree with.
 
 The *nesting* of the inputs is their structure with the position of each tensor in its place, such
 as `{"a": 0, "b": [1, 2]}`: JSON for workers, with one order of dict keys on all backends.
@@ -341,8 +341,8 @@ class Task:
         rows = rows_of(signature, own, representative, self.has_ranges)
         self.calibrating, self.sample, self.origin = rows
         self.model, reference = plain_model(model)  # in float32
-        told = None if self.has_ranges else representative
-        self.doubts = [] if told is None else doubts(self.model, signature, told)
+        doubtful = None if self.has_ranges else representative
+        self.doubts = [] if doubtful is None else doubts(self.model, signature, doubtful)
         self.names, self.want = keras_outputs(reference, signature, self.sample)
         self.kernels = kernels_of(self.model)  # values by path
         self.blocks = plan_of(self.model) if of_blocks else BlockPlan({}, {})

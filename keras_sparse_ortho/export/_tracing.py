@@ -39,7 +39,6 @@ class _Trace:
         return [*self._names, *(f"{MARK}{k}_{end}" for k, end in enumerate(ends))]
 
     def mark(self, x: Any, low: float, high: float) -> Any:
-        """Notes the range of a tensor for a file of integers."""
         others = [own for known, *own in self._marks if known is x]
         if others and [low, high] not in others:  # from one range to another, in floats
             for start, end in (*others, (low, high)):
@@ -80,7 +79,7 @@ def write_traced(
 
 
 def float_file(path: str) -> bytes:
-    """The float32 file of what `write_traced` has written."""
+    """The float32 file of a model that `write_traced` has written."""
     converted = Path(f"{path}.tflite")
     if not converted.exists():
         by_jax = Path(path).is_file()

@@ -61,7 +61,6 @@ def run(
     output_names: list[str],
     result: str,
 ) -> None:
-    """Saves a file's outputs on a sample."""
     runner = interpreter_of(model_path=file).get_signature_runner("serving_default")
     details, given = runner.get_input_details(), runner.get_output_details()
     for spec in inputs:

@@ -54,7 +54,7 @@ class ExactOrthogonal(SparseInitializer):
     Args:
         density: float in (0, 1]. Live fraction. `None` as a pattern for `sparsify`, which sets it.
         gain: float, scale of the kernel, e.g. `sqrt(2)` for ReLU; or `"auto"` as a pattern for
-            `sparsify`, which chooses it by what follows each layer:
+            `sparsify`, which chooses it by the next layers:
 
             - normalization: the norm of the layer's default initializer under the same mask, which
               acts as a learning rate there;

@@ -41,8 +41,8 @@ def critical_gain(activation: Any, bias_std: float = 0.0) -> float:
 
     Raises ValueError for a negative `bias_std`, or an activation without a critical point at it.
 
-    Limits: mean-field theory holds for infinite width. Of several critical points, this is the one
-    of least variance. Kinks at multiples of 1/16 are exact, others cost digits.
+    Limits: mean-field theory holds for infinite width. Among several critical points, this is the
+    one of least variance. Kinks at multiples of 1/16 are exact, others cost digits.
 
     Examples:
         >>> round(critical_gain("tanh", bias_std=0.00448), 4)
@@ -91,9 +91,6 @@ def activation_gain(activation: Any, bias_std: float = 0.0) -> float:
     without biases. For others it is that of He et al. (arXiv 1502.01852) for orthogonal kernels,
     `E[phi(z)^2]^(-1/2)` with `z` standard normal, which keeps pre-activations of variance 1. (At
     the critical point of GELU and similar activations signals of variance 1 explode.)
-
-    >>> [round(activation_gain(name), 4) for name in ("tanh", "relu", "linear", "gelu")]
-    [1.0, 1.4142, 1.0, 1.5335]
     """
     function = keras.activations.get(activation)
 

@@ -85,7 +85,7 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
         """
 
     def sample_blocks(self, shape: Sequence[int], layout: Layout = None) -> RegularBlocks | None:
-        """The live blocks of what `sample` draws, or `None` if these are not regular blocks."""
+        """The live blocks that `sample` draws, or `None` if these are not regular blocks."""
         return None
 
     def __call__(self, shape: Sequence[int], dtype: Any = None, **kwargs: Any) -> Any:

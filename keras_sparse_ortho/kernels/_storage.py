@@ -94,7 +94,7 @@ class Storage(abc.ABC):
         return np.abs(self.raw_value())
 
     def place_sums(self, gradient: Any) -> Any:
-        """`sum |g|` over each place, of what `dense_gradient` collects."""
+        """`sum |g|` over each place of the gradient that `dense_gradient` collects."""
         return abs(gradient)
 
     def move(self, live: Any, optimizer: Any) -> None:

@@ -252,15 +252,12 @@ def select(
     argument: str,
     unregistered: Sequence[PrunableWeight] = (),
 ) -> list[PrunableWeight]:
-    """Returns the weights that a selection names, all for `None`.
+    """Returns the weights that a selection names, all for `None`; UnknownWeightError for nothing.
 
     A string names a weight by its path, all weights of a layer by the layer's path, or all whose
     path it matches as a regular expression: the whole path (`re.fullmatch`), or, if anchored by `^`
     or `$`, a part of it (`re.search`). A layer names all weights in it, a class of layers those in
     all its layers, an integer the weight at this index of `prunable_weights(model)`.
-
-    Raises UnknownWeightError for a name of nothing, with the `argument` it was given as, and
-    whether it names `unregistered` matrices.
     """
     if selection is None:
         return list(weights)

@@ -3,6 +3,7 @@
 from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.layers._block_grid import BlockGrid, check_block, pattern_of
 from keras_sparse_ortho.layers._block_layer_like import block_layer_like, why_no_block_form
+from keras_sparse_ortho.layers._block_products import padded_blocks, without_padding
 from keras_sparse_ortho.layers._block_sparse_dense import (
     BlockSparseConv,
     BlockSparseConv1D,
@@ -10,7 +11,6 @@ from keras_sparse_ortho.layers._block_sparse_dense import (
     BlockSparseConv3D,
     BlockSparseDense,
     BlockSparseEinsumDense,
-    axes_of,
     is_elementwise,
 )
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer, constant

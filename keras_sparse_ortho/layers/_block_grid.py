@@ -65,7 +65,6 @@ class Lines:
 
     @functools.cached_property
     def of_slots(self) -> np.ndarray:
-        """The line of each slot."""
         order = np.concatenate(self.groups)
         return np.repeat(order, np.asarray(self.counts)[order])
 
@@ -77,7 +76,7 @@ class Lines:
         return [slice(*pair) for pair in itertools.pairwise(ends)]
 
     def pieces(self, slots: Any) -> list[Any]:
-        """What slots `(N, ...)` hold, tensors `(lines, count, ...)` for each group."""
+        """Values of slots `(N, ...)` as tensors `(lines, count, ...)` for each group."""
         found = []
         for lines, span in zip(self.groups, self.spans, strict=True):
             own = slots if self.are_regular else slots[span]
@@ -133,7 +132,7 @@ class BlockGrid:
         return dataclasses.replace(dense, fan_in=fan_in)
 
     def check_sides(self) -> None:
-        """Refuses sides that the block does not divide, and those that no memory could hold."""
+        """Refuses sides that the block does not divide, or that no memory could hold."""
         if max(self.inputs, self.outputs, *self.taps) > LARGEST:
             raise LayoutError(
                 f"Each side of a kernel has at most {LARGEST} entries. Received: {self.shape}"
@@ -177,7 +176,6 @@ class BlockGrid:
 
     @property
     def live(self) -> int:
-        """Live entries."""
         if self.counts is None:
             return math.prod(self.shape) * self.fan_in // self.in_blocks
         short = sum(self.counts[0][whole_blocks(self.outputs, self.cols) :]) * self.rows
@@ -252,7 +250,7 @@ class BlockGrid:
         return pattern.astype(np.int32)
 
     def at_places(self, values: np.ndarray, inputs_of: np.ndarray) -> np.ndarray:
-        """What live blocks have, as an array of all blocks `(J, I, ...)`, zero elsewhere."""
+        """Values of live blocks in an array of all blocks `(J, I, ...)`, zero elsewhere."""
         inside = values.shape[len(self.places_shape) :]
         found = np.zeros((self.out_blocks, self.in_blocks, *inside), values.dtype)
         found[self.of_outputs.of_slots, inputs_of.ravel()] = values.reshape(-1, *inside)
@@ -264,11 +262,9 @@ class BlockGrid:
         return from_blocks(dense, self.inputs, self.outputs)
 
     def mask(self, inputs_of: np.ndarray) -> np.ndarray:
-        """Which entries of the kernel are live."""
         return self.kernel(np.ones(self.blocks_shape, dtype=bool), inputs_of)
 
     def blocks(self, kernel: np.ndarray, inputs_of: np.ndarray) -> np.ndarray:
-        """The live blocks of a kernel."""
         split = to_blocks(kernel, self.rows, self.cols)
         ordered = split.transpose(np.argsort(self.columns_order()))
         return ordered[self.of_outputs.of_slots, inputs_of.ravel()].reshape(self.blocks_shape)
@@ -277,10 +273,7 @@ class BlockGrid:
 def pattern_of(
     mask: np.ndarray, block: tuple[int, int], parts: int = 1
 ) -> tuple[BlockGrid, np.ndarray]:
-    """The grid and `inputs_of` of a mask; LayoutError unless it is one of whole blocks.
-
-    `parts` stand side by side; the grid is a regular one if each of them could be.
-    """
+    """The grid and `inputs_of` of a mask of `parts` side by side; LayoutError for cut blocks."""
     *taps, inputs, outputs = mask.shape
     grid = BlockGrid(inputs, outputs, *block, taps=tuple(taps))
     grid.check_sides()
@@ -312,7 +305,6 @@ def check_block(block: Any) -> tuple[int, int]:
 
 
 def checked_counts(counts: Any) -> Counts:
-    """`counts` as two tuples of integers."""
     if not isinstance(counts, tuple | list) or len(counts) != 2:
         raise ValueError(
             "`counts` must be a pair: the live blocks of each output block, and of each input "

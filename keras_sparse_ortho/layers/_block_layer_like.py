@@ -43,12 +43,8 @@ def block_layer_like(
 ) -> Any:
     """The layer of live blocks with the settings of a plain layer, not built.
 
-    `density`, `block` and `counts` are by the names of the kernels that are to be on blocks. Once
-    the layer is built, its `storages()` take the kernels of the plain one by `set_kernel(kernel,
-    mask)`.
-
-    Raises:
-        NotPrunableError: A layer that has no such form, see `why_no_block_form`.
+    `density`, `block` and `counts` are by the names of its kernels. Once the layer is built, its
+    `storages()` take the kernels of the plain one by `set_kernel(kernel, mask)`.
     """
     if (reason := why_no_block_form(layer)) is not None:
         raise NotPrunableError(f"{reason}. Received: layer={type(layer).__name__}")

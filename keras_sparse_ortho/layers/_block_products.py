@@ -54,11 +54,10 @@ class BlockOperands:
 
 
 class WholeKernel:
-    """A placeholder for the kernel with all its blocks, without an array.
+    """A placeholder for the kernel with all its blocks, without an array."""
 
-    In a scope with a value for `variable` the layer computes with all blocks live, which gives the
-    gradient of dead ones. Elsewhere there are no such operands.
-    """
+    # In a scope with a value for `variable` the layer computes with all blocks live, which gives
+    # the gradient of dead ones.
 
     def __init__(self) -> None:
         self._variable: Any = None
@@ -194,7 +193,7 @@ def product_features_first(x: Any, kernel: BlockOperands) -> Any:
     of_outputs, of_inputs = grid.of_outputs, grid.of_inputs
 
     def once(value: Any, places: Any) -> Any:
-        # What loops over chunks read is there once; into other gathers XLA would fuse it.
+        # Loops over chunks read it once made; into other gathers XLA would fuse it.
         value = made_once(value)
         return value if grid.counts is None else written(value, places)
 
@@ -244,7 +243,6 @@ def padded_blocks(x: Any, axis: int, side: int, width: int) -> Any:
 
 
 def without_padding(x: Any, axis: int, side: int, width: int) -> Any:
-    """The inverse of `padded_blocks`."""
     return _resized(x, axis, side, width, width, width - 1)
 
 
@@ -254,6 +252,8 @@ def _resized(x: Any, axis: int, side: int, width: int, before: int, after: int) 
         return x
     first, rest = ops.split(x, [whole * width], axis=axis)
     shape = list(ops.shape(rest))
+    if axis:
+        shape[0] = -1  # no shape depends on the batch, for files
     rest = ops.reshape(rest, [*shape[:axis], count - whole, before, *shape[axis + 1 :]])
     if after > before:
         ends = [[0, 0] for _ in rest.shape]

@@ -19,9 +19,10 @@ from keras_sparse_ortho.layers._block_products import (
     without_padding,
 )
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
+from keras_sparse_ortho.orthogonal import einsum_axes
 
 ops = keras.ops
-# Not softmax, log_softmax, sparsemax and glu, which mix channels.
+# Without softmax, log_softmax, sparsemax and glu, which mix channels.
 _ELEMENTWISE = (
     *("celu", "elu", "exponential", "gelu", "hard_shrink", "hard_sigmoid", "hard_silu"),
     *("hard_swish", "hard_tanh", "leaky_relu", "linear", "log_sigmoid", "mish", "relu", "relu6"),
@@ -104,7 +105,7 @@ class BlockSparseDense(BlockSparseLayer):
         if self.bias is not None:
             # TensorFlow's ops.add would take a column for a row where both have one length.
             x = x + ops.expand_dims(self.bias, 1)
-        # One layer's second transposition cancels the next one's first, with what is between.
+        # One layer's second transposition then cancels the next one's first.
         early = is_elementwise(self.activation)
         outputs = ops.transpose(self.activation(x) if early else x)
         return outputs if early else self.activation(outputs)
@@ -160,7 +161,7 @@ class BlockSparseEinsumDense(BlockSparseLayer):
 
     def call(self, inputs: Any) -> Any:
         """The product by token: the axes that are not summed, one after the other."""
-        data, kernel, output = axes_of(self.equation, len(inputs.shape))
+        data, kernel, output = einsum_axes(self.equation, len(inputs.shape))
         summed = [letter for letter in kernel if letter in data]
         free = [letter for letter in data if letter not in summed]
         made = [letter for letter in kernel if letter not in data]
@@ -208,7 +209,7 @@ class BlockSparseConv(BlockSparseLayer):
                 f"Received: groups={groups!r}"
             )
         check_integer("filters", filters)
-        # Not tracked; it checks the other arguments.
+        # It checks the other arguments, and is not tracked.
         plain = self.namesake(
             filters, kernel_size, strides, padding, data_format, dilation_rate, use_bias=use_bias
         )
@@ -341,18 +342,6 @@ def letters_of(equation: str) -> tuple[str, str, str]:
         f"'abc,cde->abde' and 'abde,dec->abc': {reason}. Use a plain EinsumDense, whose kernel "
         f"keras_sparse_ortho.PrunableLayer can mask. Received: equation={equation!r}"
     )
-
-
-def axes_of(equation: str, rank: int) -> tuple[list[str], list[str], list[str]]:
-    """The letters of input, of rank `rank`, kernel and output; digits stand for an ellipsis."""
-    data, kernel, output = letters_of(equation)
-    more = [str(k) for k in range(rank - len(data.replace("...", "")))]
-
-    def spelled(letters: str) -> list[str]:
-        head, dots, tail = letters.partition("...")
-        return [*head, *(more if dots else ()), *tail]
-
-    return spelled(data), [*kernel], spelled(output)
 
 
 def is_elementwise(activation: Any) -> bool:

@@ -10,12 +10,12 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import (
+    as_text,
     check_density,
     check_number,
     check_seed,
     is_integer,
     other_keywords,
-    told,
 )
 from keras_sparse_ortho._keras_internals import (
     Axes,
@@ -65,7 +65,7 @@ _FUNCTIONS: dict[str, Any] = {
 
 
 class OnBlocks:
-    """What layers of live blocks refuse of what Keras' layers do."""
+    """Refuses methods of Keras' layers that need a dense kernel."""
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
         raise no_dense_update(self, "quantize")
@@ -186,7 +186,7 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         if not is_integer(size) or size < 1:
             raise LayoutError(
                 f"The layer '{self.name}' needs inputs with a known size of axis {axis}. "
-                f"Received: input_shape={told(input_shape)}"
+                f"Received: input_shape={as_text(input_shape)}"
             )
 
     def _fitting_grid(self, inputs: int, outputs: int, taps: tuple[int, ...]) -> BlockGrid:
@@ -277,7 +277,6 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         return dataclasses.replace(found, blocks=stacked(pieces, blocks.shape[1:]))
 
     def set_quantizer(self, quantizer: FakeQuantization) -> None:
-        """Lets the live blocks of a built layer be quantized, see the argument `quantizer`."""
         self.quantizer = quantizer
 
     @staticmethod
@@ -297,7 +296,6 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         return self.shaped(kernel)
 
     def mask_value(self) -> np.ndarray:
-        """Which entries of that kernel are live."""
         return self.shaped(self.grid.mask(to_numpy(self.inputs_of)))
 
     def shaped(self, matrix: np.ndarray) -> np.ndarray:
@@ -364,7 +362,7 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
 
     def _damaged(self, reason: str) -> ValueError:
         return ValueError(
-            f"What is loaded into or set in the layer '{self.name}' is damaged, or of another "
+            f"The values loaded into or set in the layer '{self.name}' are damaged, or of another "
             f"model: {reason}"
         )
 
@@ -381,7 +379,6 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         return plain
 
     def _plain(self) -> Any:
-        """The same, not built."""
         config = {key: value for key, value in self.get_config().items() if key not in _OWN}
         if self.kernel_initializer == _EXACT_ORTHOGONAL:
             del config["kernel_initializer"]
@@ -441,7 +438,6 @@ def _fan_correction(grid: BlockGrid, count: int, initializer: Any) -> float:
 
 
 def constant(value: np.ndarray) -> Callable[..., Any]:
-    """An initializer that gives one array."""
 
     def initializer(shape: Any, dtype: Any = None) -> Any:
         return ops.cast(ops.convert_to_tensor(value), dtype)

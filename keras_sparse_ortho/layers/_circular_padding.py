@@ -18,8 +18,8 @@ class CircularPadding(keras.layers.Layer):
     sees a whole window, and none a border of zeros.
 
     Args:
-        padding: What a window of `k` taps needs is `k - 1` in all. An integer for both ends of all
-            spatial axes, or a sequence of an integer or a `(before, after)` pair for each.
+        padding: An integer for both ends of all spatial axes, or a sequence of an integer or a
+            `(before, after)` pair for each. A window of `k` taps needs `k - 1` in all.
         data_format: As for convolutions.
         **kwargs: As for `keras.layers.Layer`.
 
@@ -67,7 +67,6 @@ class CircularPadding(keras.layers.Layer):
         return {**super().get_config(), "padding": self.padding, "data_format": self.data_format}
 
     def _ends(self, shape: tuple[int | None, ...]) -> list[tuple[int, int, int]]:
-        """Axis, padding before and after, for each spatial axis."""
         first, count = 1 if self.data_format == "channels_last" else 2, len(shape) - 2
         given = [self.padding] * count if isinstance(self.padding, int) else list(self.padding)
         pairs = [(end, end) if isinstance(end, int) else tuple(end) for end in given]

@@ -16,10 +16,7 @@ from keras_sparse_ortho.parametrizations import digest
 
 
 class LiveBlocks(Storage):
-    """The kernel of a built `BlockSparseLayer`.
-
-    Its places are the blocks, `(I, J)`, or for several parts `(parts, I, J)`.
-    """
+    """The kernel of a built layer. Its places are blocks, `(I, J)` or `(parts, I, J)`."""
 
     compact = movable = in_blocks = True
     weight: Any = None
@@ -98,7 +95,6 @@ class LiveBlocks(Storage):
         return self._at_places(block_sums(to_numpy(self._layer.blocks), lead))
 
     def _at_places(self, values: Any) -> np.ndarray:
-        """Values of live blocks where they stand, zero elsewhere."""
         return self._by_part(self._whole(values).T)
 
     def place_sums(self, gradient: Any) -> np.ndarray:

@@ -212,7 +212,7 @@ def call_by_shard(
     axis, variables = distribution.batch_dim_name, wrapper.variables
 
     def on_one(x: Any, *values: Any) -> Any:
-        # Not the same on all from here on, so that what is the same is what they came from.
+        # Values may differ between devices from here on; those they came from do not.
         own = [jax.lax.pcast(value, axis, to="varying") for value in values]
         with VariableOverrides(zip(variables, own, strict=True)):
             return call(x, **kwargs)

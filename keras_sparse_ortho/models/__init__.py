@@ -1,7 +1,7 @@
 """Whole models: listing their kernels, rewriting and stripping them."""
 
 from keras_sparse_ortho._foreign_names import public_names
-from keras_sparse_ortho.models._apply import Plan, Target, apply, verb
+from keras_sparse_ortho.models._apply import Plan, Target, apply, check_storage, verb
 from keras_sparse_ortho.models._at_density import (
     DensityGap,
     density_gap,

@@ -46,25 +46,24 @@ from keras_sparse_ortho.parametrizations import (
     Parametrization,
 )
 
+_STORAGES = ("masked", "compact", "blocks")
+
+
+def check_storage(storage: str) -> None:
+    if storage not in _STORAGES:
+        raise ValueError(f"`storage` must be one of {list(_STORAGES)}. Received: {storage=}")
+
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """The form that one kernel takes.
+    """The form that one kernel takes."""
 
-    Args:
-        storage: `"masked"`, `"compact"`, `"blocks"` (compact where the layer has no such form),
-            `"dense"`, or `"kept"`.
-        draw: Draw of the mask, and of values if these are new. `None`: the kernel's mask.
-        parametrization: Parametrization, in place of a fixed mask in `"masked"`.
-        block: tuple. Size of `"blocks"`, where neither the draw nor what drew the mask has it.
-        quantizer: FakeQuantization of the effective kernel.
-    """
-
+    # "masked", "compact", "blocks" (compact where the layer has no such form), "dense" or "kept".
     storage: str
-    draw: AnyDraw | None = None
-    parametrization: Parametrization | None = None
-    block: tuple[int, int] | None = None
-    quantizer: FakeQuantization | None = None
+    draw: AnyDraw | None = None  # the mask, and values if these are new; None: the kernel's mask
+    parametrization: Parametrization | None = None  # in place of a fixed mask in "masked"
+    block: tuple[int, int] | None = None  # size of "blocks", unless the draw has it
+    quantizer: FakeQuantization | None = None  # of the effective kernel
 
     @property
     def is_compact(self) -> bool:
@@ -81,7 +80,7 @@ Around = Callable[[Any, Any, Callable[[], Any]], Any]
 
 @dataclasses.dataclass
 class Plan(Mapping[str, Target]):
-    """What each kernel of a model becomes, by path; `print` shows it.
+    """The new form of each kernel of a model, by path; `print` shows it.
 
     Nothing changes until `models.apply(model, plan)`. Kernels that are not named stay.
 
@@ -91,7 +90,7 @@ class Plan(Mapping[str, Target]):
         keeps_function: bool. Whether kernels and outputs must stay equal; else live counts are
             compared.
         keeps_training: bool. Whether to carry compilation and optimizer state over.
-        around: `Around`. What else becomes of layers.
+        around: `Around`. Other replacements of layers.
         check: callable. Gets the result, to raise or to warn.
     """
 
@@ -143,7 +142,7 @@ class Verb(Protocol[P]):
         """A new model, not compiled."""
 
     def plan(self, model: keras.Model, *args: P.args, **kwargs: P.kwargs) -> Plan:
-        """What each kernel would become; print it, or give it to `models.apply`."""
+        """The plan alone; print it, or give it to `models.apply`."""
 
     def in_place(self, model: keras.Model, *args: P.args, **kwargs: P.kwargs) -> keras.Model:
         """Changes the given model itself, and returns it: for models that cannot be copied."""
@@ -160,7 +159,6 @@ def verb(plan: Callable[Concatenate[keras.Model, P], Plan]) -> Verb[P]:
         made = plan(*args, **kwargs)
         return _apply(args[0] if args else kwargs["model"], made, True)
 
-    # `help` shows what a call returns.
     signature = inspect.signature(plan).replace(return_annotation="keras.Model")
     for function in (act, in_place):
         vars(function)["__signature__"] = signature
@@ -310,7 +308,9 @@ def _sparse_form(
 def mask_of(storage: Any) -> Any:
     if storage is None:
         return None
-    return Draw(storage.mask_value(), None, storage.drawn_by, storage.is_as_drawn())
+    structure = getattr(storage, "structure", None)  # of a MagnitudeMask
+    block = (structure.rows, structure.cols) if isinstance(structure, Block) else None
+    return Draw(storage.mask_value(), None, storage.drawn_by, storage.is_as_drawn(), block)
 
 
 def _on_blocks(
@@ -421,7 +421,6 @@ class _Checks:
             probe_of_copy(self._model, result).check(result)
 
     def _carry_slots(self, result: Any) -> None:
-        """Gives the new optimizer the step count, moments and averages of the old one."""
         result.optimizer.build(result.trainable_variables)
         pairs = zip(self._variables, _without_support(result), strict=True)
         partners = {id(old): now for old, now in pairs}
@@ -449,10 +448,10 @@ def _without_support(model: Any) -> list[Any]:
 
 
 class SameFunction:
-    """The weights and outputs of a model, to be compared with those of what it is rewritten to."""
+    """The weights and outputs of a model, to compare with those of the rewritten one."""
 
     # Effective kernels by path, to the bit, the number of other weights, and outputs (see `Probe`);
-    # of products outputs alone.
+    # for products the outputs alone.
 
     def __init__(self, model: Any) -> None:
         self._name = getattr(model, "name", model)

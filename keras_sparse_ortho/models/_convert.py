@@ -11,7 +11,14 @@ from keras_sparse_ortho.errors import LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.kernels import PrunableWeight, storages_of, walk
 from keras_sparse_ortho.layers import plain_layer, why_no_block_form
-from keras_sparse_ortho.models._apply import Plan, Target, blocks_like, mask_of, verb
+from keras_sparse_ortho.models._apply import (
+    Plan,
+    Target,
+    blocks_like,
+    check_storage,
+    mask_of,
+    verb,
+)
 from keras_sparse_ortho.models._at_density import warn_unless_at_density
 from keras_sparse_ortho.models._rewrite import check_built, prunable_weights
 from keras_sparse_ortho.models._saved_layers import lists_its_layers
@@ -21,8 +28,6 @@ from keras_sparse_ortho.parametrizations import (
     refuse_compact,
     refuse_unless_fixed,
 )
-
-_STORAGES = ("masked", "compact", "blocks")
 
 
 @verb
@@ -70,8 +75,7 @@ def convert(
         >>> type(blocks.layers[0]).__name__, masked.count_params(), blocks.count_params()
         ('BlockSparseDense', 8256, 1096)
     """
-    if storage not in _STORAGES:
-        raise ValueError(f"`storage` must be one of {list(_STORAGES)}. Received: {storage=}")
+    check_storage(storage)
     check_built(model)
     weights = [weight for weight in prunable_weights(model) if weight.storage is not None]
     quantized = [w.path for w in weights if w.storage is not None and w.storage.quantizer]

@@ -9,10 +9,11 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._checks import told
+from keras_sparse_ortho._checks import as_text
 from keras_sparse_ortho._keras_internals import ConvLSTMCell, from_zero_states, replaced
 from keras_sparse_ortho.kernels import PrunableWeight, are_experts, is_table, walk
 from keras_sparse_ortho.layers import BlockSparseConv, BlockSparseDense, BlockSparseEinsumDense
+from keras_sparse_ortho.orthogonal import einsum_axes
 
 L = keras.layers
 
@@ -59,7 +60,7 @@ def count_flops(
         except Exception as error:  # of a model from a file, whatever its layers do with settings
             raise ValueError(
                 f"The model '{model.name}' cannot be called on inputs of its shape, from which "
-                f"multiplications are counted. Received: {type(error).__name__}: {told(error)}"
+                f"multiplications are counted. Received: {type(error).__name__}: {as_text(error)}"
             ) from error
     table: dict[int, int] = {}
     for weight in weights:
@@ -131,12 +132,10 @@ def _places(layer: Any, shape: Sequence[int]) -> int:
 
 
 def _einsum_dense(layer: Any, inputs: Any, outputs: Any) -> int:
-    data, kernel = layer.equation.replace(" ", "").split("->")[0].split(",")
-    head, dots, tail = data.partition("...")
-    shape = tuple(inputs.shape)
-    names = [*head, *("." * (len(shape) - len(head) - len(tail)) if dots else ""), *tail]
+    data, kernel, _ = einsum_axes(layer.equation, len(inputs.shape))
     # Every input axis that the kernel does not have repeats it; the batch is one.
-    return math.prod(size for name, size in zip(names, shape, strict=True) if name not in kernel)
+    pairs = zip(data, inputs.shape, strict=True)
+    return math.prod(size for letter, size in pairs if letter not in kernel)
 
 
 def _conv_lstm_cell(layer: Any, inputs: Any, outputs: Any) -> int:

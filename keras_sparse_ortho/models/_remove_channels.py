@@ -133,7 +133,7 @@ def _value(variable: Any) -> np.ndarray:
 
 # A rule has three functions of the channels (the last axis) of all inputs, one after the other:
 # `constants(inputs)`: the constant channels of the output; `needed(constants, read, kept)`: which
-# channels of the inputs, and of the output, must be there, with those that the layer adds;
+# channels of the inputs, and of the output, must be there, the layer's own included;
 # `shrunk`: the layer between such tensors, or `None` if it need not change.
 
 
@@ -264,7 +264,6 @@ def _activated(function: Any, constants: np.ndarray) -> np.ndarray:
 
 
 def _has_borders(layer: Any) -> bool:
-    """Whether padding adds zeros that the kernel reads."""
     size = getattr(layer, "kernel_size", ())
     return getattr(layer, "padding", "valid") != "valid" and math.prod(size) > 1
 
@@ -364,7 +363,6 @@ class _Call:
     outputs: list[int]
 
     def read(self, known: Mapping[int, np.ndarray]) -> np.ndarray:
-        """The known facts of the channels of all inputs, one input after the other."""
         return np.concatenate([known[key] for key in self.inputs])
 
 

@@ -214,12 +214,10 @@ def rewrite(
 ) -> Any:
     """Replaces layers in a copy of a model (or `in_place`), also in nested models and other layers.
 
-    A layer *becomes* its replacement. If anything fails, the given model is as it was.
-
     `replace(layer, path, own)` is called for every layer that is neither a model nor wrapped, inner
     layers first: with the layer of `model`, its path, and the same layer in the copy. It returns a
-    built layer for that place, or `None`. `complete` turns the copy into the result, or raises if
-    the copy is not as planned. Copies of the variables `without_values` are set later.
+    built layer for that place, or `None`. `complete` turns the copy into the result. If anything
+    fails, the given model is as it was. Copies of the variables `without_values` are set later.
     """
     before = Snapshot(model) if in_place else None
     target, copies = (model, {}) if in_place else copy_objects(model, without_values)

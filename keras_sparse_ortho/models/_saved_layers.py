@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._checks import check_config, told
+from keras_sparse_ortho._checks import as_text, check_config
 from keras_sparse_ortho._keras_internals import (
     become,
     body_of,
@@ -118,7 +118,7 @@ class SavedWithLayers:
         if not isinstance(layer, keras.layers.Layer):
             raise ValueError(
                 "The configuration of a layer with others inside must name its class. "
-                f"Received: model={told(config['model'])}"
+                f"Received: model={as_text(config['model'])}"
             )
         if isinstance(layer, keras.Sequential) and not layer.built and config.get("build_config"):
             layer.build_from_config(config["build_config"])  # without an Input
@@ -172,7 +172,7 @@ def _check_saved(config: Any) -> None:
     ):
         raise ValueError(
             "The configuration of a layer with others inside holds a list of `names`, and a dict "
-            f"of `layers` by path. Received: names={told(names)}, layers={told(layers)}"
+            f"of `layers` by path. Received: names={as_text(names)}, layers={as_text(layers)}"
         )
 
 
@@ -231,7 +231,7 @@ def _made(described: dict[str, Any], layer: Any, custom_objects: Any) -> Any:
     if not (named and isinstance(config, dict) and isinstance(inside, dict | None)):
         raise ValueError(
             "The configuration of a wrapper inside a layer must name its class, and hold its "
-            f"`config` and what is `inside`. Received: {told(described)}"
+            f"`config` and what is `inside`. Received: {as_text(described)}"
         )
     inner = body_of(layer) if inside is None else _made(inside, layer, custom_objects)
     return kind.from_config({**config, "layer": inner}, custom_objects)

@@ -40,17 +40,10 @@ def check_labels(model: Any, y: Any) -> None:
 class StatelessLoss:
     """`L(values; x, y, sample_weight)`: a model's loss where some variables have given values.
 
-    The model runs as in `fit`, in a scope that answers for `variables` with `values` and forgets
-    every update, so two calls at one state draw the same dropout. Other variables have their values
-    of the time of the call. It is compiled for each batch shape, as the model asks for: by XLA with
-    `jit_compile`, else by `tf.function`; not with `run_eagerly`.
-
-    Args:
-        model: Model, built, and compiled unless there is an `objective`.
-        variables: list of Variables of float dtypes whose values are given.
-        held: list of `(variable, value)` that hold in every call, such as masks set to all `True`.
-        objective: `Objective`. Default: the loss of `fit`, with regularization and the losses of
-            `add_loss`. On JAX it may read variables of the model only; others would be constants.
+    The model runs as in `fit`, in a scope that forgets every update, so two calls at one state draw
+    the same dropout. It is compiled for each batch shape, as the model asks for. `held` has pairs
+    of variables and values for every call, such as masks set to all `True`. The `objective` is by
+    default the loss of `fit`; on JAX it may read variables of the model only.
     """
 
     def __init__(

@@ -18,6 +18,7 @@ from keras_sparse_ortho.orthogonal._kernel import (
     check_options,
     covering_count,
     dead_outputs,
+    einsum_axes,
     exact_orthogonal,
     least_count,
 )

@@ -18,20 +18,12 @@ _FRACTION_TERMS = 20
 
 
 def live_count(density: float, size: int) -> int:
-    """Number of live entries, `round(density * size)`, ties to even (Python's `round`).
-
-    >>> live_count(0.1, 784 * 300)
-    23520
-    """
+    """Number of live entries, `round(density * size)`, ties to even (Python's `round`)."""
     return round(check_density(density) * size)
 
 
 def apportion(total: int, weights: Sequence[float]) -> list[int]:
-    """Splits `total` in proportion to `weights` by largest remainder, ties to the earlier one.
-
-    >>> apportion(10, [1, 1, 1])
-    [4, 3, 3]
-    """
+    """Splits `total` in proportion to `weights` by largest remainder, ties to the earlier one."""
     scale = math.fsum(weights)
     if not scale > 0:
         raise ValueError(f"`weights` must have a positive sum. Received: weights={weights}")
@@ -69,12 +61,7 @@ def largest_mask(scores: np.ndarray, count: int) -> np.ndarray:
 
 
 def largest_masks(scores: Sequence[np.ndarray], count: int) -> list[np.ndarray]:
-    """Masks of the `count` largest entries over all arrays; ties go to earlier arrays and indices.
-
-    >>> masks = largest_masks([np.array([1.0, 3.0]), np.array([2.0, 3.0])], 3)
-    >>> [mask.tolist() for mask in masks]
-    [[False, True], [True, True]]
-    """
+    """Masks of the `count` largest entries over all arrays, ties to earlier arrays and indices."""
     flat = [score.reshape(-1) for score in scores]
     size = sum(part.size for part in flat)
     if not 0 <= count <= size:
@@ -150,11 +137,6 @@ def rotations_for_density(density: float, width: int, rows: int | None = None) -
 
     with `E_r` the exponential integral of order `r = K_0`, the entries of a row at first; rows that
     begin with one more are weighted by their share. DensityError below `1 / n`, and at 1.
-
-    >>> [rotations_for_density(d, 1024) for d in (0.05, 0.1, 0.5)]
-    [2064, 2471, 3798]
-    >>> [rotations_for_density(d, 1024, rows=256) for d in (0.05, 0.1, 0.5)]
-    [1335, 1723, 2898]
     """
     value = check_density(density)
     _, m, n = _check_arguments(0, width, rows)

@@ -208,7 +208,7 @@ def covering_rotations(rows: int, width: int, limit: int, rng: np.random.Generat
     """Rotations that give each empty column of `[I | 0]` one entry.
 
     Each round doubles the nonempty columns, which keeps their norms about equal. If `limit` is too
-    low for all columns, those that stay empty are random.
+    low for all columns, the empty ones are random.
     """
     order = np.arange(width)
     order[rows:] = rows + np.argsort(rng.random(width - rows))

@@ -89,14 +89,7 @@ class KernelLayout:
     @classmethod
     def einsum(cls, equation: str) -> KernelLayout:
         """The layout of an EinsumDense kernel: its inputs are the axes that are summed over."""
-        try:
-            operands, output = equation.replace("...", "").replace(" ", "").split("->")
-            data, kernel = operands.split(",")
-        except ValueError:
-            raise LayoutError(
-                "An einsum equation must have the form 'input,kernel->output'. "
-                f"Received: equation={equation!r}"
-            ) from None
+        data, kernel, output = einsum_axes(equation)
         axes = list(enumerate(kernel))
         return cls(
             inputs=tuple(k for k, name in axes if name in data and name not in output),
@@ -175,6 +168,24 @@ class KernelLayout:
         return batch, tuple(axis for axis in range(rank) if axis not in flat), inputs, outputs
 
 
+def einsum_axes(equation: str, rank: int = 0) -> tuple[list[str], list[str], list[str]]:
+    """Letters of input, kernel and output; of an input of `rank`, digits for its ellipsis."""
+    try:
+        operands, output = equation.replace(" ", "").split("->")
+        data, kernel = operands.split(",")
+    except ValueError:
+        raise LayoutError(
+            "An einsum equation must have the form 'input,kernel->output'. "
+            f"Received: equation={equation!r}"
+        ) from None
+    more = [str(k) for k in range(rank - len(data.replace("...", "")))]
+    parts = (letters.partition("...") for letters in (data, kernel, output))
+    data_, kernel_, output_ = (
+        [*head, *(more if dots else ()), *tail] for head, dots, tail in parts
+    )
+    return data_, kernel_, output_
+
+
 class Structure(abc.ABC):
     """Base of `Block` and `NByM`: patterns of live entries that orthogonal kernels can have.
 
@@ -186,7 +197,7 @@ class Structure(abc.ABC):
 
     @abc.abstractmethod
     def unit(self, canonical_shape: Sequence[int]) -> int:
-        """What the live count is a multiple of."""
+        """The live count is a multiple of this."""
 
     @abc.abstractmethod
     def least(self, canonical_shape: Sequence[int]) -> int:

@@ -43,24 +43,18 @@ _TRIES = 3
 class RegularBlocks:
     """The live blocks of a kernel with the same number of them in every block line.
 
-    Each matrix of a kernel of canonical shape `(batch, parts, *taps, inputs, outputs)` has `I`
-    input blocks of `r` inputs and `J` output blocks of `c` outputs. Output block `j` has `k` live
-    input blocks, and each input block has `out` live output blocks, `J k = I out`:
+    With `I` input blocks of `r` inputs and `J` output blocks of `c` outputs, output block `j` has
+    `k` live input blocks, and each input block `J k / I` live output blocks:
 
         y[j] = sum_l  x[inputs_of[j, l]] @ blocks[j, l]
 
     A convolution has the same live blocks at all taps: `blocks` are those of the center tap, others
     begin as zeros and are not stored. A side that is not divided is padded with zeros, see `Block`.
-
-    Args:
-        blocks: array `(batch, parts, J, k, r, c)`.
-        inputs_of: int32 array `(batch, parts, J, k)`, ascending in each line.
-        canonical_shape: tuple of int. Shape of the dense kernel, see `KernelLayout`.
     """
 
-    blocks: np.ndarray
-    inputs_of: np.ndarray
-    canonical_shape: tuple[int, ...]
+    blocks: np.ndarray  # (batch, parts, J, k, r, c)
+    inputs_of: np.ndarray  # int32 (batch, parts, J, k), ascending in each line
+    canonical_shape: tuple[int, ...]  # (batch, parts, *taps, inputs, outputs)
 
     @property
     def in_blocks(self) -> int:
@@ -73,7 +67,6 @@ class RegularBlocks:
 
     @property
     def live(self) -> int:
-        """Live entries of the kernel, at all taps."""
         return math.prod(self.canonical_shape) * self.blocks.shape[3] // self.in_blocks
 
     def with_taps(self) -> np.ndarray:
@@ -293,11 +286,9 @@ def _mixed(
 def _dense_rows(
     count: int, groups: int, size: int, width: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Dense orthonormal rows, transposed: `(count, width, groups * size)`, `width` the longer side.
-
-    Dense blocks on the diagonal share their norm with the columns beyond; then random pairs of
-    columns are rotated until every column has entries in all rows.
-    """
+    """Dense orthonormal rows, transposed: `(count, width, groups * size)`; `width` is longer."""
+    # Dense blocks on the diagonal share their norm with the columns beyond; then random pairs of
+    # columns are rotated until every column has entries in all rows.
     while size > _LARGEST and size % 2 == 0:
         groups, size = 2 * groups, size // 2
     rows = groups * size

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_sparse_ortho._checks import told
+from keras_sparse_ortho._checks import as_text
 
 # Rounds of trades. For 16 to 1024 lines more make no difference: after four times as many, the
 # number of blocks that two lines share has the same variance.
@@ -66,34 +66,20 @@ def _places(side: int, width: int) -> np.ndarray:
 
 
 def fan_step(input_blocks: int, output_blocks: int) -> int:
-    """Step between the possible fan-ins: from `J k = I out`, `k` is a multiple of `I / gcd(I, J)`.
-
-    >>> fan_step(64, 64), fan_step(64, 24), fan_step(24, 64)
-    (1, 8, 3)
-    """
+    """Step between the possible fan-ins `k`: `J k = I out`, so `I / gcd(I, J)`."""
     return input_blocks // math.gcd(input_blocks, output_blocks)
 
 
 def regular_pattern(
     input_blocks: int, output_blocks: int, fan_in: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Draws the live input blocks of each output block, such that all blocks are used equally.
+    """Draws the live input blocks of each output block, int32 `(J, k)`, ascending in each line.
 
-    Each of `J` output blocks gets `k = fan_in` of `I` input blocks, a multiple of `I / gcd(I, J)`,
-    and each input block goes to `J k / I` output blocks. The inputs are dealt in turn, `k` to each
-    output, and shuffled; then random pairs of outputs repeatedly pool the inputs that they do not
-    share and divide them at random (Curveball trades). These change no fan and reach all regular
-    patterns with equal probability. Few of these admit an exactly orthogonal kernel; see
-    `regular_blocks`. Returns int32 `(J, k)`, ascending in each line.
-
-    >>> inputs_of = regular_pattern(6, 4, 3, np.random.default_rng(0))
-    >>> inputs_of.shape, np.bincount(inputs_of.ravel()).tolist()
-    ((4, 3), [2, 2, 2, 2, 2, 2])
-
-    Reference:
-
-    - Strona et al., "A fast and unbiased procedure to randomize ecological binary matrices with
-      fixed row and column totals" (Nature Communications, 2014)
+    `k = fan_in` of `I` is a multiple of `I / gcd(I, J)`; each input block goes to `J k / I` output
+    blocks. The inputs are dealt in turn and shuffled; then random pairs of outputs repeatedly pool
+    the inputs that they do not share and divide them at random (Curveball trades: Strona et al.,
+    Nature Communications, 2014), which reaches all regular patterns with equal probability. Few of
+    these admit an exactly orthogonal kernel; see `regular_blocks`.
     """
     # So many consecutive numbers modulo `input_blocks` differ, and each comes equally often.
     dealt = (np.arange(output_blocks * fan_in) % input_blocks).reshape(-1, fan_in)
@@ -105,7 +91,7 @@ def regular_pattern(
             first, second = order[:half], order[half : 2 * half]
             both = np.sort(np.concatenate([pattern[first], pattern[second]], axis=1), axis=1)
             keys = rng.random(both.shape)
-            # What both have occurs twice: one goes to the first, one to the second.
+            # Inputs of both occur twice: one goes to the first, one to the second.
             same = both[:, 1:] == both[:, :-1]
             keys[:, :-1][same] = -1.0
             keys[:, 1:][same] = 2.0
@@ -227,9 +213,6 @@ def few_counts(counts: np.ndarray, most: int = 8) -> np.ndarray:
     By dynamic programming over the sorted counts, which are cut into segments of equal counts, or
     of two that differ by one. So they are more even than the given ones: where a pattern has
     `counts` on both sides, one with few counts on both exists, too (Gale and Ryser).
-
-    >>> few_counts(np.array([1, 2, 4, 5, 9, 9]), 3).tolist()
-    [3, 3, 3, 3, 9, 9]
     """
     order = np.argsort(counts, kind="stable")
     # In steps, where there are very many lines.
@@ -263,21 +246,17 @@ def few_counts(counts: np.ndarray, most: int = 8) -> np.ndarray:
 
 
 def check_pattern(inputs_of: np.ndarray, outputs_of: np.ndarray, uses: Sequence[int]) -> None:
-    """Refuses the input blocks of live blocks that do not fit, for example from a damaged file.
-
-    Each live block has an entry in `inputs_of` and `outputs_of`; `uses` says how many live blocks
-    each input block has.
-    """
+    """Refuses places of live blocks, one entry each, unless input blocks have `uses` of them."""
     integers = inputs_of.size > 0 and np.issubdtype(inputs_of.dtype, np.integer)
     if not (integers and 0 <= inputs_of.min() <= inputs_of.max() < len(uses)):
         rule = f"integers from 0 to {len(uses) - 1}"
     elif len(np.unique(outputs_of.astype(np.int64) * len(uses) + inputs_of)) < len(inputs_of):
         rule = "each at most once for an output block"
     elif (np.bincount(inputs_of, minlength=len(uses)) != uses).any():
-        rule = f"each as often as its count, {told(list(uses))}"
+        rule = f"each as often as its count, {as_text(list(uses))}"
     else:
         return
-    raise ValueError(f"`inputs_of` must name input blocks, {rule}. Received: {told(inputs_of)}")
+    raise ValueError(f"`inputs_of` must name input blocks, {rule}. Received: {as_text(inputs_of)}")
 
 
 def _shuffled(count: int, rng: np.random.Generator) -> np.ndarray:

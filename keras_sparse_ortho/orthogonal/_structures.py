@@ -115,7 +115,6 @@ class Block(Structure):
         return block_count(side, count) == width and count * width <= min(_PADDED * side, other)
 
     def check(self, canonical_shape: Sequence[int]) -> None:
-        """Refuses inputs or outputs that cannot be divided into blocks."""
         if not self.divides(canonical_shape):
             raise LayoutError(
                 f"{self} needs inputs divisible by {self.rows} and outputs divisible by "
@@ -225,7 +224,6 @@ class GivenBlocks(Block):
             raise LayoutError(f"There are {sides} blocks. Received: {self.array.shape} given ones")
 
     def unit(self, canonical_shape: Sequence[int]) -> int:
-        """The only count."""
         return round(self.array.mean() * math.prod(canonical_shape))
 
     least = covering = most = unit
@@ -546,11 +544,8 @@ def _sides(
 def _block_orthogonal(
     inputs: int, outputs: int, block: Block, limit: int, options: DrawOptions
 ) -> np.ndarray:
-    """An orthogonal `(inputs, outputs)` matrix of at most `limit` live blocks.
-
-    `n` is the shorter side, in groups of `a`; `m` the longer one, in lines of `b`, which are
-    rotated. In a square matrix the lines are those of the side with the smaller blocks.
-    """
+    """An orthogonal `(inputs, outputs)` matrix of at most `limit` live blocks."""
+    # The lines of the longer side are rotated; in a square matrix those of smaller blocks.
     rng = options.rng
     (n, a), (m, b), wide = _sides(inputs, outputs, block)
     groups, lines = n // a, m // b
@@ -589,7 +584,7 @@ def _block_orthogonal(
 
 
 def _raise_towards(counts: list[int], most: list[int], total: int) -> list[int]:
-    """Raises `counts` in proportion to what they lack of `most`, up to a sum of `total`."""
+    """Raises `counts` towards `most` in proportion to the difference, up to a sum of `total`."""
     missing = [full - count for full, count in zip(most, counts, strict=True)]
     more = min(total - sum(counts), sum(missing))
     if more <= 0:

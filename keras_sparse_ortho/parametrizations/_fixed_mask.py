@@ -226,9 +226,9 @@ class CompactMask(FixedMask):
     entries and more; for another regularizer than L1 and L2 or another constraint than `NonNeg`,
     which need the whole kernel; for a custom layer that overrides `save_own_variables`.
 
-    Limits: a step costs about what the dense one does, and at its largest its temporaries hold one
+    Limits: a step costs about as much as the dense one, and at its largest its temporaries hold one
     dense kernel for each layer. Optimizers that treat matrices specially (Adafactor, Muon) see a
-    vector. What needs the dense raw weight is refused: learnt and scheduled masks, LoRA and
+    vector. Whatever needs the dense raw weight is refused: learnt and scheduled masks, LoRA and
     `quantize` (`keras_sparse_ortho.convert` or strip first).
 
     Examples:

@@ -169,7 +169,6 @@ class Masked(Parametrization):
         mask = self._initial_mask()
         if not are_weights_set_later():
             self._clear(placed(mask, self.weight.variable))
-        # The variable holds the mask now.
         self._weight = dataclasses.replace(self.weight, drawn_mask=None)
         return keras.ops.convert_to_tensor(mask)
 

@@ -18,7 +18,6 @@ from keras_sparse_ortho._keras_internals import (
 )
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import DensityError, DensityWarning
-from keras_sparse_ortho.initializers import ExactOrthogonal
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight, storages_of, walk
 from keras_sparse_ortho.orthogonal import (
     Block,
@@ -156,11 +155,11 @@ class MagnitudeMask(ScheduledMask):
             `PolynomialDecay` or `ConstantSparsity`.
         frequency: int. Steps between updates where `schedule` is a density. Default: a hundredth of
             the run, but 100 at most.
-        structure: What is live or dead together, by the sums of squares. `Block(r, c)`, or `(r, c)`
-            or `"32x32"`: blocks, at all taps of a convolution, in the end with at most 8 different
-            counts in their lines, with `regular=True` equal ones. `NByM(n, m)` or `"2:4"`: at most
-            `n` of every `m` consecutive inputs, in the end. `"inputs"` or `"outputs"`: whole ones.
-            Counts are rounded to whole blocks. Default: single entries.
+        structure: Entries that live or die together, by their sums of squares. `Block(r, c)`, or
+            `(r, c)` or `"32x32"`: blocks, at all taps of a convolution, in the end with at most 8
+            different counts in their lines, with `regular=True` equal ones. `NByM(n, m)` or
+            `"2:4"`: at most `n` of every `m` consecutive inputs, in the end. `"inputs"` or
+            `"outputs"`: whole ones. Counts are rounded to whole blocks. Default: single entries.
 
     Once the schedule of blocks has ended, `convert(model, "blocks")` moves kernels and optimizer
     slots to layers that compute on live blocks. End it within the first 15% of the steps, so that
@@ -168,7 +167,7 @@ class MagnitudeMask(ScheduledMask):
 
     Raises:
         NotPrunableError: At an update, if the weight is not finite; when stripped, if no mask was
-            ever set because `UpdateMasks` was not among the callbacks.
+            set because `UpdateMasks` was not among the callbacks.
         LayoutError: When built, for a kernel that the structure does not fit.
         DensityError: When built, for more than `n / m`.
 
@@ -242,12 +241,6 @@ class MagnitudeMask(ScheduledMask):
     def fixed(self) -> bool:
         live, final = self.counts()
         return live == final and self.last_updated >= 0
-
-    @property
-    def drawn_by(self) -> Any:
-        return (
-            ExactOrthogonal(structure=self.structure) if isinstance(self.structure, Block) else None
-        )
 
     def support(self) -> list[Any]:
         return [self.mask, self._updated]

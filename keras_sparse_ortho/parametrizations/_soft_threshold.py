@@ -15,7 +15,7 @@ from keras_sparse_ortho._values import assign, placed, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.parametrizations._parametrization import Parametrization
 
-# What to use in place of a threshold's `density`.
+# The remedy for a threshold with a `density`.
 STEERED = "callbacks.TargetDensity(density) in `fit`; a threshold learns its density"
 
 
@@ -135,7 +135,7 @@ class LearntThreshold(Parametrization):
 
     def _threshold(self) -> Any:
         t = _FUNCTIONS[self.g][0](self.s.value + self.offset.value)
-        # Not a product: an inactive threshold is 0 even where g overflows.
+        # Unlike a product: 0 for an inactive threshold even where g overflows.
         return keras.ops.where(self.active.value > 0, t, keras.ops.zeros((), dtype=t.dtype))
 
     def threshold_value(self) -> np.ndarray:

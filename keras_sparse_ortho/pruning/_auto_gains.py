@@ -1,4 +1,4 @@
-"""`gain="auto"`: chosen for each kernel by what follows its layer."""
+"""`gain="auto"`: chosen for each kernel by the layers behind its own."""
 
 import dataclasses
 import functools
@@ -46,7 +46,7 @@ _linear = keras.activations.linear
 
 @dataclasses.dataclass(frozen=True)
 class _Following:
-    """What the outputs of a layer reach before the next kernel.
+    """The operations that the outputs of a layer reach before the next kernel.
 
     `activations` are the first one, or the identity, on each path to another kernel; `normalized`,
     whether every path leads to normalization; `unknown`, why only the layer's own is known.
@@ -58,7 +58,7 @@ class _Following:
 
 
 class AutoGains:
-    """Chooses gains by what follows the layers of weights."""
+    """Chooses gains by the operations behind the layers of weights."""
 
     def __init__(self, model: Any, weights: list[PrunableWeight]) -> None:
         self._model, self._weights = model, weights
@@ -101,8 +101,8 @@ class AutoGains:
     ) -> SparseInitializer:
         """The pattern with the gain for so many live entries.
 
-        `default_gain` before normalization, else the `activation_gain` of what follows: 1 for
-        linear layers and at the end of the model.
+        `default_gain` before normalization, else the `activation_gain` of the next activation; 1
+        for linear layers and at the end of the model.
         """
         if not self._of_keras:
             raise ValueError(

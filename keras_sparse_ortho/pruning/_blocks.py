@@ -34,9 +34,9 @@ _LIFT = 1.5
 
 @dataclasses.dataclass(frozen=True)
 class BlockPlan:
-    """What `storage="blocks"` makes of the kernels of a model."""
+    """The kernels of a model with `storage="blocks"`."""
 
-    weights: list[PrunableWeight]  # those that get masks; the others stay dense
+    weights: list[PrunableWeight]  # they get masks; the others stay dense
     budget: Budget  # their densities, which their blocks can have exactly
     blocks: dict[str, Block]  # of those on live blocks, by path
     asked: Budget  # the densities that were asked for, of all kernels
@@ -101,7 +101,7 @@ class BlockPlan:
             missed += other_density(*row)
         if missed:
             warnings.warn(
-                f'With storage="{storage}" not all that was asked for was possible; report(model) '
+                f'With storage="{storage}" some requests could not be met; report(model) '
                 "has the blocks of each kernel. Kernels that are not on blocks are stored "
                 f"{'with masks' if storage == 'masked' else 'compactly'}, and are not faster than "
                 f"dense ones. Received: {'; '.join(missed)}",
@@ -145,7 +145,7 @@ def _fitted(plan: Budget, held: list[PrunableWeight], blocks: dict[str, Block]) 
     """The plan with counts that blocks can have; kernels not on blocks keep their own.
 
     Counts are rounded down; the rest rounds as many up as it can. Kernels that need more than their
-    share take it from those that can spare it; `None` if these cannot.
+    share take it from others; `None` if these cannot spare it.
     """
     units = {
         w.path: block_unit(blocks[w.path], canonical_shape(w)) for w in held if w.path in blocks

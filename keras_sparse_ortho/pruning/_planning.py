@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density, told
+from keras_sparse_ortho._checks import as_text, check_density
 from keras_sparse_ortho._keras_internals import level_of_user
 from keras_sparse_ortho.budgets import Budget, Orthogonal, er, erk, needs_of, uniform
 from keras_sparse_ortho.calibration import Sensitivity
@@ -30,13 +30,7 @@ Densities = Mapping[str, float] | Sequence[float] | np.ndarray
 BudgetLike = str | Budget | Sensitivity | Densities
 """The name of a budget, a `Budget`, measured errors, or a density for each kernel."""
 
-STORAGES = ("masked", "compact", "blocks")
 _BUDGETS: dict[str, Callable[..., Budget]] = {"uniform": uniform, "er": er, "erk": erk}
-
-
-def check_storage(storage: str) -> None:
-    if storage not in STORAGES:
-        raise ValueError(f"`storage` must be one of {list(STORAGES)}. Received: {storage=}")
 
 
 def weights_to_prune(model: Any, include: Selection, exclude: Selection) -> list[PrunableWeight]:
@@ -51,7 +45,7 @@ def weights_to_prune(model: Any, include: Selection, exclude: Selection) -> list
         raise NotPrunableError(
             "`include` and `exclude` leave no kernel. There are: "
             f"{', '.join(weight.path for weight in known)}. "
-            f"Received: include={told(include)}, exclude={told(exclude)}"
+            f"Received: include={as_text(include)}, exclude={as_text(exclude)}"
         )
     if include is None:
         named = [] if exclude is None else select(everything, exclude, "exclude")
@@ -188,6 +182,6 @@ def wrap(model: Any, weights: list[PrunableWeight], targets: dict[str, Target]) 
 
 
 def shows_progress() -> int:
-    """1 where long work shows a bar: in a terminal, unless Keras was told to be silent."""
+    """1 where long work shows a bar: in a terminal, unless Keras is set to be silent."""
     interactive = keras.config.is_interactive_logging_enabled()
     return int(interactive and sys.stdout is not None and sys.stdout.isatty())

@@ -28,13 +28,19 @@ from keras_sparse_ortho.calibration import (
 from keras_sparse_ortho.errors import DensityError, NotPrunableError, UnknownWeightError
 from keras_sparse_ortho.initializers import AnyDraw, Draw, SparseInitializer, adopt
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose
-from keras_sparse_ortho.models import Plan, flattened, prunable_weights, refuse_unfit, verb
+from keras_sparse_ortho.models import (
+    Plan,
+    check_storage,
+    flattened,
+    prunable_weights,
+    refuse_unfit,
+    verb,
+)
 from keras_sparse_ortho.orthogonal import Block, NByM, StructureLike, as_structure
 from keras_sparse_ortho.pruning._blocks import BlockPlan
 from keras_sparse_ortho.pruning._planning import (
     BudgetLike,
     Densities,
-    check_storage,
     density_and_budget,
     hold,
     plan_for,
@@ -184,7 +190,6 @@ def prune(
         _note_what_stays(float(density))
     if not refits and pattern is None:
         return _by_scores(model, weights, density, score, budget, data, storage)
-    # Each layer is pruned on its own.
     batches = None if data is None else calibration_batches(data)
     budget = "uniform" if budget is None else budget
     if by_layer or (batches is not None and budget == "error"):
@@ -195,14 +200,14 @@ def prune(
         budget = measured_errors(model, weights, at, batches, shows_progress())
     plan = plan_for(density, budget, weights, orthogonal=False)
     assert isinstance(score, str)
-    blocks = None
-    times = flattened(model, weights) if isinstance(pattern, Channels) else {}
-    refit = data is not None
-    recipe = Recipe(score, plan.counts, structure=pattern, refit=refit, positions=times)
+    blocks, refit = None, data is not None
     if storage == "blocks" or isinstance(pattern, Block):
         blocks = BlockPlan.of(weights, plan, pattern, orthogonal=False, budget=budget)
         weights, counts = blocks.weights, blocks.budget.counts
-        recipe = Recipe(score, counts, blocks=blocks.blocks, refit=data is not None)
+        recipe = Recipe(score, counts, blocks=blocks.blocks, refit=refit)
+    else:
+        times = flattened(model, weights) if isinstance(pattern, Channels) else {}
+        recipe = Recipe(score, plan.counts, structure=pattern, refit=refit, positions=times)
     draws = prune_layers(model, weights, recipe, batches, resume, shows_progress())
     return hold(model, weights, draws, storage, blocks)
 
@@ -218,7 +223,7 @@ def apply_masks(
     exclude: Selection = None,
     storage: str = "masked",
 ) -> Plan:
-    """Holds given masks, or those that the layers' own initializers drew: `w_e = M * w`.
+    """Holds given masks, or the masks that the layers' own initializers drew: `w_e = M * w`.
 
     Without masks held, a kernel is dense after one step. With them dead entries stay 0. Kernels
     keep their values. Initializers see only a shape: if one drew along other axes than its layer's,
@@ -357,7 +362,6 @@ def _note_what_stays(density: float) -> None:
 
 
 def _named(model: Any, masks: Mapping[str, Any]) -> tuple[list[PrunableWeight], dict[str, Any]]:
-    """The weights that have masks, and the masks by their paths."""
     known = prunable_weights(model, unregistered=True)
     by_path: dict[str, Any] = {}
     for name, mask in masks.items():

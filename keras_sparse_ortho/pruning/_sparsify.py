@@ -1,4 +1,4 @@
-"""`sparsify`: sparse kernels, drawn anew, for a whole model."""
+"""`sparsify`: new sparse kernels for a whole model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from keras_sparse_ortho.initializers import (
     layout_for,
 )
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, derived_seed
-from keras_sparse_ortho.models import Plan, verb
+from keras_sparse_ortho.models import Plan, check_storage, verb
 from keras_sparse_ortho.orthogonal import (
     Block,
     GivenBlocks,
@@ -41,7 +41,6 @@ from keras_sparse_ortho.pruning._blocks import BlockPlan
 from keras_sparse_ortho.pruning._planning import (
     BudgetLike,
     Densities,
-    check_storage,
     density_and_budget,
     hold,
     plan_for,
@@ -66,7 +65,7 @@ def sparsify(
     exclude: Selection = None,
     storage: str = "masked",
 ) -> Plan:
-    """Draws sparse kernels anew, exactly orthogonal by default, with fixed masks of exact count.
+    """Draws new sparse kernels, exactly orthogonal by default, with fixed masks of exact count.
 
     The budget shares `round(density * size)` live entries among the selected kernels; every
     kernel `K` is drawn with `K^T K = gain^2 I` (or `K K^T`, if it is wide) and its mask is held:
@@ -246,7 +245,7 @@ def draw_kernels(
 
 
 def _pattern_for(weight: PrunableWeight, pattern: Any, structure: Any) -> SparseInitializer:
-    """What draws a kernel, without its density; refuses impossible combinations."""
+    """The initializer of a kernel, without its density; refuses impossible combinations."""
     if pattern is None:
         raise ValueError(
             "sparsify draws new kernels; to keep the weights and mask them, call "
@@ -294,8 +293,8 @@ def signs_of_training(model: Any, weights: list[PrunableWeight]) -> str | None:
         if _are_proportional(drawn, weight.raw_value()):
             return None
         return (
-            f"Received: the weight '{weight.path}', which differs from what its initializer "
-            f"{type(initializer).__name__} draws"
+            f"Received: the weight '{weight.path}', which differs from the draw of its initializer "
+            f"{type(initializer).__name__}"
         )
     return None
 

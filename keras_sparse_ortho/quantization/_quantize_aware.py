@@ -57,7 +57,7 @@ def quantize_aware(
         weights: `"int8"`, `"int4"`, `"ternary"`, a `FakeQuantization`, or `None`.
         activations: `"int8"` or `None`.
         exclude: Weights, as for `sparsify`, or paths of layers; their layers stay in floats.
-        momentum: float. Of the ranges, see `FakeQuantize`.
+        momentum: float. The momentum of the ranges, see `FakeQuantize`.
 
     Returns:
         A new model, not compiled; `quantize_aware.in_place` changes the given one instead.

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._checks import check_config, check_integer, told
+from keras_sparse_ortho._checks import as_text, check_config, check_integer
 from keras_sparse_ortho._keras_internals import (
     WrapperBuiltByCalls,
     adopt_call_interface,
@@ -16,7 +16,7 @@ from keras_sparse_ortho._keras_internals import (
 )
 from keras_sparse_ortho.quantization._fake_quantize import FakeQuantize
 
-# What LiteRT computes in one operation with the product before it.
+# LiteRT computes these in one operation with the product before them.
 FUSED = (keras.activations.linear, keras.activations.relu, keras.activations.relu6)
 
 _MOST_INPUTS = 64  # each has variables: a damaged file must not ask for millions
@@ -47,7 +47,9 @@ class QuantizeWrapper(WrapperBuiltByCalls):
                 f"`layer` of a QuantizeWrapper must be a Keras layer. Received: {layer!r:.200}"
             )
         if check_integer("inputs", inputs, 0) > _MOST_INPUTS:
-            raise ValueError(f"`inputs` must be {_MOST_INPUTS} at most. Received: {told(inputs)}")
+            raise ValueError(
+                f"`inputs` must be {_MOST_INPUTS} at most. Received: {as_text(inputs)}"
+            )
         own = {"name": layer.name, "dtype": layer.dtype_policy, "trainable": layer.trainable}
         super().__init__(layer, autocast=False, **{**own, **kwargs})
         adopt_call_interface(self, layer)
@@ -64,7 +66,6 @@ class QuantizeWrapper(WrapperBuiltByCalls):
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
-        """Inside, the layer is built under its name without the wrapper."""
         stand_in_name_scope(self, self.layer)
         yield
 
@@ -122,7 +123,6 @@ class QuantizeWrapper(WrapperBuiltByCalls):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "QuantizeWrapper":
-        """The reverse of `get_config`; ValueError for another configuration."""
         check_config("QuantizeWrapper", config, "layer")
         layer = config["layer"]
         if not isinstance(layer, keras.layers.Layer):

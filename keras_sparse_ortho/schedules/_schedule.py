@@ -10,13 +10,13 @@ import keras
 
 from keras_sparse_ortho._checks import (
     as_float,
+    as_text,
     check_config,
     check_density,
     check_integer,
     check_moment,
     check_number,
     other_keywords,
-    told,
 )
 
 # The default frequency: at least _UPDATES updates, at most _MOST_STEPS steps between two.
@@ -314,8 +314,8 @@ def as_schedule(value: Any, frequency: int | None = None) -> Schedule:
 def _like_tfmot(name: Any, config: Any) -> Schedule:
     if not isinstance(name, str) or name not in _OF_TFMOT:
         raise ValueError(
-            f"Of TFMOT's schedules {' and '.join(_OF_TFMOT)} work here; for another one write a "
-            f"subclass of schedules.Schedule. Received: {told(name)}"
+            f"TFMOT's schedules {' and '.join(_OF_TFMOT)} work here; for another one write a "
+            f"subclass of schedules.Schedule. Received: {as_text(name)}"
         )
     last = _OF_TFMOT[name]
     check_config(name, config, last, "begin_step", "end_step", "frequency")

@@ -147,7 +147,6 @@ class PruneWithMask(EffectiveWeightWrapper):
 
 
 def _hold(state: Masked, drawn: AnyDraw) -> None:
-    """Sets the mask of a weight, its values if they are new, and its dead entries to zero."""
     weight, mask, kernel = state.weight, drawn.mask, drawn.kernel
     if mask.shape != weight.shape or mask.dtype != bool or not mask.any():
         raise ValueError(

@@ -105,7 +105,7 @@ class SoftThresholdState:
 
     def threshold(self) -> Any:
         t = _FUNCTIONS[self.g](self.s + self.offset)
-        # Not a product: an inactive threshold is 0 even if g overflows.
+        # Unlike a product: 0 for an inactive threshold even if g overflows.
         return tf.where(self.active > 0, t, tf.zeros((), t.dtype))
 
 

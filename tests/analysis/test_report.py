@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
+from tests.helpers import reloaded
 
 L = keras.layers
 pytestmark = pytest.mark.core
@@ -69,8 +70,7 @@ def test_a_stripped_model_has_the_orthogonality_and_flops_of_the_wrapped_one():
 def test_trained_kernels_and_random_ones_have_no_orthogonality_error(tmp_path):
     model = sparse()
     assert all(row.orthogonality_error < 1e-6 for row in kso.report(model).rows)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    loaded = reloaded(model, tmp_path)
     assert all(row.orthogonality_error < 1e-6 for row in kso.report(loaded).rows)
     assert "|G - I|" in str(kso.report(loaded))
     kernel = model.get_layer("hidden").layer.kernel

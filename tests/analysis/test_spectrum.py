@@ -10,7 +10,7 @@ from scipy.stats import norm
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.analysis import critical_gain, jacobian_singular_values
 from keras_sparse_ortho.errors import NotPrunableError
-from tests.helpers import array, slow_on_jax
+from tests.helpers import array, assert_same, slow_on_jax
 
 L = keras.layers
 
@@ -49,8 +49,7 @@ def test_of_convolutions_with_normalization_and_dropout():
     slope = (array(model(x[0] + step)) - array(model(x[0] - step))).reshape(32, 3) / 2e-2
     values = np.linalg.svd(slope, compute_uv=False)
     np.testing.assert_allclose(values, found[0], rtol=2e-3, atol=1e-4)
-    for a, b in zip(before, model.variables, strict=True):
-        np.testing.assert_array_equal(a, array(b))
+    assert_same(before, model.variables)
 
 
 def test_jacobian_refusals():

@@ -1,4 +1,4 @@
-"""The list of benchmarks cannot rot: every script is in it, and says what its results are."""
+"""The list of benchmarks cannot rot, results say what made them, and how they are counted."""
 
 import argparse
 import json
@@ -84,7 +84,7 @@ def test_a_result_says_where_it_was_made(record, tmp_path, capsys):
 
 def test_what_is_left_is_told_and_passed_on(record, suite, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(record.time, "monotonic", iter([0, 120, 120, 240, 300, 360]).__next__)
-    assert list(record.told("part", "abc")) == ["a", "b", "c"]
+    assert list(record.announced("part", "abc")) == ["a", "b", "c"]
     assert capsys.readouterr().out.splitlines() == [
         "left at least: part, 3 runs",
         "left at least: part, 2 runs, about 4 min",
@@ -102,3 +102,55 @@ def test_what_is_left_is_told_and_passed_on(record, suite, tmp_path, capsys, mon
         process.kill()
     assert process.wait() < 0
     assert capsys.readouterr().out.splitlines() == [f"      {line}"]
+
+
+def test_the_page_on_planning_has_the_tables_of_the_script(planning, suite):
+    page = (suite.HERE.parent / "docs" / "planning.md").read_text(encoding="utf-8")
+    for part in (planning.constants, planning.memory, planning.traffic, planning.cost_of_updates):
+        assert part() in page, part.__name__
+
+
+def test_times_follow_from_bytes_and_links(planning, monkeypatch):
+    monkeypatch.setattr(planning, "exchanged", lambda: {"dense": 4.0, "blocks": 0.4})
+    monkeypatch.setattr(planning, "LINKS", {8: 7e9, 256: 255e9})
+    lines = planning.traffic().splitlines()
+    # 2 (n - 1) / n * 4e9 bytes, over the link.
+    assert lines[2] == "| 1 | dense | 4.00 | 0 | 1000.0 | 31.2 |"
+    assert lines[3] == "| 1 | blocks | 0.40 | 0 | 100.0 | 3.1 |"
+
+
+def test_windows_are_taken_out_of_a_running_mean(training):
+    progress = training.Progress(window=2)
+    for _ in range(2):  # epochs
+        progress.on_epoch_begin(0)
+        right, seen = 0.0, 0
+        for step, accuracy in enumerate([1.0, 0.5, 0.0, 0.5, 1.0]):
+            right, seen = right + accuracy, seen + 1
+            progress.on_train_batch_end(step, {"accuracy": right / seen})
+    assert progress.points == [
+        (step, pytest.approx(value)) for _ in range(2) for step, value in ((2, 0.75), (4, 0.25))
+    ]
+
+
+def test_of_several_processes_the_median_counts(record):
+    def line(kind, ratio, date=None, commit="a"):
+        made = {"made": {"date": date, "commit": commit}} if date else {}
+        return {"kind": kind, "ratio": ratio} | made
+
+    lines = [line("x", 9.0, "1"), line("x", 1.0, "2", "b"), line("x", 3.0, "2"), line("y", 5.0)]
+    lines += [line("x", 1.0, "2", "a+"), line("y", 4.0), line("x", 2.0, "2")]
+    found = record.middle_of_processes(lines, lambda line: line["kind"], "ratio")
+    assert {kind: (line["ratio"], line["processes"]) for kind, line in found.items()} == {
+        "x": (2.0, 3),  # those of the last day and commit
+        "y": (4.0, 1),  # not known when: the last
+    }
+    found = record.middle_of_processes(lines[:3] + lines[4:5], lambda line: line["kind"], "ratio")
+    assert found["x"]["ratio"] == 3.0  # of two the larger one
+
+
+def test_epochs_and_seconds_on_live_blocks(faster):
+    run = {"curve": [0.85, 0.881, 0.87, 0.89]}
+    assert faster.epochs_to_goal(run) == 2
+    # The last tenth is not trained on, and the last part of a batch is dropped.
+    assert faster.steps_of({"samples": 20000, "batch_size": 128}) == 140
+    assert faster.epochs_to_goal({"curve": [0.8]}) is None

@@ -1,8 +1,10 @@
-"""Learning rates chosen on a validation split, live channels, and the deep networks."""
+"""Rates chosen on a validation split, live channels, the sizes of networks, orders of rows."""
 
 import keras
 import numpy as np
 import pytest
+
+import keras_sparse_ortho as kso
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -171,3 +173,41 @@ def test_parameters_are_those_that_are_trained(methods, methods_summary):
     assert 0.07 * size < kernels <= 0.1 * size
     with pytest.raises(methods.BudgetError, match="shallower"):
         methods.narrowed(made, used, 0.1, True)
+
+
+def test_the_networks_have_the_sizes_of_their_papers(methods):
+    found = methods.settings("contemporary")
+    assert set(methods.CONTEMPORARY) < set(found)
+    assert all(name.startswith("cifar10_") for name in set(found) - set(methods.CONTEMPORARY))
+    # Convolutions and dense kernels, for CIFAR-10's images: He et al. (2016), table 6, of whose
+    # shortcuts ours are projections; VGG-16 with one dense layer; MobileNetV1 with ten classes.
+    sizes = {"resnet20": 0.27e6, "resnet32": 0.46e6, "vgg16": 14.7e6, "mobilenet": 3.2e6}
+    for name, size in sizes.items():
+        options = found[f"cifar10_{name}"]
+        model = methods.NETWORKS[name]((32, 32, 3), 10, options)
+        kernels = sum(weight.size for weight in kso.prunable_weights(model))
+        assert kernels == pytest.approx(size, rel=0.02)
+        assert {layer.name for layer in model.layers} > {"mirrored", "moved"}
+        assert options["epochs"] == 200
+
+
+def epochs(rows, count=3):
+    return [np.concatenate([x for x, _ in rows["x"].as_numpy_iterator()]) for _ in range(count)]
+
+
+def test_every_epoch_has_its_own_order_of_all_rows(training):
+    keras.utils.set_random_seed(0)  # what makes Keras repeat an order
+    x = np.arange(50)
+    found = epochs(training.shuffled(x, -x, 8, seed=3))
+    for order in found:
+        np.testing.assert_array_equal(np.sort(order), x[:48])  # whole batches only
+    assert len({tuple(order) for order in found}) == 3
+    again, other = (epochs(training.shuffled(x, -x, 8, seed)) for seed in (3, 4))
+    np.testing.assert_array_equal(again, found)
+    assert not np.array_equal(other, found)
+
+
+def test_labels_stay_with_their_rows_and_steps_are_known(training):
+    rows = training.shuffled(np.arange(20), -np.arange(20), 5, seed=0)["x"]
+    assert rows.cardinality() == 4
+    assert all((x == -y).all() and x.shape == (5,) for x, y in rows.as_numpy_iterator())

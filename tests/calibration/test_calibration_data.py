@@ -6,8 +6,7 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError
-from tests.helpers import array
-from tests.pruning.checks import assert_same
+from tests.helpers import array, assert_same
 
 L = keras.layers
 pytestmark = pytest.mark.core

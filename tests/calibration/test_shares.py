@@ -9,8 +9,7 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho import calibration
 from keras_sparse_ortho.errors import BudgetError
-from tests.helpers import array
-from tests.pruning.checks import assert_same
+from tests.helpers import array, assert_same
 
 L = keras.layers
 

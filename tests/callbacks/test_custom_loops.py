@@ -11,7 +11,8 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.callbacks import SET, RigL, TargetDensity, UpdateMasks
 from keras_sparse_ortho.schedules import Cubic
-from tests.helpers import array, optimizer_slots
+from tests.callbacks.runs import live
+from tests.helpers import array, assert_same, optimizer_slots
 
 BACKEND = keras.backend.backend()
 SIZE = 32 * 64 + 64 * 4
@@ -67,10 +68,6 @@ METHODS = {
 
 def sparse():
     return kso.sparsify(network(), 0.25, seed=0)
-
-
-def live(model):
-    return sum(weight.live for weight in kso.prunable_weights(model))
 
 
 def began(callback, model):
@@ -156,8 +153,7 @@ def test_a_run_that_is_resumed_goes_on():
     untrained(UpdateMasks(), parts, range(9))
     assert live(parts) > live(whole)
     untrained(UpdateMasks(), parts, range(9, 20))
-    for a, b in zip(whole.get_weights(), parts.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same(whole.get_weights(), parts.get_weights())
 
 
 def test_the_length_of_a_loop():

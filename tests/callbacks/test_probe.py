@@ -10,7 +10,7 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho.callbacks import probe
 from keras_sparse_ortho.errors import BudgetError, LayoutError, NotPrunableError
 from keras_sparse_ortho.orthogonal._structures import GivenBlocks
-from tests.helpers import array, jit
+from tests.helpers import array, jit, reloaded
 
 L = keras.layers
 
@@ -55,8 +55,7 @@ def test_a_probe_finds_the_blocks_that_a_new_start_is_drawn_on(tmp_path):
         assert row.orthogonality_error is not None
     masked = kso.sparsify(dense, budget=again, seed=0)
     for model in (sparse, masked):
-        model.save(tmp_path / "sparse.keras")
-        loaded = keras.saving.load_model(tmp_path / "sparse.keras")
+        loaded = reloaded(model, tmp_path)
         for one, other in zip(*map(kso.prunable_weights, (loaded, sparse)), strict=True):
             np.testing.assert_array_equal(one.value, other.value)
 

@@ -7,7 +7,7 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.callbacks import SET, RigL, TargetDensity, UpdateMasks
-from tests.helpers import array, jit, jit_if_quicker
+from tests.helpers import array, assert_same, jit, jit_if_quicker
 
 pytestmark = [
     pytest.mark.core,
@@ -99,5 +99,4 @@ def test_the_same_weights_from_every_feed(feed, method):
             trained(method, once, jit_compile)
     options = {"steps_per_epoch": BATCHES} if iterated else {}
     found = trained(method, FEEDS[feed](), jit_compile, **options)
-    for a, b in zip(expected, found, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same(expected, found)

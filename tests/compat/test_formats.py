@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from tests.export.storages import X, stored
+from tests.export.models import X, stored
 from tests.helpers import array
 
 pytestmark = [pytest.mark.core, pytest.mark.filterwarnings("ignore")]  # of the exporters

@@ -6,7 +6,7 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.export import c_array, export_litert
-from tests.export.storages import X, dense
+from tests.export.models import X, dense
 
 pytestmark = [pytest.mark.tensorflow_only, pytest.mark.filterwarnings("ignore")]
 

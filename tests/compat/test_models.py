@@ -4,19 +4,14 @@ What each stage gave is recorded as properties of the tests, from which `tools/c
 writes the table of docs/compatibility.md.
 """
 
-import os
-import pickle
-import subprocess
-import sys
-from pathlib import Path
-
 import keras
 import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
 from tests.compat.catalogue import CASES
-from tests.helpers import array, jit_if_quicker
+from tests.compat.fresh import in_a_fresh_process
+from tests.helpers import array, assert_same, jit_if_quicker
 
 pytestmark = [
     pytest.mark.core,
@@ -25,8 +20,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
 BACKEND = keras.backend.backend()
-ROOT = Path(__file__).resolve().parents[2]
-FRESH = Path(__file__).with_name("fresh.py")
 DENSITY = 0.5
 
 
@@ -35,8 +28,7 @@ def outputs(model, x):
 
 
 def assert_equal(found, expected):
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_same(found, expected)
 
 
 def train(model, x, jit=None):
@@ -45,18 +37,6 @@ def train(model, x, jit=None):
     jit = jit_if_quicker() if jit is None else jit
     model.compile("adam", "mse", metrics=[], weighted_metrics=[], jit_compile=jit)
     model.fit(x, target, batch_size=2, verbose=0)
-
-
-def in_a_fresh_process(folder, x, modules):
-    """The outputs of the stripped file, loaded without the package, and of the sparse one."""
-    files = {name: str(folder / f"{name}.keras") for name in ("plain", "sparse")}
-    job = {"inputs": x, "modules": modules, "outputs": str(folder / "outputs.pickle"), **files}
-    (folder / "job.pickle").write_bytes(pickle.dumps(job))
-    environment = {**os.environ, "KERAS_BACKEND": BACKEND, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, FRESH, folder / "job.pickle"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return pickle.loads(Path(job["outputs"]).read_bytes())
 
 
 def with_known_sizes(model, x):

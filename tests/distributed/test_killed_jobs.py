@@ -1,12 +1,11 @@
-"""Jobs of two processes of which one is killed, and that are started again."""
+"""The recipes of `examples/scale/`: each way equal to one process, also where one is killed."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
-from tests.distributed.recipes import ROOT, environment
+from tests.distributed.recipes import ROOT, SCALE, environment
+from tests.helpers import run_python
 
 STILL = "fixed"  # its masks never move
 METHODS = (STILL, "str", "str alone", "gmp", "dnw", "set", "rigl", "compact", "blocks")
@@ -45,17 +44,11 @@ def run(folder, cases):
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
-    done = subprocess.run(
-        [sys.executable, ROOT / "tests" / "distributed" / "killed_jobs.py", folder, *cases],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment(**once),
-    )
-    print(done.stdout)
+    script = ROOT / "tests" / "distributed" / "killed_jobs.py"
+    done = run_python(script, folder, *cases, **environment(**once))
+    print(done)
     logs = "\n".join(log.read_text()[-2000:] for log in sorted(folder.glob("*/*/*.log")))
-    assert done.returncode == 0, done.stderr[-3000:] + logs[-20000:]
-    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    told = [json.loads(line) for line in done.splitlines() if line.startswith("{")]
     assert [found["case"] for found in told] == list(cases)
     for found in told:
         victim = found["victim"]
@@ -63,3 +56,30 @@ def run(folder, cases):
         assert found["killed"][victim] == -9, (found, logs[-20000:])
         assert found["killed"][1 - victim] not in (None, 0), (found, logs[-20000:])  # no hang
     return told
+
+
+EQUAL = ("fixed", "str", "gmp", "dnw", "rigl", "set", "compact", "blocks")
+
+
+def run_recipe(name, *methods, seconds=600):
+    """Runs a recipe; it fails by itself where a process hangs or a way differs from the first."""
+    own = environment()
+    own["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
+    done = run_python(SCALE / f"{name}.py", "--methods", *methods, "--seconds", seconds, **own)
+    return [line.split(":")[0] for line in done.splitlines() if " equals " in line]
+
+
+RECIPES = {
+    "tensorflow_mirrored": pytest.mark.tensorflow_only,
+    "tensorflow_workers": pytest.mark.tensorflow_only,
+    "jax_data_parallel": pytest.mark.jax_only,
+    "jax_model_parallel": pytest.mark.jax_only,
+    "torch_ddp": pytest.mark.torch_only,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [pytest.param(k, marks=mark) for k, mark in RECIPES.items()])
+def test_all_ways_of_a_recipe_agree(name):
+    ways = 2 if name.startswith("jax") else 1  # beside the first
+    assert run_recipe(name, *EQUAL) == [*EQUAL] * ways

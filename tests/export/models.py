@@ -3,6 +3,8 @@
 import keras
 import numpy as np
 
+import keras_sparse_ortho as kso
+
 layers = L = keras.layers
 
 
@@ -62,17 +64,6 @@ def tiny():
     return keras.Sequential([keras.Input((4,), name="x"), layers.Dense(3)])
 
 
-class Classifier(keras.Model):
-    """A subclassed model."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def call(self, x):
-        return self.layer(x)
-
-
 def rms(got, want):
     return np.sqrt(np.mean((got - want) ** 2)) / np.sqrt(np.mean(want**2))
 
@@ -110,3 +101,27 @@ def operations(path):
     run.allocate_tensors()
     types = {about["index"]: about["dtype"] for about in run.get_tensor_details()}
     return [(one["op_name"], types[one["outputs"][0]]) for one in run._get_ops_details()]
+
+
+X = np.random.default_rng(0).normal(size=(4, 8, 8, 16)).astype("float32")
+
+
+def dense():
+    """A convolution and two Dense made."""
+    made = [L.Conv2D(32, 3, activation="relu", name="conv"), L.GlobalAveragePooling2D()]
+    made += [L.Dense(64, activation="relu", name="hidden"), L.Dense(16, name="head")]
+    return keras.Sequential([keras.Input((8, 8, 16), name="x"), *made])
+
+
+def stored(storage):
+    """The network at density 1/2; "stripped" is the masked one, stripped."""
+    if storage == "blocks, to_masked":
+        return kso.convert(stored("blocks"), "masked")
+    if storage == "blocks":
+        structure = kso.Block(8, 8, regular=True)
+        model = kso.convert(kso.sparsify(dense(), 0.5, structure=structure, seed=0), "blocks")
+        assert sum(type(layer).__name__.startswith("BlockSparse") for layer in model.layers) == 3
+        return model
+    options = {"storage": "compact"} if storage == "compact" else {}
+    model = kso.sparsify(dense(), 0.5, budget="uniform", seed=0, **options)
+    return kso.strip(model) if storage == "stripped" else model

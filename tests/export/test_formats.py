@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.errors import NotPrunableError
-from tests.export.models import resized
-from tests.export.storages import X, stored
+from tests.export.models import X, resized, stored
 from tests.helpers import array, slow_case_on_jax
 
 SPEC = [keras.InputSpec(shape=X.shape, dtype="float32")]
@@ -73,16 +71,6 @@ def test_lora_of_a_stripped_layer_works_and_is_dense():
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("storage", ["masked", "compact", "blocks"])
-def test_lora_of_a_sparse_layer_is_refused(storage):
-    layer = stored(storage).get_layer("hidden")
-    with pytest.raises(NotPrunableError, match="LoRA"):
-        getattr(layer, "layer", layer).enable_lora(2)
-    with pytest.raises(NotImplementedError, match="'hidden' cannot be quantized"):
-        getattr(layer, "layer", layer).quantize("int8")
-
-
-@pytest.mark.core
 def test_quantizing_a_stripped_model_keeps_every_zero():
     plain = stored("stripped")
     before, expected = {layer.name: zeros(layer) for layer in plain.layers}, array(plain(X))
@@ -99,15 +87,3 @@ def zeros(layer):
     """The entries of a layer's kernel that are exactly zero, whatever its dtype."""
     kernels = [array(weight) for weight in layer.weights if weight.path.endswith("/kernel")]
     return sum(int((kernel == 0).sum()) for kernel in kernels)
-
-
-@pytest.mark.core
-@pytest.mark.parametrize("storage", ["masked", "compact", "blocks"])
-def test_quantize_leaves_sparse_layers_as_they_are_and_says_so(storage):
-    model = stored(storage)
-    expected = array(model(X))
-    with warnings.catch_warnings(record=True, action="always") as told:
-        model.quantize("int8")
-    for name in ("hidden", "head"):
-        assert any(f"'{name}' cannot be quantized" in str(one.message) for one in told)
-    np.testing.assert_array_equal(array(model(X)), expected)

@@ -1,11 +1,10 @@
-"""Files opened again: settings, prediction, and files that are not what they should be."""
+"""Files opened again: settings, prediction, C arrays, and files that are not what they seem."""
 
 import concurrent.futures
 import gzip
 import importlib.util
 import pathlib
 import re
-import subprocess
 import sys
 import tracemalloc
 
@@ -13,9 +12,12 @@ import keras
 import numpy as np
 import pytest
 
-from keras_sparse_ortho.errors import LiteRTFileError
-from keras_sparse_ortho.export import export_litert, latencies, load_litert
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.errors import ExportRouteError, LiteRTFileError
+from keras_sparse_ortho.export import c_array, export_litert, latencies, load_litert
+from tests.export.models import layers
 from tests.faults import graphs
+from tests.helpers import assert_same, run_python
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -145,8 +147,7 @@ def test_threads_may_share_a_file(all_routes):
     inputs = [rng.normal(size=(6, *file.inputs[0].shape[1:])).astype("float32") for _ in range(32)]
     expected = [file.predict(x) for x in inputs]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        for found, wanted in zip(pool.map(file.predict, inputs * 4), expected * 4, strict=True):
-            np.testing.assert_array_equal(found, wanted)
+        assert_same(pool.map(file.predict, inputs * 4), expected * 4)
 
 
 def test_little_is_unpacked_of_what_is_no_litert_file(content, tmp_path, monkeypatch):
@@ -205,10 +206,10 @@ def test_a_graph_takes_half_of_the_free_memory_at_most():
         f"import resource, runpy; work = runpy.run_path({spec.origin!r}); "
         "work['_limit_memory'](); print(resource.getrlimit(resource.RLIMIT_AS)[0])"
     )
-    found = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, check=True)
+    found = run_python("-P", "-c", code)
     lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
     (total,) = [1024 * int(line.split()[1]) for line in lines if line.startswith("MemTotal")]
-    assert 2**20 < int(found.stdout) < 0.6 * total
+    assert 2**20 < int(found) < 0.6 * total
 
 
 def test_a_file_is_tried_once(path, monkeypatch):
@@ -240,3 +241,51 @@ def test_missing_interpreter(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ai_edge_litert", None)
     with pytest.raises(ImportError, match="pip install ai-edge-litert"):
         load_litert(tmp_path / "m.tflite")
+
+
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory):
+    """Live blocks as static int8."""
+    keras.utils.set_random_seed(0)
+    dense = keras.Sequential([keras.Input((64,), name="x"), layers.Dense(64, name="hidden")])
+    structure = kso.Block(16, 16, regular=True)
+    model = kso.sparsify(dense, 0.25, structure=structure, storage="blocks", seed=0)
+    rows = np.random.default_rng(0).standard_normal((20, 64)).astype("float32")
+    path = tmp_path_factory.mktemp("micro") / "blocks.tflite"
+    export_litert(model, path, mode="int8+blocks", representative_data=rows)
+    return path
+
+
+def bytes_in(header, name):
+    body = header.partition(f"{name}[] = {{")[2].partition("}")[0]
+    return bytes(map(int, re.findall(r"\d+", body)))
+
+
+def test_header_has_the_file_and_its_operators(blocks, tmp_path):
+    operators = c_array(blocks, tmp_path / "blocks.h", name="blocks")
+    header = (tmp_path / "blocks.h").read_text()
+    assert bytes_in(header, "blocks") == blocks.read_bytes()
+    assert operators == ("Conv2D", "Dequantize", "Gather", "Quantize", "Reshape")
+    assert "MicroMutableOpResolver<5>" in header
+    assert "resolver.AddConv2D();" in header
+    assert f"blocks_size = {blocks.stat().st_size};" in header
+    packed = tmp_path / "packed.tflite.gz"
+    packed.write_bytes(gzip.compress(blocks.read_bytes()))
+    assert c_array(packed, tmp_path / "again.h") == operators
+    assert bytes_in((tmp_path / "again.h").read_text(), "model_data") == blocks.read_bytes()
+
+
+def test_c_array_refuses(blocks, tmp_path, all_routes):
+    target = tmp_path / "other.h"
+    with pytest.raises(ExportRouteError, match=r"Received: .*'dynamic_int8'"):
+        c_array(all_routes[3] / "dynamic_int8.tflite", target)
+    damaged = bytearray(blocks.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    noise = b"\x1c\0\0\0TFL3" + bytes(range(256))
+    for content, message in ((damaged, "corrupted"), (noise, "no flatbuffer")):
+        (tmp_path / "other.tflite").write_bytes(content)
+        with pytest.raises(LiteRTFileError, match=message):
+            c_array(tmp_path / "other.tflite", target)
+    with pytest.raises(ValueError, match="C identifier"):
+        c_array(blocks, target, name="2nd")
+    assert not target.exists()

@@ -11,7 +11,7 @@ from keras_sparse_ortho.export import export_litert
 from keras_sparse_ortho.export._explain import warn_of_rows
 from keras_sparse_ortho.export._task import Task, doubts, rows_of, signature_of
 from tests.export import models
-from tests.helpers import array
+from tests.helpers import Chain, array
 
 pytestmark = pytest.mark.core
 
@@ -125,7 +125,7 @@ def test_trained_ranges_of_zeros_are_told():
 
 @pytest.mark.parametrize("data", [X, (X, X[:, 0]), [(X[:32], X[:32, 0])] * 4, X.astype("float64")])
 def test_representative_data_give_the_shapes_of_a_subclassed_model(data):
-    model = models.Classifier(L.Dense(4))
+    model = Chain(L.Dense(4))
     model(X[:1])
     rows = iter(data) if isinstance(data, list) else data
     task = Task(model, 1, None, rows, None, 60.0)

@@ -1,5 +1,5 @@
 """The fault suite (`make test-faults`): kills, disks, damaged and crafted files, memory.
 
 Not collected by pytest: it runs real processes, for up to an hour. `python -m tests.faults --help`.
-`tests/test_hostile_files.py` runs a sample of the crafted files.
+`tests/test_configurations.py` runs a sample of the crafted files.
 """

@@ -26,7 +26,7 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import BudgetError, LiteRTFileError
 from keras_sparse_ortho.export import load_litert
 from tests.faults import crafted, graphs
-from tests.faults.counting import Count, ended, started, timed
+from tests.faults.counting import Count, ended, started, status_of, timed
 
 SLOW = 10.0  # CPU seconds of one case
 LATE = 60.0  # seconds without an answer, on a machine that is busy
@@ -100,7 +100,7 @@ def _prepared(folder: Path, tfmot: bool = False) -> Path:
         import tensorflow_model_optimization  # noqa: F401 - not in the time of the first case
     sys.setrecursionlimit(1000)
     _, most = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (_status("VmSize") + ROOM, most))
+    resource.setrlimit(resource.RLIMIT_AS, (status_of("VmSize") + ROOM, most))
     sys.addaudithook(_hook(str(place)))
     return place
 
@@ -135,14 +135,14 @@ def _answer(k: int, judge: Judge, place: Path) -> str:
     """How a case ends, in one line."""
     _events.clear()
     Path("/proc/self/clear_refs").write_text("5")
-    before, start = _status("VmRSS"), time.process_time()
+    before, start = status_of("VmRSS"), time.process_time()
     try:
         answer = judge(k, place)
     except Raw as error:
         answer = f"raw {error}"
     except Exception:
         answer = f"wrong suite {traceback.format_exc()[-1500:]!r}"
-    took, grown = time.process_time() - start, _status("VmHWM") - before
+    took, grown = time.process_time() - start, status_of("VmHWM") - before
     if _events or (place / "MARK").exists():
         answer = f"wrong did {_events[:3]}"
         (place / "MARK").unlink(missing_ok=True)
@@ -153,11 +153,6 @@ def _answer(k: int, judge: Judge, place: Path) -> str:
     elif grown > GROWTH:
         answer = f"wrong {grown / 2**30:.1f} GiB, {answer}"
     return answer.replace("\n", " ")
-
-
-def _status(key: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
 
 
 def refused(error: Exception, promised: tuple[type[Exception], ...]) -> str:

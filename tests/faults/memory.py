@@ -9,7 +9,7 @@ import numpy as np
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.export import export_litert, load_litert
-from tests.faults.counting import Count, memory_mib, timed
+from tests.faults.counting import Count, status_of, timed
 
 GROWTH = 30.0  # MiB over the second half of the cycles
 
@@ -79,7 +79,7 @@ def cycles(folder: Path, share: float) -> list[Count]:
                 count.runs += 1
                 if k + 1 in (number // 2, number):
                     gc.collect()
-                    seen.append(memory_mib())
+                    seen.append(status_of("VmRSS") / 2**20)
             count.notes.append(f"{seen[0]:.1f}, then {seen[1]:.1f} MiB")
             if seen[1] - seen[0] > GROWTH:
                 count.wrong += 1

@@ -90,31 +90,6 @@ def test_a_layer_with_more_outputs_than_inputs_keeps_the_norm(name):
     np.testing.assert_allclose(ratio, 1.5, rtol=1e-5)
 
 
-def gram_error(matrix, gain):
-    """`max |K^T K - gain^2 I|` with the smaller Gram matrix, in float64."""
-    matrix = array(matrix).astype("float64")
-    matrix = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
-    return np.abs(matrix.T @ matrix - gain**2 * np.eye(matrix.shape[1])).max()
-
-
-@pytest.mark.parametrize("by_layout", [True, False], ids=["layout", "wrapped"])
-@pytest.mark.parametrize(("kind", "gates"), [(L.LSTM, 4), (L.GRU, 3), (L.SimpleRNN, 1)])
-def test_recurrent_kernels_are_orthogonal_gate_by_gate(kind, gates, by_layout):
-    layout = KernelLayout.recurrent(gates) if by_layout else None
-    layer = kind(
-        12,
-        kernel_initializer=ExactOrthogonal(0.3, gain=0.5, seed=1, layout=layout),
-        recurrent_initializer=ExactOrthogonal(0.3, seed=2, layout=layout),
-    )
-    (layer if by_layout else PrunableLayer(layer)).build((None, 5, 20))
-    for kernel, gain in ((layer.cell.kernel, 0.5), (layer.cell.recurrent_kernel, 1.0)):
-        parts = np.split(array(kernel), gates, axis=1)
-        assert len(parts) == gates
-        assert all(gram_error(part, gain) <= 1e-6 for part in parts)
-        # Each gate has a matrix of its own.
-        assert len({part.tobytes() for part in parts}) == gates
-
-
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_wrapped_layers_are_orthogonal_along_their_true_axes(kind):
     model = network([kind], PrunableLayer)
@@ -194,38 +169,6 @@ def test_every_keras_layer(layer, shape, expected):
     weights = {v.name for v in owner.weights}
     found = {name: lay for name, lay in kernel_layouts(owner).items() if name in weights}
     assert found == expected
-
-
-def test_a_registered_custom_layer_is_orthogonal_along_its_axes_when_wrapped():
-    class Turned(L.Layer):
-        """Computes `x W^T` with `W` of shape `(out, in)`, and calls it `form`."""
-
-        def __init__(self):
-            super().__init__()
-            self.form_initializer = eoi
-
-        def build(self, input_shape):
-            initializer = self.form_initializer
-            self.form = self.add_weight(shape=(24, 12), initializer=initializer, name="form")
-
-        def call(self, inputs):
-            return keras.ops.matmul(inputs, keras.ops.transpose(self.form))
-
-    eoi = ExactOrthogonal(0.25, seed=1)
-    layout = KernelLayout(inputs=(1,), outputs=(0,), gates=2)
-    kernel_layouts.register(Turned, lambda layer: {"form": layout})
-    layer = kso.PrunableLayer(Turned())
-    x = np.random.default_rng(0).normal(size=(5, 12)).astype("float32")
-    # Two square orthogonal matrices, one above the other: each half keeps the norm.
-    for half in np.split(array(layer(x)), 2, axis=1):
-        np.testing.assert_allclose(
-            np.linalg.norm(half, axis=1), np.linalg.norm(x, axis=1), rtol=1e-5
-        )
-    [weight] = layer.prunable_weights
-    assert weight.live == round(0.25 * 24 * 12)
-    # The bare initializer, which sees only the shape, drew one tall matrix instead.
-    bare, _ = eoi.sample((24, 12))
-    assert (bare != weight.value).any()
 
 
 @pytest.mark.parametrize("kind", ["glorot_uniform", "he_normal"])

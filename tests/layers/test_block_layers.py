@@ -7,31 +7,74 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.layers import BlockSparseConv2D, BlockSparseDense, BlockSparseEinsumDense
 from tests.helpers import array, classifier_loss, compiled, data, jit_if_quicker, slow_on_jax
-from tests.layers.block_kinds import block_layers, block_network, masked_twin, network
 
 L = keras.layers
 ops = keras.ops
+SHAPE = (4, 4, 16)
+BIAS = {"bias_initializer": keras.initializers.RandomNormal(stddev=0.3, seed=1)}
+HALF = {"density": 0.5, "kernel_initializer": "he_normal"}
+UP = {"bias_axes": "de", "activation": "gelu"}
+WIDE = {"density": 0.25, "bias_regularizer": "l2", "activity_regularizer": "l2"}
+LAST = {"density": 0.25, "kernel_regularizer": keras.regularizers.L1L2(1e-3)}
+
+# By name: the kind, its first arguments, and its options.
+LAYERS = {
+    "image": ("Conv2D", (32, 3, 2, "same"), {"activation": "relu", "block": (4, 8)} | HALF),
+    "sequence": ("Conv1D", (16, 3, 1, "causal"), {"dilation_rate": 2, "block": 8} | HALF),
+    "volume": ("Conv3D", (8, 2), {"activation": "tanh", "block": 4} | HALF),
+    "up": ("EinsumDense", ("abc,cde->abde", (16, 2, 16)), {"block": 8} | UP | HALF),
+    "down": ("EinsumDense", ("abde,dec->abc", (16, 16), None, "c"), {"block": (8, 4)} | HALF),
+    "each": ("Dense", (8, "softmax"), {"block": 4} | HALF),
+    "wide": ("Dense", (64, "gelu"), {"block": 16} | WIDE),
+    "last": ("Dense", (32,), {"block": (16, 8)} | LAST),
+}
+
+
+def block_network():
+    """A classifier of branches, with each of the layers."""
+    layers = {
+        name: getattr(kso.layers, f"BlockSparse{kind}")(
+            *first, name=name, seed=k, **options, **BIAS
+        )
+        for k, (name, (kind, first, options)) in enumerate(LAYERS.items(), 1)
+    }
+    inputs = keras.Input(SHAPE)
+    sequence = L.Reshape((16, 16))(inputs)
+    branches = [
+        layers["image"](inputs),
+        layers["sequence"](sequence),
+        layers["volume"](L.Reshape((4, 2, 2, 16))(inputs)),
+        layers["down"](layers["up"](sequence)),
+        L.TimeDistributed(layers["each"])(sequence),
+        layers["last"](layers["wide"](L.Flatten()(inputs))),
+    ]
+    heads = [L.Dense(3, name=f"head_{k}")(L.Flatten()(x)) for k, x in enumerate(branches)]
+    return keras.Model(inputs, L.Add()(heads))
 
 
 @slow_on_jax
 @pytest.mark.core
 def test_outputs_and_steps_equal_those_of_masked_layers():
     model = block_network()
-    twin, masked = masked_twin(model, network)
+    twin = kso.convert(model, "masked")
     x, y = data(model, 3, count=8)
     np.testing.assert_allclose(model.predict(x, verbose=0), twin.predict(x, verbose=0), atol=1e-5)
-    layers = block_layers(model)
-    before = {name: layer.kernel_value() for name, layer in layers.items()}
+    weights = [weight for weight in kso.prunable_weights(model) if weight.storage is not None]
+    assert len(weights) == len(LAYERS)
+    masked = {weight.path: weight for weight in kso.prunable_weights(twin)}
+    assert all(type(masked[w.path].parametrization) is kso.FixedMask for w in weights)
+    before = {weight.path: weight.value for weight in weights}
     for trained in (model, twin):
         trained.compile(keras.optimizers.SGD(1.0), classifier_loss(), jit_compile=jit_if_quicker())
         trained.train_on_batch(x, y)
-    for name, layer in layers.items():
-        [weight] = masked[name].prunable_weights
-        assert np.abs(weight.value - before[name]).max() > 1e-4
-        np.testing.assert_allclose(layer.kernel_value(), weight.value, atol=1e-5, err_msg=name)
-        if layer.bias is not None:
-            bias = array(masked[name].layer.bias)
-            np.testing.assert_allclose(array(layer.bias), bias, atol=1e-5, err_msg=name)
+    for path, value in before.items():
+        assert np.abs(masked[path].value - value).max() > 1e-4
+    for weight in weights:
+        expected = masked[weight.path].value
+        np.testing.assert_allclose(weight.value, expected, atol=1e-5, err_msg=weight.path)
+    biases = [[v for v in m.trainable_variables if v.name == "bias"] for m in (model, twin)]
+    for ours, theirs in zip(*biases, strict=True):
+        np.testing.assert_allclose(array(ours), array(theirs), atol=1e-5, err_msg=ours.path)
 
 
 @pytest.mark.core

@@ -14,7 +14,7 @@ from keras_sparse_ortho.layers import (
     BlockSparseEinsumDense,
     block_layer_like,
 )
-from tests.helpers import array
+from tests.helpers import array, assert_same
 
 L = keras.layers
 SIZES = {"density": {"kernel": 0.5}, "block": {"kernel": 8}}
@@ -62,8 +62,7 @@ def test_places(pattern, message):
     before = layer.get_weights()
     with pytest.raises(ValueError, match=message):
         layer.set_blocks(array(layer.blocks), pattern)
-    for a, b in zip(before, layer.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same(before, layer.get_weights())
 
 
 def test_kernel_functions():
@@ -105,8 +104,7 @@ def test_lora_quantization_and_wrapping():
         kso.PrunableLayer(layer, kso.FixedMask(0.5))
     with pytest.raises(NotPrunableError, match=r"live entries only.*'d/kernel'"):
         kso.sparsify(model, 0.1)
-    for a, b in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same(before, model.get_weights())
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError
 from keras_sparse_ortho.layers import BlockSparseGRUCell, BlockSparseLSTMCell, BlockSparseRNN
-from tests.helpers import array, classifier_loss, data, jit_if_quicker
+from tests.helpers import array, classifier_loss, data, jit_if_quicker, reloaded
 
 L = keras.layers
 pytestmark = pytest.mark.core
@@ -83,8 +83,7 @@ def test_it_equals_its_masked_twin(kind, tmp_path):
     np.testing.assert_allclose(fit(again), fit(masked), atol=1e-5)
     x, _ = data(blocks, 3)
     expected = blocks.predict(x, verbose=0)
-    blocks.save(tmp_path / "blocks.keras")
-    loaded = keras.saving.load_model(tmp_path / "blocks.keras")
+    loaded = reloaded(blocks, tmp_path)
     plain = kso.strip(blocks)
     paths = [[v.path for v in model.trainable_variables] for model in (blocks, loaded)]
     assert paths[0] == paths[1]

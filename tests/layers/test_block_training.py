@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.layers import BlockSparseConv2D, BlockSparseDense
+from keras_sparse_ortho.layers import BlockSparseConv2D, BlockSparseDense, _wrapped_layer
 from tests.helpers import (
     array,
     classifier_loss,
@@ -16,7 +16,7 @@ from tests.helpers import (
     slow_case_on_jax,
     slow_on_tensorflow,
 )
-from tests.layers.block_kinds import masked_twin
+from tests.pruning.checks import assert_equal_kernels
 
 L = keras.layers
 STEPS = 50
@@ -30,22 +30,14 @@ OPTIMIZERS = {
 }
 
 
-def small(layers):
-    inputs = keras.Input((6, 6, 8))
-    x = L.Flatten()(L.BatchNormalization()(layers["c"](inputs)))
-    return keras.Model(inputs, L.Dense(3, name="head")(layers["d"](x)))
-
-
-def small_network(dtype=None, dropout=0.0, **kwargs):
+def small_network(dtype=None, **kwargs):
     """A convolution and a dense layer on live blocks."""
-    assert not dropout
     conv = {"density": 0.5, "block": 4, "activation": "relu", "seed": 1, "dtype": dtype}
     dense = {"density": 0.25, "block": (12, 8), "seed": 2, "dtype": dtype, **kwargs}
-    layers = {
-        "c": BlockSparseConv2D(16, 3, 2, "same", name="c", **conv),
-        "d": BlockSparseDense(32, "gelu", name="d", **dense),
-    }
-    return small(layers)
+    inputs = keras.Input((6, 6, 8))
+    x = BlockSparseConv2D(16, 3, 2, "same", name="c", **conv)(inputs)
+    x = BlockSparseDense(32, "gelu", name="d", **dense)(L.Flatten()(L.BatchNormalization()(x)))
+    return keras.Model(inputs, L.Dense(3, name="head")(x))
 
 
 # One of the three in every run: with momentum, clipping and accumulation.
@@ -57,7 +49,7 @@ CASES = [pytest.param(name, marks=pytest.mark.slow) for name in OPTIMIZERS if na
 @slow_on_tensorflow
 def test_fifty_steps_equal_those_of_masked_layers(optimizer):
     model = small_network(kernel_regularizer="l2")
-    twin, masked = masked_twin(model, small)
+    twin = kso.convert(model, "masked")
     x, y = data(model, 3)
     losses = []
     for net in (model, twin):
@@ -66,9 +58,7 @@ def test_fifty_steps_equal_those_of_masked_layers(optimizer):
         losses.append(history.history["loss"])
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
     assert losses[0][-1] < losses[0][0]
-    for name in ("c", "d"):
-        expected = masked[name].prunable_weights[0].value
-        np.testing.assert_allclose(model.get_layer(name).kernel_value(), expected, atol=1e-4)
+    assert_equal_kernels(model, twin, atol=1e-4)
 
 
 def wide_matrices():
@@ -177,3 +167,52 @@ def test_two_devices_agree_with_one(storage):
         assert (one[weight.path] != weight.value).any()
         if weight.storage is not None:
             assert not two[weight.path][~weight.mask].any()
+
+
+# --- compact layers under data parallel: called for each device's samples by itself ---------------
+
+
+def all_compact():
+    """An embedding, convolutions and dense layers, all in compact storage."""
+    keras.utils.set_random_seed(0)
+    tokens = keras.Input((6,), dtype="int32")
+    x = L.Embedding(11, 8, name="words")(tokens)
+    x = L.Conv1D(8, 3, padding="same", activation="relu", name="near")(x)
+    x = L.SeparableConv1D(8, 3, padding="same", name="apart")(x)
+    x = L.Dense(12, "tanh", kernel_regularizer="l2", name="each")(x)
+    x = L.LayerNormalization()(x)
+    model = keras.Model(tokens, L.Dense(3, name="head")(L.Flatten()(x)))
+    model = kso.sparsify(model, 0.4, seed=0, storage="compact")
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    return model
+
+
+def trained_by(distribution):
+    keras.distribution.set_distribution(distribution)
+    try:
+        model = all_compact()
+        rng = np.random.default_rng(0)
+        x, y = rng.integers(0, 11, (16, 6)), rng.normal(size=(16, 3)).astype("float32")
+        model.fit(x, y, batch_size=8, epochs=3, shuffle=False, verbose=0)
+        outputs = model.predict(x[:6], batch_size=6, verbose=0)
+        return [*(array(v) for v in model.weights), outputs]
+    finally:
+        keras.distribution.set_distribution(None)
+
+
+@pytest.mark.jax_only
+@pytest.mark.slow
+def test_training_is_that_of_one_device(monkeypatch):
+    split = []
+    can = _wrapped_layer._can_be_split
+    monkeypatch.setattr(
+        _wrapped_layer,
+        "_can_be_split",
+        lambda layer, *args: split.append((layer.name, can(layer, *args))) or split[-1][1],
+    )
+    alone = trained_by(None)
+    assert not split
+    together = trained_by(keras.distribution.DataParallel())
+    assert {name for name, was in split if was} == {"words", "near", "apart", "each", "head"}
+    for a, b in zip(alone, together, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

@@ -15,6 +15,7 @@ from tests.helpers import (
     jit,
     jit_if_quicker,
     moments,
+    reloaded,
     slow_on_tensorflow,
     slow_where_traced,
 )
@@ -32,12 +33,10 @@ def weights_of(model):
     return [weight for weight in kso.prunable_weights(model) if weight.storage is not None]
 
 
-# JAX compiles the many kinds together for 20 seconds under each.
-SECOND = [pytest.mark.slow]
-
-
 @slow_on_tensorflow
-@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd_momentum", marks=SECOND)])
+@pytest.mark.parametrize(  # JAX compiles the many kinds together for 20 seconds under each
+    "optimizer", ["adamw", pytest.param("sgd_momentum", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("kinds", CASES)
 def test_masked_weights_gradients_and_moments_are_exactly_zero(kinds, optimizer):
     model = network(kinds, PrunableLayer)
@@ -137,8 +136,7 @@ def test_saving_cloning_and_weights_files_keep_masks_and_outputs(kinds, storage,
     expected = model.predict(x, verbose=0)
     masks = [w.parametrization.mask_value() for w in weights_of(model)]
 
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
+    loaded = reloaded(model, tmp_path)
     clone = keras.models.clone_model(model)
     clone_masks = [w.parametrization.mask_value() for w in weights_of(clone)]
     clone.set_weights(model.get_weights())

@@ -7,7 +7,7 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.layers import BlockSparseDense
-from tests.helpers import array
+from tests.helpers import array, assert_same
 
 pytestmark = pytest.mark.core
 L = keras.layers
@@ -62,8 +62,7 @@ def test_set_weights_refuses_them_and_sets_nothing(kind, name, how, message):
     given[at] = DAMAGED[how](given[at])
     with pytest.raises(ValueError, match=f"(?s){message}"):
         layer.set_weights(given)
-    for value, old in zip(layer.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(value, old)
+    assert_same(layer.get_weights(), before)
     # A model assigns weight after weight, by Keras: the indices refuse by themselves.
     with pytest.raises(ValueError, match=f"(?s){message}"):
         model.set_weights(given)
@@ -89,8 +88,7 @@ def test_files_with_them_are_refused_and_change_nothing(kind, name, how, message
     before = layer.get_weights()
     with pytest.raises(ValueError, match=f"(?s){message}"):
         model.load_weights(path)
-    for value, old in zip(layer.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(value, old)
+    assert_same(layer.get_weights(), before)
 
 
 @pytest.mark.parametrize("kind", ["compact", "blocks"])

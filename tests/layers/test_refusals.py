@@ -99,22 +99,6 @@ def test_bad_masks():
         FixedMask(0.5, np.ones((8, 4), dtype=bool))
 
 
-def test_a_trained_kernel_is_not_dropped():
-    dense = built(L.Dense(4, kernel_initializer=eoi(), name="hidden"), 8)
-    dense.kernel.assign(np.ones((8, 4)))
-    with pytest.raises(NotPrunableError, match=r"'hidden/kernel' has changed.*16 nonzero"):
-        PrunableLayer(dense).build()
-
-
-def test_weights_that_are_not_finite():
-    dense = built(L.Dense(4, name="hidden"), 8)
-    dense.kernel.assign(np.full((8, 4), np.nan))
-    with pytest.raises(
-        NotPrunableError, match=r"'hidden/kernel' is not finite.*32 infinite or NaN"
-    ):
-        PrunableLayer(dense, FixedMask(0.5)).build()
-
-
 def test_unknown_weights_and_parametrizations():
     with pytest.raises(UnknownWeightError, match=r"There are: kernel. Received: .*'kernal'"):
         PrunableLayer(L.Dense(4), FixedMask(0.5), weights="kernal").build((None, 8))

@@ -11,20 +11,29 @@ from keras_sparse_ortho import FixedMask, MagnitudeMask, PrunableLayer
 from keras_sparse_ortho.initializers import ExactOrthogonal, KernelLayout
 from keras_sparse_ortho.layers import BlockSparseDense
 from keras_sparse_ortho.parametrizations import CompactMask, LowRankSoftThreshold
-from tests.helpers import array, classifier_loss, data, jit, part_of_a_run, slow_on_tensorflow
+from tests.helpers import (
+    array,
+    classifier_loss,
+    data,
+    jit,
+    jit_if_quicker,
+    part_of_a_run,
+    reloaded,
+    slow_on_jax,
+)
 from tests.layers.test_block_training import small_network
 
 L = keras.layers
 
 
-def network(dtype=None, dropout=0.2):
+def network(dtype=None):
     """Convolution, normalization, dropout, activity loss and dense layers, all sparse."""
     inputs = keras.Input((8, 8, 3))
     # In plain Keras, too, a bfloat16 activity loss does not add up with a float32 one.
     activity = keras.regularizers.L2(0.1) if dtype is None else None
     x = L.Conv2D(8, 3, activity_regularizer=activity, dtype=dtype)(inputs)
     x = L.BatchNormalization(dtype=dtype)(x)
-    x = L.Dropout(dropout, seed=4)(L.ReLU()(x))
+    x = L.Dropout(0.2, seed=4)(L.ReLU()(x))
     x = L.Dense(16, kernel_regularizer="l2", activation="relu", dtype=dtype)(L.Flatten()(x))
     dense = keras.Model(inputs, L.Dense(3, name="head", dtype=dtype)(x))
     return kso.sparsify(dense, 0.2, seed=0)
@@ -65,32 +74,6 @@ def test_losses_and_statistics_of_a_normalized_block():
     [loss], [expected] = model.losses, plain.losses
     np.testing.assert_allclose(array(loss), array(expected), rtol=1e-5)
     assert array(loss) > 1e-3
-
-
-@pytest.mark.core
-@pytest.mark.parametrize("make", [network, small_network])
-@slow_on_tensorflow
-def test_resumed_training_equals_training_in_one_go(make, tmp_path):
-    def trained(model, **epochs):
-        x, y = data(model, 3)
-        model.fit(x, y, batch_size=8, shuffle=False, verbose=0, **epochs)
-        return model
-
-    def compiled():
-        keras.utils.clear_session()
-        keras.utils.set_random_seed(5)
-        model = make(dropout=0.0)  # Keras does not save the seed state of Dropout
-        optimizer = keras.optimizers.AdamW(1e-2, weight_decay=0.05)
-        model.compile(optimizer, classifier_loss(), jit_compile=jit())
-        return model
-
-    whole, half = trained(compiled(), epochs=4), trained(compiled(), epochs=2)
-    half.save(tmp_path / "half.keras")
-    resumed = keras.models.load_model(tmp_path / "half.keras")
-    trained(resumed, initial_epoch=2, epochs=4)
-    for ours, theirs in ((whole, resumed), (whole.optimizer, resumed.optimizer)):
-        for a, b in zip(ours.variables, theirs.variables, strict=True):
-            np.testing.assert_array_equal(array(a), array(b))
 
 
 @pytest.mark.parametrize("make", [network, small_network])
@@ -186,3 +169,68 @@ def test_fit_builds_a_model_that_does_not_know_its_inputs():
         model.fit(x, x, verbose=0)
     masked, compact, *_, blocks = (weight.live for weight in kso.prunable_weights(model))
     assert masked == compact == blocks == 128
+
+
+# --- Muon mixes the entries of a matrix, so that dead raw entries move with the live ones ---------
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(32, 16)).astype("float32"), RNG.normal(size=(32, 4)).astype("float32")
+
+
+def by_muon(model, *callbacks):
+    optimizer = keras.optimizers.Muon(0.01, exclude_layers=["head"])
+    model.compile(optimizer, "mse", jit_compile=jit_if_quicker())
+    model.fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=list(callbacks))
+    return model
+
+
+def two_layers():
+    return keras.Sequential(
+        [keras.Input((16,)), L.Dense(24, activation="relu", name="wide"), L.Dense(4, name="head")]
+    )
+
+
+def largest_dead(model, raw):
+    """The largest magnitude of a dead entry."""
+    [weight] = [w for w in kso.prunable_weights(model) if w.path == "wide/kernel"]
+    value = weight.raw_value() if raw else weight.value
+    return np.abs(value[~weight.parametrization.mask_value()]).max()
+
+
+@pytest.mark.core
+def test_effective_weights_stay_zero_and_so_do_files(tmp_path):
+    model = by_muon(kso.sparsify(two_layers(), 0.4, seed=0))
+    assert largest_dead(model, raw=True) > 1e-3  # Muon's own doing, and of no consequence
+    assert largest_dead(model, raw=False) == 0
+    outputs = model.predict(X, verbose=0)
+    loaded = reloaded(model, tmp_path)
+    assert largest_dead(loaded, raw=True) == 0
+    np.testing.assert_array_equal(loaded.predict(X, verbose=0), outputs)
+    np.testing.assert_array_equal(kso.strip(model).predict(X, verbose=0), outputs)
+
+
+@pytest.mark.core
+def test_masks_that_move_start_new_entries_at_zero():
+    model = by_muon(kso.sparsify(two_layers(), 0.4, seed=0))
+    [weight, _] = kso.prunable_weights(model)
+    own = weight.parametrization
+    other = np.zeros(weight.shape, bool)
+    other.flat[: own.mask_value().sum()] = True
+    grown = other & ~own.mask_value()
+    kept = weight.raw_value()[other & ~grown]
+    own.assign_mask(other)
+    assert grown.any()
+    assert not weight.raw_value()[~other | grown].any()
+    np.testing.assert_array_equal(weight.raw_value()[other & ~grown], kept)
+
+
+@pytest.mark.core
+@slow_on_jax
+def test_scheduled_masks_do_not_bring_dead_entries_back():
+    schedule = kso.schedules.Constant(0.4, 0, frequency=4)
+    model = kso.parametrize(two_layers(), kso.MagnitudeMask(schedule), include="wide")
+    by_muon(model, kso.callbacks.UpdateMasks())
+    [weight, _] = kso.prunable_weights(model)
+    first = weight.parametrization.mask_value()
+    weight.parametrization.update(1000)
+    np.testing.assert_array_equal(weight.parametrization.mask_value(), first)

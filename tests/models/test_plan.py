@@ -6,26 +6,17 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError, UnknownWeightError
-from tests.helpers import array
+from tests.helpers import Chain, array
 
 L = keras.layers
 pytestmark = pytest.mark.core
 X = np.random.default_rng(0).normal(size=(4, 16)).astype("float32")
 
 
-class Net(keras.Model):
-    def __init__(self, layers):
-        super().__init__()
-        self.hidden, self.head = layers
-
-    def call(self, x):
-        return self.head(self.hidden(x))
-
-
 def network(name="hidden", written=False):
     keras.utils.set_random_seed(0)
     layers = [L.Dense(32, activation="tanh", name=name), L.Dense(8, name="head")]
-    model = Net(layers) if written else keras.Sequential([keras.Input((16,)), *layers])
+    model = Chain(*layers) if written else keras.Sequential([keras.Input((16,)), *layers])
     model(X)
     return model
 

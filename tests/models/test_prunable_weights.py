@@ -7,20 +7,11 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError
 from tests.helpers import array
-from tests.models.networks import nested_and_shared, sequential
+from tests.models.networks import sequential
 
 L = keras.layers
 X = np.random.default_rng(1).normal(size=(8, 12)).astype("float32")
 pytestmark = pytest.mark.core
-
-
-def test_shared_layers_are_listed_once_with_all_their_calls():
-    model = nested_and_shared()
-    table = {weight.path: weight.flops for weight in kso.prunable_weights(model, flops=True)}
-    # "shared" runs twice inside "inner" and once behind it.
-    [shared] = [path for path in table if path.endswith("shared/kernel")]
-    assert table[shared] == 3 * 144
-    assert len(table) == 5
 
 
 def test_biases_and_normalization_are_not_listed():

@@ -9,7 +9,7 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.parametrizations import ChannelSoftThreshold
-from tests.helpers import array, jit_if_quicker, slow_on_jax
+from tests.helpers import array, jit_if_quicker, reloaded, slow_on_jax
 from tests.models.networks import Late, Mixing, Tower, WithStep
 
 L = keras.layers
@@ -391,8 +391,7 @@ def test_channels_that_died_in_training(tmp_path):
     assert small.get_layer("hidden").units == live["hidden"].sum()
     assert small.get_layer("conv").filters == both.sum()
     expected = model.predict(x, verbose=0)
-    small.save(tmp_path / "small.keras")
-    loaded = keras.models.load_model(tmp_path / "small.keras")
+    loaded = reloaded(small, tmp_path)
     np.testing.assert_allclose(loaded.predict(x, verbose=0), expected, atol=1e-5)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.analysis import jacobian_singular_values
-from tests.helpers import array, jit_if_quicker
+from tests.helpers import array, assert_same, jit_if_quicker
 
 L = keras.layers
 pytestmark = pytest.mark.core
@@ -52,8 +52,7 @@ def test_reports_and_layerwise_pruning(kind):
     for one, two in zip(kso.prunable_weights(pruned), kso.prunable_weights(other), strict=True):
         np.testing.assert_array_equal(one.value, two.value)
     assert kso.report(pruned).sparse_density == pytest.approx(0.5, abs=0.01)
-    for one, variable in zip(before, model.variables, strict=True):
-        np.testing.assert_array_equal(one, array(variable))
+    assert_same(before, model.variables)
     assert all(x.stateful for x in model._flatten_layers() if isinstance(x, L.RNN))
 
 
@@ -70,5 +69,4 @@ def test_derivatives_of_any_number_of_rows():
             np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-7)
     assert jacobian_singular_values(model, x[:3]).shape == (3, 2)
     assert kso.saliency.synflow(model, 0.9, rounds=2).density == 0.9
-    for one, variable in zip(before, model.variables, strict=True):
-        np.testing.assert_array_equal(one, array(variable))
+    assert_same(before, model.variables)

@@ -9,7 +9,7 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError
-from tests.helpers import array
+from tests.helpers import array, reloaded
 from tests.models.test_whole_way import whole_way
 
 L = keras.layers
@@ -111,7 +111,6 @@ def test_masks_that_were_given_to_a_layer_of_a_sparse_initializer_are_loaded(tmp
     model.add(L.Dense(3, name="b"))
     for storage in ("masked", "compact"):
         pruned = kso.prune(model, 0.2, storage=storage)
-        pruned.save(tmp_path / "model.keras")
-        loaded = keras.saving.load_model(tmp_path / "model.keras")
+        loaded = reloaded(pruned, tmp_path)
         np.testing.assert_array_equal(array(loaded(X)), array(pruned(X)))
         assert kso.prunable_weights(loaded)[0].parametrization.drawn_by is None

@@ -14,7 +14,7 @@ from keras_sparse_ortho.initializers import ExactOrthogonal
 from keras_sparse_ortho.layers import BlockSparseDense
 from keras_sparse_ortho.parametrizations import CompactMask, Feather, LowRankSoftThreshold
 from keras_sparse_ortho.schedules import Cubic
-from tests.helpers import array, part_of_a_run
+from tests.helpers import array, part_of_a_run, reloaded
 from tests.models.returned import CASES, CLASSES, RETURNED, x
 
 L = keras.layers
@@ -60,8 +60,7 @@ def test_checkpoints_of_loaded_models_are_those_of_returned_ones(storage, kind, 
     import tensorflow as tf
 
     returned = RETURNED[f"{storage} of {kind}"]()
-    returned.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    loaded = reloaded(returned, tmp_path)
     for number, (one, two) in enumerate([(returned, loaded), (loaded, returned)]):
         disturb(one)
         path = tf.train.Checkpoint(model=one).save(str(tmp_path / f"model{number}"))

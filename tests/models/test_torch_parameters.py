@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from tests.helpers import array
+from tests.helpers import Chain, array
 from tests.models.returned import CASES, RETURNED, x
 
 pytestmark = pytest.mark.torch_only
@@ -69,14 +69,6 @@ def test_a_deep_copy_computes_the_same_and_shares_nothing(name):
 @pytest.mark.parametrize("storage", ["masked", "compact", "blocks"])
 @pytest.mark.parametrize("made", ["Sequential", "subclassed"])
 def test_what_fails_leaves_parameters_and_modules(made, storage, monkeypatch):
-    class Chain(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.parts = [keras.layers.Dense(64, name="a"), keras.layers.Dense(64, name="b")]
-
-        def call(self, inputs):
-            return self.parts[1](self.parts[0](inputs))
-
     def fails(model):
         raise RuntimeError("late")
 
@@ -84,7 +76,8 @@ def test_what_fails_leaves_parameters_and_modules(made, storage, monkeypatch):
         state = model.state_dict(keep_vars=True)
         return [(name, id(value)) for name, value in (*state.items(), *model.named_modules())]
 
-    model = Chain() if made == "subclassed" else keras.Sequential(Chain().parts)
+    layers = [keras.layers.Dense(64, name=name) for name in "ab"]
+    model = Chain(*layers) if made == "subclassed" else keras.Sequential(layers)
     model(np.zeros((1, 64), "float32"))
     before = held()
     structure = kso.Block(16, 16, regular=True) if storage == "blocks" else None

@@ -1,9 +1,6 @@
 """The same seed gives the same kernel and mask, whatever the backend and the processor."""
 
 import hashlib
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -16,6 +13,7 @@ from keras_sparse_ortho.orthogonal import (
     regular_blocks,
     regular_pattern,
 )
+from tests.helpers import run_python
 
 pytestmark = pytest.mark.numpy_only
 
@@ -76,17 +74,6 @@ def test_the_stream_is_what_it_was(name):
     assert digest(name) == PINNED[name]
 
 
-def run(code, **environment):
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        check=True,
-        capture_output=True,
-        text=True,
-        env={**os.environ, **environment},
-    )
-    return done.stdout.strip().splitlines()[-1]
-
-
 @pytest.mark.slow
 def test_other_processors():
     """BLAS kernels of an old processor, and NumPy without its vector instructions."""
@@ -103,4 +90,4 @@ print(*map(digest, PINNED))
         "OPENBLAS_CORETYPE": "Nehalem",
         "NPY_DISABLE_CPU_FEATURES": " ".join(features),
     }
-    assert run(code, **without) == " ".join(PINNED.values())
+    assert run_python("-c", code, **without).splitlines()[-1] == " ".join(PINNED.values())

@@ -12,7 +12,7 @@ from keras_sparse_ortho.parametrizations import (
     LowRankSoftThreshold,
     SoftThreshold,
 )
-from tests.helpers import array, classifier_loss, data, jit
+from tests.helpers import array, assert_same, classifier_loss, data, jit
 
 pytestmark = pytest.mark.core
 
@@ -122,8 +122,7 @@ def test_another_storage_is_refused():
     before = model.get_weights()
     with pytest.raises(NotPrunableError, match="convert it before"):
         kso.convert(model, "compact")
-    for one, other in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_same(before, model.get_weights())
 
 
 def test_unknown_settings_are_refused():

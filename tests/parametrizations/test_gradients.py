@@ -7,12 +7,13 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho import PrunableLayer
 from keras_sparse_ortho.parametrizations import (
+    Feather,
     FixedMask,
     MagnitudeMask,
     SoftThreshold,
     StraightThroughTopK,
 )
-from tests.helpers import array, gradients
+from tests.helpers import array, gradients, reloaded
 
 pytestmark = pytest.mark.core
 L = keras.layers
@@ -145,8 +146,7 @@ def test_one_threshold_for_a_whole_model(tmp_path):
 
     model.compile("sgd", "mse")
     model.fit(np.ones((4, 6)), np.ones((4, 4)), verbose=0)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
+    loaded = reloaded(model, tmp_path)
     clone = keras.models.clone_model(model)
     clone.set_weights(model.get_weights())
     for twin in (loaded, clone):
@@ -221,3 +221,48 @@ def test_live_entries_that_a_frozen_threshold_rounds_to_zero_keep_their_signs():
 def test_soft_threshold_refuses(arguments, message):
     with pytest.raises(ValueError, match=message):
         SoftThreshold(**arguments)
+
+
+def by_hand(w, live, power):
+    order = np.argsort(-np.abs(w), axis=None, kind="stable")
+    mask = np.zeros(w.size, bool)
+    mask[order[:live]] = True
+    mask = mask.reshape(w.shape)
+    threshold = np.abs(w[~mask]).max()
+    smooth = np.sign(w) * (np.abs(w) ** power - threshold**power).clip(0) ** (1 / power)
+    return np.where(mask, smooth, 0), mask
+
+
+@pytest.mark.parametrize("power", [1.0, 3.0])
+def test_values_of_feather_are_those_of_the_paper(power):
+    _, made = built(Feather(0.4, power=power))
+    expected, mask = by_hand(KERNEL.astype("float64"), 12, power)
+    found = made.value()
+    np.testing.assert_array_equal(found != 0, mask)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("theta", [0.0, 0.3, 1.0])
+def test_gradients_of_feather_pass_with_a_share_for_dead_entries(theta):
+    model, made = built(Feather(0.4, theta=theta))
+    expected = np.where(made.mask_value(), COEFFICIENTS, np.float32(theta) * COEFFICIENTS)
+    np.testing.assert_allclose(differentiated(model)["kernel"], expected, rtol=1e-6)
+
+
+def test_the_threshold_of_feather_follows_the_mask():
+    _, made = built(Feather(0.4))
+    made.assign_raw(10 * KERNEL[::-1])
+    made.update(5, 0.2)
+    expected, _ = by_hand(10.0 * KERNEL[::-1].astype("float64"), 6, 3.0)
+    np.testing.assert_allclose(made.value(), expected, atol=1e-4)
+    made.assign_mask(np.ones_like(KERNEL, bool))  # none is dead: no threshold
+    np.testing.assert_array_equal(made.value(), 10 * KERNEL[::-1])
+
+
+@pytest.mark.parametrize("options", [{"power": 0}, {"theta": -0.1}, {"theta": 1.1}, {"power": "3"}])
+def test_feather_refuses(options):
+    (name,) = options
+    with pytest.raises(ValueError, match=rf"`{name}` must be .*Received: {name}="):
+        Feather(0.5, **options)
+    with pytest.raises(ValueError, match=r"holds .*`theta`.*Received: "):
+        Feather.from_config({"schedule": None})

@@ -15,6 +15,7 @@ from tests.helpers import (
     classifier_loss,
     data,
     jit_if_quicker,
+    reloaded,
     slow_on_jax,
     slow_on_tensorflow,
 )
@@ -152,8 +153,7 @@ def test_target_density_counts_channels_with_their_entries(freeze, tmp_path):
         if freeze:
             assert not weight.raw_value()[~mask].any()
     expected = model.predict(x, verbose=0)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
+    loaded = reloaded(model, tmp_path)
     np.testing.assert_allclose(loaded.predict(x, verbose=0), expected, atol=1e-6)
     assert [w.live for w in kso.prunable_weights(loaded)][:2] == [w.live for w in weights]
     np.testing.assert_allclose(kso.strip(model).predict(x, verbose=0), expected, atol=1e-6)
@@ -242,8 +242,7 @@ def test_strip_makes_thin_layers_where_they_are_smaller(tmp_path):
     model.compile("adam", "mse", jit_compile=jit_if_quicker())
     model.fit(SEQUENCES, np.ones((6, 3), "float32"), verbose=0, batch_size=3)
     expected = model.predict(SEQUENCES, verbose=0)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
+    loaded = reloaded(model, tmp_path)
     np.testing.assert_allclose(loaded.predict(SEQUENCES, verbose=0), expected, atol=1e-6)
     assert len(loaded.trainable_variables) == len(model.trainable_variables)
     plain = kso.strip(loaded)

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 
 import keras_sparse_ortho as kso
-from tests.helpers import array, data
+from tests.helpers import data
 
 L = keras.layers
 
@@ -14,12 +14,6 @@ def fit(model, epochs=2):
     x, y = data(model, 3)
     options = {"batch_size": 8, "shuffle": False, "verbose": 0}
     return model.fit(x, y, epochs=epochs, **options).history["loss"]
-
-
-def assert_same(one, other):
-    """Arrays or variables in order, to the bit."""
-    for a, b in zip(one, other, strict=True):
-        np.testing.assert_array_equal(array(a), array(b), err_msg=getattr(a, "path", ""))
 
 
 def assert_equal_kernels(one, other, **tolerance):

@@ -6,7 +6,7 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.initializers import ExactOrthogonal, RandomSparse
-from tests.helpers import slow_case_on_jax
+from tests.helpers import reloaded, slow_case_on_jax
 from tests.models.networks import MODELS
 
 L = keras.layers
@@ -38,6 +38,7 @@ def stacked(*layers, shape=(20,)):
         ([L.LeakyReLU(negative_slope=0.5)], np.sqrt(8 / 5)),
         ([L.Reshape((4, 5)), L.MaxPooling1D(2), L.Flatten(), L.ReLU()], np.sqrt(2)),
         ([L.Activation("gelu")], 1.5335),
+        ([L.Activation("selu")], 1.0),  # self-normalizing
     ],
 )
 def test_activations_without_normalization(between, gain):
@@ -147,8 +148,7 @@ def test_numbers_stay_and_what_was_chosen_is_saved(tmp_path):
     model = stacked(L.Dense(20, name="a"), L.BatchNormalization(), L.Dense(4, name="b"))
     assert gains(model, pattern=ExactOrthogonal(gain=1.7)) == {"a": 1.7, "b": 1.7}
     sparse = kso.sparsify(model, 0.3, "uniform", AUTO, seed=0)
-    sparse.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    loaded = reloaded(sparse, tmp_path)
     rows = kso.report(loaded).rows
     assert [row.gain for row in rows] == pytest.approx([np.sqrt(0.3), 1.0])
     assert all(row.orthogonality_error < 1e-6 for row in rows)

@@ -256,11 +256,6 @@ def test_the_fraction_that_stays_is_logged_once(caplog):
     assert "density=0.1875, or sparsity=0.8125" in record.getMessage()
 
 
-def test_signatures_in_help_are_short():
-    for function in (kso.prune, kso.sparsify, kso.parametrize, kso.saliency.snip, kso.budgets.erk):
-        assert len(str(inspect.signature(function))) < 600
-
-
 def test_percent_in_text_is_explained():
     with pytest.raises(DensityError, match=r"Give a number, not text.*density=0.1 keeps 10%"):
         kso.sparsify(network(), "10%")

@@ -1,4 +1,4 @@
-"""`prune`: weights that are kept, and what scores, budgets and masks do to them."""
+"""`prune` and `parametrize`: which weights are kept, what scores, budgets and masks do to them."""
 
 import keras
 import numpy as np
@@ -11,7 +11,14 @@ from keras_sparse_ortho.errors import (
     NotPrunableError,
     UnknownWeightError,
 )
+from keras_sparse_ortho.parametrizations import (
+    FixedMask,
+    MagnitudeMask,
+    SoftThreshold,
+    StraightThroughTopK,
+)
 from tests.helpers import array, classifier_loss
+from tests.models.networks import MODELS
 
 L = keras.layers
 pytestmark = pytest.mark.core
@@ -157,3 +164,57 @@ def test_a_model_made_sparse_in_two_calls_has_lost_nothing():
     half = kso.sparsify(model, 0.5, seed=0, include="first")
     whole = kso.sparsify(half, 0.5, seed=0, exclude="first")  # not a word
     assert all(weight.parametrization for weight in kso.prunable_weights(whole))
+
+
+def wide():
+    layers = [L.Dense(32, name="hidden"), L.Dense(8, name="head")]
+    return keras.Sequential([keras.Input((16,)), *layers])
+
+
+# --- `parametrize`: which weights, what values, what density --------------------------------------
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_every_kind_of_model_keeps_its_outputs(make):
+    model = make()
+    plain = {w.path: w.raw_value() for w in kso.prunable_weights(model)}
+    # Thresholds next to 0: the outputs are those of the plain model.
+    wrapped = kso.parametrize(model, SoftThreshold(s_init=-100.0))
+    weights = kso.prunable_weights(wrapped)
+    assert [w.path for w in weights] == list(plain)
+    for weight in weights:
+        assert isinstance(weight.parametrization, SoftThreshold)
+        np.testing.assert_array_equal(weight.value, plain[weight.path])
+
+
+def test_the_straight_through_mask_ranks_the_weights_that_were_given():
+    model = wide()
+    kernel = np.abs(model.get_layer("hidden").get_weights()[0])
+    wrapped = kso.parametrize(model, StraightThroughTopK(), budget="uniform", density=0.25)
+    weight = kso.prunable_weights(wrapped)[0]
+    mask = weight.parametrization.mask_value()
+    assert mask.sum() == 128
+    assert kernel[mask].min() >= kernel[~mask].max()
+
+
+def test_a_second_density_is_told():
+    cubic = MagnitudeMask(kso.schedules.Cubic(0.1))
+    with pytest.warns(UserWarning, match=r"replaces.*0.1 in the MagnitudeMask, replaced by 0.25"):
+        model = kso.parametrize(wide(), cubic, 0.25)
+    shares = [w.parametrization.schedule.density for w in kso.prunable_weights(model)]
+    assert 0.1 not in shares
+    with pytest.warns(UserWarning, match=r"0.5 in the FixedMask, replaced by 0.25"):
+        kso.parametrize(wide(), FixedMask(0.5), budget={".*": 0.25})
+    kso.parametrize(wide(), cubic, 0.1)  # the same density
+    kso.parametrize(wide(), MagnitudeMask(kso.schedules.Cubic()), 0.1)
+
+
+def test_parametrize_refuses():
+    with pytest.raises(NotPrunableError, match=r"SoftThreshold learns its density.*density=0.09"):
+        kso.parametrize(wide(), SoftThreshold(), density=0.1, budget="uniform")
+    with pytest.raises(BudgetError, match=r"`budget` must be one of.*Received: budget='magic'"):
+        kso.parametrize(wide(), MagnitudeMask(0.5), density=0.1, budget="magic")
+    with pytest.raises(ValueError, match=r"must be a Parametrization, .* Received: 0.1"):
+        kso.parametrize(wide(), 0.1)
+    with pytest.raises(NotPrunableError, match="wrapped already"):
+        kso.parametrize(kso.sparsify(wide(), 0.5), MagnitudeMask(0.5))

@@ -73,27 +73,6 @@ def test_what_is_not_pruned_keeps_its_values(name):
             assert array(variable).tolist() in expected[variable.shape], variable.path
 
 
-def test_layers_that_stand_in_no_attribute_are_masked_too():
-    class Hidden(keras.Model):
-        def __init__(self):
-            super().__init__()
-            first, second = L.Dense(8, name="open"), L.Dense(4, name="concealed")
-            self.first = first
-            self._layers.append(second)
-            self.chain = lambda inputs: second(first(inputs))
-
-        def call(self, inputs):
-            return self.chain(inputs)
-
-    model = Hidden()
-    model(np.ones((1, 8)))
-    model = kso.sparsify(model, 0.5, seed=0)
-    first, second = (weight.value for weight in weights(model))
-    np.testing.assert_allclose(
-        array(model(np.ones((1, 8)))), np.ones((1, 8)) @ first @ second, 1e-5
-    )
-
-
 def test_seeds():
     def masks(seed):
         return {w.path: w.value for w in weights(kso.sparsify(twins(), 0.3, seed=seed))}
@@ -128,16 +107,6 @@ def test_adopting_wraps_exactly_the_layers_with_our_initializers():
     np.testing.assert_allclose(array(sparse(data)), array(model(data)), atol=1e-6)
 
 
-def test_adopting_redraws_kernels_that_a_bare_layer_drew_along_the_wrong_axes():
-    inputs = keras.Input((5, 24))
-    eoi = ExactOrthogonal(0.3, seed=1)
-    model = keras.Model(
-        inputs, L.LSTM(8, kernel_initializer=eoi, recurrent_initializer=eoi)(inputs)
-    )
-    for weight in weights(kso.apply_masks(model)):
-        assert orthogonality_error(weight.value, weight.layout, gain=1.0) < 1e-6
-
-
 def test_adopting_a_model_trained_without_masks_is_refused():
     model = keras.Sequential(
         [keras.Input((8,)), L.Dense(4, kernel_initializer=ExactOrthogonal(0.5), name="hidden")]
@@ -158,18 +127,6 @@ def test_patterns_of_initializers():
         for one, two in zip(a, b, strict=True):
             assert np.count_nonzero(one.value) == one.live
             np.testing.assert_array_equal(one.value, two.value)
-
-
-def test_a_budget_object():
-    model = sequential()
-    paths = [weight.path for weight in weights(model)]
-    budget = kso.Budget(dict(zip(paths, (0.5, 0.1, 0.9), strict=True)))
-    sparse = kso.sparsify(model, budget=budget, seed=0)
-    assert [weight.live for weight in weights(sparse)] == [
-        round(density * weight.size)
-        for density, weight in zip(budget.values(), weights(model), strict=True)
-    ]
-    assert kso.Budget.from_model(sparse).live == sum(w.live for w in weights(sparse))
 
 
 def test_bad_input_is_refused():

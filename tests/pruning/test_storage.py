@@ -7,7 +7,9 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.parametrizations import CompactMask, FixedMask, SoftThreshold
 from tests.helpers import (
+    Chain,
     array,
+    assert_same,
     classifier_loss,
     data,
     jit,
@@ -16,7 +18,7 @@ from tests.helpers import (
     slow_on_jax,
     slow_on_tensorflow,
 )
-from tests.pruning.checks import assert_equal_kernels, assert_same, fit
+from tests.pruning.checks import assert_equal_kernels, fit
 
 L = keras.layers
 pytestmark = pytest.mark.core
@@ -121,46 +123,13 @@ def _dead_slots(model):
                 yield array(slot)[dead], start
 
 
-@slow_on_tensorflow
-def test_resumed_training_equals_training_in_one_go(tmp_path):
-    def compiled():
-        keras.utils.clear_session()
-        model, optimizer = sparse("compact"), OPTIMIZERS["adamw_clipped"]()
-        model.compile(optimizer, classifier_loss(), jit_compile=jit_if_quicker())
-        return model
-
-    whole, half = compiled(), compiled()
-    fit(whole, epochs=4)
-    fit(half)
-    half.save(tmp_path / "half.keras")
-    resumed = keras.models.load_model(tmp_path / "half.keras")
-    fit(resumed)
-    assert_same(whole.variables, resumed.variables)
-    assert_same(whole.optimizer.variables, resumed.optimizer.variables)
-
-
-class Written(keras.Model):
-    """A model written as a class, with layers in attributes and lists, one of them frozen."""
-
-    def __init__(self):
-        super().__init__(name="written")
-        self.first = L.Dense(16, activation="tanh", name="first")
-        self.blocks = [L.Dense(16, name="a"), L.GRU(6, name="b")]
-        self.head = L.Dense(3, name="head")
-        self.blocks[0].trainable = False
-
-    def call(self, inputs):
-        x = self.first(inputs)
-        for layer in self.blocks:
-            x = layer(x)
-        return self.head(x)
-
-
 @slow_on_jax
 def test_subclassed_models_are_converted():
     def written(storage):
         keras.utils.set_random_seed(4)
-        model = Written()
+        layers = [L.Dense(16, "tanh", name="first"), L.Dense(16, name="a"), L.GRU(6, name="b")]
+        layers[1].trainable = False
+        model = Chain(*layers, L.Dense(3, name="head"), name="written")
         model(x)
         model = kso.sparsify(model, 0.3, seed=0, storage=storage)
         model.compile(OPTIMIZERS["adamw_clipped"](), "sparse_categorical_crossentropy")
@@ -183,7 +152,7 @@ def test_subclassed_models_are_converted():
         expected = array(model(x))
         plain = kso.strip(model)
         np.testing.assert_allclose(array(plain(x)), expected, atol=1e-6)
-        assert [v.name for v in plain.first.weights] == ["kernel", "bias"]
+        assert [v.name for v in plain.parts[0].weights] == ["kernel", "bias"]
 
 
 def test_a_layer_inside_may_be_frozen_later():
@@ -213,6 +182,8 @@ def test_the_layers_own_variable_has_no_value(built):
     for use in (lambda: array(kernel), lambda: kernel.assign(np.zeros((6, 4)))):
         with pytest.raises(RuntimeError, match=r"stored compactly.*a use of 'hidden"):
             use()
+    with pytest.raises(kso.errors.NotPrunableError, match=r"LoRA cannot be enabled on 'hidden'"):
+        dense.enable_lora(2)
     with pytest.raises(NotImplementedError, match=r"'hidden' cannot be quantized while.*Strip"):
         dense.quantize("int8")
     expected = np.ones((1, 6)) @ layer.prunable_weights[0].value
@@ -324,3 +295,40 @@ def test_what_is_known_of_the_draw_survives():
         assert kso.report(model).to_dict() == kso.report(masked).to_dict()
         assert kso.Budget.from_model(model).counts == kso.Budget.from_model(masked).counts
     assert all(row.orthogonality_error is not None for row in kso.report(compact).rows)
+
+
+# --- copies share no arrays: on JAX a training step takes over those of its model ----------------
+
+
+def plain():
+    layers = [L.Dense(16, name="first"), L.BatchNormalization(), L.Dense(4, name="last")]
+    return keras.Sequential([keras.Input((8,)), *layers])
+
+
+def train(model):
+    model.compile("adam", "mse", jit_compile=jit())
+    model.fit(np.ones((8, 8)), np.ones((8, 4)), epochs=2, verbose=0)
+
+
+def trained():
+    sparse = kso.sparsify(plain(), 0.5, seed=0)
+    train(sparse)
+    return sparse
+
+
+@pytest.mark.parametrize(
+    ("make_source", "make"),
+    [
+        (plain, lambda model: kso.sparsify(model, 0.5, seed=0)),
+        (plain, lambda model: kso.prune(model, 0.5)),
+        (trained, kso.strip),
+    ],
+    ids=["drawn", "kept", "stripped"],
+)
+def test_training_the_source_leaves_the_copy_alone(make_source, make):
+    source = make_source()
+    copy = make(source)
+    before = [np.array(array(v)) for v in copy.variables]
+    train(source)
+    assert_same(before, copy.variables)
+    train(copy)

@@ -20,23 +20,6 @@ def network():
     return keras.Sequential([keras.Input((256,)), *layers])
 
 
-def test_whole_blocks_before_and_after_training():
-    pattern = ExactOrthogonal(0.1, structure=Block(16, 1))
-    model = kso.sparsify(network(), 0.1, "erk", initializer=pattern, seed=1, exclude="head")
-    model.compile("sgd", classifier_loss())
-    model.fit(*data(model, 10, count=64), epochs=1, verbose=0)
-    found = kso.prunable_weights(model)
-    found = [weight for weight in found if "head" not in weight.path]
-    live = 0
-    for weight in found:
-        mask = weight.parametrization.mask_value()
-        blocks = mask.reshape(-1, 16, mask.shape[1]).sum(axis=1)
-        assert set(np.unique(blocks)) == {0, 16}
-        assert not weight.raw_value()[~mask].any()
-        live += mask.sum()
-    assert 0 <= round(0.1 * sum(weight.size for weight in found)) - live < 16
-
-
 def test_regular_blocks_of_every_kind_of_kernel():
     layers = keras.layers
     every = [
@@ -93,16 +76,6 @@ def test_the_layers_own_structures_hold_where_kernels_are_drawn_anew(density):
     assert sum(mask.sum() for mask in masks.values()) == round(density * size)
     for weight in kso.prunable_weights(sparse):
         assert orthogonality_error(weight.value, weight.layout, gain=1.0) < 1e-6
-
-
-def test_adopting_keeps_structures_and_kernels():
-    model = own_structures()
-    kernel = model.get_layer("b").get_weights()[0]
-    sparse = kso.apply_masks(model)
-    masks = assert_structured(sparse)
-    assert set(masks) == {"a/kernel", "b/kernel"}
-    assert masks["b/kernel"].sum() == round(0.25 * kernel.size)
-    np.testing.assert_array_equal(kso.prunable_weights(sparse)[1].value, kernel)
 
 
 def test_densities_that_the_structures_do_not_allow():

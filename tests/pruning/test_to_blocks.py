@@ -6,16 +6,16 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.layers import BlockSparseConv2D, BlockSparseDense, BlockSparseEinsumDense
-from keras_sparse_ortho.parametrizations import CompactMask, FixedMask
+from keras_sparse_ortho.parametrizations import FixedMask
 from tests.helpers import (
+    assert_same,
     classifier_loss,
     data,
     jit_if_quicker,
-    slow_on_tensorflow,
+    reloaded,
     slow_where_traced,
 )
-from tests.pruning.checks import assert_equal_kernels, assert_same, fit
+from tests.pruning.checks import assert_equal_kernels, fit
 
 L = keras.layers
 pytestmark = pytest.mark.core
@@ -38,43 +38,6 @@ def sparse(storage="masked"):
     return kso.sparsify(
         network(), 0.5, "uniform", structure=REGULAR, seed=0, exclude="head", storage=storage
     )
-
-
-def assert_on_blocks(model):
-    kinds = {"conv": BlockSparseConv2D, "mix": BlockSparseEinsumDense, "hidden": BlockSparseDense}
-    for name, kind in kinds.items():
-        assert type(model.get_layer(name)) is kind
-    return model.get_layer("rnn").parametrizations
-
-
-@pytest.mark.parametrize("storage", ["masked", pytest.param("compact", marks=pytest.mark.slow)])
-@slow_on_tensorflow
-def test_conversion_in_mid_training_changes_nothing(storage):
-    model = sparse(storage)
-    optimizer = keras.optimizers.AdamW(1e-3, weight_decay=0.1, clipnorm=0.1)
-    model.compile(optimizer, classifier_loss(), jit_compile=jit_if_quicker())
-    fit(model)
-    x, _ = data(model, 3)
-    expected = model.predict(x, verbose=0)
-    blocks = kso.convert(model, "blocks")
-    kept = assert_on_blocks(blocks)
-    assert {type(own) for own in kept.values()} == {
-        CompactMask if storage == "compact" else FixedMask
-    }
-    np.testing.assert_allclose(blocks.predict(x, verbose=0), expected, atol=1e-6)
-    assert_equal_kernels(model, blocks, rtol=0)
-    masked = kso.convert(blocks, "masked")
-    reference = model if storage == "masked" else kso.convert(model, "masked")
-    assert_equal_kernels(masked, reference, rtol=0)
-    assert_same(masked.optimizer.variables, reference.optimizer.variables)
-    for layer in ("conv", "hidden"):
-        (weight,) = masked.get_layer(layer).prunable_weights
-        assert weight.parametrization.drawn_by.structure == REGULAR
-    # All go on: on JAX `fit` frees the arrays of its model, so they share none.
-    losses = fit(model)
-    np.testing.assert_allclose(fit(blocks), losses, rtol=1e-5)
-    np.testing.assert_allclose(fit(masked), losses, rtol=1e-5)
-    assert_equal_kernels(blocks, masked, atol=1e-5)
 
 
 def test_masks_that_do_not_tell_their_blocks():
@@ -146,8 +109,7 @@ def test_blocks_in_any_pattern_train_as_masks_do(tmp_path):
     expected = model.predict(x, verbose=0)
     np.testing.assert_allclose(blocks.predict(x, verbose=0), expected, atol=1e-6)
     assert_equal_kernels(model, blocks, rtol=0)
-    blocks.save(tmp_path / "any.keras")
-    again = keras.saving.load_model(tmp_path / "any.keras")
+    again = reloaded(blocks, tmp_path)
     masked = kso.convert(blocks, "masked")
     assert_equal_kernels(masked, model, rtol=0)
     assert_same(masked.optimizer.variables, model.optimizer.variables)

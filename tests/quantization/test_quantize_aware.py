@@ -7,8 +7,21 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError, UnknownWeightError
 from keras_sparse_ortho.parametrizations import LowRankSoftThreshold
-from keras_sparse_ortho.quantization import FakeQuantize, QuantizeWrapper, quantize_aware
-from tests.helpers import array, jit, slow_case_on_jax, slow_where_traced
+from keras_sparse_ortho.quantization import (
+    FakeQuantize,
+    QuantizeWrapper,
+    integers_of,
+    quantize_aware,
+    round_biases,
+)
+from tests.helpers import (
+    array,
+    assert_same,
+    jit,
+    reloaded,
+    slow_case_on_jax,
+    slow_where_traced,
+)
 from tests.models import returned
 
 pytestmark = pytest.mark.core
@@ -87,12 +100,10 @@ def test_attentions_with_roundings_inside_are_saved_and_stripped(storage, tmp_pa
     assert rounded(model)["attention"] == (2, False, True)
     x = fit(model, (4, 8))
     for one in (model, kso.strip(model)):
-        one.save(tmp_path / "m.keras")
-        again = keras.models.load_model(tmp_path / "m.keras")
+        again = reloaded(one, tmp_path)
         assert [weight.path for weight in again.weights] == [weight.path for weight in one.weights]
         np.testing.assert_array_equal(array(again(x)), array(one(x)))
-        again.save(tmp_path / "n.keras")
-        third = keras.models.load_model(tmp_path / "n.keras")
+        third = reloaded(again, tmp_path)
         np.testing.assert_array_equal(array(third(x)), array(one(x)))
 
 
@@ -123,8 +134,7 @@ def test_the_given_model_is_left_as_it_was_and_paths_stay():
     assert live[0] == live[1]
     fit(new, (8, 8, 3))
     np.testing.assert_array_equal(array(model(x)), y)
-    for one, other in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_same(before, model.get_weights())
 
 
 @slow_where_traced
@@ -138,8 +148,7 @@ def test_resumed_training_equals_training_in_one_go(make, tmp_path):
     half, whole = start(), start()
     shape = half.input_shape[1:]
     x = fit(half, shape)
-    half.save(tmp_path / "half.keras")
-    resumed = keras.models.load_model(tmp_path / "half.keras")
+    resumed = reloaded(half, tmp_path)
     assert rounded(resumed) == rounded(half)
     np.testing.assert_array_equal(array(resumed(x)), array(half(x)))
     fit(whole, shape, epochs=2)
@@ -179,25 +188,6 @@ def test_a_range_follows_its_input_and_has_a_least_width():
     assert layer.step() == pytest.approx(1e-6 / 255)  # biases are divided by it
 
 
-class Written(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.hidden, self.head = L.Dense(8, name="hidden"), L.Dense(4, name="head")
-
-    def call(self, x):
-        return self.head(self.hidden(x))
-
-
-def test_weights_of_subclassed_models_are_quantized():
-    model = Written()
-    x = np.random.default_rng(0).normal(size=(4, 12)).astype("float32")
-    y = array(model(x))
-    quantized = quantize_aware(model, "int4", None)
-    np.testing.assert_array_equal(array(model(x)), y)
-    assert all(len(np.unique(w.value[:, 0])) <= 15 for w in kso.prunable_weights(quantized))
-    fit(quantized, (12,))
-
-
 def test_refusals():
     product = kso.parametrize(mlp(), LowRankSoftThreshold(rank=2), include="curved")
     for model, options, error, message in (
@@ -228,34 +218,106 @@ def test_configurations_that_are_none_are_refused(change):
         QuantizeWrapper.from_config(config)
 
 
-def test_a_network_learns_from_the_one_before_it_was_quantized():
-    teacher = kso.sparsify(mlp(), 0.5, seed=0)
-    student = quantize_aware(teacher, "ternary")
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(256, 12)).astype("float32")
-    before = [array(weight) for weight in teacher.weights]
-
-    def difference():
-        student_says, teacher_says = (keras.ops.softmax(model(x)) for model in (student, teacher))
-        return float(np.mean((array(student_says) - array(teacher_says)) ** 2))
-
-    student(x, training=True)  # sets the ranges
-    at_first = difference()
-    logits = keras.distillation.LogitsDistillation(2.0, keras.losses.KLDivergence())
-    distiller = keras.distillation.Distiller(
-        teacher, student, distillation_losses=logits, student_loss_weight=0.0
-    )
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    distiller.compile(keras.optimizers.Adam(5e-3), loss)
-    distiller.fit(x, np.zeros(256), batch_size=32, epochs=8, verbose=0)
-    assert difference() < 0.5 * at_first
-    for weight, value in zip(teacher.weights, before, strict=True):
-        np.testing.assert_array_equal(array(weight), value)
-    for weight in kso.prunable_weights(student):
-        assert not weight.value[~weight.mask].any()
-
-
 @pytest.mark.parametrize(("storage", "kind"), returned.REFUSED)
 def test_models_that_no_list_of_returned_ones_has_are_refused(storage, kind):
     with pytest.raises(NotPrunableError, match=r"activations=None|convert"):
         returned.STORAGES[storage](returned.KINDS[kind]())
+
+
+# --- `round_biases`: whole steps of the file, by a change of half a step at most ------------------
+
+
+def seen(model, shape):
+    """A quantized model that has seen data, and biases of all sizes."""
+    rng = np.random.default_rng(0)
+    quantized = quantize_aware(model, "int4")
+    quantized(rng.normal(size=(32, *shape)).astype("float32"), training=True)
+    for weight in quantized.weights:
+        if weight.name in ("bias", "beta"):
+            weight.assign(rng.normal(size=weight.shape))
+    return quantized
+
+
+def scales_of(model):
+    return {one.path: integers_of(one)[1].reshape(-1) for one in kso.prunable_weights(model)}
+
+
+def assert_whole(value, step):
+    count = value / step
+    np.testing.assert_allclose(count, np.rint(count), atol=1e-3)
+
+
+def test_biases_are_whole_steps_of_input_and_kernel():
+    layers = [L.Dense(6, activation="softmax", name="first"), L.Dense(3, name="head")]
+    model = seen(keras.Sequential([keras.Input((8,)), *layers]), (8,))
+    before = [array(layer.bias) for layer in model.layers]
+    assert round_biases(model) is model
+    scales = scales_of(model)
+    for layer, was in zip(model.layers, before, strict=True):
+        step = layer.of_inputs[0].step() * scales[f"{layer.name}/kernel"]
+        bias = array(layer.bias)
+        assert_whole(bias, step)
+        assert np.all(np.abs(bias - was) <= 0.501 * step)
+        assert not np.array_equal(bias, was)
+
+
+def test_what_a_folded_normalization_adds_is_whole_steps():
+    inputs = keras.Input((5, 5, 2))
+    norm = L.BatchNormalization(name="norm")
+    x = L.ReLU()(norm(L.Conv2D(4, 3, name="first")(inputs)))
+    dense = keras.Model(inputs, L.Dense(2, name="head")(L.Flatten()(x)))
+    model = round_biases(seen(dense, (5, 5, 2)))
+    norm, first = model.get_layer("norm"), model.get_layer("first")
+    gain = array(norm.gamma) / np.sqrt(array(norm.moving_variance) + norm.epsilon)
+    whole = gain * (array(first.bias) - array(norm.moving_mean)) + array(norm.beta)
+    assert_whole(whole, first.of_inputs[0].step() * scales_of(model)["first/kernel"] * np.abs(gain))
+
+
+def test_products_inside_of_an_attention_have_ranges_and_whole_biases():
+    inputs = keras.Input((4, 8))
+    attention = L.MultiHeadAttention(2, 4, name="attention")
+    model = seen(keras.Model(inputs, attention(inputs, inputs)), (4, 8))
+    round_biases(model)
+    outer, scales = model.get_layer("attention"), scales_of(model)
+    inner = outer.layer
+    assert [len(one.of_inputs) for one in (inner.query_dense, inner.output_dense)] == [0, 1]
+    assert inner.query_dense.of_output is not None
+    assert inner.output_dense.of_output is None
+    assert outer.of_inputs[0].step() == outer.of_inputs[1].step()
+    assert_whole(
+        array(inner.query_dense.bias).reshape(-1),
+        outer.of_inputs[0].step() * scales["attention/query/kernel"],
+    )
+    assert_whole(
+        array(inner.output_dense.bias),
+        inner.output_dense.of_inputs[0].step() * scales["attention/attention_output/kernel"],
+    )
+
+
+def test_biases_of_an_attention_to_another_sequence_are_steps_of_its_own_input():
+    query, value = keras.Input((4, 8)), keras.Input((5, 8))
+    outputs = L.MultiHeadAttention(2, 4, name="attention")(query, value)
+    model = quantize_aware(keras.Model([query, value], outputs), "int4")
+    rng = np.random.default_rng(0)
+    rows = [k * rng.normal(size=(32, n, 8)).astype("float32") for k, n in ((1, 4), (3, 5))]
+    model(rows, training=True)
+    outer = model.get_layer("attention")
+    of_query, of_value = (one.step() for one in outer.of_inputs)
+    assert of_value > 2 * of_query
+    inner, scales = outer.layer, scales_of(model)
+    steps = {"query": of_query, "key": of_value, "value": of_value}
+    layers = {name: getattr(inner, f"{name}_dense") for name in steps}
+    for layer in layers.values():
+        layer.bias.assign(rng.normal(size=layer.bias.shape))
+    round_biases(model)
+    for name, layer in layers.items():
+        step = steps[name] * scales[f"attention/{name}/kernel"]
+        assert_whole(array(layer.bias).reshape(-1), step)
+
+
+def test_round_biases_refuses():
+    dense = keras.Sequential([keras.Input((4,)), L.Dense(2)])
+    with pytest.raises(ValueError, match="set in training"):
+        round_biases(quantize_aware(dense))
+    with pytest.raises(NotPrunableError, match="functional and Sequential"):
+        round_biases(type("Written", (keras.Model,), {})())

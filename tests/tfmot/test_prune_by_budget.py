@@ -1,4 +1,4 @@
-"""TFMOT's magnitude pruning with a sparsity for each layer, and what it cannot prune."""
+"""TFMOT's pruning with a sparsity for each layer, what it cannot prune, and masks of EOI in it."""
 
 import numpy as np
 import pytest
@@ -148,3 +148,125 @@ def test_refusals(tf_keras, sparsity):
     again = kso.tfmot.prune_by_budget(dense, 0.5, schedule=constant)
     with pytest.raises(NotPrunableError, match=r"wrapper already.*\['a/kernel'\]"):
         kso.tfmot.prune_by_budget(again, 0.5, schedule=constant)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_zeros_and_moments_stay_and_stripping_keeps_them(tf_keras, sparsity, jit):
+    L = tf_keras.layers
+    dense = sequential(tf_keras, L.Dense(32, "relu", name="a"), L.Dense(10, name="head"))
+    model = kso.tfmot.prune_exact_orthogonal(dense, 0.3, seed=0)
+    weights = kso.tfmot.prunable_weights(model)
+    assert sum(w.live for w in weights) == round(0.3 * sum(w.size for w in weights))
+    model.compile(tf_keras.optimizers.Adam(1e-2), "mse", jit_compile=jit)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(64, 16)), rng.normal(size=(64, 10))
+    callbacks = [] if jit else [sparsity.UpdatePruningStep()]  # which masks do not need
+    model.fit(x, y, epochs=2, verbose=0, callbacks=callbacks)
+    optimizer = model.optimizer
+    for weight in weights:
+        mask = weight.state.mask()
+        slot = optimizer._index_dict[optimizer._var_key(weight.variable)]
+        for values in (weight.variable, optimizer._momentums[slot], optimizer._velocities[slot]):
+            assert not values.numpy()[~mask].any()
+            assert values.numpy()[mask].any()
+    plain = sparsity.strip_pruning(model)
+    np.testing.assert_allclose(plain.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-6)
+    assert not any(isinstance(layer, kso.tfmot.PruneWithMask) for layer in plain.layers)
+
+
+def test_infinite_gradients_stay_off_the_mask(tf_keras):
+    import tensorflow as tf
+
+    dense = sequential(tf_keras, tf_keras.layers.Dense(4))
+    [weight] = kso.tfmot.prunable_weights(kso.tfmot.prune_exact_orthogonal(dense, 0.5, seed=0))
+    with tf.GradientTape() as tape:
+        kernel = weight.state.effective()
+    upstream = tf.fill(kernel.shape, np.inf)
+    gradient = tape.gradient(kernel, weight.variable, output_gradients=upstream).numpy()
+    mask = weight.state.mask()
+    assert np.isinf(gradient[mask]).all()
+    assert not gradient[~mask].any()
+
+
+def test_gain_auto_is_refused_and_dead_outputs_are_named(tf_keras):
+    L = tf_keras.layers
+    model = sequential(tf_keras, L.Dense(64, name="a"), L.Dense(8, name="head"))
+    pattern = kso.initializers.ExactOrthogonal(gain="auto")
+    with pytest.raises(ValueError, match=r"needs? a Keras 3 model.*ive a number"):
+        kso.tfmot.prune_exact_orthogonal(model, 0.2, initializer=pattern)
+    with pytest.warns(UserWarning, match=r"Received: 24 of 'a/kernel'$") as told:
+        kso.tfmot.prune_exact_orthogonal(model, 48 / 1536, seed=0)
+    assert told[0].filename == __file__
+    [first, _] = kso.tfmot.prunable_weights(
+        kso.tfmot.prune_exact_orthogonal(model, 72 / 1536, seed=0)
+    )
+    assert first.live == 64
+
+
+# --- where TFMOT and these meet: layers without names, stale methods, options ---------------------
+
+
+def test_layers_whose_configuration_leaves_the_name_out(tf_keras):
+    class Block(tf_keras.layers.Layer):
+        def __init__(self, units):
+            super().__init__()
+            self.units = units
+            self.first = tf_keras.layers.Dense(units, name="first")
+            self.last = tf_keras.layers.Dense(4, name="last")
+
+        def call(self, inputs):
+            return self.last(self.first(inputs))
+
+        def get_config(self):
+            return {"units": self.units}
+
+    dense = sequential(tf_keras, Block(8))
+    paths = [weight.path for weight in kso.tfmot.prunable_weights(dense)]
+    mask = np.random.default_rng(0).random((8, 4)) < 0.5
+    held = kso.tfmot.prune_with_mask(dense, {paths[1]: mask})
+    soft = kso.tfmot.prune_with_soft_threshold(dense)
+    for model in (held, soft, kso.tfmot.prune_exact_orthogonal(dense, 0.5, seed=0)):
+        assert [weight.path for weight in kso.tfmot.prunable_weights(model)] == paths
+    first, last = kso.tfmot.prunable_weights(held)
+    np.testing.assert_array_equal(last.value != 0, mask)
+    assert first.density == 1
+
+
+def test_nothing_of_a_wrapper_stays_on_a_stripped_layer(tf_keras, sparsity):
+    dense = sequential(tf_keras, tf_keras.layers.LSTM(8, name="l"), shape=(3, 4))
+    held = kso.tfmot.prune_with_mask(dense, density=0.5, include="l/lstm_cell/kernel")
+    assert [v.shape for v in held.layers[0].prunable_weights] == [(4, 32)]
+    plain = sparsity.strip_pruning(held)
+    assert not hasattr(plain.layers[0], "get_prunable_weights")
+    again = sparsity.prune_low_magnitude(plain, sparsity.ConstantSparsity(0.5, 0))
+    assert len(again.layers[0].pruning_vars) == 2
+    conv = tf_keras.layers.ConvLSTM2D(2, 2)
+    stripped = kso.tfmot.PruneWithMask(conv, density=0.5).layer
+    with pytest.raises(ValueError, match="supported layer"):  # as before
+        sparsity.prune_low_magnitude(stripped, sparsity.ConstantSparsity(0.5, 0))
+
+
+@pytest.mark.parametrize("name", ["PruneWithMask", "PruneWithSoftThreshold"])
+def test_options_that_would_have_no_effect_are_refused(tf_keras, sparsity, name):
+    for options in (
+        {"sparsity_m_by_n": (2, 4)},
+        {"block_size": (4, 1)},
+        {"pruning_schedule": sparsity.ConstantSparsity(0.5, 0)},
+    ):
+        with pytest.raises(ValueError, match=r"no effect.*structure=.*Received"):
+            getattr(kso.tfmot, name)(tf_keras.layers.Dense(8), **options)
+
+
+def test_density_of_one_layer(tf_keras):
+    layer = kso.tfmot.PruneWithMask(tf_keras.layers.LSTM(8), density=0.25)
+    layer.build((None, 3, 4))
+    assert [int(state.mask().sum()) for state in layer.states] == [32, 64]
+    clone = type(layer).from_config(layer.get_config())
+    clone.build((None, 3, 4))
+    assert [int(state.mask().sum()) for state in clone.states] == [32, 64]
+    for options in ({"density": 0}, {"density": 0.5, "live": [4]}):
+        with pytest.raises(ValueError, match="Received"):
+            kso.tfmot.PruneWithMask(tf_keras.layers.Dense(8), **options)
+    for options in ({"live": [4]}, {"initializers": [None]}):
+        with pytest.raises(ValueError, match=r"one for each kernel.*recurrent_kernel"):
+            kso.tfmot.PruneWithMask(tf_keras.layers.LSTM(8), **options).build((None, 3, 4))

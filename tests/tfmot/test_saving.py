@@ -1,13 +1,12 @@
 """Saving at every stage: masks are intact in a new process, and stripped files need no package."""
 
 import itertools
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
+from tests.helpers import run_python
 
 pytestmark = [
     pytest.mark.tensorflow_only,
@@ -165,14 +164,8 @@ for kind, stage, form in {SAVED}:
 @pytest.mark.slow  # some 20 seconds: each stage in three forms
 def test_every_stage_in_a_new_process(folder):
     """Stripped files load without this package and TFMOT; in the others the masks are intact."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", IN_A_NEW_PROCESS],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-    )
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == len(SAVED)
+    done = run_python("-W", "ignore", "-c", IN_A_NEW_PROCESS, cwd=folder)
+    assert len(done.splitlines()) == len(SAVED)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,9 +1,5 @@
 """TFMOT's schedules on Keras 3, counts worked out by hand; and the two Kerases in one process."""
 
-import os
-import subprocess
-import sys
-
 import keras
 import numpy as np
 import pytest
@@ -11,7 +7,7 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.parametrizations import MagnitudeMask, StraightThroughTopK
 from tests.callbacks.runs import Watch, live
-from tests.helpers import part_of_a_run
+from tests.helpers import part_of_a_run, run_python
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -80,12 +76,15 @@ def test_files_of_earlier_versions_and_other_schedules(sparsity):
 
 
 TOGETHER = """
-import sys
+import os
 {first}
 import numpy as np
 import tensorflow as tf
 import keras
+before, legacy = tf.keras.Model, os.environ.get("TF_USE_LEGACY_KERAS")
 import keras_sparse_ortho as kso
+kso.export_litert
+assert os.environ.get("TF_USE_LEGACY_KERAS") == legacy
 
 x, y = np.ones((8, 6), "float32"), np.ones((8, 4), "float32")
 
@@ -112,7 +111,6 @@ def keras_2():
     trained(tf_keras, kso.tfmot.prune_exact_orthogonal, kso.tfmot.prunable_weights)
 
 
-before = tf.keras.Model
 for work in ({order}):
     work()
     assert tf.keras.Model is before
@@ -124,7 +122,6 @@ print("good", "3" if before is keras.Model else "2")
 @pytest.mark.parametrize(
     ("first", "order", "version"),
     [
-        # The wing after Keras 3 work: see tests/test_import.py as well.
         ("", "keras_2, keras_3, keras_2", "3"),
         # Who imports TFMOT first has chosen otherwise, and it stays so.
         ("import tensorflow_model_optimization", "keras_2, keras_3", "2"),
@@ -132,11 +129,6 @@ print("good", "3" if before is keras.Model else "2")
 )
 @pytest.mark.slow
 def test_two_kerases_in_one_process(first, order, version, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", TOGETHER.format(first=first, order=order)],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "KERAS_BACKEND": "tensorflow"},
-    )
-    assert done.stdout.split() == ["good", version], done.stderr
+    code = TOGETHER.format(first=first, order=order)
+    done = run_python("-W", "ignore", "-c", code, cwd=tmp_path, KERAS_BACKEND="tensorflow")
+    assert done.split() == ["good", version]

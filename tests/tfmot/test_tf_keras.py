@@ -1,15 +1,12 @@
 """Our initializers in tf_keras layers, through every kind of saving, under every backend."""
 
-import os
-import subprocess
-import sys
-
 import keras
 import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.initializers import ExactOrthogonal, KernelLayout, RandomSparse
+from tests.helpers import run_python
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -113,11 +110,5 @@ print(keras.backend.backend(), "good")
 
 @pytest.mark.slow
 def test_whatever_the_backend_of_keras_is(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", CODE],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "KERAS_BACKEND": "jax"},
-    )
-    assert done.stdout.split() == ["jax", "good"], done.stderr
+    done = run_python("-c", CODE, cwd=tmp_path, KERAS_BACKEND="jax")
+    assert done.split() == ["jax", "good"]

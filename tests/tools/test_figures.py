@@ -117,7 +117,7 @@ def test_tables_are_found_by_the_name_above_them(results):
         filled(PAGE.replace("all", "some"))
     gaps = {"columns": ["accuracy | .1f", "lost | g"], "gaps": [["0.1", "lost | g"]]}
     assert "| a tenth | 87.0 ± 0.1 | - |" in filled(**gaps)  # until it is measured
-    with pytest.raises(figures.FigureError, match="Not a gap any more"):
+    with pytest.raises(figures.FigureError, match="no longer a gap"):
         filled(gaps=[["0.1", "accuracy | .1f"]])
 
 

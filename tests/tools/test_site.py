@@ -1,18 +1,18 @@
-"""What the site is made of: links of the checkout, names of the API, the reference."""
+"""What the pages are made of: links, names of the API and of files, the reference, notebooks."""
 
 import inspect
+import json
 import re
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
 import keras_sparse_ortho as kso
 from tools import mkdocs_hooks as hooks
-from tools import site_check
+from tools import notebooks, site_check
+from tools.mutants import PACKAGE, ROOT
 
 pytestmark = pytest.mark.numpy_only
-ROOT = Path(__file__).parents[2]
 
 
 def test_every_public_name_has_a_docstring_and_a_place():
@@ -85,3 +85,82 @@ def test_what_a_page_would_fetch_is_noticed(tmp_path):
         "bad.html loads //fonts.example/f.css",
         "bad.html loads https://x.example/m.js",
     ]
+
+
+TOP = ("benchmarks", "docs", "examples", "tests", "tools", PACKAGE)
+ROOMS = tuple(path.parent.name for path in (ROOT / PACKAGE).glob("*/__init__.py"))
+NAMED = re.compile(
+    rf"(?<![\w/.-])(?:\.\./)*((?:{'|'.join(TOP)})/[\w./*-]+|(?:{'|'.join(ROOMS)})/\w+\.py)"
+)
+WRITTEN = ("benchmarks/out", f"{PACKAGE}/1")  # results; the name in a LiteRT file
+INVENTED = ("test_release.py", "test_site.py")  # they make folders of their own
+
+
+def texts():
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "Makefile"]
+    pages += [*(ROOT / "docs").rglob("*.md"), *(ROOT / "tools").glob("*.toml")]
+    code = [file for folder in TOP for file in (ROOT / folder).rglob("*.py")]
+    return [file for file in (*pages, *code) if file.name not in INVENTED]
+
+
+def test_files_that_are_named_exist():
+    lost = []
+    for file in texts():
+        for name in NAMED.findall(file.read_text(encoding="utf-8")):
+            path = name.rstrip(".")
+            if path.startswith(WRITTEN):
+                continue
+            if not any(any(base.glob(path)) for base in (ROOT, ROOT / PACKAGE, file.parent)):
+                lost.append(f"{file.relative_to(ROOT)}: {path}")
+    assert not lost
+
+
+PAGE = """# A page
+
+See [limits](../limits.md#layers), [below](#end) and [a paper](https://arxiv.org/abs/1).
+
+```python
+x = 1
+print(x)
+```
+
+```text title="Output"
+0
+```
+
+```sh
+ls
+```
+
+```python
+assert x == 1
+
+
+print(x)
+```
+"""
+
+
+def test_blocks_become_cells_in_order():
+    cells = notebooks.notebook(PAGE, "../../docs/tutorials")["cells"]
+    assert [cell["cell_type"] for cell in cells] == ["markdown", "code", "markdown", "code"]
+    text = "".join(cells[0]["source"])
+    assert "[limits](../../docs/limits.md#layers)" in text
+    assert "[below](#end)" in text
+    assert "[a paper](https://arxiv.org/abs/1)" in text
+    assert cells[1]["outputs"][0]["text"] == ["0\n"]
+    assert "".join(cells[2]["source"]) == "```sh\nls\n```"
+    assert "".join(cells[3]["source"]) == "assert x == 1\n\n\nprint(x)"
+    assert len({cell["id"] for cell in cells}) == 4
+
+
+def test_outputs_are_kept_and_a_cell_that_fails_is_noticed(tmp_path):
+    path = tmp_path / "page.ipynb"
+    path.write_text(json.dumps(notebooks.notebook(PAGE, ".")))
+    assert notebooks.run(path)
+    page = notebooks.with_outputs(PAGE, json.loads(path.read_text()))
+    printed = '```\n\n```text title="Output"\n1\n```\n'
+    assert page.count(printed) == 2
+    assert page.replace(printed, "```\n") == PAGE.replace(printed.replace("1", "0"), "```\n")
+    path.write_text(json.dumps(notebooks.notebook(PAGE.replace("x == 1", "x == 2"), ".")))
+    assert not notebooks.run(path)

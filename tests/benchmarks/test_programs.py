@@ -1,13 +1,14 @@
-"""What two workers exchange in a step, counted from the compiled program."""
+"""What workers exchange in a step, by the compiled program; and layers that are scanned."""
 
 import keras
+import numpy as np
 import pytest
 
-pytestmark = pytest.mark.jax_only
+import keras_sparse_ortho as kso
+from tests.helpers import array
 
-FORMS = ("dense", "compact", "blocks")
 
-
+@pytest.mark.jax_only
 def test_collectives_are_counted_by_their_shapes(updates):
     program = """
       %all-reduce.1 = f32[4,3]{1,0} all-reduce(%a), channel_id=1
@@ -20,10 +21,14 @@ def test_collectives_are_counted_by_their_shapes(updates):
         updates.collectives("%w = (s32[]) while(%x), condition=%c")
 
 
+@pytest.mark.jax_only
 def test_live_values_and_blocks_are_a_tenth_of_what_a_dense_model_exchanges(updates):
     keras.distribution.set_distribution(keras.distribution.DataParallel())
     try:
-        lines = {form: updates.traffic_measure(form, 320, 0.1, 32, 16) for form in FORMS}
+        lines = {
+            form: updates.traffic_measure(form, 320, 0.1, 32, 16)
+            for form in ("dense", "compact", "blocks")
+        }
     finally:
         keras.distribution.set_distribution(None)
     totals = {
@@ -33,3 +38,18 @@ def test_live_values_and_blocks_are_a_tenth_of_what_a_dense_model_exchanges(upda
     assert kernels <= totals["dense"] <= 1.01 * kernels
     assert totals["blocks"] <= 0.12 * totals["dense"]
     assert totals["compact"] <= 0.12 * totals["dense"]
+
+
+@pytest.mark.core
+def test_a_sparse_stack_is_its_layers_in_a_row(scanned):
+    stack = scanned.ScannedStack(keras.layers.Dense(8, activation="tanh"), 3, name="stack")
+    model = kso.sparsify(keras.Sequential([keras.Input((8,)), stack]), 0.5, seed=0)
+    (weight,) = kso.prunable_weights(model)
+    assert (weight.shape, weight.live) == ((3, 8, 8), 96)
+    assert kso.report(model).rows[0].orthogonality_error < 1e-6
+    x = np.random.default_rng(0).normal(size=(4, 8)).astype("float32")
+    expected = x
+    for kernel in weight.value:
+        expected = np.tanh(expected @ kernel)
+    np.testing.assert_allclose(array(model(x)), expected, atol=1e-6)
+    np.testing.assert_allclose(array(kso.strip(model)(x)), expected, atol=1e-6)
