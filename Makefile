@@ -38,7 +38,7 @@ export PYTHONDONTWRITEBYTECODE :=
 	bench bench-quick figures docs notebooks release-check
 
 help:
-	@echo "make demo          train, sparsify, strip and export on real data (examples/quickstart.py)"
+	@echo "make demo          a trained network to a small file, beside its dense rivals (examples/quickstart.py)"
 	@echo "make test-quick    two minutes, for a first change: lint, short tests on TensorFlow and JAX"
 	@echo "make test          lint, docs, each test on one of its backends, site, wheel: 11 minutes"
 	@echo "make lint          ruff, mypy and tools/words.py only      make format  let ruff rewrite"
@@ -54,7 +54,7 @@ help:
 	@echo "make bench-quick   a small setting of each, into benchmarks/out/quick: ten minutes"
 	@echo "make figures       the figures of README.md and docs/, from benchmarks/results"
 	@echo "make docs          the site, into build/site"
-	@echo "make notebooks     the tutorials as notebooks, into build/notebooks, and run"
+	@echo "make notebooks     the tutorials as notebooks with outputs, into build/notebooks (ARGS=--write: and into pages)"
 	@echo "make release-check build what is released, and check it (docs/releasing.md)"
 	@echo "one part of test:  test-tensorflow  test-jax  test-torch  test-docs  test-wheel"
 	@echo "make clean         remove caches and build outputs (not the environments)"

@@ -507,8 +507,55 @@ def routes() -> Figure:
     return figure
 
 
+STARTS = {
+    "exactly orthogonal": (OURS, kso.initializers.ExactOrthogonal(gain=1.0)),
+    "random mask, rescaled": (
+        VIOLET,
+        kso.initializers.RandomSparse(initializer="orthogonal", rescale=True),
+    ),
+    "random mask": (PLAIN, kso.initializers.RandomSparse(initializer="orthogonal")),
+}
+"""By label the colour and the initializer."""
+
+
+def deep(depth: int, density: float, initializer: object) -> keras.Model:
+    """A deep tanh network without normalization, made sparse."""
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(128, activation="tanh", name=f"h{k}") for k in range(depth)]
+    dense = keras.Sequential([keras.Input((128,)), *layers])
+    return kso.sparsify(dense, density, initializer=initializer, seed=0)
+
+
+def singular_values() -> Figure:
+    """The singular values of one kernel of density 1/8, by initialization."""
+    figure = new(3.2)
+    panel = figure.subplots()
+    for label, (color, initializer) in STARTS.items():
+        (weight,) = kso.prunable_weights(deep(1, 0.125, initializer))
+        values = np.linalg.svd(np.array(weight.value), compute_uv=False)
+        panel.plot(values, color=color, label=label)
+    panel.set(xlabel="number", ylabel="singular value", title="A kernel of 128 x 128, density 1/8")
+    panel.legend()
+    return figure
+
+
+def jacobian() -> Figure:
+    """The singular values of the Jacobian of twenty layers, by initialization."""
+    figure = new(3.2)
+    panel = figure.subplots()
+    rows = 0.1 * np.random.default_rng(0).normal(size=(2, 128)).astype("float32")
+    for label, (color, initializer) in STARTS.items():
+        values = kso.analysis.jacobian_singular_values(deep(20, 0.125, initializer), rows)
+        panel.plot(np.sort(values, axis=-1)[0, ::-1], color=color, label=label)
+    panel.set(xlabel="number", ylabel="singular value", yscale="log", ylim=(1e-12, 1e2))
+    panel.set_title("Jacobian of 20 tanh layers, density 1/8")
+    panel.legend()
+    return figure
+
+
 DRAWN = (gain, routes, very_deep, mlp7_losses, resnet_densities, faster, growth)
 DRAWN += (density_law, thresholds, forces, structures, taps, budgets, sensitivity)
+DRAWN += (singular_values, jacobian)
 PICTURES = {draw.__name__: draw for draw in DRAWN}
 
 

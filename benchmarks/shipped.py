@@ -102,24 +102,64 @@ def fit(model: keras.Model, data: Dataset, epochs: int, samples: int | None) -> 
     model.fit(x, y, batch_size=size, epochs=epochs, verbose=0)
 
 
+ROUTES = {
+    "dense": ("float32", "int8", "dynamic_int4"),
+    "blocks": ("float32+blocks", "int8+blocks"),
+}
+TIMED = [("fashion_mnist", "mlp"), ("fashion_mnist", "cnn")]  # one call, all files in turn
+
+
+def exported(model: keras.Model, method: str, data: Dataset, folder: Path) -> dict:
+    """The reports of a model's files, by route without `+blocks`. Convolutions get no int4."""
+    files = {}
+    for route in ROUTES[method]:
+        options = {}
+        if route == "dynamic_int4":
+            if any(isinstance(layer, L.Conv2D) for layer in model.layers):
+                continue
+            options = {"tolerance": 1e6}  # written in any case: its accuracy is what is measured
+        elif route.startswith("int8"):
+            options = {"representative_data": data.x_train[:500]}
+        path = folder / f"{method} {route}.tflite"
+        report = kso.export_litert(model, path, mode=route, **options)
+        files[route.removesuffix("+blocks")] = report
+    return files
+
+
 def run(data: Dataset, net: str, method: str, epochs: int, samples: int | None, seed: int) -> dict:
     """Trains one network, and takes its accuracy from Keras and from its files."""
     model = network(data, net, method, seed)
     fit(model, data, epochs, samples)
     _, accuracy = model.evaluate(data.x_test, data.y_test, batch_size=1000, verbose=0)
-    routes = ["float32", "int8"] if method == "dense" else ["float32+blocks", "int8+blocks"]
     found = {"accuracy": float(accuracy)}
     with tempfile.TemporaryDirectory() as folder:
-        for route in routes:
-            path = Path(folder, f"{route}.tflite")
-            rows = {"representative_data": data.x_train[:500]} if route.startswith("int8") else {}
-            report = kso.export_litert(model, path, mode=route, **rows)
-            opened = load_litert(path)
-            guesses = opened.predict(data.x_test).argmax(axis=1)
-            kind = route.removesuffix("+blocks")
+        for kind, report in exported(model, method, data, Path(folder)).items():
+            guesses = load_litert(report.path).predict(data.x_test).argmax(axis=1)
             found[f"{kind}_accuracy"] = float(np.mean(guesses == data.y_test))
             found[f"{kind}_bytes"] = report.bytes
-    return found | {"live": round(report.density * report.total_weights)}
+            if kind == "int8":
+                found["live"] = round(report.density * report.total_weights)
+    return found
+
+
+def timed(data: Dataset, net: str) -> dict[str, dict[str, float]]:
+    """Milliseconds of one call with one row on one thread: all files of a network in turn.
+
+    The networks are not trained: the time does not depend on the values of live weights.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {
+            (method, kind): report.path
+            for method in METHODS
+            for kind, report in exported(
+                network(data, net, method, 0), method, data, Path(folder)
+            ).items()
+        }
+        taken = zip(paths, kso.export.latencies([*paths.values()], seconds=20), strict=True)
+        found: dict[str, dict[str, float]] = {method: {} for method in METHODS}
+        for (method, kind), ms in taken:
+            found[method][kind] = ms
+    return found
 
 
 def _percent(values: Iterable[float]) -> str:
@@ -131,20 +171,28 @@ def _percent(values: Iterable[float]) -> str:
 def table(runs: list[dict]) -> str:
     """A line for each dataset, network and method."""
     lines = []
+    times = {(one["data"], one["net"]): one["ms"] for one in runs if one["method"] == "timed"}
+    kinds = ("float32", "int8", "dynamic_int4")
     for data, net in dict.fromkeys((one["data"], one["net"]) for one in runs):
         for method in METHODS:
             these = [r for r in runs if (r["data"], r["net"], r["method"]) == (data, net, method)]
             if these:
-                keys = ("accuracy", "float32_accuracy", "int8_accuracy")
-                lines.append(
-                    [
-                        *(data, net, method, f"{these[0]['live']:,}"),
-                        *(_percent(r[key] for r in these) for key in keys),
-                        *(f"{these[0][key] / 1e3:.0f}" for key in ("float32_bytes", "int8_bytes")),
+                ms = times.get((data, net), {}).get(method, {})
+                lines.append([data, net, method, f"{these[0]['live']:,}"])
+                lines[-1].append(_percent(run["accuracy"] for run in these))
+                for kind in kinds:
+                    if f"{kind}_bytes" not in these[0]:
+                        lines[-1] += ["", "", ""]
+                        continue
+                    lines[-1] += [
+                        _percent(run[f"{kind}_accuracy"] for run in these),
+                        f"{these[0][f'{kind}_bytes'] / 1e3:.0f}",
+                        f"{ms[kind]:.3f}" if kind in ms else "",
                     ]
-                )
-    header = ["data", "network", "method", "live", "Keras [%]", "float32 file [%]"]
-    return markdown([*header, "int8 file [%]", "float32 kB", "int8 kB"], lines)
+    header = ["data", "network", "method", "live", "Keras [%]"]
+    for kind in ("float32", "int8", "int4"):
+        header += [f"{kind} file [%]", f"{kind} kB", f"{kind} ms"]
+    return markdown(header, lines)
 
 
 def files() -> None:
@@ -157,9 +205,10 @@ def files() -> None:
     An MLP of three hidden layers and a CNN of four 3x3 convolutions are trained on digits and on
     Fashion-MNIST, dense and by `sparsify(model, density, storage="blocks")`, in the same way
     (Adam, cosine decay). The head, and the first convolution, are dense. Each is exported in
-    float32 and in static int8, those on blocks as `+blocks`, and Keras and both files answer the
-    whole test set. Finished runs are lines of `results/shipped.jsonl` and not repeated; the table
-    is `results/shipped.md`.
+    float32 and in static int8, those on blocks as `+blocks`, and Keras and the files answer the
+    whole test set. Dense MLPs also have a file in dynamic int4, rounded after training. One call
+    of each file for Fashion-MNIST is timed, all in turn. Finished runs are lines of
+    `results/shipped.jsonl` and not repeated; the table is `results/shipped.md`.
     """
     parser = described(files)
     parser.add_argument("--data", choices=["digits", "fashion_mnist"], action="append")
@@ -195,6 +244,14 @@ def files() -> None:
     if not runs:
         parser.error("nothing is trained yet")
     trained = {(one["data"], one["net"]): (one["epochs"], one["samples"]) for one in runs}
+    seeds = [one["seed"] for one in runs]
+    for data, net in TIMED:
+        settings = {"data": data, "net": net, "method": "timed"}
+        row = next((one for one in finished(file) if settings.items() <= one.items()), None)
+        if row is None and data in loaded and not options.summary:
+            row = settings | {"ms": timed(loaded[data], net)}
+            append(file, row)
+        runs += [row] if row else []
     how = "; ".join(
         f"{net.upper()} on {data}: {epochs}" + (f" on {samples:,} pictures" if samples else "")
         for (data, net), (epochs, samples) in trained.items()
@@ -207,9 +264,11 @@ def files() -> None:
         f"whole test set. Epochs: {how}; Adam ({RATE:g}, cosine decay). Blocks: "
         f'`sparsify(model, density, storage="blocks")`, density {DENSITY["mlp"]:g} (MLP) and '
         f"{DENSITY['cnn']:g} (CNN), head and first convolution dense; files `+blocks`. Live: "
-        "nonzero weights of the file of seed 0, whose bytes these are.\n\n"
+        "nonzero weights of the network of seed 0, whose files' bytes these are. int4: Dense "
+        "kernels in four bits, rounded after training. ms: one call with one row, one thread, "
+        "files of a network in turn.\n\n"
     )
-    write("shipped", text + table(runs), seeds=[one["seed"] for one in runs])
+    write("shipped", text + table(runs), seeds=seeds)
 
 
 # --- ethos_u --------------------------------------------------------------------------------------

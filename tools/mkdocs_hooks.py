@@ -5,6 +5,8 @@
 - A reference page for each public room, with the names of its ``__all__``.
 - API names in the text, such as `kso.sparsify`, link to the reference.
 - Sources are left out of the search, and the reference and tables come after the pages.
+- The version of the package stands beside the link to the repository.
+- A mistake of lunr, with which the theme searches, is corrected: see `on_post_build`.
 - Equations in ```math fences become MathML when the site is built: no script runs in the browser.
 """
 
@@ -28,14 +30,30 @@ SEARCHED = {
     "CONTRIBUTING.md": 0.1,
     "CODE_OF_CONDUCT.md": 0.1,
     "architecture.md": 0.1,
+    "core.md": 0.1,
     "releasing.md": 0.1,
     "reference/": 0.3,
+    "all_on_one_page.md": 0.5,
+    "landscape.md": 0.5,
+    "quantization.md": 0.5,
     "tutorials/": 0.9,
 }
 ROOT_PAGES = (
     *("CONTRIBUTING.md", "CODE_OF_CONDUCT.md", "SECURITY.md"),
     *("CHANGELOG.md", "LICENSE", "CITATION.cff", "benchmarks/README.md"),
 )
+# The names that a reference page begins with; the others follow in the order of `__all__`.
+FIRST = {
+    "pruning": ("sparsify", "prune", "parametrize", "apply_masks"),
+    "export": ("shrink", "export_litert", "load_litert"),
+    "analysis": ("report", "sensitivity"),
+    "callbacks": ("UpdateMasks", "TargetDensity", "SET", "RigL"),
+    "parametrizations": ("FixedMask", "MagnitudeMask", "SoftThreshold"),
+    "initializers": ("ExactOrthogonal", "RandomSparse"),
+    "models": ("strip", "convert", "prunable_weights", "remove_channels"),
+    "schedules": ("Cubic",),
+    "budgets": ("Budget", "erk", "uniform"),
+}
 _FENCE = re.compile(r"^(```+|~~~+).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 _FIGURE = re.compile(r"<!--=.*?-->|<!--table: \S+-->\n*")  # of tools/figures.py
@@ -87,12 +105,22 @@ def home(name: str) -> str | None:
     return f"{PACKAGE}.{where}.{name}" if where else None
 
 
+def on_config(config: Any) -> Any:
+    """Notes the version of the package, read from its source."""
+    text = (ROOT / PACKAGE / "__init__.py").read_text(encoding="utf-8")
+    (version,) = re.findall(r'^__version__ = "(.+)"', text, re.MULTILINE)
+    config.extra["version_of_package"] = version
+    return config
+
+
 def on_files(files: Any, config: Any) -> Any:
     """Adds the reference pages, and the files of the repository that pages link to."""
     from mkdocs.structure.files import File
 
     for room, names in documented().items():
-        members = "".join(f"\n        - {name}" for name in names)
+        first = FIRST.get(room, ())
+        ordered = [*first, *(name for name in names if name not in first)]
+        members = "".join(f"\n        - {name}" for name in ordered)
         text = f"---\ntitle: {room}\n---\n\n::: {PACKAGE}.{room}\n    options:\n"
         text += (
             f"      heading_level: 1\n      show_root_full_path: true\n      members:{members}\n"
@@ -155,3 +183,16 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         parts += [outside_fences(markdown[end : fence.start()]), fence[0]]
         end = fence.end()
     return "".join([*parts, outside_fences(markdown[end:])])
+
+
+def on_post_build(config: Any) -> None:
+    """Corrects how lunr 2.3.9 tells nodes of its index apart when it merges equal ones.
+
+    It joins labels and numbers of edges without a mark between them, so that "1" and 23 are "12"
+    and 3: with some pages, nodes that differ are merged, and searches for some letters fail.
+    """
+    workers = Path(config.site_dir) / "assets" / "javascripts" / "workers"
+    for path in workers.glob("search.*.min.js"):
+        text = path.read_text(encoding="utf-8")
+        text = re.sub(r"(\w+)=\1\+(\w+)\+(\w+)\.id\}", r'\1=\1+\2+\3.id+","}', text)
+        path.write_text(text, encoding="utf-8")

@@ -27,6 +27,19 @@ WANTED = {
     "CNN": "tutorials/cnn.html",
     "roadmap": "roadmap.html",
     "deprecation": "deprecation.html",
+    "raspberry pi": "devices.html",
+    "C array": "devices.html",
+    "prune a trained model": "from_model_to_file.html",
+    "custom training loop": "custom_loops.html",
+    "singular values": "saliency_and_spectrum.html",
+    "plot masks": "gallery.html",
+    "save and load": "saving.html",
+    "LSTM": "faq.html",
+    "KerasTuner": "works_with.html",
+    "wandb": "works_with.html",
+    "Hugging Face": "works_with.html",
+    "hls4ml": "landscape.html",
+    "not smaller": "faq.html",
 }
 # Files that belong to the site, and would bury its pages if they were searched.
 SOURCES = ("examples/",)
