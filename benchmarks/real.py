@@ -520,8 +520,8 @@ ABOUT = {
 
 TAKE = {
     "rnet": "**Take density 0.2 at once, in int8 and compressed**: within a point of dense, "
-    "smaller than 8 and 4 bits, as fast. Training wins nothing on other pictures, and gradual pruning "
-    "loses. As stored, only 4 bits and sparse float16 are smaller than dense int8.",
+    "smaller than 8 and 4 bits, as fast. Training wins nothing on other pictures, and gradual "
+    "pruning loses. As stored, only 4 bits and sparse float16 are smaller than dense int8.",
 }
 
 

@@ -247,9 +247,8 @@ class _Search:
             fewer = training and training | {"epochs": 1, "learning_rate": _LOW_RATE}
             # Compressed, integers of 15 values are as small in int8, which is faster.
             to = route if self._packed else "dynamic_int4"
-            if self._made(f"{name}, int4", make, fewer, to)[0].mean >= least:
-                break
-            if self._say() > seconds:
+            found, _ = self._made(f"{name}, int4", make, fewer, to)
+            if found.mean >= least or self._say() > seconds:
                 break
 
     def _rows_to_solve_on(self, seconds: float) -> int:
