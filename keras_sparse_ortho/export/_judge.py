@@ -75,7 +75,7 @@ class Judge:
 
 
 class _Output:
-    """What is wanted of one output, and how it is scored."""
+    """The wanted values of one output, and their metric."""
 
     def __init__(self, dense: np.ndarray, label: Any, metric: Any) -> None:
         kind, self._want = probabilities(dense), dense

@@ -1,4 +1,4 @@
-"""What `shrink` tried and took, as a table, in words and as a picture."""
+"""The report of `shrink`: its trials as a table, in words and as a picture."""
 
 import dataclasses
 import math
@@ -14,7 +14,7 @@ class Trial:
     """One file that was tried.
 
     Attributes:
-        name: str. What was done: "dense", or "density 0.2, gradually".
+        name: str. How the model was made: "dense", or "density 0.2, gradually".
         route: str. The route of the file, such as "float16+sp".
         score: On the held rows; `low` and `high` are its 95% interval.
         bytes, gzip_bytes: int. Size of the file, and under gzip.
@@ -34,19 +34,19 @@ class Trial:
 
     @property
     def mean(self) -> float:
-        """Of the score; -1 without a file."""
+        """The mean of the score; -1 without a file."""
         return -1.0 if self.reason else self.score.mean
 
 
 @dataclasses.dataclass(frozen=True)
 class ShrinkReport:
-    """What was tried and what was taken; print it.
+    """The trials of a call, and the taken one; print it.
 
     Attributes:
         path: The file.
         taken: Its `Trial`.
         trials: All of them.
-        measure: str. Of the scores: "accuracy" (with labels), "agreement" with the dense model's
+        measure: str. The kind of score: "accuracy" (with labels), "agreement" with the dense model's
             classes, "closeness" of other outputs, or the name of a metric; joined by "and".
         rows: int. Held rows, which no file was made with.
         dense: Score of the dense Keras model.
