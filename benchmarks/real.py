@@ -72,7 +72,7 @@ _MAGIKA = "magika/models/standard_v3_3/model.onnx"
 
 
 def magika() -> keras.Model:
-    """What type a file is, by 2,048 of its bytes."""
+    """The type of a file, by 2,048 of its bytes."""
     found = _initializers(FETCHED / _MAGIKA)
 
     def named(name: str) -> np.ndarray:

@@ -46,7 +46,7 @@ class ShrinkReport:
         path: The file.
         taken: Its `Trial`.
         trials: All of them.
-        measure: str. The kind of score: "accuracy" (with labels), "agreement" with the dense model's
+        measure: str. The score: "accuracy" (with labels), "agreement" with the dense model's
             classes, "closeness" of other outputs, or the name of a metric; joined by "and".
         rows: int. Held rows, which no file was made with.
         dense: Score of the dense Keras model.
