@@ -19,6 +19,7 @@ import numpy as np
 from keras_sparse_ortho._checks import check_number, other_keywords
 from keras_sparse_ortho._data import all_rows, rows_at
 from keras_sparse_ortho._files import staging
+from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.calibration import restore_statistics
 from keras_sparse_ortho.errors import (
     ExportConversionError,
@@ -208,17 +209,18 @@ class _Search:
 
         Each density is reached in one way after the other, until one is good; a way that failed is
         not tried for lower ones, and for higher ones only the best. Networks are judged by their
-        files in int8; then the smallest good one is tried in 4 bits, and where it fails, the next.
+        files in int8; then a good one is tried in 4 bits, and if it is bad, the next.
         """
         spare = max(seconds - self._say(), 0.0) / 4  # for a trial
         # A step takes about four times as long as its forward pass.
         used = self._rows.training[: int(spare / (4 * _PASSES * self._rows.each))]
         solved = self._rows_to_solve_on(max(spare, _MINUTE))
-        ways = ["at once"] if solved >= _BATCH else ["by magnitude"]
+        self._by_magnitude = solved < _BATCH
+        ways = ["by magnitude"] if self._by_magnitude else ["at once"]
         self._known = rows_at(self._rows.calibration, slice(0, max(solved, _BATCH)))
         training: dict[str, Any] = {}
         if len(used) >= _FEW_ROWS:
-            ways += ["at once, trained", "gradually"] if ways == ["at once"] else ["gradually"]
+            ways += ["gradually"] if self._by_magnitude else ["at once, trained", "gradually"]
             training = {"data": (rows_at(self._rows.x, used),), "epochs": _PASSES, "seed": seed}
         whole = [one for one in self.trials if "int8" in one.route] or self.trials[:1]
         route = max(whole, key=lambda one: one.mean).route
@@ -242,7 +244,8 @@ class _Search:
                 break
         if not self._packed and len(good) > 1:
             self._try(*good[-1], "float16+sp", time.monotonic())
-        for name, model in reversed(good):
+        # Stored in 4 bits all are of one size: the most accurate is the best.
+        for name, model in reversed(good) if self._packed else good:
             make = partial(_in_4_bits, model)
             fewer = training and training | {"epochs": 1, "learning_rate": _LOW_RATE}
             # Compressed, integers of 15 values are as small in int8, which is faster.
@@ -278,12 +281,15 @@ class _Search:
         return self._try(name, found, route, start), found
 
     def _pruned(self, density: float, way: str) -> Any:
-        if way == "gradually":
+        if way == "gradually" and self._by_magnitude:
             return parametrize(self._model, MagnitudeMask(Cubic(density)))
-        if way == "at once, trained" and self._at_once[0] == density:
+        if way == "gradually":  # with shares by error, which gain several points
+            shares = Budget.from_model(self._pruned(density, "at once"))
+            return parametrize(self._model, MagnitudeMask(Cubic()), budget=shares)
+        if self._at_once[0] == density:
             return self._at_once[1]
         data = (self._known,)
-        if way == "by magnitude":
+        if self._by_magnitude:
             found = prune(self._model, density, score="magnitude", budget="uniform")
         else:
             found = prune(self._model, density, score="obs", budget="error", data=data)
