@@ -455,8 +455,9 @@ def summarize() -> None:
     """Writes the page."""
     runs = finished(LINES)
     epochs = {run["part"]: run["epochs"] for run in runs}
-    text = "# Experiments that STR's reviewers asked for\n\nTest accuracy in percent, mean and standard "
-    text += "deviation over seeds; `p`: Welch's test, not corrected for the number of rows. "
+    text = "# Experiments that STR's reviewers asked for\n\n"
+    text += "Test accuracy in percent, mean and standard deviation over seeds; `p`: Welch's test, "
+    text += "not corrected for the number of rows. "
     text += "Learning rates are tuned for each row on a validation split, but in the first table.\n"
     parts = {
         "free": (

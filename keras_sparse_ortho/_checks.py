@@ -30,7 +30,8 @@ def check_density(density: Any, name: str = "density") -> float:
     """Returns `density` as a float; raises DensityError unless it is in (0, 1]."""
     value = as_float(density)
     if not 0.0 < value <= 1.0:  # also for NaN
-        percent = float(density[:-1]) if _is_percent(density) else value
+        in_percent = isinstance(density, str) and re.fullmatch(r"\d+(\.\d+)?%", density)
+        percent = float(density[:-1]) if in_percent else value
         hint = " Give a number, not text." if isinstance(density, str) else ""
         if 2.0 <= percent < 100.0:
             hint += (
@@ -47,10 +48,6 @@ def as_float(value: Any) -> float:
         return math.nan if isinstance(value, bool | str) else float(value)
     except (TypeError, ValueError, OverflowError):
         return math.nan
-
-
-def _is_percent(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?%", value) is not None
 
 
 def check_number(name: str, value: Any) -> float:
@@ -92,13 +89,13 @@ def check_integer(name: str, value: Any, least: int = 1) -> int:
     return int(value)
 
 
-def check_moment(name: str, value: Any, least: int = 0) -> int | float:
+def check_moment(name: str, value: Any) -> int | float:
     """Returns a step as an int, or a fraction of a run in [0, 1] as a float; else ValueError."""
     if isinstance(value, float | np.floating) and 0.0 <= value <= 1.0:
         return float(value)
-    if not is_integer(value) or value < least:
+    if not is_integer(value) or value < 0:
         raise ValueError(
-            f"`{name}` must be a step, an integer of at least {least}, or a fraction of the run, a "
+            f"`{name}` must be a step, an integer of at least 0, or a fraction of the run, a "
             f"float in [0, 1]. Received: {name}={as_text(value)}"
         )
     return int(value)

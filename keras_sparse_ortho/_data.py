@@ -50,7 +50,6 @@ def first_batches(
 def all_rows(data: Any) -> Batch:
     """All rows of any data, in their order, as arrays."""
     batches = first_batches(data, batches=None, shuffle=False)
-
     return keras.tree.map_structure(
         lambda *parts: None if parts[0] is None else np.concatenate(parts), *batches
     )

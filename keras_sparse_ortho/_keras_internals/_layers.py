@@ -32,14 +32,15 @@ def created_trainable(layer: keras.layers.Layer) -> list[Any]:
     return list(layer._trainable_variables)
 
 
-def graph_of(model: keras.Model) -> Any:
+def graph_of(model: Any) -> Any:
     # A Sequential model that knows its input holds a functional one.
     inner = model._functional if isinstance(model, keras.Sequential) else model
-    return inner if hasattr(inner, "_nodes_by_depth") else None
+    is_model = isinstance(model, keras.Model)  # another layer may show the attributes of one
+    return inner if is_model and hasattr(inner, "_nodes_by_depth") else None
 
 
-def is_graph(model: keras.Model) -> bool:
-    """Whether a model is a graph of calls: functional, or Sequential with a known input."""
+def is_graph(model: Any) -> bool:
+    """Whether this is a model of calls: functional, or Sequential with a known input."""
     return graph_of(model) is not None
 
 
@@ -49,8 +50,8 @@ def graph_ends(model: keras.Model) -> tuple[Any, Any]:
     return graph.input, graph.output
 
 
-def computes_its_graph(model: keras.Model) -> bool:
-    """Whether a model is a graph, and its `call` is Keras' own, which runs the graph."""
+def computes_its_graph(model: Any) -> bool:
+    """Whether this is a graph, and its `call` is Keras' own, which runs the graph."""
     return is_graph(model) and type(model).call.__module__.partition(".")[0] == "keras"
 
 

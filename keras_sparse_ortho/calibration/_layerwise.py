@@ -26,14 +26,7 @@ from keras_sparse_ortho._keras_internals import (
 from keras_sparse_ortho._values import assign, digest_of, to_numpy
 from keras_sparse_ortho.calibration._channels import Channels
 from keras_sparse_ortho.calibration._rows import Moments, as_matrices, from_matrices, stop_of
-from keras_sparse_ortho.calibration._solve import (
-    Blocks,
-    Entries,
-    Pattern,
-    obs,
-    refit,
-    wanda,
-)
+from keras_sparse_ortho.calibration._solve import Blocks, Entries, Pattern, obs, refit, wanda
 from keras_sparse_ortho.errors import BudgetError, LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw, Draw, PackedDraw
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight

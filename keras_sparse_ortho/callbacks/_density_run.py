@@ -16,11 +16,7 @@ from keras_sparse_ortho.models import (
     warn_of_gap,
     watch_saving,
 )
-from keras_sparse_ortho.parametrizations import (
-    Parametrization,
-    ScheduledMask,
-    StraightThroughTopK,
-)
+from keras_sparse_ortho.parametrizations import Parametrization, ScheduledMask, StraightThroughTopK
 from keras_sparse_ortho.schedules import Schedule
 
 

@@ -13,12 +13,7 @@ from keras_sparse_ortho.kernels import KernelLayout, Selection
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.orthogonal import Block, GivenBlocks, StructureLike, as_structure
 from keras_sparse_ortho.parametrizations import MagnitudeMask
-from keras_sparse_ortho.pruning import (
-    BudgetLike,
-    parametrize,
-    weights_to_prune,
-    why_not_on_blocks,
-)
+from keras_sparse_ortho.pruning import BudgetLike, parametrize, weights_to_prune, why_not_on_blocks
 from keras_sparse_ortho.schedules import Cubic
 
 

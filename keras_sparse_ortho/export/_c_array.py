@@ -6,12 +6,7 @@ from pathlib import Path
 
 from keras_sparse_ortho._files import atomic_write, path_of
 from keras_sparse_ortho.errors import ExportRouteError, LiteRTFileError
-from keras_sparse_ortho.export._flatbuffer import (
-    name_of,
-    read_model,
-    read_record,
-    write_model,
-)
+from keras_sparse_ortho.export._flatbuffer import name_of, read_model, read_record, write_model
 from keras_sparse_ortho.export._load_litert import read_packed
 
 # Routes that LiteRT Micro can run: no sparse encodings, none that quantize in a call.

@@ -11,12 +11,7 @@ import keras
 from keras_sparse_ortho._keras_internals import computes_its_graph, graph_calls, graph_ends
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import ExportVerificationError
-from keras_sparse_ortho.export._candidates import (
-    Candidate,
-    compare,
-    convert,
-    litert_outputs,
-)
+from keras_sparse_ortho.export._candidates import Candidate, compare, convert, litert_outputs
 from keras_sparse_ortho.export._routes import Route
 from keras_sparse_ortho.export._task import Task, keras_outputs
 from keras_sparse_ortho.quantization import innermost, ranges_of

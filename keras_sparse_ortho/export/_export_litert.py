@@ -58,7 +58,7 @@ def export_litert(
     with `Block(32, 32, regular=True)`: the live blocks are gathered, and multiplied by one grouped
     convolution, in Dense, EinsumDense, Conv1D and Conv2D layers. `+sp` (float32, float16) is
     TensorFlow's EXPERIMENTAL_SPARSITY: smaller files, for unstructured masks as well, but mostly no
-    faster.
+    faster, and not for LiteRT Micro, which lacks their operation.
 
     Args:
         model: A built functional, Sequential or subclassed Keras model, with or without our

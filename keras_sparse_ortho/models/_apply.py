@@ -149,20 +149,18 @@ class Verb(Protocol[P]):
 
 
 def verb(plan: Callable[Concatenate[keras.Model, P], Plan]) -> Verb[P]:
-    @functools.wraps(plan)
-    def act(*args: Any, **kwargs: Any) -> keras.Model:
-        made = plan(*args, **kwargs)
-        return _apply(args[0] if args else kwargs["model"], made, False)
+    def form(in_place: bool) -> Any:
+        @functools.wraps(plan)
+        def act(*args: Any, **kwargs: Any) -> keras.Model:
+            made = plan(*args, **kwargs)
+            return _apply(args[0] if args else kwargs["model"], made, in_place)
 
-    @functools.wraps(plan)
-    def in_place(*args: Any, **kwargs: Any) -> keras.Model:
-        made = plan(*args, **kwargs)
-        return _apply(args[0] if args else kwargs["model"], made, True)
+        signature = inspect.signature(plan).replace(return_annotation="keras.Model")
+        vars(act)["__signature__"] = signature
+        return act
 
-    signature = inspect.signature(plan).replace(return_annotation="keras.Model")
-    for function in (act, in_place):
-        vars(function)["__signature__"] = signature
-    vars(act).update(plan=plan, in_place=in_place)
+    act = form(in_place=False)
+    vars(act).update(plan=plan, in_place=form(in_place=True))
     return cast(Verb[P], act)
 
 
@@ -193,7 +191,7 @@ def apply(model: keras.Model, plan: Plan, *, in_place: bool = False) -> keras.Mo
         >>> kso.models.apply(dense, plan).count_params()  # with the mask
         68
     """
-    return _apply(model, Plan(**{**vars(plan), "targets": dict(plan.targets)}), in_place)
+    return _apply(model, dataclasses.replace(plan, targets=dict(plan.targets)), in_place)
 
 
 def _apply(model: Any, plan: Plan, in_place: bool) -> Any:

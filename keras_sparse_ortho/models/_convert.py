@@ -11,14 +11,7 @@ from keras_sparse_ortho.errors import LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.kernels import PrunableWeight, storages_of, walk
 from keras_sparse_ortho.layers import plain_layer, why_no_block_form
-from keras_sparse_ortho.models._apply import (
-    Plan,
-    Target,
-    blocks_like,
-    check_storage,
-    mask_of,
-    verb,
-)
+from keras_sparse_ortho.models._apply import Plan, Target, blocks_like, check_storage, mask_of, verb
 from keras_sparse_ortho.models._at_density import warn_unless_at_density
 from keras_sparse_ortho.models._rewrite import check_built, prunable_weights
 from keras_sparse_ortho.models._saved_layers import lists_its_layers
@@ -183,7 +176,10 @@ def strip(model: keras.Model) -> Plan:
         new = _thin_layers(own) if id(layer) in in_graphs else None
         if new is None:
             new = plain_layer(own)  # not `make`: of two kernels of one path the plan has one
-            _reset_initializers(own if new is None else new)
+            plain = own if new is None else new
+            for name, value in list(vars(plain).items()):
+                if isinstance(value, SparseInitializer):
+                    setattr(plain, name, keras.initializers.GlorotUniform())
         return new
 
     weights = [w for w in prunable_weights(model, unregistered=True) if w.storage is not None]
@@ -210,12 +206,6 @@ def _finished_storages(model: Any) -> list[Any]:
                     f"Received: {type(storage).__name__}"
                 )
     return found
-
-
-def _reset_initializers(layer: Any) -> None:
-    for name, value in list(vars(layer).items()):
-        if isinstance(value, SparseInitializer):
-            setattr(layer, name, keras.initializers.GlorotUniform())
 
 
 def _thin_layers(wrapper: Any) -> Any:

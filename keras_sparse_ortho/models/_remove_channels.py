@@ -90,7 +90,7 @@ def remove_channels(model: keras.Model) -> keras.Model:
     Reference: Kusupati et al. (ICML 2020), arXiv 2002.03231, for thresholds on channels.
     """
     check_built(model)
-    if not (isinstance(model, keras.Model) and computes_its_graph(model)):
+    if not computes_its_graph(model):
         raise NotPrunableError(
             "Channels can be removed where Keras knows which layer reads which: in functional "
             "models, and Sequential ones with an Input, without a `call` of their own. "
@@ -469,8 +469,7 @@ def flattened(model: Any, weights: Sequence[PrunableWeight]) -> dict[str, int]:
     """How many inputs of a kernel behind Flatten are one channel, by path."""
     found: dict[int, int] = {}  # by layer
     behind: dict[int, int] = {}  # by tensor
-    is_graph = isinstance(model, keras.Model) and computes_its_graph(model)
-    calls, sizes = graph_channels(model) if is_graph else ([], {})
+    calls, sizes = graph_channels(model) if computes_its_graph(model) else ([], {})
     for call in calls:
         times = behind.get(call.inputs[0], 1) if len(call.inputs) == 1 else 1
         found[id(call.layer)] = times

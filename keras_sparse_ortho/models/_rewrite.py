@@ -76,7 +76,9 @@ def check_built(model: Any) -> None:
         )
     if not ((model.built or _has_no_call(model)) and model.weights):
         unbuilt = [path or layer.name for layer, path in walk(model, "") if not layer.built]
-        if unbuilt and not (unbuilt == [model.name] and _only_joins_layers(model)):
+        # A subclassed model such as Keras' Distiller may only have the weights of its layers.
+        builds_nothing = getattr(type(model), "build", None) is keras.Model.build
+        if unbuilt and not (unbuilt == [model.name] and builds_nothing and model.weights):
             raise NotPrunableError(
                 "The model must be built, so that its weights have shapes: give it an Input, or "
                 "call it once on data. "
@@ -97,11 +99,6 @@ def never_called(model: Any) -> list[str]:
 def _has_no_call(model: Any) -> bool:
     """Whether a model's class only trains other models, so that it is never built itself."""
     return getattr(type(model), "call", None) is keras.Model.call
-
-
-def _only_joins_layers(model: Any) -> bool:
-    """Whether a subclassed model, as Keras' Distiller, only has the weights of its layers."""
-    return getattr(type(model), "build", None) is keras.Model.build and bool(model.weights)
 
 
 def weights_of(model: Any) -> list[PrunableWeight]:

@@ -22,13 +22,12 @@ from keras_sparse_ortho.layers import PrunableLayer
 
 
 def is_clonable(model: Any) -> bool:
-    if not isinstance(model, keras.Model) or type(model).__module__.partition(".")[0] != "keras":
-        return False
-    return isinstance(model, keras.Sequential) or is_graph(model)
+    of_keras = type(model).__module__.partition(".")[0] == "keras"
+    return of_keras and (isinstance(model, keras.Sequential) or is_graph(model))
 
 
 def is_graph_of_class(model: Any) -> bool:
-    return isinstance(model, keras.Model) and is_graph(model) and not is_clonable(model)
+    return is_graph(model) and not is_clonable(model)
 
 
 def is_made_from_layers(model: Any) -> bool:

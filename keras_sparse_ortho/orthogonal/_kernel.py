@@ -372,6 +372,7 @@ def exact_orthogonal(
         DensityError: A density outside (0, 1], fewer entries than `least_count`, or a density
             beyond those of the structure.
         LayoutError: A shape that does not fit the layout or the structure.
+        ValueError: An unknown option; a `structure` with other `taps`, or with `start="even"`.
 
     Limits: training does not keep orthogonality. With strides the center tap is not an exact
     isometry.

@@ -68,7 +68,7 @@ class AutoGains:
     @functools.cached_property
     def _following(self) -> dict[str, _Following]:
         model = self._model
-        graph = _Graph(model) if _is_graph(model) else None
+        graph = _Graph(model) if computes_its_graph(model) else None
         return {
             weight.path: graph.following(weight.owner)
             if graph is not None
@@ -169,7 +169,7 @@ class _Graph:
     def _add(self, model: Any) -> None:
         for call in graph_calls(model):
             layer = call.operation
-            if _is_graph(layer):
+            if computes_its_graph(layer):
                 for inside, outside in zip(layer.inputs, call.inputs, strict=False):
                     self._same[id(outside)].append(inside)
                 for inside, outside in zip(layer.outputs, call.outputs, strict=True):
@@ -222,10 +222,6 @@ class _Graph:
                 first = _activation_of(operation) if activation is None else activation
                 for output in call.outputs:
                     yield from self._ends(output, first, seen)
-
-
-def _is_graph(model: Any) -> bool:
-    return isinstance(model, keras.Model) and computes_its_graph(model)
 
 
 def _own_activation(layer: Any, why: str) -> _Following:

@@ -175,10 +175,6 @@ def _linearized(model: Any) -> Iterator[None]:
         yield
 
 
-def _identity(layer: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-    return inputs
-
-
 def _embed_ones(layer: Any, inputs: Any) -> Any:
     row = keras.ops.sum(keras.ops.convert_to_tensor(layer.embeddings), axis=0)
     return keras.ops.broadcast_to(row, (*inputs.shape, *row.shape))
@@ -199,7 +195,7 @@ def _scale_and_shift(layer: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 _CALLS: tuple[tuple[Any, Callable[..., Any]], ...] = (
-    (_IDENTITIES, _identity),
+    (_IDENTITIES, lambda layer, inputs, *args, **kwargs: inputs),
     (L.Embedding, _embed_ones),
     (_BY_INPUT, _scale_and_shift),
 )

@@ -89,7 +89,7 @@ def test_the_last_lines_of_faster_say_what_was_measured(run_example, capsys):
     assert lines[0].endswith(f"{blocks['accuracy']:.2%} on blocks, {dense['accuracy']:.2%} dense")
     ratio = blocks["seconds"] / dense["seconds"]
     assert f"ratio {ratio:.2f}" in lines[1]
-    assert verdict.startswith("An epoch on blocks is" if ratio < 1 else "Not faster here")
+    assert verdict.startswith("An epoch on blocks is" if ratio < 1 else "It is no faster here")
 
     for name in ("dense", "blocks"):
         model = keras.saving.load_model(folder / f"{name}.keras")
