@@ -1,6 +1,6 @@
 """A trained network as a small file, beside its dense rivals: ``make demo``.
 
-    python examples/quickstart.py                 # two to three minutes
+    python examples/quickstart.py                 # about four minutes on two cores
     KERAS_BACKEND=jax python examples/quickstart.py
 
 A network of three layers of 1024 units is trained on scikit-learn's handwritten digits and written
