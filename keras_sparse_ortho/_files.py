@@ -118,7 +118,7 @@ def is_full(folder: pathlib.Path, reasons: Iterable[str]) -> bool:
 def disk_full(folder: pathlib.Path, reason: str) -> OSError:
     return OSError(
         errno.ENOSPC,
-        "No room for the files of the export: a copy of the model and a file for each route are "
+        "Not enough disk space for the export: a copy of the model and a file for each route are "
         "kept beside the target until one file is final. Free some space or write to another "
         f"disk. Received: {shutil.disk_usage(folder).free} free bytes in {str(folder)!r}; "
         f"{reason[:300]}",

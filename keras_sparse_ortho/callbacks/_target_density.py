@@ -55,7 +55,7 @@ class ThresholdSteering:
         counted = sorted({threshold.counted for threshold in thresholds})
         if len(counted) > 1:
             raise NotPrunableError(
-                "TargetDensity steers one density: that of entries, or that of ranks. "
+                "TargetDensity controls either the density of entries or that of ranks, not both. "
                 f"Received: a model with thresholds on both, {counted}"
             )
         self._thresholds, self._warned_of = list(thresholds), set()
@@ -126,8 +126,7 @@ class ThresholdSteering:
         if found.unreachable > count:
             self._tell(
                 ["unreachable"],
-                "More entries than may stay live are larger than any threshold of this `g`; use "
-                "g='exp' or 'softplus'",
+                "No threshold of this `g` gives the target density; use g='exp' or 'softplus'",
                 f"{found.unreachable} such entries, {count} to keep",
             )
         self._tell(

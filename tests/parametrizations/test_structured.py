@@ -323,7 +323,7 @@ def test_what_low_rank_refuses():
         LowRankSoftThreshold(0)
     model = kso.parametrize(network(), LowRankSoftThreshold(), include="hidden")
     model = kso.parametrize(model, ChannelSoftThreshold(), include="conv")
-    with pytest.raises(NotPrunableError, match=r"one density.*Received: .*'entries', 'ranks'"):
+    with pytest.raises(NotPrunableError, match=r"not both.*Received: .*'entries', 'ranks'"):
         fitted(model, TargetDensity(0.5))
 
 
