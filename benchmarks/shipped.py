@@ -248,8 +248,8 @@ def files() -> None:
     for data, net in TIMED:
         settings = {"data": data, "net": net, "method": "timed"}
         row = next((one for one in finished(file) if settings.items() <= one.items()), None)
-        if row is None and data in loaded and not options.summary:
-            row = settings | {"ms": timed(loaded[data], net)}
+        if row is None and (data, net) in trained and not options.summary:
+            row = settings | {"ms": timed(loaded.get(data) or load(data), net)}
             append(file, row)
         runs += [row] if row else []
     how = "; ".join(

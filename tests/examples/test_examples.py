@@ -66,7 +66,7 @@ def test_quickstart(tmp_path):
     options = ("--epochs", 2, "--minutes", 0.1, "--seed", 3, "--output", tmp_path / "out")
     said = run_python(FOLDER / "quickstart.py", *options)
     assert f"1347 training and 450 test images; backend {BACKEND}" in said
-    found = re.findall(r"^(\D.+?) +([\d.]+)% +([\d,]+) +([\d.]+)$", said, re.MULTILINE)
+    found = re.findall(r"^(\D.+?) +([\d.]+)% +([\d,]+) +[\d,]+ +([\d.]+)$", said, re.MULTILINE)
     names = [name for name, *_ in found]
     assert names == ["dense float32", "dense int8", "dense int4", "kso.shrink", names[-1]]
     assert names[-1].startswith("live blocks")
