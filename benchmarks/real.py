@@ -3,7 +3,7 @@
     python benchmarks/real.py [--networks rnet silero] [--minutes 10]
 
 The packages are fetched into `out/real` by pip. Each network is rebuilt in Keras with its weights,
-and compared with what its package computes. Rows are files of installed packages (magika), pieces
+and compared with its package. Rows are files of installed packages (magika), pieces
 of the pictures that packages have (mtcnn), and speech of espeak-ng, which must be installed
 (silero). Files are kept in `out/real/files`, and made once. Each is a line of `results/real.jsonl`;
 `results/real.md` has the tables.
@@ -531,7 +531,7 @@ def summarize() -> None:
     text = "# Trained networks of Python packages\n\n"
     text += (
         f"{machine()}. Networks that somebody uses, rebuilt in Keras with their weights; "
-        "`apart` is the largest difference from what their package computes. Score: agreement "
+        "`apart` is the largest difference from their package's outputs. Score: agreement "
         "with the dense network's class in percent, with the 95% interval of the bootstrap over "
         "rows, on rows of other origin than all that made the files. `ms`: median of one call with "
         "one row on one thread, all files of a network in turn. `s`: from the network to the file. "
@@ -561,7 +561,7 @@ def summarize() -> None:
         header = ["model", "route", "score", "95%", "bytes", "gzip", "ms", "s"]
         text += markdown(header, rows) + "\n"
         for run in (run for run in runs if "report" in run):
-            text += f"What `shrink` printed, for `{run['route']}`:\n\n"
+            text += f"Printed by `shrink` for `{run['route']}`:\n\n"
             text += f"```text\n{run['report']}\n```\n\n"
     write("real", text)
 

@@ -36,7 +36,7 @@ PATTERNS = {
     r"\b(?:so that|(?:by|in|of|with) which)\b",
     "'is to be'": r"\b(?:is|are|was|were) (?:not )?to (?:be|have)\b|\bmay not do\b",
     "no term of the field": r"\b(?:is|are|be|was|were) (?:told|said)\b|\ban own\b",
-    "the verb comes last, or is missing": rf"{BEGIN}Not (?!all\b|every\b)\w+",
+    "the verb comes last, or is missing": rf"{BEGIN}Not (?!all\b|enough\b|every\b)\w+",
     "a paraphrase": r"\bc[ao]me(?:s|ing)? (?:about|near)\b|\bby the one word\b|\bnear to\b"
     r"|\btakes? (?:it|them|this) for\b",
     "an old word": r"\b(?:anew|as ever|ever|hereby|likewise|thereby|therein|thereof)\b",

@@ -141,7 +141,7 @@ def test_sparsify_warns_where_training_is_lost():
         kso.sparsify(model, 0.5, seed=0)
     copied = keras.models.clone_model(model)
     copied.set_weights(model.get_weights())
-    with pytest.warns(UserWarning, match=r"'head/kernel', which differs from what its"):
+    with pytest.warns(UserWarning, match=r"'head/kernel', which differs from the draw of its"):
         kso.sparsify(copied, 0.5, seed=0)
     kso.prune(model, 0.5)  # keeps what was trained
 
@@ -151,7 +151,7 @@ def test_einsum_dense_draws_with_fans_of_its_own_and_is_fresh_all_the_same():
     model = keras.Sequential([keras.Input((5, 128)), layer])
     kso.sparsify(model, 0.5, seed=0)  # not a word
     layer.kernel.assign(array(layer.kernel) + 1e-3)
-    with pytest.warns(UserWarning, match=r"'heads/kernel', which differs from what its"):
+    with pytest.warns(UserWarning, match=r"'heads/kernel', which differs from the draw of its"):
         kso.sparsify(model, 0.5, seed=0)
 
 
