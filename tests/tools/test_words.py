@@ -1,5 +1,7 @@
 """The lint of words: each pattern is found in every kind of text, and code is left alone."""
 
+import re
+
 import pytest
 
 from tools import words
@@ -47,3 +49,11 @@ def test_a_hit_has_its_place_and_fails_the_lint(tmp_path, capsys):
     page.write_text(f"{CLEAN}\n\n{CLEAN}\nThe masks are drawn\nanew.\n")
     assert words.main([str(page)]) == 1
     assert capsys.readouterr().out == f"{page}:3: an old word: The masks are drawn anew.\n"
+
+
+def test_no_address_of_a_package_registry():
+    registries = "|".join(["pypi", "pythonhosted", "npmjs", "anaconda"])
+    for pattern in ("*.md", "docs/**/*.md", "examples/**/*.py", "benchmarks/*.py", "tools/*.py"):
+        for path in words.ROOT.glob(pattern):
+            found = re.search(rf"\b(?:{registries})\.(?:org|com)", path.read_text(encoding="utf-8"))
+            assert not found, f"{path}: {found}"
