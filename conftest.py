@@ -62,18 +62,21 @@ def _backends(item: pytest.Item) -> tuple[str, ...]:
         return ("tensorflow",)
     if item.get_closest_marker("not_tensorflow"):
         return ("jax", "torch")
-    return (
-        ("tensorflow", "jax", "torch") if item.get_closest_marker("core") else ("tensorflow", "jax")
-    )
+    return ("tensorflow", "jax", *(("torch",) if item.get_closest_marker("core") else ()))
 
 
 def _belongs(item: pytest.Item, config: pytest.Config) -> bool:
     """Whether ``item`` is part of this run."""
-    if item.get_closest_marker("slow") and not config.getoption("--slow"):
-        return False
     backends = _backends(item)
-    if config.getoption("--spread"):
-        # By its name, so that each run and each worker of xdist draws the same one.
+    if not config.getoption("--slow"):
+        slow = {name for mark in item.iter_markers("slow_on") for name in mark.args}
+        everywhere = item.get_closest_marker("slow") is not None
+        backends = tuple(name for name in backends if not everywhere and name not in slow)
+    one = config.getoption("--spread") and item.get_closest_marker("each_backend") is None
+    if one and backends:
+        # By its name, so that each run and each worker of xdist draws the same one. Torch, which
+        # compiles nothing, is drawn as often as the two others together.
+        backends += ("torch",) if len(backends) == 3 else ()
         backends = (backends[zlib.crc32(item.nodeid.encode()) % len(backends)],)
     return BACKEND in backends
 

@@ -88,25 +88,14 @@ def jit_if_quicker():
     return keras.backend.backend() == "jax"
 
 
-def slow_on_jax(test):
-    """Marks a test that compiles for long on JAX, and runs quickly on TensorFlow in every run."""
-    return pytest.mark.slow(test) if keras.backend.backend() == "jax" else test
+slow_on_jax = pytest.mark.slow_on("jax")  # it compiles for long
+slow_on_tensorflow = pytest.mark.slow_on("tensorflow")  # it is traced for long
+slow_where_traced = pytest.mark.slow_on("tensorflow", "jax")  # so many kinds of layers
 
 
 def slow_case_on_jax(*values):
     """The parameters of a case that takes seconds on JAX, where it is left to the slow tests."""
-    slow = keras.backend.backend() == "jax"
-    return pytest.param(*values, marks=[pytest.mark.slow] if slow else [])
-
-
-def slow_on_tensorflow(test):
-    """Marks a test that TensorFlow traces for long, and that the quick run has on JAX and torch."""
-    return pytest.mark.slow(test) if keras.backend.backend() == "tensorflow" else test
-
-
-def slow_where_traced(test):
-    """Marks a test of so many kinds of layers that the quick run has it on torch alone."""
-    return slow_on_jax(slow_on_tensorflow(test))
+    return pytest.param(*values, marks=slow_on_jax)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,10 @@ from tests.helpers import run_python
 pytestmark = pytest.mark.numpy_only
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])
+@pytest.mark.parametrize(
+    "backend",
+    ["jax", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tensorflow", "torch"))],
+)
 def test_only_the_backend_is_loaded(backend):
     code = """
 import sys

@@ -14,6 +14,7 @@ from keras_sparse_ortho.schedules import Cubic
 from tests.callbacks.runs import live
 from tests.helpers import array, assert_same, optimizer_slots
 
+pytestmark = pytest.mark.each_backend
 BACKEND = keras.backend.backend()
 SIZE = 32 * 64 + 64 * 4
 FALL = Cubic(0.25, begin_step=0, end_step=16, frequency=2)

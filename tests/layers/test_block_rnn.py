@@ -9,7 +9,7 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError
 from keras_sparse_ortho.layers import BlockSparseGRUCell, BlockSparseLSTMCell, BlockSparseRNN
-from tests.helpers import array, classifier_loss, data, jit_if_quicker, reloaded
+from tests.helpers import array, classifier_loss, data, jit_if_quicker, reloaded, slow_where_traced
 
 L = keras.layers
 pytestmark = pytest.mark.core
@@ -45,10 +45,8 @@ KINDS = {
     ),
 }
 # Both ways in one layer take twice as long to trace: the quick run has them on torch.
-TRACED = keras.backend.backend() != "torch"
 CASES = [
-    pytest.param(kind, marks=[pytest.mark.slow] if kind == "both ways" and TRACED else [])
-    for kind in KINDS
+    pytest.param(kind, marks=slow_where_traced if kind == "both ways" else ()) for kind in KINDS
 ]
 
 

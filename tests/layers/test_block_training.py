@@ -152,7 +152,10 @@ def trained(storage):
     return {weight.path: weight.value for weight in weights} | others
 
 
-@pytest.mark.parametrize("storage", ["blocks", "masked", slow_case_on_jax("compact")])
+@pytest.mark.parametrize(
+    "storage",
+    ["blocks", pytest.param("masked", marks=pytest.mark.slow), slow_case_on_jax("compact")],
+)
 def test_two_devices_agree_with_one(storage):
     one, begun = trained("blocks"), kso.prunable_weights(transformer("blocks"))
     assert len(begun) == 9

@@ -172,8 +172,7 @@ def test_dense_models(make):
 
 
 # A model that is cloned is only read; on JAX it compiles for long.
-ON_JAX_SLOW = [pytest.mark.slow] if keras.backend.backend() == "jax" else []
-FORMS = [written, pytest.param(functional, marks=ON_JAX_SLOW)]
+FORMS = [written, pytest.param(functional, marks=pytest.mark.slow_on("jax"))]
 
 
 @pytest.mark.core

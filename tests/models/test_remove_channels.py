@@ -160,7 +160,10 @@ NETWORKS = {
 
 
 # JAX compiles every operation for every shape: minutes for all of them.
-HERE = ["chain", "branches"] if keras.backend.backend() == "jax" else list(NETWORKS)
+HERE = [
+    pytest.param(name, marks=() if name in ("chain", "branches") else pytest.mark.slow_on("jax"))
+    for name in NETWORKS
+]
 
 
 @pytest.mark.core

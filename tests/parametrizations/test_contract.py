@@ -85,13 +85,13 @@ def _runs():
 
     torch, where nothing is compiled, has all of them in every run.
     """
-    backend = keras.backend.backend()
+    backend, each = keras.backend.backend(), pytest.mark.each_backend
     quick = {"tensorflow": ["soft"], "jax": ["soft", "top_k"]}.get(backend, METHODS)
     for method in METHODS:
         if backend == "tensorflow" and method not in quick:
-            marks = () if method == "top_k" else pytest.mark.slow
+            marks = [each] if method == "top_k" else [pytest.mark.slow]
             yield pytest.param((method, False), id=method, marks=marks)
-        marks = () if method in quick else pytest.mark.slow
+        marks = [each] if method in quick else [pytest.mark.slow]
         yield pytest.param((method, jit(always=True)), id=f"{method}-xla", marks=marks)
 
 

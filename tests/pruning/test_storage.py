@@ -87,9 +87,7 @@ def test_mixed_precision_trains_as_with_masks(policy):
 
 
 CONVERTED = [(o, s) for o in ("adamw_clipped", "averaged", "accumulated") for s in STORAGES]
-QUICK = [("adamw_clipped", "masked"), ("adagrad", "compact")]
-if keras.backend.backend() != "jax":
-    QUICK.append(("averaged", "compact"))
+QUICK = [("adamw_clipped", "masked"), ("adagrad", "compact"), ("averaged", "compact")]
 
 
 @pytest.mark.parametrize(
