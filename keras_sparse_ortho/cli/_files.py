@@ -26,7 +26,7 @@ def read_keras(path: str) -> Any:
     elif is_hdf5 or path.endswith((".h5", ".hdf5")):
         rule = (
             "HDF5 files (.h5) are refused, because they may hold code that Keras would run. If you "
-            "trust the file, load it in Python and save it anew: model.save('model.keras')"
+            "trust the file, load it in Python and save it again: model.save('model.keras')"
         )
     elif not zipfile.is_zipfile(path):
         rule = "This is not a Keras model: a .keras file is a zip archive, as `model.save` writes"

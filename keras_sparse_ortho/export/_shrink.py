@@ -93,11 +93,11 @@ def shrink(
         minutes: float. About how long to try. The dense files take what they take.
         metric: `"agreement"`, for logits; `"closeness"`; or a function of wanted and given outputs
             that scores each row between 0 and 1.
-        seed: int. Of the choice of rows that judge, and of training.
+        seed: int. Decides which rows judge, and the order of training.
         verbose: bool or `"auto"`. Whether to log steps to standard error; "auto": in a terminal.
 
     Returns:
-        A `ShrinkReport` with the table of what was tried; it can be plotted.
+        A `ShrinkReport` with the table of all trials; it can be plotted.
 
     Raises:
         ShrinkError: If no file is within the limits. Nothing is written then.
@@ -161,7 +161,7 @@ class _Steps:
 
 
 class _Rows:
-    """The rows that judge, those that train, and of these the ones that calibrate."""
+    """The rows that judge and the rows that train, the first of which calibrate."""
 
     def __init__(self, model: Any, data: Any, metric: Any, seed: int, seconds: float) -> None:
         self.x, labels, _ = all_rows(data)

@@ -16,7 +16,7 @@ from keras_sparse_ortho.parametrizations import ScheduledMask
 
 _WARM = 0.05  # of the steps
 _LEAST = 1e-30  # a probability whose logarithm float32 still knows
-_ROUNDED = 1e-6  # so near to 1 float32 rounds probabilities
+_ROUNDED = 1e-6  # at this distance from 1 float32 rounds probabilities
 _SUM = 1e-3  # so far from 1 are sums of probabilities
 
 
@@ -50,7 +50,7 @@ def distill(
         epochs: Passes over the rows.
         batch_size: Rows of a step.
         learning_rate: The highest rate.
-        seed: Of the order of the rows. `None`: another in every call.
+        seed: Decides the order of the rows. `None`: another in every call.
         verbose: As for `fit`.
 
     Returns:
@@ -168,7 +168,7 @@ def _same(values: Any) -> Any:
 
 
 def _logits_of(output: np.ndarray) -> Callable[[Any], Any]:
-    """What takes an output of this kind to logits: the inverse of softmax, of sigmoid, or none."""
+    """The function from such outputs to logits: the inverse of softmax, of sigmoid, or none."""
     found = probabilities(output)
     return {"softmax": _centered_logarithm, "sigmoid": _logit}.get(found or "", _same)
 
