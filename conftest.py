@@ -74,9 +74,7 @@ def _belongs(item: pytest.Item, config: pytest.Config) -> bool:
         backends = tuple(name for name in backends if not everywhere and name not in slow)
     one = config.getoption("--spread") and item.get_closest_marker("each_backend") is None
     if one and backends:
-        # By its name, so that each run and each worker of xdist draws the same one. Torch, which
-        # compiles nothing, is drawn as often as the two others together.
-        backends += ("torch",) if len(backends) == 3 else ()
+        # By its name, so that each run and each worker of xdist draws the same one.
         backends = (backends[zlib.crc32(item.nodeid.encode()) % len(backends)],)
     return BACKEND in backends
 
