@@ -42,7 +42,7 @@ def identity(run: Run) -> tuple:
 
 
 def changed(run: Run) -> str:
-    """The settings in which a run differs from those of the file, as a part of a title."""
+    """The settings that differ between a run and the file, as a part of a title."""
     return "".join(f", {name}: {value}" for name, value in (run.get("settings") or {}).items())
 
 

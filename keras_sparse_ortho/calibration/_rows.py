@@ -46,7 +46,7 @@ class Moments:
 
 
 class GramStop:
-    """Sums the moments of a layer's rows for `solve(used, held)`; one sample in four is held."""
+    """Sums the moments of rows of a layer for `solve(used, held)`; a quarter is held out."""
 
     def __init__(
         self, weight: PrunableWeight, layer: Any, rows: Rows, solve: Callable[..., None]

@@ -228,9 +228,9 @@ class _Search:
         while todo:
             density, start, tried = todo[at], time.monotonic(), []
             for way in ways:
-                name, make = f"density {density:g}, {way}", partial(self._pruned, density, way)
+                make = partial(self._scheduled if way == "gradually" else self._pruned, density)
                 rows = training if way in ("at once, trained", "gradually") else {}
-                tried.append((*self._made(name, make, rows, route), way))
+                tried.append((*self._made(f"density {density:g}, {way}", make, rows, route), way))
                 if tried[-1][0].mean >= least:
                     break
             best, model, way = max(tried, key=lambda one: one[0].mean)
@@ -280,12 +280,12 @@ class _Search:
             return self.trials[-1], None
         return self._try(name, found, route, start), found
 
-    def _pruned(self, density: float, way: str) -> Any:
-        if way == "gradually" and self._by_magnitude:
-            return parametrize(self._model, MagnitudeMask(Cubic(density)))
-        if way == "gradually":  # with shares by error, which gain several points
-            shares = Budget.from_model(self._pruned(density, "at once"))
-            return parametrize(self._model, MagnitudeMask(Cubic()), budget=shares)
+    def _scheduled(self, density: float) -> Any:
+        """Masks on a schedule, with the shares of pruning at once: they gain several points."""
+        shares = Budget.from_model(self._pruned(density))
+        return parametrize(self._model, MagnitudeMask(Cubic()), budget=shares)
+
+    def _pruned(self, density: float) -> Any:
         if self._at_once[0] == density:
             return self._at_once[1]
         data = (self._known,)
