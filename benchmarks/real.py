@@ -455,7 +455,7 @@ Made = dict[tuple[str, str], tuple[keras.Model, float]]
 
 
 def made(dense: keras.Model, rows: np.ndarray, how: str, route: str, known: Made) -> Any:
-    """The model of a case and its seconds; it starts from what others have made already."""
+    """The model of a case and its seconds; it starts from the models that others made."""
     route = route if "trained" in how else ""
     if (how, route) not in known:
         *before, step = how.split(", ")
@@ -665,14 +665,24 @@ def summarize() -> None:
         f"{machine()}. Networks that somebody uses, rebuilt in Keras with their weights; "
         "`apart` is the largest difference from their package's outputs. Score: agreement "
         "with the dense network's class in percent, with the 95% interval of the bootstrap over "
-        "rows, on rows of other origin than all that made the files. `ms`: median of one call with "
-        "one row on one thread, all files of a network in turn. `s`: from the network to the file. "
+        "rows, on rows of other origin than all that made the files. Accuracy: percent of those "
+        "rows whose label is known, with the dense network's in the line above the table. `ms`: "
+        "median of one call with one row on one thread, all files of a network in turn; `no AMX`: "
+        "the same where the system refuses AMX to the process. `s`: from the network to the file, "
+        "steps before it included, on a busy machine. "
         "Models without a density are the dense one; `trained` and `4 bits` (weights): one pass "
         "of quantization-aware training; `distilled` and `gradually`: three passes; all without "
-        "labels. `shrink` had nothing but the data.\n\n"
+        "labels. `gradually`: each layer to the density that `at once` gives it by its error. "
+        "`channels`: inputs of all layers but the first and the heads. `shrink` had nothing but "
+        "the data.\n\n"
     )
     for name, about in ABOUT.items():
         runs = [run for (network, *_), run in latest.items() if network == name]
+        order = {case: number for number, case in enumerate(cases(name))}
+        runs = sorted(
+            (run for run in runs if (run["how"], run["route"]) in order),
+            key=lambda run: order[run["how"], run["route"]],
+        )
         if not runs:
             continue
         first = runs[0]
@@ -680,17 +690,23 @@ def summarize() -> None:
             f"## {name}\n\n{about}; {first['rows']:,} rows, {first['tested']:,} to test. Apart: "
         )
         text += f"{first['apart']:.1e}.\n\n{TAKE.get(name, '')}\n\n"
+        known = "accuracy" in first
+        header = ["model", "route", "score", "95%", *(["accuracy"] if known else [])]
+        header += ["bytes", "gzip", "ms", "no AMX", "s"]
         rows = []
         for run in runs:
             cells = [run["how"], run["route"]]
             if "reason" in run:
-                rows.append([*cells, f"no file: {run['reason']}", *[""] * 5])
+                rows.append([*cells, f"no file: {run['reason']}", *[""] * (len(header) - 3)])
                 continue
             score = [100 * run[key] for key in ("mean", "low", "high")]
             cells += [f"{score[0]:.1f}", f"{score[1]:.1f} to {score[2]:.1f}"]
-            cells += [f"{run['bytes']:,}", f"{run['gzip']:,}", f"{run['ms']:.3g}"]
+            cells += [f"{100 * run['accuracy']:.1f}"] if known else []
+            cells += [f"{run['bytes']:,}", f"{run['gzip']:,}"]
+            cells += [f"{run[key]:.3g}" for key in ("ms", "ms_without_amx")]
             rows.append([*cells, str(run["seconds"])])
-        header = ["model", "route", "score", "95%", "bytes", "gzip", "ms", "s"]
+        if known:
+            text += f"Accuracy of the dense network: {100 * first['dense_accuracy']:.1f}.\n\n"
         text += markdown(header, rows) + "\n"
         for run in (run for run in runs if "report" in run):
             text += f"Printed by `shrink` for `{run['route']}`:\n\n"
