@@ -141,11 +141,16 @@ def _mtcnn(size: int, blocks: list[tuple[int, int, int, str]], dense: int, heads
                 y = layers.MaxPooling2D(pool, 2, padding=padding)(y)
         head: Any = lambda units, kind: layers.Conv2D(units, 1, activation=kind)  # noqa: E731
         if dense:
-            y = layers.Flatten()(layers.Permute((2, 1, 3))(y))
-            y = layers.PReLU()(layers.Dense(dense)(y))
+            _, *places, channels = y.shape
+            y = layers.PReLU()(layers.Dense(dense)(layers.Flatten()(y)))
             head = layers.Dense
         model = keras.Model(given, [head(n, "softmax" if n == 2 else None)(y) for n in heads])
-        model.set_weights(_mtcnn_weights(size))
+        weights = _mtcnn_weights(size)
+        if dense:  # theirs takes columns before rows
+            at, kernel = next((k, w) for k, w in enumerate(weights) if w.ndim == 2)
+            sorted_rows = kernel.reshape(*places[::-1], channels, dense).swapaxes(0, 1)
+            weights[at] = sorted_rows.reshape(kernel.shape)
+        model.set_weights(weights)
         return model
 
     return build
@@ -445,7 +450,9 @@ def cases(name: str) -> list[Case]:
             *(f"at once, {density}, distilled, 4 bits" for density in (0.35, 0.2)),
         ]
         hows += ["gradually, 0.1"]
-    found += [(how, _INT8) for how in [*hows, "channels, 0.7, distilled"]]
+    found += [
+        (how, _INT8) for how in [*hows, *(f"channels, {one}, distilled" for one in (0.7, 0.5))]
+    ]
     found += [("blocks of 16, 0.5, distilled", "dynamic_int8+blocks")]
     return [*found, ("shrink", "gzip"), ("shrink", "small")]
 
