@@ -81,7 +81,8 @@ class ShrinkReport:
             found.append(
                 f"A dense {own.route} file has {size:.2f} its bytes, {speed:.2f} its time."
             )
-        good = [one for one in there if self.dense.mean - one.score.mean <= self.max_drop]
+        least = round(self.dense.mean - self.max_drop, 9)
+        good = [one for one in there if one.score.mean >= least]
         packed = min(good, key=lambda one: one.gzip_bytes, default=taken)
         if packed.gzip_bytes < 0.9 * taken.gzip_bytes:
             found.append(f"Under gzip {packed.name}, {packed.route} has fewest; for *.tflite.gz.")
