@@ -51,7 +51,8 @@ _FEW_ROWS = 1500  # too few to train on
 _CALIBRATION = 512
 _PASSES = 3
 _MINUTE = 60.0  # pruning at once may take as long, whatever was asked for
-_LOW_RATE = 5e-4  # of training in 4 bits, for a pass
+_RATES = {"at once, trained": 1e-3, "gradually": 3e-3}
+_LOW_RATE = 3e-4  # of training in 4 bits
 _DIGITS = 9  # 1 - 0.99 is more than 0.01
 _REFUSALS = (ExportRouteError, ExportConversionError, ExportVerificationError, NotPrunableError)
 
@@ -190,11 +191,12 @@ class _Rows:
         own = None if labels is None else rows_at(labels, judging)
         self.judge = Judge(keras.tree.flatten(want), own, metric)
 
-    def to_train(self, count: int, **options: Any) -> dict[str, Any]:
-        """Arguments of `distill` for so many rows; none if they are too few."""
-        chosen = self.training[:count]
-        few = len(chosen) < _FEW_ROWS
-        return {} if few else options | {"data": (rows_at(self.x, chosen),)}
+    def to_train(self, seconds: float, passes: int, **options: Any) -> dict[str, Any]:
+        """Arguments of `distill` for the rows that the time allows; none if they are too few."""
+        # A step takes about four times as long as its forward pass.
+        chosen = self.training[: int(seconds / (4 * passes * self.each))]
+        found = options | {"data": (rows_at(self.x, chosen),), "epochs": passes}
+        return found if len(chosen) >= _FEW_ROWS else {}
 
 
 class _Search:
@@ -216,17 +218,16 @@ class _Search:
         """Prunes to lower densities while the score is at least so high, else to higher ones.
 
         Each density is reached in one way after the other, until one is good; a way that failed is
-        not tried for lower ones, and for higher ones only the first and the best. Networks are judged by their
-        files in int8; then a good one is tried in 4 bits, and if it is bad, the next.
+        not tried for lower ones, and for higher ones only the first and the best. Networks are
+        judged by their files in int8; then a good one is tried in 4 bits, and if it is bad, the
+        next.
         """
         spare = max(seconds - self._say(), 0.0) / 4  # for a trial
-        # A step takes about four times as long as its forward pass.
-        count = int(spare / (4 * self._rows.each))  # for a pass
         solved = self._rows_to_solve_on(max(spare, _MINUTE))
         self._by_magnitude = solved < _BATCH
         ways = ["by magnitude"] if self._by_magnitude else ["at once"]
         self._known = rows_at(self._rows.calibration, slice(0, max(solved, _BATCH)))
-        training = self._rows.to_train(count // _PASSES, epochs=_PASSES, seed=seed)
+        training = self._rows.to_train(spare, _PASSES, seed=seed)
         if training:
             ways += ["gradually"] if self._by_magnitude else ["at once, trained", "gradually"]
         whole = [one for one in self.trials if "int8" in one.route] or self.trials[:1]
@@ -236,7 +237,8 @@ class _Search:
             density, start, tried = todo[at], time.monotonic(), []
             for way in ways:
                 make = partial(self._scheduled if way == "gradually" else self._pruned, density)
-                rows = training if way in ("at once, trained", "gradually") else {}
+                rate = _RATES.get(way)
+                rows = training | {"learning_rate": rate} if training and rate else {}
                 tried.append((*self._made(f"density {density:g}, {way}", make, rows, route), way))
                 if tried[-1][0].mean >= least:
                     break
@@ -255,10 +257,13 @@ class _Search:
         # Stored in 4 bits all are of one size: the most accurate is the best.
         for name, model in reversed(good) if self._packed else good:
             make = partial(_in_4_bits, model)
-            once = self._rows.to_train(count, epochs=1, learning_rate=_LOW_RATE, seed=seed)
+            low = {"learning_rate": _LOW_RATE, "seed": seed}
+            left = max(seconds - self._say(), spare / _PASSES)
+            rows = self._rows.to_train(left, _PASSES, **low)
+            rows = rows or self._rows.to_train(left, 1, **low)
             # Compressed, integers of 15 values are as small in int8, which is faster.
             to = route if self._packed else "dynamic_int4"
-            found, _ = self._made(f"{name}, int4", make, once, to)
+            found, _ = self._made(f"{name}, int4", make, rows, to)
             if found.mean >= least or self._say() > seconds:
                 break
 

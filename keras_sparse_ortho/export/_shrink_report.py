@@ -91,10 +91,10 @@ class ShrinkReport:
         return tuple(found)
 
     def __str__(self) -> str:
-        titles = f"  {'made by':30}{'route':14}{'score':>11}{'95%':>14}"
+        titles = f"  {'made by':32}{'route':14}{'score':>11}{'95%':>14}"
         lines = [titles + f"{'bytes':>12}{'gzip':>12}{'ms':>9}{'s':>6}"]
         for one in self.trials:
-            line = f"{'->' if one is self.taken else '  '}{one.name:30}{one.route:14}"
+            line = f"{'->' if one is self.taken else '  '}{one.name:32}{one.route:14}"
             if one.reason is not None:
                 lines.append(f"{line} no file: {one.reason}")
                 continue
