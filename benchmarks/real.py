@@ -674,10 +674,10 @@ ABOUT = {
 TAKE = {
     "magika": "**Take density 0.3 gradually, then 4 bits, compressed**: half a point of accuracy "
     "below dense, a third of the bytes of int8, two thirds of 4 bits, as fast. As stored, blocks "
-    "are smallest and as accurate as dense, and take three times as long. Agreement falls more than accuracy: the answers that "
-    "change are those where the network was not sure. Static int8 loses all (it rounds the "
-    "statistics of LayerNormalization), and 0.1 at once. No channel can go: LayerNormalization "
-    "reads all of them.",
+    "are smallest and as accurate as dense, and take three times as long. Agreement falls more "
+    "than accuracy: the network was not sure of the answers that change. Static int8 loses all "
+    "(it rounds the statistics of LayerNormalization), and so does 0.1 at once. No channel can "
+    "go: LayerNormalization reads all of them.",
     "pnet": "**Take dense int8**: the network has 6,600 weights, and a third of its file is not "
     "weights. Density 0.5 at once costs a point and a fifth of the compressed bytes; all else "
     "loses two points or more, 4 bits as well. Its layers are too narrow for blocks.",
