@@ -190,3 +190,15 @@ def test_no_stage_of_the_pipeline_loses_a_zero(tmp_path):
     assert f"zeros {13584 - 2717} of {13584 - 2717}" in done
     assert abs(stages["trained with XLA"]["accuracy"] - stages["stripped"]["accuracy"]) < 1e-9
     assert (tmp_path / "model.tflite").stat().st_size < 25_000
+
+
+@pytest.mark.slow  # a CNN, three files
+@pytest.mark.tensorflow_only
+def test_the_folder_for_a_raspberry_pi_answers_as_keras(tmp_path):
+    options = ("--epochs", 1, "--minutes", 0, "--output", tmp_path / "pi")
+    said = run_python(FOLDER / "raspberry_pi.py", *options)
+    same = int(re.search(r"(\d+) of 200 rows have the class that Keras gives them", said)[1])
+    assert same >= 195
+    assert {one.name for one in (tmp_path / "pi").iterdir()} == {
+        *("model.tflite.gz", "rows.npz", "run.py")
+    }
