@@ -56,8 +56,7 @@ class ExactOrthogonal(SparseInitializer):
         gain: float, scale of the kernel, e.g. `sqrt(2)` for ReLU; or `"auto"` as a pattern for
             `sparsify`, which chooses it by the next layers:
 
-            - normalization: the norm of the layer's default initializer under the same mask, which
-              acts as a learning rate there;
+            - normalization: the norm of the layer's default initializer under the same mask;
             - an odd activation such as tanh: `keras_sparse_ortho.analysis.critical_gain`, with the
               standard deviation of a `RandomNormal` bias initializer;
             - another activation: `E[phi(z)^2]^(-1/2)`, `sqrt(2)` for ReLU;
@@ -69,9 +68,8 @@ class ExactOrthogonal(SparseInitializer):
             `(*spatial, in, out)`. Set it for EinsumDense, grouped, depthwise or transposed
             convolutions and recurrent kernels; a wrapped layer knows its own.
         structure: As in `exact_orthogonal`, or a short form: `"2:4"`, `"32x32"`, `(32, 32)`.
-        start: As in `exact_orthogonal`.
-        taps: As in `exact_orthogonal`. Default: `"center"`; where `sparsify` chooses the gain and
-            normalization follows, `"all"`.
+        start, taps: As in `exact_orthogonal`. Default of `taps`: `"center"`; where `sparsify`
+            chooses the gain and normalization follows, `"all"`.
 
     Raises:
         DensityError, LayoutError: At a call, as `exact_orthogonal`.
@@ -126,7 +124,6 @@ class ExactOrthogonal(SparseInitializer):
 
     def sample(self, shape: Sequence[int], dtype: Any = None, layout: Layout = None) -> Sampled:
         target = numpy_dtype(dtype)
-        # The mask is that of the float32 kernel, whatever the dtype.
         kernel, mask = exact_orthogonal(
             shape,
             self.need_density(self.density),
@@ -142,12 +139,8 @@ class ExactOrthogonal(SparseInitializer):
         if not isinstance(structure, Block) or not structure.regular:
             return None
         target = numpy_dtype(None)
-        drawn = regular_blocks(
-            shape,
-            self.need_density(self.density),
-            structure,
-            **self._options(shape, layout, target),
-        )
+        options = self._options(shape, layout, target)
+        drawn = regular_blocks(shape, self.need_density(self.density), structure, **options)
         return dataclasses.replace(drawn, blocks=drawn.blocks.astype(target, copy=False))
 
     def _options(self, shape: Sequence[int], layout: Layout, target: np.dtype) -> dict[str, Any]:
@@ -173,8 +166,7 @@ class ExactOrthogonal(SparseInitializer):
         else:
             self.structure.check(canonical)
             least, covering = self.structure.least(canonical), self.structure.covering(canonical)
-        # A tall or square kernel has orthonormal outputs, none of which is zero.
-        covers = self.start != "published" and inputs < outputs
+        covers = self.start != "published" and inputs < outputs  # a tall kernel has no zero output
         return least, max(least, covering) if covers else least
 
     def but_with(self, **settings: Any) -> ExactOrthogonal:

@@ -39,25 +39,24 @@ class BlockSparseDense(BlockSparseLayer):
 
     The kernel, `(inputs, units)`, is cut into blocks of `r x c`; every output block has `k` live
     ones, and every input block is used equally often, unless `counts` say otherwise. Both passes,
-    optimizer, file and memory have live blocks only. Results are those of the dense layer with that
-    kernel.
+    optimizer, file and memory have live blocks only; results are those of the dense layer.
 
     Args:
         units: int. Outputs, a multiple of `c`.
         density: float. Live fraction, `k / I` for `I` input blocks; `k` is a multiple of
             `I / gcd(I, J)` for `J` output blocks. `layer.density` is the nearest possible one,
             which may be off by a quarter.
-        block: int or `(r, c)`. 32 is a good choice for training on processors, 64 and 128 are
-            faster; on GPUs 64 and more.
+        block: int or `(r, c)`. 32 suits training on processors, 64 and 128 are faster; on GPUs 64
+            and more.
         counts: The live blocks of each of the `J` output blocks, and of each of the `I` input
-            blocks, for a pattern that is not regular. Lines with equal counts are one product: with
-            up to 8 different counts on a side a step takes little longer, and compiles in seconds.
+            blocks, for a pattern that is not regular. Up to 8 different counts on a side make a
+            step little slower, and compile in seconds: lines of equal counts are one product.
         kernel_initializer: `"exact_orthogonal"`: `K^T K = gain^2 I` (or `K K^T`); with `counts`
             each block is orthogonal, scaled by the count of its output block. Or an initializer of
             Keras, whose fans are the live inputs and outputs.
         kernel_regularizer: L1 or L2; and `kernel_constraint`: `NonNeg`. They act on live entries.
         gain: float. Scale of the exactly orthogonal kernel.
-        seed: int. Seed of the places and the exactly orthogonal values.
+        seed: int. It gives places and exactly orthogonal values.
         quantizer: Rounds the live blocks, e.g. `FakeQuantization("int8")`; see `quantize_aware`.
         **kwargs: As for Dense.
 
@@ -95,9 +94,8 @@ class BlockSparseDense(BlockSparseLayer):
         self.input_spec = keras.layers.InputSpec(min_ndim=2)
 
     def call(self, inputs: Any) -> Any:
-        # By token; for single vectors features first, which saves transpositions.
         lead = ops.shape(inputs)[:-1]
-        if len(lead) > 1:
+        if len(lead) > 1:  # single vectors go features first, which saves transpositions
             x = ops.reshape(inputs, (math.prod(lead), self.grid.inputs))
             x = ops.reshape(product_by_token(x, self.operands()), (*lead, self.units))
             return self.activation(x if self.bias is None else x + self.bias)
@@ -117,8 +115,8 @@ class BlockSparseEinsumDense(BlockSparseLayer):
 
         y = activation(einsum(equation, x, K) + b)
 
-    The kernel is one matrix, from the axes that it shares with the input to its others: `"abc,cd->
-    abd"`, and of attention `"abc,cde->abde"`, `"abde,dec->abc"`. The rest is as `BlockSparseDense`.
+    The kernel is one matrix, from the axes that it shares with the input to its others, as in
+    `"abc,cd->abd"`, or in attention `"abc,cde->abde"` and `"abde,dec->abc"`.
 
     Args:
         equation: str. As for EinsumDense, like `output_shape`, `activation` and `bias_axes`.
@@ -209,8 +207,7 @@ class BlockSparseConv(BlockSparseLayer):
                 f"Received: groups={groups!r}"
             )
         check_integer("filters", filters)
-        # It checks the other arguments, and is not tracked.
-        plain = self.namesake(
+        plain = self.namesake(  # checks the other arguments
             filters, kernel_size, strides, padding, data_format, dilation_rate, use_bias=use_bias
         )
         for name in ("rank", "input_spec", *self.settings):
@@ -225,7 +222,6 @@ class BlockSparseConv(BlockSparseLayer):
         blocks, (places, slots) = kernel.by_slot
         kernels = []
         for own in lines.pieces(blocks):
-            # (m, k, *taps, r, c) to (m, *taps, k, r, c)
             own = ops.transpose(own, (0, *range(2, 2 + rank), 1, rank + 2, rank + 3))
             shape = (*grid.taps, own.shape[-3] * grid.rows, grid.cols)
             kernels += [ops.reshape(one, shape) for one in ops.split(own, own.shape[0], axis=0)]
@@ -273,20 +269,17 @@ class BlockSparseConv1D(BlockSparseConv):
         y[.., j] = activation(sum_l conv(x[.., inputs_of[j, l]], blocks[j, l]) + b[j])
 
     Output block `j` is a small convolution over its `k` live blocks, `r` channels by `c` filters,
-    each live at all taps. The rest is as `BlockSparseDense`.
+    each live at all taps.
 
     Args:
         filters: int. Output channels, a multiple of `c`.
         kernel_size: As for Conv1D, like `strides`, `padding`, `data_format`, `dilation_rate`,
             `activation` and `use_bias`.
-        groups: int. Must be 1: blocks are connections of their own.
+        groups: int. Must be 1, or NotPrunableError: blocks are connections of their own.
         **kwargs: As for `BlockSparseDense` and Conv1D. Exactly orthogonal kernels are at the center
             tap; the live entries of others begin with zeros.
 
-    Raises:
-        NotPrunableError: `groups` other than 1.
-
-    Limits: as for `BlockSparseDense`; blocks of few filters compile slowly.
+    Limits: as for `BlockSparseDense`, like the errors; blocks of few filters compile slowly.
 
     Examples:
         >>> import keras
@@ -301,20 +294,14 @@ class BlockSparseConv1D(BlockSparseConv):
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
 class BlockSparseConv2D(BlockSparseConv):
-    """A `keras.layers.Conv2D` that connects blocks of channels with blocks of filters.
-
-    See `BlockSparseConv1D`.
-    """
+    """A `keras.layers.Conv2D` that connects blocks of channels and filters: `BlockSparseConv1D`."""
 
     namesake = keras.layers.Conv2D
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
 class BlockSparseConv3D(BlockSparseConv):
-    """A `keras.layers.Conv3D` that connects blocks of channels with blocks of filters.
-
-    See `BlockSparseConv1D`.
-    """
+    """A `keras.layers.Conv3D` that connects blocks of channels and filters: `BlockSparseConv1D`."""
 
     namesake = keras.layers.Conv3D
 

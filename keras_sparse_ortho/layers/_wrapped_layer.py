@@ -98,8 +98,7 @@ def variable_dtype(layer: Any) -> str:
         raise ValueError(
             f"The layer '{layer.name}' must have a dtype policy of Keras. Received: dtype={policy}"
         )
-    dtype: str = layer.variable_dtype
-    return dtype
+    return str(layer.variable_dtype)
 
 
 class Recorder:
@@ -108,8 +107,7 @@ class Recorder:
     def __init__(self, initializer: SparseInitializer, layout: KernelLayout | None) -> None:
         self.initializer = initializer
         self.layout = layout if initializer.layout is None else None
-        # By shape: a layer may have several weights from one initializer, which for a shape gives
-        # the same values at every call.
+        # By shape: an initializer of several weights gives the same values for a shape.
         self.masks: dict[tuple[int, ...], np.ndarray] = {}
 
     def __call__(self, shape: Any, dtype: Any = None) -> Any:
@@ -124,8 +122,7 @@ class Recorder:
 @contextlib.contextmanager
 def recorded_draws(layer: Any) -> Iterator[dict[tuple[int, str | None], Recorder]]:
     """Records, by layer and attribute, what sparse initializers of an unbuilt layer draw."""
-    # So a kernel is drawn once, with its mask, along the axes of the layer. Variables that are
-    # initialized later (Keras only traces shapes) keep the recorders until then.
+    # Variables that are initialized later (Keras only traces shapes) keep the recorders until then.
     draws: dict[tuple[int, str | None], Recorder] = {}
     with contextlib.ExitStack() as stack:
         for inner, _ in walk(layer, ""):
@@ -149,8 +146,8 @@ def recorded_draws(layer: Any) -> Iterator[dict[tuple[int, str | None], Recorder
 class ShownLayer:
     """A wrapped layer, or one inside it, as it is read through the wrapper."""
 
-    # Weights are shown by their `effective` tensors, by `id` of the variable. Methods, and layers
-    # inside, also in lists, tuples and dicts, compute in a `scope` with effective weights.
+    # It shows the `effective` tensors by `id` of the variable. Methods, and layers inside, also in
+    # lists, tuples and dicts, compute in a `scope` with them.
 
     def __init__(
         self,
@@ -197,10 +194,9 @@ def call_by_shard(
     wrapper: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """`call(*args, **kwargs)`, under data parallelism on JAX by `shard_map` over the samples."""
-    # XLA all-reduces the gradient of a kernel at its dense size. Inside `shard_map` it all-reduces
-    # the gradients of the call's inputs, which are those of live values. Only in compiled
-    # functions, for layers of Keras that map sample by sample with all kernels in compact storage,
-    # under `keras.distribution.DataParallel`.
+    # Outside of `shard_map` XLA all-reduces dense gradients, inside those of live values. Only in
+    # compiled functions, for layers of Keras that map sample by sample with all kernels in compact
+    # storage, under `keras.distribution.DataParallel`.
     distribution = keras.distribution.distribution()
     if not isinstance(distribution, keras.distribution.DataParallel):
         return call(*args, **kwargs)

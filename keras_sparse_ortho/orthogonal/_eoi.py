@@ -1,9 +1,8 @@
 """EOI: one sparse, exactly (semi-)orthogonal matrix, `[I | 0]` times random Givens rotations.
 
-First the supports alone decide the number of rotations; then these are multiplied. While columns
-have few live entries, whole levels of disjoint rotations are multiplied as sparse matrices; later,
-two contiguous rows of the transpose are rotated at a time. Neither uses BLAS, whose last bit
-differs between processors.
+The supports alone decide the number of rotations. While columns have few live entries, whole levels
+of disjoint rotations are multiplied as sparse matrices; later two contiguous rows of the transpose
+are rotated at a time. Neither uses BLAS, whose last bit differs between processors.
 """
 
 import dataclasses
@@ -15,8 +14,8 @@ import scipy.sparse
 from keras_sparse_ortho.errors import DensityError
 from keras_sparse_ortho.orthogonal._counts import rotations_for_density
 
-# From this width on sparse products are faster up to a density of 0.4. Denser kernels use them only
-# up to 0.1: the sparse form of a dense matrix would take more memory than the matrix.
+# From this width on sparse products are faster up to a density of 0.4. Denser kernels use them up
+# to 0.1: the sparse form of a dense matrix takes more memory than the matrix.
 _SPARSE_WIDTH = 256
 _SPARSE_UNTIL = 0.4
 _SPARSE_FIRST = 0.1
@@ -69,7 +68,6 @@ def cos_sin(count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarra
     """Cosines and sines of uniform angles by von Neumann's method, the same bits everywhere."""
     points = np.empty((0, 2))
     while len(points) < count:
-        # A share of pi / 4 of the points falls into the disc.
         draws = 2.0 * rng.random((math.ceil(1.3 * (count - len(points))) + 8, 2)) - 1.0
         radius2 = draws[:, 0] ** 2 + draws[:, 1] ** 2
         # The lower bound keeps the quotient below free of underflow.
@@ -182,8 +180,7 @@ def write_orthogonal(out: np.ndarray, count: int, options: DrawOptions) -> None:
     start = covering_rotations(rows, width if options.cover else rows, count, rng)
     supports = [1 << k if k < rows else 0 for k in range(width)]  # of [I | 0]
     live, safe = unite(supports, start), 0
-    if live < 0.75 * count < 0.75 * out.size:
-        # So many are expected to reach three quarters of the density.
+    if live < 0.75 * count < 0.75 * out.size:  # expected to reach three quarters of the density
         safe = rotations_for_density(0.75 * count / out.size, width, rows if len(start) else None)
     sequence = np.concatenate([start, draw_until(supports, count, rng, safe)])
     sparse = _sparse_part(len(sequence), rows, width, len(start))
@@ -213,9 +210,8 @@ def covering_rotations(rows: int, width: int, limit: int, rng: np.random.Generat
     order = np.arange(width)
     order[rows:] = rows + np.argsort(rng.random(width - rows))
     place = np.arange(rows, min(width, limit))
-    # `source = place - rows * 2^k` with the largest `rows * 2^k <= place`.
     exponent = np.frexp(place // rows)[1].astype(np.int64)
-    source = place - (rows << (exponent - 1))
+    source = place - (rows << (exponent - 1))  # the largest `rows * 2^k <= place` is taken away
     return rotations_of(order[source], order[place], rng)
 
 

@@ -8,8 +8,7 @@ from scipy.optimize import OptimizeResult, minimize
 from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho.orthogonal._kernel import KernelLayout
 
-# Pairs of steps and gradients that L-BFGS keeps.
-_MEMORY = 10
+_MEMORY = 10  # pairs of steps and gradients that L-BFGS keeps
 
 
 def approximate_isometry(
@@ -49,8 +48,8 @@ def approximate_isometry(
             or an argument out of range.
 
     Limits: a local minimum need not be an isometry. With far fewer live entries than the `n (n + 1)
-    / 2` equations, most of them shrink towards 0, and some singular values end near 0. An iteration
-    costs two dense matrix products; for small ones set `OPENBLAS_NUM_THREADS=1`.
+    / 2` equations most of them shrink towards 0, as do some singular values. An iteration costs two
+    dense matrix products; for small ones set `OPENBLAS_NUM_THREADS=1`.
 
     Examples:
         >>> rng = np.random.default_rng(0)
