@@ -26,10 +26,7 @@ def first_batches(
     shuffle: bool = True,
     seed: int | None = None,
 ) -> list[Batch]:
-    """The first batches (`None`: all) of arrays, or of anything with batches that `fit` takes.
-
-    Samples of arrays are drawn without replacement; without a seed one is drawn from `random`.
-    """
+    """The first batches (`None`: all) of anything that `fit` takes; samples of arrays are drawn."""
     if batches is not None:
         check_integer("batches", batches)
     check_integer("batch_size", batch_size)

@@ -10,9 +10,9 @@ from keras_sparse_ortho.budgets._budget import (
     fit_structure,
     lift,
     needs_of,
+    str_resnet50,
     uniform,
 )
-from keras_sparse_ortho.budgets._str_resnet50 import str_resnet50
 
 __all__ = ["Budget", "er", "erk", "lift", "str_resnet50", "uniform"]
 

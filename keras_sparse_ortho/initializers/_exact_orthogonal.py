@@ -110,13 +110,10 @@ class ExactOrthogonal(SparseInitializer):
             raise ValueError(f'`gain` must be a number or "auto". Received: gain={gain!r}')
         self.gain = gain if isinstance(gain, str) else check_number("gain", gain)
         if structure is not None:
-            structure = as_structure(
-                restored(structure) if isinstance(structure, dict) else structure
-            )
+            given = restored(structure) if isinstance(structure, dict) else structure
+            structure = as_structure(given)
             if not isinstance(structure, Structure):
-                raise ValueError(
-                    f"`structure` must be a Block, NByM or None. Received: structure={structure!r}"
-                )
+                raise ValueError(f"`structure` must be Block, NByM or None. Received: {structure=}")
         check_options(structure, start, taps or "center")
         self.structure = structure
         self.start = start

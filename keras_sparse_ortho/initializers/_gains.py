@@ -95,9 +95,7 @@ def activation_gain(activation: Any, bias_std: float = 0.0) -> float:
     right, left = values(_POINTS), values(-_POINTS)
     alone = np.concatenate([values(_POINTS[:4]), values(_POINTS[4:])])
     if right.shape != alone.shape or not np.allclose(right, alone, rtol=1e-5):
-        raise ValueError(
-            f"An activation must be elementwise to have a gain. Received: activation={activation!r}"
-        )
+        raise ValueError(f"Only elementwise activations have a gain. Received: {activation=}")
     if np.allclose(right, -left, rtol=1e-5) and not np.allclose(right, right[2] * _POINTS):
         return critical_gain(activation, bias_std)
     return _mean(np.square(_with_slope(activation)[0]), 1.0) ** -0.5

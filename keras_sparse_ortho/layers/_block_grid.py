@@ -34,11 +34,10 @@ Counts = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Lines:
-    """One side of a pattern: how many live blocks each of its lines of blocks has.
+    """One side of a pattern: how many live blocks each of its lines of blocks has."""
 
-    Lines of one count form a group, whose blocks are one array `(lines, count, ...)`. *Slots*
-    number live blocks by group, counts ascending, then by line.
-    """
+    # Lines of one count form a group, whose blocks are one array `(lines, count, ...)`. *Slots*
+    # number live blocks by group, counts ascending, then by line.
 
     counts: tuple[int, ...]
 
@@ -131,9 +130,7 @@ class BlockGrid:
     def check_sides(self) -> None:
         """Refuses sides that the block does not divide, or that no memory could hold."""
         if max(self.inputs, self.outputs, *self.taps) > LARGEST:
-            raise LayoutError(
-                f"Each side of a kernel has at most {LARGEST} entries. Received: {self.shape}"
-            )
+            raise LayoutError(f"A side has at most {LARGEST} entries. Received: {self.shape}")
         if not Block(self.rows, self.cols, regular=True).divides(self.shape):
             _check_side("inputs", self.inputs, self.rows)
             _check_side("outputs", self.outputs, self.cols)
@@ -146,17 +143,14 @@ class BlockGrid:
     def out_blocks(self) -> int:
         return block_count(self.outputs, self.cols)
 
-    @property
-    def fan_out(self) -> int:
-        return self.out_blocks * self.fan_in // self.in_blocks
-
     @functools.cached_property
     def of_outputs(self) -> Lines:
         return Lines(self.counts[0] if self.counts else (self.fan_in,) * self.out_blocks)
 
     @functools.cached_property
     def of_inputs(self) -> Lines:
-        return Lines(self.counts[1] if self.counts else (self.fan_out,) * self.in_blocks)
+        fan_out = self.out_blocks * self.fan_in // self.in_blocks
+        return Lines(self.counts[1] if self.counts else (fan_out,) * self.in_blocks)
 
     @property
     def live_blocks(self) -> int:
@@ -288,9 +282,7 @@ def check_block(block: Any) -> tuple[int, int]:
     """`block` as `(rows, cols)`: a positive integer for both, or a pair of them."""
     pair = tuple(block) if isinstance(block, tuple | list) else (block, block)
     if len(pair) != 2:
-        raise ValueError(
-            f"`block` must be an integer or a pair (rows, cols). Received: block={block!r}"
-        )
+        raise ValueError(f"`block` must be an integer or a pair (rows, cols). Received: {block=}")
     return check_integer("block", pair[0]), check_integer("block", pair[1])
 
 

@@ -41,11 +41,9 @@ def block_layer_like(
     counts: Mapping[str, Any] | None = None,
     seed: int | None = None,
 ) -> Any:
-    """The layer of live blocks with the settings of a plain layer, not built.
-
-    `density`, `block` and `counts` are by the names of its kernels. Once the layer is built, its
-    `storages()` take the kernels of the plain one by `set_kernel(kernel, mask)`.
-    """
+    """The layer of live blocks with the settings of a plain layer, not built."""
+    # `density`, `block` and `counts` are by the names of its kernels. Once it is built, its
+    # `storages()` take those of the plain one by `set_kernel(kernel, mask)`.
     if (reason := why_no_block_form(layer)) is not None:
         raise NotPrunableError(f"{reason}. Received: layer={type(layer).__name__}")
     given = counts or {}

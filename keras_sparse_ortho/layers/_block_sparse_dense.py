@@ -151,9 +151,8 @@ class BlockSparseEinsumDense(BlockSparseLayer):
     ) -> None:
         super().__init__(activation=activation, **kwargs)
         self.equation = equation
-        self.partial_output_shape = (
-            (output_shape,) if isinstance(output_shape, int) else tuple(output_shape)
-        )
+        sizes = (output_shape,) if isinstance(output_shape, int) else output_shape
+        self.partial_output_shape = tuple(sizes)
         self.bias_axes = bias_axes
         letters_of(equation)  # refuses one whose kernel is several matrices
 

@@ -163,9 +163,8 @@ class BlockSparseLSTMCell(GatesOnBlocks, keras.layers.LSTMCell):
 
     def call(self, inputs: Any, states: Any, training: bool = False) -> Any:
         hidden, carry = states
-        parts = ops.split(
-            self._read(inputs, training) + _product(hidden, self.recurrent_kernel), 4, axis=-1
-        )
+        both = self._read(inputs, training) + _product(hidden, self.recurrent_kernel)
+        parts = ops.split(both, 4, axis=-1)
         opened = self.recurrent_activation
         carry = opened(parts[1]) * carry + opened(parts[0]) * self.activation(parts[2])
         hidden = opened(parts[3]) * self.activation(carry)
@@ -267,9 +266,7 @@ class BlockSparseRNN(OnBlocks, keras.layers.RNN):
 
     def storages(self) -> dict[str, Storage]:
         cell = self.cell
-        return {
-            f"{cell.name}/{key}": LiveBlocks(own, cell) for key, own in cell.on_blocks().items()
-        }
+        return {f"{cell.name}/{k}": LiveBlocks(own, cell) for k, own in cell.on_blocks().items()}
 
     def get_build_config(self) -> dict[str, Any]:
         drawn = {key: own.drawn_digest for key, own in self.cell.on_blocks().items()}

@@ -145,9 +145,7 @@ class PrunableLayer(WrapperBuiltByCalls):
         **kwargs: Any,
     ) -> None:
         if not isinstance(layer, keras.layers.Layer):
-            raise NotPrunableError(
-                f"PrunableLayer wraps a Keras 3 layer. Received: {layer=} of {type(layer)}"
-            )
+            raise NotPrunableError(f"PrunableLayer wraps a Keras 3 layer. Received: {layer=}")
         named = isinstance(parametrization, Mapping)
         refuse_unwrappable(layer, around_others=named)
         kwargs.setdefault("dtype", variable_dtype(layer))  # the inner layer casts by itself

@@ -214,9 +214,8 @@ def call_by_shard(
             return call(x, **kwargs)
 
     split, whole = jax.sharding.PartitionSpec(axis), jax.sharding.PartitionSpec()
-    on_all = jax.shard_map(
-        on_one, mesh=mesh, in_specs=(split, *(whole for _ in variables)), out_specs=split
-    )
+    specs = (split, *(whole for _ in variables))
+    on_all = jax.shard_map(on_one, mesh=mesh, in_specs=specs, out_specs=split)
     return on_all(args[0], *(variable.value for variable in variables))
 
 

@@ -143,9 +143,8 @@ def rotations_for_density(density: float, width: int, rows: int | None = None) -
         return 0
     # At the upper end z < e^-60: no density below 1 needs more rotations.
     most = (m - 1) / 2 * (math.log(m) + 60.0)
-    return math.floor(
-        scipy.optimize.brentq(lambda t: _closed_form(t, m, n) - value, 0.0, most, xtol=1e-9)
-    )
+    root = scipy.optimize.brentq(lambda t: _closed_form(t, m, n) - value, 0.0, most, xtol=1e-9)
+    return math.floor(root)
 
 
 def _entries_at_start(m: int, n: int) -> list[tuple[int, float]]:

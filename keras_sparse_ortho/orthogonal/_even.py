@@ -126,10 +126,7 @@ def _mixing(cells: list[list[int]], width: int, rng: np.random.Generator) -> sci
 
 
 def unmask_evenly(mask: np.ndarray, count: int, rng: np.random.Generator) -> None:
-    """Makes dead entries of a 2-D mask live until it has `count`: where rows and columns lack them.
-
-    Degrees of the rows, and those of the columns, are as even as the entries that are live allow.
-    """
+    """Makes dead entries of a 2-D mask live up to `count`, with degrees as even as can be."""
     flat = np.flatnonzero(mask)
     if not (missing := count - flat.size):
         return

@@ -161,9 +161,7 @@ class KernelLayout:
                 f"Received: layout={self}"
             )
         if any(size < 1 for size in shape):
-            raise LayoutError(
-                f"All dimensions of a kernel must be positive. Received: shape={tuple(shape)}"
-            )
+            raise LayoutError(f"All dimensions of a kernel must be positive. Received: {shape=}")
         return batch, tuple(axis for axis in range(rank) if axis not in flat), inputs, outputs
 
 
@@ -179,10 +177,8 @@ def einsum_axes(equation: str, rank: int = 0) -> tuple[list[str], list[str], lis
         ) from None
     more = [str(k) for k in range(rank - len(data.replace("...", "")))]
     parts = (letters.partition("...") for letters in (data, kernel, output))
-    data_, kernel_, output_ = (
-        [*head, *(more if dots else ()), *tail] for head, dots, tail in parts
-    )
-    return data_, kernel_, output_
+    data_, kernel_, out = ([*head, *(more if dots else ()), *tail] for head, dots, tail in parts)
+    return data_, kernel_, out
 
 
 class Structure(abc.ABC):
@@ -452,7 +448,5 @@ def _sides(layout: KernelLayout, shape: Sequence[int], taps: str) -> tuple[int, 
 def default_layout(shape: Sequence[int]) -> KernelLayout:
     """`(*spatial, in, out)`; refuses vectors."""
     if len(shape) < 2:
-        raise DensityError(
-            f"Orthogonal kernels need rank 2 or more. Received: shape={tuple(shape)}"
-        )
+        raise DensityError(f"Orthogonal kernels need rank 2 or more. Received: {shape=}")
     return KernelLayout.convolution()

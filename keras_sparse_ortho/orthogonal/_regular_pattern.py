@@ -18,11 +18,8 @@ def block_count(side: int, width: int) -> int:
 
 
 def to_blocks(kernel: np.ndarray, rows: int, cols: int, fill: Any = 0) -> np.ndarray:
-    """A kernel `(..., inputs, outputs)` as `(..., I, rows, J, cols)`.
-
-    A side that its block does not divide is cut into blocks of one size and, after these, of one
-    less, which are padded at their ends.
-    """
+    """A kernel `(..., inputs, outputs)` as `(..., I, rows, J, cols)`."""
+    # If the block does not divide a side, the last blocks have one entry less, and a padded end.
     *outer, inputs, outputs = kernel.shape
     shape = (block_count(inputs, rows), rows, block_count(outputs, cols), cols)
     if shape[0] * rows > inputs or shape[2] * cols > outputs:
@@ -98,11 +95,8 @@ def regular_pattern(
 
 
 def complete(live: np.ndarray, line_fan: Any, group_fan: Any, rng: np.random.Generator) -> bool:
-    """Sets entries of a bool `(lines, groups)` matrix live to reach the fans, of all or of each.
-
-    Each line takes the groups that lack most; the rest is found by augmenting paths. Returns
-    whether it is possible.
-    """
+    """Sets entries of a bool `(lines, groups)` matrix live to reach fans; whether that worked."""
+    # Each line takes the groups that lack most; augmenting paths find the rest.
     added = np.zeros_like(live)
     missing = line_fan - live.sum(axis=1)
     needs = group_fan - live.sum(axis=0)

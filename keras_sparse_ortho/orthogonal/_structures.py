@@ -269,9 +269,7 @@ class NByM(Structure):
     def __post_init__(self) -> None:
         self._check_sides("n", "m")
         if self.m % self.n or self.m > _LARGEST:
-            raise ValueError(
-                f"`n` must divide `m`, and `m` be at most {_LARGEST:,}. Received: {self}"
-            )
+            raise ValueError(f"`n` must divide an `m` of at most {_LARGEST:,}. Received: {self}")
 
     def in_groups(self, array: np.ndarray, fill: Any = 0) -> np.ndarray:
         """`(..., inputs, outputs)` as `(..., groups, m, outputs)`; `fill` pads the last group."""
@@ -451,12 +449,7 @@ def block_unit(block: Block, canonical_shape: Sequence[int]) -> int:
 
 
 def best_blocks(
-    block: Block,
-    scores: np.ndarray,
-    count: int,
-    rng: np.random.Generator,
-    *,
-    few: bool = True,
+    block: Block, scores: np.ndarray, count: int, rng: np.random.Generator, *, few: bool = True
 ) -> np.ndarray:
     """The mask of blocks with `count` live entries whose scores have (nearly) the largest sum.
 
@@ -484,9 +477,7 @@ def best_blocks(
             chosen = matched_by_score(nothing, inputs_, outputs_, side_by_side, rng)
         live = np.stack(np.split(chosen, matrices, axis=1))
     whole = np.broadcast_to(live[:, :, None, :, None], by_block.shape)
-    mask = from_blocks(whole, inputs, outputs).reshape(
-        batch, parts, *(1 for _ in taps), *shape[-2:]
-    )
+    mask = from_blocks(whole, *shape[-2:]).reshape(batch, parts, *(1 for _ in taps), *shape[-2:])
     return np.broadcast_to(mask, shape).copy()
 
 
@@ -563,9 +554,8 @@ def _block_orthogonal(
         # Lines that begin with blocks come first; if some are empty, the others have one each.
         filled = sum(line != 0 for line in bits)
         spare = limit - sum(map(int.bit_count, bits))
-        sequence = covering_rotations(
-            filled, lines if options.cover else filled, filled + spare, rng
-        )
+        covered = lines if options.cover else filled
+        sequence = covering_rotations(filled, covered, filled + spare, rng)
         unite(bits, sequence)
         sequence = np.concatenate([sequence, draw_until(bits, limit, rng)])
         # Row `k` of one line with row `k` of the other, by an angle each.

@@ -47,7 +47,7 @@ def synflow(
     and positive:
 
     - all float variables are replaced by their absolute values, and activations by the identity;
-    - batch normalization is as in inference, with mean 0 (that of a fresh network);
+    - batch normalization is as in inference, with mean 0;
     - layer, group and RMS normalization keep scale and offset only; an Embedding is multiplied by
       ones; Rescaling and Normalization of data are skipped.
 
@@ -56,8 +56,8 @@ def synflow(
     but no loss.
 
     Returns:
-        A `Saliency` with the scores of the last round. Entries removed earlier have negative
-            scores: the earlier, the lower, and within a round in the order of its scores.
+        A `Saliency` with the scores of the last round. Entries removed earlier have negative ones:
+            the earlier, the lower, and within a round in the order of its scores.
 
     Raises:
         NotPrunableError: An `R` that over- or underflows; a sample whose shape is not fixed.
@@ -167,10 +167,9 @@ def _linearized(model: Any) -> Iterator[None]:
                 if isinstance(layer, kinds):
                     own = functools.partial(call, layer)
                     stack.enter_context(replaced(layer, "call", own))
-            # Recurrent layers only show the activation of their cell.
+            # Recurrent layers have that of their cell; recurrent_activation, of the gates, stays.
             activation = vars(layer).get("activation")
             if callable(activation) and not isinstance(activation, L.Layer):
-                # In recurrent cells only this one; recurrent_activation, the gates, stays.
                 stack.enter_context(replaced(layer, "activation", lambda x: x))
         yield
 
