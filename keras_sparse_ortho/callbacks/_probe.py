@@ -49,8 +49,8 @@ def probe(
         **fit: Arguments of `fit`, such as `batch_size`.
 
     Returns:
-        A `Budget` for `sparsify(model, budget=found, storage="blocks")`, which can be saved and
-        compared; `print(found.blocks[path])` draws a kernel.
+        A `Budget` for `sparsify(model, budget=found, storage="blocks")`;
+        `print(found.blocks[path])` draws a kernel.
 
     Raises:
         NotPrunableError: A model that is not compiled; data that end before `steps` steps.

@@ -175,7 +175,6 @@ class PrunableWeight:
 
     @property
     def size(self) -> int:
-        """Number of entries."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     @property
@@ -190,7 +189,6 @@ class PrunableWeight:
 
     @property
     def density(self) -> float:
-        """Live fraction."""
         return self.live / self.size
 
     @property

@@ -56,7 +56,7 @@ class BlockSparseDense(BlockSparseLayer):
             Keras, whose fans are the live inputs and outputs.
         kernel_regularizer: L1 or L2; and `kernel_constraint`: `NonNeg`. They act on live entries.
         gain: float. Scale of the exactly orthogonal kernel.
-        seed: int. It gives places and exactly orthogonal values.
+        seed: int. Seed of the places and the exactly orthogonal values.
         quantizer: Rounds the live blocks, e.g. `FakeQuantization("int8")`; see `quantize_aware`.
         **kwargs: As for Dense.
 

@@ -144,8 +144,7 @@ class BlockSparseLSTMCell(GatesOnBlocks, keras.layers.LSTMCell):
         seed: int. Seed of places and values, and of dropout.
         **kwargs: As for LSTMCell. The initializers are those of dense kernels.
 
-    Raises:
-        NotPrunableError: `recurrent_dropout` or `implementation=1`: gates read other inputs.
+    Raises NotPrunableError for `recurrent_dropout` or `implementation=1`: gates read other inputs.
 
     Examples:
         >>> import keras
@@ -221,8 +220,7 @@ class BlockSparseRNN(OnBlocks, keras.layers.RNN):
         cell: A `BlockSparseLSTMCell` or `BlockSparseGRUCell`.
         **kwargs: As for `keras.layers.RNN`, such as `return_sequences`, `return_state`, `unroll`.
 
-    Raises:
-        NotPrunableError: Another cell; `stateful=True`.
+    Raises NotPrunableError for another cell, and `stateful=True`.
 
     Limits: no cuDNN, and no quantization; make it plain first (`keras_sparse_ortho.strip`).
 

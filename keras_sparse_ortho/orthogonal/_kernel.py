@@ -32,8 +32,7 @@ class KernelLayout:
             inputs; the input axis has length `in / groups`.
         gates: int. Gates of a recurrent kernel: equal parts of the outputs, each orthogonal.
 
-    Raises:
-        LayoutError: Axes, groups or gates that do not fit the kernel.
+    Raises LayoutError for axes, groups or gates that do not fit the kernel.
 
     Examples:
         >>> KernelLayout.convolution(groups=2).matrix_shape((3, 3, 8, 32))
@@ -324,7 +323,7 @@ def exact_orthogonal(
     taps: str = "center",
     dtype: type = np.float32,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws a sparse kernel that is exactly orthogonal, and its mask (EOI).
+    """Draws a sparse kernel that is exactly orthogonal, and its bool mask (EOI).
 
     For a matrix with `n` the shorter and `m` the longer side, `[I | 0]` (`n x m`) is multiplied by
     random Givens rotations while its live entries fit the density, and transposed if the kernel is
@@ -359,9 +358,6 @@ def exact_orthogonal(
             authors' runs with normalization. `"all"`: one matrix `(taps * in, out)` a group, as in
             `keras.initializers.Orthogonal`; the map is no isometry then.
         dtype: type. Floating type of the kernel. All arithmetic is in float64.
-
-    Returns:
-        The kernel and its bool mask, both of shape `shape`.
 
     Raises:
         DensityError: A density outside (0, 1], below `least_count`, or beyond the structure's.

@@ -75,8 +75,7 @@ class Block(Structure):
             drawn; with `regular=True` any two are possible.
         regular: Whether all block lines have the same number of live blocks.
 
-    Raises:
-        LayoutError: When a kernel is drawn that the blocks do not divide, with padding or without.
+    Raises LayoutError for a kernel that the blocks do not divide, with padding or without.
 
     Examples:
         >>> from keras_sparse_ortho.orthogonal import exact_orthogonal

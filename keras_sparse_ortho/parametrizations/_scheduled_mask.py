@@ -37,14 +37,7 @@ _WHOLE = ("inputs", "outputs", None)
 
 
 class ScheduledMask(Masked):
-    """A stored mask that the callback `UpdateMasks` updates on a schedule.
-
-    Args:
-        schedule: Schedule, of TFMOT too, or density. Default: a constant density, set by
-            `parametrize`.
-        frequency: int. Steps between updates where `schedule` is no schedule. Default: a hundredth
-            of the run, but 100 at most.
-    """
+    """A stored mask that the callback `UpdateMasks` updates on a schedule; see `MagnitudeMask`."""
 
     watched = False  # whether something updates the mask, or a warning has said that nothing does
     settings: ClassVar[tuple[str, ...]] = ("schedule",)
@@ -149,7 +142,7 @@ class MagnitudeMask(ScheduledMask):
 
     Args:
         schedule: Schedule: `Cubic`, `Linear`, `Constant`, `OneShot`; a density; or TFMOT's
-            `PolynomialDecay` or `ConstantSparsity`.
+            `PolynomialDecay` or `ConstantSparsity`. Default: `Constant`; `parametrize` sets it.
         frequency: int. Steps between updates where `schedule` is a density. Default: a hundredth of
             the run, but 100 at most.
         structure: Entries that live or die together, by their sums of squares. `Block(r, c)`, or

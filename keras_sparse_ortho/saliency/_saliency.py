@@ -39,9 +39,8 @@ class Saliency:
             entries.
         masks: list of bool arrays. Live entries, if the scores alone do not say.
 
-    Raises:
-        BudgetError: A weight without live entries (layer collapse), if `on_collapse="error"`.
-        NotPrunableError: Scores that are not finite.
+    Raises BudgetError for a weight without live entries (layer collapse), if
+    `on_collapse="error"`, and NotPrunableError for scores that are not finite.
 
     Examples:
         >>> import keras, keras_sparse_ortho as kso

@@ -53,14 +53,10 @@ def synflow(
 
     The layers are patched while this runs: do not use the model from another thread. `rounds` is an
     int. The other arguments and errors are those of `snip`; the model needs a fixed sample shape,
-    but no loss.
+    but no loss. Scores are those of the last round. Entries removed earlier have negative ones: the
+    earlier, the lower, and within a round in the order of its scores.
 
-    Returns:
-        A `Saliency` with the scores of the last round. Entries removed earlier have negative ones:
-            the earlier, the lower, and within a round in the order of its scores.
-
-    Raises:
-        NotPrunableError: An `R` that over- or underflows; a sample whose shape is not fixed.
+    Raises NotPrunableError for an `R` that over- or underflows, and samples of no fixed shape.
 
     Limits: recurrent gates and attention weights are not linear and stay: query and key kernels get
     scores of 0, so exclude them. Functions that a model calls as operations, not as layers or
