@@ -41,11 +41,9 @@ def made_once(value: Any) -> Any:
 
 
 def written(value: Any, places: Any) -> Any:
-    """`value`, written to memory in the order of its axes by XLA on CPUs.
-
-    XLA fuses what is read into transpositions, and these into gathers, and computes it again there.
-    It drops barriers, but not a condition that it cannot know: no index of `places` is negative.
-    """
+    """`value`, written to memory in the order of its axes by XLA on CPUs."""
+    # It fuses what is read into transpositions, these into gathers, and computes it again there. It
+    # drops barriers, but not a condition that it cannot know: no index of `places` is negative.
     if keras.backend.backend() not in ("jax", "tensorflow"):
         return value
 
@@ -126,11 +124,9 @@ def _jax_rule(function: Callable[..., Any], gradient: Gradient, count: int) -> A
 
 
 def map_chunks(function: Callable[..., Any], arrays: Sequence[Any], chunks: int, like: Any) -> Any:
-    """`function(*arrays)`, computed in chunks of their first axis, whose entries are independent.
-
-    On CPUs its temporaries then stay in the cache; elsewhere it is called once. `like` is a tensor
-    of the result's dtype, best the one of `arrays` that is computed last.
-    """
+    """`function(*arrays)`, computed in chunks of the first axis, whose entries are independent."""
+    # On CPUs temporaries then stay in the cache; elsewhere it is called once. `like` is a tensor of
+    # the result's dtype, best the one of `arrays` that is computed last.
     if chunks == 1:
         return function(*arrays)
     mapped = _map_on_jax if keras.backend.backend() == "jax" else _map_on_tensorflow

@@ -89,9 +89,8 @@ def finish(model: Any, density: float | None = None) -> Any:
         density: float in (0, 1]. For learnt thresholds: the global density. Default: that of
             `TargetDensity`.
 
-    Raises:
-        NotPrunableError: A model without such parametrizations; thresholds without a density;
-            scheduled masks, which have their own, with one; weights that are not finite.
+    Raises NotPrunableError for a model without such parametrizations, thresholds without a density,
+    scheduled masks, which have their own, with one, and weights that are not finite.
 
     Limits: entries that are 0 stay 0, so the density never rises.
 

@@ -32,15 +32,13 @@ class BackupAndRestore(keras.callbacks.Callback):
         backup_dir: str or path. A folder for this run alone; created if needed.
         delete_checkpoint: bool. Whether to delete the files when training is finished.
 
-    Raises:
-        ValueError: When training begins: a model that is not built; a backup that is damaged, of
-            another model, or without the epoch that other processes have.
-        WorkerError: One of these, on another process.
+    When training begins, raises ValueError for a model that is not built and a backup that is
+    damaged, of another model, or without the epoch of other processes; WorkerError if another
+    process does.
 
-    Limits: a run resumes at the end of an epoch; `steps_per_epoch` makes epochs shorter.
-    `fit(shuffle=True)` and a shuffled `tf.data.Dataset` give another order in the resumed run.
-    Counts of other callbacks, such as the patience of `EarlyStopping`, start again. `save_weights`
-    raises for kernels that are sharded over several processes.
+    Limits: a run resumes at the end of an epoch. `fit(shuffle=True)` and a shuffled
+    `tf.data.Dataset` give another order in it. Counts of other callbacks, such as the patience of
+    `EarlyStopping`, start again. Kernels that are sharded over processes cannot be saved.
 
     Examples:
         >>> import keras, numpy as np, tempfile, keras_sparse_ortho as kso

@@ -196,9 +196,8 @@ class SET(DynamicSparseTraining):
         >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8, use_bias=False)])
         >>> model = kso.sparsify(dense, 0.25, seed=0)
         >>> model.compile("adam", "mse")
-        >>> callback = kso.callbacks.SET(frequency=2, end_step=100)
         >>> history = model.fit(np.ones((8, 8)), np.ones((8, 8)), batch_size=2, verbose=0,
-        ...                     callbacks=[callback])
+        ...                     callbacks=[kso.callbacks.SET(frequency=2, end_step=100)])
         >>> kso.prunable_weights(model)[0].live
         16
 

@@ -48,13 +48,10 @@ def probe(
         exclude: Which kernels not.
         **fit: Arguments of `fit`, such as `batch_size`.
 
-    Returns:
-        A `Budget` for `sparsify(model, budget=found, storage="blocks")`;
-        `print(found.blocks[path])` draws a kernel.
-
-    Raises:
-        NotPrunableError: A model that is not compiled; data that end before `steps` steps.
-        LayoutError: Blocks that fit no kernel; BudgetError and DensityError as in `parametrize`.
+    Returns a `Budget` for `sparsify(model, budget=found, storage="blocks")`;
+    `print(found.blocks[path])` draws a kernel. Raises NotPrunableError for a model that is not
+    compiled, and data that end before `steps` steps; LayoutError for blocks that fit no kernel;
+    BudgetError and DensityError as `parametrize`.
 
     Examples:
         >>> import keras, numpy as np, keras_sparse_ortho as kso

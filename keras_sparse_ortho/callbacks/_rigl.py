@@ -35,8 +35,8 @@ class RigL(DynamicSparseTraining):
             y_pred)`, or a loss of `torch.nn`; losses of `add_loss` and regularizers are added.
             Default: the loss of `compile`.
 
-    Raises:
-        ValueError: As `SET`; a generator, which cannot start again; data without targets; no loss.
+    Raises ValueError as `SET`, for a generator, which cannot start again, and without targets or
+    loss.
 
     Limits: those of `SET`. A data set that shuffles itself gives other masks in a resumed run.
     `class_weight` of `fit` is ignored: pass sample weights. A gradient that is not finite skips the

@@ -61,8 +61,7 @@ class StepCallback(Logging):
         self._reset(model)
 
     def _reset(self, model: Any) -> None:
-        # `self.model` itself: on JAX reading it brings all variables up to date.
-        self._watched = model
+        self._watched = model  # on JAX reading `self.model` brings all variables up to date
         self._workers: Workers | None = None
         self._prepared = self._run_begun = False
         self._epoch_start, self._accumulated = 0, 1
@@ -89,17 +88,15 @@ class StepCallback(Logging):
     def update(self, step: int, optimizer: Any = None) -> bool:
         """Does what is due before a step of a custom training loop; returns whether anything was.
 
-        Call `set_model(model)` first, then this before every step and after the last; in a
-        stateless loop on JAX call `update_stateless`.
+        Call `set_model(model)` first, then this before every step and after the last.
 
         Args:
             step: int. The steps made so far in all epochs: 0 before the first.
             optimizer: A Keras optimizer or one of `torch.optim`, whose moments of moved entries are
                 reset. Default: that of the last call, or `model.optimizer`.
 
-        Raises:
-            ValueError: A step before that of the last call; an optimizer of another model.
-            TypeError: An optimizer of another kind.
+        Raises ValueError for a step before that of the last call and an optimizer of another model;
+        TypeError for an optimizer of another kind.
         """
         return self._update(step, optimizer, lambda: None)
 
@@ -118,8 +115,7 @@ class StepCallback(Logging):
                 variables. Further elements, such as metrics, are returned as they are.
             optimizer: The Keras optimizer of the third list. Default: as for `update`.
 
-        Raises:
-            ValueError: As `update`; a state that does not fit the model.
+        Raises ValueError as `update`, and for a state that does not fit the model.
         """
 
         def kept() -> list[Any]:

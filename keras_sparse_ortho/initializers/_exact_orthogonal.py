@@ -33,8 +33,7 @@ from keras_sparse_ortho.orthogonal import (
     regular_blocks,
 )
 
-# Here, because `orthogonal` does not import Keras.
-for _structure in (Block, GivenBlocks, NByM):
+for _structure in (Block, GivenBlocks, NByM):  # here, as `orthogonal` does not import Keras
     keras.saving.register_keras_serializable(package="keras_sparse_ortho")(_structure)
 
 

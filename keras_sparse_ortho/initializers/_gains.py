@@ -81,12 +81,10 @@ def critical_gain(activation: Any, bias_std: float = 0.0) -> float:
 
 
 def activation_gain(activation: Any, bias_std: float = 0.0) -> float:
-    """Returns the gain of orthogonal kernels with which signals keep their size in deep networks.
-
-    For an odd activation such as tanh this is `critical_gain(activation, bias_std)`. For others it
-    is that of He et al. (arXiv 1502.01852), `E[phi(z)^2]^(-1/2)` with `z` standard normal, which
-    keeps a variance of 1. (At the critical point of GELU such signals explode.)
-    """
+    """Returns the gain of orthogonal kernels at which signals keep their size in deep networks."""
+    # For an odd activation such as tanh that is the critical one. For others it is that of He et
+    # al. (arXiv 1502.01852), `E[phi(z)^2]^(-1/2)` with `z` standard normal, which keeps a variance
+    # of 1. (At the critical point of GELU such signals explode.)
     function = keras.activations.get(activation)
 
     def values(x: np.ndarray) -> np.ndarray:

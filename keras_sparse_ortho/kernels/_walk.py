@@ -248,13 +248,10 @@ def select(
     argument: str,
     unregistered: Sequence[PrunableWeight] = (),
 ) -> list[PrunableWeight]:
-    """Returns the weights that a selection names, all for `None`; UnknownWeightError for nothing.
-
-    A string is the path of a weight or of a layer, or a regular expression that matches the whole
-    path (`re.fullmatch`) or, if anchored by `^` or `$`, a part of it (`re.search`). A layer names
-    all weights in it, a class of layers those in all its layers, an integer the weight at this
-    index of `prunable_weights(model)`.
-    """
+    """Returns the weights that a selection names, all for `None`; UnknownWeightError if none."""
+    # A string is the path of a weight or of a layer, or a regular expression that matches the whole
+    # path or, if anchored by `^` or `$`, a part of it. A layer names all weights in it, a class of
+    # layers those in all its layers, an integer the weight at this index of `prunable_weights`.
     if selection is None:
         return list(weights)
     names = names_in(selection)

@@ -309,11 +309,9 @@ def _check_side(side: str, size: int, step: int) -> None:
 
 
 def block_axes(path: str, grid: BlockGrid) -> tuple[Axes | None, Axes | None, Axes | None]:
-    """The mesh axes of `blocks`, `inputs_of` and `slots_of` of a layer; `None` without a layout.
-
-    A `LayoutMap` entry for the replaced layer's kernel, `"hidden/kernel"`, shards output blocks
-    along its mesh axis. An entry for `"hidden/blocks"`, `(J, k, *taps, r, c)`, takes precedence.
-    """
+    """The mesh axes of `blocks`, `inputs_of` and `slots_of` of a layer; `None` without a layout."""
+    # A `LayoutMap` entry for the replaced layer's kernel, `"hidden/kernel"`, shards output blocks
+    # along its mesh axis. An entry for `"hidden/blocks"`, `(J, k, *taps, r, c)`, takes precedence.
     rank = len(grid.blocks_shape)
     given, whole = axes_at(f"{path}/blocks"), axes_at(path)
     # The path of gates is that of their kernel, whose entry also matches what is below it.

@@ -22,8 +22,7 @@ from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
 from keras_sparse_ortho.orthogonal import einsum_axes
 
 ops = keras.ops
-# Without softmax, log_softmax, sparsemax and glu, which mix channels.
-_ELEMENTWISE = (
+_ELEMENTWISE = (  # without softmax, log_softmax, sparsemax and glu, which mix channels
     *("celu", "elu", "exponential", "gelu", "hard_shrink", "hard_sigmoid", "hard_silu"),
     *("hard_swish", "hard_tanh", "leaky_relu", "linear", "log_sigmoid", "mish", "relu", "relu6"),
     *("selu", "sigmoid", "silu", "soft_shrink", "softplus", "softsign", "sparse_plus"),

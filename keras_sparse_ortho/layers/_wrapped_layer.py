@@ -21,8 +21,7 @@ from keras_sparse_ortho.initializers import KernelLayout, SparseInitializer, are
 from keras_sparse_ortho.kernels import initializer_attribute, is_sparse_layer, kernel_layouts, walk
 
 L = keras.layers
-# Stateless layers that map sample by sample, with samples first.
-_BY_SAMPLE = (
+_BY_SAMPLE = (  # stateless layers that map sample by sample, with samples first
     *(L.Dense, L.Embedding, L.DepthwiseConv1D, L.DepthwiseConv2D),
     *(L.Conv1D, L.Conv2D, L.Conv3D, L.SeparableConv1D, L.SeparableConv2D),
     *(L.Conv1DTranspose, L.Conv2DTranspose, L.Conv3DTranspose),

@@ -11,8 +11,7 @@ from keras_sparse_ortho._checks import check_density, check_integer
 from keras_sparse_ortho.errors import DensityError
 
 _LIST_DEAD_BELOW = 0.25  # of dead entries; listing them is then faster than rejection
-# Beyond this z, e^z may overflow, and a short continued fraction is exact to float64.
-_LARGE_ROOT = 500.0
+_LARGE_ROOT = 500.0  # beyond it e^z may overflow, and a short continued fraction is exact
 _FRACTION_TERMS = 20
 
 

@@ -26,10 +26,8 @@ from keras_sparse_ortho.orthogonal._regular_pattern import (
     from_blocks,
 )
 
-# Rotations of every column of a start that is wider than high, after which no two are parallel.
-_ROUNDS = 4
-# Larger blocks begin as smaller ones: rotating all pairs of rows takes time cubic in their size.
-_LARGEST = 64
+_ROUNDS = 4  # rotations of every column of a wide start, after which no two are parallel
+_LARGEST = 64  # larger blocks begin as smaller ones: rotating all pairs of rows takes cubic time
 _AT_ONCE = 1 << 17  # entries that are rotated at once, which bounds temporary memory
 # Sizes of cells. Their products are at most a seventh below any number; larger cells would leave
 # disconnected parts.
@@ -69,10 +67,9 @@ class RegularBlocks:
 
     def with_taps(self) -> np.ndarray:
         """The live blocks at all taps, `(batch, parts, J, k, *taps, r, c)`."""
-        if len(self.canonical_shape) == 4:
+        taps, (*outer, rows, cols) = self.canonical_shape[2:-2], self.blocks.shape
+        if not taps:
             return self.blocks
-        *outer, rows, cols = self.blocks.shape
-        taps = self.canonical_shape[2:-2]
         values = np.zeros((*outer, *taps, rows, cols), self.blocks.dtype)
         values[(slice(None),) * 4 + center_of(self.canonical_shape)] = self.blocks
         return values

@@ -68,14 +68,11 @@ def fan_step(input_blocks: int, output_blocks: int) -> int:
 def regular_pattern(
     input_blocks: int, output_blocks: int, fan_in: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Draws the live input blocks of each output block, int32 `(J, k)`, ascending in each line.
-
-    `k = fan_in` of `I` is a multiple of `I / gcd(I, J)`; each input block goes to `J k / I` output
-    blocks. The inputs are dealt in turn and shuffled; then random pairs of outputs pool the inputs
-    that they do not share and divide them at random (Curveball trades: Strona et al., Nature
-    Communications, 2014). All regular patterns are equally probable; few of them admit an exactly
-    orthogonal kernel, see `regular_blocks`.
-    """
+    """Draws the live input blocks of each output block, int32 `(J, k)`, ascending in each line."""
+    # `k = fan_in` of `I` is a multiple of `I / gcd(I, J)`. Inputs are dealt in turn; then random
+    # pairs of outputs pool the inputs that they do not share and divide them at random (Curveball
+    # trades: Strona et al., Nature Communications, 2014). All regular patterns are equally likely;
+    # few admit an exactly orthogonal kernel, see `regular_blocks`.
     dealt = (np.arange(output_blocks * fan_in) % input_blocks).reshape(-1, fan_in)
     pattern = _shuffled(input_blocks, rng)[dealt][_shuffled(output_blocks, rng)]
     half = output_blocks // 2
@@ -152,12 +149,10 @@ def matched_by_score(
     scores: np.ndarray,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Dead entries of (nearly) largest total score, with given numbers for inputs and outputs.
-
-    By prices of the lines an entry is worth `s_ij - u_i - v_j`. The best ones are taken while both
-    lines lack some, then augmenting paths find the rest. In 16 to 256 lines the sum is within .3%
-    of the largest one, within 1.2% where most entries are kept.
-    """
+    """Dead entries of (nearly) largest total score, with given numbers for inputs and outputs."""
+    # By prices of the lines an entry is worth `s_ij - u_i - v_j`. The best ones are taken while
+    # both lines lack some, then augmenting paths find the rest. In 16 to 256 lines the sum is
+    # within .3% of the largest one, within 1.2% where most entries are kept.
     chosen = np.zeros_like(kept)
     open_ = ~kept & (of_inputs > 0)[:, None] & (of_outputs > 0)
     if not open_.any():
@@ -199,12 +194,10 @@ def _between(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def few_counts(counts: np.ndarray, most: int = 8) -> np.ndarray:
-    """Counts of the same sum with at most `most` different values, of least squared distance.
-
-    Dynamic programming cuts the sorted counts into segments of equal counts, or of two that differ
-    by one. These are more even: where a pattern has `counts` on both sides, there is one with few
-    counts on both, too (Gale and Ryser).
-    """
+    """Counts of the same sum with at most `most` different values, of least squared distance."""
+    # Dynamic programming cuts the sorted counts into segments of equal counts, or of two that
+    # differ by one. These are more even: where a pattern has `counts` on both sides, there is one
+    # with few counts on both, too (Gale and Ryser).
     order = np.argsort(counts, kind="stable")
     # In steps, where there are very many lines.
     ends = np.unique(np.linspace(0, len(counts), min(len(counts), 512) + 1).round().astype(int))

@@ -380,11 +380,7 @@ class NByM(Structure):
 
 
 def as_structure(given: Any) -> Any:
-    """The structure that a short form stands for; anything else is returned as it is.
-
-    >>> as_structure("2:4"), as_structure((4, 1)), as_structure("8x8")
-    (NByM(n=2, m=4), Block(rows=4, cols=1), Block(rows=8, cols=8))
-    """
+    """The structure for `"2:4"`, `"8x8"` or `(8, 8)`; anything else is returned as it is."""
     if isinstance(given, str):
         parts = re.fullmatch(r"(\d+) ?([:xX]) ?(\d+)", given)
         if parts is None:
@@ -450,12 +446,10 @@ def block_unit(block: Block, canonical_shape: Sequence[int]) -> int:
 def best_blocks(
     block: Block, scores: np.ndarray, count: int, rng: np.random.Generator, *, few: bool = True
 ) -> np.ndarray:
-    """The mask of blocks with `count` live entries whose scores have (nearly) the largest sum.
-
-    `scores` are of the canonical shape, `count` is a multiple of `block_unit`, `rng` decides
-    between equals. Blocks are live at all taps. For `few`, lines have at most 8 different counts on
-    either side, and layers of live blocks compute with few groups of lines.
-    """
+    """The mask of blocks with `count` live entries whose scores have (nearly) the largest sum."""
+    # `scores` are canonical, `count` is a multiple of `block_unit`, `rng` decides between equals.
+    # For `few`, lines have at most 8 different counts on either side: layers of live blocks compute
+    # with few groups of lines.
     batch, parts, *taps, inputs, outputs = shape = scores.shape
     over_taps = scores.reshape(batch * parts, math.prod(taps), inputs, outputs).sum(axis=1)
     by_block = to_blocks(over_taps, block.rows, block.cols)

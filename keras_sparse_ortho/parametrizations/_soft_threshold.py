@@ -122,7 +122,6 @@ class LearntThreshold(Parametrization):
             initializer=keras.initializers.Constant(self.s_init),
             trainable=True,
         )
-        # Non-trainable: t = g(s + offset) while active, and 0 once frozen.
         self.offset = add_weight(name="s_offset", shape=(), initializer="zeros", trainable=False)
         self.active = add_weight(name="s_active", shape=(), initializer="ones", trainable=False)
         # The density of TargetDensity, 0 without one; and 1 if it freezes the live entries.

@@ -22,8 +22,7 @@ from keras_sparse_ortho.saliency._saliency import Saliency, scored_weights
 
 L = keras.layers
 
-# Layers that are the identity in a linear network of positive weights, or scale data.
-_IDENTITIES = (
+_IDENTITIES = (  # in a linear network of positive weights, or scales of data
     *(L.Activation, L.ReLU, L.LeakyReLU, L.PReLU, L.ELU, L.Softmax),
     *(L.Rescaling, L.Normalization, L.UnitNormalization),
 )
