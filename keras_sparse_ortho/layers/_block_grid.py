@@ -131,9 +131,18 @@ class BlockGrid:
         """Refuses sides that the block does not divide, or that no memory could hold."""
         if max(self.inputs, self.outputs, *self.taps) > LARGEST:
             raise LayoutError(f"A side has at most {LARGEST} entries. Received: {self.shape}")
-        if not Block(self.rows, self.cols, regular=True).divides(self.shape):
-            _check_side("inputs", self.inputs, self.rows)
-            _check_side("outputs", self.outputs, self.cols)
+        if Block(self.rows, self.cols, regular=True).divides(self.shape):
+            return
+        sides = ("inputs", self.inputs, self.rows), ("outputs", self.outputs, self.cols)
+        side, size, step = next(one for one in sides if one[1] % one[2])
+        below = size // step * step
+        near = " and ".join(str(value) for value in (below, below + step) if value)
+        divisors = ", ".join(str(k) for k in range(2, min(size, 257)) if size % k == 0)
+        raise LayoutError(
+            f"Blocks need {side} that {step} divides: {near} are nearest. "
+            f"{f'Or take blocks of one of {divisors}.' if divisors else ''} "
+            f"Received: {size} {side}"
+        )
 
     @property
     def in_blocks(self) -> int:
@@ -294,18 +303,6 @@ def checked_counts(counts: Any) -> Counts:
         )
     lines, groups = ([check_integer("counts", k, least=0) for k in side] for side in counts)
     return tuple(lines), tuple(groups)
-
-
-def _check_side(side: str, size: int, step: int) -> None:
-    if size % step:
-        below = size // step * step
-        near = " and ".join(str(value) for value in (below, below + step) if value)
-        divisors = ", ".join(str(k) for k in range(2, min(size, 257)) if size % k == 0)
-        raise LayoutError(
-            f"Blocks need {side} that {step} divides: {near} are nearest. "
-            f"{f'Or take blocks of one of {divisors}.' if divisors else ''} "
-            f"Received: {size} {side}"
-        )
 
 
 def block_axes(path: str, grid: BlockGrid) -> tuple[Axes | None, Axes | None, Axes | None]:

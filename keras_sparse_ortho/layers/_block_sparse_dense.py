@@ -153,7 +153,12 @@ class BlockSparseEinsumDense(BlockSparseLayer):
         sizes = (output_shape,) if isinstance(output_shape, int) else output_shape
         self.partial_output_shape = tuple(sizes)
         self.bias_axes = bias_axes
-        letters_of(equation)  # refuses one whose kernel is several matrices
+        if reason := why_no_matrix(equation):
+            raise NotPrunableError(
+                "Blocks lie in one matrix from summed axes to new ones, as in 'abc,cd->abd', "
+                f"'abc,cde->abde' and 'abde,dec->abc': {reason}. Use a plain EinsumDense, whose "
+                f"kernel keras_sparse_ortho.PrunableLayer can mask. Received: {equation=}"
+            )
 
     def call(self, inputs: Any) -> Any:
         """The product by token: the axes that are not summed, one after the other."""
@@ -304,8 +309,8 @@ class BlockSparseConv3D(BlockSparseConv):
     namesake = keras.layers.Conv3D
 
 
-def letters_of(equation: str) -> tuple[str, str, str]:
-    """The axes of input, kernel and output of an equation whose kernel is one matrix."""
+def why_no_matrix(equation: str) -> str | None:
+    """Why the kernel of an einsum equation is not one matrix; `None` if it is."""
     dots = r"((?:\.\.\.)?[a-zA-Z]*(?:\.\.\.)?)"
     parts = re.fullmatch(rf"{dots},([a-zA-Z]+)->{dots}", equation.replace(" ", ""))
     data, kernel, output = parts.groups() if parts else ("", "", "")
@@ -313,20 +318,13 @@ def letters_of(equation: str) -> tuple[str, str, str]:
     batch = sorted(inside & set(kernel) & set(output))
     lost = sorted(inside - set(kernel) - set(output))
     if parts is None:
-        reason = "it must have the form 'input,kernel->output'"
-    elif batch:
-        reason = f"the kernel has a matrix of its own for each {', '.join(batch)}"
-    elif lost:
-        reason = f"it sums over {', '.join(lost)} without the kernel"
-    elif not inside & set(kernel) or not set(kernel) - inside:
-        reason = "the kernel must have an axis to sum over, and one of its own"
-    else:
-        return data, kernel, output
-    raise NotPrunableError(
-        "Blocks lie in one matrix from summed axes to new ones, as in 'abc,cd->abd', "
-        f"'abc,cde->abde' and 'abde,dec->abc': {reason}. Use a plain EinsumDense, whose kernel "
-        f"keras_sparse_ortho.PrunableLayer can mask. Received: equation={equation!r}"
-    )
+        return "it must have the form 'input,kernel->output'"
+    if batch:
+        return f"the kernel has a matrix of its own for each {', '.join(batch)}"
+    if lost:
+        return f"it sums over {', '.join(lost)} without the kernel"
+    whole = inside & set(kernel) and set(kernel) - inside
+    return None if whole else "the kernel must have an axis to sum over, and one of its own"
 
 
 def is_elementwise(activation: Any) -> bool:

@@ -259,8 +259,6 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         assign(self.inputs_of, pattern)
         assign(self.slots_of, self.grid.slots_of(pattern))
 
-    # --- what a call computes with ---------------------------------------------------------------
-
     def operands(self) -> BlockOperands:
         """The live blocks; all of them inside a scope that gives the whole kernel."""
         whole = self._whole.operands(self.grid, self.compute_dtype)
@@ -277,8 +275,6 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
 
     def set_quantizer(self, quantizer: FakeQuantization) -> None:
         self.quantizer = quantizer
-
-    # --- the dense kernel ------------------------------------------------------------------------
 
     def kernel_value(self, *, quantized: bool = True) -> np.ndarray:
         """The kernel in the shape that the namesake has, as a NumPy array (bfloat16 as float32)."""
@@ -302,8 +298,6 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
 
     def storages(self) -> dict[str, Storage]:
         return {} if self._grid is None else {"kernel": LiveBlocks(self)}
-
-    # --- files -----------------------------------------------------------------------------------
 
     def get_build_config(self) -> dict[str, Any]:
         return {**super().get_build_config(), "drawn_digest": self.drawn_digest}
@@ -355,8 +349,6 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
             f"The values loaded into or set in the layer '{self.name}' are damaged, or of another "
             f"model: {reason}"
         )
-
-    # --- the namesake ----------------------------------------------------------------------------
 
     def to_dense_layer(self) -> keras.layers.Layer:
         """The namesake with the same settings and weights."""

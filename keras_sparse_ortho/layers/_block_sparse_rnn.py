@@ -260,8 +260,6 @@ class BlockSparseRNN(OnBlocks, keras.layers.RNN):
         cell = {key: value for key, value in config["cell"].items() if key != "build_config"}
         return {**config, "cell": cell}
 
-    # --- storages --------------------------------------------------------------------------------
-
     def storages(self) -> dict[str, Storage]:
         cell = self.cell
         return {f"{cell.name}/{k}": LiveBlocks(own, cell) for k, own in cell.on_blocks().items()}
@@ -276,8 +274,6 @@ class BlockSparseRNN(OnBlocks, keras.layers.RNN):
         super().build_from_config(config)
         for key, own in self.cell.on_blocks().items():
             own.drawn_digest = drawn.get(key)
-
-    # --- the plain layer -------------------------------------------------------------------------
 
     def to_dense_layer(self) -> Any:
         kind = next(plain for plain, cell in CELLS.items() if isinstance(self.cell, cell))
