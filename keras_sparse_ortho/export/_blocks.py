@@ -28,8 +28,7 @@ from keras_sparse_ortho.orthogonal import block_count, einsum_axes, to_blocks, w
 ops = keras.ops
 L = keras.layers
 _ONE_PRODUCT = L.Dense | L.EinsumDense | L.Conv1D | L.Conv2D
-# Axes of size 1 around a gather. XNNPACK's reshapes, up to six axes, copy: a sixth of an encoder's
-# time. With seven it leaves them to LiteRT, where they take no time.
+# Axes of size 1 around a gather: XNNPACK's reshapes copy, but with seven axes LiteRT's are used.
 _SINGLE = (1, 1, 1, 1)
 
 # Sides of blocks: smaller gathers cost what the product saves; few kernels have larger zero blocks.
@@ -37,10 +36,9 @@ _LEAST, _MOST = 8, 256
 _PADDED = 1.05  # a padded side relative to the side
 _STORED = 0.7  # the share of a kernel's entries that may be left: less is no gain
 _NEAR = 1.05  # entries of a cut over those of the cut with the fewest
-# Different counts of live blocks, to which they are raised: each is a convolution of its own; just
+# Counts of live blocks are raised to so many different ones, each a convolution of its own; to just
 # one if that stores at most a tenth more.
-_MOST_COUNTS = 4
-_FEWER = 1.1
+_MOST_COUNTS, _FEWER = 4, 1.1
 
 
 class ZeroBlocks(NamedTuple):
@@ -58,8 +56,7 @@ class ZeroBlocks(NamedTuple):
 def zero_blocks(kernel: np.ndarray) -> ZeroBlocks | str:
     """The blocks of a kernel `(*taps, inputs, outputs)`, or the reason that there are none.
 
-    Within 5% of the cut into `r x c` blocks with the fewest stored entries, the largest blocks are
-    taken, which are the fastest. Zeros count, not masks, which `strip` removes.
+    These are the largest, and so the fastest, within 5% of the cut with the fewest stored entries.
     """
     *taps, inputs, outputs = kernel.shape
     live = np.asarray(kernel.any(axis=tuple(range(len(taps)))))
@@ -135,8 +132,8 @@ def plan_of(model: keras.Model) -> BlockPlan:
 def as_convolutions(model: keras.Model, rows_apart: bool) -> keras.Model:
     """A copy of a plain model in which the layers of its plan are grouped convolutions.
 
-    With `rows_apart` each row of the batch is an image, as convolutions quantize images on the fly.
-    Else the rows of Dense layers are pixels of one: a fifth of the time at batch 64.
+    With `rows_apart` each row of the batch is an image, to be quantized on the fly by itself. Else
+    rows of Dense layers are pixels of one image: a fifth of the time at batch 64.
     """
 
     def replace(layer: Any, path: str, own: Any) -> Any:
@@ -182,8 +179,8 @@ class _BlockConvolution(keras.layers.Layer):
         y[.., j] = activation(conv([x[.., inputs_of[j, 0]], ..., x[.., inputs_of[j, k - 1]]],
                                    kernel[.., j]) + b[j])
 
-    No shape depends on the batch, so a file's input can be resized. `of_columns` says whether the
-    bias has an entry for each column of the kernel.
+    No shape depends on the batch, so a file's input can be resized. With `of_columns` the bias has
+    an entry for each column of the kernel.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The flatbuffer of a LiteRT file: reading and writing it, its weights, and our record in it.
 
-The record is JSON in a metadata buffer, which LiteRT tools leave alone, with the SHA-256 of the
-file, whose digest counts as zeros: a damaged file is refused before any interpreter crashes on it.
+The record is JSON in a metadata buffer, with the SHA-256 of the file, whose digest counts as zeros:
+a damaged file is refused before any interpreter crashes on it.
 """
 
 import dataclasses
@@ -56,10 +56,9 @@ class WeightZeros:
 
 
 def read_model(content: bytes) -> Any:
-    """The `ModelT` of a flatbuffer. Large buffers are views of `content`, not copies.
+    """The `ModelT` of a flatbuffer, with the weights that AEQ keeps behind files above 256 KiB.
 
-    ai-edge-quantizer keeps the weights of files above 256 KiB behind the flatbuffer; `write_model`
-    writes them into it, where LiteRT Micro looks for them.
+    `write_model` writes them into it, where LiteRT Micro looks for them.
     """
     from ai_edge_litert import schema_py_generated as schema
 

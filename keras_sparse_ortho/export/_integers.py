@@ -1,7 +1,6 @@
 """Float32 LiteRT files, of either converter, with other numbers: float16, or integers.
 
-ai-edge-quantizer (AEQ) writes `round(w / s)` with `s` from its table of ranges, so the table gets
-the scales of quantization-aware training and its ranges of activations.
+ai-edge-quantizer (AEQ) writes `round(w / s)`; its table of ranges gets those of training.
 """
 
 import contextlib
@@ -74,9 +73,6 @@ def in_storage(
     return _narrowed(bytes(made.quantized_model), kind)
 
 
-# --- ai-edge-quantizer ----------------------------------------------------------------------------
-
-
 def _settings(kind: str, bits: int = 8, dtype: str = "INT") -> dict[str, Any]:
     weights = {"num_bits": 8, "symmetric": True, "granularity": "CHANNELWISE", "dtype": "INT"}
     settings: dict[str, Any] = {"weight_tensor_config": weights | {"num_bits": bits}}
@@ -101,8 +97,7 @@ def _scales(
 ) -> tuple[dict[str, np.ndarray], list[Any]]:
     """Bounds of the weights of products by name, and recipes of those in fewer than 8 bits.
 
-    A weight gets the least of `widths` that holds its integers. Where training has rounded any,
-    the others stay in 8 bits.
+    A weight gets the least of `widths` that holds its integers; 8 if training has rounded others.
     """
     found = []
     for graph, op, code in _operations(model):
@@ -132,8 +127,8 @@ def _rows(values: np.ndarray, axis: int) -> np.ndarray:
 def _bounds(values: np.ndarray, axis: int, steps: np.ndarray, most: int = 127) -> np.ndarray:
     """The largest value of each channel that `most` steps reach, in a shape that broadcasts.
 
-    Trained channels get the finest step of whole integers, in which biases are rounded. A channel
-    of zeros gets the widest bound: in AEQ's, 1e-9, no bias fits 32 bits.
+    Trained channels get the finest step of whole integers, in which biases are rounded, those of
+    zeros the widest bound: in AEQ's, 1e-9, no bias fits 32 bits.
     """
     peak = _rows(values, axis).max(1, initial=0).astype(np.float64)
     fine = np.where((steps > 0) & (steps <= most), most // np.maximum(steps, 1) * steps, most)
@@ -303,9 +298,6 @@ def _reshape(model: Any, graph: Any, taken: int, given: int) -> Any:
     made.builtinOptions = schema.ReshapeOptionsT()
     made.builtinOptions.newShape = graph.tensors[given].shape
     return made
-
-
-# --- constants that no operation takes as integers ------------------------------------------------
 
 
 def _narrowed(content: bytes, storage: str) -> bytes:

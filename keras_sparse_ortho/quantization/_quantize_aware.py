@@ -48,10 +48,6 @@ def quantize_aware(
     through. Train the result for some epochs at a smaller learning rate than before; then
     `export_litert(model, path, mode="int8")` writes the trained integers and ranges.
 
-    A batch normalization behind a convolution needs no folding in training: in the file it is
-    folded into the kernel. That changes the scale of each channel, and of the integers only the
-    sign, for a negative factor.
-
     Args:
         model: A built model, dense or from `sparsify`, `prune` or `parametrize`; best trained.
         weights: `"int8"`, `"int4"`, `"ternary"`, a `FakeQuantization`, or `None`.
@@ -73,16 +69,11 @@ def quantize_aware(
     `FakeQuantize` layers: the model computes the same, and loading it needs this package.
 
     Examples:
-        >>> import keras
-        >>> import keras_sparse_ortho as kso
-        >>> dense = keras.Sequential([
-        ...     keras.Input((64,)),
-        ...     keras.layers.Dense(32, activation="relu", name="hidden"),
-        ...     keras.layers.Dense(10, name="head"),
-        ... ])
+        >>> import keras, keras_sparse_ortho as kso
+        >>> dense = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10, name="head")])
         >>> model = quantize_aware(kso.sparsify(dense, 0.1, seed=0), weights="int4")
-        >>> [len(np.unique(w.value[:, 0])) <= 15 for w in kso.prunable_weights(model)]
-        [True, True]
+        >>> len(np.unique(kso.prunable_weights(model)[0].value[:, 0])) <= 15
+        True
 
     Reference: Jacob et al., "Quantization and Training of Neural Networks for Efficient
     Integer-Arithmetic-Only Inference" (CVPR 2018), arXiv 1712.05877
@@ -194,8 +185,8 @@ Roundings = dict[int, tuple[int, bool]]
 def _place(model: Any, left_out: set[int], found: Roundings) -> None:
     """Notes the layers to wrap; those `left_out` stay in floats.
 
-    Rounded are the outputs of LiteRT's operations: a convolution with the normalization and ReLU
-    behind it is one. Layers with kernels round inputs that nothing has rounded.
+    Outputs of LiteRT's operations are rounded: a convolution with the normalization and ReLU behind
+    it is one. Layers with kernels round inputs that nothing has rounded.
     """
     calls = graph_calls(model)
     ends = {id(tensor) for tensor in keras.tree.flatten(graph_ends(model)[1])}

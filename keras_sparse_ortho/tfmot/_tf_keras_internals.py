@@ -185,9 +185,9 @@ _Scheme: Any = tfmot.experimental.combine.Default8BitPrunePreserveQuantizeScheme
 class PrunePreserveQuantizeScheme(_Scheme):
     """TFMOT's prune-preserving scheme, extended to DepthwiseConv2D.
 
-    TFMOT does not prune DepthwiseConv2D, and its `Default8BitPrunePreserveQuantizeScheme` does not
-    preserve zeros there. This package prunes it, so this scheme also multiplies its kernel by the
-    mask of its nonzeros before it is quantized.
+    TFMOT's `Default8BitPrunePreserveQuantizeScheme` does not preserve zeros there, as TFMOT does
+    not prune these layers. This scheme also multiplies their kernel by the mask of its nonzeros
+    before it is quantized.
 
     Limits: TFMOT does not quantize a layer directly followed by a ReLU layer: give the layer
     `activation="relu"`, or put a BatchNormalization between.
@@ -196,8 +196,8 @@ class PrunePreserveQuantizeScheme(_Scheme):
         >>> import keras_sparse_ortho as kso
         >>> tf_keras = kso.tfmot.register_initializers()
         >>> import tensorflow_model_optimization as tfmot
-        >>> plain = tf_keras.Sequential([
-        ...     tf_keras.Input((8, 8, 4)), tf_keras.layers.DepthwiseConv2D(3, name="depth")])
+        >>> layer = tf_keras.layers.DepthwiseConv2D(3, name="depth")
+        >>> plain = tf_keras.Sequential([tf_keras.Input((8, 8, 4)), layer])
         >>> annotated = tfmot.quantization.keras.quantize_annotate_model(plain)
         >>> scheme = kso.tfmot.PrunePreserveQuantizeScheme()
         >>> tfmot.quantization.keras.quantize_apply(annotated, scheme).layers[-1].name
