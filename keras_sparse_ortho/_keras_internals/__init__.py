@@ -6,9 +6,9 @@ from keras_sparse_ortho._keras_internals._fit import (
     before_save,
     in_fit,
     initial_epoch_is,
-    level_of_user,
     log_first,
     model_in_fit,
+    warn_user,
 )
 from keras_sparse_ortho._keras_internals._layers import (
     ConvLSTMCell,

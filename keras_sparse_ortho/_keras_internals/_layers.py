@@ -1,9 +1,8 @@
 """Layers as Keras holds, builds, calls, compiles and restores them."""
 
 import contextlib
-import dataclasses
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 from keras.src.backend.common import dtypes
@@ -55,8 +54,7 @@ def computes_its_graph(model: Any) -> bool:
     return is_graph(model) and type(model).call.__module__.partition(".")[0] == "keras"
 
 
-@dataclasses.dataclass(frozen=True)
-class GraphCall:
+class GraphCall(NamedTuple):
     """A call in a graph: layer or operation, tensors, and the other arguments."""
 
     operation: Any
@@ -111,9 +109,7 @@ def is_built_in_calls(layer: keras.layers.Layer) -> bool:
 
 
 class WrapperBuiltByCalls(keras.layers.Wrapper):
-    """A wrapper whose layer is built with the shapes that its own call would give `build`."""
-
-    # Keras' `Wrapper.build` passes only the shape of the first input on.
+    """A wrapper whose layer is built with all shapes of its call, not the first input's alone."""
 
     _waits_for_call = False
 
@@ -156,16 +152,13 @@ class WrapperBuiltByCalls(keras.layers.Wrapper):
             super()._maybe_build(call_spec)
 
 
-@contextlib.contextmanager
-def outside_of_functions() -> Iterator[None]:
+def outside_of_functions() -> contextlib.AbstractContextManager[Any]:
     """Lets layers be built from values while TensorFlow traces a function, as its `fit` does."""
     if keras.backend.backend() != "tensorflow":
-        yield
-        return
+        return contextlib.nullcontext()
     import tensorflow as tf
 
-    with tf.init_scope():
-        yield
+    return tf.init_scope()
 
 
 def adopt_call_interface(wrapper: keras.layers.Layer, layer: keras.layers.Layer) -> None:
@@ -213,12 +206,10 @@ def restored(value: Any, custom_objects: dict[str, Any] | None = None) -> Any:
 
 
 class VariableOverrides(keras.StatelessScope):
-    """Answers for some variables with given tensors, and passes the rest to the enclosing scope.
+    """Answers for variables with the tensors of their pairs, and passes on what is of others.
 
-    Inside, `variable.value` is the tensor of its `(variable, tensor)` pair; every other variable
-    has the value, and takes the updates (moving averages, seed states), that it would outside.
-    Losses of layers go to the enclosing scope, or else to `losses`. RuntimeError for an assignment
-    to an overridden variable.
+    Values and updates of other variables are as outside. Losses of layers go to the enclosing
+    scope, or else to `losses`. RuntimeError for an assignment to an overridden variable.
     """
 
     def __init__(self, pairs: Iterable[tuple[Any, Any]]) -> None:

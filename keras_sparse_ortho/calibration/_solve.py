@@ -113,9 +113,8 @@ def damped(gram: Array) -> Array:
 class _Problem:
     """`min tr (V - T)^T H (V - T)` in coordinates that make the inputs of each line white.
 
-    With the upper triangular `U` of each line, `U^T U = H` there, the kernel is `U V` and the
-    Hessian `U^-T H U^-1`. Dropping entries of a line then costs the sum of their squares. `T` is
-    halfway between the models, as the full correction overfits the few rows.
+    With `U^T U = H` for each line, the kernel is `U V` and the Hessian `U^-T H U^-1`: dropping
+    entries costs the sum of their squares. `T` is halfway between the models, see `prune`.
     """
 
     def __init__(self, kernel: Array, moments: Moments, pattern: Pattern) -> None:
@@ -149,8 +148,7 @@ class _Problem:
         """Values and mask by the alternating direction method of multipliers (ADMM).
 
         `V` minimizes the error plus `r/2 |V - D + U/r|^2`, `D` projects `V + U/r` onto the pattern,
-        and the multipliers `U` sum their difference. `r` rises from far below the Hessian's
-        diagonal, 1, to above it. In float32: a refit follows.
+        and the multipliers `U` sum their difference. `r` rises around the Hessian's diagonal, 1.
         """
         extra, full = np.float32(damping), self.full.astype(np.float32)
         roots, axes = self._spectrum
