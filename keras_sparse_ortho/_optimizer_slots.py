@@ -11,10 +11,7 @@ from keras_sparse_ortho._values import assign, placed, to_numpy
 
 
 def zero_slots(optimizer: Any, variable: Any, entries: Any) -> None:
-    """Resets the slots of `entries`, a bool array or tensor or `None`, to their initial values.
-
-    Else stale momentum would move dropped raw weights, and push grown ones along an old gradient.
-    """
+    """Resets the slots of entries (a bool array, or `None`), which stale momentum would move."""
     if optimizer is None or entries is None:
         return
     slots = optimizer_slots(optimizer, variable)

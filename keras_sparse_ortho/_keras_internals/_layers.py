@@ -108,26 +108,41 @@ def is_built_in_calls(layer: keras.layers.Layer) -> bool:
     return bool(sublayers(layer)) and not type(layer).__module__.startswith("keras.")
 
 
+_CALL_SETTINGS = ("call_signature_parameters", "supports_masking")
+
+
 class WrapperBuiltByCalls(keras.layers.Wrapper):
-    """A wrapper whose layer is built with all shapes of its call, not the first input's alone."""
+    """A wrapper that stands for its layer, which is built with all shapes of its call.
+
+    It takes the layer's call arguments (training, mask, ...), and keeps the paths of its variables.
+    Override `wrapper_config`: the settings besides the layer.
+    """
 
     _waits_for_call = False
 
-    def building(self) -> contextlib.AbstractContextManager[Any]:
-        """Override: a context in which the layer is built."""
-        return contextlib.nullcontext()
+    def __init__(self, layer: keras.layers.Layer, **kwargs: Any) -> None:
+        super().__init__(layer, autocast=False, **kwargs)
+        for name, value in vars(layer).items():
+            if name.startswith("_call_") or name in _CALL_SETTINGS:
+                setattr(self, name, value)
+        stand_in_name_scope(self, layer)
+
+    @contextlib.contextmanager
+    def building(self) -> Iterator[None]:
+        """A context in which the layer is built."""
+        stand_in_name_scope(self, self.layer)
+        yield
 
     def build_from_config(self, config: dict[str, Any]) -> None:
         self._waits_for_call = is_built_in_calls(self.layer)
         if not self._waits_for_call:
             super().build_from_config(config)
 
-    def layer_config(self) -> dict[str, Any]:
-        """The serialized layer, without shapes if they do not build it."""
+    def get_config(self) -> dict[str, Any]:
         config: dict[str, Any] = keras.saving.serialize_keras_object(self.layer)
-        if is_built_in_calls(self.layer):
+        if is_built_in_calls(self.layer):  # shapes do not build it
             config.pop("build_config", None)
-        return config
+        return {**self.wrapper_config(), "layer": config}
 
     def get_build_config(self) -> dict[str, Any] | None:
         return None if is_built_in_calls(self.layer) else super().get_build_config()
@@ -161,11 +176,14 @@ def outside_of_functions() -> contextlib.AbstractContextManager[Any]:
     return tf.init_scope()
 
 
-def adopt_call_interface(wrapper: keras.layers.Layer, layer: keras.layers.Layer) -> None:
-    """Makes Keras pass `wrapper` the call arguments (training, mask, ...) that `layer` takes."""
-    for name, value in vars(layer).items():
-        if name.startswith("_call_") or name in ("call_signature_parameters", "supports_masking"):
-            setattr(wrapper, name, value)
+def stand_in_name_scope(wrapper: Any, layer: Any) -> None:
+    """Keeps the paths of a layer's variables in a wrapper of its name, e.g. for a `LayoutMap`."""
+    if layer.name != wrapper.name:
+        return
+    if wrapper._parent_path is None:  # around a layer that is built
+        wrapper._parent_path = layer._parent_path
+    elif layer._parent_path is None:
+        layer._parent_path = wrapper._parent_path
 
 
 def compile_like(model: Any, other: Any) -> bool:
@@ -206,10 +224,10 @@ def restored(value: Any, custom_objects: dict[str, Any] | None = None) -> Any:
 
 
 class VariableOverrides(keras.StatelessScope):
-    """Answers for variables with the tensors of their pairs, and passes on what is of others.
+    """Gives variables the tensors of their pairs; other values and updates are as outside.
 
-    Values and updates of other variables are as outside. Losses of layers go to the enclosing
-    scope, or else to `losses`. RuntimeError for an assignment to an overridden variable.
+    Losses of layers go to the enclosing scope, or else to `losses`. Assigning to an overridden
+    variable raises RuntimeError.
     """
 
     def __init__(self, pairs: Iterable[tuple[Any, Any]]) -> None:
@@ -267,21 +285,15 @@ def in_stateless_scope() -> bool:
     return get_stateless_scope() is not None
 
 
-@contextlib.contextmanager
-def float64_not_narrowed() -> Iterator[None]:
+def float64_not_narrowed() -> contextlib.AbstractContextManager[None]:
     """Keeps Keras from casting float64 arguments of its operations to float32."""
-    narrowed = dtypes.BIT64_TO_BIT32_DTYPE["float64"]
-    dtypes.BIT64_TO_BIT32_DTYPE["float64"] = "float64"
-    try:
-        yield
-    finally:
-        dtypes.BIT64_TO_BIT32_DTYPE["float64"] = narrowed
+    return replaced(dtypes.BIT64_TO_BIT32_DTYPE, "float64", "float64")
 
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replaces an attribute inside. Bypasses `__setattr__`: Keras would track the value."""
-    own = vars(owner)
+    """Replaces an attribute or dict entry inside. Bypasses `__setattr__`: Keras would track it."""
+    own = owner if isinstance(owner, dict) else vars(owner)
     before = own.get(name, own)  # its own dictionary stands for "not there"
     own[name] = value
     try:

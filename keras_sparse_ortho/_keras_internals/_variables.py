@@ -79,16 +79,6 @@ def create_along(create: Callable[[], Any], axes: Sequence[str | None] | None) -
     return variable
 
 
-def stand_in_name_scope(wrapper: Any, layer: Any) -> None:
-    """Keeps the paths of a layer's variables in a wrapper of its name, e.g. for a `LayoutMap`."""
-    if layer.name != wrapper.name:
-        return
-    if wrapper._parent_path is None:  # around a layer that is built
-        wrapper._parent_path = layer._parent_path
-    elif layer._parent_path is None:
-        layer._parent_path = wrapper._parent_path
-
-
 def along_kernel(shape: Sequence[int], kernel: Any) -> Axes | None:
     """Axes for a mask, or for a number for each channel: cut where they have a kernel's axes."""
     # Anything else, such as a scalar, is whole on every device.

@@ -170,10 +170,7 @@ def prune_layers(
     resume: str | pathlib.Path | None = None,
     verbose: int = 0,
 ) -> dict[str, AnyDraw]:
-    """Mask and values for each kernel, by path; the model is as it was afterwards.
-
-    Each layer is solved on the inputs from the pruned ones before it, which are set meanwhile.
-    """
+    """Mask and values by path, each solved on inputs from pruned layers; leaves the model alone."""
     recipe.check(weights)
     draws: dict[str, AnyDraw] = {}
 
@@ -279,7 +276,7 @@ def sweep(
     verbose: int = 0,
     as_given: Callable[[], contextlib.AbstractContextManager[Any]] | None = None,
 ) -> list[Any]:
-    """Finishes stop after stop, in the order of calls; returns those that no call reaches.
+    """Finishes stop after stop, in the order of calls; returns stops that no call reaches.
 
     A stop has a `layer` and its `path`. `add(inputs, reference, **options)` takes the inputs of one
     call, those in the model as given, and other arguments; `finish()` may assign values. For each

@@ -3,12 +3,9 @@
 Arrays hold `M` matrices: kernels, scores and masks `(M, k, outputs)`, Gram matrices `G = X^T X` of
 the layer's inputs `(M, k, k)` in float64, or `(1, k, k)` where all matrices have the same inputs.
 
-A pattern says which entries are dropped together:
-
-- `lines`: index arrays that part the `k` inputs; for one output the entries of a line are dropped
-  together. `None`: single entries;
-- `largest(scores, count)`: the mask of largest total score with `count` live entries;
-- `first_rate`: the penalty with which ADMM begins.
+A pattern has `lines`, index arrays that part the `k` inputs (for one output the entries of a line
+are dropped together; `None`: single entries), `largest(scores, count)`, the mask of largest total
+score with `count` live entries, and `first_rate`, the penalty with which ADMM begins.
 """
 
 import dataclasses
@@ -48,13 +45,10 @@ Array = np.ndarray
 
 @dataclasses.dataclass(frozen=True)
 class Entries:
-    """Single entries; with a `structure`, at most `n` among every `m` consecutive inputs.
-
-    `taps` of a convolution come before the inputs; each has groups of its own.
-    """
+    """Single entries; with a `structure`, at most `n` among every `m` consecutive inputs."""
 
     structure: NByM | None = None
-    taps: int = 1
+    taps: int = 1  # of a convolution: they come before the inputs, with groups of their own
     lines = None
     first_rate = 0.01
 
@@ -68,14 +62,11 @@ class Entries:
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """Blocks, regular ones or in any pattern, live at all taps or at none.
-
-    `shape` is canonical. With `few`, lines have few different counts, as live blocks need.
-    """
+    """Blocks, regular ones or in any pattern, live at all taps or at none."""
 
     block: Block
-    shape: tuple[int, ...]
-    few: bool = True
+    shape: tuple[int, ...]  # canonical
+    few: bool = True  # whether lines have few different counts, as live blocks need
 
     @property
     def first_rate(self) -> float:

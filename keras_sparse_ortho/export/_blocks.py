@@ -1,8 +1,7 @@
 """Layers whose zeros leave whole blocks, as a gather of these and grouped convolutions.
 
-LiteRT cannot multiply blocks, but XNNPACK has fast grouped convolutions, in float32 and int8. With
-the live input blocks of each output block side by side, each output block is a group; there are a
-few such convolutions where counts differ.
+LiteRT cannot multiply blocks, but XNNPACK has fast grouped convolutions, in float32 and int8. Each
+output block is a group of its live input blocks; blocks with other counts are other convolutions.
 """
 
 import dataclasses
@@ -54,10 +53,7 @@ class ZeroBlocks(NamedTuple):
 
 
 def zero_blocks(kernel: np.ndarray) -> ZeroBlocks | str:
-    """The blocks of a kernel `(*taps, inputs, outputs)`, or the reason that there are none.
-
-    These are the largest, and so the fastest, within 5% of the cut with the fewest stored entries.
-    """
+    """The blocks of a kernel `(*taps, inputs, outputs)`, or the reason that there are none."""
     *taps, inputs, outputs = kernel.shape
     live = np.asarray(kernel.any(axis=tuple(range(len(taps)))))
     cuts: list[tuple[int, BlockGrid]] = []
@@ -78,7 +74,7 @@ def zero_blocks(kernel: np.ndarray) -> ZeroBlocks | str:
             f"its zeros are not in whole blocks of {_LEAST} x {_LEAST} or more: in the best cut "
             f"the blocks with other values are {fewest / live.size:.0%} of the kernel"
         )
-    grid = max(
+    grid = max(  # the largest are the fastest
         (grid for stored, grid in cuts if stored <= _NEAR * fewest),
         key=lambda one: (min(one.rows, one.cols), one.rows * one.cols),
     )
@@ -132,8 +128,8 @@ def plan_of(model: keras.Model) -> BlockPlan:
 def as_convolutions(model: keras.Model, rows_apart: bool) -> keras.Model:
     """A copy of a plain model in which the layers of its plan are grouped convolutions.
 
-    With `rows_apart` each row of the batch is an image, to be quantized on the fly by itself. Else
-    rows of Dense layers are pixels of one image: a fifth of the time at batch 64.
+    With `rows_apart` each row of the batch is an image that is quantized by itself. Else rows of
+    Dense layers are pixels of one image: a fifth of the time at batch 64.
     """
 
     def replace(layer: Any, path: str, own: Any) -> Any:

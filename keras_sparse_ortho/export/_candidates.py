@@ -52,10 +52,7 @@ class Candidate:
 def candidates(
     task: Task, routes: Sequence[Route], size: Callable[[bytes], int] | None = None
 ) -> list[Candidate]:
-    """Try each route; a failure is part of the result, but a full disk raises OSError.
-
-    With a `size`, the files are run from the smallest on, until one agrees.
-    """
+    """Tries each route; with a `size` the smallest file first, until one agrees. Keeps failures."""
     found, made = [], {}
     fitting = [route for route in routes if task.blocks.found or not route.of_blocks]
     for route, file in convert(task, fitting).items() if fitting else ():
@@ -233,10 +230,7 @@ def litert_outputs(file: Path, task: Task) -> list[np.ndarray]:
 def compare(
     names: list[str], want: list[np.ndarray], got: list[np.ndarray], measure: str
 ) -> Comparison:
-    """Compares Keras' outputs with those of the file, by a `measure` of `tolerance`.
-
-    Of these `"rms"` is steady where int8 clips. Values that are not finite make both infinite.
-    """
+    """Compares Keras' outputs with those of a file; the error is infinite if any is not finite."""
     diffs, errors, agreements = [], [], []
     for name, y, z in zip(names, want, got, strict=True):
         if y.shape != z.shape:
@@ -262,16 +256,12 @@ def compare(
 
 
 def find_zeros(kernels: dict[str, np.ndarray], weights: Iterable[WeightZeros]) -> tuple[str, ...]:
-    """Returns the kernels whose zeros no tensor of a file has; raises if one has lost some of them.
-
-    Each kernel takes a tensor of its size with as many zeros or more. One with nearly as many has
-    lost some.
-    """
+    """Returns the kernels whose zeros no tensor of a file has; raises if one has lost some."""
     zeros = {path: value.size - int(np.count_nonzero(value)) for path, value in kernels.items()}
     tensors: dict[int, list[int]] = {}
     for weight in weights:
         tensors.setdefault(weight.size, []).append(weight.zeros)
-    left = []
+    left = []  # of kernels that find no tensor of their size with as many zeros or more
     for path in sorted((path for path in kernels if zeros[path]), key=lambda path: -zeros[path]):
         of_size = tensors.setdefault(kernels[path].size, [])
         enough = [found for found in of_size if found >= zeros[path]]

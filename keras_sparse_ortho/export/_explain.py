@@ -61,10 +61,7 @@ def explained(task: Task, tried: Candidate) -> Exception:
 
 
 def error_source(task: Task, route: Route, least: float) -> tuple[Any, str]:
-    """The first layer of a graph behind which the error is more than `least`, if it is known.
-
-    Converts the model again, by the dense route of the same storage, with all layers as outputs.
-    """
+    """The first layer of a graph with a larger error behind it; converts it with all as outputs."""
     unknown = None, "no single layer"
     if not computes_its_graph(task.model):
         return unknown

@@ -26,8 +26,7 @@ from keras_sparse_ortho.export._routes import (
 from keras_sparse_ortho.export._task import Task
 from keras_sparse_ortho.quantization import has_trained_ranges
 
-# The speed that "fast" gives up for a smaller file, within the noise of the clock.
-_NEAR = 1.05
+_NEAR = 1.05  # the speed that "fast" gives up for a smaller file, within the noise of the clock
 _LEAST_ZEROS = 0.3  # of a kernel: below this the indices cost more than the zeros save
 
 

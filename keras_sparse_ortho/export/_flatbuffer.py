@@ -56,10 +56,7 @@ class WeightZeros:
 
 
 def read_model(content: bytes) -> Any:
-    """The `ModelT` of a flatbuffer, with the weights that AEQ keeps behind files above 256 KiB.
-
-    `write_model` writes them into it, where LiteRT Micro looks for them.
-    """
+    """The `ModelT` of a flatbuffer, with the weights that AEQ keeps behind files above 256 KiB."""
     from ai_edge_litert import schema_py_generated as schema
 
     root = schema.Model.GetRootAs(content, 0)

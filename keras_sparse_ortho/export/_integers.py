@@ -1,7 +1,4 @@
-"""Float32 LiteRT files, of either converter, with other numbers: float16, or integers.
-
-ai-edge-quantizer (AEQ) writes `round(w / s)`; its table of ranges gets those of training.
-"""
+"""Float32 LiteRT files to float16, or to integers by ai-edge-quantizer (AEQ) in trained ranges."""
 
 import contextlib
 import copy
@@ -37,10 +34,7 @@ _FIXED = {"SOFTMAX": (0, 255 / 256), "LOGISTIC": (0, 255 / 256), "TANH": (-1, 12
 def in_storage(
     content: bytes, storage: str, batches: Batches | None, ends: Sequence[str] = ("float32",) * 2
 ) -> bytes:
-    """A float32 file in the storage of a route, with inputs and outputs of two types.
-
-    Ranges of activations come from `batches`, else from marks; without one, floats are computed.
-    """
+    """A float32 file in another storage, with ranges from `batches` or marks, else in floats."""
     if storage == "float32":
         return content
     if storage == "float16":
@@ -95,10 +89,7 @@ def _scope(graph: Any, op: Any) -> str:
 def _scales(
     model: Any, kind: str, widths: Sequence[int]
 ) -> tuple[dict[str, np.ndarray], list[Any]]:
-    """Bounds of the weights of products by name, and recipes of those in fewer than 8 bits.
-
-    A weight gets the least of `widths` that holds its integers; 8 if training has rounded others.
-    """
+    """Bounds of weights by name, and recipes of those whose integers fit one of `widths` (bits)."""
     found = []
     for graph, op, code in _operations(model):
         name = files.TFL_OP_CODE_TO_NAME.get(code)

@@ -216,10 +216,7 @@ def _check_array(spec: InputSpec, array: Any, argument: str) -> np.ndarray:
 
 
 def plain_model(model: keras.Model) -> tuple[keras.Model, keras.Model]:
-    """The plain float32 model to convert, and the model whose outputs it must reproduce.
-
-    That is the user's own, or for half precision the plain one.
-    """
+    """The plain float32 model to convert, and the one to agree with: this, or the user's."""
     stripped = model
     if is_graph(model) or any(is_sparse_layer(layer) for layer, _ in walk(model, "")):
         stripped = strip(model)
@@ -398,11 +395,7 @@ def _bytes_of(arrays: list[np.ndarray]) -> set[tuple[bytes, ...]]:
 
 
 def doubts(model: keras.Model, signature: Signature, rows: list[np.ndarray]) -> list[str]:
-    """Signs that calibration rows are not like the data that a model was trained on.
-
-    Wrong scales show in outputs that vary by less than 1/16, or more than 32, or are nearly all 0
-    or 1. Smaller factors, and those of networks without biases, are not seen.
-    """
+    """Signs that calibration rows are not like the data that a model was trained on."""
     count = len(rows[0])
     found = []
     if count < _FEW:

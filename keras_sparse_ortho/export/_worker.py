@@ -90,11 +90,8 @@ def inspect(file: str) -> dict[str, Any]:
 
 
 def bench(file: str, threads: int, calls: int) -> list[float]:
-    """Milliseconds of some calls of a file, which stays loaded for the next job.
-
-    One process per file: after XNNPACK's int8 layers, LiteRT's own kernels take up to three times
-    as long.
-    """
+    """Milliseconds of some calls of a file, which stays loaded for the next job."""
+    # One process per file: after XNNPACK's int8 layers LiteRT's kernels take three times as long.
     interpreter = _warm_interpreter(file, threads)
     interpreter.invoke()  # the other files have used the caches since
     times = []

@@ -13,10 +13,8 @@ from keras_sparse_ortho.models._rewrite import prunable_weights
 from keras_sparse_ortho.orthogonal import live_count
 from keras_sparse_ortho.parametrizations import LearntThreshold, ScheduledMask, warn_unless_updated
 
-# The fraction of the count asked for by which thresholds that still learn may drift.
-_DRIFT = 0.02
-# The density above which learnt thresholds have done nothing worth it.
-_DENSE = 0.95
+_DRIFT = 0.02  # of the count asked for, by which thresholds that still learn may drift
+_DENSE = 0.95  # above this density learnt thresholds have done nothing worth it
 
 
 @dataclasses.dataclass(frozen=True)

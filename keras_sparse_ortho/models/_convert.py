@@ -105,7 +105,6 @@ def _fit_for_masks(weights: list[PrunableWeight], storage: str) -> list[Prunable
 
 
 def _fit_for_blocks(model: Any, weights: list[PrunableWeight], block: Any) -> list[PrunableWeight]:
-    """The kernels of wrapped layers that have a form on live blocks."""
     known = {id(weight.variable): weight for weight in weights}
     found, reasons = [], []
     for layer, path in walk(model, ""):

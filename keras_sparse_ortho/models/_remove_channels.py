@@ -349,13 +349,10 @@ def _without_dead_heads(layer: Any) -> Shrunk | None:
 
 
 class _Call(NamedTuple):
-    """A call of a layer: keys of its tensors, and what it does to their channels.
-
-    Without a rule, a layer needs all of its inputs, and all of its outputs vary and stay.
-    """
+    """A call of a layer: keys of its tensors, and what it does to their channels."""
 
     layer: Any
-    rule: Linear | Tied | None
+    rule: Linear | Tied | None  # without one, all inputs are needed, and all outputs vary and stay
     inputs: list[int]
     outputs: list[int]
 

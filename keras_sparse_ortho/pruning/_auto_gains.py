@@ -74,10 +74,7 @@ class AutoGains:
     def before_normalization(
         self, patterns: dict[str, SparseInitializer], by_name: bool
     ) -> dict[str, ExactOrthogonal]:
-        """Patterns with the gain `"auto"` for kernels whose outputs are normalized.
-
-        Without `by_name` only those that had it. Convolutions get `taps="all"` if theirs are free.
-        """
+        """Patterns of kernels before normalization, with the gain "auto"."""
         found = {}
         for weight in self._weights:
             own = patterns[weight.path]
@@ -93,10 +90,7 @@ class AutoGains:
     def with_gain(
         self, weight: PrunableWeight, pattern: ExactOrthogonal, live: int
     ) -> SparseInitializer:
-        """The pattern with the gain for so many live entries: `default_gain` before normalization.
-
-        Else it is the `activation_gain` of the next activation, 1 at the end of the model.
-        """
+        """The pattern with the `default_gain`, or that of the activation behind it."""
         if not self._of_keras:
             raise ValueError(
                 'gain="auto" needs a Keras 3 model, to find what follows a layer: give a number. '

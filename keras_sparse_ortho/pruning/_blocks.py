@@ -46,10 +46,9 @@ class BlockPlan:
         orthogonal: Orthogonal,
         budget: Any,
     ) -> "BlockPlan":
-        """The densities nearest to those `asked` for that are not above them in total.
+        """The nearest densities that are in total not above those `asked` for.
 
-        Unless `budget` has densities of single kernels, small ones that do not fit blocks stay
-        dense, and the others share the rest.
+        Unless `budget` has densities of single kernels, small ones not on blocks stay dense.
         """
         given = not (budget is None or isinstance(budget, str | Sensitivity))
         if size is not None:
@@ -134,10 +133,9 @@ def _chosen(
 
 
 def _fitted(plan: Budget, held: list[PrunableWeight], blocks: dict[str, Block]) -> Budget | None:
-    """The plan with counts that blocks can have; kernels not on blocks keep their own.
+    """The plan with counts that blocks can have: rounded down, and up while the rest lasts.
 
-    Counts are rounded down; the rest rounds as many up as it can. Kernels that need more than their
-    share take it from others; `None` if these cannot spare it.
+    Kernels that need more than their share take it from others; `None` if these cannot spare it.
     """
     units = {
         w.path: block_unit(blocks[w.path], canonical_shape(w)) for w in held if w.path in blocks

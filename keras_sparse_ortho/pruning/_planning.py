@@ -3,7 +3,7 @@
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import numpy as np
@@ -18,10 +18,8 @@ from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose, names_
 from keras_sparse_ortho.models import Plan, Target, never_called, prunable_weights, refuse_unfit
 from keras_sparse_ortho.orthogonal import live_count
 from keras_sparse_ortho.parametrizations import refuse_compact
+from keras_sparse_ortho.pruning._blocks import BlockPlan
 from keras_sparse_ortho.saliency import SALIENCIES
-
-if TYPE_CHECKING:
-    from keras_sparse_ortho.pruning._blocks import BlockPlan
 
 Densities = Mapping[str, float] | Sequence[float] | np.ndarray
 """A density for each kernel: a dict from weight path or pattern, or in the order of the kernels."""
@@ -156,7 +154,7 @@ def hold(
     weights: list[PrunableWeight],
     draws: Mapping[str, AnyDraw],
     storage: str = "masked",
-    blocks: "BlockPlan | None" = None,
+    blocks: BlockPlan | None = None,
 ) -> Plan:
     """The plan that gives weights the masks, and the values, that were drawn by path."""
     if storage != "masked":  # layers without a form on blocks are compact

@@ -46,8 +46,7 @@ from keras_sparse_ortho.pruning._planning import (
     weights_to_prune,
 )
 
-# Drawing larger kernels again would take too long; training changes small ones as well.
-_MOST_ENTRIES = 2**18
+_MOST_ENTRIES = 2**18  # of a kernel that is drawn again; training changes small ones as well
 
 
 @verb

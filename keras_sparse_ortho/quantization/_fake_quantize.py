@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_number
+from keras_sparse_ortho._keras_internals import replaced
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight, walk
 
@@ -124,11 +125,7 @@ def fixed_ranges(
     model: Any, mark: Callable[[Any, float, float], Any] | None = None
 ) -> Iterator[None]:
     """Inside, inference does not check whether ranges are set; `mark(x, low, high)` may round."""
-    layers = ranges_of(model)
-    for layer in layers:
-        layer._fixed = (*layer._range(), mark)
-    try:
+    with contextlib.ExitStack() as stack:
+        for layer in ranges_of(model):
+            stack.enter_context(replaced(layer, "_fixed", (*layer._range(), mark)))
         yield
-    finally:
-        for layer in layers:
-            layer._fixed = None

@@ -157,14 +157,11 @@ def _chosen(
 
 L = keras.layers
 # Their output has the range of their input, or has zeros beside.
+_PASS_ON_BY_RANK = ("SpatialDropout", "MaxPooling", "GlobalMaxPooling", "ZeroPadding", "Cropping")
 _PASS_ON = (
     *(L.Flatten, L.Reshape, L.Permute, L.RepeatVector, L.InputLayer, L.Identity),
-    *(L.Dropout, L.SpatialDropout1D, L.SpatialDropout2D, L.SpatialDropout3D),
-    *(L.GaussianDropout, L.GaussianNoise, L.AlphaDropout),
-    *(L.MaxPooling1D, L.MaxPooling2D, L.MaxPooling3D),
-    *(L.GlobalMaxPooling1D, L.GlobalMaxPooling2D, L.GlobalMaxPooling3D),
-    *(L.ZeroPadding1D, L.ZeroPadding2D, L.ZeroPadding3D),
-    *(L.Cropping1D, L.Cropping2D, L.Cropping3D),
+    *(L.Dropout, L.GaussianDropout, L.GaussianNoise, L.AlphaDropout),
+    *(getattr(L, f"{name}{rank}D") for name in _PASS_ON_BY_RANK for rank in (1, 2, 3)),
 )
 # The steps of the fixed ranges that LiteRT gives their outputs.
 _FIXED = {

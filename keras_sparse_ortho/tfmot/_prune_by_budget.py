@@ -112,7 +112,6 @@ def _schedule_for(schedule: Any, density: float, paths: list[str]) -> Any:
 
 
 def _check_pruned(wrapper: Any, indices: list[int], selected: list[PrunableWeight]) -> None:
-    """Raises unless TFMOT prunes exactly the selected kernels of a layer."""
     pruned = {id(variable) for variable, _, _ in wrapper.pruning_vars}
     kernels = find_kernels(wrapper.layer, wrapper.layer.name)
     by_tfmot = {k: weight.path for k, weight in enumerate(kernels) if id(weight.variable) in pruned}

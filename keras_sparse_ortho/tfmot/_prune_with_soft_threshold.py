@@ -272,10 +272,10 @@ class TargetDensity(tf_keras.callbacks.Callback):
     """`keras_sparse_ortho.callbacks.TargetDensity` for models of `prune_with_soft_threshold`.
 
     With its arguments; `frequency` is 100 by default, and a `schedule` may be one of TFMOT's, whose
-    density is replaced. It may come before or after `UpdatePruningStep`. History and later
-    callbacks get `density`, the live fraction of all kernels, and `threshold`, the mean over
-    thresholds, of every epoch. When training begins, raises NotPrunableError if no weight has a
-    soft threshold; ValueError without a schedule in a custom training loop.
+    density is replaced. It may come before or after `UpdatePruningStep`. Logs of every epoch get
+    `density`, the live fraction of all kernels, and `threshold`, the mean over thresholds. When
+    training begins, raises NotPrunableError if no weight has a soft threshold; ValueError without a
+    schedule in a custom training loop.
     """
 
     def __init__(

@@ -1,13 +1,15 @@
 """tf_keras and TFMOT, and every private name of them that this room uses."""
 # ruff: noqa: E402 (TFMOT may be imported only as `_import` does it)
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
+
+from keras_sparse_ortho._keras_internals import replaced
 
 
 def _import() -> tuple[Any, Any]:
@@ -103,17 +105,11 @@ def takes(layer: Any, argument: str) -> bool:
     return bool(getattr(layer._call_spec, f"expects_{argument}_arg"))
 
 
-@contextmanager
-def known_to_tfmot(layer: Any) -> Iterator[None]:
+def known_to_tfmot(layer: Any) -> contextlib.AbstractContextManager[None]:
     """Lets TFMOT's wrapper accept any layer; the method must not stay, see `strip_pruning`."""
     if not isinstance(layer, tf_keras.layers.Layer) or "get_prunable_weights" in vars(layer):
-        yield
-        return
-    layer.get_prunable_weights = list
-    try:
-        yield
-    finally:
-        del layer.get_prunable_weights
+        return contextlib.nullcontext()
+    return replaced(layer, "get_prunable_weights", list)
 
 
 def forget_calls(layer: Any) -> None:
@@ -123,15 +119,13 @@ def forget_calls(layer: Any) -> None:
         inner._saved_model_arg_spec = None
 
 
-@contextmanager
+@contextlib.contextmanager
 def attribute_overrides(overrides: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
     """Replaces attributes that hold variables by tensors: `(owner, attribute, tensor)` triples."""
-    # Bypass `Layer.__setattr__`: it would remove the variable from the layer's weights.
     overrides = list(overrides)
-    before = [vars(owner)[name] for owner, name, _ in overrides]
-    for owner, name, tensor in overrides:
-        vars(owner)[name] = tensor
-    try:
+    with contextlib.ExitStack() as stack:
+        for override in overrides:
+            stack.enter_context(replaced(*override))
         yield
         for owner, name, tensor in overrides:
             if vars(owner)[name] is not tensor:
@@ -140,9 +134,6 @@ def attribute_overrides(overrides: Iterable[tuple[Any, str, Any]]) -> Iterator[N
                     "layer ran, as happens with BatchNormalization. Wrap the layers inside one by "
                     f"one. Received: the layer '{owner.name}', a {type(owner).__name__}"
                 )
-    finally:
-        for (owner, name, _), variable in zip(overrides, before, strict=True):
-            vars(owner)[name] = variable
 
 
 def zero_slots(optimizer: Any, variable: Any, entries: np.ndarray) -> None:

@@ -170,10 +170,7 @@ def _held(layer: Any, path: str, variable: Any) -> TfKerasWeight:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Masked:
-    """The state of a masked weight: effective is `w` where the mask is not 0, else exactly 0.
-
-    `settle` sets the layer's variable to it; `adopt_effective` follows one that was set.
-    """
+    """The state of a masked weight: effective is `w` where the mask is not 0, else exactly 0."""
 
     weight: TfKerasWeight
     raw: Any
@@ -190,7 +187,7 @@ class Masked:
     def settle(self) -> None:
         self.raw.assign(self.effective())
 
-    adopt_effective = settle
+    adopt_effective = settle  # after the variable was set
 
     def assign(self, mask: np.ndarray) -> None:
         self.variable.assign(mask.astype(self.variable.dtype.as_numpy_dtype))
