@@ -170,7 +170,8 @@ def second_derivatives() -> Iterator[None]:
     """Replaces operations that can be differentiated only once. Call the model inside.
 
     `tf.nn.moments` stops the gradient of the mean in the variance; flash attention has no second
-    derivative. The replacements are global, for all threads, and end with the last scope.
+    derivative. Outputs and first derivatives stay the same, up to rounding. The replacements are
+    global, for all threads, and end with the last scope.
     """
     global _scopes
     with _scopes_lock:

@@ -1,7 +1,7 @@
 """The flatbuffer of a LiteRT file: reading and writing it, its weights, and our record in it.
 
-The record is JSON in a metadata buffer, with the SHA-256 of the file, whose digest counts as zeros:
-a damaged file is refused before any interpreter crashes on it.
+The record is JSON in a metadata buffer, which LiteRT tools leave alone, with the SHA-256 of the
+file, whose digest counts as zeros: a damaged file is refused before any interpreter crashes on it.
 """
 
 import dataclasses
@@ -69,7 +69,7 @@ def read_model(content: bytes) -> Any:
 
 
 def write_model(model: Any) -> bytes:
-    """The flatbuffer of a `ModelT`, without buffers that nothing refers to."""
+    """The flatbuffer of a `ModelT`, with all used buffers in it, where LiteRT Micro needs them."""
     used = {tensor.buffer for graph in model.subgraphs for tensor in graph.tensors}
     used |= {entry.buffer for entry in model.metadata or []}
     for k, buffer in enumerate(model.buffers):

@@ -395,7 +395,7 @@ def _bytes_of(arrays: list[np.ndarray]) -> set[tuple[bytes, ...]]:
 
 
 def doubts(model: keras.Model, signature: Signature, rows: list[np.ndarray]) -> list[str]:
-    """Signs that calibration rows are not like the data that a model was trained on."""
+    """Signs that calibration rows are unlike training data; wrong scales show in outputs alone."""
     count = len(rows[0])
     found = []
     if count < _FEW:

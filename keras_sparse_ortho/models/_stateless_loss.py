@@ -40,9 +40,9 @@ def check_labels(model: Any, y: Any) -> None:
 class StatelessLoss:
     """`L(values; x, y, sample_weight)`: a model's loss where some variables have given values.
 
-    Updates are forgotten. `held` has pairs of variables and values for every call, such as masks
-    set to all `True`. The `objective` is by default the loss of `fit`; on JAX it may read variables
-    of the model only.
+    Updates are forgotten, so two calls draw the same dropout. `held` has pairs of variables and
+    values for every call, such as masks set to all `True`. The `objective` is by default the loss
+    of `fit`; on JAX it may read variables of the model only.
     """
 
     def __init__(

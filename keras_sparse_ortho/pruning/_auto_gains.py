@@ -238,7 +238,7 @@ def default_gain(weight: PrunableWeight, pattern: ExactOrthogonal, live: int) ->
     """The gain that gives a kernel the expected norm of its default one under the same mask.
 
     With `n` singular values, all `gain`, and the mean square `v` of the layer's own initializer,
-    `gain^2 n = live v`. For Glorot's and square kernels `gain^2 = density`.
+    `gain^2 n = live v`: for Glorot's `gain^2 = 2 density in out / ((in + out) n)`.
     """
     layout = layout_for(weight, pattern)
     singular_values = least_count(weight.shape, layout, pattern.taps or "center")
