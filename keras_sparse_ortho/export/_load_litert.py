@@ -26,7 +26,8 @@ from keras_sparse_ortho.export._worker import interpreter_of, to_floats, to_inte
 
 _LARGEST = 2**31  # a flatbuffer's offsets have 31 bits
 _CALLS, _ROUNDS = 5, 200  # of one file before the next one's turn; at most
-_tried: dict[bytes, dict[str, Any]] = {}  # by SHA-256 the signatures of files that have run
+# By SHA-256 the signatures of files that ran in a subprocess before.
+_tried: dict[bytes, dict[str, Any]] = {}
 
 
 class LiteRTModel:

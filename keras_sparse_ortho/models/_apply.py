@@ -10,6 +10,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, cast
 import keras
 import numpy as np
 
+from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._keras_internals import (
     VariableOverrides,
     body_of,
@@ -144,6 +145,8 @@ class Verb(Protocol[P]):
 
 
 def verb(plan: Callable[Concatenate[keras.Model, P], Plan]) -> Verb[P]:
+    plan = other_keywords()(plan)
+
     def form(in_place: bool) -> Any:
         @functools.wraps(plan)
         def act(*args: Any, **kwargs: Any) -> keras.Model:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import keras
 
-from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._keras_internals import warn_user
 from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.kernels import Selection
@@ -23,7 +22,6 @@ from keras_sparse_ortho.pruning._planning import (
 
 
 @verb
-@other_keywords()
 def parametrize(
     model: keras.Model,
     parametrization: Parametrization | type[Parametrization],

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density, other_keywords
+from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho._keras_internals import warn_user
 from keras_sparse_ortho.calibration import (
     CALIBRATED,
@@ -53,7 +53,6 @@ _OF_FRESH_NETWORKS = ("snip", "grasp", "synflow")
 
 
 @verb
-@other_keywords()
 def prune(
     model: keras.Model,
     density: float | Densities | None = None,
@@ -203,7 +202,6 @@ def prune(
 
 
 @verb
-@other_keywords()
 def apply_masks(
     model: keras.Model,
     masks: Mapping[str, np.ndarray] | None = None,
@@ -334,12 +332,8 @@ def _check_layerwise(
 @functools.cache  # once for each density
 def _note_what_stays(density: float) -> None:
     logging.getLogger("keras_sparse_ortho").warning(
-        "prune keeps %g%% of the entries (density=%g). To prune that many: density=%g, or "
-        "sparsity=%g.",
-        100 * density,
-        density,
-        float(f"{1 - density:.6g}"),
-        density,
+        f"prune keeps {100 * density:g}% of the entries (density={density:g}). To prune that many: "
+        f"density={1 - density:.6g}, or sparsity={density:g}."
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_seed, other_keywords
+from keras_sparse_ortho._checks import check_seed
 from keras_sparse_ortho._keras_internals import warn_user
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.budgets import Budget, fit_structure
@@ -50,7 +50,6 @@ _MOST_ENTRIES = 2**18  # of a kernel that is drawn again; training changes small
 
 
 @verb
-@other_keywords()
 def sparsify(
     model: keras.Model,
     density: float | Densities | None = None,

@@ -8,7 +8,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._keras_internals import body_of, graph_calls, graph_ends, is_graph
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import Draw
@@ -31,7 +30,6 @@ from keras_sparse_ortho.quantization._quantize_wrapper import (
 
 
 @verb
-@other_keywords()
 def quantize_aware(
     model: keras.Model,
     weights: str | FakeQuantization | None = "int8",
