@@ -1,11 +1,10 @@
 """`DensityLogger`, `UpdateMasks`, and `DensityRun`, their common base with `TargetDensity`."""
 
 import abc
-import warnings
 from typing import Any
 
 from keras_sparse_ortho._checks import other_keywords
-from keras_sparse_ortho._keras_internals import after_fit, applied_batches, level_of_user
+from keras_sparse_ortho._keras_internals import after_fit, applied_batches, warn_user
 from keras_sparse_ortho._optimizer_slots import zero_slots
 from keras_sparse_ortho.callbacks._step_callback import Logging, StepCallback, run_position
 from keras_sparse_ortho.errors import DensityWarning, NotPrunableError
@@ -50,12 +49,11 @@ def _density_and_threshold(model: Any) -> dict[str, float]:
 
 
 def warn_not_finite(callback: str, error: NotPrunableError) -> None:
-    warnings.warn(
+    warn_user(
         f"{callback} could not bring the weights to their density after the last step, as the run "
         "has left infinite or NaN ones. Train again, with a lower learning rate or other data. "
         f"Received: {error}",
         DensityWarning,
-        stacklevel=level_of_user(),
     )
 
 

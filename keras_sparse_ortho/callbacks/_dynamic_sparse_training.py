@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import abc
 import math
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from keras_sparse_ortho._checks import check_density, check_integer
-from keras_sparse_ortho._keras_internals import applied_batches, level_of_user
+from keras_sparse_ortho._keras_internals import applied_batches, warn_user
 from keras_sparse_ortho.callbacks._step_callback import StepCallback
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import ExactOrthogonal, layout_for
@@ -71,10 +70,9 @@ class DynamicSparseTraining(StepCallback):
             self._until = math.floor(0.75 * epochs * steps / accumulated)
         self._every = self.frequency or default_frequency(self._until)
         if self._until <= self._every:
-            warnings.warn(
+            warn_user(
                 f"{type(self).__name__} will make no update: the first would be at step "
-                f"{self._every}, and masks do not change from step {self._until} on.",
-                stacklevel=2,
+                f"{self._every}, and masks do not change from step {self._until} on."
             )
 
     def on_run_begin(self, step: int, start: int, steps: int | None) -> None:
@@ -83,12 +81,11 @@ class DynamicSparseTraining(StepCallback):
             found = f"in a run that had made {-start} steps before"
             raise self.restart_error(0, found, can_begin=True)
         if start > 0 and self.end_step is None and step >= self._until:
-            warnings.warn(
+            warn_user(
                 f"{type(self).__name__} will make no update: its default `end_step` is three "
                 f"quarters of this `fit`, step {self._until}, and earlier ones have passed it. "
                 "For several calls of `fit` give the last step of all: `end_step=...`. "
-                f"Received: end_step=None, the optimizer at step {step}",
-                stacklevel=level_of_user(),
+                f"Received: end_step=None, the optimizer at step {step}"
             )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -112,10 +109,9 @@ class DynamicSparseTraining(StepCallback):
             pairs = [*zip(self._weights, self.growth_scores(self._weights, step), strict=True)]
             wrong = [weight.path for weight, score in pairs if not np.isfinite(score).all()]
             if wrong:
-                warnings.warn(
+                warn_user(
                     f"{type(self).__name__} skipped its update at step {step}: the scores of "
-                    f"{wrong[:3]} are not finite.",
-                    stacklevel=2,
+                    f"{wrong[:3]} are not finite."
                 )
                 return 0
             grown = 0

@@ -1,6 +1,5 @@
 """`StepCallback`, the base of callbacks that act at certain steps."""
 
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -13,9 +12,9 @@ from keras_sparse_ortho._keras_internals import (
     applied_batches,
     build_restored_optimizer,
     is_torch_optimizer,
-    level_of_user,
     log_first,
     trains,
+    warn_user,
 )
 from keras_sparse_ortho._values import Workers, assign, digest_of, to_numpy, workers_of
 from keras_sparse_ortho.models import prunable_weights
@@ -182,11 +181,10 @@ class StepCallback(Logging):
     def warn_of_single_epochs(self, found: str) -> None:
         """Warns that a `fit` of one epoch finds the schedule of the one before at its end."""
         if self._one_epoch:
-            warnings.warn(
+            warn_user(
                 f"{type(self).__name__} has nothing left to do: an earlier `fit` has ended its "
                 "schedule, in fractions of a run. With one `fit` for each epoch give it in steps "
-                f"of all of them: `begin_step=0, end_step=...`. Received: {found}",
-                stacklevel=level_of_user(),
+                f"of all of them: `begin_step=0, end_step=...`. Received: {found}"
             )
 
     @property
@@ -324,11 +322,10 @@ class StepCallback(Logging):
         before = self._weights_before()
         if self._may_warn and before is not None and self._first_weight()() is before:
             self._may_warn = False
-            warnings.warn(
+            warn_user(
                 f"{type(self).__name__} finds the model's weights as at the last update. In a "
                 "stateless loop call `state = callback.update_stateless(step, state, optimizer)`. "
-                f"Received: model={self._watched.name!r}, after step={self._loop_step}",
-                stacklevel=level_of_user(),
+                f"Received: model={self._watched.name!r}, after step={self._loop_step}"
             )
 
     def _first_weight(self) -> Callable[[], Any]:

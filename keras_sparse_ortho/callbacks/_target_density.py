@@ -2,14 +2,13 @@
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from keras_sparse_ortho._checks import check_density, check_integer, check_number, other_keywords
-from keras_sparse_ortho._keras_internals import level_of_user
+from keras_sparse_ortho._keras_internals import warn_user
 from keras_sparse_ortho._optimizer_slots import zero_slots
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.budgets import erk
@@ -145,7 +144,7 @@ class ThresholdSteering:
         fresh = [one for one in found if one not in self._warned_of]
         self._warned_of.update(found)
         if fresh:
-            warnings.warn(f"{what}. Received: {received or fresh}", stacklevel=level_of_user())
+            warn_user(f"{what}. Received: {received or fresh}")
 
 
 class TargetDensity(ThresholdSteering, DensityRun):

@@ -16,12 +16,10 @@ from keras_sparse_ortho._keras_internals import (
     DeferredVariables,
     VariableOverrides,
     WrapperBuiltByCalls,
-    adopt_call_interface,
     along_kernel,
     check_given,
     create_along,
     restored,
-    stand_in_name_scope,
     track_variable,
 )
 from keras_sparse_ortho._values import check_layouts, to_numpy
@@ -150,9 +148,7 @@ class PrunableLayer(WrapperBuiltByCalls):
         refuse_unwrappable(layer, around_others=named)
         kwargs.setdefault("dtype", variable_dtype(layer))  # the inner layer casts by itself
         kwargs.setdefault("trainable", layer.trainable)
-        super().__init__(layer, name=name or layer.name, autocast=False, **kwargs)
-        adopt_call_interface(self, layer)
-        stand_in_name_scope(self, layer)
+        super().__init__(layer, name=name or layer.name, **kwargs)
         if parametrization is None:
             parametrization = FixedMask()
         if named and weights is not None:
@@ -167,8 +163,11 @@ class PrunableLayer(WrapperBuiltByCalls):
     def building(self) -> Iterator[None]:
         """Inside, kernels are drawn once, with their masks, and along the axes of the layer."""
         check_layouts()
-        stand_in_name_scope(self, self.layer)
-        with recorded_draws(self.layer) as draws, self._state.creating(self.layer):
+        with (
+            super().building(),
+            recorded_draws(self.layer) as draws,
+            self._state.creating(self.layer),
+        ):
             yield
         self._state.draws = draws if self._state.draws is None else self._state.draws
 
@@ -334,9 +333,6 @@ class PrunableLayer(WrapperBuiltByCalls):
         """Releases the layer inside, which then has the effective weights."""
         self.release()
         return self.layer
-
-    def get_config(self) -> dict[str, Any]:
-        return {**self.wrapper_config(), "layer": self.layer_config()}
 
     def wrapper_config(self) -> dict[str, Any]:
         """The settings, and the names in the layer, which its own configuration may lack."""

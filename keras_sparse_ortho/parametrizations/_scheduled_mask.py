@@ -1,7 +1,6 @@
 """Masks by magnitude on a schedule: `MagnitudeMask`, `StraightThroughTopK`, `Feather`."""
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -12,9 +11,9 @@ from keras_sparse_ortho._checks import check_config, check_number, other_keyword
 from keras_sparse_ortho._keras_internals import (
     after_epochs,
     applied_batches,
-    level_of_user,
     model_in_fit,
     restored,
+    warn_user,
 )
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import DensityError, DensityWarning
@@ -384,14 +383,13 @@ def warn_unless_updated(model: Any, share: float = 0.0) -> bool:
         mask.watched = True
     if overdue:
         more = f" and {len(overdue) - 1} more" if len(overdue) > 1 else ""
-        warnings.warn(
+        warn_user(
             "Masks on a schedule were never updated, so they are as dense as at the start. Pass "
             "callbacks=[keras_sparse_ortho.callbacks.UpdateMasks()] to `fit`; in a custom training "
             "loop call its `update(step)` (docs/custom_loops.md). keras_sparse_ortho.finish(model) "
             "sets them to the final density at once. "
             f"Received: '{overdue[0].weight.path}'{more}, after {seen // accumulated} steps",
             DensityWarning,
-            stacklevel=level_of_user(),
         )
     return bool(overdue) or all(mask.last_updated >= 0 for mask in masks)
 
