@@ -170,8 +170,8 @@ def second_derivatives() -> Iterator[None]:
     """Replaces operations that can be differentiated only once. Call the model inside.
 
     `tf.nn.moments` stops the gradient of the mean in the variance; flash attention has no second
-    derivative. Outputs and first derivatives stay the same up to rounding. Scopes may be nested,
-    and entered in several threads: the replacements are global and end with the last scope.
+    derivative. Outputs and first derivatives stay the same, up to rounding. The replacements are
+    global, for all threads, and end with the last scope.
     """
     global _scopes
     with _scopes_lock:
@@ -197,12 +197,8 @@ def _differentiable_twice() -> tuple[Any, str, Callable[..., Any]]:
     if keras.backend.backend() == "jax":
         import jax
 
-        of_jax = jax.nn.dot_product_attention
-        return (
-            jax.nn,
-            "dot_product_attention",
-            lambda *args, **options: of_jax(*args, **{**options, "implementation": "xla"}),
-        )
+        name, of_jax = "dot_product_attention", jax.nn.dot_product_attention
+        return jax.nn, name, lambda *args, **own: of_jax(*args, **{**own, "implementation": "xla"})
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
