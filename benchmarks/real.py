@@ -10,16 +10,20 @@ of the pictures that packages have (mtcnn), and speech of espeak-ng, which must 
 """
 
 import argparse
+import concurrent.futures
 import dataclasses
+import functools
 import gzip
 import hashlib
 import importlib
 import inspect
 import io
 import json
+import multiprocessing
 import os
 import pathlib
 import pkgutil
+import statistics
 import subprocess
 import sys
 import tarfile
@@ -29,6 +33,7 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+from litert_files import deny
 from record import (
     HERE,
     QUICK,
@@ -108,10 +113,19 @@ def _initializers(path: pathlib.Path) -> dict[str, np.ndarray]:
     return {one.name: onnx.numpy_helper.to_array(one) for one in initializers}
 
 
-def magika_outputs(rows: np.ndarray) -> list[np.ndarray]:
+@functools.cache
+def _session(path: pathlib.Path) -> Any:
     import onnxruntime
 
-    return onnxruntime.InferenceSession(str(FETCHED / _MAGIKA)).run(None, {"bytes": rows})
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(str(path), options)
+
+
+def magika_outputs(rows: np.ndarray, file: pathlib.Path = FETCHED / _MAGIKA) -> list[np.ndarray]:
+    parts = [rows[at : at + 64] for at in range(0, len(rows), 64)]
+    found = [_session(file).run(None, {"bytes": part})[0] for part in parts]
+    return [np.concatenate(found)]
 
 
 def _mtcnn(size: int, blocks: list[tuple[int, int, int, str]], dense: int, heads: list[int]) -> Any:
@@ -127,11 +141,16 @@ def _mtcnn(size: int, blocks: list[tuple[int, int, int, str]], dense: int, heads
                 y = layers.MaxPooling2D(pool, 2, padding=padding)(y)
         head: Any = lambda units, kind: layers.Conv2D(units, 1, activation=kind)  # noqa: E731
         if dense:
-            y = layers.Flatten()(layers.Permute((2, 1, 3))(y))
-            y = layers.PReLU()(layers.Dense(dense)(y))
+            _, *places, channels = y.shape
+            y = layers.PReLU()(layers.Dense(dense)(layers.Flatten()(y)))
             head = layers.Dense
         model = keras.Model(given, [head(n, "softmax" if n == 2 else None)(y) for n in heads])
-        model.set_weights(_mtcnn_weights(size))
+        weights = _mtcnn_weights(size)
+        if dense:  # theirs takes columns before rows
+            at, kernel = next((k, w) for k, w in enumerate(weights) if w.ndim == 2)
+            sorted_rows = kernel.reshape(*places[::-1], channels, dense).swapaxes(0, 1)
+            weights[at] = sorted_rows.reshape(kernel.shape)
+        model.set_weights(weights)
         return model
 
     return build
@@ -176,23 +195,23 @@ def silero() -> keras.Model:
     """Whether somebody speaks, for each of 32 pieces of 32 ms; its state starts from zeros."""
     values = _initializers(FETCHED / _SILERO)
     # Each piece is 512 samples and the 64 before it, 64 more are mirrored.
-    piece = keras.Input((576,))
+    given = keras.Input((_STEPS, 576), name="sound")
+    piece = ops.reshape(given, (-1, 576))
     y = ops.concatenate([piece, ops.flip(piece[:, -65:-1], axis=1)], axis=1)
     y = layers.Conv1D(258, 256, 128, use_bias=False, name="stft")(ops.expand_dims(y, -1))
-    y = ops.sqrt(ops.square(y[..., :129]) + ops.square(y[..., 129:]))
+    y = ops.square(y[..., :129]) + ops.square(y[..., 129:])
+    y = ops.sqrt(ops.maximum(y, 1e-12))  # the gradient at 0 would not be finite
     for number, (filters, stride) in enumerate([(128, 1), (64, 2), (64, 2), (128, 1)]):
         y = layers.ZeroPadding1D(1)(y)
         y = layers.Conv1D(filters, 3, stride, activation="relu", name=f"conv{number}")(y)
-    encoder = keras.Model(piece, layers.Reshape((128,))(y), name="encoder")
-    encoder.get_layer("stft").set_weights([values["model.stft.forward_basis_buffer"].T])
-    for number in range(4):
-        own = [values[f"model.encoder.{number}.reparam_conv.{kind}"].T for kind in _KINDS]
-        encoder.get_layer(f"conv{number}").set_weights(own)
-    given = keras.Input((_STEPS, 576), name="sound")
-    y = ops.reshape(encoder(ops.reshape(given, (-1, 576))), (-1, _STEPS, 128))
+    y = ops.reshape(y, (-1, _STEPS, 128))
     y = layers.LSTM(128, return_sequences=True, name="lstm")(y)
     head = layers.Dense(1, "sigmoid", name="head")
     model = keras.Model(given, head(layers.ReLU()(y)), name="silero")
+    model.get_layer("stft").set_weights([values["model.stft.forward_basis_buffer"].T])
+    for number in range(4):
+        own = [values[f"model.encoder.{number}.reparam_conv.{kind}"].T for kind in _KINDS]
+        model.get_layer(f"conv{number}").set_weights(own)
     cell = {kind: values[f"model.decoder.rnn.{kind}"].T for kind in _CELL}
     biases = cell["bias_ih"] + cell["bias_hh"]
     model.get_layer("lstm").set_weights([cell["weight_ih"], cell["weight_hh"], biases])
@@ -201,10 +220,8 @@ def silero() -> keras.Model:
     return model
 
 
-def silero_outputs(rows: np.ndarray) -> list[np.ndarray]:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(str(FETCHED / _SILERO))
+def silero_outputs(rows: np.ndarray, file: pathlib.Path = FETCHED / _SILERO) -> list[np.ndarray]:
+    session = _session(file)
     state = np.zeros((2, len(rows), 128), "f4")
     found = []
     for step in range(rows.shape[1]):
@@ -217,9 +234,12 @@ def silero_outputs(rows: np.ndarray) -> list[np.ndarray]:
 # --- data -----------------------------------------------------------------------------------------
 
 
-def bytes_of_files(training: bool) -> np.ndarray:
-    """Rows of magika: at most 12 files of each ending of a package; packages are of one side."""
-    rng, rows = np.random.default_rng(0), []
+def bytes_of_files(training: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of magika, and their types by the files' endings, -1 where these do not say it.
+
+    At most 12 files of each ending of a package; packages are of one side.
+    """
+    rng, rows, types, types_of = np.random.default_rng(0), [], [], _types()
     roots = [*map(pathlib.Path, sys.path), pathlib.Path("/usr/share"), pathlib.Path("/usr/include")]
     folders = {one for root in roots if root.is_dir() for one in root.iterdir() if one.is_dir()}
     for folder in sorted(folders):
@@ -232,7 +252,22 @@ def bytes_of_files(training: bool) -> np.ndarray:
         for paths in kinds.values():
             chosen = rng.permutation(len(paths))[:12]
             rows += [_magika_row(paths[k]) for k in chosen]
-    return np.stack(rows)[rng.permutation(len(rows))[:6000]]
+            types += [types_of.get(paths[k].suffix[1:], -1) for k in chosen]
+    order = rng.permutation(len(rows))[:6000]
+    return np.stack(rows)[order], np.array(types)[order]
+
+
+def _types() -> dict[str, int]:
+    """The class of each ending that belongs to one type only, by magika's own list."""
+    config = FETCHED / _MAGIKA.replace("model.onnx", "config.min.json")
+    about = json.loads((FETCHED / "magika/config/content_types_kb.min.json").read_text())
+    names = json.loads(config.read_text())["target_labels_space"]
+    found: dict[str, list[str]] = {}
+    for name, one in about.items():
+        for ending in one["extensions"]:
+            found.setdefault(ending, []).append(name)
+    single = {ending: of[0] for ending, of in found.items() if len(of) == 1}
+    return {ending: names.index(name) for ending, name in single.items() if name in names}
 
 
 def _digest(name: str) -> int:
@@ -325,9 +360,12 @@ _VOICES = (
 )
 
 
-def sounds(training: bool) -> np.ndarray:
-    """Rows of silero: speech of espeak-ng with pauses, in noise; other voices and texts to test."""
-    rng, rows = np.random.default_rng(int(training)), []
+def sounds(training: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of silero: speech of espeak-ng with pauses, in noise; other voices and texts to test.
+
+    And whether each piece has speech, which is known before the noise comes.
+    """
+    rng, rows, spoken = np.random.default_rng(int(training)), [], []
     texts = [inspect.getdoc(importlib.import_module(name)) for name in _modules()]
     texts = [text for text in texts if text and len(text) > 80][0 if training else 1 :: 2]
     for _ in range(600 if training else 400):
@@ -342,7 +380,10 @@ def sounds(training: bool) -> np.ndarray:
         for at in range(0, len(sound) - 64 - 512 * _STEPS + 1, 512 * _STEPS):
             index = at + 512 * np.arange(_STEPS)[:, None] + np.arange(576)
             rows.append(sound[index])
-    return np.stack(rows)[rng.permutation(len(rows))].astype("float32")
+            clean = np.abs(np.concatenate([np.zeros(64), speech])[index[:, 64:]])
+            spoken.append(clean.max(axis=1) > 0.02)
+    order = rng.permutation(len(rows))
+    return np.stack(rows)[order].astype("float32"), np.stack(spoken)[order].astype(int)
 
 
 def _modules() -> list[str]:
@@ -373,19 +414,20 @@ def _noise(count: int, rng: np.random.Generator) -> np.ndarray:
 
 
 class Network(NamedTuple):
-    """How to build it, what its package computes, and rows, for training or not."""
+    """How to build it, what its package computes, rows (training or not), and an ONNX file."""
 
     build: Callable[[], keras.Model]
-    outputs: Callable[[np.ndarray], list[np.ndarray]]
-    rows: Callable[[bool], np.ndarray]
+    outputs: Callable[..., list[np.ndarray]]
+    rows: Callable[[bool], Any]
+    onnx: str = ""
 
 
 NETWORKS = {
-    "magika": Network(magika, magika_outputs, bytes_of_files),
+    "magika": Network(magika, magika_outputs, bytes_of_files, _MAGIKA),
     "pnet": Network(pnet, mtcnn_outputs, patches(12)),
     "rnet": Network(rnet, mtcnn_outputs, patches(24)),
     "onet": Network(onet, mtcnn_outputs, patches(48)),
-    "silero": Network(silero, silero_outputs, sounds),
+    "silero": Network(silero, silero_outputs, sounds, _SILERO),
 }
 
 
@@ -395,112 +437,223 @@ PASSES = 3
 Case = tuple[str, str]
 """How the model is made, and the route of its file."""
 
-CASES: tuple[Case, ...] = (
-    *(("dense", route) for route in ("float16", "dynamic_int8", "int8", "dynamic_int4")),
-    ("dense, trained", "int8"),
-    ("dense, trained", "int4"),
-    *((f"at once, {density}", "dynamic_int8") for density in (0.5, 0.2, 0.1)),
-    *((f"at once, {density}, distilled", "dynamic_int8") for density in (0.35, 0.2)),
-    ("dense, 4 bits", "dynamic_int8"),
-    *((f"at once, {density}, distilled, 4 bits", "dynamic_int8") for density in (0.35, 0.2)),
-    *((f"gradually, {density}", "dynamic_int8") for density in (0.2, 0.1)),
-    ("gradually, 0.2", "float16+sp"),
-    ("gradually, 0.2, trained", "int8"),
-    ("gradually, 0.2, trained", "int4"),
-    ("blocks of 16, 0.5, distilled", "int8+blocks"),
-    ("shrink", "gzip"),
-    ("shrink", "small"),
-)
+_ORT = ("onnxruntime", "dynamic int8")
+_INT8 = "dynamic_int8"
 
 
-def made(dense: keras.Model, rows: np.ndarray, how: str, route: str) -> keras.Model:
-    """The model of a case, from the dense one and rows without labels."""
+def cases(name: str) -> list[Case]:
+    """The cases of a network. Magika's passes take minutes, so it has fewer of them."""
+    dense = [("dense", route) for route in ("float16", _INT8, "int8", "dynamic_int4")]
+    first = 0.3 if name == "magika" else 0.2
+    hows = ["dense, 4 bits", *(f"at once, {density}" for density in (0.5, first, 0.1))]
+    hows += [f"gradually, {first}", f"gradually, {first}, 4 bits"]
+    found = [*dense, *([_ORT] if NETWORKS[name].onnx else [])]
+    if name == "magika":
+        hows[-2:-2] = ["at once, 0.5, 4 bits"]
+    else:
+        found += [("dense, trained", "int8"), ("dense, trained", "int4")]
+        hows[-2:-2] = [
+            *(f"at once, {density}, distilled" for density in (0.35, 0.2)),
+            *(f"at once, {density}, distilled, 4 bits" for density in (0.35, 0.2)),
+        ]
+        hows += ["gradually, 0.1"]
+    smaller = (0.7,) if name == "magika" else (0.7, 0.5)
+    hows += [f"channels, {density}, distilled" for density in smaller]
+    found += [(how, _INT8) for how in hows]
+    found += [("blocks of 16, 0.5, distilled", "dynamic_int8+blocks")]
+    return [*found, ("shrink", "gzip"), ("shrink", "small")]
+
+
+Made = dict[tuple[str, str], tuple[keras.Model, float]]
+"""Models by how they were made, and the route where it matters; and seconds."""
+
+
+def made(dense: keras.Model, rows: np.ndarray, how: str, route: str, known: Made) -> Any:
+    """The model of a case and its seconds; it starts from the models that others made."""
+    route = route if "trained" in how else ""
+    if (how, route) not in known:
+        *before, step = how.split(", ")
+        model, seconds = dense, 0.0
+        start = time.monotonic()
+        if step[0] == "0":
+            model = _pruned(dense, rows, before[0], float(step), known)
+        elif before:
+            model, seconds = made(dense, rows, ", ".join(before), route, known)
+            start = time.monotonic()
+            model = _trained(dense, rows, model, step, route)
+        known[how, route] = model, seconds + time.monotonic() - start
+    return known[how, route]
+
+
+def _pruned(
+    dense: keras.Model, rows: np.ndarray, kind: str, density: float, known: Made
+) -> keras.Model:
     import keras_sparse_ortho as kso
     from keras_sparse_ortho.recovery import distill
 
-    kind, *rest = how.split(", ")
-    density = next((float(one) for one in rest if one[0] == "0"), 1.0)
-    distilled = {"epochs": PASSES, "verbose": 2}
-    model = dense
+    options = {"score": "obs", "data": rows[:768]}
     if kind == "at once":
-        model = kso.prune(dense, density, score="obs", data=rows[:768], budget="error")
+        return kso.prune(dense, density, budget="error", **options)
     if kind == "gradually":
-        model = kso.parametrize(dense, kso.MagnitudeMask(kso.schedules.Cubic(density)))
-    if kind == "blocks of 16":
-        options = {"structure": kso.Block(16, 16), "storage": "blocks"}
-        model = kso.prune(dense, density, score="obs", data=rows[:768], **options)
-    if "distilled" in rest or kind == "gradually":
-        distill(model, dense, rows, **distilled)
-    if kind == "gradually" and "trained" in rest:  # a schedule would start again
-        masks = {w.path: w.mask for w in kso.prunable_weights(model)}
-        model = kso.apply_masks(kso.strip(model), masks)
-    if route == "dynamic_int4" or "4 bits" in rest:
-        model = kso.quantize_aware(model, "int4", None)
-    elif "trained" in rest:
-        model = kso.quantize_aware(model, route)
-    if {"trained", "4 bits"} & {*rest}:
-        distill(model, dense, rows, epochs=1, learning_rate=5e-4, verbose=2)
+        at_once, _ = made(dense, rows, f"at once, {density}", "", known)
+        shares = kso.Budget.from_model(at_once)
+        model = kso.parametrize(dense, kso.MagnitudeMask(kso.schedules.Cubic()), budget=shares)
+        distill(model, dense, rows, epochs=PASSES, verbose=2)
+        return model
+    found = [w for w in kso.prunable_weights(dense) if len(w.shape) > 1]
+    if kind == "channels":
+        first = found[0].path
+        heads = [w.path for w in found if w.shape[-1] < 16]
+        options["structure"] = kso.calibration.Channels()
+        pruned = kso.prune(dense, density, exclude=[first, *heads], **options)
+        smaller = kso.remove_channels(pruned)
+        if smaller.count_params() == dense.count_params():
+            raise ValueError("no channel can go")
+        return smaller
+    options |= {"structure": kso.Block(16, 16), "storage": "blocks"}
+    fit = [w.path for w in found if not (w.shape[-1] % 16 or w.shape[-2] % 16)]
+    return kso.prune(dense, density, include=fit, **options)
+
+
+def _trained(
+    dense: keras.Model, rows: np.ndarray, model: keras.Model, step: str, route: str
+) -> keras.Model:
+    import keras_sparse_ortho as kso
+    from keras_sparse_ortho.recovery import distill
+
+    masks = {w.path: w.mask for w in kso.prunable_weights(model) if w.live < w.size}
+    of_blocks = any("Blocks" in type(w.storage).__name__ for w in kso.prunable_weights(model))
+    if not of_blocks:  # a copy; and a schedule would start again
+        model = kso.strip(model)
+        model = kso.apply_masks(model, masks) if masks else model
+    if step == "distilled":
+        distill(model, dense, rows, epochs=PASSES, verbose=2)
+        return model
+    bits = ("int4", None) if step == "4 bits" else (route, "int8")
+    model = kso.quantize_aware(model, *bits)
+    distill(model, dense, rows, epochs=1, learning_rate=5e-4, verbose=2)
     return model
+
+
+def _file(case: Case, name: str, data: Any, file: pathlib.Path, minutes: float, known: Made) -> Any:
+    """Makes the file of a case; what its line says of that."""
+    import keras_sparse_ortho as kso
+    from keras_sparse_ortho.export import export_litert, shrink
+
+    (how, route), (dense, rows), start = case, data, time.monotonic()
+    run: dict[str, Any] = {}
+    before = 0.0
+    try:
+        if case == _ORT:
+            from onnxruntime.quantization import QuantType, quantize_dynamic
+
+            quantize_dynamic(FETCHED / NETWORKS[name].onnx, file, weight_type=QuantType.QInt8)
+        elif how == "shrink":
+            report = shrink(dense, rows, file, minutes=minutes, verbose=True)
+            run |= {"report": str(report), "minutes": minutes}
+        else:
+            model, before = made(dense, rows, how, route, known)
+            start = time.monotonic()
+            if route == "dynamic_int4":
+                model = kso.quantize_aware(model, "int4", None)
+            options = {"representative_data": rows[:512] if route == "int8" else None}
+            export_litert(model, file, mode=route, sample=rows[:64], tolerance=10.0, **options)
+    except (ValueError, RuntimeError) as error:
+        rule, _, received = str(error).partition("Received: ")
+        run["reason"] = received.splitlines()[0] if "converter" in rule else rule.split(". ")[0]
+    return run | {"seconds": round(before + time.monotonic() - start)}
+
+
+def _times(name: str, files: list[pathlib.Path], row: np.ndarray, seconds: float) -> list[float]:
+    """Milliseconds of one call with one row, on one thread; those of ONNX after the others."""
+    from keras_sparse_ortho.export import latencies
+
+    own = [file for file in files if file.suffix != ".onnx"]
+    found = dict(zip(own, latencies(own, seconds=seconds, timeout=3000.0), strict=True))
+    for file in {*files} - {*own}:
+        calls = []
+        for _ in range(50):
+            start = time.perf_counter()
+            NETWORKS[name].outputs(row, file)
+            calls.append(1e3 * (time.perf_counter() - start))
+        found[file] = statistics.median(calls)
+    return [found[file] for file in files]
 
 
 def measure(name: str, given: argparse.Namespace) -> None:
     """Makes the files of a network that are missing, and times all of them in turn."""
-    from keras_sparse_ortho.export import export_litert, latencies, load_litert, shrink
+    from keras_sparse_ortho.export import load_litert
     from keras_sparse_ortho.export._judge import Judge
 
     network, folder = NETWORKS[name], FETCHED / ("quick" if QUICK else "files") / name
     folder.mkdir(parents=True, exist_ok=True)
     dense = network.build()
-    rows, tested = (cached(name, training)[: given.rows] for training in (True, False))
+    (rows, _), (tested, types) = (cached(name, training) for training in (True, False))
+    rows, tested = rows[: given.rows], tested[: given.tested]
     theirs = network.outputs(tested[:64])
     ours = keras.tree.flatten(dense.predict(tested[:64], verbose=0))
     apart = max(float(np.abs(a - b).max()) for a, b in zip(ours, theirs, strict=True))
     want = keras.tree.flatten(dense.predict(tested, verbose=0))[-1]
-    judge, found = Judge([want], None, "agreement"), []
-    for how, route in announced(name, CASES):
-        file = folder / f"{how}, {route}.tflite{'.gz' if route == 'gzip' else ''}"
+    judge, found, known = Judge([want], None, "agreement"), [], {}
+    for how, route in announced(name, cases(name)):
+        ending = {"gzip": ".tflite.gz", _ORT[1]: ".onnx"}.get(route, ".tflite")
+        file = folder / f"{how}, {route}{ending}"
         notes = file.with_suffix(".json")
         if given.made and not notes.exists():
             continue
         if not notes.exists():
-            start, run = time.monotonic(), {}
-            try:
-                if how == "shrink":
-                    report = shrink(dense, rows, file, minutes=given.minutes, verbose=True)
-                    run |= {"report": str(report), "minutes": given.minutes}
-                else:
-                    model = made(dense, rows, how, route)
-                    data = rows[:512] if route in ("int8", "int8+blocks") else None
-                    options = {"representative_data": data, "tolerance": 10.0}
-                    export_litert(model, file, mode=route, sample=rows[:64], **options)
-            except (ValueError, RuntimeError) as error:
-                run["reason"] = str(error).partition(". ")[0]
-            run["seconds"] = round(time.monotonic() - start)
+            run = _file((how, route), name, (dense, rows), file, given.minutes, known)
             notes.write_text(json.dumps(run))
         run = json.loads(notes.read_text())
-        if "reason" not in run:
-            outputs = load_litert(file).predict(tested)
-            got = [*outputs.values()][-1] if isinstance(outputs, dict) else outputs
+        if "reason" not in run and "mean" not in run:
+            if ending == ".onnx":
+                got = network.outputs(tested, file)[-1]
+            else:
+                outputs = load_litert(file).predict(tested)
+                got = [*outputs.values()][-1] if isinstance(outputs, dict) else outputs
             content = file.read_bytes()
             packed = file.suffix == ".gz"
             run |= dataclasses.asdict(judge.score([got])) | {
                 "bytes": len(gzip.decompress(content) if packed else content),
                 "gzip": len(content if packed else gzip.compress(content, 6)),
+                "rows": len(rows),
+                "tested": len(tested),
             }
+            if types is not None:
+                for key, outputs in (("accuracy", got), ("dense_accuracy", want)):
+                    run[key] = _accuracy(outputs, types[: len(outputs)])
+            notes.write_text(json.dumps(run))
         found.append((file, {"network": name, "how": how, "route": route, "apart": apart} | run))
     timed = [file for file, run in found if "reason" not in run]
-    times = dict(zip(timed, latencies(timed, seconds=given.seconds), strict=True))
+    times = (name, timed, tested[:1], given.seconds)
+    with concurrent.futures.ProcessPoolExecutor(
+        1, multiprocessing.get_context("spawn"), deny
+    ) as pool:
+        without = dict(zip(timed, pool.submit(_times, *times).result(), strict=True))
+    ms = dict(zip(timed, _times(*times), strict=True))
     for file, run in found:
-        own = {"ms": times[file]} if file in times else {}
-        append(LINES, run | own | {"rows": len(rows), "tested": len(tested)})
+        own = {"ms": ms[file], "ms_without_amx": without[file]} if file in ms else {}
+        append(LINES, run | own)
 
 
-def cached(name: str, training: bool) -> np.ndarray:
-    """The rows of a network, from their file if there is one."""
+def _accuracy(outputs: np.ndarray, types: np.ndarray) -> float:
+    """The share of known types that outputs have; of one probability, its side of a half."""
+    one = outputs.shape[-1] == 1
+    classes = outputs[..., 0] > 0.5 if one else outputs.argmax(-1)
+    return float(np.mean(classes[types >= 0] == types[types >= 0]))
+
+
+def cached(name: str, training: bool) -> tuple[np.ndarray, np.ndarray | None]:
+    """The rows of a network, from their file if there is one, and types if it has them."""
     file = FETCHED / f"{name}_{'train' if training else 'test'}.npy"
+    types = file.with_name(f"{file.stem}_types.npy")
     if not file.exists():
-        np.save(file, NETWORKS[name].rows(training))
-    return np.load(file)
+        rows = NETWORKS[name].rows(training)
+        if isinstance(rows, tuple):
+            np.save(types, rows[1])
+            rows = rows[0]
+        np.save(file, rows)
+    return np.load(file), np.load(types) if types.exists() else None
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -533,14 +686,24 @@ def summarize() -> None:
         f"{machine()}. Networks that somebody uses, rebuilt in Keras with their weights; "
         "`apart` is the largest difference from their package's outputs. Score: agreement "
         "with the dense network's class in percent, with the 95% interval of the bootstrap over "
-        "rows, on rows of other origin than all that made the files. `ms`: median of one call with "
-        "one row on one thread, all files of a network in turn. `s`: from the network to the file. "
+        "rows, on rows of other origin than all that made the files. Accuracy: percent of those "
+        "rows whose label is known, with the dense network's in the line above the table. `ms`: "
+        "median of one call with one row on one thread, all files of a network in turn; `no AMX`: "
+        "the same where the system refuses AMX to the process. `s`: from the network to the file, "
+        "steps before it included, on a busy machine. "
         "Models without a density are the dense one; `trained` and `4 bits` (weights): one pass "
         "of quantization-aware training; `distilled` and `gradually`: three passes; all without "
-        "labels. `shrink` had nothing but the data.\n\n"
+        "labels. `gradually`: each layer to the density that `at once` gives it by its error. "
+        "`channels`: inputs of all layers but the first and the heads. `shrink` had nothing but "
+        "the data.\n\n"
     )
     for name, about in ABOUT.items():
         runs = [run for (network, *_), run in latest.items() if network == name]
+        order = {case: number for number, case in enumerate(cases(name))}
+        runs = sorted(
+            (run for run in runs if (run["how"], run["route"]) in order),
+            key=lambda run: order[run["how"], run["route"]],
+        )
         if not runs:
             continue
         first = runs[0]
@@ -548,17 +711,23 @@ def summarize() -> None:
             f"## {name}\n\n{about}; {first['rows']:,} rows, {first['tested']:,} to test. Apart: "
         )
         text += f"{first['apart']:.1e}.\n\n{TAKE.get(name, '')}\n\n"
+        known = "accuracy" in first
+        header = ["model", "route", "score", "95%", *(["accuracy"] if known else [])]
+        header += ["bytes", "gzip", "ms", "no AMX", "s"]
         rows = []
         for run in runs:
             cells = [run["how"], run["route"]]
             if "reason" in run:
-                rows.append([*cells, f"no file: {run['reason']}", *[""] * 5])
+                rows.append([*cells, f"no file: {run['reason']}", *[""] * (len(header) - 3)])
                 continue
             score = [100 * run[key] for key in ("mean", "low", "high")]
             cells += [f"{score[0]:.1f}", f"{score[1]:.1f} to {score[2]:.1f}"]
-            cells += [f"{run['bytes']:,}", f"{run['gzip']:,}", f"{run['ms']:.3g}"]
+            cells += [f"{100 * run['accuracy']:.1f}"] if known else []
+            cells += [f"{run['bytes']:,}", f"{run['gzip']:,}"]
+            cells += [f"{run.get(key, np.nan):.3g}" for key in ("ms", "ms_without_amx")]
             rows.append([*cells, str(run["seconds"])])
-        header = ["model", "route", "score", "95%", "bytes", "gzip", "ms", "s"]
+        if known:
+            text += f"Accuracy of the dense network: {100 * first['dense_accuracy']:.1f}.\n\n"
         text += markdown(header, rows) + "\n"
         for run in (run for run in runs if "report" in run):
             text += f"Printed by `shrink` for `{run['route']}`:\n\n"
@@ -569,12 +738,13 @@ def summarize() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--networks", nargs="+", default=[*NETWORKS], choices=[*NETWORKS])
-    parser.add_argument("--rows", type=int, default=6000, help="at most, to train and to test")
+    parser.add_argument("--rows", type=int, default=6000, help="at most, to train")
+    parser.add_argument("--tested", type=int, default=6000, help="rows at most, to test")
     parser.add_argument("--minutes", type=float, default=10.0, help="of shrink")
     parser.add_argument("--seconds", type=float, default=60.0, help="to time the files")
     parser.add_argument("--made", action="store_true", help="make no files, time those there are")
     parser.add_argument("--summary", action="store_true", help="only write the tables")
-    quick = {"networks": ["rnet"], "rows": 200, "minutes": 0.1, "seconds": 1.0}
+    quick = {"networks": ["rnet"], "rows": 200, "tested": 200, "minutes": 0.1, "seconds": 1.0}
     given = parsed(parser, quick=quick)
     if not given.summary:
         fetch()

@@ -82,25 +82,6 @@ def _zero(dtype: Any, indices: Any, after: Any, tensor: Any) -> Any:
     return keras.ops.cast(zero, dtype)
 
 
-def without_gradients() -> contextlib.AbstractContextManager[Any]:
-    """Inside, no graph of gradients is kept, as TensorFlow and JAX keep none by themselves."""
-    if keras.backend.backend() != "torch":
-        return contextlib.nullcontext()
-    import torch
-
-    return torch.no_grad()
-
-
-def is_traced(value: Any) -> bool:
-    """Whether a tensor has no values yet, because a function is being compiled or mapped."""
-    backend = keras.backend.backend()
-    if backend == "jax":
-        import jax
-
-        return isinstance(value, jax.core.Tracer)
-    return backend == "tensorflow" and not hasattr(value, "numpy")
-
-
 @contextlib.contextmanager
 def float64_operations() -> Iterator[None]:
     """Lets `keras.ops` compute in float64 on JAX and torch, too, in one thread."""

@@ -5,6 +5,7 @@ several, or of `torch.distributed`; replicas within one process share its callba
 """
 
 import abc
+import contextlib
 import hashlib
 import json
 import weakref
@@ -43,6 +44,25 @@ def to_numpy(value: Any, *, copy: bool = True) -> np.ndarray:
     if copy:
         return keras.ops.convert_to_numpy(value)
     return np.asarray(value.detach().cpu() if keras.backend.backend() == "torch" else value)
+
+
+def without_gradients() -> contextlib.AbstractContextManager[Any]:
+    """Inside, no graph of gradients is kept, as TensorFlow and JAX keep none by themselves."""
+    if keras.backend.backend() != "torch":
+        return contextlib.nullcontext()
+    import torch
+
+    return torch.no_grad()
+
+
+def is_traced(value: Any) -> bool:
+    """Whether a tensor has no values yet, because a function is being compiled or mapped."""
+    backend = keras.backend.backend()
+    if backend == "jax":
+        import jax
+
+        return isinstance(value, jax.core.Tracer)
+    return backend == "tensorflow" and not hasattr(value, "numpy")
 
 
 def assign(variable: Any, value: Any) -> None:

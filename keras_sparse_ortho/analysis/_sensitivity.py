@@ -24,10 +24,10 @@ def sensitivity(
 ) -> Sensitivity:
     """Measures what each layer of a trained model loses when its kernel is pruned or rounded.
 
-    For the kernel `W` and the inputs `X` of its layer in the model as given, the error is `|X (V -
-    W)|^2 / |X W|^2` on every fourth row of data. `V` is what `prune(score="obs")` makes of the
-    other rows, or `W` in int8 or int4. The gain of a layer is how much of its error is in the
-    outputs of the model, with this kernel alone in int4. `budget="error"` measures the same table.
+    For the kernel `W` and the inputs `X` of its layer in the model as given, the error is
+    `|X (V - W)|^2 / |X W|^2` on every fourth row of data. `V` is the kernel of `prune(score="obs")`
+    on the other rows, or `W` in int8 or int4. The gain of a layer is how much of its error is in
+    the outputs of the model, with this kernel alone in int4. `budget="error"` measures the same.
 
     Args:
         model: A built Keras model with dense kernels.
@@ -37,9 +37,9 @@ def sensitivity(
         exclude: Which kernels not.
 
     Returns:
-        A `calibration.Sensitivity`, which prints as a table, has `plot()` (`pip install
-        keras-sparse-ortho[plot]`) and `predicted(budget)`, the error of the whole model, and is a
-        `budget` that needs no second measurement.
+        A `calibration.Sensitivity`, which prints as a table, has `plot()` (after
+        `pip install keras-sparse-ortho[plot]`) and `predicted(budget)`, the error of the whole
+        model, and is a `budget` that needs no second measurement.
 
     Raises:
         DensityError: A density outside (0, 1].

@@ -354,7 +354,7 @@ def allocate(
             what = "exactly orthogonal kernels"
             most, weight = max(zip(least, weights, strict=True), key=lambda pair: pair[0])
             hint = (
-                f" Most needs '{weight.path}', {most} of its {weight.size} entries. Kernels that "
+                f" '{weight.path}' needs most: {most} of its {weight.size} entries. Kernels that "
                 "need not be orthogonal take less (initializer='random_sparse')."
             )
         raise BudgetError(

@@ -13,7 +13,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._backend import is_traced, without_gradients
 from keras_sparse_ortho._data import Batch, first_batches, is_batched, samples
 from keras_sparse_ortho._files import atomic_write_bytes
 from keras_sparse_ortho._keras_internals import (
@@ -22,7 +21,13 @@ from keras_sparse_ortho._keras_internals import (
     replaced,
     warn_user,
 )
-from keras_sparse_ortho._values import assign, digest_of, to_numpy
+from keras_sparse_ortho._values import (
+    assign,
+    digest_of,
+    is_traced,
+    to_numpy,
+    without_gradients,
+)
 from keras_sparse_ortho.calibration._channels import Channels
 from keras_sparse_ortho.calibration._rows import Moments, as_matrices, from_matrices, stop_of
 from keras_sparse_ortho.calibration._solve import Blocks, Entries, Pattern, obs, refit, wanda

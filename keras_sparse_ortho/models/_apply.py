@@ -145,12 +145,12 @@ class Verb(Protocol[P]):
 
 
 def verb(plan: Callable[Concatenate[keras.Model, P], Plan]) -> Verb[P]:
-    plan = other_keywords()(plan)
+    translated, known = other_keywords()(plan), inspect.signature(plan).parameters.keys()
 
     def form(in_place: bool) -> Any:
         @functools.wraps(plan)
         def act(*args: Any, **kwargs: Any) -> keras.Model:
-            made = plan(*args, **kwargs)
+            made = (plan if kwargs.keys() <= known else translated)(*args, **kwargs)
             return _apply(args[0] if args else kwargs["model"], made, in_place)
 
         signature = inspect.signature(plan).replace(return_annotation="keras.Model")
@@ -158,7 +158,7 @@ def verb(plan: Callable[Concatenate[keras.Model, P], Plan]) -> Verb[P]:
         return act
 
     act = form(in_place=False)
-    vars(act).update(plan=plan, in_place=form(in_place=True))
+    vars(act).update(plan=translated, in_place=form(in_place=True))
     return cast(Verb[P], act)
 
 

@@ -217,7 +217,10 @@ class GivenBlocks(Block):
         batch, parts, *_, inputs, outputs = canonical_shape
         sides = inputs // self.rows, batch * parts * outputs // self.cols
         if sides != self.array.shape:
-            raise LayoutError(f"There are {sides} blocks. Received: {self.array.shape} given ones")
+            raise LayoutError(
+                f"The kernel has {sides[0]} x {sides[1]} blocks of {self.rows} x {self.cols}, and "
+                f"each must be given. Received: an array of shape {self.array.shape}"
+            )
 
     def unit(self, canonical_shape: Sequence[int]) -> int:
         return round(self.array.mean() * math.prod(canonical_shape))

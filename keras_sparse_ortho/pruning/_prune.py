@@ -77,17 +77,16 @@ def prune(
     - `prune(model, score=kso.saliency.grasp(model, 0.1, data, batches=8))`: other settings.
 
     Trained networks lose least with `score="obs"` and a few hundred rows of `data`. Layer by layer,
-    with the inputs `X` that the pruned layers before give, the dense kernel `W` and `H = X^T X +
-    0.01 mean(diag X^T X) I`, live entries get the values of least squared error of the outputs,
+    with the inputs `X` from the pruned layers before, the dense kernel `W` and
+    `H = X^T X + 0.01 mean(diag X^T X) I`, live entries minimize the outputs' squared error:
 
         V = argmin tr (V - W)^T (H + e diag H) (V - W)  over  V = M * V.
 
     The alternating direction method of multipliers (ADMM) finds the mask `M`: it alternates between
     this problem and the projection onto the pattern. One row in four is held out to choose the
     damping `e`. With the inputs `Y` in the given model, the target is `W + H^-1 X^T (Y - X) W / 2`,
-    which makes up for part of the loss before the layer. `"wanda"` keeps the largest `|w_i|
-    norm(X_i)` and refits them, as magnitudes are refitted if there is `data`: `prune(trained, 0.2,
-    data=x)`.
+    which makes up for part of the loss before the layer. `"wanda"` keeps the largest
+    `|w_i| norm(X_i)` and refits them. With `data`, magnitudes are refitted, too.
 
     With batch normalization, call `restore_statistics` on the result. For other masks call
     `apply_masks`; to draw new kernels, `sparsify`; for masks learned in training, `parametrize`.
@@ -136,10 +135,10 @@ def prune(
             trained weights. With `"obs"`, `"wanda"` and `budget="error"`, kernels that cannot be
             measured, which stay dense and do not count. Fewer than 16 different calibration rows.
 
-    Limits: on calibration data a kernel of `k` inputs (times taps) and `m` outputs takes `70 k^2 +
-    60 k m` bytes and about `500 k^2 m` operations. Meanwhile there are copies of all kernels, and
-    the given model's are set and put back: do not use it from another thread. The page on trained
-    networks lists the layers that are measured.
+    Limits: on calibration data a kernel of `k` inputs (times taps) and `m` outputs takes
+    `70 k^2 + 60 k m` bytes and about `500 k^2 m` operations. Meanwhile there are copies of all
+    kernels, and the given model's are set and put back: do not use it from another thread. The page
+    on trained networks lists the layers that are measured.
 
     Examples:
         >>> import keras, numpy as np, keras_sparse_ortho as kso

@@ -57,7 +57,8 @@ def distill(
         The history of `fit`. The student is not compiled by it.
 
     Raises:
-        ValueError: If the outputs of the models differ in number or shape, or there are no rows.
+        ValueError: If the outputs of the models differ in number or shape, there are no rows, or
+            the loss does not stay finite; the student is as it was then.
 
     Limits: all rows, and the teacher's features of them, are in memory. With a few hundred rows
     use `prune(score="obs")`, which needs no training. Agreement on the rows of `data` says little:
@@ -110,8 +111,15 @@ def distill(
     losses = [_loss(of, one.var()) for of, one in zip(kinds, wanted, strict=True)]
     trained.compile(keras.optimizers.Adam(rate), dict(zip(names, losses, strict=True)))
     moving = any(isinstance(w.storage, ScheduledMask) for w in prunable_weights(student))
-    updates = [UpdateMasks()] if moving else None
-    return trained.fit(rows, epochs=epochs, verbose=verbose, callbacks=updates)
+    updates, before = [UpdateMasks()] if moving else None, student.get_weights()
+    history = trained.fit(rows, epochs=epochs, verbose=verbose, callbacks=updates)
+    if not np.isfinite(history.history["loss"][-1]):
+        student.set_weights(before)
+        raise ValueError(
+            "The loss must stay finite: lower `learning_rate`, or look for a layer whose gradient "
+            f"is not, such as a square root at 0. Received: {learning_rate=}, loss=nan"
+        )
+    return history
 
 
 class _Named(keras.Model):

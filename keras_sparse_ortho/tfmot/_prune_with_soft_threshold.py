@@ -124,8 +124,8 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
         granularity: `"layer"`: one `s` per kernel; `"channel"`: one per output.
         g: `"sigmoid"` (as in the paper), `"exp"` or `"softplus"`.
         s_init: float. Initial value of `s`.
-        weight_decay: float. Strength `lambda` of an L2 penalty in the loss, `lambda / 2 * (sum(w **
-            2) + sum(s ** 2))`.
+        weight_decay: float. Strength `lambda` of an L2 penalty in the loss,
+            `lambda / 2 * (sum(w ** 2) + sum(s ** 2))`.
         selected: list of int. Indices of kernels in the list of the layer's; `None` for all.
         **kwargs: As for tf_keras' `Layer`.
 

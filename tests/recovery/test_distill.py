@@ -7,6 +7,7 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.recovery import distill
 from keras_sparse_ortho.recovery._distill import _logits_of, _with_features
+from tests.helpers import assert_same
 
 
 @pytest.fixture(scope="module")
@@ -104,3 +105,13 @@ def test_a_subclassed_model_with_several_outputs():
     student = kso.prune(dense, 0.5)
     loss = distill(student, dense, ROWS, epochs=4, verbose=0).history["loss"]
     assert loss[-1] < 0.9 * loss[0]
+
+
+def test_a_loss_that_is_not_finite_is_refused_and_the_student_stays():
+    dense = Pair()
+    dense(ROWS[:2])
+    student = kso.prune(dense, 0.5)
+    before = student.get_weights()
+    with pytest.raises(ValueError, match="The loss must stay finite: lower `learning_rate`"):
+        distill(student, dense, ROWS, learning_rate=1e30, verbose=0)
+    assert_same(before, student.get_weights())
