@@ -15,9 +15,9 @@ except ModuleNotFoundError as error:
     _all = ("tensorflow", "jax", "torch")
     _others = [name for name in _all if name != error.name and importlib.util.find_spec(name)]
     raise ImportError(
-        f"Keras is set to the backend {error.name}, which is not installed. Set the environment "
-        "variable KERAS_BACKEND before the first import of Keras, to tensorflow, jax or torch, "
-        f"whichever is installed. Received: no module {error.name!r}; installed: {_others}"
+        f"Keras is set to {error.name}, which is not installed. Install tensorflow, jax "
+        "or torch. Set the environment variable KERAS_BACKEND before the first import of Keras, to "
+        f"one that is installed. Received: no module {error.name!r}; installed: {_others}"
     ) from error
 
 from keras_sparse_ortho import analysis as analysis
