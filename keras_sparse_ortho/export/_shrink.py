@@ -51,7 +51,9 @@ _FEW_ROWS = 1500  # too few to train on
 _CALIBRATION = 512
 _PASSES = 3
 _MINUTE = 60.0  # pruning at once may take as long, whatever was asked for
-_LOW_RATE = 5e-4  # of training in 4 bits
+_RATES = {"at once, trained": 1e-3, "gradually": 3e-3}
+_LOW_RATE = 3e-4  # of training in 4 bits
+_DIGITS = 9  # 1 - 0.99 is more than 0.01
 _REFUSALS = (ExportRouteError, ExportConversionError, ExportVerificationError, NotPrunableError)
 
 
@@ -124,14 +126,15 @@ def shrink(
     dense = rows.judge.dense
 
     def good(one: Trial) -> bool:
-        found = {"max_drop": dense.mean - one.score.mean, "max_bytes": one.bytes, "max_ms": one.ms}
+        drop = round(dense.mean - one.score.mean, _DIGITS)
+        found = {"max_drop": drop, "max_bytes": one.bytes, "max_ms": one.ms}
         return all(found[name] <= value for name, value in most.items())
 
     with staging(target.parent, target.name) as folder:
         search = _Search(plain, rows, folder, packed, say)
         search.dense()
         if minutes > 0:
-            search.sparse(dense.mean - max_drop, 60.0 * minutes, seed)
+            search.sparse(round(dense.mean - max_drop, _DIGITS), 60.0 * minutes, seed)
         search.time()
         taken = min(filter(good, search.trials), key=lambda one: one.bytes, default=None)
         figures = rows.judge.name, rows.count, dense, max_drop, tuple(search.untried)
@@ -188,6 +191,13 @@ class _Rows:
         own = None if labels is None else rows_at(labels, judging)
         self.judge = Judge(keras.tree.flatten(want), own, metric)
 
+    def to_train(self, seconds: float, passes: int, **options: Any) -> dict[str, Any]:
+        """Arguments of `distill` for the rows that the time allows; none if they are too few."""
+        # A step takes about four times as long as its forward pass.
+        chosen = self.training[: int(seconds / (4 * passes * self.each))]
+        found = options | {"data": (rows_at(self.x, chosen),), "epochs": passes}
+        return found if len(chosen) >= _FEW_ROWS else {}
+
 
 class _Search:
     """The trials of one call, in the order of their promise."""
@@ -208,20 +218,18 @@ class _Search:
         """Prunes to lower densities while the score is at least so high, else to higher ones.
 
         Each density is reached in one way after the other, until one is good; a way that failed is
-        not tried for lower ones, and for higher ones only the best. Networks are judged by their
-        files in int8; then a good one is tried in 4 bits, and if it is bad, the next.
+        not tried for lower ones, and for higher ones only the first and the best. Networks are
+        judged by their files in int8; then a good one is tried in 4 bits, and if it is bad, the
+        next.
         """
         spare = max(seconds - self._say(), 0.0) / 4  # for a trial
-        # A step takes about four times as long as its forward pass.
-        used = self._rows.training[: int(spare / (4 * _PASSES * self._rows.each))]
         solved = self._rows_to_solve_on(max(spare, _MINUTE))
         self._by_magnitude = solved < _BATCH
         ways = ["by magnitude"] if self._by_magnitude else ["at once"]
         self._known = rows_at(self._rows.calibration, slice(0, max(solved, _BATCH)))
-        training: dict[str, Any] = {}
-        if len(used) >= _FEW_ROWS:
+        training = self._rows.to_train(spare, _PASSES, seed=seed)
+        if training:
             ways += ["gradually"] if self._by_magnitude else ["at once, trained", "gradually"]
-            training = {"data": (rows_at(self._rows.x, used),), "epochs": _PASSES, "seed": seed}
         whole = [one for one in self.trials if "int8" in one.route] or self.trials[:1]
         route = max(whole, key=lambda one: one.mean).route
         todo, at, good = list(_DENSITIES), _FIRST, [("dense", self._model)]
@@ -229,13 +237,15 @@ class _Search:
             density, start, tried = todo[at], time.monotonic(), []
             for way in ways:
                 make = partial(self._scheduled if way == "gradually" else self._pruned, density)
-                rows = training if way in ("at once, trained", "gradually") else {}
+                rate = _RATES.get(way)
+                rows = training | {"learning_rate": rate} if training and rate else {}
                 tried.append((*self._made(f"density {density:g}, {way}", make, rows, route), way))
                 if tried[-1][0].mean >= least:
                     break
             best, model, way = max(tried, key=lambda one: one[0].mean)
             kept = best.mean >= least
-            ways = ways[ways.index(way) :] if kept else [way]
+            # The others start from the first, which is better where training fits its rows.
+            ways = ways[ways.index(way) :] if kept else [*dict.fromkeys((ways[0], way))]
             good += [(best.name, model)] if kept else []
             todo = todo[at + 1 :] if kept else todo[:at]
             at = 0 if kept else len(todo) - 1
@@ -247,10 +257,13 @@ class _Search:
         # Stored in 4 bits all are of one size: the most accurate is the best.
         for name, model in reversed(good) if self._packed else good:
             make = partial(_in_4_bits, model)
-            fewer = training and training | {"epochs": 1, "learning_rate": _LOW_RATE}
+            low = {"learning_rate": _LOW_RATE, "seed": seed}
+            left = max(seconds - self._say(), spare / _PASSES)
+            rows = self._rows.to_train(left, _PASSES, **low)
+            rows = rows or self._rows.to_train(left, 1, **low)
             # Compressed, integers of 15 values are as small in int8, which is faster.
             to = route if self._packed else "dynamic_int4"
-            found, _ = self._made(f"{name}, int4", make, fewer, to)
+            found, _ = self._made(f"{name}, int4", make, rows, to)
             if found.mean >= least or self._say() > seconds:
                 break
 

@@ -81,7 +81,8 @@ class ShrinkReport:
             found.append(
                 f"A dense {own.route} file has {size:.2f} its bytes, {speed:.2f} its time."
             )
-        good = [one for one in there if self.dense.mean - one.score.mean <= self.max_drop]
+        least = round(self.dense.mean - self.max_drop, 9)
+        good = [one for one in there if one.score.mean >= least]
         packed = min(good, key=lambda one: one.gzip_bytes, default=taken)
         if packed.gzip_bytes < 0.9 * taken.gzip_bytes:
             found.append(f"Under gzip {packed.name}, {packed.route} has fewest; for *.tflite.gz.")
@@ -90,10 +91,10 @@ class ShrinkReport:
         return tuple(found)
 
     def __str__(self) -> str:
-        titles = f"  {'made by':30}{'route':14}{'score':>11}{'95%':>14}"
+        titles = f"  {'made by':32}{'route':14}{'score':>11}{'95%':>14}"
         lines = [titles + f"{'bytes':>12}{'gzip':>12}{'ms':>9}{'s':>6}"]
         for one in self.trials:
-            line = f"{'->' if one is self.taken else '  '}{one.name:30}{one.route:14}"
+            line = f"{'->' if one is self.taken else '  '}{one.name:32}{one.route:14}"
             if one.reason is not None:
                 lines.append(f"{line} no file: {one.reason}")
                 continue
