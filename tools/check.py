@@ -33,6 +33,7 @@ TWO_FILES_AT_A_TIME = ("-n", "2", "--dist", "loadfile")
 LONG_PAGES = (
     "docs/all_on_one_page.md",
     "docs/tutorials/cnn.md",
+    "docs/tutorials/trained_network.md",
     "docs/tutorials/trained_to_blocks.md",
 )
 # Compiled test code runs for milliseconds: optimizing it takes longer than it saves. With --slow
