@@ -52,7 +52,7 @@ from keras_sparse_ortho.orthogonal import Block, best_blocks, exact_orthogonal
 
 L = keras.layers
 SEQUENCE = 128  # tokens in a sample of the Transformer's block
-BYTES = {"bool": 1, "int32": 4, "int64": 8, "uint32": 4, "float32": 4}
+BYTES = {"bool": 1, "bfloat16": 2, "int32": 4, "int64": 8, "uint32": 4, "float32": 4}
 SPLIT = "split"
 WORD = "one word"
 MASKS = {"masked": kso.FixedMask, "compact": kso.parametrizations.CompactMask}
@@ -208,8 +208,11 @@ def counts(model):
 
 def state_mib(model):
     """The training state: weights, masks, indices, and the optimizer's moments."""
-    # By their shapes: on JAX `fit` holds the values.
-    variables = [*model.variables, *model.optimizer.variables]
+    return mebibytes([*model.variables, *model.optimizer.variables])
+
+
+def mebibytes(variables):
+    """Their size, by shapes: on JAX `fit` holds the values."""
     sizes = [np.prod(v.shape, dtype=np.int64) * BYTES[v.dtype] for v in variables]
     return float(sum(sizes)) / 2**20
 

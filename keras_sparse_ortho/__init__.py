@@ -15,9 +15,9 @@ except ModuleNotFoundError as error:
     _all = ("tensorflow", "jax", "torch")
     _others = [name for name in _all if name != error.name and importlib.util.find_spec(name)]
     raise ImportError(
-        f"Keras is set to the backend {error.name}, which is not installed. Set the environment "
-        "variable KERAS_BACKEND before the first import of Keras, to tensorflow, jax or torch, "
-        f"whichever is installed. Received: no module {error.name!r}; installed: {_others}"
+        f"Keras is set to {error.name}, which is not installed. Install tensorflow, jax "
+        "or torch. Set the environment variable KERAS_BACKEND before the first import of Keras, to "
+        f"one that is installed. Received: no module {error.name!r}; installed: {_others}"
     ) from error
 
 from keras_sparse_ortho import analysis as analysis
@@ -37,35 +37,25 @@ from keras_sparse_ortho import recovery as recovery
 from keras_sparse_ortho import saliency as saliency
 from keras_sparse_ortho import schedules as schedules
 from keras_sparse_ortho._foreign_names import public_names
-from keras_sparse_ortho.analysis import report as report
-from keras_sparse_ortho.analysis import sensitivity as sensitivity
-from keras_sparse_ortho.budgets import Budget as Budget
-from keras_sparse_ortho.calibration import restore_statistics as restore_statistics
-from keras_sparse_ortho.callbacks import finish as finish
-from keras_sparse_ortho.layers import PrunableLayer as PrunableLayer
-from keras_sparse_ortho.models import convert as convert
-from keras_sparse_ortho.models import prunable_weights as prunable_weights
-from keras_sparse_ortho.models import remove_channels as remove_channels
-from keras_sparse_ortho.models import strip as strip
-from keras_sparse_ortho.orthogonal import Block as Block
-from keras_sparse_ortho.orthogonal import NByM as NByM
+from keras_sparse_ortho.analysis import report, sensitivity
+from keras_sparse_ortho.budgets import Budget
+from keras_sparse_ortho.calibration import restore_statistics
+from keras_sparse_ortho.callbacks import finish
+from keras_sparse_ortho.layers import PrunableLayer
+from keras_sparse_ortho.models import convert, prunable_weights, remove_channels, strip
+from keras_sparse_ortho.orthogonal import Block, NByM
 from keras_sparse_ortho.parametrizations import ChannelSoftThreshold as ChannelSoftThreshold
 from keras_sparse_ortho.parametrizations import FixedMask as FixedMask
 from keras_sparse_ortho.parametrizations import LowRankSoftThreshold as LowRankSoftThreshold
 from keras_sparse_ortho.parametrizations import MagnitudeMask as MagnitudeMask
 from keras_sparse_ortho.parametrizations import SoftThreshold as SoftThreshold
-from keras_sparse_ortho.pruning import apply_masks as apply_masks
-from keras_sparse_ortho.pruning import parametrize as parametrize
-from keras_sparse_ortho.pruning import prune as prune
-from keras_sparse_ortho.pruning import sparsify as sparsify
-from keras_sparse_ortho.quantization import quantize_aware as quantize_aware
+from keras_sparse_ortho.pruning import apply_masks, parametrize, prune, sparsify
+from keras_sparse_ortho.quantization import quantize_aware
 
 if TYPE_CHECKING:
     from keras_sparse_ortho import export as export
     from keras_sparse_ortho import tfmot as tfmot
-    from keras_sparse_ortho.export import export_litert as export_litert
-    from keras_sparse_ortho.export import load_litert as load_litert
-    from keras_sparse_ortho.export import shrink as shrink
+    from keras_sparse_ortho.export import export_litert, load_litert, shrink
 
 __version__ = "0.1.0"
 
@@ -97,9 +87,6 @@ __all__ = [
     "strip",
 ]
 
-_LOADED_ON_USE = dict.fromkeys(("export_litert", "load_litert", "shrink"), "export")
-
-
 # The sub-packages are found here, too; `from keras_sparse_ortho import *` leaves them out.
 _ROOMS = (
     *("analysis", "budgets", "calibration", "callbacks", "errors", "export"),
@@ -112,6 +99,6 @@ _hint, __dir__ = public_names(__name__, [*__all__, *_ROOMS])
 def __getattr__(name: str) -> Any:
     if name in ("export", "tfmot"):
         return importlib.import_module(f"{__name__}.{name}")
-    if name in _LOADED_ON_USE:
-        return getattr(importlib.import_module(f"{__name__}.{_LOADED_ON_USE[name]}"), name)
+    if name in ("export_litert", "load_litert", "shrink"):
+        return getattr(importlib.import_module(f"{__name__}.export"), name)
     return _hint(name)

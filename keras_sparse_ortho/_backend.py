@@ -82,25 +82,6 @@ def _zero(dtype: Any, indices: Any, after: Any, tensor: Any) -> Any:
     return keras.ops.cast(zero, dtype)
 
 
-def without_gradients() -> contextlib.AbstractContextManager[Any]:
-    """Inside, no graph of gradients is kept, as TensorFlow and JAX keep none by themselves."""
-    if keras.backend.backend() != "torch":
-        return contextlib.nullcontext()
-    import torch
-
-    return torch.no_grad()
-
-
-def is_traced(value: Any) -> bool:
-    """Whether a tensor has no values yet, because a function is being compiled or mapped."""
-    backend = keras.backend.backend()
-    if backend == "jax":
-        import jax
-
-        return isinstance(value, jax.core.Tracer)
-    return backend == "tensorflow" and not hasattr(value, "numpy")
-
-
 @contextlib.contextmanager
 def float64_operations() -> Iterator[None]:
     """Lets `keras.ops` compute in float64 on JAX and torch, too, in one thread."""
@@ -170,8 +151,8 @@ def second_derivatives() -> Iterator[None]:
     """Replaces operations that can be differentiated only once. Call the model inside.
 
     `tf.nn.moments` stops the gradient of the mean in the variance; flash attention has no second
-    derivative. Outputs and first derivatives stay the same up to rounding. Scopes may be nested,
-    and entered in several threads: the replacements are global and end with the last scope.
+    derivative. Outputs and first derivatives stay the same, up to rounding. The replacements are
+    global, for all threads, and end with the last scope.
     """
     global _scopes
     with _scopes_lock:
@@ -197,12 +178,8 @@ def _differentiable_twice() -> tuple[Any, str, Callable[..., Any]]:
     if keras.backend.backend() == "jax":
         import jax
 
-        of_jax = jax.nn.dot_product_attention
-        return (
-            jax.nn,
-            "dot_product_attention",
-            lambda *args, **options: of_jax(*args, **{**options, "implementation": "xla"}),
-        )
+        name, of_jax = "dot_product_attention", jax.nn.dot_product_attention
+        return jax.nn, name, lambda *args, **own: of_jax(*args, **{**own, "implementation": "xla"})
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 

@@ -15,8 +15,7 @@ from keras_sparse_ortho.errors import DensityError
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# By sparsity: densities that say the same. The first that a function has takes 1 - sparsity.
-_DENSITIES = {
+_DENSITIES = {  # by sparsity: the first of these that a function has takes 1 - sparsity
     "sparsity": ("density", "schedule"),
     "final_sparsity": ("density",),
     "target_sparsity": ("density",),

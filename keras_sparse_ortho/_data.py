@@ -26,10 +26,7 @@ def first_batches(
     shuffle: bool = True,
     seed: int | None = None,
 ) -> list[Batch]:
-    """The first batches (`None`: all) of arrays, or of anything with batches that `fit` takes.
-
-    Samples of arrays are drawn without replacement; without a seed one is drawn from `random`.
-    """
+    """The first batches (`None`: all) of anything that `fit` takes; samples of arrays are drawn."""
     if batches is not None:
         check_integer("batches", batches)
     check_integer("batch_size", batch_size)
@@ -123,8 +120,7 @@ class _Arrays:
         def taken(array: Any) -> Any:
             if array is None or isinstance(array, np.ndarray):
                 return None if array is None else array[index]
-            # Files that are read as arrays need sorted positions.
-            order = np.argsort(index)
+            order = np.argsort(index)  # files that are read as arrays need sorted positions
             return np.asarray(array[index[order]])[np.argsort(order)]
 
         return _unpacked(keras.tree.map_structure(taken, self._parts))

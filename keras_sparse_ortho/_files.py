@@ -35,10 +35,7 @@ def path_of(argument: str, value: Any) -> pathlib.Path:
 
 @contextlib.contextmanager
 def atomic_write(path: str | pathlib.Path) -> Iterator[TextIO]:
-    """Opens a new text file that replaces `path` once it is complete; else the old one stays.
-
-    A symbolic link keeps its target; what is no regular file, such as a pipe, is written directly.
-    """
+    """Opens a text file that replaces `path`, or a link's target, once it is complete."""
     with _atomic(path, "", newline="", encoding="utf-8") as stream:
         yield stream
 
@@ -52,7 +49,7 @@ def atomic_write_bytes(path: str | pathlib.Path, content: bytes) -> None:
 @contextlib.contextmanager
 def _atomic(path: str | pathlib.Path, kind: str, **options: Any) -> Iterator[Any]:
     target = pathlib.Path(path).resolve()
-    if target.exists() and not target.is_file():
+    if target.exists() and not target.is_file():  # a pipe or device
         with target.open(f"w{kind}", **options) as stream:
             yield stream
         return
@@ -73,10 +70,7 @@ def _atomic(path: str | pathlib.Path, kind: str, **options: Any) -> Iterator[Any
 
 @contextlib.contextmanager
 def staging(parent: pathlib.Path, name: str) -> Iterator[pathlib.Path]:
-    """A hidden folder in `parent` that is removed at the end, as are those of killed processes.
-
-    A full disk raises OSError with `ENOSPC`, whichever library noticed it.
-    """
+    """A hidden folder in `parent` that is removed at the end, as are those of killed processes."""
     _check_utf8(parent / name)
     # Word characters only: TensorFlow takes the path for a glob.
     prefix = re.sub(r"[^\w.-]", "_", f".{name[:_NAME_PART]}-kso-{socket.gethostname()[:32]}-")

@@ -5,58 +5,39 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 _PACKAGE = "keras_sparse_ortho"
-_GRADUAL = (
-    "parametrize(model, MagnitudeMask(schedules.Cubic(density))), and callbacks.UpdateMasks() in "
-    "`fit`"
-)
 _MASKS = "{w.path: w.mask for w in prunable_weights(model)}"
 _INTEGERS = "quantize_aware(model) in training; export_litert(model, path, mode='int8') for a file"
-# By what to use here: the names that other packages and guesses have for it.
+# By name in TFMOT, torch.nn.utils.prune, other packages and guesses.
 _INSTEAD = {
-    name: instead
-    for instead, names in {
-        _GRADUAL: "prune_low_magnitude Pruner GradualPruning",
-        _MASKS: "masks mask get_masks",
-        _INTEGERS: "quantize",
-        "strip(model)": "strip_pruning strip_clustering remove",
-        "keras.saving.load_model(path), after `import keras_sparse_ortho`": (
-            "load_model prune_scope"
-        ),
-        "PrunableLayer(layer, MagnitudeMask(schedule))": "PruneLowMagnitude",
-        "schedules.Cubic(density), or schedules.Polynomial": "PolynomialDecay",
-        "schedules.Constant(density)": "ConstantSparsity",
-        "schedules.Schedule": "PruningSchedule",
-        "callbacks.UpdateMasks()": "UpdatePruningStep",
-        "callbacks.DensityLogger()": "PruningSummaries",
-        "`include` and `exclude` of prune, sparsify and parametrize": "PruningPolicy",
-        "quantize_aware(model)": "quantize_model quantize_apply",
-        "quantize_aware(model, exclude=...)": "quantize_annotate_layer",
-        "quantize_aware(model, 'int4')": "cluster_weights",
-        'prune(model, density, budget="uniform")': "l1_unstructured",
-        "prune(model, density)": "global_unstructured",
-        "prune(model, score=saliency.random(model, density))": "random_unstructured",
-        "remove_channels(model), after training with ChannelSoftThreshold()": (
-            "ln_structured prune_channels"
-        ),
-        "sparsify(model, density, structure=Block(rows, cols))": "random_structured",
-        "apply_masks(model, {path: mask})": "custom_from_mask",
-        "report(model).density": "is_pruned density",
-        "report(model).density < 1": "is_sparse",
-        "1 - report(model).density": "sparsity",
-        "report(model).flops, and report(model).sparse_flops": "flops",
-        "report(model) for each of the models": "compare",
-        "prune(strip(model), density)": "set_density",
-        "parametrize(model, LowRankSoftThreshold()), and callbacks.TargetDensity": "low_rank",
-        "NByM(n, m)": "NofM",
-        "sparsify(model, density), or initializers.ExactOrthogonal(density)": "EOI",
-        "analysis.jacobian_singular_values(model, x)": "singular_values",
-        "layers.BlockSparseDense, or PrunableLayer(keras.layers.Dense(units))": "SparseDense",
-        "keras.distillation.Distiller, with the sparse model as the student": "distill",
-        "export_litert(model, path)": "export_tflite",
-        "export.c_array(path)": "export_c c_array",
-        "export.latencies(files), or the command `kso bench`": "benchmark",
-    }.items()
-    for name in names.split()
+    "prune_low_magnitude": (
+        "parametrize(model, MagnitudeMask(schedules.Cubic(density))), and callbacks.UpdateMasks() "
+        "in `fit`"
+    ),
+    "strip_pruning": "strip(model)",
+    "prune_scope": "keras.saving.load_model(path), after `import keras_sparse_ortho`",
+    "PruneLowMagnitude": "PrunableLayer(layer, MagnitudeMask(schedule))",
+    "PolynomialDecay": "schedules.Cubic(density), or schedules.Polynomial",
+    "ConstantSparsity": "schedules.Constant(density)",
+    "PruningSchedule": "schedules.Schedule",
+    "UpdatePruningStep": "callbacks.UpdateMasks()",
+    "PruningSummaries": "callbacks.DensityLogger()",
+    "PruningPolicy": "`include` and `exclude` of prune, sparsify and parametrize",
+    **dict.fromkeys(("quantize_model", "quantize_apply"), "quantize_aware(model)"),
+    "quantize_annotate_layer": "quantize_aware(model, exclude=...)",
+    "cluster_weights": "quantize_aware(model, 'int4')",
+    "l1_unstructured": 'prune(model, density, budget="uniform")',
+    "global_unstructured": "prune(model, density)",
+    "random_unstructured": "prune(model, score=saliency.random(model, density))",
+    "ln_structured": "remove_channels(model), after training with ChannelSoftThreshold()",
+    "random_structured": "sparsify(model, density, structure=Block(rows, cols))",
+    "custom_from_mask": "apply_masks(model, {path: mask})",
+    "remove": "strip(model)",
+    **dict.fromkeys(("is_pruned", "density"), "report(model).density"),
+    "sparsity": "1 - report(model).density",
+    "flops": "report(model).flops, and report(model).sparse_flops",
+    **dict.fromkeys(("masks", "mask", "get_masks"), _MASKS),
+    "quantize": _INTEGERS,
+    "export_tflite": "export_litert(model, path)",
 }
 
 # By foreign keyword: arguments with this meaning. The first that a function has is named.
@@ -79,9 +60,8 @@ _NOTES = {
 # By foreign keyword: the remedy where a function has none of these arguments.
 _ELSEWHERE = {
     "gain": "initializer=initializers.ExactOrthogonal(gain=...)",
-    **dict.fromkeys(
-        ("schedule", "pruning_schedule"), "parametrize(model, MagnitudeMask(schedule))"
-    ),
+    "schedule": "parametrize(model, MagnitudeMask(schedule))",
+    "pruning_schedule": "parametrize(model, MagnitudeMask(schedule))",
     **dict.fromkeys(("quantize", "dtype"), _INTEGERS),
     "masks": "apply_masks(model, masks)",
 }

@@ -12,10 +12,8 @@ Gradient = Callable[..., tuple[Any, ...]]
 
 
 def gather(values: Any, indices: Any, axis: int = 0) -> Any:
-    """`values` at integer `indices` along an axis, all of which must be in range.
-
-    `keras.ops.take` also serves negative and missing ones, with a select for each entry.
-    """
+    """`values` at integer `indices` along an axis, all of which must be in range."""
+    # For others `keras.ops.take` has a select for each entry.
     if keras.backend.backend() == "jax":
         return _jax().numpy.take(values, indices, axis=axis, mode="clip")
     if keras.backend.backend() == "tensorflow":
@@ -26,11 +24,9 @@ def gather(values: Any, indices: Any, axis: int = 0) -> Any:
 
 
 def inverse_permutation(order: Any) -> Any:
-    """Where each of `0 .. n - 1` stands in `order`, a vector of all of them in some order.
-
-    `keras.ops.argsort` is `top_k` on TensorFlow, whose result has a dynamic size for XLA; this then
-    draws the random numbers of every dropout in the program ten times as slowly.
-    """
+    """Where each of `0 .. n - 1` stands in `order`, a vector of all of them in some order."""
+    # TensorFlow's argsort has a dynamic size for XLA, which then draws the random numbers of every
+    # dropout in the program ten times as slowly.
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
@@ -45,20 +41,16 @@ def made_once(value: Any) -> Any:
 
 
 def written(value: Any, places: Any) -> Any:
-    """`value`, written to memory in the order of its axes by XLA on CPUs.
-
-    It fuses residual streams and random numbers of dropout into each transposition that reads them,
-    and transpositions into gathers, and computes them again there. It drops barriers before, but
-    not a condition that it cannot know: that an index of `places` is not negative.
-    """
+    """`value`, written to memory in the order of its axes by XLA on CPUs."""
+    # It fuses what is read into transpositions, these into gathers, and computes it again there. It
+    # drops barriers, but not a condition that it cannot know: no index of `places` is negative.
     if keras.backend.backend() not in ("jax", "tensorflow"):
         return value
 
     def stored(value: Any, places: Any) -> Any:
         holds = places[(0,) * len(places.shape)] >= 0
         if keras.backend.backend() == "tensorflow":
-            # The value is read by the condition, too: what is needed in a branch alone, TensorFlow
-            # moves into the branch, and XLA fuses what is computed there.
+            # Read the value here: TensorFlow moves what one branch needs there, and XLA fuses it.
             corner = keras.ops.sum(value[tuple(slice(1) for _ in value.shape)])
             holds = keras.ops.logical_or(holds, corner > 0)
         return keras.ops.cond(holds, lambda: value, lambda: keras.ops.zeros_like(value))
@@ -79,7 +71,6 @@ def if_compiled_for_cpus(
     function: Callable[..., Any], otherwise: Callable[..., Any], *values: Any
 ) -> Any:
     """`function(*values)` in programs compiled for CPUs, else the equal `otherwise(*values)`."""
-    # On torch and in eager TensorFlow each operation is called alone: loops cost more.
     backend = keras.backend.backend()
     if backend == "jax":  # decided when it is compiled, which may be for another device
         return _jax().lax.platform_dependent(*values, cpu=function, default=otherwise)
@@ -92,15 +83,9 @@ def if_compiled_for_cpus(
 
 
 def with_gradient(
-    function: Callable[..., Any],
-    gradient: Gradient,
-    floats: Sequence[Any],
-    integers: Sequence[Any],
+    function: Callable[..., Any], gradient: Gradient, floats: Sequence[Any], integers: Sequence[Any]
 ) -> Any:
-    """`function(*floats, *integers)`, a tensor, whose derivative is what `gradient` says.
-
-    `function` must close over no variable, which TensorFlow refuses.
-    """
+    """`function(*floats, *integers)`, which closes over no variable, with its `gradient`."""
     floats, integers = ([_tensor(value) for value in values] for values in (floats, integers))
     if keras.backend.backend() == "jax":
         # jax.custom_gradient has no second derivatives with respect to closed-over values.
@@ -139,11 +124,9 @@ def _jax_rule(function: Callable[..., Any], gradient: Gradient, count: int) -> A
 
 
 def map_chunks(function: Callable[..., Any], arrays: Sequence[Any], chunks: int, like: Any) -> Any:
-    """`function(*arrays)`, computed in chunks of their first axis, whose entries are independent.
-
-    On CPUs its temporaries then stay in the cache. On accelerators, and for one chunk, it is called
-    once. `like` is a tensor of the result's dtype, best the one of `arrays` that is computed last.
-    """
+    """`function(*arrays)`, computed in chunks of the first axis, whose entries are independent."""
+    # On CPUs temporaries then stay in the cache; elsewhere it is called once. `like` is a tensor of
+    # the result's dtype, best the one of `arrays` that is computed last.
     if chunks == 1:
         return function(*arrays)
     mapped = _map_on_jax if keras.backend.backend() == "jax" else _map_on_tensorflow
@@ -168,8 +151,7 @@ def _map_on_jax(function: Callable[..., Any], chunks: int, like: Any, *arrays: A
     jax = _jax()
     parts = [a.reshape(chunks, a.shape[0] // chunks, *a.shape[1:]) for a in arrays]
     one = jax.eval_shape(lambda: function(*(part[0] for part in parts)))
-    # lax.map starts from zeros, which XLA makes once, keeps for all loops of the program, and
-    # copies for each. A step allocates its memory page by page, which costs time, too.
+    # lax.map starts from zeros, which XLA keeps for all loops of the program and copies for each.
     begun = jax.numpy.broadcast_to(like.ravel()[0], (chunks, *one.shape))
 
     def write(index: Any, found: Any) -> Any:

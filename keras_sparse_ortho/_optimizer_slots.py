@@ -11,11 +11,7 @@ from keras_sparse_ortho._values import assign, placed, to_numpy
 
 
 def zero_slots(optimizer: Any, variable: Any, entries: Any) -> None:
-    """Resets the slots of some entries of a weight to their initial values.
-
-    After a mask change stale momentum would go on moving dropped raw weights, and push grown ones
-    along an old gradient. `entries` is a bool array or tensor, or `None` for none.
-    """
+    """Resets the slots of entries (a bool array, or `None`), which stale momentum would move."""
     if optimizer is None or entries is None:
         return
     slots = optimizer_slots(optimizer, variable)
@@ -42,18 +38,15 @@ def copy_slots(
     old: Any,
     new: Any,
     partners: Mapping[int, Any],
-    converted: Mapping[int, Callable[[np.ndarray, float], np.ndarray]],
+    converted: Callable[[Any, np.ndarray, float], np.ndarray],
 ) -> None:
     """Copies step count and slots to an optimizer of the same class, built for other variables.
 
-    `partners` maps the `id` of a variable of the old one to that of the new one; `converted` the
-    `id` of one whose partner has another shape to a function of a slot's array and initial value.
+    By `id` of an old variable, `partners` has the new one. `converted(variable, slot, start)` is a
+    slot of the old variable, which starts from `start`, in the shape of the new one.
     """
     for slot, target, variable, start in slot_pairs(old, new, partners):
-        array = to_numpy(slot)
-        if id(variable) in converted:
-            array = converted[id(variable)](array, start)
-        assign(target, array)
+        assign(target, converted(variable, to_numpy(slot), start))
 
 
 def moved(array: np.ndarray, source: np.ndarray, fill: float) -> np.ndarray:

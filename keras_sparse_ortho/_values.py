@@ -1,11 +1,11 @@
 """Weights and batches over devices and processes: reading, writing, whether processes agree.
 
-Every conversion of a weight to NumPy, and every assignment, uses this module. A worker is a process
-of `MultiWorkerMirroredStrategy`, of JAX where `keras.distribution` spans several, or of
-`torch.distributed`. Replicas within one process share its callbacks: they are no workers.
+A worker is a process of `MultiWorkerMirroredStrategy`, of JAX where `keras.distribution` spans
+several, or of `torch.distributed`; replicas within one process share its callbacks.
 """
 
 import abc
+import contextlib
 import hashlib
 import json
 import weakref
@@ -23,8 +23,8 @@ T = TypeVar("T")
 
 def to_numpy(value: Any, *, copy: bool = True) -> np.ndarray:
     """A tensor or variable of the backend as a NumPy array, bfloat16 as float32."""
-    # A JAX array that is sharded over processes is gathered: all must call this, in one order.
-    # Without `copy` it may be the tensor's memory: do not change or keep it.
+    # JAX gathers what is sharded over processes: all must call this, in one order. Without `copy`
+    # it may be the tensor's memory: do not change or keep it.
     value = keras.ops.convert_to_tensor(value)
     if keras.backend.standardize_dtype(value.dtype) == "bfloat16":
         value = keras.ops.cast(value, "float32")  # torch cannot convert it
@@ -46,6 +46,25 @@ def to_numpy(value: Any, *, copy: bool = True) -> np.ndarray:
     return np.asarray(value.detach().cpu() if keras.backend.backend() == "torch" else value)
 
 
+def without_gradients() -> contextlib.AbstractContextManager[Any]:
+    """Inside, no graph of gradients is kept, as TensorFlow and JAX keep none by themselves."""
+    if keras.backend.backend() != "torch":
+        return contextlib.nullcontext()
+    import torch
+
+    return torch.no_grad()
+
+
+def is_traced(value: Any) -> bool:
+    """Whether a tensor has no values yet, because a function is being compiled or mapped."""
+    backend = keras.backend.backend()
+    if backend == "jax":
+        import jax
+
+        return isinstance(value, jax.core.Tracer)
+    return backend == "tensorflow" and not hasattr(value, "numpy")
+
+
 def assign(variable: Any, value: Any) -> None:
     """Sets a variable to an array, number or tensor of its shape; its layout does not change."""
     waits = awaits_value(variable)
@@ -60,8 +79,7 @@ def assign(variable: Any, value: Any) -> None:
 
 def placed(array: Any, like: Any) -> Any:
     """An array as a tensor of a variable's dtype (or bool) and device layout."""
-    # On JAX every device takes its shard from the host's array. All processes that hold the
-    # variable must have the same array, or all raise a WorkerError.
+    # JAX' devices take their shards of it. Processes with other arrays all raise a WorkerError.
     if keras.ops.is_tensor(array):
         return array
     dtype = "bool" if array.dtype == bool else like.dtype

@@ -43,7 +43,10 @@ def torch_loader():
     return torch.utils.data.DataLoader(dataset, batch_size=3, drop_last=True)
 
 
-IN_BATCHES = [Pieces, pieces, lambda: lambda: iter(pieces()), tf_dataset, torch_loader]
+IN_BATCHES = [
+    *(Pieces, pieces, lambda: lambda: iter(pieces()), tf_dataset),
+    pytest.param(torch_loader, marks=pytest.mark.slow_on("tensorflow", "jax")),  # imports torch
+]
 
 
 @pytest.mark.core

@@ -1,9 +1,9 @@
 """Run the checks of this repository and sum up: ``check.py [PART ...] [--slow]``.
 
 Without a PART all of `make test` runs. There a test of several backends runs on one of them, drawn
-by its name; in a part that is named, and with --slow, it runs on each. A part that fails does not
-stop the others. A part that runs tests must have run at least one. Parts that need one core run at
-the same time, and before the tests, which take two.
+by its name, and the longest pages are left out; a part that is named, and --slow, run all. A part
+that fails does not stop the others. A part that runs tests must have run at least one. Parts that
+need one core run at the same time, and before the tests, which take two.
 """
 
 from __future__ import annotations
@@ -29,6 +29,13 @@ PACKAGE = "keras_sparse_ortho"
 TWO_AT_A_TIME = ("-n", "2", "--dist", "worksteal")
 # The blocks of a page share their names.
 TWO_FILES_AT_A_TIME = ("-n", "2", "--dist", "loadfile")
+# They train several networks each, with functions that other pages call, too: a quarter of all.
+LONG_PAGES = (
+    "docs/all_on_one_page.md",
+    "docs/tutorials/cnn.md",
+    "docs/tutorials/trained_network.md",
+    "docs/tutorials/trained_to_blocks.md",
+)
 # Compiled test code runs for milliseconds: optimizing it takes longer than it saves. With --slow
 # XLA compiles as it does for users.
 COMPILE_QUICKLY = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
@@ -111,10 +118,11 @@ def types(_: list[str]) -> Result:
     return Result(python("-m", "mypy"))
 
 
-def docs(_: list[str]) -> Result:
+def docs(options: list[str]) -> Result:
     """The examples in docstrings, README.md and docs/."""
     texts = [name for name in ("README.md", "docs") if (ROOT / name).exists()]
-    return pytest("tensorflow", "--doctest-modules", PACKAGE, *texts, *TWO_FILES_AT_A_TIME)
+    left = [f"--ignore={page}" for page in LONG_PAGES] if "--spread" in options else []
+    return pytest("tensorflow", "--doctest-modules", PACKAGE, *texts, *left, *TWO_FILES_AT_A_TIME)
 
 
 def site(_: list[str]) -> Result:

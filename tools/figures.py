@@ -1,4 +1,4 @@
-"""Put the figures of benchmarks/results into README.md and docs/: ``figures.py [--check]``.
+"""Put the figures of benchmarks/results into README.md, docs/, paper/: ``figures.py [--check]``.
 
 In a page a comment behind a number names its figure, and one above a table names the table, so that
 the words around them may change. ``figures.toml`` says which cell of which result each of them is.
@@ -173,7 +173,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing, fail if they differ")
     check = parser.parse_args().check
     listed = tomllib.loads(LIST.read_text(encoding="utf-8"))
-    files = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    files = [ROOT / "README.md", ROOT / "paper/paper.md", *sorted((ROOT / "docs").rglob("*.md"))]
     pages = {file: file.read_text(encoding="utf-8") for file in files}
     problems = unused(pages.values(), listed)
     for file, before in pages.items():

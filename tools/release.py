@@ -7,6 +7,7 @@ the last commit (with ``--any-state``: of the working tree).
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
@@ -21,9 +22,10 @@ PACKAGE = "keras_sparse_ortho"
 BUILD = "import sys, setuptools.build_meta as m; print(getattr(m, sys.argv[1])(sys.argv[2]))"
 
 
-def run(*command: str, cwd: Path = ROOT) -> str:
+def run(*command: str, cwd: Path = ROOT, **env: str) -> str:
     """The output of a command; its own message if it fails."""
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    both = {"capture_output": True, "text": True, "check": False, "env": os.environ | env}
+    done = subprocess.run(command, cwd=cwd, **both)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return done.stdout
@@ -55,10 +57,10 @@ def problems_of(wheel: Path, source: Path, scratch: Path) -> list[str]:
     site = scratch / "site"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-q"]
     run(*pip, "--no-deps", "--no-index", "--target", str(site), str(wheel))
-    code = (
-        f"import sys; sys.path.insert(0, {str(site)!r}); import {PACKAGE} as p; print(p.__file__)"
-    )
-    if not run(sys.executable, "-P", "-c", code, cwd=scratch).strip().startswith(str(site)):
+    # With what is installed here, on the backend that needs least.
+    steps = (sys.executable, "-P", str(ROOT / "tools" / "first_steps.py"))
+    said = run(*steps, cwd=scratch, PYTHONPATH=str(site), KERAS_BACKEND="jax")
+    if not said.startswith(str(site)):
         found.append("the installed wheel is not what is imported")
     return found
 

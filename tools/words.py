@@ -17,6 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TEXTS = (
     *("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**/*.md", "benchmarks/README.md"),
+    "paper/paper.md",
     *("keras_sparse_ortho/**/*.py", "benchmarks/*.py", "tools/*.py", "examples/*.py"),
 )
 # This file lists the words.

@@ -3,6 +3,8 @@
 import os
 import pathlib
 import sys
+import traceback
+import warnings
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -50,13 +52,9 @@ def log_first(callback: Any, add: Callable[[Any], None]) -> bool:
     """Calls a function with the logs of every epoch before any callback of the list has them."""
     # So a logger may come before the callback. Call it in the callback's `on_train_begin`; `False`
     # if no `keras.callbacks.CallbackList` has called that.
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        callbacks = frame.f_locals.get("self")
-        if isinstance(callbacks, keras.callbacks.CallbackList):
-            break
-        frame = frame.f_back
-    else:
+    callers = (frame.f_locals.get("self") for frame, _ in traceback.walk_stack(sys._getframe(1)))
+    lists = (caller for caller in callers if isinstance(caller, keras.callbacks.CallbackList))
+    if (callbacks := next(lists, None)) is None:
         return False
     functions: dict[int, Callable[[Any], None]] = vars(callbacks).setdefault("_kso_log_first", {})
     if not functions:
@@ -102,22 +100,19 @@ def model_in_fit() -> Any:
     return None if frame is None else frame.f_locals["self"]
 
 
-def level_of_user() -> int:
-    """The `stacklevel` of the line that is neither in this package nor in Keras."""
-    level, frame = 1, sys._getframe(1)
+def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warns, at the line that is neither in this package nor in Keras."""
+    level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGES):
         level, frame = level + 1, frame.f_back
-    return level
+    warnings.warn(message, category, stacklevel=level)
 
 
 def _fit_frame(model: Any = None) -> FrameType | None:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "fit":
-            own = frame.f_locals.get("self")
-            if own is model or (model is None and isinstance(own, keras.Model)):
-                return frame
-        frame = frame.f_back
+    for frame, _ in traceback.walk_stack(sys._getframe(1)):
+        own = frame.f_locals.get("self") if frame.f_code.co_name == "fit" else None
+        if own is not None and (own is model or (model is None and isinstance(own, keras.Model))):
+            return frame
     return None
 
 

@@ -1,9 +1,8 @@
 """Layers as Keras holds, builds, calls, compiles and restores them."""
 
 import contextlib
-import dataclasses
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 from keras.src.backend.common import dtypes
@@ -55,8 +54,7 @@ def computes_its_graph(model: Any) -> bool:
     return is_graph(model) and type(model).call.__module__.partition(".")[0] == "keras"
 
 
-@dataclasses.dataclass(frozen=True)
-class GraphCall:
+class GraphCall(NamedTuple):
     """A call in a graph: layer or operation, tensors, and the other arguments."""
 
     operation: Any
@@ -110,28 +108,41 @@ def is_built_in_calls(layer: keras.layers.Layer) -> bool:
     return bool(sublayers(layer)) and not type(layer).__module__.startswith("keras.")
 
 
-class WrapperBuiltByCalls(keras.layers.Wrapper):
-    """A wrapper whose layer is built with the shapes that its own call would give `build`."""
+_CALL_SETTINGS = ("call_signature_parameters", "supports_masking")
 
-    # Keras' `Wrapper.build` passes only the shape of the first input on.
+
+class WrapperBuiltByCalls(keras.layers.Wrapper):
+    """A wrapper that stands for its layer, which is built with all shapes of its call.
+
+    It takes the layer's call arguments (training, mask, ...), and keeps the paths of its variables.
+    Override `wrapper_config`: the settings besides the layer.
+    """
 
     _waits_for_call = False
 
-    def building(self) -> contextlib.AbstractContextManager[Any]:
-        """Override: a context in which the layer is built."""
-        return contextlib.nullcontext()
+    def __init__(self, layer: keras.layers.Layer, **kwargs: Any) -> None:
+        super().__init__(layer, autocast=False, **kwargs)
+        for name, value in vars(layer).items():
+            if name.startswith("_call_") or name in _CALL_SETTINGS:
+                setattr(self, name, value)
+        stand_in_name_scope(self, layer)
+
+    @contextlib.contextmanager
+    def building(self) -> Iterator[None]:
+        """A context in which the layer is built."""
+        stand_in_name_scope(self, self.layer)
+        yield
 
     def build_from_config(self, config: dict[str, Any]) -> None:
         self._waits_for_call = is_built_in_calls(self.layer)
         if not self._waits_for_call:
             super().build_from_config(config)
 
-    def layer_config(self) -> dict[str, Any]:
-        """The serialized layer, without shapes if they do not build it."""
+    def get_config(self) -> dict[str, Any]:
         config: dict[str, Any] = keras.saving.serialize_keras_object(self.layer)
-        if is_built_in_calls(self.layer):
+        if is_built_in_calls(self.layer):  # shapes do not build it
             config.pop("build_config", None)
-        return config
+        return {**self.wrapper_config(), "layer": config}
 
     def get_build_config(self) -> dict[str, Any] | None:
         return None if is_built_in_calls(self.layer) else super().get_build_config()
@@ -156,23 +167,23 @@ class WrapperBuiltByCalls(keras.layers.Wrapper):
             super()._maybe_build(call_spec)
 
 
-@contextlib.contextmanager
-def outside_of_functions() -> Iterator[None]:
+def outside_of_functions() -> contextlib.AbstractContextManager[Any]:
     """Lets layers be built from values while TensorFlow traces a function, as its `fit` does."""
     if keras.backend.backend() != "tensorflow":
-        yield
-        return
+        return contextlib.nullcontext()
     import tensorflow as tf
 
-    with tf.init_scope():
-        yield
+    return tf.init_scope()
 
 
-def adopt_call_interface(wrapper: keras.layers.Layer, layer: keras.layers.Layer) -> None:
-    """Makes Keras pass `wrapper` the call arguments (training, mask, ...) that `layer` takes."""
-    for name, value in vars(layer).items():
-        if name.startswith("_call_") or name in ("call_signature_parameters", "supports_masking"):
-            setattr(wrapper, name, value)
+def stand_in_name_scope(wrapper: Any, layer: Any) -> None:
+    """Keeps the paths of a layer's variables in a wrapper of its name, e.g. for a `LayoutMap`."""
+    if layer.name != wrapper.name:
+        return
+    if wrapper._parent_path is None:  # around a layer that is built
+        wrapper._parent_path = layer._parent_path
+    elif layer._parent_path is None:
+        layer._parent_path = wrapper._parent_path
 
 
 def compile_like(model: Any, other: Any) -> bool:
@@ -213,12 +224,10 @@ def restored(value: Any, custom_objects: dict[str, Any] | None = None) -> Any:
 
 
 class VariableOverrides(keras.StatelessScope):
-    """Answers for some variables with given tensors, and passes the rest to the enclosing scope.
+    """Gives variables the tensors of their pairs; other values and updates are as outside.
 
-    Inside, `variable.value` is the tensor of its `(variable, tensor)` pair; every other variable
-    has the value, and takes the updates (moving averages, seed states), that it would outside.
-    Losses of layers go to the enclosing scope, or else to `losses`. RuntimeError for an assignment
-    to an overridden variable.
+    Losses of layers go to the enclosing scope, or else to `losses`. Assigning to an overridden
+    variable raises RuntimeError.
     """
 
     def __init__(self, pairs: Iterable[tuple[Any, Any]]) -> None:
@@ -276,21 +285,15 @@ def in_stateless_scope() -> bool:
     return get_stateless_scope() is not None
 
 
-@contextlib.contextmanager
-def float64_not_narrowed() -> Iterator[None]:
+def float64_not_narrowed() -> contextlib.AbstractContextManager[None]:
     """Keeps Keras from casting float64 arguments of its operations to float32."""
-    narrowed = dtypes.BIT64_TO_BIT32_DTYPE["float64"]
-    dtypes.BIT64_TO_BIT32_DTYPE["float64"] = "float64"
-    try:
-        yield
-    finally:
-        dtypes.BIT64_TO_BIT32_DTYPE["float64"] = narrowed
+    return replaced(dtypes.BIT64_TO_BIT32_DTYPE, "float64", "float64")
 
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replaces an attribute inside. Bypasses `__setattr__`: Keras would track the value."""
-    own = vars(owner)
+    """Replaces an attribute or dict entry inside. Bypasses `__setattr__`: Keras would track it."""
+    own = owner if isinstance(owner, dict) else vars(owner)
     before = own.get(name, own)  # its own dictionary stands for "not there"
     own[name] = value
     try:

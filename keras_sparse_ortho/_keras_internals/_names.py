@@ -1,7 +1,6 @@
 """The private names of Keras that this room uses, and what each is for."""
 
 PRIVATE_NAMES = {
-    # Layers
     "Layer._call_...": "how a wrapper is handed the arguments (training, mask) of its layer's call",
     "Layer._maybe_build": "building a layer as its own call would, with every shape it asks for",
     "Layer._open_name_scope": "the paths of variables that are created in doing so",
@@ -16,12 +15,10 @@ PRIVATE_NAMES = {
     "Layer._untrack_variable": "the kernel that they replace leaves it",
     "Layer._torch_params": "the parameters that torch sees; copies do not share them",
     "Layer._track_variables": "makes these parameters, when variables have changed",
-    # Variables
     "Variable._value": "a kernel that is not stored holds no array",
     "Variable._initializer": "a placeholder for a variable without a value in a trace",
     "Variable._initialize": "the first value of a variable, in a copy or given later",
     "Variable._layout": "where a variable lies on several devices",
-    # Models and graphs
     "Function._nodes_by_depth": "the calls of a functional model, in order",
     "Function._nodes": "the same as a set of keys, which copies have to make again",
     "Sequential._functional": "the functional model that a Sequential one holds",
@@ -29,7 +26,6 @@ PRIVATE_NAMES = {
     "Trainer._compile_config": "compiling a converted model as the given one was",
     "Trainer._compile_loss": "whether the loss has made its variables",
     "Trainer._initial_epoch": "a resumed `fit` starts with the epoch that was interrupted",
-    # Imported from keras.src
     "keras.src.backend.common.dtypes": "orthogonality is measured in float64",
     "keras.src.backend.common.global_state": "variables that Keras has yet to initialize",
     "keras.src.backend.common.stateless_scope.get_stateless_scope": "the scope that gives values",

@@ -21,16 +21,14 @@ _ATOMS = (
     *(type(None), bool, int, float, complex, str, bytes, type, np.dtype, np.generic),
     *(types.ModuleType, types.BuiltinFunctionType, types.CodeType),
 )
-_PACKAGE = __name__.partition(".")[0]
 CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
 def copy_objects(model: Any, without_values: Iterable[Any] = ()) -> tuple[Any, dict[int, Any]]:
-    """Copies a model or layer with all that it leads to: layers, variables, the graph of calls.
+    """Copies a model or layer with all layers, variables and calls; and the copies by `id`.
 
-    Everything else (constants, initializers, preprocessors) is shared. The copy is not compiled.
-    Copies of the variables `without_values` wait for `give_value`. Also returns the copies by `id`
-    of the originals. An object of an unknown kind that holds a layer or variable is refused.
+    Other objects (constants, initializers) are shared. The copy is not compiled. Copies of the
+    variables `without_values` wait for `give_value`.
     """
     if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()  # in a `fit` on JAX variables do not have their values
@@ -108,8 +106,7 @@ class _Copier:
                 "The model cannot be copied: it holds an uncopyable object that refers to one of "
                 "its layers or variables. Keep the layer in an attribute, list or dict instead, or "
                 "change the model itself: keras_sparse_ortho.sparsify.in_place(model, 0.1). "
-                "Received: "
-                f"{self._place}, an object of type {type(value).__qualname__}"
+                f"Received: {self._place}, an object of type {type(value).__qualname__}"
             )
         return self._object(value)
 
@@ -239,14 +236,8 @@ def contents(cell: Any) -> list[Any]:
 
 def with_cells(function: Any, cells: Iterable[Any]) -> Any:
     """A copy of a function that finds other cells where it reads variables from around it."""
-    new = types.FunctionType(
-        function.__code__,
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
-        tuple(cells),
-    )
-    for name in ("__kwdefaults__", "__qualname__", "__module__", "__doc__"):
+    new = types.FunctionType(function.__code__, function.__globals__, closure=tuple(cells))
+    for name in (*functools.WRAPPER_ASSIGNMENTS, "__defaults__", "__kwdefaults__"):
         setattr(new, name, getattr(function, name))
     vars(new).update(vars(function))
     return new
@@ -306,7 +297,7 @@ def _attributes_of_keras() -> tuple[dict[str, Any], frozenset[str]]:
 
 def is_ours(value: Any) -> bool:
     """Whether an object is of a class of this package, whose state belongs to one layer."""
-    return type(value).__module__.partition(".")[0] == _PACKAGE and hasattr(value, "__dict__")
+    return type(value).__module__.startswith("keras_sparse_ortho.") and hasattr(value, "__dict__")
 
 
 @functools.cache
@@ -378,9 +369,6 @@ def _rebind(layer: Any, old: Any) -> None:
 class Snapshot:
     """A model as it is now: classes, attributes, contents of containers, values of variables."""
 
-    # Changing layers in place touches too much to undo step by step (lists in which Keras tracks
-    # layers and variables, variables that give up their arrays).
-
     def __init__(self, model: keras.layers.Layer) -> None:
         self._classes: list[tuple[Any, type]] = []
         self._contents: list[tuple[Any, Any]] = []
@@ -390,8 +378,7 @@ class Snapshot:
         while waiting:
             value = waiting.pop()
             if isinstance(value, dict) and not issubclass(type(value), dict):
-                proxy: Any = value  # TensorFlow's own modules keep dicts so
-                value = proxy.__wrapped__
+                value = value.__wrapped__  # type: ignore[attr-defined]  # TensorFlow's proxy
             if id(value) not in seen:
                 seen[id(value)] = value
                 waiting.extend(self._note(value))

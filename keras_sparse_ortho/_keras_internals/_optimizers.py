@@ -9,10 +9,8 @@ import keras
 class Slot(NamedTuple):
     """A tensor that an optimizer keeps for each entry of a variable."""
 
-    tensor: Any
-    """A `keras.Variable`, or a tensor of `torch.optim`."""
-    start: float
-    """The value that it starts from."""
+    tensor: Any  # a `keras.Variable`, or a tensor of `torch.optim`
+    start: float  # the value that it starts from
 
 
 def optimizer_slots(optimizer: Any, variable: Any) -> list[Slot]:

@@ -11,7 +11,7 @@ import numpy as np
 from keras.src.backend.common import global_state
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
-from keras_sparse_ortho._keras_internals._layers import in_stateless_scope, own_variables
+from keras_sparse_ortho._keras_internals._layers import in_stateless_scope, own_variables, replaced
 
 Axes = tuple[str | None, ...]
 """For each axis of a variable the axis of the device mesh that it is cut along; `None` for none."""
@@ -72,21 +72,11 @@ def create_along(create: Callable[[], Any], axes: Sequence[str | None] | None) -
     if distribution is None or axes is None:
         return create()
     layout = keras.distribution.TensorLayout(tuple(axes), distribution.device_mesh)
-    with _Only(distribution, layout):
+    with replaced(distribution, "get_variable_layout", lambda _: layout):
         variable = create()
     if variable._layout is None:  # one that gets its value later
         variable._layout = layout
     return variable
-
-
-def stand_in_name_scope(wrapper: Any, layer: Any) -> None:
-    """Keeps the paths of a layer's variables in a wrapper of its name, e.g. for a `LayoutMap`."""
-    if layer.name != wrapper.name:
-        return
-    if wrapper._parent_path is None:  # around a layer that is built
-        wrapper._parent_path = layer._parent_path
-    elif layer._parent_path is None:
-        layer._parent_path = wrapper._parent_path
 
 
 def along_kernel(shape: Sequence[int], kernel: Any) -> Axes | None:
@@ -111,24 +101,6 @@ def along_mesh(size: int, kernel: Any) -> Axes | None:
     return (fitting[0] if fitting else None,)
 
 
-class _Only:
-    def __init__(self, distribution: Any, layout: Any) -> None:
-        self._distribution = distribution
-        self._layout = layout
-
-    def __enter__(self) -> None:
-        keras.distribution.set_distribution(self)
-
-    def __exit__(self, *exception: Any) -> None:
-        keras.distribution.set_distribution(self._distribution)
-
-    def get_variable_layout(self, variable: Any) -> Any:
-        return self._layout
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._distribution, name)
-
-
 def _distribution() -> Any:
     return keras.distribution.distribution() if keras.backend.backend() == "jax" else None
 
@@ -138,8 +110,8 @@ def track_variable(layer: Any, variable: Any) -> None:
 
 
 def untrack_variable(layer: Any, variable: Any) -> None:
-    names = [name for name, child in _dependencies(layer) if child is variable]
-    for name in names:
+    layer._untrack_variable(variable)
+    for name in [name for name, child in _dependencies(layer) if child is variable]:
         layer._delete_tracking(name)
 
 
@@ -183,8 +155,8 @@ Read = Callable[[Any], np.ndarray]
 
 def check_assignments(variable: Any, check: Callable[[Read], None]) -> None:
     """Lets a variable check arrays assigned to it; `check` gets a reader, and raises ValueError."""
-    # Keras' `set_weights` and default `load_own_variables` assign one variable after the other, and
-    # ask no layer. Tensors are not checked: they are the package's own, or of a compiled step.
+    # Keras' `set_weights` and `load_own_variables` ask no layer. Tensors are not checked: they are
+    # the package's own, or of a compiled step.
     vars(variable)["assign"] = _CheckedAssignment(variable, check)
 
 
@@ -241,9 +213,7 @@ _SAVING = ("save_own_variables", "load_own_variables")
 
 
 class DeferredVariables:
-    """Variables that are created without values, and get them later, or never."""
-
-    # As where Keras only learns shapes. A large kernel that is not stored is never allocated.
+    """Variables created without values, so that a kernel that is not stored is never allocated."""
 
     def __init__(self) -> None:
         self._created: list[Any] = []
@@ -259,7 +229,7 @@ class DeferredVariables:
         for variable, value in scope.updates:
             # A layer may set in `build` what it has just created.
             if any(variable is created for created in self._created):
-                variable._initializer = _Constant(value)
+                variable._initializer = _constant(value)
             else:
                 self._updates.append((variable, value))
 
@@ -296,12 +266,8 @@ class _Deferring(keras.StatelessScope):
         self.updates.append(update)
 
 
-class _Constant:
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __call__(self, shape: Any, dtype: Any = None) -> Any:
-        return self.value
+def _constant(value: Any) -> Callable[..., Any]:
+    return lambda shape, dtype=None: value
 
 
 class _Awaited(keras.initializers.Zeros):
@@ -336,13 +302,11 @@ def value_source(variable: Any) -> tuple[Callable[[], Any], bool]:
 
 
 class StandIns:
-    """Puts one variable in the place of another among the variables of a layer, and more after it.
+    """Puts variables in the place of another one among the variables of a layer.
 
-    The old one stays an attribute, with shape, dtype and path, but holds no array, and is no
-    weight: it is not trained, saved or given an optimizer slot. Reading it works where a scope
-    answers for it, and gives a placeholder where only shapes are traced; other uses raise
-    RuntimeError with the `message`. The layer saves and loads its variables by number, as the base
-    class does.
+    The old one stays an attribute, but holds no array and is no weight: it is not trained, saved or
+    given an optimizer slot. Reading it works where a scope answers for it or only shapes are
+    traced; other uses raise RuntimeError with the `message`.
     """
 
     def __init__(self, layer: Any, variable: Any, message: str) -> None:
@@ -355,11 +319,9 @@ class StandIns:
         """A new vector with a path beside that of the replaced variable."""
         variable = self._variable
         parent, _, own = variable.path.rpartition("/")
-        scopes = contextlib.ExitStack()
-        if parent:
-            above, _, last = parent.rpartition("/")
-            scopes.enter_context(keras.name_scope(last, override_parent=above))
-        with scopes:
+        above, _, last = parent.rpartition("/")
+        scope = keras.name_scope(last, override_parent=above)
+        with scope if parent else contextlib.nullcontext():
             return create_along(
                 lambda: keras.Variable(name=f"{own}_{name}", **kwargs),
                 along_mesh(kwargs["shape"][0], variable),
@@ -386,7 +348,7 @@ class StandIns:
         variable.trainable = first.trainable
         _exchange(layer, first, variable)
         for other in others:
-            _untrack(layer, other)
+            untrack_variable(layer, other)
         _SavedByNumber.of(layer).remove(variable.name)
 
     def _placeholder(self, shape: Any, dtype: Any = None) -> Any:
@@ -401,14 +363,9 @@ class StandIns:
 def _exchange(layer: Any, old: Any, new: Any) -> None:
     held = (layer._trainable_variables, layer._non_trainable_variables)
     [(store, place)] = [(s, k) for s in held for k, variable in enumerate(s) if variable is old]
-    _untrack(layer, old)
+    untrack_variable(layer, old)
     _take_in(layer, new)
     store.insert(place, store.pop())
-
-
-def _untrack(layer: Any, variable: Any) -> None:
-    layer._untrack_variable(variable)
-    untrack_variable(layer, variable)
 
 
 def _take_in(layer: Any, variable: Any) -> None:
@@ -420,9 +377,7 @@ def _take_in(layer: Any, variable: Any) -> None:
 
 
 class _SavedByNumber:
-    """Saves and loads a layer as its base class does, with all checks before loading."""
-
-    # Dense and others save what their attribute `kernel` has, which here is nothing.
+    """Saves and loads a layer by number, not what its `kernel` has, with checks before loading."""
 
     def __init__(self, layer: Any) -> None:
         self._layer = layer

@@ -12,22 +12,18 @@ from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import check_built
 
-# Entries in one batch of products: about 64 MiB in float32 fill the cores.
-_LARGEST_BATCH = 2**24
+_LARGEST_BATCH = 2**24  # entries in one batch of products: 64 MiB in float32 fill the cores
 
 
 def jacobian_singular_values(model: Any, x: Any) -> np.ndarray:
     """Singular values of `J = d output / d input` for every sample, in inference.
 
     All rows of `J` come from products with unit vectors; then a dense SVD. All singular values near
-    1 is called dynamical isometry.
+    1 is called dynamical isometry. Returns an array `(samples, min(inputs, outputs))`, descending.
 
     Args:
         model: A built Keras model or layer with one input and one output.
         x: float array `(samples, ...)`.
-
-    Returns:
-        An array `(samples, min(inputs, outputs))`, descending.
 
     Raises:
         NotPrunableError: A model that is not built, or has several inputs or outputs.

@@ -71,7 +71,8 @@ class SparsityReport:
         unregistered: One `Row` for each matrix whose layer is not registered.
         bytes: int. Memory of all these as they are stored, masks and indices included.
         live_bytes: int. Memory of their live values alone.
-        unadopted: Paths of kernels that a sparse initializer drew and that have no mask.
+        unadopted: Paths of kernels with a sparse initializer and no mask: training makes them
+            dense, unless `apply_masks` wraps their layers.
         params: int. Parameters as `model.summary()` and `count_params()` count them.
         mask_params: int. How many of `params` are entries of masks or indices.
     """
@@ -247,12 +248,8 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
 
     FLOPs are multiply-adds for one sample, counted once each as in the STR and RigL papers: `size *
     positions` dense and `live * positions` sparse. `dead_outputs` counts outputs whose effective
-    kernel is all zero, which stay dead after ReLU; `gain` is the initializer's.
-
-    Dense matrices are listed with the reason (`Row.state`). Densities are of the sparse kernels
-    (`sparse_density`), of all kernels (`density`) and of all matrices (`whole_density`). Kernels in
-    `unadopted` have a sparse initializer and no mask: training makes them dense, unless
-    `apply_masks` wraps their layers.
+    kernel is all zero, which stay dead after ReLU; `gain` is the initializer's. Dense matrices are
+    listed with the reason (`Row.state`).
 
     Args:
         model: A built Keras model; wrapped, stripped or dense.
@@ -265,8 +262,7 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
     Returns:
         A `SparsityReport`, which prints as a table and has `to_dict()` and `to_csv(path)`.
 
-    Raises:
-        NotPrunableError: A model that is not built.
+    Raises NotPrunableError for a model that is not built.
 
     Warns:
         DensityWarning: Training has ended at another density than requested, or without
@@ -276,8 +272,7 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
     pooling.
 
     Examples:
-        >>> import keras
-        >>> import keras_sparse_ortho as kso
+        >>> import keras, keras_sparse_ortho as kso
         >>> model = keras.Sequential([keras.Input((100,)), keras.layers.Dense(50, name="hidden")])
         >>> summary = kso.report(kso.sparsify(model, 0.1, seed=0))
         >>> summary.rows[0].live, summary.rows[0].sparse_flops, summary.density

@@ -25,9 +25,9 @@ def sensitivity(
     """Measures what each layer of a trained model loses when its kernel is pruned or rounded.
 
     For the kernel `W` and the inputs `X` of its layer in the model as given, the error is
-    `|X (V - W)|^2 / |X W|^2` on every fourth row of data. `V` is what `prune(score="obs")` makes of
-    the other rows, or `W` in int8 or int4. The gain of a layer is how much of its error is in the
-    outputs of the model, with this kernel alone in int4. `budget="error"` measures the same table.
+    `|X (V - W)|^2 / |X W|^2` on every fourth row of data. `V` is the kernel of `prune(score="obs")`
+    on the other rows, or `W` in int8 or int4. The gain of a layer is how much of its error is in
+    the outputs of the model, with this kernel alone in int4. `budget="error"` measures the same.
 
     Args:
         model: A built Keras model with dense kernels.
@@ -37,9 +37,9 @@ def sensitivity(
         exclude: Which kernels not.
 
     Returns:
-        A `calibration.Sensitivity`, which prints as a table, has `plot()`
-        (`pip install keras-sparse-ortho[plot]`), and is a `budget` that needs no second
-        measurement. `predicted(budget)` is the error of the whole model.
+        A `calibration.Sensitivity`, which prints as a table, has `plot()` (after
+        `pip install keras-sparse-ortho[plot]`) and `predicted(budget)`, the error of the whole
+        model, and is a `budget` that needs no second measurement.
 
     Raises:
         DensityError: A density outside (0, 1].
@@ -48,19 +48,16 @@ def sensitivity(
     Warns:
         UserWarning: Kernels that cannot be measured; fewer than 16 different rows.
 
-    Limits: as long as `prune(score="obs")`, with a bar in a terminal. `prune` lets layers make up
-    for those before them, which no prediction here knows.
+    Limits: takes as long as `prune(score="obs")`, with a bar in a terminal. `prune` lets layers
+    make up for those before them, which no prediction here knows.
 
     Examples:
         >>> import keras, numpy as np
         >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="a")])
         >>> x = np.random.default_rng(0).normal(size=(64, 8))
-        >>> table = sensitivity(model, x, densities=(0.5, 0.25))
-        >>> errors = table.errors["a/kernel"]
+        >>> errors = sensitivity(model, x, densities=(0.5, 0.25)).errors["a/kernel"]
         >>> list(errors), errors[0.25] > errors[0.5] > errors["int8"]
         ([0.5, 0.25, 'int8', 'int4'], True)
-        >>> bool(np.isclose(table.predicted({"a/kernel": 0.5}), errors[0.5]))  # of a single layer
-        True
     """
     shares, batches = [check_density(share) for share in densities], calibration_batches(data)
     weights = measurable(model, weights_to_prune(model, include, exclude), batches)

@@ -10,11 +10,10 @@ from keras_sparse_ortho.budgets._budget import (
     fit_structure,
     lift,
     needs_of,
+    str_resnet50,
     uniform,
 )
-from keras_sparse_ortho.budgets._str_resnet50 import str_resnet50
 
-# Public; the other names above are for the other rooms.
 __all__ = ["Budget", "er", "erk", "lift", "str_resnet50", "uniform"]
 
 __getattr__, __dir__ = public_names(__name__, __all__)

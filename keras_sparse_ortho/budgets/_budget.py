@@ -1,4 +1,4 @@
-"""`Budget`: how much of every weight is live; uniform, ER and ERK; sharing an exact count."""
+"""`Budget`: how much of every weight is live; uniform, ER, ERK and STR's; exact counts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from keras_sparse_ortho._checks import as_text, check_density, is_integer, other_keywords
 from keras_sparse_ortho._files import atomic_write, shown
-from keras_sparse_ortho.budgets._tables import read_rows
+from keras_sparse_ortho.budgets._tables import read_rows, resnet50, sparsity_to_density
 from keras_sparse_ortho.errors import BudgetError, DensityError, LayoutError
 from keras_sparse_ortho.initializers import ExactOrthogonal, SparseInitializer, axes_for, layout_for
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight, Selection, choose
@@ -22,6 +22,7 @@ Orthogonal = bool | SparseInitializer | Mapping[str, SparseInitializer]
 """Whether kernels must be exactly orthogonal, or their initializer: for all, or by weight path."""
 
 _LARGEST = 2**63 - 1  # entries of an array; larger integers overflow as floats
+_RIVALS = ("uniform", "erk", "snfs", "vd", "gs")  # of STR in its tables
 
 
 class Budget(Mapping[str, float]):
@@ -32,13 +33,11 @@ class Budget(Mapping[str, float]):
     Args:
         densities: dict of str to float in (0, 1]. Live fraction by weight path.
         sizes: dict of str to int, up to 2^63 - 1. Entries by weight path; counts need them.
-        lifted_from: dict of str to int. Live entries of the share of each weight that got more,
-            because an exactly orthogonal kernel without dead outputs needs it.
-        blocks: dict by weight path. Live blocks where known, as after `callbacks.probe`; `sparsify`
-            draws on them.
+        lifted_from: dict of str to int. The share, in live entries, of each weight that got more,
+            as an exactly orthogonal kernel without dead outputs needs.
+        blocks: dict by weight path. Live blocks, as of `callbacks.probe`; `sparsify` draws on them.
 
-    Raises BudgetError for densities outside (0, 1], counts out of range or of unknown weights, no
-    weights.
+    Raises BudgetError for densities outside (0, 1], counts out of range, unknown or no weights.
 
     Examples:
         >>> budget = Budget({"hidden/kernel": 0.1, "head/kernel": 0.5}, {"hidden/kernel": 7840,
@@ -115,7 +114,6 @@ class Budget(Mapping[str, float]):
 
     @property
     def size(self) -> int:
-        """Entries of all weights together."""
         return sum(self.sizes[path] for path in self.counts)
 
     @property
@@ -126,9 +124,8 @@ class Budget(Mapping[str, float]):
     def for_weights(self, weights: Sequence[PrunableWeight]) -> Budget:
         """Fits this budget to a model's weights: their paths and sizes.
 
-        A name without a size may be the path of a layer, for all of its kernels that are not named
-        themselves. Raises BudgetError for missing or unknown weights, other sizes, weights without
-        live entries.
+        A name without a size may be the path of a layer, for all kernels that are not named. Raises
+        BudgetError for missing or unknown weights, other sizes, weights without live entries.
         """
         sizes = {weight.path: weight.size for weight in weights}
         densities: dict[str, float] = {}
@@ -166,11 +163,8 @@ class Budget(Mapping[str, float]):
     def from_model(cls, model: Any) -> Budget:
         """Reads the current densities of a model's weights."""
         weights = prunable_weights(model)
-        empty = [weight.path for weight in weights if weight.live == 0]
-        if empty:
-            raise BudgetError(
-                f"A budget cannot hold weights without live entries. Received: {empty}"
-            )
+        if empty := [weight.path for weight in weights if weight.live == 0]:
+            raise BudgetError(f"All weights need live entries in a budget. Received: {empty}")
         return cls({w.path: w.density for w in weights}, {w.path: w.size for w in weights})
 
     def save(self, path: str | pathlib.Path) -> None:
@@ -196,15 +190,14 @@ class Budget(Mapping[str, float]):
 
         JSON is what `save` writes (a row needs only `weight` and `density`), or `{"path": density,
         ...}`. CSV has lines `path,density`, or is one of STR's tables for ResNet-50 (RAIVNLab/STR,
-        `budgets`): sparsities in percent under torch's names become densities of
-        `keras.applications.ResNet50`.
+        `budgets`), of sparsities in percent, for `keras.applications.ResNet50`.
 
         Args:
             path: str or Path. A file that ends in .json or .csv.
             column: float or str. Heading of a budget in a published table: 90.23, or `"GS"`.
 
-        Raises BudgetError, with the place, for files that are no budget or truncated, and for an
-        unknown `column`, with the known ones.
+        Raises BudgetError, with the place, for files that are no budget, and for an unknown
+        `column`, with the known ones.
         """
         densities: dict[str, float] = {}
         sizes: dict[str, int] = {}
@@ -295,8 +288,8 @@ def er(
 ) -> Budget:
     """Erdos-Renyi (ER): the density of a layer is proportional to `(in + out) / (in * out)`.
 
-    Layers that would exceed density 1 are dense, and the rest is rescaled. Spatial dimensions of
-    convolutions do not count; see `erk`. Arguments and errors are those of `uniform`.
+    Layers that would exceed density 1 are dense, and the rest is rescaled. Spatial dimensions do
+    not count; see `erk`. Arguments and errors are those of `uniform`.
 
     Reference: Mocanu et al. (Nature Communications 2018), arXiv 1707.04780.
     """
@@ -314,9 +307,7 @@ def erk(
 ) -> Budget:
     """Erdos-Renyi-Kernel (ERK): density proportional to `sum(dims) / prod(dims)` of the kernel.
 
-    For a convolution `(in + out + k_1 + ... ) / (in * out * k_1 * ...)`, for a matrix as `er`.
-    Layers that would exceed density 1 are dense, and the rest is rescaled. Arguments and errors are
-    those of `uniform`.
+    For a convolution `(in + out + k_1 + ... ) / (in * out * k_1 * ...)`. The rest is as in `er`.
 
     Examples:
         >>> import keras
@@ -336,7 +327,6 @@ def _erdos_renyi(
     weights, relative = choose(weights_of(model), include, exclude), []
     for weight in weights:
         layout = weight.layout or KernelLayout.convolution()
-        # Attention heads and the like are flattened to in and out.
         batch, parts, *taps, inputs, outputs = layout.canonical_shape(weight.shape)
         dims = [outputs * parts, *(taps if spatial else ())]
         dims += [size for size, axes in ((inputs, layout.inputs), (batch, layout.batch)) if axes]
@@ -352,7 +342,6 @@ def allocate(
     orthogonal: Orthogonal,
 ) -> Budget:
     """Shares exactly `round(density * total)` entries in proportion to `relative`, as `lift`."""
-    # Rounded by largest remainder. Kernels that need not be `orthogonal` keep a live entry.
     if not weights:
         raise BudgetError("There are no weights to share a budget among. Received: weights=[]")
     size = sum(weight.size for weight in weights)
@@ -365,7 +354,7 @@ def allocate(
             what = "exactly orthogonal kernels"
             most, weight = max(zip(least, weights, strict=True), key=lambda pair: pair[0])
             hint = (
-                f" Most needs '{weight.path}', {most} of its {weight.size} entries. Kernels that "
+                f" '{weight.path}' needs most: {most} of its {weight.size} entries. Kernels that "
                 "need not be orthogonal take less (initializer='random_sparse')."
             )
         raise BudgetError(
@@ -398,9 +387,8 @@ def lift(model: Any, budget: Budget, initializer: SparseInitializer | None = Non
 
         clip(scale * density_k * size_k, covering_k, size_k)
 
-    live entries, with the one `scale` that keeps the global count. A global count too small to
-    cover all outputs is shared between `least_k` and `covering_k`. `Budget.lifted_from` has the
-    original counts of lifted weights.
+    live entries, with the one `scale` that keeps the global count; if that is too small, a count
+    between `least_k` and `covering_k`. `Budget.lifted_from` has the counts before.
 
     Args:
         model: Model (built) or list of `PrunableWeight`, with the weights of the budget.
@@ -424,6 +412,51 @@ def lift(model: Any, budget: Budget, initializer: SparseInitializer | None = Non
     return allocate(weights, plan.live / plan.size, relative, orthogonal=initializer or True)
 
 
+@other_keywords()
+def str_resnet50(density: float | str = 0.0977) -> Budget:
+    """Returns a published budget of soft threshold reparameterization (STR) for ResNet-50.
+
+    For `keras.applications.ResNet50`: 16 budgets of STR, with global densities from 0.2045 to
+    0.009, and those of five rivals at 0.1. The first 1x1 convolutions of stages 3, 4 and 5, which
+    have the stride in Keras, cost a quarter of PyTorch's. `lift` lifts the layers that are too
+    sparse for exactly orthogonal kernels.
+
+    Args:
+        density: float or str. Global live fraction of a budget of STR (0.0977: 90.23% sparsity,
+            74.31% top-1 accuracy), or a rival: `"uniform"`, `"erk"`, `"snfs"` (sparse networks from
+            scratch), `"vd"` (variational dropout) or `"gs"` (global magnitudes).
+
+    Raises BudgetError for another density or name, with the available ones.
+
+    Examples:
+        >>> budget = str_resnet50(0.0977)
+        >>> len(budget), round(budget["conv1_conv/kernel"], 4)
+        (54, 0.402)
+        >>> round(1 - budget.density, 4)
+        0.9023
+        >>> str_resnet50("vd")["conv1_conv/kernel"]
+        0.6861
+
+    Reference: Kusupati et al. (ICML 2020), arXiv 2002.03231; tables of RAIVNLab/STR, Keras' names.
+    """
+    overall, *layers = resnet50()
+    columns = [name for name in overall if name.startswith("sparsity_")]
+    published = {sparsity_to_density(overall[name]): name for name in columns}
+    if isinstance(density, str):
+        column = density if density in _RIVALS else None
+    else:
+        column = published.get(check_density(density))
+    if column is None:
+        raise BudgetError(
+            f"STR's published densities for ResNet-50 are {sorted(published, reverse=True)}, and "
+            f"its rivals at 0.1 {_RIVALS}. Received: density={density!r}"
+        )
+    return Budget(
+        {row["layer"]: sparsity_to_density(row[column]) for row in layers},
+        {row["layer"]: int(row["size"]) for row in layers},
+    )
+
+
 def fit_structure(
     plan: Budget, weights: Sequence[PrunableWeight], patterns: Mapping[str, SparseInitializer]
 ) -> Budget:
@@ -440,7 +473,6 @@ def fit_structure(
     lower, upper = _bounds(plan.live, least, covering, most)
     given = [plan.counts[w.path] for w in weights]
     wanted = _clipped_shares(plan.live, given, lower, upper)
-    # The bounds are multiples of the units, so rounding down stays within them.
     counts = [count - count % unit for count, unit in zip(wanted, units, strict=True)]
     left = plan.live - sum(counts)
     for k in sorted(range(len(counts)), key=lambda k: (counts[k] - wanted[k]) / units[k]):
@@ -463,8 +495,8 @@ def _clipped_shares(
     total: int, wanted: Sequence[float], lower: Sequence[int], upper: Sequence[int]
 ) -> list[int]:
     """Integers within bounds that sum to `total`, proportional to `wanted` where these allow."""
-    # The sum of the clipped shares grows with their scale. So fixing all shares on the side with
-    # the larger excess and rescaling the rest ends at the unique solution.
+    # The sum of the clipped shares grows with their scale: fixing all on the side with the larger
+    # excess and rescaling the rest ends at the unique solution.
     counts = [0] * len(wanted)
     free = list(range(len(wanted)))
     left = total

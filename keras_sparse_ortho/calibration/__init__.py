@@ -14,7 +14,6 @@ from keras_sparse_ortho.calibration._layerwise import (
 from keras_sparse_ortho.calibration._restore_statistics import restore_statistics
 from keras_sparse_ortho.calibration._shares import Sensitivity, densities_around, measured_errors
 
-# Public; the other names above are for `pruning`.
 __all__ = ["Channels", "Sensitivity", "restore_statistics"]
 
 __getattr__, __dir__ = public_names(__name__, __all__)

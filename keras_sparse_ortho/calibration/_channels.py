@@ -20,20 +20,16 @@ class Channels:
             feed-forward or a convolution, the width of a head for the projection behind attention.
             Behind Flatten all positions of a channel are one input, in functional models.
 
-    Raises:
-        LayoutError: When a kernel is pruned whose inputs `group` does not divide.
+    Raises LayoutError when a kernel is pruned whose inputs `group` does not divide.
 
     Limits: pass `prune` an `include` with the kernels whose inputs nothing else reads. Inputs on a
     residual stream have other readers, so none is removed.
 
     Examples:
-        >>> import keras, numpy as np
-        >>> import keras_sparse_ortho as kso
-        >>> model = keras.Sequential([
-        ...     keras.Input((6,)), keras.layers.Dense(8, "relu", name="up"), keras.layers.Dense(3)])
-        >>> x = np.random.default_rng(0).normal(size=(64, 6))
-        >>> half = Channels()
-        >>> pruned = kso.prune(model, 0.5, score="obs", data=x, structure=half, exclude="up")
+        >>> import keras, numpy as np, keras_sparse_ortho as kso
+        >>> layers = [keras.layers.Dense(8, "relu", name="up"), keras.layers.Dense(3)]
+        >>> model = keras.Sequential([keras.Input((6,)), *layers])
+        >>> pruned = kso.prune(model, 0.5, structure=Channels(), exclude="up")
         >>> [tuple(layer.kernel.shape) for layer in kso.remove_channels(pruned).layers]
         [(6, 4), (4, 3)]
 

@@ -7,23 +7,27 @@ import io
 import itertools
 import math
 import pathlib
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_sparse_ortho._backend import is_traced, without_gradients
 from keras_sparse_ortho._data import Batch, first_batches, is_batched, samples
 from keras_sparse_ortho._files import atomic_write_bytes
 from keras_sparse_ortho._keras_internals import (
     VariableOverrides,
     from_zero_states,
-    level_of_user,
     replaced,
+    warn_user,
 )
-from keras_sparse_ortho._values import assign, digest_of, to_numpy
+from keras_sparse_ortho._values import (
+    assign,
+    digest_of,
+    is_traced,
+    to_numpy,
+    without_gradients,
+)
 from keras_sparse_ortho.calibration._channels import Channels
 from keras_sparse_ortho.calibration._rows import Moments, as_matrices, from_matrices, stop_of
 from keras_sparse_ortho.calibration._solve import Blocks, Entries, Pattern, obs, refit, wanda
@@ -37,9 +41,12 @@ CALIBRATED = ("obs", "wanda")
 
 _ROWS = 64  # of a batch
 _MOST_BATCHES = 64
-# With fewer different rows OBS is often behind magnitudes.
-_FEWEST_ROWS = 16
+_FEWEST_ROWS = 16  # different ones; with fewer OBS is often behind magnitudes
 _SOLVER = 2  # files of a run that goes on are those of this version
+_UNMEASURED = (
+    "It is not known how these kernels multiply inputs of their layers, or no calibration input "
+    "reaches them outside of compiled code"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,10 +112,7 @@ class Recipe:
                     f"in '{weight.path}'. Received: {now}"
                 )
         if missed:
-            warnings.warn(
-                f"{self.structure} allows whole groups only. Received: {'; '.join(missed)}",
-                stacklevel=level_of_user(),
-            )
+            warn_user(f"{self.structure} allows whole groups only. Received: {'; '.join(missed)}")
 
     def pattern(self, weight: PrunableWeight) -> Pattern:
         structure, shape = self.blocks.get(weight.path, self.structure), self._shape(weight)
@@ -151,17 +155,14 @@ def measurable(
         reached = {stop.path for stop in _calls(model, batches[0], list(stops.values()))}
     found = [weight for weight in weights if weight.path in reached]
     names = ", ".join(f"'{weight.path}'" for weight in weights if weight not in found)
-    why = (
-        "It is not known how these kernels multiply inputs of their layers, or no calibration "
-        "input reaches them outside of compiled code"
-    )
     if names and (given or not found):
-        raise NotPrunableError(f"{why}: `exclude` them, or use magnitudes. Received: {names}")
+        raise NotPrunableError(
+            f"{_UNMEASURED}: `exclude` them, or use magnitudes. Received: {names}"
+        )
     if names:
-        warnings.warn(
-            f"{why}: they stay dense, and the density is that of the other kernels. `exclude` "
-            f"them to have no warning. Received: {names}",
-            stacklevel=level_of_user(),
+        warn_user(
+            f"{_UNMEASURED}: they stay dense, and the density is that of the other kernels. "
+            f"`exclude` them to have no warning. Received: {names}"
         )
     return found
 
@@ -174,11 +175,7 @@ def prune_layers(
     resume: str | pathlib.Path | None = None,
     verbose: int = 0,
 ) -> dict[str, AnyDraw]:
-    """Mask and values for each kernel, by path; the model is as it was afterwards.
-
-    Each layer is solved on the inputs from the pruned ones before it, which are set meanwhile. With
-    `"obs"` and `"wanda"` the weights are those of `measurable`.
-    """
+    """Mask and values by path, each solved on inputs from pruned layers; leaves the model alone."""
     recipe.check(weights)
     draws: dict[str, AnyDraw] = {}
 
@@ -221,12 +218,7 @@ def prune_layers(
             assign(variable, values.pop())
     if left:
         names = ", ".join(f"'{weight.path}'" for weight in left)
-        warnings.warn(
-            "These kernels are not known to multiply the inputs of their layers, or no calibration "
-            "input reaches them outside of compiled code: their live entries keep their values. "
-            f"Received: {names}",
-            stacklevel=level_of_user(),
-        )
+        warn_user(f"{_UNMEASURED}: their live entries keep their values. Received: {names}")
     return draws
 
 
@@ -275,11 +267,10 @@ def _warn_of_few_rows(batches: Sequence[Batch]) -> None:
             if len(different) == _FEWEST_ROWS:
                 return
     count = sum(samples(batch) for batch in batches)
-    warnings.warn(
+    warn_user(
         f"Calibration needs at least {_FEWEST_ROWS} different rows, better a few hundred, such as "
         "rows of the training data: results from fewer fit these rows and no others. "
-        f"Received: {len(different)} different among {count} rows",
-        stacklevel=level_of_user(),
+        f"Received: {len(different)} different among {count} rows"
     )
 
 
@@ -290,14 +281,12 @@ def sweep(
     verbose: int = 0,
     as_given: Callable[[], contextlib.AbstractContextManager[Any]] | None = None,
 ) -> list[Any]:
-    """Finishes stop after stop, in the order in which the first batch calls their layers.
+    """Finishes stop after stop, in the order of calls; returns stops that no call reaches.
 
     A stop has a `layer` and its `path`. `add(inputs, reference, **options)` takes the inputs of one
-    call, those in the model as given, and other arguments; `finish()` comes after the last batch,
-    and may assign values. For each stop every batch goes through the model up to the layer's last
-    call, so memory is that of one batch. Inside `as_given()` the model has its first values; each
-    batch then goes through that, too, for the `reference`. Returns the stops that the first batch
-    does not reach outside of compiled code.
+    call, those in the model as given, and other arguments; `finish()` may assign values. For each
+    stop every batch goes through the model up to the layer's last call, so memory is that of one
+    batch. Inside `as_given()` the model has its first values, for the `reference`.
     """
     progress = keras.utils.Progbar(len(stops), verbose=verbose)
     with from_zero_states(model), without_gradients():

@@ -1,11 +1,11 @@
 """`restore_statistics`: estimates means and variances of batch normalization again."""
 
-import warnings
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_sparse_ortho._keras_internals import warn_user
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.calibration._layerwise import calibration_batches, sweep
 from keras_sparse_ortho.errors import NotPrunableError
@@ -21,8 +21,7 @@ def restore_statistics(model: keras.Model, data: Any, *, verbose: int = 0) -> li
         mean = sum x / n,  variance = sum (x - mean)^2 / n:
 
     exact moments of all the data, not moving averages. Each layer is set for the inputs that the
-    ones before it produce. Pruning changes these inputs, so a pruned network with batch
-    normalization gains by this alone, without training.
+    ones before it produce. Pruning changes these inputs, so a pruned network gains by this alone.
 
     Args:
         model: A built Keras model of any kind, pruned or not.
@@ -42,7 +41,7 @@ def restore_statistics(model: keras.Model, data: Any, *, verbose: int = 0) -> li
 
     Limits: all batches go through the layers in front of each layer in turn. Layers called several
     times get the moments of their first call. Layers that no batch reaches and frozen ones
-    (`trainable=False`) keep their statistics, and are not in the list.
+    (`trainable=False`) keep their statistics.
 
     Examples:
         >>> import keras, numpy as np
@@ -62,11 +61,10 @@ def restore_statistics(model: keras.Model, data: Any, *, verbose: int = 0) -> li
         )
     stops = [_MomentStop(layer, path) for layer, path in found if layer.trainable]
     if not stops:
-        warnings.warn(
+        warn_user(
             "No statistics were restored: frozen layers keep theirs. Set `trainable = True` on "
             "the layers to restore, and reset it afterwards. Received: trainable=False for "
-            f"{', '.join(repr(path) for _, path in found)}",
-            stacklevel=2,
+            f"{', '.join(repr(path) for _, path in found)}"
         )
         return []
     variables = [variable for stop in stops for variable in stop.variables]

@@ -16,10 +16,8 @@ from keras_sparse_ortho.orthogonal import einsum_axes
 
 L = keras.layers
 
-# Entries of rows in memory at once: half a gigabyte in float64.
-_CHUNK = 2**26
-# One of so many rows judges what is made of the others.
-HOLD_OUT = 4
+_CHUNK = 2**26  # entries of rows in memory at once: half a gigabyte in float64
+HOLD_OUT = 4  # one of so many rows judges what is made of the others
 
 Rows = Callable[[np.ndarray], np.ndarray]
 """From a layer's inputs to the rows that its kernel multiplies, `(M, rows, k)`.
@@ -31,12 +29,9 @@ where all matrices multiply the same rows.
 
 @dataclasses.dataclass
 class Moments:
-    """`X^T X`, and `X^T (Y - X)` with the rows `Y` in the given model, in float64: `(M, k, k)`.
+    """`X^T X`, and `X^T (Y - X)` with the rows `Y` in the given model, in float64: `(M, k, k)`."""
 
-    Tokens are one-hot rows: `gram` is its diagonal alone, `(M, k)`.
-    """
-
-    gram: Any = 0.0
+    gram: Any = 0.0  # of tokens, which are one-hot rows, its diagonal alone, `(M, k)`
     across: Any = 0.0
     rows: int = 0
 
@@ -196,10 +191,8 @@ def _convolution(layer: Any) -> Rows:
 
 
 def _places(layer: Any, sizes: Sequence[int]) -> np.ndarray:
-    """Which input each tap meets at each position, from 1; 0 for none. `(positions, taps)`.
-
-    A convolution with a channel for each tap moves the numbers, in digits that are exact.
-    """
+    """Which input each tap meets at each position, from 1; 0 for none. `(positions, taps)`."""
+    # A convolution with a channel for each tap moves the numbers, in digits that are exact.
     numbers = np.arange(1, math.prod(sizes) + 1)
     digits = np.stack([numbers >> shift & 255 for shift in (0, 8, 16, 24)])
     taps = math.prod(layer.kernel_size)

@@ -24,9 +24,8 @@ from keras_sparse_ortho.errors import BudgetError
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import live_count
 
-# Measured densities of a kernel, and the least one relative to that of the model.
-_POINTS = 8
-_LEAST = 0.2
+_POINTS = 8  # measured densities of a kernel
+_LEAST = 0.2  # the least of them, relative to that of the model
 _LEVELS = {"int8": 127, "int4": 7}
 
 
@@ -69,10 +68,7 @@ class Sensitivity:
         return figure
 
     def predicted(self, densities: Mapping[str, float]) -> float:
-        """The relative squared error of the model's outputs at the densities of a `Budget`.
-
-        The sum over the kernels of gain times error, which is linear between measured densities.
-        """
+        """The relative squared error of the model at a `Budget`: gains times errors."""
         found = 0.0
         for path, gain in self.gains.items():
             shares, errors = self._curve(path)

@@ -3,12 +3,9 @@
 Arrays hold `M` matrices: kernels, scores and masks `(M, k, outputs)`, Gram matrices `G = X^T X` of
 the layer's inputs `(M, k, k)` in float64, or `(1, k, k)` where all matrices have the same inputs.
 
-A pattern says which entries are dropped together:
-
-- `lines`: index arrays that part the `k` inputs; for one output the entries of a line are dropped
-  together. `None`: single entries;
-- `largest(scores, count)`: the mask of largest total score with `count` live entries;
-- `first_rate`: the penalty with which ADMM begins.
+A pattern has `lines`, index arrays that part the `k` inputs (for one output the entries of a line
+are dropped together; `None`: single entries), `largest(scores, count)`, the mask of largest total
+score with `count` live entries, and `first_rate`, the penalty with which ADMM begins.
 """
 
 import dataclasses
@@ -48,13 +45,10 @@ Array = np.ndarray
 
 @dataclasses.dataclass(frozen=True)
 class Entries:
-    """Single entries; with a `structure`, at most `n` among every `m` consecutive inputs.
-
-    `taps` of a convolution come before the inputs; each has groups of its own.
-    """
+    """Single entries; with a `structure`, at most `n` among every `m` consecutive inputs."""
 
     structure: NByM | None = None
-    taps: int = 1
+    taps: int = 1  # of a convolution: they come before the inputs, with groups of their own
     lines = None
     first_rate = 0.01
 
@@ -68,14 +62,11 @@ class Entries:
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """Blocks, regular ones or in any pattern, live at all taps or at none.
-
-    `shape` is canonical. With `few`, lines have few different counts, as live blocks need.
-    """
+    """Blocks, regular ones or in any pattern, live at all taps or at none."""
 
     block: Block
-    shape: tuple[int, ...]
-    few: bool = True
+    shape: tuple[int, ...]  # canonical
+    few: bool = True  # whether lines have few different counts, as live blocks need
 
     @property
     def first_rate(self) -> float:
@@ -113,9 +104,8 @@ def damped(gram: Array) -> Array:
 class _Problem:
     """`min tr (V - T)^T H (V - T)` in coordinates that make the inputs of each line white.
 
-    With the upper triangular `U` of each line, `U^T U = H` there, the kernel is `U V` and the
-    Hessian `U^-T H U^-1`. Dropping entries of a line then costs the sum of their squares. `T` is
-    halfway between the models, as the full correction overfits the few rows.
+    With `U^T U = H` for each line, the kernel is `U V` and the Hessian `U^-T H U^-1`: dropping
+    entries costs the sum of their squares. `T` is halfway between the models, see `prune`.
     """
 
     def __init__(self, kernel: Array, moments: Moments, pattern: Pattern) -> None:
@@ -149,8 +139,7 @@ class _Problem:
         """Values and mask by the alternating direction method of multipliers (ADMM).
 
         `V` minimizes the error plus `r/2 |V - D + U/r|^2`, `D` projects `V + U/r` onto the pattern,
-        and the multipliers `U` sum their difference. `r` rises from far below the Hessian's
-        diagonal, 1, to above it. In float32: a refit follows.
+        and the multipliers `U` sum their difference. `r` rises around the Hessian's diagonal, 1.
         """
         extra, full = np.float32(damping), self.full.astype(np.float32)
         roots, axes = self._spectrum

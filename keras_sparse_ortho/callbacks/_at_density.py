@@ -26,12 +26,11 @@ class BestAtDensity(keras.callbacks.Callback):
             `ModelCheckpoint(save_best_only=True)` or `ReduceLROnPlateau()`. Until then its
             `on_epoch_end` and `on_train_batch_end` are not called; everything else is.
 
-    Limits: the density is checked after epochs, not batches. Until then the logs lack what
+    Limits: the density is checked after epochs, not batches; before, logs lack what
     `ReduceLROnPlateau` adds.
 
     Examples:
-        >>> import keras, numpy as np
-        >>> import keras_sparse_ortho as kso
+        >>> import keras, numpy as np, keras_sparse_ortho as kso
         >>> dense = keras.Sequential([keras.Input((64,)), keras.layers.Dense(32)])
         >>> model = kso.parametrize(dense, kso.SoftThreshold)
         >>> model.compile("sgd", "mse")
@@ -47,7 +46,7 @@ class BestAtDensity(keras.callbacks.Callback):
         if not isinstance(callback, keras.callbacks.Callback):
             raise ValueError(f"`callback` must be a Keras callback. Received: {callback=}")
         self.callback = callback
-        # Keras asks whether a step must wait for a callback; this one needs no more than that one.
+        # Keras waits in each step for callbacks that are not safe.
         kind, base = type(callback), keras.callbacks.Callback
         ends = [name for name in dir(base) if name.endswith("batch_end")]
         default = all(getattr(kind, name) is getattr(base, name) for name in ends)
@@ -80,25 +79,23 @@ class BestAtDensity(keras.callbacks.Callback):
 def finish(model: Any, density: float | None = None) -> Any:
     """Brings a model to its requested density without training, in place; returns it.
 
-    This does at once what the end of the schedule does: a scheduled mask keeps its `round(d *
-    size)` largest magnitudes; learnt thresholds leave `round(d * size)` entries of the whole model
-    live, and fix them. Moments of entries that die are reset. Use it for runs that ended before
-    their schedule and for weights of an earlier epoch, and train on for some epochs.
+    It does what the end of the schedule does: a scheduled mask keeps its `round(d * size)` largest
+    magnitudes; learnt thresholds leave `round(d * size)` entries of the whole model live, and fix
+    them. Moments of entries that die are reset. Use it for runs that ended early and for weights of
+    an earlier epoch, and train on for some epochs.
 
     Args:
         model: A Keras model with such parametrizations.
         density: float in (0, 1]. For learnt thresholds: the global density. Default: that of
             `TargetDensity`.
 
-    Raises:
-        NotPrunableError: A model without such parametrizations; thresholds without a density;
-            scheduled masks, which have their own, with one; weights that are not finite.
+    Raises NotPrunableError for a model without such parametrizations, thresholds without a density,
+    scheduled masks, which have their own, with one, and weights that are not finite.
 
     Limits: entries that are 0 stay 0, so the density never rises.
 
     Examples:
-        >>> import keras
-        >>> import keras_sparse_ortho as kso
+        >>> import keras, keras_sparse_ortho as kso
         >>> dense = keras.Sequential([keras.Input((64,)), keras.layers.Dense(32)])
         >>> model = kso.parametrize(dense, kso.MagnitudeMask(kso.schedules.Cubic(0.125)))
         >>> kso.prunable_weights(finish(model))  # as at the end of a run
@@ -127,8 +124,7 @@ def finish(model: Any, density: float | None = None) -> Any:
     optimizer = getattr(model, "optimizer", None)
     for mask in masks:
         live, final = mask.counts()
-        if live != final:
-            # From step 0 on, the mask counts as updated.
+        if live != final:  # from step 0 on, the mask counts as updated
             reset, _ = mask.update(max(mask.last_updated, 0), mask.schedule.density)
             zero_slots(optimizer, mask.weight.variable, reset)
     if thresholds:

@@ -22,32 +22,26 @@ _WEIGHTS = "epoch_{:06d}.weights.h5"
 class BackupAndRestore(keras.callbacks.Callback):
     """Saves the state of training after every epoch, and resumes from there when run again.
 
-    Unlike `keras.callbacks.BackupAndRestore` it saves the states of seed generators, from which
-    `Dropout` and augmentation layers draw, and survives a kill at any moment, also while it writes.
-    `fit`, called again with the same arguments, ends bit by bit with the model of an uninterrupted
-    run, if the data come in the same order.
-
-    If several processes train one model, each has this callback and a folder `worker_0`, ... in
-    `backup_dir`. Each also keeps the epoch before; a restarted job resumes from the last epoch that
-    all of them have.
+    Unlike `keras.callbacks.BackupAndRestore` it saves the states of seed generators (`Dropout`,
+    augmentation), and survives a kill even while it writes. `fit`, called again with the same
+    arguments, ends bit by bit with the model of an uninterrupted run, if the data come in the same
+    order. If several processes train one model, each has this callback and a folder `worker_0`, ...
+    in `backup_dir`; a restarted job resumes from the last epoch that all of them have.
 
     Args:
-        backup_dir: str or path. A folder for this run alone; it is created if it does not exist.
+        backup_dir: str or path. A folder for this run alone; created if needed.
         delete_checkpoint: bool. Whether to delete the files when training is finished.
 
-    Raises:
-        ValueError: When training begins: a model that is not built; a backup that is damaged, of
-            another model, or without the epoch that other processes have.
-        WorkerError: One of these, on another process.
+    When training begins, raises ValueError for a model that is not built and a backup that is
+    damaged, of another model, or without the epoch of other processes; WorkerError if another
+    process does.
 
-    Limits: a run resumes at the end of an epoch; `steps_per_epoch` makes epochs shorter.
-    `fit(shuffle=True)` and a shuffled `tf.data.Dataset` give another order in the resumed run.
-    Counts of other callbacks, such as the patience of `EarlyStopping`, start again. `save_weights`
-    raises for kernels that are sharded over several processes.
+    Limits: a run resumes at the end of an epoch. `fit(shuffle=True)` and a shuffled
+    `tf.data.Dataset` give another order in it. Counts of other callbacks, such as the patience of
+    `EarlyStopping`, start again. Kernels that are sharded over processes cannot be saved.
 
     Examples:
-        >>> import keras, numpy as np, tempfile
-        >>> import keras_sparse_ortho as kso
+        >>> import keras, numpy as np, tempfile, keras_sparse_ortho as kso
         >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dropout(0.5),
         ...                           keras.layers.Dense(4)])
         >>> model = kso.sparsify(dense, 0.25, seed=0)

@@ -1,11 +1,10 @@
 """`DensityLogger`, `UpdateMasks`, and `DensityRun`, their common base with `TargetDensity`."""
 
 import abc
-import warnings
 from typing import Any
 
 from keras_sparse_ortho._checks import other_keywords
-from keras_sparse_ortho._keras_internals import after_fit, applied_batches, level_of_user
+from keras_sparse_ortho._keras_internals import after_fit, applied_batches, warn_user
 from keras_sparse_ortho._optimizer_slots import zero_slots
 from keras_sparse_ortho.callbacks._step_callback import Logging, StepCallback, run_position
 from keras_sparse_ortho.errors import DensityWarning, NotPrunableError
@@ -27,8 +26,7 @@ class DensityLogger(Logging):
     learnt ones, reach all callbacks of the list. `TargetDensity` and `UpdateMasks` add the same.
 
     Examples:
-        >>> import keras, numpy as np
-        >>> import keras_sparse_ortho as kso
+        >>> import keras, numpy as np, keras_sparse_ortho as kso
         >>> model = kso.sparsify(keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)]), 0.25)
         >>> model.compile("sgd", "mse")
         >>> history = model.fit(np.ones((8, 8)), np.ones((8, 4)), verbose=0,
@@ -51,19 +49,16 @@ def _density_and_threshold(model: Any) -> dict[str, float]:
 
 
 def warn_not_finite(callback: str, error: NotPrunableError) -> None:
-    warnings.warn(
+    warn_user(
         f"{callback} could not bring the weights to their density after the last step, as the run "
         "has left infinite or NaN ones. Train again, with a lower learning rate or other data. "
         f"Received: {error}",
         DensityWarning,
-        stacklevel=level_of_user(),
     )
 
 
 class DensityRun(StepCallback):
     """Brings parametrizations of a `_kind` to a density, and warns when the run ends without it."""
-
-    # Restored weights of an earlier epoch are not pruned, as no training would follow.
 
     _kind: type[Parametrization]
     _names: str
@@ -112,7 +107,7 @@ class DensityRun(StepCallback):
             seen, accumulated = applied_batches(self._watched.optimizer)
             step, executed = seen // accumulated, self._watched.steps_per_execution
             self._last_step = step
-            if not self._were_restored():
+            if not self._were_restored():  # no training would follow a cut
                 try:
                     if self.is_due_at_end(step, executed):
                         self.on_step(step, executed)
@@ -156,16 +151,14 @@ class UpdateMasks(DensityRun):
     """Updates masks of `MagnitudeMask`, `Feather` and `StraightThroughTopK` on their schedule.
 
     Before step `t` every weight whose schedule is due gets the mask of its `round(d(t) * size)`
-    largest magnitudes. Raw weights that a `MagnitudeMask` drops become zero, and so do their
-    moments and averages in the optimizer. Masks at their final density stay in later runs.
-
-    The logs of `fit` get `density` and, if dead entries can come back, `moved`: the fraction of
-    live entries that did in this epoch. In a custom training loop call `update(step)`: see
-    docs/custom_loops.md.
+    largest magnitudes. Raw weights that a `MagnitudeMask` drops become zero, like their moments and
+    averages in the optimizer. Masks at their final density stay in later runs. The logs of `fit`
+    get `density` and, if dead entries can come back, `moved`: the fraction of live entries that did
+    in this epoch. In a custom training loop call `update(step)`: see docs/custom_loops.md.
 
     Args:
-        stop: bool. Whether to end `fit` when the last schedule has ended, so that the model can go
-            on in another storage: `convert(model, "blocks")`.
+        stop: bool. Whether to end `fit` when the last schedule has ended, to go on in another
+            storage: `convert(model, "blocks")`.
 
     Raises:
         NotPrunableError: When training begins, if no weight has a scheduled mask.
@@ -174,12 +167,10 @@ class UpdateMasks(DensityRun):
             or if it would start again, because the optimizer has lost its steps.
 
     Warns:
-        DensityWarning: When training has ended and masks are not at their final density, for the
-            reasons and with the remedies of `TargetDensity`.
+        DensityWarning: When masks do not end at their final density; see `TargetDensity`.
 
     Examples:
-        >>> import keras, numpy as np
-        >>> import keras_sparse_ortho as kso
+        >>> import keras, numpy as np, keras_sparse_ortho as kso
         >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
         >>> model = kso.parametrize(dense, kso.parametrizations.MagnitudeMask(0.25, frequency=2))
         >>> model.compile("sgd", "mse")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import abc
 import math
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from keras_sparse_ortho._checks import check_density, check_integer
-from keras_sparse_ortho._keras_internals import applied_batches, level_of_user
+from keras_sparse_ortho._keras_internals import applied_batches, warn_user
 from keras_sparse_ortho.callbacks._step_callback import StepCallback
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import ExactOrthogonal, layout_for
@@ -71,10 +70,9 @@ class DynamicSparseTraining(StepCallback):
             self._until = math.floor(0.75 * epochs * steps / accumulated)
         self._every = self.frequency or default_frequency(self._until)
         if self._until <= self._every:
-            warnings.warn(
+            warn_user(
                 f"{type(self).__name__} will make no update: the first would be at step "
-                f"{self._every}, and masks do not change from step {self._until} on.",
-                stacklevel=2,
+                f"{self._every}, and masks do not change from step {self._until} on."
             )
 
     def on_run_begin(self, step: int, start: int, steps: int | None) -> None:
@@ -83,12 +81,11 @@ class DynamicSparseTraining(StepCallback):
             found = f"in a run that had made {-start} steps before"
             raise self.restart_error(0, found, can_begin=True)
         if start > 0 and self.end_step is None and step >= self._until:
-            warnings.warn(
+            warn_user(
                 f"{type(self).__name__} will make no update: its default `end_step` is three "
                 f"quarters of this `fit`, step {self._until}, and earlier ones have passed it. "
                 "For several calls of `fit` give the last step of all: `end_step=...`. "
-                f"Received: end_step=None, the optimizer at step {step}",
-                stacklevel=level_of_user(),
+                f"Received: end_step=None, the optimizer at step {step}"
             )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -112,10 +109,9 @@ class DynamicSparseTraining(StepCallback):
             pairs = [*zip(self._weights, self.growth_scores(self._weights, step), strict=True)]
             wrong = [weight.path for weight, score in pairs if not np.isfinite(score).all()]
             if wrong:
-                warnings.warn(
+                warn_user(
                     f"{type(self).__name__} skipped its update at step {step}: the scores of "
-                    f"{wrong[:3]} are not finite.",
-                    stacklevel=2,
+                    f"{wrong[:3]} are not finite."
                 )
                 return 0
             grown = 0
@@ -164,30 +160,27 @@ class SET(DynamicSparseTraining):
         floor(f(t) n),  f(t) = alpha / 2 (1 + cos(pi t / T_end))
 
     of smallest magnitude. Then as many dead entries, drawn uniformly, become live; one that was
-    just dropped may return. Grown entries start from zero, and so do moments and averages of grown
-    and dropped ones.
+    just dropped may return. Grown entries, and moments and averages of grown and dropped ones,
+    start from zero. In masks that `ExactOrthogonal` drew with a `Block` structure, and in layers of
+    live blocks, whole blocks move, by the sums over their entries; regular ones keep all fans.
 
-    In masks that `ExactOrthogonal` drew with a `Block` structure, and in layers of live blocks,
-    whole blocks move, by the sums over their entries; regular ones keep the fan of every line.
-
-    Random choices follow from `seed`, the step and the path of the weight. `moved` in the logs is
-    the fraction of live entries that moved in an epoch. In a custom training loop call
-    `update(step)`: see docs/custom_loops.md. `move` does an update at once.
+    Random choices follow from `seed`, the step and the weight's path. `moved` in the logs is the
+    fraction of live entries that moved in an epoch. In a custom training loop call `update(step)`:
+    see docs/custom_loops.md. `move` does an update at once.
 
     Args:
         frequency: int. Optimizer steps between updates. Default: a hundredth of `T_end`, at least 1
             and at most 100, the paper's.
         fraction: float in (0, 1]. `alpha`, the part of the live weights to drop at first.
-        end_step: int. `T_end`, the optimizer step from which on masks do not change. Default: three
-            quarters of `epochs * steps` of this `fit`; set it for runs in several calls of `fit`.
-        include: Weights to train this way: paths, regular expressions or a predicate. Default: all
-            trainable ones with a `FixedMask` or live blocks.
-        exclude: Which of these to leave out.
+        end_step: int. `T_end`, from which step on masks do not change. Default: three quarters of
+            this `fit`; set it for runs in several calls of `fit`.
+        include, exclude: Paths, regular expressions or a predicate. Default: all trainable weights
+            with a `FixedMask` or live blocks.
         seed: int.
 
     Raises:
-        NotPrunableError: When training begins, if a weight has another parametrization than
-            `FixedMask`, or another structure than `Block`; if no weight has one or live blocks.
+        NotPrunableError: When training begins: another parametrization than `FixedMask`, another
+            structure than `Block`, or no such weight.
         WorkerError: On all processes that train one model, if their masks differ.
         ValueError: An argument out of range; no `end_step` where an epoch's length is not known.
 
@@ -195,14 +188,12 @@ class SET(DynamicSparseTraining):
     for the end of an execution; if `k` does not divide an epoch it may be made twice.
 
     Examples:
-        >>> import keras, numpy as np
-        >>> import keras_sparse_ortho as kso
+        >>> import keras, numpy as np, keras_sparse_ortho as kso
         >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8, use_bias=False)])
         >>> model = kso.sparsify(dense, 0.25, seed=0)
         >>> model.compile("adam", "mse")
-        >>> callback = kso.callbacks.SET(frequency=2, end_step=100)
         >>> history = model.fit(np.ones((8, 8)), np.ones((8, 8)), batch_size=2, verbose=0,
-        ...                     callbacks=[callback])
+        ...                     callbacks=[kso.callbacks.SET(frequency=2, end_step=100)])
         >>> kso.prunable_weights(model)[0].live
         16
 
@@ -211,25 +202,11 @@ class SET(DynamicSparseTraining):
     """
 
     def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[np.ndarray]:
-        made: list[np.ndarray] = []
-        for weight in weights:
-            storage: Any = weight.storage
-            seed = derived_seed(self.seed, f"{step}/{weight.path}/grow")
-            made.append(random_order(storage.live_places().shape, seed))
-        return made
-
-
-def random_order(shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """Pseudo-random numbers in [0, 1): hashes of flat index and seed, by `lowbias32` twice."""
-    # github.com/skeeto/hash-prospector
-    index = np.arange(int(np.prod(shape, dtype=np.int64)), dtype=np.uint32)
-    for key in np.random.SeedSequence(seed).generate_state(2):
-        index ^= key
-        for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
-            index ^= index >> np.uint32(shift)
-            index *= np.uint32(factor)
-        index ^= index >> np.uint32(16)
-    return (index >> np.uint32(1)).reshape(shape) / 2.0**31
+        seeds = [derived_seed(self.seed, f"{step}/{weight.path}/grow") for weight in weights]
+        storages: list[Any] = [weight.storage for weight in weights]
+        shapes = [storage.live_places().shape for storage in storages]
+        pairs = zip(shapes, seeds, strict=True)
+        return [np.random.default_rng(seed).random(shape) for shape, seed in pairs]
 
 
 def _structure(weight: PrunableWeight) -> Any:
@@ -286,17 +263,13 @@ def smallest(value: Array, live: Array, count: int, rng: Generator) -> Array:
 
 
 def largest(scores: Array, count: int, rng: Generator) -> Array:
-    """Indices of the `count` largest of a vector of scores.
-
-    Ties are drawn: a fixed rule would pile up new entries at one end of kernels without gradients.
-    """
+    """Indices of the `count` largest of a vector of scores; ties are drawn."""
+    # A fixed rule would pile up new entries at one end of kernels without gradients.
     if count == 0:
         return np.zeros(0, dtype=np.intp)
     least = np.partition(scores, scores.size - count)[scores.size - count]
-    above = np.flatnonzero(scores > least)
-    equal = np.flatnonzero(scores == least)
-    needed = count - above.size
-    if needed < equal.size:
+    above, equal = np.flatnonzero(scores > least), np.flatnonzero(scores == least)
+    if (needed := count - above.size) < equal.size:
         equal = rng.choice(equal, needed, replace=False)
     return np.concatenate([above, equal])
 
@@ -304,10 +277,7 @@ def largest(scores: Array, count: int, rng: Generator) -> Array:
 def move_regular(
     magnitudes: Array, live: Array, count: int, scores: Array, rng: Generator
 ) -> Array:
-    """Drops the `count` smallest live entries of all matrices `(..., inputs, outputs)`.
-
-    Every line keeps its fan; of all such ways, one of (nearly) largest sum of scores is taken.
-    """
+    """Moves the `count` smallest live entries of matrices to (nearly) the best that keep fans."""
     result = live.copy()
     result.reshape(-1)[smallest(magnitudes, live, count, rng)] = False
     for place in np.ndindex(live.shape[:-2]):
@@ -319,10 +289,8 @@ def move_regular(
 def move_blocks(
     structure: Block, value: Array, mask: Array, count: int, scores: Array, rng: Generator
 ) -> Array:
-    """Drops as many whole blocks as `count` entries make, then grows as many by sums of scores.
-
-    Arrays are canonical (`KernelLayout`). Regular blocks span all taps and keep every line's fan.
-    """
+    """Drops as many whole blocks as `count` entries make, then grows as many by sums of scores."""
+    # Arrays are canonical (`KernelLayout`). Regular blocks span all taps.
     rows, cols = structure.rows, structure.cols
     taps = range(2, mask.ndim - 2)
     inside = (*(taps if structure.regular else ()), -3, -1)

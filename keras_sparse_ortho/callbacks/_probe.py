@@ -32,9 +32,9 @@ def probe(
 ) -> Budget:
     """Finds which blocks of a dense model's kernels to train, for a new start on these.
 
-    A copy of the model is trained for a few steps, while `MagnitudeMask` prunes it gradually
-    into blocks in any pattern; the pattern stays, the weights do not. It pays where inputs are used
-    unevenly, as in text; elsewhere regular blocks, which need no probe, are as good or better.
+    In a few steps of training `MagnitudeMask` prunes a copy of the model into blocks in any
+    pattern; only the pattern is kept. It pays where inputs are used unevenly, as in text; elsewhere
+    regular blocks, which need no probe, are as good or better.
 
     Args:
         model: A built and compiled Keras model, dense. It does not change.
@@ -48,17 +48,13 @@ def probe(
         exclude: Which kernels not.
         **fit: Arguments of `fit`, such as `batch_size`.
 
-    Returns:
-        A `Budget` for `sparsify(model, budget=found, storage="blocks")`, which can be saved and
-        compared; `print(found.blocks[path])` draws a kernel.
-
-    Raises:
-        NotPrunableError: A model that is not compiled; data that end before `steps` steps.
-        LayoutError: Blocks that fit no kernel; BudgetError and DensityError as in `parametrize`.
+    Returns a `Budget` for `sparsify(model, budget=found, storage="blocks")`;
+    `print(found.blocks[path])` draws a kernel. Raises NotPrunableError for a model that is not
+    compiled, and data that end before `steps` steps; LayoutError for blocks that fit no kernel;
+    BudgetError and DensityError as `parametrize`.
 
     Examples:
-        >>> import keras, numpy as np
-        >>> import keras_sparse_ortho as kso
+        >>> import keras, numpy as np, keras_sparse_ortho as kso
         >>> dense = keras.Sequential([keras.Input((32,)), keras.layers.Dense(64, name="hidden")])
         >>> dense.compile("adam", "mse")
         >>> x = np.random.default_rng(0).normal(size=(64, 32)) * (np.arange(32) < 16)

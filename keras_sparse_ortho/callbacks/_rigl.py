@@ -19,35 +19,31 @@ class RigL(DynamicSparseTraining):
     """Rigged lottery (RigL): small weights drop, as many grow where the gradient is largest.
 
     As `SET`, but the dead entries with the largest `|dL/dw_e|` become live: the gradient of the
-    dense kernel at the weights before the drop, for one extra batch. Regular blocks move to the
-    largest sum of scores that keeps all fans.
-
-    The gradient is of the compiled loss, in training mode, with regularization; several processes
-    use the mean over all their batches. No seeds or moving averages change.
+    dense kernel before the drop, for one extra batch, in training mode, with regularization. Blocks
+    move to the largest sum of scores that keeps all fans. Several processes use the mean over all
+    their batches. No seeds or moving averages change.
 
     Args:
         data: Source of extra batches, as `fit` takes it: arrays, `x`, `(x, y)` or `(x, y,
             sample_weight)`, from which `batch_size` samples are drawn; a `keras.utils.PyDataset`;
             or an iterable of batches that can start again: a list, a `tf.data.Dataset`, a torch
             `DataLoader`, or a function that returns a generator. The n-th update takes the n-th.
-        batch_size: int. How many samples to draw from arrays; that of `fit` is a good choice.
+        batch_size: int. Samples to draw from arrays; that of `fit` is a good choice.
         frequency, fraction, end_step, include, exclude: As for `SET`.
         seed: int. For drawing samples, and among equal entries.
         loss: The loss of a custom training loop: a Keras loss or its name, a function `loss(y_true,
             y_pred)`, or a loss of `torch.nn`; losses of `add_loss` and regularizers are added.
             Default: the loss of `compile`.
 
-    Raises:
-        ValueError: As `SET`; other data, such as a generator, which cannot start again, or data
-            without targets; no loss.
+    Raises ValueError as `SET`, for a generator, which cannot start again, and without targets or
+    loss.
 
     Limits: those of `SET`. A data set that shuffles itself gives other masks in a resumed run.
     `class_weight` of `fit` is ignored: pass sample weights. A gradient that is not finite skips the
     update, with a warning.
 
     Examples:
-        >>> import keras, numpy as np
-        >>> import keras_sparse_ortho as kso
+        >>> import keras, numpy as np, keras_sparse_ortho as kso
         >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8, use_bias=False)])
         >>> model = kso.sparsify(dense, 0.25, seed=0)
         >>> model.compile("adam", "mse")

@@ -1,6 +1,5 @@
 """`StepCallback`, the base of callbacks that act at certain steps."""
 
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -13,9 +12,9 @@ from keras_sparse_ortho._keras_internals import (
     applied_batches,
     build_restored_optimizer,
     is_torch_optimizer,
-    level_of_user,
     log_first,
     trains,
+    warn_user,
 )
 from keras_sparse_ortho._values import Workers, assign, digest_of, to_numpy, workers_of
 from keras_sparse_ortho.models import prunable_weights
@@ -47,9 +46,9 @@ class StepCallback(Logging):
     """Calls `on_step` before the steps of training that `is_due` chooses.
 
     A step is an update of the optimizer; its number is read at the start of each epoch and counted
-    on: on JAX its variables are stale while `fit` runs. Read variables in `on_run_begin`: in
-    `prepare` a later callback may have yet to restore them. Processes that train one model compare
-    kernels before the first step, and masks then and after every `change_masks`.
+    on: on JAX its variables are stale in `fit`. Read variables in `on_run_begin`: after `prepare` a
+    later callback may restore them. Processes that train one model compare kernels before the first
+    step, and masks then and after every `change_masks`.
     """
 
     def __init__(self) -> None:
@@ -61,8 +60,7 @@ class StepCallback(Logging):
         self._reset(model)
 
     def _reset(self, model: Any) -> None:
-        # `self.model` itself: on JAX reading it brings all variables up to date.
-        self._watched = model
+        self._watched = model  # on JAX reading `self.model` brings all variables up to date
         self._workers: Workers | None = None
         self._prepared = self._run_begun = False
         self._epoch_start, self._accumulated = 0, 1
@@ -89,17 +87,15 @@ class StepCallback(Logging):
     def update(self, step: int, optimizer: Any = None) -> bool:
         """Does what is due before a step of a custom training loop; returns whether anything was.
 
-        Call `set_model(model)` first, then this before every step, and once more after the last; in
-        a stateless loop on JAX call `update_stateless`.
+        Call `set_model(model)` first, then this before every step and after the last.
 
         Args:
             step: int. The steps made so far in all epochs: 0 before the first.
             optimizer: A Keras optimizer or one of `torch.optim`, whose moments of moved entries are
                 reset. Default: that of the last call, or `model.optimizer`.
 
-        Raises:
-            ValueError: A step before that of the last call; an optimizer of another model.
-            TypeError: An optimizer of another kind.
+        Raises ValueError for a step before that of the last call and an optimizer of another model;
+        TypeError for an optimizer of another kind.
         """
         return self._update(step, optimizer, lambda: None)
 
@@ -108,18 +104,17 @@ class StepCallback(Logging):
     ) -> Sequence[Any]:
         """As `update`, for a stateless loop on JAX; returns the state for the next step.
 
-        If something is due, it writes `state` to the model and the optimizer, updates them, and
-        returns the new values; else `state` itself.
+        If something is due, `state` is written to the model and the optimizer, these are updated,
+        and their values returned; else `state` itself.
 
         Args:
             step: int. As for `update`.
             state: list or tuple. The values of `model.trainable_variables`, `model.
-                non_trainable_variables` and, with an optimizer, `optimizer.variables`; at the first
-                call, or the variables. Further elements, such as metrics, are returned as they are.
+                non_trainable_variables` and, with an optimizer, `optimizer.variables`; or the
+                variables. Further elements, such as metrics, are returned as they are.
             optimizer: The Keras optimizer of the third list. Default: as for `update`.
 
-        Raises:
-            ValueError: As `update`; a state that does not fit the model.
+        Raises ValueError as `update`, and for a state that does not fit the model.
         """
 
         def kept() -> list[Any]:
@@ -168,11 +163,9 @@ class StepCallback(Logging):
         return {weight.path: digest_of(np.packbits(weight.mask)) for weight in weights}
 
     def on_run_begin(self, step: int, start: int, steps: int | None) -> None:
-        """Override. Called before the first epoch, when all state has been restored.
-
-        `step` is the optimizer's; `start` its updates before epoch 0, negative if these were lost;
-        `steps` those of the run, `None` if unknown.
-        """
+        """Override. Called before the first epoch, when all state has been restored."""
+        # `step` is the optimizer's; `start` its updates before epoch 0, negative if these were
+        # lost; `steps` those of the run, `None` if unknown.
 
     def is_due(self, step: int, executed: int) -> bool:
         """Override. Whether `on_step` acts; `executed` is the updates since the last call."""
@@ -188,11 +181,10 @@ class StepCallback(Logging):
     def warn_of_single_epochs(self, found: str) -> None:
         """Warns that a `fit` of one epoch finds the schedule of the one before at its end."""
         if self._one_epoch:
-            warnings.warn(
+            warn_user(
                 f"{type(self).__name__} has nothing left to do: an earlier `fit` has ended its "
                 "schedule, in fractions of a run. With one `fit` for each epoch give it in steps "
-                f"of all of them: `begin_step=0, end_step=...`. Received: {found}",
-                stacklevel=level_of_user(),
+                f"of all of them: `begin_step=0, end_step=...`. Received: {found}"
             )
 
     @property
@@ -330,11 +322,10 @@ class StepCallback(Logging):
         before = self._weights_before()
         if self._may_warn and before is not None and self._first_weight()() is before:
             self._may_warn = False
-            warnings.warn(
+            warn_user(
                 f"{type(self).__name__} finds the model's weights as at the last update. In a "
                 "stateless loop call `state = callback.update_stateless(step, state, optimizer)`. "
-                f"Received: model={self._watched.name!r}, after step={self._loop_step}",
-                stacklevel=level_of_user(),
+                f"Received: model={self._watched.name!r}, after step={self._loop_step}"
             )
 
     def _first_weight(self) -> Callable[[], Any]:

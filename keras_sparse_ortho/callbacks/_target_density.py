@@ -2,14 +2,13 @@
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from keras_sparse_ortho._checks import check_density, check_integer, check_number, other_keywords
-from keras_sparse_ortho._keras_internals import level_of_user
+from keras_sparse_ortho._keras_internals import warn_user
 from keras_sparse_ortho._optimizer_slots import zero_slots
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.budgets import erk
@@ -27,7 +26,7 @@ DEFAULT_FLOOR = 0.3
 
 
 class ThresholdSteering:
-    """`TargetDensity` without a callback: `take`, `resolve`, `steer` when due and at the end."""
+    """`TargetDensity` without the callback: `take`, `resolve`, `steer` when due and at the end."""
 
     def __init__(
         self,
@@ -72,7 +71,6 @@ class ThresholdSteering:
         # Kept: `is_due` is called in every step, when JAX' variables may be stale.
         self._all_frozen = not self.thresholds
 
-    @property
     def end_step(self) -> int | None:
         end = self._plan.end_step
         return None if end is None else int(end)
@@ -119,7 +117,7 @@ class ThresholdSteering:
         return [(threshold, threshold.freeze(mask)) for threshold, mask in pairs] if freeze else []
 
     def has_ended(self, step: int) -> bool:
-        end = self._plan.end_step
+        end = self.end_step()
         return end is not None and step >= end
 
     def _warn(self, found: "Cut", thresholds: Sequence[Any], count: int) -> None:
@@ -146,19 +144,19 @@ class ThresholdSteering:
         fresh = [one for one in found if one not in self._warned_of]
         self._warned_of.update(found)
         if fresh:
-            warnings.warn(f"{what}. Received: {received or fresh}", stacklevel=level_of_user())
+            warn_user(f"{what}. Received: {received or fresh}")
 
 
-class TargetDensity(DensityRun):
+class TargetDensity(ThresholdSteering, DensityRun):
     """Steers all learnt thresholds of a model to a global density.
 
-    All layers share an offset `o`: their thresholds are `t_l = g(s_l + o)`, with relative
-    thresholds `s_l` that go on learning. An entry `w` of layer `l` dies at its critical offset
-    `g^-1(|w|) - s_l`, so an offset between the k-th and the next largest critical offset leaves
-    exactly `k` entries of the model live. Every step of the schedule sets the offset for
-    `k = round(d(t) * size)`. At its end the live entries are fixed (`freeze`): `w` becomes `w_e`,
-    thresholds become 0 and dead entries get no more gradient. The logs of `fit` get `density` and
-    `threshold`. In a custom training loop call `update(step)`: see docs/custom_loops.md.
+    All layers share an offset `o`: their thresholds are `t_l = g(s_l + o)`, and `s_l` go on
+    learning. An entry `w` of layer `l` dies at its critical offset `g^-1(|w|) - s_l`, so an offset
+    between the k-th and the next largest one leaves exactly `k` entries live. Every step of the
+    schedule sets it for `k = round(d(t) * size)`. At the end the live entries are fixed (`freeze`):
+    `w` becomes `w_e`, thresholds become 0 and dead entries get no more gradient. The logs of `fit`
+    get `density` and `threshold`. In a custom training loop call `update(step)`: see
+    docs/custom_loops.md.
 
     Args:
         density: float in (0, 1]. Global live fraction in the end.
@@ -167,30 +165,28 @@ class TargetDensity(DensityRun):
         frequency: int. Steps between updates of the offset, without a `schedule`. Default: a
             hundredth of the steps over which the density falls, but 100 at most.
         freeze: bool. Whether to fix the live entries at the end of the schedule. If not, the offset
-            is still updated every `frequency` steps, and once more when the run ends.
+            is still updated every `frequency` steps, and when the run ends.
         floor: float in [0, 1]. Least count of each layer, as a share of its count under
-            `budgets.erk`; unless 0, one entry (or channel) at least. Layers with fewer get an
-            offset of their own, and the others share the rest: the total stays exact.
+            `budgets.erk`; unless 0, one entry (or channel) at least. Layers below it get another
+            offset, and the others share the rest: the total stays exact.
 
     Raises:
-        NotPrunableError: When training begins, if no weight has a learnt threshold, or some are on
-            ranks and others are not.
+        NotPrunableError: When training begins, if no weight has a learnt threshold, or only some
+            are on ranks.
         WorkerError: On all processes that train one model, if their live entries differ.
         ValueError: When training begins: no schedule for data of unknown length; a schedule that
             would start again, as the optimizer has lost its steps.
 
     Warns:
-        DensityWarning: When training has ended and the weights are not at `density`: the run was
-            shorter than the schedule, or weights of an earlier epoch were restored. See
-            `BestAtDensity` and `finish`.
+        DensityWarning: When the weights do not end at `density`: the run was shorter than the
+            schedule, or weights of an earlier epoch were restored (`BestAtDensity`, `finish`).
 
     Limits: between updates the count drifts with the weights. With `ChannelSoftThreshold` it is
     exact to within a channel; with `LowRankSoftThreshold` ranks are counted. With `g="sigmoid"`
     entries of magnitude 1 and more cannot die before the end, which keeps the largest of them.
 
     Examples:
-        >>> import keras, numpy as np
-        >>> import keras_sparse_ortho as kso
+        >>> import keras, numpy as np, keras_sparse_ortho as kso
         >>> dense = keras.Sequential([keras.Input((64,)), keras.layers.Dense(34)])
         >>> model = kso.parametrize(dense, kso.parametrizations.SoftThreshold())
         >>> model.compile("sgd", "mse")
@@ -216,38 +212,30 @@ class TargetDensity(DensityRun):
         freeze: bool = True,
         floor: float = DEFAULT_FLOOR,
     ) -> None:
-        super().__init__()
-        self._steering = ThresholdSteering(density, schedule, frequency, freeze, floor)
-        self.density = self._steering.density
+        DensityRun.__init__(self)
+        ThresholdSteering.__init__(self, density, schedule, frequency, freeze, floor)
 
     def prepare(self) -> None:
         super().prepare()
-        self._steering.take(self._own)
+        self.take(self._own)
 
     def on_run_begin(self, step: int, start: int, steps: int | None) -> None:
         self.sync()
-        schedule = self._steering.schedule
-        in_steps = schedule.is_resolved
+        in_steps = self.schedule.is_resolved
         gap = density_gap(self._own)
         steered = any(to_numpy(threshold.offset).item() for threshold in self._own)
         if gap is not None and steered and not run_position(step, start, in_steps):
             raise self.restart_error(step, f"and thresholds that were steered to {gap}")
-        self._steering.resolve(steps, start)
-        end = self._steering.end_step
-        if not in_steps and end is not None and step < end and not self._steering.thresholds:
+        self.resolve(steps, start)
+        end = self.end_step()
+        if not in_steps and end is not None and step < end and not self.thresholds:
             self.warn_of_single_epochs("thresholds that were fixed by another run")
         for threshold in self._own:
-            threshold.aim(self.density, self._steering.freeze and end is not None)
-
-    def is_due(self, step: int, executed: int) -> bool:
-        return self._steering.is_due(step, executed)
-
-    def is_due_at_end(self, step: int, executed: int) -> bool:
-        return self._steering.is_due_at_end(step, executed)
+            threshold.aim(self.density, self.freeze and end is not None)
 
     def on_step(self, step: int, executed: int) -> None:
         def steer() -> None:
-            for threshold, live in self._steering.steer(step):
+            for threshold, live in self.steer(step):
                 zero_slots(self.optimizer, threshold.steered, np.logical_not(live))
 
         self.change_masks(step, steer)
@@ -255,9 +243,6 @@ class TargetDensity(DensityRun):
     def state(self) -> list[Any]:
         offsets = [to_numpy(t.offset).item() for t in self._own]
         return [*offsets, *(threshold.frozen for threshold in self._own)]
-
-    def end_step(self) -> int | None:
-        return self._steering.end_step
 
 
 # --- which offset leaves exactly `count` entries live ---------------------------------------------
@@ -284,7 +269,7 @@ def entries_of(threshold: Any) -> Entries:
 def floors_of(
     thresholds: Sequence[Any], sizes: Sequence[int], density: float, share: float
 ) -> list[int]:
-    """The floor of each weight: `share` of its ERK count, or less if all cannot have that."""
+    """The floor of each weight: `share` of its ERK count, or less if not all can have that."""
     units = [getattr(threshold, "dies_at_once", 1) for threshold in thresholds]
     count = live_count(density, sum(sizes))
     if not share or sum(units) > count:
@@ -332,10 +317,8 @@ def floored_cut(entries: Sequence[Entries], count: int, floors: Sequence[int]) -
 
 
 def cut(entries: Sequence[Entries], count: int) -> Cut:
-    """The `count` entries of largest critical offset, ties to the first weight and flat index.
-
-    Entries that no offset kills are ranked by their scale.
-    """
+    """The `count` entries of largest critical offset, ties to the first weight and flat index."""
+    # Entries that no offset kills are ranked by their scale.
     critical = [one.critical for one in entries]
     unreachable = sum(int(np.count_nonzero(np.isposinf(one))) for one in critical)
     unreachable = unreachable if unreachable > count else 0

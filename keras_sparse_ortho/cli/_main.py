@@ -29,13 +29,9 @@ _NAMES = {"representative_data": "--data", "batch_size": "--batch-size", "path":
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command.
+    """Runs one command: `arguments` are the command line after `kso`, by default `sys.argv`.
 
-    Args:
-        arguments: list of str. The command line after `kso`; None: `sys.argv`.
-
-    Returns:
-        The exit status: 0 done, 1 failed, 2 wrong arguments, 3 an unreadable input file.
+    Returns the exit status: 0 done, 1 failed, 2 wrong arguments, 3 an unreadable input file.
 
     Examples:
         >>> from keras_sparse_ortho.cli import main

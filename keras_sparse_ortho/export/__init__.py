@@ -1,7 +1,4 @@
-"""Export: LiteRT (TFLite) files that were run and compared first.
-
-TensorFlow and ai-edge-litert are loaded in subprocesses, only when an export needs them.
-"""
+"""Export: LiteRT (TFLite) files that were run and compared first, in subprocesses."""
 
 from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.errors import ExportConversionError as ExportConversionError

@@ -1,8 +1,7 @@
 """Layers whose zeros leave whole blocks, as a gather of these and grouped convolutions.
 
-LiteRT cannot multiply blocks, but XNNPACK has fast grouped convolutions, in float32 and int8. With
-the live input blocks of each output block side by side, each output block is a group; there are a
-few such convolutions where counts differ.
+LiteRT cannot multiply blocks, but XNNPACK has fast grouped convolutions, in float32 and int8. Each
+output block is a group of its live input blocks; blocks with other counts are other convolutions.
 """
 
 import dataclasses
@@ -29,7 +28,7 @@ ops = keras.ops
 L = keras.layers
 _ONE_PRODUCT = L.Dense | L.EinsumDense | L.Conv1D | L.Conv2D
 # Axes of size 1 around a gather. XNNPACK's reshapes, up to six axes, copy: a sixth of an encoder's
-# time. With seven it leaves them to LiteRT, where they take no time.
+# time. With seven LiteRT reshapes, in no time.
 _SINGLE = (1, 1, 1, 1)
 
 # Sides of blocks: smaller gathers cost what the product saves; few kernels have larger zero blocks.
@@ -37,10 +36,9 @@ _LEAST, _MOST = 8, 256
 _PADDED = 1.05  # a padded side relative to the side
 _STORED = 0.7  # the share of a kernel's entries that may be left: less is no gain
 _NEAR = 1.05  # entries of a cut over those of the cut with the fewest
-# Different counts of live blocks, to which they are raised: each is a convolution of its own; just
+# Counts of live blocks are raised to so many different ones, each a convolution of its own; to just
 # one if that stores at most a tenth more.
-_MOST_COUNTS = 4
-_FEWER = 1.1
+_MOST_COUNTS, _FEWER = 4, 1.1
 
 
 class ZeroBlocks(NamedTuple):
@@ -56,11 +54,7 @@ class ZeroBlocks(NamedTuple):
 
 
 def zero_blocks(kernel: np.ndarray) -> ZeroBlocks | str:
-    """The blocks of a kernel `(*taps, inputs, outputs)`, or the reason that there are none.
-
-    Within 5% of the cut into `r x c` blocks with the fewest stored entries, the largest blocks are
-    taken, which are the fastest. Zeros count, not masks, which `strip` removes.
-    """
+    """The blocks of a kernel `(*taps, inputs, outputs)`, or the reason that there are none."""
     *taps, inputs, outputs = kernel.shape
     live = np.asarray(kernel.any(axis=tuple(range(len(taps)))))
     cuts: list[tuple[int, BlockGrid]] = []
@@ -81,7 +75,7 @@ def zero_blocks(kernel: np.ndarray) -> ZeroBlocks | str:
             f"its zeros are not in whole blocks of {_LEAST} x {_LEAST} or more: in the best cut "
             f"the blocks with other values are {fewest / live.size:.0%} of the kernel"
         )
-    grid = max(
+    grid = max(  # the largest are the fastest
         (grid for stored, grid in cuts if stored <= _NEAR * fewest),
         key=lambda one: (min(one.rows, one.cols), one.rows * one.cols),
     )
@@ -135,8 +129,8 @@ def plan_of(model: keras.Model) -> BlockPlan:
 def as_convolutions(model: keras.Model, rows_apart: bool) -> keras.Model:
     """A copy of a plain model in which the layers of its plan are grouped convolutions.
 
-    With `rows_apart` each row of the batch is an image, as convolutions quantize images on the fly.
-    Else the rows of Dense layers are pixels of one: a fifth of the time at batch 64.
+    With `rows_apart` each row of the batch is an image that is quantized by itself. Else rows of
+    Dense layers are pixels of one image: a fifth of the time at batch 64.
     """
 
     def replace(layer: Any, path: str, own: Any) -> Any:
@@ -182,8 +176,8 @@ class _BlockConvolution(keras.layers.Layer):
         y[.., j] = activation(conv([x[.., inputs_of[j, 0]], ..., x[.., inputs_of[j, k - 1]]],
                                    kernel[.., j]) + b[j])
 
-    No shape depends on the batch, so a file's input can be resized. `of_columns` says whether the
-    bias has an entry for each column of the kernel.
+    No shape depends on the batch, so a file's input can be resized. With `of_columns` the bias has
+    an entry for each column of the kernel.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -30,8 +30,7 @@ _KNOWN = ("__main__", "keras", "keras_sparse_ortho")  # modules that workers nee
 _LOST = 0.01  # of a kernel's zeros: a tensor that lacks more is not the kernel
 
 
-@dataclasses.dataclass(frozen=True)
-class Comparison:
+class Comparison(NamedTuple):
     """The difference of two lists of outputs; `error` is the largest, that of `worst_output`."""
 
     max_abs_diff: float
@@ -53,10 +52,7 @@ class Candidate:
 def candidates(
     task: Task, routes: Sequence[Route], size: Callable[[bytes], int] | None = None
 ) -> list[Candidate]:
-    """Try each route; a failure is part of the result, but a full disk raises OSError.
-
-    With a `size`, the files are run from the smallest on, until one agrees.
-    """
+    """Tries each route; with a `size` the smallest file first, until one agrees. Keeps failures."""
     found, made = [], {}
     fitting = [route for route in routes if task.blocks.found or not route.of_blocks]
     for route, file in convert(task, fitting).items() if fitting else ():
@@ -102,7 +98,7 @@ def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
     try:
         content = with_record(converted.read_bytes(), record)
         weights = read_weights(content)
-    except Exception as error:  # the schema's reader cannot follow the file
+    except Exception as error:  # of the schema's reader
         text = f"The converted file must be readable. Received: {type(error).__name__}: {error}"
         raise ExportVerificationError(text) from None
     file.write_bytes(content)
@@ -206,12 +202,11 @@ def _conversion_error(task: Task, route: Route, failure: Exception) -> ExportCon
 
 def _modules_of_custom_objects() -> list[str]:
     """Modules that registered objects with Keras and that a new process could import."""
-    registered = [*keras.saving.get_custom_objects().values()]
-    names = sorted({str(getattr(value, "__module__", "")) for value in registered})
+    registered = keras.saving.get_custom_objects().values()
     found = []
-    for name in [name for name in names if name.partition(".")[0] not in _KNOWN]:
+    for name in sorted({str(getattr(value, "__module__", "")) for value in registered}):
         with contextlib.suppress(ImportError, ValueError):  # an empty name, for example
-            if importlib.util.find_spec(name):
+            if name.partition(".")[0] not in _KNOWN and importlib.util.find_spec(name):
                 found.append(name)
     return found
 
@@ -235,11 +230,7 @@ def litert_outputs(file: Path, task: Task) -> list[np.ndarray]:
 def compare(
     names: list[str], want: list[np.ndarray], got: list[np.ndarray], measure: str
 ) -> Comparison:
-    """Compares Keras' outputs with those of the file.
-
-    With d the difference of one output y, `"max"` is max|d| / max(1, max|y|), and `"rms"`, steady
-    where int8 clips, sqrt(mean d^2) / sqrt(mean y^2). Values that are not finite make it infinite.
-    """
+    """Compares Keras' outputs with those of a file; the error is infinite if any is not finite."""
     diffs, errors, agreements = [], [], []
     for name, y, z in zip(names, want, got, strict=True):
         if y.shape != z.shape:
@@ -265,16 +256,12 @@ def compare(
 
 
 def find_zeros(kernels: dict[str, np.ndarray], weights: Iterable[WeightZeros]) -> tuple[str, ...]:
-    """Returns the kernels whose zeros no tensor of a file has.
-
-    Each kernel takes a tensor of its size with as many zeros or more. If one with nearly as many is
-    left instead, that has lost some, which raises.
-    """
+    """Returns the kernels whose zeros no tensor of a file has; raises if one has lost some."""
     zeros = {path: value.size - int(np.count_nonzero(value)) for path, value in kernels.items()}
     tensors: dict[int, list[int]] = {}
     for weight in weights:
         tensors.setdefault(weight.size, []).append(weight.zeros)
-    left = []
+    left = []  # of kernels that find no tensor of their size with as many zeros or more
     for path in sorted((path for path in kernels if zeros[path]), key=lambda path: -zeros[path]):
         of_size = tensors.setdefault(kernels[path].size, [])
         enough = [found for found in of_size if found >= zeros[path]]

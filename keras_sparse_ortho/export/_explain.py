@@ -2,13 +2,17 @@
 
 import contextlib
 import copy
-import warnings
 from pathlib import Path
 from typing import Any
 
 import keras
 
-from keras_sparse_ortho._keras_internals import computes_its_graph, graph_calls, graph_ends
+from keras_sparse_ortho._keras_internals import (
+    computes_its_graph,
+    graph_calls,
+    graph_ends,
+    warn_user,
+)
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import ExportVerificationError
 from keras_sparse_ortho.export._candidates import Candidate, compare, convert, litert_outputs
@@ -30,19 +34,17 @@ def warn_of_rows(task: Task) -> None:
     if task.doubts and task.calibrating is not None:
         low = min(float(array.min()) for array in task.calibrating)
         high = max(float(array.max()) for array in task.calibrating)
-        warnings.warn(
+        warn_user(
             "An int8 file is right only within the ranges that `representative_data` shows it, "
             f"and these rows are doubtful: {'; '.join(task.doubts)}. Give 100 to 500 rows of real "
             "data, scaled as in training, and compare the file with Keras on others. "
-            f"Received: values from {low:.3g} to {high:.3g}",
-            stacklevel=3,
+            f"Received: values from {low:.3g} to {high:.3g}"
         )
     empty = [own.path for own in ranges_of(task.model) if to_numpy(own.high) == to_numpy(own.low)]
     if empty:
-        warnings.warn(
+        warn_user(
             "Trained ranges of activations must hold more than zero, or the file computes zeros "
-            f"there: call the model on real data with training=True. Received: {empty[:5]}",
-            stacklevel=3,
+            f"there: call the model on real data with training=True. Received: {empty[:5]}"
         )
 
 
@@ -59,10 +61,7 @@ def explained(task: Task, tried: Candidate) -> Exception:
 
 
 def error_source(task: Task, route: Route, least: float) -> tuple[Any, str]:
-    """The first layer of a graph behind which the error is more than `least`, if it is known.
-
-    Converts the model again, by the dense route of the same storage, with all layers as outputs.
-    """
+    """The first layer of a graph with a larger error behind it; converts it with all as outputs."""
     unknown = None, "no single layer"
     if not computes_its_graph(task.model):
         return unknown

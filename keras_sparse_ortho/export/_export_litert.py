@@ -26,8 +26,7 @@ from keras_sparse_ortho.export._routes import (
 from keras_sparse_ortho.export._task import Task
 from keras_sparse_ortho.quantization import has_trained_ranges
 
-# The speed that "fast" gives up for a smaller file, within the noise of the clock.
-_NEAR = 1.05
+_NEAR = 1.05  # the speed that "fast" gives up for a smaller file, within the noise of the clock
 _LEAST_ZEROS = 0.3  # of a kernel: below this the indices cost more than the zeros save
 
 
@@ -47,18 +46,17 @@ def export_litert(
 ) -> ExportReport:
     """Exports a model as a LiteRT (TFLite) file, verified.
 
-    The model is stripped (to a plain Keras model with its effective weights) and converted with a
-    static batch to a float32 file, by TensorFlow or, where that is missing, by JAX and
-    litert-converter. ai-edge-quantizer writes integers into it. ai-edge-litert's interpreter runs
-    the file with XNNPACK, and the outputs are compared with Keras'. The file appears at `path` only
-    if it agrees and no zero of a kernel was lost; otherwise an older file stays.
+    The stripped model is converted with a static batch to a float32 file, by TensorFlow or, where
+    that is missing, by JAX and litert-converter. ai-edge-quantizer writes integers into it.
+    ai-edge-litert's interpreter runs the file with XNNPACK, and the outputs are compared with
+    Keras'. The file appears at `path` only if it agrees and no zero of a kernel was lost; otherwise
+    an older file stays.
 
-    A route is a storage (float32, float16, dynamic_int8, dynamic_int4, int8, int4), dense or with a
-    sparse encoding. `+blocks` (all but int4) is for kernels whose zeros leave whole blocks, drawn
-    with `Block(32, 32, regular=True)`: the live blocks are gathered, and multiplied by one grouped
-    convolution, in Dense, EinsumDense, Conv1D and Conv2D layers. `+sp` (float32, float16) is
-    TensorFlow's EXPERIMENTAL_SPARSITY: smaller files, for unstructured masks as well, but mostly no
-    faster, and not for LiteRT Micro, which lacks their operation.
+    A route is a storage (float32, float16, dynamic_int8, dynamic_int4, int8, int4), dense or with
+    an encoding. `+blocks` (all but int4) is for kernels whose zeros leave whole blocks, drawn with
+    `Block(32, 32, regular=True)`; `+sp` (float32, float16) is TensorFlow's EXPERIMENTAL_SPARSITY,
+    for unstructured masks as well: mostly no faster. The page on deployment explains and compares
+    them.
 
     Args:
         model: A built functional, Sequential or subclassed Keras model, with or without our
@@ -83,12 +81,12 @@ def export_litert(
         batch_size: int. Rows that one call of the file takes.
         sample: Rows to compare on, nested the same way, or `(x, y)` or batches as for `fit`.
             Default: the rows held out of `representative_data`, its first ones if it has fewer than
-            16, else 8 standard normal rows (more for a larger batch). Integer inputs and
-            subclassed models need one of the two.
-        tolerance: float. The largest error that passes. Let d be the difference of one output y.
-            float32: max|d| / max(1, max|y|), default 1e-5. The others: sqrt(mean d^2) / sqrt(mean
-            y^2), default 5e-3 for float16, 0.1 for dynamic int8 and int4, 0.25 for int8; a wrong
-            file has 1 or more.
+            16, else 8 standard normal rows (more for a larger batch). Integer inputs and subclassed
+            models need one of the two.
+        tolerance: float. The largest error that passes. With the difference d of one output y, it
+            is max|d| / max(1, max|y|) for float32, by default at most 1e-5, else sqrt(mean d^2) /
+            sqrt(mean y^2): at most 5e-3 for float16, 0.1 for dynamic int8 and int4, 0.25 for int8;
+            a wrong file has 1 or more.
         timeout: float. Seconds for the conversion by one route, or one run of a file.
         inference_input_type: `"float32"`; with `"int8"` and `"int4"` also `"int8"` or `"uint8"`,
             for devices without floats. `load_litert` takes and gives floats.
@@ -102,8 +100,8 @@ def export_litert(
         ExportRouteError: if the named route cannot work, on this model or on any, with the reason.
         ValueError: if an argument does not fit the model, or the model is not built or has dynamic
             dimensions.
-        ExportConversionError: if the converter refuses the model (with the operations that LiteRT
-            lacks) or crashes.
+        ExportConversionError: if the converter crashes or refuses the model, with the operations
+            that LiteRT lacks.
         ExportVerificationError: if the file crashes, disagrees, or lost zeros. The message names
             the layer of a functional model where the difference starts, and what to try. A mode
             takes the next file instead; the report has the reason.
@@ -111,12 +109,10 @@ def export_litert(
 
     Limits: the whole model must run on LiteRT's built-in operations. Models of mixed or half
     precision are exported, and compared, in float32. In static int8, loops of recurrent layers
-    without `unroll=True` compute in floats. `dynamic_int8+blocks` quantizes the activations of a
-    Dense layer on sequences together for each row of the batch, all others one by one. Dense files
-    store zeros like other values, but compress well (`load_litert` opens `model.tflite.gz`).
-    Calibration rows are doubted only if inputs are far from 1 (below 1/32 or above 32) and outputs
-    hardly vary or are extreme. On a GPU, Keras may compute in TF32 and differ by more than 1e-5:
-    raise `tolerance`. Except on TensorFlow, a new process must be able to import custom layers.
+    without `unroll=True` compute in floats. Calibration rows are doubted only if inputs are far
+    from 1 (below 1/32 or above 32) and outputs hardly vary or are extreme. On a GPU, Keras may
+    compute in TF32 and differ by more than 1e-5: raise `tolerance`. Except on TensorFlow, a new
+    process must be able to import custom layers.
 
     Examples:
         >>> import keras, tempfile, pathlib

@@ -56,11 +56,7 @@ class WeightZeros:
 
 
 def read_model(content: bytes) -> Any:
-    """The `ModelT` of a flatbuffer. Large buffers are views of `content`, not copies.
-
-    ai-edge-quantizer keeps the weights of files above 256 KiB behind the flatbuffer; `write_model`
-    writes them into it, where LiteRT Micro looks for them.
-    """
+    """The `ModelT` of a flatbuffer, with the weights that AEQ keeps behind files above 256 KiB."""
     from ai_edge_litert import schema_py_generated as schema
 
     root = schema.Model.GetRootAs(content, 0)
@@ -73,7 +69,7 @@ def read_model(content: bytes) -> Any:
 
 
 def write_model(model: Any) -> bytes:
-    """The flatbuffer of a `ModelT`, without buffers that nothing refers to."""
+    """The flatbuffer of a `ModelT`, with all used buffers in it, where LiteRT Micro needs them."""
     used = {tensor.buffer for graph in model.subgraphs for tensor in graph.tensors}
     used |= {entry.buffer for entry in model.metadata or []}
     for k, buffer in enumerate(model.buffers):

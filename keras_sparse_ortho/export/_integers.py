@@ -1,8 +1,4 @@
-"""Float32 LiteRT files, of either converter, with other numbers: float16, or integers.
-
-ai-edge-quantizer (AEQ) writes `round(w / s)` with `s` from its table of ranges, so the table gets
-the scales of quantization-aware training and its ranges of activations.
-"""
+"""Float32 LiteRT files to float16, or to integers by ai-edge-quantizer (AEQ) in trained ranges."""
 
 import contextlib
 import copy
@@ -38,10 +34,7 @@ _FIXED = {"SOFTMAX": (0, 255 / 256), "LOGISTIC": (0, 255 / 256), "TANH": (-1, 12
 def in_storage(
     content: bytes, storage: str, batches: Batches | None, ends: Sequence[str] = ("float32",) * 2
 ) -> bytes:
-    """A float32 file in the storage of a route, with inputs and outputs of two types.
-
-    Ranges of activations come from `batches`, else from marks; without one, floats are computed.
-    """
+    """A float32 file in another storage, with ranges from `batches` or marks, else in floats."""
     if storage == "float32":
         return content
     if storage == "float16":
@@ -74,9 +67,6 @@ def in_storage(
     return _narrowed(bytes(made.quantized_model), kind)
 
 
-# --- ai-edge-quantizer ----------------------------------------------------------------------------
-
-
 def _settings(kind: str, bits: int = 8, dtype: str = "INT") -> dict[str, Any]:
     weights = {"num_bits": 8, "symmetric": True, "granularity": "CHANNELWISE", "dtype": "INT"}
     settings: dict[str, Any] = {"weight_tensor_config": weights | {"num_bits": bits}}
@@ -99,11 +89,7 @@ def _scope(graph: Any, op: Any) -> str:
 def _scales(
     model: Any, kind: str, widths: Sequence[int]
 ) -> tuple[dict[str, np.ndarray], list[Any]]:
-    """Bounds of the weights of products by name, and recipes of those in fewer than 8 bits.
-
-    A weight gets the least of `widths` that holds its integers. Where training has rounded any,
-    the others stay in 8 bits.
-    """
+    """Bounds of weights by name, and recipes of those whose integers fit one of `widths` (bits)."""
     found = []
     for graph, op, code in _operations(model):
         name = files.TFL_OP_CODE_TO_NAME.get(code)
@@ -132,8 +118,8 @@ def _rows(values: np.ndarray, axis: int) -> np.ndarray:
 def _bounds(values: np.ndarray, axis: int, steps: np.ndarray, most: int = 127) -> np.ndarray:
     """The largest value of each channel that `most` steps reach, in a shape that broadcasts.
 
-    Trained channels get the finest step of whole integers, in which biases are rounded. A channel
-    of zeros gets the widest bound: in AEQ's, 1e-9, no bias fits 32 bits.
+    Trained channels get the finest step of whole integers, in which biases are rounded, those of
+    zeros the widest bound: in AEQ's, 1e-9, no bias fits 32 bits.
     """
     peak = _rows(values, axis).max(1, initial=0).astype(np.float64)
     fine = np.where((steps > 0) & (steps <= most), most // np.maximum(steps, 1) * steps, most)
@@ -303,9 +289,6 @@ def _reshape(model: Any, graph: Any, taken: int, given: int) -> Any:
     made.builtinOptions = schema.ReshapeOptionsT()
     made.builtinOptions.newShape = graph.tensors[given].shape
     return made
-
-
-# --- constants that no operation takes as integers ------------------------------------------------
 
 
 def _narrowed(content: bytes, storage: str) -> bytes:

@@ -79,13 +79,10 @@ class LiteRTModel:
         return self._signature.batch_size
 
     def predict(self, x: Any) -> Any:
-        """The outputs on any number of rows, batch by batch.
+        """The outputs on any number of rows: an array `(rows, *output shape)`, or a dict by name.
 
         Args:
             x: array `(rows, *input shape)`; several inputs as a dict by name or a list in order.
-
-        Returns:
-            An array `(rows, *output shape)`, or a dict by name for several outputs.
         """
         arrays = self._signature.flatten(x, "x")
         pieces, names = [], [spec.name for spec in self.inputs]
@@ -134,14 +131,12 @@ def load_litert(
         >>> from keras_sparse_ortho.export import export_litert, load_litert
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
         >>> path = pathlib.Path(tempfile.mkdtemp()) / "tiny.tflite"
-        >>> report = export_litert(model, path)
-        >>> file = load_litert(path)
+        >>> report, file = export_litert(model, path), load_litert(path)
         >>> file.predict(np.ones((5, 4))).shape, file.route
         ((5, 2), 'float32')
     """
-    require(
-        ("ai_edge_litert",), "`load_litert` runs the file with ai-edge-litert", "ai-edge-litert"
-    )
+    own = "ai-edge-litert"
+    require(("ai_edge_litert",), f"`load_litert` runs the file with {own}", own)
     name = str(path)
     if not path_of("path", path).is_file():
         raise FileNotFoundError(f"`path` must name a LiteRT file. Received: path={name!r}")
@@ -217,8 +212,7 @@ def latencies(
         seconds: float. No new round (five calls of each file) starts later, after the first three.
         timeout: float. Seconds until the measurement is aborted.
 
-    Raises:
-        ExportVerificationError: if a process dies, or the timeout is over.
+    Raises ExportVerificationError if a process dies, or the timeout is over.
     """
     last = time.monotonic() + timeout
     with contextlib.ExitStack() as stack:

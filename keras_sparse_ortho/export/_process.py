@@ -25,10 +25,10 @@ class JobError(RuntimeError):
 
 
 class Worker(contextlib.AbstractContextManager["Worker"]):
-    """A Python process that runs the tasks of `_worker.py`, one after the other.
+    """A Python process for the tasks of `_worker.py`; threads wait for each other.
 
     It starts with its first job, again after one that killed it, and ends with the `with` block or
-    this process, even if that is killed. Threads wait for each other.
+    this process, even if that is killed.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         self._reader = threading.Thread()
 
     def run(self, task: str, timeout: float, **job: Any) -> Any:
-        """The result of a task of `_worker.py`; JobError if it raised, died or took too long."""
+        """The result of a task; JobError if it raised, died or took too long."""
         with self._lock:
             return self._run(task, timeout, job)
 

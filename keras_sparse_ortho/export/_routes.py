@@ -33,7 +33,7 @@ class Route:
 
     @property
     def measure(self) -> str:
-        """The measure of the error, see `compare`."""
+        """The measure of the error, see `export_litert`: "rms" is steady where int8 clips."""
         return "max" if self.storage == "float32" else "rms"
 
     @property

@@ -2,9 +2,6 @@
 
 The *nesting* of the inputs is their structure with the position of each tensor in its place, such
 as `{"a": 0, "b": [1, 2]}`: JSON for workers, with one order of dict keys on all backends.
-
-A file always agrees with Keras on the rows that calibrated it, so others are compared. Rows that
-are all scaled wrongly look alike; only the model's outputs show it.
 """
 
 import dataclasses
@@ -32,7 +29,8 @@ _HALF = ("float16", "bfloat16")
 _AUTOMATIC_NAME = re.compile(r"(keras_tensor|input_layer)(_\d+)?")
 _BATCHES = 16  # taken from a data set; enough for calibration
 _FEW = 16  # rows
-_PART, _MOST = 4, 32  # one row in four is held out, and at most 32
+# A file agrees with Keras on rows that calibrated it: one in four, at most 32, is held out.
+_PART, _MOST = 4, 32
 _KNOWN = ", rows that calibrated the file"
 # Largest input, and spread of the outputs over rows, that a network is hardly trained for.
 _SMALL, _LARGE, _SAME = 1 / 32, 32, 1 / 16
@@ -87,10 +85,8 @@ class Signature:
                 f"`{argument}` must hold one array for each input of the model, nested like the "
                 f"inputs or as a dict by name: {names}. Received: {got}"
             )
-        arrays = [
-            _check_array(spec, array, argument)
-            for spec, array in zip(self.inputs, given, strict=True)
-        ]
+        pairs = zip(self.inputs, given, strict=True)
+        arrays = [_check_array(spec, array, argument) for spec, array in pairs]
         rows = [array.shape[0] for array in arrays]
         if len(set(rows)) != 1 or 0 in rows:
             raise ValueError(
@@ -220,10 +216,7 @@ def _check_array(spec: InputSpec, array: Any, argument: str) -> np.ndarray:
 
 
 def plain_model(model: keras.Model) -> tuple[keras.Model, keras.Model]:
-    """The plain float32 model to convert, and the model whose outputs it must reproduce.
-
-    That is the user's own, or for half precision the plain one.
-    """
+    """The plain float32 model to convert, and the one to agree with: this, or the user's."""
     stripped = model
     if is_graph(model) or any(is_sparse_layer(layer) for layer, _ in walk(model, "")):
         stripped = strip(model)
@@ -286,23 +279,16 @@ def full_batches(sample: list[np.ndarray], rows: int) -> list[list[np.ndarray]]:
 
 
 def kernels_of(model: keras.Model) -> dict[str, np.ndarray]:
-    """Path and value of the weights whose zeros must not be lost.
-
-    These are kernels by name, and weights of custom layers with zeros. Biases of rank 2 (GRU,
-    MultiHeadAttention) may be folded by the converter.
-    """
+    """Values of kernels by name, and of other weights with zeros, none of which may be lost."""
     kernels = {}
     for variable in model.weights:
-        if len(variable.shape) < 2 or "bias" in variable.name:
+        if len(variable.shape) < 2 or "bias" in variable.name:  # which the converter may fold
             continue
         value = np.asarray(to_numpy(variable.value))
         live = np.count_nonzero(value)
         if any(part in variable.name for part in ("kernel", "embedding")) or 0 < live < value.size:
             kernels[variable.path] = value
     return kernels
-
-
-# --- all of it ------------------------------------------------------------------------------------
 
 
 class Task:
@@ -409,12 +395,7 @@ def _bytes_of(arrays: list[np.ndarray]) -> set[tuple[bytes, ...]]:
 
 
 def doubts(model: keras.Model, signature: Signature, rows: list[np.ndarray]) -> list[str]:
-    """Signs that calibration rows are not like the data that a model was trained on.
-
-    They are few, or all equal, or of a scale below 1/32 with outputs that vary by less than 1/16;
-    or above 32 with outputs that vary by more than 32, or are nearly all 0 or 1. Smaller factors,
-    and those of networks without biases, are not seen.
-    """
+    """Signs that calibration rows are unlike training data; wrong scales show in outputs alone."""
     count = len(rows[0])
     found = []
     if count < _FEW:

@@ -59,10 +59,7 @@ def write_traced(
     rows_apart: bool,
     marked: bool,
 ) -> None:
-    """Writes a plain model with static shapes, as a SavedModel on TensorFlow, StableHLO on JAX.
-
-    For `of_blocks` and `rows_apart` see `as_convolutions`; `marked` puts ranges into the file.
-    """
+    """Writes a plain model, `marked` with ranges, as a SavedModel, or StableHLO on JAX."""
     model = as_convolutions(model, rows_apart) if of_blocks else model
     traced, part = _Trace(model, nesting, output_names), f"{path}.part"
     by_jax = keras.backend.backend() == "jax"

@@ -1,8 +1,7 @@
 """A worker process: it runs jobs in turn, one line of JSON each, and ends when its parent does.
 
-`_process.py` starts it by path with `python -P`: no other folder hides installed packages. `run`,
-`inspect` and `bench` load only NumPy and ai-edge-litert, in a fraction of a second; `convert` loads
-TensorFlow, or JAX where there is none, and this package.
+`_process.py` starts it by path with `python -P`: no other folder hides installed packages. Only
+`trace` and `convert` load TensorFlow, or JAX where there is none, and this package.
 """
 
 import contextlib
@@ -55,11 +54,7 @@ def convert(
 
 
 def run(
-    file: str,
-    sample: str,
-    inputs: list[dict[str, Any]],
-    output_names: list[str],
-    result: str,
+    file: str, sample: str, inputs: list[dict[str, Any]], output_names: list[str], result: str
 ) -> None:
     runner = interpreter_of(model_path=file).get_signature_runner("serving_default")
     details, given = runner.get_input_details(), runner.get_output_details()
@@ -95,11 +90,8 @@ def inspect(file: str) -> dict[str, Any]:
 
 
 def bench(file: str, threads: int, calls: int) -> list[float]:
-    """Milliseconds of some calls of a file, which stays loaded for the next job.
-
-    Use one process per file: after int8 layers of XNNPACK, LiteRT's built-in kernels take up to
-    three times as long (AVX-512: 0.148 instead of 0.048 ms).
-    """
+    """Milliseconds of some calls of a file, which stays loaded for the next job."""
+    # One process per file: after XNNPACK's int8 layers LiteRT's kernels take three times as long.
     interpreter = _warm_interpreter(file, threads)
     interpreter.invoke()  # the other files have used the caches since
     times = []
@@ -141,12 +133,9 @@ def _read(jobs: "queue.SimpleQueue[str]") -> None:
 
 @functools.cache
 def _load_converter() -> None:
-    """Imports what conversions need, and exempts it from garbage collection."""
+    """Imports what conversions need, and exempts it from garbage collection, as that is slow."""
     importlib.import_module(os.environ["KERAS_BACKEND"])
-
-    import keras_sparse_ortho.export._tracing  # noqa: F401
-
-    # Tracing and converting collect garbage, which would take two thirds of their time.
+    importlib.import_module("keras_sparse_ortho.export._tracing")
     gc.collect()
     gc.freeze()
 

@@ -25,7 +25,6 @@ from keras_sparse_ortho.initializers._sparse_initializer import (
 )
 from keras_sparse_ortho.kernels import KernelLayout, kernel_layouts
 
-# Public; the other names above are for the other rooms.
 __all__ = [
     "ApproximateIsometry",
     "ExactOrthogonal",

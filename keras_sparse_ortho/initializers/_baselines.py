@@ -33,15 +33,15 @@ class RandomSparse(SparseInitializer):
     """A dense initialization times a uniformly random mask: the "base" of comparisons.
 
     `K = W * M` with `W` from `initializer` and exactly `round(density * size)` live entries in `M`.
-    With `rescale=True` every output `o` is scaled by `sqrt(fan_in / live_o)`, its own live fan-in,
-    so its pre-activation keeps the variance of the dense initializer.
+    `rescale=True` scales each output `o` by `sqrt(fan_in / live_o)`, by its own live fan-in, which
+    keeps the variance of its pre-activation.
 
     Args:
         density: float in (0, 1]. Live fraction. `None` as a pattern for `sparsify`, which sets it.
         initializer: str, Initializer or config. Keras initializer of the dense kernel.
         seed: int or `None` (drawn now). For the mask, the same on every backend; values come from
             `initializer` and its own seed.
-        rescale: bool. Whether to scale by the fan-in density.
+        rescale: bool. Whether to scale by the live fan-in.
         layout: As in `ExactOrthogonal`; used by `rescale`.
 
     Examples:
@@ -75,8 +75,7 @@ class RandomSparse(SparseInitializer):
     def sample(self, shape: Sequence[int], dtype: Any = None, layout: Layout = None) -> Sampled:
         target = numpy_dtype(dtype)
         mask = _random_mask(shape, self.need_density(self.density), self._draw_seed)
-        # In float32: float16 layers get the same values, rounded.
-        wide = "float64" if target == np.float64 else "float32"
+        wide = "float64" if target == np.float64 else "float32"  # rounded later
         layout = self.resolve_layout(shape, layout)
         kernel = to_numpy(_with_fans_of(layout, mask.ndim, self.initializer)(shape, dtype=wide))
         kernel = kernel * mask
@@ -222,9 +221,9 @@ class ApproximateIsometry(SparseInitializer):
         max_iterations: int. Most iterations of L-BFGS.
         layout: As in `ExactOrthogonal`.
 
-    Limits: slow and, at low density, far from an isometry. A seed gives the same mask everywhere,
-    but values differ between machines as their BLAS does. Every draw runs the minimization, in
-    `build` and when the mask is adopted; as a pattern in `sparsify` it runs once.
+    Limits: slow and, at low density, far from an isometry. A seed gives the same mask everywhere;
+    values differ as BLAS does. Every draw runs the minimization: in `build`, when the mask is
+    adopted, and once as a pattern in `sparsify`.
 
     Examples:
         >>> kernel, mask = ApproximateIsometry(0.5, seed=1).sample((16, 32))
@@ -261,8 +260,7 @@ class ApproximateIsometry(SparseInitializer):
         batch, parts, *rows, columns = layout.canonical_shape(shape)
         rng = np.random.default_rng(self._draw_seed)
         mask = _random_mask(shape, self.density, rng)
-        # The vectors along the shorter side start with norms of about `gain`.
-        vectors = batch * parts * min(math.prod(rows), columns)
+        vectors = batch * parts * min(math.prod(rows), columns)  # their norms start at about `gain`
         start = rng.normal(size=mask.shape, scale=self.gain * np.sqrt(vectors / mask.sum()))
         kernel = approximate_isometry(
             start, mask, gain=self.gain, layout=layout, max_iterations=self.max_iterations

@@ -33,8 +33,7 @@ from keras_sparse_ortho.orthogonal import (
     regular_blocks,
 )
 
-# Here, because `orthogonal` does not import Keras.
-for _structure in (Block, GivenBlocks, NByM):
+for _structure in (Block, GivenBlocks, NByM):  # here, as `orthogonal` does not import Keras
     keras.saving.register_keras_serializable(package="keras_sparse_ortho")(_structure)
 
 
@@ -56,8 +55,7 @@ class ExactOrthogonal(SparseInitializer):
         gain: float, scale of the kernel, e.g. `sqrt(2)` for ReLU; or `"auto"` as a pattern for
             `sparsify`, which chooses it by the next layers:
 
-            - normalization: the norm of the layer's default initializer under the same mask, which
-              acts as a learning rate there;
+            - normalization: the norm of the layer's default initializer under the same mask;
             - an odd activation such as tanh: `keras_sparse_ortho.analysis.critical_gain`, with the
               standard deviation of a `RandomNormal` bias initializer;
             - another activation: `E[phi(z)^2]^(-1/2)`, `sqrt(2)` for ReLU;
@@ -69,9 +67,8 @@ class ExactOrthogonal(SparseInitializer):
             `(*spatial, in, out)`. Set it for EinsumDense, grouped, depthwise or transposed
             convolutions and recurrent kernels; a wrapped layer knows its own.
         structure: As in `exact_orthogonal`, or a short form: `"2:4"`, `"32x32"`, `(32, 32)`.
-        start: As in `exact_orthogonal`.
-        taps: As in `exact_orthogonal`. Default: `"center"`; where `sparsify` chooses the gain and
-            normalization follows, `"all"`.
+        start, taps: As in `exact_orthogonal`. Default of `taps`: `"center"`; where `sparsify`
+            chooses the gain and normalization follows, `"all"`.
 
     Raises:
         DensityError, LayoutError: At a call, as `exact_orthogonal`.
@@ -112,13 +109,10 @@ class ExactOrthogonal(SparseInitializer):
             raise ValueError(f'`gain` must be a number or "auto". Received: gain={gain!r}')
         self.gain = gain if isinstance(gain, str) else check_number("gain", gain)
         if structure is not None:
-            structure = as_structure(
-                restored(structure) if isinstance(structure, dict) else structure
-            )
+            given = restored(structure) if isinstance(structure, dict) else structure
+            structure = as_structure(given)
             if not isinstance(structure, Structure):
-                raise ValueError(
-                    f"`structure` must be a Block, NByM or None. Received: structure={structure!r}"
-                )
+                raise ValueError(f"`structure` must be Block, NByM or None. Received: {structure=}")
         check_options(structure, start, taps or "center")
         self.structure = structure
         self.start = start
@@ -126,7 +120,6 @@ class ExactOrthogonal(SparseInitializer):
 
     def sample(self, shape: Sequence[int], dtype: Any = None, layout: Layout = None) -> Sampled:
         target = numpy_dtype(dtype)
-        # The mask is that of the float32 kernel, whatever the dtype.
         kernel, mask = exact_orthogonal(
             shape,
             self.need_density(self.density),
@@ -142,12 +135,8 @@ class ExactOrthogonal(SparseInitializer):
         if not isinstance(structure, Block) or not structure.regular:
             return None
         target = numpy_dtype(None)
-        drawn = regular_blocks(
-            shape,
-            self.need_density(self.density),
-            structure,
-            **self._options(shape, layout, target),
-        )
+        options = self._options(shape, layout, target)
+        drawn = regular_blocks(shape, self.need_density(self.density), structure, **options)
         return dataclasses.replace(drawn, blocks=drawn.blocks.astype(target, copy=False))
 
     def _options(self, shape: Sequence[int], layout: Layout, target: np.dtype) -> dict[str, Any]:
@@ -173,8 +162,7 @@ class ExactOrthogonal(SparseInitializer):
         else:
             self.structure.check(canonical)
             least, covering = self.structure.least(canonical), self.structure.covering(canonical)
-        # A tall or square kernel has orthonormal outputs, none of which is zero.
-        covers = self.start != "published" and inputs < outputs
+        covers = self.start != "published" and inputs < outputs  # a tall kernel has no zero output
         return least, max(least, covering) if covers else least
 
     def but_with(self, **settings: Any) -> ExactOrthogonal:

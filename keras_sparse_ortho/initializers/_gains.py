@@ -12,10 +12,8 @@ from keras_sparse_ortho._backend import float64_operations, value_and_gradients
 from keras_sparse_ortho._checks import check_number
 from keras_sparse_ortho._values import to_numpy
 
-# Variances of pre-activations between which the fixed point is searched.
-_VARIANCES = np.geomspace(1e-6, 1e3, 73)
-# Largest r(q) / q - 1 at which an activation counts as homogeneous.
-_HOMOGENEOUS = 1e-9
+_VARIANCES = np.geomspace(1e-6, 1e3, 73)  # of pre-activations, between which a fixed point lies
+_HOMOGENEOUS = 1e-9  # largest r(q) / q - 1 at which an activation counts as homogeneous
 # Where activations are probed for being elementwise and odd.
 _POINTS = np.array([0.1, 0.5, 1.0, 2.0, 5.0, -0.3, -1.5, -4.0], dtype=np.float32)
 # Edges of the panels of Gauss-Legendre quadrature: fine near 0 for small variances, and with all
@@ -54,9 +52,7 @@ def critical_gain(activation: Any, bias_std: float = 0.0) -> float:
     1806.05393.
     """
     if check_number("bias_std", bias_std) < 0:
-        raise ValueError(
-            f"`bias_std` must be a number of at least 0. Received: bias_std={bias_std!r}"
-        )
+        raise ValueError(f"`bias_std` must be at least 0. Received: bias_std={bias_std!r}")
     square, slope = np.square(_with_slope(activation))
 
     def excess(q: float) -> float:
@@ -85,13 +81,10 @@ def critical_gain(activation: Any, bias_std: float = 0.0) -> float:
 
 
 def activation_gain(activation: Any, bias_std: float = 0.0) -> float:
-    """Returns the gain of orthogonal kernels with which signals keep their size in deep networks.
-
-    For an odd activation such as tanh this is `critical_gain(activation, bias_std)`, 1 for tanh
-    without biases. For others it is that of He et al. (arXiv 1502.01852) for orthogonal kernels,
-    `E[phi(z)^2]^(-1/2)` with `z` standard normal, which keeps pre-activations of variance 1. (At
-    the critical point of GELU and similar activations signals of variance 1 explode.)
-    """
+    """Returns the gain of orthogonal kernels at which signals keep their size in deep networks."""
+    # For an odd activation such as tanh that is the critical one. For others it is that of He et
+    # al. (arXiv 1502.01852), `E[phi(z)^2]^(-1/2)` with `z` standard normal, which keeps a variance
+    # of 1. (At the critical point of GELU such signals explode.)
     function = keras.activations.get(activation)
 
     def values(x: np.ndarray) -> np.ndarray:
@@ -100,9 +93,7 @@ def activation_gain(activation: Any, bias_std: float = 0.0) -> float:
     right, left = values(_POINTS), values(-_POINTS)
     alone = np.concatenate([values(_POINTS[:4]), values(_POINTS[4:])])
     if right.shape != alone.shape or not np.allclose(right, alone, rtol=1e-5):
-        raise ValueError(
-            f"An activation must be elementwise to have a gain. Received: activation={activation!r}"
-        )
+        raise ValueError(f"Only elementwise activations have a gain. Received: {activation=}")
     if np.allclose(right, -left, rtol=1e-5) and not np.allclose(right, right[2] * _POINTS):
         return critical_gain(activation, bias_std)
     return _mean(np.square(_with_slope(activation)[0]), 1.0) ** -0.5

@@ -42,14 +42,12 @@ are_weights_set_later = _set_later.get  # whether this is inside `weights_set_la
 
 
 class SparseInitializer(keras.initializers.Initializer, abc.ABC):
-    """Base class: a Keras initializer that draws a mask with each kernel.
-
-    Subclasses implement `sample`. `keras_sparse_ortho.PrunableLayer` adopts the mask.
+    """A Keras initializer that draws a mask with each kernel; subclasses implement `sample`.
 
     Args:
         seed: int or `None`, drawn now from Python's `random` as in Keras
-            (`keras.utils.set_random_seed` makes it reproducible); a clone draws another one. An
-            instance gives the same values at every call for a shape.
+            (`keras.utils.set_random_seed`); a clone draws another one. An instance gives the same
+            values at every call for a shape.
         layout: KernelLayout, or callable `shape -> KernelLayout`. Meaning of the axes; `None` for
             `(*spatial, in, out)`, and in a wrapped layer for its layout in `kernel_layouts`.
     """
@@ -80,8 +78,8 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
     def sample(self, shape: Sequence[int], dtype: Any = None, layout: Layout = None) -> Sampled:
         """Draws a kernel in Keras layout, and the bool mask of its live entries.
 
-        `dtype` is a floating type, e.g. `"bfloat16"`, by default `keras.config.floatx()`. `layout`
-        overrides the initializer's own layout for this call.
+        `dtype` is a floating type, by default `keras.config.floatx()`; `layout` overrides the
+        initializer's own.
         """
 
     def sample_blocks(self, shape: Sequence[int], layout: Layout = None) -> RegularBlocks | None:
@@ -227,9 +225,8 @@ class PackedDraw:
         elif layout_of(variable) is not None:
             values = kernel  # sharded later
         else:
-            # The array's memory is then free for the next draw; freed in pieces as the model grows,
-            # TensorFlow could not use it. Reshaped, as TensorFlow keeps the array that a tensor was
-            # made of until the next operation.
+            # So the next draw can use the array's memory. Reshaped: TensorFlow keeps the array of
+            # a tensor until the next operation.
             values = keras.ops.reshape(placed(kernel, variable), kernel.shape)
         live = int(np.count_nonzero(mask))
         return cls(np.packbits(mask), values, kernel.shape, live, initializer)
@@ -267,8 +264,8 @@ def draw(weight: PrunableWeight, initializer: SparseInitializer) -> AnyDraw:
 
 def adopt(weight: PrunableWeight, initializer: SparseInitializer) -> AnyDraw:
     """The mask that a weight's own initializer drew; refuses one that drops nonzero entries."""
-    # The initializer saw only a shape. If it drew along other axes than those of the layer, and the
-    # weight is unchanged, the draw has a new kernel along the true axes.
+    # If it drew along other axes than the layer's and the weight is unchanged, the kernel is drawn
+    # again along the true axes.
     if weight.drawn_mask is not None:
         return Draw(weight.drawn_mask(), None, initializer, fresh=True)
     value = weight.raw_value()

@@ -23,7 +23,6 @@ from keras_sparse_ortho.kernels._walk import (
 )
 from keras_sparse_ortho.orthogonal import KernelLayout
 
-# Public; the other names above are for the other rooms.
 __all__ = ["PrunableWeight"]
 
 __getattr__, __dir__ = public_names(__name__, __all__)

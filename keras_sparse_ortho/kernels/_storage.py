@@ -17,19 +17,16 @@ from keras_sparse_ortho.orthogonal import KernelLayout
 class Storage(abc.ABC):
     """One sparse kernel: as a mask over a dense variable, as live values, or as live blocks."""
 
-    # *Places* are what dynamic sparse training moves: single entries, or whole blocks.
-
     compact = False  # whether only live entries are stored: the variable has another shape
     movable = False  # whether the mask is fixed, so dynamic sparse training may move live places
-    place_size = 1  # entries in a place
+    place_size = 1  # entries in a place: single ones, or those of a block
+    in_blocks = False  # whether places are blocks, and lines of blocks keep their number of them
+    quantizer: Any = None  # a `FakeQuantization` of the effective kernel
 
     @property
     def fixed(self) -> bool:
-        """Whether the mask does not change any more, so that other storages can take it."""
+        """Whether the mask does not change any more, so other storages can take it."""
         return self.movable
-
-    in_blocks = False  # whether places are blocks, and lines of blocks keep their number of them
-    quantizer: Any = None  # a `FakeQuantization` of the effective kernel
 
     @property
     @abc.abstractmethod
@@ -127,8 +124,8 @@ class DenseGradient:
 
 def is_sparse_layer(layer: Any) -> bool:
     """Whether a layer holds kernels in storages, and has `to_dense_layer()`."""
-    # `to_dense_layer` gives the plain layer, built, with the effective weights; a wrapper gives up
-    # the one inside. Ask the class: instances of wrappers have the attributes of their layers, too.
+    # That is the plain layer, built, with the effective weights; a wrapper gives up the one inside.
+    # Ask the class: instances of wrappers have the attributes of their layers, too.
     return hasattr(type(layer), "to_dense_layer")
 
 
@@ -144,15 +141,15 @@ class PrunableWeight:
 
     Args:
         path: str. Names of the layers that hold it and of the weight, below the model:
-            `"block/dense/kernel"`, the same before, while and after the weight is wrapped.
+            `"block/dense/kernel"`, whether the weight is wrapped or not.
         variable: Variable of the raw weight.
         owner: Layer that created the variable.
         layout: KernelLayout. Meaning of the axes, `None` for `(*spatial, in, out)`.
         storage: Storage of the live entries, `None` in plain layers.
-        flops: int. Multiply-adds of the dense weight for one sample, counted once each as in the
-            tables of the STR and RigL papers; `None` where it is not known.
-        drawn_mask: callable. Gives the mask that the weight's initializer drew with its value while
-            the layer's wrapper is built; `None` where it was not kept.
+        flops: int or `None`. Multiply-adds of the dense weight for one sample, counted once each as
+            in the tables of the STR and RigL papers.
+        drawn_mask: callable or `None`. Gives the mask that the weight's initializer drew, while the
+            layer's wrapper is built.
         registered: bool. Whether `kernel_layouts` knows the weight; else its layout is guessed.
         inside: tuple of types. Classes of the layers that hold it, from the model to its owner.
     """
@@ -174,12 +171,10 @@ class PrunableWeight:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the weight."""
         return tuple(self.variable.shape) if self.storage is None else self.storage.shape
 
     @property
     def size(self) -> int:
-        """Number of entries."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     @property
@@ -194,7 +189,6 @@ class PrunableWeight:
 
     @property
     def density(self) -> float:
-        """Live fraction."""
         return self.live / self.size
 
     @property
@@ -205,7 +199,6 @@ class PrunableWeight:
     @property
     def initializer(self) -> Any:
         """The initializer that the owner has for the weight, `None` if it has none."""
-        # The variable of another storage has another name.
         name = self.variable.name if self.storage is None else self.path.rpartition("/")[2]
         attribute = initializer_attribute(self.owner, name)
         return None if attribute is None else getattr(self.owner, attribute)
@@ -226,9 +219,7 @@ class PrunableWeight:
     def finite_raw_value(self) -> np.ndarray:
         """As `raw_value(copy=False)`; raises NotPrunableError if the weight is not finite."""
         value = self.raw_value(copy=False)
-        finite = np.isfinite(value)
-        if not finite.all():
-            wrong = np.count_nonzero(~finite)
+        if wrong := np.count_nonzero(~np.isfinite(value)):
             raise NotPrunableError(
                 f"The weight '{self.path}' is not finite. Received: {wrong} infinite or NaN entries"
             )

@@ -33,11 +33,10 @@ list); a predicate."""
 def kernel_layouts(layer: Any) -> dict[str, KernelLayout | None]:
     """Names the kernels among a layer's own weights (`variable.name`), each with its layout.
 
-    Dispatches on the class of `layer`, subclasses included, and not on layers inside it. Keras'
-    layers are registered, and those of keras-hub known by name. In others the weights called
-    `kernel`, `*_kernel` and `embeddings` count, if they are matrices at least, with the default
-    layout `(*spatial, in, out)` (`None`). Register a custom layer with other kernels, or with `{}`
-    if it is to stay dense:
+    Dispatches on the class of `layer`, subclasses included, not on layers inside it. Keras' layers
+    are registered, those of keras-hub known by name. In others the weights called `kernel`,
+    `*_kernel` and `embeddings` count, of rank 2 or more, with the default layout `(*spatial, in,
+    out)` (`None`). Register a custom layer with other kernels, or with `{}` to keep it dense:
 
     >>> import keras
     >>> class Bilinear(keras.layers.Layer):
@@ -164,9 +163,8 @@ def _hub_names(layer: Any) -> list[str]:
 
 
 def _children(layer: Any) -> Iterator[tuple[Any, str]]:
-    # Layers inside one whose class is `in_one` are parts of it, and left out.
+    # Layers inside one whose class is `in_one` are parts of it. Wrappers add nothing to a path.
     for child in () if getattr(type(layer), "in_one", False) else sublayers(layer):
-        # A wrapper of ours stands for the layer inside it.
         yield child, "" if getattr(layer, "transparent_path", False) else child.name
 
 
@@ -212,8 +210,7 @@ def own_kernels(layer: Any, path: str) -> list[PrunableWeight]:
 
 def own_unregistered(layer: Any, path: str) -> list[PrunableWeight]:
     """The matrices that a layer itself owns and that are not known to be kernels."""
-    # Created as trainable, with at least two axes longer than 1, and no `bias` or `*_bias`. Keras'
-    # own layers, registered ones and ours declare their kernels.
+    # Created as trainable, with at least two axes longer than 1, and no `bias` or `*_bias`.
     if declares_kernels(layer):
         return []
     known = kernel_layouts(layer)
@@ -222,8 +219,7 @@ def own_unregistered(layer: Any, path: str) -> list[PrunableWeight]:
         is_bias = v.name == "bias" or v.name.endswith("_bias")
         if v.name in known or is_bias or sum(size > 1 for size in v.shape) < 2:
             continue
-        # The likeliest meaning of the axes: `(*batch, in, out)`.
-        *batch, inputs, outputs = range(len(v.shape))
+        *batch, inputs, outputs = range(len(v.shape))  # likeliest
         layout = KernelLayout(inputs=(inputs,), outputs=(outputs,), batch=tuple(batch))
         found.append(PrunableWeight(_join(path, v.name), v, layer, layout, registered=False))
     return found
@@ -252,13 +248,10 @@ def select(
     argument: str,
     unregistered: Sequence[PrunableWeight] = (),
 ) -> list[PrunableWeight]:
-    """Returns the weights that a selection names, all for `None`; UnknownWeightError for nothing.
-
-    A string names a weight by its path, all weights of a layer by the layer's path, or all whose
-    path it matches as a regular expression: the whole path (`re.fullmatch`), or, if anchored by `^`
-    or `$`, a part of it (`re.search`). A layer names all weights in it, a class of layers those in
-    all its layers, an integer the weight at this index of `prunable_weights(model)`.
-    """
+    """Returns the weights that a selection names, all for `None`; UnknownWeightError if none."""
+    # A string is the path of a weight or of a layer, or a regular expression that matches the whole
+    # path or, if anchored by `^` or `$`, a part of it. A layer names all weights in it, a class of
+    # layers those in all its layers, an integer the weight at this index of `prunable_weights`.
     if selection is None:
         return list(weights)
     names = names_in(selection)
@@ -275,17 +268,14 @@ def select(
                     "of the model with prunable weights, their classes, and indices of these "
                     f"weights, or a predicate. There are: {known}. Received: {argument}={name!r}"
                 )
-            parts = [weight.path for weight in weights if _matches(re.search, name, weight.path)]
-            hint = (
-                f" A regular expression must match the whole path: r'.*{name}.*' names {parts[0]!r}"
-                f"{' and others' if len(parts) > 1 else ''}."
-                if parts
-                else ""
-            )
-            if any(_is_named(name, weight.path) for weight in unregistered):
-                hint += (
-                    " It names a matrix that is not registered: give its full path, or register it."
+            hint, parts = "", [w.path for w in weights if _matches(re.search, name, w.path)]
+            if parts:
+                hint = (
+                    " A regular expression must match the whole path: "
+                    f"r'.*{name}.*' names {parts[0]!r}{' and others' if len(parts) > 1 else ''}."
                 )
+            if any(_is_named(name, weight.path) for weight in unregistered):
+                hint += " It names an unregistered matrix: give its full path, or register it."
             raise UnknownWeightError(
                 f"`{argument}` names no prunable weight. There are: {known}.{hint} "
                 f"Received: {argument}={name!r}"

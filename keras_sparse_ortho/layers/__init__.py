@@ -23,7 +23,6 @@ from keras_sparse_ortho.layers._circular_padding import CircularPadding
 from keras_sparse_ortho.layers._prunable_layer import PrunableLayer
 from keras_sparse_ortho.layers._wrapped_layer import plain_layer
 
-# Public; the other names above are for the other rooms.
 __all__ = [
     "BlockSparseConv1D",
     "BlockSparseConv2D",

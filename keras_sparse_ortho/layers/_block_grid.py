@@ -26,21 +26,18 @@ from keras_sparse_ortho.orthogonal import (
     whole_blocks,
 )
 
-# A density is met as well as the grid allows, if that is not off by more than this part of it.
-_FURTHEST = 0.25
-# Sides, and live entries, are numbered by int32.
-LARGEST = 2**31 - 1
+_FURTHEST = 0.25  # the part of a density by which the nearest grid may be off
+LARGEST = 2**31 - 1  # sides, and live entries, are numbered by int32
 
 Counts = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Lines:
-    """One side of a pattern: how many live blocks each of its lines of blocks has.
+    """One side of a pattern: how many live blocks each of its lines of blocks has."""
 
-    Lines of one count form a group, whose blocks are one array `(lines, count, ...)`. *Slots*
-    number live blocks by group, counts ascending, then by line.
-    """
+    # Lines of one count form a group, whose blocks are one array `(lines, count, ...)`. *Slots*
+    # number live blocks by group, counts ascending, then by line.
 
     counts: tuple[int, ...]
 
@@ -89,11 +86,10 @@ class Lines:
 class BlockGrid:
     """A kernel `(*taps, inputs, outputs)` of live blocks, in any pattern.
 
-    The `(inputs, outputs)` matrix is cut into `I x J` blocks of `rows x cols`, `in_blocks x
-    out_blocks`. A live block is so at all taps. In a regular pattern each of the `J` output blocks
-    has exactly `fan_in` live blocks, `inputs_of[j]`, and each of the `I` input blocks is used by
-    exactly `fan_out = J fan_in / I` of them. Another one has `counts`, those of output blocks and
-    those of input blocks.
+    The `(inputs, outputs)` matrix is cut into `I x J` blocks of `rows x cols`, live at all taps or
+    at none. In a regular pattern each of the `J` output blocks has `fan_in` live blocks,
+    `inputs_of[j]`, and each of the `I` input blocks is used by `fan_out = J fan_in / I` of them.
+    Another one has `counts`, those of output blocks and those of input blocks.
     """
 
     inputs: int
@@ -117,7 +113,7 @@ class BlockGrid:
         density = check_density(density)
         dense = cls(inputs, outputs, *block, fan_in=block_count(inputs, block[0]), taps=(*taps,))
         dense.check_sides()
-        blocks, step = dense.in_blocks, dense.fan_in_step
+        blocks, step = dense.in_blocks, fan_step(dense.in_blocks, dense.out_blocks)
         fan_in = max(round(density * blocks / step) * step, step)
         if abs(fan_in / blocks - density) > _FURTHEST * density:
             below = math.floor(density * blocks / step) * step
@@ -134,12 +130,19 @@ class BlockGrid:
     def check_sides(self) -> None:
         """Refuses sides that the block does not divide, or that no memory could hold."""
         if max(self.inputs, self.outputs, *self.taps) > LARGEST:
-            raise LayoutError(
-                f"Each side of a kernel has at most {LARGEST} entries. Received: {self.shape}"
-            )
-        if not Block(self.rows, self.cols, regular=True).divides(self.shape):
-            _check_side("inputs", self.inputs, self.rows)
-            _check_side("outputs", self.outputs, self.cols)
+            raise LayoutError(f"A side has at most {LARGEST} entries. Received: {self.shape}")
+        if Block(self.rows, self.cols, regular=True).divides(self.shape):
+            return
+        sides = ("inputs", self.inputs, self.rows), ("outputs", self.outputs, self.cols)
+        side, size, step = next(one for one in sides if one[1] % one[2])
+        below = size // step * step
+        near = " and ".join(str(value) for value in (below, below + step) if value)
+        divisors = ", ".join(str(k) for k in range(2, min(size, 257)) if size % k == 0)
+        raise LayoutError(
+            f"Blocks need {side} that {step} divides: {near} are nearest. "
+            f"{f'Or take blocks of one of {divisors}.' if divisors else ''} "
+            f"Received: {size} {side}"
+        )
 
     @property
     def in_blocks(self) -> int:
@@ -149,26 +152,18 @@ class BlockGrid:
     def out_blocks(self) -> int:
         return block_count(self.outputs, self.cols)
 
-    @property
-    def fan_out(self) -> int:
-        return self.out_blocks * self.fan_in // self.in_blocks
-
-    @property
-    def fan_in_step(self) -> int:
-        """`fan_in` must be a multiple of this, or `fan_out` is no integer."""
-        return fan_step(self.in_blocks, self.out_blocks)
-
     @functools.cached_property
     def of_outputs(self) -> Lines:
         return Lines(self.counts[0] if self.counts else (self.fan_in,) * self.out_blocks)
 
     @functools.cached_property
     def of_inputs(self) -> Lines:
-        return Lines(self.counts[1] if self.counts else (self.fan_out,) * self.in_blocks)
+        fan_out = self.out_blocks * self.fan_in // self.in_blocks
+        return Lines(self.counts[1] if self.counts else (fan_out,) * self.in_blocks)
 
     @property
     def live_blocks(self) -> int:
-        return sum(self.counts[0]) if self.counts else self.out_blocks * self.fan_in
+        return sum(self.of_outputs.counts)
 
     @property
     def density(self) -> float:
@@ -176,10 +171,8 @@ class BlockGrid:
 
     @property
     def live(self) -> int:
-        if self.counts is None:
-            return math.prod(self.shape) * self.fan_in // self.in_blocks
-        short = sum(self.counts[0][whole_blocks(self.outputs, self.cols) :]) * self.rows
-        short += sum(self.counts[1][whole_blocks(self.inputs, self.rows) :]) * self.cols
+        short = sum(self.of_outputs.counts[whole_blocks(self.outputs, self.cols) :]) * self.rows
+        short += sum(self.of_inputs.counts[whole_blocks(self.inputs, self.rows) :]) * self.cols
         return math.prod(self.taps) * (self.live_blocks * self.rows * self.cols - short)
 
     @property
@@ -298,9 +291,7 @@ def check_block(block: Any) -> tuple[int, int]:
     """`block` as `(rows, cols)`: a positive integer for both, or a pair of them."""
     pair = tuple(block) if isinstance(block, tuple | list) else (block, block)
     if len(pair) != 2:
-        raise ValueError(
-            f"`block` must be an integer or a pair (rows, cols). Received: block={block!r}"
-        )
+        raise ValueError(f"`block` must be an integer or a pair (rows, cols). Received: {block=}")
     return check_integer("block", pair[0]), check_integer("block", pair[1])
 
 
@@ -314,25 +305,10 @@ def checked_counts(counts: Any) -> Counts:
     return tuple(lines), tuple(groups)
 
 
-def _check_side(side: str, size: int, step: int) -> None:
-    if size % step:
-        below = size // step * step
-        near = " and ".join(str(value) for value in (below, below + step) if value)
-        divisors = ", ".join(str(k) for k in range(2, min(size, 257)) if size % k == 0)
-        raise LayoutError(
-            f"Blocks need {side} that {step} divides: {near} are nearest. "
-            f"{f'Or take blocks of one of {divisors}.' if divisors else ''} "
-            f"Received: {size} {side}"
-        )
-
-
 def block_axes(path: str, grid: BlockGrid) -> tuple[Axes | None, Axes | None, Axes | None]:
-    """The mesh axes of `blocks`, `inputs_of` and `slots_of` of a layer; `None` without a layout.
-
-    A `LayoutMap` entry for the kernel of the replaced layer, `"hidden/kernel"`, also applies to its
-    blocks: they are sharded by output blocks along the same mesh axis. An entry for
-    `"hidden/blocks"`, `(J, k, *taps, r, c)`, takes precedence.
-    """
+    """The mesh axes of `blocks`, `inputs_of` and `slots_of` of a layer; `None` without a layout."""
+    # A `LayoutMap` entry for the replaced layer's kernel, `"hidden/kernel"`, shards output blocks
+    # along its mesh axis. An entry for `"hidden/blocks"`, `(J, k, *taps, r, c)`, takes precedence.
     rank = len(grid.blocks_shape)
     given, whole = axes_at(f"{path}/blocks"), axes_at(path)
     # The path of gates is that of their kernel, whose entry also matches what is below it.

@@ -13,7 +13,7 @@ from keras_sparse_ortho.layers._block_sparse_dense import (
     BlockSparseConv3D,
     BlockSparseDense,
     BlockSparseEinsumDense,
-    letters_of,
+    why_no_matrix,
 )
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
 from keras_sparse_ortho.layers._block_sparse_rnn import CELLS, recurrent_like, why_no_gates
@@ -41,11 +41,9 @@ def block_layer_like(
     counts: Mapping[str, Any] | None = None,
     seed: int | None = None,
 ) -> Any:
-    """The layer of live blocks with the settings of a plain layer, not built.
-
-    `density`, `block` and `counts` are by the names of its kernels. Once the layer is built, its
-    `storages()` take the kernels of the plain one by `set_kernel(kernel, mask)`.
-    """
+    """The layer of live blocks with the settings of a plain layer, not built."""
+    # `density`, `block` and `counts` are by the names of its kernels. Once it is built, its
+    # `storages()` take those of the plain one by `set_kernel(kernel, mask)`.
     if (reason := why_no_block_form(layer)) is not None:
         raise NotPrunableError(f"{reason}. Received: layer={type(layer).__name__}")
     given = counts or {}
@@ -82,9 +80,6 @@ def why_no_block_form(layer: keras.layers.Layer) -> str | None:
         return f"it has groups={layer.groups}"
     if reason := why_needs_dense(layer.kernel_regularizer, layer.kernel_constraint):
         return reason
-    if isinstance(layer, keras.layers.EinsumDense):
-        try:
-            letters_of(layer.equation)
-        except NotPrunableError:
-            return f"in '{layer.equation}' its kernel is not one matrix"
+    if isinstance(layer, keras.layers.EinsumDense) and why_no_matrix(layer.equation):
+        return f"in '{layer.equation}' its kernel is not one matrix"
     return None

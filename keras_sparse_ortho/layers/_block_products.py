@@ -1,10 +1,8 @@
 """Products with live blocks, features first or, at each token of a sequence, features last.
 
 Each group of lines of blocks with equal counts is one batched product, forward and backward,
-without padding or scatter. A regular pattern is one group.
-
-Transformers have features last, and transposing costs XLA on a CPU 2 to 7 ns an entry; moving whole
-rows of blocks costs half a ns.
+without padding or scatter; a regular pattern is one group. Transformers have features last, and
+XLA on a CPU takes 2 to 7 ns an entry to transpose them, but half a ns to move whole rows of blocks.
 """
 
 import dataclasses
@@ -30,10 +28,8 @@ from keras_sparse_ortho.orthogonal import block_count, whole_blocks
 
 ops = keras.ops
 
-# Gathered inputs in a chunk: they fit a core's cache beside weights and results.
-_CHUNK_BYTES = 3 * 2**19
-# Columns assumed where their number is not known when the call is traced.
-_USUAL_COLUMNS = 128
+_CHUNK_BYTES = 3 * 2**19  # gathered inputs that fit a core's cache beside weights and results
+_USUAL_COLUMNS = 128  # where their number is not known when the call is traced
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,10 +50,7 @@ class BlockOperands:
 
 
 class WholeKernel:
-    """A placeholder for the kernel with all its blocks, without an array."""
-
-    # In a scope with a value for `variable` the layer computes with all blocks live, which gives
-    # the gradient of dead ones.
+    """A placeholder for the kernel with all its blocks, whose value in a scope is computed with."""
 
     def __init__(self) -> None:
         self._variable: Any = None
@@ -137,11 +130,8 @@ def _chunks(x: Any, found: Any) -> int:
 
 
 def _by_groups(product: Any, lines: Lines, places: Any, other: Any, x: Any) -> Any:
-    """`product(places, other)` of each group of lines, joined; it gathers from `x`.
-
-    A regular pattern is computed in chunks, each kept waiting for the one before: XLA would gather
-    all first, and lose the cache.
-    """
+    """`product(places, other)` of each group of lines, joined; it gathers from `x`."""
+    # One after the other, a single group in chunks: XLA would gather all first, and lose the cache.
     groups = [*zip(lines.pieces(places), lines.pieces(other), strict=True)]
     if lines.are_regular:
         return map_chunks(product, groups[0], _chunks(x, groups[0][0]), x)
@@ -185,23 +175,20 @@ def product_features_first(x: Any, kernel: BlockOperands) -> Any:
         Y[j] = sum_l W[j, l]^T X[inputs_of[j, l]]
         dW[j, l] = X[inputs_of[j, l]] dY[j]^T,    dX[i] = sum_s W[s] dY[j(s)]
 
-    over the slots `s` of input block `i`, with the output block `j(s)` of each, without a scatter.
-    Products with the weights are one batched product of gathered blocks for each group of lines;
-    these are gathered again for `dW`. JAX has derivatives of any order, but no forward mode.
+    over the slots `s` of input block `i`, with the output block `j(s)` of each. JAX has derivatives
+    of any order, but no forward mode.
     """
     grid = kernel.grid
     of_outputs, of_inputs = grid.of_outputs, grid.of_inputs
 
     def once(value: Any, places: Any) -> Any:
-        # Loops over chunks read it once made; into other gathers XLA would fuse it.
-        value = made_once(value)
+        value = made_once(value)  # enough for loops over chunks; into other gathers XLA fuses it
         return value if grid.counts is None else written(value, places)
 
     def product(x: Any, blocks: Any, places: Any, slots: Any) -> Any:
         x = once(x, places)
 
-        # Transposed chunk by chunk: no second copy of all blocks.
-        def of_group(found: Any, w: Any) -> Any:
+        def of_group(found: Any, w: Any) -> Any:  # by chunks: no second copy of all blocks
             return ops.matmul(_transposed(_lines(w)), _gathered(x, found))
 
         return _by_groups(of_group, of_outputs, places, blocks, x)
@@ -267,8 +254,7 @@ def _resized(x: Any, axis: int, side: int, width: int, before: int, after: int) 
 
 # --- features last: products at each token --------------------------------------------------------
 
-# Where more is gathered than this multiple of inputs and outputs, chunks are faster.
-_MOST_GATHERED = 1.5
+_MOST_GATHERED = 1.5  # times inputs and outputs; beyond it chunks are faster
 
 
 def _gathers_little(grid: BlockGrid) -> bool:

@@ -22,8 +22,7 @@ from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
 from keras_sparse_ortho.orthogonal import einsum_axes
 
 ops = keras.ops
-# Without softmax, log_softmax, sparsemax and glu, which mix channels.
-_ELEMENTWISE = (
+_ELEMENTWISE = (  # without softmax, log_softmax, sparsemax and glu, which mix channels
     *("celu", "elu", "exponential", "gelu", "hard_shrink", "hard_sigmoid", "hard_silu"),
     *("hard_swish", "hard_tanh", "leaky_relu", "linear", "log_sigmoid", "mish", "relu", "relu6"),
     *("selu", "sigmoid", "silu", "soft_shrink", "softplus", "softsign", "sparse_plus"),
@@ -39,19 +38,18 @@ class BlockSparseDense(BlockSparseLayer):
 
     The kernel, `(inputs, units)`, is cut into blocks of `r x c`; every output block has `k` live
     ones, and every input block is used equally often, unless `counts` say otherwise. Both passes,
-    optimizer, file and memory have live blocks only. Results are those of the dense layer with that
-    kernel.
+    optimizer, file and memory have live blocks only; results are those of the dense layer.
 
     Args:
         units: int. Outputs, a multiple of `c`.
         density: float. Live fraction, `k / I` for `I` input blocks; `k` is a multiple of
             `I / gcd(I, J)` for `J` output blocks. `layer.density` is the nearest possible one,
             which may be off by a quarter.
-        block: int or `(r, c)`. 32 is a good choice for training on processors, 64 and 128 are
-            faster; on GPUs 64 and more.
+        block: int or `(r, c)`. 32 suits training on processors, 64 and 128 are faster; on GPUs 64
+            and more.
         counts: The live blocks of each of the `J` output blocks, and of each of the `I` input
-            blocks, for a pattern that is not regular. Lines with equal counts are one product: with
-            up to 8 different counts on a side a step takes little longer, and compiles in seconds.
+            blocks, for a pattern that is not regular. Up to 8 different counts on a side make a
+            step little slower, and compile in seconds: lines of equal counts are one product.
         kernel_initializer: `"exact_orthogonal"`: `K^T K = gain^2 I` (or `K K^T`); with `counts`
             each block is orthogonal, scaled by the count of its output block. Or an initializer of
             Keras, whose fans are the live inputs and outputs.
@@ -95,9 +93,8 @@ class BlockSparseDense(BlockSparseLayer):
         self.input_spec = keras.layers.InputSpec(min_ndim=2)
 
     def call(self, inputs: Any) -> Any:
-        # By token; for single vectors features first, which saves transpositions.
         lead = ops.shape(inputs)[:-1]
-        if len(lead) > 1:
+        if len(lead) > 1:  # single vectors go features first, which saves transpositions
             x = ops.reshape(inputs, (math.prod(lead), self.grid.inputs))
             x = ops.reshape(product_by_token(x, self.operands()), (*lead, self.units))
             return self.activation(x if self.bias is None else x + self.bias)
@@ -117,8 +114,8 @@ class BlockSparseEinsumDense(BlockSparseLayer):
 
         y = activation(einsum(equation, x, K) + b)
 
-    The kernel is one matrix, from the axes that it shares with the input to its others: `"abc,cd->
-    abd"`, and of attention `"abc,cde->abde"`, `"abde,dec->abc"`. The rest is as `BlockSparseDense`.
+    The kernel is one matrix, from the axes that it shares with the input to its others, as in
+    `"abc,cd->abd"`, or in attention `"abc,cde->abde"` and `"abde,dec->abc"`.
 
     Args:
         equation: str. As for EinsumDense, like `output_shape`, `activation` and `bias_axes`.
@@ -153,11 +150,15 @@ class BlockSparseEinsumDense(BlockSparseLayer):
     ) -> None:
         super().__init__(activation=activation, **kwargs)
         self.equation = equation
-        self.partial_output_shape = (
-            (output_shape,) if isinstance(output_shape, int) else tuple(output_shape)
-        )
+        sizes = (output_shape,) if isinstance(output_shape, int) else output_shape
+        self.partial_output_shape = tuple(sizes)
         self.bias_axes = bias_axes
-        letters_of(equation)  # refuses one whose kernel is several matrices
+        if reason := why_no_matrix(equation):
+            raise NotPrunableError(
+                "Blocks lie in one matrix from summed axes to new ones, as in 'abc,cd->abd', "
+                f"'abc,cde->abde' and 'abde,dec->abc': {reason}. Use a plain EinsumDense, whose "
+                f"kernel keras_sparse_ortho.PrunableLayer can mask. Received: {equation=}"
+            )
 
     def call(self, inputs: Any) -> Any:
         """The product by token: the axes that are not summed, one after the other."""
@@ -209,8 +210,7 @@ class BlockSparseConv(BlockSparseLayer):
                 f"Received: groups={groups!r}"
             )
         check_integer("filters", filters)
-        # It checks the other arguments, and is not tracked.
-        plain = self.namesake(
+        plain = self.namesake(  # checks the other arguments
             filters, kernel_size, strides, padding, data_format, dilation_rate, use_bias=use_bias
         )
         for name in ("rank", "input_spec", *self.settings):
@@ -225,7 +225,6 @@ class BlockSparseConv(BlockSparseLayer):
         blocks, (places, slots) = kernel.by_slot
         kernels = []
         for own in lines.pieces(blocks):
-            # (m, k, *taps, r, c) to (m, *taps, k, r, c)
             own = ops.transpose(own, (0, *range(2, 2 + rank), 1, rank + 2, rank + 3))
             shape = (*grid.taps, own.shape[-3] * grid.rows, grid.cols)
             kernels += [ops.reshape(one, shape) for one in ops.split(own, own.shape[0], axis=0)]
@@ -273,20 +272,17 @@ class BlockSparseConv1D(BlockSparseConv):
         y[.., j] = activation(sum_l conv(x[.., inputs_of[j, l]], blocks[j, l]) + b[j])
 
     Output block `j` is a small convolution over its `k` live blocks, `r` channels by `c` filters,
-    each live at all taps. The rest is as `BlockSparseDense`.
+    each live at all taps.
 
     Args:
         filters: int. Output channels, a multiple of `c`.
         kernel_size: As for Conv1D, like `strides`, `padding`, `data_format`, `dilation_rate`,
             `activation` and `use_bias`.
-        groups: int. Must be 1: blocks are connections of their own.
+        groups: int. Must be 1, or NotPrunableError: blocks are connections of their own.
         **kwargs: As for `BlockSparseDense` and Conv1D. Exactly orthogonal kernels are at the center
             tap; the live entries of others begin with zeros.
 
-    Raises:
-        NotPrunableError: `groups` other than 1.
-
-    Limits: as for `BlockSparseDense`; blocks of few filters compile slowly.
+    Limits: as for `BlockSparseDense`, like the errors; blocks of few filters compile slowly.
 
     Examples:
         >>> import keras
@@ -301,26 +297,20 @@ class BlockSparseConv1D(BlockSparseConv):
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
 class BlockSparseConv2D(BlockSparseConv):
-    """A `keras.layers.Conv2D` that connects blocks of channels with blocks of filters.
-
-    See `BlockSparseConv1D`.
-    """
+    """A `keras.layers.Conv2D` that connects blocks of channels and filters: `BlockSparseConv1D`."""
 
     namesake = keras.layers.Conv2D
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
 class BlockSparseConv3D(BlockSparseConv):
-    """A `keras.layers.Conv3D` that connects blocks of channels with blocks of filters.
-
-    See `BlockSparseConv1D`.
-    """
+    """A `keras.layers.Conv3D` that connects blocks of channels and filters: `BlockSparseConv1D`."""
 
     namesake = keras.layers.Conv3D
 
 
-def letters_of(equation: str) -> tuple[str, str, str]:
-    """The axes of input, kernel and output of an equation whose kernel is one matrix."""
+def why_no_matrix(equation: str) -> str | None:
+    """Why the kernel of an einsum equation is not one matrix; `None` if it is."""
     dots = r"((?:\.\.\.)?[a-zA-Z]*(?:\.\.\.)?)"
     parts = re.fullmatch(rf"{dots},([a-zA-Z]+)->{dots}", equation.replace(" ", ""))
     data, kernel, output = parts.groups() if parts else ("", "", "")
@@ -328,20 +318,13 @@ def letters_of(equation: str) -> tuple[str, str, str]:
     batch = sorted(inside & set(kernel) & set(output))
     lost = sorted(inside - set(kernel) - set(output))
     if parts is None:
-        reason = "it must have the form 'input,kernel->output'"
-    elif batch:
-        reason = f"the kernel has a matrix of its own for each {', '.join(batch)}"
-    elif lost:
-        reason = f"it sums over {', '.join(lost)} without the kernel"
-    elif not inside & set(kernel) or not set(kernel) - inside:
-        reason = "the kernel must have an axis to sum over, and one of its own"
-    else:
-        return data, kernel, output
-    raise NotPrunableError(
-        "Blocks lie in one matrix from summed axes to new ones, as in 'abc,cd->abd', "
-        f"'abc,cde->abde' and 'abde,dec->abc': {reason}. Use a plain EinsumDense, whose kernel "
-        f"keras_sparse_ortho.PrunableLayer can mask. Received: equation={equation!r}"
-    )
+        return "it must have the form 'input,kernel->output'"
+    if batch:
+        return f"the kernel has a matrix of its own for each {', '.join(batch)}"
+    if lost:
+        return f"it sums over {', '.join(lost)} without the kernel"
+    whole = inside & set(kernel) and set(kernel) - inside
+    return None if whole else "the kernel must have an axis to sum over, and one of its own"
 
 
 def is_elementwise(activation: Any) -> bool:

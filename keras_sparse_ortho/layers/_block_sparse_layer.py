@@ -52,8 +52,7 @@ from keras_sparse_ortho.parametrizations import (
 ops = keras.ops
 _EXACT_ORTHOGONAL = "exact_orthogonal"
 _OWN = ("density", "block", "counts", "gain", "seed", "quantizer")
-# Arguments that Keras restores and serializes, by the module that does.
-_FUNCTIONS: dict[str, Any] = {
+_FUNCTIONS: dict[str, Any] = {  # arguments by the module that restores and serializes them
     "activation": keras.activations,
     "bias_initializer": keras.initializers,
     "kernel_regularizer": keras.regularizers,
@@ -77,14 +76,12 @@ class OnBlocks:
 class BlockSparseLayer(OnBlocks, keras.layers.Layer):
     """Base of the layers that hold, and compute with, the live blocks of a kernel only.
 
-    The kernel, seen as a matrix of inputs x outputs, is cut into blocks of `r x c`: `I` input by
-    `J` output blocks. Each output block has `k` live ones, each input block is used `J k / I`
-    times. There are three variables for it: `blocks` `(J, k, *taps, r, c)`, which are trained, and
-    `inputs_of` `(J, k)` and `slots_of` `(I, J k / I)`, the two lists of where they stand. With
-    `counts` the `N` live blocks are numbered by groups of lines with equal counts, and these are
-    `(N, *taps, r, c)`, `(N,)` and `(N,)`.
-    Subclasses name the Keras layer that they replace (`namesake`) and its `settings`, attributes of
-    the same names, and implement `call`. For the arguments see `BlockSparseDense`.
+    Of `I` input by `J` output blocks of `r x c` each output block has `k` live ones. Three
+    variables hold them: `blocks` `(J, k, *taps, r, c)`, which are trained, and the lists of their
+    places `inputs_of` `(J, k)` and `slots_of` `(I, J k / I)`. With `counts` the `N` live blocks are
+    numbered by groups of lines with equal counts, and these are `(N, *taps, r, c)`, `(N,)` and
+    `(N,)`. Subclasses name the Keras layer that they replace (`namesake`) and its `settings`,
+    attributes of the same names, and implement `call`. The arguments are as `BlockSparseDense`'s.
     """
 
     namesake: ClassVar[Any]
@@ -224,7 +221,6 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         for group in lines.groups:  # each output sees its own live fan
             fan_in, count = lines.counts[group[0]], len(group)
             if self.kernel_initializer == _EXACT_ORTHOGONAL:
-                # Every block is orthogonal at the center tap; outputs have about the norm `gain`.
                 size, side = count * fan_in, max(self.block)
                 own = random_orthogonal(size, side, np.random.default_rng([seed, fan_in]))
                 scale = self.gain * np.sqrt(max(grid.cols / grid.rows, 1.0) / fan_in)
@@ -263,8 +259,6 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         assign(self.inputs_of, pattern)
         assign(self.slots_of, self.grid.slots_of(pattern))
 
-    # --- what a call computes with ---------------------------------------------------------------
-
     def operands(self) -> BlockOperands:
         """The live blocks; all of them inside a scope that gives the whole kernel."""
         whole = self._whole.operands(self.grid, self.compute_dtype)
@@ -272,20 +266,15 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         found = live if whole is None else whole
         if self.quantizer is None:
             return found
-        blocks, lines = found.by_slot[0], found.grid.of_outputs
-        pieces = [self.quantizer(own, self._of_outputs(own)) for own in lines.pieces(blocks)]
+        blocks, inside = found.by_slot[0], (1,) * (len(found.grid.taps) + 2)
+        pieces = [
+            self.quantizer(own, (own.shape[0], *inside, own.shape[-1]))
+            for own in found.grid.of_outputs.pieces(blocks)
+        ]
         return dataclasses.replace(found, blocks=stacked(pieces, blocks.shape[1:]))
 
     def set_quantizer(self, quantizer: FakeQuantization) -> None:
         self.quantizer = quantizer
-
-    @staticmethod
-    def _of_outputs(blocks: Any) -> tuple[int, ...]:
-        """The shape of one number for each output, which broadcasts to `(m, k, *taps, r, c)`."""
-        lines, *inside, cols = blocks.shape
-        return (lines, *(1 for _ in inside), cols)
-
-    # --- the dense kernel ------------------------------------------------------------------------
 
     def kernel_value(self, *, quantized: bool = True) -> np.ndarray:
         """The kernel in the shape that the namesake has, as a NumPy array (bfloat16 as float32)."""
@@ -310,8 +299,6 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
     def storages(self) -> dict[str, Storage]:
         return {} if self._grid is None else {"kernel": LiveBlocks(self)}
 
-    # --- files -----------------------------------------------------------------------------------
-
     def get_build_config(self) -> dict[str, Any]:
         return {**super().get_build_config(), "drawn_digest": self.drawn_digest}
 
@@ -327,7 +314,6 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
             store[variable.name] = variable
 
     def load_own_variables(self, store: Any) -> None:
-        """Checks where the blocks stand before anything is changed."""
         wanted = {variable.name: tuple(variable.shape) for variable in self.weights}
         found = {name: tuple(store[name].shape) for name in store.keys()}  # noqa: SIM118
         if found != wanted:
@@ -344,14 +330,12 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         super().set_weights(weights)
 
     def _check_inputs(self, given: Read) -> None:
-        """Raises unless input blocks, from a file or an argument, are a pattern of the grid."""
         try:
             self.grid.check_pattern(given(self.inputs_of))
         except ValueError as error:
             raise self._damaged(str(error)) from None
 
     def _check_slots(self, given: Read) -> None:
-        """The same for the second list of the places, once the first is right."""
         slots = given(self.slots_of)
         wanted = self.grid.slots_of(given(self.inputs_of))
         if not np.array_equal(slots, wanted):
@@ -365,8 +349,6 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
             f"The values loaded into or set in the layer '{self.name}' are damaged, or of another "
             f"model: {reason}"
         )
-
-    # --- the namesake ----------------------------------------------------------------------------
 
     def to_dense_layer(self) -> keras.layers.Layer:
         """The namesake with the same settings and weights."""
@@ -393,23 +375,20 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         serialize = keras.saving.serialize_keras_object
-        config = {
+        later = {"counts": self.counts, "quantizer": serialize(self.quantizer)}  # not in all files
+        return {
             **super().get_config(),
             **{key: getattr(self, key) for key in ("block", "gain", "seed", *self.settings)},
             **{key: module.serialize(getattr(self, key)) for key, module in _FUNCTIONS.items()},
             "kernel_initializer": serialize(self.kernel_initializer),
             "density": self._wanted,
+            **{key: value for key, value in later.items() if value is not None},
         }
-        if self.counts is not None:
-            config["counts"] = self.counts
-        if self.quantizer is not None:
-            config["quantizer"] = serialize(self.quantizer)
-        return config
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "BlockSparseLayer":
-        # In older files, whose variables have the places.
-        return cls(**{key: value for key, value in config.items() if key != "inputs_of"})
+        given = {key: value for key, value in config.items() if key != "inputs_of"}  # older files'
+        return cls(**given)
 
 
 def _restored(initializer: Any) -> Any:

@@ -78,10 +78,9 @@ class GatesOnBlocks(_Cell):
         self.takes_products = False  # whether a call is given products instead of inputs
 
     def add_weight(self, shape: Any = None, initializer: Any = None, **kwargs: Any) -> Any:
-        # Kernels with a density become layers of blocks.
         name = kwargs.get("name", "")
         density, block, counts = self._blocks.get(name, (None, None, None))
-        if density is None:
+        if density is None:  # else it becomes a layer of blocks
             return super().add_weight(shape=shape, initializer=initializer, **kwargs)
         made = BlockSparseGates(
             self.gates,
@@ -138,18 +137,14 @@ class BlockSparseLSTMCell(GatesOnBlocks, keras.layers.LSTMCell):
 
     Args:
         units: int. As for LSTMCell; a multiple of `c`.
-        density: float. Live fraction of `K`; `None` for a dense one.
-        block: int or `(r, c)`. Of `K`.
-        recurrent_density: float. Live fraction of `R`; `None` for a dense one.
-        recurrent_block: int or `(r, c)`. Of `R`.
-        counts: Of `K`, as for `BlockSparseDense`, of all gates side by side.
-        recurrent_counts: Of `R`.
+        density, block, counts: Of `K`, as for `BlockSparseDense`; `density=None` for a dense one;
+            `counts` are those of all gates side by side.
+        recurrent_density, recurrent_block, recurrent_counts: Of `R`.
         gain: float. Scale of exactly orthogonal kernels.
         seed: int. Seed of places and values, and of dropout.
         **kwargs: As for LSTMCell. The initializers are those of dense kernels.
 
-    Raises:
-        NotPrunableError: `recurrent_dropout` or `implementation=1`: gates read other inputs.
+    Raises NotPrunableError for `recurrent_dropout` or `implementation=1`: gates read other inputs.
 
     Examples:
         >>> import keras
@@ -167,9 +162,8 @@ class BlockSparseLSTMCell(GatesOnBlocks, keras.layers.LSTMCell):
 
     def call(self, inputs: Any, states: Any, training: bool = False) -> Any:
         hidden, carry = states
-        parts = ops.split(
-            self._read(inputs, training) + _product(hidden, self.recurrent_kernel), 4, axis=-1
-        )
+        both = self._read(inputs, training) + _product(hidden, self.recurrent_kernel)
+        parts = ops.split(both, 4, axis=-1)
         opened = self.recurrent_activation
         carry = opened(parts[1]) * carry + opened(parts[0]) * self.activation(parts[2])
         hidden = opened(parts[3]) * self.activation(carry)
@@ -219,21 +213,19 @@ CELLS: dict[Any, Any] = {
 class BlockSparseRNN(OnBlocks, keras.layers.RNN):
     """A `keras.layers.LSTM` or `GRU` whose kernels are live blocks.
 
-    Inputs of all steps meet the kernel at once, states the recurrent kernel step by step. Outputs
-    and gradients are those of the plain layer with these kernels.
+    Inputs of all steps are multiplied at once, states step by step. Outputs and gradients are those
+    of the plain layer with these kernels.
 
     Args:
         cell: A `BlockSparseLSTMCell` or `BlockSparseGRUCell`.
         **kwargs: As for `keras.layers.RNN`, such as `return_sequences`, `return_state`, `unroll`.
 
-    Raises:
-        NotPrunableError: Another cell; `stateful=True`.
+    Raises NotPrunableError for another cell, and `stateful=True`.
 
     Limits: no cuDNN, and no quantization; make it plain first (`keras_sparse_ortho.strip`).
 
     Examples:
-        >>> import keras, numpy as np
-        >>> import keras_sparse_ortho as kso
+        >>> import keras, keras_sparse_ortho as kso
         >>> dense = keras.Sequential([keras.Input((8, 64)), keras.layers.GRU(64, name="gru")])
         >>> sparse = kso.sparsify(dense, 0.25, storage="blocks", seed=0)
         >>> type(sparse.layers[0]).__name__, [w.path for w in kso.prunable_weights(sparse)]
@@ -263,18 +255,14 @@ class BlockSparseRNN(OnBlocks, keras.layers.RNN):
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
-        # Built before its layer, the cell's variables would lack the layer's name, by which torch
-        # tells the parameters of Bidirectional apart.
+        # Built first, the cell would lack the layer's name, by which torch tells the parameters of
+        # Bidirectional apart.
         cell = {key: value for key, value in config["cell"].items() if key != "build_config"}
         return {**config, "cell": cell}
 
-    # --- storages --------------------------------------------------------------------------------
-
     def storages(self) -> dict[str, Storage]:
         cell = self.cell
-        return {
-            f"{cell.name}/{key}": LiveBlocks(own, cell) for key, own in cell.on_blocks().items()
-        }
+        return {f"{cell.name}/{k}": LiveBlocks(own, cell) for k, own in cell.on_blocks().items()}
 
     def get_build_config(self) -> dict[str, Any]:
         drawn = {key: own.drawn_digest for key, own in self.cell.on_blocks().items()}
@@ -286,8 +274,6 @@ class BlockSparseRNN(OnBlocks, keras.layers.RNN):
         super().build_from_config(config)
         for key, own in self.cell.on_blocks().items():
             own.drawn_digest = drawn.get(key)
-
-    # --- the plain layer -------------------------------------------------------------------------
 
     def to_dense_layer(self) -> Any:
         kind = next(plain for plain, cell in CELLS.items() if isinstance(self.cell, cell))

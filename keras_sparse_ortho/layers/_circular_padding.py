@@ -14,8 +14,7 @@ class CircularPadding(keras.layers.Layer):
 
         y[p] = x[(p - before) mod size]    for 0 <= p < before + size + after
 
-    Before a convolution with `padding="valid"` this makes it circular: each position of the output
-    sees a whole window, and none a border of zeros.
+    Before a convolution with `padding="valid"` this makes it circular: windows see no border.
 
     Args:
         padding: An integer for both ends of all spatial axes, or a sequence of an integer or a
@@ -24,7 +23,7 @@ class CircularPadding(keras.layers.Layer):
         **kwargs: As for `keras.layers.Layer`.
 
     Limits: the size of an axis must be a multiple of the convolution's stride. A plain model
-    (`strip`) keeps this layer, so it needs this package to be loaded; exported files do not.
+    (`strip`) keeps this layer and needs this package to be loaded; exported files do not.
 
     Examples:
         >>> import numpy as np
@@ -71,14 +70,11 @@ class CircularPadding(keras.layers.Layer):
         given = [self.padding] * count if isinstance(self.padding, int) else list(self.padding)
         pairs = [(end, end) if isinstance(end, int) else tuple(end) for end in given]
         sizes = shape[first : first + count]
+        rule = None
         if count < 1 or len(pairs) != count or any(len(pair) != 2 for pair in pairs):
-            raise ValueError(
-                f"The padding of '{self.name}' is not one of the spatial axes of its input. "
-                f"Received: padding={self.padding!r}, input of shape {shape}"
-            )
-        if any(s is not None and max(pair) > s for s, pair in zip(sizes, pairs, strict=True)):
-            raise ValueError(
-                f"The layer '{self.name}' cannot pad an axis by more than its size. "
-                f"Received: padding={self.padding!r}, input of shape {shape}"
-            )
+            rule = f"The padding of '{self.name}' is not one of the spatial axes of its input"
+        elif any(s is not None and max(pair) > s for s, pair in zip(sizes, pairs, strict=True)):
+            rule = f"The layer '{self.name}' cannot pad an axis by more than its size"
+        if rule is not None:
+            raise ValueError(f"{rule}. Received: padding={self.padding!r}, input of shape {shape}")
         return [(first + k, pair[0], pair[1]) for k, pair in enumerate(pairs)]

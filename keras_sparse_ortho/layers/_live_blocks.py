@@ -1,6 +1,5 @@
 """`LiveBlocks`, the storage of a kernel on live blocks: its form, places, moves and slots."""
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from keras_sparse_ortho.errors import LayoutError
 from keras_sparse_ortho.initializers import ExactOrthogonal
 from keras_sparse_ortho.kernels import DenseGradient, PrunableWeight, Storage
 from keras_sparse_ortho.layers._block_grid import pattern_of
-from keras_sparse_ortho.orthogonal import Block, RegularBlocks
+from keras_sparse_ortho.orthogonal import Block, RegularBlocks, fan_step
 from keras_sparse_ortho.parametrizations import digest
 
 
@@ -37,8 +36,7 @@ class LiveBlocks(Storage):
         grid = self._layer.grid
         if grid.counts:
             return 1.0 / (grid.in_blocks * grid.out_blocks)
-        one = dataclasses.replace(grid, outputs=grid.outputs // self._layer.parts)
-        return float(one.fan_in_step / one.in_blocks)
+        return fan_step(grid.in_blocks, grid.out_blocks // self._layer.parts) / grid.in_blocks
 
     @property
     def quantizer(self) -> Any:
@@ -88,21 +86,16 @@ class LiveBlocks(Storage):
         self._layer.drawn_digest = digest(to_numpy(self._layer.blocks))
 
     def live_places(self) -> np.ndarray:
-        return self._at_places(np.ones(self._layer.grid.places_shape, dtype=bool))
+        return self.place_sums(self._whole(np.ones(self._layer.grid.places_shape, bool))) > 0
 
     def live_sums(self) -> np.ndarray:
-        lead = len(self._layer.grid.places_shape)
-        return self._at_places(block_sums(to_numpy(self._layer.blocks), lead))
-
-    def _at_places(self, values: Any) -> np.ndarray:
-        return self._by_part(self._whole(values).T)
+        blocks, lead = np.abs(to_numpy(self._layer.blocks)), len(self._layer.grid.places_shape)
+        return self.place_sums(self._whole(blocks.sum(axis=tuple(range(lead, blocks.ndim)))))
 
     def place_sums(self, gradient: Any) -> np.ndarray:
-        return self._by_part(block_sums(gradient, 2).T)
-
-    def _by_part(self, places: np.ndarray) -> np.ndarray:
+        sums = np.asarray(np.abs(gradient).sum(axis=tuple(range(2, gradient.ndim)))).T
         parts = self._layer.parts
-        return places if parts == 1 else np.stack(np.split(places, parts, axis=1))
+        return sums if parts == 1 else np.stack(np.split(sums, parts, axis=1))
 
     def move(self, live: Any, optimizer: Any) -> None:
         pattern, source = self.moves(live)
@@ -143,8 +136,3 @@ class LiveBlocks(Storage):
     def slot_from_dense(self, slot: np.ndarray) -> np.ndarray:
         layer = self._layer
         return layer.grid.blocks(layer.matrix(slot), to_numpy(layer.inputs_of))
-
-
-def block_sums(blocks: np.ndarray, lead: int) -> np.ndarray:
-    """`sum |w|` over each block: over all but the `lead` first axes."""
-    return np.asarray(np.abs(blocks).sum(axis=tuple(range(lead, blocks.ndim))))

@@ -16,12 +16,10 @@ from keras_sparse_ortho._keras_internals import (
     DeferredVariables,
     VariableOverrides,
     WrapperBuiltByCalls,
-    adopt_call_interface,
     along_kernel,
     check_given,
     create_along,
     restored,
-    stand_in_name_scope,
     track_variable,
 )
 from keras_sparse_ortho._values import check_layouts, to_numpy
@@ -82,8 +80,7 @@ class _State:
         named = isinstance(self.template, dict)
         selection: Selection = list(self.template) if named else self.selection
         if (named or self.from_file) and selection is not None and not callable(selection):
-            # Exact names: each weight gets one parametrization; and a file could hold a regular
-            # expression on which Python's engine does not end.
+            # Exact names: a file could hold a regular expression that Python never finishes.
             selection = [re.escape(name) for name in names_in(selection) or []]
         return select(found, selection, "parametrization" if named else "weights")
 
@@ -100,11 +97,10 @@ class _State:
 class PrunableLayer(WrapperBuiltByCalls):
     """Wraps a layer so that it uses the effective weights of a parametrization.
 
-    In every call the layer sees `w_e = parametrization(w)` where it reads `w`: only the *value* of
-    the variable is overridden while the layer runs. So any layer can be wrapped (Dense,
-    convolutions, recurrent layers, Bidirectional, TimeDistributed, MultiHeadAttention, blocks of
-    layers), gradients are those of the effective weight, and moving averages, seed states and
-    losses work as before.
+    While the layer runs, it sees `w_e = parametrization(w)` where it reads `w`. So any layer can be
+    wrapped (Dense, convolutions, recurrent layers, Bidirectional, TimeDistributed,
+    MultiHeadAttention, blocks of layers), gradients are those of the effective weight, and moving
+    averages, seed states and losses work as before.
 
     Args:
         layer: Layer, built or not. Its weights are kept.
@@ -112,8 +108,8 @@ class PrunableLayer(WrapperBuiltByCalls):
             name (`"kernel"`, or `"query/kernel"` below the layer). Default: `FixedMask()`, which
             adopts the mask of the layer's initializer.
         weights: Selection of weights, where `parametrization` is no dict: names or regular
-            expressions relative to the layer (one or a list), or a predicate of a `PrunableWeight`;
-            in a configuration names. Default: all kernels and embeddings that
+            expressions relative to the layer (one or a list), or a predicate of a `PrunableWeight`.
+            Default: all kernels and embeddings that
             `keras_sparse_ortho.initializers.kernel_layouts` knows.
         quantizer: FakeQuantization of the effective weights; see `quantize_aware`. Default: none.
         name: str. Default: the name of the layer.
@@ -147,18 +143,12 @@ class PrunableLayer(WrapperBuiltByCalls):
         **kwargs: Any,
     ) -> None:
         if not isinstance(layer, keras.layers.Layer):
-            raise NotPrunableError(
-                f"PrunableLayer wraps a Keras 3 layer. Received: layer={layer!r}"
-                f" of type {type(layer).__name__}"
-            )
+            raise NotPrunableError(f"PrunableLayer wraps a Keras 3 layer. Received: {layer=}")
         named = isinstance(parametrization, Mapping)
         refuse_unwrappable(layer, around_others=named)
-        # The inner layer casts its own inputs and weights; parametrizations see full precision.
-        kwargs.setdefault("dtype", variable_dtype(layer))
+        kwargs.setdefault("dtype", variable_dtype(layer))  # the inner layer casts by itself
         kwargs.setdefault("trainable", layer.trainable)
-        super().__init__(layer, name=name or layer.name, autocast=False, **kwargs)
-        adopt_call_interface(self, layer)
-        stand_in_name_scope(self, layer)
+        super().__init__(layer, name=name or layer.name, **kwargs)
         if parametrization is None:
             parametrization = FixedMask()
         if named and weights is not None:
@@ -173,8 +163,11 @@ class PrunableLayer(WrapperBuiltByCalls):
     def building(self) -> Iterator[None]:
         """Inside, kernels are drawn once, with their masks, and along the axes of the layer."""
         check_layouts()
-        stand_in_name_scope(self, self.layer)
-        with recorded_draws(self.layer) as draws, self._state.creating(self.layer):
+        with (
+            super().building(),
+            recorded_draws(self.layer) as draws,
+            self._state.creating(self.layer),
+        ):
             yield
         self._state.draws = draws if self._state.draws is None else self._state.draws
 
@@ -214,7 +207,6 @@ class PrunableLayer(WrapperBuiltByCalls):
             if self._state.quantizer is not None:
                 self.set_quantizer(self._state.quantizer)
         except Exception:
-            # The layer is the user's: put everything back.
             self._state.detach()
             self._state.deferred.initialize(but=[])
             raise
@@ -281,20 +273,18 @@ class PrunableLayer(WrapperBuiltByCalls):
                 return inherited(name)
         if name.startswith("_") or name == "layer" or "_state" not in vars(self):
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
-        effective = {
-            id(own.layer_variable): own.current for own in self._state.parametrized.values()
-        }
-        shown = ShownLayer(self.layer, effective, self._effective_weights)
         if name in ("mask", "masks") and not hasattr(self.layer, name):
             raise AttributeError(
                 f"'{type(self).__name__}' object has no attribute '{name}'. "
                 "Use: {w.path: w.mask for w in prunable_weights(layer)}"
             )
-        return getattr(shown, name)
+        held = self._state.parametrized.values()
+        effective = {id(own.layer_variable): own.current for own in held}
+        return getattr(ShownLayer(self.layer, effective, self._effective_weights), name)
 
     @property
     def parametrizations(self) -> dict[str, Parametrization]:
-        """The parametrizations by weight name below the layer; empty before it is built."""
+        """The parametrizations by weight name; empty before the layer is built."""
         return dict(self._state.parametrized)
 
     def get_weights(self) -> list[Any]:
@@ -343,9 +333,6 @@ class PrunableLayer(WrapperBuiltByCalls):
         """Releases the layer inside, which then has the effective weights."""
         self.release()
         return self.layer
-
-    def get_config(self) -> dict[str, Any]:
-        return {**self.wrapper_config(), "layer": self.layer_config()}
 
     def wrapper_config(self) -> dict[str, Any]:
         """The settings, and the names in the layer, which its own configuration may lack."""

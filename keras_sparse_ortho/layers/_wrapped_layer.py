@@ -21,8 +21,7 @@ from keras_sparse_ortho.initializers import KernelLayout, SparseInitializer, are
 from keras_sparse_ortho.kernels import initializer_attribute, is_sparse_layer, kernel_layouts, walk
 
 L = keras.layers
-# Stateless layers that map sample by sample, with samples first.
-_BY_SAMPLE = (
+_BY_SAMPLE = (  # stateless layers that map sample by sample, with samples first
     *(L.Dense, L.Embedding, L.DepthwiseConv1D, L.DepthwiseConv2D),
     *(L.Conv1D, L.Conv2D, L.Conv3D, L.SeparableConv1D, L.SeparableConv2D),
     *(L.Conv1DTranspose, L.Conv2DTranspose, L.Conv3DTranspose),
@@ -98,8 +97,7 @@ def variable_dtype(layer: Any) -> str:
         raise ValueError(
             f"The layer '{layer.name}' must have a dtype policy of Keras. Received: dtype={policy}"
         )
-    dtype: str = layer.variable_dtype
-    return dtype
+    return str(layer.variable_dtype)
 
 
 class Recorder:
@@ -108,8 +106,7 @@ class Recorder:
     def __init__(self, initializer: SparseInitializer, layout: KernelLayout | None) -> None:
         self.initializer = initializer
         self.layout = layout if initializer.layout is None else None
-        # By shape: a layer may have several weights from one initializer, which for a shape gives
-        # the same values at every call.
+        # By shape: an initializer of several weights gives the same values for a shape.
         self.masks: dict[tuple[int, ...], np.ndarray] = {}
 
     def __call__(self, shape: Any, dtype: Any = None) -> Any:
@@ -124,8 +121,7 @@ class Recorder:
 @contextlib.contextmanager
 def recorded_draws(layer: Any) -> Iterator[dict[tuple[int, str | None], Recorder]]:
     """Records, by layer and attribute, what sparse initializers of an unbuilt layer draw."""
-    # So a kernel is drawn once, with its mask, along the axes of the layer. Variables that are
-    # initialized later (Keras only traces shapes) keep the recorders until then.
+    # Variables that are initialized later (Keras only traces shapes) keep the recorders until then.
     draws: dict[tuple[int, str | None], Recorder] = {}
     with contextlib.ExitStack() as stack:
         for inner, _ in walk(layer, ""):
@@ -149,8 +145,8 @@ def recorded_draws(layer: Any) -> Iterator[dict[tuple[int, str | None], Recorder
 class ShownLayer:
     """A wrapped layer, or one inside it, as it is read through the wrapper."""
 
-    # Weights are shown by their `effective` tensors, by `id` of the variable. Methods, and layers
-    # inside, also in lists, tuples and dicts, compute in a `scope` with effective weights.
+    # It shows the `effective` tensors by `id` of the variable. Methods, and layers inside, also in
+    # lists, tuples and dicts, compute in a `scope` with them.
 
     def __init__(
         self,
@@ -197,10 +193,9 @@ def call_by_shard(
     wrapper: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """`call(*args, **kwargs)`, under data parallelism on JAX by `shard_map` over the samples."""
-    # XLA all-reduces the gradient of a kernel at its dense size. Inside `shard_map` it all-reduces
-    # the gradients of the call's inputs, which are those of live values. Only in compiled
-    # functions, for layers of Keras that map sample by sample with all kernels in compact storage,
-    # under `keras.distribution.DataParallel`.
+    # Outside of `shard_map` XLA all-reduces dense gradients, inside those of live values. Only in
+    # compiled functions, for layers of Keras that map sample by sample with all kernels in compact
+    # storage, under `keras.distribution.DataParallel`.
     distribution = keras.distribution.distribution()
     if not isinstance(distribution, keras.distribution.DataParallel):
         return call(*args, **kwargs)
@@ -218,9 +213,8 @@ def call_by_shard(
             return call(x, **kwargs)
 
     split, whole = jax.sharding.PartitionSpec(axis), jax.sharding.PartitionSpec()
-    on_all = jax.shard_map(
-        on_one, mesh=mesh, in_specs=(split, *(whole for _ in variables)), out_specs=split
-    )
+    specs = (split, *(whole for _ in variables))
+    on_all = jax.shard_map(on_one, mesh=mesh, in_specs=specs, out_specs=split)
     return on_all(args[0], *(variable.value for variable in variables))
 
 

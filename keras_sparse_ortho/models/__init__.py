@@ -23,7 +23,6 @@ from keras_sparse_ortho.models._rewrite import (
 )
 from keras_sparse_ortho.models._stateless_loss import StatelessLoss, check_labels
 
-# Public; the other names above are for the other rooms.
 __all__ = [
     "Plan",
     "apply",

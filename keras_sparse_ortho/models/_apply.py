@@ -10,6 +10,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, cast
 import keras
 import numpy as np
 
+from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._keras_internals import (
     VariableOverrides,
     body_of,
@@ -73,9 +74,7 @@ class Target:
 
 Around = Callable[[Any, Any, Callable[[], Any]], Any]
 """`(layer, own, make)` -> what takes the place of `own`, the copy of `layer`, or `None`.
-
-`make()` gives what the targets say: a new layer, or `None` where they change nothing.
-"""
+`make()` is the new layer by the targets, or `None` where they change nothing."""
 
 
 @dataclasses.dataclass
@@ -138,21 +137,20 @@ P = ParamSpec("P")
 class Verb(Protocol[P]):
     """Makes a new model; `plan` returns the plan alone, `in_place` changes the given model."""
 
-    def __call__(self, model: keras.Model, *args: P.args, **kwargs: P.kwargs) -> keras.Model:
-        """A new model, not compiled."""
+    def __call__(self, model: keras.Model, *args: P.args, **kwargs: P.kwargs) -> keras.Model: ...
 
-    def plan(self, model: keras.Model, *args: P.args, **kwargs: P.kwargs) -> Plan:
-        """The plan alone; print it, or give it to `models.apply`."""
+    def plan(self, model: keras.Model, *args: P.args, **kwargs: P.kwargs) -> Plan: ...
 
-    def in_place(self, model: keras.Model, *args: P.args, **kwargs: P.kwargs) -> keras.Model:
-        """Changes the given model itself, and returns it: for models that cannot be copied."""
+    def in_place(self, model: keras.Model, *args: P.args, **kwargs: P.kwargs) -> keras.Model: ...
 
 
 def verb(plan: Callable[Concatenate[keras.Model, P], Plan]) -> Verb[P]:
+    translated, known = other_keywords()(plan), inspect.signature(plan).parameters.keys()
+
     def form(in_place: bool) -> Any:
         @functools.wraps(plan)
         def act(*args: Any, **kwargs: Any) -> keras.Model:
-            made = plan(*args, **kwargs)
+            made = (plan if kwargs.keys() <= known else translated)(*args, **kwargs)
             return _apply(args[0] if args else kwargs["model"], made, in_place)
 
         signature = inspect.signature(plan).replace(return_annotation="keras.Model")
@@ -160,7 +158,7 @@ def verb(plan: Callable[Concatenate[keras.Model, P], Plan]) -> Verb[P]:
         return act
 
     act = form(in_place=False)
-    vars(act).update(plan=plan, in_place=form(in_place=True))
+    vars(act).update(plan=translated, in_place=form(in_place=True))
     return cast(Verb[P], act)
 
 
@@ -168,8 +166,8 @@ def apply(model: keras.Model, plan: Plan, *, in_place: bool = False) -> keras.Mo
     """Returns a model whose kernels have become what a plan says.
 
     `kso.sparsify(model, 0.1)` is `apply(model, kso.sparsify.plan(model, 0.1))`; so are the other
-    functions that return models. Layers are replaced in a copy of the model. The copy is compared
-    with the plan, and compiled only after conversions of storage.
+    functions that return models. The new model is compared with the plan, and compiled only after
+    conversions of storage.
 
     Args:
         model: Model that the plan was made for.
@@ -315,7 +313,7 @@ def _on_blocks(
     own: Any, targets: Mapping[str, Target], draws: Mapping[str, AnyDraw], values: Mapping[str, Any]
 ) -> Any:
     """The layer of live blocks, built, or `None` where layer or masks have no such form."""
-    # Draws of blocks are never made dense. `values` have kernels to keep, as `raw_value()`.
+    # `values` have kernels to keep, as `raw_value()`.
     plain = own.layer if storages_of(own) else own
     try:
         new = blocks_like(plain, draws, {key: t.block for key, t in targets.items()}, values)
@@ -423,16 +421,18 @@ class _Checks:
         pairs = zip(self._variables, _without_support(result), strict=True)
         partners = {id(old): now for old, now in pairs}
         storages = {weight.path: weight.storage for weight in prunable_weights(result)}
-        converted = {
-            id(w.variable): functools.partial(_slot, w.storage, storages[w.path])
-            for w in self._plan.weights
+        stored: dict[int, Any] = {
+            id(w.variable): (w.storage, storages[w.path]) for w in self._plan.weights
         }
+
+        def converted(variable: Any, slot: np.ndarray, start: float) -> np.ndarray:
+            if id(variable) not in stored:
+                return slot
+            old, new = stored[id(variable)]
+            found: np.ndarray = new.slot_from_dense(old.slot_to_dense(slot, start))
+            return found
+
         copy_slots(self._optimizer, result.optimizer, partners, converted)
-
-
-def _slot(old: Any, new: Any, slot: np.ndarray, start: float) -> np.ndarray:
-    converted: np.ndarray = new.slot_from_dense(old.slot_to_dense(slot, start))
-    return converted
 
 
 def _without_support(model: Any) -> list[Any]:
@@ -446,14 +446,11 @@ def _without_support(model: Any) -> list[Any]:
 
 
 class SameFunction:
-    """The weights and outputs of a model, to compare with those of the rewritten one."""
-
-    # Effective kernels by path, to the bit, the number of other weights, and outputs (see `Probe`);
-    # for products the outputs alone.
+    """Effective kernels of a model, to the bit, number of other weights, and outputs (`Probe`)."""
 
     def __init__(self, model: Any) -> None:
         self._name = getattr(model, "name", model)
-        # A layer whose kernel is a product may become two layers.
+        # A layer whose kernel is a product may become two layers: only outputs are compared.
         self._divided = tuple(
             f"{path}/"
             for layer, path in walk(model, "")
@@ -485,9 +482,7 @@ class SameFunction:
 
 
 class Probe:
-    """The outputs of a model for one sample, with other `values` of some variables if given."""
-
-    # None where inputs are unknown, or (but for `always`) all layers are Keras'.
+    """The outputs of a model for one sample, if inputs are known, and layers not all Keras'."""
 
     def __init__(
         self, model: Any, values: Iterable[tuple[Any, Any]] = (), *, always: bool = False
@@ -533,7 +528,7 @@ def probe_of_copy(model: Any, copy: Any) -> Probe:
 
 
 def beside_kernels(model: Any) -> set[int]:
-    """The variables, by `id`, that stand beside kernels: masks, indices, thresholds."""
+    """Masks, indices, thresholds and other variables beside kernels, by `id`."""
     found: set[int] = set()
     for layer, _ in walk(model, ""):
         found |= {id(v) for storage in storages_of(layer).values() for v in storage.support()}

@@ -2,30 +2,19 @@
 
 import dataclasses
 import functools
-import warnings
-import weakref
 from collections.abc import Iterable
 from typing import Any
 
 import keras
 
-from keras_sparse_ortho._keras_internals import before_save, in_fit, level_of_user
+from keras_sparse_ortho._keras_internals import before_save, in_fit, warn_user
 from keras_sparse_ortho.errors import DensityWarning
 from keras_sparse_ortho.models._rewrite import prunable_weights
 from keras_sparse_ortho.orthogonal import live_count
 from keras_sparse_ortho.parametrizations import LearntThreshold, ScheduledMask, warn_unless_updated
 
-# Which of these it was, only the end of `fit` can tell.
-_POSSIBLE = (
-    "training ended before their schedule did, or weights of an earlier epoch were restored or "
-    "saved as the best"
-)
-
-
-# The fraction of the count asked for by which thresholds that still learn may drift.
-_DRIFT = 0.02
-# The density above which learnt thresholds have done nothing worth it.
-_DENSE = 0.95
+_DRIFT = 0.02  # of the count asked for, by which thresholds that still learn may drift
+_DENSE = 0.95  # above this density learnt thresholds have done nothing worth it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,25 +63,28 @@ def model_gap(model: Any, *, begun: bool = False) -> DensityGap | None:
 
 
 def warn_of_gap(gap: DensityGap, reason: str) -> None:
-    warnings.warn(
+    warn_user(
         f"The weights are not at the density asked for: {reason}. Train on, or call "
         f"keras_sparse_ortho.finish(model), which brings them there at once. Received: {gap}",
         DensityWarning,
-        stacklevel=level_of_user(),
     )
 
 
 def warn_unless_at_density(model: Any) -> None:
     """Warns if training has begun, is not going on, and the density asked for is not there."""
-    if not isinstance(model, keras.Model):  # a layer has a part of the density of its model
-        return
-    if in_fit(model):
+    # A layer has a part of the density of its model.
+    if not isinstance(model, keras.Model) or in_fit(model):
         return
     warn_unless_updated(model)
     _warn_of_dense_thresholds(model)
     gap = model_gap(model, begun=True)
     if gap is not None:
-        warn_of_gap(gap, _POSSIBLE)
+        # Which of these it was, only the end of `fit` can tell.
+        warn_of_gap(
+            gap,
+            "training ended before their schedule did, or weights of an earlier epoch were "
+            "restored or saved as the best",
+        )
 
 
 def _warn_of_dense_thresholds(model: Any) -> None:
@@ -104,27 +96,16 @@ def _warn_of_dense_thresholds(model: Any) -> None:
         return
     live, size = (sum(part) for part in zip(*(p.counts() for p in moving), strict=True))
     if live > _DENSE * size:
-        warnings.warn(
+        warn_user(
             "Training has left nearly all entries above their learnt thresholds. Without "
             "keras_sparse_ortho.callbacks.TargetDensity(density) the density depends on "
             "`weight_decay` and `s_init`: train with that callback, or call "
             "keras_sparse_ortho.finish(model, density). "
             f"Received: density={live / size:.4g} ({live} of {size} live)",
             DensityWarning,
-            stacklevel=level_of_user(),
         )
 
 
 def watch_saving(model: Any, watch: bool) -> None:
     """Warns whenever the model is saved and is not at the density asked for; or not any more."""
-    if not watch:
-        before_save(model, None)
-        return
-    reference = weakref.ref(model)
-    before_save(model, functools.partial(_warn_in_save, reference))
-
-
-def _warn_in_save(reference: Any) -> None:
-    model = reference()
-    if model is not None:
-        warn_unless_at_density(model)
+    before_save(model, functools.partial(warn_unless_at_density, model) if watch else None)

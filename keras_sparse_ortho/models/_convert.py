@@ -37,15 +37,17 @@ def convert(
       takes little more than the live fraction of a dense one's time. Layers whose masks are not of
       blocks stay.
 
-    Training goes on: a compiled model keeps its compilation, the optimizer its step count, and
-    moments and averages of live entries. Those of the others are zero. `convert.in_place` changes
-    the model itself; else it stays, and a new one is returned.
+    A compiled model keeps its compilation, the optimizer its step count, and moments and averages
+    of live entries. Those of the others are zero.
 
     Args:
         model: Model, built, with fixed masks in any storage, or masks of `MagnitudeMask` whose
             schedule has ended.
         storage: `"masked"`, `"compact"` or `"blocks"`.
         block: int or `(r, c)`. Size of `"blocks"`, where the masks do not tell how they were drawn.
+
+    Returns:
+        A new model; `convert.in_place` changes the given one instead.
 
     Raises:
         NotPrunableError: A model that is not built or has no masks; with `"compact"` a
@@ -103,7 +105,6 @@ def _fit_for_masks(weights: list[PrunableWeight], storage: str) -> list[Prunable
 
 
 def _fit_for_blocks(model: Any, weights: list[PrunableWeight], block: Any) -> list[PrunableWeight]:
-    """The kernels of wrapped layers that have a form on live blocks."""
     known = {id(weight.variable): weight for weight in weights}
     found, reasons = [], []
     for layer, path in walk(model, ""):
@@ -144,9 +145,8 @@ def strip(model: keras.Model) -> Plan:
     Each wrapped weight `w` becomes its effective weight `w_e`, whose dead entries are exactly 0,
     each layer of live blocks the dense layer of Keras whose place it took. A product of two thin
     factors (`parametrizations.LowRankSoftThreshold`) becomes two layers, in a Sequential model of
-    the layer's name, where these are smaller. Nothing of this package remains: the model can be
-    saved, and loaded without it. (Sparse initializers, which have done their work, become Keras'
-    default.) The result is not compiled. `strip.in_place` changes the model itself; else it stays.
+    the layer's name, where these are smaller. Sparse initializers become Keras' default. The result
+    is not compiled, and loads without this package. `strip.in_place` changes the model itself.
 
     Args:
         model: Model, built, with or without wrapped layers.
@@ -161,8 +161,7 @@ def strip(model: keras.Model) -> Plan:
     Examples:
         >>> import keras, numpy as np, keras_sparse_ortho as kso
         >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
-        >>> sparse = kso.sparsify(dense, 0.25, seed=0)
-        >>> plain = strip(sparse)
+        >>> plain = strip(kso.sparsify(dense, 0.25, seed=0))
         >>> type(plain.layers[0]).__name__, int(np.count_nonzero(plain.layers[0].get_weights()[0]))
         ('Dense', 8)
     """
@@ -210,10 +209,9 @@ def _finished_storages(model: Any) -> list[Any]:
 
 def _thin_layers(wrapper: Any) -> Any:
     """Returns `Sequential([Dense(k), layer])`, built, for a kernel `(m, k) @ (k, n)`, or `None`."""
-    # For Dense, and for LSTM, GRU and SimpleRNN, whose kernel is the one on the inputs; the layer
-    # is a copy. `None` where there is nothing to gain: the kernel has no factors, they are not
-    # smaller than their product, or the layer is called with a mask or states, or returns states,
-    # which a Sequential model cannot pass on.
+    # For Dense, and the kernel on the inputs of LSTM, GRU and SimpleRNN. `None` if there are no
+    # factors, they are not smaller than their product, or the layer is called with a mask or
+    # states, or returns states, which a Sequential model cannot pass on.
     layer: Any = getattr(wrapper, "layer", None)
     if type(layer) is L.Dense:
         key = "kernel"
@@ -229,13 +227,11 @@ def _thin_layers(wrapper: Any) -> Any:
     left, right = low_rank.factors()
     if not 0 < left.size + right.size < low_rank.weight.size:
         return None
-    thin = L.Dense(
-        left.shape[1], use_bias=False, name=f"{layer.name}_thin", dtype=layer.dtype_policy
-    )
+    own = {"name": f"{layer.name}_thin", "dtype": layer.dtype_policy}
+    thin = L.Dense(left.shape[1], use_bias=False, **own)
     second = type(layer).from_config(layer.get_config())
-    shape = layer.get_build_config()["input_shape"]
     both = keras.Sequential([thin, second], name=layer.name)
-    both.build(shape)
+    both.build(layer.get_build_config()["input_shape"])
     assign(thin.kernel, left)
     effective = {id(p.layer_variable): p.current() for p in wrapper.parametrizations.values()}
     effective[id(low_rank.weight.variable)] = right

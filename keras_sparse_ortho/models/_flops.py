@@ -25,8 +25,7 @@ def count_flops(
 
     The model is traced once in inference with a batch of one. A kernel of `size` entries, applied
     at `positions` pixels or timesteps, costs `size * positions`. Weights of layers without a rule
-    (`kernel_positions`) are left out; all are if dimensions besides the batch are not fixed, by the
-    model or a `sample`, a batch of its inputs.
+    (`kernel_positions`) are left out; all are if model and `sample` leave a dimension open.
     """
     specs = input_specs(model) if sample is None else _specs_of(sample)
     if specs is None:

@@ -1,10 +1,8 @@
 """`remove_channels`: a plain Keras model without the channels that do nothing."""
 
 import collections
-import dataclasses
 import functools
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +14,7 @@ from keras_sparse_ortho._keras_internals import (
     graph_calls,
     graph_ends,
     leave_graphs,
+    warn_user,
 )
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
@@ -56,8 +55,7 @@ def remove_channels(model: keras.Model) -> keras.Model:
 
     The result is new, plain and not compiled, with equal outputs in inference, but for rounding,
     and the names of the layers. A model of a derived class keeps it if its constructor takes any
-    layers; if it makes them, in full size, the result is a functional or Sequential model, which
-    can be saved and loaded.
+    layers; else the result is a functional or Sequential model.
 
     Args:
         model: Model, built, functional or Sequential, wrapped or plain.
@@ -70,22 +68,18 @@ def remove_channels(model: keras.Model) -> keras.Model:
     Limits: a padded convolution adds zeros at the border, where a channel has its constant. One
     channel whose constant is not 0 stays then, with a kernel for all of them: `sum_i (c_i / c)
     K_i`. In front of padded DepthwiseConv and SeparableConv, and of ZeroPadding, all of these stay.
-    In further training the means of BatchNormalization move, so constants in biases are those of
-    now. Channels must be the last axis.
+    Further training moves the means of BatchNormalization, but no constants in biases. Channels
+    must be the last axis.
 
     Examples:
         >>> import keras, numpy as np
-        >>> model = keras.Sequential([
-        ...     keras.Input((8,)), keras.layers.Dense(6, activation="relu"), keras.layers.Dense(2)])
+        >>> layers = [keras.layers.Dense(6, activation="relu"), keras.layers.Dense(2)]
+        >>> model = keras.Sequential([keras.Input((8,)), *layers])
         >>> kernel, bias = model.layers[0].get_weights()
         >>> kernel[:, :4], bias[:4] = 0, 1  # four channels are 1, whatever the input
         >>> model.layers[0].set_weights([kernel, bias])
-        >>> small = remove_channels(model)
-        >>> [tuple(layer.kernel.shape) for layer in small.layers]
+        >>> [tuple(layer.kernel.shape) for layer in remove_channels(model).layers]
         [(8, 2), (2, 2)]
-        >>> x = np.random.default_rng(0).normal(size=(5, 8))
-        >>> bool(np.allclose(small.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-5))
-        True
 
     Reference: Kusupati et al. (ICML 2020), arXiv 2002.03231, for thresholds on channels.
     """
@@ -98,15 +92,18 @@ def remove_channels(model: keras.Model) -> keras.Model:
         )
     plain = strip(model)
     if not is_clonable(plain) and not is_made_from_layers(plain):
-        plain = _as_plain_graph(plain)
+        inputs, outputs = graph_ends(plain)
+        if isinstance(plain, keras.Sequential):
+            plain = keras.Sequential([inputs, *plain.layers], name=plain.name)
+        else:
+            plain = keras.Model(inputs, outputs, name=plain.name)
     plan, left = _channel_plan(plain)
     small = _with_small_layers(plain, plan)
     left += _inside_unknown(small)
     if left:
-        warnings.warn(
+        warn_user(
             "Dead channels stay where a layer is not known to do without them. "
-            f"Received: {'; '.join(left)}",
-            stacklevel=2,
+            f"Received: {'; '.join(left)}"
         )
     return small
 
@@ -351,14 +348,11 @@ def _without_dead_heads(layer: Any) -> Shrunk | None:
     return _smaller(layer, {"num_heads": int(np.count_nonzero(live))}, *arrays)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Call:
+class _Call(NamedTuple):
     """A call of a layer: keys of its tensors, and what it does to their channels."""
 
-    # Without a rule, a layer needs all of its inputs, and all of its outputs vary and stay.
-
     layer: Any
-    rule: Linear | Tied | None
+    rule: Linear | Tied | None  # without one, all inputs are needed, and all outputs vary and stay
     inputs: list[int]
     outputs: list[int]
 
@@ -369,9 +363,8 @@ class _Call:
 def _channel_plan(model: Any) -> tuple[dict[int, Shrunk], list[str]]:
     """The layers that shrink, by `id(layer)`; which dead channels stay because of which layer."""
     # Forward, a channel is constant if nothing that it is computed from varies. Backward, one is
-    # needed if the model returns it, or if something needed reads it and it is not a constant that
-    # the reader can put into its bias. At least one channel of every tensor stays, as Keras has no
-    # layers of size 0.
+    # needed if the model returns it, or something needed reads it and cannot put it into its bias.
+    # At least one channel of every tensor stays, as Keras has no layers of size 0.
     calls, sizes = graph_channels(model)
     constants = {key: np.full(size, np.nan) for key, size in sizes.items()}
     for call in calls:
@@ -379,7 +372,7 @@ def _channel_plan(model: Any) -> tuple[dict[int, Shrunk], list[str]]:
             constants[call.outputs[0]] = call.rule.constants(call.read(constants))
     ends = {id(tensor) for tensor in (*model.inputs, *model.outputs)}
     kept = {key: np.full(size, key in ends) for key, size in sizes.items()}
-    readers = [call if call.rule else dataclasses.replace(call, outputs=[]) for call in calls]
+    readers = [call if call.rule else call._replace(outputs=[]) for call in calls]
     _spread(readers, constants, wanted := dict(kept))
     left = [
         f"{unread} of {_named(call.layer)}, which nothing reads"
@@ -525,11 +518,3 @@ def _with_small_layers(model: Any, plan: dict[int, Shrunk]) -> Any:
         if id(old) in plan:
             new.set_weights(plan[id(old)].weights)
     return small
-
-
-def _as_plain_graph(model: keras.Model) -> keras.Model:
-    """The same layers in a functional or Sequential model, which is saved with them."""
-    inputs, outputs = graph_ends(model)
-    if isinstance(model, keras.Sequential):
-        return keras.Sequential([inputs, *model.layers], name=model.name)
-    return keras.Model(inputs, outputs, name=model.name)

@@ -33,8 +33,8 @@ def prunable_weights(
 
     For weight `k`, `density_k = live_k / size_k`, where `live_k` counts the mask of a wrapped
     weight, and the nonzero entries of a plain one. Biases and normalization weights are not listed;
-    `keras_sparse_ortho.initializers.kernel_layouts` says what a kernel is. The list is in the order
-    of the layers; a shared layer comes once, its FLOPs summed over its calls.
+    `initializers.kernel_layouts` says what a kernel is. The list is in the order of the layers; a
+    shared layer comes once, its FLOPs summed over its calls.
 
     Args:
         model: Model or Layer, built: functional, Sequential, nested or subclassed.
@@ -64,8 +64,7 @@ def prunable_weights(
 
 def check_built(model: Any) -> None:
     """Refuses what is no Keras 3 model or layer, has no weights yet, or unequal layouts."""
-    # Layers inside may never be called, as a head for another task, or have no `call` at all. On
-    # JAX, workers compare layouts before the first weight is read.
+    # Layers inside may never be called, as a head for another task, or have no `call` at all.
     if not isinstance(model, keras.layers.Layer):
         hint = ""
         if type(model).__module__.startswith(("tf_keras", "keras.src.engine")):
@@ -142,9 +141,8 @@ _READING_INSIDE = (keras.layers.RNN, keras.layers.SpectralNormalization)
 
 def places_to_wrap(model: Any, weights: list[PrunableWeight]) -> dict[int, dict[str, str]]:
     """Which layers to wrap: by `id`, the paths of their weights by the names below the layer."""
-    # A weight is wrapped with the layer that owns it. Where a layer reads weights inside another (a
-    # recurrent layer those of its cell), or several hold the variable, the one that holds them all
-    # is wrapped. Weights that no layer holds alone are refused.
+    # A weight is wrapped with its owner; where a layer reads weights inside another (a recurrent
+    # layer those of its cell), or several hold the variable, with the one that holds them all.
     places: dict[int, dict[str, str]] = {}
     names: dict[int, dict[int, str]] = {}
     layers = [layer for layer, _ in walk(model, "")]
@@ -175,8 +173,7 @@ def places_to_wrap(model: Any, weights: list[PrunableWeight]) -> dict[int, dict[
     paths = [weight.path for weight in weights]
     if sum(map(len, places.values())) != len(set(paths)) or len(set(paths)) != len(paths):
         raise NotPrunableError(
-            "Two weights have the same path, so the path is ambiguous; give their layers different "
-            "names. "
+            "Two weights have the same path; give their layers different names. "
             f"Received: {sorted({path for path in paths if paths.count(path) > 1})}"
         )
     return places
@@ -213,8 +210,8 @@ def rewrite(
 
     `replace(layer, path, own)` is called for every layer that is neither a model nor wrapped, inner
     layers first: with the layer of `model`, its path, and the same layer in the copy. It returns a
-    built layer for that place, or `None`. `complete` turns the copy into the result. If anything
-    fails, the given model is as it was. Copies of the variables `without_values` are set later.
+    built layer for that place, or `None`. `complete` turns the copy into the result. Copies of the
+    variables `without_values` are set later. If anything fails, the given model is as it was.
     """
     before = Snapshot(model) if in_place else None
     target, copies = (model, {}) if in_place else copy_objects(model, without_values)

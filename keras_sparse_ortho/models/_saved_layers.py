@@ -91,8 +91,6 @@ def _holds_ours(layer: Any) -> bool:
 class SavedWithLayers:
     """A layer or model with layers inside that its constructor does not make."""
 
-    # The layers of a graph are there when its constructor has run, others when built, or called.
-
     def get_config(self) -> dict[str, Any]:
         """The layer as its constructor makes it, and the layers that stand in it instead."""
         kind = class_of(self)
@@ -121,7 +119,7 @@ class SavedWithLayers:
             )
         if isinstance(layer, keras.Sequential) and not layer.built and config.get("build_config"):
             layer.build_from_config(config["build_config"])  # without an Input
-        if is_graph_of_class(layer):
+        if is_graph_of_class(layer):  # other layers are there once it is built, or called
             return _with_layers(layer, config, custom_objects)
         if config["layers"]:
             layer.__class__ = _derived_class(class_of(layer))

@@ -40,10 +40,9 @@ def check_labels(model: Any, y: Any) -> None:
 class StatelessLoss:
     """`L(values; x, y, sample_weight)`: a model's loss where some variables have given values.
 
-    The model runs as in `fit`, in a scope that forgets every update, so two calls at one state draw
-    the same dropout. It is compiled for each batch shape, as the model asks for. `held` has pairs
-    of variables and values for every call, such as masks set to all `True`. The `objective` is by
-    default the loss of `fit`; on JAX it may read variables of the model only.
+    Updates are forgotten, so two calls draw the same dropout. `held` has pairs of variables and
+    values for every call, such as masks set to all `True`. The `objective` is by default the loss
+    of `fit`; on JAX it may read variables of the model only.
     """
 
     def __init__(
@@ -70,9 +69,8 @@ class StatelessLoss:
         self, values: Sequence[Any] | None, x: Any, y: Any = None, sample_weight: Any = None
     ) -> list[Any]:
         """The gradients as tensors, compiled, in the order of the variables."""
-        # `values` has an array for each variable; `None` stands for those they have. If the
-        # optimizer scales the loss, as with mixed_float16, so are gradients, and divided after
-        # that, so that small ones do not underflow.
+        # `values` has an array for each variable; `None` stands for those they have. Gradients are
+        # scaled like the optimizer's loss (mixed_float16) while small ones could underflow.
         scale = np.float32(1)
         optimizer = getattr(self.model, "optimizer", None)
         if self._objective is compiled_loss and optimizer is not None:

@@ -46,7 +46,6 @@ from keras_sparse_ortho.orthogonal._structures import (
     regular_blocks,
 )
 
-# Public; the other names above are for the other rooms.
 __all__ = [
     "Block",
     "NByM",

@@ -10,10 +10,8 @@ import scipy.special
 from keras_sparse_ortho._checks import check_density, check_integer
 from keras_sparse_ortho.errors import DensityError
 
-# Below this share of dead entries, listing them is faster than rejection.
-_LIST_DEAD_BELOW = 0.25
-# Beyond this z, e^z may overflow, and a short continued fraction is exact to float64.
-_LARGE_ROOT = 500.0
+_LIST_DEAD_BELOW = 0.25  # of dead entries; listing them is then faster than rejection
+_LARGE_ROOT = 500.0  # beyond it e^z may overflow, and a short continued fraction is exact
 _FRACTION_TERMS = 20
 
 
@@ -45,12 +43,10 @@ def unmask_at_random(mask: np.ndarray, count: int, rng: np.random.Generator) -> 
     if missing in (0, dead):
         flat |= missing > 0
     elif missing > dead // 2 or dead < _LIST_DEAD_BELOW * flat.size:
-        # The `missing` smallest of as many random keys: a uniform subset.
         position = np.flatnonzero(~flat)
         flat[position[np.argpartition(rng.random(dead), missing - 1)[:missing]]] = True
     else:
         while missing:
-            # No round draws more than are missing.
             flat[(rng.random(missing) * flat.size).astype(np.int64)] = True
             missing = count - int(np.count_nonzero(mask))
 
@@ -70,8 +66,7 @@ def largest_masks(scores: Sequence[np.ndarray], count: int) -> list[np.ndarray]:
         raise ValueError("Scores must be finite to be ranked. Received: infinite or NaN scores")
     if count in (0, size):
         return [np.full(score.shape, count > 0) for score in scores]
-    # Allocating a copy would cost more than the arithmetic.
-    values = flat[0] if len(flat) == 1 else np.concatenate(flat)
+    values = flat[0] if len(flat) == 1 else np.concatenate(flat)  # a copy costs more than the rest
     # Selection is slow among equal values, as pruned weights are: leave out the smallest.
     least = values.min()
     rest = values[values > least]
@@ -83,8 +78,6 @@ def largest_masks(scores: Sequence[np.ndarray], count: int) -> list[np.ndarray]:
         ties = np.flatnonzero(part == least)[:missing]
         mask[ties] = True
         missing -= ties.size
-        if missing == 0:
-            break
     return [mask.reshape(score.shape) for mask, score in zip(masks, scores, strict=True)]
 
 
@@ -135,8 +128,8 @@ def rotations_for_density(density: float, width: int, rows: int | None = None) -
 
         d(t) = 1 - z e^z E_r(z),   z = (m + 1 - r) exp(-2 t / (m - 1)),
 
-    with `E_r` the exponential integral of order `r = K_0`, the entries of a row at first; rows that
-    begin with one more are weighted by their share. DensityError below `1 / n`, and at 1.
+    with `E_r` the exponential integral of order `r = K_0`, the entries of a row at the start; rows
+    that begin with one more are weighted by their share. DensityError below `1 / n`, and at 1.
     """
     value = check_density(density)
     _, m, n = _check_arguments(0, width, rows)
@@ -149,9 +142,8 @@ def rotations_for_density(density: float, width: int, rows: int | None = None) -
         return 0
     # At the upper end z < e^-60: no density below 1 needs more rotations.
     most = (m - 1) / 2 * (math.log(m) + 60.0)
-    return math.floor(
-        scipy.optimize.brentq(lambda t: _closed_form(t, m, n) - value, 0.0, most, xtol=1e-9)
-    )
+    root = scipy.optimize.brentq(lambda t: _closed_form(t, m, n) - value, 0.0, most, xtol=1e-9)
+    return math.floor(root)
 
 
 def _entries_at_start(m: int, n: int) -> list[tuple[int, float]]:

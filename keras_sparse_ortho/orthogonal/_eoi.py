@@ -1,9 +1,8 @@
 """EOI: one sparse, exactly (semi-)orthogonal matrix, `[I | 0]` times random Givens rotations.
 
-First the supports alone decide the number of rotations; then these are multiplied. While columns
-have few live entries, whole levels of disjoint rotations are multiplied as sparse matrices; later,
-two contiguous rows of the transpose are rotated at a time. Neither uses BLAS, whose last bit
-differs between processors.
+The supports alone decide the number of rotations. While columns have few live entries, whole levels
+of disjoint rotations are multiplied as sparse matrices; later two contiguous rows of the transpose
+are rotated at a time. Neither uses BLAS, whose last bit differs between processors.
 """
 
 import dataclasses
@@ -15,8 +14,8 @@ import scipy.sparse
 from keras_sparse_ortho.errors import DensityError
 from keras_sparse_ortho.orthogonal._counts import rotations_for_density
 
-# From this width on sparse products are faster up to a density of 0.4. Denser kernels use them only
-# up to 0.1: the sparse form of a dense matrix would take more memory than the matrix.
+# From this width on sparse products are faster up to a density of 0.4. Denser kernels use them up
+# to 0.1: the sparse form of a dense matrix takes more memory than the matrix.
 _SPARSE_WIDTH = 256
 _SPARSE_UNTIL = 0.4
 _SPARSE_FIRST = 0.1
@@ -43,10 +42,8 @@ class DrawOptions:
 
 
 def rotations_of(first: np.ndarray, second: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Givens rotations of column pairs by uniform angles, in the order in which they are applied.
-
-    Rotation `(i, j, cos, sin)` makes `a_i, a_j` `cos a_i + sin a_j` and `-sin a_i + cos a_j`.
-    """
+    """Givens rotations of column pairs by uniform angles, in the order of their application."""
+    # (i, j, cos, sin) makes `a_i, a_j` `cos a_i + sin a_j` and `-sin a_i + cos a_j`.
     found = np.empty(len(first), _ROTATION)
     found["first"], found["second"] = first, second
     found["cos"], found["sin"] = cos_sin(len(first), rng)
@@ -69,7 +66,6 @@ def cos_sin(count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarra
     """Cosines and sines of uniform angles by von Neumann's method, the same bits everywhere."""
     points = np.empty((0, 2))
     while len(points) < count:
-        # A share of pi / 4 of the points falls into the disc.
         draws = 2.0 * rng.random((math.ceil(1.3 * (count - len(points))) + 8, 2)) - 1.0
         radius2 = draws[:, 0] ** 2 + draws[:, 1] ** 2
         # The lower bound keeps the quotient below free of underflow.
@@ -95,10 +91,8 @@ def rotate_rows(transposed: np.ndarray, rotations: np.ndarray) -> None:
 
 
 def random_orthogonal(count: int, size: int, rng: np.random.Generator) -> np.ndarray:
-    """`count` dense orthogonal `size x size` matrices: every pair of rows is rotated once.
-
-    This is not the Haar measure, but no entry is zero, and no BLAS makes bits differ.
-    """
+    """`count` dense orthogonal `size x size` matrices: every pair of rows is rotated once."""
+    # This is not the Haar measure, but no entry is zero, and no BLAS makes bits differ.
     signs = np.where(rng.random((count, size)) < 0.5, -1.0, 1.0)
     matrices = np.zeros((count, size, size))
     matrices[:, np.arange(size), np.arange(size)] = signs
@@ -117,20 +111,16 @@ def random_orthogonal(count: int, size: int, rng: np.random.Generator) -> np.nda
 
 
 def unite(bits: list[int], rotations: np.ndarray) -> int:
-    """Gives both columns of each rotation the union of their supports; returns the live count.
-
-    `bits` has the support of every column as a bitset, so a rotation costs one `|` of integers.
-    """
+    """Gives both columns of each rotation the union of their supports; returns the live count."""
+    # A support is a bitset: a rotation costs one `|` of integers.
     for i, j in pairs_of(rotations):
         bits[i] = bits[j] = bits[i] | bits[j]
     return sum(map(int.bit_count, bits))
 
 
 def draw_until(bits: list[int], limit: int, rng: np.random.Generator, safe: int = 0) -> np.ndarray:
-    """Random rotations up to the first that takes the supports `bits` over `limit` live entries.
-
-    The first `safe` ones are counted only once, afterwards.
-    """
+    """Random rotations up to the first that takes the supports `bits` over `limit` live entries."""
+    # The first `safe` ones are counted only once, afterwards.
     width = len(bits)
     chunk = max(3 * width, 64)
     drawn, at = random_rotations(width, chunk, rng), 0
@@ -168,10 +158,7 @@ def schedule(rotations: np.ndarray, width: int) -> np.ndarray:
 
 
 def write_orthogonal(out: np.ndarray, count: int, options: DrawOptions) -> None:
-    """Writes `gain` times a sparse orthogonal matrix of at most `count` entries into zeros.
-
-    With `cover`, as many empty columns as `count` allows get an entry first.
-    """
+    """Writes `gain` times a sparse orthogonal matrix of at most `count` entries into zeros."""
     rng, gain = options.rng, options.gain
     rows, width = sorted(out.shape)
     if count < rows:
@@ -182,8 +169,7 @@ def write_orthogonal(out: np.ndarray, count: int, options: DrawOptions) -> None:
     start = covering_rotations(rows, width if options.cover else rows, count, rng)
     supports = [1 << k if k < rows else 0 for k in range(width)]  # of [I | 0]
     live, safe = unite(supports, start), 0
-    if live < 0.75 * count < 0.75 * out.size:
-        # So many are expected to reach three quarters of the density.
+    if live < 0.75 * count < 0.75 * out.size:  # expected to reach three quarters of the density
         safe = rotations_for_density(0.75 * count / out.size, width, rows if len(start) else None)
     sequence = np.concatenate([start, draw_until(supports, count, rng, safe)])
     sparse = _sparse_part(len(sequence), rows, width, len(start))
@@ -205,17 +191,13 @@ def write_orthogonal(out: np.ndarray, count: int, options: DrawOptions) -> None:
 
 
 def covering_rotations(rows: int, width: int, limit: int, rng: np.random.Generator) -> np.ndarray:
-    """Rotations that give each empty column of `[I | 0]` one entry.
-
-    Each round doubles the nonempty columns, which keeps their norms about equal. If `limit` is too
-    low for all columns, the empty ones are random.
-    """
+    """Rotations that give empty columns of `[I | 0]` an entry: all, or random ones to `limit`."""
+    # Each round doubles the nonempty columns, which keeps their norms about equal.
     order = np.arange(width)
     order[rows:] = rows + np.argsort(rng.random(width - rows))
     place = np.arange(rows, min(width, limit))
-    # `source = place - rows * 2^k` with the largest `rows * 2^k <= place`.
     exponent = np.frexp(place // rows)[1].astype(np.int64)
-    source = place - (rows << (exponent - 1))
+    source = place - (rows << (exponent - 1))  # the largest `rows * 2^k <= place` is taken away
     return rotations_of(order[source], order[place], rng)
 
 
@@ -235,10 +217,8 @@ def _sparse_part(rotations: int, rows: int, width: int, covering: int) -> int:
 def _sparse_factors(
     rotations: np.ndarray, rows: int, width: int
 ) -> tuple[scipy.sparse.csr_array, scipy.sparse.csr_array]:
-    """Two sparse factors of `[I | 0] G_1 ... G_t`, `(rows, width)` and `(width, width)`.
-
-    The product is a balanced tree of stacks of blocks in bit-reversed order: left factors first.
-    """
+    """Two sparse factors of `[I | 0] G_1 ... G_t`, `(rows, width)` and `(width, width)`."""
+    # A balanced tree of stacks of blocks in bit-reversed order: left factors come first.
     indptr, indices, data, blocks = _level_stack(rotations, width)
     while True:
         blocks //= 2

@@ -1,9 +1,9 @@
 """Sparse orthogonal matrices whose lines have even degrees and, on the longer side, equal norms.
 
-At the start the columns of the longer side are shared out among the rows, each row a unit vector of
-equal magnitudes. Then, level by level, the columns are divided into cells of disjoint supports, and
-all pairs of a cell are rotated: each column of the cell gets the union of its supports and keeps
-its expected norm. Cells have two columns; on the last level two to four, as the count needs.
+At the start each row is a unit vector of equal magnitudes, with its share of the longer side's
+columns. Level by level the columns are divided into cells of disjoint supports, and all pairs of a
+cell are rotated: its columns get the union of their supports and keep their expected norm. Cells
+have two columns, on the last level two to four, as the count needs.
 """
 
 import math
@@ -15,13 +15,11 @@ import scipy.sparse
 from keras_sparse_ortho.errors import DensityError
 from keras_sparse_ortho.orthogonal._eoi import DrawOptions, cos_sin
 
-# How many columns are asked for one of a disjoint support.
-_LOOK = 8
+_LOOK = 8  # columns that are asked for one of a disjoint support
 # Levels after the last planned one, of pairs that still fit, until so much of the count is there.
 _MORE_LEVELS = 4
 _ENOUGH = 0.95
-# So often places for the last zeros are drawn all at once; those left go one by one.
-_ROUNDS = 8
+_ROUNDS = 8  # in which places for the last zeros are drawn at once; the rest go one by one
 
 
 def write_even(out: np.ndarray, count: int, options: DrawOptions) -> None:
@@ -128,10 +126,7 @@ def _mixing(cells: list[list[int]], width: int, rng: np.random.Generator) -> sci
 
 
 def unmask_evenly(mask: np.ndarray, count: int, rng: np.random.Generator) -> None:
-    """Makes dead entries of a 2-D mask live until it has `count`: where rows and columns lack them.
-
-    Degrees of the rows, and those of the columns, are as even as the entries that are live allow.
-    """
+    """Makes dead entries of a 2-D mask live up to `count`, with degrees as even as can be."""
     flat = np.flatnonzero(mask)
     if not (missing := count - flat.size):
         return

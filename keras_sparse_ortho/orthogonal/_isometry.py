@@ -8,8 +8,7 @@ from scipy.optimize import OptimizeResult, minimize
 from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho.orthogonal._kernel import KernelLayout
 
-# Pairs of steps and gradients that L-BFGS keeps.
-_MEMORY = 10
+_MEMORY = 10  # pairs of steps and gradients that L-BFGS keeps
 
 
 def approximate_isometry(
@@ -22,7 +21,7 @@ def approximate_isometry(
     tolerance: float = 1e-5,
     min_decrease: float = 1e-6,
 ) -> np.ndarray:
-    """Moves the live entries of a kernel towards an isometry (AI).
+    """Moves the live entries of a kernel towards an isometry (AI); returns it in float64.
 
     Minimizes by L-BFGS, over the live entries and summed over the matrices `W` of the kernel,
 
@@ -32,7 +31,7 @@ def approximate_isometry(
     group. `f` never rises.
 
     Args:
-        kernel: array. Start, of any Keras shape; entries outside the mask are ignored.
+        kernel: array. Start, of any Keras shape; entries outside the mask become 0.
         mask: bool array of the same shape.
         gain: float. Scale of the kernel, positive.
         layout: KernelLayout. Meaning of the axes. Default: `(*spatial, in, out)`.
@@ -41,16 +40,12 @@ def approximate_isometry(
             shorter side, which is 1 for a kernel of zeros.
         min_decrease: float. Stop at a smaller relative decrease in an iteration; 0 never stops.
 
-    Returns:
-        The kernel in float64; entries outside the mask are 0.
-
-    Raises:
-        ValueError: A mask of another shape or without a live entry, a kernel that is not finite,
-            or an argument out of range.
+    Raises ValueError for a mask of another shape or without a live entry, a kernel that is not
+    finite, or an argument out of range.
 
     Limits: a local minimum need not be an isometry. With far fewer live entries than the `n (n + 1)
-    / 2` equations, most of them shrink towards 0, and some singular values end near 0. An iteration
-    costs two dense matrix products; for small ones set `OPENBLAS_NUM_THREADS=1`.
+    / 2` equations most of them shrink towards 0, as do some singular values. An iteration costs two
+    dense matrix products; for small ones set `OPENBLAS_NUM_THREADS=1`.
 
     Examples:
         >>> rng = np.random.default_rng(0)

@@ -32,8 +32,7 @@ class KernelLayout:
             inputs; the input axis has length `in / groups`.
         gates: int. Gates of a recurrent kernel: equal parts of the outputs, each orthogonal.
 
-    Raises:
-        LayoutError: Axes, groups or gates that do not fit the kernel.
+    Raises LayoutError for axes, groups or gates that do not fit the kernel.
 
     Examples:
         >>> KernelLayout.convolution(groups=2).matrix_shape((3, 3, 8, 32))
@@ -103,8 +102,7 @@ class KernelLayout:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> KernelLayout:
-        # Files of earlier versions have strides, on which no kernel depends any more.
-        removed = ("strides", "transposed")
+        removed = ("strides", "transposed")  # in older files
         return cls(**{name: value for name, value in config.items() if name not in removed})
 
     @property
@@ -162,9 +160,7 @@ class KernelLayout:
                 f"Received: layout={self}"
             )
         if any(size < 1 for size in shape):
-            raise LayoutError(
-                f"All dimensions of a kernel must be positive. Received: shape={tuple(shape)}"
-            )
+            raise LayoutError(f"All dimensions of a kernel must be positive. Received: {shape=}")
         return batch, tuple(axis for axis in range(rank) if axis not in flat), inputs, outputs
 
 
@@ -180,10 +176,8 @@ def einsum_axes(equation: str, rank: int = 0) -> tuple[list[str], list[str], lis
         ) from None
     more = [str(k) for k in range(rank - len(data.replace("...", "")))]
     parts = (letters.partition("...") for letters in (data, kernel, output))
-    data_, kernel_, output_ = (
-        [*head, *(more if dots else ()), *tail] for head, dots, tail in parts
-    )
-    return data_, kernel_, output_
+    data_, kernel_, out = ([*head, *(more if dots else ()), *tail] for head, dots, tail in parts)
+    return data_, kernel_, out
 
 
 class Structure(abc.ABC):
@@ -329,7 +323,7 @@ def exact_orthogonal(
     taps: str = "center",
     dtype: type = np.float32,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws a sparse kernel that is exactly orthogonal, and its mask (EOI).
+    """Draws a sparse kernel that is exactly orthogonal, and its bool mask (EOI).
 
     For a matrix with `n` the shorter and `m` the longer side, `[I | 0]` (`n x m`) is multiplied by
     random Givens rotations while its live entries fit the density, and transposed if the kernel is
@@ -337,14 +331,14 @@ def exact_orthogonal(
 
         K^T K = gain^2 I   (tall or square)    or    K K^T = gain^2 I   (wide).
 
-    The first `m - n` rotations give every empty column an entry, or as many as the count allows
-    (the covering start): outputs of zeros would stay dead under ReLU. Then entries with value zero
-    are unmasked at random up to exactly `round(density * size)`; training may move them.
+    The first `m - n` rotations give every empty column an entry, as far as the count allows (the
+    covering start): outputs of zeros would stay dead under ReLU. Then zeros are unmasked at random
+    up to exactly `round(density * size)` entries; training may move them.
 
     A convolution gets one such matrix for each group at its center tap `(k - 1) // 2` and zeros
     elsewhere (delta-orthogonal); random unmasking covers the whole kernel. The center tap has the
-    density of the kernel, or more if covering all columns takes more. With stride 1 and circular
-    padding (and no fewer outputs than inputs) the layer keeps the norm of its input.
+    density of the kernel, or what covering all columns takes. With stride 1, circular padding and
+    no fewer outputs than inputs the layer keeps the norm of its input.
 
     Args:
         shape: tuple of int. In Keras layout, e.g. `(in, out)` or `(*spatial, in / groups, out)`.
@@ -365,17 +359,12 @@ def exact_orthogonal(
             `keras.initializers.Orthogonal`; the map is no isometry then.
         dtype: type. Floating type of the kernel. All arithmetic is in float64.
 
-    Returns:
-        The kernel and its bool mask, both of shape `shape`.
-
     Raises:
-        DensityError: A density outside (0, 1], fewer entries than `least_count`, or a density
-            beyond those of the structure.
+        DensityError: A density outside (0, 1], below `least_count`, or beyond the structure's.
         LayoutError: A shape that does not fit the layout or the structure.
         ValueError: An unknown option; a `structure` with other `taps`, or with `start="even"`.
 
-    Limits: training does not keep orthogonality. With strides the center tap is not an exact
-    isometry.
+    Limits: training does not keep orthogonality. With strides the map is no exact isometry.
 
     Examples:
         >>> kernel, mask = exact_orthogonal((64, 128), 0.1, seed=0)
@@ -405,7 +394,6 @@ def exact_orthogonal(
             f"live entries: the least density is {matrices * min(sides) / size:.6g}. "
             f"Received: density={density!r} ({count} entries)"
         )
-    # Entries that the supports of the matrices may have.
     least = matrices * (max(sides) if options.cover else min(sides))
     share = count / size
     if taps == "dense_center":
@@ -425,14 +413,12 @@ def exact_orthogonal(
             write(part, entries, options)
             if taps == "all" and not options.even:  # the diagonal of `[I | 0]` is of no one tap
                 part[...] = part[rng.permutation(len(part))]
-    if options.even:
-        masks = (kernel != 0).reshape(matrices, -1, canonical_shape[-1])
-        for mask, entries in zip(masks, apportion(count, [1.0] * matrices), strict=True):
-            unmask_evenly(mask, entries, rng)
-        live = np.ascontiguousarray(layout.from_canonical(masks.reshape(canonical_shape), shape))
-        return np.ascontiguousarray(layout.from_canonical(kernel, shape)), live
-    kernel = np.ascontiguousarray(layout.from_canonical(kernel, shape))
     mask = kernel != 0
+    if options.even:
+        masks = mask.reshape(matrices, -1, canonical_shape[-1])
+        for part, entries in zip(masks, apportion(count, [1.0] * matrices), strict=True):
+            unmask_evenly(part, entries, rng)
+    kernel, mask = (np.ascontiguousarray(layout.from_canonical(v, shape)) for v in (kernel, mask))
     unmask_at_random(mask, count, rng)
     return kernel, mask
 
@@ -458,7 +444,5 @@ def _sides(layout: KernelLayout, shape: Sequence[int], taps: str) -> tuple[int, 
 def default_layout(shape: Sequence[int]) -> KernelLayout:
     """`(*spatial, in, out)`; refuses vectors."""
     if len(shape) < 2:
-        raise DensityError(
-            f"Orthogonal kernels need rank 2 or more. Received: shape={tuple(shape)}"
-        )
+        raise DensityError(f"Orthogonal kernels need rank 2 or more. Received: {shape=}")
     return KernelLayout.convolution()

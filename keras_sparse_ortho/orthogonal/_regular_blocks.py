@@ -1,11 +1,11 @@
 """Exactly orthogonal kernels of regular blocks, drawn and stored as their live blocks alone.
 
-Such a kernel is a matrix with orthonormal rows; its longer side is cut into `lines`, the shorter
-one into `groups`. The start is `d = gcd(lines, groups)` dense matrices of `lines / d` lines and
-`groups / d` groups each: exactly regular, and as sparse as a regular pattern can be. Each level
-then divides the lines into cells of at most `q` and mixes each cell by orthogonal matrices; its
-lines get the union of their supports. So a fan grows at most `q`-fold, and levels whose product is
-at most `times` stay within `times` times the fans of the start. Zero blocks fill up the rest.
+The matrix has orthonormal rows; its longer side is cut into `lines`, the shorter one into `groups`.
+The start is `d = gcd(lines, groups)` dense matrices of `lines / d` lines and `groups / d` groups
+each, the sparsest regular pattern. Each level divides the lines into cells of at most `q` and mixes
+each cell by orthogonal matrices; its lines get the union of their supports. So fans grow at most
+`q`-fold, and levels whose product is at most `times` keep them within `times` those of the start.
+Zero blocks fill up the rest.
 """
 
 import dataclasses
@@ -26,17 +26,13 @@ from keras_sparse_ortho.orthogonal._regular_pattern import (
     from_blocks,
 )
 
-# Rotations of every column of a start that is wider than high, after which no two are parallel.
-_ROUNDS = 4
-# Larger blocks begin as smaller ones: rotating all pairs of rows takes time cubic in their size.
-_LARGEST = 64
-# Entries rotated at once, which bounds temporary memory.
-_AT_ONCE = 1 << 17
-# Sizes of cells: products of them come within a seventh below any number. Larger cells would leave
-# the kernel in disconnected parts.
+_ROUNDS = 4  # rotations of every column of a wide start, after which no two are parallel
+_LARGEST = 64  # larger blocks begin as smaller ones: rotating all pairs of rows takes cubic time
+_AT_ONCE = 1 << 17  # entries that are rotated at once, which bounds temporary memory
+# Sizes of cells. Their products are at most a seventh below any number; larger cells would leave
+# disconnected parts.
 _CELLS = (5, 3, 2)
-# Choices of cell sizes to try, where supports overlap or cannot be completed.
-_TRIES = 3
+_TRIES = 3  # choices of cell sizes, where supports overlap or cannot be completed
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,8 +44,8 @@ class RegularBlocks:
 
         y[j] = sum_l  x[inputs_of[j, l]] @ blocks[j, l]
 
-    A convolution has the same live blocks at all taps: `blocks` are those of the center tap, others
-    begin as zeros and are not stored. A side that is not divided is padded with zeros, see `Block`.
+    A convolution has them at all taps: `blocks` are those of the center tap, others begin as zeros
+    and are not stored. A side that is not divided is padded with zeros, see `Block`.
     """
 
     blocks: np.ndarray  # (batch, parts, J, k, r, c)
@@ -71,10 +67,9 @@ class RegularBlocks:
 
     def with_taps(self) -> np.ndarray:
         """The live blocks at all taps, `(batch, parts, J, k, *taps, r, c)`."""
-        if len(self.canonical_shape) == 4:
+        taps, (*outer, rows, cols) = self.canonical_shape[2:-2], self.blocks.shape
+        if not taps:
             return self.blocks
-        *outer, rows, cols = self.blocks.shape
-        taps = self.canonical_shape[2:-2]
         values = np.zeros((*outer, *taps, rows, cols), self.blocks.dtype)
         values[(slice(None),) * 4 + center_of(self.canonical_shape)] = self.blocks
         return values
@@ -120,8 +115,7 @@ class _MixingPlan:
                 start[line] = sum(1 << group for group in own_groups)
         best, reached = None, 0
         for fan, sizes in _cell_sizes(lines, times)[:_TRIES]:
-            # `fan` bounds the supports that these cells can have; few draws reach it.
-            if reached * parts >= 0.95 * fan * lines * groups:
+            if reached * parts >= 0.95 * fan * lines * groups:  # few draws reach the bound `fan`
                 break
             levels, live, found = _levels(start, sizes, groups, times, rng)
             if best is None or found > reached:
@@ -166,8 +160,8 @@ def _levels(
         found = int(live.sum())
         if complete(live, times * groups // parts, times * lines // parts, rng):
             return levels, live, found
-        # Unequal fans may be impossible to complete. Then drop cells, in the end all: the start
-        # is regular, and an integer flow that completes it exists because a fractional one does.
+        # Unequal fans may be impossible to complete. Then drop cells, in the end all: the regular
+        # start has an integer flow that completes it, as it has a fractional one.
         levels[-1].sort(key=len, reverse=True)
         more = max(1, dropped // 2)
         del levels[-1][-more:]
@@ -288,7 +282,7 @@ def _dense_rows(
 ) -> np.ndarray:
     """Dense orthonormal rows, transposed: `(count, width, groups * size)`; `width` is longer."""
     # Dense blocks on the diagonal share their norm with the columns beyond; then random pairs of
-    # columns are rotated until every column has entries in all rows.
+    # columns are rotated until each has entries in all rows.
     while size > _LARGEST and size % 2 == 0:
         groups, size = 2 * groups, size // 2
     rows = groups * size

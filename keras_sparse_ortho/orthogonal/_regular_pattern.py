@@ -8,9 +8,7 @@ import numpy as np
 
 from keras_sparse_ortho._checks import as_text
 
-# Rounds of trades. For 16 to 1024 lines more make no difference: after four times as many, the
-# number of blocks that two lines share has the same variance.
-_ROUNDS = 16
+_ROUNDS = 16  # of trades; four times as many change nothing that two of 16 to 1024 lines share
 _PRICE_ROUNDS = 60  # after 8 of them .1 to .3% of the sum are lost
 
 
@@ -20,11 +18,8 @@ def block_count(side: int, width: int) -> int:
 
 
 def to_blocks(kernel: np.ndarray, rows: int, cols: int, fill: Any = 0) -> np.ndarray:
-    """A kernel `(..., inputs, outputs)` as `(..., I, rows, J, cols)`.
-
-    A side that is not divided by its block is cut into as many blocks as fit it, of one size and,
-    after these, of one less, which are padded at their ends.
-    """
+    """A kernel `(..., inputs, outputs)` as `(..., I, rows, J, cols)`."""
+    # If the block does not divide a side, the last blocks have one entry less, and a padded end.
     *outer, inputs, outputs = kernel.shape
     shape = (block_count(inputs, rows), rows, block_count(outputs, cols), cols)
     if shape[0] * rows > inputs or shape[2] * cols > outputs:
@@ -73,15 +68,11 @@ def fan_step(input_blocks: int, output_blocks: int) -> int:
 def regular_pattern(
     input_blocks: int, output_blocks: int, fan_in: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Draws the live input blocks of each output block, int32 `(J, k)`, ascending in each line.
-
-    `k = fan_in` of `I` is a multiple of `I / gcd(I, J)`; each input block goes to `J k / I` output
-    blocks. The inputs are dealt in turn and shuffled; then random pairs of outputs repeatedly pool
-    the inputs that they do not share and divide them at random (Curveball trades: Strona et al.,
-    Nature Communications, 2014), which reaches all regular patterns with equal probability. Few of
-    these admit an exactly orthogonal kernel; see `regular_blocks`.
-    """
-    # So many consecutive numbers modulo `input_blocks` differ, and each comes equally often.
+    """Draws the live input blocks of each output block, int32 `(J, k)`, ascending in each line."""
+    # `k = fan_in` of `I` is a multiple of `I / gcd(I, J)`. Inputs are dealt in turn; then random
+    # pairs of outputs pool the inputs that they do not share and divide them at random (Curveball
+    # trades: Strona et al., Nature Communications, 2014). All regular patterns are equally likely;
+    # few admit an exactly orthogonal kernel, see `regular_blocks`.
     dealt = (np.arange(output_blocks * fan_in) % input_blocks).reshape(-1, fan_in)
     pattern = _shuffled(input_blocks, rng)[dealt][_shuffled(output_blocks, rng)]
     half = output_blocks // 2
@@ -101,11 +92,8 @@ def regular_pattern(
 
 
 def complete(live: np.ndarray, line_fan: Any, group_fan: Any, rng: np.random.Generator) -> bool:
-    """Sets entries of a bool `(lines, groups)` matrix live to reach the fans, of all or of each.
-
-    Each line takes the groups that lack most; the rest is found by augmenting paths. Returns
-    whether it is possible.
-    """
+    """Sets entries of a bool `(lines, groups)` matrix live to reach fans; whether that worked."""
+    # Each line takes the groups that lack most; augmenting paths find the rest.
     added = np.zeros_like(live)
     missing = line_fan - live.sum(axis=1)
     needs = group_fan - live.sum(axis=0)
@@ -161,12 +149,10 @@ def matched_by_score(
     scores: np.ndarray,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Dead entries of (nearly) largest total score, with given numbers for inputs and outputs.
-
-    Prices of the lines, `u` and `v`, tell what an entry is worth, `s_ij - u_i - v_j`: the best ones
-    are taken while both lines lack some, and augmenting paths find what is lacking then. In 16 to
-    256 lines the sum is within .3% of the largest one, within 1.2% where most entries are kept.
-    """
+    """Dead entries of (nearly) largest total score, with given numbers for inputs and outputs."""
+    # By prices of the lines an entry is worth `s_ij - u_i - v_j`. The best ones are taken while
+    # both lines lack some, then augmenting paths find the rest. In 16 to 256 lines the sum is
+    # within .3% of the largest one, within 1.2% where most entries are kept.
     chosen = np.zeros_like(kept)
     open_ = ~kept & (of_inputs > 0)[:, None] & (of_outputs > 0)
     if not open_.any():
@@ -208,12 +194,10 @@ def _between(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def few_counts(counts: np.ndarray, most: int = 8) -> np.ndarray:
-    """Counts of the same sum with at most `most` different values, of least squared distance.
-
-    By dynamic programming over the sorted counts, which are cut into segments of equal counts, or
-    of two that differ by one. So they are more even than the given ones: where a pattern has
-    `counts` on both sides, one with few counts on both exists, too (Gale and Ryser).
-    """
+    """Counts of the same sum with at most `most` different values, of least squared distance."""
+    # Dynamic programming cuts the sorted counts into segments of equal counts, or of two that
+    # differ by one. These are more even: where a pattern has `counts` on both sides, there is one
+    # with few counts on both, too (Gale and Ryser).
     order = np.argsort(counts, kind="stable")
     # In steps, where there are very many lines.
     ends = np.unique(np.linspace(0, len(counts), min(len(counts), 512) + 1).round().astype(int))
@@ -260,5 +244,4 @@ def check_pattern(inputs_of: np.ndarray, outputs_of: np.ndarray, uses: Sequence[
 
 
 def _shuffled(count: int, rng: np.random.Generator) -> np.ndarray:
-    # From `random`, whose stream NumPy keeps; `permutation` may change between its versions.
-    return rng.random(count).argsort()
+    return rng.random(count).argsort()  # NumPy may change the stream of `permutation`

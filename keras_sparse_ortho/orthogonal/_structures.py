@@ -57,20 +57,17 @@ _MOST_COUNTS = 8  # of a side of live blocks: each is a product, which takes tim
 class Block(Structure):
     """Blocks of `rows` consecutive inputs by `cols` consecutive outputs, live or dead as a whole.
 
-    Inputs and outputs are the axes of the flattened `(in, out)` kernel, in a convolution the
-    channels at each tap.
+    Inputs and outputs are those of the flattened `(in, out)` kernel, in a convolution the channels
+    at each tap. Construction: dense orthogonal blocks on the diagonal. Then pairs of block lines
+    along the longer side are rotated, each row by its own angle, and both get the union of their
+    blocks: first empty lines with others, then random pairs. Missing blocks are unmasked at random;
+    their entries are zeros.
 
-    Construction: dense orthogonal blocks on the diagonal; then pairs of block lines along the
-    longer side are rotated, entry by entry with an angle each, so that both get the union of
-    their blocks: first empty lines with others, until none is left, then random pairs. Blocks
-    that are missing to the count are unmasked at random; their entries are zeros.
-
-    With `regular=True`, every output block has the same number `k` of live input blocks, and every
-    input block the same number of live output blocks; layers that store and multiply live blocks
-    alone need this. With `I` input and `J` output blocks, `k` is a multiple of `I / gcd(I, J)`. No
-    output and no input is dead. All taps of a convolution have the same live blocks, over channels.
-    The shorter side need not be divisible: 1000 outputs of `cols=32` are 8 blocks of 32 and 24 of
-    31, which layers of live blocks pad to 32. The padding is at most a twentieth of the side.
+    With `regular=True` every output block has `k` live input blocks, and every input block equally
+    many live output blocks. For `I` input and `J` output blocks, `k` is a multiple of
+    `I / gcd(I, J)`. No output or input is dead, and all taps have the same live blocks. The shorter
+    side need not be divisible: 1000 outputs of `cols=32` are 8 blocks of 32 and 24 of 31, which
+    layers of live blocks pad to 32. The padding is at most a twentieth of the side.
 
     Args:
         rows: Inputs in a block.
@@ -78,8 +75,7 @@ class Block(Structure):
             drawn; with `regular=True` any two are possible.
         regular: Whether all block lines have the same number of live blocks.
 
-    Raises:
-        LayoutError: When a kernel is drawn that the blocks do not divide, with padding or without.
+    Raises LayoutError for a kernel that the blocks do not divide, with padding or without.
 
     Examples:
         >>> from keras_sparse_ortho.orthogonal import exact_orthogonal
@@ -185,11 +181,11 @@ class Block(Structure):
 class GivenBlocks(Block):
     """Exactly these blocks are live, at all taps: a string of `0` and `1` for each block of inputs.
 
-    A matrix is drawn exactly orthogonal if its blocks have a matching: for each line along the
-    shorter side a live block in a line along the longer side of its own. Then pairs of lines are
-    rotated while both have the blocks for it; the other live blocks begin with zeros. Without a
-    matching, as where inputs are not used, each block is orthogonal, and scaled by its fan: outputs
-    have about the norm `gain`. The matrices of several gates stand side by side.
+    A matrix is exactly orthogonal if its blocks have a matching: a live block for each line along
+    the shorter side, each in another line along the longer side. Then pairs of lines are rotated
+    while both have the blocks for it; other live blocks begin with zeros. Without a matching, as
+    where inputs are unused, each block is orthogonal and scaled by its fan: outputs have about the
+    norm `gain`. The matrices of several gates stand side by side.
     """
 
     live: tuple[str, ...]
@@ -221,7 +217,10 @@ class GivenBlocks(Block):
         batch, parts, *_, inputs, outputs = canonical_shape
         sides = inputs // self.rows, batch * parts * outputs // self.cols
         if sides != self.array.shape:
-            raise LayoutError(f"There are {sides} blocks. Received: {self.array.shape} given ones")
+            raise LayoutError(
+                f"The kernel has {sides[0]} x {sides[1]} blocks of {self.rows} x {self.cols}, and "
+                f"each must be given. Received: an array of shape {self.array.shape}"
+            )
 
     def unit(self, canonical_shape: Sequence[int]) -> int:
         return round(self.array.mean() * math.prod(canonical_shape))
@@ -249,13 +248,11 @@ class NByM(Structure):
     exactly `n`; a lower density is sparser within the pattern.
 
     Construction: the inputs of each group of `m` are split at random into `m / n` classes of `n`,
-    and so are the outputs; each class of inputs and its outputs get a sparse orthogonal
-    matrix. At the other taps of a convolution the `n` inputs are drawn at random for each
-    output, and their entries are zeros. If there are fewer outputs than classes, the inputs of the
-    other classes are dead at the center tap.
-
-    If `m` does not divide the inputs, the last group is shorter, as if the kernel were padded with
-    zeros: 3 inputs are one group of `NByM(2, 4)`, with at most 2 live entries.
+    and so are the outputs; each class of inputs and its outputs get a sparse orthogonal matrix. At
+    the other taps of a convolution `n` random inputs of each output have entries of zero. With
+    fewer outputs than classes, inputs of the other classes are dead at the center tap. If `m` does
+    not divide the inputs, the last group is shorter: 3 inputs are one group of `NByM(2, 4)`, with
+    at most 2 live entries.
 
     Args:
         n: Most live entries of a group. Divides `m`.
@@ -274,9 +271,7 @@ class NByM(Structure):
     def __post_init__(self) -> None:
         self._check_sides("n", "m")
         if self.m % self.n or self.m > _LARGEST:
-            raise ValueError(
-                f"`n` must divide `m`, and `m` be at most {_LARGEST:,}. Received: {self}"
-            )
+            raise ValueError(f"`n` must divide an `m` of at most {_LARGEST:,}. Received: {self}")
 
     def in_groups(self, array: np.ndarray, fill: Any = 0) -> np.ndarray:
         """`(..., inputs, outputs)` as `(..., groups, m, outputs)`; `fill` pads the last group."""
@@ -388,11 +383,7 @@ class NByM(Structure):
 
 
 def as_structure(given: Any) -> Any:
-    """The structure that a short form stands for; anything else is returned as it is.
-
-    >>> as_structure("2:4"), as_structure((4, 1)), as_structure("8x8")
-    (NByM(n=2, m=4), Block(rows=4, cols=1), Block(rows=8, cols=8))
-    """
+    """The structure for `"2:4"`, `"8x8"` or `(8, 8)`; anything else is returned as it is."""
     if isinstance(given, str):
         parts = re.fullmatch(r"(\d+) ?([:xX]) ?(\d+)", given)
         if parts is None:
@@ -421,9 +412,9 @@ def regular_blocks(
     """Draws an exactly orthogonal kernel of regular blocks as its live blocks alone.
 
     The kernel is that of `exact_orthogonal(shape, density, structure=structure, ...)` for the same
-    seed, bit for bit, but no array of the size of the dense kernel is made: memory is that of the
-    live blocks and 1.3 float64 copies of them. `structure` is a `Block(rows, cols, regular=True)`;
-    the other arguments and errors are those of `exact_orthogonal`. Returns a `RegularBlocks`.
+    seed, bit for bit, without a dense array: memory is that of the live blocks and 1.3 float64
+    copies of them. `structure` is a `Block(rows, cols, regular=True)`; the other arguments and
+    errors are those of `exact_orthogonal`. Returns a `RegularBlocks`.
 
     Examples:
         >>> drawn = regular_blocks((128, 256), 0.25, Block(16, 16, regular=True), seed=0)
@@ -456,20 +447,12 @@ def block_unit(block: Block, canonical_shape: Sequence[int]) -> int:
 
 
 def best_blocks(
-    block: Block,
-    scores: np.ndarray,
-    count: int,
-    rng: np.random.Generator,
-    *,
-    few: bool = True,
+    block: Block, scores: np.ndarray, count: int, rng: np.random.Generator, *, few: bool = True
 ) -> np.ndarray:
-    """The mask of blocks with `count` live entries whose scores have (nearly) the largest sum.
-
-    `scores` are of the canonical shape, `count` is a multiple of `block_unit`, `rng` decides
-    between equals. A block is live at all taps. Without `block.regular` these are the blocks of
-    largest sums; for `few`, the best ones whose lines have at most 8 different counts on either
-    side, so that layers of live blocks compute with few groups of lines.
-    """
+    """The mask of blocks with `count` live entries whose scores have (nearly) the largest sum."""
+    # `scores` are canonical, `count` is a multiple of `block_unit`, `rng` decides between equals.
+    # For `few`, lines have at most 8 different counts on either side: layers of live blocks compute
+    # with few groups of lines.
     batch, parts, *taps, inputs, outputs = shape = scores.shape
     over_taps = scores.reshape(batch * parts, math.prod(taps), inputs, outputs).sum(axis=1)
     by_block = to_blocks(over_taps, block.rows, block.cols)
@@ -490,9 +473,7 @@ def best_blocks(
             chosen = matched_by_score(nothing, inputs_, outputs_, side_by_side, rng)
         live = np.stack(np.split(chosen, matrices, axis=1))
     whole = np.broadcast_to(live[:, :, None, :, None], by_block.shape)
-    mask = from_blocks(whole, inputs, outputs).reshape(
-        batch, parts, *(1 for _ in taps), *shape[-2:]
-    )
+    mask = from_blocks(whole, *shape[-2:]).reshape(batch, parts, *(1 for _ in taps), *shape[-2:])
     return np.broadcast_to(mask, shape).copy()
 
 
@@ -569,9 +550,8 @@ def _block_orthogonal(
         # Lines that begin with blocks come first; if some are empty, the others have one each.
         filled = sum(line != 0 for line in bits)
         spare = limit - sum(map(int.bit_count, bits))
-        sequence = covering_rotations(
-            filled, lines if options.cover else filled, filled + spare, rng
-        )
+        covered = lines if options.cover else filled
+        sequence = covering_rotations(filled, covered, filled + spare, rng)
         unite(bits, sequence)
         sequence = np.concatenate([sequence, draw_until(bits, limit, rng)])
         # Row `k` of one line with row `k` of the other, by an angle each.

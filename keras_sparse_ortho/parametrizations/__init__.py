@@ -29,7 +29,6 @@ from keras_sparse_ortho.parametrizations._soft_threshold import (
     critical_offsets,
 )
 
-# Public; the other names above are for the other rooms.
 __all__ = [
     "ChannelSoftThreshold",
     "CompactMask",

@@ -9,8 +9,7 @@ from keras_sparse_ortho._gathers import with_gradient
 from keras_sparse_ortho._keras_internals import restored
 
 LEVELS = {"int8": 127, "int4": 7, "ternary": 1}
-# Ternary weight networks (Li et al. 2016): smaller entries become 0.
-_TERNARY_THRESHOLD = 0.7
+_TERNARY_THRESHOLD = 0.7  # smaller entries become 0
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -24,15 +23,14 @@ class FakeQuantization:
 
         q(w) = s_c * sign(w) where |w| > t_c, else 0;  t_c = 0.7 mean|w|, s_c = mean|w| above t_c
 
-    with means over the live entries. `w` is the effective weight of any storage. A batch
-    normalization behind the layer scales channels, so folding it changes scales `s_c`, and integers
-    by a sign at most.
+    with means over the live entries. `w` is the effective weight of any storage. Folding a batch
+    normalization into the layer changes scales `s_c`, and integers by a sign at most.
 
     Args:
         dtype: `"int8"`, `"int4"` or `"ternary"`.
 
-    Limits: ranges follow the weights and are not learnt. The gradient ignores rounding, so few bits
-    need a smaller learning rate than floats.
+    Limits: ranges are not learnt. The gradient ignores rounding: few bits need a smaller learning
+    rate than floats.
 
     Examples:
         >>> import numpy as np, keras
@@ -93,7 +91,6 @@ def _axes(outputs: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _mean(value: Any, of: Any, axes: tuple[int, ...]) -> Any:
-    """The mean over axes of the entries where `of` is 1, 0 where there are none."""
     ops = keras.ops
     count = ops.maximum(ops.sum(of, axis=axes, keepdims=True), 1.0)
     return ops.sum(value * of, axis=axes, keepdims=True) / count

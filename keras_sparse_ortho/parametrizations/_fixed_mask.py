@@ -45,8 +45,8 @@ _PART = 1 << 16  # entries of a kernel that are digested at once
 class FixedMask(Masked):
     """Effective weight `w_e = w` where the mask is live, and exactly 0 elsewhere.
 
-    The gradient is that of `w_e`: exactly zero on masked entries. The raw weight is zero there too,
-    so moments, weight decay and files are sparse as well. The mask comes from, in this order:
+    The gradient is exactly zero on masked entries. The raw weight is zero there too, so moments,
+    weight decay and files are sparse. The mask comes from, in this order:
 
     1. `mask`; an `initializer` beside it says what drew the mask;
     2. `initializer`: kernel and mask are drawn again, with the true axes of the layer;
@@ -63,14 +63,13 @@ class FixedMask(Masked):
             if the initializer's mask would drop weights that have been trained.
         DensityError: When built, if `density` contradicts the initializer's or the mask's own.
 
-    Limits: the dense kernel is stored and multiplied; masks save no time in training. `CompactMask`
-    stores live entries only. A regularizer acts on the raw weight: others than L1 and L2, such as
-    Keras' `OrthogonalRegularizer`, move masked entries there. `w_e` stays sparse.
+    Limits: the dense kernel is stored and multiplied; masks save no time in training. Regularizers
+    other than L1 and L2, such as Keras' `OrthogonalRegularizer`, move masked entries of the raw
+    weight; `w_e` stays sparse.
 
     Examples:
-        >>> import keras
-        >>> from keras_sparse_ortho import PrunableLayer
-        >>> layer = PrunableLayer(keras.layers.Dense(8), FixedMask(0.25))
+        >>> import keras, keras_sparse_ortho as kso
+        >>> layer = kso.PrunableLayer(keras.layers.Dense(8), FixedMask(0.25))
         >>> layer.build((None, 16))
         >>> int(layer.parametrizations["kernel"].mask_value().sum())
         32
@@ -95,8 +94,7 @@ class FixedMask(Masked):
         self.density = None if density is None else check_density(density)
         self.initializer = initializer
         self._given = None if mask is None else self._checked(mask)
-        # Then the layer's own initializer did not draw the mask; a file has its density.
-        self._was_given = mask is not None
+        self._was_given = mask is not None  # not drawn by the layer's own initializer
 
     def _checked(self, mask: Any) -> np.ndarray:
         mask = np.asarray(mask)
@@ -140,7 +138,6 @@ class FixedMask(Masked):
         return new
 
     def mark_as_drawn(self, kernel: Any = None) -> None:
-        # An array that is at hand need not be fetched.
         if not isinstance(kernel, np.ndarray) or kernel.dtype.name != self.weight.variable.dtype:
             kernel = self.weight.raw_value(copy=False)
         self._drawn_digest = digest(kernel)
@@ -217,24 +214,22 @@ class CompactMask(FixedMask):
         vec(K)[indices] = values, and 0 elsewhere;  dL/dvalues = vec(dL/dK)[indices]
 
     The dense kernel is a temporary of the step: at density 0.1, weights, Adam's moments and files
-    take a tenth of their dense size, and the indices as much as the values. Outputs, gradients and
-    training are those of a `FixedMask` up to rounding, and so are the arguments. The layer's own
-    variable only has a value in calls of its layer: read
-    `keras_sparse_ortho.prunable_weights(model)`, whose `value` is dense.
+    take a tenth of their dense size, and the indices as much as the values. Arguments, outputs,
+    gradients and training are those of a `FixedMask`, up to rounding. The layer's own variable only
+    has a value in calls of its layer: read `keras_sparse_ortho.prunable_weights(model)`, whose
+    `value` is dense.
 
     Raises, when built and beside the errors of `FixedMask`, NotPrunableError for a kernel of 2**31
-    entries and more; for another regularizer than L1 and L2 or another constraint than `NonNeg`,
-    which need the whole kernel; for a custom layer that overrides `save_own_variables`.
+    entries and more; for a regularizer or constraint that needs the whole kernel (not L1, L2 or
+    `NonNeg`); for a custom layer that overrides `save_own_variables`.
 
-    Limits: a step costs about as much as the dense one, and at its largest its temporaries hold one
-    dense kernel for each layer. Optimizers that treat matrices specially (Adafactor, Muon) see a
-    vector. Whatever needs the dense raw weight is refused: learnt and scheduled masks, LoRA and
-    `quantize` (`keras_sparse_ortho.convert` or strip first).
+    Limits: a step costs about as much as the dense one, with temporaries of up to a dense kernel a
+    layer. Optimizers that treat matrices specially (Adafactor, Muon) see a vector. Learnt and
+    scheduled masks, LoRA and `quantize` need the dense weight: convert or strip first.
 
     Examples:
-        >>> import keras
-        >>> from keras_sparse_ortho import PrunableLayer
-        >>> layer = PrunableLayer(keras.layers.Dense(8, name="d"), CompactMask(0.25))
+        >>> import keras, keras_sparse_ortho as kso
+        >>> layer = kso.PrunableLayer(keras.layers.Dense(8, name="d"), CompactMask(0.25))
         >>> layer.build((None, 16))
         >>> [(weight.name, tuple(weight.shape)) for weight in layer.weights]
         [('kernel_values', (32,)), ('bias', (8,)), ('kernel_indices', (32,))]
@@ -285,8 +280,7 @@ class CompactMask(FixedMask):
         return keras.ops.reshape(flat, self.weight.shape)
 
     def current(self, after: Any = None) -> Any:
-        # An enclosing scope may have one, as for dense gradients.
-        given = value_in_scope(self.layer_variable)
+        given = value_in_scope(self.layer_variable)  # for dense gradients
         return self.quantized(self.effective(self.values.value, after) if given is None else given)
 
     def value(self) -> np.ndarray:
@@ -393,8 +387,7 @@ class CompactMask(FixedMask):
         if in_stateless_scope():
             return keras.ops.zeros(shape, dtype=dtype)
         indices = keras.ops.convert_to_tensor(self._draw()[1])
-        # Both variables hold them now.
-        self._drawn = self._source = self._given = None
+        self._drawn = self._source = self._given = None  # both variables hold them now
         self._weight = dataclasses.replace(self.weight, drawn_mask=None)
         return indices
 

@@ -29,12 +29,12 @@ class LowRankSoftThreshold(LearntThreshold):
 
     so `v` is in [0, 0.5] for weights of any scale, which a sigmoid reaches. `strip` replaces a
     `Dense` by two thin layers, and puts a thin one before an LSTM, GRU or SimpleRNN, if these are
-    smaller; other layers get the product as their weight. Call `settle` to decompose weights that
-    are set after the wrapper was built.
+    smaller; other layers get the product, and gain nothing: exclude them. Call `settle` to
+    decompose weights that are set after the wrapper was built.
 
     Args:
         rank: int. Number `r` of values, at most the smaller side of the matrix. Default: all.
-        g: As for `SoftThreshold`, and so is `s_init`.
+        g, s_init: As for `SoftThreshold`.
         weight_decay: float. Strength `lambda` of the L2 that is added to the loss, `lambda / 2 *
             (|U|^2 + |v|^2 + |V|^2 + s^2)`.
 
@@ -43,15 +43,13 @@ class LowRankSoftThreshold(LearntThreshold):
 
     Limits: every training step computes the product, in `r m n` multiply-adds. No entry is zero:
     `mask_value` is full until no rank is left. `callbacks.TargetDensity` steers the fraction of
-    ranks, of all weights together; flat spectra, as of orthogonal recurrent kernels, lose ranks
-    last. Exclude weights that `strip` does not replace by thin layers: they gain nothing.
-    Regularizers and constraints of the layer's own kernel have no effect.
+    ranks of all weights together; flat spectra, as of orthogonal recurrent kernels, lose ranks
+    last. Regularizers and constraints of the layer's own kernel have no effect.
 
     Examples:
-        >>> import keras, numpy as np
-        >>> from keras_sparse_ortho import PrunableLayer
+        >>> import keras, numpy as np, keras_sparse_ortho as kso
         >>> dense = keras.layers.Dense(2, use_bias=False)
-        >>> layer = PrunableLayer(dense, LowRankSoftThreshold(s_init=-np.log(3)))
+        >>> layer = kso.PrunableLayer(dense, LowRankSoftThreshold(s_init=-np.log(3)))
         >>> layer.build((None, 2))
         >>> _ = dense.kernel.assign([[3.0, 0.0], [0.0, 1.0]])
         >>> layer.parametrizations["kernel"].settle()  # v is [1/2, 1/6], and t = g(s) = 1/4

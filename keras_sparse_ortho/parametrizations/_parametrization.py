@@ -19,9 +19,8 @@ class Parametrization(Storage):
     """Maps the raw value `w` of one weight to the effective weight `w_e` that its layer uses.
 
     `PrunableLayer` makes one for each weight from a template (`clone`), calls `build` once, and
-    `effective` in every step; gradients are those of `effective`. State is in variables that
-    `add_weight` creates. Subclasses implement `build`, `effective`, `mask_value` and `get_config`,
-    and `for_density` if a budget can set the density of the weight.
+    `effective` in every step. State is in variables that `add_weight` creates. Subclasses implement
+    `build`, `effective`, `mask_value` and `get_config`, and `for_density` for budgets.
     """
 
     _weight: PrunableWeight | None = None
@@ -89,8 +88,7 @@ class Parametrization(Storage):
 
     def clear_dead(self) -> None:
         """Called before the raw weight is saved or ranked: sets dead raw entries to zero."""
-        # Optimizers such as Muon mix the entries of a matrix. The step cannot clear them: on JAX an
-        # optimizer has no access to masks.
+        # Optimizers such as Muon mix the entries of a matrix, and on JAX cannot read masks.
 
     def threshold_value(self) -> np.ndarray | None:
         """The magnitudes below which entries are dead, as a NumPy array; `None` without any."""
@@ -111,8 +109,6 @@ class Parametrization(Storage):
 class Masked(Parametrization):
     """Effective weight `w_e = w` where a mask is live, and 0 elsewhere, as raw weights are."""
 
-    # A bool variable: it can change without recompiling, and is saved.
-
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
         self._weight = weight
         self.mask = add_weight(
@@ -120,7 +116,6 @@ class Masked(Parametrization):
             shape=weight.shape,
             dtype="bool",
             trainable=False,
-            # Where Keras only traces shapes, it initializes variables, and so the mask, afterwards.
             initializer=self._initialize,
         )
 

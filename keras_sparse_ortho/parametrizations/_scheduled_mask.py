@@ -1,7 +1,6 @@
 """Masks by magnitude on a schedule: `MagnitudeMask`, `StraightThroughTopK`, `Feather`."""
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -12,9 +11,9 @@ from keras_sparse_ortho._checks import check_config, check_number, other_keyword
 from keras_sparse_ortho._keras_internals import (
     after_epochs,
     applied_batches,
-    level_of_user,
     model_in_fit,
     restored,
+    warn_user,
 )
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import DensityError, DensityWarning
@@ -37,17 +36,9 @@ _WHOLE = ("inputs", "outputs", None)
 
 
 class ScheduledMask(Masked):
-    """A stored mask that the callback `UpdateMasks` updates on a schedule.
+    """A stored mask that the callback `UpdateMasks` updates on a schedule; see `MagnitudeMask`."""
 
-    Args:
-        schedule: Schedule, of TFMOT too, or density. Default: a constant density, set by
-            `parametrize`.
-        frequency: int. Steps between updates where `schedule` is no schedule. Default: a hundredth
-            of the run, but 100 at most.
-    """
-
-    # Whether something is known to update the mask, or a warning has said that nothing does.
-    watched = False
+    watched = False  # whether something updates the mask, or a warning has said that nothing does
     settings: ClassVar[tuple[str, ...]] = ("schedule",)
 
     @other_keywords()
@@ -90,7 +81,6 @@ class ScheduledMask(Masked):
         return int(to_numpy(self._updated))
 
     def current(self, after: Any = None) -> Any:
-        # A `fit` where nothing updates the mask warns.
         if not self.watched and (model := model_in_fit()) is not None:
             after_epochs(model, functools.partial(_warn_after_epoch, model))
         return super().current(after)
@@ -145,14 +135,13 @@ class ScheduledMask(Masked):
 class MagnitudeMask(ScheduledMask):
     """Effective weight `w_e = w` on the `round(d(t) * size)` largest magnitudes, 0 elsewhere.
 
-    Gradual magnitude pruning (GMP). The density `d(t)` follows a schedule. At its steps
-    `callbacks.UpdateMasks` ranks `|w|` (ties to the lower flat index), stores the mask, and sets
-    dropped raw weights and their optimizer slots to zero. Masked entries get no gradient, so an
-    entry that was dropped returns only if the density rises.
+    Gradual magnitude pruning (GMP). At the steps of a schedule of `d(t)` `callbacks.UpdateMasks`
+    ranks `|w|` (ties to the lower flat index), stores the mask, and sets dropped raw weights and
+    their optimizer slots to zero. Masked entries get no gradient: they return only if `d(t)` rises.
 
     Args:
         schedule: Schedule: `Cubic`, `Linear`, `Constant`, `OneShot`; a density; or TFMOT's
-            `PolynomialDecay` or `ConstantSparsity`.
+            `PolynomialDecay` or `ConstantSparsity`. Default: `Constant`; `parametrize` sets it.
         frequency: int. Steps between updates where `schedule` is a density. Default: a hundredth of
             the run, but 100 at most.
         structure: Entries that live or die together, by their sums of squares. `Block(r, c)`, or
@@ -162,8 +151,8 @@ class MagnitudeMask(ScheduledMask):
             `"outputs"`: whole ones. Counts are rounded to whole blocks. Default: single entries.
 
     Once the schedule of blocks has ended, `convert(model, "blocks")` moves kernels and optimizer
-    slots to layers that compute on live blocks. End it within the first 15% of the steps, so that
-    the rest trains at their speed; see `UpdateMasks(stop=True)`.
+    slots to layers of live blocks. End it within the first 15% of the steps, and the rest trains at
+    their speed; see `UpdateMasks(stop=True)`.
 
     Raises:
         NotPrunableError: At an update, if the weight is not finite; when stripped, if no mask was
@@ -212,9 +201,7 @@ class MagnitudeMask(ScheduledMask):
             own.check(self._shape)
         density = self.schedule.density
         if isinstance(own, NByM) and density is not None and density > own.n / own.m:
-            raise DensityError(
-                f"{own} allows the density {own.n / own.m:g} at most. Received: {density=}"
-            )
+            raise DensityError(f"{own} allows at most {own.n / own.m:g}. Received: {density=}")
         super().build(weight, add_weight)
 
     def live_at(self, density: float) -> int:
@@ -228,7 +215,6 @@ class MagnitudeMask(ScheduledMask):
         if own is None:
             return super()._ranked(density)
         value = self.weight.finite_raw_value()
-        # By squares, as blocks were compared.
         scores = np.asarray(self._layout.to_canonical(value), np.float64) ** 2
         if isinstance(own, NByM):
             mask = own.largest(scores, count)
@@ -267,13 +253,13 @@ class StraightThroughTopK(ScheduledMask):
 
     The straight-through estimator of "Discovering Neural Wirings" (DNW): the forward pass uses the
     `round(d * size)` largest magnitudes (ties to the lower flat index), the gradient passes to all
-    raw weights, so dead entries grow and come back. `callbacks.UpdateMasks` updates the mask.
+    raw weights, and dead entries come back. `callbacks.UpdateMasks` updates the mask.
 
     Args:
         schedule: float in (0, 1] or Schedule. The density `d`.
         frequency: int. Steps between updates where `schedule` is a density. Default: 1, as in the
-            paper. Between updates nothing holds dead entries back: the more steps, the more of the
-            mask is exchanged at once, which can cost many points of accuracy.
+            paper. More steps exchange more of the mask at once, which can cost many points of
+            accuracy.
 
     Limits: raw weights, their gradients and optimizer slots are dense. Every update ranks all
     weights, which can take as long as a step of a small network.
@@ -314,13 +300,12 @@ class Feather(StraightThroughTopK):
     `T` is the largest magnitude outside the mask, so entries enter and leave the mask at the value
     0, as under a soft threshold; far above it they keep their size. At the steps of the schedule
     `callbacks.UpdateMasks` ranks `|w|` (ties to the lower flat index), and stores `T` and the mask
-    of the `round(d(t) * size)` largest. Gradients pass straight through, to dead entries by a
-    share:
+    of the `round(d(t) * size)` largest. Gradients pass straight through:
 
         dL/dw = dL/dw_e on the mask, theta dL/dw_e elsewhere
 
     Args:
-        schedule: As for `MagnitudeMask`, and so is `frequency`.
+        schedule, frequency: As for `MagnitudeMask`.
         power: positive float `p`. 1 is the soft threshold; large ones approach
             `StraightThroughTopK`.
         theta: float in [0, 1]. The share of the gradients that dead entries get.
@@ -398,14 +383,13 @@ def warn_unless_updated(model: Any, share: float = 0.0) -> bool:
         mask.watched = True
     if overdue:
         more = f" and {len(overdue) - 1} more" if len(overdue) > 1 else ""
-        warnings.warn(
+        warn_user(
             "Masks on a schedule were never updated, so they are as dense as at the start. Pass "
             "callbacks=[keras_sparse_ortho.callbacks.UpdateMasks()] to `fit`; in a custom training "
             "loop call its `update(step)` (docs/custom_loops.md). keras_sparse_ortho.finish(model) "
             "sets them to the final density at once. "
             f"Received: '{overdue[0].weight.path}'{more}, after {seen // accumulated} steps",
             DensityWarning,
-            stacklevel=level_of_user(),
         )
     return bool(overdue) or all(mask.last_updated >= 0 for mask in masks)
 

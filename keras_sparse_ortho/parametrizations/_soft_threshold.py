@@ -15,7 +15,6 @@ from keras_sparse_ortho._values import assign, placed, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.parametrizations._parametrization import Parametrization
 
-# The remedy for a threshold with a `density`.
 STEERED = "callbacks.TargetDensity(density) in `fit`; a threshold learns its density"
 
 
@@ -68,7 +67,7 @@ def shrink(value: Any, threshold: Any) -> Any:
     return with_gradient(shrunk, gradient, [value, threshold], [])
 
 
-class _Sum(keras.regularizers.Regularizer):  # Keras 3.10 accepts no other callables
+class _Sum(keras.regularizers.Regularizer):  # Keras 3.11 accepts no other callables
     def __init__(self, first: Any, second: Any) -> None:
         self._terms = (first, second)
 
@@ -101,9 +100,7 @@ class LearntThreshold(Parametrization):
         self.s_init = check_number("s_init", s_init)
         self.weight_decay = check_number("weight_decay", weight_decay)
         if self.weight_decay < 0:
-            raise ValueError(
-                f"`weight_decay` must not be negative. Received: weight_decay={weight_decay!r}"
-            )
+            raise ValueError(f"`weight_decay` must not be negative. Received: {weight_decay=}")
         if not isinstance(g, str) or g not in _FUNCTIONS:
             raise ValueError(f"`g` must be one of {sorted(_FUNCTIONS)}. Received: g={g!r}")
 
@@ -125,7 +122,6 @@ class LearntThreshold(Parametrization):
             initializer=keras.initializers.Constant(self.s_init),
             trainable=True,
         )
-        # Non-trainable: t = g(s + offset) while active, and 0 once frozen.
         self.offset = add_weight(name="s_offset", shape=(), initializer="zeros", trainable=False)
         self.active = add_weight(name="s_active", shape=(), initializer="ones", trainable=False)
         # The density of TargetDensity, 0 without one; and 1 if it freezes the live entries.
@@ -181,9 +177,8 @@ class LearntThreshold(Parametrization):
         ops, raw = keras.ops, keras.ops.convert_to_tensor(self.steered)
         live, effective = placed(mask, self.steered), self._shrunk(raw)
         dtype = keras.backend.standardize_dtype(raw.dtype)
-        # By rounding, an entry of the mask may be 0: the smallest number keeps it live.
         tiny = np.finfo(np.float16 if dtype == "float16" else np.float32).tiny
-        least = ops.sign(raw) * ops.cast(float(tiny), dtype)
+        least = ops.sign(raw) * ops.cast(float(tiny), dtype)  # for entries that are rounded to 0
         kept = ops.where(effective == 0, least, effective)
         assign(self.steered, ops.where(live, kept, ops.zeros((), dtype=dtype)))
         assign(self.active, 0.0)
@@ -206,9 +201,8 @@ class SoftThreshold(LearntThreshold):
         dL/dw = dL/dw_e where w_e is not 0, else 0
         dL/ds = -g'(s) * sum(dL/dw_e * sign(w_e))
 
-    As in the paper, L2 of one strength acts on `w` and `s`: it shrinks weights and, as `s` is
-    negative, raises thresholds, until the loss pushes back. So the final density depends on the
-    strength and `s_init`; with `callbacks.TargetDensity` it is a given one.
+    L2 shrinks weights and, as `s` is negative, raises thresholds, until the loss pushes back. The
+    final density depends on its strength and `s_init`, or is that of `callbacks.TargetDensity`.
 
     Args:
         granularity: `"layer"`: one `s` for the weight; `"channel"`: one for each output; or
@@ -218,20 +212,20 @@ class SoftThreshold(LearntThreshold):
         s_init: float. Initial `s`. The more negative, the later thresholds rise; the paper uses
             -3200 and less for ResNet-50, where `g` is 0 in float32 and L2 alone moves `s`.
         weight_decay: float. Strength `lambda` of the L2 that is added to the loss, `lambda / 2 *
-            (sum(w ** 2) + sum(s ** 2))`: the paper's coupled weight decay. Decoupled weight decay
-            of the optimizer must act on `s` as well as on `w`.
+            (sum(w ** 2) + sum(s ** 2))`: the paper's. An optimizer's decoupled weight decay must
+            act on `s` as well.
 
     Raises NotPrunableError, when built, for a weight that is not finite.
 
-    Limits: `g` must reach the magnitudes to be pruned: a sigmoid is below 1. The live weights are
-    biased towards 0 by `t`; the network learns to compensate.
+    Limits: `g` must reach the magnitudes to be pruned: a sigmoid is below 1. Live weights are
+    biased towards 0 by `t`.
 
     Examples:
-        >>> import keras, numpy as np
-        >>> from keras_sparse_ortho import PrunableLayer
-        >>> layer = PrunableLayer(keras.layers.Dense(1, use_bias=False), SoftThreshold(s_init=0.0))
+        >>> import keras, numpy as np, keras_sparse_ortho as kso
+        >>> dense = keras.layers.Dense(1, use_bias=False)
+        >>> layer = kso.PrunableLayer(dense, SoftThreshold(s_init=0.0))
         >>> layer.build((None, 3))
-        >>> _ = layer.layer.kernel.assign([[0.25], [1.5], [-2.0]])
+        >>> _ = dense.kernel.assign([[0.25], [1.5], [-2.0]])
         >>> keras.ops.convert_to_numpy(layer(np.eye(3))).ravel().tolist()  # t = sigmoid(0) = 0.5
         [0.0, 1.0, -1.5]
 
@@ -277,26 +271,23 @@ class ChannelSoftThreshold(LearntThreshold):
     """Effective weight `w_e = w * relu(n_c - t) / n_c` for every output channel `c`; `t = g(s)`.
 
     Structured STR: the soft threshold acts on the scale of a channel, its root mean square `n_c =
-    sqrt(mean(w[..., c] ** 2))`. So a channel of scale `t` or less is exactly 0, and the others
-    shrink by `t`. One `s` is trained for the weight. With `G = dL/dw_e`, and `m` entries in each
-    channel,
+    sqrt(mean(w[..., c] ** 2))`: a channel of scale `t` or less is 0, and others shrink by `t`. One
+    `s` is trained for the weight. With `G = dL/dw_e`, and `m` entries in each channel,
 
         dL/dw = a G + t / (m n_c^3) * sum_c(G w) * w,  a = 1 - t / n_c,  where n_c > t, else 0
         dL/ds = -g'(s) * sum over live channels of sum_c(G w) / n_c
 
-    `keras_sparse_ortho.remove_channels` then removes the dead channels from the model. Thresholds
-    are comparable across layers of any size, and with `SoftThreshold`, whose arguments it has.
+    `keras_sparse_ortho.remove_channels` removes the dead channels. Thresholds are comparable across
+    layers of any size, and with `SoftThreshold`, whose arguments it has.
 
     Limits: exclude layers whose outputs are all needed, such as the last one. With
-    `callbacks.TargetDensity` a channel counts with all its entries, and the density is met to
-    within one channel; a small density can remove all channels of a layer. In a recurrent layer a
-    channel is one gate of a unit.
+    `callbacks.TargetDensity` the density is met to within one channel; a small one can remove all
+    channels of a layer. In a recurrent layer a channel is one gate of a unit.
 
     Examples:
-        >>> import keras, numpy as np
-        >>> from keras_sparse_ortho import PrunableLayer
+        >>> import keras, numpy as np, keras_sparse_ortho as kso
         >>> dense = keras.layers.Dense(2, use_bias=False)
-        >>> layer = PrunableLayer(dense, ChannelSoftThreshold(s_init=0.0))
+        >>> layer = kso.PrunableLayer(dense, ChannelSoftThreshold(s_init=0.0))
         >>> layer.build((None, 2))
         >>> _ = dense.kernel.assign([[0.3, 4.0], [0.3, 4.0]])
         >>> keras.ops.convert_to_numpy(layer(np.eye(2))).tolist()  # t = sigmoid(0) = 0.5
@@ -338,12 +329,10 @@ class ChannelSoftThreshold(LearntThreshold):
         return np.broadcast_to(scale, self.weight.shape)
 
     def freeze(self, mask: np.ndarray) -> np.ndarray:
-        # Live are channels with at least half of their entries in the mask.
         raw = self.weight.variable
         value = to_numpy(self.effective(keras.ops.convert_to_tensor(raw)))
         live = np.mean(mask, axis=self._summed, keepdims=True) >= 0.5
-        # By rounding, a live channel may be 0: it stays, much smaller.
-        faint = live & ~value.any(axis=self._summed, keepdims=True)
+        faint = live & ~value.any(axis=self._summed, keepdims=True)  # rounded to 0
         value = np.where(faint, 1e-6 * self.weight.raw_value(), value)
         assign(raw, np.where(live, value, 0).astype(value.dtype))
         assign(self.active, 0.0)

@@ -12,7 +12,6 @@ from keras_sparse_ortho.pruning._planning import (
 from keras_sparse_ortho.pruning._prune import apply_masks, prune
 from keras_sparse_ortho.pruning._sparsify import draw_kernels, sparsify
 
-# Public; the other names above are for the other rooms.
 __all__ = ["apply_masks", "parametrize", "prune", "sparsify"]
 
 __getattr__, __dir__ = public_names(__name__, __all__)

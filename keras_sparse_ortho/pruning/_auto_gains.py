@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-import warnings
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +14,7 @@ from keras_sparse_ortho._keras_internals import (
     GraphCall,
     computes_its_graph,
     graph_calls,
-    level_of_user,
+    warn_user,
 )
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.initializers import (
@@ -46,15 +45,11 @@ _linear = keras.activations.linear
 
 @dataclasses.dataclass(frozen=True)
 class _Following:
-    """The operations that the outputs of a layer reach before the next kernel.
+    """The operations that the outputs of a layer reach before the next kernel."""
 
-    `activations` are the first one, or the identity, on each path to another kernel; `normalized`,
-    whether every path leads to normalization; `unknown`, why only the layer's own is known.
-    """
-
-    activations: list[Any]
-    normalized: bool = False
-    unknown: str | None = None
+    activations: list[Any]  # the first one, or the identity, on each path to another kernel
+    normalized: bool = False  # whether every path leads to normalization
+    unknown: str | None = None  # why only the layer's own is known
 
 
 class AutoGains:
@@ -79,11 +74,7 @@ class AutoGains:
     def before_normalization(
         self, patterns: dict[str, SparseInitializer], by_name: bool
     ) -> dict[str, ExactOrthogonal]:
-        """Patterns of kernels whose outputs are normalized: their gain is `"auto"`.
-
-        With `by_name`, all whose layers' own initializers have a norm; else those with that gain
-        already. A convolution then has one matrix on all taps, unless its pattern says otherwise.
-        """
+        """Patterns of kernels before normalization, with the gain "auto"."""
         found = {}
         for weight in self._weights:
             own = patterns[weight.path]
@@ -99,11 +90,7 @@ class AutoGains:
     def with_gain(
         self, weight: PrunableWeight, pattern: ExactOrthogonal, live: int
     ) -> SparseInitializer:
-        """The pattern with the gain for so many live entries.
-
-        `default_gain` before normalization, else the `activation_gain` of the next activation; 1
-        for linear layers and at the end of the model.
-        """
+        """The pattern with the `default_gain`, or that of the activation behind it."""
         if not self._of_keras:
             raise ValueError(
                 'gain="auto" needs a Keras 3 model, to find what follows a layer: give a number. '
@@ -123,18 +110,16 @@ class AutoGains:
 
     def warn_of_guesses(self, draws: dict[str, Any], auto: set[str]) -> None:
         """Warns of `auto` gains that rely on their layer's own activation alone."""
-        found = {path: self._following[path].unknown for path in draws if path in auto}
-        guessed = {path: why for path, why in found.items() if why is not None}
-        if guessed:
-            lines = [
-                f"'{path}' ({why}): gain={draws[path].initializer.gain:.6g}"
-                for path, why in guessed.items()
-            ]
-            warnings.warn(
+        lines = [
+            f"'{path}' ({why}): gain={draws[path].initializer.gain:.6g}"
+            for path in draws
+            if path in auto and (why := self._following[path].unknown) is not None
+        ]
+        if lines:
+            warn_user(
                 "It is not known what follows these layers, so gains were chosen by their own "
                 "activations. To set them, make these kernels sparse in a call of their own with "
-                f"`include`. Received: {'; '.join(lines)}",
-                stacklevel=level_of_user(),
+                f"`include`. Received: {'; '.join(lines)}"
             )
 
     def _gain(self, weight: PrunableWeight, activation: Any) -> float:
@@ -253,8 +238,7 @@ def default_gain(weight: PrunableWeight, pattern: ExactOrthogonal, live: int) ->
     """The gain that gives a kernel the expected norm of its default one under the same mask.
 
     With `n` singular values, all `gain`, and the mean square `v` of the layer's own initializer,
-    `gain^2 n = live v`: for Glorot's `gain^2 = 2 density in out / ((in + out) n)`, for square
-    kernels `density`.
+    `gain^2 n = live v`: for Glorot's `gain^2 = 2 density in out / ((in + out) n)`.
     """
     layout = layout_for(weight, pattern)
     singular_values = least_count(weight.shape, layout, pattern.taps or "center")

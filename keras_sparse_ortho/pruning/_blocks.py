@@ -4,13 +4,12 @@ import dataclasses
 import functools
 import itertools
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 
-from keras_sparse_ortho._keras_internals import level_of_user
+from keras_sparse_ortho._keras_internals import warn_user
 from keras_sparse_ortho.budgets import Budget, Orthogonal, allocate
 from keras_sparse_ortho.calibration import Sensitivity, canonical_shape, other_density
 from keras_sparse_ortho.errors import BudgetError
@@ -19,17 +18,11 @@ from keras_sparse_ortho.layers import why_no_block_form
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.orthogonal import Block, Structure, block_unit
 
-# Larger blocks are faster at the same density (benchmarks/results/blocks.md); below 16 they gain
-# little or nothing.
-_SIZES = (128, 64, 32, 16)
-# Blocks are taken if they reach this part of the density; smaller ones come closer.
-_CLOSE = 0.75
-# Fans in multiples of the least ones: at the least, the kernel falls into separate matrices.
-_LEAST_TIMES = 2
-# Kernels that do not fit blocks stay dense while their excess is up to this part of the live ones.
-_SMALL = 0.1
-# A kernel may take up to this multiple of its share; the rest is taken from the others.
-_LIFT = 1.5
+_SIZES = (128, 64, 32, 16)  # larger blocks are faster (benchmarks/results/blocks.md)
+_CLOSE = 0.75  # blocks are taken if they reach this part of the density; smaller ones come closer
+_LEAST_TIMES = 2  # fans in multiples of the least, at which a kernel falls into separate matrices
+_SMALL = 0.1  # part of the live entries up to which the excess of kernels not on blocks stays dense
+_LIFT = 1.5  # the multiple of its share that a kernel may take from others
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,10 +46,9 @@ class BlockPlan:
         orthogonal: Orthogonal,
         budget: Any,
     ) -> "BlockPlan":
-        """The densities nearest to those `asked` for that are not above them in total.
+        """The nearest densities that are in total not above those `asked` for.
 
-        Unless `budget` has densities of single kernels, small ones that do not fit blocks stay
-        dense, and the others share the rest.
+        Unless `budget` has densities of single kernels, small ones not on blocks stay dense.
         """
         given = not (budget is None or isinstance(budget, str | Sensitivity))
         if size is not None:
@@ -100,12 +92,11 @@ class BlockPlan:
         for row in [*rows, whole] if self.given else [whole]:
             missed += other_density(*row)
         if missed:
-            warnings.warn(
+            warn_user(
                 f'With storage="{storage}" some requests could not be met; report(model) '
                 "has the blocks of each kernel. Kernels that are not on blocks are stored "
                 f"{'with masks' if storage == 'masked' else 'compactly'}, and are not faster than "
-                f"dense ones. Received: {'; '.join(missed)}",
-                stacklevel=level_of_user(),
+                f"dense ones. Received: {'; '.join(missed)}"
             )
 
 
@@ -142,10 +133,9 @@ def _chosen(
 
 
 def _fitted(plan: Budget, held: list[PrunableWeight], blocks: dict[str, Block]) -> Budget | None:
-    """The plan with counts that blocks can have; kernels not on blocks keep their own.
+    """The plan with counts that blocks can have: rounded down, and up while the rest lasts.
 
-    Counts are rounded down; the rest rounds as many up as it can. Kernels that need more than their
-    share take it from others; `None` if these cannot spare it.
+    Kernels that need more than their share take it from others; `None` if these cannot spare it.
     """
     units = {
         w.path: block_unit(blocks[w.path], canonical_shape(w)) for w in held if w.path in blocks

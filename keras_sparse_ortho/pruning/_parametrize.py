@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
-
 import keras
 
-from keras_sparse_ortho._checks import other_keywords
-from keras_sparse_ortho._keras_internals import level_of_user
+from keras_sparse_ortho._keras_internals import warn_user
 from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.kernels import Selection
 from keras_sparse_ortho.models import Plan, Target, verb
@@ -25,7 +22,6 @@ from keras_sparse_ortho.pruning._planning import (
 
 
 @verb
-@other_keywords()
 def parametrize(
     model: keras.Model,
     parametrization: Parametrization | type[Parametrization],
@@ -42,23 +38,23 @@ def parametrize(
     initialization works. For masks that are fixed from the first step, call `sparsify`.
 
     Args:
-        model: A built Keras 3 model: Sequential, functional, nested, or written as a class.
+        model: A built Keras 3 model, as for `sparsify`.
         parametrization: A template, copied for each kernel; or a class, for its defaults.
         density: float in (0, 1]. Global live fraction in the end, shared out by `budget`, as in
             `parametrize(model, MagnitudeMask(Cubic()), 0.1)`. Default: the density of the
             parametrization, for every kernel. A dict or list of densities is taken as the budget.
-        budget: `"erk"` (default if there is a density), `"er"`, `"uniform"`, a `Budget`, or a
-            dict or list of densities as for `sparsify`.
+        budget: As for `sparsify`, or a table of `sensitivity`; `"erk"` by default if there is a
+            density.
         include: Which kernels, as for `sparsify`. Default: all kernels and embeddings.
         exclude: Which kernels not.
 
     Returns:
-        A new model, not compiled; `parametrize.in_place` changes the given one instead.
+        As for `sparsify`.
 
     Raises:
         BudgetError: A budget that does not fit the model.
-        NotPrunableError: A model that is not built, has no kernels or is wrapped already; a
-            density for a parametrization that takes none.
+        NotPrunableError: A model that is not built, has no kernels or is wrapped already; a density
+            for a parametrization that takes none.
         UnknownWeightError: An `include` or `exclude` that names nothing.
         ValueError: A parametrization that shares variables between layers: wrap the whole model.
 
@@ -67,19 +63,11 @@ def parametrize(
             `density` or `budget` replaces.
 
     Examples:
-        >>> import keras
-        >>> import keras_sparse_ortho as kso
-        >>> dense = keras.Sequential([
-        ...     keras.Input((64,)),
-        ...     keras.layers.Dense(128, activation="relu", name="hidden"),
-        ...     keras.layers.Dense(10, name="head"),
-        ... ])
+        >>> import keras, keras_sparse_ortho as kso
+        >>> dense = keras.Sequential([keras.Input((64,)), keras.layers.Dense(128, name="hidden")])
         >>> template = kso.parametrizations.StraightThroughTopK()
-        >>> model = parametrize(dense, template, density=0.1)
-        >>> for weight in kso.prunable_weights(model):
-        ...     print(weight)
-        <hidden/kernel shape=(64, 128), density=0.0672607>
-        <head/kernel shape=(128, 10), density=0.309375>
+        >>> kso.prunable_weights(parametrize(dense, template, density=0.1))
+        [<hidden/kernel shape=(64, 128), density=0.0999756>]
     """
     density, budget = density_and_budget(density, budget)
     if isinstance(parametrization, type) and issubclass(parametrization, Parametrization):
@@ -114,8 +102,7 @@ def _warn_of_another_density(parametrization: Parametrization, plan: Budget) -> 
     own = getattr(parametrization, "density", None) if schedule is None else schedule.density
     if own not in (None, 1.0) and live_count(own, plan.size) != plan.live:
         kind = type(parametrization).__name__
-        warnings.warn(
+        warn_user(
             f"`density` or `budget` replaces the density of the {kind}: set it in one place. "
-            f"Received: {own:.6g} in the {kind}, replaced by {plan.density:.6g}",
-            stacklevel=level_of_user(),
+            f"Received: {own:.6g} in the {kind}, replaced by {plan.density:.6g}"
         )

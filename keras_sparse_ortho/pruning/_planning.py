@@ -2,15 +2,14 @@
 
 import functools
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import as_text, check_density
-from keras_sparse_ortho._keras_internals import level_of_user
+from keras_sparse_ortho._keras_internals import warn_user
 from keras_sparse_ortho.budgets import Budget, Orthogonal, er, erk, needs_of, uniform
 from keras_sparse_ortho.calibration import Sensitivity
 from keras_sparse_ortho.errors import BudgetError, NotPrunableError
@@ -19,10 +18,8 @@ from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose, names_
 from keras_sparse_ortho.models import Plan, Target, never_called, prunable_weights, refuse_unfit
 from keras_sparse_ortho.orthogonal import live_count
 from keras_sparse_ortho.parametrizations import refuse_compact
+from keras_sparse_ortho.pruning._blocks import BlockPlan
 from keras_sparse_ortho.saliency import SALIENCIES
-
-if TYPE_CHECKING:
-    from keras_sparse_ortho.pruning._blocks import BlockPlan
 
 Densities = Mapping[str, float] | Sequence[float] | np.ndarray
 """A density for each kernel: a dict from weight path or pattern, or in the order of the kernels."""
@@ -53,13 +50,12 @@ def weights_to_prune(model: Any, include: Selection, exclude: Selection) -> list
             share = sum(w.size for w in dense) / sum(w.size for w in everything)
             listed = ", ".join(f"'{weight.path}' {weight.shape}" for weight in dense[:5])
             more = f" and {len(dense) - 5} more" if len(dense) > 5 else ""
-            warnings.warn(
+            warn_user(
                 f"Matrices with {share:.2%} of all entries stay dense, because the meaning of "
                 "their axes is unknown. Register their layers with keras_sparse_ortho.initializers."
                 "kernel_layouts; or name them by their full paths, in `include` to mask them as "
                 "(*batch, in, out), or in `exclude` to keep them dense without this warning. "
-                f"Received: {listed}{more}",
-                stacklevel=level_of_user(),
+                f"Received: {listed}{more}"
             )
     refuse_unfit(model, weights, "no kernel that could be pruned")
     return weights
@@ -158,7 +154,7 @@ def hold(
     weights: list[PrunableWeight],
     draws: Mapping[str, AnyDraw],
     storage: str = "masked",
-    blocks: "BlockPlan | None" = None,
+    blocks: BlockPlan | None = None,
 ) -> Plan:
     """The plan that gives weights the masks, and the values, that were drawn by path."""
     if storage != "masked":  # layers without a form on blocks are compact
@@ -172,11 +168,10 @@ def hold(
 
 def wrap(model: Any, weights: list[PrunableWeight], targets: dict[str, Target]) -> Plan:
     if paths := never_called(model):
-        warnings.warn(
+        warn_user(
             "Layers that have never been called have no weights yet, and will be dense. To have "
             "them masked, call the model so that they are reached, before it is made sparse. "
-            f"Received: {paths}",
-            stacklevel=level_of_user(),
+            f"Received: {paths}"
         )
     return Plan(weights, targets)
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import functools
 import logging
 import pathlib
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density, other_keywords
-from keras_sparse_ortho._keras_internals import level_of_user
+from keras_sparse_ortho._checks import check_density
+from keras_sparse_ortho._keras_internals import warn_user
 from keras_sparse_ortho.calibration import (
     CALIBRATED,
     Channels,
@@ -54,7 +53,6 @@ _OF_FRESH_NETWORKS = ("snip", "grasp", "synflow")
 
 
 @verb
-@other_keywords()
 def prune(
     model: keras.Model,
     density: float | Densities | None = None,
@@ -78,18 +76,17 @@ def prune(
     - `prune(model, 0.1, score="snip", data=(x, y))`: connection sensitivity, of a fresh model;
     - `prune(model, score=kso.saliency.grasp(model, 0.1, data, batches=8))`: other settings.
 
-    Trained networks lose least with `score="obs"` and a few hundred rows of `data`. Each layer is
-    pruned on its inputs `X` behind the pruned ones. With the dense kernel `W` and
-    `H = X^T X + 0.01 mean(diag X^T X) I`, live entries get the values
+    Trained networks lose least with `score="obs"` and a few hundred rows of `data`. Layer by layer,
+    with the inputs `X` from the pruned layers before, the dense kernel `W` and
+    `H = X^T X + 0.01 mean(diag X^T X) I`, live entries minimize the outputs' squared error:
 
-        V = argmin tr (V - W)^T (H + e diag H) (V - W)  over  V = M * V,
+        V = argmin tr (V - W)^T (H + e diag H) (V - W)  over  V = M * V.
 
-    the least squared error of the layer's outputs. The alternating direction method of multipliers
-    (ADMM) finds the mask `M`: it alternates between this problem and the projection onto the
-    pattern. One row in four is held out to choose the damping `e`, larger for fewer rows. With the
-    inputs `Y` in the given model, the layer is fitted to `W + H^-1 X^T (Y - X) W / 2`, which makes
-    up for part of the loss before it. `"wanda"` keeps the largest `|w_i| norm(X_i)`, and refits
-    these, as magnitudes are refitted if there is `data`: `prune(trained, 0.2, data=x)`.
+    The alternating direction method of multipliers (ADMM) finds the mask `M`: it alternates between
+    this problem and the projection onto the pattern. One row in four is held out to choose the
+    damping `e`. With the inputs `Y` in the given model, the target is `W + H^-1 X^T (Y - X) W / 2`,
+    which makes up for part of the loss before the layer. `"wanda"` keeps the largest
+    `|w_i| norm(X_i)` and refits them. With `data`, magnitudes are refitted, too.
 
     With batch normalization, call `restore_statistics` on the result. For other masks call
     `apply_masks`; to draw new kernels, `sparsify`; for masks learned in training, `parametrize`.
@@ -104,8 +101,8 @@ def prune(
             as for `sparsify`. `None`: scores of all kernels are compared; with `"obs"`, `"wanda"`
             or a `structure`, `"uniform"`. Per layer with `data` also `"error"` (best for trained
             networks; takes about as long as OBS again): the least sum of the layers' relative
-            output errors, each times its part in the model's, on a fourth of the rows that OBS
-            does not see there; or the table of these errors that `sensitivity` returns.
+            output errors, each times its part in the model's, on a fourth of the rows that OBS does
+            not see there; or the table of these errors that `sensitivity` returns.
         data: For scores of the loss, what `fit` takes: `(x, y)`, `(x, y, sample_weight)`, a
             dataset, a generator of batches. For layers the same, or `x` alone: all rows of arrays,
             in batches of 64; of others the first 64 batches.
@@ -123,19 +120,14 @@ def prune(
             a run with the same model, data and settings goes on from there.
 
     Returns:
-        A new model, not compiled; `prune.in_place` changes the given one instead, and `prune.plan`
-        only says what each kernel would become. Terminals get a progress bar while layers are
-        pruned on `data`, unless `keras.config.disable_interactive_logging()` was called.
+        As for `sparsify`. Terminals get a progress bar while layers are pruned on `data`, unless
+        `keras.config.disable_interactive_logging()` was called.
 
     Raises:
-        DensityError: A density outside (0, 1], or none where nothing says it.
-        BudgetError: A budget that does not fit the model; layer collapse: a kernel without a live
-            entry.
-        NotPrunableError: A model that is not built or has no kernels; layers that are wrapped or
-            quantized already; weights or scores that are not finite; a weight that cannot be stored
-            compactly; with `"obs"` or `"wanda"` a density for a kernel that cannot be measured.
-        UnknownWeightError: An `include` or `exclude` that names nothing.
-        LayoutError: A kernel that the `structure` does not fit.
+        DensityError, LayoutError, UnknownWeightError: As `sparsify`.
+        BudgetError: Also for layer collapse: a kernel without a live entry.
+        NotPrunableError: Also for scores that are not finite, and with `"obs"` or `"wanda"` a
+            density for a kernel that cannot be measured.
         ValueError: Conflicting arguments; `data` missing or not used by this score.
 
     Warns:
@@ -144,17 +136,13 @@ def prune(
             measured, which stay dense and do not count. Fewer than 16 different calibration rows.
 
     Limits: on calibration data a kernel of `k` inputs (times taps) and `m` outputs takes
-    `70 k^2 + 60 k m` bytes and about `500 k^2 m` operations, most in float32. Meanwhile there are
-    copies of all kernels, and the given model's are set and put back: do not use it from another
-    thread. For each layer `data` goes through those before it. The page on trained networks lists
-    the layers that are measured.
+    `70 k^2 + 60 k m` bytes and about `500 k^2 m` operations. Meanwhile there are copies of all
+    kernels, and the given model's are set and put back: do not use it from another thread. The page
+    on trained networks lists the layers that are measured.
 
     Examples:
-        >>> import keras, numpy as np
-        >>> import keras_sparse_ortho as kso
+        >>> import keras, numpy as np, keras_sparse_ortho as kso
         >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="a")])
-        >>> kso.prunable_weights(prune(dense, 0.25))
-        [<a/kernel shape=(8, 4), density=0.25>]
         >>> x = np.random.default_rng(0).normal(size=(64, 8))  # a few inputs
         >>> kso.prunable_weights(prune(dense, 0.25, score="obs", data=x))
         [<a/kernel shape=(8, 4), density=0.25>]
@@ -213,7 +201,6 @@ def prune(
 
 
 @verb
-@other_keywords()
 def apply_masks(
     model: keras.Model,
     masks: Mapping[str, np.ndarray] | None = None,
@@ -225,12 +212,12 @@ def apply_masks(
 ) -> Plan:
     """Holds given masks, or the masks that the layers' own initializers drew: `w_e = M * w`.
 
-    Without masks held, a kernel is dense after one step. With them dead entries stay 0. Kernels
-    keep their values. Initializers see only a shape: if one drew along other axes than its layer's,
-    and the kernel is as drawn, it is drawn again along the true ones.
+    Kernels keep their values, and dead entries stay 0. Initializers see only a shape: if one drew
+    along other axes than its layer's, and the kernel is as drawn, it is drawn again along the true
+    ones.
 
     Args:
-        model: A built Keras 3 model: Sequential, functional, nested, or written as a class.
+        model: A built Keras 3 model, as for `sparsify`.
         masks: dict from weight path to a bool array of its shape, or from the path of a layer with
             one kernel; other kernels stay dense. `None` (default): the masks that the layers'
             initializers, such as `initializers.ExactOrthogonal`, drew.
@@ -242,7 +229,7 @@ def apply_masks(
             stored as live blocks, others compactly.
 
     Returns:
-        A new model, not compiled; `apply_masks.in_place` changes the given one instead.
+        As for `sparsify`.
 
     Raises:
         NotPrunableError: A model that is not built or has no such initializers; a mask of another
@@ -251,19 +238,12 @@ def apply_masks(
         UnknownWeightError: A mask, `include` or `exclude` that names nothing.
 
     Examples:
-        >>> import keras
-        >>> import keras_sparse_ortho as kso
+        >>> import keras, keras_sparse_ortho as kso
         >>> orthogonal = kso.initializers.ExactOrthogonal(0.1, seed=0)
-        >>> dense = keras.Sequential([
-        ...     keras.Input((64,)),
-        ...     keras.layers.Dense(100, kernel_initializer=orthogonal, name="hidden"),
-        ...     keras.layers.Dense(10, name="head"),
-        ... ])
+        >>> layer = keras.layers.Dense(100, kernel_initializer=orthogonal)
+        >>> dense = keras.Sequential([keras.Input((64,)), layer, keras.layers.Dense(10)])
         >>> kso.report(apply_masks(dense)).rows[0].live
         640
-        >>> mask = np.random.default_rng(0).random((100, 10)) < 0.25
-        >>> kso.report(apply_masks(dense, {"head": mask})).rows[1].live == int(mask.sum())
-        True
     """
     check_storage(storage)
     draws: dict[str, AnyDraw]
@@ -308,11 +288,10 @@ def _by_scores(
     if saliency.method.lower() in _OF_FRESH_NETWORKS and (
         reason := signs_of_training(model, weights)
     ):
-        warnings.warn(
+        warn_user(
             f"{saliency.method} scores the connections of untrained networks; of trained ones it "
             'drops what matters. For these use score="obs", or magnitudes, with `data`. '
-            f"{reason}",
-            stacklevel=level_of_user(),
+            f"{reason}"
         )
     asked = saliency.budget if plan is None else plan  # refuses kernels without a live entry
     if storage == "blocks":
@@ -352,12 +331,8 @@ def _check_layerwise(
 @functools.cache  # once for each density
 def _note_what_stays(density: float) -> None:
     logging.getLogger("keras_sparse_ortho").warning(
-        "prune keeps %g%% of the entries (density=%g). To prune that many: density=%g, or "
-        "sparsity=%g.",
-        100 * density,
-        density,
-        float(f"{1 - density:.6g}"),
-        density,
+        f"prune keeps {100 * density:g}% of the entries (density={density:g}). To prune that many: "
+        f"density={1 - density:.6g}, or sparsity={density:g}."
     )
 
 

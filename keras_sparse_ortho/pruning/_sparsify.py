@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_seed, other_keywords
-from keras_sparse_ortho._keras_internals import level_of_user
+from keras_sparse_ortho._checks import check_seed
+from keras_sparse_ortho._keras_internals import warn_user
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.budgets import Budget, fit_structure
 from keras_sparse_ortho.errors import DensityError, LayoutError
@@ -47,12 +46,10 @@ from keras_sparse_ortho.pruning._planning import (
     weights_to_prune,
 )
 
-# Drawing larger kernels again would take too long; training changes small ones as well.
-_MOST_ENTRIES = 2**18
+_MOST_ENTRIES = 2**18  # of a kernel that is drawn again; training changes small ones as well
 
 
 @verb
-@other_keywords()
 def sparsify(
     model: keras.Model,
     density: float | Densities | None = None,
@@ -67,10 +64,10 @@ def sparsify(
 ) -> Plan:
     """Draws new sparse kernels, exactly orthogonal by default, with fixed masks of exact count.
 
-    The budget shares `round(density * size)` live entries among the selected kernels; every
-    kernel `K` is drawn with `K^T K = gain^2 I` (or `K K^T`, if it is wide) and its mask is held:
+    The budget shares `round(density * size)` live entries among the selected kernels; every kernel
+    `K` is drawn with `K^T K = gain^2 I` (or `K K^T`, if it is wide) and its mask is held:
 
-        w_e = w where the mask is live, and 0 elsewhere.
+        w_e = w  where the mask is live, and 0 elsewhere.
 
     Each kernel's seed is derived from `seed` and its path: equal shapes get different kernels.
     Biases, normalization and kernels that are not selected keep their values.
@@ -82,18 +79,18 @@ def sparsify(
         model: A built Keras 3 model: Sequential, functional, nested, or written as a class.
         density: float in (0, 1]. Global live fraction over the selected kernels, unless the budget
             says it. A dict or list of densities is taken as the budget.
-        budget: `"erk"` (default), `"er"`, `"uniform"`, a `Budget` for the selected kernels, a
-            dict of densities by weight path, layer path or regular expression, or a list of
-            densities in the order of the kernels. Live blocks of a budget of `callbacks.probe` are
-            used unless there is a `structure`: kernels on them are exactly orthogonal where every
-            input (or output) block has a live one of its own, see `report`; else each block is
-            orthogonal, scaled by its fan.
+        budget: `"erk"` (default), `"er"`, `"uniform"`, a `Budget` for the selected kernels, a dict
+            of densities by weight path, layer path or regular expression, or a list of densities in
+            the order of the kernels. Live blocks of a budget of `callbacks.probe` are used unless
+            there is a `structure`: kernels on them are exactly orthogonal where every input (or
+            output) block has a live one of its own, see `report`; else each block is orthogonal,
+            scaled by its fan.
         initializer: `"exact_orthogonal"` (default; a layer whose own initializer is an
             `ExactOrthogonal` with a `structure` keeps that structure); `"random_sparse"` (the
             layer's own initializer times a random mask); or a sparse initializer as a pattern,
             whose density (degree, of a `RamanujanOrthogonal`) and seed are replaced. By name,
-            kernels before normalization get the norm of the layer's own initializer under the
-            same mask, and those of convolutions are orthogonal as `(taps * in, out)`, as with
+            kernels before normalization get the norm of the layer's own initializer under the same
+            mask, and those of convolutions are orthogonal as `(taps * in, out)`, as with
             `ExactOrthogonal(gain="auto")`; all others have gain 1, at the center tap.
         structure: `Block` or `NByM` for every selected kernel, or a short form: `"2:4"`, `"16x1"`,
             `(16, 1)`. With `storage="blocks"` the size of blocks, which are regular.
@@ -106,13 +103,11 @@ def sparsify(
             layers (`initializers.kernel_layouts`) stay dense, with a warning, unless their full
             paths are named here, or in `exclude`.
         exclude: Which kernels not. Biases and normalization weights are never pruned.
-        storage: str. `"masked"`: dense kernels with masks (`FixedMask`). `"compact"`: live values
-            and their indices only (`CompactMask`): at density 0.1 a fifth of the weights' memory,
-            and a tenth of the optimizer's. `"blocks"`: layers that compute on live blocks, for
-            speed, the largest regular ones that shape and density of a kernel allow (128 x 128
-            down to 16 x 16), or those of `structure`. Kernels that do not fit are compact, or stay
-            dense while they are small and have no density of their own; the total is at most
-            `density`. `convert` changes the storage later.
+        storage: str. `"masked"`, `"compact"` or `"blocks"`, as for `convert`, which changes it
+            later. With `"blocks"`, blocks are the largest regular ones that shape and density of a
+            kernel allow (128 x 128 down to 16 x 16), or those of `structure`. Kernels that do not
+            fit are compact, or stay dense while they are small and have no density of their own;
+            the total is at most `density`.
 
     Returns:
         A new model, not compiled; `sparsify.in_place` changes the given one instead, and
@@ -120,8 +115,8 @@ def sparsify(
 
     Raises:
         DensityError: A density outside (0, 1], or none where the budget is a name.
-        BudgetError: A density or budget that does not fit the model, e.g. one too small for
-            exactly orthogonal kernels; the message names the least one.
+        BudgetError: A density or budget that does not fit the model, e.g. one too small for exactly
+            orthogonal kernels; the message names the least one.
         LayoutError: A kernel that the structure or degree does not fit.
         NotPrunableError: A model that is not built or has no kernels; layers that are wrapped or
             quantized already; weights that are not finite, or cannot be stored compactly.
@@ -135,16 +130,10 @@ def sparsify(
             what follows a layer.
 
     Examples:
-        >>> import keras
-        >>> import keras_sparse_ortho as kso
-        >>> dense = keras.Sequential([
-        ...     keras.Input((64,)),
-        ...     keras.layers.Dense(128, activation="relu", name="hidden"),
-        ...     keras.layers.Dense(10, name="head"),
-        ... ])
-        >>> for weight in kso.prunable_weights(sparsify(dense, density=0.1, seed=0)):
-        ...     print(weight)
-        <hidden/kernel shape=(64, 128), density=0.0672607>
+        >>> import keras, keras_sparse_ortho as kso
+        >>> hidden, head = keras.layers.Dense(128, "relu"), keras.layers.Dense(10, name="head")
+        >>> dense = keras.Sequential([keras.Input((64,)), hidden, head])
+        >>> kso.prunable_weights(sparsify(dense, density=0.1, seed=0))[1]
         <head/kernel shape=(128, 10), density=0.309375>
         >>> pattern = kso.initializers.ExactOrthogonal(gain="auto")
         >>> sparse = sparsify(dense, density=0.1, initializer=pattern, seed=0)
@@ -179,10 +168,9 @@ def sparsify(
         model, weights, density, budget, initializer, structures, seed, dense=storage == "masked"
     )
     if reason := signs_of_training(model, weights):
-        warnings.warn(
+        warn_user(
             "sparsify draws new kernels, so the trained ones are lost. To keep trained weights and "
-            f"mask them, call keras_sparse_ortho.prune(model, density). {reason}",
-            stacklevel=level_of_user(),
+            f"mask them, call keras_sparse_ortho.prune(model, density). {reason}"
         )
     return hold(model, weights, draws, storage, blocks)
 
@@ -234,12 +222,11 @@ def draw_kernels(
         draws[path] = drawn
     gains.warn_of_guesses(draws, auto)
     if found := [f"{count} of '{path}'" for path, count in dead.items() if count]:
-        warnings.warn(
+        warn_user(
             "These kernels have outputs without a nonzero entry, which stay dead under ReLU: the "
             "density is too low for all outputs, or the kernel's own count in the `budget` is (see "
             'keras_sparse_ortho.budgets.lift), or start="published" leaves them empty. '
-            f"Received: {', '.join(found)}",
-            stacklevel=level_of_user(),
+            f"Received: {', '.join(found)}"
         )
     return draws
 

@@ -1,19 +1,12 @@
 """`QuantizeWrapper`: a layer with rounded inputs and outputs."""
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import keras
 
 from keras_sparse_ortho._checks import as_text, check_config, check_integer
-from keras_sparse_ortho._keras_internals import (
-    WrapperBuiltByCalls,
-    adopt_call_interface,
-    replaced,
-    restored,
-    stand_in_name_scope,
-)
+from keras_sparse_ortho._keras_internals import WrapperBuiltByCalls, replaced, restored
 from keras_sparse_ortho.quantization._fake_quantize import FakeQuantize
 
 # LiteRT computes these in one operation with the product before them.
@@ -51,9 +44,7 @@ class QuantizeWrapper(WrapperBuiltByCalls):
                 f"`inputs` must be {_MOST_INPUTS} at most. Received: {as_text(inputs)}"
             )
         own = {"name": layer.name, "dtype": layer.dtype_policy, "trainable": layer.trainable}
-        super().__init__(layer, autocast=False, **{**own, **kwargs})
-        adopt_call_interface(self, layer)
-        stand_in_name_scope(self, layer)
+        super().__init__(layer, **{**own, **kwargs})
         self.momentum = momentum
 
         def rounding(name: str) -> FakeQuantize:
@@ -63,11 +54,6 @@ class QuantizeWrapper(WrapperBuiltByCalls):
         self.of_output = rounding("output") if output else None
         apart = activation_of(layer) not in (None, *FUSED)
         self.of_activation = rounding("activation") if apart else None
-
-    @contextlib.contextmanager
-    def building(self) -> Iterator[None]:
-        stand_in_name_scope(self, self.layer)
-        yield
 
     def build(self, input_shape: Any = None) -> None:
         with self.building():
@@ -109,9 +95,6 @@ class QuantizeWrapper(WrapperBuiltByCalls):
     @property
     def prunable_weights(self) -> list[Any]:
         return getattr(self.layer, "prunable_weights", [])
-
-    def get_config(self) -> dict[str, Any]:
-        return {**self.wrapper_config(), "layer": self.layer_config()}
 
     def wrapper_config(self) -> dict[str, Any]:
         return {

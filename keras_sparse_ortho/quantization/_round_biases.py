@@ -46,17 +46,14 @@ def round_biases(model: keras.Model) -> keras.Model:
     a key apart from its value), and before normalizations without `beta`.
 
     Examples:
-        >>> import keras, numpy as np
-        >>> import keras_sparse_ortho as kso
+        >>> import keras, numpy as np, keras_sparse_ortho as kso
         >>> dense = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="head")])
         >>> model = kso.quantize_aware(dense, "int4")
         >>> _ = model(np.eye(4, dtype="float32"), training=True)
-        >>> model.layers[0].bias.assign([0.3, 0.0]) is not None
-        True
-        >>> kernel = kso.prunable_weights(model)[0].value
+        >>> _ = model.layers[0].bias.assign([0.3, 0.0])
         >>> model = kso.quantization.round_biases(model)
-        >>> bias = float(keras.ops.convert_to_numpy(model.layers[0].bias)[0])
-        >>> steps = bias / (np.abs(kernel[:, 0]).max() / 7 / 255)
+        >>> scale = np.abs(kso.prunable_weights(model)[0].value[:, 0]).max() / 7
+        >>> steps = float(keras.ops.convert_to_numpy(model.layers[0].bias)[0]) / (scale / 255)
         >>> bool(abs(steps - round(steps)) < 0.01)
         True
     """

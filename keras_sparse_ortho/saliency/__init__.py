@@ -5,7 +5,6 @@ from keras_sparse_ortho.saliency._gradient_scores import SALIENCIES, grasp, sali
 from keras_sparse_ortho.saliency._saliency import Saliency, magnitude, random
 from keras_sparse_ortho.saliency._synflow import synflow
 
-# Public; the other names above are for the other rooms.
 __all__ = ["Saliency", "grasp", "magnitude", "random", "snip", "synflow"]
 
 __getattr__, __dir__ = public_names(__name__, __all__)

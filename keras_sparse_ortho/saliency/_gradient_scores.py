@@ -43,15 +43,15 @@ def snip(
 ) -> Saliency:
     """Score `|w * dL/dw|`: to first order, the change of the loss if the entry is removed.
 
-    `L` is the compiled loss over all the batches together, without weight regularizers, with
-    dropout and batch statistics as in training. The model is not changed.
+    `L` is the compiled loss over all batches together, without weight regularizers, in training
+    mode. The model is not changed.
 
     Args:
         model: Model. Built and compiled: Sequential, functional, nested or subclassed.
         density: float in (0, 1]. Global live fraction.
-        data: As for `fit`, in one argument: `(x, y)` or `(x, y, sample_weight)`, each an array or a
-            list or dict of arrays; or batches: `PyDataset`, `tf.data`, `DataLoader`, a list, a
-            generator, or a function that returns one.
+        data: As for `fit`: `(x, y)` or `(x, y, sample_weight)`, each an array or a list or dict of
+            arrays; or batches: `PyDataset`, `tf.data`, `DataLoader`, a list, a generator, or a
+            function that returns one.
         batch_size: int. Samples per batch of arrays.
         batches: int. How many batches to use; `None` for all.
         shuffle: bool. Whether samples of arrays are drawn; else the first ones are taken.
@@ -68,8 +68,8 @@ def snip(
         ValueError: No data, no labels, or a model that was not compiled.
 
     Limits: low densities may collapse a layer; `synflow` prevents that. Small gradients underflow
-    in mixed_float16: score in float32. All processes that train one model must call this
-    (docs/scale.md); derivatives are those of all data.
+    in mixed_float16: score in float32. All processes that train one model must call this, and get
+    derivatives of all data (docs/scale.md).
 
     Examples:
         >>> import keras, numpy as np
@@ -107,9 +107,8 @@ def grasp(
 
     Removing `w` changes the squared norm of the gradient by about `-2 w (H g)`, so the highest `w
     (H g)` preserve the gradient flow best. `g` and `H` are over all selected weights and all
-    batches together. If all losses are cross-entropies, of logits or of probabilities, logits are
-    divided by 200 as in the paper, to keep the softmax from saturating. Arguments and errors are
-    those of `snip`.
+    batches together. If all losses are cross-entropies, logits (of probabilities, too) are divided
+    by 200 as in the paper: the softmax does not saturate. Arguments and errors are those of `snip`.
 
     Limits: second derivatives take about three times the memory of a training step; use a smaller
     `batch_size` and more `batches`. With piecewise linear activations, the Hessian comes from the

@@ -16,16 +16,14 @@ from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose, names_
 from keras_sparse_ortho.models import prunable_weights, refuse_unfit, weights_of
 from keras_sparse_ortho.orthogonal import largest_mask, largest_masks, live_count
 
-# Live entries of a collapsed weight: more than zero, so that its share can be scaled.
-_ALMOST_NOTHING = 1e-9
+_ALMOST_NOTHING = 1e-9  # live entries of a collapsed weight, for a share that can be scaled
 
 
 class Saliency:
     """Scores of all entries of a model's kernels, with the masks and the budget that follow.
 
     The `round(density * size)` highest scores over all kernels together are live; ties go to the
-    kernel listed first, then to the lower flat index. `snip`, `grasp`, `synflow`, `magnitude` and
-    `random` return one, for three uses:
+    kernel listed first, then to the lower flat index. It is used in three ways:
 
     - `prune(model, score=saliency)`: its masks on the given weights;
     - `sparsify(model, budget=saliency.orthogonal_budget)`: only its densities, for new, exactly
@@ -41,9 +39,8 @@ class Saliency:
             entries.
         masks: list of bool arrays. Live entries, if the scores alone do not say.
 
-    Raises:
-        BudgetError: A weight without live entries (layer collapse), if `on_collapse="error"`.
-        NotPrunableError: Scores that are not finite.
+    Raises BudgetError for a weight without live entries (layer collapse), if
+    `on_collapse="error"`, and NotPrunableError for scores that are not finite.
 
     Examples:
         >>> import keras, keras_sparse_ortho as kso
@@ -68,8 +65,7 @@ class Saliency:
         self._weights = tuple(weights)
         paths = [weight.path for weight in weights]
         for path, score in zip(paths, scores, strict=True):
-            wrong = np.count_nonzero(~np.isfinite(score))
-            if wrong:
+            if wrong := np.count_nonzero(~np.isfinite(score)):
                 raise NotPrunableError(
                     f"The {method} scores of '{path}' are not finite. "
                     f"Received: {wrong} infinite or NaN scores"
@@ -102,9 +98,8 @@ class Saliency:
     def orthogonal_budget(self) -> Budget:
         """The budget with every weight lifted to the least density of an orthogonal kernel.
 
-        The total stays: the other weights give up entries in proportion. Collapsed weights are
-        lifted, too; `Budget.lifted` names them. BudgetError if the density is too small for
-        orthogonal kernels.
+        The other weights give up entries in proportion; `Budget.lifted` names the lifted ones.
+        BudgetError if the density is too small for orthogonal kernels.
         """
         relative = [max(self.counts[w.path], _ALMOST_NOTHING) / w.size for w in self._weights]
         return allocate(self._weights, self.density, relative, orthogonal=True)
@@ -125,8 +120,7 @@ class Saliency:
 
     def __repr__(self) -> str:
         lines = [f"<Saliency by {self.method}, density {self.density:.6g}"]
-        counts = self.counts
-        lines += [f"  {p}  {counts[p]} of {mask.size}" for p, mask in self.masks.items()]
+        lines += [f"  {path}  {n} of {self.masks[path].size}" for path, n in self.counts.items()]
         return "\n".join(lines) + ">"
 
 
@@ -167,8 +161,8 @@ def random(
 ) -> Saliency:
     """Scores drawn uniformly from [0, 1): a uniformly random global mask of exact count.
 
-    An integer `seed` gives the same mask on every backend and machine; `None` takes one from
-    Python's `random`. The other arguments and errors are those of `magnitude`.
+    An integer `seed` gives the same mask everywhere; `None` takes one from Python's `random`. The
+    other arguments and errors are those of `magnitude`.
     """
     weights = scored_weights(model, density, include, exclude, on_collapse)
     rng = np.random.default_rng(python_random.randrange(2**31) if seed is None else seed)
@@ -182,9 +176,7 @@ def scored_weights(
     """The weights to score; unregistered matrices only if `include` lists their paths."""
     check_density(density)
     if on_collapse not in ("error", "ignore"):
-        raise ValueError(
-            f'`on_collapse` must be "error" or "ignore". Received: on_collapse={on_collapse!r}'
-        )
+        raise ValueError(f'`on_collapse` must be "error" or "ignore". Received: {on_collapse=}')
     weights = list(weights_of(model))
     paths = None if include is None else names_in(include)
     if isinstance(model, keras.layers.Layer) and paths is not None:

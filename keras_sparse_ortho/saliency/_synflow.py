@@ -22,8 +22,7 @@ from keras_sparse_ortho.saliency._saliency import Saliency, scored_weights
 
 L = keras.layers
 
-# Layers that are the identity in a linear network of positive weights, or scale data.
-_IDENTITIES = (
+_IDENTITIES = (  # in a linear network of positive weights, or scales of data
     *(L.Activation, L.ReLU, L.LeakyReLU, L.PReLU, L.ELU, L.Softmax),
     *(L.Rescaling, L.Normalization, L.UnitNormalization),
 )
@@ -47,20 +46,16 @@ def synflow(
     and positive:
 
     - all float variables are replaced by their absolute values, and activations by the identity;
-    - batch normalization is as in inference, with mean 0 (that of a fresh network);
+    - batch normalization is as in inference, with mean 0;
     - layer, group and RMS normalization keep scale and offset only; an Embedding is multiplied by
       ones; Rescaling and Normalization of data are skipped.
 
     The layers are patched while this runs: do not use the model from another thread. `rounds` is an
     int. The other arguments and errors are those of `snip`; the model needs a fixed sample shape,
-    but no loss.
+    but no loss. Scores are those of the last round. Entries removed earlier have negative ones: the
+    earlier, the lower, and within a round in the order of its scores.
 
-    Returns:
-        A `Saliency` with the scores of the last round. Entries removed earlier have negative
-            scores: the earlier, the lower, and within a round in the order of its scores.
-
-    Raises:
-        NotPrunableError: An `R` that over- or underflows; a sample whose shape is not fixed.
+    Raises NotPrunableError for an `R` that over- or underflows, and samples of no fixed shape.
 
     Limits: recurrent gates and attention weights are not linear and stay: query and key kernels get
     scores of 0, so exclude them. Functions that a model calls as operations, not as layers or
@@ -167,10 +162,9 @@ def _linearized(model: Any) -> Iterator[None]:
                 if isinstance(layer, kinds):
                     own = functools.partial(call, layer)
                     stack.enter_context(replaced(layer, "call", own))
-            # Recurrent layers only show the activation of their cell.
+            # Recurrent layers have that of their cell; recurrent_activation, of the gates, stays.
             activation = vars(layer).get("activation")
             if callable(activation) and not isinstance(activation, L.Layer):
-                # In recurrent cells only this one; recurrent_activation, the gates, stays.
                 stack.enter_context(replaced(layer, "activation", lambda x: x))
         yield
 

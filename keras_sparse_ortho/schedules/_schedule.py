@@ -19,8 +19,7 @@ from keras_sparse_ortho._checks import (
     other_keywords,
 )
 
-# The default frequency: at least _UPDATES updates, at most _MOST_STEPS steps between two.
-_UPDATES = _MOST_STEPS = 100
+_UPDATES = _MOST_STEPS = 100  # at least so many updates, at most so many steps between two
 
 
 class Schedule(abc.ABC):
@@ -29,6 +28,7 @@ class Schedule(abc.ABC):
     Masks are updated at `begin_step`, every `frequency` steps after it, and at `end_step`. Step `t`
     is the state after `t` updates of the optimizer. Begin and end are steps (integers), or
     fractions of the run (floats in [0, 1]), which `resolved` makes steps when training begins.
+    Subclasses implement `at`; and `get_config`, unless every argument is an attribute.
 
     Args:
         density: float in (0, 1]. Live fraction at the end. `None` where `parametrize(density=...)`
@@ -41,8 +41,6 @@ class Schedule(abc.ABC):
     Raises:
         DensityError: A density outside (0, 1].
         ValueError: Steps that are negative or in the wrong order, fractions outside [0, 1].
-
-    Subclasses implement `at`; and `get_config`, unless every argument is an attribute.
     """
 
     @other_keywords()
@@ -112,8 +110,7 @@ class Schedule(abc.ABC):
         begin = _step(self.begin_step, steps, start)
         end = None if self.end_step is None else _step(self.end_step, steps, start)
         if isinstance(self.begin_step, float) and isinstance(self.end_step, float):
-            # In a very short run as well.
-            end = max(end or 0, begin + (self.end_step > self.begin_step))
+            end = max(end or 0, begin + (self.end_step > self.begin_step))  # in very short runs
         if end is not None and end < begin:
             raise ValueError(
                 "`end_step` comes before `begin_step` in this run. "
@@ -135,7 +132,6 @@ class Schedule(abc.ABC):
         last, after = step if end is None else min(step, end), step - executed
         if last < begin or last <= after:
             return False
-        # The last update up to `last` lies after `after`.
         update = last - (last - begin) % (self.frequency or _MOST_STEPS)
         return last == self.end_step or update > after
 
@@ -194,13 +190,11 @@ class OneShot(Constant):
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
 class Polynomial(Schedule):
-    """Density that falls from `initial_density` to `density`, fast at first.
+    """Density that falls from `initial_density` to `density`: TFMOT's `PolynomialDecay`.
 
     With `u = (t - begin_step) / (end_step - begin_step)`, clipped to [0, 1]:
 
         d(t) = final + (initial - final) * (1 - u) ** power
-
-    This is TFMOT's `PolynomialDecay` in terms of density.
 
     Args:
         initial_density: float in (0, 1]. Live fraction at `begin_step`; nothing is pruned before.

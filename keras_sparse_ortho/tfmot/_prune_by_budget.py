@@ -48,13 +48,10 @@ def prune_by_budget(
         >>> import keras_sparse_ortho as kso
         >>> tf_keras = kso.tfmot.register_initializers()
         >>> from tensorflow_model_optimization.sparsity.keras import PolynomialDecay
-        >>> dense = tf_keras.Sequential([
-        ...     tf_keras.Input((64,)),
-        ...     tf_keras.layers.Dense(128, activation="relu", name="hidden"),
-        ...     tf_keras.layers.Dense(10, name="head"),
-        ... ])
-        >>> model = kso.tfmot.prune_by_budget(
-        ...     dense, 0.1, "erk", PolynomialDecay(0.0, 0.9, begin_step=0, end_step=1000))
+        >>> layers = [tf_keras.layers.Dense(128), tf_keras.layers.Dense(10)]
+        >>> dense = tf_keras.Sequential([tf_keras.Input((64,)), *layers])
+        >>> schedule = PolynomialDecay(0.0, 0.9, begin_step=0, end_step=1000)
+        >>> model = kso.tfmot.prune_by_budget(dense, 0.1, "erk", schedule)
         >>> [round(layer.pruning_schedule.final_sparsity, 4) for layer in model.layers]
         [0.9327, 0.6906]
     """
@@ -115,7 +112,6 @@ def _schedule_for(schedule: Any, density: float, paths: list[str]) -> Any:
 
 
 def _check_pruned(wrapper: Any, indices: list[int], selected: list[PrunableWeight]) -> None:
-    """Raises unless TFMOT prunes exactly the selected kernels of a layer."""
     pruned = {id(variable) for variable, _, _ in wrapper.pruning_vars}
     kernels = find_kernels(wrapper.layer, wrapper.layer.name)
     by_tfmot = {k: weight.path for k, weight in enumerate(kernels) if id(weight.variable) in pruned}

@@ -54,10 +54,8 @@ class PruneWithMask(EffectiveWeightWrapper):
 
     Examples:
         >>> import numpy as np, keras_sparse_ortho as kso
-        >>> tf_keras = kso.tfmot.register_initializers()
-        >>> mask = np.eye(4, dtype=bool)
-        >>> dense = tf_keras.layers.Dense(4, name="hidden")
-        >>> layer = kso.tfmot.PruneWithMask(dense, {"kernel": mask})
+        >>> dense = kso.tfmot.register_initializers().layers.Dense(4, name="hidden")
+        >>> layer = kso.tfmot.PruneWithMask(dense, {"kernel": np.eye(4, dtype=bool)})
         >>> _ = layer(np.ones((1, 4), "float32"))
         >>> int(np.count_nonzero(layer.layer.kernel.numpy())), layer.name
         (4, 'prune_with_mask_hidden')
@@ -195,12 +193,11 @@ def prune_with_mask(
         ValueError: A mask of the wrong shape or dtype, or without live entries.
 
     Examples:
-        >>> import numpy as np, keras_sparse_ortho as kso
+        >>> import keras_sparse_ortho as kso
         >>> tf_keras = kso.tfmot.register_initializers()
-        >>> dense = tf_keras.Sequential(
-        ...     [tf_keras.Input((16,)), tf_keras.layers.Dense(8, name="hidden")])
-        >>> model = kso.tfmot.prune_with_mask(dense, density=0.25)
-        >>> kso.tfmot.prunable_weights(model)
+        >>> hidden = tf_keras.layers.Dense(8, name="hidden")
+        >>> dense = tf_keras.Sequential([tf_keras.Input((16,)), hidden])
+        >>> kso.tfmot.prunable_weights(kso.tfmot.prune_with_mask(dense, density=0.25))
         [<hidden/kernel shape=(16, 8), density=0.25>]
     """
     by_density = density is not None or isinstance(budget, Budget)
@@ -258,22 +255,16 @@ def prune_exact_orthogonal(
     """Draws sparse, exactly orthogonal kernels for a tf_keras model, and fixes their masks.
 
     The counterpart of `keras_sparse_ortho.sparsify`, with its arguments and errors; with the same
-    paths and seeds the kernels are those of Keras 3. `model`, `include` and `exclude` are as in
-    `prune_with_mask`. The result is new and not compiled, in `PruneWithMask` wrappers. Biases and
-    kernels that are not selected keep their values.
+    paths and seeds the kernels are those of Keras 3. `model`, `include`, `exclude` and the result
+    are as in `prune_with_mask`. Biases and kernels that are not selected keep their values.
 
     Examples:
         >>> import keras_sparse_ortho as kso
         >>> tf_keras = kso.tfmot.register_initializers()
-        >>> dense = tf_keras.Sequential([
-        ...     tf_keras.Input((64,)),
-        ...     tf_keras.layers.Dense(128, activation="relu", name="hidden"),
-        ...     tf_keras.layers.Dense(10, name="head"),
-        ... ])
+        >>> layers = [tf_keras.layers.Dense(128), tf_keras.layers.Dense(10, name="head")]
+        >>> dense = tf_keras.Sequential([tf_keras.Input((64,)), *layers])
         >>> model = kso.tfmot.prune_exact_orthogonal(dense, density=0.1, seed=0)
-        >>> for weight in kso.tfmot.prunable_weights(model):
-        ...     print(weight)
-        <hidden/kernel shape=(64, 128), density=0.0672607>
+        >>> kso.tfmot.prunable_weights(model)[1]
         <head/kernel shape=(128, 10), density=0.309375>
     """
     weights = select_weights(model, include, exclude)

@@ -124,8 +124,8 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
         granularity: `"layer"`: one `s` per kernel; `"channel"`: one per output.
         g: `"sigmoid"` (as in the paper), `"exp"` or `"softplus"`.
         s_init: float. Initial value of `s`.
-        weight_decay: float. Strength `lambda` of the L2 penalty that is added to the loss, `lambda
-            / 2 * (sum(w ** 2) + sum(s ** 2))`.
+        weight_decay: float. Strength `lambda` of an L2 penalty in the loss,
+            `lambda / 2 * (sum(w ** 2) + sum(s ** 2))`.
         selected: list of int. Indices of kernels in the list of the layer's; `None` for all.
         **kwargs: As for tf_keras' `Layer`.
 
@@ -139,8 +139,7 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
 
     Examples:
         >>> import numpy as np, keras_sparse_ortho as kso
-        >>> tf_keras = kso.tfmot.register_initializers()
-        >>> dense = tf_keras.layers.Dense(1, use_bias=False)
+        >>> dense = kso.tfmot.register_initializers().layers.Dense(1, use_bias=False)
         >>> layer = kso.tfmot.PruneWithSoftThreshold(dense, s_init=0.0)
         >>> layer.build((None, 3))
         >>> _ = layer.states[0].raw.assign([[0.25], [1.5], [-2.0]])
@@ -244,14 +243,14 @@ def prune_with_soft_threshold(
     Examples:
         >>> import numpy as np, keras_sparse_ortho as kso
         >>> tf_keras = kso.tfmot.register_initializers()
-        >>> dense = tf_keras.Sequential(
-        ...     [tf_keras.Input((64,)), tf_keras.layers.Dense(34, name="hidden")])
+        >>> hidden = tf_keras.layers.Dense(34, name="a")
+        >>> dense = tf_keras.Sequential([tf_keras.Input((64,)), hidden])
         >>> model = kso.tfmot.prune_with_soft_threshold(dense)
         >>> model.compile("sgd", "mse")
         >>> history = model.fit(np.ones((64, 64)), np.ones((64, 34)), verbose=0, batch_size=4,
         ...                     callbacks=[kso.tfmot.TargetDensity(0.125, frequency=4)])
         >>> kso.tfmot.prunable_weights(model)
-        [<hidden/kernel shape=(64, 34), density=0.125>]
+        [<a/kernel shape=(64, 34), density=0.125>]
     """
 
     def wrap(copy: Any, indices: list[int], kernels: Any) -> PruneWithSoftThreshold:
@@ -273,10 +272,10 @@ class TargetDensity(tf_keras.callbacks.Callback):
     """`keras_sparse_ortho.callbacks.TargetDensity` for models of `prune_with_soft_threshold`.
 
     With its arguments; `frequency` is 100 by default, and a `schedule` may be one of TFMOT's, whose
-    density is replaced. It may come before or after `UpdatePruningStep`. History and later
-    callbacks get `density`, the live fraction of all kernels, and `threshold`, the mean over
-    thresholds, of every epoch. When training begins, raises NotPrunableError if no weight has a
-    soft threshold; ValueError without a schedule in a custom training loop.
+    density is replaced. It may come before or after `UpdatePruningStep`. Logs of every epoch get
+    `density`, the live fraction of all kernels, and `threshold`, the mean over thresholds. When
+    training begins, raises NotPrunableError if no weight has a soft threshold; ValueError without a
+    schedule in a custom training loop.
     """
 
     def __init__(

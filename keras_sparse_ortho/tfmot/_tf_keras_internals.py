@@ -1,13 +1,15 @@
 """tf_keras and TFMOT, and every private name of them that this room uses."""
 # ruff: noqa: E402 (TFMOT may be imported only as `_import` does it)
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
+
+from keras_sparse_ortho._keras_internals import replaced
 
 
 def _import() -> tuple[Any, Any]:
@@ -103,17 +105,11 @@ def takes(layer: Any, argument: str) -> bool:
     return bool(getattr(layer._call_spec, f"expects_{argument}_arg"))
 
 
-@contextmanager
-def known_to_tfmot(layer: Any) -> Iterator[None]:
+def known_to_tfmot(layer: Any) -> contextlib.AbstractContextManager[None]:
     """Lets TFMOT's wrapper accept any layer; the method must not stay, see `strip_pruning`."""
     if not isinstance(layer, tf_keras.layers.Layer) or "get_prunable_weights" in vars(layer):
-        yield
-        return
-    layer.get_prunable_weights = list
-    try:
-        yield
-    finally:
-        del layer.get_prunable_weights
+        return contextlib.nullcontext()
+    return replaced(layer, "get_prunable_weights", list)
 
 
 def forget_calls(layer: Any) -> None:
@@ -123,15 +119,13 @@ def forget_calls(layer: Any) -> None:
         inner._saved_model_arg_spec = None
 
 
-@contextmanager
+@contextlib.contextmanager
 def attribute_overrides(overrides: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
     """Replaces attributes that hold variables by tensors: `(owner, attribute, tensor)` triples."""
-    # Bypass `Layer.__setattr__`: it would remove the variable from the layer's weights.
     overrides = list(overrides)
-    before = [vars(owner)[name] for owner, name, _ in overrides]
-    for owner, name, tensor in overrides:
-        vars(owner)[name] = tensor
-    try:
+    with contextlib.ExitStack() as stack:
+        for override in overrides:
+            stack.enter_context(replaced(*override))
         yield
         for owner, name, tensor in overrides:
             if vars(owner)[name] is not tensor:
@@ -140,9 +134,6 @@ def attribute_overrides(overrides: Iterable[tuple[Any, str, Any]]) -> Iterator[N
                     "layer ran, as happens with BatchNormalization. Wrap the layers inside one by "
                     f"one. Received: the layer '{owner.name}', a {type(owner).__name__}"
                 )
-    finally:
-        for (owner, name, _), variable in zip(overrides, before, strict=True):
-            vars(owner)[name] = variable
 
 
 def zero_slots(optimizer: Any, variable: Any, entries: np.ndarray) -> None:
@@ -185,9 +176,9 @@ _Scheme: Any = tfmot.experimental.combine.Default8BitPrunePreserveQuantizeScheme
 class PrunePreserveQuantizeScheme(_Scheme):
     """TFMOT's prune-preserving scheme, extended to DepthwiseConv2D.
 
-    TFMOT does not prune DepthwiseConv2D, and its `Default8BitPrunePreserveQuantizeScheme` does not
-    preserve zeros there. This package prunes it, so this scheme also multiplies its kernel by the
-    mask of its nonzeros before it is quantized.
+    TFMOT's `Default8BitPrunePreserveQuantizeScheme` does not preserve zeros there, as TFMOT does
+    not prune these layers. This scheme also multiplies their kernel by the mask of its nonzeros
+    before it is quantized.
 
     Limits: TFMOT does not quantize a layer directly followed by a ReLU layer: give the layer
     `activation="relu"`, or put a BatchNormalization between.
@@ -196,8 +187,8 @@ class PrunePreserveQuantizeScheme(_Scheme):
         >>> import keras_sparse_ortho as kso
         >>> tf_keras = kso.tfmot.register_initializers()
         >>> import tensorflow_model_optimization as tfmot
-        >>> plain = tf_keras.Sequential([
-        ...     tf_keras.Input((8, 8, 4)), tf_keras.layers.DepthwiseConv2D(3, name="depth")])
+        >>> layer = tf_keras.layers.DepthwiseConv2D(3, name="depth")
+        >>> plain = tf_keras.Sequential([tf_keras.Input((8, 8, 4)), layer])
         >>> annotated = tfmot.quantization.keras.quantize_annotate_model(plain)
         >>> scheme = kso.tfmot.PrunePreserveQuantizeScheme()
         >>> tfmot.quantization.keras.quantize_apply(annotated, scheme).layers[-1].name

@@ -119,9 +119,6 @@ def prunable_weights(model: Any) -> list[PrunableWeight]:
         >>> model = tf_keras.Sequential([tf_keras.Input((20,)), layer])
         >>> kso.tfmot.prunable_weights(model)
         [<a/kernel shape=(20, 10), density=1>]
-        >>> kso.budgets.erk(kso.tfmot.prunable_weights(model), 0.2)
-        <Budget of 1 weights, density 0.2, 40 of 200 live
-          a/kernel  0.2         40 of 200>
     """
     if not isinstance(model, tf_keras.layers.Layer):
         raise NotPrunableError(
@@ -175,9 +172,6 @@ def _held(layer: Any, path: str, variable: Any) -> TfKerasWeight:
 class Masked:
     """The state of a masked weight: effective is `w` where the mask is not 0, else exactly 0."""
 
-    # `settle` sets the layer's variable to the effective weight; `adopt_effective` follows it where
-    # it was set to another one.
-
     weight: TfKerasWeight
     raw: Any
     variable: Any  # of the mask
@@ -193,7 +187,7 @@ class Masked:
     def settle(self) -> None:
         self.raw.assign(self.effective())
 
-    adopt_effective = settle
+    adopt_effective = settle  # after the variable was set
 
     def assign(self, mask: np.ndarray) -> None:
         self.variable.assign(mask.astype(self.variable.dtype.as_numpy_dtype))

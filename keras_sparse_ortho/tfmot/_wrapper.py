@@ -29,10 +29,7 @@ _RANKING = {"pruning_schedule", "block_size", "block_pooling_type", "sparsity_m_
 
 
 class EffectiveWeightWrapper(PruneLowMagnitude):
-    """A TFMOT pruning wrapper whose layer sees effective weights while it is called."""
-
-    # TFMOT's assigns `w * mask` in every call, and lets gradients of dead entries through. Here
-    # these and optimizer moments stay zero, and weights are sparse at every step.
+    """A TFMOT wrapper whose layer sees effective weights in calls; dead entries get no gradient."""
 
     states: list[Any]  # of the pruned weights; empty before the layer is built
 

@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.numpy_only
 # What scripts share, and what measures nothing.
-MODULES = {"cells", "methods_rivals", "methods_summary", "methods_table", "networks", "planning"}
+MODULES = {"cells", "methods_rivals", "methods_summary", "methods_table", "networks"}
 MODULES |= {"record", "small_language_model", "suite", "training"}
 
 
@@ -96,16 +96,16 @@ def test_what_is_left_is_told_and_passed_on(record, suite, tmp_path, capsys, mon
     assert capsys.readouterr().out.splitlines() == [f"      {line}"]
 
 
-def test_the_page_on_planning_has_the_tables_of_the_script(planning, suite):
+def test_the_page_on_planning_has_the_tables_of_the_script(memory, suite):
     page = (suite.HERE.parent / "docs" / "planning.md").read_text(encoding="utf-8")
-    for part in (planning.constants, planning.memory, planning.traffic, planning.cost_of_updates):
+    for part in (memory.constants, memory.planned_memory, memory.traffic, memory.cost_of_updates):
         assert part() in page, part.__name__
 
 
-def test_times_follow_from_bytes_and_links(planning, monkeypatch):
-    monkeypatch.setattr(planning, "exchanged", lambda: {"dense": 4.0, "blocks": 0.4})
-    monkeypatch.setattr(planning, "LINKS", {8: 7e9, 256: 255e9})
-    lines = planning.traffic().splitlines()
+def test_times_follow_from_bytes_and_links(memory, monkeypatch):
+    monkeypatch.setattr(memory, "exchanged", lambda: {"dense": 4.0, "blocks": 0.4})
+    monkeypatch.setattr(memory, "LINKS", {8: 7e9, 256: 255e9})
+    lines = memory.traffic().splitlines()
     # 2 (n - 1) / n * 4e9 bytes, over the link.
     assert lines[2] == "| 1 | dense | 4.00 | 0 | 1000.0 | 31.2 |"
     assert lines[3] == "| 1 | blocks | 0.40 | 0 | 100.0 | 3.1 |"

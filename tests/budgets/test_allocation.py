@@ -214,7 +214,7 @@ def test_what_needs_more_than_its_share_is_lifted_and_the_rest_pays(
 def test_less_than_all_kernels_need_is_refused_with_the_least_density():
     model = mlp(500, 16, 64, 10)
     least = (16 + 16 + 10) / 9664
-    with pytest.raises(BudgetError, match=rf"{least:.6g}\. Most needs .d0.*density=0.004"):
+    with pytest.raises(BudgetError, match=rf"{least:.6g}\. .d0/kernel. needs most.*density=0.004"):
         erk(model, 0.004)
     assert erk(model, 42 / 9664).counts == {"d0/kernel": 16, "d1/kernel": 16, "d2/kernel": 10}
     with pytest.raises(BudgetError, match="a live entry in every weight"):

@@ -259,7 +259,7 @@ def test_structures_that_do_not_fit():
         ("rows", ValueError, r'`structure` as text must be "n:m"'),
         (3, ValueError, r'"inputs", "outputs" or None. Received: structure=3'),
         ((3, 3), LayoutError, "inputs divisible by 3"),
-        ("1:8", DensityError, "allows the density 0.125 at most. Received: density=0.25"),
+        ("1:8", DensityError, "allows at most 0.125. Received: density=0.25"),
     ):
         with pytest.raises(error, match=message):
             network(MagnitudeMask(0.25, structure=structure))

@@ -1,5 +1,7 @@
 """Routes `+blocks`: whole blocks that zeros leave, gathered for one grouped convolution."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -195,27 +197,26 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("einsum", "seque
 
 @pytest.fixture(scope="module", params=["dense", "image", *SLOW])
 def exported(request, tmp_path_factory):
-    """A model, its reports by batch size and route, and their folders."""
+    """A model, rows, its outputs, and a function from batch size and route to a report."""
     model, shape = network(request.param), KINDS[request.param][0]
     data = np.random.default_rng(1).normal(size=(24, *shape)).astype("float32")
-    found = {}
-    for batch in (1, 4):
-        folder = tmp_path_factory.mktemp(f"{request.param}{batch}")
-        for route in ROUTES:
-            rows = {"representative_data": data} if route == "int8+blocks" else {}
-            path = folder / f"{route}.tflite"
-            found[batch, route] = export_litert(
-                model, path, mode=route, sample=data, batch_size=batch, **rows
-            )
-    return model, data, array(model(data)), found
+    folder = tmp_path_factory.mktemp(request.param)
+
+    @functools.cache
+    def file_of(batch, route):
+        rows = {"representative_data": data} if route == "int8+blocks" else {}
+        path = folder / f"{route}{batch}.tflite"
+        return export_litert(model, path, mode=route, sample=data, batch_size=batch, **rows)
+
+    return model, data, array(model(data)), file_of
 
 
 @pytest.mark.tensorflow_only
-@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("route", ROUTES)
 def test_files_agree_with_keras_at_any_batch(exported, route, batch):
-    model, data, want, found = exported
-    report = found[batch, route]
+    model, data, want, file_of = exported
+    report = file_of(batch, route)
     assert report.kept == {}
     assert report.folded == ()
     kernels = [array(w.value) for w in model.trainable_weights if len(w.shape) > 1]
@@ -234,9 +235,9 @@ def test_files_agree_with_keras_at_any_batch(exported, route, batch):
 @pytest.mark.tensorflow_only
 def test_reshapes_beside_a_gather_are_left_to_litert(exported):
     """XNNPACK takes up to six axes, and copies."""
-    model, _, _, found = exported
+    model, _, _, file_of = exported
     for route in ROUTES:
-        run = interpreter_of(found[4, route].path, xnnpack=False)
+        run = interpreter_of(file_of(4, route).path, xnnpack=False)
         gathers = [op for op in run._get_ops_details() if op["op_name"] == "GATHER"]
         shapes = {about["index"]: about["shape"] for about in run.get_tensor_details()}
         axes = [len(shapes[k]) for op in gathers for k in (op["inputs"][0], op["outputs"][0])]
@@ -246,10 +247,10 @@ def test_reshapes_beside_a_gather_are_left_to_litert(exported):
 
 @pytest.mark.tensorflow_only
 def test_a_row_does_not_depend_on_the_others(exported):
-    _, data, _, found = exported
+    _, data, _, file_of = exported
     loud = np.concatenate([data[:1], 100 * data[1:4]])
     for route in ROUTES:
-        plain, other = (resized(found[4, route].path, rows)[0] for rows in (data[:4], loud))
+        plain, other = (resized(file_of(4, route).path, rows)[0] for rows in (data[:4], loud))
         np.testing.assert_allclose(plain, other, rtol=1e-4, atol=1e-5)
 
 

@@ -13,7 +13,6 @@ from tests.helpers import (
     jit,
     jit_if_quicker,
     on_two_devices,
-    slow_case_on_jax,
     slow_on_tensorflow,
 )
 from tests.pruning.checks import assert_equal_kernels
@@ -154,7 +153,7 @@ def trained(storage):
 
 @pytest.mark.parametrize(
     "storage",
-    ["blocks", pytest.param("masked", marks=pytest.mark.slow), slow_case_on_jax("compact")],
+    ["blocks", *(pytest.param(name, marks=pytest.mark.slow) for name in ("masked", "compact"))],
 )
 def test_two_devices_agree_with_one(storage):
     one, begun = trained("blocks"), kso.prunable_weights(transformer("blocks"))

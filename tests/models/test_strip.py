@@ -11,7 +11,7 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import ExactOrthogonal
 from tests.compat.fresh import in_a_fresh_process
-from tests.helpers import array
+from tests.helpers import array, slow_on_tensorflow
 from tests.models.networks import MODELS, SHAPE, sequential, wrappers
 from tests.models.test_whole_way import IMAGES, whole_way
 
@@ -21,7 +21,7 @@ L = keras.layers
 @pytest.mark.parametrize(
     "name", ["residual", pytest.param("recurrent_and_attention", marks=pytest.mark.slow)]
 )
-@pytest.mark.tensorflow_only
+@slow_on_tensorflow
 def test_the_files_load_without_the_package(tmp_path, name):
     sparse, plain = whole_way(MODELS[name](), IMAGES)
     sparse.save(tmp_path / "sparse.keras")

@@ -117,8 +117,8 @@ def test_refusals():
             exact_orthogonal(shape, density, structure=structure)
     for kind, sides, message in (
         (NByM, (0, 4), r"positive integer"),
-        (NByM, (3, 4), r"`n` must divide `m`"),
-        (NByM, (2, 10**9), r"`m` be at most 65,536.*m=1000000000"),
+        (NByM, (3, 4), r"`n` must divide an `m`"),
+        (NByM, (2, 10**9), r"`m` of at most 65,536.*m=1000000000"),
     ):
         with pytest.raises(ValueError, match=message):
             kind(*sides)

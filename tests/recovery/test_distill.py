@@ -7,7 +7,7 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.recovery import distill
 from keras_sparse_ortho.recovery._distill import _logits_of, _with_features
-from tests.helpers import assert_same
+from tests.helpers import assert_same, slow_on_tensorflow
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +47,7 @@ def test_masks_that_stay_keep_their_zeros(teacher):
         np.testing.assert_array_equal(weight.mask, masks[weight.path])
 
 
+@slow_on_tensorflow
 @pytest.mark.core
 def test_a_seed_decides_the_order_of_the_rows(teacher):
     def trained(seed):

@@ -66,7 +66,9 @@ def test_every_dtype(tf_keras, policy):
 
 @pytest.mark.filterwarnings("ignore:.*initializer.*:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*HDF5 file.*:UserWarning")
-@pytest.mark.parametrize("form", ["clone", "keras", "h5", "saved_model"])
+@pytest.mark.parametrize(
+    "form", ["clone", "keras", "h5", pytest.param("saved_model", marks=pytest.mark.slow)]
+)
 def test_round_trips(tf_keras, form, tmp_path):
     L = tf_keras.layers
     gates = ExactOrthogonal(0.3, seed=2, layout=KernelLayout.recurrent(4))

@@ -41,7 +41,6 @@ TESTS = "from keras_sparse_ortho import twice\n\n\ndef test_twice():\n    assert
         ({"find": "* x"}, "broken", "__init__.py, __init__.py"),
         ({"find": "4 * x"}, "broken", "nowhere"),
         ({"find": "def twice", "replace": "def double"}, "broken", "not collected"),
-        ({"find": "* x", "replace": "* 3 + x", "within": "__init__.twice"}, "killed", "test_twice"),
         ({"find": "2*x", "within": "__init__.double"}, "killed", "test_twice"),  # it is renamed
         ({"find": "3 * x", "within": "__init__.twice"}, "broken", "nowhere"),
     ],
