@@ -45,12 +45,13 @@ def refused(path, content, message, **options):
         load_litert(path, **options)
 
 
-def test_predict_of_any_number_of_rows(all_routes):
+def test_predict_of_any_number_of_rows(all_routes, capfd):
     _, data, want, folder, _ = all_routes
     file = load_litert(folder / "float32.tflite")
     assert (file.route, file.model_name) == ("float32", "shared")
     assert (file.batch_size, file.output_names) == (1, ["head"])
     np.testing.assert_allclose(file.predict(data), want, atol=1e-5)
+    assert "XNNPACK" not in capfd.readouterr().err  # LiteRT's notice
     np.testing.assert_allclose(file.predict({"x": data[:3]}), want[:3], atol=1e-5)
     np.testing.assert_allclose(file.predict(data.astype("float64")), want, atol=1e-5)
     assert "float32[1, 64]" in repr(file)
