@@ -72,7 +72,7 @@ def test_what_a_probe_refuses(tmp_path):
         with pytest.raises(error, match=match):
             probe(options.pop("model"), 0.25, data(), **options)
     other = kso.Budget({"wide/kernel": 0.5}, blocks={"wide/kernel": GivenBlocks(8, 8, ("10",))})
-    with pytest.raises(LayoutError, match=r"'wide/kernel' does not fit.*The kernel has 8 x 8 blocks"):
+    with pytest.raises(LayoutError, match=r"'wide/kernel' does not fit.*has 8 x 8 blocks"):
         kso.sparsify(network(), budget=other)
     row = {"weight": "wide/kernel", "density": 0.5, "blocks": {"rows": 8, "cols": 8, "live": [1]}}
     for live in (["12"], ["10", "1"]):
