@@ -176,7 +176,7 @@ def main() -> int:
     parser.add_argument("--density", type=float, default=0.1)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--steps", type=int, default=20, help="training steps in one sample")
-    parser.add_argument("--here", action="store_true", help="for a process of its own")
+    parser.add_argument("--here", action="store_true", help="measure in this process")
     parser.add_argument("--summary", action="store_true", help="only write the table")
     quick = {"widths": [512], "batches": [8], "density": 0.25, "rounds": 1, "steps": 1}
     given = parsed(parser, quick)

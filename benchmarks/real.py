@@ -57,7 +57,7 @@ _PACKAGES = (
 
 
 def fetch() -> None:
-    """Gets the packages into a folder of their own, which then ends `sys.path`."""
+    """Gets the packages into one folder, which then ends `sys.path`."""
     for one in _PACKAGES:
         mark = FETCHED / f"{one}.done"
         if not mark.exists():

@@ -234,7 +234,7 @@ class _Kernels:
         return value
 
     def improve(self, group: int) -> bool:
-        """Another order of a group, if one is found in which the blocks catch more."""
+        """Another order of a group, if the blocks catch more in one."""
         parts = self._energies(group)
         if not parts:
             return False
@@ -281,7 +281,7 @@ class _Kernels:
         return found
 
     def _slots(self, side: int) -> np.ndarray:
-        """The block in which each entry of a side stands; what is over makes the last shorter."""
+        """The block of each entry of a side; what is over makes the last shorter."""
         width = self._block.rows
         count = -(-side // width)
         whole = side - count * (width - 1)

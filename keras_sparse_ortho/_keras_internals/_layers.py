@@ -129,7 +129,7 @@ class WrapperBuiltByCalls(keras.layers.Wrapper):
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
-        """A context in which the layer is built."""
+        """A context around the building of the layer."""
         stand_in_name_scope(self, self.layer)
         yield
 

@@ -135,8 +135,8 @@ def load_litert(
         >>> file.predict(np.ones((5, 4))).shape, file.route
         ((5, 2), 'float32')
     """
-    own = "ai-edge-litert"
-    require(("ai_edge_litert",), f"`load_litert` runs the file with {own}", own)
+    use = "`load_litert` runs the file with ai-edge-litert"
+    require(("ai_edge_litert",), use, "ai-edge-litert")
     name = str(path)
     if not path_of("path", path).is_file():
         raise FileNotFoundError(f"`path` must name a LiteRT file. Received: path={name!r}")

@@ -278,7 +278,7 @@ class BlockSparseConv1D(BlockSparseConv):
         filters: int. Output channels, a multiple of `c`.
         kernel_size: As for Conv1D, like `strides`, `padding`, `data_format`, `dilation_rate`,
             `activation` and `use_bias`.
-        groups: int. Must be 1, or NotPrunableError: blocks are connections of their own.
+        groups: int. Must be 1, or NotPrunableError: live blocks say what is connected.
         **kwargs: As for `BlockSparseDense` and Conv1D. Exactly orthogonal kernels are at the center
             tap; the live entries of others begin with zeros.
 

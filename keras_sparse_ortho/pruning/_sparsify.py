@@ -65,7 +65,7 @@ def sparsify(
     """Draws new sparse kernels, exactly orthogonal by default, with fixed masks of exact count.
 
     The budget shares `round(density * size)` live entries among the selected kernels; every kernel
-    `K` is drawn with `K^T K = gain^2 I` (or `K K^T`, if it is wide) and its mask is held:
+    `K` is drawn with `K^T K = gain^2 I` (or `K K^T`, if it is wide) and its mask stays:
 
         w_e = w  where the mask is live, and 0 elsewhere.
 
