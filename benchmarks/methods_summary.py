@@ -280,8 +280,8 @@ def summarize(lines: pathlib.Path, known: dict, title: str) -> str:
     all_runs = finished(lines)
     runs = list(latest(all_runs).values())
     text = f"# {title}\n\n{machine()}, Keras {keras.__version__} on "
-    text += f"{', '.join(sorted({run['backend'] for run in runs}))}. Adam where nothing else is "
-    text += "said, cosine decay. "
+    text += f"{', '.join(sorted({run['backend'] for run in runs}))}. Adam unless noted, cosine "
+    text += "decay. "
     text += f"Mean and standard deviation over seeds. `to {RIVAL}`: points ahead of a random mask "
     text += "of the same density; it wins or loses where Student's test over the seeds says so at "
     text += "5%, and ties elsewhere. `reached` is the live fraction of all kernels in the end, "
