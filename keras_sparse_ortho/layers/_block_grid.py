@@ -7,10 +7,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_density, check_integer
+from keras_sparse_ortho._gathers import reshape
 from keras_sparse_ortho._keras_internals import Axes, axes_at, mesh_size
 from keras_sparse_ortho.errors import DensityError, LayoutError
 from keras_sparse_ortho.orthogonal import (
@@ -78,7 +78,7 @@ class Lines:
         for lines, span in zip(self.groups, self.spans, strict=True):
             own = slots if self.are_regular else slots[span]
             shape = (len(lines), self.counts[lines[0]], *slots.shape[1:])
-            found.append(keras.ops.reshape(own, shape))
+            found.append(reshape(own, shape))
         return found
 
 

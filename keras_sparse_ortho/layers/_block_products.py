@@ -13,12 +13,16 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._gathers import (
+    concatenate,
     divisor_near,
     gather,
     inverse_permutation,
     kept,
     made_once,
     map_chunks,
+    matmul,
+    reshape,
+    transpose,
     with_gradient,
     written,
 )
@@ -89,13 +93,13 @@ def joined(parts: list[Any], lines: Lines, axis: int = 0) -> Any:
         return parts[0]
     if 0 in lines.counts:
         parts = [*parts, ops.zeros_like(ops.split(parts[0], [1], axis=axis)[0])]
-    return gather(ops.concatenate(parts, axis=axis), lines.place, axis)
+    return gather(concatenate(parts, axis=axis), lines.place, axis)
 
 
 def stacked(parts: list[Any], shape: tuple[int, ...] = ()) -> Any:
     """Parts one below the other, each as `(-1, *shape)`."""
-    parts = [ops.reshape(part, (-1, *shape)) for part in parts] if shape else parts
-    return parts[0] if len(parts) == 1 else ops.concatenate(parts)
+    parts = [reshape(part, (-1, *shape)) for part in parts] if shape else parts
+    return parts[0] if len(parts) == 1 else concatenate(parts)
 
 
 def _outputs_of(grid: BlockGrid, slots: Any) -> Any:
@@ -106,14 +110,14 @@ def _outputs_of(grid: BlockGrid, slots: Any) -> Any:
 def _lines(blocks: Any) -> Any:
     """`(m, k, r, c)` as `(m, k r, c)`."""
     count, fan_in, rows, cols = blocks.shape
-    return ops.reshape(blocks, (count, fan_in * rows, cols))
+    return reshape(blocks, (count, fan_in * rows, cols))
 
 
 def _gathered(x: Any, found: Any) -> Any:
     """`(m, k r, n)`: the blocks of `x`, `(I, r, n)`, that each of `(m, k)` rows names."""
     rows, several = x.shape[1], found.shape
-    return ops.reshape(
-        gather(x, ops.reshape(found, (-1,))), (several[0], several[1] * rows, ops.shape(x)[2])
+    return reshape(
+        gather(x, reshape(found, (-1,))), (several[0], several[1] * rows, ops.shape(x)[2])
     )
 
 
@@ -189,7 +193,7 @@ def product_features_first(x: Any, kernel: BlockOperands) -> Any:
         x = once(x, places)
 
         def of_group(found: Any, w: Any) -> Any:  # by chunks: no second copy of all blocks
-            return ops.matmul(_transposed(_lines(w)), _gathered(x, found))
+            return matmul(_transposed(_lines(w)), _gathered(x, found))
 
         return _by_groups(of_group, of_outputs, places, blocks, x)
 
@@ -197,13 +201,13 @@ def product_features_first(x: Any, kernel: BlockOperands) -> Any:
         x, upstream = once(x, places), once(upstream, places)
 
         def of_blocks(found: Any, dy: Any) -> Any:
-            return ops.matmul(_gathered(x, found), _transposed(dy))
+            return matmul(_gathered(x, found), _transposed(dy))
 
         def of_single(found: Any, outputs: Any) -> Any:
-            return ops.matmul(gather(x, found), _transposed(gather(upstream, outputs)))
+            return matmul(gather(x, found), _transposed(gather(upstream, outputs)))
 
         def of_x(found: Any, outputs: Any) -> Any:
-            return ops.matmul(_gathered_rows(blocks, found), _gathered(upstream, outputs))
+            return matmul(_gathered_rows(blocks, found), _gathered(upstream, outputs))
 
         if of_outputs.are_regular:
             (found,) = of_outputs.pieces(places)
@@ -213,14 +217,14 @@ def product_features_first(x: Any, kernel: BlockOperands) -> Any:
             chunks = _chunks(x, lines[:, None])
             grown = map_chunks(of_single, [places, lines], chunks, upstream)
         whole = _by_groups(of_x, of_inputs, slots, _outputs_of(grid, slots), upstream)
-        return whole, ops.reshape(grown, blocks.shape)
+        return whole, reshape(grown, blocks.shape)
 
     columns = x.shape[1] if x.shape[1] is not None else ops.shape(x)[1]
     x = padded_blocks(x, 0, grid.inputs, grid.rows)
-    x = ops.reshape(x, (grid.in_blocks, grid.rows, columns))
+    x = reshape(x, (grid.in_blocks, grid.rows, columns))
     blocks, places = kernel.by_slot
     outputs = with_gradient(product, gradient, [x, blocks], places)
-    outputs = ops.reshape(outputs, (grid.padded[1], columns))
+    outputs = reshape(outputs, (grid.padded[1], columns))
     return without_padding(outputs, 0, grid.outputs, grid.cols)
 
 
@@ -241,7 +245,7 @@ def _resized(x: Any, axis: int, side: int, width: int, before: int, after: int) 
     shape = list(ops.shape(rest))
     if axis:
         shape[0] = -1  # no shape depends on the batch, for files
-    rest = ops.reshape(rest, [*shape[:axis], count - whole, before, *shape[axis + 1 :]])
+    rest = reshape(rest, [*shape[:axis], count - whole, before, *shape[axis + 1 :]])
     if after > before:
         ends = [[0, 0] for _ in rest.shape]
         ends[axis + 1][1] = 1
@@ -249,7 +253,7 @@ def _resized(x: Any, axis: int, side: int, width: int, before: int, after: int) 
     else:
         rest, _ = ops.split(rest, [after], axis=axis + 1)
     shape[axis] = (count - whole) * after
-    return ops.concatenate([first, ops.reshape(rest, shape)], axis=axis)
+    return concatenate([first, reshape(rest, shape)], axis=axis)
 
 
 # --- features last: products at each token --------------------------------------------------------
@@ -296,11 +300,11 @@ def product_of_rows(x: Any, kernel: BlockOperands) -> Any:
 
     def from_gathered(found: list[Any], blocks: Any) -> Any:
         pairs = zip(found, near.pieces(blocks), strict=True)
-        return joined([ops.matmul(g, _lines(own)) for g, own in pairs], near)
+        return joined([matmul(g, _lines(own)) for g, own in pairs], near)
 
     def summed(parts: Any, blocks: Any, slots: Any) -> Any:
         pairs = zip(divided(parts, near), near.pieces(blocks), strict=True)
-        products = [ops.matmul(own, _transposed(_lines(w))) for own, w in pairs]
+        products = [matmul(own, _transposed(_lines(w))) for own, w in pairs]
         return _summed(products, far.pieces(slots), width, far)
 
     def product(x: Any, blocks: Any, places: Any, slots: Any) -> Any:
@@ -317,13 +321,13 @@ def product_of_rows(x: Any, kernel: BlockOperands) -> Any:
             above, parts = parts, gathered(above, places)
             found = from_gathered(parts, blocks)
         pairs = zip(parts, divided(above, near), strict=True)
-        grown = [ops.matmul(_transposed(g), own) for g, own in pairs]
+        grown = [matmul(_transposed(g), own) for g, own in pairs]
         return _side_by_side(found), stacked(grown, blocks.shape[1:])
 
     blocks, (places, slots) = kernel.by_slot
     if not narrow_inputs:
-        order, slots = slots, ops.reshape(inverse_permutation(slots), (-1,))
-        blocks, places = ops.transpose(blocks, (0, 2, 1)), _outputs_of(grid, order)
+        order, slots = slots, reshape(inverse_permutation(slots), (-1,))
+        blocks, places = transpose(blocks, (0, 2, 1)), _outputs_of(grid, order)
         blocks = spread_blocks(blocks, order, slots, Lines((1,) * grid.live_blocks), 0)
     x = padded_blocks(x, 1, grid.inputs, rows)
     outputs = with_gradient(product, gradient, [x, blocks], [places, slots])
@@ -332,25 +336,25 @@ def product_of_rows(x: Any, kernel: BlockOperands) -> Any:
 
 def _blocks_of(x: Any, width: int) -> Any:
     """`(n, I width)` as `(I, n, width)`."""
-    return ops.transpose(ops.reshape(x, (-1, x.shape[1] // width, width)), (1, 0, 2))
+    return transpose(reshape(x, (-1, x.shape[1] // width, width)), (1, 0, 2))
 
 
 def _side_by_side(parts: Any) -> Any:
     """The inverse of `_blocks_of`."""
     count, _, width = parts.shape
-    return ops.reshape(ops.transpose(parts, (1, 0, 2)), (-1, count * width))
+    return reshape(transpose(parts, (1, 0, 2)), (-1, count * width))
 
 
 def _transposed(matrices: Any) -> Any:
-    return ops.transpose(matrices, (0, 2, 1))
+    return transpose(matrices, (0, 2, 1))
 
 
 def _gathered_rows(parts: Any, places: Any) -> Any:
     """`(m, n, k width)`: the parts that each of `(m, k)` rows names, side by side."""
     (count, several), width = places.shape, parts.shape[2]
-    found = gather(parts, ops.reshape(places, (-1,)))
-    found = ops.reshape(found, (count, several, -1, width))
-    return ops.reshape(ops.transpose(found, (0, 2, 1, 3)), (count, -1, several * width))
+    found = gather(parts, reshape(places, (-1,)))
+    found = reshape(found, (count, several, -1, width))
+    return reshape(transpose(found, (0, 2, 1, 3)), (count, -1, several * width))
 
 
 def _summed(products: list[Any], slots: list[Any], width: int, lines: Lines) -> Any:
@@ -359,12 +363,9 @@ def _summed(products: list[Any], slots: list[Any], width: int, lines: Lines) -> 
     for product in products:
         count, _, columns = product.shape
         fan = columns // width
-        split = ops.reshape(product, (count, -1, fan, width))
-        split = ops.transpose(split, (0, 2, 1, 3))
-        parts.append(ops.reshape(split, (count * fan, -1, width)))
+        split = reshape(product, (count, -1, fan, width))
+        split = transpose(split, (0, 2, 1, 3))
+        parts.append(reshape(split, (count * fan, -1, width)))
     split = stacked(parts)
-    found = [
-        ops.reshape(gather(split, ops.reshape(own, (-1,))), (*own.shape, -1, width))
-        for own in slots
-    ]
+    found = [reshape(gather(split, reshape(own, (-1,))), (*own.shape, -1, width)) for own in slots]
     return joined([ops.sum(own, axis=1) for own in found], lines)
