@@ -113,9 +113,9 @@ def measured(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     rivals |= {f"blocks {size}": size for size in given.blocks}
     rng = np.random.default_rng(0)
     for policy in given.policies:
-        keras.config.set_dtype_policy(policy)
         for width in given.widths:
             for batch in given.batches:
+                keras.config.set_dtype_policy(policy)  # `clear_session` sets another
                 x, y = (
                     keras.ops.convert_to_tensor(rng.standard_normal((batch, width), "float32"))
                     for _ in range(2)
