@@ -155,7 +155,12 @@ def made(name, rival, density):
     """A model for a rival."""
     if rival == WORD:
         return kso.sparsify(made(name, "dense", density), density, storage="blocks", seed=0)
-    return NETWORKS[name]() if name in NETWORKS else MODELS[name](rival, density)
+    if name not in NETWORKS:
+        return MODELS[name](rival, density)
+    if isinstance(rival, int):
+        like = {"structure": kso.Block(rival, rival), "storage": "blocks"}
+        return kso.sparsify(NETWORKS[name](), density, **like, seed=0)
+    return NETWORKS[name]()
 
 
 def stepper(model, xla, batch, steps):
@@ -221,8 +226,9 @@ def measure(name, batch, density, blocks, args):
     """Rows of the result file for one model, batch and density."""
     keras.utils.set_random_seed(0)
     rivals = {"dense": "dense", "dense again": "dense", WORD: WORD}
-    if name in MODELS and not args.one_word:
-        rivals.update({**{name: name for name in MASKS}, **{f"blocks {k}": k for k in blocks}})
+    if not args.one_word:
+        masks = {name: name for name in MASKS} if name in MODELS else {}
+        rivals.update({**masks, **{f"blocks {k}": k for k in blocks}})
         if args.any_pattern:
             rivals = {"dense": "dense"}
             for k in blocks:
@@ -247,6 +253,11 @@ def measure(name, batch, density, blocks, args):
     times = wall_and_cpu(steps, args.rounds, warm_up=2)
     wall, cpu = times["dense"]
     setting = keras.backend.backend() + (" XLA" if args.xla and args.tensorflow else "")
+    if keras.backend.backend() == "jax":
+        import jax
+
+        gpus = [device.device_kind for device in jax.devices() if device.platform == "gpu"]
+        setting += "".join(f" on {gpu}" for gpu in gpus[:1])
     for title, (its_wall, its_cpu) in times.items():
         yield {
             "setting": setting,

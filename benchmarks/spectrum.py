@@ -14,7 +14,7 @@ SNIP, GraSP and SynFlow. With the densities of each:
 
 Jacobians are computed in NumPy, which for so many small networks is much faster than tracing each;
 some are compared with `kso.analysis.jacobian_singular_values`. Writes `results/spectrum.md` and
-`results/spectrum.svg`.
+`docs/spectrum.svg`.
 """
 
 import argparse
@@ -27,7 +27,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import keras
 import numpy as np
-from record import RESULTS, markdown, parsed, write
+from record import markdown, parsed, write
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho import budgets, saliency
@@ -94,7 +94,7 @@ def verdict(rows: list[dict]) -> str:
 
 
 def picture(rows: list[dict]) -> None:
-    from drawing import DENSE, GREEN, OTHER, OURS, PLAIN, new, save
+    from pictures import DENSE, DOCS, GREEN, OTHER, OURS, PLAIN, new, save
 
     colors = {"base": DENSE, "AI": OTHER, "SAO": GREEN, "EOI": OURS}
     figure = new(8.4)
@@ -133,7 +133,7 @@ def picture(rows: list[dict]) -> None:
     for ax in axes[-1]:
         ax.set_xlabel("density asked for")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower left", ncols=3)
-    save(figure, RESULTS / "spectrum.svg")
+    save(figure, DOCS / "spectrum.svg")
 
 
 def table(rows: list[dict]) -> str:
@@ -354,8 +354,8 @@ def main() -> None:
         rows = measure(inputs, seeds if inputs == WIDTH else 1, given.budgets, given.densities)
         if inputs == WIDTH:
             picture(rows)
-            text += "\n![spectrum](spectrum.svg)\n\n## Square kernels\n\nAll kernels have one shape"
-            text += ", so ERK is uniform.\n\n"
+            text += "\n![spectrum](../../docs/spectrum.svg)\n\n## Square kernels\n\n"
+            text += "All kernels have one shape, so ERK is uniform.\n\n"
         else:
             text += f"\n## With {inputs} inputs, as those of MNIST\n\n"
             text += "One seed. The first kernel is not square, so that SAO has no place here.\n\n"
