@@ -163,7 +163,7 @@ class BlockGrid:
 
     @property
     def live_blocks(self) -> int:
-        return sum(self.of_outputs.counts)
+        return sum(self.counts[0]) if self.counts else self.fan_in * self.out_blocks
 
     @property
     def density(self) -> float:

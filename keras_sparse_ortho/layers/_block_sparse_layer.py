@@ -200,8 +200,9 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
             whole = self.parts * outputs
             grid = BlockGrid(inputs, whole, *self.block, taps=taps, counts=self.counts)
             grid.check_sides()
-        if grid.live > LARGEST:
-            raise LayoutError(f"A kernel has at most {LARGEST} live entries. Received: {grid.live}")
+        live = math.prod((grid.live_blocks, *taps, *self.block))  # `grid.live` lists all lines
+        if live > LARGEST:
+            raise LayoutError(f"A kernel has at most {LARGEST} live entries. Received: {live}")
         return grid
 
     def _drawn(self) -> tuple[np.ndarray, np.ndarray]:
