@@ -7,16 +7,20 @@ The measurements:
 - `step_times`: a training step on live blocks against the dense model and the masked one,
   interleaved.
 - `trained`: accuracy of block-sparse against unstructured and dense training.
-- `on_text`: the same where inputs are used unevenly, with regular blocks and those of a probe.
+- `roads`: ways to live blocks: from scratch, by a probe, moving, gradually, at once.
 - `taps`: convolutions on live blocks: of channels with all their taps, or of single taps.
 """
 
 import argparse
+import concurrent.futures
 import dataclasses
+import itertools
 import json
+import multiprocessing
 import os
 import statistics
 import time
+from collections.abc import Callable
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -504,118 +508,231 @@ def trained() -> None:
             ]
         )
     header = ["hidden kernels", "nonzero", "accuracy", "against dense, points", "training [s]"]
-    text += markdown(header, rows) + text_table(there)
+    text += markdown(header, rows) + roads_table(there)
     write("block_accuracy", text, seeds=range(options.seeds))
 
 
-# --- on_text --------------------------------------------------------------------------------------
+# --- roads ----------------------------------------------------------------------------------------
 
 READ = 16  # characters before the next one
-ROADS = ("dense", "regular 16", "probe 16")
+BATCH = 128
+BLOCK = kso.Block(16, 16)
 
 
-def on_text() -> None:
-    """The same where inputs are used unevenly, with regular blocks and those of a probe.
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """An MLP, which of its hidden kernels get blocks, what it learns, and the rates to try."""
 
-        KERAS_BACKEND=jax python benchmarks/blocks.py on_text
-
-    The next of the characters of Python's standard library from 16 before it: embeddings of 16,
-    an MLP 256-256-256-97, Adam with warm-up and cosine decay, batch 128. Two kernels are dense, on
-    regular blocks of 16, or on those of a probe of a tenth of the steps, then the network
-    starts again. Adds lines to `results/block_accuracy.jsonl`; `trained` writes the table.
-    """
-    parser = described(on_text)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--roads", nargs="+", default=ROADS)
-    parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--density", type=float, default=0.125)
-    parser.add_argument("--rate", type=float, default=8e-3, help="of Adam, after warm-up")
-    options = parsed(parser, {"seeds": [0], "steps": 40})
-    file = RESULTS / "block_accuracy.jsonl"
-    RESULTS.mkdir(exist_ok=True)
-    for seed in options.seeds:
-        for road in options.roads:
-            key = {"kind": f"text, {road}", "seed": seed, "epochs": options.steps}
-            key |= {"density": options.density, "rate": options.rate}
-            if not any(is_run_of(row, key) for row in finished(file)):
-                append(file, found := key | text_run(road, options, seed))
-                print(key, found, flush=True)
+    units: int
+    depth: int
+    on_blocks: tuple[str, ...]
+    steps: int
+    rates: tuple[float, ...]
+    inputs: Callable[[], list[keras.Layer]]
+    rows: Callable[[str, int, int], tuple[np.ndarray, np.ndarray]]
+    classes: int
 
 
-def text_run(road: str, options: argparse.Namespace, seed: int) -> dict:
-    """One training; the loss on the test set after the last step."""
-    keras.utils.set_random_seed(seed)
-    start = keras.initializers.Orthogonal(GAIN)
-    hidden = [L.Dense(256, "relu", kernel_initializer=start, name=f"h{k}") for k in range(2)]
-    layers = [L.Embedding(SYMBOLS, READ), L.Flatten(), *hidden, L.Dense(SYMBOLS)]
-    model = text_compiled(keras.Sequential([keras.Input((READ,), dtype="int32"), *layers]), options)
-    x, y = text_windows(0, 128 * options.steps, 1000 + seed)
-    given = {"initializer": ExactOrthogonal(gain=GAIN), "storage": "blocks", "seed": seed}
-    kernels = {"include": ["h0", "h1"]}
-    begun = time.perf_counter()
-    if road == "probe 16":
-        found = kso.callbacks.probe(
-            model,
-            options.density,
-            (x, y),
-            steps=options.steps // 10,
-            structure=kso.Block(16, 16),
-            batch_size=128,
-            shuffle=False,
-            **kernels,
-        )
-        model = kso.sparsify(model, budget=found, **given)
-    elif road == "regular 16":
-        blocks = {"structure": kso.Block(16, 16), "budget": "uniform"}
-        model = kso.sparsify(model, options.density, **blocks, **kernels, **given)
-    errors = [row.orthogonality_error for row in kso.report(model).rows]
-    live = sum(weight.live for weight in kso.prunable_weights(model) if "/h" in f"/{weight.path}")
-    text_compiled(model, options).fit(x, y, batch_size=128, shuffle=False, verbose=0)
-    loss = model.evaluate(*text_windows(1, 16384, 1), batch_size=1024, verbose=0)
-    exact = [error is not None and error < 1e-5 for error in errors[1:3]]
-    return {"loss": loss, "live": live, "exact": exact, "seconds": time.perf_counter() - begun}
-
-
-def text_compiled(model: keras.Model, options: argparse.Namespace) -> keras.Model:
-    """With the rates of the whole run, which a probe begins, too."""
-    warmup = max(1, options.steps // 50)
-    rates = keras.optimizers.schedules.CosineDecay(
-        options.rate / warmup, options.steps, warmup_target=options.rate, warmup_steps=warmup
-    )
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(rates), loss)
-    return model
-
-
-def text_windows(part: int, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Random windows of the part to train on or to test, and the characters that follow."""
-    symbols = python_text()[part]
+def text_rows(part: str, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Random windows of a part of Python's standard library, and the characters that follow."""
+    trained_on, others = python_text()
+    half = len(others) // 2
+    symbols = {"train": trained_on, "valid": others[:half], "test": others[half:]}[part]
     starts = np.random.default_rng(seed).integers(0, len(symbols) - READ - 1, count)
     found = symbols[starts[:, None] + np.arange(READ + 1)].astype(np.int32)
     return found[:, :-1], found[:, -1]
 
 
-def text_table(lines: list[dict]) -> str:
-    """The table of the lines of `on_text`."""
+def image_rows(part: str, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pictures of Fashion-MNIST in a random order, of which 10,000 are for validation."""
+    data = load("fashion_mnist")
+    if part == "test":
+        return data.x_test, data.y_test
+    if part == "valid":
+        return data.x_train[50_000:], data.y_train[50_000:]
+    rng = np.random.default_rng(seed)
+    order = [rng.permutation(50_000) for _ in range(-(-count // 50_000))]
+    chosen = np.concatenate(order)[:count]
+    return data.x_train[chosen], data.y_train[chosen]
+
+
+def text_inputs() -> list[keras.Layer]:
+    return [keras.Input((READ,), dtype="int32"), L.Embedding(SYMBOLS, READ), L.Flatten()]
+
+
+TASKS = {
+    "text": Task(256, 2, ("h0", "h1"), 3000, (4e-3, 8e-3, 1.6e-2), text_inputs, text_rows, SYMBOLS),
+    "images": Task(
+        512,
+        3,
+        ("h1", "h2"),  # blocks of 16 in 784 x 512 cannot be regular
+        2000,
+        (5e-4, 1e-3, 2e-3),
+        lambda: [keras.Input((28, 28, 1)), L.Flatten()],
+        image_rows,
+        10,
+    ),
+}
+UNTUNED = 1e-3  # Adam's
+TUNED_AT = 0.125  # the density at which the rates of all are chosen
+ANY, REGULAR = "blocks in any pattern", "regular blocks"
+GRADUAL = {  # structure, and where the schedule begins and ends
+    f"{ANY}, gradually, 0 to 15%": (BLOCK, 0.0, 0.15),
+    f"{ANY}, gradually, 25 to 75%": (BLOCK, 0.25, 0.75),
+    f"{ANY}, at once at 15%": (BLOCK, 0.15, 0.15),
+    f"{REGULAR}, gradually, 0 to 15%": (kso.Block(16, 16, regular=True), 0.0, 0.15),
+    "single entries, gradually, 0 to 50%": (None, 0.0, 0.5),
+}
+PROBES = {f"{ANY} of a probe of {part:.0%}": part for part in (0.05, 0.1)}
+SCRATCH, RIGL = f"{REGULAR} from scratch", f"{REGULAR}, RigL"
+ROADS = ("dense", SCRATCH, *PROBES, RIGL, *GRADUAL)
+
+
+def roads() -> None:
+    """Ways to blocks of 16 x 16 in two kernels of an MLP, with equal steps.
+
+        KERAS_BACKEND=jax python benchmarks/blocks.py roads
+
+    `text` reads 16 characters of Python's standard library and says the next one, which uses its
+    inputs unevenly; `images` is Fashion-MNIST. A probe's steps come before those of the others.
+    Gradual roads stay masked; their schedule is in parts of all steps. Adam with warm-up and
+    cosine decay. Each road has the best of three rates, by one seed on validation rows at density
+    .125, and the rate that nobody tuned. Adds lines to `results/block_accuracy.jsonl`; `trained`
+    writes the table.
+    """
+    parser = described(roads)
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--roads", nargs="+", choices=ROADS, default=list(ROADS))
+    parser.add_argument("--densities", nargs="+", type=float, default=[0.25, 0.125, 0.0625])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, help="for others than those of the table")
+    parser.add_argument("--jobs", type=int, default=1, help="processes of one thread each")
+    quick = {"tasks": ["text"], "roads": ["dense", SCRATCH], "densities": [0.125], "seeds": [0]}
+    options = parsed(parser, quick | {"steps": 40})
+    file = RESULTS / "block_accuracy.jsonl"
+    RESULTS.mkdir(exist_ok=True)
+
+    def run_all(keys: list[dict]) -> None:
+        left = [key for key in keys if found_line(finished(file), key) is None]
+        context = multiprocessing.get_context("spawn")
+        with concurrent.futures.ProcessPoolExecutor(options.jobs, context) as pool:
+            done = {pool.submit(run_of_road, key): key for key in left}
+            for future in concurrent.futures.as_completed(done):
+                append(file, done[future] | future.result())
+                print(done[future], future.result(), flush=True)
+
+    pairs = [(task, road) for task in options.tasks for road in options.roads]
+    keys = [key_of(*pair, rate) for pair in pairs for rate in TASKS[pair[0]].rates]
+    if options.steps:
+        keys = [key | {"steps": options.steps} for key in keys]
+    run_all(keys)
+    lines, wanted = finished(file), []
+    for task, road in pairs:
+        best = best_rate(lines, task, road)
+        densities = options.densities if road != "dense" else [TUNED_AT]
+        cases = [(best, density) for density in densities]
+        for rate, density in dict.fromkeys([*cases, (UNTUNED, TUNED_AT)]):
+            key = key_of(task, road, rate) | {"density": density, "part": "test"}
+            steps = {"steps": options.steps or key["steps"]}
+            wanted += [key | steps | {"seed": seed} for seed in options.seeds]
+    run_all(wanted)
+
+
+def key_of(task: str, road: str, rate: float) -> dict:
+    """The settings of a line of `roads` that chooses a rate."""
+    given = {"task": task, "road": road, "density": TUNED_AT, "rate": rate, "seed": 100}
+    return given | {"steps": TASKS[task].steps, "part": "valid"}
+
+
+def best_rate(lines: list[dict], task: str, road: str) -> float:
+    own = [line for line in lines if line.get("part") == "valid"]
+    own = [line for line in own if (line["task"], line["road"]) == (task, road)]
+    return max(own, key=lambda line: line["score"])["rate"]
+
+
+def found_line(lines: list[dict], key: dict) -> dict | None:
+    return next((line for line in lines if key.items() <= line.items()), None)
+
+
+def run_of_road(key: dict) -> dict:
+    """One training: the score, accuracy in percent or the negative loss, and what is live."""
+    keras.utils.set_random_seed(key["seed"])
+    task, road, density, steps = TASKS[key["task"]], key["road"], key["density"], key["steps"]
+    start = keras.initializers.Orthogonal(GAIN)
+    like = {"activation": "relu", "kernel_initializer": start}
+    hidden = [L.Dense(task.units, **like, name=f"h{k}") for k in range(task.depth)]
+    layers = [*task.inputs(), *hidden, L.Dense(task.classes)]
+    model = with_rates(keras.Sequential(layers), key["rate"], steps)
+    x, y = task.rows("train", BATCH * steps, 1000 + key["seed"])
+    given = {"initializer": ExactOrthogonal(gain=GAIN), "storage": "blocks", "seed": key["seed"]}
+    kernels, callbacks, begun = {"include": [*task.on_blocks]}, [], time.perf_counter()
+    fit = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+    if road in PROBES:
+        probing = {"steps": round(PROBES[road] * steps), "structure": BLOCK}
+        found = kso.callbacks.probe(model, density, (x, y), **probing, **kernels, **fit)
+        model = kso.sparsify(model, budget=found, **given)
+    elif road in (SCRATCH, RIGL):
+        structure = {"structure": BLOCK, "budget": "uniform"}
+        model = kso.sparsify(model, density, **structure, **kernels, **given)
+        if road == RIGL:
+            callbacks = [kso.callbacks.RigL((x, y), BATCH, seed=key["seed"])]
+    elif road in GRADUAL:
+        structure, first, last = GRADUAL[road]
+        ends = (round(first * steps), max(round(last * steps), round(first * steps) + 1))
+        schedule = kso.schedules.Cubic(density, *ends)
+        masks = kso.MagnitudeMask(schedule, structure=structure)
+        model = kso.parametrize(model, masks, **kernels)
+        callbacks = [kso.callbacks.UpdateMasks()]
+    with_rates(model, key["rate"], steps).fit(x, y, callbacks=callbacks, **fit)
+    loss, right = model.evaluate(*task.rows(key["part"], 2**16, 1), batch_size=1024, verbose=0)
+    there = [w for w in kso.prunable_weights(model) if w.path.split("/")[-2] in task.on_blocks]
+    live = sum(weight.live for weight in there)
+    score = -loss if key["task"] == "text" else 100 * right
+    return {"score": score, "live": live, "seconds": time.perf_counter() - begun}
+
+
+def with_rates(model: keras.Model, rate: float, steps: int) -> keras.Model:
+    """Compiled with the rates of the whole run, which a probe begins, too."""
+    warmup = max(1, steps // 50)
+    rates = keras.optimizers.schedules.CosineDecay(
+        rate / warmup, steps, warmup_target=rate, warmup_steps=warmup
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(rates), loss, metrics=["accuracy"])
+    return model
+
+
+def roads_table(lines: list[dict]) -> str:
+    """The table of the lines of `roads`."""
+    tested = [line for line in lines if line.get("part") == "test"]
+    columns = sorted({(line["task"], line["density"]) for line in tested}, reverse=True)
     rows = []
-    for road in ROADS:
-        these = [row for row in lines if row["kind"] == f"text, {road}"]
-        if these:
-            losses = [row["loss"] for row in these]
-            spread = f" ± {statistics.stdev(losses):.3f}" if len(losses) > 1 else ""
-            hits = sum(sum(row["exact"]) for row in these)
-            exact = "" if road == "dense" else f"{hits} of {2 * len(these)}"
-            live = f"{these[0]['live']:,}"
-            mean = f"{statistics.mean(losses):.3f}{spread}"
-            rows.append([road, live, mean, str(len(these)), exact])
+    for road, tuned in itertools.product(ROADS, (True, False)):
+        cells = [""] * len(columns)
+        for k, (task, density) in enumerate(columns):
+            where = {"task": task, "density": density, "road": road}
+            mine = [line for line in tested if where.items() <= line.items()]
+            rate = best_rate(lines, task, road) if tuned and mine else UNTUNED
+            scores = [abs(line["score"]) for line in mine if line["rate"] == rate]
+            if len(scores) > 1 and (tuned or density == TUNED_AT):
+                digits = 3 if task == "text" else 2
+                mean, spread = statistics.mean(scores), statistics.stdev(scores)
+                cells[k] = f"{mean:.{digits}f} ± {spread:.{digits}f}"
+        if any(cells):
+            rows.append([road, "tuned" if tuned else f"{UNTUNED:g}", *cells])
     if not rows:
         return ""
-    header = ["kernels", "live", "loss, nats", "seeds", "exactly orthogonal"]
+    text, images = TASKS["text"], TASKS["images"]
     return (
-        "\n## Where inputs are used unevenly\n\nThe next character of Python's standard library: "
-        "an MLP 256-256-256-97, 3000 steps of Adam (0.008, warm-up, cosine decay), batch 128; "
-        "blocks of 16 at density 0.125 in two kernels. A probe takes 300 steps more. On JAX.\n\n"
-    ) + markdown(header, rows)
+        "\n## Roads to blocks\n\nBlocks of 16 x 16 in two kernels of an MLP, by density; equal "
+        f"steps of Adam with warm-up and cosine decay, batch {BATCH}, 3 seeds. text: the next "
+        f"character of Python's standard library after {READ}, two hidden layers of {text.units} "
+        f"units, both on blocks, {text.steps} steps, loss in nats. images: Fashion-MNIST, three of "
+        f"{images.units}, the last two on blocks, {images.steps} steps, accuracy in percent, on an "
+        "H100. Rates are chosen among "
+        "three by one more seed on validation rows at density 0.125. A probe's steps come first; "
+        "percentages are parts of all steps. On JAX.\n\n"
+    ) + markdown(["road", "rate", *(f"{task}, {density:g}" for task, density in columns)], rows)
 
 
 # --- taps -----------------------------------------------------------------------------------------
@@ -752,4 +869,4 @@ def taps() -> None:
 
 
 if __name__ == "__main__":
-    chosen(step_times, trained, on_text, taps)
+    chosen(step_times, trained, roads, taps)

@@ -213,7 +213,10 @@ def exported(request, tmp_path_factory):
 
 @pytest.mark.tensorflow_only
 @pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.slow), 4])
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    "route",
+    [pytest.param(r, marks=pytest.mark.slow) if "float16" in r else r for r in ROUTES],
+)
 def test_files_agree_with_keras_at_any_batch(exported, route, batch):
     model, data, want, file_of = exported
     report = file_of(batch, route)

@@ -19,7 +19,6 @@ from tests.helpers import (
     assert_same,
     jit,
     reloaded,
-    slow_case_on_jax,
     slow_where_traced,
 )
 from tests.models import returned
@@ -90,7 +89,7 @@ def test_roundings_are_where_litert_has_tensors():
     }
 
 
-@pytest.mark.parametrize("storage", [slow_case_on_jax("masked"), "compact"])
+@pytest.mark.parametrize("storage", [pytest.param("masked", marks=pytest.mark.slow), "compact"])
 def test_attentions_with_roundings_inside_are_saved_and_stripped(storage, tmp_path):
     inputs = keras.Input((4, 8))
     x = L.MultiHeadAttention(2, 4, name="attention")(inputs, inputs)
