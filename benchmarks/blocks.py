@@ -27,7 +27,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 from keras import ops
-from networks import NETWORKS, TOKENS, VOCABULARY
+from networks import TOKENS, VOCABULARY, WHOLE
 from record import (
     RESULTS,
     append,
@@ -159,12 +159,12 @@ def made(name, rival, density):
     """A model for a rival."""
     if rival == WORD:
         return kso.sparsify(made(name, "dense", density), density, storage="blocks", seed=0)
-    if name not in NETWORKS:
+    if name not in WHOLE:
         return MODELS[name](rival, density)
     if isinstance(rival, int):
         like = {"structure": kso.Block(rival, rival), "storage": "blocks"}
-        return kso.sparsify(NETWORKS[name](), density, **like, seed=0)
-    return NETWORKS[name]()
+        return kso.sparsify(WHOLE[name](), density, **like, seed=0)
+    return WHOLE[name]()
 
 
 def stepper(model, xla, batch, steps):

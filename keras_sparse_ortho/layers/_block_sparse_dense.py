@@ -1,13 +1,11 @@
 """`BlockSparseDense`, `BlockSparseEinsumDense`, and convolutions with live blocks of channels."""
 
-import itertools
 import math
 import re
 from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho.errors import NotPrunableError
@@ -223,11 +221,6 @@ class BlockSparseConv(BlockSparseLayer):
         grid, rank = kernel.grid, self.rank
         lines = grid.of_outputs
         blocks, (places, slots) = kernel.by_slot
-        kernels = []
-        for own in lines.pieces(blocks):
-            own = ops.transpose(own, (0, *range(2, 2 + rank), 1, rank + 2, rank + 3))
-            shape = (*grid.taps, own.shape[-3] * grid.rows, grid.cols)
-            kernels += [ops.reshape(one, shape) for one in ops.split(own, own.shape[0], axis=0)]
         padding = self.padding
         if padding == "causal":
             first = self.dilation_rate[0] * (self.kernel_size[0] - 1)
@@ -240,10 +233,15 @@ class BlockSparseConv(BlockSparseLayer):
         x = spread_blocks(x, places, slots, grid.of_inputs, axis)
         sizes[axis] = grid.live_blocks * grid.rows
         x = ops.reshape(x, sizes)
-        # torch does not export a split by a list of ends.
-        ends = np.cumsum([0, *(taps.shape[-2] for taps in kernels)]).tolist()
-        lead = (slice(None),) * axis
-        parts = [x[(*lead, slice(*pair))] for pair in itertools.pairwise(ends)]
+        kernels, parts = [], []
+        for own, span in zip(lines.pieces(blocks), lines.spans, strict=True):
+            ends = slice(span.start * grid.rows, span.stop * grid.rows)
+            # A slice for each line would have gradients as large as all of them.
+            group = x if lines.are_regular else x[(*(slice(None),) * axis, ends)]
+            parts += ops.split(group, own.shape[0], axis=axis)
+            own = ops.transpose(own, (0, *range(2, 2 + rank), 1, rank + 2, rank + 3))
+            shape = (*grid.taps, own.shape[-3] * grid.rows, grid.cols)
+            kernels += [ops.reshape(one, shape) for one in ops.split(own, own.shape[0], axis=0)]
         outputs = [
             ops.conv(
                 part,

@@ -53,3 +53,13 @@ def test_a_sparse_stack_is_its_layers_in_a_row(networks):
         expected = np.tanh(expected @ kernel)
     np.testing.assert_allclose(array(model(x)), expected, atol=1e-6)
     np.testing.assert_allclose(array(kso.strip(model)(x)), expected, atol=1e-6)
+
+
+@pytest.mark.jax_only
+def test_whole_networks_are_made_by_name(blocks):
+    live = {}
+    for rival in ("dense", "one word"):
+        model = blocks.made("lstm512", rival, 0.125)
+        live[rival] = sum(weight.live for weight in kso.prunable_weights(model))
+    assert live["dense"] == 8 * 512 * 512
+    assert live["one word"] <= 0.15 * live["dense"]

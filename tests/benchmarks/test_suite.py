@@ -1,6 +1,8 @@
 """The list of benchmarks cannot rot, results say what made them, and how they are counted."""
 
 import argparse
+import ast
+import importlib.util
 import json
 import re
 import subprocess
@@ -12,6 +14,9 @@ pytestmark = pytest.mark.numpy_only
 # What scripts share, and what measures nothing.
 MODULES = {"cells", "methods_rivals", "methods_summary", "methods_table", "networks"}
 MODULES |= {"record", "small_language_model", "suite", "training"}
+
+
+ELSEWHERE = {"data", "mtcnn", "slice_transformer"}  # in examples/, or fetched by a benchmark
 
 
 def test_every_script_is_a_part_with_a_small_setting(suite):
@@ -34,6 +39,19 @@ def test_every_script_is_a_part_with_a_small_setting(suite):
     tables = argparse.Namespace(quick=False, tables=True)
     found = [arguments for part in parts for _, arguments in suite.commands(part, tables)]
     assert ["on_text", "--summary"] in found
+
+
+def test_what_scripts_import_from_each_other_exists(suite):
+    trees = {path.stem: ast.parse(path.read_text()) for path in suite.HERE.glob("*.py")}
+    for script, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (there := trees.get(node.module)):
+                bound = {one.id for one in ast.walk(there) if isinstance(one, ast.Name)}
+                bound |= {one.name for one in ast.walk(there) if hasattr(one, "name")}
+                lacking = {alias.name for alias in node.names} - bound
+                assert not lacking, f"{script} imports {lacking} from {node.module}"
+            elif isinstance(node, ast.ImportFrom) and "." not in node.module:
+                assert node.module in ELSEWHERE or importlib.util.find_spec(node.module), script
 
 
 def test_the_readme_says_which_measurement_makes_which_page(suite):

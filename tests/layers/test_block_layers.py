@@ -232,3 +232,19 @@ def test_bias_where_all_sizes_are_equal():
         expected = np.einsum(equation, inputs, layer.kernel_value())
         expected += array(layer.bias).reshape(bias)
         np.testing.assert_allclose(array(outputs), expected, atol=1e-5, err_msg=layer.name)
+
+
+@pytest.mark.jax_only
+def test_the_gradient_of_a_convolution_adds_no_padded_parts():
+    """That of a slice for each line of blocks does, and took as long as the dense layer."""
+    import jax
+
+    layer = BlockSparseConv2D(32, 3, density=0.5, block=8, padding="same", seed=0)
+    layer.build((None, 5, 5, 32))
+
+    def total(x):
+        return jax.numpy.sum(layer(x))
+
+    program = str(jax.make_jaxpr(jax.grad(total))(np.ones((2, 5, 5, 32), "float32")))
+    assert "conv_general_dilated" in program
+    assert " pad[" not in program
