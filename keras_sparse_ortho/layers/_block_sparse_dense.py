@@ -235,9 +235,9 @@ class BlockSparseConv(BlockSparseLayer):
         x = ops.reshape(x, sizes)
         kernels, parts = [], []
         for own, span in zip(lines.pieces(blocks), lines.spans, strict=True):
-            ends = slice(span.start * grid.rows, span.stop * grid.rows)
+            own_part = slice(span.start * grid.rows, span.stop * grid.rows)
             # A slice for each line would have gradients as large as all of them.
-            group = x if lines.are_regular else x[(*(slice(None),) * axis, ends)]
+            group = x if lines.are_regular else x[(*(slice(None),) * axis, own_part)]
             parts += ops.split(group, own.shape[0], axis=axis)
             own = ops.transpose(own, (0, *range(2, 2 + rank), 1, rank + 2, rank + 3))
             shape = (*grid.taps, own.shape[-3] * grid.rows, grid.cols)

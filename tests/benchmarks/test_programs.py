@@ -61,5 +61,4 @@ def test_whole_networks_are_made_by_name(blocks):
     for rival in ("dense", "one word"):
         model = blocks.made("lstm512", rival, 0.125)
         live[rival] = sum(weight.live for weight in kso.prunable_weights(model))
-    assert live["dense"] == 8 * 512 * 512
-    assert live["one word"] <= 0.15 * live["dense"]
+    assert 0 < live["one word"] <= 0.15 * live["dense"]
