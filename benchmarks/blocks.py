@@ -14,6 +14,7 @@ The measurements:
 import argparse
 import concurrent.futures
 import dataclasses
+import functools
 import itertools
 import json
 import multiprocessing
@@ -41,7 +42,7 @@ from record import (
     wall_and_cpu,
     write,
 )
-from small_language_model import SYMBOLS
+from small_language_model import SYMBOLS, windows
 from small_language_model import text as python_text
 from training import Dataset, load
 
@@ -517,6 +518,7 @@ def trained() -> None:
 READ = 16  # characters before the next one
 BATCH = 128
 BLOCK = kso.Block(16, 16)
+loaded = functools.cache(load)  # for the runs of a process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -538,14 +540,13 @@ def text_rows(part: str, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]
     trained_on, others = python_text()
     half = len(others) // 2
     symbols = {"train": trained_on, "valid": others[:half], "test": others[half:]}[part]
-    starts = np.random.default_rng(seed).integers(0, len(symbols) - READ - 1, count)
-    found = symbols[starts[:, None] + np.arange(READ + 1)].astype(np.int32)
-    return found[:, :-1], found[:, -1]
+    x, y = windows(symbols, count, seed, READ)
+    return x, y[:, -1]
 
 
 def image_rows(part: str, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Pictures of Fashion-MNIST in a random order, of which 10,000 are for validation."""
-    data = load("fashion_mnist")
+    data = loaded("fashion_mnist")
     if part == "test":
         return data.x_test, data.y_test
     if part == "valid":
@@ -613,7 +614,8 @@ def roads() -> None:
     RESULTS.mkdir(exist_ok=True)
 
     def run_all(keys: list[dict]) -> None:
-        left = [key for key in keys if found_line(finished(file), key) is None]
+        lines = finished(file)
+        left = [key for key in keys if not any(key.items() <= line.items() for line in lines)]
         context = multiprocessing.get_context("spawn")
         with concurrent.futures.ProcessPoolExecutor(options.jobs, context) as pool:
             done = {pool.submit(run_of_road, key): key for key in left}
@@ -648,10 +650,6 @@ def best_rate(lines: list[dict], task: str, road: str) -> float:
     own = [line for line in lines if line.get("part") == "valid"]
     own = [line for line in own if (line["task"], line["road"]) == (task, road)]
     return max(own, key=lambda line: line["score"])["rate"]
-
-
-def found_line(lines: list[dict], key: dict) -> dict | None:
-    return next((line for line in lines if key.items() <= line.items()), None)
 
 
 def run_of_road(key: dict) -> dict:

@@ -41,10 +41,12 @@ def text() -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(symbols[tested:]), np.concatenate(symbols[:tested])
 
 
-def windows(symbols: np.ndarray, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def windows(
+    symbols: np.ndarray, count: int, seed: int, length: int = LENGTH
+) -> tuple[np.ndarray, np.ndarray]:
     """Random windows, and the symbols that follow theirs."""
-    starts = np.random.default_rng(seed).integers(0, len(symbols) - LENGTH - 1, count)
-    found = symbols[starts[:, None] + np.arange(LENGTH + 1)].astype(np.int32)
+    starts = np.random.default_rng(seed).integers(0, len(symbols) - length - 1, count)
+    found = symbols[starts[:, None] + np.arange(length + 1)].astype(np.int32)
     return found[:, :-1], found[:, 1:]
 
 

@@ -27,14 +27,11 @@ def gather(values: Any, indices: Any, axis: int = 0) -> Any:
         import tensorflow as tf
 
         return tf.gather(values, indices, axis=axis)
-    import torch
-
     values, indices = (
-        x if isinstance(x, torch.Tensor) else keras.ops.convert_to_tensor(x)
-        for x in (values, indices)
+        x if _OPS.is_tensor(x) else keras.ops.convert_to_tensor(x) for x in (values, indices)
     )
     shape = (*values.shape[:axis], *indices.shape, *values.shape[axis + 1 :])
-    return torch.index_select(values, axis, indices.reshape(-1)).reshape(shape)
+    return _OPS.index_select(values, axis, indices.reshape(-1)).reshape(shape)
 
 
 def inverse_permutation(order: Any) -> Any:

@@ -200,7 +200,7 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
             whole = self.parts * outputs
             grid = BlockGrid(inputs, whole, *self.block, taps=taps, counts=self.counts)
             grid.check_sides()
-        live = math.prod((grid.live_blocks, *taps, *self.block))  # `grid.live` lists all lines
+        live = math.prod(grid.blocks_shape)  # `grid.live` lists all lines
         if live > LARGEST:
             raise LayoutError(f"A kernel has at most {LARGEST} live entries. Received: {live}")
         return grid
