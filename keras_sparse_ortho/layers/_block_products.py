@@ -7,6 +7,7 @@ XLA on a CPU takes 2 to 7 ns an entry to transpose them, but half a ns to move w
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -133,12 +134,14 @@ def _chunks(x: Any, found: Any) -> int:
     return divisor_near(found.shape[0], wanted)
 
 
-def _by_groups(product: Any, lines: Lines, places: Any, other: Any, x: Any) -> Any:
-    """`product(places, other)` of each group of lines, joined; it gathers from `x`."""
+def _by_groups(
+    product: Any, lines: Lines, groups: Iterable[tuple[Any, Any]], x: Any, like: Any
+) -> list[Any]:
+    """`product(places, other)` of each group of lines, which gathers from `x`."""
     # One after the other, a single group in chunks: XLA would gather all first, and lose the cache.
-    groups = [*zip(lines.pieces(places), lines.pieces(other), strict=True)]
+    groups = list(groups)
     if lines.are_regular:
-        return map_chunks(product, groups[0], _chunks(x, groups[0][0]), x)
+        return [map_chunks(product, groups[0], _chunks(x, groups[0][0]), like)]
     parts: list[Any] = []
     for found, own in groups:
         if parts and keras.backend.backend() != "torch":
@@ -147,7 +150,7 @@ def _by_groups(product: Any, lines: Lines, places: Any, other: Any, x: Any) -> A
             if len(own.shape) == 2:  # other places, by which it gathers, too
                 own = ops.where(lost, ops.zeros_like(own), own)
         parts.append(product(found, own))
-    return joined(parts, lines)
+    return parts
 
 
 def spread_blocks(x: Any, places: Any, slots: Any, lines: Lines, axis: int) -> Any:
@@ -195,7 +198,8 @@ def product_features_first(x: Any, kernel: BlockOperands) -> Any:
         def of_group(found: Any, w: Any) -> Any:  # by chunks: no second copy of all blocks
             return matmul(_transposed(_lines(w)), _gathered(x, found))
 
-        return _by_groups(of_group, of_outputs, places, blocks, x)
+        groups = zip(of_outputs.pieces(places), of_outputs.pieces(blocks), strict=True)
+        return joined(_by_groups(of_group, of_outputs, groups, x, x), of_outputs)
 
     def gradient(x: Any, blocks: Any, places: Any, slots: Any, upstream: Any) -> tuple[Any, Any]:
         x, upstream = once(x, places), once(upstream, places)
@@ -209,14 +213,17 @@ def product_features_first(x: Any, kernel: BlockOperands) -> Any:
         def of_x(found: Any, outputs: Any) -> Any:
             return matmul(_gathered_rows(blocks, found), _gathered(upstream, outputs))
 
-        if of_outputs.are_regular:
-            (found,) = of_outputs.pieces(places)
-            grown = map_chunks(of_blocks, [found, upstream], _chunks(x, found), upstream)
-        else:  # one product, which needs no joining
+        if of_outputs.are_regular or keras.backend.backend() != "tensorflow":
+            groups = zip(of_outputs.pieces(places), divided(upstream, of_outputs), strict=True)
+            parts = _by_groups(of_blocks, of_outputs, groups, x, upstream)
+            grown = stacked(parts, blocks.shape[1:])
+        else:  # one product is slower, and compiles in half the time
             lines = ops.convert_to_tensor(of_outputs.of_slots)
             chunks = _chunks(x, lines[:, None])
             grown = map_chunks(of_single, [places, lines], chunks, upstream)
-        whole = _by_groups(of_x, of_inputs, slots, _outputs_of(grid, slots), upstream)
+        outputs = of_inputs.pieces(_outputs_of(grid, slots))
+        groups = zip(of_inputs.pieces(slots), outputs, strict=True)
+        whole = joined(_by_groups(of_x, of_inputs, groups, upstream, upstream), of_inputs)
         return whole, reshape(grown, blocks.shape)
 
     columns = x.shape[1] if x.shape[1] is not None else ops.shape(x)[1]

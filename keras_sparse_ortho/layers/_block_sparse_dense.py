@@ -46,7 +46,7 @@ class BlockSparseDense(BlockSparseLayer):
         block: int or `(r, c)`. 32 suits training on processors, 64 and 128 are faster; on GPUs 64
             and more.
         counts: The live blocks of each of the `J` output blocks, and of each of the `I` input
-            blocks, for a pattern that is not regular. Up to 8 different counts on a side make a
+            blocks, for a pattern that is not regular. Up to 6 different counts on a side make a
             step little slower, and compile in seconds: lines of equal counts are one product.
         kernel_initializer: `"exact_orthogonal"`: `K^T K = gain^2 I` (or `K K^T`); with `counts`
             each block is orthogonal, scaled by the count of its output block. Or an initializer of

@@ -193,7 +193,7 @@ def _between(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return halfway[:, None]
 
 
-def few_counts(counts: np.ndarray, most: int = 8) -> np.ndarray:
+def few_counts(counts: np.ndarray, most: int) -> np.ndarray:
     """Counts of the same sum with at most `most` different values, of least squared distance."""
     # Dynamic programming cuts the sorted counts into segments of equal counts, or of two that
     # differ by one. These are more even: where a pattern has `counts` on both sides, there is one

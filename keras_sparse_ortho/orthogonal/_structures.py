@@ -50,7 +50,7 @@ StructureLike = Structure | str | tuple[int, int]
 
 _PADDED = 1.05  # a padded side relative to the side: what the padding may cost
 _LARGEST = 2**16  # kernels are padded to whole groups
-_MOST_COUNTS = 8  # of a side of live blocks: each is a product, which takes time to compile
+_MOST_COUNTS = 6  # of a side of live blocks: each is a product, which takes time to compile
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -451,7 +451,7 @@ def best_blocks(
 ) -> np.ndarray:
     """The mask of blocks with `count` live entries whose scores have (nearly) the largest sum."""
     # `scores` are canonical, `count` is a multiple of `block_unit`, `rng` decides between equals.
-    # For `few`, lines have at most 8 different counts on either side: layers of live blocks compute
+    # For `few`, lines have at most 6 different counts on either side: layers of live blocks compute
     # with few groups of lines.
     batch, parts, *taps, inputs, outputs = shape = scores.shape
     over_taps = scores.reshape(batch * parts, math.prod(taps), inputs, outputs).sum(axis=1)

@@ -145,7 +145,7 @@ class MagnitudeMask(ScheduledMask):
         frequency: int. Steps between updates where `schedule` is a density. Default: a hundredth of
             the run, but 100 at most.
         structure: Entries that live or die together, by their sums of squares. `Block(r, c)`, or
-            `(r, c)` or `"32x32"`: blocks, at all taps of a convolution, in the end with at most 8
+            `(r, c)` or `"32x32"`: blocks, at all taps of a convolution, in the end with at most 6
             different counts in their lines, with `regular=True` equal ones. `NByM(n, m)` or
             `"2:4"`: at most `n` of every `m` consecutive inputs, in the end. `"inputs"` or
             `"outputs"`: whole ones. Counts are rounded to whole blocks. Default: single entries.

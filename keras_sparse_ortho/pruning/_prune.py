@@ -109,7 +109,7 @@ def prune(
         structure: For `"obs"`, `"wanda"` and `"magnitude"`. `NByM`, or `"2:4"`: at most `n` live of
             every `m` consecutive inputs. `Block(rows, cols)`, `"32x32"` or `(32, 32)`: whole blocks
             live or dead, at all taps of a convolution, in any storage; `convert(pruned, "blocks",
-            block=(rows, cols))` computes on them. Lines have at most 8 different counts on either
+            block=(rows, cols))` computes on them. Lines have at most 6 different counts on either
             side; with `regular=True` one, and densities as with `storage="blocks"`: trained
             networks lose more. `calibration.Channels(group)`: whole inputs, for `remove_channels`.
         include: Which kernels, as for `sparsify`.
