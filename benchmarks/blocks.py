@@ -19,16 +19,18 @@ import itertools
 import json
 import multiprocessing
 import os
+import re
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
 from keras import ops
-from networks import TOKENS, VOCABULARY, WHOLE
+from networks import TOKENS, VOCABULARY, WHOLE, cnn, vision_transformer
 from record import (
     RESULTS,
     append,
@@ -42,7 +44,7 @@ from record import (
     wall_and_cpu,
     write,
 )
-from small_language_model import SYMBOLS, windows
+from small_language_model import SYMBOLS, decoder, windows
 from small_language_model import text as python_text
 from training import Dataset, load
 
@@ -64,7 +66,7 @@ MASKS = {"masked": kso.FixedMask, "compact": kso.parametrizations.CompactMask}
 
 
 def uneven_counts(width, block, density, seed):
-    """Counts of blocks of a square kernel, as uneven as those of trained ones, at most 8 a side."""
+    """Counts of blocks of a square kernel, as uneven as those of trained ones, at most 6 a side."""
     rng, size = np.random.default_rng(seed), width // block
     # Half of the spread of scores is of their lines (../shared/design/GRADUAL.md).
     lines = rng.normal(size=(size, 1)) + rng.normal(size=(1, size))
@@ -314,7 +316,7 @@ def page(lines):
     text += '"dense again" is the noise. "cores" is the time that all cores have worked, '
     text += '"state" is weights, masks, places and moments, '
     text += '"FLOPs" those of a forward pass, relative to dense, in products with kernels. '
-    text += '"Any" are blocks whose counts differ from line to line, by at most 8 values on a '
+    text += '"Any" are blocks whose counts differ from line to line, by at most 6 values on a '
     text += 'side; "first" is the time of the first call, which compiles.\n\n'
     return text + markdown(header, rows)
 
@@ -516,32 +518,34 @@ def trained() -> None:
 # --- roads ----------------------------------------------------------------------------------------
 
 READ = 16  # characters before the next one
-BATCH = 128
-BLOCK = kso.Block(16, 16)
 loaded = functools.cache(load)  # for the runs of a process
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """An MLP, which of its hidden kernels get blocks, what it learns, and the rates to try."""
+    """A network, which of its kernels get blocks of which size, what it learns, rates to try."""
 
-    units: int
-    depth: int
-    on_blocks: tuple[str, ...]
+    build: Callable[[], keras.Model]
+    on_blocks: str
+    block: int
+    tuned_at: float  # the density at which the rates of all are chosen
     steps: int
+    batch: int
     rates: tuple[float, ...]
-    inputs: Callable[[], list[keras.Layer]]
     rows: Callable[[str, int, int], tuple[np.ndarray, np.ndarray]]
-    classes: int
+    options: dict[str, Any]
+    in_nats: bool = False
 
 
-def text_rows(part: str, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def text_rows(
+    part: str, count: int, seed: int, length: int = READ, *, all_of_them: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """Random windows of a part of Python's standard library, and the characters that follow."""
     trained_on, others = python_text()
     half = len(others) // 2
     symbols = {"train": trained_on, "valid": others[:half], "test": others[half:]}[part]
-    x, y = windows(symbols, count, seed, READ)
-    return x, y[:, -1]
+    x, y = windows(symbols, count, seed, length)
+    return x, y if all_of_them else y[:, -1]
 
 
 def image_rows(part: str, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -557,31 +561,59 @@ def image_rows(part: str, count: int, seed: int) -> tuple[np.ndarray, np.ndarray
     return data.x_train[chosen], data.y_train[chosen]
 
 
-def text_inputs() -> list[keras.Layer]:
-    return [keras.Input((READ,), dtype="int32"), L.Embedding(SYMBOLS, READ), L.Flatten()]
+def network_of(units: int, depth: int, classes: int, *inputs: Any) -> keras.Model:
+    """An MLP behind layers, which it makes."""
+    like = {"activation": "relu", "kernel_initializer": keras.initializers.Orthogonal(GAIN)}
+    hidden = [L.Dense(units, **like, name=f"h{k}") for k in range(depth)]
+    return keras.Sequential([*(make() for make in inputs), *hidden, L.Dense(classes)])
+
+
+def on_text(block: int) -> Task:
+    """The next character after 16, which uses its inputs unevenly."""
+    return Task(
+        lambda: network_of(
+            *(256, 2, SYMBOLS, lambda: keras.Input((READ,), dtype="int32")),
+            *(lambda: L.Embedding(SYMBOLS, READ), L.Flatten),
+        ),
+        *("h[01]/", block, 0.125, 3000, 128, (4e-3, 8e-3, 1.6e-2), text_rows),
+        {"initializer": ExactOrthogonal(gain=GAIN)},
+        in_nats=True,
+    )
 
 
 TASKS = {
-    "text": Task(256, 2, ("h0", "h1"), 3000, (4e-3, 8e-3, 1.6e-2), text_inputs, text_rows, SYMBOLS),
+    "text": on_text(16),
+    "text, blocks of 32": on_text(32),
     "images": Task(
-        512,
-        3,
-        ("h1", "h2"),  # blocks of 16 in 784 x 512 cannot be regular
-        2000,
-        (5e-4, 1e-3, 2e-3),
-        lambda: [keras.Input((28, 28, 1)), L.Flatten()],
-        image_rows,
-        10,
+        lambda: network_of(512, 3, 10, lambda: keras.Input((28, 28, 1)), L.Flatten),
+        "h[12]/",  # blocks of 16 in 784 x 512 cannot be regular
+        *(16, 0.125, 2000, 128, (5e-4, 1e-3, 2e-3), image_rows),
+        {"initializer": ExactOrthogonal(gain=GAIN)},
+    ),
+    "CNN": Task(
+        lambda: cnn((28, 28, 1), 10, {"filters": (32, 64, 64, 64)}),
+        *("conv_[123]/", 16, 0.25, 1000, 128, (2e-3, 4e-3, 8e-3), image_rows, {}),
+    ),
+    "ViT": Task(
+        lambda: vision_transformer(
+            (28, 28, 1), 10, {"width": 128, "depth": 2, "heads": 4, "patch": 7}
+        ),
+        *("attention_[01]/|mlp_", 16, 0.25, 1000, 64, (1e-3, 2e-3, 4e-3), image_rows, {}),
+    ),
+    "Transformer on text": Task(
+        lambda: decoder(32, SYMBOLS, 128, 2, 4, 512),
+        *("attention_[01]/|wide_|narrow_", 16, 0.25, 1200, 32, (2e-3, 4e-3, 8e-3)),
+        functools.partial(text_rows, length=32, all_of_them=True),
+        *({}, True),
     ),
 }
 UNTUNED = 1e-3  # Adam's
-TUNED_AT = 0.125  # the density at which the rates of all are chosen
 ANY, REGULAR = "blocks in any pattern", "regular blocks"
-GRADUAL = {  # structure, and where the schedule begins and ends
-    f"{ANY}, gradually, 0 to 15%": (BLOCK, 0.0, 0.15),
-    f"{ANY}, gradually, 25 to 75%": (BLOCK, 0.25, 0.75),
-    f"{ANY}, at once at 15%": (BLOCK, 0.15, 0.15),
-    f"{REGULAR}, gradually, 0 to 15%": (kso.Block(16, 16, regular=True), 0.0, 0.15),
+GRADUAL = {  # are blocks regular (or none), and where the schedule begins and ends
+    f"{ANY}, gradually, 0 to 15%": (False, 0.0, 0.15),
+    f"{ANY}, gradually, 25 to 75%": (False, 0.25, 0.75),
+    f"{ANY}, at once at 15%": (False, 0.15, 0.15),
+    f"{REGULAR}, gradually, 0 to 15%": (True, 0.0, 0.15),
     "single entries, gradually, 0 to 50%": (None, 0.0, 0.5),
 }
 PROBES = {f"{ANY} of a probe of {part:.0%}": part for part in (0.05, 0.1)}
@@ -590,19 +622,18 @@ ROADS = ("dense", SCRATCH, *PROBES, RIGL, *GRADUAL)
 
 
 def roads() -> None:
-    """Ways to blocks of 16 x 16 in two kernels of an MLP, with equal steps.
+    """Ways to live blocks, with equal steps.
 
         KERAS_BACKEND=jax python benchmarks/blocks.py roads
 
-    `text` reads 16 characters of Python's standard library and says the next one, which uses its
-    inputs unevenly; `images` is Fashion-MNIST. A probe's steps come before those of the others.
-    Gradual roads stay masked; their schedule is in parts of all steps. Adam with warm-up and
-    cosine decay. Each road has the best of three rates, by one seed on validation rows at density
-    .125, and the rate that nobody tuned. Adds lines to `results/block_accuracy.jsonl`; `trained`
-    writes the table.
+    `TASKS` are MLPs on text and images, a CNN, and Transformers on images and text. A probe's
+    steps come before those of the others. Gradual roads stay masked; their schedule is in parts
+    of all steps. Adam with warm-up and cosine decay. Each road has the best of three rates, by one
+    seed on validation rows at one density, and the rate that nobody tuned. Adds lines to
+    `results/block_accuracy.jsonl`; `trained` writes the table.
     """
     parser = described(roads)
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=["text", "images"])
     parser.add_argument("--roads", nargs="+", choices=ROADS, default=list(ROADS))
     parser.add_argument("--densities", nargs="+", type=float, default=[0.25, 0.125, 0.0625])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -631,9 +662,10 @@ def roads() -> None:
     lines, wanted = finished(file), []
     for task, road in pairs:
         best = best_rate(lines, task, road)
-        densities = options.densities if road != "dense" else [TUNED_AT]
+        tuned_at = TASKS[task].tuned_at
+        densities = options.densities if road != "dense" else [tuned_at]
         cases = [(best, density) for density in densities]
-        for rate, density in dict.fromkeys([*cases, (UNTUNED, TUNED_AT)]):
+        for rate, density in dict.fromkeys([*cases, (UNTUNED, tuned_at)]):
             key = key_of(task, road, rate) | {"density": density, "part": "test"}
             steps = {"steps": options.steps or key["steps"]}
             wanted += [key | steps | {"seed": seed} for seed in options.seeds]
@@ -642,7 +674,7 @@ def roads() -> None:
 
 def key_of(task: str, road: str, rate: float) -> dict:
     """The settings of a line of `roads` that chooses a rate."""
-    given = {"task": task, "road": road, "density": TUNED_AT, "rate": rate, "seed": 100}
+    given = {"task": task, "road": road, "density": TASKS[task].tuned_at, "rate": rate, "seed": 100}
     return given | {"steps": TASKS[task].steps, "part": "valid"}
 
 
@@ -656,37 +688,40 @@ def run_of_road(key: dict) -> dict:
     """One training: the score, accuracy in percent or the negative loss, and what is live."""
     keras.utils.set_random_seed(key["seed"])
     task, road, density, steps = TASKS[key["task"]], key["road"], key["density"], key["steps"]
-    start = keras.initializers.Orthogonal(GAIN)
-    like = {"activation": "relu", "kernel_initializer": start}
-    hidden = [L.Dense(task.units, **like, name=f"h{k}") for k in range(task.depth)]
-    layers = [*task.inputs(), *hidden, L.Dense(task.classes)]
-    model = with_rates(keras.Sequential(layers), key["rate"], steps)
-    x, y = task.rows("train", BATCH * steps, 1000 + key["seed"])
-    given = {"initializer": ExactOrthogonal(gain=GAIN), "storage": "blocks", "seed": key["seed"]}
-    kernels, callbacks, begun = {"include": [*task.on_blocks]}, [], time.perf_counter()
-    fit = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+    model = with_rates(task.build(), key["rate"], steps)
+    x, y = task.rows("train", task.batch * steps, 1000 + key["seed"])
+    given = task.options | {"storage": "blocks", "seed": key["seed"]}
+    kernels, callbacks, begun = {"include": f".*({task.on_blocks}).*"}, [], time.perf_counter()
+    fit = {"batch_size": task.batch, "shuffle": False, "verbose": 0}
     if road in PROBES:
-        probing = {"steps": round(PROBES[road] * steps), "structure": BLOCK}
+        probing = {"steps": round(PROBES[road] * steps), "structure": blocks_of(task, False)}
         found = kso.callbacks.probe(model, density, (x, y), **probing, **kernels, **fit)
         model = kso.sparsify(model, budget=found, **given)
     elif road in (SCRATCH, RIGL):
-        structure = {"structure": BLOCK, "budget": "uniform"}
+        structure = {"structure": blocks_of(task, False), "budget": "uniform"}
         model = kso.sparsify(model, density, **structure, **kernels, **given)
         if road == RIGL:
-            callbacks = [kso.callbacks.RigL((x, y), BATCH, seed=key["seed"])]
+            callbacks = [kso.callbacks.RigL((x, y), task.batch, seed=key["seed"])]
     elif road in GRADUAL:
-        structure, first, last = GRADUAL[road]
+        regular, first, last = GRADUAL[road]
         ends = (round(first * steps), max(round(last * steps), round(first * steps) + 1))
         schedule = kso.schedules.Cubic(density, *ends)
+        structure = None if regular is None else blocks_of(task, regular)
         masks = kso.MagnitudeMask(schedule, structure=structure)
         model = kso.parametrize(model, masks, **kernels)
         callbacks = [kso.callbacks.UpdateMasks()]
     with_rates(model, key["rate"], steps).fit(x, y, callbacks=callbacks, **fit)
-    loss, right = model.evaluate(*task.rows(key["part"], 2**16, 1), batch_size=1024, verbose=0)
-    there = [w for w in kso.prunable_weights(model) if w.path.split("/")[-2] in task.on_blocks]
+    rows = task.rows(key["part"], 2**16 if y.ndim == 1 else 2**12, 1)
+    loss, right = model.evaluate(*rows, batch_size=1024, verbose=0)
+    there = [w for w in kso.prunable_weights(model) if re.search(task.on_blocks, w.path)]
+    score = -loss if task.in_nats else 100 * right
     live = sum(weight.live for weight in there)
-    score = -loss if key["task"] == "text" else 100 * right
     return {"score": score, "live": live, "seconds": time.perf_counter() - begun}
+
+
+def blocks_of(task: Task, regular: bool) -> kso.Block:
+    """The blocks of a task."""
+    return kso.Block(task.block, task.block, regular=regular)
 
 
 def with_rates(model: keras.Model, rate: float, steps: int) -> keras.Model:
@@ -701,36 +736,47 @@ def with_rates(model: keras.Model, rate: float, steps: int) -> keras.Model:
 
 
 def roads_table(lines: list[dict]) -> str:
-    """The table of the lines of `roads`."""
+    """The tables of the lines of `roads`."""
     tested = [line for line in lines if line.get("part") == "test"]
-    columns = sorted({(line["task"], line["density"]) for line in tested}, reverse=True)
-    rows = []
-    for road, tuned in itertools.product(ROADS, (True, False)):
-        cells = [""] * len(columns)
-        for k, (task, density) in enumerate(columns):
-            where = {"task": task, "density": density, "road": road}
-            mine = [line for line in tested if where.items() <= line.items()]
-            rate = best_rate(lines, task, road) if tuned and mine else UNTUNED
-            scores = [abs(line["score"]) for line in mine if line["rate"] == rate]
-            if len(scores) > 1 and (tuned or density == TUNED_AT):
-                digits = 3 if task == "text" else 2
-                mean, spread = statistics.mean(scores), statistics.stdev(scores)
-                cells[k] = f"{mean:.{digits}f} ± {spread:.{digits}f}"
-        if any(cells):
-            rows.append([road, "tuned" if tuned else f"{UNTUNED:g}", *cells])
-    if not rows:
+    found = ""
+    for names in (("text", "images"), [name for name in TASKS if name not in ("text", "images")]):
+        columns = sorted({(line["task"], line["density"]) for line in tested}, reverse=True)
+        columns = [(task, density) for task, density in columns if task in names]
+        rows = []
+        for road, tuned in itertools.product(ROADS, (True, False)):
+            cells = [""] * len(columns)
+            for k, (task, density) in enumerate(columns):
+                where = {"task": task, "density": density, "road": road}
+                mine = [line for line in tested if where.items() <= line.items()]
+                rate = best_rate(lines, task, road) if tuned and mine else UNTUNED
+                scores = [abs(line["score"]) for line in mine if line["rate"] == rate]
+                if len(scores) > 1 and (tuned or density == TASKS[task].tuned_at):
+                    digits = 3 if TASKS[task].in_nats else 2
+                    mean, spread = statistics.mean(scores), statistics.stdev(scores)
+                    cells[k] = f"{mean:.{digits}f} ± {spread:.{digits}f}"
+            if any(cells):
+                rows.append([road, "tuned" if tuned else f"{UNTUNED:g}", *cells])
+        if rows:
+            header = ["road", "rate", *(f"{task}, {density:g}" for task, density in columns)]
+            found += "\n\n" * bool(found) + markdown(header, rows)
+    if not found:
         return ""
     text, images = TASKS["text"], TASKS["images"]
     return (
-        "\n## Roads to blocks\n\nBlocks of 16 x 16 in two kernels of an MLP, by density; equal "
-        f"steps of Adam with warm-up and cosine decay, batch {BATCH}, 3 seeds. text: the next "
-        f"character of Python's standard library after {READ}, two hidden layers of {text.units} "
-        f"units, both on blocks, {text.steps} steps, loss in nats. images: Fashion-MNIST, three of "
-        f"{images.units}, the last two on blocks, {images.steps} steps, accuracy in percent, on an "
-        "H100. Rates are chosen among "
-        "three by one more seed on validation rows at density 0.125. A probe's steps come first; "
-        "percentages are parts of all steps. On JAX.\n\n"
-    ) + markdown(["road", "rate", *(f"{task}, {density:g}" for task, density in columns)], rows)
+        "\n## Roads to blocks\n\nBlocks of 16 x 16 unless a column says otherwise, by density; "
+        f"equal steps of Adam with warm-up and cosine decay, batch {text.batch}, 3 seeds. text: an "
+        f"MLP, the next character of Python's standard library after {READ}, two hidden layers of "
+        f"256 units, both on blocks, {text.steps} steps, loss in nats. images: Fashion-MNIST, "
+        f"three of 512, the last two on blocks, {images.steps} steps, accuracy in percent, on an "
+        "H100, with at most 8 different counts of blocks on a side (elsewhere 6). CNN: four "
+        "convolutions with batch normalization, of 32 and three times 64 channels, the last three "
+        f"on blocks, Fashion-MNIST, {TASKS['CNN'].steps} steps. ViT: two blocks, 128 wide, of "
+        f"16 patches, attention as well on blocks, Fashion-MNIST, {TASKS['ViT'].steps} steps, "
+        "batch 64. Transformer on text: two such blocks, 32 characters, "
+        f"{TASKS['Transformer on text'].steps} steps, batch 32, nats. Rates are chosen among three "
+        "by one more seed on validation rows, at density 0.125, or 0.25 where it is the only one. "
+        "A probe's steps come first; percentages are parts of all steps. On JAX.\n\n"
+    ) + found
 
 
 # --- taps -----------------------------------------------------------------------------------------
