@@ -34,7 +34,7 @@ every position, and NaN where it varies."""
 Shape = tuple[int | None, ...]
 
 
-def remove_channels(model: keras.Model) -> keras.Model:
+def remove_channels(model: keras.Model, *, exact: bool = True) -> keras.Model:
     """Strips a model, and removes every channel that does nothing: smaller layers, same outputs.
 
     A channel whose kernel is 0 is a constant behind bias, normalization and activation,
@@ -59,6 +59,9 @@ def remove_channels(model: keras.Model) -> keras.Model:
 
     Args:
         model: Model, built, functional or Sequential, wrapped or plain.
+        exact: bool. `False`: channels that are read by LayerNormalization alone, and behind it by
+            nothing, go as well. It then has the statistics of the channels that stay, so outputs
+            change, of which a UserWarning says where: train further, as with `distill`.
 
     Raises NotPrunableError for a model that is subclassed, has its own `call`, or is not built. A
     UserWarning lists channels that are dead or not read and stay, by layer and number, because a
@@ -97,9 +100,15 @@ def remove_channels(model: keras.Model) -> keras.Model:
             plain = keras.Sequential([inputs, *plain.layers], name=plain.name)
         else:
             plain = keras.Model(inputs, outputs, name=plain.name)
-    plan, left = _channel_plan(plain)
+    plan, left = _channel_plan(plain, exact)
+    changed = [layer.name for layer in plain.layers if id(layer) in plan and _normalizes(layer)]
+    if changed:
+        warn_user(
+            "LayerNormalization has the statistics of the channels that stay: outputs change, so "
+            f"train further, for example with `distill`. Received: {changed}"
+        )
     small = _with_small_layers(plain, plan)
-    left += _inside_unknown(small)
+    left += _inside_unknown(small, exact)
     if left:
         warn_user(
             "Dead channels stay where a layer is not known to do without them. "
@@ -209,6 +218,8 @@ class Tied:
         if kind in _MERGES:
             return np.asarray(_MERGES[kind](rows))
         [known] = rows
+        if kind is L.LayerNormalization:
+            return np.full_like(known, np.nan)
         if kind in _PADDING:  # a constant that is not 0 ends at the border
             return np.where(known == 0, 0, np.nan)
         if kind in _ACTIVATIONS:
@@ -298,7 +309,13 @@ _TIED = {
 }
 
 
-def _rule_for(layer: Any, inputs: list[Shape], output: Shape) -> Linear | Tied | None:
+def _normalizes(layer: Any) -> bool:
+    return type(layer) is L.LayerNormalization
+
+
+def _rule_for(
+    layer: Any, inputs: list[Shape], output: Shape, exact: bool = True
+) -> Linear | Tied | None:
     """The rule of a layer by its class itself, as a subclass may compute something else."""
     kind, sizes, size = type(layer), [_channels(shape) for shape in inputs], _channels(output)
     ranks = {len(shape) for shape in (*inputs, output)}
@@ -306,7 +323,7 @@ def _rule_for(layer: Any, inputs: list[Shape], output: Shape) -> Linear | Tied |
     if (
         not (size and all(sizes) and (several or len(inputs) == 1))
         or getattr(layer, "data_format", None) not in (None, "channels_last")
-        or getattr(layer, "axis", -1) not in (-1, len(output) - 1)
+        or getattr(layer, "axis", -1) not in (-1, [-1], len(output) - 1, [len(output) - 1])
         or getattr(layer, "groups", 1) != 1
         or getattr(layer, "quantization_mode", None) is not None
         or getattr(layer, "lora_enabled", False)
@@ -315,7 +332,8 @@ def _rule_for(layer: Any, inputs: list[Shape], output: Shape) -> Linear | Tied |
         return None
     if kind in _LINEAR:
         return Linear(layer)
-    if kind not in _TIED or not is_elementwise(getattr(layer, "activation", None)):
+    known = kind in _TIED or (_normalizes(layer) and not exact)
+    if not known or not is_elementwise(getattr(layer, "activation", None)):
         return None
     sources = np.arange(size)[None]  # of Concatenate: each input has its own run of channels
     if kind is L.Flatten:
@@ -360,12 +378,12 @@ class _Call(NamedTuple):
         return np.concatenate([known[key] for key in self.inputs])
 
 
-def _channel_plan(model: Any) -> tuple[dict[int, Shrunk], list[str]]:
+def _channel_plan(model: Any, exact: bool) -> tuple[dict[int, Shrunk], list[str]]:
     """The layers that shrink, by `id(layer)`; which dead channels stay because of which layer."""
     # Forward, a channel is constant if nothing that it is computed from varies. Backward, one is
     # needed if the model returns it, or something needed reads it and cannot put it into its bias.
     # At least one channel of every tensor stays, as Keras has no layers of size 0.
-    calls, sizes = graph_channels(model)
+    calls, sizes = graph_channels(model, exact)
     constants = {key: np.full(size, np.nan) for key, size in sizes.items()}
     for call in calls:
         if call.rule is not None:
@@ -420,9 +438,9 @@ def _unknown_behind(tensor: int, calls: list[_Call]) -> Any:
     return None
 
 
-def _inside_unknown(model: Any) -> list[str]:
+def _inside_unknown(model: Any, exact: bool) -> list[str]:
     """Dead outputs of kernels that belong to layers without a rule, or lie inside such."""
-    calls, _ = graph_channels(model)
+    calls, _ = graph_channels(model, exact)
     unknown = {id(call.layer): call.layer for call in calls if call.rule is None}
     return [
         f"{dead} of '{layer.name}/{weight.path}' in {_named(layer)}"
@@ -437,7 +455,7 @@ def _named(layer: Any) -> str:
     return f"{layer.name!r} of class {type(layer).__name__}"
 
 
-def graph_channels(model: Any) -> tuple[list[_Call], dict[int, int]]:
+def graph_channels(model: Any, exact: bool = True) -> tuple[list[_Call], dict[int, int]]:
     """The calls in order, and the number of channels of every tensor, by `id`."""
     found = graph_calls(model)
     times = collections.Counter(id(call.operation) for call in found)
@@ -453,7 +471,7 @@ def graph_channels(model: Any) -> tuple[list[_Call], dict[int, int]]:
         rule = None
         if len(call.outputs) == 1 and not (configured or (changes and times[id(layer)] > 1)):
             shapes = [tuple(tensor.shape) for tensor in call.inputs]
-            rule = _rule_for(layer, shapes, tuple(call.outputs[0].shape))
+            rule = _rule_for(layer, shapes, tuple(call.outputs[0].shape), exact)
         calls.append(_Call(layer, rule, *([*map(id, ts)] for ts in (call.inputs, call.outputs))))
     return calls, sizes
 

@@ -36,10 +36,10 @@ def distill(
 
         loss = sum of  mean (f_student - f_teacher)^2 / var f_teacher  over logits and features f
 
-    The features are the inputs of the last layer, if both models are graphs. The logits of outputs
-    that are probabilities are their logarithms. The optimizer is Adam; its rate rises over the
-    first 5% of the steps and falls to zero as a cosine. Masks on a schedule (`MagnitudeMask`) move
-    as it says, so gradual pruning takes two lines.
+    The features are the inputs of the last layer, if both models are graphs and have as many of
+    them. The logits of outputs that are probabilities are their logarithms. The optimizer is Adam;
+    its rate rises over the first 5% of the steps and falls to zero as a cosine. Masks on a schedule
+    (`MagnitudeMask`) move as it says, so gradual pruning takes two lines.
 
     Args:
         student: A built model with the inputs and outputs of the teacher: from `parametrize`, for
@@ -86,14 +86,16 @@ def distill(
     x, _, _ = all_rows(data)
     ends = [student, teacher]
     if all(map(computes_its_graph, ends)):
-        ends = [_with_features(model) for model in ends]
+        graphs = [_with_features(model) for model in ends]
+        if [one.shape for one in graphs[0].outputs] == [one.shape for one in graphs[1].outputs]:
+            ends = graphs
     wanted = keras.tree.flatten(ends[1].predict(x, batch_size=256, verbose=0))
     given = keras.tree.flatten(ends[0].predict(rows_at(x, slice(0, 1)), verbose=0))
     shapes = [[one.shape[1:] for one in outputs] for outputs in (given, wanted)]
     if shapes[0] != shapes[1]:
         raise ValueError(
-            "`student` must have outputs of the shapes of `teacher`'s, and so must the inputs of "
-            f"its last layers. Received: {shapes[0]} and {shapes[1]}"
+            "`student` must have outputs of the shapes of `teacher`'s. "
+            f"Received: {shapes[0]} and {shapes[1]}"
         )
     # A graph has its features behind the outputs.
     count = len(keras.tree.flatten(teacher.outputs)) if ends[1] is not teacher else len(wanted)

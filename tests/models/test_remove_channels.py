@@ -235,6 +235,28 @@ def test_constants_go_where_they_can(padding, bias, between, left):
 
 
 @pytest.mark.core
+def test_on_request_layer_normalization_goes_on_with_fewer_channels():
+    layers = [L.Dense(9, activation="relu", name="hidden"), L.LayerNormalization(name="norm")]
+    model = keras.Sequential([keras.Input((6,)), *layers, L.Dense(3, name="head")])
+    unsettle(model, dead=0)
+    kernel, bias = model.get_layer("head").get_weights()
+    kernel[[1, 4, 5]] = 0
+    model.get_layer("head").set_weights([kernel, bias])
+    with pytest.warns(UserWarning, match="3 of 'norm'"):
+        assert kso.remove_channels(model).get_layer("hidden").units == 9
+    with pytest.warns(UserWarning, match=r"outputs change.*Received: \['norm'\]"):
+        small = kso.remove_channels(model, exact=False)
+    assert [len(layer.get_weights()[-1]) for layer in small.layers] == [6, 6, 3]
+    x = np.random.default_rng(2).normal(size=(8, 6)).astype("float32")
+    read = np.delete(array(model.layers[0](x)), [1, 4, 5], axis=1)
+    gamma, beta = (np.delete(v, [1, 4, 5]) for v in model.get_layer("norm").get_weights())
+    spread = np.sqrt(read.var(axis=1, keepdims=True) + 1e-3)
+    normalized = gamma * (read - read.mean(axis=1, keepdims=True)) / spread + beta
+    expected = normalized @ np.delete(kernel, [1, 4, 5], axis=0) + bias
+    np.testing.assert_allclose(array(small(x)), expected, atol=1e-4)
+
+
+@pytest.mark.core
 def test_a_bias_is_made_where_there_was_none():
     model = keras.Sequential(
         [

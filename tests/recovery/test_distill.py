@@ -88,6 +88,14 @@ def test_outputs_of_other_shapes_are_refused(teacher):
         distill(other, teacher, ROWS, verbose=0)
 
 
+def test_a_student_may_have_fewer_features(teacher):
+    layers = [keras.layers.Dense(16, "relu"), keras.layers.Dense(3), keras.layers.Softmax()]
+    student = keras.Sequential([keras.Input((8,)), *layers])
+    before = agreement(student, teacher)
+    distill(student, teacher, ROWS, epochs=20, learning_rate=1e-2, verbose=0)
+    assert agreement(student, teacher) > max(before, 0.85)
+
+
 class Pair(keras.Model):
     """A subclassed model with a dict of outputs."""
 
