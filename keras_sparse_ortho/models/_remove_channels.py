@@ -47,11 +47,11 @@ def remove_channels(model: keras.Model, *, exact: bool = True) -> keras.Model:
     0, or whose outputs nothing reads.
 
     Dense, Conv, DepthwiseConv and SeparableConv layers shrink, and what stands between:
-    BatchNormalization, elementwise activations and PReLU, pooling, Dropout, padding, Flatten,
-    Reshape that leaves channels alone, Concatenate. Where tensors are added, a channel goes if it
-    can go in all of them. All channels of the model's inputs and outputs stay, at least one of
-    every layer, and all that any other class of layer (or a nested model, or a layer with weights
-    that is called twice) reads or returns.
+    BatchNormalization, elementwise activations (also `keras.ops.gelu` and its like) and PReLU,
+    pooling, Dropout, padding, Flatten, Reshape that leaves channels alone, Concatenate. Where
+    tensors are added, a channel goes if it can go in all of them. All channels of the model's
+    inputs and outputs stay, at least one of every layer, and all that any other class of layer (or
+    a nested model, or a layer with weights that is called twice) reads or returns.
 
     The result is new, plain and not compiled, with equal outputs in inference, but for rounding,
     and the names of the layers. A model of a derived class keeps it if its constructor takes any
@@ -222,7 +222,7 @@ class Tied:
             return np.full_like(known, np.nan)
         if kind in _PADDING:  # a constant that is not 0 ends at the border
             return np.where(known == 0, 0, np.nan)
-        if kind in _ACTIVATIONS:
+        if kind in _ACTIVATIONS or is_elementwise(layer):
             return _activated(layer, known)
         if kind is L.PReLU:  # at each position, or shared by them
             alpha = _value(layer.alpha).reshape(-1, len(known))
@@ -250,7 +250,7 @@ class Tied:
         if type(layer) is L.Reshape:
             target = (*layer.target_shape[:-1], int(np.count_nonzero(kept)))
             return _smaller(layer, {"target_shape": target})
-        if not layer.weights:
+        if not getattr(layer, "weights", None):  # as operations
             return None
         # A depthwise kernel `(*taps, channels, multiplier)`; vectors, PReLU's `alpha`.
         kernels = [_value(layer.kernel)[..., read, :]] if type(layer) in _DEPTHWISE else []
@@ -332,7 +332,7 @@ def _rule_for(
         return None
     if kind in _LINEAR:
         return Linear(layer)
-    known = kind in _TIED or (_normalizes(layer) and not exact)
+    known = kind in _TIED or is_elementwise(layer) or (_normalizes(layer) and not exact)
     if not known or not is_elementwise(getattr(layer, "activation", None)):
         return None
     sources = np.arange(size)[None]  # of Concatenate: each input has its own run of channels

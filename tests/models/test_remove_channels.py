@@ -192,15 +192,16 @@ def zero_columns(layer, dead, bias=None):
 
 
 def convolutions(padding, bias, *between):
-    layers = [
-        keras.Input((6, 6, 2)),
+    x = inputs = keras.Input((6, 6, 2))
+    for step in (
         L.Conv2D(8, 3, name="first"),
         *between,
         L.Conv2D(5, 3, padding=padding, name="second"),
         L.Flatten(),
         L.Dense(3, name="head"),
-    ]
-    model = keras.Sequential(layers)
+    ):
+        x = step(x)
+    model = keras.Model(inputs, x)
     zero_columns(model.get_layer("first"), (1, 4, 6), bias)
     return model
 
@@ -214,6 +215,8 @@ def convolutions(padding, bias, *between):
         ("same", 0.7, [], 6),  # 0.7 is not: one channel carries the three
         ("same", -0.7, [L.ReLU()], 5),  # relu(-0.7) is 0
         ("same", 0.7, [L.Activation("relu")], 6),
+        ("same", 0.0, [keras.ops.gelu], 5),
+        ("same", 0.7, [keras.ops.tanh], 6),
         ("valid", 0.7, [L.ZeroPadding2D(1)], 8),  # "same" in two layers
         ("valid", 0.0, [L.ZeroPadding2D(1)], 5),
         ("valid", 0.7, [L.Softmax()], 8),  # which is no constant behind softmax
@@ -223,7 +226,10 @@ def convolutions(padding, bias, *between):
     ],
 )
 def test_constants_go_where_they_can(padding, bias, between, left):
-    between = [type(layer).from_config(layer.get_config()) for layer in between]
+    between = [
+        type(one).from_config(one.get_config()) if isinstance(one, L.Layer) else one
+        for one in between
+    ]
     model = convolutions(padding, bias, *between)
     unknown = left == 8 and not isinstance(between[0], L.ZeroPadding2D)
     told = pytest.warns(UserWarning, match="Received: 3 of 'first'") if unknown else nullcontext()
