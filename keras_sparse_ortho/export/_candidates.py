@@ -61,12 +61,16 @@ def candidates(
         else:
             found.append(_failed(route, file))
     for route in sorted(made, key=lambda one: size(made[one].read_bytes()) if size else 0):
-        try:
-            found.append(_candidate(task, route, made[route]))
-        except ExportVerificationError as failure:
-            found.append(_failed(route, failure))
+        with task.timed(route, "compared"):
+            try:
+                found.append(_candidate(task, route, made[route]))
+            except ExportVerificationError as failure:
+                found.append(_failed(route, failure))
         if size and found[-1].file is not None:
             break
+    for one in found:
+        seconds = task.seconds.get(one.route.name, 0.0)
+        one.outcome = dataclasses.replace(one.outcome, seconds=seconds)
     failures = [str(c.failure) for c in found if c.failure is not None]
     if failures and is_full(task.folder, failures):
         raise disk_full(task.folder.parent, failures[0])
@@ -143,18 +147,19 @@ def convert(task: Task, routes: Sequence[Route]) -> dict[Route, Path | ExportCon
             path = os.path.join(folder, "_".join(key for key in form if form[key]) or "plain")
             file = task.folder / f"{route.name}.tflite"
             job = common | {"path": path, "storage": route.storage, "result": str(file)}
-            try:
-                if path in failed:
-                    raise failed[path]
-                if not os.path.exists(path):
-                    _trace(task, path, form)
-                sparse = route.encoding == "sp"
-                shared_worker().run("convert", task.timeout, sparse=sparse, **job)
-                files[route] = file
-            except Exception as error:  # any: a layer may do anything
-                if not os.path.exists(path):
-                    failed[path] = error
-                files[route] = _conversion_error(task, route, error)
+            with task.timed(route, "converted"):
+                try:
+                    if path in failed:
+                        raise failed[path]
+                    if not os.path.exists(path):
+                        _trace(task, path, form)
+                    sparse = route.encoding == "sp"
+                    shared_worker().run("convert", task.timeout, sparse=sparse, **job)
+                    files[route] = file
+                except Exception as error:  # any: a layer may do anything
+                    if not os.path.exists(path):
+                        failed[path] = error
+                    files[route] = _conversion_error(task, route, error)
     return files
 
 

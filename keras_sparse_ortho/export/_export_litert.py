@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,8 @@ def export_litert(
         inference_output_type: The same of the outputs.
 
     Returns:
-        The `ExportReport`: sizes, zeros of each weight, differences, every route tried.
+        The `ExportReport`: sizes, zeros of each weight, differences, every route tried; its `plot`
+        shows bytes and milliseconds of those of `"fast"`. A terminal sees each route's progress.
 
     Raises:
         ImportError: if ai-edge-litert, ai-edge-quantizer or a converter is missing.
@@ -149,6 +151,7 @@ def export_litert(
     of_blocks = any(route.of_blocks for route in routes)
     task = Task(model, batch_size, sample, representative_data, tolerance, timeout, of_blocks)
     task.ends = ends
+    task.say.loud = len(routes) > 1 and sys.stderr.isatty()
     warn_of_rows(task)
     encoded = any((value == 0).mean() >= _LEAST_ZEROS for value in task.kernels.values())
     if mode is None and not encoded:
@@ -162,6 +165,7 @@ def export_litert(
             raise explained(task, next(c for c in tried if c.route == routes[0]))
         taken = good[0]
         if mode == "fast":
+            task.say(f"timing {len(good)} files")
             times = latencies([c.file for c in good], timeout=timeout)
             for one, ms in zip(good, times, strict=True):
                 one.outcome = dataclasses.replace(one.outcome, latency_ms=ms)

@@ -96,6 +96,7 @@ class RouteOutcome:
         argmax_agreement: float. Fraction of sample rows whose largest output is Keras', the least
             over outputs of rank 2 with more than one column; None if there is none.
         latency_ms: float. Median time of one call; None if it was not measured.
+        seconds: float. Spent on converting, and comparing.
         kept: dict. For `+blocks` the kernels that stay dense, with the reason.
         left_out: int. For `+blocks` the entries of zero blocks, which are not in the file.
         folded: Paths of kernels with zeros that no tensor of the file holds: the converter split
@@ -110,6 +111,7 @@ class RouteOutcome:
     max_abs_diff: float | None = None
     argmax_agreement: float | None = None
     latency_ms: float | None = None
+    seconds: float = 0.0
     kept: dict[str, str] = dataclasses.field(default_factory=dict)
     left_out: int = 0
     folded: tuple[str, ...] = ()
@@ -166,6 +168,22 @@ class ExportReport(RouteOutcome):
         """`to_dict` as JSON text."""
         return json.dumps(self.to_dict(), indent=indent)
 
+    def plot(self, ax: Any = None) -> Any:
+        """Bytes and milliseconds of every file of `mode="fast"`, on Matplotlib's `ax`."""
+        timed = [one for one in self.routes if one.latency_ms is not None]
+        if not timed:
+            raise ValueError(f"Only mode='fast' measures time. Received: mode={self.mode!r}")
+        if ax is None:
+            import matplotlib.pyplot as plt
+
+            ax = plt.subplots(figsize=(6, 4))[1]
+        for one in timed:
+            mark = "o" if one.route == self.route else "."
+            ax.plot(one.bytes, one.latency_ms, mark, color="C0")
+            ax.annotate(f" {one.route}", (one.bytes, one.latency_ms), fontsize=7)
+        ax.set(xscale="log", yscale="log", xlabel="bytes", ylabel="ms a call")
+        return ax
+
     def __str__(self) -> str:
         width = max((len(weight.name) for weight in self.weights), default=0)
         lines = [f"Exported to {self.path}"]
@@ -191,7 +209,8 @@ class ExportReport(RouteOutcome):
             for each in self.routes:
                 ms = "" if each.latency_ms is None else f", {each.latency_ms:.3g} ms a call"
                 size = "no file: " if each.bytes is None else f"{each.bytes:,} bytes"
-                figures[f"  {each.route}"] = f"{size}{ms}{each.reason or ''}"
+                made = "" if each.bytes is None else f", made in {each.seconds:.1f} s"
+                figures[f"  {each.route}"] = f"{size}{ms}{made}{each.reason or ''}"
         return "\n".join([*lines, *(f"{label:<22}{value}" for label, value in figures.items())])
 
 

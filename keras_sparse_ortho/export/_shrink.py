@@ -5,7 +5,6 @@ import dataclasses
 import gzip
 import math
 import os
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -32,6 +31,7 @@ from keras_sparse_ortho.export._export_litert import check_path, export_litert
 from keras_sparse_ortho.export._judge import Judge, Metric
 from keras_sparse_ortho.export._load_litert import latencies, load_litert
 from keras_sparse_ortho.export._shrink_report import ShrinkReport, Trial
+from keras_sparse_ortho.export._task import Steps
 from keras_sparse_ortho.models import prunable_weights, strip
 from keras_sparse_ortho.parametrizations import MagnitudeMask
 from keras_sparse_ortho.pruning import apply_masks, parametrize, prune
@@ -121,7 +121,7 @@ def shrink(
     target, given = check_path(path), {"max_drop": max_drop, "max_bytes": max_bytes}
     given = {n: v for n, v in (given | {"max_ms": max_ms}).items() if v is not None}
     most = {name: check_number(name, value) for name, value in given.items()}
-    say, packed, plain = _Steps(verbose), target.name.endswith(".gz"), strip(model)
+    say, packed, plain = Steps(verbose), target.name.endswith(".gz"), strip(model)
     rows = _Rows(plain, data, metric, seed, 60.0 * minutes)
     dense = rows.judge.dense
 
@@ -149,18 +149,6 @@ def shrink(
             made.write_bytes(gzip.compress(made.read_bytes(), 6, mtime=0))
         os.replace(made, target)
     return report
-
-
-class _Steps:
-    def __init__(self, verbose: bool | str) -> None:
-        self._start = time.monotonic()
-        self.loud = sys.stderr.isatty() if verbose == "auto" else bool(verbose)
-
-    def __call__(self, text: str = "") -> float:
-        seconds = time.monotonic() - self._start
-        if self.loud and text:
-            print(f"{seconds:5.0f} s  {text}", file=sys.stderr, flush=True)
-        return seconds
 
 
 class _Rows:
@@ -202,7 +190,7 @@ class _Rows:
 class _Search:
     """The trials of one call, in the order of their promise."""
 
-    def __init__(self, model: Any, rows: _Rows, folder: Path, packed: bool, say: _Steps) -> None:
+    def __init__(self, model: Any, rows: _Rows, folder: Path, packed: bool, say: Steps) -> None:
         self._model, self._rows, self._say = model, rows, say
         self._folder, self._packed = folder, packed
         self.trials: list[Trial] = []

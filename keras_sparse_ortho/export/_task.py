@@ -4,11 +4,14 @@ The *nesting* of the inputs is their structure with the position of each tensor 
 as `{"a": 0, "b": [1, 2]}`: JSON for workers, with one order of dict keys on all backends.
 """
 
+import contextlib
 import dataclasses
 import json
 import math
 import re
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +37,20 @@ _PART, _MOST = 4, 32
 _KNOWN = ", rows that calibrated the file"
 # Largest input, and spread of the outputs over rows, that a network is hardly trained for.
 _SMALL, _LARGE, _SAME = 1 / 32, 32, 1 / 16
+
+
+class Steps:
+    """Says on standard error what is done, after how many seconds; by default to people only."""
+
+    def __init__(self, verbose: bool | str) -> None:
+        self._start = time.monotonic()
+        self.loud = sys.stderr.isatty() if verbose == "auto" else bool(verbose)
+
+    def __call__(self, text: str = "") -> float:
+        seconds = time.monotonic() - self._start
+        if self.loud and text:
+            print(f"{seconds:5.0f} s  {text}", file=sys.stderr, flush=True)
+        return seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -310,6 +327,8 @@ class Task:
         if tolerance is not None and not tolerance >= 0:  # `not` refuses NaN as well
             raise ValueError(f"`tolerance` must be 0 or more. Received: tolerance={tolerance!r}")
         self.tolerance, self.timeout = tolerance, timeout  # seconds for each job of a subprocess
+        self.say = Steps(verbose=False)
+        self.seconds: dict[str, float] = {}  # by route
         count = _count_of_inputs(model)
         sample = inputs_of(sample, count)
         count = len(leaves(sample)) if count is None and sample is not None else count
@@ -332,6 +351,15 @@ class Task:
         self.names, self.want = keras_outputs(reference, signature, self.sample)
         self.kernels = kernels_of(self.model)  # values by path
         self.blocks = plan_of(self.model) if of_blocks else BlockPlan({}, {})
+
+    @contextlib.contextmanager
+    def timed(self, route: Route, what: str) -> Iterator[None]:
+        """Adds the time of a step to that of its route."""
+        start = time.monotonic()
+        yield
+        taken = time.monotonic() - start
+        self.seconds[route.name] = self.seconds.get(route.name, 0.0) + taken
+        self.say(f"{route.name}: {what}, {taken:.1f} s")
 
     def allowed(self, route: Route) -> float:
         return TOLERANCES[route.storage] if self.tolerance is None else float(self.tolerance)

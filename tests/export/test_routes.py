@@ -61,11 +61,20 @@ def test_data_of_every_buffer_is_aligned(all_routes):
 # --- modes ---------------------------------------------------------------------------------------
 
 
-def test_fast_takes_the_least_latency_that_it_measured(all_routes, tmp_path):
+def test_fast_takes_the_least_latency_that_it_measured(all_routes, tmp_path, monkeypatch, capsys):
     model, data, *_ = all_routes
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     report = export_litert(model, tmp_path / "m.tflite", mode="fast", sample=data[:2])
+    said = capsys.readouterr().err
+    assert "float16: converted, " in said
+    assert "float16: compared, " in said
+    assert all(one.seconds > 0 for one in report.routes)
+    marks = {text.get_text().strip(): text.xy for text in report.plot().texts}
     times = {one.route: one.latency_ms for one in report.routes if one.reason is None}
     assert {*times} >= {"float32", "float16", "dynamic_int8"}
+    assert marks == {
+        one.route: (one.bytes, one.latency_ms) for one in report.routes if one.reason is None
+    }
     assert 0 < report.latency_ms == times[report.route] <= 1.05 * min(times.values())
     assert f"{report.latency_ms:.3g} ms a call" in str(report)
     assert json.loads(report.to_json())["latency_ms"] == report.latency_ms
@@ -103,6 +112,8 @@ def test_a_report_in_all_forms_and_no_negative_zero(tmp_path):
     report = export_litert(model, tmp_path / "m.tflite", mode="float32")
     assert report.total_zeros == kernel_zeros(model) > 0
     assert report.total_weights == 32 * 64 + 64 * 64 + 64 * 10
+    with pytest.raises(ValueError, match="Only mode='fast'"):
+        report.plot()
     assert report.bytes == Path(report.path).stat().st_size
     assert report.gzip_bytes < report.bytes / 2  # 90% of it is zero
     assert report.sample_rows == 8
