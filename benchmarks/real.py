@@ -457,19 +457,25 @@ def cases(name: str) -> list[Case]:
             *(f"at once, {density}, distilled, 4 bits" for density in (0.35, 0.2)),
         ]
         hows += ["gradually, 0.1"]
-    smaller = (0.7,) if name == "magika" else (0.7, 0.5)
-    hows += [f"channels, {density}, distilled" for density in smaller]
+    if name != "magika":
+        hows += [f"channels, {density}, distilled" for density in (0.7, 0.5)]
     if name == "silero":
         found += [("channels, 0.5, distilled, trained", "int8")]
     if fewer := FEWER.get(name):
-        hows += [fewer, f"{fewer}, then 0.5, 4 bits", f"{fewer}, then 0.5, distilled, 4 bits"]
+        then = "" if name == "magika" else ", then 0.5"
+        hows += [fewer, f"{fewer}{then}, distilled, 4 bits"]
+        hows[-1:-1] = [f"{fewer}{then}, {'4 bits' if then else 'distilled'}"]
     found += [(how, _INT8) for how in hows]
     found += [("blocks of 16, 0.5, distilled", "dynamic_int8+blocks")]
     return [*found, ("shrink", "gzip"), ("shrink", "small")]
 
 
 # Outputs of each layer but the last and the heads, in sixteens, which kernels compute at a time.
-FEWER = {"rnet": "channels 16-48-64", "onet": "channels 16-48-48-80"}
+FEWER = {
+    "magika": "channels 64-256",
+    "rnet": "channels 16-48-64",
+    "onet": "channels 16-48-48-80",
+}
 
 Made = dict[tuple[str, str], tuple[keras.Model, float]]
 """Models by how they were made, and the route where it matters; and seconds."""
@@ -515,10 +521,7 @@ def _pruned(
         heads = [w.path for w in found if w.shape[-1] < 16]
         options["structure"] = kso.calibration.Channels()
         pruned = kso.prune(dense, density, exclude=[first, *heads], **options)
-        smaller = kso.remove_channels(pruned)
-        if smaller.count_params() == dense.count_params():
-            raise ValueError("no channel can go")
-        return smaller
+        return kso.remove_channels(pruned)
     options |= {"structure": kso.Block(16, 16), "storage": "blocks"}
     fit = [w.path for w in found if not (w.shape[-1] % 16 or w.shape[-2] % 16)]
     return kso.prune(dense, density, include=fit, **options)
@@ -531,10 +534,11 @@ def _of_channels(dense: keras.Model, rows: np.ndarray, step: str) -> keras.Model
     counts = [int(count) for count in step.split()[1].split("-")]
     before = [w.shape[-1] for w in kernels[: len(counts)]]
     own = [w.path for w in kernels[1 : len(counts) + 1]]  # whose inputs these are
-    found = zip(own, counts, before, strict=True)
+    found = [one for one in zip(own, counts, before, strict=True) if one[1] < one[2]]
     shares = {path: count / all_of_them for path, count, all_of_them in found}
     options = {"score": "obs", "data": rows[:2048], "structure": kso.calibration.Channels()}
-    return kso.remove_channels(kso.prune(dense, budget=shares, include=own, **options))
+    pruned = kso.prune(dense, budget=shares, include=[*shares], **options)
+    return kso.remove_channels(pruned, exact=False)  # magika has LayerNormalization
 
 
 def _trained(
