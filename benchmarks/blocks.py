@@ -65,15 +65,14 @@ WORD = "one word"
 MASKS = {"masked": kso.FixedMask, "compact": kso.parametrizations.CompactMask}
 
 
-def uneven_counts(width, block, density, seed):
-    """Counts of blocks of a square kernel, as uneven as those of trained ones, at most 6 a side."""
-    rng, size = np.random.default_rng(seed), width // block
+def uneven_blocks(size: int, density: float, seed: int) -> np.ndarray:
+    """Live blocks of `size` lines a side, as uneven as trained ones, at most 6 counts a side."""
+    rng = np.random.default_rng(seed)
     # Half of the spread of scores is of their lines (../shared/design/GRADUAL.md).
     lines = rng.normal(size=(size, 1)) + rng.normal(size=(1, size))
     scores = np.exp(0.5 * lines + rng.normal(size=(size, size)))
     count = max(round(density * size**2), size)
-    live = best_blocks(Block(1, 1), scores[None, None], count, rng)[0, 0]
-    return live.sum(axis=0).tolist(), live.sum(axis=1).tolist()
+    return best_blocks(Block(1, 1), scores[None, None], count, rng)[0, 0]
 
 
 def dense_layer(units, activation, name, rival, **options):
@@ -81,7 +80,8 @@ def dense_layer(units, activation, name, rival, **options):
     plain = {"activation": activation, "name": name}
     if isinstance(rival, tuple):
         block = rival[1]
-        options["counts"] = uneven_counts(units, block, options["density"], int(name[1:]))
+        live = uneven_blocks(units // block, options["density"], int(name[1:]))
+        options["counts"] = live.sum(axis=0).tolist(), live.sum(axis=1).tolist()
         return BlockSparseDense(units, block=block, seed=0, **options, **plain)
     if isinstance(rival, int):
         return BlockSparseDense(units, block=rival, seed=0, **options, **plain)

@@ -22,6 +22,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
+from blocks import uneven_blocks
 from record import RESULTS, chosen, described, finished, machine, markdown, parsed, write
 
 from keras_sparse_ortho.export import ExportReport, export_litert, latencies
@@ -395,10 +396,12 @@ def encoder() -> keras.Model:
     return keras.Model(inputs, x, name="encoder")
 
 
-NETWORKS = {"mlp": blocks_mlp, "convolutions": convolutions, "cnn": cnn, "encoder": encoder}
+ANY = "mlp, any pattern"
+NETWORKS = {"mlp": blocks_mlp, ANY: blocks_mlp, "convolutions": convolutions}
+NETWORKS |= {"cnn": cnn, "encoder": encoder}
 # Network, side of a block, batch.
 PARTS = [
-    *(("mlp", block, batch) for block in (32, 64) for batch in (1, 8)),
+    *((name, block, batch) for block in (32, 64) for batch in (1, 8) for name in ("mlp", ANY)),
     *(("convolutions", block, 1) for block in (32, 64)),
     *(("cnn", block, batch) for block in (32, 64) for batch in (1, 8)),
     *(("encoder", block, batch) for block in (32, 64) for batch in (1, 8)),
@@ -423,6 +426,8 @@ def blocks_network(name: str, block: int) -> keras.Model:
         fan_in = max(count // (8 if name != "cnn" or inputs >= 256 else 4) // step, 1) * step
         live = np.zeros((count, lines), bool)
         live[regular_pattern(count, lines, fan_in, rng), np.arange(lines)[:, None]] = True
+        if name == ANY:
+            live = uneven_blocks(count, fan_in / count, int(rng.integers(100)))
         matrix *= live.repeat(block, axis=0).repeat(block, axis=1) * math.sqrt(count / fan_in)
         layer.kernel.assign(layout.from_canonical(matrix, value.shape))
     if name == "cnn":  # statistics of a batch, or the signal would vanish on its way
@@ -467,9 +472,9 @@ def blocks_table(rows: list[dict]) -> str:
     text += "every file agreed with Keras before. `x int8`: how many times as fast as the best "
     text += "dense int8 file, dynamic or static, is the faster of the two int8 files of blocks; "
     text += "`x f32`: float32 blocks against dense float32. Density 1/8 (CNN, and 256 channels in "
-    text += "blocks of 64: 1/8 to 1/4). AMX: whether XNNPACK used the processor's tiles. On a "
-    text += "busy machine calls of more than a millisecond are interrupted, and their ratios high "
-    text += "or low by chance.\n\n"
+    text += "blocks of 64: 1/8 to 1/4), in regular patterns, or in one as uneven as trained ones. "
+    text += "AMX: whether XNNPACK used the processor's tiles. On a busy machine calls of more than "
+    text += "a millisecond are interrupted, and their ratios high or low by chance.\n\n"
     header = ["network", "block", "batch", "AMX", "threads", "f32", "int8", "int8 1x16"]
     header += ["f32+blocks", "dynamic+blocks", "int8+blocks", "x int8", "x f32", "int8 kB", "kB"]
     lines = []
