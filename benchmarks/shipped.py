@@ -14,6 +14,7 @@ The measurements:
 
 import csv
 import importlib.util
+import itertools
 import os
 import statistics
 import subprocess
@@ -513,17 +514,35 @@ def networks(width: int, blocks: list[int]) -> dict[str, keras.Model]:
     return found
 
 
-def onnx_runtime(model: keras.Model, x: np.ndarray, threads: int, folder: Path) -> Callable:
-    import onnxruntime
-
+def onnx_file(model: keras.Model, x: np.ndarray, folder: Path) -> str:
+    """As Keras exports it."""
     path = str(folder / "model.onnx")
     spec = [keras.InputSpec(shape=x.shape, dtype="float32")]
     model.export(path, format="onnx", input_signature=spec, verbose=False)
+    return path
+
+
+def onnx_session(path: str, x: np.ndarray, threads: int) -> Callable:
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(path, options)
     given = {session.get_inputs()[0].name: x}
     return lambda: session.run(None, given)[0]
+
+
+def onnx_runtime(model: keras.Model, x: np.ndarray, threads: int, folder: Path) -> Callable:
+    return onnx_session(onnx_file(model, x, folder), x, threads)
+
+
+def onnx_runtime_int8(model: keras.Model, x: np.ndarray, threads: int, folder: Path) -> Callable:
+    """Quantized by ONNX Runtime, activations on the fly."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    path = folder / "int8.onnx"
+    quantize_dynamic(onnx_file(model, x, folder), path, weight_type=QuantType.QInt8)
+    return onnx_session(str(path), x, threads)
 
 
 def openvino(model: keras.Model, x: np.ndarray, threads: int, folder: Path) -> Callable:
@@ -537,28 +556,57 @@ def openvino(model: keras.Model, x: np.ndarray, threads: int, folder: Path) -> C
     return lambda: request.infer([x])[0]
 
 
-RUNTIMES = {"ONNX Runtime": onnx_runtime, "OpenVINO": openvino}
+def litert_int8(model: keras.Model, x: np.ndarray, threads: int, folder: Path) -> Callable:
+    """Weights in int8, activations on the fly; blocks as `export_litert` writes them."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    blocks = any(w.live < w.size for w in kso.prunable_weights(model))
+    route = "dynamic_int8+blocks" if blocks else "dynamic_int8"
+    path = str(folder / "model.tflite")
+    kso.export_litert(model, path, mode=route, batch_size=len(x), sample=x)
+    interpreter = Interpreter(path, num_threads=threads)
+    interpreter.allocate_tensors()
+    (given,), (found,) = interpreter.get_input_details(), interpreter.get_output_details()
+
+    def call() -> np.ndarray:
+        interpreter.set_tensor(given["index"], x)
+        interpreter.invoke()
+        return interpreter.get_tensor(found["index"])
+
+    return call
+
+
+RUNTIMES = {
+    "ONNX Runtime": onnx_runtime,
+    "OpenVINO": openvino,
+    "ONNX Runtime, int8": onnx_runtime_int8,
+    "LiteRT, int8": litert_int8,
+}
 
 
 def measured(
-    models: dict[str, keras.Model], runtime: str, batch: int, threads: int, rounds: int
+    models: dict[str, keras.Model], batch: int, threads: int, rounds: int
 ) -> list[list[str]]:
-    """A line of the table for each network."""
+    """A line of the table for each runtime and network."""
     width = models["dense"].input_shape[-1]
     x = np.random.default_rng(0).standard_normal((batch, width)).astype("float32")
     cases = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, model in models.items():
-            place = Path(folder, name)
-            place.mkdir()
-            cases[name] = RUNTIMES[runtime](model, x, threads, place)
+        for (runtime, make), (name, model) in itertools.product(RUNTIMES.items(), models.items()):
+            place = Path(folder, runtime, name)
+            place.mkdir(parents=True)
+            call = cases[runtime, name] = make(model, x, threads, place)
             want = keras.ops.convert_to_numpy(model(x))
-            np.testing.assert_allclose(cases[name](), want, atol=1e-5)
+            apart = np.sqrt(np.mean((call() - want) ** 2) / np.mean(want**2))
+            if not apart < (0.05 if "int8" in runtime else 1e-5):
+                raise ValueError(f"{runtime} is {apart:.1e} apart from Keras, on {name}")
         times = interleaved(cases, rounds, warm_up=20)
-    return [
-        [runtime, str(batch), str(threads), name, f"{1e3 * t:.3f}", f"{times['dense'] / t:.2f}"]
-        for name, t in times.items()
-    ]
+    rows = []
+    for (runtime, name), time in times.items():
+        ratios = [times[other, "dense"] / time for other in (runtime, "ONNX Runtime")]
+        figures = [f"{1e3 * time:.3f}", *(f"{ratio:.2f}" for ratio in ratios)]
+        rows.append([runtime, str(batch), str(threads), name, *figures])
+    return rows
 
 
 def runtimes() -> None:
@@ -567,9 +615,10 @@ def runtimes() -> None:
         KERAS_BACKEND=tensorflow python benchmarks/shipped.py runtimes
 
     It needs the extra `formats`. An MLP 4 x 1024, dense and with one in eight blocks of 32 or 64
-    (`storage="blocks"`: a gather and a batched product for each layer), in float32: OpenVINO
-    would otherwise take bfloat16 where the processor has AMX. Each file is compared with Keras;
-    then all of one batch, number of threads and runtime are timed in turn.
+    (`storage="blocks"`: a gather and a batched product for each layer), in float32 (OpenVINO
+    would otherwise take bfloat16 where the processor has AMX), and with weights in int8 by ONNX
+    Runtime's quantization and by `export_litert`. Each file is compared with Keras; then all of
+    one batch and number of threads are timed in turn.
     """
     parser = described(runtimes)
     parser.add_argument("--width", type=int, default=1024)
@@ -581,17 +630,19 @@ def runtimes() -> None:
         print(f"Nothing measured: {', '.join(missing)} missing; install the extra `formats`.")
         return
     models, rows = networks(options.width, options.blocks), []
-    for runtime in RUNTIMES:
-        for batch in (1, 8):
-            for threads in (1, 2):
-                rows += measured(models, runtime, batch, threads, options.rounds)
-    text = "# ONNX Runtime and OpenVINO: live blocks against dense float32\n\n"
+    for batch, threads in itertools.product((1, 8), (1, 2)):
+        rows += measured(models, batch, threads, options.rounds)
+    text = "# ONNX Runtime and OpenVINO: live blocks against dense networks\n\n"
     text += f"{machine()}, Keras {keras.__version__}. MLP of four layers of {options.width}, one "
     text += "in eight blocks, as `model.export` of Keras writes it: a gather and a batched product "
-    text += "for each layer. Float32 throughout; medians of calls in turn; every file agreed with "
-    text += "Keras before. `x dense`: times as fast as the dense file.\n\n"
-    header = ["runtime", "batch", "threads", "network", "ms", "x dense"]
-    write("runtimes", text + markdown(header, rows))
+    text += "for each layer; for LiteRT as `export_litert` does. int8: weights; activations are "
+    text += "quantized in the call. Medians of calls in turn; every file agreed with Keras before. "
+    text += "`x dense`: times as fast as the dense file of the runtime; `x float32`: as the dense "
+    text += "one of ONNX Runtime.\n\n"
+    header = ["runtime", "batch", "threads", "network", "ms", "x dense", "x float32"]
+    write(
+        "runtimes", text + markdown(header, sorted(rows, key=lambda row: [*RUNTIMES].index(row[0])))
+    )
 
 
 if __name__ == "__main__":
