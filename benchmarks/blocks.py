@@ -592,7 +592,7 @@ TASKS = {
     ),
     "CNN": Task(
         lambda: cnn((28, 28, 1), 10, {"filters": (32, 64, 64, 64)}),
-        *("conv_[23]/", 16, 0.25, 1000, 128, (2e-3, 4e-3, 8e-3), image_rows, {}),
+        *("conv_[23]/", 16, 0.25, 1000, 128, (4e-3, 8e-3, 1.6e-2), image_rows, {}),
     ),
     "ViT": Task(
         lambda: vision_transformer(
@@ -758,7 +758,7 @@ def roads_table(lines: list[dict]) -> str:
                 rows.append([road, "tuned" if tuned else f"{UNTUNED:g}", *cells])
         if rows:
             header = ["road", "rate", *(f"{task}, {density:g}" for task, density in columns)]
-            found += "\n\n" * bool(found) + markdown(header, rows)
+            found += "\n## Other networks\n\n" * bool(found) + markdown(header, rows)
     if not found:
         return ""
     text, images = TASKS["text"], TASKS["images"]

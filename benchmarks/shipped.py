@@ -522,41 +522,41 @@ def onnx_file(model: keras.Model, x: np.ndarray, folder: Path) -> str:
     return path
 
 
-def onnx_session(path: str, x: np.ndarray, threads: int) -> Callable:
+def onnx_session(path: str, x: np.ndarray) -> Callable:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(path, options)
     given = {session.get_inputs()[0].name: x}
     return lambda: session.run(None, given)[0]
 
 
-def onnx_runtime(model: keras.Model, x: np.ndarray, threads: int, folder: Path) -> Callable:
-    return onnx_session(onnx_file(model, x, folder), x, threads)
+def onnx_runtime(model: keras.Model, x: np.ndarray, folder: Path) -> Callable:
+    return onnx_session(onnx_file(model, x, folder), x)
 
 
-def onnx_runtime_int8(model: keras.Model, x: np.ndarray, threads: int, folder: Path) -> Callable:
+def onnx_runtime_int8(model: keras.Model, x: np.ndarray, folder: Path) -> Callable:
     """Quantized by ONNX Runtime, activations on the fly."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     path = folder / "int8.onnx"
     quantize_dynamic(onnx_file(model, x, folder), path, weight_type=QuantType.QInt8)
-    return onnx_session(str(path), x, threads)
+    return onnx_session(str(path), x)
 
 
-def openvino(model: keras.Model, x: np.ndarray, threads: int, folder: Path) -> Callable:
+def openvino(model: keras.Model, x: np.ndarray, folder: Path) -> Callable:
     import openvino
 
     path = str(folder / "model.xml")
     spec = [keras.InputSpec(shape=x.shape, dtype="float32")]
     model.export(path, format="openvino", input_signature=spec, verbose=False)
-    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads}
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
     request = openvino.Core().compile_model(path, "CPU", settings).create_infer_request()
     return lambda: request.infer([x])[0]
 
 
-def litert_int8(model: keras.Model, x: np.ndarray, threads: int, folder: Path) -> Callable:
+def litert_int8(model: keras.Model, x: np.ndarray, folder: Path) -> Callable:
     """Weights in int8, activations on the fly; blocks as `export_litert` writes them."""
     from ai_edge_litert.interpreter import Interpreter
 
@@ -564,7 +564,7 @@ def litert_int8(model: keras.Model, x: np.ndarray, threads: int, folder: Path) -
     route = "dynamic_int8+blocks" if blocks else "dynamic_int8"
     path = str(folder / "model.tflite")
     kso.export_litert(model, path, mode=route, batch_size=len(x), sample=x)
-    interpreter = Interpreter(path, num_threads=threads)
+    interpreter = Interpreter(path, num_threads=1)
     interpreter.allocate_tensors()
     (given,), (found,) = interpreter.get_input_details(), interpreter.get_output_details()
 
@@ -584,9 +584,7 @@ RUNTIMES = {
 }
 
 
-def measured(
-    models: dict[str, keras.Model], batch: int, threads: int, rounds: int
-) -> list[list[str]]:
+def measured(models: dict[str, keras.Model], batch: int, rounds: int) -> list[list[str]]:
     """A line of the table for each runtime and network."""
     width = models["dense"].input_shape[-1]
     x = np.random.default_rng(0).standard_normal((batch, width)).astype("float32")
@@ -595,7 +593,7 @@ def measured(
         for (runtime, make), (name, model) in itertools.product(RUNTIMES.items(), models.items()):
             place = Path(folder, runtime, name)
             place.mkdir(parents=True)
-            call = cases[runtime, name] = make(model, x, threads, place)
+            call = cases[runtime, name] = make(model, x, place)
             want = keras.ops.convert_to_numpy(model(x))
             apart = np.sqrt(np.mean((call() - want) ** 2) / np.mean(want**2))
             if not apart < (0.05 if "int8" in runtime else 1e-5):
@@ -605,7 +603,7 @@ def measured(
     for (runtime, name), time in times.items():
         ratios = [times[other, "dense"] / time for other in (runtime, "ONNX Runtime")]
         figures = [f"{1e3 * time:.3f}", *(f"{ratio:.2f}" for ratio in ratios)]
-        rows.append([runtime, str(batch), str(threads), name, *figures])
+        rows.append([runtime, str(batch), name, *figures])
     return rows
 
 
@@ -618,7 +616,7 @@ def runtimes() -> None:
     (`storage="blocks"`: a gather and a batched product for each layer), in float32 (OpenVINO
     would otherwise take bfloat16 where the processor has AMX), and with weights in int8 by ONNX
     Runtime's quantization and by `export_litert`. Each file is compared with Keras; then all of
-    one batch and number of threads are timed in turn.
+    one batch are timed in turn, on one thread: pools of threads would wait for each other.
     """
     parser = described(runtimes)
     parser.add_argument("--width", type=int, default=1024)
@@ -630,16 +628,19 @@ def runtimes() -> None:
         print(f"Nothing measured: {', '.join(missing)} missing; install the extra `formats`.")
         return
     models, rows = networks(options.width, options.blocks), []
-    for batch, threads in itertools.product((1, 8), (1, 2)):
-        rows += measured(models, batch, threads, options.rounds)
+    for batch in (1, 8):
+        rows += measured(models, batch, options.rounds)
     text = "# ONNX Runtime and OpenVINO: live blocks against dense networks\n\n"
     text += f"{machine()}, Keras {keras.__version__}. MLP of four layers of {options.width}, one "
     text += "in eight blocks, as `model.export` of Keras writes it: a gather and a batched product "
     text += "for each layer; for LiteRT as `export_litert` does. int8: weights; activations are "
-    text += "quantized in the call. Medians of calls in turn; every file agreed with Keras before. "
-    text += "`x dense`: times as fast as the dense file of the runtime; `x float32`: as the dense "
+    text += (
+        "quantized in the call. Medians of calls in turn, on one thread; every file agreed with "
+    )
+    text += "Keras before. `x dense`: times as fast as the dense file of the runtime; `x float32`: "
+    text += "as the dense "
     text += "one of ONNX Runtime.\n\n"
-    header = ["runtime", "batch", "threads", "network", "ms", "x dense", "x float32"]
+    header = ["runtime", "batch", "network", "ms", "x dense", "x float32"]
     write(
         "runtimes", text + markdown(header, sorted(rows, key=lambda row: [*RUNTIMES].index(row[0])))
     )
