@@ -397,11 +397,12 @@ def encoder() -> keras.Model:
 
 
 ANY = "mlp, any pattern"
-NETWORKS = {"mlp": blocks_mlp, ANY: blocks_mlp, "convolutions": convolutions}
-NETWORKS |= {"cnn": cnn, "encoder": encoder}
+COMPARED = ("mlp, regular pattern", ANY)  # of one run
+NETWORKS = {"mlp": blocks_mlp, **dict.fromkeys(COMPARED, blocks_mlp)}
+NETWORKS |= {"convolutions": convolutions, "cnn": cnn, "encoder": encoder}
 # Network, side of a block, batch.
 PARTS = [
-    *((name, block, batch) for block in (32, 64) for batch in (1, 8) for name in ("mlp", ANY)),
+    *((name, block, b) for name in ("mlp", *COMPARED) for block in (32, 64) for b in (1, 8)),
     *(("convolutions", block, 1) for block in (32, 64)),
     *(("cnn", block, batch) for block in (32, 64) for batch in (1, 8)),
     *(("encoder", block, batch) for block in (32, 64) for batch in (1, 8)),
