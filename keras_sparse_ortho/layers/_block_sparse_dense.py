@@ -326,8 +326,7 @@ def why_no_matrix(equation: str) -> str | None:
 
 
 def is_elementwise(activation: Any) -> bool:
-    """Whether an activation, or an operation of Keras, is known to map each entry alone."""
-    # `None` does.
+    """Whether an activation (or `None`), or an operation of Keras, maps each entry alone."""
     if isinstance(activation, keras.Operation) and type(activation).__module__.startswith("keras."):
         return type(activation).__name__.lower() in {n.replace("_", "") for n in _ELEMENTWISE}
     known = [getattr(keras.activations, name, None) for name in _ELEMENTWISE]  # some are newer
