@@ -75,13 +75,18 @@ def uneven_blocks(size: int, density: float, seed: int) -> np.ndarray:
     return best_blocks(Block(1, 1), scores[None, None], count, rng)[0, 0]
 
 
+def uneven_counts(width: int, block: int, density: float, seed: int) -> list[list[int]]:
+    """Their numbers for outputs and inputs, in a square kernel."""
+    live = uneven_blocks(width // block, density, seed)
+    return [live.sum(axis=axis).tolist() for axis in (0, 1)]
+
+
 def dense_layer(units, activation, name, rival, **options):
     """A Dense layer: plain, masked, compact, or of live blocks."""
     plain = {"activation": activation, "name": name}
     if isinstance(rival, tuple):
         block = rival[1]
-        live = uneven_blocks(units // block, options["density"], int(name[1:]))
-        options["counts"] = live.sum(axis=0).tolist(), live.sum(axis=1).tolist()
+        options["counts"] = uneven_counts(units, block, options["density"], int(name[1:]))
         return BlockSparseDense(units, block=block, seed=0, **options, **plain)
     if isinstance(rival, int):
         return BlockSparseDense(units, block=rival, seed=0, **options, **plain)
@@ -568,17 +573,20 @@ def network_of(units: int, depth: int, classes: int, *inputs: Any) -> keras.Mode
     return keras.Sequential([*(make() for make in inputs), *hidden, L.Dense(classes)])
 
 
+OF_MLP = {"options": {"initializer": ExactOrthogonal(gain=GAIN)}, "tuned_at": 0.125, "batch": 128}
+LATER = {"options": {}, "tuned_at": 0.25, "block": 16}
+
+
 def on_text(block: int) -> Task:
     """The next character after 16, which uses its inputs unevenly."""
-    return Task(
-        lambda: network_of(
-            *(256, 2, SYMBOLS, lambda: keras.Input((READ,), dtype="int32")),
-            *(lambda: L.Embedding(SYMBOLS, READ), L.Flatten),
-        ),
-        *("h[01]/", block, 0.125, 3000, 128, (4e-3, 8e-3, 1.6e-2), text_rows),
-        {"initializer": ExactOrthogonal(gain=GAIN)},
-        in_nats=True,
-    )
+
+    def build() -> keras.Model:
+        inputs = (lambda: keras.Input((READ,), dtype="int32"), lambda: L.Embedding(SYMBOLS, READ))
+        return network_of(256, 2, SYMBOLS, *inputs, L.Flatten)
+
+    rates = (4e-3, 8e-3, 1.6e-2)
+    own = {"on_blocks": "h[01]/", "block": block, "steps": 3000, "rates": rates}
+    return Task(build, rows=text_rows, in_nats=True, **own, **OF_MLP)
 
 
 TASKS = {
@@ -586,25 +594,42 @@ TASKS = {
     "text, blocks of 32": on_text(32),
     "images": Task(
         lambda: network_of(512, 3, 10, lambda: keras.Input((28, 28, 1)), L.Flatten),
-        "h[12]/",  # blocks of 16 in 784 x 512 cannot be regular
-        *(16, 0.125, 2000, 128, (5e-4, 1e-3, 2e-3), image_rows),
-        {"initializer": ExactOrthogonal(gain=GAIN)},
+        on_blocks="h[12]/",  # blocks of 16 in 784 x 512 cannot be regular
+        block=16,
+        steps=2000,
+        rates=(5e-4, 1e-3, 2e-3),
+        rows=image_rows,
+        **OF_MLP,
     ),
     "CNN": Task(
         lambda: cnn((28, 28, 1), 10, {"filters": (32, 64, 64, 64)}),
-        *("conv_[23]/", 16, 0.25, 1000, 128, (4e-3, 8e-3, 1.6e-2), image_rows, {}),
+        on_blocks="conv_[23]/",
+        steps=1000,
+        batch=128,
+        rates=(2e-3, 4e-3, 8e-3),
+        rows=image_rows,
+        **LATER,
     ),
     "ViT": Task(
         lambda: vision_transformer(
             (28, 28, 1), 10, {"width": 128, "depth": 2, "heads": 4, "patch": 7}
         ),
-        *("attention_[01]/|mlp_", 16, 0.25, 1000, 64, (1e-3, 2e-3, 4e-3), image_rows, {}),
+        on_blocks="attention_[01]/|mlp_",
+        steps=1000,
+        batch=64,
+        rates=(1e-3, 2e-3, 4e-3),
+        rows=image_rows,
+        **LATER,
     ),
     "Transformer on text": Task(
         lambda: decoder(32, SYMBOLS, 128, 2, 4, 512),
-        *("attention_[01]/|wide_|narrow_", 16, 0.25, 1200, 32, (2e-3, 4e-3, 8e-3)),
-        functools.partial(text_rows, length=32, all_of_them=True),
-        *({}, True),
+        on_blocks="attention_[01]/|wide_|narrow_",
+        steps=1200,
+        batch=32,
+        rates=(2e-3, 4e-3, 8e-3),
+        rows=functools.partial(text_rows, length=32, all_of_them=True),
+        in_nats=True,
+        **LATER,
     ),
 }
 UNTUNED = 1e-3  # Adam's

@@ -57,7 +57,7 @@ def measure(form: str, width: int, batch: int, density: float) -> dict[str, floa
     """Builds, trains and saves one form in this process; all figures in MiB."""
     import keras
     import numpy as np
-    from blocks import uneven_blocks
+    from blocks import uneven_counts
 
     import keras_sparse_ortho as kso
 
@@ -68,8 +68,7 @@ def measure(form: str, width: int, batch: int, density: float) -> dict[str, floa
         if kind in ("blocks", "any"):
             options = {"density": density, "block": int(size), "seed": k}
             if kind == "any":
-                live = uneven_blocks(width // int(size), density, k)
-                options["counts"] = live.sum(axis=0).tolist(), live.sum(axis=1).tolist()
+                options["counts"] = uneven_counts(width, int(size), density, k)
             return kso.layers.BlockSparseDense(width, "relu", name=f"hidden_{k}", **options)
         sparse = kso.initializers.ExactOrthogonal(density, seed=k)
         initializer = sparse if kind in masks else "he_normal"

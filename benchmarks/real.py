@@ -462,9 +462,10 @@ def cases(name: str) -> list[Case]:
     if name == "silero":
         found += [("channels, 0.5, distilled, trained", "int8")]
     if fewer := FEWER.get(name):
-        then = "" if name == "magika" else ", then 0.5"
-        hows += [fewer, f"{fewer}{then}, distilled, 4 bits"]
-        hows[-1:-1] = [f"{fewer}{then}, {'4 bits' if then else 'distilled'}"]
+        half = f"{fewer}, then 0.5"
+        hows += [fewer, f"{half}, 4 bits", f"{half}, distilled, 4 bits"]
+        if name == "magika":
+            hows[-2:] = [f"{fewer}, distilled", f"{fewer}, distilled, 4 bits"]
     found += [(how, _INT8) for how in hows]
     found += [("blocks of 16, 0.5, distilled", "dynamic_int8+blocks")]
     return [*found, ("shrink", "gzip"), ("shrink", "small")]

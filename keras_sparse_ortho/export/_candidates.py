@@ -69,8 +69,7 @@ def candidates(
         if size and found[-1].file is not None:
             break
     for one in found:
-        seconds = task.seconds.get(one.route.name, 0.0)
-        one.outcome = dataclasses.replace(one.outcome, seconds=seconds)
+        one.outcome = dataclasses.replace(one.outcome, seconds=task.seconds[one.route.name])
     failures = [str(c.failure) for c in found if c.failure is not None]
     if failures and is_full(task.folder, failures):
         raise disk_full(task.folder.parent, failures[0])

@@ -3,7 +3,6 @@
 import dataclasses
 import gzip
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from keras_sparse_ortho.export._routes import (
     installed_versions,
     routes_of,
 )
-from keras_sparse_ortho.export._task import Task
+from keras_sparse_ortho.export._task import Steps, Task
 from keras_sparse_ortho.quantization import has_trained_ranges
 
 _NEAR = 1.05  # the speed that "fast" gives up for a smaller file, within the noise of the clock
@@ -151,11 +150,11 @@ def export_litert(
     of_blocks = any(route.of_blocks for route in routes)
     task = Task(model, batch_size, sample, representative_data, tolerance, timeout, of_blocks)
     task.ends = ends
-    task.say.loud = len(routes) > 1 and sys.stderr.isatty()
     warn_of_rows(task)
     encoded = any((value == 0).mean() >= _LEAST_ZEROS for value in task.kernels.values())
     if mode is None and not encoded:
         routes = routes[:1]
+    task.say = Steps("auto" if len(routes) > 1 else False)
     # On the target's file system, so that the last step is one atomic rename.
     with staging(target.parent, target.name) as folder:
         task.folder = folder

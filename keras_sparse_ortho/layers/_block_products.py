@@ -7,7 +7,6 @@ XLA on a CPU takes 2 to 7 ns an entry to transpose them, but half a ns to move w
 
 import dataclasses
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -135,11 +134,11 @@ def _chunks(x: Any, found: Any) -> int:
 
 
 def _by_groups(
-    product: Any, lines: Lines, groups: Iterable[tuple[Any, Any]], x: Any, like: Any
+    product: Any, lines: Lines, places: Any, others: list[Any], x: Any, like: Any
 ) -> list[Any]:
     """`product(places, other)` of each group of lines, which gathers from `x`."""
     # One after the other, a single group in chunks: XLA would gather all first, and lose the cache.
-    groups = list(groups)
+    groups = [*zip(lines.pieces(places), others, strict=True)]
     if lines.are_regular:
         return [map_chunks(product, groups[0], _chunks(x, groups[0][0]), like)]
     parts: list[Any] = []
@@ -198,8 +197,8 @@ def product_features_first(x: Any, kernel: BlockOperands) -> Any:
         def of_group(found: Any, w: Any) -> Any:  # by chunks: no second copy of all blocks
             return matmul(_transposed(_lines(w)), _gathered(x, found))
 
-        groups = zip(of_outputs.pieces(places), of_outputs.pieces(blocks), strict=True)
-        return joined(_by_groups(of_group, of_outputs, groups, x, x), of_outputs)
+        own = of_outputs.pieces(blocks)
+        return joined(_by_groups(of_group, of_outputs, places, own, x, x), of_outputs)
 
     def gradient(x: Any, blocks: Any, places: Any, slots: Any, upstream: Any) -> tuple[Any, Any]:
         x, upstream = once(x, places), once(upstream, places)
@@ -214,16 +213,16 @@ def product_features_first(x: Any, kernel: BlockOperands) -> Any:
             return matmul(_gathered_rows(blocks, found), _gathered(upstream, outputs))
 
         if of_outputs.are_regular or keras.backend.backend() != "tensorflow":
-            groups = zip(of_outputs.pieces(places), divided(upstream, of_outputs), strict=True)
-            parts = _by_groups(of_blocks, of_outputs, groups, x, upstream)
+            own = divided(upstream, of_outputs)
+            parts = _by_groups(of_blocks, of_outputs, places, own, x, upstream)
             grown = stacked(parts, blocks.shape[1:])
         else:  # one product is slower, and compiles in half the time
             lines = ops.convert_to_tensor(of_outputs.of_slots)
             chunks = _chunks(x, lines[:, None])
             grown = map_chunks(of_single, [places, lines], chunks, upstream)
         outputs = of_inputs.pieces(_outputs_of(grid, slots))
-        groups = zip(of_inputs.pieces(slots), outputs, strict=True)
-        whole = joined(_by_groups(of_x, of_inputs, groups, upstream, upstream), of_inputs)
+        parts = _by_groups(of_x, of_inputs, slots, outputs, upstream, upstream)
+        whole = joined(parts, of_inputs)
         return whole, reshape(grown, blocks.shape)
 
     columns = x.shape[1] if x.shape[1] is not None else ops.shape(x)[1]

@@ -101,14 +101,15 @@ def remove_channels(model: keras.Model, *, exact: bool = True) -> keras.Model:
         else:
             plain = keras.Model(inputs, outputs, name=plain.name)
     plan, left = _channel_plan(plain, exact)
-    changed = [layer.name for layer in plain.layers if id(layer) in plan and _normalizes(layer)]
+    norms = [layer for layer in plain.layers if type(layer) is L.LayerNormalization]
+    changed = [layer.name for layer in norms if id(layer) in plan]
     if changed:
         warn_user(
             "LayerNormalization has the statistics of the channels that stay: outputs change, so "
             f"train further, for example with `distill`. Received: {changed}"
         )
     small = _with_small_layers(plain, plan)
-    left += _inside_unknown(small, exact)
+    left += _inside_unknown(small)
     if left:
         warn_user(
             "Dead channels stay where a layer is not known to do without them. "
@@ -222,7 +223,7 @@ class Tied:
             return np.full_like(known, np.nan)
         if kind in _PADDING:  # a constant that is not 0 ends at the border
             return np.where(known == 0, 0, np.nan)
-        if kind in _ACTIVATIONS or is_elementwise(layer):
+        if kind is L.Activation or is_elementwise(layer):
             return _activated(layer, known)
         if kind is L.PReLU:  # at each position, or shared by them
             alpha = _value(layer.alpha).reshape(-1, len(known))
@@ -291,7 +292,6 @@ _BY_RANK = (
 _LINEAR = (L.Dense, L.Conv1D, L.Conv2D, L.Conv3D, L.SeparableConv1D, L.SeparableConv2D)
 _DEPTHWISE = (L.DepthwiseConv1D, L.DepthwiseConv2D)
 _PADDING = (L.ZeroPadding1D, L.ZeroPadding2D, L.ZeroPadding3D)
-_ACTIVATIONS = (L.ReLU, L.LeakyReLU, L.ELU, L.Activation)
 _MERGES: dict[type, Callable[[np.ndarray], Any]] = {
     L.Add: np.add.reduce,
     L.Subtract: np.subtract.reduce,
@@ -301,21 +301,22 @@ _MERGES: dict[type, Callable[[np.ndarray], Any]] = {
     L.Minimum: np.minimum.reduce,
 }
 _TIED = {
-    *(L.ActivityRegularization, L.AlphaDropout, L.Dropout, L.GaussianDropout, L.GaussianNoise),
+    *(
+        L.Activation,
+        L.ActivityRegularization,
+        L.AlphaDropout,
+        L.Dropout,
+        L.GaussianDropout,
+        L.GaussianNoise,
+    ),
     *(L.BatchNormalization, L.Concatenate, L.Flatten, L.Identity, L.PReLU, L.Reshape),
-    CircularPadding,
+    *(CircularPadding, L.Activation),
     *(getattr(L, f"{name}{rank}D") for name in _BY_RANK for rank in (1, 2, 3)),
-    *(*_ACTIVATIONS, *_MERGES, *_DEPTHWISE),
+    *(*_MERGES, *_DEPTHWISE),
 }
 
 
-def _normalizes(layer: Any) -> bool:
-    return type(layer) is L.LayerNormalization
-
-
-def _rule_for(
-    layer: Any, inputs: list[Shape], output: Shape, exact: bool = True
-) -> Linear | Tied | None:
+def _rule_for(layer: Any, inputs: list[Shape], output: Shape, exact: bool) -> Linear | Tied | None:
     """The rule of a layer by its class itself, as a subclass may compute something else."""
     kind, sizes, size = type(layer), [_channels(shape) for shape in inputs], _channels(output)
     ranks = {len(shape) for shape in (*inputs, output)}
@@ -332,7 +333,7 @@ def _rule_for(
         return None
     if kind in _LINEAR:
         return Linear(layer)
-    known = kind in _TIED or is_elementwise(layer) or (_normalizes(layer) and not exact)
+    known = kind in _TIED or is_elementwise(layer) or (kind is L.LayerNormalization and not exact)
     if not known or not is_elementwise(getattr(layer, "activation", None)):
         return None
     sources = np.arange(size)[None]  # of Concatenate: each input has its own run of channels
@@ -438,9 +439,9 @@ def _unknown_behind(tensor: int, calls: list[_Call]) -> Any:
     return None
 
 
-def _inside_unknown(model: Any, exact: bool) -> list[str]:
+def _inside_unknown(model: Any) -> list[str]:
     """Dead outputs of kernels that belong to layers without a rule, or lie inside such."""
-    calls, _ = graph_channels(model, exact)
+    calls, _ = graph_channels(model)
     unknown = {id(call.layer): call.layer for call in calls if call.rule is None}
     return [
         f"{dead} of '{layer.name}/{weight.path}' in {_named(layer)}"
