@@ -5,7 +5,8 @@ the layer's inputs `(M, k, k)` in float64, or `(1, k, k)` where all matrices hav
 
 A pattern has `lines`, index arrays that part the `k` inputs (for one output the entries of a line
 are dropped together; `None`: single entries), `largest(scores, count)`, the mask of largest total
-score with `count` live entries, and `first_rate`, the penalty with which ADMM begins.
+score with `count` live entries, and of ADMM `first_rate`, the penalty with which it begins, and its
+`iterations`.
 """
 
 import dataclasses
@@ -28,7 +29,6 @@ from keras_sparse_ortho.orthogonal import (
 
 DAMPING = 0.01
 AIM = 0.5
-ITERATIONS = 90
 _MORE = 300  # of kernels with at most 256 inputs, which take no time
 _LAST_RATE = 3.0
 EXTRA = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
@@ -51,6 +51,7 @@ class Entries:
     taps: int = 1  # of a convolution: they come before the inputs, with groups of their own
     lines = None
     first_rate = 0.01
+    iterations = 90
 
     def largest(self, scores: Array, count: int, *, last: bool = True) -> Array:
         if self.structure is not None:
@@ -72,6 +73,11 @@ class Blocks:
     def first_rate(self) -> float:
         """With a lower one, blocks in any pattern lose more on new rows."""
         return 0.1 if self.few and not self.block.regular else 0.01
+
+    @property
+    def iterations(self) -> int:
+        """Regular blocks gain nothing by more."""
+        return 45 if self.block.regular else 90
 
     @property
     def lines(self) -> list[Array]:
@@ -174,7 +180,8 @@ def obs(
         return kernel, _of_tokens(kernel, count, used, held, pattern)
     problem = _Problem(kernel, moments, pattern)
     extra = _extra(kernel, pattern.largest(problem.full**2, count), used, held)
-    found, mask = problem.found(count, extra, ITERATIONS if kernel.shape[1] > 256 else _MORE)
+    iterations = pattern.iterations if kernel.shape[1] > 256 else _MORE
+    found, mask = problem.found(count, extra, iterations)
     return problem.back(problem.refitted(mask, extra, found, TOLERANCE)), mask
 
 

@@ -70,7 +70,7 @@ def largest_masks(scores: Sequence[np.ndarray], count: int) -> list[np.ndarray]:
     # Selection is slow among equal values, as pruned weights are: leave out the smallest.
     least = values.min()
     rest = values[values > least]
-    if count <= rest.size:
+    if count < rest.size:
         least = np.partition(rest, rest.size - count)[rest.size - count]
     masks = [part > least for part in flat]
     missing = count - sum(int(np.count_nonzero(mask)) for mask in masks)

@@ -293,9 +293,11 @@ class NByM(Structure):
         groups = self.in_groups(scores, -3.0)
         at = self.m - most
         least = np.partition(groups, at, axis=-2)[..., at : at + 1, :]
-        larger, equal = groups > least, groups == least
-        room = most - np.sum(larger, axis=-2, keepdims=True)
-        kept = larger | (equal & (np.cumsum(equal, axis=-2) <= room))
+        kept = groups >= least
+        if np.count_nonzero(kept) > most * least.size:
+            larger, equal = groups > least, groups == least
+            room = most - np.sum(larger, axis=-2, keepdims=True)
+            kept = larger | (equal & (np.cumsum(equal, axis=-2) <= room))
         return np.where(kept, groups, -2.0).reshape(*outer, -1, outputs)[..., :inputs, :]
 
     def _class_sizes(self, inputs: int, outputs: int) -> tuple[list[int], list[int]]:
