@@ -152,7 +152,7 @@ def test_models_written_as_classes_and_layers_that_no_batch_reaches():
         pruned = kso.prune(model, 0.25, score="obs", data=rows())
     assert [w.live for w in kso.prunable_weights(pruned)] == [16, 16, 64]
     with pytest.warns(UserWarning, match=r"entries keep their values. Received: 'unused/kernel'$"):
-        pruned = kso.prune(model, 0.25, data=rows())
+        pruned = kso.prune(model, 0.25, data=rows(), budget="uniform")
     assert [w.live for w in kso.prunable_weights(pruned)] == [16, 16, 16]
 
 
@@ -270,6 +270,9 @@ def test_a_refit_takes_masks_of_any_origin():
             np.testing.assert_array_equal(masks(pruned)[path], mask)
         before, after = (values(model)["conv/kernel"][live] for model in (dense, pruned))
         assert not np.allclose(before, after)
+    # Magnitudes of all kernels are compared, with data as without.
+    for path, mask in masks(kso.prune(dense, 0.3, data=x)).items():
+        np.testing.assert_array_equal(mask, score.masks[path])
 
 
 @pytest.mark.core
