@@ -4,17 +4,18 @@
 
 The measurements:
 
-- `routes`: latency and size of every LiteRT route against dense float32 and dense int8.
-- `blocks`: latency of LiteRT files of whole blocks against the best dense int8 and dense float32
+- `routes`: latency and size of sparse encodings against dense float32, int8 and int4.
+- `blocks`: latency of LiteRT files of whole blocks against the best dense int8, int4 and float32
   ones.
+- `arm64`: instructions of these files on emulated Arm processors.
 """
 
-import ctypes
 import functools
+import itertools
 import json
 import math
 import os
-import struct
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -25,9 +26,12 @@ import numpy as np
 from blocks import uneven_blocks
 from record import RESULTS, chosen, described, finished, machine, markdown, parsed, write
 
-from keras_sparse_ortho.export import ExportReport, export_litert, latencies
+from keras_sparse_ortho.export import ExportReport, export_litert, latencies, load_litert
+from keras_sparse_ortho.export._worker import refuse_amx
 from keras_sparse_ortho.kernels import kernel_layouts, walk
 from keras_sparse_ortho.orthogonal import regular_pattern
+
+THREADS = (1, 2)
 
 
 def exported(
@@ -36,8 +40,10 @@ def exported(
     """A verified file for each route, or why there is none."""
     found: dict[str, ExportReport | str] = {}
     for route in routes:
-        rows = {"representative_data": data} if route.startswith("int8") else {}
+        rows = {"representative_data": data} if route.startswith("int") else {}
         rows |= {"sample": data[: max(8, batch)], "batch_size": batch}
+        if "int4" in route:  # untrained weights lose much in 4 bits, and take as long
+            rows["tolerance"] = 1.0
         try:
             found[route] = export_litert(model, folder / f"{route}.tflite", mode=route, **rows)
         except (RuntimeError, ValueError) as error:
@@ -45,13 +51,46 @@ def exported(
     return found
 
 
+def timed_files(
+    model: keras.Model, routes: list[str], batch: int, seconds: float, row: dict
+) -> list[dict]:
+    """Lines of every route of a model, timed together."""
+    shape = model.inputs[0].shape[1:]
+    data = np.random.default_rng(1).standard_normal((max(32, batch), *shape)).astype("float32")
+    rows, files = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for route, report in exported(model, Path(folder), routes, data, batch).items():
+            line = row | {"batch": batch, "route": route, "machine": machine()}
+            if isinstance(report, str):
+                rows.append(line | {"reason": report})
+                continue
+            line |= {"bytes": report.bytes, "gzip_bytes": report.gzip_bytes, "error": report.error}
+            line |= {"zstd_bytes": _zstd(Path(report.path).read_bytes())}
+            rows += [line | {"threads": threads} for threads in THREADS]
+            files.append(report.path)
+        for threads in THREADS:
+            times = iter(latencies(files, threads, seconds / len(THREADS)))
+            for line in rows:
+                if line.get("threads") == threads:
+                    line["ms"] = next(times)
+    return rows
+
+
+def _zstd(content: bytes) -> int | None:
+    """Bytes under zstandard, level 12, if it is installed."""
+    try:
+        import zstandard
+    except ImportError:
+        return None
+    return len(zstandard.ZstdCompressor(level=12).compress(content))
+
+
 # --- routes ---------------------------------------------------------------------------------------
 
 
 L = keras.layers
-THREADS = (1, 2)
-STRUCTURES = {"elements": 1, "blocks 4x1": 4, "blocks 16x1": 16}
-DENSE = ["float32", "float16", "dynamic_int8", "int8"]
+DENSE_INTEGERS = ("dynamic_int8", "int8", "dynamic_int4", "int4")
+DENSE = ["float32", "float16", *DENSE_INTEGERS]
 SPARSE = ["float32+sp", "float16+sp"]
 FILE = RESULTS / "litert.jsonl"
 
@@ -93,24 +132,17 @@ MODELS = {
 }
 
 
-def block_sparse(shape: tuple[int, int], rows: int, density: float, seed: int) -> np.ndarray:
-    """A kernel whose live entries come in blocks of `rows` x 1, with columns of one length.
-
-    An exactly orthogonal kernel has such a mask; latency does not depend on the values.
-    """
+def sparse_kernel(shape: tuple[int, int], density: float, seed: int) -> np.ndarray:
+    """Random live entries; columns have the norm that keeps the signal behind a ReLU."""
     rng = np.random.default_rng(seed)
-    inputs, outputs = shape
-    count = inputs // rows
-    live = np.zeros(count * outputs, bool)
+    live = np.zeros(math.prod(shape), bool)
     live[rng.permutation(live.size)[: max(1, round(density * live.size))]] = True
-    mask = np.repeat(live.reshape(count, outputs), rows, axis=0)
-    kernel = rng.standard_normal((count * rows, outputs)) * mask
+    kernel = rng.standard_normal(shape) * live.reshape(shape)
     norm = np.linalg.norm(kernel, axis=0, keepdims=True)
-    kernel = np.divide(kernel, norm, out=np.zeros_like(kernel), where=norm > 0)
-    return np.sqrt(2) * np.concatenate([kernel, np.zeros((inputs - len(kernel), outputs))])
+    return np.sqrt(2) * np.divide(kernel, norm, out=np.zeros_like(kernel), where=norm > 0)
 
 
-def network(name: str, structure: str, density: float) -> keras.Model:
+def network(name: str, density: float) -> keras.Model:
     """The network with its larger kernels sparse; stem and depthwise kernels stay dense."""
     keras.utils.set_random_seed(0)
     model = MODELS[name]()
@@ -119,8 +151,7 @@ def network(name: str, structure: str, density: float) -> keras.Model:
         if isinstance(layer, L.Dense) or layer.name.startswith("pointwise"):
             shape = tuple(layer.kernel.shape)
             flat = (int(np.prod(shape[:-1])), int(shape[-1]))
-            value = block_sparse(flat, STRUCTURES[structure], density, seed=k)
-            layer.kernel.assign(value.reshape(shape))
+            layer.kernel.assign(sparse_kernel(flat, density, seed=k).reshape(shape))
         if isinstance(layer, L.Dense):
             layer.bias.assign(0.05 * rng.standard_normal(layer.bias.shape))
     if name == "cnn":  # statistics of a batch, or the signal would vanish on its way
@@ -128,161 +159,63 @@ def network(name: str, structure: str, density: float) -> keras.Model:
     return model
 
 
-def part(
-    name: str,
-    density: float,
-    batch: int,
-    seconds: float,
-    structures: list[str],
-    chosen: list[str] | None,
-) -> list[dict]:
-    """Every route of the three structures, timed together."""
-    rng = np.random.default_rng(1)
-    rows: list[dict] = []
-    files: list[Path] = []
-    with tempfile.TemporaryDirectory() as scratch:
-        for structure in structures:
-            model = network(name, structure, density)
-            shape = model.inputs[0].shape[1:]
-            data = rng.standard_normal((max(32, batch), *shape)).astype("float32")
-            folder = Path(scratch) / structure
-            folder.mkdir()
-            # The dense files do not depend on where the zeros are.
-            routes = chosen or [*(DENSE if structure == "elements" else DENSE[2:]), *SPARSE]
-            found = exported(model, folder, routes, data, batch)
-            for route, result in found.items():
-                row = {
-                    "model": name,
-                    "density": density,
-                    "batch": batch,
-                    "structure": structure,
-                    "route": route,
-                }
-                if isinstance(result, str):
-                    rows.append(row | {"reason": result})
-                    continue
-                path = folder / f"{route}.tflite"
-                row |= {
-                    "bytes": result.bytes,
-                    "zstd_bytes": _zstd(path.read_bytes()),
-                    "error": result.error,
-                    "measure": "max" if route.startswith("float32") else "rms",
-                    "max_abs_diff": result.max_abs_diff,
-                }
-                rows += [row | {"threads": threads} for threads in THREADS]
-                files.append(path)
-            print(f"  {structure}: {len(found)} routes", flush=True)
-        for threads in THREADS:
-            times = iter(latencies(files, threads, seconds / len(THREADS)))
-            for row in rows:
-                if row.get("threads") == threads:
-                    row["ms"] = next(times)
-    return rows
-
-
-def _zstd(content: bytes) -> int | None:
-    """Bytes under zstandard, level 12, if it is installed."""
-    try:
-        import zstandard
-    except ImportError:
-        return None
-    return len(zstandard.ZstdCompressor(level=12).compress(content))
-
-
 def table(rows: list[dict]) -> str:
     """One table for each network and density; ratios above 1 are faster than the dense file."""
-    text = "# LiteRT: every route against dense float32 and dense int8\n\n"
-    text += f"{machine()}, Keras {keras.__version__}. Medians of interleaved calls; every file "
-    text += "agreed with Keras before it was timed. A `°` is without "
-    text += "XNNPACK, which was faster there by 5% or more (`load_litert` sets it). "
-    text += "`x f32` and `x int8`: how many times faster "
-    text += "than dense float32 and than the faster of the dense int8 files, at the same threads "
-    text += "and batch. `error` is max|d|/max(1, max|y|) for float32 and sqrt(mean d²)/sqrt(mean "
-    text += "y²) for the others.\n\n"
-    keys = sorted({(r["model"], r["density"]) for r in rows}, key=lambda k: (k[0] != "mlp", -k[1]))
+    good = [row for row in rows if "ms" in row]
+    text = "# LiteRT: sparse encodings against dense files\n\n"
+    text += f"{'; '.join(dict.fromkeys(row['machine'] for row in good))}, Keras "
+    text += f"{keras.__version__}. Random live entries, not trained. Medians of interleaved calls; "
+    text += "every file agreed with Keras before it was timed. `x int8`, `x int4`: how many times "
+    text += "as fast as the faster one of the two dense files, dynamic and static, at the same "
+    text += "threads and batch. `error` is max|d|/max(1, max|y|) for float32 and sqrt(mean "
+    text += "d²)/sqrt(mean y²) for the others; int4 is rounded after training.\n\n"
+    keys = sorted({(r["model"], r["density"]) for r in good}, key=lambda k: (k[0] != "mlp", -k[1]))
     for name, density in keys:
-        mine = [r for r in rows if (r["model"], r["density"]) == (name, density)]
-        text += f"## {name.upper()}, density {density:g}\n\n" + _summary(mine)
-        text += _latency_table(mine) + "\n"
-        failed = sorted({(r["structure"], r["route"], r["reason"]) for r in mine if "reason" in r})
-        for structure, route, reason in failed:
-            text += f"- No file: `{route}` on {structure}: {reason.splitlines()[0][:240]}\n"
-        text += "\n"
+        mine = [r for r in good if (r["model"], r["density"]) == (name, density)]
+        text += f"## {name.upper()}, density {density:g}\n\n{_latency_table(mine)}\n"
+        text += _fastest(mine) + "\n"
+    for row in rows:
+        if "reason" in row:
+            text += f"- No file: `{row['route']}` of {row['model']}: {row['reason'][:240]}\n"
     return text
 
 
-def _dense(mine: list[dict], routes: tuple[str, ...], batch: int, threads: int) -> float:
-    return min(
-        r["ms"]
-        for r in mine
-        if r["route"] in routes and (r["batch"], r.get("threads")) == (batch, threads)
-    )
-
-
-def _summary(mine: list[dict]) -> str:
-    good = [r for r in mine if "ms" in r]
-    lines = []
-    for batch in sorted({r["batch"] for r in good}):
-        for threads in THREADS:
-            here = [r for r in good if (r["batch"], r["threads"]) == (batch, threads)]
-            best = min(here, key=lambda r: r["ms"])
-            ratio = _dense(good, ("dynamic_int8", "int8"), batch, threads) / best["ms"]
-            verdict = f"{ratio:.2f} times as fast as dense int8"
-            if best["route"] in ("dynamic_int8", "int8"):
-                verdict = "no sparse route beats dense int8"
-            lines.append(
-                f"- batch {batch}, {threads} thread{'s' * (threads > 1)}: `{best['route']}` "
-                f"({best['structure']}), {verdict}"
-            )
-    for label, key in (("file", "bytes"), ("file under zstd", "zstd_bytes")):
-        least = min(good, key=lambda r: r[key])
-        lines.append(
-            f"- smallest {label}: `{least['route']}` ({least['structure']}), "
-            f"{least[key] / 1e6:.3f} MB"
-        )
-    return "\n".join(lines) + "\n\n"
+def _fastest(mine: list[dict]) -> str:
+    """A line for each batch and number of threads."""
+    text = ""
+    for batch, threads in sorted({(r["batch"], r["threads"]) for r in mine}):
+        ms = {r["route"]: r["ms"] for r in mine if (r["batch"], r["threads"]) == (batch, threads)}
+        first, best = (min(ms.keys() & names, key=ms.__getitem__) for names in (SPARSE, DENSE))
+        text += f"- batch {batch}, {threads} thread{'s' * (threads > 1)}: `{first}` is "
+        text += f"{ms[best] / ms[first]:.2f} times as fast as the fastest dense file, `{best}`\n"
+    return text
 
 
 def _latency_table(mine: list[dict]) -> str:
-    good = [r for r in mine if "ms" in r]
-    columns = sorted({(r["batch"], r["threads"]) for r in good})
-    header = ["zeros", "route", "MB", "zstd MB", "load MB", "error"]
+    columns = sorted({(r["batch"], r["threads"]) for r in mine})
+    header = ["route", "MB", "gzip MB", "zstd MB", "error"]
     for batch, threads in columns:
-        header += [f"b{batch} t{threads} ms", "x f32", "x int8"]
+        header += [f"b{batch} t{threads} ms", "x int8", "x int4"]
     lines = []
-    for structure, route in dict.fromkeys((r["structure"], r["route"]) for r in good):
-        these = [r for r in good if (r["structure"], r["route"]) == (structure, route)]
-        first = these[0]
-        line = [
-            structure,
-            f"`{route}`" + ("" if first.get("xnnpack", True) else " (crashes with XNNPACK)"),
-            f"{first['bytes'] / 1e6:.2f}",
-            "" if first["zstd_bytes"] is None else f"{first['zstd_bytes'] / 1e6:.2f}",
-            "" if first.get("load_bytes") is None else f"{first['load_bytes'] / 1e6:.1f}",
-            f"{max(r['error'] for r in these):.1e}",
-        ]
-        for batch, threads in columns:
-            cell = [r["ms"] for r in these if (r["batch"], r["threads"]) == (batch, threads)]
-            if not cell:
-                line += ["", "", ""]
-                continue
-            off = next(
-                r.get("faster_without_xnnpack", False)
-                for r in these
-                if (r["batch"], r["threads"]) == (batch, threads)
-            )
-            line.append(f"{cell[0]:.3f}" + "°" * off)
-            line.append(f"{_dense(good, ('float32',), batch, threads) / cell[0]:.2f}")
-            int8 = _dense(good, ("dynamic_int8", "int8"), batch, threads)
-            line.append(f"{int8 / cell[0]:.2f}")
+    for route in dict.fromkeys(r["route"] for r in mine):
+        these = [r for r in mine if r["route"] == route]
+        sizes = (these[0][key] for key in ("bytes", "gzip_bytes", "zstd_bytes"))
+        line = [f"`{route}`", *("" if size is None else f"{size / 1e6:.2f}" for size in sizes)]
+        line.append(f"{max(r['error'] for r in these):.1e}")
+        for column in columns:
+            ms = {r["route"]: r["ms"] for r in mine if (r["batch"], r["threads"]) == column}
+            line.append(f"{ms[route]:.3f}")
+            for kind in ("int8", "int4"):
+                dense = [ms[one] for one in DENSE_INTEGERS if one in ms and kind in one]
+                line.append(f"{min(dense) / ms[route]:.2f}" if dense else "")
         lines.append(line)
     return markdown(header, lines)
 
 
 def routes() -> None:
-    """Latency and size of every LiteRT route against dense float32 and dense int8.
+    """Latency and size of sparse encodings against dense float32, int8 and int4.
 
-        KERAS_BACKEND=tensorflow python benchmarks/litert_files.py routes  # all: about an hour
+        KERAS_BACKEND=tensorflow python benchmarks/litert_files.py routes  # all: 20 minutes
         KERAS_BACKEND=tensorflow python benchmarks/litert_files.py routes --model mlp --density 0.1
         KERAS_BACKEND=tensorflow python benchmarks/litert_files.py routes --table  # only the table
 
@@ -291,12 +224,10 @@ def routes() -> None:
     The table is `results/litert.md`.
 
     The networks are an MLP 1024-2048-2048-1024-1000 and a MobileNet-like CNN whose pointwise and
-    output kernels are sparse: element by element, in blocks of 4x1 and of 16x1 (in x out). They
-    are not trained: latency depends on where the zeros are, not on the values. All routes of one
-    part, on 1 and 2 threads, are timed in interleaved rounds, each file in a process of its own
-    (LiteRT's kernels disturb each other within one, see `bench` in `export/_worker.py`). Each file
-    has run and agreed with Keras before. The lines of `+csr` and `+1x16`, the memory of loading and
-    times without XNNPACK (`°`) were measured with commit 936aadd, which had them.
+    output kernels are sparse, entry by entry. They are not trained: latency depends on where the
+    zeros are, not on the values. All routes of one part, on 1 and 2 threads, are timed in
+    interleaved rounds, each file in a process of its own (LiteRT's kernels disturb each other
+    within one, see `bench` in `export/_worker.py`).
     """
     parser = described(routes)
     parser.add_argument("--model", choices=MODELS, action="append")
@@ -305,10 +236,8 @@ def routes() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="of timing in one part")
     parser.add_argument("--again", action="store_true", help="measure parts that stand already")
     parser.add_argument("--table", action="store_true", help="write the table only")
-    parser.add_argument("--structures", nargs="+", choices=STRUCTURES, default=[*STRUCTURES])
-    parser.add_argument("--routes", nargs="+", help="instead of all that fit")
+    parser.add_argument("--routes", nargs="+", default=[*DENSE, *SPARSE])
     quick = {"model": ["small mlp"], "density": [0.1], "batch": [1], "seconds": 2.0}
-    quick |= {"structures": ["blocks 16x1"]}
     quick |= {"routes": ["float32", "dynamic_int8", "float32+sp"]}
     options = parsed(parser, quick)
     RESULTS.mkdir(parents=True, exist_ok=True)
@@ -317,14 +246,16 @@ def routes() -> None:
         (name, density, batch)
         for name in options.model or ("mlp", "cnn")
         for density in options.density or (0.1, 0.05, 0.02)
-        for batch in options.batch or (1, 8, 64)
+        for batch in options.batch or (1, 8)
     ]
     for one in [] if options.table else parts:
         there = {(r["model"], r["density"], r["batch"]) for r in rows}
         if one in there and not options.again:
             continue
         print("{}, density {:g}, batch {}".format(*one), flush=True)
-        found = part(*one, options.seconds, options.structures, options.routes)
+        name, density, batch = one
+        row = {"model": name, "density": density}
+        found = timed_files(network(name, density), options.routes, batch, options.seconds, row)
         rows = [r for r in rows if (r["model"], r["density"], r["batch"]) != one] + found
         FILE.write_text("".join(json.dumps(row) + "\n" for row in rows))
     if not rows:
@@ -332,48 +263,11 @@ def routes() -> None:
     write("litert", table(rows))
 
 
-# --- - --------------------------------------------------------------------------------------------
-
-
-_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
-_LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06  # of Berkeley packet filters
-_NUMBER, _FIRST_ARGUMENT = 0, 16  # offsets in seccomp_data
-_FAIL, _ALLOW = 0x00050000 | 22, 0x7FFF0000  # with EINVAL
-_NO_NEW_PRIVILEGES, _SECCOMP, _FILTER = 38, 22, 2  # of prctl
-
-
-class _Program(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
-
-
-def deny() -> None:
-    """Refuses AMX to this process, for good. OSError where that is not possible."""
-    steps = [
-        (_LOAD, 0, 0, _NUMBER),
-        (_EQUAL, 0, 3, _ARCH_PRCTL),
-        (_LOAD, 0, 0, _FIRST_ARGUMENT),
-        (_EQUAL, 0, 1, _REQUEST_PERMISSION),
-        (_RETURN, 0, 0, _FAIL),
-        (_RETURN, 0, 0, _ALLOW),
-    ]
-    code = b"".join(struct.pack("HBBI", *step) for step in steps)
-    held = ctypes.create_string_buffer(code, len(code))
-    program = _Program(len(steps), ctypes.addressof(held))
-    system = ctypes.CDLL(None, use_errno=True)
-    if system.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) or system.prctl(
-        _SECCOMP, _FILTER, ctypes.byref(program), 0, 0
-    ):
-        raise OSError(ctypes.get_errno(), "The system takes no seccomp filter")
-    if system.syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0:
-        raise OSError("AMX was allowed in spite of the filter")
-
-
 # --- blocks ---------------------------------------------------------------------------------------
 
 BLOCKS_FILE = RESULTS / "litert_blocks.jsonl"
-DENSE_INT8 = ("dynamic_int8", "int8")
 BLOCKS = ("dynamic_int8+blocks", "int8+blocks")
-ROUTES = ["float32", *DENSE_INT8, "float32+blocks", *BLOCKS]
+ROUTES = ["float32", *DENSE_INTEGERS, "float32+blocks", *BLOCKS]
 
 
 def blocks_mlp() -> keras.Model:
@@ -436,79 +330,68 @@ def blocks_network(name: str, block: int) -> keras.Model:
     return model
 
 
-def blocks_part(name: str, block: int, batch: int, seconds: float, routes: list[str]) -> list[dict]:
-    """Every route of one network, timed together."""
-    model = blocks_network(name, block)
-    shape = model.inputs[0].shape[1:]
-    data = np.random.default_rng(1).standard_normal((max(24, batch), *shape)).astype("float32")
-    rows, files = [], []
-    with tempfile.TemporaryDirectory() as folder:
-        for route, report in exported(model, Path(folder), routes, data, batch).items():
-            row = {"network": name, "block": block, "batch": batch, "route": route}
-            if isinstance(report, str):
-                rows.append(row | {"reason": report})
-                continue
-            row |= {"bytes": report.bytes, "error": report.error, "machine": machine()}
-            rows += [row | {"threads": threads} for threads in THREADS]
-            files.append(report.path)
-        for threads in THREADS:
-            times = iter(latencies(files, threads, seconds / len(THREADS)))
-            for row in rows:
-                if row.get("threads") == threads:
-                    row["ms"] = next(times)
-    return rows
-
-
 def _key(row: dict) -> tuple:
-    """Network, block, batch and whether AMX was used."""
-    return row["network"], row["block"], row["batch"], row["amx"]
+    where = processor(row["machine"], row["amx"])
+    return row["network"], row["block"], row["batch"], where
+
+
+def processor(machine: str, amx: bool) -> str:
+    """Whether AMX was used, or the name of one that lacks it."""
+    return "EPYC" if machine.startswith("AMD") else "yes" if amx else "no"
 
 
 def blocks_table(rows: list[dict]) -> str:
-    """A line for each network, block, batch and number of threads."""
-    good = [row for row in rows if "ms" in row]
+    """A line for each network, block, batch and number of threads; and instructions on Arm."""
+    counted, good = ([row for row in rows if key in row] for key in ("instructions", "ms"))
     machines = "; ".join(dict.fromkeys(row["machine"] for row in good))
-    text = "# LiteRT: whole blocks against dense int8\n\n"
+    text = "# LiteRT: whole blocks against dense int8 and int4\n\n"
     text += f"{machines}, Keras {keras.__version__}. Medians of interleaved short calls in ms; "
-    text += "every file agreed with Keras before. `x int8`: how many times as fast as the best "
-    text += "dense int8 file, dynamic or static, is the faster of the two int8 files of blocks; "
-    text += "`x f32`: float32 blocks against dense float32. Density 1/8 (CNN, and 256 channels in "
-    text += "blocks of 64: 1/8 to 1/4), in regular patterns, or in one as uneven as trained ones. "
-    text += "AMX: whether XNNPACK used the processor's tiles. On a busy machine calls of more than "
-    text += "a millisecond are interrupted, and their ratios high or low by chance.\n\n"
-    header = ["network", "block", "batch", "AMX", "threads", "f32", "int8", "int8 1x16"]
-    header += ["f32+blocks", "dynamic+blocks", "int8+blocks", "x int8", "x f32", "int8 kB", "kB"]
+    text += "every file agreed with Keras before. `x int8`, `x int4`: how many times as fast as "
+    text += "the better dense file, dynamic or static, is the faster of the two int8 files of "
+    text += "blocks; `x f32`: float32 blocks against dense float32. int4: Dense kernels alone. "
+    text += "Density 1/8 (CNN, and 256 channels in blocks of 64: 1/8 to 1/4), in regular patterns, "
+    text += "or in one as uneven as trained ones. AMX: whether XNNPACK used the tiles of the "
+    text += "Xeon; the EPYC (Zen 4) has none. On a busy machine calls of more than a millisecond "
+    text += "are interrupted, and their ratios high or low by chance.\n\n"
+    header = ["network", "block", "batch", "AMX", "threads", "f32", "int8", "int4", "f32+blocks"]
+    header += ["dynamic+blocks", "int8+blocks", "x int8", "x int4", "x f32"]
+    header += ["int8 kB", "int4 kB", "kB"]
     lines = []
-    keys = dict.fromkeys((*_key(r), r["threads"]) for r in good)
-    for key in keys:
+    for key in dict.fromkeys((*_key(r), r["threads"]) for r in good):
         of = {r["route"]: r for r in good if (*_key(r), r["threads"]) == key}
         ms = {route: row["ms"] for route, row in of.items()}
-        dense = min((route for route in DENSE_INT8 if route in ms), key=ms.__getitem__)
-        best = min((route for route in BLOCKS if route in ms), key=ms.__getitem__)
-        cells = [ms.get(r) for r in ("float32", dense, "dynamic_int8+1x16", "float32+blocks")]
-        cells += [ms.get(route) for route in BLOCKS]
-        ratios = [ms[dense] / ms[best]]
-        if "float32+blocks" in ms:
-            ratios.append(ms["float32"] / ms["float32+blocks"])
-        lines.append(
-            [
-                *map(str, (*key[:3], "yes" if key[3] else "no", key[4])),
-                *("" if cell is None else f"{cell:.3f}" for cell in cells),
-                *(f"{ratio:.2f}" for ratio in ratios),
-                *[""] * (2 - len(ratios)),
-                *(f"{of[route]['bytes'] / 1e3:.0f}" for route in (dense, best)),
-            ]
-        )
+        groups = (DENSE_INTEGERS[:2], DENSE_INTEGERS[2:], BLOCKS)
+        int8, int4, best = (min(ms.keys() & set(g), key=ms.get, default=None) for g in groups)
+        cells = [ms.get(route) for route in ("float32", int8, int4, "float32+blocks", *BLOCKS)]
+        pairs = ((int8, best), (int4, best), ("float32", "float32+blocks"))
+        ratios = [ms[a] / ms[b] if a in ms and b in ms else None for a, b in pairs]
+        line = [*map(str, key), *("" if cell is None else f"{cell:.3f}" for cell in cells)]
+        line += ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+        sizes = (of[route]["bytes"] if route else None for route in (int8, int4, best))
+        lines.append([*line, *("" if size is None else f"{size / 1e3:.0f}" for size in sizes)])
     text += markdown(header, lines) + "\n"
     for row in rows:
         if "reason" in row:
             text += f"- No file: `{row['route']}` of {row['network']}, blocks of {row['block']}: "
             text += f"{row['reason'].splitlines()[0][:200]}\n"
-    return text
+    if not counted:
+        return text
+    text += (
+        "\n## Arm\n\nInstructions of a call in millions, of LiteRT's package for Arm under QEMU: "
+    )
+    text += "no times. Blocks of 32, batch 1, one thread. `apart`: the largest difference of these "
+    text += "files' outputs from this machine's, as a part of their root mean square.\n\n"
+    lines = []
+    for name, cpu in dict.fromkeys((row["network"], row["cpu"]) for row in counted):
+        mine = [row for row in counted if (row["network"], row["cpu"]) == (name, cpu)]
+        of = {row["route"]: f"{row['instructions'] / 1e6:.2f}" for row in mine}
+        apart = max(row["apart"] / row["rms"] for row in mine)
+        lines.append([name, cpu, *(of.get(route, "") for route in ROUTES), f"{apart:.0e}"])
+    return text + markdown(["network", "processor", *ROUTES, "apart"], lines)
 
 
 def blocks() -> None:
-    """Latency of LiteRT files of whole blocks against the best dense int8 and dense float32 ones.
+    """Latency of LiteRT files of whole blocks against the best dense int8, int4 and float32 ones.
 
         KERAS_BACKEND=tensorflow python benchmarks/litert_files.py blocks  # all: half an hour
         KERAS_BACKEND=tensorflow python benchmarks/litert_files.py blocks --network mlp --batch 1
@@ -523,10 +406,9 @@ def blocks() -> None:
     are, not on the values.
 
     All files of one part, a network, block and batch, are timed in interleaved rounds of short
-    calls, each in a process of its own, after each was run and compared with Keras. The files
-    `1x16`, and dense int8 without XNNPACK, were measured with commit 936aadd. With `--without-amx`
-    XNNPACK does without AMX on processors that have it (`without_amx.py`), and takes the kernels
-    of others with AVX-512. Finished parts are not repeated, except with `--again`.
+    calls, each in a process of its own, after each was run and compared with Keras. With
+    `--without-amx` XNNPACK does without AMX on processors that have it, and takes the kernels of
+    others with AVX-512. Finished parts are not repeated, except with `--again`.
     """
     parser = described(blocks)
     parser.add_argument("--network", choices=NETWORKS, action="append")
@@ -543,22 +425,137 @@ def blocks() -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     amx = not options.without_amx and "amx_int8" in Path("/proc/cpuinfo").read_text()
     if options.without_amx:
-        deny()
+        refuse_amx()
     rows = finished(BLOCKS_FILE)
     for one in [] if options.table else PARTS:
         chosen = (options.network, options.block, options.batch)
         if any(wanted and value not in wanted for wanted, value in zip(chosen, one, strict=True)):
             continue
-        if (*one, amx) in map(_key, rows) and not options.again:
+        own = (*one, processor(machine(), amx))
+        if own in map(_key, rows) and not options.again:
             continue
         print("{}, blocks of {}, batch {}".format(*one), flush=True)
-        found = [r | {"amx": amx} for r in blocks_part(*one, options.seconds, options.routes)]
-        rows = [r for r in rows if _key(r) != (*one, amx)] + found
+        model, row = blocks_network(*one[:2]), {"network": one[0], "block": one[1], "amx": amx}
+        found = timed_files(model, options.routes, one[2], options.seconds, row)
+        rows = [r for r in rows if _key(r) != own] + found
         BLOCKS_FILE.write_text("".join(json.dumps(row) + "\n" for row in rows))
     if not rows:
         parser.error("nothing is measured yet")
     write("litert_blocks", blocks_table(rows))
 
 
+# --- arm64 ----------------------------------------------------------------------------------------
+
+# Code of the part, and the features that Linux lists.
+CPUS = {
+    "cortex-a72": ("0xd08", "fp asimd crc32 cpuid"),
+    "cortex-a76": ("0xd0b", "fp asimd crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc asimddp"),
+}
+PLUGIN = """
+#include <inttypes.h>
+#include <stdio.h>
+typedef uint64_t u;
+int qemu_plugin_version = 1;
+void qemu_plugin_register_vcpu_tb_trans_cb(u, void (*)(u, void *));
+void qemu_plugin_register_vcpu_tb_exec_inline(void *, int, void *, u);
+unsigned long qemu_plugin_tb_n_insns(void *);
+void qemu_plugin_register_vcpu_syscall_cb(u,
+  void (*)(u, unsigned, int64_t, u, u, u, u, u, u, u, u));
+static u total;
+static void block(u id, void *b) {
+  qemu_plugin_register_vcpu_tb_exec_inline(b, 0, &total, qemu_plugin_tb_n_insns(b));
+}
+static void call(u id, unsigned cpu, int64_t number, u a, u b, u c, u d, u e, u f, u g, u h) {
+  if (number == 173) fprintf(stderr, "\\nTOTAL %" PRIu64 "\\n", total);
+}
+int qemu_plugin_install(u id, void *about, int count, char **names) {
+  qemu_plugin_register_vcpu_tb_trans_cb(id, block);
+  qemu_plugin_register_vcpu_syscall_cb(id, call);
+  return 0;
+}
+"""
+CALLED = """
+import os, sys
+import numpy as np
+from ai_edge_litert.interpreter import Interpreter
+interpreter = Interpreter(sys.argv[1], num_threads=1)
+interpreter.allocate_tensors()
+(x,), (y,) = interpreter.get_input_details(), interpreter.get_output_details()
+interpreter.set_tensor(x["index"], np.load(sys.argv[2]))
+for _ in range(2):
+    interpreter.invoke()
+os.getppid()  # 173, where the plugin prints
+interpreter.invoke()
+os.getppid()
+np.save(sys.argv[3], interpreter.get_tensor(y["index"]))
+"""
+
+
+def emulated(root: Path, cpu: str, file: str, row: np.ndarray) -> tuple[int, np.ndarray]:
+    """Instructions of one call of a file, and its output."""
+    part, features = CPUS[cpu]
+    text = f"Features\t: {features}\nCPU implementer\t: 0x41\nCPU architecture: 8\n"
+    text += f"CPU variant\t: 0x1\nCPU part\t: {part}\nCPU revision\t: 1\n\n"
+    system = {"proc/cpuinfo": f"processor\t: 0\n{text}"}
+    system |= {f"sys/devices/system/cpu/{name}": "0\n" for name in ("possible", "present")}
+    for name, content in system.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(content)
+    with tempfile.TemporaryDirectory() as folder:
+        source, plugin, given, answer = (
+            f"{folder}/{name}" for name in ("count.c", "count.so", "x.npy", "y.npy")
+        )
+        Path(source).write_text(PLUGIN)
+        np.save(given, row)
+        subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-o", plugin, source], check=True)
+        python = [f"{root}/usr/bin/python3.11", "-c", CALLED, file, given, answer]
+        command = ["qemu-aarch64", "-cpu", cpu, "-plugin", plugin, "-L", f"{root}", *python]
+        environment = os.environ | {"PYTHONPATH": f"{root}/site"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+        first, last = (int(line[6:]) for line in done.stderr.split("\n") if "TOTAL" in line)
+        return last - first, np.load(answer)
+
+
+def arm64() -> None:
+    r"""Instructions of a call of LiteRT files on emulated Arm processors.
+
+        mkdir root && dpkg --add-architecture arm64 && apt-get update && apt-get install qemu-user
+        for p in python3.11-minimal libpython3.11-minimal libpython3.11-stdlib libc6 libgcc-s1 \
+            libstdc++6 zlib1g libexpat1 libffi8; do apt-get download $p:arm64; done
+        for d in *.deb; do dpkg -x $d root; done
+        pip install --target root/site --only-binary :all: --python-version 3.11 \
+            --platform manylinux_2_27_aarch64 --platform manylinux2014_aarch64 ai-edge-litert
+        KERAS_BACKEND=tensorflow python benchmarks/litert_files.py arm64 --root root
+
+    The networks of `blocks`, in blocks of 32, batch 1. LiteRT's own package for Arm runs them under
+    QEMU, whose plugin counts the instructions of the third call. They are no times: memory costs
+    nothing, and all instructions cost the same. Outputs are compared with those on this machine.
+    """
+    parser = described(arm64)
+    parser.add_argument("--root", type=Path, required=True)
+    parser.add_argument("--network", nargs="+", default=["mlp", "convolutions", "cnn", "encoder"])
+    parser.add_argument("--cpu", nargs="+", default=[*CPUS], choices=CPUS)
+    parser.add_argument("--routes", nargs="+", default=ROUTES)
+    options = parsed(parser, {"network": ["mlp"], "cpu": ["cortex-a76"], "routes": ["float32"]})
+    rows = finished(BLOCKS_FILE)
+    for name in options.network:
+        model = blocks_network(name, 32)
+        shape = model.inputs[0].shape[1:]
+        data = np.random.default_rng(1).standard_normal((32, *shape)).astype("float32")
+        with tempfile.TemporaryDirectory() as folder:
+            found = exported(model, Path(folder), options.routes, data, 1)
+            files = {route: one.path for route, one in found.items() if not isinstance(one, str)}
+            for cpu, (route, file) in itertools.product(options.cpu, files.items()):
+                count, output = emulated(options.root, cpu, file, data[:1])
+                here = load_litert(file).predict(data[:1])
+                row = {"network": name, "block": 32, "cpu": cpu, "route": route}
+                rows = [r for r in rows if not row.items() <= r.items()]
+                row |= {"instructions": count, "apart": float(np.abs(output - here).max())}
+                rows.append(row | {"rms": float(np.sqrt(np.mean(here**2)))})
+                print(rows[-1], flush=True)
+        BLOCKS_FILE.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write("litert_blocks", blocks_table(rows))
+
+
 if __name__ == "__main__":
-    chosen(routes, blocks)
+    chosen(routes, blocks, arm64)

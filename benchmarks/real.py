@@ -33,7 +33,6 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
-from litert_files import deny
 from record import (
     HERE,
     QUICK,
@@ -46,6 +45,8 @@ from record import (
     parsed,
     write,
 )
+
+from keras_sparse_ortho.export._worker import refuse_amx
 
 layers, ops = keras.layers, keras.ops
 FETCHED = pathlib.Path(os.environ.get("KSO_REAL", HERE / "out/real"))
@@ -657,7 +658,7 @@ def measure(name: str, given: argparse.Namespace) -> None:
     timed = [file for file, run in found if "reason" not in run]
     times = (name, timed, tested[:1], given.seconds)
     with concurrent.futures.ProcessPoolExecutor(
-        1, multiprocessing.get_context("spawn"), deny
+        1, multiprocessing.get_context("spawn"), refuse_amx
     ) as pool:
         without = dict(zip(timed, pool.submit(_times, *times).result(), strict=True))
     ms = dict(zip(timed, _times(*times), strict=True))

@@ -4,9 +4,8 @@
     python benchmarks/trained_blocks.py --time
     python benchmarks/trained_blocks.py --summary
 
-An MLP on Fashion-MNIST and the model of `small_language_model.py` are trained, and pruned to
-regular blocks at one density, with their channels as they are or in an order in which blocks catch
-more of the large weights. Then they are trained on live blocks: the MLP for an epoch, the language
+An MLP on Fashion-MNIST and the model of `small_language_model.py` are trained, and pruned to blocks
+at one density. Then they are trained on live blocks: the MLP for an epoch, the language
 model for as many steps as it was trained before, and for an epoch of its text. Each run is a line
 of `results/trained_blocks.jsonl`; `results/trained_blocks.md` has the means.
 """
@@ -16,8 +15,6 @@ import dataclasses
 import os
 import statistics
 import time
-from collections.abc import Iterator
-from typing import Any, NamedTuple
 
 from one_shot import HERE, accuracy, fitted, given_data, shown
 from record import QUICK, RESULTS, announced, append, finished, markdown, parsed, write
@@ -26,27 +23,21 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho._values import assign, to_numpy
-from keras_sparse_ortho.models import Linear, Tied, graph_channels, strip
-from keras_sparse_ortho.orthogonal import Block, best_blocks, live_count
 
 LINES = RESULTS / "trained_blocks.jsonl"
 WIDTH, EPOCHS, BATCH = 1024, 4, 128
 CALIBRATION = {"mlp": 2048, "text": 512}
 METHODS = {
     "OBS": {"score": "obs"},
-    "magnitude, refit": {"score": "magnitude", "budget": "uniform"},
+    "OBS, any pattern": {"score": "obs"},
+    "magnitude, refit": {"score": "magnitude"},
 }
-# Method, side of a block, whether channels are reordered.
-CASES = {
-    "mlp": [("OBS", 32, False), ("OBS", 32, True), ("magnitude, refit", 32, True)],
-    "text": [("OBS", 32, True), ("OBS", 32, False), ("magnitude, refit", 32, True)],
-}
-CASES["text"] += [("OBS", 16, True)]
-CASES["text_epoch"] = [("OBS", 32, False)]
+# Method, side of a block.
+CASES = {"mlp": [(method, 32) for method in METHODS]}
+CASES["text"] = [*CASES["mlp"], ("OBS", 16), ("OBS, any pattern", 16)]
+CASES["text_epoch"] = [("OBS", 32), ("OBS, any pattern", 32)]
 OTHERS = {"mlp": ["head"], "text": ["embedding", "head"], "text_epoch": ["embedding", "head"]}
 """Layers that stay dense."""
 
@@ -133,204 +124,29 @@ class TextEpoch(Text):
 TASKS = {"mlp": Mlp, "text": Text, "text_epoch": TextEpoch}
 
 
-def on_blocks(model, name: str, case: tuple[str, int, bool], density: float, inputs):
+def on_blocks(model, name: str, case: tuple[str, int], density: float, inputs):
     """The trained model of a network on live blocks."""
-    method, side, reordered = case
-    block = kso.Block(side, side)
-    if reordered:
-        model = reorder_channels(model, density, block)
+    method, side = case
+    block = kso.Block(side, side, regular="any" not in method)
     options = {"structure": block, "storage": "blocks", "exclude": OTHERS[name]}
     return kso.prune(model, density, data=inputs, **options | METHODS[method])
-
-
-# --- the order of channels ------------------------------------------------------------------------
-#
-# The channels `p` of a tensor inside a network may stand in any order, if the kernel that writes
-# them, the vectors of normalization between, and all kernels that read them follow. Order and
-# blocks `M` are chosen in turn, so that `sum_k |M_k * W_k'|^2 / |W_k|^2` rises: the best blocks for
-# an order, and the best order for them, a linear assignment (Pool and Yu, NeurIPS 2021, have orders
-# for N:M). The table has it .2 points ahead on an MLP and level on text.
-
-_SWEEPS = 3  # over all groups of channels
-_ROUNDS = 6  # between the order of one and the blocks
-_LEAST_GAIN = 1e-6
-
-
-def reorder_channels(model: keras.Model, density: float, structure: Block) -> keras.Model:
-    """A plain functional or Sequential model of the same outputs, in the order for such blocks."""
-    block = dataclasses.replace(structure, regular=True)
-    plain = strip(model)
-    uses = list(_free_uses(plain))
-    kernels = _Kernels(uses, block, density)
-    for _ in range(_SWEEPS):
-        if not any([kernels.improve(group) for group in kernels.groups]):
-            break
-    kernels.write()
-    return plain
-
-
-class _Use(NamedTuple):
-    """A variable along whose axis the channels of a group stand; whether it is a kernel of them."""
-
-    group: int
-    variable: Any
-    axis: int
-    kernel: bool
-
-
-def _free_uses(model: Any) -> Iterator[_Use]:
-    """The variables of all groups of channels whose order is free."""
-    calls, sizes = graph_channels(model)
-    group = {key: key for key in sizes}
-
-    def root(key: int) -> int:
-        while group[key] != key:
-            key = group[key]
-        return key
-
-    fixed = {id(tensor) for tensor in (*model.inputs, *model.outputs)}
-    found: list[tuple[int, Any, int, bool]] = []
-    for call in calls:
-        rule, layer, tensors = call.rule, call.layer, (*call.inputs, *call.outputs)
-        if isinstance(rule, Linear) and rule.depthwise is None:
-            fixed |= {*call.outputs} if rule.mixes else set()
-            found.append((call.inputs[0], layer.kernel, -2, True))
-            found.append((call.outputs[0], layer.kernel, -1, True))
-            found += [(call.outputs[0], layer.bias, -1, False)] if layer.use_bias else []
-        elif isinstance(rule, Tied) and rule.is_one_by_one(len(call.inputs)):
-            for key in tensors[1:]:
-                group[root(key)] = root(tensors[0])
-            for variable in layer.weights:  # of depthwise layers a kernel (*taps, channels, 1)
-                axis = -1 if len(variable.shape) == 1 else -2
-                found.append((tensors[0], variable, axis, False))
-        else:
-            fixed |= set(tensors)
-    roots = {root(key) for key in sorted(fixed)}
-    for key, variable, axis, kernel in found:
-        if root(key) not in roots and sizes[key] > 1:
-            yield _Use(root(key), variable, axis, kernel)
-
-
-_Part = tuple[np.ndarray, tuple[int, ...], int]  # energies, shape of the kernel, axis
-
-
-class _Kernels:
-    """The kernels of a model, and the orders of their channels so far."""
-
-    def __init__(self, uses: list[_Use], block: Block, density: float) -> None:
-        self._uses, self._block, self._density = uses, block, density
-        self.groups = list(dict.fromkeys(use.group for use in uses))
-        self.orders = {
-            use.group: np.arange(use.variable.shape[use.axis], dtype=np.intp) for use in uses
-        }
-        self._values = {id(use.variable): to_numpy(use.variable) for use in uses}
-
-    def _ordered(self, variable: Any) -> np.ndarray:
-        """A variable in the present orders."""
-        value = self._values[id(variable)]
-        for use in self._uses:
-            if use.variable is variable:
-                value = np.take(value, self.orders[use.group], axis=use.axis)
-        return value
-
-    def improve(self, group: int) -> bool:
-        """Another order of a group, if the blocks catch more in one."""
-        parts = self._energies(group)
-        if not parts:
-            return False
-        given, before = self.orders[group], self._caught(parts)
-        slots = self._slots(len(given))
-        firsts = np.searchsorted(slots, np.arange(slots[-1] + 1))
-        lines = np.concatenate([line for line, _, _ in parts])
-        order, best, most = np.arange(len(slots)), np.arange(len(slots)), -1.0
-        for _ in range(_ROUNDS):
-            masks = [self._blocks(line[:, order], shape, axis) for line, shape, axis in parts]
-            live = np.concatenate(masks)
-            now = float(lines[:, order][live].sum())
-            if now <= most + _LEAST_GAIN:
-                break
-            best, most = order, now
-            gain = lines.T @ live[:, firsts]  # what a channel keeps in each block
-            order = np.argsort(linear_sum_assignment(-gain[:, slots])[1])
-        self.orders[group] = given[best]
-        # Both axes of a kernel may belong to one group: only the new kernels tell.
-        if self._caught(self._energies(group)) > before + _LEAST_GAIN:
-            return True
-        self.orders[group] = given
-        return False
-
-    def _caught(self, parts: list[_Part]) -> float:
-        """The energy in the best blocks of kernels in the present orders, each relative to all."""
-        return sum(float(line[self._blocks(line, at, axis)].sum()) for line, at, axis in parts)
-
-    def _energies(self, group: int) -> list[_Part]:
-        """Energy by blocks of the other axis and channels of the group, of kernels with a say."""
-        found = []
-        for use in self._uses:
-            if use.group != group or not use.kernel:
-                continue
-            value = self._ordered(use.variable).astype(np.float64)
-            energy = np.square(value).reshape(-1, *value.shape[-2:]).sum(axis=0)
-            if not energy.any() or self._count(energy.shape) is None:
-                continue
-            by_channel = energy if use.axis == -1 else energy.T
-            other = self._slots(len(by_channel))
-            lines = np.zeros((other[-1] + 1, by_channel.shape[1]))
-            np.add.at(lines, other, by_channel)
-            found.append((lines / energy.sum(), energy.shape, use.axis))
-        return found
-
-    def _slots(self, side: int) -> np.ndarray:
-        """The block of each entry of a side; what is over makes the last shorter."""
-        width = self._block.rows
-        count = -(-side // width)
-        whole = side - count * (width - 1)
-        return np.repeat(np.arange(count), np.where(np.arange(count) < whole, width, width - 1))
-
-    def _count(self, shape: tuple[int, ...]) -> int | None:
-        """Live entries in regular blocks, or `None` where these do not fit."""
-        if not self._block.divides((1, 1, *shape)):
-            return None
-        unit, size = self._block.unit((1, 1, *shape)), int(np.prod(shape))
-        count = max(round(live_count(self._density, size) / unit), 1) * unit
-        return count if count < size else None
-
-    def _blocks(self, lines: np.ndarray, shape: tuple[int, ...], axis: int) -> np.ndarray:
-        """Which blocks are live: a mask like `lines`."""
-        count = self._count(shape)
-        assert count is not None
-        other = self._slots(shape[-2] if axis == -1 else shape[-1])
-        spread = lines[other] / np.bincount(other)[other][:, None]
-        spread = spread if axis == -1 else spread.T
-        scores, rng = spread.reshape(1, 1, *shape), np.random.default_rng(0)
-        mask = best_blocks(self._block, scores, count, rng).reshape(shape)
-        mask = mask if axis == -1 else mask.T
-        return np.asarray(mask[np.searchsorted(other, np.arange(other[-1] + 1))])
-
-    def write(self) -> None:
-        """Gives the variables their values in the new orders."""
-        for variable in {id(use.variable): use.variable for use in self._uses}.values():
-            assign(variable, self._ordered(variable))
-
-
-# --- runs and tables ------------------------------------------------------------------------------
 
 
 def measure(name: str, seed: int, given: argparse.Namespace) -> None:
     """Appends the lines of a network and seed that are missing."""
     setting = {"network": name, "seed": seed, "density": given.density}
     setting |= {"width": given.width} if name == "mlp" else {"steps": given.steps}
-    keys = ("method", "block", "reordered")
+    keys = ("method", "block")
     done = [tuple(r.get(k) for k in keys) for r in finished(LINES) if setting.items() <= r.items()]
-    missing = [case for case in [("dense", 0, False), *CASES[name]] if case not in done]
+    missing = [case for case in [("dense", 0), *CASES[name]] if case not in done]
     task = TASKS[name](given) if missing else None
     for case in announced(f"{name}, seed {seed}", missing):
-        method, block, reordered = case
+        method, block = case
         model = task.trained(seed)
         start = time.perf_counter()
         if method != "dense":
             model = on_blocks(model, name, case, given.density, task.inputs)
-        run = {"method": method, "block": block, "reordered": reordered}
+        run = {"method": method, "block": block}
         run |= {"seconds": time.perf_counter() - start, "at_once": task.score(model)}
         kernels = [w for w in kso.prunable_weights(model) if w.live < w.size]
         if kernels:
@@ -385,11 +201,10 @@ def summarize(given: argparse.Namespace) -> None:
     runs = [run for run in finished(LINES) if run["density"] == given.density]
     text = "# Trained networks onto live blocks\n\n"
     text += (
-        f"Kernels of regular blocks at density {given.density:g}, all but embeddings and heads; "
-        "mean and standard deviation over the seeds. OBS and refits on calibration data; "
-        "`reordered`: channels in the order of `reorder_channels`, which on the language model are "
-        "those of the feed-forwards. Dense networks are trained on for as many steps, too; "
-        "differences are to the dense one before that.\n\n"
+        f"Kernels of blocks at density {given.density:g}, regular or in any pattern, all but "
+        "embeddings and heads; mean and standard deviation over the seeds. OBS and refits on "
+        "calibration data. Dense networks are trained on for as many steps, too; differences are "
+        "to the dense one before that.\n\n"
     )
     about = {
         "mlp": f"MLP\n\nFashion-MNIST, three hidden layers of {given.width}, {EPOCHS} epochs on "
@@ -436,17 +251,16 @@ def _accuracies(name: str, runs: list[dict]) -> str:
         return run[key] - before if name == "mlp" else 100 * (run[key] / before - 1)
 
     rows = []
-    for case in [("dense", 0, False), *CASES[name]]:
-        own = [r for r in runs if (r["method"], r["block"], r["reordered"]) == case]
+    for case in [("dense", 0), *CASES[name]]:
+        own = [r for r in runs if (r["method"], r["block"]) == case]
         if not own:
             continue
-        method, block, reordered = case
-        row = [method, str(block) if block else "", "yes" if reordered else "no"]
+        row = [case[0], str(case[1] or "")]
         for key in ("at_once", "after"):
             row.append(shown([run[key] for run in own]))
             row.append(f"{statistics.mean(change(run, key) for run in own):+.2f}")
         rows.append([*row, f"{statistics.mean(run['seconds'] for run in own):.0f}"])
-    header = ["method", "block", "reordered", "at once", "to dense", "after training"]
+    header = ["method", "block", "at once", "to dense", "after training"]
     return markdown([*header, "then to dense", "time to prune [s]"], rows)
 
 

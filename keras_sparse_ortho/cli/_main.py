@@ -132,6 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--sample", metavar="FILE", help="rows to compare on: .npy or .npz")
     export.add_argument("--data", metavar="FILE", help="rows to calibrate int8 on: .npy or .npz")
     export.add_argument("--tolerance", type=float)
+    export.add_argument("--target", help="of --mode fast: arm64, instead of this machine")
     export.add_argument("--json", action="store_true", help="print the report as JSON")
     export.set_defaults(command=_export, names=_NAMES)
 
@@ -185,7 +186,7 @@ def _export(options: argparse.Namespace, console: Any) -> None:
     with console.status("Loading the model") as status:
         model = read_keras(options.model)
         status.update("Converting, running and comparing, in other processes")
-        given = {k: vars(options)[k] for k in ("mode", "batch_size", "tolerance")}
+        given = {k: vars(options)[k] for k in ("mode", "batch_size", "tolerance", "target")}
         report = export_litert(
             model, options.output, sample=sample, representative_data=data, **given
         )

@@ -19,6 +19,7 @@ from keras_sparse_ortho.export._process import converter_backend, is_missing, re
 from keras_sparse_ortho.export._routes import (
     ENDS,
     MODES,
+    TARGETS,
     ExportReport,
     installed_versions,
     routes_of,
@@ -43,6 +44,7 @@ def export_litert(
     timeout: float = 600.0,
     inference_input_type: str = "float32",
     inference_output_type: str = "float32",
+    target: str | None = None,
 ) -> ExportReport:
     """Exports a model as a LiteRT (TFLite) file, verified.
 
@@ -91,6 +93,9 @@ def export_litert(
         inference_input_type: `"float32"`; with `"int8"` and `"int4"` also `"int8"` or `"uint8"`,
             for devices without floats. `load_litert` takes and gives floats.
         inference_output_type: The same of the outputs.
+        target: Of `"fast"`: `None`, this machine, or `"arm64"`. Files are timed on this machine all
+            the same, without AMX, which no such processor has; int8 dot products (Armv8.2) are
+            assumed. So the order is an estimate, and the report says so.
 
     Returns:
         The `ExportReport`: sizes, zeros of each weight, differences, every route tried; its `plot`
@@ -129,7 +134,7 @@ def export_litert(
         kind = type(model).__name__
         raise ValueError(f"`model` must be a Keras model. Received: model of type {kind}")
     batch_size = check_integer("batch_size", batch_size)
-    target = check_path(path)
+    file = check_path(path)
     trained = has_trained_ranges(model)
     routes = routes_of(mode, representative_data is not None or trained)
     ends = inference_input_type, inference_output_type
@@ -151,12 +156,17 @@ def export_litert(
     task = Task(model, batch_size, sample, representative_data, tolerance, timeout, of_blocks)
     task.ends = ends
     warn_of_rows(task)
+    if target is not None and (target not in TARGETS or mode != "fast"):
+        raise ValueError(
+            f"`target` must be None or one of {list(TARGETS)}, and that with mode='fast'. "
+            f"Received: {target=}, {mode=}"
+        )
     encoded = any((value == 0).mean() >= _LEAST_ZEROS for value in task.kernels.values())
     if mode is None and not encoded:
         routes = routes[:1]
     task.say = Steps("auto" if len(routes) > 1 else False)
     # On the target's file system, so that the last step is one atomic rename.
-    with staging(target.parent, target.name) as folder:
+    with staging(file.parent, file.name) as folder:
         task.folder = folder
         tried = candidates(task, routes, {None: len, "small": len, "gzip": _zipped}.get(mode))
         good = [c for c in tried if c.file is not None]
@@ -165,24 +175,25 @@ def export_litert(
         taken = good[0]
         if mode == "fast":
             task.say(f"timing {len(good)} files")
-            times = latencies([c.file for c in good], timeout=timeout)
+            times = latencies([c.file for c in good], timeout=timeout, target=target)
             for one, ms in zip(good, times, strict=True):
                 one.outcome = dataclasses.replace(one.outcome, latency_ms=ms)
             taken = choose(good)
         content = taken.file.read_bytes()
         report = ExportReport(
             **vars(taken.outcome),
-            path=str(target),
+            path=str(file),
             mode=mode,
             gzip_bytes=_zipped(content),
             weights=read_weights(content),
             sample_rows=len(task.sample[0]),
             compared_on=task.origin,
             ends=ends,
+            assumed=None if target is None else TARGETS[target],
             versions=installed_versions(),
             routes=tuple(c.outcome for c in tried),
         )
-        os.replace(taken.file, target)
+        os.replace(taken.file, file)
     return report
 
 

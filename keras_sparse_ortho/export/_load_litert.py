@@ -203,6 +203,7 @@ def latencies(
     threads: int = 1,
     seconds: float = 10.0,
     timeout: float = 600.0,
+    target: str | None = None,
 ) -> list[float]:
     """Median milliseconds of one call of each file, measured in turn, each in its own process.
 
@@ -211,6 +212,7 @@ def latencies(
         threads: int. Threads of the interpreter.
         seconds: float. No new round (five calls of each file) starts later, after the first three.
         timeout: float. Seconds until the measurement is aborted.
+        target: `None`, this machine, or `"arm64"`: without AMX, see `export_litert`.
 
     Raises ExportVerificationError if a process dies, or the timeout is over.
     """
@@ -222,7 +224,7 @@ def latencies(
             content, copy = read_packed(Path(file)), folder / f"{k}.tflite"
             copy.write_bytes(content)
             read_record(content, str(file))  # raises where the file was damaged
-            job: dict[str, Any] = {"file": str(copy), "threads": threads}
+            job: dict[str, Any] = {"file": str(copy), "threads": threads, "amx": target is None}
             jobs.append(functools.partial(stack.enter_context(Worker()).run, "bench", **job))
 
         def measure(k: int, calls: int) -> list[float]:

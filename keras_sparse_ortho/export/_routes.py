@@ -17,6 +17,7 @@ MODES = ("small", "gzip", "fast")
 TOLERANCES = {"float32": 1e-5, "float16": 5e-3, "dynamic_int8": 0.1, "int8": 0.25}
 TOLERANCES |= {"dynamic_int4": 0.1, "int4": 0.1}
 ENDS = ("float32", "int8", "uint8")  # types of inputs and outputs
+TARGETS = {"arm64": "times are those of this machine without AMX; arm64 has int8 dot products"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +131,7 @@ class ExportReport(RouteOutcome):
         compared_on: str. Their source: `sample`, rows of `representative_data` held out from
             calibration, or random ones; it says if they calibrated the file, too.
         ends: Types of the inputs and outputs.
+        assumed: str. Of a `target`: how its times were estimated.
         versions: dict. Versions of Keras, of the converters and of ai-edge-litert, which ran it.
         routes: Every route that was tried, with its figures or the reason it failed.
     """
@@ -141,6 +143,7 @@ class ExportReport(RouteOutcome):
     sample_rows: int
     compared_on: str
     ends: tuple[str, str]
+    assumed: str | None
     versions: dict[str, str]
     routes: tuple[RouteOutcome, ...]
 
@@ -201,6 +204,8 @@ class ExportReport(RouteOutcome):
         }
         if self.ends != ("float32", "float32"):
             figures["inputs, outputs"] = ", ".join(self.ends)
+        if self.assumed is not None:
+            figures["assumed"] = self.assumed
         if self.argmax_agreement is not None:
             figures["same argmax"] = f"{self.argmax_agreement:.1%} of the rows"
         if self.folded:

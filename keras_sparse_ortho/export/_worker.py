@@ -5,12 +5,14 @@
 """
 
 import contextlib
+import ctypes
 import functools
 import gc
 import importlib
 import json
 import os
 import queue
+import struct
 import sys
 import threading
 import time
@@ -19,6 +21,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
+_NO_NEW_PRIVILEGES, _SECCOMP, _FILTER = 38, 22, 2  # of prctl
+_NUMBER, _FIRST_ARGUMENT = 0, 16  # offsets in seccomp_data
+_LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06  # of Berkeley packet filters
+_FAIL, _ALLOW = 0x00050000 | 22, 0x7FFF0000  # with EINVAL
+_AMX_IS_REFUSED = (  # code, steps to skip if true and if false, value
+    (_LOAD, 0, 0, _NUMBER),
+    (_EQUAL, 0, 3, _ARCH_PRCTL),
+    (_LOAD, 0, 0, _FIRST_ARGUMENT),
+    (_EQUAL, 0, 1, _REQUEST_PERMISSION),
+    (_RETURN, 0, 0, _FAIL),
+    (_RETURN, 0, 0, _ALLOW),
+)
 
 
 def trace(keras_file: str, modules: list[str], **traced: Any) -> None:
@@ -89,8 +105,10 @@ def inspect(file: str) -> dict[str, Any]:
     return {"input_names": [*inputs], "output_names": [*outputs]}
 
 
-def bench(file: str, threads: int, calls: int) -> list[float]:
+def bench(file: str, threads: int, calls: int, amx: bool = True) -> list[float]:
     """Milliseconds of some calls of a file, which stays loaded for the next job."""
+    if not amx:
+        refuse_amx()
     # One process per file: after XNNPACK's int8 layers LiteRT's kernels take three times as long.
     interpreter = _warm_interpreter(file, threads)
     interpreter.invoke()  # the other files have used the caches since
@@ -195,6 +213,22 @@ def _warm_interpreter(file: str, threads: int) -> Any:
     for _ in range(3):
         interpreter.invoke()
     return interpreter
+
+
+@functools.cache
+def refuse_amx() -> None:
+    """Refuses the tiles of an Intel processor to this process, for good; OSError if it cannot."""
+    cpu = Path("/proc/cpuinfo")
+    if not cpu.exists() or "amx_int8" not in cpu.read_text():
+        return
+    code = b"".join(struct.pack("HBBI", *step) for step in _AMX_IS_REFUSED)
+    held = ctypes.create_string_buffer(code, len(code))
+    program = struct.pack("HQ", len(_AMX_IS_REFUSED), ctypes.addressof(held))
+    system = ctypes.CDLL(None, use_errno=True)
+    if system.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) or system.prctl(_SECCOMP, _FILTER, program):
+        raise OSError(ctypes.get_errno(), "The system takes no seccomp filter")
+    if system.syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0:
+        raise OSError("AMX was allowed in spite of the filter")
 
 
 def _limit_memory() -> None:

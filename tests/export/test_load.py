@@ -5,6 +5,7 @@ import gzip
 import importlib.util
 import pathlib
 import re
+import subprocess
 import sys
 import tracemalloc
 
@@ -14,7 +15,7 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import ExportRouteError, LiteRTFileError
-from keras_sparse_ortho.export import c_array, export_litert, latencies, load_litert
+from keras_sparse_ortho.export import _worker, c_array, export_litert, latencies, load_litert
 from tests.export.models import layers
 from tests.faults import graphs
 from tests.helpers import assert_same, run_python
@@ -236,6 +237,24 @@ def test_files_are_timed(all_routes, tmp_path):
     times = latencies([*files, packed], threads=2, seconds=0.01)
     assert len(times) == 3
     assert all(1e-4 < ms < 1000 for ms in times)  # milliseconds: no machine takes 100 ns
+
+
+def test_times_of_another_target_are_without_amx(all_routes):
+    code = f"""if True:
+        import ctypes, pathlib, runpy
+        read = pathlib.Path.read_text
+        pathlib.Path.read_text = lambda path: "amx_int8" if path.name == "cpuinfo" else read(path)
+        worker = runpy.run_path({_worker.__file__!r})
+        file = {str(all_routes[3] / "float32.tflite")!r}
+        system = ctypes.CDLL(None, use_errno=True)
+        for amx in (True, False):
+            worker["bench"](file, 1, 1, amx=amx)
+            print(system.prctl(21, 0, 0, 0, 0), system.syscall(158, 0x1023, 18) < 0, end=" ")
+        print(ctypes.get_errno())
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    filters = done.stdout.split()
+    assert (filters[0], filters[2:]) == ("0", ["2", "True", "22"])  # 22: EINVAL, of the filter
 
 
 def test_missing_interpreter(monkeypatch, tmp_path):

@@ -64,6 +64,8 @@ def test_model(make, message, path):
     ("arguments", "message"),
     [
         ({"mode": "int2"}, "mode='int2'"),
+        ({"mode": "fast", "target": "arm"}, r"one of \['arm64'\].*target='arm'"),
+        ({"target": "arm64"}, "with mode='fast'.*mode=None"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"batch_size": 2.0}, r"batch_size=2\.0"),
         ({"tolerance": -1.0}, r"tolerance=-1\.0"),

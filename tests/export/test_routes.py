@@ -64,7 +64,10 @@ def test_data_of_every_buffer_is_aligned(all_routes):
 def test_fast_takes_the_least_latency_that_it_measured(all_routes, tmp_path, monkeypatch, capsys):
     model, data, *_ = all_routes
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    report = export_litert(model, tmp_path / "m.tflite", mode="fast", sample=data[:2])
+    options = {"mode": "fast", "target": "arm64", "sample": data[:2]}
+    report = export_litert(model, tmp_path / "m.tflite", **options)
+    assert "without AMX" in report.assumed
+    assert report.assumed in str(report)
     said = capsys.readouterr().err
     assert "float16: converted, " in said
     assert "float16: compared, " in said
