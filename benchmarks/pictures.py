@@ -164,7 +164,7 @@ def growth(rival="blocks 64"):
 
 
 SOURCES = {
-    "gain": ["blocks.md", "deep.md", "litert.md", "methods.md"],
+    "gain": ["blocks.md", "deep.md", "litert_blocks.md", "methods.md"],
     "very_deep": ["deep.jsonl"],
     "mlp7_losses": ["deep.jsonl"],
     "forces": ["learnt.jsonl"],
@@ -225,16 +225,16 @@ def gain() -> Figure:
         "Step of 4 layers of 4096 (JAX): time, dense = 1",
         ".2f",
     )
-    where = "litert#MLP, density 0.1 | zeros={}; route=`{}` | {}"
+    where = "litert_blocks | network=mlp; block=32; batch=1; AMX=EPYC; threads=1 | {}"
     bars(
         file,
         [
-            ("float32", DENSE, value(where.format("elements", "float32", "MB"))),
-            ("int8", DENSE, value(where.format("elements", "dynamic_int8", "MB"))),
-            ("10%, int8", OURS, value(where.format("blocks 16x1", "dynamic_int8+1x16", "MB"))),
+            ("dense, int8", DENSE, value(where.format("int8 kB"))),
+            ("dense, int4", DENSE, value(where.format("int4 kB"))),
+            ("1 in 8 blocks, int8", OURS, value(where.format("kB"))),
         ],
-        "LiteRT file of an MLP, 9.4 million weights: MB",
-        ".1f",
+        "LiteRT file of an MLP, 4.2 million weights: kB",
+        ".0f",
     )
     where = "methods#cnn, epochs: 4 | density={}; method={} | test accuracy [%]"
     bars(

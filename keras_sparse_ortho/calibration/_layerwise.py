@@ -237,9 +237,19 @@ class _Saved:
         return self._folder / f"{self._key}-{own}.npz"
 
     def load(self, weight: PrunableWeight) -> tuple[np.ndarray, np.ndarray]:
-        with np.load(self.path(weight)) as found:
-            draw = PackedDraw(found["bits"], found["values"], weight.shape, 0, None)
-            return draw.kernel, draw.mask
+        path = self.path(weight)
+        try:
+            with np.load(io.BytesIO(path.read_bytes())) as found:
+                draw = PackedDraw(found["bits"], found["values"], weight.shape, 0, None)
+                kernel, mask = draw.kernel, draw.mask
+            if not np.isfinite(kernel).all():
+                raise ValueError("values that are not finite")
+        except Exception as error:  # any: NumPy's readers of a damaged file raise all kinds
+            raise ValueError(
+                f"`resume` goes on from files of a run before. Delete this one, and '{weight.path}' "
+                f"is solved again. Received: {str(path)!r}, {type(error).__name__}: {error}"
+            ) from None
+        return kernel, mask
 
     def save(self, weight: PrunableWeight, value: np.ndarray, mask: np.ndarray) -> None:
         draw = PackedDraw.of(value.astype(weight.raw_value(copy=False).dtype), mask, None)

@@ -280,12 +280,16 @@ class NByM(Structure):
         return np.concatenate([array, padding], axis=-2).reshape(*outer, -1, self.m, outputs)
 
     def largest(self, scores: np.ndarray, count: int) -> np.ndarray:
-        """The mask of the `count` largest entries of a group of `m`, at most `n` of each.
+        """The mask of the `count` largest entries, at most `n` of each group of `m`.
 
-        If `count` is more, no group has more of them than it needs to.
+        If `count` is more, no group has more of them than it needs to, and none fewer than `n`.
         """
         most = max(self.n, math.ceil(count / scores.size * self.m - 1e-9))
-        return largest_mask(self.strongest(scores, min(most, self.m)), count)
+        ranked = self.strongest(scores, min(most, self.m))
+        if most > self.n:
+            first = self.strongest(scores, self.n) > -1.0
+            ranked = np.where(first, ranked + (scores.max() + 1.0), ranked)
+        return largest_mask(ranked, count)
 
     def strongest(self, scores: np.ndarray, most: int) -> np.ndarray:
         """Scores of the `most` largest entries of each group, the first of equals; -2 elsewhere."""

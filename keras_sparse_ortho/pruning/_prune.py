@@ -128,7 +128,8 @@ def prune(
         BudgetError: Also for layer collapse: a kernel without a live entry.
         NotPrunableError: Also for scores that are not finite, and with `"obs"` or `"wanda"` a
             density for a kernel that cannot be measured.
-        ValueError: Conflicting arguments; `data` missing or not used by this score.
+        ValueError: Conflicting arguments; `data` missing or not used by this score; a damaged file
+            in the folder of `resume`.
 
     Warns:
         UserWarning: As `sparsify`, for unregistered matrices and blocks. SNIP, GraSP or SynFlow, on

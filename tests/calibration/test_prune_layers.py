@@ -296,6 +296,16 @@ def test_a_killed_run_goes_on(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run(limit=1)
     assert len(list((tmp_path / "run").iterdir())) == 1
+    (file,) = (tmp_path / "run").iterdir()
+    good, (solved_one,) = file.read_bytes(), calls[:1]
+    with np.load(file) as found:
+        arrays = dict(found)
+    np.savez(file, bits=arrays["bits"], values=arrays["values"] * np.nan)
+    for content in (file.read_bytes(), good[:300], b"", bytes(range(7, 256)) * 4):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=f"Delete this one, and '{solved_one}'.*{file.name}"):
+            run()
+    file.write_bytes(good)
     resumed = values(run())
     assert len(calls) == 2
     for path, value in expected.items():

@@ -182,3 +182,17 @@ def test_given_blocks_are_checked():
     for live in ((), ("10", "1"), ("12",)):
         with pytest.raises(ValueError, match="equal strings of 0 and 1"):
             GivenBlocks(4, 4, live)
+
+
+def test_groups_that_lose_entries_in_steps_never_get_one_back():
+    scores = np.random.default_rng(0).random((64, 32))
+    groups, before = NByM(2, 4), np.ones(scores.shape, bool)
+    for density in (0.9, 0.75, 0.6, 0.51, 0.5):
+        count = round(density * scores.size)
+        mask = groups.largest(scores, count)
+        assert mask.sum() == count
+        assert not (mask & ~before).any()
+        live = mask.reshape(16, 4, 32).sum(axis=1)
+        assert live.min() >= 2
+        assert live.max() <= 2 + np.ceil(2 * (2 * density - 1))
+        before = mask
