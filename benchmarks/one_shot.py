@@ -139,9 +139,7 @@ def measure(name: str, seed: int, given: argparse.Namespace) -> None:
 
     setting = {"network": name, "seed": seed, "epochs": given.epochs, "images": given.images}
     done = {(run["method"], run["density"]) for run in lines() if setting.items() <= run.items()}
-    missing = [
-        (m, d) for d in given.densities for m in METHODS if (m, d) not in done
-    ]
+    missing = [(m, d) for d in given.densities for m in METHODS if (m, d) not in done]
     if not missing:
         return
     data = given_data(name, given.images)

@@ -246,8 +246,8 @@ class _Saved:
                 raise ValueError("values that are not finite")
         except Exception as error:  # any: NumPy's readers of a damaged file raise all kinds
             raise ValueError(
-                f"`resume` goes on from files of a run before. Delete this one, and '{weight.path}' "
-                f"is solved again. Received: {str(path)!r}, {type(error).__name__}: {error}"
+                f"`resume` goes on from files of an earlier run. Delete this one: '{weight.path}' "
+                f"is then solved again. Received: {str(path)!r}, {type(error).__name__}: {error}"
             ) from None
         return kernel, mask
 

@@ -303,7 +303,7 @@ def test_a_killed_run_goes_on(tmp_path, monkeypatch):
     np.savez(file, bits=arrays["bits"], values=arrays["values"] * np.nan)
     for content in (file.read_bytes(), good[:300], b"", bytes(range(7, 256)) * 4):
         file.write_bytes(content)
-        with pytest.raises(ValueError, match=f"Delete this one, and '{solved_one}'.*{file.name}"):
+        with pytest.raises(ValueError, match=f"Delete this one: '{solved_one}'.*{file.name}"):
             run()
     file.write_bytes(good)
     resumed = values(run())
