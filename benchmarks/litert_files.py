@@ -432,12 +432,14 @@ def blocks() -> None:
         if any(wanted and value not in wanted for wanted, value in zip(chosen, one, strict=True)):
             continue
         own = (*one, processor(machine(), amx))
-        if own in map(_key, rows) and not options.again:
+        timed = [row for row in rows if "machine" in row]
+        if own in map(_key, timed) and not options.again:
             continue
         print("{}, blocks of {}, batch {}".format(*one), flush=True)
         model, row = blocks_network(*one[:2]), {"network": one[0], "block": one[1], "amx": amx}
         found = timed_files(model, options.routes, one[2], options.seconds, row)
-        rows = [r for r in rows if _key(r) != own] + found
+        others = [row for row in rows if row not in timed or _key(row) != own]
+        rows = others + found
         BLOCKS_FILE.write_text("".join(json.dumps(row) + "\n" for row in rows))
     if not rows:
         parser.error("nothing is measured yet")

@@ -63,8 +63,7 @@ def routes_of(mode: str | None, has_data: bool) -> list[Route]:
     """The routes that a mode tries; without data no static integers."""
     complete = converter_backend() == "tensorflow"
     there = [route for route in ROUTES if complete or route.encoding != "sp"]
-    if mode in MODES:  # 4 bits take more time than 8
-        there = [route for route in there if mode != "fast" or "int4" not in route.storage]
+    if mode in MODES:
         return [route for route in there if has_data or not route.needs_data]
     if mode is None:
         return [route for route in there if route.storage == "float32"]
