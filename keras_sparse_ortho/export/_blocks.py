@@ -123,6 +123,8 @@ def plan_of(model: keras.Model) -> BlockPlan:
             blocks = _blocks_of(layer)
             kind: Any = plan.kept if isinstance(blocks, str) else plan.found
             kind[kernel.path] = blocks
+    for path in plan.found:  # a wrapper has the kernel of its layer
+        plan.kept.pop(path, None)
     return plan
 
 

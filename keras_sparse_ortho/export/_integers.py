@@ -1,5 +1,6 @@
 """Float32 LiteRT files to float16, or to integers by ai-edge-quantizer (AEQ) in trained ranges."""
 
+import collections
 import contextlib
 import copy
 import re
@@ -203,11 +204,16 @@ def _spread(
         (graph, op, files.TFL_OP_CODE_TO_NAME.get(kind)) for graph, op, kind in _operations(model)
     ]
     known, floats = dict(ranges), []
+    readers = collections.Counter(
+        one for graph, op, _ in everything for one in _varying(model, graph, op.inputs)
+    )
     for graph, op, name in reversed(everything):  # before what is only moved about
         after = name_of(graph.tensors[op.outputs[0]])
-        if name in ("RESHAPE", "TRANSPOSE") and after in known:
+        if name in ("RESHAPE", "TRANSPOSE", "GATHER", "CONCATENATION") and after in known:
+            all_of_it = name in ("RESHAPE", "TRANSPOSE")
             for before in _varying(model, graph, op.inputs):
-                known.setdefault(before, known[after])
+                if all_of_it or readers[before] == 1:
+                    known.setdefault(before, known[after])
     read = {(id(graph), k) for graph, op, _ in everything for k in (*op.inputs, *graph.outputs)}
     for graph, op, name in everything:
         taken, given = (_varying(model, graph, places) for places in (op.inputs, op.outputs))

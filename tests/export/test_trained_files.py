@@ -201,6 +201,21 @@ def test_files_of_blocks_hold_the_trained_integers(make, weights, tmp_path):
         assert any(np.array_equal(values, np.sort(sign * column)) for sign in (1, -1))
 
 
+@pytest.mark.tensorflow_only
+def test_groups_of_uneven_blocks_compute_in_the_range_of_their_layer(tmp_path):
+    mask = np.kron(np.tri(4, dtype=bool), np.ones((16, 16), bool))  # one to four blocks a column
+    masked = kso.apply_masks(block_mlp(), {"hidden": mask})
+    model = quantize_aware(masked, "int4", momentum=0.8)
+    x = np.random.default_rng(0).normal(size=(64, 64)).astype("float32")
+    model(x, training=True)
+    report = export_litert(round_biases(model), tmp_path / "m.tflite", mode="int8+blocks", sample=x)
+    assert_few_roundings_differ(report, model, x)
+    kinds = operations(report.path)[:-1]
+    assert [name for name, _ in kinds].count("CONV_2D") > 1
+    assert {kind for _, kind in kinds} == {np.int8}
+    assert not any("hidden" in path for path in report.kept)
+
+
 @pytest.mark.slow
 def test_files_of_floats_round_as_keras_does(tmp_path):
     model, x = trained(mlp, "int8")
