@@ -5,8 +5,7 @@ the layer's inputs `(M, k, k)` in float64, or `(1, k, k)` where all matrices hav
 
 A pattern has `lines`, index arrays that part the `k` inputs (for one output the entries of a line
 are dropped together; `None`: single entries), `largest(scores, count)`, the mask of largest total
-score with `count` live entries, and of ADMM `first_rate`, the penalty with which it begins, and its
-`iterations`.
+score with `count` live entries, and `first_rate`, the penalty with which ADMM begins.
 """
 
 import dataclasses
@@ -29,14 +28,16 @@ from keras_sparse_ortho.orthogonal import (
 
 DAMPING = 0.01
 AIM = 0.5
+ITERATIONS = 88
 _MORE = 300  # of kernels with at most 256 inputs, which take no time
 _LAST_RATE = 3.0
+_EACH = 4  # iterations with one penalty, for which an inverse takes half of the products
 EXTRA = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """More damping, for the unit diagonal of `H`; held-out rows choose."""
 
 TOLERANCE = 1e-6
 _CLOSE = 1e-3  # where refits are only compared
-_FEW_ITERATIONS = 15  # where only errors are wanted
+_FEW_ITERATIONS = 16  # where only errors are wanted
 _OUTPUTS = 64  # that are refitted to choose the damping
 _CHECK_EVERY = 4
 
@@ -51,7 +52,6 @@ class Entries:
     taps: int = 1  # of a convolution: they come before the inputs, with groups of their own
     lines = None
     first_rate = 0.01
-    iterations = 90
 
     def largest(self, scores: Array, count: int, *, last: bool = True) -> Array:
         if self.structure is not None:
@@ -73,11 +73,6 @@ class Blocks:
     def first_rate(self) -> float:
         """With a lower one, blocks in any pattern lose more on new rows."""
         return 0.1 if self.few and not self.block.regular else 0.01
-
-    @property
-    def iterations(self) -> int:
-        """Regular blocks gain nothing by more."""
-        return 45 if self.block.regular else 90
 
     @property
     def lines(self) -> list[Array]:
@@ -153,11 +148,15 @@ class _Problem:
         target = self.normal.astype(np.float32) @ full + extra * full
         mask = self.pattern.largest(full * full, count)
         found, dual = full * mask, np.zeros_like(full)
-        rates = np.geomspace(self.pattern.first_rate, _LAST_RATE, iterations, dtype=np.float32)
-        for rate in rates:
-            free = axes @ ((turned @ (target - dual + rate * found)) / (roots + rate))
+        rates = np.geomspace(self.pattern.first_rate, _LAST_RATE, iterations // _EACH)
+        inverse, inverts = axes, full.shape[-2] <= _EACH * full.shape[-1]
+        for k, rate in enumerate(np.repeat(rates, _EACH).astype(np.float32)):
+            right = target - dual + rate * found
+            if inverts and k % _EACH == 0:
+                inverse = axes @ (turned / (roots + rate))
+            free = inverse @ right if inverts else axes @ ((turned @ right) / (roots + rate))
             moved = free + dual / rate
-            mask = self.pattern.largest(moved * moved, count, last=rate == rates[-1])
+            mask = self.pattern.largest(moved * moved, count, last=k == iterations - 1)
             found = moved * mask
             dual = dual + rate * (free - found)
         return found, mask
@@ -180,8 +179,7 @@ def obs(
         return kernel, _of_tokens(kernel, count, used, held, pattern)
     problem = _Problem(kernel, moments, pattern)
     extra = _extra(kernel, pattern.largest(problem.full**2, count), used, held)
-    iterations = pattern.iterations if kernel.shape[1] > 256 else _MORE
-    found, mask = problem.found(count, extra, iterations)
+    found, mask = problem.found(count, extra, ITERATIONS if kernel.shape[1] > 256 else _MORE)
     return problem.back(problem.refitted(mask, extra, found, TOLERANCE)), mask
 
 

@@ -130,7 +130,7 @@ class ExportReport(RouteOutcome):
         compared_on: str. Their source: `sample`, rows of `representative_data` held out from
             calibration, or random ones; it says if they calibrated the file, too.
         ends: Types of the inputs and outputs.
-        assumed: str. Of a `target`: how its times were estimated.
+        assumed: str. How the times of a `target` were estimated; else None.
         versions: dict. Versions of Keras, of the converters and of ai-edge-litert, which ran it.
         routes: Every route that was tried, with its figures or the reason it failed.
     """
