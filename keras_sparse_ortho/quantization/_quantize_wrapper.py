@@ -4,6 +4,7 @@ import contextlib
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_sparse_ortho._checks import as_text, check_config, check_integer
 from keras_sparse_ortho._keras_internals import WrapperBuiltByCalls, replaced, restored
@@ -103,6 +104,22 @@ class QuantizeWrapper(WrapperBuiltByCalls):
             "output": self.of_output is not None,
             "momentum": self.momentum,
         }
+
+    # Keras would pass over ranges of a file that the configuration does not have.
+    def save_own_variables(self, store: Any) -> None:
+        store["ranges"] = np.array(self._range_count())
+
+    def load_own_variables(self, store: Any) -> None:
+        if "ranges" in store and int(store["ranges"][()]) != self._range_count():
+            raise ValueError(
+                f"The file has the ranges of {int(store['ranges'][()])} tensors for layer "
+                f"'{self.name}'; its configuration must have as many. "
+                f"Received: {self._range_count()}"
+            )
+
+    def _range_count(self) -> int:
+        apart = (self.of_output, self.of_activation)
+        return len(self.of_inputs) + sum(own is not None for own in apart)
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "QuantizeWrapper":

@@ -1,5 +1,7 @@
 """`quantize_aware`: where activations are rounded, their ranges, files, strip, refusals."""
 
+import zipfile
+
 import keras
 import numpy as np
 import pytest
@@ -320,3 +322,20 @@ def test_round_biases_refuses():
         round_biases(quantize_aware(dense))
     with pytest.raises(NotPrunableError, match="functional and Sequential"):
         round_biases(type("Written", (keras.Model,), {})())
+
+
+def test_a_file_whose_configuration_lacks_ranges_is_refused(tmp_path):
+    dense = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    file, other = tmp_path / "m.keras", tmp_path / "other.keras"
+    model = kso.quantize_aware(dense)
+    model.save(file)
+    with zipfile.ZipFile(file) as old, zipfile.ZipFile(other, "w") as new:
+        for name in old.namelist():
+            content = old.read(name)
+            if name == "config.json":
+                assert b'"output": true' in content
+                content = content.replace(b'"output": true', b'"output": null')
+            new.writestr(name, content)
+    with pytest.raises(ValueError, match=r"ranges of 2 tensors for layer 'dense'.*Received: 1"):
+        keras.saving.load_model(other)
+    assert keras.saving.load_model(file).count_params() == model.count_params()
