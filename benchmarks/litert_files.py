@@ -534,13 +534,16 @@ def arm64() -> None:
     nothing, and all instructions cost the same. Outputs are compared with those on this machine.
     """
     parser = described(arm64)
-    parser.add_argument("--root", type=Path, required=True)
+    parser.add_argument("--root", type=Path, default=RESULTS.parent / "out" / "arm64")
+    parser.add_argument("--table", action="store_true", help="write the table only")
     parser.add_argument("--network", nargs="+", default=["mlp", "convolutions", "cnn", "encoder"])
     parser.add_argument("--cpu", nargs="+", default=[*CPUS], choices=CPUS)
     parser.add_argument("--routes", nargs="+", default=ROUTES)
     options = parsed(parser, {"network": ["mlp"], "cpu": ["cortex-a76"], "routes": ["float32"]})
+    if not options.table and not options.root.exists():
+        parser.error(f"there is no {options.root}; --help says how to make it")
     rows = finished(BLOCKS_FILE)
-    for name in options.network:
+    for name in [] if options.table else options.network:
         model = blocks_network(name, 32)
         shape = model.inputs[0].shape[1:]
         data = np.random.default_rng(1).standard_normal((32, *shape)).astype("float32")

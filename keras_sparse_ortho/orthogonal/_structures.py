@@ -282,12 +282,13 @@ class NByM(Structure):
     def largest(self, scores: np.ndarray, count: int) -> np.ndarray:
         """The mask of the `count` largest entries, at most `n` of each group of `m`.
 
-        If `count` is more, no group has more of them than it needs to, and none fewer than `n`.
+        If `count` is more, groups differ by one entry at most, so that none gets one back later.
         """
-        most = max(self.n, math.ceil(count / scores.size * self.m - 1e-9))
+        share = count / scores.size * self.m
+        most, fewest = (max(self.n, n) for n in (math.ceil(share - 1e-9), math.floor(share + 1e-9)))
         ranked = self.strongest(scores, min(most, self.m))
-        if most > self.n:
-            first = self.strongest(scores, self.n) > -1.0
+        if most > fewest:
+            first = self.strongest(scores, fewest) > -1.0
             ranked = np.where(first, ranked + (scores.max() + 1.0), ranked)
         return largest_mask(ranked, count)
 
