@@ -51,13 +51,16 @@ def exported(
     return found
 
 
+def rows_for(model: keras.Model, count: int) -> np.ndarray:
+    shape = model.inputs[0].shape[1:]
+    return np.random.default_rng(1).standard_normal((count, *shape)).astype("float32")
+
+
 def timed_files(
     model: keras.Model, routes: list[str], batch: int, seconds: float, row: dict
 ) -> list[dict]:
     """Lines of every route of a model, timed together."""
-    shape = model.inputs[0].shape[1:]
-    data = np.random.default_rng(1).standard_normal((max(32, batch), *shape)).astype("float32")
-    rows, files = [], []
+    data, rows, files = rows_for(model, max(32, batch)), [], []
     with tempfile.TemporaryDirectory() as folder:
         for route, report in exported(model, Path(folder), routes, data, batch).items():
             line = row | {"batch": batch, "route": route, "machine": machine()}
@@ -376,11 +379,9 @@ def blocks_table(rows: list[dict]) -> str:
             text += f"{row['reason'].splitlines()[0][:200]}\n"
     if not counted:
         return text
-    text += (
-        "\n## Arm\n\nInstructions of a call in millions, of LiteRT's package for Arm under QEMU: "
-    )
-    text += "no times. Blocks of 32, batch 1, one thread. `apart`: the largest difference of these "
-    text += "files' outputs from this machine's, as a part of their root mean square.\n\n"
+    text += "\n## Arm\n\nInstructions of a call, in millions, of LiteRT's package for Arm under "
+    text += "QEMU: no times. Blocks of 32, batch 1, one thread. `apart`: the largest difference of "
+    text += "these files' outputs from this machine's, as a part of their root mean square.\n\n"
     lines = []
     for name, cpu in dict.fromkeys((row["network"], row["cpu"]) for row in counted):
         mine = [row for row in counted if (row["network"], row["cpu"]) == (name, cpu)]
@@ -432,14 +433,12 @@ def blocks() -> None:
         if any(wanted and value not in wanted for wanted, value in zip(chosen, one, strict=True)):
             continue
         own = (*one, processor(machine(), amx))
-        timed = [row for row in rows if "machine" in row]
-        if own in map(_key, timed) and not options.again:
+        if own in (_key(r) for r in rows if "machine" in r) and not options.again:
             continue
         print("{}, blocks of {}, batch {}".format(*one), flush=True)
         model, row = blocks_network(*one[:2]), {"network": one[0], "block": one[1], "amx": amx}
         found = timed_files(model, options.routes, one[2], options.seconds, row)
-        others = [row for row in rows if row not in timed or _key(row) != own]
-        rows = others + found
+        rows = [r for r in rows if "machine" not in r or _key(r) != own] + found
         BLOCKS_FILE.write_text("".join(json.dumps(row) + "\n" for row in rows))
     if not rows:
         parser.error("nothing is measured yet")
@@ -493,7 +492,17 @@ np.save(sys.argv[3], interpreter.get_tensor(y["index"]))
 """
 
 
-def emulated(root: Path, cpu: str, file: str, row: np.ndarray) -> tuple[int, np.ndarray]:
+def compiled(folder: str) -> str:
+    """QEMU's plugin, which counts instructions."""
+    source, plugin = f"{folder}/count.c", f"{folder}/count.so"
+    Path(source).write_text(PLUGIN)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-o", plugin, source], check=True)
+    return plugin
+
+
+def emulated(
+    root: Path, cpu: str, plugin: str, file: str, row: np.ndarray
+) -> tuple[int, np.ndarray]:
     """Instructions of one call of a file, and its output."""
     part, features = CPUS[cpu]
     text = f"Features\t: {features}\nCPU implementer\t: 0x41\nCPU architecture: 8\n"
@@ -504,12 +513,8 @@ def emulated(root: Path, cpu: str, file: str, row: np.ndarray) -> tuple[int, np.
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(content)
     with tempfile.TemporaryDirectory() as folder:
-        source, plugin, given, answer = (
-            f"{folder}/{name}" for name in ("count.c", "count.so", "x.npy", "y.npy")
-        )
-        Path(source).write_text(PLUGIN)
+        given, answer = f"{folder}/x.npy", f"{folder}/y.npy"
         np.save(given, row)
-        subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-o", plugin, source], check=True)
         python = [f"{root}/usr/bin/python3.11", "-c", CALLED, file, given, answer]
         command = ["qemu-aarch64", "-cpu", cpu, "-plugin", plugin, "-L", f"{root}", *python]
         environment = os.environ | {"PYTHONPATH": f"{root}/site"}
@@ -545,13 +550,13 @@ def arm64() -> None:
     rows = finished(BLOCKS_FILE)
     for name in [] if options.table else options.network:
         model = blocks_network(name, 32)
-        shape = model.inputs[0].shape[1:]
-        data = np.random.default_rng(1).standard_normal((32, *shape)).astype("float32")
+        data = rows_for(model, 32)
         with tempfile.TemporaryDirectory() as folder:
+            plugin = compiled(folder)
             found = exported(model, Path(folder), options.routes, data, 1)
             files = {route: one.path for route, one in found.items() if not isinstance(one, str)}
             for cpu, (route, file) in itertools.product(options.cpu, files.items()):
-                count, output = emulated(options.root, cpu, file, data[:1])
+                count, output = emulated(options.root, cpu, plugin, file, data[:1])
                 here = load_litert(file).predict(data[:1])
                 row = {"network": name, "block": 32, "cpu": cpu, "route": route}
                 rows = [r for r in rows if not row.items() <= r.items()]

@@ -329,9 +329,13 @@ def encoder() -> keras.Model:
     return keras.Model(inputs, L.Dense(10, name="head")(L.GlobalAveragePooling1D()(x)))
 
 
-STORED = {"mlp": wide_mlp, "mlp, blocks": wide_mlp, "cnn": network, "encoder": encoder}
-# Densities from the first step; 1 is the dense network, the rival.
-STORED_DENSITIES = {"mlp": (1, 0.1), "mlp, blocks": (0.125,), "cnn": (1, 0.2), "encoder": (1, 0.2)}
+# Networks, densities from the first step (1 is the dense network, the rival), other options.
+STORED = {
+    "mlp": (wide_mlp, (1, 0.1), {}),
+    "mlp, blocks": (wide_mlp, (0.125,), {"structure": "16x16", "exclude": "head"}),
+    "cnn": (network, (1, 0.2), {}),
+    "encoder": (encoder, (1, 0.2), {}),
+}
 
 
 def measure_storages(net: str, density: float, images: int, seconds: float) -> None:
@@ -344,15 +348,11 @@ def measure_storages(net: str, density: float, images: int, seconds: float) -> N
 
     data = load("fashion_mnist")
     keras.utils.set_random_seed(0)
-    base = STORED[net]()
-    if net == "mlp, blocks":
-        blocks = {"structure": "16x16", "exclude": "head"}
-        base = kso.sparsify(base, density, seed=0, **blocks)
-    elif density < 1:
-        base = kso.sparsify(base, density, seed=0)
+    make, _, how = STORED[net]
+    base = make() if density == 1 else kso.sparsify(make(), density, seed=0, **how)
     fitted(base, data, images, WIDE["epochs"], WIDE["rate"])
     for training, (arguments, routes) in TRAININGS.items():
-        if net == "mlp, blocks":
+        if "structure" in how:
             routes = [f"{route}+blocks" for route in routes if "int8" in route]
         if net != "mlp" and "ternary" in training:
             continue
@@ -425,7 +425,7 @@ def storages() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of timing in one training")
     given = parsed(parser, quick={"images": 256, "networks": ["mlp, blocks"], "seconds": 1.0})
     for net in given.networks:
-        for density in STORED_DENSITIES[net]:
+        for density in STORED[net][1]:
             measure_storages(net, density, given.images, given.seconds)
 
 

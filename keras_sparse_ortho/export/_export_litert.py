@@ -144,6 +144,11 @@ def export_litert(
             f"`inference_input_type` and `inference_output_type` must be of {ENDS}, and 'float32' "
             f"but with a mode of static integers, such as 'int8'. Received: {ends}, mode={mode!r}"
         )
+    if target is not None and (target not in TARGETS or mode != "fast"):
+        raise ValueError(
+            f"`target` must be None or one of {list(TARGETS)}, and that with mode='fast'. "
+            f"Received: {target=}, {mode=}"
+        )
     if mode not in MODES:
         # With trained ranges, data are rows to compare on.
         needs, has = routes[0].needs_data, representative_data is not None
@@ -156,11 +161,6 @@ def export_litert(
     task = Task(model, batch_size, sample, representative_data, tolerance, timeout, of_blocks)
     task.ends = ends
     warn_of_rows(task)
-    if target is not None and (target not in TARGETS or mode != "fast"):
-        raise ValueError(
-            f"`target` must be None or one of {list(TARGETS)}, and that with mode='fast'. "
-            f"Received: {target=}, {mode=}"
-        )
     encoded = any((value == 0).mean() >= _LEAST_ZEROS for value in task.kernels.values())
     if mode is None and not encoded:
         routes = routes[:1]

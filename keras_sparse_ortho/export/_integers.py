@@ -210,9 +210,8 @@ def _spread(
     for graph, op, name in reversed(everything):  # before what is only moved about
         after = name_of(graph.tensors[op.outputs[0]])
         if name in ("RESHAPE", "TRANSPOSE", "GATHER", "CONCATENATION") and after in known:
-            all_of_it = name in ("RESHAPE", "TRANSPOSE")
             for before in _varying(model, graph, op.inputs):
-                if all_of_it or readers[before] == 1:
+                if readers[before] == 1 or name in ("RESHAPE", "TRANSPOSE"):
                     known.setdefault(before, known[after])
     read = {(id(graph), k) for graph, op, _ in everything for k in (*op.inputs, *graph.outputs)}
     for graph, op, name in everything:

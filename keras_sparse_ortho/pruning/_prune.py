@@ -180,10 +180,11 @@ def prune(
     if not refits and pattern is None:
         return _by_scores(model, weights, density, score, budget, data, storage)
     batches = None if data is None else calibration_batches(data)
-    if budget is None and not by_layer and pattern is None:
+    if budget is None and (by_layer or pattern is not None):
+        budget = "uniform"
+    elif budget is None:
         paths = [weight.path for weight in weights]
         budget = saliency_by_name("magnitude", model, check_density(density), include=paths).budget
-    budget = "uniform" if budget is None else budget
     if by_layer or (batches is not None and budget == "error"):
         densities = not isinstance(budget, str | Sensitivity)
         weights = measurable(model, weights, batches or (), given=densities)

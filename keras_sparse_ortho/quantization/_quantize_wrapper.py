@@ -59,9 +59,13 @@ class QuantizeWrapper(WrapperBuiltByCalls):
     def build(self, input_shape: Any = None) -> None:
         with self.building():
             super().build(input_shape)
-        for own in (*self.of_inputs, self.of_activation, self.of_output):
-            if own is not None and not own.built:
+        for own in self._ranges():
+            if not own.built:
                 own.build()
+
+    def _ranges(self) -> list[FakeQuantize]:
+        all_of_them = (*self.of_inputs, self.of_activation, self.of_output)
+        return [own for own in all_of_them if own is not None]
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         if self.of_inputs:
@@ -107,19 +111,16 @@ class QuantizeWrapper(WrapperBuiltByCalls):
 
     # Keras would pass over ranges of a file that the configuration does not have.
     def save_own_variables(self, store: Any) -> None:
-        store["ranges"] = np.array(self._range_count())
+        store["ranges"] = np.array(len(self._ranges()))
 
     def load_own_variables(self, store: Any) -> None:
-        if "ranges" in store and int(store["ranges"][()]) != self._range_count():
+        own = len(self._ranges())
+        saved = int(store["ranges"][()]) if "ranges" in store else own
+        if saved != own:
             raise ValueError(
-                f"The file has the ranges of {int(store['ranges'][()])} tensors for layer "
-                f"'{self.name}'; its configuration must have as many. "
-                f"Received: {self._range_count()}"
+                f"The file has the ranges of {saved} tensors for layer '{self.name}'; its "
+                f"configuration must have as many. Received: {own}"
             )
-
-    def _range_count(self) -> int:
-        apart = (self.of_output, self.of_activation)
-        return len(self.of_inputs) + sum(own is not None for own in apart)
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "QuantizeWrapper":

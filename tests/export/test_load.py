@@ -5,7 +5,6 @@ import gzip
 import importlib.util
 import pathlib
 import re
-import subprocess
 import sys
 import tracemalloc
 
@@ -252,8 +251,7 @@ def test_times_of_another_target_are_without_amx(all_routes):
             print(system.prctl(21, 0, 0, 0, 0), system.syscall(158, 0x1023, 18) < 0, end=" ")
         print(ctypes.get_errno())
     """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    filters = done.stdout.split()
+    filters = run_python("-c", code).split()
     assert (filters[0], filters[2:]) == ("0", ["2", "True", "22"])  # 22: EINVAL, of the filter
 
 
