@@ -42,7 +42,7 @@ CALIBRATED = ("obs", "wanda")
 _ROWS = 64  # of a batch
 _MOST_BATCHES = 64
 _FEWEST_ROWS = 16  # different ones; with fewer OBS is often behind magnitudes
-_SOLVER = 3  # files of a run that goes on are those of this version
+_SOLVER = 4  # files of a run that goes on are those of this version
 _UNMEASURED = (
     "It is not known how these kernels multiply inputs of their layers, or no calibration input "
     "reaches them outside of compiled code"

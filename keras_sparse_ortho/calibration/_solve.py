@@ -52,6 +52,7 @@ class Entries:
     taps: int = 1  # of a convolution: they come before the inputs, with groups of their own
     lines = None
     first_rate = 0.01
+    less = 1.0
 
     def largest(self, scores: Array, count: int, *, last: bool = True) -> Array:
         if self.structure is not None:
@@ -68,6 +69,7 @@ class Blocks:
     block: Block
     shape: tuple[int, ...]  # canonical
     few: bool = True  # whether lines have few different counts, as live blocks need
+    less = 1 / 3  # a first mask of blocks is so far from the best one
 
     @property
     def first_rate(self) -> float:
@@ -178,7 +180,8 @@ def obs(
     if moments.gram.ndim == 2:
         return kernel, _of_tokens(kernel, count, used, held, pattern)
     problem = _Problem(kernel, moments, pattern)
-    extra = _extra(kernel, pattern.largest(problem.full**2, count), used, held)
+    first = pattern.largest(problem.full**2, count)
+    extra = pattern.less * _extra(kernel, first, used, held, pattern)
     found, mask = problem.found(count, extra, ITERATIONS if kernel.shape[1] > 256 else _MORE)
     return problem.back(problem.refitted(mask, extra, found, TOLERANCE)), mask
 
@@ -195,7 +198,7 @@ def errors_of(
         return
     problem = _Problem(kernel, used, pattern)
     middle = pattern.largest(problem.full**2, sorted(counts)[len(counts) // 2])
-    extra = _extra(kernel, middle, used, held)
+    extra = _extra(kernel, middle, used, held, pattern)
     for count in counts:
         found, mask = problem.found(count, extra, _FEW_ITERATIONS)
         found = problem.refitted(mask, extra, found, _CLOSE)
@@ -221,17 +224,19 @@ def refit(kernel: Array, mask: Array, used: Moments, held: Moments) -> Array:
     """The live entries `argmin tr (V - W)^T H (V - W)` over `V` that are zero off the mask."""
     if used.gram.ndim == 2:
         return kernel
-    problem, extra = _Problem(kernel, used + held, Entries()), _extra(kernel, mask, used, held)
+    pattern = Entries()
+    problem = _Problem(kernel, used + held, pattern)
+    extra = _extra(kernel, mask, used, held, pattern)
     return problem.back(problem.refitted(mask, extra, problem.full, TOLERANCE))
 
 
-def _extra(kernel: Array, mask: Array, used: Moments, held: Moments) -> float:
+def _extra(kernel: Array, mask: Array, used: Moments, held: Moments, pattern: Pattern) -> float:
     """The addition to the unit diagonal of `H` that is best for some outputs on held-out rows."""
     if not held.rows:
         return EXTRA[-1]
     some = slice(None, None, -(-kernel.shape[-1] // _OUTPUTS))
     part, live = np.asarray(kernel[..., some], np.float64), mask[..., some]
-    problem, least, chosen = _Problem(part, used, Entries()), math.inf, 0.0
+    problem, least, chosen = _Problem(part, used, pattern), math.inf, 0.0
     wanted = 0.0 if np.ndim(held.across) == 0 else 2 * AIM * (held.across @ part)
     found = problem.full
     for extra in EXTRA:

@@ -134,7 +134,7 @@ def test_damping_is_chosen_on_held_out_rows(monkeypatch):
         for k, rows in enumerate((40, 4000)):
             kernel, moments, fresh = problem(seed, (1, 1, 64, 16), rows, noise=0.5)
             mask = Entries().largest(np.abs(kernel), 400)
-            chosen[k, seed] = _solve._extra(kernel, mask, *moments)
+            chosen[k, seed] = _solve._extra(kernel, mask, *moments, Entries())
             for which, extra in enumerate((_solve.EXTRA, (0.0,))):
                 with monkeypatch.context() as patch:
                     patch.setattr(_solve, "EXTRA", extra)
@@ -144,7 +144,7 @@ def test_damping_is_chosen_on_held_out_rows(monkeypatch):
     assert lost[1, 0] < 1.02 * lost[1, 1]
     assert chosen[0].min() > 0.02 >= chosen[1].max()
     alone = Moments(moments[0].gram, rows=3), Moments()
-    assert _solve._extra(kernel, mask, *alone) == _solve.EXTRA[-1]
+    assert _solve._extra(kernel, mask, *alone, Entries()) == _solve.EXTRA[-1]
 
 
 def test_wanda_scores():
