@@ -32,7 +32,7 @@ ITERATIONS = 88
 _MORE = 300  # of kernels with at most 256 inputs, which take no time
 _LAST_RATE = 3.0
 _EACH = 4  # iterations with one penalty, for which an inverse takes half of the products
-EXTRA = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+EXTRA = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.0)
 """More damping, for the unit diagonal of `H`; held-out rows choose."""
 
 TOLERANCE = 1e-6
@@ -52,7 +52,6 @@ class Entries:
     taps: int = 1  # of a convolution: they come before the inputs, with groups of their own
     lines = None
     first_rate = 0.01
-    less = 1.0
 
     def largest(self, scores: Array, count: int, *, last: bool = True) -> Array:
         if self.structure is not None:
@@ -69,7 +68,6 @@ class Blocks:
     block: Block
     shape: tuple[int, ...]  # canonical
     few: bool = True  # whether lines have few different counts, as live blocks need
-    less = 1 / 3  # a first mask of blocks is so far from the best one
 
     @property
     def first_rate(self) -> float:
@@ -138,6 +136,19 @@ class _Problem:
         normal = self.normal + extra * np.eye(self.normal.shape[-1])
         return _refit(self.full, mask, normal, start, tolerance)
 
+    def solved(self, mask: Array, extra: float, width: int) -> Array:
+        """What `refitted` converges to, where so many outputs in a row have one mask."""
+        found = np.zeros_like(self.full)
+        for own in range(len(mask)):
+            normal = self.normal[own % len(self.normal)]
+            normal = normal + extra * np.eye(len(normal))
+            target = normal @ self.full[own]
+            for start in range(0, mask.shape[-1], width):
+                live, outputs = mask[own, :, start], slice(start, start + width)
+                least = np.linalg.solve(normal[live][:, live], target[live, outputs])
+                found[own, live, outputs] = least
+        return found
+
     def found(self, count: int, damping: float, iterations: int) -> tuple[Array, Array]:
         """Values and mask by the alternating direction method of multipliers (ADMM).
 
@@ -180,9 +191,14 @@ def obs(
     if moments.gram.ndim == 2:
         return kernel, _of_tokens(kernel, count, used, held, pattern)
     problem = _Problem(kernel, moments, pattern)
+    iterations = ITERATIONS if kernel.shape[1] > 256 else _MORE
+    if isinstance(pattern, Blocks):  # their mask cannot follow few rows, its values can
+        _, mask = problem.found(count, 0.0, iterations)
+        extra = _extra(kernel, mask, used, held, pattern)
+        return problem.back(problem.solved(mask, extra, pattern.block.cols)), mask
     first = pattern.largest(problem.full**2, count)
-    extra = pattern.less * _extra(kernel, first, used, held, pattern)
-    found, mask = problem.found(count, extra, ITERATIONS if kernel.shape[1] > 256 else _MORE)
+    extra = _extra(kernel, first, used, held, pattern)
+    found, mask = problem.found(count, extra, iterations)
     return problem.back(problem.refitted(mask, extra, found, TOLERANCE)), mask
 
 
@@ -216,7 +232,7 @@ def _of_tokens(kernel: Array, count: int, used: Moments, held: Moments, pattern:
     def lost(extra: float) -> float:
         return float(np.sum(squares * held.gram[..., None] * ~mask(used.gram, extra)))
 
-    extra = min(EXTRA, key=lost) if held.rows else EXTRA[-1]
+    extra = min(EXTRA, key=lost) if held.rows else EXTRA[0]
     return mask((used + held).gram, extra)
 
 
@@ -233,21 +249,18 @@ def refit(kernel: Array, mask: Array, used: Moments, held: Moments) -> Array:
 def _extra(kernel: Array, mask: Array, used: Moments, held: Moments, pattern: Pattern) -> float:
     """The addition to the unit diagonal of `H` that is best for some outputs on held-out rows."""
     if not held.rows:
-        return EXTRA[-1]
+        return EXTRA[0]
     some = slice(None, None, -(-kernel.shape[-1] // _OUTPUTS))
     part, live = np.asarray(kernel[..., some], np.float64), mask[..., some]
-    problem, least, chosen = _Problem(part, used, pattern), math.inf, 0.0
+    problem, losses = _Problem(part, used, pattern), []
     wanted = 0.0 if np.ndim(held.across) == 0 else 2 * AIM * (held.across @ part)
     found = problem.full
     for extra in EXTRA:
         found = problem.refitted(live, extra, found, _CLOSE)
         value = problem.back(found)
         left = value - part
-        loss = float(np.sum(left * (held.gram @ left) - value * wanted))
-        if loss >= least:
-            break
-        least, chosen = loss, extra
-    return chosen
+        losses.append(float(np.sum(left * (held.gram @ left) - value * wanted)))
+    return EXTRA[int(np.argmin(losses))]
 
 
 def _refit(full: Array, live: Array, normal: Array, start: Array, tolerance: float) -> Array:

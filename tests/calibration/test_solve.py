@@ -46,12 +46,15 @@ def by_magnitude(kernel, count, moments, pattern):
     return _solve.refit(kernel, pattern.largest(np.abs(kernel), count), *moments)
 
 
-def least_squares(kernel, mask, moments, extra):
-    """Output by output, with `extra` of the damped diagonal added to it."""
+def least_squares(kernel, mask, moments, extra, lines=None):
+    """Output by output, with `extra` of the damped diagonal, or of parts of lines, added to it."""
     found = np.zeros(kernel.shape)
     damped = _solve.damped((moments[0] + moments[1]).gram)
+    together = np.eye(kernel.shape[1], dtype=bool)
+    for line in lines or ():
+        together[np.ix_(line, line)] = True
     for m, o in np.ndindex(len(kernel), kernel.shape[-1]):
-        h = damped[m] + extra * np.diag(np.diag(damped[m]))
+        h = damped[m] * (1 + extra * together)
         live = mask[m, :, o]
         found[m, live, o] = np.linalg.solve(h[np.ix_(live, live)], (h @ kernel[m])[live, o])
     return found
@@ -144,7 +147,30 @@ def test_damping_is_chosen_on_held_out_rows(monkeypatch):
     assert lost[1, 0] < 1.02 * lost[1, 1]
     assert chosen[0].min() > 0.02 >= chosen[1].max()
     alone = Moments(moments[0].gram, rows=3), Moments()
-    assert _solve._extra(kernel, mask, *alone, Entries()) == _solve.EXTRA[-1]
+    assert _solve._extra(kernel, mask, *alone, Entries()) == _solve.EXTRA[0]
+
+
+@pytest.mark.parametrize("regular", [True, False], ids=["regular", "any pattern"])
+def test_blocks_have_the_damping_that_held_out_rows_choose_for_their_mask(regular, monkeypatch):
+    """Their mask has none: it is the same whatever held-out rows choose."""
+    pattern, damping = Blocks(Block(4, 4, regular=regular), (1, 1, 24, 32)), set()
+    for seed, rows in itertools.product(range(3), (16, 48, 4000)):
+        kernel, moments, _ = problem(seed, pattern.shape, rows, noise=0.3)
+        found, mask = _solve.obs(kernel, kernel.size // 4, pattern, *moments)
+        lost = []
+        for extra in _solve.EXTRA:
+            tried = least_squares(kernel, mask, (moments[0], Moments()), extra, pattern.lines)
+            lost.append(np.sum((tried - kernel) * (moments[1].gram @ (tried - kernel))))
+        best = _solve.EXTRA[int(np.argmin(lost))]
+        expected = least_squares(kernel, mask, moments, best, pattern.lines)
+        np.testing.assert_allclose(found, expected, atol=1e-4)
+        with monkeypatch.context() as patch:
+            patch.setattr(_solve, "EXTRA", (1.0,))
+            np.testing.assert_array_equal(
+                _solve.obs(kernel, kernel.size // 4, pattern, *moments)[1], mask
+            )
+        damping.add(best)
+    assert len(damping) >= 3
 
 
 def test_wanda_scores():
