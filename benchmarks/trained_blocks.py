@@ -37,7 +37,7 @@ METHODS = {
 # Method, side of a block.
 CASES = {"mlp": [(method, 32) for method in METHODS]}
 CASES["text"] = [*CASES["mlp"], ("OBS", 16), ("OBS, any pattern", 16)]
-CASES["text_epoch"] = [("OBS", 32), ("OBS, any pattern", 32)]
+CASES["text_epoch"] = [("OBS", 32)]
 OTHERS = {"mlp": ["head"], "text": ["embedding", "head"], "text_epoch": ["embedding", "head"]}
 """Layers that stay dense."""
 

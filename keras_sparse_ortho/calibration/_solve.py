@@ -4,8 +4,8 @@ Arrays hold `M` matrices: kernels, scores and masks `(M, k, outputs)`, Gram matr
 the layer's inputs `(M, k, k)` in float64, or `(1, k, k)` where all matrices have the same inputs.
 
 A pattern has `lines`, index arrays that part the `k` inputs (for one output the entries of a line
-are dropped together; `None`: single entries), `largest(scores, count)`, the mask of largest total
-score with `count` live entries, and `first_rate`, the penalty with which ADMM begins.
+are dropped together; `None`: single entries) and `largest(scores, count)`, the mask of largest
+total score with `count` live entries.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ DAMPING = 0.01
 AIM = 0.5
 ITERATIONS = 88
 _MORE = 300  # of kernels with at most 256 inputs, which take no time
-_LAST_RATE = 3.0
+_FIRST_RATE, _LAST_RATE = 0.01, 3.0
 _EACH = 4  # iterations with one penalty, for which an inverse takes half of the products
 EXTRA = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.0)
 """More damping, for the unit diagonal of `H`; held-out rows choose."""
@@ -51,7 +51,6 @@ class Entries:
     structure: NByM | None = None
     taps: int = 1  # of a convolution: they come before the inputs, with groups of their own
     lines = None
-    first_rate = 0.01
 
     def largest(self, scores: Array, count: int, *, last: bool = True) -> Array:
         if self.structure is not None:
@@ -68,11 +67,6 @@ class Blocks:
     block: Block
     shape: tuple[int, ...]  # canonical
     few: bool = True  # whether lines have few different counts, as live blocks need
-
-    @property
-    def first_rate(self) -> float:
-        """With a lower one, blocks in any pattern lose more on new rows."""
-        return 0.1 if self.few and not self.block.regular else 0.01
 
     @property
     def lines(self) -> list[Array]:
@@ -161,7 +155,7 @@ class _Problem:
         target = self.normal.astype(np.float32) @ full + extra * full
         mask = self.pattern.largest(full * full, count)
         found, dual = full * mask, np.zeros_like(full)
-        rates = np.geomspace(self.pattern.first_rate, _LAST_RATE, iterations // _EACH)
+        rates = np.geomspace(_FIRST_RATE, _LAST_RATE, iterations // _EACH)
         inverse, inverts = axes, full.shape[-2] <= _EACH * full.shape[-1]
         for k, rate in enumerate(np.repeat(rates, _EACH).astype(np.float32)):
             right = target - dual + rate * found
