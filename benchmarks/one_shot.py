@@ -138,7 +138,8 @@ def measure(name: str, seed: int, given: argparse.Namespace) -> None:
     import keras_sparse_ortho as kso
 
     setting = {"network": name, "seed": seed, "epochs": given.epochs, "images": given.images}
-    done = {(run["method"], run["density"]) for run in lines() if setting.items() <= run.items()}
+    own = [run for run in lines() if setting.items() <= run.items() and "rate" not in run]
+    done = {(run["method"], run["density"]) for run in own}
     missing = [(m, d) for d in given.densities for m in METHODS if (m, d) not in done]
     if not missing:
         return

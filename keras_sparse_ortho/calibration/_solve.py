@@ -131,7 +131,7 @@ class _Problem:
         return _refit(self.full, mask, normal, start, tolerance)
 
     def solved(self, mask: Array, extra: float, width: int) -> Array:
-        """What `refitted` converges to, where so many outputs in a row have one mask."""
+        """The limit of `refitted`, where so many outputs in a row have one mask."""
         found = np.zeros_like(self.full)
         for own in range(len(mask)):
             normal = self.normal[own % len(self.normal)]
