@@ -110,8 +110,9 @@ def prune(
             every `m` consecutive inputs. `Block(rows, cols)`, `"32x32"` or `(32, 32)`: whole blocks
             live or dead, at all taps of a convolution, in any storage; `convert(pruned, "blocks",
             block=(rows, cols))` computes on them. Lines have at most 6 different counts on either
-            side; with `regular=True` one, and densities as with `storage="blocks"`: trained
-            networks lose more. `calibration.Channels(group)`: whole inputs, for `remove_channels`.
+            side, and can be empty; with `regular=True` one, and densities as with
+            `storage="blocks"`: take it where a side has few blocks. `calibration.Channels(group)`:
+            whole inputs, for `remove_channels`.
         include: Which kernels, as for `sparsify`.
         exclude: Which kernels not.
         storage: str. As for `sparsify`. With `"blocks"` the blocks of largest total score are live;
