@@ -36,6 +36,7 @@ EXTRA = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.0)
 """More damping, for the unit diagonal of `H`; held-out rows choose."""
 
 TOLERANCE = 1e-6
+_WIDE = 8  # outputs with one mask for which a direct solution takes less time
 _CLOSE = 1e-3  # where refits are only compared
 _FEW_ITERATIONS = 16  # where only errors are wanted
 _OUTPUTS = 64  # that are refitted to choose the damping
@@ -130,17 +131,19 @@ class _Problem:
         normal = self.normal + extra * np.eye(self.normal.shape[-1])
         return _refit(self.full, mask, normal, start, tolerance)
 
-    def solved(self, mask: Array, extra: float, width: int) -> Array:
-        """The limit of `refitted`, where so many outputs in a row have one mask."""
+    def solved(self, mask: Array, extra: float) -> Array:
+        """The limit of `refitted`, at once for neighbouring outputs with one mask."""
         found = np.zeros_like(self.full)
+        other = (mask[..., 1:] != mask[..., :-1]).any(axis=(0, 1))
+        groups = np.split(np.arange(mask.shape[-1]), np.flatnonzero(other) + 1)
         for own in range(len(mask)):
             normal = self.normal[own % len(self.normal)]
             normal = normal + extra * np.eye(len(normal))
             target = normal @ self.full[own]
-            for start in range(0, mask.shape[-1], width):
-                live, outputs = mask[own, :, start], slice(start, start + width)
-                least = np.linalg.solve(normal[live][:, live], target[live, outputs])
-                found[own, live, outputs] = least
+            for outputs in groups:
+                live = np.flatnonzero(mask[own, :, outputs[0]])
+                at = np.ix_(live, outputs)
+                found[own][at] = np.linalg.solve(normal[np.ix_(live, live)], target[at])
         return found
 
     def found(self, count: int, damping: float, iterations: int) -> tuple[Array, Array]:
@@ -187,12 +190,14 @@ def obs(
     problem = _Problem(kernel, moments, pattern)
     iterations = ITERATIONS if kernel.shape[1] > 256 else _MORE
     if isinstance(pattern, Blocks):  # their mask cannot follow few rows, its values can
-        _, mask = problem.found(count, 0.0, iterations)
+        found, mask = problem.found(count, 0.0, iterations)
         extra = _extra(kernel, mask, used, held, pattern)
-        return problem.back(problem.solved(mask, extra, pattern.block.cols)), mask
-    first = pattern.largest(problem.full**2, count)
-    extra = _extra(kernel, first, used, held, pattern)
-    found, mask = problem.found(count, extra, iterations)
+        if pattern.block.cols >= _WIDE:
+            return problem.back(problem.solved(mask, extra)), mask
+    else:
+        first = pattern.largest(problem.full**2, count)
+        extra = _extra(kernel, first, used, held, pattern)
+        found, mask = problem.found(count, extra, iterations)
     return problem.back(problem.refitted(mask, extra, found, TOLERANCE)), mask
 
 

@@ -16,12 +16,14 @@ from tests.helpers import array
 
 L = keras.layers
 
-# Blocks, and canonical shapes: square, two taps, a padded side, two matrices, blocks at each tap.
+# Blocks, and canonical shapes: square, two taps, padded sides, two matrices, any pattern.
 SHAPES = {
     "square": (Block(2, 3, regular=True), (1, 1, 12, 12)),
     "taps": (Block(4, 2, regular=True), (1, 1, 2, 8, 8)),
     "padded": (Block(3, 2, regular=True), (1, 1, 35, 24)),
     "matrices": (Block(2, 2, regular=True), (2, 1, 8, 8)),
+    "wide": (Block(4, 8, regular=True), (1, 1, 2, 12, 22)),
+    "wide matrices": (Block(2, 8, regular=True), (2, 1, 8, 16)),
     "free": (Block(2, 4), (1, 1, 2, 8, 12)),
 }
 
@@ -150,10 +152,11 @@ def test_damping_is_chosen_on_held_out_rows(monkeypatch):
     assert _solve._extra(kernel, mask, *alone, Entries()) == _solve.EXTRA[0]
 
 
+@pytest.mark.parametrize("cols", [8, 4])
 @pytest.mark.parametrize("regular", [True, False], ids=["regular", "any pattern"])
-def test_blocks_have_the_damping_that_held_out_rows_choose_for_their_mask(regular, monkeypatch):
+def test_blocks_have_the_damping_that_held_out_rows_choose_for_them(regular, cols, monkeypatch):
     """Their mask has none: it is the same whatever held-out rows choose."""
-    pattern, damping = Blocks(Block(4, 4, regular=regular), (1, 1, 24, 32)), set()
+    pattern, damping = Blocks(Block(4, cols, regular=regular), (1, 1, 32, 32)), set()
     for seed, rows in itertools.product(range(3), (16, 48, 4000)):
         kernel, moments, _ = problem(seed, pattern.shape, rows, noise=0.3)
         found, mask = _solve.obs(kernel, kernel.size // 4, pattern, *moments)
