@@ -10,6 +10,7 @@ total score with `count` live entries.
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -32,11 +33,11 @@ ITERATIONS = 88
 _MORE = 300  # of kernels with at most 256 inputs, which take no time
 _FIRST_RATE, _LAST_RATE = 0.01, 3.0
 _EACH = 4  # iterations with one penalty, for which an inverse takes half of the products
-EXTRA = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.0)
+EXTRA = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """More damping, for the unit diagonal of `H`; held-out rows choose."""
 
 TOLERANCE = 1e-6
-_WIDE = 8  # outputs with one mask for which a direct solution takes less time
+_WIDE = 8  # neighbours with one mask for which a direct solution takes less time
 _CLOSE = 1e-3  # where refits are only compared
 _FEW_ITERATIONS = 16  # where only errors are wanted
 _OUTPUTS = 64  # that are refitted to choose the damping
@@ -128,22 +129,17 @@ class _Problem:
         return _scaled(self._back, found)
 
     def refitted(self, mask: Array, extra: float, start: Array, tolerance: float) -> Array:
+        """Least squares on a mask: directly for outputs with one mask, if many neighbours have."""
         normal = self.normal + extra * np.eye(self.normal.shape[-1])
-        return _refit(self.full, mask, normal, start, tolerance)
-
-    def solved(self, mask: Array, extra: float) -> Array:
-        """The limit of `refitted`, at once for neighbouring outputs with one mask."""
-        found = np.zeros_like(self.full)
         other = (mask[..., 1:] != mask[..., :-1]).any(axis=(0, 1))
         groups = np.split(np.arange(mask.shape[-1]), np.flatnonzero(other) + 1)
-        for own in range(len(mask)):
-            normal = self.normal[own % len(self.normal)]
-            normal = normal + extra * np.eye(len(normal))
-            target = normal @ self.full[own]
-            for outputs in groups:
-                live = np.flatnonzero(mask[own, :, outputs[0]])
-                at = np.ix_(live, outputs)
-                found[own][at] = np.linalg.solve(normal[np.ix_(live, live)], target[at])
+        if _WIDE * len(groups) > mask.shape[-1]:
+            return _refit(self.full, mask, normal, start, tolerance)
+        found, target = np.zeros_like(self.full), normal @ self.full
+        for own, outputs in itertools.product(range(len(mask)), groups):
+            live = np.flatnonzero(mask[own, :, outputs[0]])
+            at, square = np.ix_(live, outputs), np.ix_(live, live)
+            found[own][at] = np.linalg.solve(normal[own % len(normal)][square], target[own][at])
         return found
 
     def found(self, count: int, damping: float, iterations: int) -> tuple[Array, Array]:
@@ -192,8 +188,6 @@ def obs(
     if isinstance(pattern, Blocks):  # their mask cannot follow few rows, its values can
         found, mask = problem.found(count, 0.0, iterations)
         extra = _extra(kernel, mask, used, held, pattern)
-        if pattern.block.cols >= _WIDE:
-            return problem.back(problem.solved(mask, extra)), mask
     else:
         first = pattern.largest(problem.full**2, count)
         extra = _extra(kernel, first, used, held, pattern)
@@ -231,7 +225,7 @@ def _of_tokens(kernel: Array, count: int, used: Moments, held: Moments, pattern:
     def lost(extra: float) -> float:
         return float(np.sum(squares * held.gram[..., None] * ~mask(used.gram, extra)))
 
-    extra = min(EXTRA, key=lost) if held.rows else EXTRA[0]
+    extra = min(EXTRA, key=lost) if held.rows else EXTRA[-1]
     return mask((used + held).gram, extra)
 
 
@@ -248,7 +242,7 @@ def refit(kernel: Array, mask: Array, used: Moments, held: Moments) -> Array:
 def _extra(kernel: Array, mask: Array, used: Moments, held: Moments, pattern: Pattern) -> float:
     """The addition to the unit diagonal of `H` that is best for some outputs on held-out rows."""
     if not held.rows:
-        return EXTRA[0]
+        return EXTRA[-1]
     some = slice(None, None, -(-kernel.shape[-1] // _OUTPUTS))
     part, live = np.asarray(kernel[..., some], np.float64), mask[..., some]
     problem, losses = _Problem(part, used, pattern), []
