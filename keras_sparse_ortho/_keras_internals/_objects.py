@@ -12,7 +12,7 @@ import numpy as np
 from keras import ops
 from keras.src.ops.function import make_node_key
 
-from keras_sparse_ortho._keras_internals._variables import await_value
+from keras_sparse_ortho._keras_internals._variables import await_value, initialize, is_watched
 from keras_sparse_ortho.errors import NotPrunableError
 
 # Parts of a model: whatever leads to one of these is copied, and everything else shared.
@@ -133,11 +133,16 @@ class _Copier:
             # Bypass `__setattr__`: Keras would track the value.
             vars(new)[name] = self.copy(_tracked(item) if name in _TRACKED else item)
         if isinstance(value, keras.Variable) and value._value is not None:
-            if id(value) in self._empty:
-                await_value(new)
-            else:
-                is_torch = keras.backend.backend() == "torch"  # and perhaps a parameter
-                new._initialize(self.copy(value._value) if is_torch else ops.copy(value.value))
+            self._fill_variable(value, new)
+
+    def _fill_variable(self, value: Any, new: Any) -> None:
+        watched = is_watched(value)
+        if id(value) in self._empty:
+            await_value(new, watched=watched)
+        elif keras.backend.backend() == "torch":  # where it may be a parameter
+            initialize(new, self.copy(value._value), watched=watched)
+        else:
+            initialize(new, ops.copy(value.value), watched=watched)
 
     def _container(self, value: Any) -> Any:
         kind: Any = type(value)

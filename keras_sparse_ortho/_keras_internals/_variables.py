@@ -11,7 +11,12 @@ import numpy as np
 from keras.src.backend.common import global_state
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
-from keras_sparse_ortho._keras_internals._layers import in_stateless_scope, own_variables, replaced
+from keras_sparse_ortho._keras_internals._layers import (
+    created_trainable,
+    in_stateless_scope,
+    own_variables,
+    replaced,
+)
 
 Axes = tuple[str | None, ...]
 """For each axis of a variable the axis of the device mesh that it is cut along; `None` for none."""
@@ -233,9 +238,15 @@ class DeferredVariables:
             else:
                 self._updates.append((variable, value))
 
-    def initialize(self, but: list[Any]) -> None:
-        """Gives all variables but some their values, now or when the enclosing scope ends."""
+    def initialize(self, layer: Any, but: list[Any]) -> None:
+        """Gives the variables of a layer their values, now or when the enclosing scope ends.
+
+        Args:
+            layer: Layer that the variables were created in.
+            but: list of variables that go on waiting for a value.
+        """
         left = {id(variable) for variable in but}
+        trained = {id(v) for inner in layer._flatten_layers() for v in created_trainable(inner)}
         waiting = [variable for variable in self._created if variable._value is None]
         created = [variable for variable in waiting if id(variable) not in left]
         self._created = [variable for variable in waiting if id(variable) in left]
@@ -243,7 +254,8 @@ class DeferredVariables:
             _pending().extend(created)
         else:
             for variable in created:
-                give_value(variable, variable._initializer(variable.shape, dtype=variable.dtype))
+                value = variable._initializer(variable.shape, dtype=variable.dtype)
+                give_value(variable, value, watched=id(variable) in trained)
         for variable, value in self._updates:
             variable.assign(value)
         self._updates = []
@@ -273,9 +285,31 @@ def _constant(value: Any) -> Callable[..., Any]:
 class _Awaited(keras.initializers.Zeros):
     """The initializer of a variable that waits for its value."""
 
+    def __init__(self, watched: bool) -> None:
+        super().__init__()
+        self.watched = watched
 
-def await_value(variable: Any) -> None:
-    variable._initializer = _Awaited()
+
+def is_watched(variable: Any) -> bool:
+    """Whether a variable can be trained once it is `trainable`, which it may not be now.
+
+    TensorFlow's tapes never watch a `tf.Variable` that was created with `trainable=False`. Keras
+    creates the weights of frozen layers as trainable and freezes them afterwards.
+    """
+    return bool(getattr(variable._value, "trainable", variable.trainable))
+
+
+def initialize(variable: Any, value: Any, *, watched: bool) -> None:
+    """Gives a variable its first value; `is_watched` is then as said, `trainable` as before."""
+    trainable = variable.trainable
+    variable.trainable = watched
+    variable._initialize(value)
+    variable.trainable = trainable
+
+
+def await_value(variable: Any, *, watched: bool) -> None:
+    """Lets a variable without a value wait for `give_value`."""
+    variable._initializer = _Awaited(watched)
 
 
 def awaits_value(variable: Any) -> bool:
@@ -287,9 +321,17 @@ def awaits_value(variable: Any) -> bool:
     return True
 
 
-def give_value(variable: Any, value: Any) -> None:
-    """Gives a variable that waits for it its first value, an array or tensor of its shape."""
-    variable._initialize(keras.ops.convert_to_tensor(value, dtype=variable.dtype))
+def give_value(variable: Any, value: Any, *, watched: bool | None = None) -> None:
+    """Gives a variable that waits for it its first value.
+
+    Args:
+        variable: Variable without a value.
+        value: Array or tensor of its shape.
+        watched: bool. See `is_watched`. Default: what `await_value` was told.
+    """
+    if watched is None:
+        watched = variable._initializer.watched
+    initialize(variable, keras.ops.convert_to_tensor(value, dtype=variable.dtype), watched=watched)
     variable._initializer = None
 
 
@@ -314,6 +356,11 @@ class StandIns:
         self._variable = variable
         self._message = message
         self._stand_ins: list[Any] = []
+
+    @property
+    def trained(self) -> bool:
+        """Whether the layer created the replaced variable as trainable; it may be frozen now."""
+        return _is_among(created_trainable(self._layer), self._variable)
 
     def create(self, name: str, **kwargs: Any) -> Any:
         """A new vector with a path beside that of the replaced variable."""
@@ -342,10 +389,8 @@ class StandIns:
     def take_away(self, value: Any) -> None:
         layer, variable = self._layer, self._variable
         del vars(variable)["assign"]
-        variable._initializer = None
-        variable._initialize(keras.ops.convert_to_tensor(value, dtype=variable.dtype))
         first, *others = self._stand_ins
-        variable.trainable = first.trainable
+        give_value(variable, value, watched=_is_among(created_trainable(layer), first))
         _exchange(layer, first, variable)
         for other in others:
             untrack_variable(layer, other)
@@ -361,11 +406,21 @@ class StandIns:
 
 
 def _exchange(layer: Any, old: Any, new: Any) -> None:
-    held = (layer._trainable_variables, layer._non_trainable_variables)
-    [(store, place)] = [(s, k) for s in held for k, variable in enumerate(s) if variable is old]
+    """Puts a variable in the place of another one in a layer, as trainable as that one is."""
+    trainable = old.trainable
+    trained = layer._trainable_variables
+    store = trained if _is_among(trained, old) else layer._non_trainable_variables
+    (place,) = [number for number, variable in enumerate(store) if variable is old]
     untrack_variable(layer, old)
+    # Keras chooses the store by `trainable`. Unfreezing a layer reaches one of the stores only.
+    new.trainable = store is trained
     _take_in(layer, new)
     store.insert(place, store.pop())
+    new.trainable = trainable
+
+
+def _is_among(variables: Sequence[Any], variable: Any) -> bool:
+    return any(each is variable for each in variables)
 
 
 def _take_in(layer: Any, variable: Any) -> None:

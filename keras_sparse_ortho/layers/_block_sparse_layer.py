@@ -357,8 +357,10 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         plain.build(self.get_build_config()["input_shape"])
         weights = {variable.name: variable for variable in plain.weights}
         assign(weights["kernel"], self.kernel_value())
+        weights["kernel"].trainable = self.blocks.trainable
         if self.bias is not None:
             assign(weights["bias"], to_numpy(ops.cast(self.bias, "float32")))
+            weights["bias"].trainable = self.bias.trainable
         return plain
 
     def _plain(self) -> Any:
@@ -373,6 +375,7 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         if self.bias is not None:
             # A copy: on JAX `fit` frees the arrays of its model, which may not be shared.
             assign(self.bias, ops.copy(plain.bias.value))
+            self.bias.trainable = plain.bias.trainable
 
     def get_config(self) -> dict[str, Any]:
         serialize = keras.saving.serialize_keras_object

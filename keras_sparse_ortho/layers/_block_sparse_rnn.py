@@ -288,6 +288,8 @@ class BlockSparseRNN(OnBlocks, keras.layers.RNN):
             # A copy: on JAX `fit` frees the arrays of its model.
             value = ops.copy(own[variable.name].value) if gates is None else gates.kernel_value()
             assign(variable, value)
+            source = own[variable.name] if gates is None else gates.blocks
+            variable.trainable = source.trainable
         return plain
 
     def build_like(self, plain: Any) -> None:
@@ -296,6 +298,7 @@ class BlockSparseRNN(OnBlocks, keras.layers.RNN):
         for variable in self.cell.weights:
             if variable.name in given:
                 assign(variable, ops.copy(given[variable.name].value))
+                variable.trainable = given[variable.name].trainable
 
 
 def recurrent_like(

@@ -196,7 +196,8 @@ class PrunableLayer(WrapperBuiltByCalls):
             compact = [weight for weight in chosen if own[weight.path].compact]
             for weight in compact:
                 refuse_compact(weight)
-            self._state.deferred.initialize(but=[weight.variable for weight in compact])
+            unstored = [weight.variable for weight in compact]
+            self._state.deferred.initialize(self.layer, but=unstored)
             self._state.layer_weights = list(self.layer.weights)
             for weight in chosen:
                 attribute = initializer_attribute(weight.owner, weight.variable.name)
@@ -208,7 +209,7 @@ class PrunableLayer(WrapperBuiltByCalls):
                 self.set_quantizer(self._state.quantizer)
         except Exception:
             self._state.detach()
-            self._state.deferred.initialize(but=[])
+            self._state.deferred.initialize(self.layer, but=[])
             raise
         self._state.draws = None
         if isinstance(template, dict):  # masks that were given are in variables now
@@ -264,6 +265,16 @@ class PrunableLayer(WrapperBuiltByCalls):
             yield
         for loss in scope.losses:
             self.add_loss(loss)
+
+    @property
+    def trainable(self) -> bool:
+        return bool(self._trainable)
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        keras.layers.Layer.trainable.fset(self, value)
+        for parametrization in self._state.parametrized.values():
+            parametrization.keep_untrained()
 
     def __getattr__(self, name: str) -> Any:
         """Attributes of the layer inside: `units`, `kernel` (its effective value), methods."""

@@ -323,6 +323,8 @@ def _on_blocks(
     new.build_like(plain)
     for key, drawn in draws.items():
         storage: Any = storages_of(new)[key]
+        before = getattr(values[key], "weight", values[key]).variable
+        storage.weight.variable.trainable = before.trainable
         if _is_in_place(drawn):
             storage.set_drawn(drawn.blocks)  # type: ignore[union-attr]
             continue

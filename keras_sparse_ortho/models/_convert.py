@@ -227,15 +227,20 @@ def _thin_layers(wrapper: Any) -> Any:
     left, right = low_rank.factors()
     if not 0 < left.size + right.size < low_rank.weight.size:
         return None
-    own = {"name": f"{layer.name}_thin", "dtype": layer.dtype_policy}
-    thin = L.Dense(left.shape[1], use_bias=False, **own)
+    settings = {"dtype": layer.dtype_policy, "trainable": wrapper.trainable}
+    thin = L.Dense(left.shape[1], use_bias=False, name=f"{layer.name}_thin", **settings)
     second = type(layer).from_config(layer.get_config())
-    both = keras.Sequential([thin, second], name=layer.name)
+    both = keras.Sequential([thin, second], name=layer.name, trainable=wrapper.trainable)
     both.build(layer.get_build_config()["input_shape"])
     assign(thin.kernel, left)
-    effective = {id(p.layer_variable): p.current() for p in wrapper.parametrizations.values()}
+    parametrizations = {id(p.layer_variable): p for p in wrapper.parametrizations.values()}
+    effective = {key: p.current() for key, p in parametrizations.items()}
     effective[id(low_rank.weight.variable)] = right
     for old, new in zip(wrapper.layer_weights, second.weights, strict=True):
         # A copy: on JAX `fit` frees the arrays of its model.
         assign(new, keras.ops.copy(effective.get(id(old), old.value)))
+        parametrization = parametrizations.get(id(old))
+        trained = old if parametrization is None else parametrization.trained_variable
+        new.trainable = trained.trainable
+    thin.kernel.trainable = low_rank.trained_variable.trainable
     return both

@@ -263,7 +263,7 @@ class CompactMask(FixedMask):
             "values",
             shape=shape,
             dtype=variable.dtype,
-            trainable=variable.trainable,
+            trainable=stand_ins.trained,
             initializer=self._initial_values,
         )
         self.indices = stand_ins.create(

@@ -83,18 +83,27 @@ class LowRankSoftThreshold(LearntThreshold):
         for name, part in zip(("left", "values", "right"), parts, strict=True):
             made = add_weight(name=name, shape=part.shape, initializer="zeros", trainable=True)
             assign(made, part)
+            made.trainable = weight.variable.trainable
             if self.weight_decay:
                 add_weight_decay(made, self.weight_decay)
             setattr(self, name, made)
-        self.steered, weight.variable.trainable = self.values, False
+        self.steered = self.values
+        self.keep_untrained()
 
     def settle(self) -> None:
         parts = self._decomposed()
         for variable, part in zip((self.left, self.values, self.right), parts, strict=True):
             assign(variable, part)
 
+    def keep_untrained(self) -> None:
+        self.weight.variable.trainable = False  # the factors are trained in its place
+
+    @property
+    def trained_variable(self) -> Any:
+        return self.values
+
     def release(self) -> None:
-        self.weight.variable.trainable = self.weight.owner.trainable
+        self.weight.variable.trainable = self.values.trainable
 
     def effective(self, value: Any) -> Any:
         ops = keras.ops

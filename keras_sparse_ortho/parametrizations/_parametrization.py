@@ -99,8 +99,16 @@ class Parametrization(Storage):
         """The variable of the layer that the effective weight replaces."""
         return self.weight.variable
 
+    @property
+    def trained_variable(self) -> Any:
+        """The variable that training moves."""
+        return self.weight.variable
+
     def materialize(self) -> None:
         self.assign_raw(self.current())
+
+    def keep_untrained(self) -> None:
+        """Called when the layer is frozen or unfrozen: freezes a raw weight that no step uses."""
 
     def release(self) -> None:
         """Called when the parametrization is removed and the weight stays in its layer."""

@@ -122,6 +122,9 @@ class LearntThreshold(Parametrization):
             initializer=keras.initializers.Constant(self.s_init),
             trainable=True,
         )
+        if not shared:
+            # The threshold of a frozen kernel would change what its layer computes.
+            self.s.trainable = weight.variable.trainable
         self.offset = add_weight(name="s_offset", shape=(), initializer="zeros", trainable=False)
         self.active = add_weight(name="s_active", shape=(), initializer="ones", trainable=False)
         # The density of TargetDensity, 0 without one; and 1 if it freezes the live entries.
