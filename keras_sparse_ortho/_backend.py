@@ -7,7 +7,8 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._keras_internals import float64_not_narrowed, replaced
+from keras_sparse_ortho._interception import intercepted
+from keras_sparse_ortho._keras_internals import float64_not_narrowed
 
 ScalarFunction = Callable[[list[Any]], Any]
 """From a list of tensors to a scalar tensor, in operations of Keras or of the backend."""
@@ -141,32 +142,14 @@ def hessian_vector_product(
         return value_and_gradients(along, values)[1]
 
 
-_scopes = 0
-_scopes_lock = threading.Lock()
-_replaced = contextlib.ExitStack()
-
-
-@contextlib.contextmanager
-def second_derivatives() -> Iterator[None]:
+def second_derivatives() -> contextlib.AbstractContextManager[None]:
     """Replaces operations that can be differentiated only once. Call the model inside.
 
     `tf.nn.moments` stops the gradient of the mean in the variance; flash attention has no second
-    derivative. Outputs and first derivatives stay the same, up to rounding. The replacements are
-    global, for all threads, and end with the last scope.
+    derivative. Outputs and first derivatives stay the same, up to rounding. Other threads go on
+    with the operations of the backend.
     """
-    global _scopes
-    with _scopes_lock:
-        if not _scopes:
-            owner, name, function = _differentiable_twice()
-            _replaced.enter_context(replaced(owner, name, function))
-        _scopes += 1
-    try:
-        yield
-    finally:
-        with _scopes_lock:
-            _scopes -= 1
-            if not _scopes:
-                _replaced.close()
+    return intercepted(*_differentiable_twice())
 
 
 def _differentiable_twice() -> tuple[Any, str, Callable[..., Any]]:
@@ -178,23 +161,33 @@ def _differentiable_twice() -> tuple[Any, str, Callable[..., Any]]:
     if keras.backend.backend() == "jax":
         import jax
 
-        name, of_jax = "dot_product_attention", jax.nn.dot_product_attention
-        return jax.nn, name, lambda *args, **own: of_jax(*args, **{**own, "implementation": "xla"})
+        return jax.nn, "dot_product_attention", _attention_by_xla
     import torch
+
+    return torch.nn.functional, "scaled_dot_product_attention", _attention_by_products
+
+
+def _attention_by_xla(original: Callable[..., Any], *args: Any, **settings: Any) -> Any:
+    return original(*args, **{**settings, "implementation": "xla"})
+
+
+_choice_of_attention = threading.Lock()  # torch has one for all threads
+
+
+def _attention_by_products(original: Callable[..., Any], *args: Any, **settings: Any) -> Any:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    of_torch = torch.nn.functional.scaled_dot_product_attention
-    lock = threading.Lock()  # the choice of a kernel is global
-
-    def by_products(*args: Any, **options: Any) -> Any:
-        with lock, sdpa_kernel(SDPBackend.MATH):
-            return of_torch(*args, **options)
-
-    return torch.nn.functional, "scaled_dot_product_attention", by_products
+    with _choice_of_attention, sdpa_kernel(SDPBackend.MATH):
+        return original(*args, **settings)
 
 
 def _whole_moments(
-    x: Any, axes: Sequence[int], shift: Any = None, keepdims: bool = False, name: Any = None
+    original: Callable[..., Any],
+    x: Any,
+    axes: Sequence[int],
+    shift: Any = None,
+    keepdims: bool = False,
+    name: Any = None,
 ) -> tuple[Any, Any]:
     """`tf.nn.moments`, whose variance passes gradients through the mean, too."""
     import tensorflow as tf

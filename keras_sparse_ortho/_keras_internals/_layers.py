@@ -1,7 +1,7 @@
 """Layers as Keras holds, builds, calls, compiles and restores them."""
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -10,6 +10,7 @@ from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.layers.rnn.conv_lstm import ConvLSTMCell as ConvLSTMCell
 
 from keras_sparse_ortho._checks import as_text
+from keras_sparse_ortho._interception import intercepted, with_settings
 
 
 def sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
@@ -286,8 +287,12 @@ def in_stateless_scope() -> bool:
 
 
 def float64_not_narrowed() -> contextlib.AbstractContextManager[None]:
-    """Keeps Keras from casting float64 arguments of its operations to float32."""
-    return replaced(dtypes.BIT64_TO_BIT32_DTYPE, "float64", "float64")
+    """Keeps Keras from casting float64 arguments of its operations to float32, in this thread."""
+
+    def widest(original: Callable[..., str], *arguments: Any) -> str:
+        return "float64" if "float64" in arguments else original(*arguments)
+
+    return intercepted(dtypes, "_lattice_result_type", widest)
 
 
 @contextlib.contextmanager
@@ -307,11 +312,11 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def from_zero_states(model: Any) -> Iterator[None]:
-    """Starts recurrent layers from zeros in every call of a model inside."""
+    """Starts recurrent layers from zeros in every call of a model inside, in this thread."""
     # Stateful layers keep their states, and accept any batch size: with `stateful=True` Keras
     # refuses all but the one they were built for.
     with contextlib.ExitStack() as stack:
         for layer in model._flatten_layers():
             if isinstance(layer, keras.layers.RNN) and layer.stateful:
-                stack.enter_context(replaced(layer, "stateful", False))
+                stack.enter_context(with_settings(layer, stateful=False))
         yield

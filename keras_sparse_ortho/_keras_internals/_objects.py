@@ -12,6 +12,7 @@ import numpy as np
 from keras import ops
 from keras.src.ops.function import make_node_key
 
+from keras_sparse_ortho._interception import stand_in, without_dispatchers
 from keras_sparse_ortho._keras_internals._variables import await_value, initialize, is_watched
 from keras_sparse_ortho.errors import NotPrunableError
 
@@ -118,7 +119,7 @@ class _Copier:
     def _fill_object(self, value: Any, new: Any) -> None:
         for name, item in _slots(value).items():
             object.__setattr__(new, name, self.copy(item))
-        attributes = dict(getattr(value, "__dict__", {}))
+        attributes = without_dispatchers(getattr(value, "__dict__", {}))
         if isinstance(value, keras.Model):
             attributes = _uncompiled(attributes)
         if "_torch_params" in (modules := attributes.get("_modules", {})):
@@ -331,8 +332,7 @@ _PLACE = ("_inbound_nodes", "_outbound_nodes")
 def body_of(layer: keras.layers.Layer) -> Any:
     """Puts a layer into a new object, to stand inside the layer that the first one becomes."""
     # They share variables and layers: use the new one once the first has become another layer.
-    body = object.__new__(type(layer))
-    vars(body).update({**vars(layer), **{name: [] for name in _PLACE}})
+    body = stand_in(layer, **{name: [] for name in _PLACE})
     _rebind(body, layer)
     return body
 
@@ -399,7 +399,7 @@ class Snapshot:
             is_ours(value)
         ):
             self._classes.append((value, type(value)))
-            self._contents.append((vars(value), dict(vars(value))))
+            self._contents.append((vars(value), without_dispatchers(vars(value))))
             if isinstance(value, keras.Variable):
                 # On JAX arrays are not changed, but replaced.
                 if value._value is not None and keras.backend.backend() != "jax":

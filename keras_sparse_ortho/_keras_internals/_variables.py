@@ -11,11 +11,11 @@ import numpy as np
 from keras.src.backend.common import global_state
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
+from keras_sparse_ortho._interception import intercepted
 from keras_sparse_ortho._keras_internals._layers import (
     created_trainable,
     in_stateless_scope,
     own_variables,
-    replaced,
 )
 
 Axes = tuple[str | None, ...]
@@ -77,7 +77,7 @@ def create_along(create: Callable[[], Any], axes: Sequence[str | None] | None) -
     if distribution is None or axes is None:
         return create()
     layout = keras.distribution.TensorLayout(tuple(axes), distribution.device_mesh)
-    with replaced(distribution, "get_variable_layout", lambda _: layout):
+    with intercepted(distribution, "get_variable_layout", lambda original, variable: layout):
         variable = create()
     if variable._layout is None:  # one that gets its value later
         variable._layout = layout

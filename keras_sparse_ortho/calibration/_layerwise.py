@@ -1,5 +1,6 @@
 """Trained kernels pruned or refitted layer by layer, on the inputs that calibration data give."""
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -15,10 +16,10 @@ import numpy as np
 
 from keras_sparse_ortho._data import Batch, first_batches, is_batched, samples
 from keras_sparse_ortho._files import atomic_write_bytes
+from keras_sparse_ortho._interception import Enough, observe
 from keras_sparse_ortho._keras_internals import (
     VariableOverrides,
     from_zero_states,
-    replaced,
     warn_user,
 )
 from keras_sparse_ortho._values import (
@@ -318,40 +319,31 @@ def sweep(
 
 def _calls(model: Any, batch: Any, stops: Sequence[Any]) -> dict[Any, int]:
     """How often each stop's layer is called, in the order of first calls."""
-    reached: dict[Any, int] = {}
+    reached: collections.Counter[Any] = collections.Counter()
 
-    def noting(call: Any, own: list[Any], *args: Any, **kwargs: Any) -> Any:
+    def count(layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not is_traced(args[0] if args else kwargs["inputs"]):
-            reached.update({stop: reached.get(stop, 0) + 1 for stop in own})
+            reached.update(stop for stop in stops if stop.layer is layer)
         return call(*args, **kwargs)
 
-    with contextlib.ExitStack() as stack:
-        for layer in {id(stop.layer): stop.layer for stop in stops}.values():
-            own = [stop for stop in stops if stop.layer is layer]
-            hook = functools.partial(noting, layer.call, own)
-            stack.enter_context(replaced(layer, "call", hook))
+    with observe((stop.layer for stop in stops), count):
         model(batch, training=False)
     return reached
 
 
-class _Reached(BaseException):
-    """Ends a call of the model at the last call of a layer; no model catches it by mistake."""
-
-
 def _inputs(model: Any, batch: Any, stop: Any, calls: int) -> list[tuple[Any, dict[str, Any]]]:
     """The first argument of each call of a layer for a batch, and the others."""
-    call = stop.layer.call
     reached: list[tuple[Any, dict[str, Any]]] = []
 
-    def reach(*args: Any, **kwargs: Any) -> Any:
+    def reach(layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         inputs = args[0] if args else kwargs["inputs"]
         if not is_traced(inputs):
             reached.append((inputs, {k: v for k, v in kwargs.items() if k != "inputs"}))
             if len(reached) == calls:
-                raise _Reached
+                raise Enough
         return call(*args, **kwargs)
 
-    with replaced(stop.layer, "call", reach), contextlib.suppress(_Reached):
+    with observe([stop.layer], reach):
         model(batch, training=False)
     if not reached:
         raise NotPrunableError(

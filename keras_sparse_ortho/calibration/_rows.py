@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._keras_internals import replaced
+from keras_sparse_ortho._interception import stand_in
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight, walk
@@ -98,9 +98,9 @@ class _CellStop(GramStop):
         kept = options.get("mask")
         kept = None if kept is None else to_numpy(kept)[..., None]
         if self.path.endswith("recurrent_kernel"):
-            with replaced(self.layer, "return_sequences", True):
-                found = keras.tree.flatten(self.layer.call(inputs, **options))[0]
-            states = to_numpy(found, copy=False)
+            layer = stand_in(self.layer, return_sequences=True, stateful=False)
+            outputs = keras.tree.flatten(layer.call(inputs, **options))
+            states = to_numpy(outputs[0], copy=False)
             initial = keras.tree.flatten(options.get("initial_state"))[0]
             first = np.zeros_like(states[:, 0]) if initial is None else to_numpy(initial)
             inputs, reference = np.concatenate([first[:, None], states[:, :-1]], axis=1), None

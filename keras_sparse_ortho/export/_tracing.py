@@ -1,7 +1,6 @@
 """Float32 LiteRT files of Keras models, by TensorFlow's converter, or litert-converter on JAX."""
 
 import contextlib
-import functools
 import json
 import os
 import struct
@@ -11,7 +10,7 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._keras_internals import replaced
+from keras_sparse_ortho._interception import intercepted, with_settings
 from keras_sparse_ortho.export._blocks import as_convolutions
 from keras_sparse_ortho.export._flatbuffer import MARK
 from keras_sparse_ortho.export._task import leaves, pack
@@ -67,9 +66,9 @@ def write_traced(
         stack.enter_context(fixed_ranges(model, traced.mark if marked else None))
         for layer, _ in walk(model, ""):
             if isinstance(layer, keras.layers.RNN):  # on a GPU they would be cuDNN's
-                stack.enter_context(replaced(layer, "use_cudnn", False))
                 # litert-converter 0.5 lacks loops.
-                stack.enter_context(replaced(layer, "unroll", by_jax or layer.unroll))
+                settings = {"use_cudnn": False, "unroll": by_jax or layer.unroll}
+                stack.enter_context(with_settings(layer, **settings))
         write = _write_stablehlo if by_jax else _write_saved_model
         write(traced, inputs, part)
     os.replace(part, path)
@@ -114,7 +113,7 @@ def _write_stablehlo(traced: _Trace, inputs: list[dict[str, Any]], file: str) ->
     import jax
 
     shapes = [jax.ShapeDtypeStruct(tuple(spec["shape"]), spec["dtype"]) for spec in inputs]
-    with replaced(jax.nn, "gelu", functools.partial(_gelu, jax.nn.gelu)):
+    with intercepted(jax.nn, "gelu", _gelu):
         # An input that nothing reads would be dropped.
         found = jax.jit(traced, keep_unused=True).trace(*shapes)
     lowered = found.lower(lowering_platforms=("cpu",)).compiler_ir("stablehlo")

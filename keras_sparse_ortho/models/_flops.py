@@ -1,16 +1,16 @@
 """Multiply-adds of every kernel for one sample, from the shapes that really flow."""
 
 import collections
-import contextlib
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 
 from keras_sparse_ortho._checks import as_text
-from keras_sparse_ortho._keras_internals import ConvLSTMCell, from_zero_states, replaced
+from keras_sparse_ortho._interception import observe
+from keras_sparse_ortho._keras_internals import ConvLSTMCell, from_zero_states
 from keras_sparse_ortho.kernels import PrunableWeight, are_experts, is_table, walk
 from keras_sparse_ortho.layers import BlockSparseConv, BlockSparseDense, BlockSparseEinsumDense
 from keras_sparse_ortho.orthogonal import einsum_axes
@@ -30,28 +30,35 @@ def count_flops(
     specs = input_specs(model) if sample is None else _specs_of(sample)
     if specs is None:
         return {}
+    calls = _calls(model, {id(weight.owner): weight.owner for weight in weights}, specs)
+    table: dict[int, int] = {}
+    for weight in weights:
+        positions = [kernel_positions(weight.owner, *call) for call in calls[id(weight.owner)]]
+        known = [count for count in positions if count is not None]
+        if known and len(known) == len(positions):
+            table[id(weight.variable)] = weight.size * sum(known)
+    return table
+
+
+def _calls(model: Any, owners: Mapping[int, Any], specs: Any) -> dict[int, list[tuple[Any, Any]]]:
+    """The first input and output of each call of layers, both by `id`, in one trace of a model."""
     # The fused kernels of LSTM and GRU never call the cell, and a scan calls it once for all steps:
     # a cell is counted where its RNN layer is called.
-    noted = {id(weight.owner): [id(weight.owner)] for weight in weights}
-    layers = [layer for layer, _ in walk(model, "")]
-    for layer in layers:
-        if isinstance(layer, L.RNN):
-            cells = [id(cell) for cell in getattr(layer.cell, "cells", [layer.cell])]
-            noted[id(layer)] = [key for key in cells if noted.pop(key, None)]
-    calls: dict[int, list[list[Any]]] = collections.defaultdict(list)
+    recurrent = [layer for layer, _ in walk(model, "") if isinstance(layer, L.RNN)]
+    cells = {id(layer): getattr(layer.cell, "cells", [layer.cell]) for layer in recurrent}
+    inside = {id(cell) for group in cells.values() for cell in group}
+    observed = [owner for key, owner in owners.items() if key not in inside] + recurrent
+    calls: dict[int, list[tuple[Any, Any]]] = collections.defaultdict(list)
 
-    def noting(call: Callable[..., Any], keys: list[int], *args: Any, **kwargs: Any) -> Any:
+    def note(layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         outputs = call(*args, **kwargs)
-        firsts = [keras.tree.flatten(x)[0] for x in ([*args, *kwargs.values()], outputs)]
-        for key in keys:
-            calls[key].append(firsts)
+        first_input = keras.tree.flatten([*args, *kwargs.values()])[0]
+        first_output = keras.tree.flatten(outputs)[0]
+        for counted in cells.get(id(layer), [layer]):
+            calls[id(counted)].append((first_input, first_output))
         return outputs
 
-    with from_zero_states(model), contextlib.ExitStack() as stack:
-        for layer in layers:
-            if id(layer) in noted:
-                hook = functools.partial(noting, layer.call, noted[id(layer)])
-                stack.enter_context(replaced(layer, "call", hook))
+    with from_zero_states(model), observe(observed, note):
         try:
             _Trace(model)(specs)
         except ValueError:
@@ -61,13 +68,7 @@ def count_flops(
                 f"The model '{model.name}' cannot be called on inputs of its shape, from which "
                 f"multiplications are counted. Received: {type(error).__name__}: {as_text(error)}"
             ) from error
-    table: dict[int, int] = {}
-    for weight in weights:
-        positions = [kernel_positions(weight.owner, *call) for call in calls[id(weight.owner)]]
-        known = [count for count in positions if count is not None]
-        if known and len(known) == len(positions):
-            table[id(weight.variable)] = weight.size * sum(known)
-    return table
+    return calls
 
 
 class _Trace(keras.layers.Layer):

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_number
-from keras_sparse_ortho._keras_internals import replaced
+from keras_sparse_ortho._interception import with_settings
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight, walk
 
@@ -127,5 +127,5 @@ def fixed_ranges(
     """Inside, inference does not check whether ranges are set; `mark(x, low, high)` may round."""
     with contextlib.ExitStack() as stack:
         for layer in ranges_of(model):
-            stack.enter_context(replaced(layer, "_fixed", (*layer._range(), mark)))
+            stack.enter_context(with_settings(layer, _fixed=(*layer._range(), mark)))
         yield

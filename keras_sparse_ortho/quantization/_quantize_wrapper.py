@@ -7,7 +7,8 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import as_text, check_config, check_integer
-from keras_sparse_ortho._keras_internals import WrapperBuiltByCalls, replaced, restored
+from keras_sparse_ortho._interception import with_settings
+from keras_sparse_ortho._keras_internals import WrapperBuiltByCalls, restored
 from keras_sparse_ortho.quantization._fake_quantize import FakeQuantize
 
 # LiteRT computes these in one operation with the product before them.
@@ -83,7 +84,7 @@ class QuantizeWrapper(WrapperBuiltByCalls):
         apart: Any = contextlib.nullcontext()
         if own is not None:  # the activation gets rounded inputs
             activation = inner.activation
-            apart = replaced(inner, "activation", lambda x: activation(own(x)))
+            apart = with_settings(inner, activation=lambda x: activation(own(x)))
         with apart:
             result = self.layer(*args, **kwargs)
         return result if self.of_output is None else self.of_output(result)

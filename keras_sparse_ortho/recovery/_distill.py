@@ -1,6 +1,7 @@
 """`distill`: trains a sparse or quantized model towards the dense one that it was made from."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -9,7 +10,7 @@ import numpy as np
 from keras_sparse_ortho._checks import check_integer, check_number, other_keywords
 from keras_sparse_ortho._data import all_rows, rows_at
 from keras_sparse_ortho._keras_internals import computes_its_graph, graph_calls, graph_ends
-from keras_sparse_ortho._values import to_numpy
+from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.callbacks import UpdateMasks
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.parametrizations import ScheduledMask
@@ -58,7 +59,9 @@ def distill(
 
     Raises:
         ValueError: If the outputs of the models differ in number or shape, there are no rows, or
-            the loss does not stay finite; the student is as it was then.
+            the loss does not stay finite.
+
+    After an error, and if training is interrupted, the student is as it was before.
 
     Limits: all rows, and the teacher's features of them, are in memory. With a few hundred rows
     use `prune(score="obs")`, which needs no training. Agreement on the rows of `data` says little:
@@ -113,15 +116,33 @@ def distill(
     losses = [_loss(of, one.var()) for of, one in zip(kinds, wanted, strict=True)]
     trained.compile(keras.optimizers.Adam(rate), dict(zip(names, losses, strict=True)))
     moving = any(isinstance(w.storage, ScheduledMask) for w in prunable_weights(student))
-    updates, before = [UpdateMasks()] if moving else None, student.get_weights()
-    history = trained.fit(rows, epochs=epochs, verbose=verbose, callbacks=updates)
-    if not np.isfinite(history.history["loss"][-1]):
-        student.set_weights(before)
-        raise ValueError(
-            "The loss must stay finite: lower `learning_rate`, or look for a layer whose gradient "
-            f"is not, such as a square root at 0. Received: {learning_rate=}, loss=nan"
-        )
+    updates = [UpdateMasks()] if moving else None
+    with _restored_on_errors(student):
+        history = trained.fit(rows, epochs=epochs, verbose=verbose, callbacks=updates)
+        if not np.isfinite(history.history["loss"][-1]):
+            raise ValueError(
+                "The loss must stay finite: lower `learning_rate`, or look for a layer whose "
+                "gradient is not, such as a square root at 0. "
+                f"Received: {learning_rate=}, loss=nan"
+            )
     return history
+
+
+@contextlib.contextmanager
+def _restored_on_errors(model: keras.Model) -> Iterator[None]:
+    """Gives a model its values back if training fails or is interrupted.
+
+    On JAX `fit` frees the arrays of a model and hands new ones over at the end of an epoch.
+    """
+    # Seed states too. As tensors: what compact storage is given as arrays is checked against
+    # values that may be freed.
+    values = [(variable, keras.ops.copy(variable.value)) for variable in model.variables]
+    try:
+        yield
+    except BaseException:
+        for variable, value in values:
+            assign(variable, value)
+        raise
 
 
 class _Named(keras.Model):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,7 +11,8 @@ import numpy as np
 
 from keras_sparse_ortho._backend import compiled, float64_operations, value_and_gradients
 from keras_sparse_ortho._checks import check_integer, other_keywords
-from keras_sparse_ortho._keras_internals import VariableOverrides, from_zero_states, replaced
+from keras_sparse_ortho._interception import observe
+from keras_sparse_ortho._keras_internals import VariableOverrides, copy_objects, from_zero_states
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import Selection, walk
@@ -50,12 +50,12 @@ def synflow(
     - layer, group and RMS normalization keep scale and offset only; an Embedding is multiplied by
       ones; Rescaling and Normalization of data are skipped.
 
-    The layers are patched while this runs: do not use the model from another thread. `rounds` is an
-    int. The other arguments and errors are those of `snip`; the model needs a fixed sample shape,
-    but no loss. Scores are those of the last round. Entries removed earlier have negative ones: the
-    earlier, the lower, and within a round in the order of its scores.
+    `rounds` is an int. The other arguments and errors are those of `snip`; the model needs a fixed
+    sample shape, but no loss. Scores are those of the last round. Entries removed earlier have
+    negative ones: the earlier, the lower, and within a round in the order of its scores.
 
-    Raises NotPrunableError for an `R` that over- or underflows, and samples of no fixed shape.
+    Raises NotPrunableError for an `R` that over- or underflows, samples of no fixed shape, and
+    models that cannot be copied.
 
     Limits: recurrent gates and attention weights are not linear and stay: query and key kernels get
     scores of 0, so exclude them. Functions that a model calls as operations, not as layers or
@@ -106,21 +106,29 @@ def synflow(
 def _synaptic_flow(
     model: Any, variables: list[Any]
 ) -> Iterator[Callable[[Sequence[np.ndarray]], tuple[float, list[np.ndarray]]]]:
-    """Makes the model linear; yields the function `values -> R, dR/dvalues` of `variables`."""
+    """Makes a linear copy of the model; yields the function `values -> R, dR/dvalues`.
+
+    Args:
+        model: Model, which does not change.
+        variables: list of its variables that the values are for.
+    """
     ones = _ones(model)
-    with float64_operations(), _linearized(model):
-        given = {id(variable) for variable in variables}
-        is_float = keras.backend.is_float_dtype  # NumPy has no bfloat16
-        others = [v for v in model.variables if id(v) not in given and is_float(v.dtype)]
-        rest = [np.abs(to_numpy(v)) * (not v.name.endswith("moving_mean")) for v in others]
-        constants = [keras.ops.convert_to_tensor(value, dtype="float64") for value in rest]
+    is_float = keras.backend.is_float_dtype  # NumPy has no bfloat16
+    floats = [variable for variable in model.variables if is_float(variable.dtype)]
+    linear, copies = copy_objects(model, without_values=floats)
+    scored = [copies[id(variable)] for variable in variables]
+    among_scored = {id(variable) for variable in variables}
+    others = [variable for variable in floats if id(variable) not in among_scored]
+    with float64_operations(), _linearized(linear):
+        constants = [_constant_value(variable) for variable in others]
 
         def pure(values: list[Any], constants: list[Any]) -> Any:
             def flow(inner: list[Any]) -> Any:
-                pairs = zip([*variables, *others], [*inner, *constants], strict=True)
+                held = [*scored, *(copies[id(variable)] for variable in others)]
+                pairs = zip(held, [*inner, *constants], strict=True)
                 # The outer scope catches and drops updates, of seed states for instance.
-                with keras.StatelessScope(), VariableOverrides(pairs), from_zero_states(model):
-                    outputs = keras.tree.flatten(model(ones, training=False))
+                with keras.StatelessScope(), VariableOverrides(pairs), from_zero_states(linear):
+                    outputs = keras.tree.flatten(linear(ones, training=False))
                     sums = [keras.ops.sum(keras.ops.cast(o, "float64")) for o in outputs]
                 return sum(sums[1:], sums[0])
 
@@ -135,6 +143,13 @@ def _synaptic_flow(
             return float(to_numpy(total)), [to_numpy(gradient) for gradient in gradients]
 
         yield gradient
+
+
+def _constant_value(variable: Any) -> Any:
+    value = np.abs(to_numpy(variable))
+    if variable.name.endswith("moving_mean"):
+        value = np.zeros_like(value)
+    return keras.ops.convert_to_tensor(value, dtype="float64")
 
 
 def _ones(model: Any) -> Any:
@@ -152,21 +167,29 @@ def _ones(model: Any) -> Any:
 
 @contextlib.contextmanager
 def _linearized(model: Any) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for layer, _ in walk(model, ""):
-            policy = layer.dtype_policy
-            if getattr(layer, "quantization_mode", None) is None and policy.name != "float64":
-                stack.callback(setattr, layer, "dtype_policy", policy)
-                layer.dtype_policy = "float64"
-            for kinds, call in _CALLS:
-                if isinstance(layer, kinds):
-                    own = functools.partial(call, layer)
-                    stack.enter_context(replaced(layer, "call", own))
-            # Recurrent layers have that of their cell; recurrent_activation, of the gates, stays.
-            activation = vars(layer).get("activation")
-            if callable(activation) and not isinstance(activation, L.Layer):
-                stack.enter_context(replaced(layer, "activation", lambda x: x))
+    """Makes a model compute in float64 without activations; inside, also without normalization.
+
+    Args:
+        model: Model, a copy that nobody else has.
+    """
+    layers = [layer for layer, _ in walk(model, "")]
+    for layer in layers:
+        if getattr(layer, "quantization_mode", None) is None:
+            layer.dtype_policy = "float64"
+        # Recurrent layers have that of their cell; recurrent_activation, of the gates, stays.
+        activation = vars(layer).get("activation")
+        if callable(activation) and not isinstance(activation, L.Layer):
+            # Bypass `__setattr__`: Keras would track the value.
+            vars(layer)["activation"] = keras.activations.linear
+    with observe(layers, _linear_call):
         yield
+
+
+def _linear_call(layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    for kinds, linear in _CALLS:
+        if isinstance(layer, kinds):
+            return linear(layer, *args, **kwargs)
+    return call(*args, **kwargs)
 
 
 def _embed_ones(layer: Any, inputs: Any) -> Any:
