@@ -85,8 +85,8 @@ def stand_in(layer: Any, **settings: Any) -> Any:
 
 def without_dispatchers(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """The attributes of an object as they are when no thread intercepts its calls."""
-    plain = dict(attributes)
-    for name, value in attributes.items():
+    plain = dict(attributes)  # at once: another thread may intercept a call now
+    for name, value in list(plain.items()):
         if isinstance(value, _Dispatcher):
             value.put_back(plain, name)
     return plain

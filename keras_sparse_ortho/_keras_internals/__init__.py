@@ -9,6 +9,7 @@ from keras_sparse_ortho._keras_internals._fit import (
     log_first,
     model_in_fit,
     warn_user,
+    without_warnings,
 )
 from keras_sparse_ortho._keras_internals._layers import (
     ConvLSTMCell,

@@ -1,11 +1,13 @@
 """Hooks into `fit` and saving for which Keras has no callback."""
 
+import contextlib
+import contextvars
 import os
 import pathlib
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -100,8 +102,23 @@ def model_in_fit() -> Any:
     return None if frame is None else frame.f_locals["self"]
 
 
+_warns: contextvars.ContextVar[bool] = contextvars.ContextVar("warns", default=True)
+
+
+@contextlib.contextmanager
+def without_warnings() -> Iterator[None]:
+    """Inside, and in this thread only, `warn_user` does nothing; Python's filters stay."""
+    token = _warns.set(False)
+    try:
+        yield
+    finally:
+        _warns.reset(token)
+
+
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     """Warns, at the line that is neither in this package nor in Keras."""
+    if not _warns.get():
+        return
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGES):
         level, frame = level + 1, frame.f_back

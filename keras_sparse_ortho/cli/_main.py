@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
+from keras_sparse_ortho._interception import intercepted
 from keras_sparse_ortho.cli._files import InputFileError, read_keras, read_rows
 
 OK, FAILED, USAGE, BAD_FILE = 0, 1, 2, 3
@@ -46,12 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     console = Console(stderr=True)
 
-    def show(message: Warning | str, category: type[Warning], *_: Any) -> None:
+    def show(_: Any, message: Warning | str, category: type[Warning], *place: Any) -> None:
         if issubclass(category, UserWarning):
             _print(console, f"warning: {_in_options(str(message), options)}", "yellow")
 
-    with warnings.catch_warnings():
-        warnings.showwarning = show  # type: ignore[assignment]
+    with intercepted(warnings, "showwarning", show):
         try:
             options.command(options, console)
         except InputFileError as error:

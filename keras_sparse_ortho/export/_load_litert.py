@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,6 @@ from keras_sparse_ortho.export._worker import interpreter_of, to_floats, to_inte
 
 _LARGEST = 2**31  # a flatbuffer's offsets have 31 bits
 _CALLS, _ROUNDS = 5, 200  # of one file before the next one's turn; at most
-_NOTICE = b"INFO: Created TensorFlow Lite XNNPACK delegate"
-_printing = threading.Lock()
 # By SHA-256 the signatures of files that ran in a subprocess before.
 _tried: dict[bytes, dict[str, Any]] = {}
 
@@ -47,8 +45,7 @@ class LiteRTModel:
         options = {"model_content": content, "num_threads": threads}
         try:
             interpreter = interpreter_of(**options)
-            with _without_notice():
-                interpreter.allocate_tensors()
+            interpreter.allocate_tensors()
             self._runner = interpreter.get_signature_runner()
             self._takes = found = self._runner.get_input_details()
             self._gives = self._runner.get_output_details()
@@ -167,21 +164,6 @@ def read_packed(path: Path) -> bytes:
             f"{str(path)!r} with {content[4:8]!r} there"
         )
     return content
-
-
-@contextlib.contextmanager
-def _without_notice() -> Iterator[None]:
-    """Holds back what is printed to standard error, and all but LiteRT's notice comes after it."""
-    with _printing, tempfile.TemporaryFile() as printed:
-        own = os.dup(2)
-        os.dup2(printed.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(own, 2)
-            os.close(own)
-            printed.seek(0)
-            os.write(2, b"".join(line for line in printed if not line.startswith(_NOTICE)))
 
 
 def _inspect(content: bytes, path: str, timeout: float) -> dict[str, Any]:

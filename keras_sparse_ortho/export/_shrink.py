@@ -6,7 +6,6 @@ import gzip
 import math
 import os
 import time
-import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 from keras_sparse_ortho._checks import check_number, other_keywords
 from keras_sparse_ortho._data import all_rows, rows_at
 from keras_sparse_ortho._files import staging
+from keras_sparse_ortho._keras_internals import without_warnings
 from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.calibration import restore_statistics
 from keras_sparse_ortho.errors import (
@@ -307,8 +307,7 @@ class _Search:
         options = {"sample": rows_at(self._rows.held, slice(0, _COMPARED)), "tolerance": 1.0}
         refusals = _REFUSALS if model is self._model else Exception
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # the table has what they say
+            with without_warnings():  # the table has what they say
                 report = export_litert(model, path, mode=route, representative_data=rows, **options)
             found = load_litert(path).predict(self._rows.held)
             outputs = [*found.values()] if isinstance(found, dict) else [found]

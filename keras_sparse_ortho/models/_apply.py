@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import inspect
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Concatenate, ParamSpec, Protocol, cast
 
@@ -563,9 +562,7 @@ def _sample_for(model: Any) -> Any:
 
 def _outputs(model: Any, sample: Any, values: Iterable[tuple[Any, Any]] = ()) -> list[np.ndarray]:
     # In a scope that takes all updates, so that no state of the model changes.
-    with warnings.catch_warnings(), keras.StatelessScope(), VariableOverrides(values):
-        warnings.simplefilter("ignore")
-        with from_zero_states(model):
-            outputs = keras.tree.flatten(model(sample, training=False))
+    with keras.StatelessScope(), VariableOverrides(values), from_zero_states(model):
+        outputs = keras.tree.flatten(model(sample, training=False))
     # A class that is changed may round its numbers, or find another largest one, elsewhere.
     return [to_numpy(o) for o in outputs if keras.backend.is_float_dtype(o.dtype)]

@@ -62,7 +62,9 @@ class FakeQuantize(keras.layers.Layer):
         if self._fixed and self._fixed[-1]:
             low, high, mark = self._fixed
             return mark(inputs, low, high)
-        low, high = ops.convert_to_tensor(self.low), ops.convert_to_tensor(self.high)
+        # Copies: torch needs them for the gradient, and another call of a shared layer moves the
+        # range before.
+        low, high = ops.copy(self.low), ops.copy(self.high)
         # In half precision the last steps of a range would be lost.
         rounded = keras.quantizers.fake_quant_with_min_max_vars(
             ops.cast(inputs, "float32"),

@@ -6,9 +6,11 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
+import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_sparse_ortho._interception import intercepted
 from keras_sparse_ortho._keras_internals import replaced
 
 
@@ -45,6 +47,18 @@ from tensorflow_model_optimization.python.core.sparsity.keras.prune_registry imp
 from tensorflow_model_optimization.python.core.sparsity.keras.pruning_wrapper import (
     PruneLowMagnitude as PruneLowMagnitude,
 )
+from tf_keras.src import initializers as tf_keras_initializers
+
+
+def serializing_other_initializers() -> contextlib.AbstractContextManager[None]:
+    """Lets tf_keras serialize initializers of this package, in this thread, without a warning."""
+
+    def serialize(original: Any, initializer: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(initializer, keras.initializers.Initializer):  # of Keras 3
+            return tf_keras.saving.serialize_keras_object(initializer)
+        return original(initializer, *args, **kwargs)
+
+    return intercepted(tf_keras_initializers, "serialize", serialize)
 
 
 def sublayers(layer: Any) -> list[Any]:

@@ -1,7 +1,6 @@
 """The kernels of a tf_keras model, described as in Keras 3, and copies with wrapped layers."""
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from keras_sparse_ortho.tfmot._tf_keras_internals import (
     PruneLowMagnitude,
     is_graph,
     rename,
+    serializing_other_initializers,
     sublayers,
     tf_keras,
 )
@@ -244,9 +244,7 @@ def rewrite(model: Any, weights: Sequence[PrunableWeight], wrap: Wrap) -> tuple[
     def replace(layer: Any) -> Any:
         if isinstance(layer, tf_keras.Model):
             return clone(layer)
-        with warnings.catch_warnings():
-            # Initializers of this package are serialized correctly.
-            warnings.filterwarnings("ignore", message=".*keras.initializers.serialize")
+        with serializing_other_initializers():
             copy = type(layer).from_config(layer.get_config())
         rename(copy, layer.name)  # the configuration may have no name
         pairs.append((layer, copy))
