@@ -128,6 +128,16 @@ class WrapperBuiltByCalls(keras.layers.Wrapper):
                 setattr(self, name, value)
         stand_in_name_scope(self, layer)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets what only the layer inside has, such as `activation`, there."""
+        # On torch Keras keeps layers apart from other attributes.
+        inside = {**vars(self).get("_modules", {}), **vars(self)}.get("layer")
+        is_own = name.startswith("_") or name in vars(self) or hasattr(type(self), name)
+        if inside is None or is_own or not hasattr(inside, name):
+            super().__setattr__(name, value)
+        else:
+            setattr(inside, name, value)
+
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
         """A context around the building of the layer."""

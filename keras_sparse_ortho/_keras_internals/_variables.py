@@ -406,7 +406,10 @@ class StandIns:
 
 
 def _exchange(layer: Any, old: Any, new: Any) -> None:
-    """Puts a variable in the place of another one in a layer, as trainable as that one is."""
+    """Puts a variable in the place of another one in a layer, as trainable as that one is.
+
+    Regularizer and constraint are those of the other one, too.
+    """
     trainable = old.trainable
     trained = layer._trainable_variables
     store = trained if _is_among(trained, old) else layer._non_trainable_variables
@@ -417,6 +420,7 @@ def _exchange(layer: Any, old: Any, new: Any) -> None:
     _take_in(layer, new)
     store.insert(place, store.pop())
     new.trainable = trainable
+    new.regularizer, new.constraint = old.regularizer, old.constraint
 
 
 def _is_among(variables: Sequence[Any], variable: Any) -> bool:

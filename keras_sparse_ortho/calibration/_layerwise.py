@@ -23,9 +23,9 @@ from keras_sparse_ortho._keras_internals import (
     warn_user,
 )
 from keras_sparse_ortho._values import (
-    assign,
     digest_of,
     is_traced,
+    placed,
     to_numpy,
     without_gradients,
 )
@@ -176,15 +176,19 @@ def prune_layers(
     resume: str | pathlib.Path | None = None,
     verbose: int = 0,
 ) -> dict[str, AnyDraw]:
-    """Mask and values by path, each solved on inputs from pruned layers; leaves the model alone."""
+    """Mask and values by path, each solved on inputs from pruned layers.
+
+    The model keeps its values all the time: other threads may use it.
+    """
     recipe.check(weights)
     draws: dict[str, AnyDraw] = {}
+    pruned: list[tuple[Any, Any]] = []  # variables and their new values
 
     def take(weight: PrunableWeight, value: np.ndarray, mask: np.ndarray) -> None:
         value = np.where(mask, value, 0).astype(weight.raw_value(copy=False).dtype)
         draws[weight.path] = recipe.draw(weight, value, mask)
         if batches is not None:
-            assign(weight.variable, value)
+            pruned.append((weight.variable, placed(value, weight.variable)))
 
     def solve(weight: PrunableWeight, *moments: Moments) -> None:
         value, mask = recipe.solved(weight, *moments)
@@ -192,31 +196,25 @@ def prune_layers(
         if saved is not None:
             saved.save(weight, value, mask)
 
-    def as_given() -> VariableOverrides:
-        return VariableOverrides(zip(variables, values, strict=True))
+    def as_pruned() -> VariableOverrides:
+        return VariableOverrides(pruned)
 
     if batches is None:
         for weight in weights:
             take(weight, *recipe.solved(weight))
         return draws
     saved = _Saved(resume, model, recipe, batches) if resume is not None else None
-    variables = [weight.variable for weight in weights]
-    values = [keras.ops.copy(variable.value) for variable in variables]
     stops: list[Any] = []
-    try:
-        for weight in weights:
-            stop = stop_of(model, weight, functools.partial(solve, weight))
-            if saved is not None and saved.path(weight).exists():
-                take(weight, *saved.load(weight))
-            elif stop is not None:
-                stops.append(stop)
-        sweep(model, batches, stops, verbose, as_given if recipe.score == "obs" else None)
-        left = [weight for weight in weights if weight.path not in draws]
-        for weight in left:
-            take(weight, *recipe.solved(weight))
-    finally:
-        for variable in reversed(variables):  # each copy is freed before the next is assigned
-            assign(variable, values.pop())
+    for weight in weights:
+        stop = stop_of(model, weight, functools.partial(solve, weight))
+        if saved is not None and saved.path(weight).exists():
+            take(weight, *saved.load(weight))
+        elif stop is not None:
+            stops.append(stop)
+    sweep(model, batches, stops, verbose, as_pruned, with_reference=recipe.score == "obs")
+    left = [weight for weight in weights if weight.path not in draws]
+    for weight in left:
+        take(weight, *recipe.solved(weight))
     if left:
         names = ", ".join(f"'{weight.path}'" for weight in left)
         warn_user(f"{_UNMEASURED}: their live entries keep their values. Received: {names}")
@@ -290,28 +288,38 @@ def sweep(
     batches: Sequence[Any],
     stops: Sequence[Any],
     verbose: int = 0,
-    as_given: Callable[[], contextlib.AbstractContextManager[Any]] | None = None,
+    changed: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    *,
+    with_reference: bool = False,
 ) -> list[Any]:
     """Finishes stop after stop, in the order of calls; returns stops that no call reaches.
 
-    A stop has a `layer` and its `path`. `add(inputs, reference, **options)` takes the inputs of one
-    call, those in the model as given, and other arguments; `finish()` may assign values. For each
-    stop every batch goes through the model up to the layer's last call, so memory is that of one
-    batch. Inside `as_given()` the model has its first values, for the `reference`.
+    For each stop every batch goes through the model up to the layer's last call, so memory is that
+    of one batch.
+
+    Args:
+        model: Model.
+        batches: list of its inputs.
+        stops: list of objects with a `layer` and its `path`. `add(inputs, reference, **options)`
+            takes the inputs of one call, those in the model as given, and other arguments.
+            `finish()` may change values.
+        verbose: As for `fit`.
+        changed: callable. Inside `changed()` the model has the values that stops gave it.
+        with_reference: bool. Whether `add` gets a `reference`, or `None`.
     """
     progress = keras.utils.Progbar(len(stops), verbose=verbose)
     with from_zero_states(model), without_gradients():
-        order = _calls(model, batches[0], stops)
+        with changed():
+            order = _calls(model, batches[0], stops)
         for done, (stop, calls) in enumerate(order.items(), 1):
             for batch in batches:
-                given: Any = itertools.repeat((None, None))
-                if as_given is not None:
-                    with as_given():
-                        given = _inputs(model, batch, stop, calls)
-                for (inputs, options), (reference, _) in zip(
-                    _inputs(model, batch, stop, calls), given, strict=False
-                ):
-                    stop.add(inputs, reference, **options)
+                references: Any = itertools.repeat((None, None))
+                if with_reference:
+                    references = _inputs(model, batch, stop, calls)
+                with changed():
+                    reached = _inputs(model, batch, stop, calls)
+                    for (inputs, options), (reference, _) in zip(reached, references, strict=False):
+                        stop.add(inputs, reference, **options)
             stop.finish()
             progress.update(done)
     return [stop for stop in stops if stop not in order]

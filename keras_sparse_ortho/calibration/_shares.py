@@ -9,7 +9,8 @@ import keras
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from keras_sparse_ortho._values import assign, to_numpy
+from keras_sparse_ortho._keras_internals import VariableOverrides
+from keras_sparse_ortho._values import placed, to_numpy
 from keras_sparse_ortho.budgets import Budget, allocate
 from keras_sparse_ortho.calibration._layerwise import sweep
 from keras_sparse_ortho.calibration._rows import (
@@ -151,12 +152,10 @@ def measured_errors(
             rounded = np.rint(kernel / np.where(scale > 0, scale, 1.0)) * scale
             own[name] = relative_error(rounded, kernel, (held if held.rows else used).gram)
         given.extend(() if given else outputs())
-        before = keras.ops.copy(weight.variable.value)
-        try:
-            assign(weight.variable, from_matrices(rounded, weight.shape, weight.layout))
+        coarse = from_matrices(rounded, weight.shape, weight.layout)
+        # Not assigned: other threads may use the model.
+        with VariableOverrides([(weight.variable, placed(coarse, weight.variable))]):
             lost = sum(np.sum((x - y) ** 2) for x, y in zip(outputs(), given, strict=True))
-        finally:
-            assign(weight.variable, before)
         whole = own[name] * sum(np.sum(y**2) for y in given)
         gains[weight.path] = float(lost / whole) if whole > 0 else 0.0
 

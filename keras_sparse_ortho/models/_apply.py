@@ -505,7 +505,8 @@ class Probe:
         if self._outputs is None:
             return
         # Live blocks and products sum in another order.
-        tolerance = 1e-3 if model.compute_dtype in ("float32", "float64") else 0.1
+        types = {layer.compute_dtype for layer, _ in walk(model, "")}
+        tolerance = 1e-3 if types <= {"float32", "float64"} else 0.1
         for before, after in zip(self._outputs, _outputs(model, self._sample), strict=True):
             error = float(np.max(np.abs(after - before), initial=0.0))
             scale = float(np.max(np.abs(before), initial=1e-6))

@@ -536,4 +536,17 @@ def _with_small_layers(model: Any, plan: dict[int, Shrunk]) -> Any:
     for old, new in zip(model.layers, small.layers, strict=True):
         if id(old) in plan:
             new.set_weights(plan[id(old)].weights)
+            _freeze_like(old, new)
     return small
+
+
+def _freeze_like(old: Any, new: Any) -> None:
+    """Freezes the variables of a layer that have the names of frozen ones of another."""
+
+    def name(variable: Any) -> tuple[str, ...]:
+        return tuple(variable.path.split("/")[-2:])  # "query/kernel" in an attention
+
+    frozen = {name(variable) for variable in old.weights if not variable.trainable}
+    for variable in new.weights:
+        if name(variable) in frozen:
+            variable.trainable = False

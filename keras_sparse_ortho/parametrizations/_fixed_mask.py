@@ -269,7 +269,6 @@ class CompactMask(FixedMask):
         self.indices = stand_ins.create(
             "indices", shape=shape, dtype="int32", initializer=self._initial_indices, **settings
         )
-        self.values.regularizer, self.values.constraint = variable.regularizer, variable.constraint
         self._weight = dataclasses.replace(self.weight, variable=self.values)
         stand_ins.put(self.values, self.indices)
         check_assignments(self.indices, self._check_given)

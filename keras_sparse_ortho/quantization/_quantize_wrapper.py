@@ -28,6 +28,7 @@ class QuantizeWrapper(WrapperBuiltByCalls):
     """
 
     transparent_path = True
+    momentum = 0.99  # its own, also around a BatchNormalization
 
     def __init__(
         self,
@@ -45,12 +46,14 @@ class QuantizeWrapper(WrapperBuiltByCalls):
             raise ValueError(
                 f"`inputs` must be {_MOST_INPUTS} at most. Received: {as_text(inputs)}"
             )
-        own = {"name": layer.name, "dtype": layer.dtype_policy, "trainable": layer.trainable}
+        # Not that of a wrapper inside, which leaves casts to its layer.
+        policy = innermost(layer).dtype_policy
+        own = {"name": layer.name, "dtype": policy, "trainable": layer.trainable}
         super().__init__(layer, **{**own, **kwargs})
         self.momentum = momentum
 
         def rounding(name: str) -> FakeQuantize:
-            return FakeQuantize(momentum, name=name, dtype=layer.dtype_policy)
+            return FakeQuantize(momentum, name=name, dtype=policy)
 
         self.of_inputs = [rounding(f"input_{k}") for k in range(inputs)]
         self.of_output = rounding("output") if output else None

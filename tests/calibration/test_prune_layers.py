@@ -192,7 +192,7 @@ def test_what_fails_half_way_leaves_the_model_as_it_was(interrupt, monkeypatch):
 
     def failing(kernel, *rest):
         if kernel.shape[-1] == 5:  # the head, after all others
-            assert not np.array_equal(before[0], dense.get_weights()[0])
+            assert_same(before, dense.get_weights())  # other threads may use it
             raise interrupt("half way")
         return obs(kernel, *rest)
 

@@ -202,3 +202,21 @@ def test_metrics_and_losses_inside_of_layers_are_those_of_the_copy(make):
     assert metric is not own
     assert float(metric.result()) != 0.0 == float(own.result())
     assert len(model.losses) == 1
+
+
+@pytest.mark.parametrize("made", [made for made in MADE if made != "remove_channels"])
+def test_an_activation_that_is_changed_later_is_the_one_that_is_used(made):
+    model = MADE[made](two_layers())
+    body = model.get_layer("body")
+    body.activation = keras.ops.zeros_like
+    inputs = np.random.default_rng(0).normal(size=(4, 16)).astype("float32")
+    assert not array(body(inputs)).any()
+    assert body.activation is keras.ops.zeros_like
+
+
+@pytest.mark.parametrize("made", ["compact", "convert"])
+def test_a_regularizer_that_is_changed_later_is_that_of_the_stripped_kernel(made):
+    model = MADE[made](two_layers())
+    (weight,) = [w for w in kso.prunable_weights(model) if w.path == "body/kernel"]
+    weight.variable.regularizer = decay = keras.regularizers.L2(0.1)
+    assert kso.strip(model).get_layer("body").kernel.regularizer is decay
