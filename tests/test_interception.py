@@ -215,20 +215,17 @@ def test_states_of_recurrent_layers_stay_stateful():
 
 def test_float64_and_second_derivatives_are_those_of_one_thread():
     def kind():
-        wide = keras.ops.convert_to_tensor(np.ones(2), dtype="float64")
-        return keras.backend.result_type(wide.dtype, "float64")
+        return keras.backend.result_type("float64", "float32")
 
     plain = kind()
     inside, outside = [], []
     overlapping(float64_operations, float64_operations, lambda: inside.append(kind()))
     assert set(inside) == {"float64"}
     with float64_operations(), second_derivatives():
-        thread = threading.Thread(
-            target=lambda: outside.append(keras.backend.result_type("float64", "float32"))
-        )
+        thread = threading.Thread(target=lambda: outside.append(kind()))
         thread.start()
         thread.join()
-    assert outside == ["float32"]
+    assert outside == [plain]
     assert kind() == plain
     overlapping(second_derivatives, second_derivatives)
     assert not any(
@@ -259,7 +256,7 @@ def test_our_warnings_are_held_back_in_one_thread():
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             kso.prune(dense, 0.5, score="obs", data=X)  # few rows
-        shown.append(len(caught))
+        shown.append(any("different rows" in str(warning.message) for warning in caught))
 
     with without_warnings():
         warn()
@@ -267,7 +264,7 @@ def test_our_warnings_are_held_back_in_one_thread():
         thread.start()
         thread.join()
     warn()
-    assert [bool(count) for count in shown] == [False, True, True]
+    assert shown == [False, True, True]
     assert list(warnings.filters) == filters
 
 
@@ -287,6 +284,7 @@ def test_threads_that_share_a_model(name):
     """Each gets what it gets alone, one that only calls the model as well; nothing stays."""
     layers = [L.Dense(8, "relu", name="a"), L.LayerNormalization(), L.Dense(8, name="b")]
     model = keras.Sequential([keras.Input((8,)), *layers])
+    model.compile(loss="mse", jit_compile=False)
     rows = np.random.default_rng(1).normal(size=(64, 8)).astype("float32")
     jobs = [name, name, "report", "predict"]
     alone = [WORK[job](model, rows) for job in jobs]

@@ -23,7 +23,9 @@ BLOCKS = kso.Block(4, 4, regular=True)
 
 def network() -> keras.Model:
     layers = [L.Dense(8, "relu", name="a"), L.LayerNormalization(), L.Dense(8, name="b")]
-    return keras.Sequential([keras.Input((8,)), *layers])
+    model = keras.Sequential([keras.Input((8,)), *layers])
+    model.compile(loss="mse")
+    return model
 
 
 def weights(model: keras.Model) -> list[np.ndarray]:
@@ -35,7 +37,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "sparsify": lambda model: weights(kso.sparsify(model, 0.5, seed=0)),
     "obs": lambda model: weights(kso.prune(model, 0.5, score="obs", data=ROWS)),
     "synflow": lambda model: weights(kso.prune(model, 0.5, score="synflow")),
-    "grasp": lambda model: kso.saliency.grasp(model, 0.5, (ROWS, ROWS), loss="mse").masks,
+    "grasp": lambda model: kso.saliency.grasp(model, 0.5, (ROWS, ROWS)).masks,
     "quantize_aware": lambda model: weights(kso.quantize_aware(model)),
     "predict": lambda model: keras.ops.convert_to_numpy(model(ROWS)),
 }

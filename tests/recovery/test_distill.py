@@ -6,7 +6,7 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.recovery import distill
-from keras_sparse_ortho.recovery._distill import _logits_of, _with_features
+from keras_sparse_ortho.recovery._distill import _logits_of, _Rows, _with_features
 from tests.helpers import assert_same, slow_on_tensorflow
 
 
@@ -124,3 +124,30 @@ def test_a_loss_that_is_not_finite_is_refused_and_the_student_stays():
     with pytest.raises(ValueError, match="The loss must stay finite: lower `learning_rate`"):
         distill(student, dense, ROWS, learning_rate=1e30, verbose=0)
     assert_same(before, student.get_weights())
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+@pytest.mark.parametrize("storage", ["scheduled", "compact"])
+def test_an_interrupt_leaves_the_student_as_it_was(teacher, monkeypatch, storage, error):
+    """On JAX, where `fit` frees the arrays of its model, too."""
+    if storage == "compact":
+        student = kso.prune(teacher, 0.3, storage="compact")
+    else:
+        student = kso.parametrize(teacher, kso.MagnitudeMask(kso.schedules.Cubic(0.3)))
+    before = [np.array(weight) for weight in student.get_weights()]
+    outputs = student.predict(OTHERS, verbose=0)
+    read = _Rows.__getitem__
+
+    def interrupted(rows, number):
+        if number == 6:
+            raise error("half way")
+        return read(rows, number)
+
+    monkeypatch.setattr(_Rows, "__getitem__", interrupted)
+    with pytest.raises(error, match="half way"):
+        distill(student, teacher, ROWS, epochs=2, verbose=0)
+    assert_same(before, student.get_weights())
+    np.testing.assert_array_equal(student.predict(OTHERS, verbose=0), outputs)
+    monkeypatch.undo()
+    distill(student, teacher, ROWS[:64], epochs=1, verbose=0)
