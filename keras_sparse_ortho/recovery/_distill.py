@@ -1,6 +1,6 @@
 """`distill`: trains a sparse or quantized model towards the dense one that it was made from."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -11,13 +11,12 @@ from keras_sparse_ortho._data import all_rows, rows_at
 from keras_sparse_ortho._keras_internals import computes_its_graph, graph_calls, graph_ends
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.callbacks import UpdateMasks
-from keras_sparse_ortho.models import prunable_weights
+from keras_sparse_ortho.models import output_kinds, prunable_weights
 from keras_sparse_ortho.parametrizations import ScheduledMask
 
 _WARM = 0.05  # of the steps
 _LEAST = 1e-30  # a probability whose logarithm float32 still knows
 _ROUNDED = 1e-6  # at this distance from 1 float32 rounds probabilities
-_SUM = 1e-3  # so far from 1 are sums of probabilities
 
 
 @other_keywords()
@@ -30,6 +29,7 @@ def distill(
     batch_size: int = 32,
     learning_rate: float = 3e-3,
     seed: int | None = 0,
+    outputs: str | Sequence[str] | None = None,
     verbose: int | str = "auto",
 ) -> keras.callbacks.History:
     """Trains `student`, in place, to answer as `teacher` does, on rows without labels.
@@ -51,6 +51,9 @@ def distill(
         batch_size: Rows of a step.
         learning_rate: The highest rate.
         seed: Decides the order of the rows. `None`: another in every call.
+        outputs: What the model's outputs are: `"softmax"` or `"sigmoid"`, probabilities with
+            logits; or `"values"`. A list has one for each output. Default: what the teacher's last
+            layers and its loss say. Subclassed models without a loss show nothing: `"values"`.
         verbose: As for `fit`.
 
     Returns:
@@ -99,7 +102,8 @@ def distill(
         )
     # A graph has its features behind the outputs.
     count = len(keras.tree.flatten(teacher.outputs)) if ends[1] is not teacher else len(wanted)
-    kinds = [_logits_of(one) if k < count else _same for k, one in enumerate(wanted)]
+    kinds = [_LOGITS[name] for name in _output_names(teacher, outputs, count)]
+    kinds += [_same] * (len(wanted) - count)
     wanted = [to_numpy(of(one)) for of, one in zip(kinds, wanted, strict=True)]
     names = [f"output_{k}" if k < count else f"feature_{k - count}" for k in range(len(wanted))]
     rows = _Rows(x, dict(zip(names, wanted, strict=True)), batch_size, seed)
@@ -177,18 +181,18 @@ def _same(values: Any) -> Any:
     return values
 
 
-def _logits_of(output: np.ndarray) -> Callable[[Any], Any]:
-    """The function from such outputs to logits: the inverse of softmax, of sigmoid, or none."""
-    found = probabilities(output)
-    return {"softmax": _centered_logarithm, "sigmoid": _logit}.get(found or "", _same)
-
-
-def probabilities(output: np.ndarray) -> str | None:
-    """Which probabilities an output has, by its values: of "softmax", "sigmoid", or `None`."""
-    if output.min() < 0.0 or output.max() > 1.0:
-        return None
-    sums = output.shape[-1] > 1 and np.all(np.abs(output.sum(-1) - 1.0) < _SUM)
-    return "softmax" if sums else "sigmoid"
+def _output_names(teacher: Any, outputs: str | Sequence[str] | None, count: int) -> list[str]:
+    """"softmax", "sigmoid" or "values" for each output: as given, or as the teacher shows."""
+    if outputs is None:
+        kinds = output_kinds(teacher, count)
+        return [kind.probabilities or "values" for kind in kinds]
+    names = [outputs] * count if isinstance(outputs, str) else list(outputs)
+    if len(names) != count or any(name not in _LOGITS for name in names):
+        raise ValueError(
+            f"`outputs` must be one of {sorted(_LOGITS)}, or a list with one of them for each of "
+            f"the {count} outputs. Received: outputs={outputs!r}"
+        )
+    return names
 
 
 def _logit(p: Any) -> Any:
@@ -199,6 +203,14 @@ def _logit(p: Any) -> Any:
 def _centered_logarithm(p: Any) -> Any:
     logits = keras.ops.log(keras.ops.maximum(p, _LEAST))
     return logits - keras.ops.mean(logits, axis=-1, keepdims=True)
+
+
+# From outputs of a kind to what the squared error is of.
+_LOGITS: dict[str, Callable[[Any], Any]] = {
+    "softmax": _centered_logarithm,
+    "sigmoid": _logit,
+    "values": _same,
+}
 
 
 def _loss(of: Callable[[Any], Any], variance: float) -> Callable[[Any, Any], Any]:
