@@ -176,17 +176,17 @@ def _warn_of_lone_layers(paths: Sequence[str]) -> None:
 
 
 def _split(model: Any, batches: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Batches of the rows to measure on, and of every fourth row, to judge by."""
+    """Batches of the rows to measure on, and of one row in four, to judge by."""
     inputs = keras.tree.flatten(getattr(model, "inputs", None) or [])
     has_fixed_batches = any(tensor.shape[0] is not None for tensor in inputs)
     counts = [samples((x, None, None)) for x in batches]
     if has_fixed_batches or sum(counts) < _FEWEST:
         return list(batches), list(batches)
+    # At random: rows may come in a cycle of classes.
+    order = np.random.default_rng(0).permutation(sum(counts))
     used, held = [], []
-    first_row = 0
-    for x, count in zip(batches, counts, strict=True):
-        is_held = np.arange(first_row, first_row + count) % _HELD == _HELD - 1
-        first_row += count
+    for x, positions in zip(batches, np.split(order, np.cumsum(counts)[:-1]), strict=True):
+        is_held = positions % _HELD == 0
         for rows, part in ((~is_held, used), (is_held, held)):
             if rows.any():
                 part.append(_taken(x, np.flatnonzero(rows)))
