@@ -39,16 +39,39 @@ def check_inputs(
         text: bool. Whether strings may be inputs, as TensorFlow's models can have them.
         first_row: int. The number of the first row, for the error.
     """
-    arrays = keras.tree.flatten(x)
-    for array in arrays:
-        _check_kind(array, argument, text)
-    if not text:
-        _refuse_inputs_of_text(model, argument)
+    check_numbers(model, x, argument, text=text)
     if computes_its_graph(model):
         _check_shapes(model, x, argument)
     elif model.built and not first_row:
         _try_first_rows(model, x, argument)
-    _check_finite(model, x, arrays, argument, first_row)
+    check_finite(model, x, argument, first_row=first_row)
+
+
+def check_numbers(model: Any, x: Any, argument: str, *, text: bool = False) -> None:
+    """The part of `check_inputs` that is about types: numbers, and strings where `text` is true."""
+    for array in keras.tree.flatten(x):
+        if array is not None:
+            _check_kind(array, argument, text)
+    if not text:
+        _refuse_inputs_of_text(model, argument)
+
+
+def check_finite(model: Any, x: Any, argument: str, *, first_row: int = 0) -> None:
+    """The part of `check_inputs` that is about values that are not finite.
+
+    A model may replace them itself, as one that fills gaps does: then its outputs are finite.
+    """
+    wrong = sorted(set(_rows_not_finite(keras.tree.flatten(x))))
+    if not wrong:
+        return
+    chosen = np.array(wrong[:_FEWEST_ROWS])
+    some = keras.tree.map_structure(lambda array: keras.ops.take(array, chosen, axis=0), x)
+    if all(map(_is_finite, _answers(model, some))):
+        return
+    raise ValueError(
+        f"`{argument}` must be finite: leave these rows out, or replace the values. "
+        f"Received: NaN or infinity in {_listed(np.array(wrong) + first_row)}"
+    )
 
 
 def check_batches(
@@ -102,9 +125,7 @@ def warn_of_few_rows(batches: Sequence[Batch], purpose: str = "Calibration") -> 
 
 def warn_of_equal_rows(batches: Sequence[Batch]) -> None:
     """Warns if there are several rows, and all of them are equal."""
-    leaves = [
-        [to_numpy(leaf, copy=False) for leaf in keras.tree.flatten(x)] for x, _, _ in batches
-    ]
+    leaves = [[to_numpy(leaf, copy=False) for leaf in keras.tree.flatten(x)] for x, _, _ in batches]
     count = sum(samples(batch) for batch in batches)
     is_equal = all(
         np.array_equal(leaf, np.broadcast_to(first[:1], leaf.shape))
@@ -244,23 +265,6 @@ def _answers(model: Any, x: Any) -> list[np.ndarray]:
     with from_zero_states(model), without_gradients():
         outputs = keras.tree.flatten(model(x, training=False))
     return [to_numpy(output) for output in outputs]
-
-
-def _check_finite(
-    model: Any, x: Any, arrays: Sequence[Any], argument: str, first_row: int
-) -> None:
-    """Refuses values that are not finite, unless the model itself replaces them."""
-    wrong = sorted(set(_rows_not_finite(arrays)))
-    if not wrong:
-        return
-    chosen = np.array(wrong[:_FEWEST_ROWS])
-    some = keras.tree.map_structure(lambda array: keras.ops.take(array, chosen, axis=0), x)
-    if all(map(_is_finite, _answers(model, some))):
-        return
-    raise ValueError(
-        f"`{argument}` must be finite: leave these rows out, or replace the values. "
-        f"Received: NaN or infinity in {_listed(np.array(wrong) + first_row)}"
-    )
 
 
 def _rows_not_finite(arrays: Sequence[Any]) -> Iterator[int]:

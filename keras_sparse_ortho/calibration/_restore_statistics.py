@@ -135,9 +135,7 @@ def _is_fresh(layer: Any) -> bool:
     return bool(np.all(mean == 0.0) and np.all(variance == 1.0))
 
 
-def _references(
-    model: Any, reference: Any, layers: dict[str, Any]
-) -> tuple[Any, dict[str, Any]]:
+def _references(model: Any, reference: Any, layers: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The model before pruning, and its layers of the same paths and channels.
 
     Args:
@@ -204,7 +202,9 @@ def _outputs(model: Any, batches: Sequence[Any]) -> list[np.ndarray]:
         for batch in batches:
             outputs = map(to_numpy, keras.tree.flatten(model(batch, training=False)))
             answers.append([one.astype(np.float64) for one in outputs if one.dtype.kind != "i"])
-    return [np.concatenate([one.ravel() for one in pieces]) for pieces in zip(*answers, strict=True)]
+    return [
+        np.concatenate([one.ravel() for one in pieces]) for pieces in zip(*answers, strict=True)
+    ]
 
 
 def _distance(outputs: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float:

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._checked_data import check_inputs, warn_of_equal_rows, warn_of_weights
 from keras_sparse_ortho._checks import check_integer, check_number, other_keywords
 from keras_sparse_ortho._data import all_rows, rows_at
 from keras_sparse_ortho._keras_internals import computes_its_graph, graph_calls, graph_ends
@@ -60,8 +61,13 @@ def distill(
         The history of `fit`. The student is not compiled by it.
 
     Raises:
-        ValueError: If the outputs of the models differ in number or shape, there are no rows, or
-            the loss does not stay finite; the student is as it was then.
+        ValueError: If the outputs of the models differ in number or shape, there are no rows or
+            rows that the models cannot take, or the loss does not stay finite; the student is as it
+            was then.
+
+    Warns:
+        UserWarning: Equal rows; sample weights, which are not used; a data set or generator of
+            which not all rows were read, as it may be endless.
 
     Limits: all rows, and the teacher's features of them, are in memory. With a few hundred rows
     use `prune(score="obs")`, which needs no training. Agreement on the rows of `data` says little:
@@ -86,7 +92,11 @@ def distill(
     check_integer("epochs", epochs)
     check_integer("batch_size", batch_size)
     check_number("learning_rate", learning_rate)
-    x, _, _ = all_rows(data)
+    batch = all_rows(data)
+    x = batch[0]
+    check_inputs(teacher, x, text=False)
+    warn_of_equal_rows([batch])
+    warn_of_weights([batch])
     ends = [student, teacher]
     if all(map(computes_its_graph, ends)):
         graphs = [_with_features(model) for model in ends]
@@ -182,7 +192,7 @@ def _same(values: Any) -> Any:
 
 
 def _output_names(teacher: Any, outputs: str | Sequence[str] | None, count: int) -> list[str]:
-    """"softmax", "sigmoid" or "values" for each output: as given, or as the teacher shows."""
+    """ "softmax", "sigmoid" or "values" for each output: as given, or as the teacher shows."""
     if outputs is None:
         kinds = output_kinds(teacher, count)
         return [kind.probabilities or "values" for kind in kinds]
