@@ -331,11 +331,11 @@ class Task:
         self.say = Steps(verbose=False)
         self.seconds: dict[str, float] = {}  # by route
         count = _count_of_inputs(model)
-        check_numbers(model, sample, "sample")
-        check_numbers(model, representative_data, "representative_data")
         sample = inputs_of(sample, count)
+        check_numbers(model, sample, "sample")
         count = len(leaves(sample)) if count is None and sample is not None else count
         data = inputs_of(representative_data, count)
+        check_numbers(model, data, "representative_data")
         signature = signature_of(model, batch_size, data if sample is None else sample)
         representative = None if data is None else signature.flatten(data, "representative_data")
         own = None if sample is None else signature.flatten(sample, "sample")

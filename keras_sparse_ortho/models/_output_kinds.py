@@ -78,7 +78,7 @@ class OutputKind:
 
     @property
     def probabilities(self) -> str | None:
-        """ "softmax" or "sigmoid" of logits; `None` for values, such as those of a regressor."""
+        """The function from logits to the output; `None` for values, as those of a regressor."""
         is_probability = self.end in ("softmax", "sigmoid") and self.answers != "values"
         return self.end if is_probability else None
 

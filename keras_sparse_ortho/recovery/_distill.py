@@ -192,7 +192,7 @@ def _same(values: Any) -> Any:
 
 
 def _output_names(teacher: Any, outputs: str | Sequence[str] | None, count: int) -> list[str]:
-    """ "softmax", "sigmoid" or "values" for each output: as given, or as the teacher shows."""
+    """What each output is, a key of `_LOGITS`: as given, or as the teacher shows."""
     if outputs is None:
         kinds = output_kinds(teacher, count)
         return [kind.probabilities or "values" for kind in kinds]
