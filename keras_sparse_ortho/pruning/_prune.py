@@ -88,8 +88,9 @@ def prune(
     which makes up for part of the loss before the layer. `"wanda"` keeps the largest
     `|w_i| norm(X_i)` and refits them. With `data`, magnitudes are refitted, too.
 
-    With batch normalization, call `restore_statistics` on the result. For other masks call
-    `apply_masks`; to draw new kernels, `sparsify`; for masks learned in training, `parametrize`.
+    With batch normalization, call `restore_statistics(pruned, x, reference=model)` on the result.
+    For other masks call `apply_masks`; to draw new kernels, `sparsify`; for masks learned in
+    training, `parametrize`.
 
     Args:
         model: A built Keras 3 model: Sequential, functional, nested, or written as a class.
