@@ -7,7 +7,7 @@ import pytest
 from keras_sparse_ortho.errors import ShrinkError
 from keras_sparse_ortho.export import load_litert, shrink
 from keras_sparse_ortho.export._judge import Judge, Score, closeness, same_class
-from keras_sparse_ortho.export._shrink import _smallest
+from keras_sparse_ortho.export._shrink import _Rows, _Search, _smallest
 from keras_sparse_ortho.export._shrink_report import ShrinkReport, Trial
 from keras_sparse_ortho.models import OutputKind
 
@@ -181,6 +181,27 @@ def test_a_slower_file_counts_as_larger():
     tiny = trial("tiny", 20_000, 0.0717)  # a fifth of the speed, a tenth of the bytes
     assert _smallest([dense, tiny, int4], slow=False) is tiny
     assert _smallest([], slow=False) is None
+
+
+def test_no_trial_begins_that_would_end_too_late(tmp_path):
+    search = _Search(None, None, tmp_path, False, lambda *_: 50.0)  # after 50 seconds
+    search.trials = [Trial("dense", "int8", seconds=8.0), Trial("sparse", "int8", seconds=90.0)]
+    assert search._is_late(57.0)
+    assert not search._is_late(59.0)
+    assert search._is_late(59.0, needed=10.0)
+
+
+def test_a_slow_training_leaves_fewer_rows_to_the_next():
+    rows = object.__new__(_Rows)
+    rows.x, rows.training, rows.logits = ROWS, np.tile(np.arange(400), 20), ["values"]
+    rows.each = 0.001
+    first = rows.to_train(seconds=48.0, passes=3)
+    assert len(first["data"][0]) == 4000
+    rows.took(96.0, first)  # twice as long as meant: the machine is busy
+    assert len(rows.to_train(seconds=48.0, passes=3)["data"][0]) == 2000
+    rows.took(1.0, first)
+    assert len(rows.to_train(seconds=48.0, passes=3)["data"][0]) == 2000
+    assert rows.to_train(seconds=-5.0, passes=3) == {}
 
 
 def test_the_report_says_which_smaller_file_was_slower():
