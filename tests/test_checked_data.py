@@ -172,7 +172,7 @@ def test_endless_data_are_read_with_a_bound(monkeypatch):
     with pytest.warns(UserWarning, match="may be endless"):
         assert len(first_batches(endless, batches=None)) == 5
     monkeypatch.setattr(_data, "_MOST_BYTES", 5000)
-    with pytest.warns(UserWarning, match="Received: 192 rows"):
+    with pytest.warns(UserWarning, match="Received: 128 rows"):
         all_rows(endless())
     with pytest.warns(UserWarning, match="Received: 64 rows"):
         all_rows(endless(), seconds=0.0)
@@ -181,4 +181,4 @@ def test_endless_data_are_read_with_a_bound(monkeypatch):
 
 def test_rows_of_several_lengths_are_refused():
     with pytest.raises(ValueError, match=r"rows of one shape: pad"):
-        all_rows([X[:, :3], X[:, :5]])
+        all_rows([(X[:, :3], Y), (X[:, :5], Y)])

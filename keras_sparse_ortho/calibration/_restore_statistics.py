@@ -169,7 +169,8 @@ def _warn_of_lone_layers(paths: Sequence[str]) -> None:
             "Trained statistics stay where nothing shows how pruning has moved them: rows alone "
             "cannot, because training saw others. Pass the model before pruning: "
             "restore_statistics(pruned, data, reference=dense). "
-            f"Received: reference=None, and no model that this one was made from, for {[*paths]}"
+            f"Received: reference=None, and no model that this one was made from, for "
+            f"{', '.join(map(repr, paths))}"
         )
 
 
@@ -182,7 +183,8 @@ def _split(model: Any, batches: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         return list(batches), list(batches)
     # At random: rows may come in a cycle of classes.
     order = np.random.default_rng(0).permutation(sum(counts))
-    used, held = [], []
+    used: list[Any] = []
+    held: list[Any] = []
     for x, positions in zip(batches, np.split(order, np.cumsum(counts)[:-1]), strict=True):
         is_held = positions % _HELD == 0
         for rows, part in ((~is_held, used), (is_held, held)):

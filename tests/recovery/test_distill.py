@@ -160,7 +160,8 @@ def test_outputs_between_0_and_1_are_probabilities_if_graph_and_loss_say_so(
             return function(values)
 
         monkeypatch.setitem(_LOGITS, key, noting)
-    distill(kso.prune(model, 0.5), model, ROWS[:64], epochs=1, outputs=outputs, verbose=0)
+    student = kso.prune(model, 0.5, budget="uniform")
+    distill(student, model, ROWS[:64], epochs=1, outputs=outputs, verbose=0)
     assert set(used) == {name}
 
 
