@@ -96,7 +96,7 @@ def restore_statistics(
     _warn_of_lone_layers([path for path in free if path not in pairs and path not in fresh])
     stops = [_RestoringStop(free[path], path) for path in [*fresh, *pairs]]
     variables = [variable for stop in stops for variable in stop.variables]
-    before = [to_numpy(variable) for variable in variables]
+    before = [to_numpy(variable.value) for variable in variables]
     used, held = (batches, batches) if not pairs else _split(model, batches)
     try:
         if pairs:
@@ -130,8 +130,8 @@ def _normalizations(model: Any) -> dict[str, Any]:
 
 def _is_fresh(layer: Any) -> bool:
     """Whether a layer has the statistics that it was made with."""
-    mean = to_numpy(layer.moving_mean)
-    variance = to_numpy(layer.moving_variance)
+    mean = to_numpy(layer.moving_mean.value)
+    variance = to_numpy(layer.moving_variance.value)
     return bool(np.all(mean == 0.0) and np.all(variance == 1.0))
 
 
@@ -310,8 +310,8 @@ def _moved(twin: Any, before: _Moments, after: _Moments) -> _Moments:
         before: Moments of the twin's inputs on the rows.
         after: Moments of the pruned layer's inputs on the same rows.
     """
-    mean = to_numpy(twin.moving_mean).astype(np.float64)
-    variance = to_numpy(twin.moving_variance).astype(np.float64)
+    mean = to_numpy(twin.moving_mean.value).astype(np.float64)
+    variance = to_numpy(twin.moving_variance.value).astype(np.float64)
     # A channel that is constant on the rows does not show its scale.
     varies = before.variance > 0.0
     square = np.where(varies, after.variance / np.where(varies, before.variance, 1.0), 1.0)
