@@ -1,7 +1,9 @@
 """Data as `fit` takes it: its first batches, or the n-th batch, the same in every run."""
 
 import itertools
+import math
 import random
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,10 +11,15 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_integer
+from keras_sparse_ortho._keras_internals import warn_user
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.kernels import derived_seed
 
 _NO_BATCH = "The data must have at least one batch. Received: none"
+# Data sets and generators may be endless: of these, "all" batches are at most so many.
+_MOST_ROWS = 100_000
+_MOST_BYTES = 4 * 2**30
+_WIDTH = 4  # bytes of a number, where its type does not say
 
 Batch = tuple[Any, Any, Any]
 """`(x, y, sample_weight)`, the last two may be `None`."""
@@ -32,7 +39,8 @@ def first_batches(
     check_integer("batch_size", batch_size)
     source = _source(data)
     if not isinstance(source, _Arrays):
-        taken = [_unpacked(item) for item in itertools.islice(source.items(), batches)]
+        items = map(_unpacked, source.items())
+        taken = _bounded(items) if batches is None else [*itertools.islice(items, batches)]
         if not taken:
             raise ValueError(_NO_BATCH)
         return taken
@@ -44,12 +52,67 @@ def first_batches(
     return [source.rows(order[start : start + batch_size]) for start in starts]
 
 
-def all_rows(data: Any) -> Batch:
-    """All rows of any data, in their order, as arrays."""
-    batches = first_batches(data, batches=None, shuffle=False)
-    return keras.tree.map_structure(
-        lambda *parts: None if parts[0] is None else np.concatenate(parts), *batches
-    )
+def all_rows(data: Any, seconds: float = math.inf) -> Batch:
+    """All rows of any data, in their order, as arrays.
+
+    Args:
+        data: Data as `fit` takes it. Data sets and generators may be endless, so at most the first
+            100,000 rows, or 4 GiB, of these are read, with a warning.
+        seconds: float. When to stop reading a data set or generator.
+    """
+    source = _source(data)
+    if isinstance(source, _Arrays):
+        return source.rows(np.arange(source.count))
+    batches = _bounded(map(_unpacked, source.items()), seconds)
+    if not batches:
+        raise ValueError(_NO_BATCH)
+    return _concatenated(batches)
+
+
+def _concatenated(batches: list[Batch]) -> Batch:
+    """One batch of the rows of all, as arrays."""
+
+    def joined(*parts: Any) -> Any:
+        if parts[0] is None:
+            return None
+        arrays = [to_numpy(one) if keras.ops.is_tensor(one) else np.asarray(one) for one in parts]
+        return np.concatenate(arrays)
+
+    try:
+        batch: Batch = keras.tree.map_structure(joined, *batches)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            "All batches must have one structure, and rows of one shape: pad rows of different "
+            f"lengths. Received: {error}"
+        ) from None
+    return batch
+
+
+def _bounded(items: Iterator[Batch], seconds: float = math.inf) -> list[Batch]:
+    """Batches up to a number of rows, of bytes and of seconds; warns if there may be more."""
+    start = time.monotonic()
+    batches: list[Batch] = []
+    rows = size = 0
+    for batch in items:
+        batches.append(batch)
+        rows += samples(batch)
+        size += sum(_bytes_of(leaf) for leaf in keras.tree.flatten(batch))
+        late = time.monotonic() - start > seconds
+        if rows >= _MOST_ROWS or size >= _MOST_BYTES or late:
+            warn_user(
+                "Only the first rows of the data set or generator were read, which may be endless. "
+                "Pass arrays to use all rows, or take fewer: `dataset.take(100)`. "
+                f"Received: {rows} rows so far, {size / 2**20:.0f} MiB"
+            )
+            break
+    return batches
+
+
+def _bytes_of(leaf: Any) -> int:
+    """The bytes of an array; 0 for `None`, and for text."""
+    size: int = math.prod(getattr(leaf, "shape", (0,)))
+    width = getattr(getattr(leaf, "dtype", None), "itemsize", None)
+    return size * (width or _WIDTH)
 
 
 def rows_at(x: Any, index: Any) -> Any:
@@ -106,6 +169,8 @@ class _Arrays:
                 "Pass arrays as `x`, `(x, y)` or `(x, y, sample_weight)`. "
                 f"Received: a tuple of {len(parts)}"
             )
+        for leaf in leaves:
+            _refuse_sparse(leaf)
         self._parts = keras.tree.map_structure(_sliceable, parts)
         shapes = [leaf.shape for leaf in keras.tree.flatten(self._parts) if leaf is not None]
         lengths = {int(shape[0]) if shape else 0 for shape in shapes}
@@ -223,8 +288,25 @@ def _sliceable(part: Any) -> Any:
     return np.asarray(part)
 
 
+def _refuse_sparse(array: Any) -> None:
+    kind = type(array)
+    is_sparse = (
+        kind.__name__ in ("SparseTensor", "SparseTensorValue", "BCOO", "RaggedTensor")
+        or kind.__module__.startswith("scipy.sparse")
+        or "sparse" in str(getattr(array, "layout", ""))  # of torch
+    )
+    if is_sparse:
+        raise ValueError(
+            "Data must be dense arrays: convert each batch, with `.toarray()`, `.to_dense()`, "
+            "`tf.sparse.to_dense` or, for ragged rows, `.to_tensor()`. "
+            f"Received: an array of type {kind.__name__}"
+        )
+
+
 def _unpacked(item: Any) -> Batch:
     batch: Batch = keras.utils.unpack_x_y_sample_weight(item)
+    for leaf in keras.tree.flatten(batch):
+        _refuse_sparse(leaf)
     if not all(_is_array(leaf) for leaf in keras.tree.flatten(batch[0])):
         raise ValueError(
             "A batch must be `x`, `(x, y)` or `(x, y, sample_weight)` of arrays. "

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._backend import compiled, value_and_gradients
+from keras_sparse_ortho._checked_data import check_inputs
 from keras_sparse_ortho._keras_internals import VariableOverrides, from_zero_states
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
@@ -95,4 +96,5 @@ def _samples(model: Any, x: Any) -> np.ndarray:
             "(pass the part of the model after the embedding). "
             f"Received: x of shape {x.shape} and dtype {x.dtype}"
         )
+    check_inputs(model, x, "x")
     return x.astype(keras.config.floatx())

@@ -16,6 +16,7 @@ import rich.box
 import rich.console
 import rich.table
 
+from keras_sparse_ortho._checked_data import check_inputs
 from keras_sparse_ortho._data import first_batches
 from keras_sparse_ortho._files import atomic_write
 from keras_sparse_ortho.analysis._orthogonality import orthogonality_error
@@ -281,6 +282,7 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
     warn_unless_at_density(model)
     if sample is not None:
         sample = first_batches(sample, batch_size=1, shuffle=False)[0][0]
+        check_inputs(model, sample, "sample")
     weights = prunable_weights(model, flops=True, sample=sample, unregistered=True)
     on_blocks = any(getattr(weight.storage, "block", None) for weight in weights)
     rows = [(weight, _row(weight, orthogonality, on_blocks)) for weight in weights]

@@ -11,6 +11,7 @@ from keras_sparse_ortho.calibration import (
     measured_errors,
 )
 from keras_sparse_ortho.kernels import Selection
+from keras_sparse_ortho.models import check_built
 from keras_sparse_ortho.pruning import shows_progress, weights_to_prune
 
 
@@ -59,6 +60,8 @@ def sensitivity(
         >>> list(errors), errors[0.25] > errors[0.5] > errors["int8"]
         ([0.5, 0.25, 'int8', 'int4'], True)
     """
-    shares, batches = [check_density(share) for share in densities], calibration_batches(data)
+    shares = [check_density(share) for share in densities]
+    check_built(model)
+    batches = calibration_batches(model, data)
     weights = measurable(model, weights_to_prune(model, include, exclude), batches)
     return measured_errors(model, weights, shares, batches, shows_progress())

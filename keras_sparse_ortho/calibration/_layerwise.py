@@ -14,7 +14,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._data import Batch, first_batches, is_batched, samples
+from keras_sparse_ortho._checked_data import check_inputs, warn_of_few_rows, warn_of_weights
+from keras_sparse_ortho._data import first_batches, is_batched, samples
 from keras_sparse_ortho._files import atomic_write_bytes
 from keras_sparse_ortho._interception import Enough, observe
 from keras_sparse_ortho._keras_internals import (
@@ -42,7 +43,6 @@ CALIBRATED = ("obs", "wanda")
 
 _ROWS = 64  # of a batch
 _MOST_BATCHES = 64
-_FEWEST_ROWS = 16  # different ones; with fewer OBS is often behind magnitudes
 _SOLVER = 4  # files of a run that goes on are those of this version
 _UNMEASURED = (
     "It is not known how these kernels multiply inputs of their layers, or no calibration input "
@@ -257,30 +257,19 @@ class _Saved:
         atomic_write_bytes(self.path(weight), stream.getvalue())
 
 
-def calibration_batches(data: Any) -> list[Any]:
+def calibration_batches(model: Any, data: Any) -> list[Any]:
     """The inputs of calibration data: arrays in batches of 64 rows, else the first 64 batches."""
     batched = is_batched(data)
     taken = first_batches(
         data, batch_size=_ROWS, batches=_MOST_BATCHES if batched else None, shuffle=False
     )
-    _warn_of_few_rows(taken)
+    first_row = 0
+    for batch in taken:
+        check_inputs(model, batch[0], first_row=first_row)
+        first_row += samples(batch)
+    warn_of_few_rows(taken)
+    warn_of_weights(taken)
     return [keras.tree.map_structure(keras.ops.convert_to_tensor, x) for x, _, _ in taken]
-
-
-def _warn_of_few_rows(batches: Sequence[Batch]) -> None:
-    different: set[bytes] = set()
-    for x, _, _ in batches:
-        leaves = [to_numpy(leaf, copy=False) for leaf in keras.tree.flatten(x)]
-        for row in zip(*leaves, strict=False):
-            different.add(b"".join(np.asarray(leaf).tobytes() for leaf in row))
-            if len(different) == _FEWEST_ROWS:
-                return
-    count = sum(samples(batch) for batch in batches)
-    warn_user(
-        f"Calibration needs at least {_FEWEST_ROWS} different rows, better a few hundred, such as "
-        "rows of the training data: results from fewer fit these rows and no others. "
-        f"Received: {len(different)} different among {count} rows"
-    )
 
 
 def sweep(

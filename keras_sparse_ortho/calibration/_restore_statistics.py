@@ -1,81 +1,246 @@
-"""`restore_statistics`: estimates means and variances of batch normalization again."""
+"""`restore_statistics`: sets means and variances of batch normalization for pruned kernels."""
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_sparse_ortho._keras_internals import warn_user
-from keras_sparse_ortho._values import assign, to_numpy
+from keras_sparse_ortho._data import samples
+from keras_sparse_ortho._keras_internals import from_zero_states, warn_user
+from keras_sparse_ortho._values import assign, to_numpy, without_gradients
 from keras_sparse_ortho.calibration._layerwise import calibration_batches, sweep
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import walk
-from keras_sparse_ortho.models import check_built
+from keras_sparse_ortho.models import check_built, origin_of
+
+_HELD = 4  # one row in so many decides whether the new statistics are better
+_FEWEST = 16  # rows; of fewer none is held out
 
 
-def restore_statistics(model: keras.Model, data: Any, *, verbose: int = 0) -> list[str]:
-    """Estimates the moving means and variances of batch normalization again, in place.
+def restore_statistics(
+    model: keras.Model,
+    data: Any,
+    *,
+    reference: keras.Model | None = None,
+    verbose: int = 0,
+) -> list[str]:
+    """Sets the moving means and variances of batch normalization for pruned kernels, in place.
 
-    For each channel, over all positions and samples `x` that are not masked,
+    Pruning changes what these layers see. For each channel, with the moments `mean_p, std_p` of
+    its inputs in `model`, and `mean_r, std_r` in the reference, on the same rows:
 
-        mean = sum x / n,  variance = sum (x - mean)^2 / n:
+        ratio = std_p / std_r
+        mean = ratio * mean_of_reference + (mean_p - ratio * mean_r)
+        variance = ratio^2 * variance_of_reference
 
-    exact moments of all the data, not moving averages. Each layer is set for the inputs that the
-    ones before it produce. Pruning changes these inputs, so a pruned network gains by this alone.
+    So the rows say how pruning moved the statistics, not what these are: the network was trained on
+    other rows. Where nothing was pruned, nothing changes. Each layer is set for the inputs that the
+    ones before it produce. One row in four is held out, and the new statistics stay only if they
+    bring the outputs of these rows nearer to the reference's.
 
     Args:
-        model: A built Keras model of any kind, pruned or not.
-        data: Inputs, or what `fit` takes; targets are ignored. All rows of arrays, in batches of
-            64; of data sets and generators the first 64 batches.
+        model: A built Keras model of any kind.
+        data: Inputs, or what `fit` takes; targets and sample weights are not used. All rows of
+            arrays, in batches of 64; of data sets and generators the first 64 batches.
+        reference: The model as it was before pruning, with its statistics. Default: the model that
+            `prune` or another function of this package made `model` from, while it exists. A model
+            that was loaded has none.
         verbose: int. 1 for a progress bar over the layers.
 
     Returns:
-        The paths of the layers that were set.
+        The paths of the layers that were set. None if held-out rows preferred the old statistics.
 
     Raises:
         NotPrunableError: A model that is not built or has no `BatchNormalization`; batches that do
             not reach a layer; inputs of one that are not finite. The statistics are as they were.
+        ValueError: Data that the model cannot take; a reference that lacks a layer of the model.
 
     Warns:
-        UserWarning: Fewer than 16 different rows of data; a model whose layers are all frozen.
+        UserWarning: Fewer than 16 different rows of data; a model whose layers are all frozen;
+            layers that keep their statistics because there is no reference.
 
-    Limits: all batches go through the layers in front of each layer in turn. Layers called several
-    times get the moments of their first call. Layers that no batch reaches and frozen ones
-    (`trainable=False`) keep their statistics.
+    Limits: all batches go through the layers in front of each layer in turn, in both models. Layers
+    called several times get the moments of all their calls. Layers that no batch reaches and frozen
+    ones (`trainable=False`) keep their statistics. Without a reference, layers that were never
+    trained (mean 0, variance 1) get the exact moments of the data.
 
     Examples:
-        >>> import keras, numpy as np
-        >>> layers = [keras.Input((1,)), keras.layers.BatchNormalization(name="norm")]
-        >>> model = keras.Sequential(layers)
-        >>> restore_statistics(model, np.arange(17.0)[:, None])
+        >>> import keras, numpy as np, keras_sparse_ortho as kso
+        >>> layers = [keras.layers.Dense(8), keras.layers.BatchNormalization(name="norm")]
+        >>> dense = keras.Sequential([keras.Input((4,)), *layers])
+        >>> x = np.random.default_rng(0).normal(size=(64, 4))
+        >>> pruned = kso.prune(dense, 0.5, budget="uniform")
+        >>> restore_statistics(pruned, x, reference=dense)
         ['norm']
-        >>> [float(v[0]) for v in model.get_layer("norm").get_weights()[2:]]
-        [8.0, 24.0]
     """
     check_built(model)
-    found = [(x, p) for x, p in walk(model, "") if isinstance(x, keras.layers.BatchNormalization)]
-    found = [(layer, path) for layer, path in found if layer.built]
-    if not found:
+    layers = _normalizations(model)
+    if not layers:
         raise NotPrunableError(
             f"The model must have layers BatchNormalization. Received: model={model.name!r}"
         )
-    stops = [_MomentStop(layer, path) for layer, path in found if layer.trainable]
-    if not stops:
+    free = {path: layer for path, layer in layers.items() if layer.trainable}
+    if not free:
         warn_user(
             "No statistics were restored: frozen layers keep theirs. Set `trainable = True` on "
             "the layers to restore, and reset it afterwards. Received: trainable=False for "
-            f"{', '.join(repr(path) for _, path in found)}"
+            f"{', '.join(map(repr, layers))}"
         )
         return []
+    batches = calibration_batches(model, data)
+    made_from, pairs = _references(model, reference, free)
+    fresh = [] if reference is not None else [path for path in free if _is_fresh(free[path])]
+    pairs = {path: layer for path, layer in pairs.items() if path not in fresh}
+    _warn_of_lone_layers([path for path in free if path not in pairs and path not in fresh])
+    stops = [_RestoringStop(free[path], path) for path in [*fresh, *pairs]]
     variables = [variable for stop in stops for variable in stop.variables]
-    before = [to_numpy(variable) for variable in variables]
+    before = [to_numpy(variable.value) for variable in variables]
+    used, held = (batches, batches) if not pairs else _split(model, batches)
     try:
-        missed = sweep(model, calibration_batches(data), stops, verbose)
+        if pairs:
+            wanted = _outputs(made_from, held)
+            distance = _distance(_outputs(model, held), wanted)
+            _measure_references(made_from, pairs, used, stops, verbose)
+        missed = sweep(model, used, stops, verbose)
+        paths = [stop.path for stop in stops if stop not in missed and stop.is_set]
+        if pairs and not _distance(_outputs(model, held), wanted) <= distance:
+            _put_back(variables, before)
+            paths = []
     except BaseException:
-        for variable, value in zip(variables, before, strict=True):
-            assign(variable, value)
+        _put_back(variables, before)
         raise
-    return [stop.path for stop in stops if stop not in missed]
+    return paths
+
+
+def _put_back(variables: Sequence[Any], values: Sequence[np.ndarray]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        assign(variable, value)
+
+
+def _normalizations(model: Any) -> dict[str, Any]:
+    """The built layers of batch normalization by path."""
+    return {
+        path: layer
+        for layer, path in walk(model, "")
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.built
+    }
+
+
+def _is_fresh(layer: Any) -> bool:
+    """Whether a layer has the statistics that it was made with."""
+    mean = to_numpy(layer.moving_mean.value)
+    variance = to_numpy(layer.moving_variance.value)
+    return bool(np.all(mean == 0.0) and np.all(variance == 1.0))
+
+
+def _references(model: Any, reference: Any, layers: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The model before pruning, and its layers of the same paths and channels.
+
+    Args:
+        model: The model whose statistics are to be set.
+        reference: The model that the user gave, or `None` for the one that `model` was made from.
+        layers: Layers of batch normalization of `model`, by path.
+    """
+    made_from = origin_of(model) if reference is None else reference
+    if made_from is None:
+        return None, {}
+    check_built(made_from)
+    others = _normalizations(made_from)
+    pairs = {
+        path: others[path]
+        for path, layer in layers.items()
+        if path in others and others[path].moving_mean.shape == layer.moving_mean.shape
+    }
+    alone = [path for path in layers if path not in pairs]
+    if alone and reference is not None:
+        raise ValueError(
+            "`reference` must be the model before pruning, with the same layers of batch "
+            f"normalization, of as many channels. Received: {reference.name!r}, which lacks "
+            f"{', '.join(map(repr, alone))}"
+        )
+    return made_from, pairs
+
+
+def _warn_of_lone_layers(paths: Sequence[str]) -> None:
+    if paths:
+        warn_user(
+            "Trained statistics stay where nothing shows how pruning has moved them: rows alone "
+            "cannot, because training saw others. Pass the model before pruning: "
+            "restore_statistics(pruned, data, reference=dense). "
+            f"Received: reference=None, and no model that this one was made from, for "
+            f"{', '.join(map(repr, paths))}"
+        )
+
+
+def _split(model: Any, batches: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Batches of the rows to measure on, and of one row in four, to judge by."""
+    inputs = keras.tree.flatten(getattr(model, "inputs", None) or [])
+    has_fixed_batches = any(tensor.shape[0] is not None for tensor in inputs)
+    counts = [samples((x, None, None)) for x in batches]
+    if has_fixed_batches or sum(counts) < _FEWEST:
+        return list(batches), list(batches)
+    # At random: rows may come in a cycle of classes.
+    order = np.random.default_rng(0).permutation(sum(counts))
+    used: list[Any] = []
+    held: list[Any] = []
+    for x, positions in zip(batches, np.split(order, np.cumsum(counts)[:-1]), strict=True):
+        is_held = positions % _HELD == 0
+        for rows, part in ((~is_held, used), (is_held, held)):
+            if rows.any():
+                part.append(_taken(x, np.flatnonzero(rows)))
+    return used, held
+
+
+def _taken(x: Any, rows: np.ndarray) -> Any:
+    return keras.tree.map_structure(lambda array: keras.ops.take(array, rows, axis=0), x)
+
+
+def _outputs(model: Any, batches: Sequence[Any]) -> list[np.ndarray]:
+    """Each floating-point output of a model, flattened, on all batches."""
+    answers = []
+    with from_zero_states(model), without_gradients():
+        for batch in batches:
+            outputs = map(to_numpy, keras.tree.flatten(model(batch, training=False)))
+            answers.append([one.astype(np.float64) for one in outputs if one.dtype.kind != "i"])
+    return [
+        np.concatenate([one.ravel() for one in pieces]) for pieces in zip(*answers, strict=True)
+    ]
+
+
+def _distance(outputs: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float:
+    """The squared error of the outputs, of each relative to its variance; infinity for NaN."""
+    distance = 0.0
+    for given, target in zip(outputs, wanted, strict=True):
+        scale = float(np.var(target)) or 1.0
+        distance += float(np.mean((given - target) ** 2)) / scale
+    return distance if np.isfinite(distance) else np.inf
+
+
+def _measure_references(
+    reference: Any,
+    layers: dict[str, Any],
+    batches: Sequence[Any],
+    stops: Sequence["_RestoringStop"],
+    verbose: int,
+) -> None:
+    """Gives each stop the moments of its layer's twin in the model before pruning."""
+    twins = [_MomentStop(layer, path) for path, layer in layers.items()]
+    missed = sweep(reference, batches, twins, verbose)
+    moments = {twin.path: twin.moments() for twin in twins if twin not in missed}
+    for stop in stops:
+        if stop.path in layers:
+            stop.twin = layers[stop.path]
+            stop.twin_moments = moments.get(stop.path)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Moments:
+    """Mean and variance of each channel."""
+
+    mean: np.ndarray
+    variance: np.ndarray
 
 
 class _MomentStop:
@@ -83,7 +248,6 @@ class _MomentStop:
 
     def __init__(self, layer: Any, path: str) -> None:
         self.layer, self.path = layer, path
-        self.variables = [layer.moving_mean, layer.moving_variance]
         self._count = 0
         self._start: Any = 0.0
         self._first: Any = 0.0
@@ -101,13 +265,56 @@ class _MomentStop:
         self._first = self._first + x.sum(axis=0)
         self._second = self._second + (x * x).sum(axis=0)
 
-    def finish(self) -> None:
+    def moments(self) -> _Moments:
+        """Exact moments over all positions and samples that are not masked."""
         shift = self._first / self._count
         mean = shift + self._start
         if not np.isfinite(mean).all():
             raise NotPrunableError(
                 f"The inputs of '{self.path}' must be finite on the data. Received: means {mean}"
             )
-        variance = np.maximum(self._second / self._count - shift * shift, 0.0)
-        for variable, value in zip(self.variables, (mean, variance), strict=True):
+        return _Moments(mean, np.maximum(self._second / self._count - shift * shift, 0.0))
+
+    def finish(self) -> None:
+        """Nothing: the model before pruning stays as it is."""
+
+
+class _RestoringStop(_MomentStop):
+    """Sets the statistics of its layer, relative to the twin in the model before pruning."""
+
+    twin: Any = None  # without one, the layer gets the moments themselves
+    twin_moments: _Moments | None = None  # none if no batch reaches the twin
+    is_set = False
+
+    @property
+    def variables(self) -> list[Any]:
+        return [self.layer.moving_mean, self.layer.moving_variance]
+
+    def finish(self) -> None:
+        """Assigns mean and variance."""
+        moments = self.moments()
+        if self.twin is not None:
+            if self.twin_moments is None:
+                return
+            moments = _moved(self.twin, self.twin_moments, moments)
+        for variable, value in zip(self.variables, (moments.mean, moments.variance), strict=True):
             assign(variable, value)
+        self.is_set = True
+
+
+def _moved(twin: Any, before: _Moments, after: _Moments) -> _Moments:
+    """The trained statistics, moved as pruning moved the moments on the rows.
+
+    Args:
+        twin: The layer of the model before pruning, which has the trained statistics.
+        before: Moments of the twin's inputs on the rows.
+        after: Moments of the pruned layer's inputs on the same rows.
+    """
+    mean = to_numpy(twin.moving_mean.value).astype(np.float64)
+    variance = to_numpy(twin.moving_variance.value).astype(np.float64)
+    # A channel that is constant on the rows does not show its scale.
+    varies = before.variance > 0.0
+    square = np.where(varies, after.variance / np.where(varies, before.variance, 1.0), 1.0)
+    ratio = np.sqrt(square)
+    # In this order a ratio of 1 and equal means give the trained mean to the last bit.
+    return _Moments(ratio * mean + (after.mean - ratio * before.mean), square * variance)

@@ -8,7 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._data import BatchSource, samples
+from keras_sparse_ortho._checked_data import check_batches
+from keras_sparse_ortho._data import Batch, BatchSource, samples
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.callbacks._dynamic_sparse_training import DynamicSparseTraining
 from keras_sparse_ortho.kernels import DenseGradient, PrunableWeight, Selection
@@ -95,10 +96,15 @@ class RigL(DynamicSparseTraining):
         )
         self._made_for = belongs_to
 
+    def _checked_batch(self, number: int) -> Batch:
+        batch = self._source.batch(number)
+        check_batches(self._watched, [batch])
+        return batch
+
     def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[Any]:
         # The other workers would wait for the gradient of one that failed.
         number = step // self._every - 1
-        batch = self.workers.together(lambda: self._source.batch(number))
+        batch = self.workers.together(lambda: self._checked_batch(number))
         shared = self.workers.batch(batch)
 
         def gradients() -> list[np.ndarray]:

@@ -1,5 +1,6 @@
 """The files that the commands read: models, and rows of data."""
 
+import contextlib
 import os
 import zipfile
 from pathlib import Path
@@ -10,8 +11,14 @@ class InputFileError(ValueError):
     """An input file that is missing, damaged, or of the wrong kind."""
 
 
-def read_keras(path: str) -> Any:
-    """The model in a `.keras` file, not compiled; InputFileError if there is none."""
+def read_keras(path: str, *, compiled: bool = False) -> Any:
+    """The model in a `.keras` file; InputFileError if there is none.
+
+    Args:
+        path: str. The file.
+        compiled: bool. Whether the model is compiled as it was, if its loss and metrics can be
+            loaded. Default: not compiled.
+    """
     _check_exists(path)
     import keras
 
@@ -34,6 +41,9 @@ def read_keras(path: str) -> Any:
         rule = "The name of a Keras model must end in .keras"
     if rule is not None:
         raise InputFileError(f"{rule}. Received: {path!r}")
+    if compiled:
+        with contextlib.suppress(Exception):  # a loss or metric of the user's own module
+            return keras.saving.load_model(path)
     try:
         return keras.saving.load_model(path, compile=False)
     except Exception as error:  # a damaged archive or an unknown class: any kind

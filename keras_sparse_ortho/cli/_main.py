@@ -59,13 +59,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return BAD_FILE
         except (ValueError, RuntimeError, ImportError, OSError) as error:
             status = USAGE if isinstance(error, ValueError) else FAILED
-            _print(console, _in_options(str(error), options), "red")
+            _print(console, _in_options(_text_of(error), options), "red")
             return status
+        except Exception as error:  # any: a layer, or a backend, may raise its own kinds
+            _print(console, _text_of(error, type(error).__name__), "red")
+            return FAILED
     return OK
 
 
 def _print(console: Any, text: str, style: str) -> None:
     console.print(f"kso: {text}", style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def _text_of(error: Exception, kind: str = "") -> str:
+    """An error in one line, without escape codes; only that of `shrink` has a table."""
+    from keras_sparse_ortho.errors import ShrinkError
+
+    if isinstance(error, ShrinkError):
+        return str(error)
+    text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())
+    return f"{kind}: {text}" if kind else text
 
 
 def _in_options(message: str, options: argparse.Namespace) -> str:
@@ -102,7 +115,8 @@ def _parser() -> argparse.ArgumentParser:
     shrink.add_argument("--max-ms", type=float, help="for one row on one thread")
     shrink.add_argument("--minutes", type=float, default=10.0, help="to try (default 10)")
     shrink.add_argument("--metric", choices=["agreement", "closeness"])
-    names = {name: f"--{name.replace('_', '-')}" for name in ("max_drop", "max_bytes", "max_ms")}
+    limits = ("max_drop", "max_bytes", "max_ms", "minutes", "metric")
+    names = {name: f"--{name.replace('_', '-')}" for name in limits}
     shrink.set_defaults(command=_shrink, names=names | {"data": "--data", "path": "--out"})
 
     report = commands.add_parser(
@@ -168,7 +182,8 @@ def _shrink(options: argparse.Namespace, console: Any) -> None:
 
     rows, labels = read_rows(options.data), read_rows(options.labels)
     with console.status("Loading the model"):
-        model = read_keras(options.model)
+        # The loss says what outputs are: classes, or values.
+        model = read_keras(options.model, compiled=True)
     inputs = {tensor.name for tensor in getattr(model, "inputs", None) or ()}
     if isinstance(rows, dict):
         labels = labels if "y" in inputs else rows.pop("y", labels)

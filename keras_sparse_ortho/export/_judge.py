@@ -3,18 +3,22 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_sparse_ortho.recovery import probabilities
+from keras_sparse_ortho.models import UNKNOWN, OutputKind
 
 Metric = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """From the wanted and the given outputs of some rows to a score in [0, 1] for each of them."""
 
 _RESAMPLED = 2000
+_ORDERS = 20  # other orders of the rows, whose scores are those of chance
+_SURE = 2.0  # standard deviations
+_ROUNDING = 1e-6  # of a metric of the user beyond 0 and 1
+_HALVES = {"sigmoid": 0.5, "linear": 0.0}  # between two classes, by the end of their one output
 
 
 def same_class(want: np.ndarray, got: np.ndarray, halves: tuple[float, float] = (0.5, 0.5)) -> Any:
@@ -46,59 +50,174 @@ NO_SCORE = Score(math.nan, math.nan, math.nan)
 
 
 class Judge:
-    """Scores outputs on held rows, by labels if any, else against the dense model's."""
+    """Scores outputs on held rows, by labels if any, else against the dense model's.
 
-    def __init__(self, outputs: list[np.ndarray], labels: Any, metric: str | Metric | None) -> None:
-        if not (callable(metric) or metric in (None, "agreement", "closeness")):
-            raise ValueError(
-                '`metric` must be "agreement", "closeness" or a function. '
-                f"Received: metric={metric!r}"
-            )
+    Args:
+        outputs: The dense model's outputs on the held rows.
+        labels: Labels of these rows, one array for each output, or `None`.
+        metric: `"agreement"`, `"closeness"`, a function, or `None` for what fits each output.
+        kinds: What each output means. Default: nothing is known of them.
+    """
+
+    def __init__(
+        self,
+        outputs: list[np.ndarray],
+        labels: Any,
+        metric: str | Metric | None,
+        kinds: Sequence[OutputKind] | None = None,
+    ) -> None:
+        _check_metric(metric)
         given = [None] * len(outputs) if labels is None else keras.tree.flatten(labels)
         if len(given) != len(outputs):
             raise ValueError(
                 "`data` must have labels for every output of the model, in their order, or none. "
                 f"Received: labels of {len(given)} outputs, and a model with {len(outputs)}"
             )
-        pairs = zip(outputs, given, strict=True)
-        self._outputs = [_Output(dense, label, metric) for dense, label in pairs]
+        kinds = [UNKNOWN] * len(outputs) if kinds is None else kinds
+        parts = zip(outputs, given, kinds, strict=True)
+        self._outputs = [_Output(dense, label, metric, kind) for dense, label, kind in parts]
         self.name = " and ".join(sorted({one.name for one in self._outputs}))
         self.dense = self.score(outputs)
+        self._by_chance = self._scores_by_chance(outputs)
+        if callable(metric):
+            self._check_direction(outputs)
 
     def score(self, outputs: list[np.ndarray]) -> Score:
         """The score on the held rows, the mean over the outputs of the model."""
-        pairs = zip(self._outputs, outputs, strict=True)
-        rows = np.mean([own.rows(got) for own, got in pairs], axis=0)
+        rows = self._rows(outputs)
         drawn = np.random.default_rng(0).integers(len(rows), size=(_RESAMPLED, len(rows)))
         low, high = np.quantile(rows[drawn].mean(axis=1), [0.025, 0.975])
         return Score(float(rows.mean()), float(low), float(high))
+
+    @property
+    def is_by_chance(self) -> bool:
+        """Whether the dense model's outputs score no better than those of other rows."""
+        mean, deviation = self._by_chance
+        return self.dense.mean <= mean + _SURE * deviation
+
+    def _rows(self, outputs: list[np.ndarray]) -> np.ndarray:
+        pairs = zip(self._outputs, outputs, strict=True)
+        rows: np.ndarray = np.mean([output.rows(array) for output, array in pairs], axis=0)
+        return rows
+
+    def _scores_by_chance(self, outputs: list[np.ndarray]) -> tuple[float, float]:
+        """Mean and deviation of the score of the dense model's outputs in other orders."""
+        rng = np.random.default_rng(0)
+        scores = []
+        for _ in range(_ORDERS):
+            order = rng.permutation(len(outputs[0]))
+            scores.append(self._rows([array[order] for array in outputs]).mean())
+        return float(np.mean(scores)), float(np.std(scores))
+
+    def _check_direction(self, outputs: list[np.ndarray]) -> None:
+        """Refuses a metric for which lower is better, or that leaves [0, 1]."""
+        mean, deviation = self._by_chance
+        lower_is_better = self.dense.mean < mean - _SURE * deviation
+        rows = self._rows(outputs)
+        in_range = rows.min() >= -_ROUNDING and rows.max() <= 1.0 + _ROUNDING
+        if lower_is_better or not in_range:
+            raise ValueError(
+                "`metric` must score each row between 0 and 1, and higher must be better, such as "
+                "1 / (1 + error). "
+                f"Received: {self.name}, which gives the dense model's outputs scores from "
+                f"{rows.min():.4g} to {rows.max():.4g}, {self.dense.mean:.4g} in the mean, and "
+                f"{mean:.4g} to those of other rows"
+            )
+
+
+def _check_metric(metric: Any) -> None:
+    if callable(metric) or metric in (None, "agreement", "closeness"):
+        return
+    hint = ""
+    if metric == "accuracy":
+        hint = " For accuracy give labels, data=(rows, labels), and leave `metric` out."
+    raise ValueError(
+        f'`metric` must be "agreement", "closeness" or a function.{hint} '
+        f"Received: metric={metric!r}"
+    )
 
 
 class _Output:
     """The wanted values of one output, and their metric."""
 
-    def __init__(self, dense: np.ndarray, label: Any, metric: Any) -> None:
-        kind, self._want = probabilities(dense), dense
-        half = 0.5 if kind else 0.0  # of a probability, or of a logit
-        is_class, halves = kind == "softmax" or (kind and dense.shape[-1] == 1), (half, half)
+    def __init__(
+        self, dense: np.ndarray, label: Any, metric: str | Metric | None, kind: OutputKind
+    ) -> None:
+        self._want = dense
+        self._half = _HALVES.get(kind.end or "")
+        self.name: str = "closeness"
+        self._metric: Metric = closeness
+        wanted_half = self._half
+        is_class = kind.answers == "classes" or (kind.answers == "bits" and dense.shape[-1] == 1)
         if label is not None and (not callable(metric) or np.size(label) == dense.size):
-            self._want = _like(dense, np.asarray(label))
-            one_of = probabilities(self._want) == "softmax"
-            is_class, halves = one_of or np.isin(self._want, (0, 1)).all(), (0.5, half)
-            if is_class and not one_of:  # several at once
+            self._want = _like(dense, checked_labels(label))
+            is_class, several = _are_classes(kind, self._want, np.size(label) == dense.size)
+            wanted_half = 0.5
+            if is_class and several:
                 self._want = self._want[..., None]
-        self.name = metric or ("agreement" if is_class else "closeness")
-        self._metric: Metric = functools.partial(same_class, halves=halves)
         if callable(metric):
-            self.name, self._metric = getattr(metric, "__name__", "metric"), metric
-        elif self.name == "closeness":
-            self._metric = closeness
-        elif label is not None:
-            self.name = "accuracy"
+            self.name = getattr(metric, "__name__", type(metric).__name__)
+            self._metric = metric
+        elif metric == "agreement" or (metric is None and is_class):
+            self.name = "agreement" if label is None else "accuracy"
+            self._metric = functools.partial(same_class, halves=self._halves(wanted_half))
+
+    def _halves(self, wanted: float | None) -> tuple[float, float]:
+        """Where the two classes of a single entry part: of the wanted values, and of outputs."""
+        if self._want.shape[-1] != 1:
+            return 0.0, 0.0  # the largest entry is compared
+        if wanted is None or self._half is None:
+            raise ValueError(
+                "Two classes of a single output part at 0.5 if it is a sigmoid, and at 0 if it is "
+                "a logit, and this model does not show which. Compile it with its loss, such as "
+                'keras.losses.BinaryCrossentropy(from_logits=True), or take metric="closeness". '
+                "Received: an output of an unknown kind"
+            )
+        return wanted, self._half
 
     def rows(self, got: np.ndarray) -> np.ndarray:
+        """The score of each row of outputs."""
         got = got.reshape(self._want.shape) if self._want.size == got.size else got
-        return np.asarray(self._metric(self._want, got), float).reshape(len(got), -1).mean(axis=1)
+        scores = np.asarray(self._metric(self._want, got), float)
+        if not scores.ndim or len(scores) != len(got) or not np.isfinite(scores).all():
+            raise ValueError(
+                "`metric` must return a finite score for each row. "
+                f"Received: {self.name}, which returned an array of shape {scores.shape} for "
+                f"{len(got)} rows, {np.count_nonzero(~np.isfinite(scores))} not finite"
+            )
+        rows: np.ndarray = scores.reshape(len(got), -1).mean(axis=1)
+        return rows
+
+
+def _are_classes(kind: OutputKind, labels: np.ndarray, in_full: bool) -> tuple[bool, bool]:
+    """Whether labels in the shape of the output are of classes, and whether several hold at once.
+
+    Args:
+        kind: What the output means. Where it is unknown, labels of zeros and ones are of classes.
+        labels: The labels.
+        in_full: bool. Whether they were given in the shape of the output, not as numbers.
+    """
+    if not in_full:
+        return True, False
+    if kind.answers == "values":
+        return False, False
+    if kind.answers == "classes":
+        return True, False
+    if kind.answers is None and not np.isin(labels, (0, 1)).all():
+        return False, False
+    one_of_several = labels.shape[-1] > 1 and bool(np.all(labels.sum(axis=-1) == 1))
+    return True, kind.answers == "bits" or not one_of_several
+
+
+def checked_labels(labels: Any) -> np.ndarray:
+    """Labels as numbers; ValueError for text and for values that are not finite."""
+    labels = np.asarray(labels)
+    if labels.dtype.kind not in "biuf" or not np.isfinite(labels).all():
+        raise ValueError(
+            "Labels must be finite numbers, such as those of classes; give text a number for each "
+            f"class. Received: labels of dtype {labels.dtype}, such as {labels.reshape(-1)[:3]}"
+        )
+    return labels
 
 
 def _like(output: np.ndarray, label: np.ndarray) -> np.ndarray:

@@ -14,10 +14,16 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._checked_data import (
+    check_inputs,
+    check_targets,
+    warn_of_equal_rows,
+    warn_of_weights,
+)
 from keras_sparse_ortho._checks import check_number, other_keywords
 from keras_sparse_ortho._data import all_rows, rows_at
 from keras_sparse_ortho._files import staging
-from keras_sparse_ortho._keras_internals import without_warnings
+from keras_sparse_ortho._keras_internals import warn_user, without_warnings
 from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.calibration import restore_statistics
 from keras_sparse_ortho.errors import (
@@ -32,7 +38,7 @@ from keras_sparse_ortho.export._judge import Judge, Metric
 from keras_sparse_ortho.export._load_litert import latencies, load_litert
 from keras_sparse_ortho.export._shrink_report import ShrinkReport, Trial
 from keras_sparse_ortho.export._task import Steps
-from keras_sparse_ortho.models import prunable_weights, strip
+from keras_sparse_ortho.models import output_kinds, prunable_weights, strip
 from keras_sparse_ortho.parametrizations import MagnitudeMask
 from keras_sparse_ortho.pruning import apply_masks, parametrize, prune
 from keras_sparse_ortho.quantization import quantize_aware
@@ -50,9 +56,13 @@ _LEAST_ROWS = 32
 _FEW_ROWS = 1500  # too few to train on
 _CALIBRATION = 512
 _PASSES = 3
-_MINUTE = 60.0  # pruning at once may take as long, whatever was asked for
+_MINUTE = 60.0  # pruning at once may take as long, if that is half of the time
 _RATES = {"at once, trained": 1e-3, "gradually": 3e-3}
 _LOW_RATE = 3e-4  # of training in 4 bits
+_STEP = 4  # times a forward pass
+_SAME_SPEED = 1.25  # within the noise of the clock
+_READING = 0.25  # of the time may pass in reading a data set, and
+_LEAST_READING = 10.0  # seconds
 _DIGITS = 9  # 1 - 0.99 is more than 0.01
 _REFUSALS = (ExportRouteError, ExportConversionError, ExportVerificationError, NotPrunableError)
 
@@ -81,8 +91,10 @@ def shrink(
         drop = score(dense model) - score(file)
 
     Outputs of classes are scored by accuracy or, without labels, by agreement with the dense model,
-    others by the explained variance. The file with the fewest bytes within the limits is written:
-    with a dense int8 one among them, never a worse one in all of score, bytes and time.
+    others by the explained variance. The last layers and the compiled loss say which are classes.
+    The file with the fewest bytes within the limits is written; one that takes three times as long
+    as the fastest must have less than a third of the bytes, unless `max_ms` says how slow it may
+    be. So with a dense int8 one among them, it is never worse in all of score, bytes and time.
 
     Args:
         model: A built Keras model, with or without our wrappers; it stays as it is.
@@ -92,9 +104,10 @@ def shrink(
         max_drop: float. The largest drop of the score, `0.01` for one point.
         max_bytes: int. The largest file.
         max_ms: float. The longest call, one row on one thread of this machine.
-        minutes: float. About how long to try. The dense files take what they take.
-        metric: `"agreement"`, for logits; `"closeness"`; or a function of wanted and given outputs
-            that scores each row between 0 and 1.
+        minutes: float. About how long to try; the trial that runs then is finished. The dense files
+            and one sparse one take what they take. With 0, dense files alone.
+        metric: `"agreement"`, for classes of a model without a loss; `"closeness"`; or a function
+            of wanted and given outputs that scores each row between 0 and 1, the best.
         seed: int. Decides which rows judge, and the order of training.
         verbose: bool or `"auto"`. Whether to log steps to standard error; "auto": in a terminal.
 
@@ -103,7 +116,12 @@ def shrink(
 
     Raises:
         ShrinkError: If no file is within the limits. Nothing is written then.
-        ValueError: If an argument does not fit the model.
+        ValueError: If an argument does not fit the model: rows of another shape, of text, or not
+            finite; labels that are no numbers; a metric for which lower is better.
+
+    Warns:
+        UserWarning: Equal rows; rows or labels on which the model scores as if by chance; sample
+            weights, which are not used; a data set or generator of which not all rows were read.
 
     Limits: the held rows judge several files, so the drop on new data is a little higher. Kernels
     are pruned entry by entry; for speed, blocks drawn before training are better.
@@ -121,8 +139,9 @@ def shrink(
     target, given = check_path(path), {"max_drop": max_drop, "max_bytes": max_bytes}
     given = {n: v for n, v in (given | {"max_ms": max_ms}).items() if v is not None}
     most = {name: check_number(name, value) for name, value in given.items()}
+    seconds = 60.0 * _checked_minutes(minutes)
     say, packed, plain = Steps(verbose), target.name.endswith(".gz"), strip(model)
-    rows = _Rows(plain, data, metric, seed, 60.0 * minutes)
+    rows = _Rows(model, plain, data, metric, seed, seconds)
     dense = rows.judge.dense
 
     def good(one: Trial) -> bool:
@@ -133,14 +152,12 @@ def shrink(
     with staging(target.parent, target.name) as folder:
         search = _Search(plain, rows, folder, packed, say)
         search.dense()
-        if minutes > 0:
-            search.sparse(round(dense.mean - max_drop, _DIGITS), 60.0 * minutes, seed)
+        if seconds > 0:
+            search.sparse(round(dense.mean - max_drop, _DIGITS), seconds, seed)
         search.time()
-        taken = min(filter(good, search.trials), key=lambda one: one.bytes, default=None)
+        taken = _smallest([*filter(good, search.trials)], slow=max_ms is not None)
         figures = rows.judge.name, rows.count, dense, max_drop, tuple(search.untried)
-        report = ShrinkReport(
-            str(target), taken or search.trials[0], tuple(search.trials), *figures
-        )
+        report = ShrinkReport(str(target), taken, tuple(search.trials), *figures)
         if taken is None:
             text = ", ".join(f"{name}={value:g}" for name, value in most.items())
             raise ShrinkError(f"No file is within the limits: {text}. Received:\n{report}")
@@ -151,11 +168,53 @@ def shrink(
     return report
 
 
-class _Rows:
-    """The rows that judge and the rows that train, the first of which calibrate."""
+def _checked_minutes(minutes: Any) -> float:
+    number = check_number("minutes", minutes)
+    if number < 0.0:
+        raise ValueError(
+            "`minutes` must be 0 or more; with 0 only dense files are made. "
+            f"Received: minutes={minutes!r}"
+        )
+    return number
 
-    def __init__(self, model: Any, data: Any, metric: Any, seed: int, seconds: float) -> None:
-        self.x, labels, _ = all_rows(data)
+
+def _smallest(good: list[Trial], slow: bool) -> Trial | None:
+    """The file with the fewest bytes, where a file that is slower counts as larger by this factor.
+
+    Args:
+        good: Trials within the limits.
+        slow: bool. Whether the user has said how slow a file may be: then bytes alone count.
+    """
+    fastest = min((one.ms for one in good), default=0.0)
+
+    def cost(one: Trial) -> float:
+        is_slower = not slow and one.ms > _SAME_SPEED * fastest
+        return one.bytes * one.ms / fastest if is_slower else one.bytes
+
+    return min(good, key=cost, default=None)
+
+
+class _Rows:
+    """The rows that judge and the rows that train, the first of which calibrate.
+
+    Args:
+        given: The model of the user, whose last layers and loss say what its outputs are.
+        model: The same without wrappers.
+        data: Rows as for `fit`.
+        metric: As for `shrink`.
+        seed: int. As for `shrink`.
+        seconds: float. How long `shrink` may take.
+    """
+
+    def __init__(
+        self, given: Any, model: Any, data: Any, metric: Any, seed: int, seconds: float
+    ) -> None:
+        rows = all_rows(data, seconds=max(_READING * seconds, _LEAST_READING))
+        self.x, labels, _ = rows
+        check_inputs(given, self.x, text=False)
+        check_targets(labels)
+        warn_of_equal_rows([rows])
+        warn_of_weights([rows])
         count = len(keras.tree.flatten(self.x)[0])
         if count < _LEAST_ROWS:
             raise ValueError(
@@ -177,12 +236,33 @@ class _Rows:
         if isinstance(labels, dict) and isinstance(want, list):
             labels = [labels[name] for name in model.output_names]
         own = None if labels is None else rows_at(labels, judging)
-        self.judge = Judge(keras.tree.flatten(want), own, metric)
+        outputs = keras.tree.flatten(want)
+        if not all(np.isfinite(one).all() for one in outputs):
+            raise ValueError(
+                "The outputs of the model must be finite on `data`, or no file can be judged. "
+                f"Received: NaN or infinity in the outputs of {model.name!r}"
+            )
+        kinds = output_kinds(given, len(outputs))
+        self.logits = [kind.probabilities or "values" for kind in kinds]
+        self.judge = Judge(outputs, own, metric, kinds)
+        if self.judge.is_by_chance:
+            warn_user(
+                "These rows cannot tell a good file from a bad one: the model scores no better on "
+                "them than with its outputs in another order. Check that labels belong to their "
+                "rows, and give rows like those of training, with all answers among them. "
+                f"Received: {self.judge.name} {self.judge.dense.mean:.4f} on {self.count} held rows"
+            )
+
+    def took(self, seconds: float, training: dict[str, Any]) -> None:
+        """Notes how long a training took, so that the next one gets fewer rows if it was slow."""
+        (x,) = training["data"]
+        steps = training["epochs"] * len(keras.tree.flatten(x)[0])
+        self.each = max(self.each, seconds / (_STEP * steps))
 
     def to_train(self, seconds: float, passes: int, **options: Any) -> dict[str, Any]:
         """Arguments of `distill` for the rows that the time allows; none if they are too few."""
-        # A step takes about four times as long as its forward pass.
-        chosen = self.training[: int(seconds / (4 * passes * self.each))]
+        chosen = self.training[: int(max(seconds, 0.0) / (_STEP * passes * self.each))]
+        options = options | {"outputs": self.logits}
         found = options | {"data": (rows_at(self.x, chosen),), "epochs": passes}
         return found if len(chosen) >= _FEW_ROWS else {}
 
@@ -211,7 +291,7 @@ class _Search:
         next.
         """
         spare = max(seconds - self._say(), 0.0) / 4  # for a trial
-        solved = self._rows_to_solve_on(max(spare, _MINUTE))
+        solved = self._rows_to_solve_on(max(spare, min(_MINUTE, seconds / 2)))
         self._by_magnitude = solved < _BATCH
         ways = ["by magnitude"] if self._by_magnitude else ["at once"]
         self._known = rows_at(self._rows.calibration, slice(0, max(solved, _BATCH)))
@@ -228,7 +308,7 @@ class _Search:
                 rate = _RATES.get(way)
                 rows = training | {"learning_rate": rate} if training and rate else {}
                 tried.append((*self._made(f"density {density:g}, {way}", make, rows, route), way))
-                if tried[-1][0].mean >= least:
+                if tried[-1][0].mean >= least or self._is_late(seconds):
                     break
             best, model, way = max(tried, key=lambda one: one[0].mean)
             kept = best.mean >= least
@@ -237,13 +317,15 @@ class _Search:
             good += [(best.name, model)] if kept else []
             todo = todo[at + 1 :] if kept else todo[:at]
             at = 0 if kept else len(todo) - 1
-            if self._say() + (time.monotonic() - start) / len(tried) > seconds:
+            if self._is_late(seconds, (time.monotonic() - start) / len(tried)):
                 self.untried = todo[at:] if kept else todo[at::-1]
                 break
-        if not self._packed and len(good) > 1:
+        if not self._packed and len(good) > 1 and not self._is_late(seconds):
             self._try(*good[-1], "float16+sp", time.monotonic())
         # Stored in 4 bits all are of one size: the most accurate is the best.
         for name, model in reversed(good) if self._packed else good:
+            if self._is_late(seconds):
+                break
             make = partial(_in_4_bits, model)
             low = {"learning_rate": _LOW_RATE, "seed": seed}
             left = max(seconds - self._say(), spare / _PASSES)
@@ -252,8 +334,13 @@ class _Search:
             # Compressed, integers of 15 values are as small in int8, which is faster.
             to = route if self._packed else "dynamic_int4"
             found, _ = self._made(f"{name}, int4", make, rows, to)
-            if found.mean >= least or self._say() > seconds:
+            if found.mean >= least:
                 break
+
+    def _is_late(self, seconds: float, needed: float = 0.0) -> bool:
+        """Whether another trial, of as many seconds as a file takes, would end too late."""
+        files = [one.seconds for one in self.trials if one.name == "dense"]
+        return self._say() + max([needed, *files]) > seconds
 
     def _rows_to_solve_on(self, seconds: float) -> int:
         """On how many rows pruning at once takes so long: its solver, and rows in all layers."""
@@ -275,7 +362,9 @@ class _Search:
             found = make()
             if training:
                 found.trainable = True  # frozen layers as well
+                began = time.monotonic()
                 distill(found, self._model, verbose=2 if self._say.loud else 0, **training)
+                self._rows.took(time.monotonic() - began, training)
         except Exception as error:  # any: there are other ways, and the dense files
             self.trials.append(Trial(name, "", reason=_shortly(error)))
             return self.trials[-1], None
@@ -296,7 +385,7 @@ class _Search:
             found = prune(self._model, density, score="obs", budget="error", data=data)
         found.trainable = True  # frozen statistics as well
         with contextlib.suppress(NotPrunableError):  # without batch normalization
-            restore_statistics(found, data)
+            restore_statistics(found, data, reference=self._model)
         self._at_once = density, found
         return found
 

@@ -44,7 +44,7 @@ class ShrinkReport:
 
     Attributes:
         path: The file.
-        taken: Its `Trial`.
+        taken: Its `Trial`; `None` if no file is within the limits.
         trials: All of them.
         measure: str. The score: "accuracy" (with labels), "agreement" with the dense model's
             classes, "closeness" of other outputs, or the name of a metric; joined by "and".
@@ -55,7 +55,7 @@ class ShrinkReport:
     """
 
     path: str
-    taken: Trial
+    taken: Trial | None
     trials: tuple[Trial, ...]
     measure: str
     rows: int
@@ -67,8 +67,19 @@ class ShrinkReport:
     def words(self) -> tuple[str, ...]:
         """Why this file, and what it is beside a dense int8 one."""
         taken, there = self.taken, [one for one in self.trials if one.reason is None]
+        if taken is None:
+            return self._words_without_a_file(there)
         lost = 100 * (self.dense.mean - taken.score.mean)
+        least = round(self.dense.mean - self.max_drop, 9)
+        good = [one for one in there if one.score.mean >= least]
+        smaller = min(good, key=lambda one: one.bytes, default=taken)
         found = [f"Taken: {taken.name}, {taken.route}: the fewest bytes within the limits."]
+        if smaller.bytes < taken.bytes and smaller.ms > taken.ms:
+            found = [
+                f"Taken: {taken.name}, {taken.route}. {smaller.name}, {smaller.route} has "
+                f"{taken.bytes / smaller.bytes:.2f} times fewer bytes, and takes "
+                f"{smaller.ms / taken.ms:.1f} times as long; `max_ms` allows it."
+            ]
         found.append(f"It loses {lost:.1f} points of {self.measure} on {self.rows} held rows.")
         if 100 * (taken.score.high - taken.score.low) > _WIDE:
             found.append("These rows are few: on others it may lose more.")
@@ -81,14 +92,27 @@ class ShrinkReport:
             found.append(
                 f"A dense {own.route} file has {size:.2f} its bytes, {speed:.2f} its time."
             )
-        least = round(self.dense.mean - self.max_drop, 9)
-        good = [one for one in there if one.score.mean >= least]
         packed = min(good, key=lambda one: one.gzip_bytes, default=taken)
         if packed.gzip_bytes < 0.9 * taken.gzip_bytes:
             found.append(f"Under gzip {packed.name}, {packed.route} has fewest; for *.tflite.gz.")
         if self.untried:
             found.append(f"More minutes would allow density {self.untried[0]:g}.")
         return tuple(found)
+
+    def _words_without_a_file(self, there: list[Trial]) -> tuple[str, ...]:
+        """How near the files came that were tried."""
+        if not there:
+            return ("No file could be made.",)
+        best = max(there, key=lambda one: one.score.mean)
+        smallest = min(there, key=lambda one: one.bytes)
+        fastest = min(there, key=lambda one: one.ms)
+        lost = 100 * (self.dense.mean - best.score.mean)
+        return (
+            "No file was written.",
+            f"The least loss is {lost:.1f} points of {self.measure}: {best.name}, {best.route}.",
+            f"The fewest bytes are {smallest.bytes:,}: {smallest.name}, {smallest.route}.",
+            f"The shortest call takes {fastest.ms:.3g} ms: {fastest.name}, {fastest.route}.",
+        )
 
     def __str__(self) -> str:
         titles = f"  {'made by':32}{'route':14}{'score':>11}{'95%':>14}"

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
+from keras_sparse_ortho._checked_data import check_finite, check_numbers
 from keras_sparse_ortho._data import first_batches, is_batched
 from keras_sparse_ortho._keras_internals import is_graph
 from keras_sparse_ortho._values import assign, to_numpy
@@ -331,11 +332,16 @@ class Task:
         self.seconds: dict[str, float] = {}  # by route
         count = _count_of_inputs(model)
         sample = inputs_of(sample, count)
+        check_numbers(model, sample, "sample")
         count = len(leaves(sample)) if count is None and sample is not None else count
         data = inputs_of(representative_data, count)
+        check_numbers(model, data, "representative_data")
         signature = signature_of(model, batch_size, data if sample is None else sample)
         representative = None if data is None else signature.flatten(data, "representative_data")
         own = None if sample is None else signature.flatten(sample, "sample")
+        for arrays, argument in ((own, "sample"), (representative, "representative_data")):
+            if arrays is not None:
+                check_finite(model, pack(signature.nesting, arrays), argument)
         if representative is not None and len(representative[0]) < batch_size:
             raise ValueError(
                 "`representative_data` must fill at least one batch. Received: "

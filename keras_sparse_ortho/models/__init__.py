@@ -12,6 +12,8 @@ from keras_sparse_ortho.models._at_density import (
 )
 from keras_sparse_ortho.models._convert import convert, strip
 from keras_sparse_ortho.models._flops import input_specs, kernel_positions
+from keras_sparse_ortho.models._origin import origin_of
+from keras_sparse_ortho.models._output_kinds import UNKNOWN, OutputKind, output_kinds
 from keras_sparse_ortho.models._remove_channels import flattened, remove_channels
 from keras_sparse_ortho.models._rewrite import (
     check_built,

@@ -31,6 +31,7 @@ from keras_sparse_ortho.layers import (
     plain_layer,
 )
 from keras_sparse_ortho.models._flops import open_specs
+from keras_sparse_ortho.models._origin import remember_origin
 from keras_sparse_ortho.models._rewrite import (
     check_built,
     places_to_wrap,
@@ -226,6 +227,8 @@ def _apply(model: Any, plan: Plan, in_place: bool) -> Any:
 
     result = rewrite(model, replace, checks.complete, later, in_place)
     plan.check(result)
+    if result is not model:
+        remember_origin(result, model)
     return result
 
 

@@ -88,8 +88,9 @@ def prune(
     which makes up for part of the loss before the layer. `"wanda"` keeps the largest
     `|w_i| norm(X_i)` and refits them. With `data`, magnitudes are refitted, too.
 
-    With batch normalization, call `restore_statistics` on the result. For other masks call
-    `apply_masks`; to draw new kernels, `sparsify`; for masks learned in training, `parametrize`.
+    With batch normalization, call `restore_statistics(pruned, x, reference=model)` on the result.
+    For other masks call `apply_masks`; to draw new kernels, `sparsify`; for masks learned in
+    training, `parametrize`.
 
     Args:
         model: A built Keras 3 model: Sequential, functional, nested, or written as a class.
@@ -180,7 +181,7 @@ def prune(
         _note_what_stays(float(density))
     if not refits and pattern is None:
         return _by_scores(model, weights, density, score, budget, data, storage)
-    batches = None if data is None else calibration_batches(data)
+    batches = None if data is None else calibration_batches(model, data)
     if budget is None and (by_layer or pattern is not None):
         budget = "uniform"
     elif budget is None:
@@ -264,7 +265,7 @@ def apply_masks(
         draws = {weight.path: adopt(weight, weight.initializer) for weight in weights}
     if data is not None:
         recipe = Recipe(masks={path: draw.mask for path, draw in draws.items()}, refit=True)
-        batches = calibration_batches(data)
+        batches = calibration_batches(model, data)
         draws = prune_layers(model, weights, recipe, batches, verbose=shows_progress())
     return hold(model, weights, draws, storage)
 

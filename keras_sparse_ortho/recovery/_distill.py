@@ -1,24 +1,24 @@
 """`distill`: trains a sparse or quantized model towards the dense one that it was made from."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_sparse_ortho._checked_data import check_inputs, warn_of_equal_rows, warn_of_weights
 from keras_sparse_ortho._checks import check_integer, check_number, other_keywords
 from keras_sparse_ortho._data import all_rows, rows_at
 from keras_sparse_ortho._keras_internals import computes_its_graph, graph_calls, graph_ends
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.callbacks import UpdateMasks
-from keras_sparse_ortho.models import prunable_weights
+from keras_sparse_ortho.models import output_kinds, prunable_weights
 from keras_sparse_ortho.parametrizations import ScheduledMask
 
 _WARM = 0.05  # of the steps
 _LEAST = 1e-30  # a probability whose logarithm float32 still knows
 _ROUNDED = 1e-6  # at this distance from 1 float32 rounds probabilities
-_SUM = 1e-3  # so far from 1 are sums of probabilities
 
 
 @other_keywords()
@@ -31,6 +31,7 @@ def distill(
     batch_size: int = 32,
     learning_rate: float = 3e-3,
     seed: int | None = 0,
+    outputs: str | Sequence[str] | None = None,
     verbose: int | str = "auto",
 ) -> keras.callbacks.History:
     """Trains `student`, in place, to answer as `teacher` does, on rows without labels.
@@ -52,16 +53,23 @@ def distill(
         batch_size: Rows of a step.
         learning_rate: The highest rate.
         seed: Decides the order of the rows. `None`: another in every call.
+        outputs: What the model's outputs are: `"softmax"` or `"sigmoid"`, probabilities with
+            logits; or `"values"`. A list has one for each output. Default: what the teacher's last
+            layers and its loss say. Subclassed models without a loss show nothing: `"values"`.
         verbose: As for `fit`.
 
     Returns:
         The history of `fit`. The student is not compiled by it.
 
     Raises:
-        ValueError: If the outputs of the models differ in number or shape, there are no rows, or
-            the loss does not stay finite.
+        ValueError: If the outputs of the models differ in number or shape, there are no rows or
+            rows that the models cannot take, or the loss does not stay finite.
 
     After an error, and if training is interrupted, the student is as it was before.
+
+    Warns:
+        UserWarning: Equal rows; sample weights, which are not used; a data set or generator of
+            which not all rows were read, as it may be endless.
 
     Limits: all rows, and the teacher's features of them, are in memory. With a few hundred rows
     use `prune(score="obs")`, which needs no training. Agreement on the rows of `data` says little:
@@ -86,7 +94,11 @@ def distill(
     check_integer("epochs", epochs)
     check_integer("batch_size", batch_size)
     check_number("learning_rate", learning_rate)
-    x, _, _ = all_rows(data)
+    batch = all_rows(data)
+    x = batch[0]
+    check_inputs(teacher, x, text=False)
+    warn_of_equal_rows([batch])
+    warn_of_weights([batch])
     ends = [student, teacher]
     if all(map(computes_its_graph, ends)):
         graphs = [_with_features(model) for model in ends]
@@ -102,7 +114,8 @@ def distill(
         )
     # A graph has its features behind the outputs.
     count = len(keras.tree.flatten(teacher.outputs)) if ends[1] is not teacher else len(wanted)
-    kinds = [_logits_of(one) if k < count else _same for k, one in enumerate(wanted)]
+    kinds = [_LOGITS[name] for name in _output_names(teacher, outputs, count)]
+    kinds += [_same] * (len(wanted) - count)
     wanted = [to_numpy(of(one)) for of, one in zip(kinds, wanted, strict=True)]
     names = [f"output_{k}" if k < count else f"feature_{k - count}" for k in range(len(wanted))]
     rows = _Rows(x, dict(zip(names, wanted, strict=True)), batch_size, seed)
@@ -198,18 +211,18 @@ def _same(values: Any) -> Any:
     return values
 
 
-def _logits_of(output: np.ndarray) -> Callable[[Any], Any]:
-    """The function from such outputs to logits: the inverse of softmax, of sigmoid, or none."""
-    found = probabilities(output)
-    return {"softmax": _centered_logarithm, "sigmoid": _logit}.get(found or "", _same)
-
-
-def probabilities(output: np.ndarray) -> str | None:
-    """Which probabilities an output has, by its values: of "softmax", "sigmoid", or `None`."""
-    if output.min() < 0.0 or output.max() > 1.0:
-        return None
-    sums = output.shape[-1] > 1 and np.all(np.abs(output.sum(-1) - 1.0) < _SUM)
-    return "softmax" if sums else "sigmoid"
+def _output_names(teacher: Any, outputs: str | Sequence[str] | None, count: int) -> list[str]:
+    """What each output is, a key of `_LOGITS`: as given, or as the teacher shows."""
+    if outputs is None:
+        kinds = output_kinds(teacher, count)
+        return [kind.probabilities or "values" for kind in kinds]
+    names = [outputs] * count if isinstance(outputs, str) else list(outputs)
+    if len(names) != count or any(name not in _LOGITS for name in names):
+        raise ValueError(
+            f"`outputs` must be one of {sorted(_LOGITS)}, or a list with one of them for each of "
+            f"the {count} outputs. Received: outputs={outputs!r}"
+        )
+    return names
 
 
 def _logit(p: Any) -> Any:
@@ -220,6 +233,14 @@ def _logit(p: Any) -> Any:
 def _centered_logarithm(p: Any) -> Any:
     logits = keras.ops.log(keras.ops.maximum(p, _LEAST))
     return logits - keras.ops.mean(logits, axis=-1, keepdims=True)
+
+
+# From outputs of a kind to what the squared error is of.
+_LOGITS: dict[str, Callable[[Any], Any]] = {
+    "softmax": _centered_logarithm,
+    "sigmoid": _logit,
+    "values": _same,
+}
 
 
 def _loss(of: Callable[[Any], Any], variance: float) -> Callable[[Any, Any], Any]:

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._backend import hessian_vector_product
+from keras_sparse_ortho._checked_data import check_batches, warn_of_equal_rows
 from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._data import Batch, first_batches, samples
 from keras_sparse_ortho._keras_internals import from_zero_states
@@ -53,7 +54,8 @@ def snip(
             arrays; or batches: `PyDataset`, `tf.data`, `DataLoader`, a list, a generator, or a
             function that returns one.
         batch_size: int. Samples per batch of arrays.
-        batches: int. How many batches to use; `None` for all.
+        batches: int. How many batches to use; `None` for all, of data sets and generators at most
+            100,000 rows.
         shuffle: bool. Whether samples of arrays are drawn; else the first ones are taken.
         seed: int. For drawing samples; `None` takes one from Python's `random`. Datasets and
             generators keep their order.
@@ -65,7 +67,8 @@ def snip(
         BudgetError: Layer collapse, if `on_collapse="error"`.
         NotPrunableError: Weights that are wrapped or not finite, scores that are not finite.
         WorkerError: On all processes that train one model, if their weights differ.
-        ValueError: No data, no labels, or a model that was not compiled.
+        ValueError: No data, no labels, data that the model cannot take or that are not finite, or a
+            model that was not compiled.
 
     Limits: low densities may collapse a layer; `synflow` prevents that. Small gradients underflow
     in mixed_float16: score in float32. All processes that train one model must call this, and get
@@ -84,6 +87,8 @@ def snip(
     """
     weights = scored_weights(model, density, include, exclude, on_collapse)
     taken = first_batches(data, batch_size=batch_size, batches=batches, shuffle=shuffle, seed=seed)
+    check_batches(model, taken)
+    warn_of_equal_rows(taken)
     gradient = _Derivatives(model, weights, taken).gradient()
     scores = [np.abs(w.raw_value() * slope) for w, slope in zip(weights, gradient, strict=True)]
     return Saliency("SNIP", density, weights, scores, on_collapse)
@@ -127,6 +132,8 @@ def grasp(
     """
     weights = scored_weights(model, density, include, exclude, on_collapse)
     taken = first_batches(data, batch_size=batch_size, batches=batches, shuffle=shuffle, seed=seed)
+    check_batches(model, taken)
+    warn_of_equal_rows(taken)
     losses = [loss for loss in keras.tree.flatten(getattr(model, "loss", None)) if loss is not None]
     softened = bool(losses) and all(map(_cross_entropy, losses))
     loss = _Derivatives(model, weights, taken, softened)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
+from keras_sparse_ortho.calibration import _restore_statistics
 from keras_sparse_ortho.errors import NotPrunableError
 from tests.helpers import array, assert_same
 
@@ -87,6 +88,110 @@ def test_frozen_layers_keep_their_statistics():
         assert kso.restore_statistics(model, x) == []
     assert told[0].filename == __file__
     assert_same(statistics, second.get_weights())
+
+
+def trained():
+    """A network of four classes, whose statistics are those of all of them; and its rows."""
+    keras.utils.set_random_seed(0)
+    rng = np.random.default_rng(0)
+    centers = 2 * rng.normal(size=(4, 16))
+    classes = np.arange(800) % 4
+    x = (centers[classes] + rng.normal(size=(800, 16))).astype("float32")
+    layers = [keras.Input((16,))]
+    for k in range(2):
+        layers += [L.Dense(24, use_bias=False), L.BatchNormalization(name=f"norm_{k}"), L.ReLU()]
+    model = keras.Sequential([*layers, L.Dense(4, activation="softmax")])
+    model.compile(keras.optimizers.Adam(1e-2), "sparse_categorical_crossentropy")
+    model.fit(x, classes, epochs=8, batch_size=50, verbose=0)
+    for norm in (model.get_layer("norm_0"), model.get_layer("norm_1")):
+        assert not np.all(array(norm.moving_mean) == 0)
+    return model, x, classes
+
+
+@pytest.fixture(scope="module")
+def of_four():
+    return trained()
+
+
+def agreement(one, other, x):
+    return np.mean(array(one(x)).argmax(-1) == array(other(x)).argmax(-1))
+
+
+def test_statistics_of_a_network_that_was_not_pruned_stay_to_the_last_bit(of_four):
+    model, x, classes = of_four
+    before = [array(value) for value in model.get_weights()]
+    other_rows = x[classes == 0]
+    with pytest.warns(UserWarning, match=r"reference=dense\).*for 'norm_0', 'norm_1'") as told:
+        assert kso.restore_statistics(model, other_rows) == []
+    assert told[0].filename == __file__
+    kso.restore_statistics(model, other_rows, reference=model)
+    assert_same(before, model.get_weights())
+    whole = kso.prune(model, 1.0)
+    kso.restore_statistics(whole, other_rows)
+    np.testing.assert_array_equal(array(whole(x)), array(model(x)))
+
+
+def test_rows_of_one_class_restore_statistics_of_all(of_four):
+    model, x, classes = of_four
+    reference = kso.strip(model)  # another object with the same weights
+    for rows in (x[:256], x[classes == 0]):
+        pruned = kso.prune(model, 0.12, budget="uniform")
+        before = agreement(pruned, model, x)
+        assert kso.restore_statistics(pruned, rows) == ["norm_0", "norm_1"]  # made from `model`
+        assert agreement(pruned, model, x) > before
+        again = kso.prune(model, 0.12, budget="uniform")
+        kso.restore_statistics(again, rows, reference=reference)
+        np.testing.assert_array_equal(array(again(x)), array(pruned(x)))
+
+
+def test_statistics_move_with_scale_and_shift():
+    inputs = keras.Input((2,))
+    dense = keras.Model(inputs, L.BatchNormalization(name="norm")(L.Dense(2, name="a")(inputs)))
+    dense.get_layer("a").set_weights([np.eye(2), np.zeros(2)])
+    statistics = np.array([3.0, -1.0]), np.array([4.0, 9.0])
+    dense.get_layer("norm").set_weights([np.ones(2), np.zeros(2), *statistics])
+    other = keras.models.clone_model(dense)
+    other.set_weights(dense.get_weights())
+    other.get_layer("a").set_weights([np.diag([0.5, 1.0]), np.array([1.0, 0.0])])
+    kso.restore_statistics(other, some_rows(40, 2), reference=dense)
+    *_, mean, variance = other.get_layer("norm").get_weights()
+    np.testing.assert_allclose(mean, [0.5 * 3.0 + 1.0, -1.0], rtol=1e-5)
+    np.testing.assert_allclose(variance, [0.25 * 4.0, 9.0], rtol=1e-5)
+
+
+def test_held_out_rows_keep_the_statistics_that_they_prefer(of_four, monkeypatch):
+    model, x, _ = of_four
+    pruned = kso.prune(model, 0.12, budget="uniform")
+    before = [array(value) for value in pruned.get_weights()]
+    distances = iter([1.0, 2.0])
+    monkeypatch.setattr(_restore_statistics, "_distance", lambda *_: next(distances))
+    assert kso.restore_statistics(pruned, x[:64]) == []
+    assert_same(before, pruned.get_weights())
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, ValueError])
+def test_an_interrupt_at_the_end_puts_statistics_back(of_four, interrupt, monkeypatch):
+    model, x, _ = of_four
+    pruned = kso.prune(model, 0.12, budget="uniform")
+    before = [array(value) for value in pruned.get_weights()]
+    calls = []
+
+    def failing(*_):
+        calls.append(1)
+        if len(calls) == 2:
+            raise interrupt("half way")
+        return 1.0
+
+    monkeypatch.setattr(_restore_statistics, "_distance", failing)
+    with pytest.raises(interrupt, match="half way"):
+        kso.restore_statistics(pruned, x[:64])
+    assert_same(before, pruned.get_weights())
+
+
+def test_a_reference_of_another_form_is_refused(of_four):
+    model, x, _ = of_four
+    with pytest.raises(ValueError, match=r"`reference` must be .*lacks 'norm_0', 'norm_1'"):
+        kso.restore_statistics(kso.prune(model, 0.5), x[:64], reference=small(16))
 
 
 def small(inputs=6):

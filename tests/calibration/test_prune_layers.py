@@ -206,8 +206,18 @@ def test_what_fails_half_way_leaves_the_model_as_it_was(interrupt, monkeypatch):
 def test_inputs_must_be_finite():
     dense, x = network(), rows_of_network()
     x[70, 2] = np.nan
-    with pytest.raises(NotPrunableError, match=r"'conv/kernel' must be finite.*Received: .*nan"):
+    with pytest.raises(ValueError, match=r"`data` must be finite.*Received: NaN .* in row 70"):
         kso.prune(dense, 0.3, score="wanda", data=x)
+
+
+def test_inputs_of_layers_must_be_finite():
+    inputs = keras.Input((4,))
+    square = L.Lambda(lambda x: keras.ops.square(1e30 * x))(inputs)
+    hidden = L.Dense(3, name="hidden")(square)
+    model = keras.Model(inputs, keras.ops.tanh(hidden))
+    x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+    with pytest.raises(NotPrunableError, match=r"'hidden/kernel' must be finite.*Received: .*inf"):
+        kso.prune(model, 0.3, score="wanda", data=x)
 
 
 @pytest.mark.core

@@ -187,3 +187,52 @@ def test_shrink_takes_rows_as_they_are_saved(model_file, tmp_path, monkeypatch, 
     assert out == "small.tflite"
     np.testing.assert_array_equal(x, rows)
     np.testing.assert_array_equal(y, labels)
+
+
+def one_line(capsys):
+    """The only line that was printed to standard error."""
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("kso: ")
+    assert "\x1b" not in line
+    return line
+
+
+@pytest.mark.parametrize("minutes", ["inf", "nan", "-1"])
+def test_wrong_minutes_end_in_one_line(minutes, model_file, tmp_path, capsys):
+    rows = tmp_path / "rows.npy"
+    np.save(rows, np.ones((40, 32), "float32"))
+    options = ["--data", str(rows), "--out", str(tmp_path / "m.tflite"), f"--minutes={minutes}"]
+    assert main(["shrink", str(model_file), *options]) == 2
+    assert "`--minutes` must be" in one_line(capsys)
+
+
+def test_rows_of_another_shape_end_in_one_line(model_file, tmp_path, capsys):
+    rows = tmp_path / "rows.npy"
+    np.save(rows, np.random.default_rng(0).normal(size=(40, 31)))
+    options = ["--data", str(rows), "--out", str(tmp_path / "m.tflite"), "--minutes=0"]
+    assert main(["shrink", str(model_file), *options]) == 2
+    assert "must have the shape (rows, 32)" in one_line(capsys)
+
+
+def test_an_error_of_any_kind_ends_in_one_line(model_file, tmp_path, capsys, monkeypatch):
+    def failing(*_, **__):
+        raise OverflowError("\x1b[1mfar too much\x1b[0m\n\nof it")
+
+    monkeypatch.setattr(export, "shrink", failing)
+    rows = tmp_path / "rows.npy"
+    np.save(rows, np.ones((40, 32)))
+    options = ["--data", str(rows), "--out", str(tmp_path / "m.tflite")]
+    assert main(["shrink", str(model_file), *options]) == 1
+    assert one_line(capsys) == "kso: OverflowError: far too much of it"
+
+
+def test_shrink_knows_the_loss_of_a_saved_model(tmp_path, monkeypatch):
+    losses = []
+    monkeypatch.setattr(export, "shrink", lambda model, *_, **__: losses.append(model.loss))
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, "sigmoid")])
+    model.compile("sgd", "mse")
+    model.save(tmp_path / "m.keras")
+    np.save(tmp_path / "rows.npy", np.ones((40, 4)))
+    files = [str(tmp_path / name) for name in ("m.keras", "rows.npy", "m.tflite")]
+    assert main(["shrink", files[0], "--data", files[1], "--out", files[2]]) == 0
+    assert losses == ["mse"]

@@ -6,8 +6,16 @@ import pytest
 
 from keras_sparse_ortho.errors import ShrinkError
 from keras_sparse_ortho.export import load_litert, shrink
-from keras_sparse_ortho.export._judge import Judge, closeness, same_class
+from keras_sparse_ortho.export._judge import Judge, Score, closeness, same_class
+from keras_sparse_ortho.export._shrink import _Rows, _Search, _smallest
+from keras_sparse_ortho.export._shrink_report import ShrinkReport, Trial
+from keras_sparse_ortho.models import OutputKind
 
+SOFTMAX = OutputKind("softmax", "classes")
+SIGMOID = OutputKind("sigmoid", "bits")
+LOGIT = OutputKind("linear", "bits")
+LOGITS = OutputKind("linear", "classes")
+VALUES = OutputKind("sigmoid", "values")
 ROWS = np.random.default_rng(0).normal(size=(400, 16)).astype("float32")
 
 
@@ -22,11 +30,11 @@ def model():
 def test_scores():
     want = np.array([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6]])
     got = np.array([[0.6, 0.4], [0.7, 0.3], [0.0, 1.0]])
-    judge = Judge([want], None, None)
+    judge = Judge([want], None, None, [SOFTMAX])
     assert judge.name == "agreement"
     assert judge.dense.mean == 1.0
     assert judge.score([got]).mean == pytest.approx(2 / 3)
-    labelled = Judge([want], np.array([0, 0, 1]), None)
+    labelled = Judge([want], np.array([0, 0, 1]), None, [SOFTMAX])
     assert labelled.name == "accuracy"
     assert labelled.dense.mean == pytest.approx(2 / 3)
     assert labelled.score([got]).mean == 1.0
@@ -42,10 +50,11 @@ def test_closeness_is_the_explained_variance():
 
 def test_each_output_is_scored_by_its_kind():
     classes, boxes = np.array([[0.9, 0.1], [0.2, 0.8]]), np.array([[3.0], [-3.0]])
-    judge = Judge([boxes, classes], None, None)
+    kinds = [OutputKind("linear"), SOFTMAX]
+    judge = Judge([boxes, classes], None, None, kinds)
     assert judge.name == "agreement and closeness"
     assert judge.score([boxes + 0.3, classes[::-1]]).mean == pytest.approx(0.5 * (0.99 + 0.0))
-    judge = Judge([boxes, classes], [boxes[:, 0], np.array([0, 1])], None)
+    judge = Judge([boxes, classes], [boxes[:, 0], np.array([0, 1])], None, kinds)
     assert judge.name == "accuracy and closeness"
     assert judge.dense.mean == 1.0
     with pytest.raises(ValueError, match=r"labels of 1 outputs, and a model with 2"):
@@ -53,25 +62,57 @@ def test_each_output_is_scored_by_its_kind():
 
 
 @pytest.mark.parametrize(
-    ("outputs", "labels", "name", "score"),
+    ("outputs", "labels", "kind", "name", "score"),
     [
-        ([[2.0, -1.0], [0.0, 3.0]], [[0], [0]], "accuracy", 0.5),  # logits and numbers
-        ([[2.0, -1.0], [0.0, 3.0]], [[1, 0], [0, 1]], "accuracy", 1.0),
-        ([[2.0], [0.3]], [1, 0], "accuracy", 0.5),  # one logit: its half is 0
-        ([[0.9], [0.3]], [1, 0], "accuracy", 1.0),
-        ([[0.9, 0.8], [0.3, 0.2]], [[1, 1], [0, 1]], "accuracy", 0.75),  # several at once
-        ([[2.5], [0.5]], [2.5, 0.5], "closeness", 1.0),
+        ([[2.0, -1.0], [0.0, 3.0]], [[0], [0]], LOGITS, "accuracy", 0.5),  # numbers of classes
+        ([[2.0, -1.0], [0.0, 3.0]], [[1, 0], [0, 1]], LOGITS, "accuracy", 1.0),
+        ([[2.0], [0.3]], [1, 0], LOGIT, "accuracy", 0.5),  # one logit: its half is 0
+        ([[0.9], [0.3]], [1, 0], LOGIT, "accuracy", 0.5),  # in [0, 1], and still a logit
+        ([[0.9], [0.3]], [1, 0], SIGMOID, "accuracy", 1.0),
+        ([[0.9], [0.3]], [1, 0], OutputKind("sigmoid"), "accuracy", 1.0),
+        ([[0.9, 0.8], [0.3, 0.2]], [[1, 1], [0, 1]], SIGMOID, "accuracy", 0.75),  # several at once
+        ([[0.9, 0.2], [0.3, 0.8]], [[1, 0], [0, 1]], SIGMOID, "accuracy", 1.0),
+        ([[2.5], [0.5]], [2.5, 0.5], OutputKind("linear"), "closeness", 1.0),
+        ([[1.0], [0.0]], [1, 0], VALUES, "closeness", 1.0),
     ],
 )
-def test_labels_of_all_kinds(outputs, labels, name, score):
-    judge = Judge([np.array(outputs)], np.array(labels), None)
+def test_labels_of_all_kinds(outputs, labels, kind, name, score):
+    judge = Judge([np.array(outputs)], np.array(labels), None, [kind])
     assert (judge.name, judge.dense.mean) == (name, score)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "half"),
+    [
+        (SIGMOID, "agreement", 0.5),
+        (LOGIT, "agreement", 0.0),
+        (VALUES, "closeness", None),
+        (OutputKind("sigmoid"), "closeness", None),
+        (OutputKind(), "closeness", None),
+    ],
+)
+def test_one_output_between_0_and_1_is_a_class_if_graph_and_loss_say_so(kind, name, half):
+    want = np.linspace(0.1, 0.9, 20)[:, None]
+    judge = Judge([want], None, None, [kind])
+    assert judge.name == name
+    ruined = [np.full_like(want, 0.55)]
+    if name == "closeness":
+        assert judge.score(ruined).mean < 0.5
+    else:
+        assert judge.score(ruined).mean == np.mean(want > half)
+
+
+def test_two_classes_of_an_unknown_half_need_a_loss():
+    want = np.linspace(0.1, 0.9, 20)[:, None]
+    for labels, metric in ((None, "agreement"), (np.arange(20) % 2, None)):
+        with pytest.raises(ValueError, match=r"Compile it with its loss.*Received: an output of"):
+            Judge([want], labels, metric, [OutputKind()])
 
 
 def test_labels_that_do_not_fit_are_refused():
     for labels in ([1, 2], [[0, 1, 2], [0, 1, 2]]):
         with pytest.raises(ValueError, match=r"numbers of its classes. Received: labels of shape"):
-            Judge([np.eye(2)], np.array(labels), None)
+            Judge([np.eye(2)], np.array(labels), None, [SOFTMAX])
 
 
 def test_a_metric_of_the_user():
@@ -84,6 +125,102 @@ def test_a_metric_of_the_user():
     assert judge.score([np.array([[1.0, 0.0], [0.0, 4.0]])]).mean == 0.5
     with pytest.raises(ValueError, match=r"Received: metric=.best"):
         Judge([want], None, "best")
+    with pytest.raises(ValueError, match=r"give labels, data=\(rows, labels\).*metric='accuracy'"):
+        Judge([want], None, "accuracy")
+
+
+@pytest.mark.parametrize(
+    ("metric", "received"),
+    [
+        (lambda want, got: np.mean((want - got) ** 2, axis=-1), "from 0 to 0, 0 in the mean"),
+        (lambda want, got: np.minimum(np.abs(want - got).mean(axis=-1), 1.0), "from 0 to 0"),
+        (lambda want, got: 100.0 * (want == got).mean(axis=-1), "from 100 to 100"),
+        (lambda want, got: -np.abs(want - got).mean(axis=-1) - 1.0, "from -1 to -1"),
+        (lambda want, got: np.float64(1.0), "of shape \\(\\) for 40 rows"),
+        (lambda want, got: np.full(len(got), np.nan), "40 not finite"),
+    ],
+    ids=["squares", "distances", "percent", "negative", "number", "nan"],
+)
+@pytest.mark.parametrize("with_labels", [False, True])
+def test_a_metric_must_be_a_score(metric, received, with_labels):
+    want = np.random.default_rng(0).normal(size=(40, 3))
+    with pytest.raises(ValueError, match=f"`metric` must.*Received: .*{received}"):
+        Judge([want], want if with_labels else None, metric)
+
+
+def test_rows_that_cannot_tell_files_apart_are_known():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 10, 300)
+    outputs = np.eye(10)[labels] + 0.1 * rng.random((300, 10))
+    assert not Judge([outputs], labels, None, [SOFTMAX]).is_by_chance
+    assert Judge([outputs], rng.permutation(labels), None, [SOFTMAX]).is_by_chance
+    assert not Judge([outputs], None, None, [SOFTMAX]).is_by_chance
+    equal = np.repeat(outputs[:1], 300, axis=0)
+    assert Judge([equal], None, None, [SOFTMAX]).is_by_chance
+    assert Judge([equal], None, None, [VALUES]).is_by_chance
+
+
+def test_labels_must_be_finite_numbers():
+    for labels in (np.array(["cat", "dog"]), np.array([0.0, np.nan])):
+        with pytest.raises(ValueError, match=r"Labels must be finite numbers.*Received: labels of"):
+            Judge([np.eye(2)], labels, None, [SOFTMAX])
+
+
+def trial(name, size, ms, score=1.0):
+    return Trial(name, "int8", Score(score, score, score), size, size, ms)
+
+
+def test_a_slower_file_counts_as_larger():
+    dense, sparse = trial("dense", 367_000, 0.0144), trial("sparse", 223_000, 0.0717)
+    int4 = trial("int4", 236_000, 0.0143)
+    assert _smallest([dense, sparse, int4], slow=False) is int4
+    assert _smallest([dense, sparse], slow=False) is dense
+    assert _smallest([dense, sparse, int4], slow=True) is sparse
+    noisy = trial("sparse", 223_000, 0.017)  # within the noise of the clock
+    assert _smallest([dense, noisy, int4], slow=False) is noisy
+    tiny = trial("tiny", 20_000, 0.0717)  # a fifth of the speed, a tenth of the bytes
+    assert _smallest([dense, tiny, int4], slow=False) is tiny
+    assert _smallest([], slow=False) is None
+
+
+def test_no_trial_begins_that_would_end_too_late(tmp_path):
+    search = _Search(None, None, tmp_path, False, lambda *_: 50.0)  # after 50 seconds
+    search.trials = [Trial("dense", "int8", seconds=8.0), Trial("sparse", "int8", seconds=90.0)]
+    assert search._is_late(57.0)
+    assert not search._is_late(59.0)
+    assert search._is_late(59.0, needed=10.0)
+
+
+def test_a_slow_training_leaves_fewer_rows_to_the_next():
+    rows = object.__new__(_Rows)
+    rows.x, rows.training, rows.logits = ROWS, np.tile(np.arange(400), 20), ["values"]
+    rows.each = 0.001
+    first = rows.to_train(seconds=48.0, passes=3)
+    assert len(first["data"][0]) == 4000
+    rows.took(96.0, first)  # twice as long as meant: the machine is busy
+    assert len(rows.to_train(seconds=48.0, passes=3)["data"][0]) == 2000
+    rows.took(1.0, first)
+    assert len(rows.to_train(seconds=48.0, passes=3)["data"][0]) == 2000
+    assert rows.to_train(seconds=-5.0, passes=3) == {}
+
+
+def test_the_report_says_which_smaller_file_was_slower():
+    trials = trial("dense", 367_000, 0.0144), trial("sparse", 223_000, 0.0720)
+    report = ShrinkReport("m.tflite", trials[0], trials, "agreement", 99, Score(1, 1, 1), 0.01)
+    assert "sparse, int8 has 1.65 times fewer bytes, and takes 5.0 times as long" in str(report)
+    assert "fewest bytes within" not in str(report)
+
+
+def test_a_report_without_a_file_takes_none():
+    trials = trial("dense", 367_000, 0.0144, score=0.9), trial("sparse", 223_000, 0.0720, score=0.8)
+    report = ShrinkReport("m.tflite", None, trials, "agreement", 99, Score(1, 1, 1), 0.01)
+    assert "->" not in str(report)
+    assert "Taken" not in str(report)
+    assert "The least loss is 10.0 points of agreement: dense, int8." in report.words
+    assert "The fewest bytes are 223,000: sparse, int8." in report.words
+    failed = Trial("dense", "int8", reason="refused")
+    report = ShrinkReport("m.tflite", None, (failed,), "agreement", 99, Score(1, 1, 1), 0.01)
+    assert report.words == ("No file could be made.",)
 
 
 def test_an_interval_holds_the_mean_and_narrows_with_rows():
@@ -92,7 +229,7 @@ def test_an_interval_holds_the_mean_and_narrows_with_rows():
     for rows in (50, 5000):
         want = np.eye(2)[np.zeros(rows, int)]
         got = np.eye(2)[(rng.random(rows) < 0.2).astype(int)]
-        score = Judge([want], None, None).score([got])
+        score = Judge([want], None, None, [SOFTMAX]).score([got])
         assert score.low < score.mean < score.high
         widths.append(score.high - score.low)
     assert widths[1] < widths[0] / 5
@@ -111,7 +248,7 @@ def test_the_file_that_is_written_is_the_one_of_the_table(model, tmp_path):
     assert report.untried[0] == 0.1  # the model keeps its score at 0.2, and the time is over
     assert "density 0.1" in report.words[-1]
     good = [one for one in report.trials if report.dense.mean - one.score.mean <= 0.1]
-    assert taken.bytes == min(one.bytes for one in good)
+    assert taken is _smallest(good, slow=False)
     assert f"->{taken.name}" in str(report)
     assert load_litert(path).predict(ROWS[:4]).shape == (4, 3)
 
@@ -137,8 +274,10 @@ def test_outputs_in_their_order_inputs_by_name_and_frozen_layers(tmp_path):
 def test_nothing_is_written_when_no_file_is_within_the_limits(model, tmp_path):
     path = tmp_path / "small.tflite"
     path.write_bytes(b"older")
-    with pytest.raises(ShrinkError, match=r"max_bytes=100.*\n"):
+    with pytest.raises(ShrinkError, match=r"max_bytes=100.*\n") as refused:
         shrink(model, ROWS, path, minutes=0, max_bytes=100)
+    assert "->" not in str(refused.value)
+    assert "No file was written." in str(refused.value)
     assert path.read_bytes() == b"older"
 
 
@@ -146,3 +285,37 @@ def test_nothing_is_written_when_no_file_is_within_the_limits(model, tmp_path):
 def test_few_rows_are_refused(model, tmp_path):
     with pytest.raises(ValueError, match="at least 32 rows"):
         shrink(model, ROWS[:20], tmp_path / "small.tflite")
+
+
+@pytest.mark.tensorflow_only
+@pytest.mark.parametrize("minutes", [np.inf, np.nan, -1, "10", None, True])
+def test_minutes_are_a_number_from_0_on(minutes, model, tmp_path):
+    with pytest.raises(ValueError, match=r"`minutes` must be .*Received: minutes="):
+        shrink(model, ROWS, tmp_path / "small.tflite", minutes=minutes)
+
+
+@pytest.mark.tensorflow_only
+def test_rows_are_checked_before_any_file_is_made(model, tmp_path, monkeypatch):
+    def none(*_, **__):
+        raise AssertionError("a file is made")
+
+    monkeypatch.setattr("keras_sparse_ortho.export._shrink.export_litert", none)
+    path = tmp_path / "small.tflite"
+    wrong = ROWS.copy()
+    wrong[77, 0] = np.nan
+    for data, message in (
+        (wrong, "must be finite.*in row 77"),
+        (ROWS[:, :5], r"must have the shape \(rows, 16\)"),
+        ((ROWS, np.full(400, "cat")), "labels of `data` must be numbers"),
+        (np.full((40, 16), "a"), "inputs that are strings"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            shrink(model, data, path, minutes=0)
+    shuffled = ROWS, np.random.default_rng(1).integers(0, 3, 400)
+    for data, message in (
+        (np.ones_like(ROWS), "All rows of `data` are equal"),
+        (shuffled, "cannot tell a good file from a bad one.*accuracy"),
+        ((ROWS, None, np.ones(400)), "Sample weights are not used"),
+    ):
+        with pytest.warns(UserWarning, match=message), pytest.raises(AssertionError):
+            shrink(model, data, path, minutes=0)

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-PARTS = ("fits", "kills", "disks", "files", "hostile", "threads", "memory")
+PARTS = ("fits", "kills", "disks", "files", "hostile", "threads", "memory", "rows")
 KEYS = ("part", "runs", "wrong", "lost", "hangs", "crashes", "foreign")
 
 
@@ -23,7 +23,7 @@ def one(part: str, folder: Path, seed: int, share: float) -> list[dict]:
     import warnings
 
     warnings.simplefilter("ignore")
-    from tests.faults import disks, files, hostile, kills, memory, threads
+    from tests.faults import disks, files, hostile, kills, memory, rows, threads
 
     rng = random.Random(seed)
     work = {
@@ -34,6 +34,7 @@ def one(part: str, folder: Path, seed: int, share: float) -> list[dict]:
         "hostile": lambda: hostile.run(folder, rng, share),
         "threads": lambda: threads.run(rng, share),
         "memory": lambda: memory.run(folder, share),
+        "rows": lambda: rows.run(share, rng),
     }
     return [dataclasses.asdict(count) for count in work[part]()]
 

@@ -6,7 +6,7 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.recovery import distill
-from keras_sparse_ortho.recovery._distill import _logits_of, _Rows, _with_features
+from keras_sparse_ortho.recovery._distill import _LOGITS, _Rows, _with_features
 from tests.helpers import assert_same, slow_on_tensorflow
 
 
@@ -74,12 +74,12 @@ def test_features_are_the_inputs_of_the_last_layers():
 def test_probabilities_become_logits():
     logits = np.array([[2.0, -1.0, 0.5], [0.0, 3.0, -4.0]], "float32")
     softmax = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    found = keras.ops.convert_to_numpy(_logits_of(softmax)(softmax))
+    found = keras.ops.convert_to_numpy(_LOGITS["softmax"](softmax))
     np.testing.assert_allclose(found, logits - logits.mean(-1, keepdims=True), atol=1e-5)
     sigmoid = 1 / (1 + np.exp(-logits[:, :1]))
-    found = keras.ops.convert_to_numpy(_logits_of(sigmoid)(sigmoid))
+    found = keras.ops.convert_to_numpy(_LOGITS["sigmoid"](sigmoid))
     np.testing.assert_allclose(found, logits[:, :1], atol=1e-4)
-    assert _logits_of(logits)(logits) is logits
+    assert _LOGITS["values"](logits) is logits
 
 
 def test_outputs_of_other_shapes_are_refused(teacher):
@@ -151,3 +151,66 @@ def test_an_interrupt_leaves_the_student_as_it_was(teacher, monkeypatch, storage
     np.testing.assert_array_equal(student.predict(OTHERS, verbose=0), outputs)
     monkeypatch.undo()
     distill(student, teacher, ROWS[:64], epochs=1, verbose=0)
+def regressor(activation, loss):
+    """A model with outputs between 0 and 1, which are values whatever they look like."""
+    keras.utils.set_random_seed(0)
+    head = keras.layers.Dense(1, activation, bias_initializer=keras.initializers.Constant(0.5))
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4), head])
+    model.layers[-1].kernel.assign(0.01 * np.ones((4, 1)))
+    model.compile("sgd", loss)
+    return model
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("activation", "loss", "outputs", "name"),
+    [
+        (None, "mse", None, "values"),
+        ("sigmoid", "mse", None, "values"),
+        ("sigmoid", "binary_crossentropy", None, "sigmoid"),
+        ("sigmoid", None, None, "sigmoid"),
+        ("sigmoid", "binary_crossentropy", "values", "values"),
+        ("sigmoid", "mse", ["sigmoid"], "sigmoid"),
+    ],
+)
+def test_outputs_between_0_and_1_are_probabilities_if_graph_and_loss_say_so(
+    activation, loss, outputs, name, monkeypatch
+):
+    model = regressor(activation, loss)
+    used = []
+    for key, function in dict(_LOGITS).items():
+
+        def noting(values, key=key, function=function):
+            used.append(key)
+            return function(values)
+
+        monkeypatch.setitem(_LOGITS, key, noting)
+    student = kso.prune(model, 0.5, budget="uniform")
+    distill(student, model, ROWS[:64], epochs=1, outputs=outputs, verbose=0)
+    assert set(used) == {name}
+
+
+def test_outputs_of_no_kind_are_refused(teacher):
+    for outputs in ("logits", ["softmax", "softmax"]):
+        with pytest.raises(ValueError, match=r"`outputs` must be one of .*Received: outputs="):
+            distill(teacher, teacher, ROWS, outputs=outputs, verbose=0)
+
+
+def test_rows_that_the_models_cannot_take_are_refused_before_training(teacher):
+    student = kso.prune(teacher, 0.5)
+    before = student.get_weights()
+    wrong = ROWS.copy()
+    wrong[7, 3] = np.nan
+    for rows, message in (
+        (wrong, "must be finite.*NaN or infinity in row 7"),
+        (ROWS[:, :5], r"must have the shape \(rows, 8\)"),
+        (np.full((20, 8), "a"), "inputs that are strings"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            distill(student, teacher, rows, verbose=0)
+    assert_same(before, student.get_weights())
+    with pytest.warns(UserWarning, match="All rows of `data` are equal"):
+        distill(student, teacher, np.ones((40, 8), "float32"), epochs=1, verbose=0)
+    weighted = ROWS[:64], np.zeros(64), np.ones(64)
+    with pytest.warns(UserWarning, match="Sample weights are not used here"):
+        distill(student, teacher, weighted, epochs=1, verbose=0)

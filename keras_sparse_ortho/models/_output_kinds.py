@@ -1,0 +1,178 @@
+"""What the outputs of a model mean: read from the end of its graph and from its compiled loss."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from keras_sparse_ortho._keras_internals import computes_its_graph, graph_calls, graph_ends
+from keras_sparse_ortho.layers import BlockSparseDense, BlockSparseEinsumDense
+
+L = keras.layers
+
+_LOSSES = {
+    "classes": (
+        "categorical_crossentropy",
+        "sparse_categorical_crossentropy",
+        "categorical_focal_crossentropy",
+        "categorical_hinge",
+    ),
+    "bits": (
+        "binary_crossentropy",
+        "binary_focal_crossentropy",
+        "dice",
+        "tversky",
+        "hinge",
+        "squared_hinge",
+    ),
+    "values": (
+        "mean_squared_error",
+        "mean_absolute_error",
+        "mean_absolute_percentage_error",
+        "mean_squared_logarithmic_error",
+        "huber",
+        "log_cosh",
+        "poisson",
+        "cosine_similarity",
+        "kl_divergence",
+    ),
+}
+_HINGES = ("categorical_hinge", "hinge", "squared_hinge")  # their outputs are no probabilities
+_ENDS = {"classes": "softmax", "bits": "sigmoid"}  # of a loss that takes probabilities
+# Layers whose `activation` is the last thing that they compute.
+_ACTIVATED = (
+    L.Activation,
+    L.Dense,
+    L.EinsumDense,
+    L.Conv1D,
+    L.Conv2D,
+    L.Conv3D,
+    L.Conv1DTranspose,
+    L.Conv2DTranspose,
+    L.Conv3DTranspose,
+    L.DepthwiseConv1D,
+    L.DepthwiseConv2D,
+    L.SeparableConv1D,
+    L.SeparableConv2D,
+    BlockSparseDense,
+    BlockSparseEinsumDense,
+)
+# Operations behind which an output has the values that it had in front, perhaps in another shape.
+_RESHAPING = ("ActivityRegularization", "Dropout", "Flatten", "Identity", "Reshape")
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputKind:
+    """What one output of a model means.
+
+    Attributes:
+        end: What the output comes out of: "softmax", "sigmoid" or "linear". `None`: something else,
+            or unknown.
+        answers: What the output is trained for: "classes", one of several; "bits", each of them
+            yes or no; or "values". `None`: unknown, as of a sigmoid without a loss.
+    """
+
+    end: str | None = None
+    answers: str | None = None
+
+    @property
+    def probabilities(self) -> str | None:
+        """The function from logits to the output; `None` for values, as those of a regressor."""
+        is_probability = self.end in ("softmax", "sigmoid") and self.answers != "values"
+        return self.end if is_probability else None
+
+
+UNKNOWN = OutputKind()
+
+
+def output_kinds(model: Any, count: int) -> list[OutputKind]:
+    """Returns the kind of each output of a model, in the order of `keras.tree.flatten`.
+
+    The values of outputs are never looked at: a regressor may answer between 0 and 1, too. The
+    compiled loss says what an output is trained for. Without one, softmax is taken for classes.
+
+    Args:
+        model: Any Keras model. Only graphs show the ends of their outputs.
+        count: int. How many outputs the model has.
+    """
+    ends: list[str | None] = [None] * count
+    if computes_its_graph(model):
+        outputs = keras.tree.flatten(graph_ends(model)[1])
+        ends = [_end_of(model, tensor) for tensor in outputs]
+    losses = _losses(model, count)
+    return [_kind(end, loss) for end, loss in zip(ends, losses, strict=True)]
+
+
+def _kind(end: str | None, loss: Any) -> OutputKind:
+    """The kind of an output with this end and this loss, either of which may be unknown."""
+    function = getattr(loss, "fn", loss)  # an instance of Keras' losses wraps a function
+    name = getattr(function, "__name__", None)
+    answers = next((kind for kind, names in _LOSSES.items() if name in names), None)
+    if answers is None:
+        return OutputKind(end, "classes" if end == "softmax" else None)
+    if end in ("softmax", "sigmoid") or answers == "values":
+        return OutputKind(end, answers)
+    config = loss.get_config() if isinstance(loss, keras.losses.Loss) else {}
+    if config.get("from_logits") or name in _HINGES:
+        return OutputKind("linear", answers)
+    return OutputKind(end or _ENDS[answers], answers)
+
+
+def _losses(model: Any, count: int) -> list[Any]:
+    """The loss function of each output; `None` where there is none, or where it is not clear."""
+    loss = getattr(model, "loss", None) if getattr(model, "compiled", False) else None
+    if isinstance(loss, dict):
+        names = _names_of_outputs(model, sorted(loss))
+        losses = [loss.get(name) for name in names]
+    elif isinstance(loss, list | tuple):
+        losses = list(loss)
+    else:
+        losses = [loss] * count
+    if len(losses) != count:
+        return [None] * count
+    return [keras.losses.get(one) if isinstance(one, str) else one for one in losses]
+
+
+def _names_of_outputs(model: Any, default: Sequence[str]) -> Sequence[str]:
+    """The keys of outputs in a dict, which losses go by, else the names of the outputs."""
+    if computes_its_graph(model):
+        outputs = graph_ends(model)[1]
+        if isinstance(outputs, dict):
+            return sorted(outputs)
+    names: Sequence[str] | None = getattr(model, "output_names", None)
+    return names or default
+
+
+def _end_of(model: Any, tensor: Any) -> str | None:
+    """What a tensor of a graph comes out of, past operations that only reshape."""
+    makers = {id(output): call for call in graph_calls(model) for output in call.outputs}
+    call = makers[id(tensor)]
+    while type(call.operation).__name__ in _RESHAPING and len(call.inputs) == 1:
+        call = makers[id(call.inputs[0])]
+    operation = call.operation
+    while getattr(type(operation), "transparent_path", False):  # our wrappers
+        operation = operation.layer
+    if computes_its_graph(operation):
+        inner = keras.tree.flatten(graph_ends(operation)[1])
+        position = [id(output) for output in call.outputs].index(id(tensor))
+        return _end_of(operation, inner[position])
+    if isinstance(operation, L.TimeDistributed):
+        operation = operation.layer
+    return _end_of_operation(operation, len(tensor.shape))
+
+
+def _end_of_operation(operation: Any, rank: int) -> str | None:
+    """What a layer or an operation ends in."""
+    kind = type(operation).__name__
+    if isinstance(operation, _ACTIVATED):
+        ends = {
+            keras.activations.softmax: "softmax",
+            keras.activations.sigmoid: "sigmoid",
+            keras.activations.linear: "linear",
+        }
+        return ends.get(operation.activation)
+    # Classes along another axis than the last are not those that a score would compare.
+    if kind == "Softmax" and operation.axis in (-1, rank - 1):
+        return "softmax"
+    return "sigmoid" if kind == "Sigmoid" else None
