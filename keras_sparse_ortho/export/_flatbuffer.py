@@ -97,6 +97,17 @@ def _aligning_builder(size: int) -> Any:
     return AligningBuilder(size)
 
 
+def add_code(model: Any, name: str, version: int) -> int:
+    """Adds a built-in operation to those that a model uses; its place among them."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    code = schema.OperatorCodeT()
+    code.builtinCode = code.deprecatedBuiltinCode = getattr(schema.BuiltinOperator, name)
+    code.version = version
+    model.operatorCodes.append(code)
+    return len(model.operatorCodes) - 1
+
+
 def name_of(tensor: Any) -> str:
     return tensor.name.decode() if isinstance(tensor.name, bytes) else str(tensor.name)
 

@@ -13,7 +13,13 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from ai_edge_quantizer import quantizer, recipe_manager
 from ai_edge_quantizer.utils import tfl_flatbuffer_utils as files
 
-from keras_sparse_ortho.export._flatbuffer import MARK, name_of, read_model, write_model
+from keras_sparse_ortho.export._flatbuffer import (
+    MARK,
+    add_code,
+    name_of,
+    read_model,
+    write_model,
+)
 
 Range = tuple[float, float]
 Batches = Iterable[dict[str, np.ndarray]]
@@ -281,14 +287,14 @@ def _plain_gathers(model: Any) -> None:
         graph.tensors[flat].shape = [int(indices.shape[0])]
         graph.tensors[flat].shapeSignature = None
         op.inputs = [int(op.inputs[0]), flat]
-        op.opcodeIndex = _add_code(model, "GATHER", 1)
+        op.opcodeIndex = add_code(model, "GATHER", 1)
         op.builtinOptionsType = schema.BuiltinOptions.GatherOptions
         op.builtinOptions = schema.GatherOptionsT()
 
 
 def _reshape(model: Any, graph: Any, taken: int, given: int) -> Any:
     made = schema.OperatorT()
-    made.opcodeIndex = _add_code(model, "RESHAPE", 1)
+    made.opcodeIndex = add_code(model, "RESHAPE", 1)
     made.inputs, made.outputs = [taken], [given]
     made.builtinOptionsType = schema.BuiltinOptions.ReshapeOptions
     made.builtinOptions = schema.ReshapeOptionsT()
@@ -299,7 +305,7 @@ def _reshape(model: Any, graph: Any, taken: int, given: int) -> Any:
 def _narrowed(content: bytes, storage: str) -> bytes:
     """The file with large float constants narrowed, and restored by DEQUANTIZE at load."""
     model, types = read_model(content), schema.TensorType
-    code = _add_code(model, "DEQUANTIZE", 3)
+    code = add_code(model, "DEQUANTIZE", 3)
     moved: dict[int, int] = {}  # buffers
     for graph in model.subgraphs:
         read = {int(k) for op in graph.operators for k in op.inputs}
@@ -342,14 +348,6 @@ def _operations(model: Any) -> Iterator[tuple[Any, Any, int]]:
     for graph in model.subgraphs:
         for op in graph.operators:
             yield graph, op, model.operatorCodes[op.opcodeIndex].builtinCode
-
-
-def _add_code(model: Any, name: str, version: int) -> int:
-    code = schema.OperatorCodeT()
-    code.builtinCode = code.deprecatedBuiltinCode = getattr(schema.BuiltinOperator, name)
-    code.version = version
-    model.operatorCodes.append(code)
-    return len(model.operatorCodes) - 1
 
 
 def _varying(model: Any, graph: Any, places: Iterable[int]) -> list[str]:

@@ -59,10 +59,11 @@ def convert(
 ) -> None:
     _load_converter()
     from keras_sparse_ortho.export._integers import in_storage
+    from keras_sparse_ortho.export._sparse_encoding import with_densify
     from keras_sparse_ortho.export._tracing import by_tensorflow, float_file
 
     if sparse:
-        content = by_tensorflow(path, storage, sparse)
+        content = with_densify(by_tensorflow(path, storage, sparse))
     else:
         batches = None if representative is None else _batches(representative, inputs)
         content = in_storage(float_file(path), storage, batches, ends)
