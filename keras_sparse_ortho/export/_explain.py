@@ -85,7 +85,8 @@ def error_source(task: Task, route: Route, least: float) -> tuple[Any, str]:
             error = compare([name], [one], [other], route.measure).error
             if not error <= least:
                 kind = type(innermost(layer)).__name__
-                return layer, f"layer '{layer.name}' ({kind}): error {error:.3g} behind it"
+                what = "layer" if isinstance(layer, keras.layers.Layer) else "operation"
+                return layer, f"{what} '{layer.name}' ({kind}): error {error:.3g} behind it"
     return unknown
 
 
@@ -96,7 +97,9 @@ def _remedy(task: Task, route: Route, layer: Any) -> str:
         return _REMEDIES[route.storage]
     text = 'Try mode="dynamic_int8", which computes activations in floats, or '
     if task.has_ranges:
-        excluded = "..." if layer is None else repr(layer.name)
+        # `exclude` names layers, and an operation of the graph is none.
+        is_layer = isinstance(layer, keras.layers.Layer)
+        excluded = repr(layer.name) if is_layer else "..."
         return f"{text}leave the layer in floats: quantize_aware(model, exclude=[{excluded}])."
     return (
         f"{text}train with quantize_aware(model), which leaves layers in floats by `exclude` and "
