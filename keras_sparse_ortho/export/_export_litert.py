@@ -12,7 +12,7 @@ import keras
 from keras_sparse_ortho._checks import check_integer, other_keywords
 from keras_sparse_ortho._files import path_of, staging
 from keras_sparse_ortho.export._candidates import Candidate, candidates
-from keras_sparse_ortho.export._explain import explained, warn_of_rows
+from keras_sparse_ortho.export._explain import explained, warn_of_floats, warn_of_rows
 from keras_sparse_ortho.export._flatbuffer import read_weights
 from keras_sparse_ortho.export._load_litert import latencies
 from keras_sparse_ortho.export._process import converter_backend, is_missing, require
@@ -194,6 +194,7 @@ def export_litert(
             routes=tuple(c.outcome for c in tried),
         )
         os.replace(taken.file, file)
+    warn_of_floats(report)
     return report
 
 

@@ -161,6 +161,25 @@ def read_weights(content: bytes) -> tuple[WeightZeros, ...]:
     return tuple(found)
 
 
+def operations_in_floats(content: bytes) -> tuple[str, ...]:
+    """The operations of a file that compute floats, such as "MEAN of model/norm/moments".
+
+    Those that only turn floats into integers, or back, are none.
+    """
+    from ai_edge_litert import schema_py_generated as schema
+
+    model = read_model(content)
+    names = {code: name for name, code in vars(schema.BuiltinOperator).items()}
+    found = []
+    for graph in model.subgraphs:
+        for op in graph.operators:
+            kind = names[model.operatorCodes[op.opcodeIndex].builtinCode]
+            floats = [k for k in op.outputs if graph.tensors[k].type == schema.TensorType.FLOAT32]
+            if floats and kind not in ("QUANTIZE", "DEQUANTIZE", "DENSIFY"):
+                found.append(f"{kind} of {name_of(graph.tensors[floats[0]])}")
+    return tuple(found)
+
+
 def with_record(content: bytes, record: dict[str, Any]) -> bytes:
     from ai_edge_litert import schema_py_generated as schema
 

@@ -14,27 +14,30 @@ from ai_edge_quantizer import quantizer, recipe_manager
 from ai_edge_quantizer.utils import tfl_flatbuffer_utils as files
 
 from keras_sparse_ortho.export._flatbuffer import (
-    MARK,
     add_code,
     name_of,
     read_model,
     write_model,
 )
+from keras_sparse_ortho.export._marks import MOVING, Range, take_marks
 
-Range = tuple[float, float]
 Batches = Iterable[dict[str, np.ndarray]]
 
 _EXACT = 1e-3  # of a step, by which a rounded weight may differ from a multiple of it
 _FEW = 256  # entries: smaller kernels may be whole steps by chance
+# Of a tensor that was always 0, such as behind a ReLU that never fires: any step does, but
+# ai-edge-quantizer's own, 4e-12, with which LiteRT cannot run.
+_OF_ZEROS = (0.0, 1.0)
+_NARROWEST = 1e-6  # a range
+_MOST_BIAS = 2**30  # in steps; a larger one does not fit 32 bits once rounded, or summed up
 _LEAST = {"float16": 128, "dynamic": 1024, "static": 256}  # entries of a constant
 # Bits of Dense kernels by storage, where possible. XNNPACK takes no others: convolutions of 4 bits
 # are slow in LiteRT and differ from Keras, those of 2 compute infinities.
 _NARROW = {"dynamic_int4": (2, 4), "int4": (4,)}
 # Operations whose output has the range of their input, and those whose range LiteRT knows.
-_PASS_ON = (
-    *("RESHAPE", "TRANSPOSE", "SQUEEZE", "EXPAND_DIMS", "BROADCAST_TO", "SLICE", "STRIDED_SLICE"),
-    *("SPLIT", "GATHER", "PAD", "TILE", "MAX_POOL_2D", "AVERAGE_POOL_2D", "SPACE_TO_DEPTH"),
-)
+_PASS_ON = (*MOVING, "SPLIT", "MAX_POOL_2D", "AVERAGE_POOL_2D")
+# Operations whose input may be clipped, and rounded, in place of their output.
+_BACKWARD = (*MOVING, "CONCATENATION", "MAX_POOL_2D")
 _FIXED = {"SOFTMAX": (0, 255 / 256), "LOGISTIC": (0, 255 / 256), "TANH": (-1, 127 / 128)}
 
 
@@ -53,20 +56,23 @@ def in_storage(
     floats: list[tuple[Any, Any]] = []
     if kind == "static":
         _plain_gathers(model)
-        trained = _take_marks(model)
+        trained = take_marks(model)
         known = trained if batches is None else _calibrated(content, batches)
         _part_outputs(model)
         ranges, floats = _spread(model, known, recipe)
+        ranges = {name: _wide_enough(own) for name, own in ranges.items()}
         _round_floats(model, trained, ranges, floats)
         for end, dtype in zip(("INPUT", "OUTPUT"), ends, strict=True):
             settings = None if dtype == "float32" else _settings(kind, dtype=dtype[:-1].upper())
             recipe.append(_entry(".*", end, settings))
-    scales, narrow = _scales(model, kind, _NARROW.get(storage, ()))
+    scales, narrow = _scales(model, kind, _NARROW.get(storage, ()), ranges)
     if storage in _NARROW and not narrow:
         raise ValueError(f"no weight of a Dense layer that fits fewer than 8 bits in {storage}")
     table: dict[str, Any] = {name: {"min": -bound, "max": bound} for name, bound in scales.items()}
+    ranks = {name_of(one): len(one.shape) for graph in model.subgraphs for one in graph.tensors}
     for name, own in ranges.items():
-        low, high = np.array(own, "float32").reshape(2, 1)
+        # With the rank of the tensor: constants beside it, as in a concatenation, are rounded so.
+        low, high = np.array(own, "float32").reshape(2, *[1] * max(ranks[name], 1))
         table[name] = {"min": low, "max": high}
     recipe += [*narrow, *(_entry(_scope(*one), "*", None) for one in floats)]
     made = quantizer.Quantizer(bytearray(write_model(model)), recipe)
@@ -93,8 +99,16 @@ def _scope(graph: Any, op: Any) -> str:
     return f"^{re.escape(files.get_op_scope(op, graph.tensors))}$"
 
 
+def _wide_enough(own: Range) -> Range:
+    """A range in which LiteRT can compute."""
+    low, high = own
+    if high - low <= 0.0:
+        return _OF_ZEROS
+    return (low, high) if high - low > _NARROWEST else (low, low + _NARROWEST)
+
+
 def _scales(
-    model: Any, kind: str, widths: Sequence[int]
+    model: Any, kind: str, widths: Sequence[int], ranges: dict[str, Range]
 ) -> tuple[dict[str, np.ndarray], list[Any]]:
     """Bounds of weights by name, and recipes of those whose integers fit one of `widths` (bits)."""
     found = []
@@ -106,16 +120,41 @@ def _scales(
         if values is not None and values.dtype == np.float32:
             steps = steps_of(_rows(values, axis))
             own = widths if name == "FULLY_CONNECTED" and values.size >= _LEAST[kind] else ()
-            found.append((name_of(tensor), values, axis, steps, own, _scope(graph, op)))
+            least = _least_scales(model, graph, op, ranges)
+            found.append((name_of(tensor), values, axis, steps, own, _scope(graph, op), least))
     trained = any(steps.min() >= 0 for _, values, _, steps, *_ in found if values.size >= _FEW)
     scales, recipe = {}, []
-    for key, values, axis, steps, own, scope in found:
+    for key, values, axis, steps, own, scope, least in found:
         most = int(steps.max()) if steps.min() >= 0 else 127 if trained else 7
         bits = next((bits for bits in own if most < 2 ** (bits - 1)), 8)
-        scales[key] = _bounds(values, axis, steps, 2 ** (bits - 1) - 1)
+        most = 2 ** (bits - 1) - 1
+        bounds = _bounds(values, axis, steps, most)
+        if least is not None and least.size == bounds.size:
+            bounds = np.maximum(bounds, most * least.reshape(bounds.shape))
+        scales[key] = bounds
         if bits < 8:
             recipe.append(_entry(scope, "FULLY_CONNECTED", _settings(kind, bits)))
     return scales, recipe
+
+
+def _least_scales(model: Any, graph: Any, op: Any, ranges: dict[str, Range]) -> np.ndarray | None:
+    """The least scale of each channel of a kernel with which the bias fits 32 bits.
+
+    LiteRT holds biases as integers, in steps of the input's step times the kernel's scale. That of
+    a channel of nearly zeros is so small that the bias would overflow.
+    """
+    name = files.TFL_OP_CODE_TO_NAME.get(model.operatorCodes[op.opcodeIndex].builtinCode)
+    transposed = name == "CONV_2D_TRANSPOSE"  # its first input is a shape
+    places = [int(k) for k in op.inputs][2 if transposed else 0 :]
+    bias = places[1 if transposed else 2 :]
+    own = ranges.get(name_of(graph.tensors[places[0]]))
+    if own is None or not bias or bias[0] < 0:
+        return None
+    values = files.get_tensor_data(graph.tensors[bias[0]], model.buffers)
+    if values is None or values.dtype != np.float32:
+        return None
+    step = (own[1] - own[0]) / 255
+    return (np.abs(values.reshape(-1)) / (step * _MOST_BIAS)).astype(np.float32)
 
 
 def _rows(values: np.ndarray, axis: int) -> np.ndarray:
@@ -147,38 +186,6 @@ def steps_of(rows: np.ndarray) -> np.ndarray:
             left = left[np.all(np.abs(wide - np.rint(wide)) <= _EXACT, 1)]
         found[left] = m
     return found
-
-
-def _take_marks(model: Any) -> dict[str, Range]:
-    """Takes the outputs that name ranges out of a file; the ranges by name of tensor."""
-    ranges: dict[str, Range] = {}
-    for signature in model.signatureDefs:
-        graph = model.subgraphs[signature.subgraphIndex]
-        ends, kept = signature.outputs, []
-        for end in ends:
-            if not end.name.startswith(MARK.encode()):
-                kept.append(end)
-                continue
-            low, high = np.frombuffer(bytes.fromhex(end.name.decode().split("_")[-1]), "<f8")
-            ranges[name_of(graph.tensors[end.tensorIndex])] = float(low), float(high)
-        if len(kept) < len(ends):
-            signature.outputs = kept
-            graph.outputs = [end.tensorIndex for end in kept]
-            _drop_unread(graph, ranges)
-    return ranges
-
-
-def _drop_unread(graph: Any, ranges: dict[str, Range]) -> None:
-    """Removes operations made for marks alone; their inputs get the range."""
-    read = {*graph.outputs}
-    for op in reversed(list(graph.operators)):
-        if read.isdisjoint(op.outputs):
-            graph.operators.remove(op)
-            own = ranges.pop(name_of(graph.tensors[op.outputs[0]]), None)
-            if own:
-                ranges.setdefault(name_of(graph.tensors[op.inputs[0]]), own)
-        else:
-            read.update(op.inputs)
 
 
 def _calibrated(content: bytes, batches: Batches) -> dict[str, Range]:
@@ -215,7 +222,7 @@ def _spread(
     )
     for graph, op, name in reversed(everything):  # before what is only moved about
         after = name_of(graph.tensors[op.outputs[0]])
-        if name in ("RESHAPE", "TRANSPOSE", "GATHER", "CONCATENATION") and after in known:
+        if name in _BACKWARD and after in known:
             for before in _varying(model, graph, op.inputs):
                 if readers[before] == 1 or name in ("RESHAPE", "TRANSPOSE"):
                     known.setdefault(before, known[after])
@@ -224,6 +231,8 @@ def _spread(
         taken, given = (_varying(model, graph, places) for places in (op.inputs, op.outputs))
         if taken and all(one in known for one in taken) and name in (*_PASS_ON, *_FIXED):
             known.update(dict.fromkeys(given, _FIXED.get(name) or known[taken[0]]))
+        if taken and taken[0] in known and name == "RELU":
+            known.setdefault(given[0], (0.0, max(known[taken[0]][1], 0.0)))
         whole = (
             taken
             and name is not None
