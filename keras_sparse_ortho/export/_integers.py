@@ -19,7 +19,7 @@ from keras_sparse_ortho.export._flatbuffer import (
     read_model,
     write_model,
 )
-from keras_sparse_ortho.export._marks import MOVING, Range, take_marks
+from keras_sparse_ortho.export._marks import MOVING, Range, range_before, take_marks
 
 Batches = Iterable[dict[str, np.ndarray]]
 
@@ -29,7 +29,9 @@ _FEW = 256  # entries: smaller kernels may be whole steps by chance
 # ai-edge-quantizer's own, 4e-12, with which LiteRT cannot run.
 _OF_ZEROS = (0.0, 1.0)
 _NARROWEST = 1e-6  # a range
-_MOST_BIAS = 2**30  # in steps; a larger one does not fit 32 bits once rounded, or summed up
+# In steps of products: a bias, for which 32 bits are few once sums are added to it, and an output's
+# step, 256 at most in XNNPACK.
+_MOST_BIAS, _MOST_RATIO = 2**30, 128
 _LEAST = {"float16": 128, "dynamic": 1024, "static": 256}  # entries of a constant
 # Bits of Dense kernels by storage, where possible. XNNPACK takes no others: convolutions of 4 bits
 # are slow in LiteRT and differ from Keras, those of 2 compute infinities.
@@ -65,7 +67,8 @@ def in_storage(
         for end, dtype in zip(("INPUT", "OUTPUT"), ends, strict=True):
             settings = None if dtype == "float32" else _settings(kind, dtype=dtype[:-1].upper())
             recipe.append(_entry(".*", end, settings))
-    scales, narrow = _scales(model, kind, _NARROW.get(storage, ()), ranges)
+    scales, levels, narrow = _scales(model, kind, _NARROW.get(storage, ()))
+    _fit_steps(model, ranges, scales, levels)
     if storage in _NARROW and not narrow:
         raise ValueError(f"no weight of a Dense layer that fits fewer than 8 bits in {storage}")
     table: dict[str, Any] = {name: {"min": -bound, "max": bound} for name, bound in scales.items()}
@@ -102,15 +105,13 @@ def _scope(graph: Any, op: Any) -> str:
 def _wide_enough(own: Range) -> Range:
     """A range in which LiteRT can compute."""
     low, high = own
-    if high - low <= 0.0:
-        return _OF_ZEROS
-    return (low, high) if high - low > _NARROWEST else (low, low + _NARROWEST)
+    return _widened(own, _NARROWEST) if high - low > 0.0 else _OF_ZEROS
 
 
 def _scales(
-    model: Any, kind: str, widths: Sequence[int], ranges: dict[str, Range]
-) -> tuple[dict[str, np.ndarray], list[Any]]:
-    """Bounds of weights by name, and recipes of those whose integers fit one of `widths` (bits)."""
+    model: Any, kind: str, widths: Sequence[int]
+) -> tuple[dict[str, np.ndarray], dict[str, int], list[Any]]:
+    """Bounds and largest integers of weights by name; recipes of those that fit `widths` (bits)."""
     found = []
     for graph, op, code in _operations(model):
         name = files.TFL_OP_CODE_TO_NAME.get(code)
@@ -120,41 +121,79 @@ def _scales(
         if values is not None and values.dtype == np.float32:
             steps = steps_of(_rows(values, axis))
             own = widths if name == "FULLY_CONNECTED" and values.size >= _LEAST[kind] else ()
-            least = _least_scales(model, graph, op, ranges)
-            found.append((name_of(tensor), values, axis, steps, own, _scope(graph, op), least))
+            found.append((name_of(tensor), values, axis, steps, own, _scope(graph, op)))
     trained = any(steps.min() >= 0 for _, values, _, steps, *_ in found if values.size >= _FEW)
-    scales, recipe = {}, []
-    for key, values, axis, steps, own, scope, least in found:
+    scales, levels, recipe = {}, {}, []
+    for key, values, axis, steps, own, scope in found:
         most = int(steps.max()) if steps.min() >= 0 else 127 if trained else 7
         bits = next((bits for bits in own if most < 2 ** (bits - 1)), 8)
-        most = 2 ** (bits - 1) - 1
-        bounds = _bounds(values, axis, steps, most)
-        if least is not None and least.size == bounds.size:
-            bounds = np.maximum(bounds, most * least.reshape(bounds.shape))
-        scales[key] = bounds
+        levels[key] = 2 ** (bits - 1) - 1
+        scales[key] = _bounds(values, axis, steps, levels[key])
         if bits < 8:
             recipe.append(_entry(scope, "FULLY_CONNECTED", _settings(kind, bits)))
-    return scales, recipe
+    return scales, levels, recipe
 
 
-def _least_scales(model: Any, graph: Any, op: Any, ranges: dict[str, Range]) -> np.ndarray | None:
-    """The least scale of each channel of a kernel with which the bias fits 32 bits.
+def _fit_steps(
+    model: Any, ranges: dict[str, Range], scales: dict[str, np.ndarray], levels: dict[str, int]
+) -> None:
+    """Widens steps where products would not fit their integers, in place.
 
-    LiteRT holds biases as integers, in steps of the input's step times the kernel's scale. That of
-    a channel of nearly zeros is so small that the bias would overflow.
+    LiteRT adds up products in steps of the input's step times the kernel's scale. In these a bias
+    must fit 32 bits, and they must be less than 256 steps of the output. Channels of nearly zeros
+    break the one, outputs of nearly zeros, behind ReLUs that never fire, the other.
+
+    Args:
+        model: The file.
+        ranges: Of tensors, by name.
+        scales: The largest values of kernels that integers reach, by channel and by name.
+        levels: The largest integers of kernels, by name.
     """
-    name = files.TFL_OP_CODE_TO_NAME.get(model.operatorCodes[op.opcodeIndex].builtinCode)
-    transposed = name == "CONV_2D_TRANSPOSE"  # its first input is a shape
-    places = [int(k) for k in op.inputs][2 if transposed else 0 :]
-    bias = places[1 if transposed else 2 :]
-    own = ranges.get(name_of(graph.tensors[places[0]]))
-    if own is None or not bias or bias[0] < 0:
+    before = dict(ranges)
+    for graph, op, code in _operations(model):
+        name = files.TFL_OP_CODE_TO_NAME.get(code)
+        output = name_of(graph.tensors[op.outputs[0]])
+        if name in _PASS_ON:
+            for source in _varying(model, graph, op.inputs):
+                if output in ranges and before.get(source) == before[output]:
+                    ranges[output] = ranges[source]
+            continue
+        # The first input of a transposed convolution is a shape.
+        first = 1 if name == "CONV_2D_TRANSPOSE" else 0
+        places = [int(k) for k in op.inputs]
+        if name not in files.TFL_OP_TO_WEIGHT_QUANTIZED_DIM or len(places) < 2 + first:
+            continue
+        source = name_of(graph.tensors[places[2 * first]])
+        kernel = name_of(graph.tensors[places[1]])
+        if source not in ranges or kernel not in scales:
+            continue
+        low, high = ranges[source]
+        step = (high - low) / 255
+        bound = scales[kernel]
+        bias = _values_at(model, graph, places[2 + first :])
+        if bias is not None and bias.size == bound.size:
+            least = levels[kernel] * np.abs(bias) / (step * _MOST_BIAS)
+            bound = np.maximum(bound, least.reshape(bound.shape)).astype(np.float32)
+            scales[kernel] = bound
+        if output in ranges:
+            least_width = step * float(bound.max()) / levels[kernel] / _MOST_RATIO * 255
+            ranges[output] = _widened(ranges[output], least_width)
+
+
+def _widened(own: Range, width: float) -> Range:
+    """A range of at least a width, 0 in the same place."""
+    low, high = own
+    if high - low >= width:
+        return own
+    return low * width / (high - low), high * width / (high - low)
+
+
+def _values_at(model: Any, graph: Any, places: Sequence[int]) -> np.ndarray | None:
+    """The values of the first of the tensors if there is one, a constant of floats."""
+    if not places or places[0] < 0:
         return None
-    values = files.get_tensor_data(graph.tensors[bias[0]], model.buffers)
-    if values is None or values.dtype != np.float32:
-        return None
-    step = (own[1] - own[0]) / 255
-    return (np.abs(values.reshape(-1)) / (step * _MOST_BIAS)).astype(np.float32)
+    values = files.get_tensor_data(graph.tensors[places[0]], model.buffers)
+    return None if values is None or values.dtype != np.float32 else values.reshape(-1)
 
 
 def _rows(values: np.ndarray, axis: int) -> np.ndarray:
@@ -226,6 +265,11 @@ def _spread(
             for before in _varying(model, graph, op.inputs):
                 if readers[before] == 1 or name in ("RESHAPE", "TRANSPOSE"):
                     known.setdefault(before, known[after])
+        sources = _varying(model, graph, op.inputs)
+        if after in known and len(sources) == 1 and readers[sources[0]] == 1:
+            own = range_before(model, graph, op, known[after])
+            if own is not None:
+                known.setdefault(sources[0], own)
     read = {(id(graph), k) for graph, op, _ in everything for k in (*op.inputs, *graph.outputs)}
     for graph, op, name in everything:
         taken, given = (_varying(model, graph, places) for places in (op.inputs, op.outputs))

@@ -21,6 +21,7 @@ MOVING = (
 # Those where one input is a constant, by code.
 _AFFINE = {getattr(schema.BuiltinOperator, name): name for name in ("ADD", "SUB", "MUL", "DIV")}
 _MOVING_CODES = {getattr(schema.BuiltinOperator, name) for name in MOVING}
+_OUTSIDE = 0.1  # of a range's width: how far 0, which integers need, may be from it
 _SAME = 1e-6  # relative difference of entries of a constant that count as one number
 
 
@@ -102,7 +103,7 @@ def _drop_unread(model: Any, graph: Any, ranges: dict[str, Range], numbers: dict
         names = [name_of(graph.tensors[k]) for k in places if graph.tensors[k].type == 0]
         if len(names) == 1 and names[0] in ranges:
             continue
-        before = _range_before(model, graph, op, own) if len(names) == 1 else None
+        before = range_before(model, graph, op, own) if len(names) == 1 else None
         if before is None:
             moved.append(number)
         else:
@@ -111,11 +112,12 @@ def _drop_unread(model: Any, graph: Any, ranges: dict[str, Range], numbers: dict
         raise ScalingMoved(moved)
 
 
-def _range_before(model: Any, graph: Any, op: Any, after: Range) -> Range | None:
+def range_before(model: Any, graph: Any, op: Any, after: Range) -> Range | None:
     """The range of the one varying input of an operation whose output has the range `after`.
 
     An operation that adds or multiplies one number maps a range to another with the same 256
-    steps, so that the integers are those of training. `None` for operations without such a range.
+    steps, so that the integers are those of training, but for a shift of a fraction of a step.
+    `None` for operations without such a range.
     """
     code = _code_of(model, op)
     if code in _MOVING_CODES:
@@ -135,8 +137,11 @@ def _range_before(model: Any, graph: Any, op: Any, after: Range) -> Range | None
     }[_AFFINE[code]]
     if reverse is None or (number == 0 and _AFFINE[code] == "MUL"):
         return None
-    ends = [reverse(end) for end in after]
-    return min(ends), max(ends)
+    ends = sorted(reverse(end) for end in after)
+    outside = max(ends[0], -ends[-1], 0.0)
+    if outside > _OUTSIDE * (ends[-1] - ends[0]):
+        return None
+    return min(ends[0], 0.0), max(ends[-1], 0.0)
 
 
 def _code_of(model: Any, op: Any) -> int:

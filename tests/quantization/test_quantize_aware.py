@@ -341,7 +341,7 @@ def test_a_file_whose_configuration_lacks_ranges_is_refused(tmp_path):
     assert keras.saving.load_model(file).count_params() == model.count_params()
 
 
-# --- graphs of operations that are no layers -------------------------------------------------------
+# --- graphs of operations that are no layers ------------------------------------------------------
 
 
 def of_operations():
