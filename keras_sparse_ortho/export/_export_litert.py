@@ -112,6 +112,8 @@ def export_litert(
             the layer of a functional model where the difference starts, and what to try. A mode
             takes the next file instead; the report has the reason.
         OSError: if the file cannot be written, or the disk is full.
+        FloatOperationsWarning: A warning: an integer file computes some operations in floats; the
+            report lists them (`in_floats`).
 
     Limits: the whole model must run on LiteRT's built-in operations. Models of mixed or half
     precision are exported, and compared, in float32. In static int8, loops of recurrent layers

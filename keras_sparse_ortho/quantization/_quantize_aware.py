@@ -69,7 +69,9 @@ def quantize_aware(
         UnknownWeightError: An `exclude` that names nothing.
         ValueError: Other settings.
 
-    Limits: embeddings and recurrent layers stay in floats. Inside of layers that hold others, such
+    Limits: embeddings and recurrent layers stay in floats. So do operations of a functional model,
+    such as `a + b`, that another operation reads, or nothing: a layer that reads one rounds what it
+    gives. Inside of layers that hold others, such
     as `MultiHeadAttention`, weights are rounded, and activations are not. `strip` keeps the
     `FakeQuantize` layers: the model computes the same, and loading it needs this package.
 
