@@ -358,7 +358,8 @@ def of_operations():
 def test_operations_and_masks_of_a_graph_are_no_layers():
     model = quantize_aware(of_operations(), "int4")
     assert rounded(model) == {
-        "first": (1, False, True),
+        "embedding": (0, False, True),
+        "first": (0, False, True),
         "mean": (0, False, True),
         "second": (0, False, True),
         "third": (1, False, True),
