@@ -7,6 +7,7 @@ __all__ = [
     "ExportConversionError",
     "ExportRouteError",
     "ExportVerificationError",
+    "FloatOperationsWarning",
     "LayoutError",
     "LiteRTFileError",
     "NotPrunableError",
@@ -46,6 +47,10 @@ class WorkerError(ValueError):
 
 class DensityWarning(UserWarning):
     """Warned when training ends with weights at another density than requested."""
+
+
+class FloatOperationsWarning(UserWarning):
+    """Warned when a LiteRT file of integers computes some of its operations in floats."""
 
 
 class ExportRouteError(ValueError):

@@ -20,7 +20,12 @@ from keras_sparse_ortho.errors import (
     ExportRouteError,
     ExportVerificationError,
 )
-from keras_sparse_ortho.export._flatbuffer import WeightZeros, read_weights, with_record
+from keras_sparse_ortho.export._flatbuffer import (
+    WeightZeros,
+    operations_in_floats,
+    read_weights,
+    with_record,
+)
 from keras_sparse_ortho.export._process import JobError, converter_backend, shared_worker
 from keras_sparse_ortho.export._routes import Route, RouteOutcome
 from keras_sparse_ortho.export._task import Task, full_batches
@@ -127,6 +132,7 @@ def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
         kept=kept,
         left_out=sum(task.kernels[path].size - own.stored for path, own in blocks.items()),
         folded=find_zeros(kernels, weights),
+        in_floats=operations_in_floats(content) if route.needs_data else (),
     )
     return Candidate(route, outcome, file)
 
@@ -141,7 +147,7 @@ def convert(task: Task, routes: Sequence[Route]) -> dict[Route, Path | ExportCon
     failed: dict[str, Exception] = {}  # by path, if tracing failed
     with tempfile.TemporaryDirectory() as folder:  # TensorFlow takes other names for patterns
         for route in routes:
-            form = {"of_blocks": route.of_blocks, "rows_apart": route.rows_apart}
+            form: dict[str, Any] = {"of_blocks": route.of_blocks, "rows_apart": route.rows_apart}
             form["marked"] = task.has_ranges and route.needs_data
             path = os.path.join(folder, "_".join(key for key in form if form[key]) or "plain")
             file = task.folder / f"{route.name}.tflite"
@@ -152,8 +158,12 @@ def convert(task: Task, routes: Sequence[Route]) -> dict[Route, Path | ExportCon
                         raise failed[path]
                     if not os.path.exists(path):
                         _trace(task, path, form)
-                    sparse = route.encoding == "sp"
-                    shared_worker().run("convert", task.timeout, sparse=sparse, **job)
+                    job["sparse"] = route.encoding == "sp"
+                    marks = shared_worker().run("convert", task.timeout, **job)
+                    if marks:
+                        job["path"] = f"{path}_apart"
+                        _trace(task, job["path"], form | {"marks_apart": marks})
+                        shared_worker().run("convert", task.timeout, **job)
                     files[route] = file
                 except Exception as error:  # any: a layer may do anything
                     if not os.path.exists(path):
@@ -162,7 +172,7 @@ def convert(task: Task, routes: Sequence[Route]) -> dict[Route, Path | ExportCon
     return files
 
 
-def _trace(task: Task, path: str, form: dict[str, bool]) -> None:
+def _trace(task: Task, path: str, form: dict[str, Any]) -> None:
     """Writes what the converter takes; in the worker for another backend, or on several devices."""
     traced = {"inputs": task.signature.specs, "nesting": task.signature.nesting}
     traced |= {"output_names": task.names, "path": path, **form}

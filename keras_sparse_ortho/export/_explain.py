@@ -14,9 +14,9 @@ from keras_sparse_ortho._keras_internals import (
     warn_user,
 )
 from keras_sparse_ortho._values import to_numpy
-from keras_sparse_ortho.errors import ExportVerificationError
+from keras_sparse_ortho.errors import ExportVerificationError, FloatOperationsWarning
 from keras_sparse_ortho.export._candidates import Candidate, compare, convert, litert_outputs
-from keras_sparse_ortho.export._routes import Route
+from keras_sparse_ortho.export._routes import ExportReport, Route, counts_by_kind
 from keras_sparse_ortho.export._task import Task, keras_outputs
 from keras_sparse_ortho.quantization import innermost, ranges_of
 
@@ -45,6 +45,20 @@ def warn_of_rows(task: Task) -> None:
         warn_user(
             "Trained ranges of activations must hold more than zero, or the file computes zeros "
             f"there: call the model on real data with training=True. Received: {empty[:5]}"
+        )
+
+
+def warn_of_floats(report: ExportReport) -> None:
+    """Warns of operations that a file of integers computes in floats."""
+    if report.in_floats:
+        warn_user(
+            f"A file of route '{report.route}' should compute integers alone, and "
+            f"{len(report.in_floats)} of its operations compute floats: LiteRT has no integer form "
+            "of them, or no range was trained or calibrated for what they read or give. They are "
+            "slower, and a device without floats cannot run them. Use other layers there, or keep "
+            f"them; `report.in_floats` lists them. Received: {counts_by_kind(report.in_floats)}, "
+            f"such as {list(report.in_floats[:3])}",
+            FloatOperationsWarning,
         )
 
 
@@ -85,7 +99,8 @@ def error_source(task: Task, route: Route, least: float) -> tuple[Any, str]:
             error = compare([name], [one], [other], route.measure).error
             if not error <= least:
                 kind = type(innermost(layer)).__name__
-                return layer, f"layer '{layer.name}' ({kind}): error {error:.3g} behind it"
+                what = "layer" if isinstance(layer, keras.layers.Layer) else "operation"
+                return layer, f"{what} '{layer.name}' ({kind}): error {error:.3g} behind it"
     return unknown
 
 
@@ -96,7 +111,9 @@ def _remedy(task: Task, route: Route, layer: Any) -> str:
         return _REMEDIES[route.storage]
     text = 'Try mode="dynamic_int8", which computes activations in floats, or '
     if task.has_ranges:
-        excluded = "..." if layer is None else repr(layer.name)
+        # `exclude` names layers, and an operation of the graph is none.
+        is_layer = isinstance(layer, keras.layers.Layer)
+        excluded = repr(layer.name) if is_layer else "..."
         return f"{text}leave the layer in floats: quantize_aware(model, exclude=[{excluded}])."
     return (
         f"{text}train with quantize_aware(model), which leaves layers in floats by `exclude` and "

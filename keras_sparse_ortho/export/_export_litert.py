@@ -12,7 +12,7 @@ import keras
 from keras_sparse_ortho._checks import check_integer, other_keywords
 from keras_sparse_ortho._files import path_of, staging
 from keras_sparse_ortho.export._candidates import Candidate, candidates
-from keras_sparse_ortho.export._explain import explained, warn_of_rows
+from keras_sparse_ortho.export._explain import explained, warn_of_floats, warn_of_rows
 from keras_sparse_ortho.export._flatbuffer import read_weights
 from keras_sparse_ortho.export._load_litert import latencies
 from keras_sparse_ortho.export._process import converter_backend, is_missing, require
@@ -112,6 +112,8 @@ def export_litert(
             the layer of a functional model where the difference starts, and what to try. A mode
             takes the next file instead; the report has the reason.
         OSError: if the file cannot be written, or the disk is full.
+        FloatOperationsWarning: A warning: an integer file computes some operations in floats; the
+            report lists them (`in_floats`).
 
     Limits: the whole model must run on LiteRT's built-in operations. Models of mixed or half
     precision are exported, and compared, in float32. In static int8, loops of recurrent layers
@@ -194,6 +196,7 @@ def export_litert(
             routes=tuple(c.outcome for c in tried),
         )
         os.replace(taken.file, file)
+    warn_of_floats(report)
     return report
 
 

@@ -97,6 +97,17 @@ def _aligning_builder(size: int) -> Any:
     return AligningBuilder(size)
 
 
+def add_code(model: Any, name: str, version: int) -> int:
+    """Adds a built-in operation to those that a model uses; its place among them."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    code = schema.OperatorCodeT()
+    code.builtinCode = code.deprecatedBuiltinCode = getattr(schema.BuiltinOperator, name)
+    code.version = version
+    model.operatorCodes.append(code)
+    return len(model.operatorCodes) - 1
+
+
 def name_of(tensor: Any) -> str:
     return tensor.name.decode() if isinstance(tensor.name, bytes) else str(tensor.name)
 
@@ -147,6 +158,25 @@ def read_weights(content: bytes) -> tuple[WeightZeros, ...]:
         zeros = size - int(np.count_nonzero(stored != zero))
         name = stored.dtype.name if bits is None else kind.lower()
         found.append(WeightZeros(name_of(tensor), shape, name, size, zeros, sparse))
+    return tuple(found)
+
+
+def operations_in_floats(content: bytes) -> tuple[str, ...]:
+    """The operations of a file that compute floats, such as "MEAN of model/norm/moments".
+
+    Those that only turn floats into integers, or back, are none.
+    """
+    from ai_edge_litert import schema_py_generated as schema
+
+    model = read_model(content)
+    names = {code: name for name, code in vars(schema.BuiltinOperator).items()}
+    found = []
+    for graph in model.subgraphs:
+        for op in graph.operators:
+            kind = names[model.operatorCodes[op.opcodeIndex].builtinCode]
+            floats = [k for k in op.outputs if graph.tensors[k].type == schema.TensorType.FLOAT32]
+            if floats and kind not in ("QUANTIZE", "DEQUANTIZE", "DENSIFY"):
+                found.append(f"{kind} of {name_of(graph.tensors[floats[0]])}")
     return tuple(found)
 
 

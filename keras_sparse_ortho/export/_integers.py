@@ -13,22 +13,33 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from ai_edge_quantizer import quantizer, recipe_manager
 from ai_edge_quantizer.utils import tfl_flatbuffer_utils as files
 
-from keras_sparse_ortho.export._flatbuffer import MARK, name_of, read_model, write_model
+from keras_sparse_ortho.export._flatbuffer import (
+    add_code,
+    name_of,
+    read_model,
+    write_model,
+)
+from keras_sparse_ortho.export._marks import MOVING, Range, range_before, take_marks
 
-Range = tuple[float, float]
 Batches = Iterable[dict[str, np.ndarray]]
 
 _EXACT = 1e-3  # of a step, by which a rounded weight may differ from a multiple of it
 _FEW = 256  # entries: smaller kernels may be whole steps by chance
+# Of a tensor that was always 0, such as behind a ReLU that never fires: any step does, but
+# ai-edge-quantizer's own, 4e-12, with which LiteRT cannot run.
+_OF_ZEROS = (0.0, 1.0)
+_NARROWEST = 1e-6  # a range
+# In steps of products: a bias, for which 32 bits are few once sums are added to it, and an output's
+# step, 256 at most in XNNPACK.
+_MOST_BIAS, _MOST_RATIO = 2**30, 128
 _LEAST = {"float16": 128, "dynamic": 1024, "static": 256}  # entries of a constant
 # Bits of Dense kernels by storage, where possible. XNNPACK takes no others: convolutions of 4 bits
 # are slow in LiteRT and differ from Keras, those of 2 compute infinities.
 _NARROW = {"dynamic_int4": (2, 4), "int4": (4,)}
 # Operations whose output has the range of their input, and those whose range LiteRT knows.
-_PASS_ON = (
-    *("RESHAPE", "TRANSPOSE", "SQUEEZE", "EXPAND_DIMS", "BROADCAST_TO", "SLICE", "STRIDED_SLICE"),
-    *("SPLIT", "GATHER", "PAD", "TILE", "MAX_POOL_2D", "AVERAGE_POOL_2D", "SPACE_TO_DEPTH"),
-)
+_PASS_ON = (*MOVING, "SPLIT", "MAX_POOL_2D", "AVERAGE_POOL_2D")
+# Operations whose input may be clipped, and rounded, in place of their output.
+_BACKWARD = (*MOVING, "CONCATENATION", "MAX_POOL_2D")
 _FIXED = {"SOFTMAX": (0, 255 / 256), "LOGISTIC": (0, 255 / 256), "TANH": (-1, 127 / 128)}
 
 
@@ -47,20 +58,24 @@ def in_storage(
     floats: list[tuple[Any, Any]] = []
     if kind == "static":
         _plain_gathers(model)
-        trained = _take_marks(model)
+        trained = take_marks(model)
         known = trained if batches is None else _calibrated(content, batches)
         _part_outputs(model)
         ranges, floats = _spread(model, known, recipe)
+        ranges = {name: _wide_enough(own) for name, own in ranges.items()}
         _round_floats(model, trained, ranges, floats)
         for end, dtype in zip(("INPUT", "OUTPUT"), ends, strict=True):
             settings = None if dtype == "float32" else _settings(kind, dtype=dtype[:-1].upper())
             recipe.append(_entry(".*", end, settings))
-    scales, narrow = _scales(model, kind, _NARROW.get(storage, ()))
+    scales, levels, narrow = _scales(model, kind, _NARROW.get(storage, ()))
+    _fit_steps(model, ranges, scales, levels)
     if storage in _NARROW and not narrow:
         raise ValueError(f"no weight of a Dense layer that fits fewer than 8 bits in {storage}")
     table: dict[str, Any] = {name: {"min": -bound, "max": bound} for name, bound in scales.items()}
+    ranks = {name_of(one): len(one.shape) for graph in model.subgraphs for one in graph.tensors}
     for name, own in ranges.items():
-        low, high = np.array(own, "float32").reshape(2, 1)
+        # With the rank of the tensor: constants beside it, as in a concatenation, are rounded so.
+        low, high = np.array(own, "float32").reshape(2, *[1] * max(ranks[name], 1))
         table[name] = {"min": low, "max": high}
     recipe += [*narrow, *(_entry(_scope(*one), "*", None) for one in floats)]
     made = quantizer.Quantizer(bytearray(write_model(model)), recipe)
@@ -87,10 +102,16 @@ def _scope(graph: Any, op: Any) -> str:
     return f"^{re.escape(files.get_op_scope(op, graph.tensors))}$"
 
 
+def _wide_enough(own: Range) -> Range:
+    """A range in which LiteRT can compute."""
+    low, high = own
+    return _widened(own, _NARROWEST) if high - low > 0.0 else _OF_ZEROS
+
+
 def _scales(
     model: Any, kind: str, widths: Sequence[int]
-) -> tuple[dict[str, np.ndarray], list[Any]]:
-    """Bounds of weights by name, and recipes of those whose integers fit one of `widths` (bits)."""
+) -> tuple[dict[str, np.ndarray], dict[str, int], list[Any]]:
+    """Bounds and largest integers of weights by name; recipes of those that fit `widths` (bits)."""
     found = []
     for graph, op, code in _operations(model):
         name = files.TFL_OP_CODE_TO_NAME.get(code)
@@ -102,14 +123,77 @@ def _scales(
             own = widths if name == "FULLY_CONNECTED" and values.size >= _LEAST[kind] else ()
             found.append((name_of(tensor), values, axis, steps, own, _scope(graph, op)))
     trained = any(steps.min() >= 0 for _, values, _, steps, *_ in found if values.size >= _FEW)
-    scales, recipe = {}, []
+    scales, levels, recipe = {}, {}, []
     for key, values, axis, steps, own, scope in found:
         most = int(steps.max()) if steps.min() >= 0 else 127 if trained else 7
         bits = next((bits for bits in own if most < 2 ** (bits - 1)), 8)
-        scales[key] = _bounds(values, axis, steps, 2 ** (bits - 1) - 1)
+        levels[key] = 2 ** (bits - 1) - 1
+        scales[key] = _bounds(values, axis, steps, levels[key])
         if bits < 8:
             recipe.append(_entry(scope, "FULLY_CONNECTED", _settings(kind, bits)))
-    return scales, recipe
+    return scales, levels, recipe
+
+
+def _fit_steps(
+    model: Any, ranges: dict[str, Range], scales: dict[str, np.ndarray], levels: dict[str, int]
+) -> None:
+    """Widens steps where products would not fit their integers, in place.
+
+    LiteRT adds up products in steps of the input's step times the kernel's scale. In these a bias
+    must fit 32 bits, and they must be less than 256 steps of the output. Channels of nearly zeros
+    break the one, outputs of nearly zeros, behind ReLUs that never fire, the other.
+
+    Args:
+        model: The file.
+        ranges: Of tensors, by name.
+        scales: The largest values of kernels that integers reach, by channel and by name.
+        levels: The largest integers of kernels, by name.
+    """
+    before = dict(ranges)
+    for graph, op, code in _operations(model):
+        name = files.TFL_OP_CODE_TO_NAME.get(code)
+        output = name_of(graph.tensors[op.outputs[0]])
+        if name in _PASS_ON:
+            for source in _varying(model, graph, op.inputs):
+                if output in ranges and before.get(source) == before[output]:
+                    ranges[output] = ranges[source]
+            continue
+        # The first input of a transposed convolution is a shape.
+        first = 1 if name == "CONV_2D_TRANSPOSE" else 0
+        places = [int(k) for k in op.inputs]
+        if name not in files.TFL_OP_TO_WEIGHT_QUANTIZED_DIM or len(places) < 2 + first:
+            continue
+        source = name_of(graph.tensors[places[2 * first]])
+        kernel = name_of(graph.tensors[places[1]])
+        if source not in ranges or kernel not in scales:
+            continue
+        low, high = ranges[source]
+        step = (high - low) / 255
+        bound = scales[kernel]
+        bias = _values_at(model, graph, places[2 + first :])
+        if bias is not None and bias.size == bound.size:
+            least = levels[kernel] * np.abs(bias) / (step * _MOST_BIAS)
+            bound = np.maximum(bound, least.reshape(bound.shape)).astype(np.float32)
+            scales[kernel] = bound
+        if output in ranges:
+            least_width = step * float(bound.max()) / levels[kernel] / _MOST_RATIO * 255
+            ranges[output] = _widened(ranges[output], least_width)
+
+
+def _widened(own: Range, width: float) -> Range:
+    """A range of at least a width, 0 in the same place."""
+    low, high = own
+    if high - low >= width:
+        return own
+    return low * width / (high - low), high * width / (high - low)
+
+
+def _values_at(model: Any, graph: Any, places: Sequence[int]) -> np.ndarray | None:
+    """The values of the first of the tensors if there is one, a constant of floats."""
+    if not places or places[0] < 0:
+        return None
+    values = files.get_tensor_data(graph.tensors[places[0]], model.buffers)
+    return None if values is None or values.dtype != np.float32 else values.reshape(-1)
 
 
 def _rows(values: np.ndarray, axis: int) -> np.ndarray:
@@ -141,38 +225,6 @@ def steps_of(rows: np.ndarray) -> np.ndarray:
             left = left[np.all(np.abs(wide - np.rint(wide)) <= _EXACT, 1)]
         found[left] = m
     return found
-
-
-def _take_marks(model: Any) -> dict[str, Range]:
-    """Takes the outputs that name ranges out of a file; the ranges by name of tensor."""
-    ranges: dict[str, Range] = {}
-    for signature in model.signatureDefs:
-        graph = model.subgraphs[signature.subgraphIndex]
-        ends, kept = signature.outputs, []
-        for end in ends:
-            if not end.name.startswith(MARK.encode()):
-                kept.append(end)
-                continue
-            low, high = np.frombuffer(bytes.fromhex(end.name.decode().split("_")[-1]), "<f8")
-            ranges[name_of(graph.tensors[end.tensorIndex])] = float(low), float(high)
-        if len(kept) < len(ends):
-            signature.outputs = kept
-            graph.outputs = [end.tensorIndex for end in kept]
-            _drop_unread(graph, ranges)
-    return ranges
-
-
-def _drop_unread(graph: Any, ranges: dict[str, Range]) -> None:
-    """Removes operations made for marks alone; their inputs get the range."""
-    read = {*graph.outputs}
-    for op in reversed(list(graph.operators)):
-        if read.isdisjoint(op.outputs):
-            graph.operators.remove(op)
-            own = ranges.pop(name_of(graph.tensors[op.outputs[0]]), None)
-            if own:
-                ranges.setdefault(name_of(graph.tensors[op.inputs[0]]), own)
-        else:
-            read.update(op.inputs)
 
 
 def _calibrated(content: bytes, batches: Batches) -> dict[str, Range]:
@@ -209,15 +261,22 @@ def _spread(
     )
     for graph, op, name in reversed(everything):  # before what is only moved about
         after = name_of(graph.tensors[op.outputs[0]])
-        if name in ("RESHAPE", "TRANSPOSE", "GATHER", "CONCATENATION") and after in known:
+        if name in _BACKWARD and after in known:
             for before in _varying(model, graph, op.inputs):
                 if readers[before] == 1 or name in ("RESHAPE", "TRANSPOSE"):
                     known.setdefault(before, known[after])
+        sources = _varying(model, graph, op.inputs)
+        if after in known and len(sources) == 1 and readers[sources[0]] == 1:
+            own = range_before(model, graph, op, known[after])
+            if own is not None:
+                known.setdefault(sources[0], own)
     read = {(id(graph), k) for graph, op, _ in everything for k in (*op.inputs, *graph.outputs)}
     for graph, op, name in everything:
         taken, given = (_varying(model, graph, places) for places in (op.inputs, op.outputs))
         if taken and all(one in known for one in taken) and name in (*_PASS_ON, *_FIXED):
             known.update(dict.fromkeys(given, _FIXED.get(name) or known[taken[0]]))
+        if taken and taken[0] in known and name == "RELU":
+            known.setdefault(given[0], (0.0, max(known[taken[0]][1], 0.0)))
         whole = (
             taken
             and name is not None
@@ -281,14 +340,14 @@ def _plain_gathers(model: Any) -> None:
         graph.tensors[flat].shape = [int(indices.shape[0])]
         graph.tensors[flat].shapeSignature = None
         op.inputs = [int(op.inputs[0]), flat]
-        op.opcodeIndex = _add_code(model, "GATHER", 1)
+        op.opcodeIndex = add_code(model, "GATHER", 1)
         op.builtinOptionsType = schema.BuiltinOptions.GatherOptions
         op.builtinOptions = schema.GatherOptionsT()
 
 
 def _reshape(model: Any, graph: Any, taken: int, given: int) -> Any:
     made = schema.OperatorT()
-    made.opcodeIndex = _add_code(model, "RESHAPE", 1)
+    made.opcodeIndex = add_code(model, "RESHAPE", 1)
     made.inputs, made.outputs = [taken], [given]
     made.builtinOptionsType = schema.BuiltinOptions.ReshapeOptions
     made.builtinOptions = schema.ReshapeOptionsT()
@@ -299,7 +358,7 @@ def _reshape(model: Any, graph: Any, taken: int, given: int) -> Any:
 def _narrowed(content: bytes, storage: str) -> bytes:
     """The file with large float constants narrowed, and restored by DEQUANTIZE at load."""
     model, types = read_model(content), schema.TensorType
-    code = _add_code(model, "DEQUANTIZE", 3)
+    code = add_code(model, "DEQUANTIZE", 3)
     moved: dict[int, int] = {}  # buffers
     for graph in model.subgraphs:
         read = {int(k) for op in graph.operators for k in op.inputs}
@@ -342,14 +401,6 @@ def _operations(model: Any) -> Iterator[tuple[Any, Any, int]]:
     for graph in model.subgraphs:
         for op in graph.operators:
             yield graph, op, model.operatorCodes[op.opcodeIndex].builtinCode
-
-
-def _add_code(model: Any, name: str, version: int) -> int:
-    code = schema.OperatorCodeT()
-    code.builtinCode = code.deprecatedBuiltinCode = getattr(schema.BuiltinOperator, name)
-    code.version = version
-    model.operatorCodes.append(code)
-    return len(model.operatorCodes) - 1
 
 
 def _varying(model: Any, graph: Any, places: Iterable[int]) -> list[str]:

@@ -1,7 +1,9 @@
 """Routes from a Keras model to a LiteRT file, which of them a mode tries, and their figures."""
 
+import collections
 import dataclasses
 import json
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Any, Final
 
@@ -101,6 +103,9 @@ class RouteOutcome:
         left_out: int. For `+blocks` the entries of zero blocks, which are not in the file.
         folded: Paths of kernels with zeros that no tensor of the file holds: the converter split
             them, or combined them with other constants.
+        in_floats: For `"int8"` and `"int4"`, dense or not: the operations that the file computes in
+            floats all the same, such as "MEAN of model/norm/moments", by the converter's names. A
+            device without floats cannot run them.
     """
 
     route: str
@@ -115,6 +120,7 @@ class RouteOutcome:
     kept: dict[str, str] = dataclasses.field(default_factory=dict)
     left_out: int = 0
     folded: tuple[str, ...] = ()
+    in_floats: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -209,6 +215,8 @@ class ExportReport(RouteOutcome):
             figures["same argmax"] = f"{self.argmax_agreement:.1%} of the rows"
         if self.folded:
             figures["split or folded"] = ", ".join(self.folded)
+        if self.in_floats:
+            figures["in floats"] = counts_by_kind(self.in_floats)
         if len(self.routes) > 1 or self.latency_ms is not None:
             for each in self.routes:
                 ms = "" if each.latency_ms is None else f", {each.latency_ms:.3g} ms a call"
@@ -216,6 +224,12 @@ class ExportReport(RouteOutcome):
                 made = "" if each.bytes is None else f", made in {each.seconds:.1f} s"
                 figures[f"  {each.route}"] = f"{size}{ms}{made}{each.reason or ''}"
         return "\n".join([*lines, *(f"{label:<22}{value}" for label, value in figures.items())])
+
+
+def counts_by_kind(in_floats: Sequence[str]) -> str:
+    """Operations counted by their kind, such as "2 MEAN, 1 SUB"."""
+    kinds = collections.Counter(one.partition(" ")[0] for one in in_floats)
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
 
 
 def installed_versions() -> dict[str, str]:

@@ -21,10 +21,17 @@ SIGNATURE = "serving_default"
 
 
 class _Trace:
-    """A model as a function of flat inputs; names of marked outputs hold ranges."""
+    """A model as a function of flat inputs; names of marked outputs hold ranges.
 
-    def __init__(self, model: Any, nesting: Any, names: Sequence[str]) -> None:
-        self.model, self.nesting, self._names = model, nesting, names
+    A range whose number is in `apart` is that of an operation of its own, which no converter moves:
+    it would multiply the kernel behind by a scaling of channels, and leave the range without a
+    tensor. `_marks.py` takes that operation out of the file.
+    """
+
+    def __init__(
+        self, model: Any, nesting: Any, names: Sequence[str], apart: Sequence[int]
+    ) -> None:
+        self.model, self.nesting, self._names, self._apart = model, nesting, names, apart
         self._marks: list[tuple[Any, float, float]] = []
 
     def __call__(self, *flat: Any) -> list[Any]:
@@ -44,6 +51,9 @@ class _Trace:
                 step = (end - start) / 255
                 least = round(start / step)
                 x = keras.ops.clip(keras.ops.round(x / step), least, least + 255) * step
+        if len(self._marks) in self._apart:
+            # Below every value of the range. As -1 or less it is no bound of a ReLU.
+            x = keras.ops.maximum(x, low - 1.0)
         self._marks.append((x, low, high))
         return x
 
@@ -57,10 +67,11 @@ def write_traced(
     of_blocks: bool,
     rows_apart: bool,
     marked: bool,
+    marks_apart: Sequence[int] = (),
 ) -> None:
     """Writes a plain model, `marked` with ranges, as a SavedModel, or StableHLO on JAX."""
     model = as_convolutions(model, rows_apart) if of_blocks else model
-    traced, part = _Trace(model, nesting, output_names), f"{path}.part"
+    traced, part = _Trace(model, nesting, output_names, marks_apart), f"{path}.part"
     by_jax = keras.backend.backend() == "jax"
     with contextlib.ExitStack() as stack:
         stack.enter_context(fixed_ranges(model, traced.mark if marked else None))

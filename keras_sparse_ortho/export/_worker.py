@@ -56,17 +56,24 @@ def convert(
     ends: list[str],
     result: str,
     representative: str | None = None,
-) -> None:
+) -> list[int]:
+    """Writes a file; or numbers the ranges that need an operation of their own in the trace."""
     _load_converter()
     from keras_sparse_ortho.export._integers import in_storage
+    from keras_sparse_ortho.export._marks import ScalingMoved
+    from keras_sparse_ortho.export._sparse_encoding import with_densify
     from keras_sparse_ortho.export._tracing import by_tensorflow, float_file
 
     if sparse:
-        content = by_tensorflow(path, storage, sparse)
+        content = with_densify(by_tensorflow(path, storage, sparse))
     else:
         batches = None if representative is None else _batches(representative, inputs)
-        content = in_storage(float_file(path), storage, batches, ends)
+        try:
+            content = in_storage(float_file(path), storage, batches, ends)
+        except ScalingMoved as moved:
+            return moved.numbers
     Path(result).write_bytes(content)
+    return []
 
 
 def run(

@@ -8,7 +8,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._keras_internals import body_of, graph_calls, graph_ends, is_graph
+from keras_sparse_ortho._keras_internals import (
+    GraphCall,
+    body_of,
+    graph_calls,
+    graph_ends,
+    is_graph,
+)
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import Draw
 from keras_sparse_ortho.kernels import (
@@ -26,6 +32,7 @@ from keras_sparse_ortho.quantization._quantize_wrapper import (
     QuantizeWrapper,
     activation_of,
     innermost,
+    is_separable,
 )
 
 
@@ -62,7 +69,9 @@ def quantize_aware(
         UnknownWeightError: An `exclude` that names nothing.
         ValueError: Other settings.
 
-    Limits: embeddings and recurrent layers stay in floats. Inside of layers that hold others, such
+    Limits: embeddings and recurrent layers stay in floats. So do operations of a functional model,
+    such as `a + b`, that another operation reads, or nothing: a layer that reads one rounds what it
+    gives. Inside of layers that hold others, such
     as `MultiHeadAttention`, weights are rounded, and activations are not. `strip` keeps the
     `FakeQuantize` layers: the model computes the same, and loading it needs this package.
 
@@ -161,6 +170,11 @@ _PASS_ON = (
     *(L.Dropout, L.GaussianDropout, L.GaussianNoise, L.AlphaDropout),
     *(getattr(L, f"{name}{rank}D") for name in _PASS_ON_BY_RANK for rank in (1, 2, 3)),
 )
+# Operations of a graph that only move entries about.
+_MOVING = (
+    *("BroadcastTo", "ExpandDims", "GetItem", "Moveaxis", "Ravel", "Reshape", "Split", "Squeeze"),
+    *("Swapaxes", "Take", "Tile", "Transpose"),
+)
 # The steps of the fixed ranges that LiteRT gives their outputs.
 _FIXED = {
     keras.activations.softmax: 1 / 256,
@@ -181,36 +195,43 @@ def _place(model: Any, left_out: set[int], found: Roundings) -> None:
     """Notes the layers to wrap; those `left_out` stay in floats.
 
     Outputs of LiteRT's operations are rounded: a convolution with the normalization and ReLU behind
-    it is one. Layers with kernels round inputs that nothing has rounded.
+    it is one. Layers with kernels round inputs that nothing has rounded. An operation of the graph,
+    such as `a + b`, has no wrapper that could round its output: the layers that read it do.
     """
     calls = graph_calls(model)
     ends = {id(tensor) for tensor in keras.tree.flatten(graph_ends(model)[1])}
     rounded: set[int] = set()  # tensors
+    of_operations: set[int] = set()  # tensors, too
     for call in calls:
         layer, inner = call.operation, innermost(call.operation)
+        floats = {id(tensor) for tensor in float_tensors(call.inputs)}
+        outputs = {id(tensor) for tensor in float_tensors(call.outputs)}
         if isinstance(inner, keras.Model):
             _place(inner, left_out, found)
-            rounded |= {id(tensor) for tensor in call.outputs}
-            continue
-        if passes_on(inner):
-            if call.inputs and all(id(tensor) in rounded for tensor in call.inputs):
-                rounded |= {id(tensor) for tensor in call.outputs}
-            continue
-        if not isinstance(layer, L.Layer) or id(layer) in left_out or len(call.outputs) != 1:
-            continue
-        (made,) = call.outputs
-        after = [one.operation for one in calls for tensor in one.inputs if tensor is made]
-        fused = len(after) == 1 and id(made) not in ends and _is_fused(inner, innermost(after[0]))
-        inputs, output = found.get(id(layer), (0, False))
-        if not fused and fixed_step(inner) is None and keras.backend.is_float_dtype(made.dtype):
-            output = True
-            rounded.add(id(made))
-        floats = [t for t in call.inputs if keras.backend.is_float_dtype(t.dtype)]
-        if find_kernels(layer, "") and any(id(tensor) not in rounded for tensor in floats):
-            inputs = len(floats)
-        if inputs or output or activation_of(layer) not in (None, *FUSED):
-            found[id(layer)] = inputs, output
-        _place_inside(layer, output, left_out, found)
+            rounded |= outputs
+        elif passes_on(call):
+            if floats and floats <= rounded:
+                rounded |= outputs
+            elif floats & of_operations:
+                of_operations |= outputs
+        elif not isinstance(layer, L.Layer):
+            of_operations |= outputs
+        elif id(layer) not in left_out and len(call.outputs) == 1:
+            inputs, output = found.get(id(layer), (0, False))
+            if outputs and fixed_step(inner) is None and not _is_fused(call, calls, ends):
+                output = True
+                rounded |= outputs
+            if floats & of_operations or (find_kernels(layer, "") and not floats <= rounded):
+                inputs = len(float_tensors(call.inputs))
+            inside = activation_of(layer) not in (None, *FUSED) or is_separable(layer)
+            if inputs or output or inside:
+                found[id(layer)] = inputs, output
+            _place_inside(layer, output, left_out, found)
+
+
+def float_tensors(tensors: list[Any]) -> list[Any]:
+    """Those of floats: a call has masks and indices among its inputs as well."""
+    return [tensor for tensor in tensors if keras.backend.is_float_dtype(tensor.dtype)]
 
 
 def _place_inside(layer: Any, outer: bool, left_out: set[int], found: Roundings) -> None:
@@ -237,10 +258,16 @@ def projections(layer: Any) -> list[Any]:
     return []
 
 
-def passes_on(layer: Any) -> bool:
-    """Whether the output of a layer has the range of its input."""
-    linear = isinstance(layer, L.Activation) and layer.activation is keras.activations.linear
-    return isinstance(layer, _PASS_ON) or linear
+def passes_on(call: GraphCall) -> bool:
+    """Whether the output of a layer, or an operation, has the range of its input."""
+    layer = innermost(call.operation)
+    if isinstance(layer, L.Layer):
+        linear = isinstance(layer, L.Activation) and layer.activation is keras.activations.linear
+        return isinstance(layer, _PASS_ON) or linear
+    name = type(layer).__name__
+    if name == "Pad":  # with zeros, which are in every range
+        return all(setting is None for setting in call.settings)
+    return name in _MOVING
 
 
 def fixed_step(layer: Any) -> float | None:
@@ -252,14 +279,38 @@ def fixed_step(layer: Any) -> float | None:
 
 
 def _is_relu(layer: Any) -> bool:
-    if isinstance(layer, L.ReLU):
+    """Whether a layer, or an operation, is a ReLU that LiteRT fuses with what is before it."""
+    name = type(layer).__name__
+    if isinstance(layer, L.ReLU) or (name == "ReLU" and not isinstance(layer, L.Layer)):
         return layer.max_value in (None, 6) and not layer.negative_slope and not layer.threshold
+    if not isinstance(layer, L.Layer):
+        return name in ("Relu", "Relu6")
     return isinstance(layer, L.Activation) and layer.activation in FUSED[1:]
 
 
-def _is_fused(layer: Any, after: Any) -> bool:
-    """Whether LiteRT computes a layer and the one behind it in one operation."""
+def _is_fused(call: GraphCall, calls: list[GraphCall], ends: set[int]) -> bool:
+    """Whether LiteRT computes a layer and what is behind it in one operation.
+
+    A ReLU that is an operation of the graph, not a layer, counts where a layer reads what it gives,
+    and rounds it.
+    """
+    (made,) = call.outputs
+    after = readers_of(made, calls)
+    if len(after) != 1 or id(made) in ends:
+        return False
+    layer, behind = innermost(call.operation), innermost(after[0].operation)
+    if not isinstance(behind, L.Layer):
+        (result,) = after[0].outputs
+        kinds = [one.operation for one in readers_of(result, calls)]
+        own = [kind for kind in kinds if isinstance(kind, L.Layer)]
+        if not _is_relu(behind) or id(result) in ends or not kinds or len(own) < len(kinds):
+            return False
     if isinstance(layer, L.BatchNormalization | L.Add | L.Subtract):
-        return _is_relu(after)
+        return _is_relu(behind)
     linear = activation_of(layer) is keras.activations.linear
-    return linear and (isinstance(after, L.BatchNormalization) or _is_relu(after))
+    return linear and (isinstance(behind, L.BatchNormalization) or _is_relu(behind))
+
+
+def readers_of(tensor: Any, calls: list[GraphCall]) -> list[GraphCall]:
+    """The calls that read a tensor, one that reads it twice twice."""
+    return [call for call in calls for read in call.inputs if read is tensor]

@@ -1,19 +1,24 @@
 """`QuantizeWrapper`: a layer with rounded inputs and outputs."""
 
 import contextlib
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import as_text, check_config, check_integer
-from keras_sparse_ortho._interception import with_settings
+from keras_sparse_ortho._interception import intercepted, with_settings
 from keras_sparse_ortho._keras_internals import WrapperBuiltByCalls, restored
 from keras_sparse_ortho.quantization._fake_quantize import FakeQuantize
+
+ops = keras.ops
 
 # LiteRT computes these in one operation with the product before them.
 FUSED = (keras.activations.linear, keras.activations.relu, keras.activations.relu6)
 
+_SEPARABLE = keras.layers.SeparableConv1D | keras.layers.SeparableConv2D
 _MOST_INPUTS = 64  # each has variables: a damaged file must not ask for millions
 
 
@@ -24,7 +29,8 @@ class QuantizeWrapper(WrapperBuiltByCalls):
         y = q_out(layer(q_in(x)))
 
     An activation that LiteRT does not fuse with the product before it (all but linear, ReLU and
-    ReLU6) gets rounded inputs, too. `inputs` is 0, or the number of the layer's input tensors.
+    ReLU6) gets rounded inputs, too; so does the pointwise half of a separable convolution, which
+    LiteRT computes as two operations. `inputs` is 0, or the number of the layer's input tensors.
     """
 
     transparent_path = True
@@ -59,6 +65,7 @@ class QuantizeWrapper(WrapperBuiltByCalls):
         self.of_output = rounding("output") if output else None
         apart = activation_of(layer) not in (None, *FUSED)
         self.of_activation = rounding("activation") if apart else None
+        self.of_between = rounding("between") if is_separable(layer) else None
 
     def build(self, input_shape: Any = None) -> None:
         with self.building():
@@ -68,7 +75,7 @@ class QuantizeWrapper(WrapperBuiltByCalls):
                 own.build()
 
     def _ranges(self) -> list[FakeQuantize]:
-        all_of_them = (*self.of_inputs, self.of_activation, self.of_output)
+        all_of_them = (*self.of_inputs, self.of_activation, self.of_between, self.of_output)
         return [own for own in all_of_them if own is not None]
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
@@ -83,14 +90,25 @@ class QuantizeWrapper(WrapperBuiltByCalls):
             args, kwargs = keras.tree.map_structure(
                 lambda x: next(ranges)(x) if _is_float(x) else x, (args, kwargs)
             )
-        inner, own = innermost(self.layer), self.of_activation
-        apart: Any = contextlib.nullcontext()
-        if own is not None:  # the activation gets rounded inputs
-            activation = inner.activation
-            apart = with_settings(inner, activation=lambda x: activation(own(x)))
-        with apart:
+        with self._roundings_inside():
             result = self.layer(*args, **kwargs)
         return result if self.of_output is None else self.of_output(result)
+
+    @contextlib.contextmanager
+    def _roundings_inside(self) -> Iterator[None]:
+        """Inside, the layer rounds what goes into its activation, and into its second half."""
+        layer = innermost(self.layer)
+        of_activation = self.of_activation
+        of_between = self.of_between
+        activation = getattr(layer, "activation", None)
+        with contextlib.ExitStack() as stack:
+            if of_activation is not None:
+                activation = _after(of_activation, activation)
+                stack.enter_context(with_settings(layer, activation=activation))
+            if of_between is not None:
+                halves = functools.partial(_in_halves, layer, activation, of_between)
+                stack.enter_context(intercepted(layer, "call", lambda _, inputs: halves(inputs)))
+            yield
 
     def __getattr__(self, name: str) -> Any:
         inherited = getattr(super(), "__getattr__", None)  # where torch has submodules
@@ -147,6 +165,28 @@ def activation_of(layer: Any) -> Any:
     if isinstance(inner, keras.layers.Activation) or not inner.weights:
         return None
     return vars(inner).get("activation")
+
+
+def is_separable(layer: Any) -> bool:
+    """Whether a layer is a depthwise and a pointwise convolution, one behind the other."""
+    return isinstance(innermost(layer), _SEPARABLE)
+
+
+def _after(rounding: FakeQuantize, activation: Any) -> Any:
+    return lambda x: activation(rounding(x))
+
+
+def _in_halves(layer: Any, activation: Any, of_between: FakeQuantize, inputs: Any) -> Any:
+    """What a separable convolution computes, with what its halves hand over rounded."""
+    settings = {"data_format": layer.data_format, "dilation_rate": layer.dilation_rate}
+    x = ops.depthwise_conv(inputs, layer.depthwise_kernel, layer.strides, layer.padding, **settings)
+    x = ops.conv(of_between(x), layer.pointwise_kernel, data_format=layer.data_format)
+    if layer.use_bias:
+        singles = (1,) * layer.rank
+        first = layer.data_format == "channels_first"
+        shape = (1, layer.filters, *singles) if first else (1, *singles, layer.filters)
+        x = ops.add(x, ops.reshape(layer.bias, shape))
+    return x if activation is None else activation(x)
 
 
 def _is_float(x: Any) -> bool:

@@ -6,14 +6,24 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._keras_internals import graph_calls, graph_ends, is_graph
+from keras_sparse_ortho._keras_internals import GraphCall, graph_calls, graph_ends, is_graph
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.quantization._fake_quantize import has_trained_ranges, integers_of
-from keras_sparse_ortho.quantization._quantize_aware import fixed_step, passes_on, projections
-from keras_sparse_ortho.quantization._quantize_wrapper import QuantizeWrapper, innermost
+from keras_sparse_ortho.quantization._quantize_aware import (
+    fixed_step,
+    float_tensors,
+    passes_on,
+    projections,
+    readers_of,
+)
+from keras_sparse_ortho.quantization._quantize_wrapper import (
+    QuantizeWrapper,
+    innermost,
+    is_separable,
+)
 
 L = keras.layers
 
@@ -72,6 +82,9 @@ def _changes(model: Any) -> Iterator[tuple[Any, np.ndarray]]:
     scales: dict[int, np.ndarray] = {}  # of kernels, by `id` of the layer that has it
     for weight in prunable_weights(model):
         parts = integers_of(weight)
+        # The bias is added by the second half of a separable convolution.
+        if is_separable(weight.owner) and weight.path.endswith("depthwise_kernel"):
+            continue
         if parts is not None and parts[0].any():
             scales[id(weight.owner)] = parts[1].reshape(-1)
     for layer, step, norm in _calls(model, {}):
@@ -85,26 +98,33 @@ def _calls(model: Any, steps: dict[int, float | None]) -> Iterator[tuple[Any, fl
     calls = graph_calls(model)
     for call in calls:
         layer, inner = call.operation, innermost(call.operation)
-        own = layer if isinstance(layer, QuantizeWrapper) else None
-        given = [steps.get(id(tensor)) for tensor in call.inputs]
-        if own is not None and own.of_inputs:
-            given = [one.step() for one in own.of_inputs]
+        taken = [steps.get(id(tensor)) for tensor in float_tensors(call.inputs)]
+        if isinstance(layer, QuantizeWrapper) and layer.of_inputs:
+            taken = [rounding.step() for rounding in layer.of_inputs]
+        step = taken[0] if len(set(taken)) == 1 else None
+        results = [step if passes_on(call) else None] * len(call.outputs)
         if isinstance(inner, keras.Model):
             yield from _calls(inner, steps)
             results = [steps.get(id(t)) for t in keras.tree.flatten(graph_ends(inner)[1])]
-        else:
-            yield from _calls_inside(layer, given)
-            step = given[0] if given and len(set(given)) == 1 else None
-            made = {id(tensor) for tensor in call.outputs}
-            after = [one.operation for one in calls if made.intersection(map(id, one.inputs))]
-            rounds = own is not None and own.of_output is not None
-            yield inner, step, innermost(after[0]) if len(after) == 1 and not rounds else None
-            if own is not None and own.of_output is not None:
-                step = own.of_output.step()
-            elif not passes_on(inner):
-                step = fixed_step(inner)
-            results = [step] * len(call.outputs)
+        elif isinstance(inner, L.Layer):  # an operation, such as `a + b`, has no bias
+            yield from _calls_inside(layer, taken)
+            if isinstance(layer, QuantizeWrapper) and layer.of_between is not None:
+                step = layer.of_between.step()
+            yield inner, step, _norm_behind(call, calls)
+            if isinstance(layer, QuantizeWrapper) and layer.of_output is not None:
+                results = [layer.of_output.step()] * len(call.outputs)
+            elif not passes_on(call):
+                results = [fixed_step(inner)] * len(call.outputs)
         steps.update(zip(map(id, call.outputs), results, strict=True))
+
+
+def _norm_behind(call: GraphCall, calls: list[GraphCall]) -> Any:
+    """The layer that alone reads what a call gives, unless that is rounded before."""
+    layer = call.operation
+    if isinstance(layer, QuantizeWrapper) and layer.of_output is not None:
+        return None
+    after = [reader for made in call.outputs for reader in readers_of(made, calls)]
+    return innermost(after[0].operation) if len(after) == 1 else None
 
 
 def _calls_inside(layer: Any, given: list[Any]) -> Iterator[tuple[Any, float | None, None]]:

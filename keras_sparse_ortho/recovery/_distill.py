@@ -10,7 +10,12 @@ import numpy as np
 from keras_sparse_ortho._checked_data import check_inputs, warn_of_equal_rows, warn_of_weights
 from keras_sparse_ortho._checks import check_integer, check_number, other_keywords
 from keras_sparse_ortho._data import all_rows, rows_at
-from keras_sparse_ortho._keras_internals import computes_its_graph, graph_calls, graph_ends
+from keras_sparse_ortho._keras_internals import (
+    GraphCall,
+    computes_its_graph,
+    graph_calls,
+    graph_ends,
+)
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.callbacks import UpdateMasks
 from keras_sparse_ortho.models import output_kinds, prunable_weights
@@ -199,12 +204,19 @@ def _with_features(model: keras.Model) -> keras.Model:
     features: dict[int, Any] = {}
     for tensor in outputs:
         call = makers[id(tensor)]
-        while len(call.inputs) == 1 and not getattr(call.operation, "weights", None):
-            call = makers[id(call.inputs[0])]  # an activation, or a reshape
-        for feature in call.inputs:
+        read = _floats(call)
+        while len(read) == 1 and not getattr(call.operation, "weights", None):
+            call = makers[id(read[0])]  # an activation, or a reshape
+            read = _floats(call)
+        for feature in read:
             if makers[id(feature)].inputs:  # not what goes into the model
                 features[id(feature)] = feature
     return keras.Model(graph_ends(model)[0], [*outputs, *features.values()])
+
+
+def _floats(call: GraphCall) -> list[Any]:
+    """The inputs of a call but its masks and indices, which no student comes near to."""
+    return [tensor for tensor in call.inputs if keras.backend.is_float_dtype(tensor.dtype)]
 
 
 def _same(values: Any) -> Any:

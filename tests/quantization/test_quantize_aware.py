@@ -339,3 +339,77 @@ def test_a_file_whose_configuration_lacks_ranges_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"ranges of 2 tensors for layer 'dense'.*Received: 1"):
         keras.saving.load_model(other)
     assert keras.saving.load_model(file).count_params() == model.count_params()
+
+
+# --- graphs of operations that are no layers ------------------------------------------------------
+
+
+def of_operations():
+    """Operations between layers: a sum, a slice, a ReLU and a mask of zeros."""
+    words = keras.Input((10,), dtype="int32")
+    x = L.Embedding(30, 8, mask_zero=True, name="embedding")(words)
+    x = L.Dense(8, name="first")(x)
+    x = L.Dense(8, name="second")(L.GlobalAveragePooling1D(name="mean")(x))
+    y = L.Dense(8, name="third")(keras.ops.relu(x) * 0.5)
+    outputs = L.Dense(3, name="head")((x + y)[:, 2:])
+    return keras.Model(words, outputs)
+
+
+def test_operations_and_masks_of_a_graph_are_no_layers():
+    model = quantize_aware(of_operations(), "int4")
+    assert rounded(model) == {
+        "embedding": (0, False, True),
+        "first": (0, False, True),
+        "mean": (0, False, True),
+        "second": (0, False, True),
+        "third": (1, False, True),
+        "head": (1, False, True),
+    }
+    rows = np.random.default_rng(0).integers(0, 30, (32, 10))
+    model(rows, training=True)
+    rng = np.random.default_rng(1)
+    for name in ("second", "third", "head"):
+        bias = model.get_layer(name).bias
+        bias.assign(rng.normal(size=bias.shape))
+    round_biases(model)
+    scales = scales_of(model)
+    steps = {
+        "second": model.get_layer("mean").of_output.step(),
+        "third": model.get_layer("third").of_inputs[0].step(),
+        "head": model.get_layer("head").of_inputs[0].step(),
+    }
+    for name, step in steps.items():
+        assert_whole(array(model.get_layer(name).bias), step * scales[f"{name}/kernel"])
+
+
+def test_a_relu_that_is_an_operation_is_fused_where_a_layer_reads_it():
+    inputs = keras.Input((6, 6, 2))
+    x = L.BatchNormalization(name="norm")(L.Conv2D(4, 3, name="read_by_a_layer")(inputs))
+    x = L.Conv2D(4, 1, name="read_by_an_operation")(keras.ops.relu(x))
+    x = keras.ops.relu(x) + 1.0
+    model = quantize_aware(keras.Model(inputs, L.Dense(2, name="head")(L.Flatten()(x))))
+    assert rounded(model) == {
+        "read_by_a_layer": (1, False, False),
+        "read_by_an_operation": (1, False, True),
+        "head": (1, False, True),
+    }
+
+
+def test_the_halves_of_a_separable_convolution_hand_over_rounded_values(tmp_path):
+    inputs = keras.Input((6, 6, 2))
+    layer = L.SeparableConv2D(4, 3, depth_multiplier=2, activation="gelu", name="separable")
+    dense = keras.Model(inputs, L.Dense(2, name="head")(L.Flatten()(layer(inputs))))
+    x = np.random.default_rng(0).normal(size=(16, 6, 6, 2)).astype("float32")
+    # Without rounding, the halves are the layer.
+    floats = quantize_aware(dense, "int8")
+    np.testing.assert_allclose(array(floats(x)), array(dense(x)), atol=0.05)
+    model = seen(dense, (6, 6, 2))
+    outer = model.get_layer("separable")
+    round_biases(model)
+    assert_whole(
+        array(outer.bias),
+        outer.of_between.step() * scales_of(model)["separable/pointwise_kernel"],
+    )
+    again = reloaded(model, tmp_path)
+    np.testing.assert_array_equal(array(again(x)), array(model(x)))
+    np.testing.assert_allclose(array(kso.strip(model)(x)), array(model(x)), atol=1e-5)

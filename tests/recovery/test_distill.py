@@ -71,6 +71,17 @@ def test_features_are_the_inputs_of_the_last_layers():
     ]
 
 
+def test_masks_are_no_features():
+    words = keras.Input((6,), dtype="int32")
+    x = keras.layers.Embedding(20, 4, mask_zero=True)(words)
+    x = keras.layers.GlobalAveragePooling1D()(x)
+    features = _with_features(keras.Model(words, x * 2.0)).outputs
+    assert [(tuple(one.shape), one.dtype) for one in features] == [
+        ((None, 4), "float32"),
+        ((None, 6, 4), "float32"),
+    ]
+
+
 def test_probabilities_become_logits():
     logits = np.array([[2.0, -1.0, 0.5], [0.0, 3.0, -4.0]], "float32")
     softmax = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
