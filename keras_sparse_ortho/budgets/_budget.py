@@ -16,7 +16,12 @@ from keras_sparse_ortho.errors import BudgetError, DensityError, LayoutError
 from keras_sparse_ortho.initializers import ExactOrthogonal, SparseInitializer, axes_for, layout_for
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight, Selection, choose
 from keras_sparse_ortho.models import prunable_weights, weights_of
-from keras_sparse_ortho.orthogonal import GivenBlocks, apportion, live_count
+from keras_sparse_ortho.orthogonal import (
+    GivenBlocks,
+    apportion,
+    depthwise_outputs,
+    live_count,
+)
 
 Orthogonal = bool | SparseInitializer | Mapping[str, SparseInitializer]
 """Whether kernels must be exactly orthogonal, or their initializer: for all, or by weight path."""
@@ -260,7 +265,8 @@ def uniform(
         include: Selection: paths, layers, regular expressions or a predicate. Default: all weights.
         exclude: Selection. Weights to leave out.
         orthogonal: bool or initializer. Whether to `lift` weights to the needs of exactly
-            orthogonal kernels without dead outputs; or what will draw the kernels.
+            orthogonal kernels without dead outputs; or what will draw the kernels. If `False`, only
+            depthwise kernels are lifted, to one entry for each output, where the density allows.
 
     Raises BudgetError for a global density that the bounds do not allow.
 
@@ -348,6 +354,8 @@ def allocate(
     total = live_count(density, size)
     upper = [weight.size for weight in weights]
     _, least, covering, _ = zip(*(needs_of(w, orthogonal) for w in weights), strict=True)
+    if orthogonal is False and total < sum(covering):
+        covering = least
     if total < sum(least):
         what, hint = "a live entry in every weight", ""
         if orthogonal:
@@ -367,7 +375,7 @@ def allocate(
     lifted = {
         w.path: share
         for w, share, count, enough in zip(weights, unbounded, counts, covering, strict=True)
-        if orthogonal and share < min(count, enough)
+        if (orthogonal or enough > 1) and share < min(count, enough)
     }
     return _budget(weights, counts, lifted)
 
@@ -521,7 +529,7 @@ def _clipped_shares(
 def needs_of(weight: PrunableWeight, orthogonal: Orthogonal) -> tuple[int, int, int, int]:
     """Unit, minimum, minimum without dead outputs, and maximum of a weight's live entries."""
     if orthogonal is False:
-        return 1, 1, 1, weight.size
+        return 1, 1, max(depthwise_outputs(weight.shape, weight.layout), 1), weight.size
     initializer: Any = orthogonal
     if isinstance(orthogonal, bool):
         initializer = ExactOrthogonal(seed=0)

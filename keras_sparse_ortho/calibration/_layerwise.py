@@ -36,14 +36,14 @@ from keras_sparse_ortho.calibration._solve import Blocks, Entries, Pattern, obs,
 from keras_sparse_ortho.errors import BudgetError, LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw, Draw, PackedDraw
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight
-from keras_sparse_ortho.orthogonal import Block, NByM
+from keras_sparse_ortho.orthogonal import Block, NByM, depthwise_outputs
 
 CALIBRATED = ("obs", "wanda")
 """The scores that need inputs of each layer."""
 
 _ROWS = 64  # of a batch
 _MOST_BATCHES = 64
-_SOLVER = 4  # files of a run that goes on are those of this version
+_SOLVER = 5  # files of a run that goes on are those of this version
 _UNMEASURED = (
     "It is not known how these kernels multiply inputs of their layers, or no calibration input "
     "reaches them outside of compiled code"
@@ -121,7 +121,8 @@ class Recipe:
             return Blocks(Block(structure.group, shape[-1]), shape, few=False)
         if isinstance(structure, Block):
             return Blocks(structure, shape)
-        return Entries(structure, math.prod(shape[2:-2]))
+        floored = structure is None and depthwise_outputs(weight.shape, weight.layout) > 0
+        return Entries(structure, math.prod(shape[2:-2]), floored)
 
     def _count(self, weight: PrunableWeight) -> int:
         assert self.counts is not None

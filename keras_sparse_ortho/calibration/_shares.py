@@ -20,10 +20,10 @@ from keras_sparse_ortho.calibration._rows import (
     from_matrices,
     stop_of,
 )
-from keras_sparse_ortho.calibration._solve import errors_of, relative_error
+from keras_sparse_ortho.calibration._solve import Entries, errors_of, relative_error
 from keras_sparse_ortho.errors import BudgetError
 from keras_sparse_ortho.kernels import PrunableWeight
-from keras_sparse_ortho.orthogonal import live_count
+from keras_sparse_ortho.orthogonal import depthwise_outputs, live_count
 
 _POINTS = 8  # measured densities of a kernel
 _LEAST = 0.2  # the least of them, relative to that of the model
@@ -144,7 +144,8 @@ def measured_errors(
     def record(weight: PrunableWeight, used: Moments, held: Moments) -> None:
         kernel = as_matrices(weight.finite_raw_value(), weight.layout)
         counts = [max(live_count(share, weight.size), 1) for share in densities]
-        errors = errors_of(kernel, counts, used, held)
+        pattern = Entries(floored=depthwise_outputs(weight.shape, weight.layout) > 0)
+        errors = errors_of(kernel, counts, pattern, used, held)
         own: dict[Any, float] = dict(zip(densities, errors, strict=True))
         found[weight.path] = own
         for name, levels in _LEVELS.items():

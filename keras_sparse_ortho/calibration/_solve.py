@@ -23,6 +23,7 @@ from keras_sparse_ortho.orthogonal import (
     NByM,
     best_blocks,
     block_unit,
+    floored_columns,
     largest_mask,
     to_blocks,
 )
@@ -52,6 +53,7 @@ class Entries:
 
     structure: NByM | None = None
     taps: int = 1  # of a convolution: they come before the inputs, with groups of their own
+    floored: bool = False  # whether each output keeps a live entry, as in depthwise kernels
     lines = None
 
     def largest(self, scores: Array, count: int, *, last: bool = True) -> Array:
@@ -59,6 +61,8 @@ class Entries:
             matrices, _, outputs = scores.shape
             by_tap = scores.reshape(matrices, self.taps, -1, outputs)
             scores = self.structure.strongest(by_tap, self.structure.n).reshape(scores.shape)
+        if self.floored:
+            return floored_columns(scores, count)
         return largest_mask(scores, count)
 
 
@@ -196,10 +200,10 @@ def obs(
 
 
 def errors_of(
-    kernel: Array, counts: Sequence[int], used: Moments, held: Moments
+    kernel: Array, counts: Sequence[int], pattern: Entries, used: Moments, held: Moments
 ) -> Iterator[float]:
     """The relative errors on held-out rows of kernels that `obs` prunes to these counts."""
-    pattern, judge = Entries(), (held if held.rows else used).gram
+    judge = (held if held.rows else used).gram
     if judge.ndim == 2:
         for count in counts:
             mask = _of_tokens(kernel, count, used, held, pattern)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +16,9 @@ from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.callbacks._dynamic_sparse_training import DynamicSparseTraining
 from keras_sparse_ortho.kernels import DenseGradient, PrunableWeight, Selection
 from keras_sparse_ortho.models import StatelessLoss
+
+_FUNCTIONS = ("torch.nn.functional", "optax")
+"""Modules of functions that take predictions before labels."""
 
 
 class RigL(DynamicSparseTraining):
@@ -33,8 +38,8 @@ class RigL(DynamicSparseTraining):
         frequency, fraction, end_step, include, exclude: As for `SET`.
         seed: int. For drawing samples, and among equal entries.
         loss: The loss of a custom training loop: a Keras loss or its name, a function `loss(y_true,
-            y_pred)`, or a loss of `torch.nn`; losses of `add_loss` and regularizers are added.
-            Default: the loss of `compile`.
+            y_pred)`, or a loss of `torch.nn` or optax, which takes predictions first; losses of
+            `add_loss` and regularizers are added. Default: the loss of `compile`.
 
     Raises ValueError as `SET`, for a generator, which cannot start again, and without targets or
     loss.
@@ -125,9 +130,9 @@ def _objective(loss: Any) -> Callable[..., Any]:
     if not callable(function):
         raise ValueError(
             "`loss` must be a Keras loss or its name, a function of (y_true, y_pred), or a loss of "
-            f"torch.nn. Received: {loss=}"
+            f"torch.nn or optax. Received: {loss=}"
         )
-    inputs_first = type(function).__module__.startswith("torch.nn.")
+    predictions_first = _takes_predictions_first(function)
 
     def objective(model: Any, x: Any, y: Any, sample_weight: Any, training: bool) -> Any:
         if y is None:
@@ -143,8 +148,43 @@ def _objective(loss: Any) -> Callable[..., Any]:
                 "Sample weights need a loss that takes them: an object of keras.losses. "
                 f"Received: sample weights, loss={loss!r}"
             )
+        elif predictions_first:
+            values = _called(function, "(y_pred, y_true)", y_pred, _labels_for(y, y_pred))
         else:
-            values = function(y_pred, y) if inputs_first else function(y, y_pred)
+            values = _called(function, "(y_true, y_pred)", y, y_pred)
         return keras.ops.mean(values) + sum(model.losses)
 
     return objective
+
+
+def _takes_predictions_first(function: Callable[..., Any]) -> bool:
+    """Whether a loss is one of torch or optax, which take predictions before labels."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    modules = [kind.__module__ for kind in type(function).__mro__]
+    modules.append(getattr(inspect.unwrap(function), "__module__", None) or "")
+    return any(module.startswith(("torch.nn.modules.loss", *_FUNCTIONS)) for module in modules)
+
+
+def _labels_for(y: Any, y_pred: Any) -> Any:
+    """Integer labels as losses of torch want them: int64 for classes, floats for each output."""
+    if keras.backend.backend() != "torch" or keras.backend.is_float_dtype(y.dtype):
+        return y
+    dtype = y_pred.dtype if y.shape == y_pred.shape else "int64"
+    return keras.ops.cast(y, dtype)
+
+
+def _called(function: Callable[..., Any], order: str, *arguments: Any) -> Any:
+    """The values of a loss; ValueError with the order of its arguments if it raises."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        kinds = [
+            f"{keras.backend.standardize_dtype(one.dtype)} {tuple(one.shape)}" for one in arguments
+        ]
+        raise ValueError(
+            f"RigL calls its `loss` as loss{order}, and it raised an error: give it labels as it "
+            "needs them, or a function of (y_true, y_pred) that converts them. Received: "
+            f"loss={function!r}, {order} of {' and '.join(kinds)}, "
+            f"{type(error).__name__}: {error}"
+        ) from error

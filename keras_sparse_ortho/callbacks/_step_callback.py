@@ -110,15 +110,19 @@ class StepCallback(Logging):
         Args:
             step: int. As for `update`.
             state: list or tuple. The values of `model.trainable_variables`, `model.
-                non_trainable_variables` and, with an optimizer, `optimizer.variables`; or the
-                variables. Further elements, such as metrics, are returned as they are.
-            optimizer: The Keras optimizer of the third list. Default: as for `update`.
+                non_trainable_variables` and, with a Keras optimizer, `optimizer.variables`; or the
+                variables. Further elements, such as metrics or the state of an optimizer of optax,
+                are returned as they are.
+            optimizer: The Keras optimizer of the third list. Default: as for `update`; none where
+                `state` has two elements.
 
         Raises ValueError as `update`, and for a state that does not fit the model.
         """
 
         def kept() -> list[Any]:
             model, owner = self._watched, self.optimizer
+            if len(state) == 2:  # the loop has an optimizer of its own
+                owner = self._loop_optimizer
             lists = [model.trainable_variables, model.non_trainable_variables]
             return lists if owner is None else [*lists, owner.variables]
 

@@ -154,9 +154,9 @@ class TargetDensity(ThresholdSteering, DensityRun):
     learning. An entry `w` of layer `l` dies at its critical offset `g^-1(|w|) - s_l`, so an offset
     between the k-th and the next largest one leaves exactly `k` entries live. Every step of the
     schedule sets it for `k = round(d(t) * size)`. At the end the live entries are fixed (`freeze`):
-    `w` becomes `w_e`, thresholds become 0 and dead entries get no more gradient. The logs of `fit`
-    get `density` and `threshold`. In a custom training loop call `update(step)`: see
-    docs/custom_loops.md.
+    `w` becomes `w_e`, thresholds become 0, and a mask keeps dead entries at 0 and without gradient,
+    whatever the optimizer does. The logs of `fit` get `density` and `threshold`. In a custom
+    training loop call `update(step)`: see docs/custom_loops.md.
 
     Args:
         density: float in (0, 1]. Global live fraction in the end.

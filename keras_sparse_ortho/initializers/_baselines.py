@@ -21,6 +21,8 @@ from keras_sparse_ortho.orthogonal import (
     KernelLayout,
     approximate_isometry,
     center_of,
+    depthwise_outputs,
+    floored_mask,
     least_count,
     live_count,
     random_orthogonal,
@@ -33,6 +35,7 @@ class RandomSparse(SparseInitializer):
     """A dense initialization times a uniformly random mask: the "base" of comparisons.
 
     `K = W * M` with `W` from `initializer` and exactly `round(density * size)` live entries in `M`.
+    In depthwise kernels each output gets a live entry, if there are enough.
     `rescale=True` scales each output `o` by `sqrt(fan_in / live_o)`, by its own live fan-in, which
     keeps the variance of its pre-activation.
 
@@ -74,9 +77,13 @@ class RandomSparse(SparseInitializer):
 
     def sample(self, shape: Sequence[int], dtype: Any = None, layout: Layout = None) -> Sampled:
         target = numpy_dtype(dtype)
-        mask = _random_mask(shape, self.need_density(self.density), self._draw_seed)
-        wide = "float64" if target == np.float64 else "float32"  # rounded later
+        density = self.need_density(self.density)
         layout = self.resolve_layout(shape, layout)
+        mask = _random_mask(shape, density, self._draw_seed)
+        if depthwise_outputs(shape, layout):
+            scores = np.random.default_rng(self._draw_seed).random(tuple(shape))
+            mask = floored_mask(scores, layout, live_count(density, scores.size))
+        wide = "float64" if target == np.float64 else "float32"  # rounded later
         kernel = to_numpy(_with_fans_of(layout, mask.ndim, self.initializer)(shape, dtype=wide))
         kernel = kernel * mask
         if self.rescale:

@@ -9,9 +9,18 @@ from typing import Any, TypeAlias
 import keras
 
 from keras_sparse_ortho._checks import is_integer
-from keras_sparse_ortho._keras_internals import ConvLSTMCell, created_trainable, sublayers
+from keras_sparse_ortho._keras_internals import (
+    ConvLSTMCell,
+    created_trainable,
+    own_variables,
+    sublayers,
+)
 from keras_sparse_ortho.errors import UnknownWeightError
-from keras_sparse_ortho.kernels._storage import PrunableWeight, storages_of
+from keras_sparse_ortho.kernels._storage import (
+    PrunableWeight,
+    initializer_attribute,
+    storages_of,
+)
 from keras_sparse_ortho.orthogonal import KernelLayout
 
 L = keras.layers
@@ -36,7 +45,9 @@ def kernel_layouts(layer: Any) -> dict[str, KernelLayout | None]:
     Dispatches on the class of `layer`, subclasses included, not on layers inside it. Keras' layers
     are registered, those of keras-hub known by name. In others the weights called `kernel`,
     `*_kernel` and `embeddings` count, of rank 2 or more, with the default layout `(*spatial, in,
-    out)` (`None`). Register a custom layer with other kernels, or with `{}` to keep it dense:
+    out)` (`None`). A weight that its layer creates with `trainable=False` is a constant and does
+    not count; freezing a layer changes nothing. Register a custom layer with other kernels, or with
+    `{}` to keep it dense:
 
     >>> import keras
     >>> class Bilinear(keras.layers.Layer):
@@ -47,12 +58,14 @@ def kernel_layouts(layer: Any) -> dict[str, KernelLayout | None]:
     >>> kernel_layouts(Bilinear())
     {'form': KernelLayout(inputs=(0,), outputs=(1, 2), ...)}
     """
-    names = [v.name for v in layer.weights if len(v.shape) >= 2]
-    found: dict[str, KernelLayout | None] = {
+    if _is_preprocessing(layer):
+        return {}
+    names = [v.name for v in created_trainable(layer) if len(v.shape) >= 2]
+    layouts: dict[str, KernelLayout | None] = {
         name: None for name in names if name in ("kernel", "embeddings") or name.endswith("_kernel")
     }
     known = (_KNOWN[name] for name in _hub_names(layer) if name in _KNOWN)
-    return {**found, **next(known, {})}
+    return {**layouts, **next(known, {})}
 
 
 def declares_kernels(layer: Any) -> bool:
@@ -60,8 +73,39 @@ def declares_kernels(layer: Any) -> bool:
     declared = hasattr(layer, "get_prunable_weights") or hasattr(type(layer), "storages")
     if declared or hasattr(layer, "transparent_path") or _is_of_keras(type(layer)):
         return True
+    if _is_preprocessing(layer):
+        return True
     registered = [k for k in type(layer).__mro__ if k is not object and not _is_of_keras(k)]
     return any(kind in kernel_layouts.registry for kind in registered)
+
+
+def _is_preprocessing(layer: Any) -> bool:
+    """Whether a layer prepares data, so that its matrices are constants: of Fourier transforms."""
+    # keras-hub's converters of sounds, images and text have one base class.
+    return isinstance(layer, L.STFTSpectrogram) or "PreprocessingLayer" in _hub_names(layer)
+
+
+def _constants(layer: Any) -> set[int]:
+    """The weights, by `id`, of a layer of Keras (or a subclass) that it computes itself.
+
+    These are weights that it creates with `trainable=False`, and Fourier matrices. Weights that
+    Keras quantized are not trainable either, and stay kernels. A layer that its user has registered
+    says itself what its kernels are.
+
+    Args:
+        layer: Layer. Built.
+    """
+    registered = next(kind for kind in type(layer).__mro__ if kind in kernel_layouts.registry)
+    if not _is_of_keras(registered) or getattr(layer, "quantization_mode", None) is not None:
+        return set()
+    trained = {id(variable) for variable in created_trainable(layer)}
+    constants = set()
+    for variable in own_variables(layer):
+        attribute = initializer_attribute(layer, variable.name)
+        initializer = None if attribute is None else getattr(layer, attribute)
+        if id(variable) not in trained or isinstance(initializer, keras.initializers.STFT):
+            constants.add(id(variable))
+    return constants
 
 
 def _is_of_keras(kind: type) -> bool:
@@ -201,6 +245,7 @@ def own_kernels(layer: Any, path: str) -> list[PrunableWeight]:
         layouts = dict.fromkeys((v.name for v in layer.get_prunable_weights()), None)
     else:
         layouts = kernel_layouts(layer)
+        held |= _constants(layer)
     return found + [
         PrunableWeight(_join(path, v.name), v, layer, layouts[v.name])
         for v in layer.weights

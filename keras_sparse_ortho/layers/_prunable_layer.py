@@ -19,6 +19,7 @@ from keras_sparse_ortho._keras_internals import (
     along_kernel,
     check_given,
     create_along,
+    own_variables,
     restored,
     track_variable,
 )
@@ -45,6 +46,7 @@ from keras_sparse_ortho.layers._wrapped_layer import (
 from keras_sparse_ortho.parametrizations import (
     FakeQuantization,
     FixedMask,
+    LearntThreshold,
     LowRankSoftThreshold,
     Parametrization,
     checked_quantizer,
@@ -330,6 +332,20 @@ class PrunableLayer(WrapperBuiltByCalls):
         for parametrization in self._state.parametrized.values():
             parametrization.clear_dead()
         super().save_own_variables(store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """As every layer does; files of earlier releases lack the masks of frozen thresholds."""
+        thresholds = [
+            own for own in self._state.parametrized.values() if isinstance(own, LearntThreshold)
+        ]
+        masks = {id(own.frozen_mask) for own in thresholds}
+        variables = own_variables(self)
+        older = [variable for variable in variables if id(variable) not in masks]
+        if not masks or len(store.keys()) != len(older):
+            super().load_own_variables(store)
+            return
+        for number, variable in enumerate(older):
+            variable.assign(store[str(number)])
 
     def release(self) -> None:
         """Leaves the layer its effective weights, as variables of its own; the wrapper may go."""

@@ -38,7 +38,7 @@ from keras_sparse_ortho.models._rewrite import (
     prunable_weights,
     rewrite,
 )
-from keras_sparse_ortho.orthogonal import Block
+from keras_sparse_ortho.orthogonal import Block, dead_outputs, depthwise_outputs
 from keras_sparse_ortho.parametrizations import (
     CompactMask,
     FakeQuantization,
@@ -116,6 +116,7 @@ class Plan(Mapping[str, Target]):
             live = weight.live if target.draw is None else target.draw.live
             own = target.parametrization
             becomes = target.storage if own is None else type(own).__name__
+            becomes += _outputs_note(weight, target.draw)
             if target.quantizer is not None:
                 becomes += f", {type(target.quantizer).__name__}"
             new = target.draw is not None and target.draw.sets_values
@@ -129,6 +130,15 @@ class Plan(Mapping[str, Target]):
         return "\n".join(lines)
 
     __repr__ = __str__
+
+
+def _outputs_note(weight: PrunableWeight, draw: AnyDraw | None) -> str:
+    """The words of a plan on the outputs of a depthwise kernel."""
+    outputs = depthwise_outputs(weight.shape, weight.layout)
+    if draw is None or not outputs:
+        return ""
+    dead = dead_outputs(draw.mask, weight.layout)
+    return f", {dead} of {outputs} outputs dead" if dead else ", each output live"
 
 
 P = ParamSpec("P")

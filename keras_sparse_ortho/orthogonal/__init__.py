@@ -10,6 +10,12 @@ from keras_sparse_ortho.orthogonal._counts import (
     unmask_at_random,
 )
 from keras_sparse_ortho.orthogonal._eoi import random_orthogonal
+from keras_sparse_ortho.orthogonal._floors import (
+    depthwise_outputs,
+    floored_columns,
+    floored_mask,
+    floored_masks,
+)
 from keras_sparse_ortho.orthogonal._isometry import approximate_isometry
 from keras_sparse_ortho.orthogonal._kernel import (
     KernelLayout,

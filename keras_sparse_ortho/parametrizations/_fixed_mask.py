@@ -33,7 +33,7 @@ from keras_sparse_ortho.initializers import (
     draw,
 )
 from keras_sparse_ortho.kernels import DenseGradient, PrunableWeight, Storage
-from keras_sparse_ortho.orthogonal import largest_mask, live_count
+from keras_sparse_ortho.orthogonal import floored_mask, live_count
 from keras_sparse_ortho.parametrizations._parametrization import Masked, quantized_value
 
 _LARGEST = 2**31 - 1
@@ -193,7 +193,8 @@ class FixedMask(Masked):
                 "the layer one of our initializers. "
                 f"Received: initializer={weight.initializer.__class__.__name__}"
             )
-        return Draw(largest_mask(np.abs(value), live_count(self.density, value.size)))
+        count = live_count(self.density, value.size)
+        return Draw(floored_mask(np.abs(value), weight.layout, count))
 
     def _initial_mask(self) -> np.ndarray:
         drawn = self.resolve(self.weight)

@@ -80,6 +80,7 @@ class LowRankSoftThreshold(LearntThreshold):
         self._rows = _rows(weight)
         self._build_threshold(weight, add_weight)
         parts = self._decomposed()
+        self._build_mask(add_weight, parts[1].shape)
         for name, part in zip(("left", "values", "right"), parts, strict=True):
             made = add_weight(name=name, shape=part.shape, initializer="zeros", trainable=True)
             assign(made, part)
@@ -137,7 +138,7 @@ class LowRankSoftThreshold(LearntThreshold):
                 f"The factors of the weight '{self.weight.path}' are not finite. "
                 f"Received: {wrong} infinite or NaN entries"
             )
-        return np.abs(values)
+        return np.abs(values) * to_numpy(self.frozen_mask)
 
     def _numpy_values(self) -> np.ndarray:
         return to_numpy(self._shrunk(keras.ops.convert_to_tensor(self.values)))

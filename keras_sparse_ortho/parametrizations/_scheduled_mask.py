@@ -24,7 +24,7 @@ from keras_sparse_ortho.orthogonal import (
     as_structure,
     best_blocks,
     block_unit,
-    largest_mask,
+    floored_mask,
     live_count,
 )
 from keras_sparse_ortho.parametrizations._parametrization import Masked
@@ -128,7 +128,8 @@ class ScheduledMask(Masked):
         return np.logical_not(mask)
 
     def _ranked(self, density: float) -> np.ndarray:
-        return largest_mask(np.abs(self.weight.finite_raw_value()), self.live_at(density))
+        magnitudes = np.abs(self.weight.finite_raw_value())
+        return floored_mask(magnitudes, self.weight.layout, self.live_at(density))
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -136,7 +137,8 @@ class MagnitudeMask(ScheduledMask):
     """Effective weight `w_e = w` on the `round(d(t) * size)` largest magnitudes, 0 elsewhere.
 
     Gradual magnitude pruning (GMP). At the steps of a schedule of `d(t)` `callbacks.UpdateMasks`
-    ranks `|w|` (ties to the lower flat index), stores the mask, and sets dropped raw weights and
+    ranks `|w|` (ties to the lower flat index; each output of a depthwise kernel keeps its largest
+    entry), stores the mask, and sets dropped raw weights and
     their optimizer slots to zero. Masked entries get no gradient: they return only if `d(t)` rises.
 
     Args:

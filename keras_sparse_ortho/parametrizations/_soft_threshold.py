@@ -85,8 +85,10 @@ def add_weight_decay(variable: Any, strength: float) -> None:
 class LearntThreshold(Parametrization):
     """A threshold `t = g(s)` with a trainable `s`, which `callbacks.TargetDensity` can steer.
 
-    While steered `t = g(s + offset)`, and 0 once frozen. Subclasses define `effective`, `scales`,
-    `freeze` and what counts (`counted`). The arguments are those of `SoftThreshold`.
+    While steered `t = g(s + offset)`, and 0 once frozen. From then on a mask keeps dead entries at
+    0: optimizers that the callback does not know still have moments for these. Subclasses define
+    `effective`, `scales`, `freeze` and what counts (`counted`). The arguments are those of
+    `SoftThreshold`.
     """
 
     counted = "entries"
@@ -111,7 +113,14 @@ class LearntThreshold(Parametrization):
         shape: tuple[int, ...] = (),
         shared: bool = False,
     ) -> None:
-        """Creates `s`, and the offset and switch by which `TargetDensity` steers it."""
+        """Creates `s`, and the offset and switch by which `TargetDensity` steers it.
+
+        Args:
+            weight: PrunableWeight.
+            add_weight: callable. That of the wrapper.
+            shape: tuple of int. That of `s`.
+            shared: bool. Whether all weights of the wrapper have one `s`.
+        """
         weight.finite_raw_value()
         self._weight = dataclasses.replace(weight, drawn_mask=None)
         self.steered = weight.variable
@@ -131,6 +140,27 @@ class LearntThreshold(Parametrization):
         self._target = add_weight(name="s_target", shape=(2,), initializer="zeros", trainable=False)
         if self.weight_decay and self.s.regularizer is None:  # a shared one decays once
             add_weight_decay(self.s, self.weight_decay)
+
+    def _build_mask(self, add_weight: Callable[..., Any], shape: tuple[int, ...]) -> None:
+        """Creates the mask of live entries once frozen; its shape broadcasts to `steered`."""
+        self.frozen_mask = add_weight(
+            name="s_mask", shape=shape, dtype="bool", initializer="ones", trainable=False
+        )
+
+    def _where_live(self, value: Any) -> Any:
+        """`value` with the entries at 0 that were dead when the threshold was frozen."""
+        zero = keras.ops.zeros((), dtype=value.dtype)
+        return keras.ops.where(self.frozen_mask.value, value, zero)
+
+    def _set_frozen(self, mask: Any) -> None:
+        assign(self.frozen_mask, mask)
+        assign(self.active, 0.0)
+
+    def support(self) -> list[Any]:
+        return [self.frozen_mask]
+
+    def clear_dead(self) -> None:
+        assign(self.steered, self._where_live(self.steered.value))
 
     def _threshold(self) -> Any:
         t = _FUNCTIONS[self.g][0](self.s.value + self.offset.value)
@@ -184,11 +214,12 @@ class LearntThreshold(Parametrization):
         least = ops.sign(raw) * ops.cast(float(tiny), dtype)  # for entries that are rounded to 0
         kept = ops.where(effective == 0, least, effective)
         assign(self.steered, ops.where(live, kept, ops.zeros((), dtype=dtype)))
-        assign(self.active, 0.0)
+        self._set_frozen(live)
         return mask
 
     def _shrunk(self, value: Any) -> Any:
-        return shrink(value, keras.ops.cast(self._threshold(), value.dtype))
+        threshold = keras.ops.cast(self._threshold(), value.dtype)
+        return self._where_live(shrink(value, threshold))
 
     def get_config(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.settings}
@@ -256,6 +287,7 @@ class SoftThreshold(LearntThreshold):
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
         shape = weight.outputs_shape if self.granularity == "channel" else ()
         self._build_threshold(weight, add_weight, shape, shared=self.granularity == "global")
+        self._build_mask(add_weight, weight.shape)
         if self.weight_decay:
             add_weight_decay(weight.variable, self.weight_decay)
 
@@ -266,7 +298,7 @@ class SoftThreshold(LearntThreshold):
         return to_numpy(self._shrunk(keras.ops.convert_to_tensor(self.weight.variable)) != 0)
 
     def scales(self) -> np.ndarray:
-        return np.abs(self.weight.finite_raw_value())
+        return np.abs(self.weight.finite_raw_value()) * to_numpy(self.frozen_mask)
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -305,6 +337,7 @@ class ChannelSoftThreshold(LearntThreshold):
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
         self._build_threshold(weight, add_weight)
         one = weight.outputs_shape
+        self._build_mask(add_weight, one)
         self.dies_at_once = weight.size // math.prod(one)
         self._summed = tuple(k for k, size in enumerate(weight.shape) if size != one[k])
         if self.weight_decay:
@@ -329,7 +362,7 @@ class ChannelSoftThreshold(LearntThreshold):
         """`n_c`, the same for all entries of a channel."""
         raw = self.weight.finite_raw_value()
         scale = np.sqrt(np.mean(raw**2, axis=self._summed, keepdims=True))
-        return np.broadcast_to(scale, self.weight.shape)
+        return np.broadcast_to(scale * to_numpy(self.frozen_mask), self.weight.shape)
 
     def freeze(self, mask: np.ndarray) -> np.ndarray:
         raw = self.weight.variable
@@ -338,7 +371,7 @@ class ChannelSoftThreshold(LearntThreshold):
         faint = live & ~value.any(axis=self._summed, keepdims=True)  # rounded to 0
         value = np.where(faint, 1e-6 * self.weight.raw_value(), value)
         assign(raw, np.where(live, value, 0).astype(value.dtype))
-        assign(self.active, 0.0)
+        self._set_frozen(live)
         return np.broadcast_to(live, self.weight.shape)
 
     def _scales(self, value: Any) -> tuple[Any, Any]:
@@ -348,4 +381,4 @@ class ChannelSoftThreshold(LearntThreshold):
         # The root has no derivative at 0, and a NaN would get through `where`.
         scale = ops.sqrt(ops.where(squares > 0, squares, ops.ones((), dtype=value.dtype)))
         live = (squares > 0) & (scale > ops.cast(self._threshold(), value.dtype))
-        return scale, live
+        return scale, ops.logical_and(live, self.frozen_mask.value)

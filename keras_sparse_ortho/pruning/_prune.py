@@ -35,7 +35,14 @@ from keras_sparse_ortho.models import (
     refuse_unfit,
     verb,
 )
-from keras_sparse_ortho.orthogonal import Block, NByM, StructureLike, as_structure
+from keras_sparse_ortho.orthogonal import (
+    Block,
+    NByM,
+    StructureLike,
+    as_structure,
+    dead_outputs,
+    depthwise_outputs,
+)
 from keras_sparse_ortho.pruning._blocks import BlockPlan
 from keras_sparse_ortho.pruning._planning import (
     BudgetLike,
@@ -70,7 +77,9 @@ def prune(
 
     The `round(density * size)` entries of highest score are live, over all selected kernels
     together, or within each kernel as many as a `budget` gives it. Ties go to the kernel listed
-    first, and in it to the lower flat index:
+    first, and in it to the lower flat index. Each output of a depthwise kernel (few taps of one
+    input) keeps its highest score, and budgets by name leave it that entry; `exclude` these kernels
+    to keep them dense:
 
     - `prune(trained, 0.1, budget="erk")`: the largest magnitudes of each kernel;
     - `prune(model, 0.1, score="snip", data=(x, y))`: connection sensitivity, of a fresh model;
@@ -134,7 +143,8 @@ def prune(
             in the folder of `resume`.
 
     Warns:
-        UserWarning: As `sparsify`, for unregistered matrices and blocks. SNIP, GraSP or SynFlow, on
+        UserWarning: As `sparsify`, for unregistered matrices and blocks. Depthwise kernels with
+            fewer live entries than outputs. SNIP, GraSP or SynFlow, on
             trained weights. With `"obs"`, `"wanda"` and `budget="error"`, kernels that cannot be
             measured, which stay dense and do not count. Fewer than 16 different calibration rows.
 
@@ -204,6 +214,8 @@ def prune(
         times = flattened(model, weights) if isinstance(pattern, Channels) else {}
         recipe = Recipe(score, plan.counts, structure=pattern, refit=refit, positions=times)
     draws = prune_layers(model, weights, recipe, batches, resume, shows_progress())
+    if pattern is None:
+        _warn_of_dead_outputs(weights, draws)
     return hold(model, weights, draws, storage, blocks)
 
 
@@ -308,7 +320,24 @@ def _by_scores(
         draws = prune_layers(model, blocks.weights, recipe)
         return hold(model, blocks.weights, draws, storage, blocks)
     masks = saliency.masks if plan is None else saliency.masks_for(plan)
-    return hold(model, weights, {path: Draw(mask) for path, mask in masks.items()}, storage)
+    drawn: dict[str, AnyDraw] = {path: Draw(mask) for path, mask in masks.items()}
+    _warn_of_dead_outputs(weights, drawn)
+    return hold(model, weights, drawn, storage)
+
+
+def _warn_of_dead_outputs(weights: list[PrunableWeight], draws: Mapping[str, AnyDraw]) -> None:
+    """Warns of depthwise kernels whose count does not even leave one entry for each output."""
+    dead = []
+    for weight in weights:
+        outputs = depthwise_outputs(weight.shape, weight.layout)
+        if outputs and (count := dead_outputs(draws[weight.path].mask, weight.layout)):
+            dead.append(f"{count} of {outputs} of '{weight.path}'")
+    if dead:
+        warn_user(
+            "These depthwise kernels have fewer live entries than outputs, so some outputs are "
+            "constant: give them a higher density in the `budget`, or `exclude` them. "
+            f"Received: {', '.join(dead)}"
+        )
 
 
 def _check_layerwise(

@@ -14,7 +14,7 @@ from keras_sparse_ortho.budgets import Budget, allocate
 from keras_sparse_ortho.errors import BudgetError, NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose, names_in
 from keras_sparse_ortho.models import prunable_weights, refuse_unfit, weights_of
-from keras_sparse_ortho.orthogonal import largest_mask, largest_masks, live_count
+from keras_sparse_ortho.orthogonal import floored_mask, floored_masks, live_count
 
 _ALMOST_NOTHING = 1e-9  # live entries of a collapsed weight, for a share that can be scaled
 
@@ -23,7 +23,8 @@ class Saliency:
     """Scores of all entries of a model's kernels, with the masks and the budget that follow.
 
     The `round(density * size)` highest scores over all kernels together are live; ties go to the
-    kernel listed first, then to the lower flat index. It is used in three ways:
+    kernel listed first, then to the lower flat index. Each output of a depthwise kernel keeps its
+    highest score. It is used in three ways:
 
     - `prune(model, score=saliency)`: its masks on the given weights;
     - `sparsify(model, budget=saliency.orthogonal_budget)`: only its densities, for new, exactly
@@ -71,7 +72,8 @@ class Saliency:
                     f"Received: {wrong} infinite or NaN scores"
                 )
         if masks is None:
-            masks = largest_masks(scores, live_count(density, sum(score.size for score in scores)))
+            count = live_count(density, sum(score.size for score in scores))
+            masks = floored_masks(scores, [weight.layout for weight in weights], count)
         self.scores = dict(zip(paths, scores, strict=True))
         self.masks = dict(zip(paths, masks, strict=True))
         if on_collapse == "error":
@@ -107,7 +109,10 @@ class Saliency:
     def masks_for(self, budget: Budget) -> dict[str, np.ndarray]:
         """Returns masks with a budget's counts for these weights; ties go to lower indices."""
         counts = budget.for_weights(self._weights).counts
-        return {path: largest_mask(score, counts[path]) for path, score in self.scores.items()}
+        return {
+            weight.path: floored_mask(self.scores[weight.path], weight.layout, counts[weight.path])
+            for weight in self._weights
+        }
 
     def _refuse_collapse(self) -> None:
         if self.collapsed:

@@ -17,7 +17,7 @@ from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import Selection, walk
 from keras_sparse_ortho.models import input_specs
-from keras_sparse_ortho.orthogonal import largest_masks, live_count
+from keras_sparse_ortho.orthogonal import floored_masks, live_count
 from keras_sparse_ortho.saliency._saliency import Saliency, scored_weights
 
 L = keras.layers
@@ -91,7 +91,8 @@ def synflow(
                 for mask, value, slope, dead in zip(masks, values, gradients, scores, strict=True)
             ]
             before = masks
-            masks = largest_masks(scores, live_count(density ** (number / rounds), size))
+            count = live_count(density ** (number / rounds), size)
+            masks = floored_masks(scores, [weight.layout for weight in weights], count)
             if number < rounds:
                 # Scores of removed entries go to [number - rounds, that + 1/2], below 0, in order.
                 highest = max(float(score.max()) for score in scores) or 1.0

@@ -10,7 +10,7 @@ from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw, Draw, SparseInitializer, adopt, draw
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, select
-from keras_sparse_ortho.orthogonal import Structure, largest_mask, live_count
+from keras_sparse_ortho.orthogonal import Structure, floored_mask, live_count
 from keras_sparse_ortho.pruning import BudgetLike, draw_kernels, plan_for
 from keras_sparse_ortho.tfmot._tf_keras_internals import tf_keras
 from keras_sparse_ortho.tfmot._weights import (
@@ -117,9 +117,10 @@ class PruneWithMask(EffectiveWeightWrapper):
         if own is not None:
             return draw(weight, own)
         if self._live is not None:
-            return Draw(largest_mask(magnitudes, self._live[index]))
+            return Draw(floored_mask(magnitudes, weight.layout, self._live[index]))
         if self._density is not None:
-            return Draw(largest_mask(magnitudes, live_count(self._density, weight.size)))
+            count = live_count(self._density, weight.size)
+            return Draw(floored_mask(magnitudes, weight.layout, count))
         if isinstance(weight.initializer, SparseInitializer):
             return adopt(weight, weight.initializer)
         raise NotPrunableError(
@@ -213,7 +214,9 @@ def prune_with_mask(
     weights = select_weights(model, include, exclude)
     if by_density:
         counts = plan_for(density, budget, weights, orthogonal=False).counts
-        drawn = {w.path: largest_mask(np.abs(w.raw_value()), counts[w.path]) for w in weights}
+        drawn = {
+            w.path: floored_mask(np.abs(w.raw_value()), w.layout, counts[w.path]) for w in weights
+        }
         return _with_masks(model, {path: Draw(mask) for path, mask in drawn.items()})
     own = [(w, w.initializer) for w in weights if isinstance(w.initializer, SparseInitializer)]
     if not own:

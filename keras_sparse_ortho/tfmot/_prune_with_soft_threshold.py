@@ -62,7 +62,11 @@ class SoftThresholdState:
     counted = "entries"
 
     def effective(self) -> Any:
-        return _shrink(self.raw, tf.cast(self.threshold(), self.raw.dtype))
+        shrunk = _shrink(self.raw, tf.cast(self.threshold(), self.raw.dtype))
+        # Once frozen TFMOT's mask says what is dead: an optimizer that the callback does not know
+        # still moves these entries.
+        live = tf.logical_or(self.active > 0, tf.cast(self.kept[0], "bool"))
+        return tf.where(live, shrunk, tf.zeros((), shrunk.dtype))
 
     def mask(self) -> np.ndarray:
         return as_numpy(self.effective()) != 0
@@ -73,13 +77,18 @@ class SoftThresholdState:
         return effective
 
     def settle(self) -> None:
-        effective, (mask, threshold) = self.show(), self.kept
-        mask.assign(tf.cast(effective != 0, mask.dtype))
+        effective, (_, threshold) = self.show(), self.kept
+        self._assign_mask(effective != 0)
         threshold.assign(tf.cast(tf.reduce_mean(self.threshold()), threshold.dtype))
+
+    def _assign_mask(self, live: Any) -> None:
+        mask = self.kept[0]
+        mask.assign(tf.cast(live, mask.dtype))
 
     def adopt_effective(self) -> None:
         """Sets the raw weight so that the kernel is effective: `w = w_e + sign(w_e) * t`."""
         value = tf.convert_to_tensor(self.weight.variable)
+        self._assign_mask(value != 0)
         self.raw.assign(value + tf.sign(value) * tf.cast(self.threshold(), value.dtype))
         self.settle()
 
@@ -99,6 +108,7 @@ class SoftThresholdState:
         # An entry of the mask at the threshold may round to 0: it keeps its sign.
         value = np.where(value == 0, np.finfo(np.float32).tiny * np.sign(raw), value)
         tf_keras.backend.set_value(self.raw, np.where(mask, value, 0))
+        self._assign_mask(mask)
         self.active.assign(0.0)
         self.settle()
         return mask

@@ -57,6 +57,7 @@ def layouts_of(layer: Any) -> Layouts:
         for name, value in vars(layer).items()
         if (name in ("kernel", "embeddings") or name.endswith("_kernel"))
         and isinstance(value, tf.Variable)
+        and value.trainable  # as it was created; freezing a layer changes nothing
         and len(value.shape) >= 2
     }
 
@@ -146,10 +147,12 @@ def _own_kernels(layer: Any, path: str) -> list[TfKerasWeight]:
         return [_held(layer, path, variable) for variable in named(layer)]
     layouts = layouts_of(layer)
     held = {name: vars(layer).get(name) for name in layouts}
+    # A subclass of a layer of tf_keras may hold a constant in the place of its kernel.
+    is_registered = type(layer) in kernel_layouts.registry
     return [
         TfKerasWeight(f"{path}/{name}", variable, layer, layouts[name], attribute=name)
         for name, variable in held.items()
-        if isinstance(variable, tf.Variable)
+        if isinstance(variable, tf.Variable) and (variable.trainable or is_registered)
     ]
 
 

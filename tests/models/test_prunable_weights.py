@@ -115,3 +115,154 @@ def test_a_class_without_call_is_made_sparse_though_it_is_never_built():
     assert type(plain.encoder.layers[0]) is L.Dense
     with pytest.raises(NotPrunableError, match="must be built"):
         kso.sparsify(Pair(keras.Sequential([L.Dense(8)]), keras.Sequential([L.Dense(8)])), 0.5)
+
+
+# --- constants that look like kernels -------------------------------------------------------------
+
+
+class Frontend(L.Layer):
+    """Filters that are computed once, under names that kernels have, and a projection."""
+
+    def build(self, input_shape):
+        size = input_shape[-1]
+        self.mel_kernel = self.add_weight(shape=(size, 5), trainable=False, name="mel_kernel")
+        self.kernel = keras.Variable(np.eye(5), trainable=False, name="kernel")
+        self.out_kernel = self.add_weight(shape=(5, 8), name="out_kernel")
+
+    def call(self, x):
+        x = keras.ops.matmul(keras.ops.matmul(x, self.mel_kernel), self.kernel)
+        return keras.ops.matmul(x, self.out_kernel)
+
+
+class Blur(L.DepthwiseConv2D):
+    """A low-pass filter in the place of the kernel of one of Keras' layers."""
+
+    def build(self, input_shape):
+        shape = (*self.kernel_size, input_shape[-1], 1)
+        self.kernel = self.add_weight(
+            shape=shape,
+            initializer=keras.initializers.Constant(1 / 9),
+            trainable=False,
+            name="kernel",
+        )
+        self.bias = None
+        self.built = True
+
+
+class OwnSpectrogram(L.STFTSpectrogram):
+    pass
+
+
+def sound():
+    fourier = keras.initializers.STFT("real", "hann")
+    waves = keras.Input((256, 1))
+    x = OwnSpectrogram(mode="log", frame_length=32, frame_step=16, fft_length=32, name="stft")(
+        waves
+    )
+    filters = L.Conv1D(9, 16, 16, kernel_initializer=fourier, use_bias=False, name="filters")
+    y = L.Dense(6, name="beside")(L.Flatten()(filters(waves)))
+    x = Frontend(name="front")(x)
+    x = L.Reshape((*x.shape[1:], 1))(x)
+    x = Blur(3, use_bias=False, name="blur")(L.Conv2D(8, 3, name="conv")(x))
+    x = L.Dense(6, name="head")(L.Flatten()(x))
+    return keras.Model(waves, L.Add()([x, y]))
+
+
+TRAINED = ["front/out_kernel", "conv/kernel", "head/kernel", "beside/kernel"]
+CONSTANTS = ["stft", "front/mel_kernel", "front/kernel", "blur", "filters"]
+
+
+def constants(model):
+    layers = {layer.name: layer for layer in model.layers}
+    front = layers["front"]
+    values = [*layers["stft"].weights, front.mel_kernel, front.kernel]
+    return [array(v) for v in (*values, layers["blur"].kernel, layers["filters"].kernel)]
+
+
+def test_what_a_layer_computes_is_no_kernel():
+    found = kso.prunable_weights(sound(), unregistered=True)
+    assert sorted(weight.path for weight in found) == sorted(TRAINED)
+
+
+WAVES = np.random.default_rng(2).normal(size=(32, 256, 1)).astype("float32")
+CHANGES = {
+    "prune": lambda model: kso.prune(model, 0.4),
+    "uniform": lambda model: kso.prune(model, 0.4, budget="uniform"),
+    "obs": lambda model: kso.prune(model, 0.4, score="obs", data=WAVES, include=TRAINED[1:]),
+    "sparsify": lambda model: kso.sparsify(model, 0.4, seed=0),
+    "random": lambda model: kso.sparsify(model, 0.4, initializer="random_sparse", seed=0),
+    "threshold": lambda model: kso.parametrize(model, kso.SoftThreshold(s_init=-2.0)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_layer_computes_stays_and_takes_no_density(change):
+    model = sound()
+    before = constants(model)
+    changed = CHANGES[change](model)
+    report = kso.report(changed)
+    assert {row.path for row in report.rows} == {*TRAINED}
+    if change not in ("obs", "threshold"):
+        assert report.live == round(0.4 * sum(row.size for row in report.rows))
+    plain = kso.strip(changed)
+    for value, other in zip(before, constants(plain), strict=True):
+        np.testing.assert_array_equal(value, other)
+
+
+@pytest.mark.parametrize("path", CONSTANTS)
+def test_a_constant_cannot_be_named(path):
+    with pytest.raises(kso.errors.UnknownWeightError, match=f"include='{path}'"):
+        kso.prune(sound(), 0.4, include=path)
+
+
+def frozen_when_built():
+    return L.Dense(12, trainable=False, name="base")
+
+
+def test_frozen_layers_stay_prunable(tmp_path):
+    model = keras.Sequential([keras.Input((12,)), frozen_when_built(), L.Dense(4, name="head")])
+    model.layers[1].kernel.trainable = False
+    both = ["base/kernel", "head/kernel"]
+    model.save(tmp_path / "frozen.keras")
+    loaded = keras.saving.load_model(tmp_path / "frozen.keras")
+    for network in (model, loaded, keras.models.clone_model(model)):
+        network.trainable = False
+        assert [weight.path for weight in kso.prunable_weights(network)] == both
+        pruned = kso.prune(network, 0.5)
+        assert [weight.path for weight in kso.prunable_weights(kso.strip(pruned))] == both
+
+
+def test_a_layer_that_keras_quantized_still_has_a_kernel():
+    model = keras.Sequential([keras.Input((12,)), L.Dense(8, name="a")])
+    model.layers[0].quantize("int8")
+    assert [weight.path for weight in kso.prunable_weights(model)] == ["a/kernel"]
+    with pytest.raises(NotPrunableError, match="is quantized"):
+        kso.prune(model, 0.5)
+
+
+class Declared(Frontend):
+    pass
+
+
+def test_a_registered_layer_says_itself_what_its_kernels_are():
+    layouts = kso.initializers.kernel_layouts
+    layouts.register(Declared, lambda layer: {"mel_kernel": None})
+    model = keras.Sequential([keras.Input((12,)), Declared(name="front")])
+    assert [weight.path for weight in kso.prunable_weights(model)] == ["front/mel_kernel"]
+
+
+class Trained(L.Layer):
+    def build(self, input_shape):
+        self.mel_kernel = self.add_weight(shape=(input_shape[-1], 4), name="mel_kernel")
+        self.filters = self.add_weight(shape=(4, 4), name="filters")
+
+    def call(self, x):
+        return keras.ops.matmul(keras.ops.matmul(x, self.mel_kernel), self.filters)
+
+
+def test_converters_of_keras_hub_have_no_kernels():
+    base = type("PreprocessingLayer", (Trained,), {"__module__": "keras_hub.src.layers"})
+    converter = type("AudioConverter", (base,), {})(name="converter")
+    model = keras.Sequential([keras.Input((12,)), converter, L.Dense(8, name="a")])
+    found = kso.prunable_weights(model, unregistered=True)
+    assert [weight.path for weight in found] == ["a/kernel"]

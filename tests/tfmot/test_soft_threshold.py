@@ -251,3 +251,32 @@ def test_a_run_that_ends_with_nan_has_its_history(tf_keras):
     with pytest.warns(DensityWarning, match=r"could not bring.*Received: The weight .* not finite"):
         history = model.fit(X, Y * np.nan, batch_size=64, verbose=0, callbacks=callbacks)
     assert np.isnan(history.history["loss"]).all()
+
+
+@pytest.mark.parametrize("granularity", ["layer", "channel"])
+def test_what_is_frozen_stays_dead_whatever_moves_it(tf_keras, granularity):
+    """As a loop with an optimizer that the callback does not know: moments go on."""
+    import tensorflow as tf
+
+    model = kso.tfmot.prune_with_soft_threshold(network(tf_keras), granularity)
+    steering = kso.tfmot.TargetDensity(0.25, Cubic(0.25, begin_step=0, end_step=4, frequency=2))
+    steering.set_model(model)
+    steering.on_train_begin()
+    for step in range(8):
+        steering.on_train_batch_begin(step)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(X) - Y) ** 2)
+        for variable, slope in zip(
+            model.trainable_weights,
+            tape.gradient(loss, model.trainable_weights),
+            strict=True,
+        ):
+            variable.assign_sub(0.05 * slope + 0.01)
+    steering.on_epoch_end()
+    assert live(model) == round(0.25 * (16 * 32 + 32 * 8))
+    for state in states(model):
+        dead = ~state.mask()
+        assert state.raw.numpy()[dead].any()
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(state.effective())
+        assert not tf.convert_to_tensor(tape.gradient(total, state.raw)).numpy()[dead].any()

@@ -114,3 +114,41 @@ print(keras.backend.backend(), "good")
 def test_whatever_the_backend_of_keras_is(tmp_path):
     done = run_python("-c", CODE, cwd=tmp_path, KERAS_BACKEND="jax")
     assert done.split() == ["jax", "good"]
+
+
+def test_weights_that_a_layer_creates_as_never_trainable_are_no_kernels(tf_keras):
+    class Frontend(tf_keras.layers.Layer):
+        def build(self, input_shape):
+            self.mel_kernel = self.add_weight("mel_kernel", (8, 8), trainable=False)
+            self.out_kernel = self.add_weight("out_kernel", (8, 8))
+
+        def call(self, x):
+            return x @ self.mel_kernel @ self.out_kernel
+
+    class Fixed(tf_keras.layers.Dense):
+        def build(self, input_shape):
+            self.kernel = self.add_weight("kernel", (8, self.units), trainable=False)
+            self.bias, self.built = None, True
+
+    layers = [Frontend(name="front"), Fixed(8, use_bias=False, name="fixed")]
+    frozen = tf_keras.layers.Dense(4, trainable=False, name="frozen")
+    model = tf_keras.Sequential([tf_keras.Input((8,)), *layers, frozen])
+    model.trainable = False
+    paths = ["front/out_kernel", "frozen/kernel"]
+    assert [weight.path for weight in kso.tfmot.prunable_weights(model)] == paths
+
+
+def test_outputs_of_depthwise_kernels_keep_a_live_entry(tf_keras):
+    L = tf_keras.layers
+    layers = [L.DepthwiseConv2D(3, name="a"), L.SeparableConv2D(8, 3, name="b")]
+    model = tf_keras.Sequential([tf_keras.Input((8, 8, 16)), *layers])
+    for layer in layers:
+        kernel = layer.depthwise_kernel
+        kernel.assign(kernel * np.geomspace(1e-6, 1, 16).reshape(1, 1, 16, 1))
+    for pruned in (
+        kso.tfmot.prune_with_mask(model, density=0.2),
+        kso.tfmot.prune_with_mask(model, density=0.2, budget="uniform"),
+    ):
+        for weight in kso.tfmot.prunable_weights(pruned):
+            if "depthwise_kernel" in weight.path:
+                assert kso.orthogonal.dead_outputs(weight.mask, weight.layout) == 0
