@@ -102,14 +102,14 @@ class Recipe:
             try:
                 self.structure.check(shape)
             except LayoutError as error:
-                raise LayoutError(f"The weight '{weight.path}' does not fit: {error}") from None
+                raise LayoutError(f"The weight {weight.path!r} does not fit: {error}") from None
             assert self.counts is not None
             now, then = self._count(weight), self.counts[weight.path]
-            missed += other_density(f"'{weight.path}'", now, then, weight.size)
+            missed += other_density(f"{weight.path!r}", now, then, weight.size)
             if isinstance(self.structure, NByM) and now > self.structure.most(shape):
                 raise BudgetError(
                     f"{self.structure} allows at most {self.structure.most(shape)} live entries "
-                    f"in '{weight.path}'. Received: {now}"
+                    f"in {weight.path!r}. Received: {now}"
                 )
         if missed:
             warn_user(f"{self.structure} allows whole groups only. Received: {'; '.join(missed)}")
@@ -154,7 +154,7 @@ def measurable(
     with from_zero_states(model), without_gradients():
         reached = {stop.path for stop in _calls(model, batches[0], list(stops.values()))}
     found = [weight for weight in weights if weight.path in reached]
-    names = ", ".join(f"'{weight.path}'" for weight in weights if weight not in found)
+    names = ", ".join(f"{weight.path!r}" for weight in weights if weight not in found)
     if names and (given or not found):
         raise NotPrunableError(
             f"{_UNMEASURED}: `exclude` them, or use magnitudes. Received: {names}"
@@ -217,7 +217,7 @@ def prune_layers(
         for variable in reversed(variables):  # each copy is freed before the next is assigned
             assign(variable, values.pop())
     if left:
-        names = ", ".join(f"'{weight.path}'" for weight in left)
+        names = ", ".join(f"{weight.path!r}" for weight in left)
         warn_user(f"{_UNMEASURED}: their live entries keep their values. Received: {names}")
     return draws
 
@@ -246,7 +246,7 @@ class _Saved:
                 raise ValueError("values that are not finite")
         except Exception as error:  # any: NumPy's readers of a damaged file raise all kinds
             raise ValueError(
-                f"`resume` goes on from files of an earlier run. Delete this one: '{weight.path}' "
+                f"`resume` goes on from files of an earlier run. Delete this one: {weight.path!r} "
                 f"is then solved again. Received: {str(path)!r}, {type(error).__name__}: {error}"
             ) from None
         return kernel, mask
@@ -355,7 +355,7 @@ def _inputs(model: Any, batch: Any, stop: Any, calls: int) -> list[tuple[Any, di
         model(batch, training=False)
     if not reached:
         raise NotPrunableError(
-            f"Every calibration batch must reach '{stop.path}' after the layers before it have "
+            f"Every calibration batch must reach {stop.path!r} after the layers before it have "
             "been changed, too; `exclude` layers that depend on the data. Received: the end of "
             "the model"
         )

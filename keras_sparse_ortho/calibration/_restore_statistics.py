@@ -106,7 +106,7 @@ class _MomentStop:
         mean = shift + self._start
         if not np.isfinite(mean).all():
             raise NotPrunableError(
-                f"The inputs of '{self.path}' must be finite on the data. Received: means {mean}"
+                f"The inputs of {self.path!r} must be finite on the data. Received: means {mean}"
             )
         variance = np.maximum(self._second / self._count - shift * shift, 0.0)
         for variable, value in zip(self.variables, (mean, variance), strict=True):

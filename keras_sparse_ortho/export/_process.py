@@ -127,7 +127,7 @@ def require(names: Sequence[str], use: str, install: str) -> None:
     for name in names:
         if is_missing(name):
             raise ImportError(
-                f"{use}. Install with: pip install {install}. Received: no module named '{name}'",
+                f"{use}. Install with: pip install {install}. Received: no module named {name!r}",
                 name=name,
             )
 

@@ -75,7 +75,7 @@ def routes_of(mode: str | None, has_data: bool) -> list[Route]:
         )
     if named not in there:
         raise ExportRouteError(
-            f"Route '{mode}' is one of TensorFlow's converter; use another one, or install "
+            f"Route {mode!r} is one of TensorFlow's converter; use another one, or install "
             'it: pip install "keras-sparse-ortho[litert]". '
             "Received: an environment without TensorFlow"
         )

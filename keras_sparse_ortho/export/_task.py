@@ -133,7 +133,7 @@ def signature_of(model: keras.Model, batch_size: int, sample: Any = None) -> Sig
     if not model.built:
         raise ValueError(
             "Only a built model can be exported: its shapes and weights must exist. Call it on "
-            f"data or give it a `keras.Input` first. Received: unbuilt model '{model.name}'"
+            f"data or give it a `keras.Input` first. Received: unbuilt model {model.name!r}"
         )
     structure: Any = sample
     if getattr(model, "inputs", None):
@@ -142,7 +142,7 @@ def signature_of(model: keras.Model, batch_size: int, sample: Any = None) -> Sig
         tensors = [(k or t.name, tuple(t.shape), str(t.dtype)) for k, t in leaves(structure)]
     elif sample is None:
         raise ValueError(
-            f"Model '{model.name}' is subclassed and does not know the shapes of its inputs. "
+            f"Model {model.name!r} is subclassed and does not know the shapes of its inputs. "
             "Pass `sample=` (or `representative_data`) with arrays nested like the inputs. "
             "Received: sample=None"
         )
@@ -281,7 +281,7 @@ def keras_outputs(
         if not np.all(np.isfinite(output)):
             raise ValueError(
                 "Keras' own outputs must be finite on the sample, or nothing can be compared. "
-                f"Received: non-finite values in output `{name}` of model '{model.name}'"
+                f"Received: non-finite values in output `{name}` of model {model.name!r}"
             )
     return names, outputs
 

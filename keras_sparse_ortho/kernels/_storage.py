@@ -221,7 +221,7 @@ class PrunableWeight:
         value = self.raw_value(copy=False)
         if wrong := np.count_nonzero(~np.isfinite(value)):
             raise NotPrunableError(
-                f"The weight '{self.path}' is not finite. Received: {wrong} infinite or NaN entries"
+                f"The weight {self.path!r} is not finite. Received: {wrong} infinite or NaN entries"
             )
         return value
 

@@ -58,7 +58,7 @@ def count_flops(
             raise
         except Exception as error:  # of a model from a file, whatever its layers do with settings
             raise ValueError(
-                f"The model '{model.name}' cannot be called on inputs of its shape, from which "
+                f"The model {model.name!r} cannot be called on inputs of its shape, from which "
                 f"multiplications are counted. Received: {type(error).__name__}: {as_text(error)}"
             ) from error
     table: dict[int, int] = {}
