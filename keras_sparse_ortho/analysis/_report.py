@@ -7,6 +7,7 @@ import io
 import math
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -17,12 +18,14 @@ from keras_sparse_ortho._data import first_batches
 from keras_sparse_ortho._files import atomic_write
 from keras_sparse_ortho.analysis._orthogonality import orthogonality_error
 from keras_sparse_ortho.analysis._report_table import tables_of
+from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer, is_as_drawn
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.models import prunable_weights, warn_unless_at_density
 from keras_sparse_ortho.orthogonal import dead_outputs
 from keras_sparse_ortho.pruning import why_not_on_blocks
 
+_UNREADABLE = ("gptq", "awq")  # modes of `Layer.quantize` that pack and transpose kernels
 _TEXT_WIDTH = 120  # columns of the report as a string
 _TOTALS = (
     *("name", "size", "live", "density", "sparse_density", "whole_density"),
@@ -197,7 +200,7 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
     Returns:
         A `SparsityReport`, which prints as a table and has `to_dict()` and `to_csv(path)`.
 
-    Raises NotPrunableError for a model that is not built.
+    Raises NotPrunableError for a model that is not built, or that Keras quantized by GPTQ or AWQ.
 
     Warns:
         DensityWarning: Training has ended at another density than requested, or without
@@ -218,6 +221,7 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
         sample = first_batches(sample, batch_size=1, shuffle=False)[0][0]
     weights = prunable_weights(model, flops=True, sample=sample, unregistered=True)
     on_blocks = any(getattr(weight.storage, "block", None) for weight in weights)
+    _refuse_unreadable(weights)
     rows = [(weight, _row(weight, orthogonality, on_blocks)) for weight in weights]
     known = [row for w, row in rows if w.registered or w.storage is not None]
     stores = [weight.storage for weight in weights if weight.storage is not None]
@@ -233,6 +237,18 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
         mask_params=sum(math.prod(variable.shape) for variable in support),
         unadopted=tuple(w.path for w in weights if w.storage is None and _drawn_by(w) is not None),
     )
+
+
+def _refuse_unreadable(weights: Sequence[PrunableWeight]) -> None:
+    """Raises for kernels that Keras has rewritten so that their entries cannot be counted."""
+    for weight in weights:
+        mode = getattr(weight.owner, "quantization_mode", None)
+        if mode in _UNREADABLE and weight.storage is None:
+            raise NotPrunableError(
+                f"The kernel {weight.path!r} is packed as Keras' {mode!r} packs it, and its live "
+                "entries cannot be counted. Report the model before it is quantized. "
+                f"Received: a layer {type(weight.owner).__name__} of {mode!r}"
+            )
 
 
 def _row(weight: PrunableWeight, orthogonality: bool | str, on_blocks: bool) -> Row:

@@ -47,6 +47,8 @@ def kernel_layouts(layer: Any) -> dict[str, KernelLayout | None]:
     >>> kernel_layouts(Bilinear())
     {'form': KernelLayout(inputs=(0,), outputs=(1, 2), ...)}
     """
+    if isinstance(layer, L.TFSMLayer):  # it computes with TensorFlow's variables, not with these
+        return {}
     names = [v.name for v in layer.weights if len(v.shape) >= 2]
     found: dict[str, KernelLayout | None] = {
         name: None for name in names if name in ("kernel", "embeddings") or name.endswith("_kernel")
@@ -66,7 +68,7 @@ def declares_kernels(layer: Any) -> bool:
 
 def _is_of_keras(kind: type) -> bool:
     # Keras' layers around somebody else's functions or modules do not know what these hold.
-    others = (L.TorchModuleWrapper, L.JaxLayer, L.FlaxLayer)
+    others = (L.TorchModuleWrapper, L.JaxLayer, L.FlaxLayer, L.TFSMLayer)
     return kind.__module__.partition(".")[0] == "keras" and not issubclass(kind, others)
 
 
