@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._checks import check_integer, other_keywords
+from keras_sparse_ortho._checks import check_integer, check_number, other_keywords
 from keras_sparse_ortho._files import path_of, staging
 from keras_sparse_ortho.export._candidates import Candidate, candidates
 from keras_sparse_ortho.export._explain import explained, warn_of_rows
@@ -134,6 +134,7 @@ def export_litert(
         kind = type(model).__name__
         raise ValueError(f"`model` must be a Keras model. Received: model of type {kind}")
     batch_size = check_integer("batch_size", batch_size)
+    timeout = check_number("timeout", timeout)
     file = check_path(path)
     trained = has_trained_ranges(model)
     routes = routes_of(mode, representative_data is not None or trained)

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_sparse_ortho._checks import check_integer, check_number
 from keras_sparse_ortho._files import path_of
 from keras_sparse_ortho.errors import ExportVerificationError, LiteRTFileError
 from keras_sparse_ortho.export._flatbuffer import read_record
@@ -137,6 +138,7 @@ def load_litert(
     """
     use = "`load_litert` runs the file with ai-edge-litert"
     require(("ai_edge_litert",), use, "ai-edge-litert")
+    threads, timeout = check_integer("threads", threads), check_number("timeout", timeout)
     name = str(path)
     if not path_of("path", path).is_file():
         raise FileNotFoundError(f"`path` must name a LiteRT file. Received: path={name!r}")
@@ -216,7 +218,8 @@ def latencies(
 
     Raises ExportVerificationError if a process dies, or the timeout is over.
     """
-    last = time.monotonic() + timeout
+    threads, seconds = check_integer("threads", threads), check_number("seconds", seconds)
+    last = time.monotonic() + check_number("timeout", timeout)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         jobs: list[Callable[..., list[float]]] = []
