@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._files import disk_full, is_full
+from keras_sparse_ortho._text import printable
 from keras_sparse_ortho.errors import (
     ExportConversionError,
     ExportRouteError,
@@ -94,7 +95,7 @@ def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
     file = task.folder / f"{route.name}.verified.tflite"
     record = {
         "route": route.name,
-        "model": task.model.name,
+        "model": printable(task.model.name),
         "inputs": task.signature.specs,
         "outputs": [{"name": name} for name in task.names],
     }

@@ -27,6 +27,8 @@ from keras_sparse_ortho.export._routes import (
 from keras_sparse_ortho.export._task import Steps, Task
 from keras_sparse_ortho.quantization import has_trained_ranges
 
+# Models and data: a slip would replace the given ones.
+_OTHER_KINDS = {".h5", ".hdf5", ".keras", ".onnx", ".pb", ".npy", ".npz", ".csv", ".json", ".zip"}
 _NEAR = 1.05  # the speed that "fast" gives up for a smaller file, within the noise of the clock
 _LEAST_ZEROS = 0.3  # of a kernel: below this the indices cost more than the zeros save
 
@@ -214,10 +216,10 @@ def check_path(path: str | os.PathLike[str]) -> Path:
     target, rule = path_of("path", path), None
     if not target.name or not target.parent.is_dir():
         rule = "must name a file in a folder that exists; make the folder first"
-    elif target.suffix in (".h5", ".hdf5", ".keras", ".onnx", ".pb"):
+    elif not {target.suffix, target.resolve().suffix}.isdisjoint(_OTHER_KINDS):
         rule = (
             "is for a LiteRT file, whose name usually ends in `.tflite`; use `model.save` or "
-            "`model.export` for other kinds"
+            "`model.export` for other models"
         )
     elif target.exists() and not target.is_file():
         kind = "a folder" if target.is_dir() else "a device, pipe or socket"

@@ -20,6 +20,7 @@ import numpy as np
 
 from keras_sparse_ortho._data import first_batches, is_batched
 from keras_sparse_ortho._keras_internals import is_graph
+from keras_sparse_ortho._text import printable
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.export._blocks import BlockPlan, plan_of
 from keras_sparse_ortho.export._routes import TOLERANCES, Route
@@ -49,7 +50,7 @@ class Steps:
     def __call__(self, text: str = "") -> float:
         seconds = time.monotonic() - self._start
         if self.loud and text:
-            print(f"{seconds:5.0f} s  {text}", file=sys.stderr, flush=True)
+            print(f"{seconds:5.0f} s  {printable(text)}", file=sys.stderr, flush=True)
         return seconds
 
 
