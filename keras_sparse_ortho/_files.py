@@ -11,12 +11,15 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TextIO
 
 _NAME_PART = 24  # characters of a file's name that go into the name of its staging folder
 # How the libraries that write files report a full disk, each by another error class.
 _DISK_FULL = ("No space left on device", "Disk quota exceeded", "File too large")
+_MOST_TIMES, _ALWAYS_UNPACKED = 100, 1 << 28  # of a compressed file
+_NO_SPACE = "Not enough disk space for the export"
 _LONGEST = 200  # characters of a file's content that an error message shows
 
 Row = tuple[str, dict[str, Any]]
@@ -31,6 +34,53 @@ def path_of(argument: str, value: Any) -> pathlib.Path:
             f"Received: {argument}={value!r:.200}"
         )
     return pathlib.Path(value)
+
+
+def check_not_an_input(argument: str, path: pathlib.Path, inputs: Mapping[str, Any]) -> None:
+    """Raises ValueError if a file that is to be written is one that is read: it would be lost.
+
+    Args:
+        argument: str. Name of the argument that says where to write.
+        path: Path. The file to write; links to an input count as the input.
+        inputs: dict. Paths of the files that are read, by argument; `None` for none.
+    """
+    if not path.exists():
+        return
+    for name, source in inputs.items():
+        if source is not None and os.path.exists(source) and os.path.samefile(path, source):
+            raise ValueError(
+                f"`{argument}` must name another file than `{name}`, which would be replaced. "
+                f"Received: {argument}={str(path)!r}, {name}={str(source)!r}"
+            )
+
+
+def check_unpacked_size(name: str, packed: int, unpacked: int) -> None:
+    """Raises ValueError for a compressed file that would take far more memory than its size.
+
+    A few megabytes of it may stand for gigabytes of zeros. Files of data or weights rarely shrink to
+    a hundredth.
+
+    Args:
+        name: str. The file, for the message.
+        packed: int. Its size in bytes.
+        unpacked: int. The bytes that it says it holds, or those that were read so far.
+    """
+    if unpacked > max(_ALWAYS_UNPACKED, _MOST_TIMES * packed):
+        raise ValueError(
+            f"A compressed file may hold {_MOST_TIMES} times its own size, or {_ALWAYS_UNPACKED} "
+            "bytes. If you trust it, decompress it first, and pass what comes out. "
+            f"Received: {name!r} of {packed} bytes, which holds {unpacked} bytes or more"
+        )
+
+
+def check_archive(path: str | os.PathLike[str]) -> None:
+    """Raises ValueError if the members of a zip archive would take far more memory than its size.
+
+    The sizes are those in its directory; `zipfile` reads no more than these.
+    """
+    with zipfile.ZipFile(path) as archive:
+        unpacked = sum(member.file_size for member in archive.infolist())
+    check_unpacked_size(str(path), os.path.getsize(path), unpacked)
 
 
 @contextlib.contextmanager
@@ -84,9 +134,14 @@ def staging(parent: pathlib.Path, name: str) -> Iterator[pathlib.Path]:
         try:
             yield folder
         except Exception as error:
-            if not isinstance(error, OSError) and is_full(folder, [str(error)]):
+            if not _says_disk_full(error) and is_full(folder, [str(error)]):
                 raise disk_full(parent, str(error)) from error
             raise
+
+
+def _says_disk_full(error: Exception) -> bool:
+    """Whether an error is one of `disk_full` already."""
+    return isinstance(error, OSError) and _NO_SPACE in str(error)
 
 
 def _check_utf8(path: pathlib.Path) -> None:
@@ -112,7 +167,7 @@ def is_full(folder: pathlib.Path, reasons: Iterable[str]) -> bool:
 def disk_full(folder: pathlib.Path, reason: str) -> OSError:
     return OSError(
         errno.ENOSPC,
-        "Not enough disk space for the export: a copy of the model and a file for each route are "
+        f"{_NO_SPACE}: a copy of the model and a file for each route are "
         "kept beside the target until one file is final. Free some space or write to another "
         f"disk. Received: {shutil.disk_usage(folder).free} free bytes in {str(folder)!r}; "
         f"{reason[:300]}",

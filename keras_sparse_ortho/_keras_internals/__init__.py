@@ -54,6 +54,7 @@ from keras_sparse_ortho._keras_internals._optimizers import (
     slot_pairs,
     trains,
 )
+from keras_sparse_ortho._keras_internals._quantized import packed_shape, unpacked_value
 from keras_sparse_ortho._keras_internals._variables import (
     Axes,
     DeferredVariables,

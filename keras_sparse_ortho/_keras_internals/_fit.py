@@ -13,6 +13,8 @@ from typing import Any
 
 import keras
 
+from keras_sparse_ortho._text import printable_lines
+
 _PACKAGES = (
     str(pathlib.Path(keras.__file__).parent) + os.sep,
     str(pathlib.Path(__file__).parents[1]) + os.sep,
@@ -116,13 +118,13 @@ def without_warnings() -> Iterator[None]:
 
 
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warns, at the line that is neither in this package nor in Keras."""
+    """Warns, at the line that is neither in this package nor in Keras; escapes names in it."""
     if not _warns.get():
         return
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGES):
         level, frame = level + 1, frame.f_back
-    warnings.warn(message, category, stacklevel=level)
+    warnings.warn(printable_lines(message), category, stacklevel=level)
 
 
 def _fit_frame(model: Any = None) -> FrameType | None:

@@ -184,7 +184,7 @@ def check_stored(layer: Any, store: Any) -> None:
         return  # Keras says so
     if set(found) != set(numbers):
         raise ValueError(
-            f"The file must have the variables {', '.join(numbers)} for the layer '{layer.name}'; "
+            f"The file must have the variables {', '.join(numbers)} for the layer {layer.name!r}; "
             f"it is damaged. Received: {', '.join(found)}"
         )
     check_given(own, [store[number] for number in numbers])

@@ -7,25 +7,27 @@ import io
 import math
 import pathlib
 import re
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
-import rich.box
 import rich.console
-import rich.table
 
 from keras_sparse_ortho._checked_data import check_inputs
 from keras_sparse_ortho._data import first_batches
 from keras_sparse_ortho._files import atomic_write
 from keras_sparse_ortho.analysis._orthogonality import orthogonality_error
+from keras_sparse_ortho.analysis._report_table import tables_of
+from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer, is_as_drawn
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.models import prunable_weights, warn_unless_at_density
 from keras_sparse_ortho.orthogonal import dead_outputs
 from keras_sparse_ortho.pruning import why_not_on_blocks
 
+_UNREADABLE = ("gptq", "awq")  # modes of `Layer.quantize` that pack and transpose kernels
+_TEXT_WIDTH = 120  # columns of the report as a string
 _TOTALS = (
     *("name", "size", "live", "density", "sparse_density", "whole_density"),
     *("flops", "sparse_flops"),
@@ -158,84 +160,20 @@ class SparsityReport:
     def __rich_console__(
         self, console: rich.console.Console, options: rich.console.ConsoleOptions
     ) -> rich.console.RenderResult:
-        """The table; terminals of 100 columns and fewer get shorter numbers."""
-        wide = options.max_width > 100
-        yield self._table(_in_full if wide else _in_short, 24 if wide else 11, int(wide))
-
-    def _table(
-        self, number: Callable[[int | None], str], name_width: int, space: int
-    ) -> rich.table.Table:
-        title = f"Kernels of '{self.name}'"
-        if self.mask_params:  # what is counted and stored besides live values
-            title += (
-                f"\n{self.params:,} parameters in summary(), {self.mask_params:,} of them masks or "
-                f"indices; kernels take {_in_short(self.bytes)}B, their live values "
-                f"{_in_short(self.live_bytes)}B"
-            )
-        table = rich.table.Table(
-            padding=(0, space),
-            title=title,
-            title_justify="left",
-            caption_justify="left",
-            box=rich.box.SIMPLE_HEAD,
-            collapse_padding=True,
-            pad_edge=False,
-            show_edge=False,
-        )
-        # Without a minimum width, a terminal of 80 columns would leave no room for the names.
-        longest = max([len(row.path) for row in self._everything], default=0)
-        table.add_column("weight", overflow="fold", min_width=min(max(longest, 11), name_width))
-        extra = {title: cells for title, cells in self._extra_columns().items() if any(cells)}
-        titles = ["shape", "size", "live", "density", "FLOPs", "sparse\nFLOPs", *extra]
-        for title in titles:
-            table.add_column(title, justify="right", no_wrap=True)
-
-        def totals(rows: tuple[Row, ...], flops: bool = True) -> list[str]:
-            one = SparsityReport(rows)
-            cells = [number(one.size), number(one.live), f"{one.density:.4f}"]
-            return [*cells, number(one.flops), number(one.sparse_flops)] if flops else cells
-
-        for k, row in enumerate(self._everything):
-            cells = [column[k] for column in extra.values()]
-            table.add_row(row.path, "x".join(map(str, row.shape)), *totals((row,)), *cells)
-        table.add_section()
-        if self.dense and self.sparse_density < 1:
-            table.add_row("sparse kernels", "", *totals(self._sparse, flops=False))
-        table.add_row("all kernels", "", *totals(self.rows))
-        if self.unregistered:
-            table.add_row("whole model", "", *totals(self._everything, flops=False))
-        reasons = [f"{row.path}: {row.not_on_blocks}" for row in self.rows if row.not_on_blocks]
-        notes = ["No live blocks:", *reasons] if reasons else []
-        if self.unadopted:
-            notes += [
-                "No masks: a sparse initializer alone lets every entry train. Before training, "
-                "call apply_masks(model).",
-                ", ".join(self.unadopted),
-            ]
-        table.caption = "\n".join(notes) or None
-        return table
-
-    def _extra_columns(self) -> dict[str, list[str]]:
-        """The optional columns by title; all cells of a hidden column are empty."""
-        rows = self._everything
-        errors, gains = [row.orthogonality_error for row in rows], [row.gain for row in rows]
-        dense = self.dense
-        tells_why = bool(self._sparse) or {"not updated", "not adopted"} & {*dense.values()}
-        chosen = {gain for gain in gains if gain is not None} - {1.0}
-        return {
-            "|G - I|": ["" if error is None else f"{error:.1e}" for error in errors],
-            "dead\noutputs": [str(row.dead_outputs or "") for row in rows],
-            "gain": [f"{gain:.4g}" if chosen and gain is not None else "" for gain in gains],
-            "why\ndense": [dense.get(row.path, "") if tells_why else "" for row in rows],
-            "blocks": ["x".join(map(str, row.block or ())) for row in rows],
-            "least\ndensity": [
-                "" if row.least_density is None else f"{row.least_density:.4f}" for row in rows
-            ],
-        }
+        """The tables; terminals of 100 columns and fewer get shorter numbers."""
+        yield from tables_of(self, console, options)
 
     def __str__(self) -> str:
         stream = io.StringIO()
-        rich.console.Console(file=stream, width=120).print(self)
+        # Plain text in notebooks, too, and whatever FORCE_COLOR says.
+        plain = rich.console.Console(
+            file=stream,
+            width=_TEXT_WIDTH,
+            force_terminal=False,
+            force_jupyter=False,
+            color_system=None,
+        )
+        plain.print(self)
         return stream.getvalue().rstrip()
 
     __repr__ = __str__
@@ -263,7 +201,7 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
     Returns:
         A `SparsityReport`, which prints as a table and has `to_dict()` and `to_csv(path)`.
 
-    Raises NotPrunableError for a model that is not built.
+    Raises NotPrunableError for a model that is not built, or that Keras quantized by GPTQ or AWQ.
 
     Warns:
         DensityWarning: Training has ended at another density than requested, or without
@@ -285,6 +223,7 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
         check_inputs(model, sample, "sample")
     weights = prunable_weights(model, flops=True, sample=sample, unregistered=True)
     on_blocks = any(getattr(weight.storage, "block", None) for weight in weights)
+    _refuse_unreadable(weights)
     rows = [(weight, _row(weight, orthogonality, on_blocks)) for weight in weights]
     known = [row for w, row in rows if w.registered or w.storage is not None]
     stores = [weight.storage for weight in weights if weight.storage is not None]
@@ -300,6 +239,18 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
         mask_params=sum(math.prod(variable.shape) for variable in support),
         unadopted=tuple(w.path for w in weights if w.storage is None and _drawn_by(w) is not None),
     )
+
+
+def _refuse_unreadable(weights: Sequence[PrunableWeight]) -> None:
+    """Raises for kernels that Keras has rewritten so that their entries cannot be counted."""
+    for weight in weights:
+        mode = getattr(weight.owner, "quantization_mode", None)
+        if mode in _UNREADABLE and weight.storage is None:
+            raise NotPrunableError(
+                f"The kernel {weight.path!r} is packed as Keras' {mode!r} packs it, and its live "
+                "entries cannot be counted. Report the model before it is quantized. "
+                f"Received: a layer {type(weight.owner).__name__} of {mode!r}"
+            )
 
 
 def _row(weight: PrunableWeight, orthogonality: bool | str, on_blocks: bool) -> Row:
@@ -364,17 +315,3 @@ def _itemsize(variable: Any) -> int:
 def _sum(values: list[int | None]) -> int | None:
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None
-
-
-def _in_full(value: int | None) -> str:
-    return "not known" if value is None else f"{value:,}"
-
-
-def _in_short(value: int | None) -> str:
-    """Three digits: `"235k"`."""
-    if value is None:
-        return "?"
-    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
-        if value >= 0.9995 * size:
-            return f"{float(f'{value / size:.3g}'):g}{unit}"
-    return str(value)

@@ -65,12 +65,12 @@ class Budget(Mapping[str, float]):
             try:
                 self._densities[str(path)] = check_density(density)
             except DensityError as error:
-                raise BudgetError(f"In the budget of '{path}': {error}") from None
+                raise BudgetError(f"In the budget of {path!r}: {error}") from None
         self.sizes = {
-            str(path): _count(f"size of '{path}'", size, 1) for path, size in (sizes or {}).items()
+            str(path): _count(f"size of {path!r}", size, 1) for path, size in (sizes or {}).items()
         }
         self.lifted_from = {
-            path: _count(f"`lifted_from` of '{path}'", share, 0)
+            path: _count(f"`lifted_from` of {path!r}", share, 0)
             for path, share in (lifted_from or {}).items()
         }
         self.blocks = dict(blocks or {})
@@ -152,13 +152,13 @@ class Budget(Mapping[str, float]):
         for path, size in self.sizes.items():
             if size != sizes[path]:
                 raise BudgetError(
-                    f"The budget was made for a weight '{path}' of {size} entries. "
+                    f"The budget was made for a weight {path!r} of {size} entries. "
                     f"Received: a weight of {sizes[path]}"
                 )
         for path, density in densities.items():
             if live_count(density, sizes[path]) < 1:
                 raise BudgetError(
-                    f"The weight '{path}' of {sizes[path]} entries would have no live one. "
+                    f"The weight {path!r} of {sizes[path]} entries would have no live one. "
                     f"Received: density={density}"
                 )
         lifted = {path: n for path, n in self.lifted_from.items() if path in densities}
@@ -216,7 +216,7 @@ class Budget(Mapping[str, float]):
                 name.encode()  # refuses lone surrogates, which JSON can contain
                 densities[name] = check_density(row["density"])
                 if row.get("size") is not None:
-                    sizes[name] = _count(f"size of '{shown(name)}'", row["size"], 1)
+                    sizes[name] = _count(f"size of {shown(name)!r}", row["size"], 1)
                 if row.get("lifted_from") is not None:
                     lifted_from[name] = _count("`lifted_from`", row["lifted_from"], 0)
                 if row.get("blocks") is not None:
@@ -362,7 +362,7 @@ def allocate(
             what = "exactly orthogonal kernels"
             most, weight = max(zip(least, weights, strict=True), key=lambda pair: pair[0])
             hint = (
-                f" '{weight.path}' needs most: {most} of its {weight.size} entries. Kernels that "
+                f" {weight.path!r} needs most: {most} of its {weight.size} entries. Kernels that "
                 "need not be orthogonal take less (initializer='random_sparse')."
             )
         raise BudgetError(
@@ -538,7 +538,7 @@ def needs_of(weight: PrunableWeight, orthogonal: Orthogonal) -> tuple[int, int, 
     try:
         least, covering = initializer.least_counts(weight.shape, axes_for(weight, initializer))
     except LayoutError as error:
-        raise LayoutError(f"The weight '{weight.path}' does not fit: {error}") from None
+        raise LayoutError(f"The weight {weight.path!r} does not fit: {error}") from None
     structure = getattr(initializer, "structure", None)
     if structure is None:
         return 1, least, covering, weight.size

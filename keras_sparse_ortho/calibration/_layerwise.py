@@ -4,7 +4,6 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import io
 import itertools
 import math
 import pathlib
@@ -16,7 +15,6 @@ import numpy as np
 
 from keras_sparse_ortho._checked_data import check_inputs, warn_of_few_rows, warn_of_weights
 from keras_sparse_ortho._data import first_batches, is_batched, samples
-from keras_sparse_ortho._files import atomic_write_bytes
 from keras_sparse_ortho._interception import Enough, observe
 from keras_sparse_ortho._keras_internals import (
     VariableOverrides,
@@ -24,13 +22,12 @@ from keras_sparse_ortho._keras_internals import (
     warn_user,
 )
 from keras_sparse_ortho._values import (
-    digest_of,
     is_traced,
     placed,
-    to_numpy,
     without_gradients,
 )
 from keras_sparse_ortho.calibration._channels import Channels
+from keras_sparse_ortho.calibration._resume import SavedKernels
 from keras_sparse_ortho.calibration._rows import Moments, as_matrices, from_matrices, stop_of
 from keras_sparse_ortho.calibration._solve import Blocks, Entries, Pattern, obs, refit, wanda
 from keras_sparse_ortho.errors import BudgetError, LayoutError, NotPrunableError
@@ -43,7 +40,6 @@ CALIBRATED = ("obs", "wanda")
 
 _ROWS = 64  # of a batch
 _MOST_BATCHES = 64
-_SOLVER = 5  # files of a run that goes on are those of this version
 _UNMEASURED = (
     "It is not known how these kernels multiply inputs of their layers, or no calibration input "
     "reaches them outside of compiled code"
@@ -93,6 +89,17 @@ class Recipe:
             return PackedDraw.of(value, mask, None)
         return Draw(mask, value, block=(block.rows, block.cols))
 
+    def settings(self) -> str:
+        """The recipe as text, without its arrays: their text is shortened."""
+        return repr(dataclasses.replace(self, masks=None, scores=None))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The masks and scores that the recipe was given."""
+        masks, scores = self.masks or {}, self.scores or {}
+        arrays = {f"mask of {path}": np.asarray(masks[path]) for path in sorted(masks)}
+        arrays |= {f"scores of {path}": np.asarray(scores[path]) for path in sorted(scores)}
+        return arrays
+
     def check(self, weights: Sequence[PrunableWeight]) -> None:
         """Refuses kernels that the structure does not fit, and more live entries than it allows."""
         if self.structure is None:
@@ -103,14 +110,14 @@ class Recipe:
             try:
                 self.structure.check(shape)
             except LayoutError as error:
-                raise LayoutError(f"The weight '{weight.path}' does not fit: {error}") from None
+                raise LayoutError(f"The weight {weight.path!r} does not fit: {error}") from None
             assert self.counts is not None
             now, then = self._count(weight), self.counts[weight.path]
-            missed += other_density(f"'{weight.path}'", now, then, weight.size)
+            missed += other_density(f"{weight.path!r}", now, then, weight.size)
             if isinstance(self.structure, NByM) and now > self.structure.most(shape):
                 raise BudgetError(
                     f"{self.structure} allows at most {self.structure.most(shape)} live entries "
-                    f"in '{weight.path}'. Received: {now}"
+                    f"in {weight.path!r}. Received: {now}"
                 )
         if missed:
             warn_user(f"{self.structure} allows whole groups only. Received: {'; '.join(missed)}")
@@ -156,7 +163,7 @@ def measurable(
     with from_zero_states(model), without_gradients():
         reached = {stop.path for stop in _calls(model, batches[0], list(stops.values()))}
     found = [weight for weight in weights if weight.path in reached]
-    names = ", ".join(f"'{weight.path}'" for weight in weights if weight not in found)
+    names = ", ".join(f"{weight.path!r}" for weight in weights if weight not in found)
     if names and (given or not found):
         raise NotPrunableError(
             f"{_UNMEASURED}: `exclude` them, or use magnitudes. Received: {names}"
@@ -204,11 +211,13 @@ def prune_layers(
         for weight in weights:
             take(weight, *recipe.solved(weight))
         return draws
-    saved = _Saved(resume, model, recipe, batches) if resume is not None else None
+    saved = None
+    if resume is not None:
+        saved = SavedKernels(resume, model, batches, recipe.settings(), recipe.arrays())
     stops: list[Any] = []
     for weight in weights:
         stop = stop_of(model, weight, functools.partial(solve, weight))
-        if saved is not None and saved.path(weight).exists():
+        if saved is not None and saved.has(weight):
             take(weight, *saved.load(weight))
         elif stop is not None:
             stops.append(stop)
@@ -217,45 +226,9 @@ def prune_layers(
     for weight in left:
         take(weight, *recipe.solved(weight))
     if left:
-        names = ", ".join(f"'{weight.path}'" for weight in left)
+        names = ", ".join(f"{weight.path!r}" for weight in left)
         warn_user(f"{_UNMEASURED}: their live entries keep their values. Received: {names}")
     return draws
-
-
-class _Saved:
-    """A file for each finished kernel, named by a digest of all that it depends on."""
-
-    def __init__(self, folder: Any, model: Any, recipe: Recipe, batches: Any) -> None:
-        self._folder = pathlib.Path(folder)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        text = np.frombuffer(f"{recipe} {_SOLVER}".encode(), np.uint8)
-        arrays = [*model.weights, *keras.tree.flatten(batches)]
-        self._key = digest_of(text, *(to_numpy(array, copy=False) for array in arrays))
-
-    def path(self, weight: PrunableWeight) -> pathlib.Path:
-        own = digest_of(np.frombuffer(weight.path.encode(), np.uint8))
-        return self._folder / f"{self._key}-{own}.npz"
-
-    def load(self, weight: PrunableWeight) -> tuple[np.ndarray, np.ndarray]:
-        path = self.path(weight)
-        try:
-            with np.load(io.BytesIO(path.read_bytes())) as found:
-                draw = PackedDraw(found["bits"], found["values"], weight.shape, 0, None)
-                kernel, mask = draw.kernel, draw.mask
-            if not np.isfinite(kernel).all():
-                raise ValueError("values that are not finite")
-        except Exception as error:  # any: NumPy's readers of a damaged file raise all kinds
-            raise ValueError(
-                f"`resume` goes on from files of an earlier run. Delete this one: '{weight.path}' "
-                f"is then solved again. Received: {str(path)!r}, {type(error).__name__}: {error}"
-            ) from None
-        return kernel, mask
-
-    def save(self, weight: PrunableWeight, value: np.ndarray, mask: np.ndarray) -> None:
-        draw = PackedDraw.of(value.astype(weight.raw_value(copy=False).dtype), mask, None)
-        stream = io.BytesIO()
-        np.savez(stream, bits=draw.bits, values=draw.values)
-        atomic_write_bytes(self.path(weight), stream.getvalue())
 
 
 def calibration_batches(model: Any, data: Any) -> list[Any]:
@@ -345,7 +318,7 @@ def _inputs(model: Any, batch: Any, stop: Any, calls: int) -> list[tuple[Any, di
         model(batch, training=False)
     if not reached:
         raise NotPrunableError(
-            f"Every calibration batch must reach '{stop.path}' after the layers before it have "
+            f"Every calibration batch must reach {stop.path!r} after the layers before it have "
             "been changed, too; `exclude` layers that depend on the data. Received: the end of "
             "the model"
         )

@@ -271,7 +271,7 @@ class _MomentStop:
         mean = shift + self._start
         if not np.isfinite(mean).all():
             raise NotPrunableError(
-                f"The inputs of '{self.path}' must be finite on the data. Received: means {mean}"
+                f"The inputs of {self.path!r} must be finite on the data. Received: means {mean}"
             )
         return _Moments(mean, np.maximum(self._second / self._count - shift * shift, 0.0))
 

@@ -77,7 +77,7 @@ class GramStop:
         squares = np.trace(gram, axis1=-2, axis2=-1).sum() if gram.ndim == 3 else gram.sum()
         if not np.isfinite(squares):
             raise NotPrunableError(
-                f"The inputs of the layer that owns '{self.path}' must be finite on the "
+                f"The inputs of the layer that owns {self.path!r} must be finite on the "
                 f"calibration data. Received: a sum of squares of {squares}"
             )
         self._solve(*sums)

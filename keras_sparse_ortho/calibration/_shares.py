@@ -107,7 +107,7 @@ class Sensitivity:
         """Densities in rising order, 1 at the end, and their errors."""
         if path not in self.errors:
             raise BudgetError(
-                f"The errors of '{path}' were not measured: `exclude` it, or call `sensitivity` "
+                f"The errors of {path!r} were not measured: `exclude` it, or call `sensitivity` "
                 f"with it. Received: errors of {', '.join(self.errors)}"
             )
         known = {x: y for x, y in self.errors[path].items() if not isinstance(x, str)} | {1.0: 0.0}

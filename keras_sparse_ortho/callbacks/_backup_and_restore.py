@@ -84,16 +84,16 @@ class BackupAndRestore(keras.callbacks.Callback):
         try:
             known = json.loads(record.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:  # no JSON, or not UTF-8
-            raise self._damaged(f"{type(error).__name__} in '{record}'") from error
+            raise self._damaged(f"{type(error).__name__} in {str(record)!r}") from error
         before = known.pop("before", None) if isinstance(known, dict) else None
         records = [known] if before is None else [known, before]
         if wrong := [one for one in records if not _is_record(one)]:
-            raise self._damaged(f"'{record}' with {shown(wrong[0])}")
+            raise self._damaged(f"{str(record)!r} with {shown(wrong[0])}")
         return records
 
     def _damaged(self, found: str) -> ValueError:
         return ValueError(
-            f"The backup in '{self._folder}' is damaged, or of another model. Delete this folder "
+            f"The backup in {str(self._folder)!r} is damaged, or of another model. Delete this folder "
             "to train from the start; a .weights.h5 file in it that is whole can be loaded by "
             f"`model.load_weights`. Received: {found}"
         )
@@ -104,7 +104,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         if known is None:
             raise ValueError(
                 f"All processes must have a backup of one epoch, and another process has only "
-                f"{epoch}. Received: '{self._folder}' with {[r['epoch'] for r in records]}"
+                f"{epoch}. Received: {str(self._folder)!r} with {[r['epoch'] for r in records]}"
             )
         if len(states) != len(known["seeds"]):
             raise self._damaged(f"{len(known['seeds'])} seed generators, for {len(states)}")

@@ -202,7 +202,7 @@ class UpdateMasks(DensityRun):
         self._plans = [pair for pair in plans if pair[0] not in over]
         for mask, _ in self._plans:
             if mask.last_updated > run_position(step, start, mask.schedule.is_resolved):
-                found = f"and the mask of '{mask.weight.path}' updated at step {mask.last_updated}"
+                found = f"and the mask of {mask.weight.path!r} updated at step {mask.last_updated}"
                 raise self.restart_error(step, found)
         if over and not all(mask.schedule.is_resolved for mask in over):
             self.warn_of_single_epochs(f"{len(over)} masks at their final density")

@@ -133,20 +133,20 @@ class DynamicSparseTraining(StepCallback):
             if weight.storage is not None and not weight.storage.movable:
                 raise NotPrunableError(
                     f"{rule}other parametrizations choose their own live entries. "
-                    f"Received: '{weight.path}' with {type(weight.parametrization).__name__}"
+                    f"Received: {weight.path!r} with {type(weight.parametrization).__name__}"
                 )
         chosen = choose(sparse, self.include, self.exclude) if sparse else []
         chosen = [weight for weight in chosen if weight.variable.trainable]
         if not chosen:
             raise NotPrunableError(
                 f"{rule}make the model sparse first, with keras_sparse_ortho.sparsify. Received: "
-                f"the model '{model.name}' with no such trainable weight"
+                f"the model {model.name!r} with no such trainable weight"
             )
         for weight in chosen:
             structure = _structure(weight)
             if structure is not None and not isinstance(structure, Block):
                 raise NotPrunableError(
-                    f"No update keeps the structure of '{weight.path}': `exclude` it. "
+                    f"No update keeps the structure of {weight.path!r}: `exclude` it. "
                     f"Received: structure={structure}"
                 )
         return chosen
@@ -226,7 +226,7 @@ def _moved_entries(weight: PrunableWeight, fraction: float, scores: Array, rng: 
     after = move_blocks(structure, canonical[0], canonical[1], count, canonical[2], rng)
     if np.count_nonzero(after) != np.count_nonzero(mask):
         raise NotPrunableError(
-            f"The mask of '{weight.path}' does not have the structure of its initializer: set "
+            f"The mask of {weight.path!r} does not have the structure of its initializer: set "
             f"another mask, or `exclude` the weight. Received: {structure=}"
         )
     return np.ascontiguousarray(layout.from_canonical(after, weight.shape))
@@ -238,7 +238,7 @@ def _moved_blocks(weight: PrunableWeight, fraction: float, scores: Array, rng: G
     live, magnitudes = storage.live_places(), storage.live_sums()
     if wrong := np.count_nonzero(~np.isfinite(magnitudes)):
         raise NotPrunableError(
-            f"The blocks of '{weight.owner.name}' are not finite. "
+            f"The blocks of {weight.owner.name!r} are not finite. "
             f"Received: {wrong} blocks with infinite or NaN entries"
         )
     count = int(fraction * storage.live) // storage.place_size

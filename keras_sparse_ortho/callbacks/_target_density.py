@@ -260,7 +260,7 @@ def entries_of(threshold: Any) -> Entries:
     wrong = np.isnan(found.critical) | ~np.isfinite(found.scales)
     if wrong.any():
         raise NotPrunableError(
-            f"The weight '{threshold.weight.path}' is not finite, or its threshold is not. "
+            f"The weight {threshold.weight.path!r} is not finite, or its threshold is not. "
             f"Received: {np.count_nonzero(wrong)} infinite or NaN values"
         )
     return found

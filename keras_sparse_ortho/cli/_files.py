@@ -6,6 +6,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from keras_sparse_ortho._files import check_archive, check_not_an_input
+
 
 class InputFileError(ValueError):
     """An input file that is missing, damaged, or of the wrong kind."""
@@ -41,6 +43,7 @@ def read_keras(path: str, *, compiled: bool = False) -> Any:
         rule = "The name of a Keras model must end in .keras"
     if rule is not None:
         raise InputFileError(f"{rule}. Received: {path!r}")
+    _check_unpacked_size(path)
     if compiled:
         with contextlib.suppress(Exception):  # a loss or metric of the user's own module
             return keras.saving.load_model(path)
@@ -60,6 +63,8 @@ def read_rows(path: str | None) -> Any:
     _check_exists(path)
     import numpy as np
 
+    if zipfile.is_zipfile(path):
+        _check_unpacked_size(path)
     try:
         found = np.load(path, allow_pickle=False)
         if isinstance(found, np.ndarray):
@@ -73,6 +78,19 @@ def read_rows(path: str | None) -> Any:
             "Pass rows as a .npy file, or as a .npz file with an array for each input by name. "
             f"Received: {path!r}, {type(error).__name__}: {error}"
         ) from error
+
+
+def _check_unpacked_size(path: str) -> None:
+    """Refuses an archive of a few megabytes that would take gigabytes of memory."""
+    try:
+        check_archive(path)
+    except (ValueError, zipfile.BadZipFile) as error:
+        raise InputFileError(str(error)) from error
+
+
+def check_output(path: str, inputs: dict[str, str | None]) -> None:
+    """Raises ValueError, before the work, if a command would replace one of its input files."""
+    check_not_an_input("path", Path(path), inputs)
 
 
 def _check_exists(path: str) -> None:

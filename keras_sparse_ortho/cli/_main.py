@@ -3,13 +3,15 @@
 import argparse
 import json
 import re
+import sys
 import warnings
 from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
 from keras_sparse_ortho._interception import intercepted
-from keras_sparse_ortho.cli._files import InputFileError, read_keras, read_rows
+from keras_sparse_ortho._text import printable, printable_lines
+from keras_sparse_ortho.cli._files import InputFileError, check_output, read_keras, read_rows
 
 OK, FAILED, USAGE, BAD_FILE = 0, 1, 2, 3
 
@@ -68,7 +70,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _print(console: Any, text: str, style: str) -> None:
-    console.print(f"kso: {text}", style=style, markup=False, highlight=False, soft_wrap=True)
+    text = printable_lines(f"kso: {text}")
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def _show(text: str) -> None:
+    """Prints a result; where the terminal lacks a letter, as an escape."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def _text_of(error: Exception, kind: str = "") -> str:
@@ -174,29 +183,36 @@ def _report(options: argparse.Namespace, console: Any) -> None:
     if options.json:
         print(json.dumps(found.to_dict(), indent=2))
     else:
-        Console().print(found)
+        table = Console()
+        with table.capture() as captured:
+            table.print(found)
+        _show(captured.get().rstrip("\n"))
 
 
 def _shrink(options: argparse.Namespace, console: Any) -> None:
     from keras_sparse_ortho.export import shrink
 
+    inputs = {"model": options.model, "--data": options.data, "--labels": options.labels}
+    check_output(options.out, inputs)
     rows, labels = read_rows(options.data), read_rows(options.labels)
     with console.status("Loading the model"):
         # The loss says what outputs are: classes, or values.
         model = read_keras(options.model, compiled=True)
-    inputs = {tensor.name for tensor in getattr(model, "inputs", None) or ()}
+    names = {tensor.name for tensor in getattr(model, "inputs", None) or ()}
     if isinstance(rows, dict):
-        labels = labels if "y" in inputs else rows.pop("y", labels)
+        labels = labels if "y" in names else rows.pop("y", labels)
         rows = rows.popitem()[1] if len(rows) == 1 else rows
     limits = ("max_drop", "max_bytes", "max_ms", "minutes", "metric")
     given = {name: vars(options)[name] for name in limits}
     data = rows if labels is None else (rows, labels)
-    print(shrink(model, data, options.out, verbose=True, **given))
+    _show(str(shrink(model, data, options.out, verbose=True, **given)))
 
 
 def _export(options: argparse.Namespace, console: Any) -> None:
     from keras_sparse_ortho.export import export_litert
 
+    inputs = {"model": options.model, "--sample": options.sample, "--data": options.data}
+    check_output(options.output, inputs)
     sample, data = read_rows(options.sample), read_rows(options.data)
     with console.status("Loading the model") as status:
         model = read_keras(options.model)
@@ -205,7 +221,7 @@ def _export(options: argparse.Namespace, console: Any) -> None:
         report = export_litert(
             model, options.output, sample=sample, representative_data=data, **given
         )
-    print(report.to_json() if options.json else report)
+    _show(report.to_json() if options.json else str(report))
 
 
 def _bench(options: argparse.Namespace, console: Any) -> None:
@@ -235,7 +251,7 @@ def _bench(options: argparse.Namespace, console: Any) -> None:
         print(json.dumps(timings, indent=2))
         return
     for row in timings:
-        print(
-            f"{row['latency_ms']:.3g} ms a call: {row['file']} ({row['route'] or 'unknown'}), "
-            f"{row['threads']} threads, batch {row['batch_size']}"
+        _show(
+            f"{row['latency_ms']:.3g} ms a call: {printable(row['file'])} "
+            f"({row['route'] or 'unknown'}), {row['threads']} threads, batch {row['batch_size']}"
         )

@@ -160,7 +160,7 @@ def _blocks_of(layer: Any) -> ZeroBlocks | str:
     if isinstance(layer, L.EinsumDense):
         data, _, output = einsum_axes(layer.equation, layer.input_spec.ndim)
         if output[0] != data[0]:
-            return f"in '{layer.equation}' the first axis of input and output differ"
+            return f"in {layer.equation!r} the first axis of input and output differ"
     found = zero_blocks(_canonical(layer))
     return found if isinstance(found, str) else why_no_block_form(layer) or found
 

@@ -3,14 +3,17 @@
 import os
 import re
 from pathlib import Path
+from typing import Any
 
-from keras_sparse_ortho._files import atomic_write, path_of
+from keras_sparse_ortho._files import atomic_write, check_not_an_input, path_of
+from keras_sparse_ortho._text import printable
 from keras_sparse_ortho.errors import ExportRouteError, LiteRTFileError
 from keras_sparse_ortho.export._flatbuffer import name_of, read_model, read_record, write_model
 from keras_sparse_ortho.export._load_litert import read_packed
 
 # Routes that LiteRT Micro can run: no sparse encodings, none that quantize in a call.
 _ROUTES = (None, "float32", "float32+blocks", "int8", "int8+blocks")
+_INTEGERS = {3: "uint8", 9: "int8"}  # by the number of a tensor's type
 
 
 def c_array(
@@ -32,7 +35,8 @@ def c_array(
 
     Raises:
         ExportRouteError: if LiteRT Micro has no kernels for the file's route.
-        ValueError: if the file is damaged (`LiteRTFileError`), or the name is no identifier.
+        ValueError: if the file is damaged (`LiteRTFileError`), the name is no identifier, or `path`
+            is the file itself.
 
     Limits: inputs and outputs are float32, unless `export_litert` had other types; then the header
     has their scales and zero points. On the device `arena_used_bytes()` gives the arena's size.
@@ -47,6 +51,7 @@ def c_array(
     if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) is None:
         raise ValueError(f"`name` must be a C identifier. Received: {name=}")
     given, target = str(path_of("file", file)), path_of("path", path)
+    check_not_an_input("path", target, {"file": given})
     content = read_packed(Path(given))
     route = (read_record(content, given) or {}).get("route")
     if route not in _ROUTES:
@@ -61,7 +66,7 @@ def c_array(
     rows = (content[k : k + 16] for k in range(0, len(content), 16))
     with atomic_write(target) as stream:
         stream.write(
-            f"// {Path(given).name}, route {route or 'unknown'}, by keras_sparse_ortho.\n"
+            f"// {printable(Path(given).name)}, route {route or 'unknown'}, by keras_sparse_ortho.\n"
             f"// tflite::MicroMutableOpResolver<{len(operators)}> resolver;\n{calls}"
             "#pragma once\n#ifndef __cplusplus\n#include <stdalign.h>\n"
             f"#endif\nstatic const unsigned int {name}_size = {len(content)};\n"
@@ -74,29 +79,43 @@ def c_array(
 
 def _in_one_piece(content: bytes, file: str) -> tuple[bytes, tuple[str, ...], list[str]]:
     """The file in one flatbuffer, Micro's operators, and scales of inputs and outputs."""
-    from ai_edge_litert import schema_py_generated as schema
-
-    names = {code: name for name, code in vars(schema.BuiltinOperator).items()}
     try:
         model = read_model(content)
         content = write_model(model)
+        operators = _operators(model)
+        ends = _ends(model.subgraphs[0])
     except Exception as error:  # the generated code checks nothing
         raise LiteRTFileError(
             "The file must be a LiteRT model, and it is no flatbuffer of one: it is damaged, or of "
             f"another kind. Received: {file!r} with {len(content)} bytes ({error})"
         ) from error
-    used = {
-        names[model.operatorCodes[operator.opcodeIndex].builtinCode].title().replace("_", "")
-        for graph in model.subgraphs
-        for operator in graph.operators
-    }
-    words = sorted(used)
-    main = model.subgraphs[0]
-    ends = [
-        f"{name_of(tensor)}: {kind} = round(x / {about.scale[0]:.9g}) + {about.zeroPoint[0]}"
-        for tensor in (main.tensors[k] for k in (*main.inputs, *main.outputs))
-        if (about := tensor.quantization) is not None and about.scale is not None
-        if (kind := {3: "uint8", 9: "int8"}.get(tensor.type))
-    ]
-    operators = tuple(w.replace("Lstm", "LSTM").replace("Matmul", "MatMul") for w in words)
     return content, operators, ends
+
+
+def _operators(model: Any) -> tuple[str, ...]:
+    """The names of LiteRT Micro for the operators that a model uses, in order."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    names = {code: name for name, code in vars(schema.BuiltinOperator).items()}
+    used = set()
+    for graph in model.subgraphs:
+        for operator in graph.operators:
+            code = model.operatorCodes[operator.opcodeIndex]
+            # Older files have the number in the other field, which holds numbers below 127.
+            name = names[max(code.builtinCode, code.deprecatedBuiltinCode)]
+            used.add(name.title().replace("_", ""))
+    return tuple(name.replace("Lstm", "LSTM").replace("Matmul", "MatMul") for name in sorted(used))
+
+
+def _ends(graph: Any) -> list[str]:
+    """How integers at the inputs and outputs are made from floats, one line each."""
+    lines = []
+    for index in (*graph.inputs, *graph.outputs):
+        tensor = graph.tensors[index]
+        kind = _INTEGERS.get(tensor.type)
+        about = tensor.quantization
+        if kind is None or about is None or about.scale is None:
+            continue
+        scale, zero = float(about.scale[0]), int(about.zeroPoint[0])
+        lines.append(f"{printable(name_of(tensor))}: {kind} = round(x / {scale:.9g}) + {zero}")
+    return lines

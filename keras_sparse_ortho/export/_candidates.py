@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._files import disk_full, is_full
+from keras_sparse_ortho._text import printable
 from keras_sparse_ortho.errors import (
     ExportConversionError,
     ExportRouteError,
@@ -86,9 +87,9 @@ def _failed(route: Route, failure: Exception, error: float | None = None) -> Can
 
 
 def _no_blocks(task: Task, route: Route) -> ExportRouteError:
-    reasons = [f"'{path}': {why}" for path, why in list(task.blocks.kept.items())[:5]]
+    reasons = [f"{path!r}: {why}" for path, why in list(task.blocks.kept.items())[:5]]
     return ExportRouteError(
-        f"Route '{route.name}' needs a kernel whose zeros are in whole blocks, as drawn with "
+        f"Route {route.name!r} needs a kernel whose zeros are in whole blocks, as drawn with "
         "structure=Block(32, 32, regular=True); use another route. "
         f"Received: {'; '.join(reasons) or 'a model without kernels'}"
     )
@@ -99,7 +100,7 @@ def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
     file = task.folder / f"{route.name}.verified.tflite"
     record = {
         "route": route.name,
-        "model": task.model.name,
+        "model": printable(task.model.name),
         "inputs": task.signature.specs,
         "outputs": [{"name": name} for name in task.names],
     }
@@ -191,7 +192,7 @@ def _trace(task: Task, path: str, form: dict[str, Any]) -> None:
     except Exception as error:  # any: a custom class may do anything in get_config
         title = {"tensorflow": "TensorFlow", "jax": "JAX"}[own]
         raise ExportConversionError(
-            f"Model '{task.model.name}' could not be rebuilt on the {title} backend in a new "
+            f"Model {task.model.name!r} could not be rebuilt on the {title} backend in a new "
             "process. Its custom classes must be importable there (not defined in "
             f"`__main__`) and serializable; otherwise export on the {title} backend. "
             f"Received: {str(error)[:1000]}"
@@ -204,13 +205,13 @@ def _conversion_error(task: Task, route: Route, failure: Exception) -> ExportCon
     missing = re.findall(r"(?:TF Select|Custom) ops: (.+)", str(failure))
     if missing:
         return ExportConversionError(
-            f"Model '{task.model.name}' needs operations that LiteRT's built-in kernels lack. "
+            f"Model {task.model.name!r} needs operations that LiteRT's built-in kernels lack. "
             "Replace the layers that use them before the export. Received: operations "
             f"{', '.join(sorted({op for line in missing for op in line.split(', ')}))}"
         )
     return ExportConversionError(
-        f"The LiteRT converter failed on model '{task.model.name}' by route "
-        f"'{route.name}'. Received: {str(failure)[:1000]}"
+        f"The LiteRT converter failed on model {task.model.name!r} by route "
+        f"{route.name!r}. Received: {str(failure)[:1000]}"
     )
 
 
@@ -288,7 +289,7 @@ def find_zeros(kernels: dict[str, np.ndarray], weights: Iterable[WeightZeros]) -
         if lost <= max(1, _LOST * zeros[path]):
             raise ExportVerificationError(
                 "The conversion must keep every zero. Received: "
-                f"kernel '{path}' has {zeros[path]} zeros of {kernels[path].size}, of which {lost} "
+                f"kernel {path!r} has {zeros[path]} zeros of {kernels[path].size}, of which {lost} "
                 "are not zero in the file"
             )
     return tuple(left)

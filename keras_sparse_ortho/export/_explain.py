@@ -69,7 +69,7 @@ def explained(task: Task, tried: Candidate) -> Exception:
         return failure
     layer, source = error_source(task, route, task.allowed(route) / 2)
     where = "" if layer is None else f"The difference starts at {source}. "
-    rule, received = str(failure).split("Received: ")
+    rule, _, received = str(failure).partition("Received: ")
     text = f"{rule}{where}{_remedy(task, route, layer)} Received: {received}"
     return ExportVerificationError(text)
 
@@ -100,7 +100,7 @@ def error_source(task: Task, route: Route, least: float) -> tuple[Any, str]:
             if not error <= least:
                 kind = type(innermost(layer)).__name__
                 what = "layer" if isinstance(layer, keras.layers.Layer) else "operation"
-                return layer, f"{what} '{layer.name}' ({kind}): error {error:.3g} behind it"
+                return layer, f"{what} {layer.name!r} ({kind}): error {error:.3g} behind it"
     return unknown
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._checks import check_integer, other_keywords
+from keras_sparse_ortho._checks import check_integer, check_number, other_keywords
 from keras_sparse_ortho._files import path_of, staging
 from keras_sparse_ortho.export._candidates import Candidate, candidates
 from keras_sparse_ortho.export._explain import explained, warn_of_floats, warn_of_rows
@@ -27,6 +27,8 @@ from keras_sparse_ortho.export._routes import (
 from keras_sparse_ortho.export._task import Steps, Task
 from keras_sparse_ortho.quantization import has_trained_ranges
 
+# Models and data: a slip would replace the given ones.
+_OTHER_KINDS = {".h5", ".hdf5", ".keras", ".onnx", ".pb", ".npy", ".npz", ".csv", ".json", ".zip"}
 _NEAR = 1.05  # the speed that "fast" gives up for a smaller file, within the noise of the clock
 _LEAST_ZEROS = 0.3  # of a kernel: below this the indices cost more than the zeros save
 
@@ -136,6 +138,7 @@ def export_litert(
         kind = type(model).__name__
         raise ValueError(f"`model` must be a Keras model. Received: model of type {kind}")
     batch_size = check_integer("batch_size", batch_size)
+    timeout = check_number("timeout", timeout)
     file = check_path(path)
     trained = has_trained_ranges(model)
     routes = routes_of(mode, representative_data is not None or trained)
@@ -216,10 +219,10 @@ def check_path(path: str | os.PathLike[str]) -> Path:
     target, rule = path_of("path", path), None
     if not target.name or not target.parent.is_dir():
         rule = "must name a file in a folder that exists; make the folder first"
-    elif target.suffix in (".h5", ".hdf5", ".keras", ".onnx", ".pb"):
+    elif not {target.suffix, target.resolve().suffix}.isdisjoint(_OTHER_KINDS):
         rule = (
             "is for a LiteRT file, whose name usually ends in `.tflite`; use `model.save` or "
-            "`model.export` for other kinds"
+            "`model.export` for other models"
         )
     elif target.exists() and not target.is_file():
         kind = "a folder" if target.is_dir() else "a device, pipe or socket"

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_sparse_ortho._text import printable
 from keras_sparse_ortho.errors import LiteRTFileError
 
 _IDENTIFIER = b"TFL3"
@@ -109,7 +110,10 @@ def add_code(model: Any, name: str, version: int) -> int:
 
 
 def name_of(tensor: Any) -> str:
-    return tensor.name.decode() if isinstance(tensor.name, bytes) else str(tensor.name)
+    """The name of a tensor, by which operations and ranges find it; `printable` shows it."""
+    if isinstance(tensor.name, bytes):
+        return tensor.name.decode("utf-8", "backslashreplace")
+    return str(tensor.name)
 
 
 def read_weights(content: bytes) -> tuple[WeightZeros, ...]:
@@ -157,7 +161,7 @@ def read_weights(content: bytes) -> tuple[WeightZeros, ...]:
             seen.add(tensor.buffer)
         zeros = size - int(np.count_nonzero(stored != zero))
         name = stored.dtype.name if bits is None else kind.lower()
-        found.append(WeightZeros(name_of(tensor), shape, name, size, zeros, sparse))
+        found.append(WeightZeros(printable(name_of(tensor)), shape, name, size, zeros, sparse))
     return tuple(found)
 
 

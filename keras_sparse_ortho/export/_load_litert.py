@@ -17,13 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from keras_sparse_ortho._files import path_of
+from keras_sparse_ortho._checks import check_integer, check_number
+from keras_sparse_ortho._files import check_unpacked_size, path_of
 from keras_sparse_ortho.errors import ExportVerificationError, LiteRTFileError
 from keras_sparse_ortho.export._flatbuffer import read_record
 from keras_sparse_ortho.export._process import JobError, Worker, require
 from keras_sparse_ortho.export._task import InputSpec, Signature, full_batches
 from keras_sparse_ortho.export._worker import interpreter_of, to_floats, to_integers
 
+_PIECE = 1 << 24  # bytes that are read at once
 _LARGEST = 2**31  # a flatbuffer's offsets have 31 bits
 _CALLS, _ROUNDS = 5, 200  # of one file before the next one's turn; at most
 # By SHA-256 the signatures of files that ran in a subprocess before.
@@ -35,10 +37,13 @@ class LiteRTModel:
 
     `route` and `model_name` are those of its export (None for files of other tools), `inputs` have
     name, static shape and dtype each; `predict` takes and gives floats for integers with a scale.
-    Threads that share an instance wait for each other; for speed open the file once per thread.
+    Threads that share an instance wait for each other; for speed open the file once per thread. A
+    pickle holds the file, and opens it again with as many threads.
     """
 
     def __init__(self, content: bytes, record: dict[str, Any], threads: int = 1) -> None:
+        _check_names(record)
+        self._opened_with = content, record, threads
         self.route: str | None = record.get("route")
         self.model_name: str | None = record.get("model")
         self.output_names: list[str] = record["output_names"]
@@ -70,6 +75,9 @@ class LiteRTModel:
         )
         self._signature = Signature(specs, list(range(len(specs))) if len(specs) > 1 else 0)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._opened_with
+
     @property
     def batch_size(self) -> int:
         """Rows of one call of the file; `predict` takes any number."""
@@ -95,6 +103,17 @@ class LiteRTModel:
     def __repr__(self) -> str:
         inputs = ", ".join(f"{s.name}: {s.dtype}{list(s.shape)}" for s in self.inputs)
         return f"LiteRTModel(route={self.route!r}, inputs=[{inputs}], outputs={self.output_names})"
+
+
+def _check_names(record: dict[str, Any]) -> None:
+    """Refuses names that a terminal would obey, or that would end a line: nobody writes these."""
+    names = (record.get("route"), record.get("model"))
+    for name in (*names, *record["input_names"], *record["output_names"]):
+        if name is not None and not name.isprintable():
+            raise LiteRTFileError(
+                "The names in a LiteRT file must be printable, without line breaks and control "
+                f"characters. Received: {name!r}"
+            )
 
 
 def load_litert(
@@ -134,6 +153,7 @@ def load_litert(
     """
     use = "`load_litert` runs the file with ai-edge-litert"
     require(("ai_edge_litert",), use, "ai-edge-litert")
+    threads, timeout = check_integer("threads", threads), check_number("timeout", timeout)
     name = str(path)
     if not path_of("path", path).is_file():
         raise FileNotFoundError(f"`path` must name a LiteRT file. Received: path={name!r}")
@@ -147,17 +167,26 @@ def load_litert(
 
 def read_packed(path: Path) -> bytes:
     """The content of a LiteRT file, decompressed if its name ends in `.gz`."""
+    pieces = []
     try:
-        # Decompress no more than may be a LiteRT file.
+        size = 0
+        packed = path.stat().st_size
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            content = stream.read(8)
-            if content[4:] == b"TFL3":
-                content += stream.read(_LARGEST)
+            # Decompress no more than may be a LiteRT file.
+            while size <= _LARGEST and (piece := stream.read(_PIECE if size else 8)):
+                pieces.append(piece)
+                size += len(piece)
+                if pieces[0][4:] != b"TFL3":
+                    break
+                check_unpacked_size(str(path), packed, size)
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise LiteRTFileError(
             "gzip cannot decompress the file: it is corrupted or truncated. "
             f"Received: {str(path)!r}, {type(error).__name__}: {error}"
         ) from error
+    except ValueError as error:
+        raise LiteRTFileError(str(error)) from None
+    content = b"".join(pieces)
     if content[4:8] != b"TFL3" or len(content) > _LARGEST:
         raise LiteRTFileError(
             f"A LiteRT file has 'TFL3' in bytes 4 to 7, and less than {_LARGEST} bytes. Received: "
@@ -198,7 +227,8 @@ def latencies(
 
     Raises ExportVerificationError if a process dies, or the timeout is over.
     """
-    last = time.monotonic() + timeout
+    threads, seconds = check_integer("threads", threads), check_number("seconds", seconds)
+    last = time.monotonic() + check_number("timeout", timeout)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         jobs: list[Callable[..., list[float]]] = []

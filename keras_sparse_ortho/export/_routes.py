@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import Any, Final
 
+from keras_sparse_ortho._text import printable, printable_lines
 from keras_sparse_ortho.errors import ExportRouteError
 from keras_sparse_ortho.export._flatbuffer import WeightZeros
 from keras_sparse_ortho.export._process import converter_backend
@@ -77,7 +78,7 @@ def routes_of(mode: str | None, has_data: bool) -> list[Route]:
         )
     if named not in there:
         raise ExportRouteError(
-            f"Route '{mode}' is one of TensorFlow's converter; use another one, or install "
+            f"Route {mode!r} is one of TensorFlow's converter; use another one, or install "
             'it: pip install "keras-sparse-ortho[litert]". '
             "Received: an environment without TensorFlow"
         )
@@ -117,13 +118,13 @@ class RouteOutcome:
     argmax_agreement: float | None = None
     latency_ms: float | None = None
     seconds: float = 0.0
-    kept: dict[str, str] = dataclasses.field(default_factory=dict)
+    kept: dict[str, str] = dataclasses.field(default_factory=dict, repr=False)
     left_out: int = 0
     folded: tuple[str, ...] = ()
     in_floats: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class ExportReport(RouteOutcome):
     """The figures of one verified LiteRT file, besides those of its route; print it.
 
@@ -192,9 +193,15 @@ class ExportReport(RouteOutcome):
         ax.set(xscale="log", yscale="log", xlabel="bytes", ylabel="ms a call")
         return ax
 
+    def __repr__(self) -> str:
+        return (
+            f"ExportReport(path={self.path!r}, route={self.route!r}, bytes={self.bytes}, "
+            f"density={self.density:.4g}, error={self.error:.3g}); print it for all figures"
+        )
+
     def __str__(self) -> str:
         width = max((len(weight.name) for weight in self.weights), default=0)
-        lines = [f"Exported to {self.path}"]
+        lines = [f"Exported to {printable(self.path)}"]
         for one in self.weights:
             shape, kind = " x ".join(map(str, one.shape)), "sparse " * one.sparse + one.dtype
             live = f"{one.size - one.zeros:,} of {one.size:,} live"
@@ -214,7 +221,7 @@ class ExportReport(RouteOutcome):
         if self.argmax_agreement is not None:
             figures["same argmax"] = f"{self.argmax_agreement:.1%} of the rows"
         if self.folded:
-            figures["split or folded"] = ", ".join(self.folded)
+            figures["split or folded"] = printable(", ".join(self.folded))
         if self.in_floats:
             figures["in floats"] = counts_by_kind(self.in_floats)
         if len(self.routes) > 1 or self.latency_ms is not None:
@@ -222,7 +229,7 @@ class ExportReport(RouteOutcome):
                 ms = "" if each.latency_ms is None else f", {each.latency_ms:.3g} ms a call"
                 size = "no file: " if each.bytes is None else f"{each.bytes:,} bytes"
                 made = "" if each.bytes is None else f", made in {each.seconds:.1f} s"
-                figures[f"  {each.route}"] = f"{size}{ms}{made}{each.reason or ''}"
+                figures[f"  {each.route}"] = f"{size}{ms}{made}{printable_lines(each.reason or '')}"
         return "\n".join([*lines, *(f"{label:<22}{value}" for label, value in figures.items())])
 
 

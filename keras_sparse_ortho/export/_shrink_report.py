@@ -4,6 +4,7 @@ import dataclasses
 import math
 from typing import Any
 
+from keras_sparse_ortho._text import printable_lines
 from keras_sparse_ortho.export._judge import NO_SCORE, Score
 
 _WIDE = 5.0  # points between the ends of an interval
@@ -38,7 +39,7 @@ class Trial:
         return -1.0 if self.reason else self.score.mean
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class ShrinkReport:
     """The trials of a call, and the taken one; print it.
 
@@ -114,13 +115,20 @@ class ShrinkReport:
             f"The shortest call takes {fastest.ms:.3g} ms: {fastest.name}, {fastest.route}.",
         )
 
+    def __repr__(self) -> str:
+        return (
+            f"ShrinkReport(path={self.path!r}, taken={self.taken.name!r}, "
+            f"route={self.taken.route!r}, bytes={self.taken.bytes}, {len(self.trials)} trials); "
+            "print it for all figures"
+        )
+
     def __str__(self) -> str:
         titles = f"  {'made by':32}{'route':14}{'score':>11}{'95%':>14}"
         lines = [titles + f"{'bytes':>12}{'gzip':>12}{'ms':>9}{'s':>6}"]
         for one in self.trials:
             line = f"{'->' if one is self.taken else '  '}{one.name:32}{one.route:14}"
             if one.reason is not None:
-                lines.append(f"{line} no file: {one.reason}")
+                lines.append(f"{line} no file: {printable_lines(one.reason)}")
                 continue
             line += f"{one.score.mean:11.4f}{f'{one.score.low:.3f}-{one.score.high:.3f}':>14}"
             sizes = f"{one.bytes:12,}{one.gzip_bytes:12,}"

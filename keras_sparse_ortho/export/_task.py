@@ -21,6 +21,7 @@ import numpy as np
 from keras_sparse_ortho._checked_data import check_finite, check_numbers
 from keras_sparse_ortho._data import first_batches, is_batched
 from keras_sparse_ortho._keras_internals import is_graph
+from keras_sparse_ortho._text import printable
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.export._blocks import BlockPlan, plan_of
 from keras_sparse_ortho.export._routes import TOLERANCES, Route
@@ -50,7 +51,7 @@ class Steps:
     def __call__(self, text: str = "") -> float:
         seconds = time.monotonic() - self._start
         if self.loud and text:
-            print(f"{seconds:5.0f} s  {text}", file=sys.stderr, flush=True)
+            print(f"{seconds:5.0f} s  {printable(text)}", file=sys.stderr, flush=True)
         return seconds
 
 
@@ -134,7 +135,7 @@ def signature_of(model: keras.Model, batch_size: int, sample: Any = None) -> Sig
     if not model.built:
         raise ValueError(
             "Only a built model can be exported: its shapes and weights must exist. Call it on "
-            f"data or give it a `keras.Input` first. Received: unbuilt model '{model.name}'"
+            f"data or give it a `keras.Input` first. Received: unbuilt model {model.name!r}"
         )
     structure: Any = sample
     if getattr(model, "inputs", None):
@@ -143,7 +144,7 @@ def signature_of(model: keras.Model, batch_size: int, sample: Any = None) -> Sig
         tensors = [(k or t.name, tuple(t.shape), str(t.dtype)) for k, t in leaves(structure)]
     elif sample is None:
         raise ValueError(
-            f"Model '{model.name}' is subclassed and does not know the shapes of its inputs. "
+            f"Model {model.name!r} is subclassed and does not know the shapes of its inputs. "
             "Pass `sample=` (or `representative_data`) with arrays nested like the inputs. "
             "Received: sample=None"
         )
@@ -282,7 +283,7 @@ def keras_outputs(
         if not np.all(np.isfinite(output)):
             raise ValueError(
                 "Keras' own outputs must be finite on the sample, or nothing can be compared. "
-                f"Received: non-finite values in output `{name}` of model '{model.name}'"
+                f"Received: non-finite values in output `{name}` of model {model.name!r}"
             )
     return names, outputs
 

@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import queue
+import signal
 import struct
 import sys
 import threading
@@ -134,6 +135,7 @@ TASKS: dict[str, Callable[..., Any]] = {
 
 def serve() -> None:
     """Answers jobs until standard input ends; an exception in a job is its answer."""
+    _take_own_signals()
     # Libraries print to standard output, so the answers go to a private copy of it.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -141,12 +143,24 @@ def serve() -> None:
     threading.Thread(target=_read, args=(jobs,), daemon=True).start()
     while True:
         job = json.loads(jobs.get())
+        number = {"number": job["number"]}
         try:
-            answer = {"answer": TASKS[job.pop("task")](**job)}
+            text = json.dumps(number | {"answer": TASKS[job["task"]](**job["arguments"])})
         except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        answers.write("\x1e" + json.dumps(answer) + "\n")
+            text = json.dumps(number | {"error": f"{type(error).__name__}: {error}"})
+        answers.write(f"\x1e{text}\n")
         answers.flush()
+
+
+def _take_own_signals() -> None:
+    """Undoes what the parent's thread has blocked, and leaves Ctrl-C to the parent.
+
+    A terminal sends it to both. A process that died of it while it had no job would be taken for
+    one that a job has killed.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def _read(jobs: "queue.SimpleQueue[str]") -> None:

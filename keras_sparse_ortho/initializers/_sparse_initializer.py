@@ -280,7 +280,7 @@ def adopt(weight: PrunableWeight, initializer: SparseInitializer) -> AnyDraw:
         stored = drawn.kernel.astype(numpy_dtype(weight.variable.dtype)).astype(value.dtype)
         return Draw(drawn.mask, None, initializer, fresh=np.array_equal(stored, value))
     raise NotPrunableError(
-        f"The weight '{weight.path}' has changed since its initializer drew it, and the "
+        f"The weight {weight.path!r} has changed since its initializer drew it, and the "
         "initializer's mask would drop nonzero entries. An initializer alone does not keep its "
         "mask: wrap the layer before training, or prune the trained model with "
         "keras_sparse_ortho.prune(model, density). "

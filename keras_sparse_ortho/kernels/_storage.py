@@ -9,6 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._keras_internals import packed_shape, unpacked_value
+from keras_sparse_ortho._text import printable
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.orthogonal import KernelLayout
@@ -171,7 +173,9 @@ class PrunableWeight:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.variable.shape) if self.storage is None else self.storage.shape
+        if self.storage is not None:
+            return self.storage.shape
+        return packed_shape(self.owner, self.variable) or tuple(self.variable.shape)
 
     @property
     def size(self) -> int:
@@ -214,6 +218,9 @@ class PrunableWeight:
         """The raw weight (bfloat16 as float32); without `copy` it may be the weight's memory."""
         if self.storage is not None:
             return self.storage.raw_value(copy=copy)
+        unpacked = unpacked_value(self.owner, self.variable)
+        if unpacked is not None:
+            return unpacked
         return to_numpy(keras.ops.convert_to_tensor(self.variable), copy=copy)
 
     def finite_raw_value(self) -> np.ndarray:
@@ -221,7 +228,7 @@ class PrunableWeight:
         value = self.raw_value(copy=False)
         if wrong := np.count_nonzero(~np.isfinite(value)):
             raise NotPrunableError(
-                f"The weight '{self.path}' is not finite. Received: {wrong} infinite or NaN entries"
+                f"The weight {self.path!r} is not finite. Received: {wrong} infinite or NaN entries"
             )
         return value
 
@@ -232,7 +239,7 @@ class PrunableWeight:
 
     def __repr__(self) -> str:
         flops = "" if self.flops is None else f", flops={self.flops}"
-        return f"<{self.path} shape={self.shape}, density={self.density:.6g}{flops}>"
+        return f"<{printable(self.path)} shape={self.shape}, density={self.density:.6g}{flops}>"
 
 
 def initializer_attribute(layer: Any, weight_name: str) -> str | None:
@@ -245,5 +252,5 @@ def initializer_attribute(layer: Any, weight_name: str) -> str | None:
 
 def derived_seed(seed: int, path: str) -> int:
     """A seed for the weight at `path`: the same on every machine, another for every path."""
-    digest = hashlib.blake2b(f"{seed}/{path}".encode(), digest_size=4).digest()
+    digest = hashlib.blake2b(f"{seed}/{path}".encode(errors="surrogatepass"), digest_size=4).digest()
     return int.from_bytes(digest, "little") >> 1  # 31 bits: some backends take no more

@@ -60,6 +60,8 @@ def kernel_layouts(layer: Any) -> dict[str, KernelLayout | None]:
     """
     if _is_preprocessing(layer):
         return {}
+    if isinstance(layer, L.TFSMLayer):  # it computes with TensorFlow's variables, not with these
+        return {}
     names = [v.name for v in created_trainable(layer) if len(v.shape) >= 2]
     layouts: dict[str, KernelLayout | None] = {
         name: None for name in names if name in ("kernel", "embeddings") or name.endswith("_kernel")
@@ -110,7 +112,7 @@ def _constants(layer: Any) -> set[int]:
 
 def _is_of_keras(kind: type) -> bool:
     # Keras' layers around somebody else's functions or modules do not know what these hold.
-    others = (L.TorchModuleWrapper, L.JaxLayer, L.FlaxLayer)
+    others = (L.TorchModuleWrapper, L.JaxLayer, L.FlaxLayer, L.TFSMLayer)
     return kind.__module__.partition(".")[0] == "keras" and not issubclass(kind, others)
 
 

@@ -321,8 +321,8 @@ def block_axes(path: str, grid: BlockGrid) -> tuple[Axes | None, Axes | None, Ax
     axis = given[0] if given else None
     if axis is not None and grid.blocks_shape[0] % mesh_size(axis):
         raise LayoutError(
-            f"The blocks of '{path}' are sharded by output blocks, whose number must be "
-            f"a multiple of the {mesh_size(axis)} devices along '{axis}'. To replicate them, "
+            f"The blocks of {path!r} are sharded by output blocks, whose number must be "
+            f"a multiple of the {mesh_size(axis)} devices along {axis!r}. To replicate them, "
             f"give '{path}/blocks' an entry in the LayoutMap, such as {(None,) * rank}. "
             f"Received: {grid.blocks_shape[0]} {'live' if grid.counts else 'output'} blocks"
         )

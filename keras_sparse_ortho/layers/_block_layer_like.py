@@ -81,5 +81,5 @@ def why_no_block_form(layer: keras.layers.Layer) -> str | None:
     if reason := why_needs_dense(layer.kernel_regularizer, layer.kernel_constraint):
         return reason
     if isinstance(layer, keras.layers.EinsumDense) and why_no_matrix(layer.equation):
-        return f"in '{layer.equation}' its kernel is not one matrix"
+        return f"in {layer.equation!r} its kernel is not one matrix"
     return None

@@ -202,7 +202,7 @@ class BlockSparseConv(BlockSparseLayer):
         super().__init__(activation=activation, **kwargs)
         if groups != 1:
             raise NotPrunableError(
-                f"The layer '{self.name}' takes no `groups`: its live blocks say which channels "
+                f"The layer {self.name!r} takes no `groups`: its live blocks say which channels "
                 "are connected to which filters, and `density` how many. Leave `groups` out, or "
                 "mask a grouped convolution with keras_sparse_ortho.PrunableLayer. "
                 f"Received: groups={groups!r}"

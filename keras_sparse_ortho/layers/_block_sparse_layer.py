@@ -108,7 +108,7 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         for name, module in _FUNCTIONS.items():
             setattr(self, name, module.get(given.get(name)))
         if reason := why_needs_dense(self.kernel_regularizer, self.kernel_constraint):
-            raise NotPrunableError(f"The layer '{self.name}' cannot be on blocks: {reason}")
+            raise NotPrunableError(f"The layer {self.name!r} cannot be on blocks: {reason}")
         self._wanted = check_density(density)
         self.block = check_block(block)
         self.counts = None if counts is None else checked_counts(counts)
@@ -153,7 +153,7 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
             self._grid = self._fitting_grid(inputs, outputs, tuple(taps))
             values, pattern = self._drawn()
         except ValueError as error:
-            raise type(error)(f"The layer '{self.name}': {error}") from None
+            raise type(error)(f"The layer {self.name!r}: {error}") from None
         axes = block_axes(self.path, self.grid)
         functions = {"regularizer": self.kernel_regularizer, "constraint": self.kernel_constraint}
         self.blocks = self._add_along(axes[0], "blocks", values, **functions)
@@ -182,7 +182,7 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
             size = None
         if not is_integer(size) or size < 1:
             raise LayoutError(
-                f"The layer '{self.name}' needs inputs with a known size of axis {axis}. "
+                f"The layer {self.name!r} needs inputs with a known size of axis {axis}. "
                 f"Received: input_shape={as_text(input_shape)}"
             )
 
@@ -243,7 +243,7 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
     def grid(self) -> BlockGrid:
         if self._grid is None:
             raise NotPrunableError(
-                f"The layer '{self.name}' has no blocks before it is built. Received: "
+                f"The layer {self.name!r} has no blocks before it is built. Received: "
                 f"{type(self).__name__} that is not built"
             )
         return self._grid
@@ -319,7 +319,7 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         found = {name: tuple(store[name].shape) for name in store.keys()}  # noqa: SIM118
         if found != wanted:
             raise ValueError(
-                f"The file does not fit the layer '{self.name}', which has {wanted}. "
+                f"The file does not fit the layer {self.name!r}, which has {wanted}. "
                 f"Received: {found}"
             )
         check_given(self.weights, [store[variable.name] for variable in self.weights])
@@ -347,7 +347,7 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
 
     def _damaged(self, reason: str) -> ValueError:
         return ValueError(
-            f"The values loaded into or set in the layer '{self.name}' are damaged, or of another "
+            f"The values loaded into or set in the layer {self.name!r} are damaged, or of another "
             f"model: {reason}"
         )
 

@@ -67,7 +67,7 @@ class GatesOnBlocks(_Cell):
         reason = why_no_gates(self)
         if reason is not None:
             raise NotPrunableError(
-                f"The cell '{self.name}' cannot compute on live blocks: {reason}. "
+                f"The cell {self.name!r} cannot compute on live blocks: {reason}. "
                 f"Received: {type(self).__name__}"
             )
         self._blocks: dict[str, tuple[Any, Any, Any]] = {

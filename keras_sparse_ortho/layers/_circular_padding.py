@@ -72,9 +72,9 @@ class CircularPadding(keras.layers.Layer):
         sizes = shape[first : first + count]
         rule = None
         if count < 1 or len(pairs) != count or any(len(pair) != 2 for pair in pairs):
-            rule = f"The padding of '{self.name}' is not one of the spatial axes of its input"
+            rule = f"The padding of {self.name!r} is not one of the spatial axes of its input"
         elif any(s is not None and max(pair) > s for s, pair in zip(sizes, pairs, strict=True)):
-            rule = f"The layer '{self.name}' cannot pad an axis by more than its size"
+            rule = f"The layer {self.name!r} cannot pad an axis by more than its size"
         if rule is not None:
             raise ValueError(f"{rule}. Received: padding={self.padding!r}, input of shape {shape}")
         return [(first + k, pair[0], pair[1]) for k, pair in enumerate(pairs)]

@@ -60,7 +60,7 @@ class LiveBlocks(Storage):
         grid, pattern = pattern_of(layer.matrix(mask), layer.block, layer.parts)
         if grid != layer.grid:
             raise LayoutError(
-                f"The layer '{layer.name}' has other numbers of live blocks in its lines. "
+                f"The layer {layer.name!r} has other numbers of live blocks in its lines. "
                 f"Received: a mask of {grid.live_blocks} blocks, for {layer.grid.live_blocks}"
             )
         layer.set_blocks(grid.blocks(layer.matrix(kernel), pattern), pattern)

@@ -186,7 +186,7 @@ class PrunableLayer(WrapperBuiltByCalls):
         chosen = self._state.choose(found)
         if not chosen:
             raise NotPrunableError(
-                f"The layer '{self.layer.name}' has no kernel that could be wrapped (biases and "
+                f"The layer {self.layer.name!r} has no kernel that could be wrapped (biases and "
                 "normalization weights are not). Register its kernels with "
                 "keras_sparse_ortho.initializers.kernel_layouts. "
                 f"Received: layer={self.layer.__class__.__name__}"
@@ -244,7 +244,7 @@ class PrunableLayer(WrapperBuiltByCalls):
         for own in self._state.parametrized.values():
             if isinstance(own, LowRankSoftThreshold):
                 raise NotPrunableError(
-                    f"The weight '{own.weight.path}' is a product of two factors, whose integers "
+                    f"The weight {own.weight.path!r} is a product of two factors, whose integers "
                     "would be lost when it is stripped. Leave it out. "
                     f"Received: {type(own).__name__}"
                 )
@@ -285,10 +285,10 @@ class PrunableLayer(WrapperBuiltByCalls):
             with contextlib.suppress(AttributeError):
                 return inherited(name)
         if name.startswith("_") or name == "layer" or "_state" not in vars(self):
-            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute {name!r}")
         if name in ("mask", "masks") and not hasattr(self.layer, name):
             raise AttributeError(
-                f"'{type(self).__name__}' object has no attribute '{name}'. "
+                f"'{type(self).__name__}' object has no attribute {name!r}. "
                 "Use: {w.path: w.mask for w in prunable_weights(layer)}"
             )
         held = self._state.parametrized.values()

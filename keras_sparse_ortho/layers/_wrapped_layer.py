@@ -46,7 +46,7 @@ def refuse_unwrappable(layer: Any, *, around_others: bool = False) -> None:
             reason = "it is quantized. Prune first, strip, then quantize"
         if reason:
             raise NotPrunableError(
-                f"The layer '{path}' cannot be wrapped: {reason}. "
+                f"The layer {path!r} cannot be wrapped: {reason}. "
                 f"Received: layer={inner.__class__.__name__}"
             )
 
@@ -77,9 +77,9 @@ def no_dense_update(layer: Any, name: str, why: str = "without a dense kernel") 
     """The error of `quantize` and `enable_lora` for a layer without a plain dense kernel."""
     # Keras' own type: `Model.quantize` warns of such layers, and leaves them as they are.
     kind: type[Exception] = NotImplementedError
-    what = f"The layer '{layer.name}' cannot be quantized"
+    what = f"The layer {layer.name!r} cannot be quantized"
     if name != "quantize":
-        kind, what = NotPrunableError, f"LoRA cannot be enabled on '{layer.name}'"
+        kind, what = NotPrunableError, f"LoRA cannot be enabled on {layer.name!r}"
     return kind(
         f"{what} {why}. Strip the model first (keras_sparse_ortho.strip). "
         f"Received: {name} of {type(layer).__name__}"
@@ -95,7 +95,7 @@ def variable_dtype(layer: Any) -> str:
     policy = getattr(layer, "dtype_policy", None)
     if not isinstance(policy, keras.dtype_policies.DTypePolicy):
         raise ValueError(
-            f"The layer '{layer.name}' must have a dtype policy of Keras. Received: dtype={policy}"
+            f"The layer {layer.name!r} must have a dtype policy of Keras. Received: dtype={policy}"
         )
     return str(layer.variable_dtype)
 

@@ -252,7 +252,7 @@ def _places(model: Any, weights: Mapping[str, PrunableWeight]) -> dict[int, dict
         if chosen and len(chosen) < len(keys):
             raise NotPrunableError(
                 "All kernels of a wrapped layer are converted or quantized, or none. "
-                f"Received: some of '{path}': {sorted(chosen)}"
+                f"Received: some of {path!r}: {sorted(chosen)}"
             )
         if chosen:
             places[id(layer)] = chosen
@@ -479,7 +479,7 @@ class SameFunction:
         wrong = [path for path in paths if kernels.get(path) != self._kernels.get(path)]
         if wrong or (others != self._others and not self._divided):
             raise NotPrunableError(
-                f"The model '{self._name}' would not keep all of its weights. Received: other "
+                f"The model {self._name!r} would not keep all of its weights. Received: other "
                 f"values or none for {wrong}; {others} weights besides kernels, not {self._others}"
             )
         self._probe.check(model)
@@ -525,7 +525,7 @@ class Probe:
             scale = float(np.max(np.abs(before), initial=1e-6))
             if not error <= tolerance * scale:
                 raise NotPrunableError(
-                    f"The model '{self._name}' would compute something else, although its weights "
+                    f"The model {self._name!r} would compute something else, although its weights "
                     "are correct: its code depends on the class of a layer, or uses a variable "
                     f"where Keras does not see it. Received: outputs of up to {scale:.3g} that "
                     f"differ by up to {error:.3g} for one sample"

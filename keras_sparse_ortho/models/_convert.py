@@ -98,7 +98,7 @@ def _fit_for_masks(weights: list[PrunableWeight], storage: str) -> list[Prunable
     if storage == "masked":
         return [weight for weight, own in held if own.movable and own.compact]
     for weight, own in held:
-        refuse_unless_fixed(own, f"'{weight.path}' with {type(own).__name__}")
+        refuse_unless_fixed(own, f"{weight.path!r} with {type(own).__name__}")
         if own.parametrization is not None:
             refuse_compact(weight)
     return [w for w, own in held if not isinstance(own.parametrization, CompactMask)]
@@ -123,7 +123,7 @@ def _fit_for_blocks(model: Any, weights: list[PrunableWeight], block: Any) -> li
             masks = {key: mask_of(own) for key, own in held.items()}
             blocks_like(layer.layer, masks, dict.fromkeys(held, block), held)
         except (NotPrunableError, LayoutError) as error:
-            reasons.append(f"'{path or layer.name}': {error}")
+            reasons.append(f"{path or layer.name!r}: {error}")
         else:
             found += [known[id(own.weight.variable)] for own in held.values()]
     if not found:

@@ -65,7 +65,7 @@ def _calls(model: Any, owners: Mapping[int, Any], specs: Any) -> dict[int, list[
             raise
         except Exception as error:  # of a model from a file, whatever its layers do with settings
             raise ValueError(
-                f"The model '{model.name}' cannot be called on inputs of its shape, from which "
+                f"The model {model.name!r} cannot be called on inputs of its shape, from which "
                 f"multiplications are counted. Received: {type(error).__name__}: {as_text(error)}"
             ) from error
     return calls

@@ -419,7 +419,7 @@ def _channel_plan(model: Any, exact: bool) -> tuple[dict[int, Shrunk], list[str]
             dead = int(np.count_nonzero(kept[output] & ~np.isnan(constants[output])))
             reader = _unknown_behind(output, calls) if dead else None
             if reader is not None:
-                left.append(f"{dead} of '{call.layer.name}', which {_named(reader)} reads")
+                left.append(f"{dead} of {call.layer.name!r}, which {_named(reader)} reads")
     return plan, left
 
 

@@ -128,7 +128,7 @@ def refuse_unfit(model: Any, weights: list[PrunableWeight], lack: str) -> None:
     for weight in weights:
         if getattr(weight.owner, "quantization_mode", None) is not None:
             raise NotPrunableError(
-                f"The weight '{weight.path}' is quantized. Prune first, strip, then quantize; or "
+                f"The weight {weight.path!r} is quantized. Prune first, strip, then quantize; or "
                 f"`exclude` it. Received: layer={type(weight.owner).__name__} of "
                 f"{weight.owner.quantization_mode}"
             )
@@ -161,7 +161,7 @@ def places_to_wrap(model: Any, weights: list[PrunableWeight]) -> dict[int, dict[
             layer = _holding_all(model, layers if reader is None else [reader], held_by)
         if layer is None or isinstance(layer, keras.Model):
             raise NotPrunableError(
-                f"The variable of the weight '{weight.path}' is used by several layers, and no "
+                f"The variable of the weight {weight.path!r} is used by several layers, and no "
                 "layer holds all of them, or by a model itself, so that a mask would not be "
                 "applied everywhere. Hand the layer that owns it to the others instead of its "
                 f"variable, or `exclude` it. Received: {[one.name for one in held_by]}"

@@ -179,7 +179,7 @@ def _with_layers(top: Any, config: dict[str, Any], custom_objects: Any) -> Any:
     layers = [layer for layer, _ in _named(top)]
     if len(layers) != len(names):
         raise ValueError(
-            f"The layers that the class of '{top.name}' makes differ from those in the file. Make "
+            f"The layers that the class of {top.name!r} makes differ from those in the file. Make "
             "the model, call it, make it sparse as before, and call `model.load_weights(path)`. "
             f"The file has: {names}. Received: {[layer.name for layer in layers]}"
         )

@@ -57,7 +57,7 @@ class StatelessLoss:
         if objective is None and not getattr(model, "compiled", False):
             raise ValueError(
                 "There is no loss before the model is compiled: call `compile(loss=...)`, or give "
-                f"an `objective`. Received: the model '{model.name}', not compiled"
+                f"an `objective`. Received: the model {model.name!r}, not compiled"
             )
         self.model = model
         self.variables = list(variables)

@@ -171,7 +171,7 @@ class FixedMask(Masked):
         if self._given is not None:
             if self._given.shape != weight.shape:
                 raise ValueError(
-                    f"The mask for '{weight.path}' must have its shape {weight.shape}. "
+                    f"The mask for {weight.path!r} must have its shape {weight.shape}. "
                     f"Received: mask of shape {self._given.shape}"
                 )
             return Draw(self._given, None, self.initializer)
@@ -182,14 +182,14 @@ class FixedMask(Masked):
             live = int(np.count_nonzero(drawn.mask))
             if self.density is not None and live_count(self.density, drawn.mask.size) != live:
                 raise DensityError(
-                    f"The initializer of '{weight.path}' has a mask of density "
+                    f"The initializer of {weight.path!r} has a mask of density "
                     f"{live / drawn.mask.size:.6g}. Received: density={self.density!r}"
                 )
             return drawn
         value = weight.finite_raw_value()
         if self.density is None:
             raise NotPrunableError(
-                f"FixedMask() has no mask for '{weight.path}': give it a `density` or a `mask`, or "
+                f"FixedMask() has no mask for {weight.path!r}: give it a `density` or a `mask`, or "
                 "the layer one of our initializers. "
                 f"Received: initializer={weight.initializer.__class__.__name__}"
             )
@@ -252,11 +252,11 @@ class CompactMask(FixedMask):
         stand_ins = self._stand_ins = StandIns(
             weight.owner,
             variable,
-            f"The weight '{weight.path}' is stored compactly (CompactMask): its variable has a "
+            f"The weight {weight.path!r} is stored compactly (CompactMask): its variable has a "
             "value only while its wrapped layer is called, and takes none. Read "
             "`keras_sparse_ortho.prunable_weights(model)`, each with its `value`, or convert with "
             "keras_sparse_ortho.convert(model, 'masked') or strip(model). "
-            f"Received: a use of '{variable.path}' outside of a call",
+            f"Received: a use of {variable.path!r} outside of a call",
         )
         self.live = self._count()
         shape, settings = (self.live,), {"trainable": False, "autocast": False}
@@ -302,7 +302,7 @@ class CompactMask(FixedMask):
         count = int(np.count_nonzero(mask))
         if mask.shape != self.weight.shape or mask.dtype != bool or count != self.live:
             raise ValueError(
-                f"In compact storage the mask of '{self.weight.path}' is a bool array of shape "
+                f"In compact storage the mask of {self.weight.path!r} is a bool array of shape "
                 f"{self.weight.shape} with {self.live} live entries, for which there is room. "
                 f"Received: dtype {mask.dtype}, shape {mask.shape}, {count} live"
             )
@@ -403,7 +403,7 @@ class CompactMask(FixedMask):
         ends = np.concatenate([[-1], indices.ravel(), [self.weight.size]])
         if not fits or (np.diff(ends) <= 0).any():
             raise ValueError(
-                f"The compact indices of '{self.weight.path}' must be {self.live} integers in "
+                f"The compact indices of {self.weight.path!r} must be {self.live} integers in "
                 f"[0, {self.weight.size}), strictly increasing; what is loaded or set is damaged, "
                 f"or of another model. Received: indices of dtype {indices.dtype} and shape "
                 f"{indices.shape}, values of shape {values.shape}"
@@ -429,7 +429,7 @@ def refuse_compact(weight: PrunableWeight) -> None:
         )
     if reason is not None:
         raise NotPrunableError(
-            f"The weight '{weight.path}' cannot be stored compactly, only masked: {reason}"
+            f"The weight {weight.path!r} cannot be stored compactly, only masked: {reason}"
         )
 
 

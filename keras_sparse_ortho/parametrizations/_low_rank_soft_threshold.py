@@ -135,7 +135,7 @@ class LowRankSoftThreshold(LearntThreshold):
         wrong = sum(np.count_nonzero(~np.isfinite(part)) for part in (left, values, right))
         if wrong:
             raise NotPrunableError(
-                f"The factors of the weight '{self.weight.path}' are not finite. "
+                f"The factors of the weight {self.weight.path!r} are not finite. "
                 f"Received: {wrong} infinite or NaN entries"
             )
         return np.abs(values) * to_numpy(self.frozen_mask)
@@ -160,7 +160,7 @@ def _rows(weight: PrunableWeight) -> int:
     split = len(inputs)
     if inputs != set(range(split)) or outputs != set(range(split, rank)):
         raise NotPrunableError(
-            f"The weight '{weight.path}' must be a matrix from inputs to outputs to have a rank; "
+            f"The weight {weight.path!r} must be a matrix from inputs to outputs to have a rank; "
             "LowRankSoftThreshold is for dense and recurrent layers. "
             f"Received: shape={weight.shape}"
         )

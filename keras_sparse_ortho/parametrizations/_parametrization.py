@@ -144,7 +144,7 @@ class Masked(Parametrization):
         shape, dtype = tuple(mask.shape), keras.backend.standardize_dtype(mask.dtype)
         if shape != self.weight.shape or dtype != "bool":
             raise ValueError(
-                f"The mask of '{self.weight.path}' must be bool, of shape {self.weight.shape}. "
+                f"The mask of {self.weight.path!r} must be bool, of shape {self.weight.shape}. "
                 f"Received: dtype {dtype}, shape {shape}"
             )
         mask = placed(mask, self.mask)

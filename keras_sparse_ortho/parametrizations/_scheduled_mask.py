@@ -390,7 +390,7 @@ def warn_unless_updated(model: Any, share: float = 0.0) -> bool:
             "callbacks=[keras_sparse_ortho.callbacks.UpdateMasks()] to `fit`; in a custom training "
             "loop call its `update(step)` (docs/custom_loops.md). keras_sparse_ortho.finish(model) "
             "sets them to the final density at once. "
-            f"Received: '{overdue[0].weight.path}'{more}, after {seen // accumulated} steps",
+            f"Received: {overdue[0].weight.path!r}{more}, after {seen // accumulated} steps",
             DensityWarning,
         )
     return bool(overdue) or all(mask.last_updated >= 0 for mask in masks)

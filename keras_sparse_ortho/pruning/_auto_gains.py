@@ -102,7 +102,7 @@ class AutoGains:
         gains = [self._gain(weight, activation) for activation in following.activations] or [1.0]
         if max(gains) - min(gains) > 1e-6:
             raise ValueError(
-                f"The output of '{weight.path}' goes to activations that need different gains. "
+                f"The output of {weight.path!r} goes to activations that need different gains. "
                 'Give it a number, in a call of its own with `include`. Received: gain="auto", '
                 f"gains {sorted({round(gain, 4) for gain in gains})}"
             )
@@ -111,7 +111,7 @@ class AutoGains:
     def warn_of_guesses(self, draws: dict[str, Any], auto: set[str]) -> None:
         """Warns of `auto` gains that rely on their layer's own activation alone."""
         lines = [
-            f"'{path}' ({why}): gain={draws[path].initializer.gain:.6g}"
+            f"{path!r} ({why}): gain={draws[path].initializer.gain:.6g}"
             for path in draws
             if path in auto and (why := self._following[path].unknown) is not None
         ]
@@ -135,7 +135,7 @@ class AutoGains:
                 self._gains[key] = activation_gain(activation, bias_std)
             except ValueError as error:
                 raise ValueError(
-                    f"gain='auto' is not possible for the weight '{weight.path}': {error}"
+                    f"gain='auto' is not possible for the weight {weight.path!r}: {error}"
                 ) from None
         return self._gains[key]
 
@@ -178,7 +178,7 @@ class _Graph:
         ends = [e for c in calls for tensor in c.outputs for e in self._ends(tensor, own, seen)]
         for kind, found in ends:
             if kind == "unknown":
-                return _own_activation(layer, f"its output goes to '{found}'")
+                return _own_activation(layer, f"its output goes to {found!r}")
         return _Following(
             activations=[found for kind, found in ends if kind == "kernel"],
             normalized=bool(ends) and all(kind == "normalization" for kind, _ in ends),
@@ -245,7 +245,7 @@ def default_gain(weight: PrunableWeight, pattern: ExactOrthogonal, live: int) ->
     mean = _mean_square(weight)
     if not _is_norm(mean):
         raise ValueError(
-            f"gain='auto' is not possible for the weight '{weight.path}': its layer's initializer "
+            f"gain='auto' is not possible for the weight {weight.path!r}: its layer's initializer "
             f"gives no norm to keep. Received: initializer={default_initializer(weight)!r}, "
             f"mean square {mean}"
         )

@@ -85,9 +85,9 @@ class BlockPlan:
             stored = found[path].storage
             on_blocks = stored is not None and stored.in_blocks
             if not (on_blocks or (storage != "blocks" and path in self.blocks)):
-                missed.append(f"'{path}' is not on live blocks ({reasons[path]})")
+                missed.append(f"{path!r} is not on live blocks ({reasons[path]})")
         live, asked = {path: found[path].live for path in self.asked}, self.asked
-        rows = [(f"'{p}'", live[p], n, asked.sizes[p]) for p, n in asked.counts.items()]
+        rows = [(repr(p), live[p], n, asked.sizes[p]) for p, n in asked.counts.items()]
         whole = ("the model", sum(live.values()), asked.live, asked.size)
         for row in [*rows, whole] if self.given else [whole]:
             missed += other_density(*row)

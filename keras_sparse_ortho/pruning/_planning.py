@@ -48,7 +48,7 @@ def weights_to_prune(model: Any, include: Selection, exclude: Selection) -> list
         named = [] if exclude is None else select(everything, exclude, "exclude")
         if dense := [weight for weight in others if weight not in named]:
             share = sum(w.size for w in dense) / sum(w.size for w in everything)
-            listed = ", ".join(f"'{weight.path}' {weight.shape}" for weight in dense[:5])
+            listed = ", ".join(f"{weight.path!r} {weight.shape}" for weight in dense[:5])
             more = f" and {len(dense) - 5} more" if len(dense) > 5 else ""
             warn_user(
                 f"Matrices with {share:.2%} of all entries stay dense, because the meaning of "
@@ -111,8 +111,8 @@ def plan_for(
             raise BudgetError(
                 f"The budget leaves {len(short)} weights too few entries for an exactly orthogonal "
                 "kernel; keras_sparse_ortho.budgets.lift(model, budget) gives them enough (with "
-                f"the `initializer`, unless it is ExactOrthogonal()). The least for '{path}' is "
-                f"{least}. Received: {plan.counts[path]} for '{path}'"
+                f"the `initializer`, unless it is ExactOrthogonal()). The least for {path!r} is "
+                f"{least}. Received: {plan.counts[path]} for {path!r}"
             )
     return plan
 
@@ -135,7 +135,7 @@ def _from_patterns(table: Any, weights: list[PrunableWeight]) -> Budget:
             other = chosen.get(weight.path)
             if other is not None and weight.path != name and other[1] != density:
                 raise BudgetError(
-                    f"Two entries of `budget` name the weight '{weight.path}' with other "
+                    f"Two entries of `budget` name the weight {weight.path!r} with other "
                     f"densities; name it by its path. Received: {other[0]!r} and {name!r}"
                 )
             chosen[weight.path] = (name, density)

@@ -386,7 +386,7 @@ def _named(model: Any, masks: Mapping[str, Any]) -> tuple[list[PrunableWeight], 
         mask = np.asarray(mask)
         if mask.dtype != bool or mask.shape != found[0].shape or not mask.any():
             raise NotPrunableError(
-                f"The mask of '{found[0].path}' must be a bool array of shape {found[0].shape} "
+                f"The mask of {found[0].path!r} must be a bool array of shape {found[0].shape} "
                 f"with at least one live entry. Received: dtype {mask.dtype}, shape {mask.shape}, "
                 f"{np.count_nonzero(mask)} live"
             )

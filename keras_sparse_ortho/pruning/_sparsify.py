@@ -210,7 +210,7 @@ def draw_kernels(
         try:
             own = own.at_density(plan[path], seed, weight.shape, weight.layout)
         except LayoutError as error:
-            raise LayoutError(f"The weight '{path}' does not fit: {error}") from None
+            raise LayoutError(f"The weight {path!r} does not fit: {error}") from None
         drawn = draw(weight, own)
         if isinstance(drawn, Draw):
             assert drawn.kernel is not None
@@ -221,7 +221,7 @@ def draw_kernels(
             drawn = PackedDraw.of(drawn.kernel, drawn.mask, drawn.initializer, variable=variable)
         draws[path] = drawn
     gains.warn_of_guesses(draws, auto)
-    if found := [f"{count} of '{path}'" for path, count in dead.items() if count]:
+    if found := [f"{count} of {path!r}" for path, count in dead.items() if count]:
         warn_user(
             "These kernels have outputs without a nonzero entry, which stay dead under ReLU: the "
             "density is too low for all outputs, or the kernel's own count in the `budget` is (see "
@@ -280,7 +280,7 @@ def signs_of_training(model: Any, weights: list[PrunableWeight]) -> str | None:
         if _are_proportional(drawn, weight.raw_value()):
             return None
         return (
-            f"Received: the weight '{weight.path}', which differs from the draw of its initializer "
+            f"Received: the weight {weight.path!r}, which differs from the draw of its initializer "
             f"{type(initializer).__name__}"
         )
     return None

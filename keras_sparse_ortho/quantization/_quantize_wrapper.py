@@ -84,7 +84,7 @@ class QuantizeWrapper(WrapperBuiltByCalls):
             count = sum(map(_is_float, keras.tree.flatten((args, kwargs))))
             if count != len(self.of_inputs):
                 raise ValueError(
-                    f"The layer '{self.name}' has ranges for {len(self.of_inputs)} input tensors. "
+                    f"The layer {self.name!r} has ranges for {len(self.of_inputs)} input tensors. "
                     f"Received: {count}"
                 )
             args, kwargs = keras.tree.map_structure(
@@ -116,7 +116,7 @@ class QuantizeWrapper(WrapperBuiltByCalls):
             with contextlib.suppress(AttributeError):
                 return inherited(name)
         if name.startswith("_") or name == "layer" or "momentum" not in vars(self):
-            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute {name!r}")
         return getattr(self.layer, name)
 
     @property
@@ -140,7 +140,7 @@ class QuantizeWrapper(WrapperBuiltByCalls):
         saved = int(store["ranges"][()]) if "ranges" in store else own
         if saved != own:
             raise ValueError(
-                f"The file has the ranges of {saved} tensors for layer '{self.name}'; its "
+                f"The file has the ranges of {saved} tensors for layer {self.name!r}; its "
                 f"configuration must have as many. Received: {own}"
             )
 

@@ -68,7 +68,7 @@ class Saliency:
         for path, score in zip(paths, scores, strict=True):
             if wrong := np.count_nonzero(~np.isfinite(score)):
                 raise NotPrunableError(
-                    f"The {method} scores of '{path}' are not finite. "
+                    f"The {method} scores of {path!r} are not finite. "
                     f"Received: {wrong} infinite or NaN scores"
                 )
         if masks is None:

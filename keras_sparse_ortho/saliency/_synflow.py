@@ -158,7 +158,7 @@ def _ones(model: Any) -> Any:
     if specs is None:
         raise NotPrunableError(
             "SynFlow needs to know the shape of a sample, and that of this model is unknown or not "
-            f"fixed. Received: the model '{model.name}'"
+            f"fixed. Received: the model {model.name!r}"
         )
     is_float = keras.backend.is_float_dtype  # NumPy has no bfloat16
     return keras.tree.map_structure(

@@ -67,7 +67,7 @@ def prune_by_budget(
         own = [weight.path for weight in kernels]
         if not (PruneRegistry.supports(copy) or hasattr(copy, "get_prunable_weights")):
             raise NotPrunableError(
-                f"TFMOT does not know how to prune the layer '{copy.name}', which holds {own}. "
+                f"TFMOT does not know how to prune the layer {copy.name!r}, which holds {own}. "
                 "`exclude` it, or use prune_with_mask or prune_with_soft_threshold, which accept "
                 f"every layer. Received: layer={type(copy).__name__}"
             )
@@ -119,7 +119,7 @@ def _check_pruned(wrapper: Any, indices: list[int], selected: list[PrunableWeigh
     more = [path for k, path in by_tfmot.items() if k not in indices]
     if left or more:
         raise NotPrunableError(
-            f"TFMOT prunes other weights of the layer '{wrapper.layer.name}' than were selected. "
+            f"TFMOT prunes other weights of the layer {wrapper.layer.name!r} than were selected. "
             "Select the same ones, or use prune_with_mask or prune_with_soft_threshold. "
             f"Received: selected but not pruned {left}, pruned but not selected {more}"
         )

@@ -88,7 +88,7 @@ class PruneWithMask(EffectiveWeightWrapper):
             names = [path.removeprefix(f"{self.layer.name}/") for path in paths]
             if not self._pending or not set(self._pending) <= set(names):
                 raise ValueError(
-                    f"`masks` must name kernels of the layer '{self.layer.name}', which are "
+                    f"`masks` must name kernels of the layer {self.layer.name!r}, which are "
                     f"{names}. Received: masks={list(self._pending)}"
                 )
             self._selected = [k for k, name in enumerate(names) if name in self._pending]
@@ -124,7 +124,7 @@ class PruneWithMask(EffectiveWeightWrapper):
         if isinstance(weight.initializer, SparseInitializer):
             return adopt(weight, weight.initializer)
         raise NotPrunableError(
-            f"PruneWithMask has no mask for '{weight.path}': give it `masks`, `density`, "
+            f"PruneWithMask has no mask for {weight.path!r}: give it `masks`, `density`, "
             "`initializers` or `live` counts, or the layer a sparse initializer. "
             f"Received: initializer={type(weight.initializer).__name__}"
         )
@@ -149,7 +149,7 @@ def _hold(state: Masked, drawn: AnyDraw) -> None:
     weight, mask, kernel = state.weight, drawn.mask, drawn.kernel
     if mask.shape != weight.shape or mask.dtype != bool or not mask.any():
         raise ValueError(
-            f"The mask of '{weight.path}' must be a bool array of shape {weight.shape} with a "
+            f"The mask of {weight.path!r} must be a bool array of shape {weight.shape} with a "
             f"live entry. Received: dtype {mask.dtype}, shape {mask.shape}, {np.sum(mask)} live"
         )
     if kernel is not None:

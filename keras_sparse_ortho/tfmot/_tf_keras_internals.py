@@ -144,9 +144,9 @@ def attribute_overrides(overrides: Iterable[tuple[Any, str, Any]]) -> Iterator[N
         for owner, name, tensor in overrides:
             if vars(owner)[name] is not tensor:
                 raise RuntimeError(
-                    f"Another replica of MirroredStrategy replaced the weight '{name}' while the "
+                    f"Another replica of MirroredStrategy replaced the weight {name!r} while the "
                     "layer ran, as happens with BatchNormalization. Wrap the layers inside one by "
-                    f"one. Received: the layer '{owner.name}', a {type(owner).__name__}"
+                    f"one. Received: the layer {owner.name!r}, a {type(owner).__name__}"
                 )
 
 

@@ -165,7 +165,7 @@ def _held(layer: Any, path: str, variable: Any) -> TfKerasWeight:
                     layout = layouts_of(inner).get(name)
                 return TfKerasWeight(f"{here}/{name}", variable, inner, layout, attribute=name)
     raise NotPrunableError(
-        f"The layer '{path}' returns a weight from get_prunable_weights that is not an attribute "
+        f"The layer {path!r} returns a weight from get_prunable_weights that is not an attribute "
         "of it or of a sublayer (it may be in a list). "
         f"Received: {getattr(variable, 'name', variable)}"
     )
@@ -280,7 +280,7 @@ def _check_model(model: Any, path: str) -> None:
         )
     if wrong is not None:
         raise NotPrunableError(
-            f"The model '{path}' is {wrong}. Received: model={type(model).__name__}"
+            f"The model {path!r} is {wrong}. Received: model={type(model).__name__}"
         )
     for layer in model.layers:
         if isinstance(layer, tf_keras.Model):

@@ -68,7 +68,7 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
         found = find_kernels(self._inner, self._inner.name)
         if not found:
             raise NotPrunableError(
-                f"The layer '{self._inner.name}' has no kernel to prune, or has not created it "
+                f"The layer {self._inner.name!r} has no kernel to prune, or has not created it "
                 "yet (call the layer once, then wrap it). "
                 f"Received: layer={type(self._inner).__name__}"
             )

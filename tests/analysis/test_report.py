@@ -2,13 +2,16 @@
 
 import csv
 import dataclasses
+import io
 import json
 
 import keras
 import numpy as np
 import pytest
+import rich.console
 
 import keras_sparse_ortho as kso
+from keras_sparse_ortho.errors import NotPrunableError
 from tests.helpers import reloaded
 
 L = keras.layers
@@ -200,3 +203,90 @@ def test_a_matrix_on_all_taps_is_reported_as_one():
     kernel = np.asarray(kso.prunable_weights(sparse)[0].value)
     assert kso.analysis.orthogonality_error(kernel) > 0.1  # no isometry
     assert kso.analysis.orthogonality_error(kernel, taps="all") < 1e-6
+
+
+def drawn(summary, width):
+    stream = io.StringIO()
+    rich.console.Console(file=stream, width=width).print(summary)
+    return stream.getvalue()
+
+
+def test_names_are_text_and_not_commands():
+    names = ["conv[bn]", "[red]", ":smile:", "b\x1b]0;title\x07", "line\nbreak"]
+    layers = [L.Dense(4, name=name) for name in names]
+    summary = kso.report(keras.Sequential([keras.Input((4,)), *layers], name="[bold]m\x1b[31m"))
+    for text in (str(summary), repr(summary), drawn(summary, 80), summary._repr_html_()):
+        assert "\x1b" not in text
+        text.encode()  # half a surrogate pair would raise
+    text = str(summary)
+    for name in ("conv[bn]", "[red]", ":smile:", r"b\x1b]0;title\x07", r"line\nbreak"):
+        assert f"{name}/kernel" in text
+    assert r"Kernels of '[bold]m\x1b[31m'" in text
+    weights = kso.prunable_weights(keras.Sequential([keras.Input((4,)), *layers]))
+    assert r"<b\x1b]0;title\x07/kernel" in repr(weights)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 110, 120, 200])
+def test_no_column_is_cut_off(width):
+    rows = [
+        dataclasses.replace(row, block=(32, 32), least_density=0.03125, gain=1.4142, dead_outputs=7)
+        for row in kso.report(sparse()).rows
+    ]
+    many = [dataclasses.replace(row, size=10**9, live=10**8, flops=10**12) for row in rows]
+    text = drawn(kso.analysis.SparsityReport(tuple(many), "net"), width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    words = text.split()
+    for title in ("weight", "shape", "density", "|G", "gain", "blocks"):
+        assert title in words
+    assert "3x3x3x8" in words
+    for cell in ("0.1000", "0.0312", "32x32", "1.414", "7"):
+        assert words.count(cell) >= 2, cell
+    assert "…" not in text
+
+
+def quantized(mode):
+    x = keras.Input((9,), dtype="int32")
+    y = L.Embedding(20, 15, name="table")(x)
+    y = L.EinsumDense("abc,cde->abde", (None, 3, 5), name="heads")(y)
+    model = keras.Model(x, L.Dense(7, name="odd")(L.Reshape((9, 15))(y)))
+    plain = kso.strip(kso.prune(model, 0.5, budget="uniform"))
+    before = kso.report(plain)
+    for layer in (plain.get_layer(name) for name in ("table", "heads", "odd")):
+        layer.quantize(mode)
+    return plain, before
+
+
+@pytest.mark.parametrize("mode", ["int8", "int4"])
+def test_kernels_that_keras_quantized_have_their_own_figures(mode):
+    """Two integers of 4 bits are in one byte, and an odd last axis is padded."""
+    plain, before = quantized(mode)
+    after = kso.report(plain)
+    assert [(row.path, row.shape) for row in after.rows] == [
+        (row.path, row.shape) for row in before.rows
+    ]
+    for row, other in zip(after.rows, before.rows, strict=True):
+        # Values near 0 are rounded to it.
+        assert 0.8 * other.live <= row.live <= other.live
+    zeros = {weight.path: weight.value == 0 for weight in kso.prunable_weights(plain)}
+    assert all(zeros[path].shape == row.shape for path, row in zip(zeros, after.rows, strict=True))
+
+
+def test_kernels_that_cannot_be_read_are_refused_by_name(monkeypatch):
+    """GPTQ and AWQ need trained layers and minutes; the check is the same for all modes."""
+    monkeypatch.setattr("keras_sparse_ortho.analysis._report._UNREADABLE", ("int8",))
+    model = network()
+    model.get_layer("hidden").quantize("int8")
+    with pytest.raises(NotPrunableError, match=r"'hidden/kernel' is packed.*Dense of 'int8'"):
+        kso.report(model)
+
+
+@pytest.mark.tensorflow_only
+def test_a_saved_model_in_a_layer_is_listed(tmp_path):
+    model = network()
+    model.export(tmp_path / "saved", verbose=False)
+    layer = L.TFSMLayer(tmp_path / "saved", call_endpoint="serve")
+    x = keras.Input((10, 10, 3))
+    summary = kso.report(keras.Model(x, layer(x)))
+    assert sorted(row.size for row in summary.unregistered) == sorted(SIZES.values())
+    assert {row.state for row in summary.unregistered} == {"not registered"}
+    assert summary.rows == ()

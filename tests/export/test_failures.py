@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import keras
@@ -294,6 +295,130 @@ def test_a_job_after_one_that_failed_is_done_by_a_new_process(
             worker.run("inspect", seconds, **job)
         monkeypatch.undo()
         assert worker.run("inspect", 60, **job)["input_names"] == ["x"]
+
+
+# Answers with the arguments of each job, without NumPy, which takes its time.
+ECHO = """if True:
+    import json, sys, time
+    for line in sys.stdin:
+        job = json.loads(line)
+        time.sleep(job["arguments"].get("seconds", 0))
+        print("\\x1e" + json.dumps({"number": job["number"], "answer": job["arguments"]}), flush=True)
+"""
+
+
+@pytest.fixture
+def echo(worker_that):
+    worker_that(ECHO)
+    with Worker() as worker:
+        yield worker
+
+
+@pytest.mark.parametrize(
+    ("timeout", "arguments"),
+    [("60", {}), (None, {}), (60, {"x": np.float32(1)}), (60, {"x": b"bytes"}), (60, {"x": {1, 2}})],
+)
+def test_a_wrong_argument_does_not_shift_the_answers(echo, timeout, arguments):
+    assert echo.run("any", 60, x=1) == {"x": 1}
+    with pytest.raises(TypeError):
+        echo.run("any", timeout, **arguments)
+    for k in range(3):
+        assert echo.run("any", 60, x=k) == {"x": k}
+
+
+def test_an_answer_is_that_of_its_job(worker_that):
+    """A process that answers twice, or another job, answers nothing."""
+    first = 'print("\\x1e" + json.dumps({"number": 10**6, "answer": "another"}), flush=True)'
+    worker_that(ECHO.replace("time.sleep", f"{first}; time.sleep"))
+    with Worker() as worker:
+        for k in range(3):
+            assert worker.run("any", 60, x=k) == {"x": k}
+
+
+def interrupted_at(line_number, work):
+    """Runs some work with Ctrl-C at the n-th line of `_process.py`; whether there is such a line."""
+    count = 0
+
+    def trace(frame, event, _):
+        nonlocal count
+        if frame.f_code.co_filename != _process.__file__:
+            return None
+        if event == "line":
+            count += 1
+            if count == line_number:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return count >= line_number
+
+
+def test_the_worker_survives_an_interrupt_at_any_line(echo):
+    """Every third line of a job, in a process that waits, and of the start of a new one."""
+    number = 1
+    while interrupted_at(number, lambda: echo.run("any", 60, x="interrupted")):
+        assert echo.run("any", 60, x=number) == {"x": number}
+        number += 3
+    assert number > 20
+    number = 1
+    while interrupted_at(number, echo.close):
+        assert echo.run("any", 60, x=number) == {"x": number}
+        number += 3
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*fork:RuntimeWarning")
+def test_a_child_of_fork_has_its_own_process(echo, tmp_path):
+    """While a thread of the parent waits for an answer, and holds the lock."""
+    echo.run("any", 60)
+    first = echo._process.pid
+    thread = threading.Thread(target=echo.run, args=("any", 60), kwargs={"seconds": 1.0})
+    thread.start()
+    time.sleep(0.2)
+    child = os.fork()
+    if child == 0:
+        try:
+            answers = [echo.run("any", 60, x=k)["x"] for k in range(3)]
+            (tmp_path / "child").write_text(f"{answers} {echo._process.pid != first}")
+            echo.close()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    thread.join()
+    assert (tmp_path / "child").read_text() == "[0, 1, 2] True"
+    assert echo.run("any", 60, x=4) == {"x": 4}
+    assert echo._process.pid == first
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="there are no masks")
+def test_blocked_signals_are_not_those_of_the_worker(tiny_file):
+    """The process is started by whatever thread has the first job."""
+    with Worker() as worker:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])
+        try:
+            worker.run("inspect", 60, file=str(tiny_file))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        first = worker._process.pid
+        os.kill(first, signal.SIGINT)  # as a terminal sends it to the parent, too
+        assert worker.run("inspect", 60, file=str(tiny_file))["input_names"] == ["x"]
+        assert worker._process.pid == first
+        os.kill(first, signal.SIGTERM)
+        worker._process.wait(60)
+
+
+@pytest.mark.parametrize("timeout", ["60", None, float("nan"), float("inf")])
+def test_a_timeout_is_a_number(timeout, target):
+    with pytest.raises(ValueError, match=r"`timeout` must be a finite number"):
+        export_litert(tiny(), target, timeout=timeout)
 
 
 @pytest.mark.parametrize("calls", [0, 10**9], ids=["idle", "at work"])
