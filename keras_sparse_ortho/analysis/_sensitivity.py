@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from keras_sparse_ortho._checks import check_density
+from keras_sparse_ortho._checks import check_density, other_keywords
 from keras_sparse_ortho.calibration import (
     Sensitivity,
     calibration_batches,
@@ -14,6 +14,7 @@ from keras_sparse_ortho.kernels import Selection
 from keras_sparse_ortho.pruning import shows_progress, weights_to_prune
 
 
+@other_keywords
 def sensitivity(
     model: Any,
     data: Any,

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._keras_internals import warn_user
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.calibration._layerwise import calibration_batches, sweep
@@ -13,6 +14,7 @@ from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.models import check_built
 
 
+@other_keywords
 def restore_statistics(model: keras.Model, data: Any, *, verbose: int = 0) -> list[str]:
     """Estimates the moving means and variances of batch normalization again, in place.
 

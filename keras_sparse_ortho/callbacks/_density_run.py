@@ -183,7 +183,7 @@ class UpdateMasks(DensityRun):
     _kind = ScheduledMask
     _names = "MagnitudeMask, Feather or StraightThroughTopK"
 
-    @other_keywords()
+    @other_keywords
     def __init__(self, *, stop: bool = False) -> None:
         super().__init__()
         self.stop = stop

@@ -4,6 +4,7 @@ import os
 import re
 from pathlib import Path
 
+from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._files import atomic_write, path_of
 from keras_sparse_ortho.errors import ExportRouteError, LiteRTFileError
 from keras_sparse_ortho.export._flatbuffer import name_of, read_model, read_record, write_model
@@ -13,6 +14,7 @@ from keras_sparse_ortho.export._load_litert import read_packed
 _ROUTES = (None, "float32", "float32+blocks", "int8", "int8+blocks")
 
 
+@other_keywords
 def c_array(
     file: str | os.PathLike[str], path: str | os.PathLike[str], name: str = "model_data"
 ) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._foreign_names import for_value
 from keras_sparse_ortho.recovery import probabilities
 
 Metric = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -51,8 +52,8 @@ class Judge:
     def __init__(self, outputs: list[np.ndarray], labels: Any, metric: str | Metric | None) -> None:
         if not (callable(metric) or metric in (None, "agreement", "closeness")):
             raise ValueError(
-                '`metric` must be "agreement", "closeness" or a function. '
-                f"Received: metric={metric!r}"
+                '`metric` must be "agreement", "closeness" or a function.'
+                f"{for_value('metric', metric)} Received: metric={metric!r}"
             )
         given = [None] * len(outputs) if labels is None else keras.tree.flatten(labels)
         if len(given) != len(outputs):

@@ -13,11 +13,13 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
+from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._files import path_of
+from keras_sparse_ortho._foreign_names import Answering, not_callable
 from keras_sparse_ortho.errors import ExportVerificationError, LiteRTFileError
 from keras_sparse_ortho.export._flatbuffer import read_record
 from keras_sparse_ortho.export._process import JobError, Worker, require
@@ -32,7 +34,7 @@ _printing = threading.Lock()
 _tried: dict[bytes, dict[str, Any]] = {}
 
 
-class LiteRTModel:
+class LiteRTModel(Answering):
     """An open LiteRT file, as `load_litert` returns it.
 
     `route` and `model_name` are those of its export (None for files of other tools), `inputs` have
@@ -95,11 +97,15 @@ class LiteRTModel:
         names = self.output_names
         return outputs[0] if len(outputs) == 1 else dict(zip(names, outputs, strict=True))
 
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        raise not_callable(self)
+
     def __repr__(self) -> str:
         inputs = ", ".join(f"{s.name}: {s.dtype}{list(s.shape)}" for s in self.inputs)
         return f"LiteRTModel(route={self.route!r}, inputs=[{inputs}], outputs={self.output_names})"
 
 
+@other_keywords
 def load_litert(
     path: str | os.PathLike[str], *, threads: int = 1, timeout: float = 60.0
 ) -> LiteRTModel:
@@ -198,6 +204,7 @@ def _inspect(content: bytes, path: str, timeout: float) -> dict[str, Any]:
             ) from None
 
 
+@other_keywords
 def latencies(
     files: Sequence[str | os.PathLike[str]],
     threads: int = 1,

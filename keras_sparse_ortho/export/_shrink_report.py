@@ -4,13 +4,14 @@ import dataclasses
 import math
 from typing import Any
 
+from keras_sparse_ortho._foreign_names import Answering
 from keras_sparse_ortho.export._judge import NO_SCORE, Score
 
 _WIDE = 5.0  # points between the ends of an interval
 
 
 @dataclasses.dataclass(frozen=True)
-class Trial:
+class Trial(Answering):
     """One file that was tried.
 
     Attributes:
@@ -39,7 +40,7 @@ class Trial:
 
 
 @dataclasses.dataclass(frozen=True)
-class ShrinkReport:
+class ShrinkReport(Answering):
     """The trials of a call, and the taken one; print it.
 
     Attributes:

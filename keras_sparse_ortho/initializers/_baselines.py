@@ -52,7 +52,7 @@ class RandomSparse(SparseInitializer):
 
     settings = ("density", "initializer", "rescale")
 
-    @other_keywords()
+    @other_keywords
     def __init__(
         self,
         density: float | None = None,
@@ -237,7 +237,7 @@ class ApproximateIsometry(SparseInitializer):
     settings = ("density", "gain", "max_iterations")
     removed: ClassVar = {"mask": None, "tolerance": 1e-5, "min_decrease": 1e-6}
 
-    @other_keywords()
+    @other_keywords
     def __init__(
         self,
         density: float,

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._foreign_names import Answering
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.orthogonal import KernelLayout
@@ -136,7 +137,7 @@ def storages_of(layer: Any) -> dict[str, Storage]:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PrunableWeight:
+class PrunableWeight(Answering):
     """A kernel of a layer: where it is, what its axes mean, and how sparse it is.
 
     Args:

@@ -310,7 +310,7 @@ def dead_outputs(kernel: np.ndarray, layout: KernelLayout | None = None) -> int:
     return int((~live.reshape(batch, parts, -1, outputs).any(axis=2)).sum())
 
 
-@other_keywords()
+@other_keywords
 def exact_orthogonal(
     shape: Sequence[int],
     density: float,

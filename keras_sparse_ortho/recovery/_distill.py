@@ -20,7 +20,7 @@ _ROUNDED = 1e-6  # at this distance from 1 float32 rounds probabilities
 _SUM = 1e-3  # so far from 1 are sums of probabilities
 
 
-@other_keywords()
+@other_keywords
 def distill(
     student: keras.Model,
     teacher: keras.Model,
