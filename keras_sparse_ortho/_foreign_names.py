@@ -200,7 +200,7 @@ _STEPS: tuple[tuple[str, str | tuple[str, ...]], ...] = (
     ("amount= ratio= pruning_ratio= rate= fraction= keep_ratio=", (_FRACTION, _SCHEDULE)),
     ("final_density= target_density=", (_FRACTION, _SCHEDULE)),
     ("density=", _SCHEDULE),
-    ("criterion= method= importance_scores= importance= saliency= scorer=", "`score`"),
+    ("criterion= method= importance_scores= importance= saliency=", ("`score`", "`initializer`")),
     ("pruning_method= algorithm= ranking=", ("`score`", "`initializer`")),
     ("skip= skip_layers= exclude_layers= ignore= ignored_layers= frozen=", "`exclude`"),
     ("excluded_op_names= exclude_types= blacklist=", "`exclude`"),
@@ -211,7 +211,7 @@ _STEPS: tuple[tuple[str, str | tuple[str, ...]], ...] = (
     ("block_size= block= sparsity_m_by_n= sparsity_type= pattern= nm=", "`structure`"),
     ("structured= prune_n_low= n= m= granularity= blocks=", "`structure`"),
     ("block_pooling_type= dim=", "`structure`"),
-    ("gain=", "`initializer`: initializers.ExactOrthogonal(gain=...)"),
+    ("gain=", "initializer=initializers.ExactOrthogonal(gain=...)"),
     ("schedule= pruning_schedule= scheduler=", (_SCHEDULE, _GRADUAL)),
     ("iterations= iterative_steps= num_iterations= steps_per_prune= n_iter=", _GRADUAL),
     ("epochs=", (_END, _GRADUAL)),
@@ -400,11 +400,15 @@ class Answering:
 
 def _room_with(name: str) -> str | None:
     """The public name of a room, with the room, that is meant by a name."""
+    meant = None
     for path, room in [*sys.modules.items()]:
         if not path.startswith(f"{_PACKAGE}.") or "._" in path:
             continue
         public: Sequence[str] = vars(room).get("__all__", ())
         for known in public:
+            full = f"{path.removeprefix(f'{_PACKAGE}.')}.{known}"
+            if known == name:
+                return full
             if _folded(known) == _folded(name):
-                return f"{path.removeprefix(f'{_PACKAGE}.')}.{known}"
-    return None
+                meant = meant or full
+    return meant

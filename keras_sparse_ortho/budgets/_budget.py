@@ -386,6 +386,7 @@ def _budget(
     return Budget(densities, {w.path: w.size for w in weights}, lifted)
 
 
+@other_keywords
 def lift(model: Any, budget: Budget, initializer: SparseInitializer | None = None) -> Budget:
     """Returns the budget nearest to another one that exactly orthogonal kernels can have.
 

@@ -35,6 +35,10 @@ class DensityLogger(Logging):
         [0.25]
     """
 
+    @other_keywords
+    def __init__(self) -> None:
+        super().__init__()
+
     def logged(self) -> dict[str, float]:
         return _density_and_threshold(self.model)
 

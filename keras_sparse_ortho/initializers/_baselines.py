@@ -132,6 +132,7 @@ class RamanujanOrthogonal(SparseInitializer):
     isometry = "exact"
     settings = ("degree", "gain", "relu")
 
+    @other_keywords
     def __init__(
         self,
         degree: int,

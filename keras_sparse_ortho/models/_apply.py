@@ -168,6 +168,7 @@ def verb(plan: Callable[Concatenate[keras.Model, P], Plan]) -> Verb[P]:
     return cast(Verb[P], act)
 
 
+@other_keywords
 def apply(model: keras.Model, plan: Plan, *, in_place: bool = False) -> keras.Model:
     """Returns a model whose kernels have become what a plan says.
 
