@@ -153,8 +153,8 @@ def _translate(
     """Takes sparsities as densities, and raises a TypeError for other foreign keywords.
 
     Args:
-        name: Of the function, for messages.
-        signature: Of the function.
+        name: The function's name, for messages.
+        signature: Its signature.
         args: Arguments by position.
         kwargs: Arguments by name; foreign ones with a counterpart are replaced in place.
     """

@@ -4,14 +4,14 @@
 
     STR                   a name in the package or in a room, or an attribute of our objects
     SparsityReport.save   an attribute of objects of this class alone
-    LiteRTModel(...)      a call of what cannot be called; too many arguments by position
-    SparsityReport[...]   an entry of what has no entries
+    LiteRTModel(...)      a call of such an object; too many arguments by position
+    SparsityReport[...]   an entry of such an object
     amount=               a keyword argument of any function
     RigL(alpha=)          a keyword argument of this function alone
     mode='fp16'           a value of an argument
 
-Upper case, underscores and hyphens do not matter. Where there are several steps the first that fits
-is told: one that begins with an argument in backticks fits the functions with this argument.
+Upper case, underscores and hyphens do not matter. The error names the first of several steps that
+fits: one that begins with an argument in backticks fits the functions with this argument.
 
 Rooms and objects ask the table in `Room` and `Answering`, functions in `_checks.other_keywords`,
 and errors about a value by `for_value`.
