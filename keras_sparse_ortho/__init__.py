@@ -36,7 +36,7 @@ from keras_sparse_ortho import quantization as quantization
 from keras_sparse_ortho import recovery as recovery
 from keras_sparse_ortho import saliency as saliency
 from keras_sparse_ortho import schedules as schedules
-from keras_sparse_ortho._foreign_names import public_names
+from keras_sparse_ortho._foreign_names import answer
 from keras_sparse_ortho.analysis import report, sensitivity
 from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.calibration import restore_statistics
@@ -93,12 +93,13 @@ _ROOMS = (
     *("initializers", "kernels", "layers", "models", "orthogonal", "parametrizations", "pruning"),
     *("quantization", "recovery", "saliency", "schedules", "tfmot"),
 )
-_hint, __dir__ = public_names(__name__, [*__all__, *_ROOMS])
+_LATER = ("export", "tfmot")  # which load when they are used, and then answer, too
+answer(__name__, *(f"{__name__}.{room}" for room in _ROOMS if room not in _LATER))
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("export", "tfmot"):
+    if name in _LATER:
         return importlib.import_module(f"{__name__}.{name}")
     if name in ("export_litert", "load_litert", "shrink"):
         return getattr(importlib.import_module(f"{__name__}.export"), name)
-    return _hint(name)
+    raise AttributeError(name)  # for `Room`, which knows more

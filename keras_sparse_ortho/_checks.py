@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from keras_sparse_ortho._foreign_names import hint_for
+from keras_sparse_ortho._foreign_names import step_for
 from keras_sparse_ortho.errors import DensityError
 
 P = ParamSpec("P")
@@ -108,40 +108,63 @@ def check_seed(seed: Any) -> int | None:
     return None if seed is None else int(seed)
 
 
-def other_keywords(**hints: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Answers keywords of other packages (see `_foreign_names`), by `hints` for this function."""
+def other_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """Answers keywords of other packages, and too many arguments, by the table of guesses."""
+    signature = inspect.signature(function)
+    kinds = [parameter.kind for parameter in signature.parameters.values()]
+    by_position = kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
-    def decorated(function: Callable[P, R]) -> Callable[P, R]:
-        signature = inspect.signature(function)
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        if len(args) > by_position and inspect.Parameter.VAR_POSITIONAL not in kinds:
+            raise _too_many(_name_of(function, args), signature, args)
+        if not kwargs.keys() <= signature.parameters.keys():
+            _translate(_name_of(function, args), signature, args, kwargs)
+        return function(*args, **kwargs)
 
-        @functools.wraps(function)
-        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-            if not kwargs.keys() <= signature.parameters.keys():
-                _translate(function.__name__, signature, args, kwargs, hints)
-            return function(*args, **kwargs)
+    # Keras reads the arguments of layers without following `__wrapped__`.
+    checked.__signature__ = signature  # type: ignore[attr-defined]
+    return checked
 
-        # Keras reads the arguments of layers without following `__wrapped__`.
-        checked.__signature__ = signature  # type: ignore[attr-defined]
-        return checked
 
-    return decorated
+def _name_of(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    """The name of a function as users call it: a constructor has that of its class."""
+    return type(args[0]).__name__ if function.__name__ == "__init__" else function.__name__
+
+
+def _too_many(name: str, signature: inspect.Signature, args: tuple[Any, ...]) -> TypeError:
+    """The error for more arguments by position than a function has."""
+    step = step_for(f"{name}(...)")
+    if step is None:
+        step = f"arguments by name: {_listed(signature)}"
+    values = [as_text(value) for value in args if type(value).__name__ != name]
+    return TypeError(
+        f"{name}() has fewer arguments by position. Use {step}. Received: {', '.join(values)}"
+    )
+
+
+def _listed(signature: inspect.Signature) -> str:
+    return ", ".join(key for key in signature.parameters if key not in ("self", "args", "kwargs"))
 
 
 def _translate(
-    name: str,
-    signature: inspect.Signature,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    hints: Mapping[str, str],
+    name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Takes sparsities as densities, and raises a TypeError for other foreign keywords."""
-    name = type(args[0]).__name__ if name == "__init__" else name
+    """Takes sparsities as densities, and raises a TypeError for other foreign keywords.
+
+    Args:
+        name: The function's name, for messages.
+        signature: Its signature.
+        args: Arguments by position.
+        kwargs: Arguments by name; foreign ones with a counterpart are replaced in place.
+    """
     parameters = signature.parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     given = {*list(parameters)[: len(args)], *kwargs}
     for keyword in [key for key in kwargs if key not in parameters]:
         value = kwargs.pop(keyword)
         target = next((one for one in _DENSITIES.get(keyword, ()) if one in parameters), None)
+        special = step_for(f"{name}({keyword}=)", arguments=parameters)
         if target is not None:
             if target in given:
                 raise TypeError(
@@ -152,12 +175,13 @@ def _translate(
             given.add(target)
         elif (renamed := _RENAMED.get(keyword, "")) in parameters and renamed not in given:
             kwargs[renamed] = value
-        elif takes_any and keyword not in hints:
+        elif takes_any and special is None:
             kwargs[keyword] = value
         else:
+            step = special or step_for(f"{keyword}=", arguments=parameters)
+            hint = f"Use {step}." if step else f"Its arguments are: {_listed(signature)}."
             raise TypeError(
-                f"{name}() has no argument `{keyword}`. {hint_for(keyword, parameters, hints)} "
-                f"Received: {keyword}={as_text(value)}"
+                f"{name}() has no argument `{keyword}`. {hint} Received: {keyword}={as_text(value)}"
             )
 
 

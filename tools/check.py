@@ -188,7 +188,7 @@ def wheel(_: list[str]) -> Result:
             return Result(False, note="the wheel was not built")
         (file,) = Path(folder).glob("*.whl")
         names = zipfile.ZipFile(file).namelist()
-        ours = (f"{PACKAGE}/", f"{PACKAGE}-")
+        ours = (f"{PACKAGE}/", f"{PACKAGE}-", f"{PACKAGE}_command.py")
         strays = [n for n in names if not n.startswith(ours)]
         if strays or f"{PACKAGE}/py.typed" not in names:
             return Result(False, note=f"py.typed is missing, or strays: {strays}")

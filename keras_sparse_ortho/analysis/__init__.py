@@ -1,6 +1,5 @@
 """Reports on a model: density, size, FLOPs and orthogonality of its kernels, Jacobian spectrum."""
 
-from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.analysis._jacobian import jacobian_singular_values
 from keras_sparse_ortho.analysis._orthogonality import orthogonality_error
 from keras_sparse_ortho.analysis._report import SparsityReport, report
@@ -15,5 +14,3 @@ __all__ = [
     "report",
     "sensitivity",
 ]
-
-__getattr__, __dir__ = public_names(__name__, __all__)

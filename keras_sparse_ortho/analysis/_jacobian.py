@@ -8,6 +8,7 @@ import numpy as np
 
 from keras_sparse_ortho._backend import compiled, value_and_gradients
 from keras_sparse_ortho._checked_data import check_inputs
+from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._keras_internals import VariableOverrides, from_zero_states
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
@@ -16,6 +17,7 @@ from keras_sparse_ortho.models import check_built
 _LARGEST_BATCH = 2**24  # entries in one batch of products: 64 MiB in float32 fill the cores
 
 
+@other_keywords
 def jacobian_singular_values(model: Any, x: Any) -> np.ndarray:
     """Singular values of `J = d output / d input` for every sample, in inference.
 

@@ -4,9 +4,11 @@ import math
 
 import numpy as np
 
+from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho.initializers import KernelLayout
 
 
+@other_keywords
 def orthogonality_error(
     kernel: np.ndarray,
     layout: KernelLayout | None = None,

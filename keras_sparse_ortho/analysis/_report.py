@@ -8,15 +8,17 @@ import math
 import pathlib
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 import numpy as np
 import rich.console
 
 from keras_sparse_ortho._checked_data import check_inputs
+from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._data import first_batches
 from keras_sparse_ortho._files import atomic_write
+from keras_sparse_ortho._foreign_names import Answering, not_subscriptable
 from keras_sparse_ortho.analysis._orthogonality import orthogonality_error
 from keras_sparse_ortho.analysis._report_table import tables_of
 from keras_sparse_ortho.errors import NotPrunableError
@@ -35,7 +37,7 @@ _TOTALS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class Row(Answering):
     """The figures of one kernel.
 
     `state` is `"sparse"` for a kernel with a mask or zeros, or why it is dense: `"no mask"`
@@ -65,7 +67,7 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class SparsityReport:
+class SparsityReport(Answering):
     """The figures of a model; see `keras_sparse_ortho.report`.
 
     Args:
@@ -88,6 +90,9 @@ class SparsityReport:
     params: int = 0
     mask_params: int = 0
     unadopted: tuple[str, ...] = ()
+
+    def __getitem__(self, path: Any) -> NoReturn:
+        raise not_subscriptable(self)
 
     @property
     def size(self) -> int:
@@ -182,6 +187,7 @@ class SparsityReport:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
+@other_keywords
 def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) -> SparsityReport:
     """Parameters, density, FLOPs, orthogonality and dead outputs of every kernel of a model.
 

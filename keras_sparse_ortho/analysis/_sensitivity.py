@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from keras_sparse_ortho._checks import check_density
+from keras_sparse_ortho._checks import check_density, other_keywords
 from keras_sparse_ortho.calibration import (
     Sensitivity,
     calibration_batches,
@@ -15,6 +15,7 @@ from keras_sparse_ortho.models import check_built
 from keras_sparse_ortho.pruning import shows_progress, weights_to_prune
 
 
+@other_keywords
 def sensitivity(
     model: Any,
     data: Any,

@@ -1,6 +1,5 @@
 """How much of every layer is live."""
 
-from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.budgets._budget import (
     Budget,
     Orthogonal,
@@ -15,5 +14,3 @@ from keras_sparse_ortho.budgets._budget import (
 )
 
 __all__ = ["Budget", "er", "erk", "lift", "str_resnet50", "uniform"]
-
-__getattr__, __dir__ = public_names(__name__, __all__)

@@ -11,6 +11,7 @@ from typing import Any
 
 from keras_sparse_ortho._checks import as_text, check_density, is_integer, other_keywords
 from keras_sparse_ortho._files import atomic_write, shown
+from keras_sparse_ortho._foreign_names import Answering, for_value, unknown_path
 from keras_sparse_ortho.budgets._tables import read_rows, resnet50, sparsity_to_density
 from keras_sparse_ortho.errors import BudgetError, DensityError, LayoutError
 from keras_sparse_ortho.initializers import ExactOrthogonal, SparseInitializer, axes_for, layout_for
@@ -30,7 +31,7 @@ _LARGEST = 2**63 - 1  # entries of an array; larger integers overflow as floats
 _RIVALS = ("uniform", "erk", "snfs", "vd", "gs")  # of STR in its tables
 
 
-class Budget(Mapping[str, float]):
+class Budget(Mapping[str, float], Answering):
     """Densities of the weights of a model, by weight path (see `prunable_weights`).
 
     A weight of `size` entries gets exactly `round(density * size)` live ones.
@@ -51,6 +52,7 @@ class Budget(Mapping[str, float]):
         (1284, 0.1452)
     """
 
+    @other_keywords
     def __init__(
         self,
         densities: Mapping[str, float],
@@ -58,8 +60,11 @@ class Budget(Mapping[str, float]):
         lifted_from: Mapping[str, int] | None = None,
         blocks: Mapping[str, GivenBlocks] | None = None,
     ) -> None:
-        if not densities:
-            raise BudgetError(f"A budget needs weights. Received: densities={densities!r}")
+        if not isinstance(densities, Mapping) or not densities:
+            raise BudgetError(
+                "`densities` must be a dict from weights to densities, with at least one."
+                f"{for_value('densities', densities)} Received: densities={as_text(densities)}"
+            )
         self._densities: dict[str, float] = {}
         for path, density in densities.items():
             try:
@@ -81,6 +86,8 @@ class Budget(Mapping[str, float]):
             )
 
     def __getitem__(self, path: str) -> float:
+        if path not in self._densities:
+            raise unknown_path(path, self._densities)
         return self._densities[path]
 
     def __iter__(self) -> Iterator[str]:
@@ -248,7 +255,7 @@ def _count(name: str, value: Any, least: int) -> int:
     return int(value)
 
 
-@other_keywords()
+@other_keywords
 def uniform(
     model: Any,
     density: float,
@@ -283,7 +290,7 @@ def uniform(
     return allocate(weights, density, [1.0] * len(weights), orthogonal=orthogonal)
 
 
-@other_keywords()
+@other_keywords
 def er(
     model: Any,
     density: float,
@@ -302,7 +309,7 @@ def er(
     return _erdos_renyi(model, density, include, exclude, orthogonal, spatial=False)
 
 
-@other_keywords()
+@other_keywords
 def erk(
     model: Any,
     density: float,
@@ -387,6 +394,7 @@ def _budget(
     return Budget(densities, {w.path: w.size for w in weights}, lifted)
 
 
+@other_keywords
 def lift(model: Any, budget: Budget, initializer: SparseInitializer | None = None) -> Budget:
     """Returns the budget nearest to another one that exactly orthogonal kernels can have.
 
@@ -420,7 +428,7 @@ def lift(model: Any, budget: Budget, initializer: SparseInitializer | None = Non
     return allocate(weights, plan.live / plan.size, relative, orthogonal=initializer or True)
 
 
-@other_keywords()
+@other_keywords
 def str_resnet50(density: float | str = 0.0977) -> Budget:
     """Returns a published budget of soft threshold reparameterization (STR) for ResNet-50.
 

@@ -1,6 +1,5 @@
 """Trained networks, layer by layer on calibration data: pruning, refits, statistics."""
 
-from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.calibration._channels import Channels
 from keras_sparse_ortho.calibration._layerwise import (
     CALIBRATED,
@@ -15,5 +14,3 @@ from keras_sparse_ortho.calibration._restore_statistics import restore_statistic
 from keras_sparse_ortho.calibration._shares import Sensitivity, densities_around, measured_errors
 
 __all__ = ["Channels", "Sensitivity", "restore_statistics"]
-
-__getattr__, __dir__ = public_names(__name__, __all__)

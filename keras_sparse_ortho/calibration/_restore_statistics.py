@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._data import samples
 from keras_sparse_ortho._keras_internals import from_zero_states, warn_user
 from keras_sparse_ortho._values import assign, to_numpy, without_gradients
@@ -19,6 +20,7 @@ _HELD = 4  # one row in so many decides whether the new statistics are better
 _FEWEST = 16  # rows; of fewer none is held out
 
 
+@other_keywords
 def restore_statistics(
     model: keras.Model,
     data: Any,

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 from scipy.optimize import isotonic_regression
 
+from keras_sparse_ortho._foreign_names import Answering
 from keras_sparse_ortho._keras_internals import VariableOverrides
 from keras_sparse_ortho._values import placed, to_numpy
 from keras_sparse_ortho.budgets import Budget, allocate
@@ -31,7 +32,7 @@ _LEVELS = {"int8": 127, "int4": 7}
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Sensitivity:
+class Sensitivity(Answering):
     """Table of the errors of a trained model's kernels by density and in integers.
 
     It prints as a table, and is a `budget` for `prune` and `parametrize`.

@@ -1,6 +1,5 @@
 """Keras callbacks around sparse training."""
 
-from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.callbacks._at_density import BestAtDensity, finish
 from keras_sparse_ortho.callbacks._backup_and_restore import BackupAndRestore
 from keras_sparse_ortho.callbacks._density_run import DensityLogger, UpdateMasks, warn_not_finite
@@ -24,5 +23,3 @@ __all__ = [
     "finish",
     "probe",
 ]
-
-__getattr__, __dir__ = public_names(__name__, __all__)

@@ -41,6 +41,7 @@ class BestAtDensity(keras.callbacks.Callback):
         [<dense/kernel shape=(64, 32), density=0.125>]
     """
 
+    @other_keywords
     def __init__(self, callback: keras.callbacks.Callback) -> None:
         super().__init__()
         if not isinstance(callback, keras.callbacks.Callback):
@@ -75,7 +76,7 @@ class BestAtDensity(keras.callbacks.Callback):
             self.callback.on_train_batch_end(batch, logs)
 
 
-@other_keywords()
+@other_keywords
 def finish(model: Any, density: float | None = None) -> Any:
     """Brings a model to its requested density without training, in place; returns it.
 

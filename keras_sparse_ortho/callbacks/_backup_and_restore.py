@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._backend import global_generators, set_global_generators
-from keras_sparse_ortho._checks import is_integer
+from keras_sparse_ortho._checks import is_integer, other_keywords
 from keras_sparse_ortho._files import atomic_write, shown
 from keras_sparse_ortho._keras_internals import initial_epoch_is
 from keras_sparse_ortho._values import Workers, assign, to_numpy, workers_of
@@ -51,6 +51,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         ...                     epochs=3, callbacks=[backup])
     """
 
+    @other_keywords
     def __init__(
         self, backup_dir: str | os.PathLike[str], *, delete_checkpoint: bool = True
     ) -> None:

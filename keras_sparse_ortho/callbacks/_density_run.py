@@ -35,6 +35,10 @@ class DensityLogger(Logging):
         [0.25]
     """
 
+    @other_keywords
+    def __init__(self) -> None:
+        super().__init__()
+
     def logged(self) -> dict[str, float]:
         return _density_and_threshold(self.model)
 
@@ -183,7 +187,7 @@ class UpdateMasks(DensityRun):
     _kind = ScheduledMask
     _names = "MagnitudeMask, Feather or StraightThroughTopK"
 
-    @other_keywords()
+    @other_keywords
     def __init__(self, *, stop: bool = False) -> None:
         super().__init__()
         self.stop = stop

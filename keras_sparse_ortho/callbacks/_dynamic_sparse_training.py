@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density, check_integer
+from keras_sparse_ortho._checks import check_density, check_integer, other_keywords
 from keras_sparse_ortho._keras_internals import applied_batches, warn_user
 from keras_sparse_ortho.callbacks._step_callback import StepCallback
 from keras_sparse_ortho.errors import NotPrunableError
@@ -26,6 +26,7 @@ Generator = np.random.Generator
 class DynamicSparseTraining(StepCallback):
     """Moves live entries every `frequency` steps to the places of largest `growth_scores`."""
 
+    @other_keywords
     def __init__(
         self,
         frequency: int | None = None,

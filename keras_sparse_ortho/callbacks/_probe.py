@@ -17,7 +17,7 @@ from keras_sparse_ortho.pruning import BudgetLike, parametrize, weights_to_prune
 from keras_sparse_ortho.schedules import Cubic
 
 
-@other_keywords()
+@other_keywords
 def probe(
     model: keras.Model,
     density: float,

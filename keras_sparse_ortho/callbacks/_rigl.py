@@ -11,7 +11,9 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checked_data import check_batches
+from keras_sparse_ortho._checks import as_text, is_integer, other_keywords
 from keras_sparse_ortho._data import Batch, BatchSource, samples
+from keras_sparse_ortho._foreign_names import step_for
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.callbacks._dynamic_sparse_training import DynamicSparseTraining
 from keras_sparse_ortho.kernels import DenseGradient, PrunableWeight, Selection
@@ -63,6 +65,7 @@ class RigL(DynamicSparseTraining):
     1911.11134
     """
 
+    @other_keywords
     def __init__(
         self,
         data: Any,
@@ -77,6 +80,11 @@ class RigL(DynamicSparseTraining):
     ) -> None:
         super().__init__(frequency, fraction, end_step, include, exclude, seed)
         self._objective = None if loss is None else _objective(loss)
+        if not is_integer(batch_size):
+            raise ValueError(
+                "`batch_size` must be a positive integer. "
+                f"Use {step_for('RigL(...)')}. Received: batch_size={as_text(batch_size)}"
+            )
         self._source = BatchSource(data, batch_size, self.seed)
         self._kernels: list[DenseGradient] = []
         self._loss: StatelessLoss | None = None

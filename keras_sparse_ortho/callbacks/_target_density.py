@@ -202,7 +202,7 @@ class TargetDensity(ThresholdSteering, DensityRun):
     _kind = LearntThreshold
     _names = "SoftThreshold"
 
-    @other_keywords()
+    @other_keywords
     def __init__(
         self,
         density: float,

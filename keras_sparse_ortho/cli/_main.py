@@ -6,29 +6,16 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Any
+
+from rich.console import Console
 
 from keras_sparse_ortho._interception import intercepted
 from keras_sparse_ortho._text import printable, printable_lines
 from keras_sparse_ortho.cli._files import InputFileError, check_output, read_keras, read_rows
+from keras_sparse_ortho_command import parser
 
 OK, FAILED, USAGE, BAD_FILE = 0, 1, 2, 3
-
-_EPILOG = """\
-exit status:
-  0  done
-  1  failed: conversion, verification, a missing package
-  2  wrong arguments, or arguments that do not fit the model
-  3  an input file is missing, damaged, or of the wrong kind
-
-Results go to standard output, progress and warnings to standard error.
-"""
-
-# Arguments of `export_litert`, and the options that stand for them.
-_NAMES = {"representative_data": "--data", "batch_size": "--batch-size", "path": "output"} | {
-    name: f"--{name}" for name in ("mode", "sample", "tolerance")
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,11 +29,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         3
     """
     try:
-        options = _parser().parse_args(arguments)
+        options = parser().parse_args(arguments)
     except SystemExit as leaving:
         return int(leaving.code or 0)
-    from rich.console import Console  # `kso --help` does without it, in half the time
+    return run(options)
 
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the command of arguments that were read; returns the exit status."""
     console = Console(stderr=True)
 
     def show(_: Any, message: Warning | str, category: type[Warning], *place: Any) -> None:
@@ -55,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     with intercepted(warnings, "showwarning", show):
         try:
-            options.command(options, console)
+            _COMMANDS[options.command](options, console)
         except InputFileError as error:
             _print(console, str(error), "red")
             return BAD_FILE
@@ -98,83 +88,7 @@ def _in_options(message: str, options: argparse.Namespace) -> str:
     return re.sub(found, lambda match: names[match[1]], message) if names else message
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="kso",
-        description="Inspect sparse Keras models, export them as LiteRT files, time these.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    version = f"kso {metadata.version('keras-sparse-ortho')}"
-    parser.add_argument("--version", action="version", version=version)
-    commands = parser.add_subparsers(title="commands", required=True)
-
-    shrink = commands.add_parser(
-        "shrink",
-        help="a trained model to the smallest LiteRT file that answers as well",
-        description="Judges dense and pruned files on rows that made none of them; writes the "
-        "smallest that keeps the limits; explained in keras_sparse_ortho.export.shrink.",
-    )
-    shrink.add_argument("model", help="a .keras file")
-    shrink.add_argument("--data", required=True, metavar="FILE", help="rows: .npy, or .npz")
-    shrink.add_argument("--labels", metavar="FILE", help="their labels: .npy")
-    shrink.add_argument("--out", required=True, metavar="FILE", help=".tflite or .tflite.gz")
-    shrink.add_argument("--max-drop", type=float, default=0.01, help="of the score (default .01)")
-    shrink.add_argument("--max-bytes", type=int)
-    shrink.add_argument("--max-ms", type=float, help="for one row on one thread")
-    shrink.add_argument("--minutes", type=float, default=10.0, help="to try (default 10)")
-    shrink.add_argument("--metric", choices=["agreement", "closeness"])
-    limits = ("max_drop", "max_bytes", "max_ms", "minutes", "metric")
-    names = {name: f"--{name.replace('_', '-')}" for name in limits}
-    shrink.set_defaults(command=_shrink, names=names | {"data": "--data", "path": "--out"})
-
-    report = commands.add_parser(
-        "report", help="density, parameters and FLOPs of every kernel of a Keras model"
-    )
-    report.add_argument("model", help="a .keras file")
-    report.add_argument(
-        "--no-orthogonality", action="store_true", help="leave out the orthogonality errors"
-    )
-    report.add_argument("--json", action="store_true", help="print JSON")
-    report.set_defaults(command=_report, names={})
-
-    export = commands.add_parser(
-        "export",
-        help="write a LiteRT (TFLite) file that was run and compared with Keras",
-        description="Writes a LiteRT file that was run and compared with Keras; the options are "
-        "explained in keras_sparse_ortho.export_litert.",
-    )
-    export.add_argument("model", help="a .keras file")
-    export.add_argument("output", help="the .tflite file to write")
-    export.add_argument(
-        "--mode",
-        help="small, gzip, fast, or a route such as float32 (dense) or int8+blocks; "
-        "default: the smallest float32 file",
-    )
-    export.add_argument("--batch-size", type=int, default=1, metavar="ROWS")
-    export.add_argument("--sample", metavar="FILE", help="rows to compare on: .npy or .npz")
-    export.add_argument("--data", metavar="FILE", help="rows to calibrate int8 on: .npy or .npz")
-    export.add_argument("--tolerance", type=float)
-    export.add_argument("--target", help="of --mode fast: arm64, instead of this machine")
-    export.add_argument("--json", action="store_true", help="print the report as JSON")
-    export.set_defaults(command=_export, names=_NAMES)
-
-    bench = commands.add_parser(
-        "bench",
-        help="time LiteRT files",
-        description="Times files in interleaved rounds. Prints the median time of one call.",
-    )
-    bench.add_argument("files", nargs="+", help=".tflite files, also compressed: .gz")
-    bench.add_argument("--threads", type=int, nargs="+", default=[1])
-    bench.add_argument("--seconds", type=float, default=5.0, help="for all of them (default 5)")
-    bench.add_argument("--json", action="store_true", help="print JSON")
-    bench.set_defaults(command=_bench, names={})
-    return parser
-
-
 def _report(options: argparse.Namespace, console: Any) -> None:
-    from rich.console import Console
-
     from keras_sparse_ortho.analysis import report
 
     with console.status("Loading the model"):
@@ -255,3 +169,6 @@ def _bench(options: argparse.Namespace, console: Any) -> None:
             f"{row['latency_ms']:.3g} ms a call: {printable(row['file'])} "
             f"({row['route'] or 'unknown'}), {row['threads']} threads, batch {row['batch_size']}"
         )
+
+
+_COMMANDS = {"shrink": _shrink, "report": _report, "export": _export, "bench": _bench}

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._files import atomic_write, check_not_an_input, path_of
 from keras_sparse_ortho._text import printable
 from keras_sparse_ortho.errors import ExportRouteError, LiteRTFileError
@@ -16,6 +17,7 @@ _ROUTES = (None, "float32", "float32+blocks", "int8", "int8+blocks")
 _INTEGERS = {3: "uint8", 9: "int8"}  # by the number of a tensor's type
 
 
+@other_keywords
 def c_array(
     file: str | os.PathLike[str], path: str | os.PathLike[str], name: str = "model_data"
 ) -> tuple[str, ...]:

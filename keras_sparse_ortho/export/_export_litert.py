@@ -11,6 +11,7 @@ import keras
 
 from keras_sparse_ortho._checks import check_integer, check_number, other_keywords
 from keras_sparse_ortho._files import path_of, staging
+from keras_sparse_ortho._foreign_names import for_value
 from keras_sparse_ortho.export._candidates import Candidate, candidates
 from keras_sparse_ortho.export._explain import explained, warn_of_floats, warn_of_rows
 from keras_sparse_ortho.export._flatbuffer import read_weights
@@ -33,7 +34,7 @@ _NEAR = 1.05  # the speed that "fast" gives up for a smaller file, within the no
 _LEAST_ZEROS = 0.3  # of a kernel: below this the indices cost more than the zeros save
 
 
-@other_keywords()
+@other_keywords
 def export_litert(
     model: keras.Model,
     path: str | os.PathLike[str],
@@ -144,10 +145,13 @@ def export_litert(
     routes = routes_of(mode, representative_data is not None or trained)
     ends = inference_input_type, inference_output_type
     static = all(route.needs_data for route in routes)
-    if not set(ends) <= set(ENDS if static else ENDS[:1]):
+    if not all(end in (ENDS if static else ENDS[:1]) for end in ends):
         raise ValueError(
             f"`inference_input_type` and `inference_output_type` must be of {ENDS}, and 'float32' "
-            f"but with a mode of static integers, such as 'int8'. Received: {ends}, mode={mode!r}"
+            "but with a mode of static integers, such as 'int8'."
+            f"{for_value('inference_input_type', inference_input_type)}"
+            f"{for_value('inference_output_type', inference_output_type)} "
+            f"Received: {ends}, mode={mode!r}"
         )
     if target is not None and (target not in TARGETS or mode != "fast"):
         raise ValueError(

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._foreign_names import for_value
 from keras_sparse_ortho.models import UNKNOWN, OutputKind
 
 Metric = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -128,12 +129,9 @@ class Judge:
 def _check_metric(metric: Any) -> None:
     if callable(metric) or metric in (None, "agreement", "closeness"):
         return
-    hint = ""
-    if metric == "accuracy":
-        hint = " For accuracy give labels, data=(rows, labels), and leave `metric` out."
     raise ValueError(
-        f'`metric` must be "agreement", "closeness" or a function.{hint} '
-        f"Received: metric={metric!r}"
+        '`metric` must be "agreement", "closeness" or a function.'
+        f"{for_value('metric', metric)} Received: metric={metric!r}"
     )
 
 

@@ -13,12 +13,13 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from keras_sparse_ortho._checks import check_integer, check_number
+from keras_sparse_ortho._checks import check_integer, check_number, other_keywords
 from keras_sparse_ortho._files import check_unpacked_size, path_of
+from keras_sparse_ortho._foreign_names import Answering, not_callable
 from keras_sparse_ortho.errors import ExportVerificationError, LiteRTFileError
 from keras_sparse_ortho.export._flatbuffer import read_record
 from keras_sparse_ortho.export._process import JobError, Worker, require
@@ -32,7 +33,7 @@ _CALLS, _ROUNDS = 5, 200  # of one file before the next one's turn; at most
 _tried: dict[bytes, dict[str, Any]] = {}
 
 
-class LiteRTModel:
+class LiteRTModel(Answering):
     """An open LiteRT file, as `load_litert` returns it.
 
     `route` and `model_name` are those of its export (None for files of other tools), `inputs` have
@@ -100,6 +101,9 @@ class LiteRTModel:
         names = self.output_names
         return outputs[0] if len(outputs) == 1 else dict(zip(names, outputs, strict=True))
 
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        raise not_callable(self)
+
     def __repr__(self) -> str:
         inputs = ", ".join(f"{s.name}: {s.dtype}{list(s.shape)}" for s in self.inputs)
         return f"LiteRTModel(route={self.route!r}, inputs=[{inputs}], outputs={self.output_names})"
@@ -116,6 +120,7 @@ def _check_names(record: dict[str, Any]) -> None:
             )
 
 
+@other_keywords
 def load_litert(
     path: str | os.PathLike[str], *, threads: int = 1, timeout: float = 60.0
 ) -> LiteRTModel:
@@ -209,6 +214,7 @@ def _inspect(content: bytes, path: str, timeout: float) -> dict[str, Any]:
             ) from None
 
 
+@other_keywords
 def latencies(
     files: Sequence[str | os.PathLike[str]],
     threads: int = 1,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import Any, Final
 
+from keras_sparse_ortho._foreign_names import Answering, for_value
 from keras_sparse_ortho._text import printable, printable_lines
 from keras_sparse_ortho.errors import ExportRouteError
 from keras_sparse_ortho.export._flatbuffer import WeightZeros
@@ -74,7 +75,7 @@ def routes_of(mode: str | None, has_data: bool) -> list[Route]:
     if named is None:
         raise ValueError(
             f"`mode` must be one of {list(MODES)} or the name of a route, one of "
-            f"{[route.name for route in ROUTES]}. Received: mode={mode!r}"
+            f"{[route.name for route in ROUTES]}.{for_value('mode', mode)} Received: mode={mode!r}"
         )
     if named not in there:
         raise ExportRouteError(
@@ -86,7 +87,7 @@ def routes_of(mode: str | None, has_data: bool) -> list[Route]:
 
 
 @dataclasses.dataclass(frozen=True)
-class RouteOutcome:
+class RouteOutcome(Answering):
     """The figures of one route of an export, taken or not.
 
     Attributes:

@@ -67,7 +67,7 @@ _DIGITS = 9  # 1 - 0.99 is more than 0.01
 _REFUSALS = (ExportRouteError, ExportConversionError, ExportVerificationError, NotPrunableError)
 
 
-@other_keywords()
+@other_keywords
 def shrink(
     model: keras.Model,
     data: Any,

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from typing import Any
 
+from keras_sparse_ortho._foreign_names import Answering
 from keras_sparse_ortho._text import printable_lines
 from keras_sparse_ortho.export._judge import NO_SCORE, Score
 
@@ -11,7 +12,7 @@ _WIDE = 5.0  # points between the ends of an interval
 
 
 @dataclasses.dataclass(frozen=True)
-class Trial:
+class Trial(Answering):
     """One file that was tried.
 
     Attributes:
@@ -40,7 +41,7 @@ class Trial:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class ShrinkReport:
+class ShrinkReport(Answering):
     """The trials of a call, and the taken one; print it.
 
     Attributes:
@@ -116,11 +117,13 @@ class ShrinkReport:
         )
 
     def __repr__(self) -> str:
-        return (
-            f"ShrinkReport(path={self.path!r}, taken={self.taken.name!r}, "
-            f"route={self.taken.route!r}, bytes={self.taken.bytes}, {len(self.trials)} trials); "
-            "print it for all figures"
-        )
+        figures = f"taken=None, {len(self.trials)} trials"
+        if self.taken is not None:
+            figures = (
+                f"taken={self.taken.name!r}, route={self.taken.route!r}, "
+                f"bytes={self.taken.bytes}, {len(self.trials)} trials"
+            )
+        return f"ShrinkReport(path={self.path!r}, {figures}); print it for all figures"
 
     def __str__(self) -> str:
         titles = f"  {'made by':32}{'route':14}{'score':>11}{'95%':>14}"

@@ -1,6 +1,5 @@
 """Keras initializers that draw a kernel together with its mask."""
 
-from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.initializers._baselines import (
     ApproximateIsometry,
     RamanujanOrthogonal,
@@ -34,5 +33,3 @@ __all__ = [
     "SparseInitializer",
     "kernel_layouts",
 ]
-
-__getattr__, __dir__ = public_names(__name__, __all__)

@@ -55,7 +55,7 @@ class RandomSparse(SparseInitializer):
 
     settings = ("density", "initializer", "rescale")
 
-    @other_keywords()
+    @other_keywords
     def __init__(
         self,
         density: float | None = None,
@@ -139,6 +139,7 @@ class RamanujanOrthogonal(SparseInitializer):
     isometry = "exact"
     settings = ("degree", "gain", "relu")
 
+    @other_keywords
     def __init__(
         self,
         degree: int,
@@ -244,7 +245,7 @@ class ApproximateIsometry(SparseInitializer):
     settings = ("density", "gain", "max_iterations")
     removed: ClassVar = {"mask": None, "tolerance": 1e-5, "min_decrease": 1e-6}
 
-    @other_keywords()
+    @other_keywords
     def __init__(
         self,
         density: float,

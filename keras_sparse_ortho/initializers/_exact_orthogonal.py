@@ -91,7 +91,7 @@ class ExactOrthogonal(SparseInitializer):
     settings = ("density", "gain", "structure", "start", "taps")
     removed: ClassVar = dict.fromkeys(("norms", "center_density", "rotations", "angles"))
 
-    @other_keywords()
+    @other_keywords
     def __init__(
         self,
         density: float | None = None,

@@ -9,7 +9,7 @@ import numpy as np
 import scipy.optimize
 
 from keras_sparse_ortho._backend import float64_operations, value_and_gradients
-from keras_sparse_ortho._checks import check_number
+from keras_sparse_ortho._checks import check_number, other_keywords
 from keras_sparse_ortho._values import to_numpy
 
 _VARIANCES = np.geomspace(1e-6, 1e3, 73)  # of pre-activations, between which a fixed point lies
@@ -24,6 +24,7 @@ _EDGES = np.concatenate(
 _NODES = 16
 
 
+@other_keywords
 def critical_gain(activation: Any, bias_std: float = 0.0) -> float:
     """Returns the weight gain `sigma_w` at which `chi = sigma_w^2 E[phi'(sqrt(q) z)^2] = 1`.
 

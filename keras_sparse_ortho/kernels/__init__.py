@@ -1,6 +1,5 @@
 """The weights that can be pruned: what is known of one, how it is held, found and chosen."""
 
-from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.kernels._storage import (
     DenseGradient,
     PrunableWeight,
@@ -24,5 +23,3 @@ from keras_sparse_ortho.kernels._walk import (
 from keras_sparse_ortho.orthogonal import KernelLayout
 
 __all__ = ["PrunableWeight"]
-
-__getattr__, __dir__ = public_names(__name__, __all__)

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._foreign_names import Answering
 from keras_sparse_ortho._keras_internals import packed_shape, unpacked_value
 from keras_sparse_ortho._text import printable
 from keras_sparse_ortho._values import to_numpy
@@ -138,7 +139,7 @@ def storages_of(layer: Any) -> dict[str, Storage]:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PrunableWeight:
+class PrunableWeight(Answering):
     """A kernel of a layer: where it is, what its axes mean, and how sparse it is.
 
     Args:

@@ -1,6 +1,5 @@
 """Layers: `PrunableLayer`, which lets any Keras layer use effective weights; live blocks."""
 
-from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.layers._block_grid import BlockGrid, check_block, pattern_of
 from keras_sparse_ortho.layers._block_layer_like import block_layer_like, why_no_block_form
 from keras_sparse_ortho.layers._block_products import padded_blocks, without_padding
@@ -35,5 +34,3 @@ __all__ = [
     "CircularPadding",
     "PrunableLayer",
 ]
-
-__getattr__, __dir__ = public_names(__name__, __all__)

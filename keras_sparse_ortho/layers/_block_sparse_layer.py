@@ -88,7 +88,7 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
     settings: ClassVar[tuple[str, ...]]
     _axis: Any = -1  # of the inputs' features; `None` where Keras checks them
 
-    @other_keywords()
+    @other_keywords
     def __init__(
         self,
         *,

@@ -48,7 +48,7 @@ class GatesOnBlocks(_Cell):
     gates: ClassVar[int]
     in_one: ClassVar[bool] = True  # the layers inside are parts of the cell; see `walk`
 
-    @other_keywords()
+    @other_keywords
     def __init__(
         self,
         units: int,

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho._checks import other_keywords
+from keras_sparse_ortho._foreign_names import unknown_attribute
 from keras_sparse_ortho._keras_internals import (
     DeferredVariables,
     VariableOverrides,
@@ -52,8 +53,6 @@ from keras_sparse_ortho.parametrizations import (
     checked_quantizer,
     refuse_compact,
 )
-
-_SPARSE = "`parametrization`: FixedMask(density), or MagnitudeMask(schedule)"
 
 
 class _State:
@@ -133,7 +132,7 @@ class PrunableLayer(WrapperBuiltByCalls):
 
     transparent_path = True
 
-    @other_keywords(density=_SPARSE, sparsity=_SPARSE)
+    @other_keywords
     def __init__(
         self,
         layer: keras.layers.Layer,
@@ -286,11 +285,8 @@ class PrunableLayer(WrapperBuiltByCalls):
                 return inherited(name)
         if name.startswith("_") or name == "layer" or "_state" not in vars(self):
             raise AttributeError(f"'{type(self).__name__}' object has no attribute {name!r}")
-        if name in ("mask", "masks") and not hasattr(self.layer, name):
-            raise AttributeError(
-                f"'{type(self).__name__}' object has no attribute {name!r}. "
-                "Use: {w.path: w.mask for w in prunable_weights(layer)}"
-            )
+        if not hasattr(self.layer, name):
+            raise unknown_attribute(self, name)
         held = self._state.parametrized.values()
         effective = {id(own.layer_variable): own.current for own in held}
         return getattr(ShownLayer(self.layer, effective, self._effective_weights), name)

@@ -1,6 +1,5 @@
 """Whole models: listing their kernels, rewriting and stripping them."""
 
-from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.models._apply import Plan, Target, apply, check_storage, verb
 from keras_sparse_ortho.models._at_density import (
     DensityGap,
@@ -34,5 +33,3 @@ __all__ = [
     "remove_channels",
     "strip",
 ]
-
-__getattr__, __dir__ = public_names(__name__, __all__)

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import other_keywords
+from keras_sparse_ortho._foreign_names import Answering, for_value, unknown_path
 from keras_sparse_ortho._keras_internals import (
     VariableOverrides,
     body_of,
@@ -52,7 +53,10 @@ _STORAGES = ("masked", "compact", "blocks")
 
 def check_storage(storage: str) -> None:
     if storage not in _STORAGES:
-        raise ValueError(f"`storage` must be one of {list(_STORAGES)}. Received: {storage=}")
+        raise ValueError(
+            f"`storage` must be one of {list(_STORAGES)}.{for_value('storage', storage)} "
+            f"Received: {storage=}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +82,7 @@ Around = Callable[[Any, Any, Callable[[], Any]], Any]
 
 
 @dataclasses.dataclass
-class Plan(Mapping[str, Target]):
+class Plan(Mapping[str, Target], Answering):
     """The new form of each kernel of a model, by path; `print` shows it.
 
     Nothing changes until `models.apply(model, plan)`. Kernels that are not named stay.
@@ -101,6 +105,8 @@ class Plan(Mapping[str, Target]):
     check: Callable[[Any], None] = lambda result: None
 
     def __getitem__(self, path: str) -> Target:
+        if path not in self.targets:
+            raise unknown_path(path, self.targets)
         return self.targets[path]
 
     def __iter__(self) -> Iterator[str]:
@@ -155,12 +161,12 @@ class Verb(Protocol[P]):
 
 
 def verb(plan: Callable[Concatenate[keras.Model, P], Plan]) -> Verb[P]:
-    translated, known = other_keywords()(plan), inspect.signature(plan).parameters.keys()
+    translated = other_keywords(plan)
 
     def form(in_place: bool) -> Any:
         @functools.wraps(plan)
         def act(*args: Any, **kwargs: Any) -> keras.Model:
-            made = (plan if kwargs.keys() <= known else translated)(*args, **kwargs)
+            made = translated(*args, **kwargs)
             return _apply(args[0] if args else kwargs["model"], made, in_place)
 
         signature = inspect.signature(plan).replace(return_annotation="keras.Model")
@@ -172,6 +178,7 @@ def verb(plan: Callable[Concatenate[keras.Model, P], Plan]) -> Verb[P]:
     return cast(Verb[P], act)
 
 
+@other_keywords
 def apply(model: keras.Model, plan: Plan, *, in_place: bool = False) -> keras.Model:
     """Returns a model whose kernels have become what a plan says.
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
+from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._keras_internals import (
     computes_its_graph,
     graph_calls,
@@ -34,6 +35,7 @@ every position, and NaN where it varies."""
 Shape = tuple[int | None, ...]
 
 
+@other_keywords
 def remove_channels(model: keras.Model, *, exact: bool = True) -> keras.Model:
     """Strips a model, and removes every channel that does nothing: smaller layers, same outputs.
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._keras_internals import (
     Snapshot,
     become,
@@ -22,6 +23,7 @@ from keras_sparse_ortho.models._flops import count_flops
 from keras_sparse_ortho.models._saved_layers import save_with_layers
 
 
+@other_keywords
 def prunable_weights(
     model: keras.layers.Layer,
     *,

@@ -1,6 +1,5 @@
 """Exactly orthogonal sparse kernels, their layouts, counts and density law; NumPy and SciPy."""
 
-from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.orthogonal._counts import (
     apportion,
     expected_density,
@@ -63,5 +62,3 @@ __all__ = [
     "least_count",
     "regular_blocks",
 ]
-
-__getattr__, __dir__ = public_names(__name__, __all__)

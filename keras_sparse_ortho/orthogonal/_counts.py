@@ -7,7 +7,7 @@ import numpy as np
 import scipy.optimize
 import scipy.special
 
-from keras_sparse_ortho._checks import check_density, check_integer
+from keras_sparse_ortho._checks import check_density, check_integer, other_keywords
 from keras_sparse_ortho.errors import DensityError
 
 _LIST_DEAD_BELOW = 0.25  # of dead entries; listing them is then faster than rejection
@@ -81,6 +81,7 @@ def largest_masks(scores: Sequence[np.ndarray], count: int) -> list[np.ndarray]:
     return [mask.reshape(score.shape) for mask, score in zip(masks, scores, strict=True)]
 
 
+@other_keywords
 def expected_density(rotations: int, width: int, rows: int | None = None) -> float:
     """Expected density of an orthogonal matrix after random Givens rotations.
 

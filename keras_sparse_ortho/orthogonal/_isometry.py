@@ -5,12 +5,13 @@ import math
 import numpy as np
 from scipy.optimize import OptimizeResult, minimize
 
-from keras_sparse_ortho._checks import check_integer
+from keras_sparse_ortho._checks import check_integer, other_keywords
 from keras_sparse_ortho.orthogonal._kernel import KernelLayout
 
 _MEMORY = 10  # pairs of steps and gradients that L-BFGS keeps
 
 
+@other_keywords
 def approximate_isometry(
     kernel: np.ndarray,
     mask: np.ndarray,

@@ -263,6 +263,7 @@ def center_of(canonical_shape: Sequence[int]) -> tuple[int, ...]:
     return tuple((taps - 1) // 2 for taps in canonical_shape[2:-2])
 
 
+@other_keywords
 def least_count(
     shape: Sequence[int], layout: KernelLayout | None = None, taps: str = "center"
 ) -> int:
@@ -281,6 +282,7 @@ def least_count(
     return layout.matrices(shape) * min(_sides(layout, shape, taps))
 
 
+@other_keywords
 def covering_count(shape: Sequence[int], layout: KernelLayout | None = None) -> int:
     """Fewest live entries of an exactly orthogonal kernel without dead outputs: `out` a matrix.
 
@@ -291,6 +293,7 @@ def covering_count(shape: Sequence[int], layout: KernelLayout | None = None) -> 
     return layout.matrices(shape) * layout.matrix_shape(shape)[1]
 
 
+@other_keywords
 def dead_outputs(kernel: np.ndarray, layout: KernelLayout | None = None) -> int:
     """Number of outputs of a kernel, or of its mask, without a nonzero entry.
 
@@ -310,7 +313,7 @@ def dead_outputs(kernel: np.ndarray, layout: KernelLayout | None = None) -> int:
     return int((~live.reshape(batch, parts, -1, outputs).any(axis=2)).sum())
 
 
-@other_keywords()
+@other_keywords
 def exact_orthogonal(
     shape: Sequence[int],
     density: float,

@@ -11,6 +11,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from keras_sparse_ortho._checks import is_integer, other_keywords
+from keras_sparse_ortho._foreign_names import for_value
 from keras_sparse_ortho.errors import LayoutError
 from keras_sparse_ortho.orthogonal._counts import (
     apportion,
@@ -396,7 +397,7 @@ def as_structure(given: Any) -> Any:
         if parts is None:
             raise ValueError(
                 '`structure` as text must be "n:m", such as "2:4", or "rows x cols", such as '
-                f'"32x32". Received: structure={given!r}'
+                f'"32x32".{for_value("structure", given)} Received: structure={given!r}'
             )
         sides = int(parts[1]), int(parts[3])
         return NByM(*sides) if parts[2] == ":" else Block(*sides)
@@ -405,7 +406,7 @@ def as_structure(given: Any) -> Any:
     return given
 
 
-@other_keywords()
+@other_keywords
 def regular_blocks(
     shape: Sequence[int],
     density: float,

@@ -1,6 +1,5 @@
 """How a raw variable becomes the effective weight of its layer."""
 
-from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.parametrizations._fake_quantization import (
     FakeQuantization,
     checked_quantizer,
@@ -43,5 +42,3 @@ __all__ = [
     "SoftThreshold",
     "StraightThroughTopK",
 ]
-
-__getattr__, __dir__ = public_names(__name__, __all__)

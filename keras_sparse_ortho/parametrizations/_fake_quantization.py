@@ -5,6 +5,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._gathers import with_gradient
 from keras_sparse_ortho._keras_internals import restored
 
@@ -45,6 +46,7 @@ class FakeQuantization:
     References: Jacob et al. (CVPR 2018), arXiv 1712.05877; Li et al. (2016), arXiv 1605.04711.
     """
 
+    @other_keywords
     def __init__(self, dtype: str = "int8") -> None:
         if dtype not in LEVELS:
             raise ValueError(f"`dtype` must be one of {sorted(LEVELS)}. Received: {dtype=}")

@@ -78,7 +78,7 @@ class FixedMask(Masked):
     movable = True
     _drawn_digest: int | None = None  # of the weight as it was drawn
 
-    @other_keywords()
+    @other_keywords
     def __init__(
         self,
         density: float | None = None,

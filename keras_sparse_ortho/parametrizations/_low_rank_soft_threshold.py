@@ -11,7 +11,6 @@ from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight
 from keras_sparse_ortho.parametrizations._soft_threshold import (
-    STEERED,
     LearntThreshold,
     add_weight_decay,
 )
@@ -65,7 +64,7 @@ class LowRankSoftThreshold(LearntThreshold):
     values: Any = None
     right: Any = None
 
-    @other_keywords(density=STEERED, sparsity=STEERED)
+    @other_keywords
     def __init__(
         self,
         rank: int | None = None,

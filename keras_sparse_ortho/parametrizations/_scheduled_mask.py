@@ -41,7 +41,7 @@ class ScheduledMask(Masked):
     watched = False  # whether something updates the mask, or a warning has said that nothing does
     settings: ClassVar[tuple[str, ...]] = ("schedule",)
 
-    @other_keywords()
+    @other_keywords
     def __init__(self, schedule: Any = None, frequency: int | None = None) -> None:
         self.schedule = as_schedule(schedule, frequency)
 
@@ -180,7 +180,7 @@ class MagnitudeMask(ScheduledMask):
 
     settings = ("schedule", "structure")
 
-    @other_keywords()
+    @other_keywords
     def __init__(
         self, schedule: Any = None, frequency: int | None = None, structure: Any = None
     ) -> None:
@@ -275,7 +275,7 @@ class StraightThroughTopK(ScheduledMask):
     Reference: Wortsman, Farhadi and Rastegari (NeurIPS 2019), arXiv 1906.00586.
     """
 
-    @other_keywords()
+    @other_keywords
     def __init__(self, schedule: Any = None, frequency: int | None = 1) -> None:
         super().__init__(schedule, frequency)
 
@@ -325,7 +325,7 @@ class Feather(StraightThroughTopK):
 
     settings = ("schedule", "power", "theta")
 
-    @other_keywords()
+    @other_keywords
     def __init__(
         self,
         schedule: Any = None,

@@ -15,8 +15,6 @@ from keras_sparse_ortho._values import assign, placed, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.parametrizations._parametrization import Parametrization
 
-STEERED = "callbacks.TargetDensity(density) in `fit`; a threshold learns its density"
-
 
 def _logit(magnitude: np.ndarray) -> np.ndarray:
     inside = np.minimum(magnitude, 1)
@@ -96,7 +94,7 @@ class LearntThreshold(Parametrization):
     steered: Any = None  # the variable whose entries are compared with the threshold
     settings: ClassVar[tuple[str, ...]] = ("g", "s_init", "weight_decay")
 
-    @other_keywords(density=STEERED, sparsity=STEERED)
+    @other_keywords
     def __init__(self, g: str = "sigmoid", s_init: float = -8.0, weight_decay: float = 0.0) -> None:
         self.g = g
         self.s_init = check_number("s_init", s_init)
@@ -268,7 +266,7 @@ class SoftThreshold(LearntThreshold):
 
     settings = ("granularity", *LearntThreshold.settings)
 
-    @other_keywords(density=STEERED, sparsity=STEERED)
+    @other_keywords
     def __init__(
         self,
         granularity: str = "layer",

@@ -1,6 +1,5 @@
 """Whole models made sparse: `sparsify`, `prune`, `apply_masks`, `parametrize`."""
 
-from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.pruning._blocks import why_not_on_blocks
 from keras_sparse_ortho.pruning._parametrize import parametrize
 from keras_sparse_ortho.pruning._planning import (
@@ -13,5 +12,3 @@ from keras_sparse_ortho.pruning._prune import apply_masks, prune
 from keras_sparse_ortho.pruning._sparsify import draw_kernels, sparsify
 
 __all__ = ["apply_masks", "parametrize", "prune", "sparsify"]
-
-__getattr__, __dir__ = public_names(__name__, __all__)

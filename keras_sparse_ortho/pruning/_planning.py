@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import as_text, check_density
+from keras_sparse_ortho._foreign_names import for_value
 from keras_sparse_ortho._keras_internals import warn_user
 from keras_sparse_ortho.budgets import Budget, Orthogonal, er, erk, needs_of, uniform
 from keras_sparse_ortho.calibration import Sensitivity
@@ -83,7 +84,7 @@ def plan_for(
     """The budget for exactly these weights; `orthogonal` may be by path."""
     if isinstance(budget, str):
         if budget not in _BUDGETS:
-            hint = ""
+            hint = for_value("budget", budget)
             if budget == "error":
                 hint = ' "error" is a budget of prune, with `data`.'
             if budget in SALIENCIES:

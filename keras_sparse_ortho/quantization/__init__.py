@@ -1,6 +1,5 @@
 """Quantization-aware training: `quantize_aware`, and the layers that it places."""
 
-from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.quantization._fake_quantize import (
     FakeQuantize,
     fixed_ranges,
@@ -13,5 +12,3 @@ from keras_sparse_ortho.quantization._quantize_wrapper import QuantizeWrapper, i
 from keras_sparse_ortho.quantization._round_biases import round_biases
 
 __all__ = ["quantize_aware", "round_biases"]
-
-__getattr__, __dir__ = public_names(__name__, __all__)

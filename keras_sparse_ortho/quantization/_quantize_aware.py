@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._foreign_names import for_value
 from keras_sparse_ortho._keras_internals import (
     GraphCall,
     body_of,
@@ -90,7 +91,7 @@ def quantize_aware(
     if not (rounds or (quantizer is None and activations)) or activations not in ("int8", None):
         raise ValueError(
             "`activations` must be 'int8' or None, `weights` must be 'int8', 'int4', 'ternary', a "
-            "FakeQuantization or None, and one of them not None. "
+            f"FakeQuantization or None, and one of them not None.{for_value('weights', weights)} "
             f"Received: {activations=}, {weights=}"
         )
     known = prunable_weights(model)

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._keras_internals import GraphCall, graph_calls, graph_ends, is_graph
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
@@ -28,6 +29,7 @@ from keras_sparse_ortho.quantization._quantize_wrapper import (
 L = keras.layers
 
 
+@other_keywords
 def round_biases(model: keras.Model) -> keras.Model:
     """Moves the biases of a trained quantized model to values that its file can hold.
 

@@ -26,7 +26,7 @@ _LEAST = 1e-30  # a probability whose logarithm float32 still knows
 _ROUNDED = 1e-6  # at this distance from 1 float32 rounds probabilities
 
 
-@other_keywords()
+@other_keywords
 def distill(
     student: keras.Model,
     teacher: keras.Model,

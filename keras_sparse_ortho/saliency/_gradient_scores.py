@@ -13,6 +13,7 @@ from keras_sparse_ortho._backend import hessian_vector_product
 from keras_sparse_ortho._checked_data import check_batches, warn_of_equal_rows
 from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._data import Batch, first_batches, samples
+from keras_sparse_ortho._foreign_names import for_value
 from keras_sparse_ortho._keras_internals import from_zero_states
 from keras_sparse_ortho._values import digest_of, placed, to_numpy, workers_of
 from keras_sparse_ortho.kernels import PrunableWeight, Selection
@@ -28,7 +29,7 @@ _LABELS = {  # of cross-entropies, by the names of their functions
 }
 
 
-@other_keywords()
+@other_keywords
 def snip(
     model: Any,
     density: float,
@@ -94,7 +95,7 @@ def snip(
     return Saliency("SNIP", density, weights, scores, on_collapse)
 
 
-@other_keywords()
+@other_keywords
 def grasp(
     model: Any,
     density: float,
@@ -252,7 +253,9 @@ def saliency_by_name(
     """The saliency of this name; refuses missing data, and data for a method that uses none."""
     if name not in SALIENCIES:
         names = ", ".join(f'"{known}"' for known in (*SALIENCIES, "obs", "wanda"))
-        raise ValueError(f"`score` must be one of {names}. Received: score={name!r}")
+        raise ValueError(
+            f"`score` must be one of {names}.{for_value('score', name)} Received: score={name!r}"
+        )
     if name in _OF_DATA and data is None:
         raise ValueError(
             f"The score of {name} is a derivative of the loss: give `data`, such as (x, y). "

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_density, other_keywords
+from keras_sparse_ortho._foreign_names import Answering
 from keras_sparse_ortho.budgets import Budget, allocate
 from keras_sparse_ortho.errors import BudgetError, NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose, names_in
@@ -19,7 +20,7 @@ from keras_sparse_ortho.orthogonal import floored_mask, floored_masks, live_coun
 _ALMOST_NOTHING = 1e-9  # live entries of a collapsed weight, for a share that can be scaled
 
 
-class Saliency:
+class Saliency(Answering):
     """Scores of all entries of a model's kernels, with the masks and the budget that follow.
 
     The `round(density * size)` highest scores over all kernels together are live; ties go to the
@@ -129,7 +130,7 @@ class Saliency:
         return "\n".join(lines) + ">"
 
 
-@other_keywords()
+@other_keywords
 def magnitude(
     model: Any,
     density: float,
@@ -154,7 +155,7 @@ def magnitude(
     return Saliency("magnitude", density, weights, scores, on_collapse)
 
 
-@other_keywords()
+@other_keywords
 def random(
     model: Any,
     density: float,

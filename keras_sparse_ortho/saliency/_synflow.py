@@ -29,7 +29,7 @@ _IDENTITIES = (  # in a linear network of positive weights, or scales of data
 _BY_INPUT = (L.LayerNormalization, L.GroupNormalization, L.RMSNormalization)
 
 
-@other_keywords()
+@other_keywords
 def synflow(
     model: Any,
     density: float,

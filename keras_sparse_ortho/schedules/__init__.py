@@ -1,6 +1,5 @@
 """When and how much: densities as functions of the training step."""
 
-from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.schedules._schedule import (
     Constant,
     Cubic,
@@ -14,5 +13,3 @@ from keras_sparse_ortho.schedules._schedule import (
 )
 
 __all__ = ["Constant", "Cubic", "Linear", "OneShot", "Polynomial", "Schedule"]
-
-__getattr__, __dir__ = public_names(__name__, __all__)

@@ -43,7 +43,7 @@ class Schedule(abc.ABC):
         ValueError: Steps that are negative or in the wrong order, fractions outside [0, 1].
     """
 
-    @other_keywords()
+    @other_keywords
     def __init__(
         self,
         density: float | None = None,
@@ -180,7 +180,7 @@ class OneShot(Constant):
         (1.0, 0.1, True, False)
     """
 
-    @other_keywords()
+    @other_keywords
     def __init__(self, density: float | None = None, step: int | float = 0) -> None:
         super().__init__(density, step, step, 1)
 
@@ -207,7 +207,7 @@ class Polynomial(Schedule):
         0.325
     """
 
-    @other_keywords()
+    @other_keywords
     def __init__(
         self,
         density: float | None = None,
@@ -241,7 +241,7 @@ class _FixedPower(Polynomial):
 
     _POWER: float
 
-    @other_keywords()
+    @other_keywords
     def __init__(
         self,
         density: float | None = None,

@@ -1,6 +1,6 @@
 """Initializers, masks, budgets and learnt thresholds for tf_keras models and TFMOT."""
 
-from keras_sparse_ortho._foreign_names import public_names
+from keras_sparse_ortho._foreign_names import answer
 from keras_sparse_ortho.tfmot._prune_by_budget import prune_by_budget
 from keras_sparse_ortho.tfmot._prune_with_mask import (
     PruneWithMask,
@@ -29,7 +29,6 @@ __all__ = [
     "register_initializers",
 ]
 
-__getattr__, __dir__ = public_names(__name__, __all__)
-
+answer(__name__)
 register_initializers()
 _register_layouts()

@@ -243,7 +243,7 @@ def _with_masks(model: Any, table: Mapping[str, AnyDraw]) -> Any:
     return result
 
 
-@other_keywords()
+@other_keywords
 def prune_exact_orthogonal(
     model: Any,
     density: float | None = None,

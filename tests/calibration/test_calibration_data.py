@@ -74,6 +74,35 @@ def test_refusals_and_failures():
     assert_same(before, norm.get_weights())
 
 
+class Interrupting(L.Layer):
+    """Stands behind a normalization; Ctrl-C once the statistics of that one were set."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.norm = [norm]  # a list: it is no part of this layer
+        self.armed = False
+
+    def call(self, x):
+        if self.armed and array(self.norm[0].moving_mean).any():
+            raise KeyboardInterrupt
+        return x
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+def test_an_interrupt_half_way_restores_what_was_set():
+    inputs = keras.Input((4,))
+    first, second = L.BatchNormalization(), L.BatchNormalization()
+    stop = Interrupting(first)
+    model = keras.Model(inputs, second(stop(first(inputs))))
+    before = model.get_weights()
+    stop.armed = True
+    with pytest.raises(KeyboardInterrupt):
+        kso.restore_statistics(model, np.arange(1.0, 401.0).reshape(100, 4))
+    assert_same(before, model.get_weights())
+
+
 def test_frozen_layers_keep_their_statistics():
     model, x = network(), rows()
     first, second = model.get_layer("first"), model.get_layer("second")

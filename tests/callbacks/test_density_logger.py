@@ -70,6 +70,15 @@ def test_learnt_thresholds_are_logged(capsys):
     assert "threshold: 0.1" in shown  # sigmoid(-2) = 0.119
 
 
+def test_kernels_without_a_threshold_do_not_count_for_the_mean():
+    inputs = keras.Input((12,))
+    hidden = kso.PrunableLayer(L.Dense(20), kso.SoftThreshold(s_init=-2.0))(inputs)
+    masked = kso.PrunableLayer(L.Dense(8), kso.FixedMask(0.5))(hidden)
+    model = keras.Model(inputs, L.Dense(4)(masked))
+    (threshold,) = fit(model, DensityLogger(), epochs=1)["threshold"]
+    assert threshold == pytest.approx(1 / (1 + np.exp(2.0)), rel=0.02)
+
+
 CASES = {
     "density": (lambda: kso.parametrize(network(), kso.MagnitudeMask(0.25)), UpdateMasks),
     "threshold": (learnt, lambda: TargetDensity(0.25)),

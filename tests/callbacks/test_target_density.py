@@ -162,6 +162,11 @@ def test_refusals():
     s.assign(np.where(np.arange(8) == 3, np.nan, array(s)))
     with pytest.raises(NotPrunableError, match=r"'head/kernel' is not finite, or its threshold"):
         fit(model, TargetDensity(0.1))
+    infinite = network()
+    raw = weights(infinite)[1].parametrization.steered
+    raw.assign(np.where(np.arange(raw.shape[1]) == 3, np.inf, array(raw)))
+    with pytest.raises(NotPrunableError, match=r"'head/kernel' is not finite.*: 32 inf"):
+        kso.finish(infinite, 0.1)
     ranks = network(LowRankSoftThreshold())
     left = weights(ranks)[0].parametrization.left
     left.assign(array(left) * np.nan)

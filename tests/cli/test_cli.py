@@ -4,9 +4,12 @@ import contextlib
 import gzip
 import io
 import json
+import os
 import re
+import resource
 import runpy
 import shutil
+import subprocess
 import sys
 import warnings
 import zipfile
@@ -150,6 +153,42 @@ def test_hdf5_files_are_not_opened_and_old_keras_is_left_out(tmp_path, capsys):
     text = (Path(kso.__file__).parents[1] / "pyproject.toml").read_text()
     [bound] = re.findall(r'"keras>=([\d.]+)"', text)
     assert tuple(map(int, bound.split("."))) >= (3, 11, 3)
+
+
+COMMAND = (sys.executable, "-m", "keras_sparse_ortho_command")
+
+
+def printed(*arguments):
+    """Exit status, standard output and standard error of `kso` in a process of its own."""
+    tree = Path(kso.__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": str(tree), "TF_CPP_MIN_LOG_LEVEL": "0"}
+    options = {"capture_output": True, "text": True, "env": environment, "check": False}
+    done = subprocess.run([*COMMAND, *map(str, arguments)], **options)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_help_comes_at_once():
+    """Without Keras, a backend or NumPy, each of which takes seconds of a processor."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    for arguments in (["--help"], ["shrink", "--help"], ["--version"]):
+        status, out, err = printed(*arguments)
+        assert (status, err) == (0, "")
+        assert "kso" in out
+    seconds = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
+    assert seconds < 3.0  # of three commands
+
+
+def test_no_command_shows_lines_of_a_log(model_file, exported):
+    status, out, err = printed("report", model_file)
+    assert (status, err) == (0, "")
+    assert "d/kernel" in out
+    status, out, err = printed("bench", exported[0], "--seconds", "0.1")
+    assert (status, err) == (0, "")
+    assert "ms a call" in out
+    status, out, err = printed("report", "none.keras")
+    assert (status, out) == (3, "")
+    assert err.startswith("kso: There is no such file")
+    assert err.count("\n") == 1
 
 
 def test_version_and_exit_codes(capsys):

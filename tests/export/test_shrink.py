@@ -1,14 +1,15 @@
 """`shrink`: the smallest file that keeps the limits, judged on rows that are held out."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
 
 from keras_sparse_ortho.errors import ShrinkError
-from keras_sparse_ortho.export import load_litert, shrink
+from keras_sparse_ortho.export import ShrinkReport, Trial, load_litert, shrink
 from keras_sparse_ortho.export._judge import Judge, Score, closeness, same_class
 from keras_sparse_ortho.export._shrink import _Rows, _Search, _smallest
-from keras_sparse_ortho.export._shrink_report import ShrinkReport, Trial
 from keras_sparse_ortho.models import OutputKind
 
 SOFTMAX = OutputKind("softmax", "classes")
@@ -279,6 +280,61 @@ def test_nothing_is_written_when_no_file_is_within_the_limits(model, tmp_path):
     assert "->" not in str(refused.value)
     assert "No file was written." in str(refused.value)
     assert path.read_bytes() == b"older"
+
+
+class HeldRowsError(Exception):
+    """Carries the outputs of the held rows, which a metric is asked to compare."""
+
+
+def identity(units):
+    """A model that returns its inputs."""
+    layer = keras.layers.Dense(units, kernel_initializer="identity")
+    return keras.Sequential([keras.Input((units,)), layer])
+
+
+def trial(report, route):
+    return next(one for one in report.trials if one.route == route)
+
+
+@pytest.mark.tensorflow_only
+def test_the_rows_that_judge_do_not_calibrate(tmp_path):
+    """One held row is huge: a file that was calibrated on it cannot tell the others apart."""
+    path, rows = tmp_path / "m.tflite", np.random.default_rng(0).normal(size=(200, 4))
+
+    def raise_outputs(want, got):
+        raise HeldRowsError(want)
+
+    with pytest.raises(HeldRowsError) as error:
+        shrink(identity(4), rows, path, minutes=0, metric=raise_outputs)
+    (held,) = error.value.args
+    rows[np.abs(rows - held[0]).sum(axis=1).argmin()] *= 1000.0
+
+    def is_close(want, got):
+        return np.abs(want - got).max(axis=1) < 0.1
+
+    report = shrink(identity(4), rows, path, minutes=0, metric=is_close)
+    assert trial(report, "int8").score.mean > 0.9
+
+
+@pytest.mark.tensorflow_only
+def test_closeness_is_measured_around_the_mean_of_each_output(tmp_path):
+    """Of outputs around 0 and 1000, one range of integers keeps which is which, and no more."""
+    rows = np.random.default_rng(0).normal(size=(200, 2))
+    model = identity(2)
+    model.layers[0].bias.assign([0.0, 1000.0])
+    report = shrink(model, rows, tmp_path / "m.tflite", minutes=0, metric="closeness")
+    assert trial(report, "int8").score.mean < 0.5
+    assert trial(report, "float16").score.mean > 0.99
+
+
+def test_the_words_say_how_much_larger_and_slower_a_dense_file_is():
+    score = Score(0.9, 0.89, 0.91)
+    sparse = Trial("density 0.2, at once", "int8", score, bytes=100, gzip_bytes=90, ms=2.0)
+    dense = Trial("dense", "int8", score, bytes=250, gzip_bytes=240, ms=7.0)
+    options = {"measure": "accuracy", "rows": 100, "dense": score, "max_drop": 0.01}
+    report = ShrinkReport("m.tflite", taken=sparse, trials=(dense, sparse), **options)
+    (sentence,) = [words for words in report.words if "dense int8" in words]
+    assert [float(number) for number in re.findall(r"\d+\.\d+", sentence)] == [2.5, 3.5]
 
 
 @pytest.mark.tensorflow_only

@@ -1,9 +1,11 @@
 """Approximate isometry: never upwards, to the optimum of a long run, and what is refused."""
 
+import types
+
 import numpy as np
 import pytest
 
-from keras_sparse_ortho.orthogonal import KernelLayout, approximate_isometry
+from keras_sparse_ortho.orthogonal import KernelLayout, _isometry, approximate_isometry
 
 pytestmark = pytest.mark.numpy_only
 
@@ -33,6 +35,23 @@ def test_the_error_never_rises(shape, density):
     assert errors[1] < errors[0]
     kernel = kernels[-1]
     assert not kernel[~mask].any()
+
+
+def test_the_gradient_is_that_of_the_objective(monkeypatch):
+    """L-BFGS gets along with a wrong scale, only slower."""
+    seen = {}
+
+    def minimize(objective, start, **options):
+        _, slope = objective(start)
+        step = 1e-6 * np.random.default_rng(0).normal(size=start.shape)
+        seen["rise"] = objective(start + step)[0] - objective(start - step)[0]
+        seen["expected"] = 2.0 * slope @ step
+        return types.SimpleNamespace(x=start)
+
+    monkeypatch.setattr(_isometry, "minimize", minimize)
+    start, mask = problem((8, 20), 0.4)
+    approximate_isometry(start, mask, gain=1.5)
+    assert seen["rise"] == pytest.approx(seen["expected"], rel=1e-5)
 
 
 def test_the_optimum_of_masks_without_an_isometry():

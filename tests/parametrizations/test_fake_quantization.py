@@ -96,6 +96,21 @@ def test_scales_are_those_of_each_output():
     np.testing.assert_array_equal(scale, [[0.25, 10.0]])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_output_of_zeros_stays_zero_in_training(dtype):
+    """Its largest magnitude is no scale: 0 / 0 would make the whole network NaN."""
+    dense = keras.layers.Dense(2, use_bias=False)
+    layer = kso.PrunableLayer(dense, FixedMask(1.0), quantizer=FakeQuantization(dtype))
+    model = keras.Sequential([keras.Input((3,)), layer])
+    dense.kernel.assign([[0.0, 1.0], [0.0, -1.0], [0.0, 1.0]])
+    outputs = array(model(np.ones((1, 3), "float32")))
+    np.testing.assert_allclose(outputs, [[0.0, 1.0]], atol=1e-6)
+    model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=jit())
+    model.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0)
+    assert np.isfinite(array(dense.kernel)).all()
+    assert array(dense.kernel)[:, 0].all()  # the gradient goes through to it
+
+
 def test_ternary_weights_have_the_mean_of_what_is_above_the_threshold():
     dense = keras.layers.Dense(1, use_bias=False)
     mask = np.array([[True], [True], [True], [False]])

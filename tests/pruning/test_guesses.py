@@ -67,6 +67,15 @@ def test_what_is_wrong_with_densities_is_told():
         kso.sparsify(network(), 1.2)
 
 
+@pytest.mark.parametrize("verb", [kso.sparsify, kso.prune])
+def test_a_density_beside_a_budget_must_be_that_of_the_budget(verb):
+    budget = kso.budgets.uniform(network(), 0.25, orthogonal=False)
+    with pytest.raises(BudgetError, match=r"density 0.25; leave `density` out. Received: .*0.5"):
+        verb(network(), 0.5, budget=budget)
+    sparse = verb(network(), 0.25, budget=budget)
+    assert kso.report(sparse).density == 0.25
+
+
 def test_layers_and_indices_select_kernels():
     model = network()
     first, second, head = (model.get_layer(name) for name in TABLE)
@@ -75,6 +84,7 @@ def test_layers_and_indices_select_kernels():
         assert masked(kso.prune(model, 0.5, exclude=excluded)) == PATHS[1:2]
     assert masked(kso.sparsify(model, 0.5, include=second, seed=0)) == PATHS[1:2]
     assert masked(kso.sparsify(model, 0.5, include=-1, seed=0)) == PATHS[2:]
+    assert masked(kso.sparsify(model, 0.5, include=-3, seed=0)) == PATHS[:1]
     outer = keras.Sequential([keras.Input((32,)), model, L.Dense(4, name="last")])
     assert masked(kso.sparsify(outer, 0.5, include=model, seed=0)) == [
         f"{model.name}/{path}" for path in PATHS

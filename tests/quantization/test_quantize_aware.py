@@ -274,6 +274,37 @@ def test_what_a_folded_normalization_adds_is_whole_steps():
     assert_whole(whole, first.of_inputs[0].step() * scales_of(model)["first/kernel"] * np.abs(gain))
 
 
+def test_a_negative_gain_of_the_normalization_is_rounded_as_well():
+    inputs = keras.Input((5, 5, 2))
+    norm = L.BatchNormalization(name="norm")
+    x = norm(L.Conv2D(4, 3, use_bias=False, name="first")(inputs))
+    model = seen(keras.Model(inputs, L.Dense(2, name="head")(L.Flatten()(x))), (5, 5, 2))
+    norm, first = model.get_layer("norm"), model.get_layer("first")
+    norm.gamma.assign([-1.5, 1.0, -0.25, 2.0])
+    before = array(norm.beta)
+    round_biases(model)
+    gain = array(norm.gamma) / np.sqrt(array(norm.moving_variance) + norm.epsilon)
+    step = first.of_inputs[0].step() * scales_of(model)["first/kernel"] * np.abs(gain)
+    assert_whole(array(norm.beta) - gain * array(norm.moving_mean), step)
+    assert np.all(array(norm.beta) != before)
+
+
+@pytest.mark.parametrize(
+    ("activation", "step"), [("tanh", 1 / 128), ("sigmoid", 1 / 256), ("softmax", 1 / 256)]
+)
+def test_biases_behind_a_fixed_range_are_steps_of_it(activation, step):
+    """LiteRT gives these outputs a range that no training sets."""
+    layers = [L.Dense(6, activation=activation), L.Dense(3, name="head")]
+    dense = keras.Sequential([keras.Input((8,)), *layers])
+    dense.get_layer("head").bias.assign([0.3, 0.7, -0.2])
+    model = round_biases(quantize_aware(dense, "int4", activations=None))
+    steps = step * scales_of(model)["head/kernel"]
+    bias = array(model.get_layer("head").bias)
+    assert_whole(bias, steps)
+    assert np.all(np.abs(bias - [0.3, 0.7, -0.2]) <= 0.501 * steps)
+    assert (np.rint(bias / steps) % 2).any()  # not all are whole in steps twice as large
+
+
 def test_products_inside_of_an_attention_have_ranges_and_whole_biases():
     inputs = keras.Input((4, 8))
     attention = L.MultiHeadAttention(2, 4, name="attention")

@@ -93,6 +93,24 @@ def test_probabilities_become_logits():
     assert _LOGITS["values"](logits) is logits
 
 
+def test_each_term_of_the_loss_is_divided_by_the_variance_of_the_teacher():
+    """Features and outputs of any scale weigh the same."""
+    inputs = keras.Input((8,))
+    hidden = keras.layers.Dense(4, name="hidden")(inputs)
+    scaled = keras.layers.Rescaling(100.0, name="scaled")(hidden)
+    dense = keras.Model(inputs, keras.layers.Dense(3, name="head")(scaled))
+    student = keras.models.clone_model(dense)
+    student.set_weights([0.5 * value for value in dense.get_weights()])
+    terms = []
+    for layer in ("head", "scaled"):
+        ends = [keras.Model(m.inputs, m.get_layer(layer).output) for m in (dense, student)]
+        wanted, given = (end.predict(ROWS, verbose=0) for end in ends)
+        terms.append(np.mean((wanted - given) ** 2) / np.var(wanted))
+    options = {"epochs": 1, "batch_size": len(ROWS), "learning_rate": 1e-9, "verbose": 0}
+    (loss,) = distill(student, dense, ROWS, **options).history["loss"]
+    assert loss == pytest.approx(sum(terms), rel=1e-3)
+
+
 def test_outputs_of_other_shapes_are_refused(teacher):
     other = keras.Sequential([keras.Input((8,)), keras.layers.Dense(5, "softmax")])
     with pytest.raises(ValueError, match="outputs of the shapes of `teacher`"):

@@ -134,3 +134,35 @@ def test_a_configuration_cannot_call_anything_but_schedules(name):
     saved = keras.saving.serialize_keras_object(keras.layers.ReLU())
     with pytest.raises(ValueError, match=r"of a MagnitudeMask holds a Schedule. Received: .*ReLU"):
         kso.MagnitudeMask.from_config({"schedule": saved})
+
+
+class OfTfmot:
+    """As TFMOT's schedules, which say what they are in `get_config`."""
+
+    def __init__(self, **settings):
+        self.settings = settings
+
+    def get_config(self):
+        return {"class_name": type(self).__name__, "config": self.settings}
+
+
+class ConstantSparsity(OfTfmot):
+    pass
+
+
+class PolynomialDecay(OfTfmot):
+    pass
+
+
+@pytest.mark.parametrize(("of_tfmot", "ours"), [(-1, None), (0, 0), (200, 200)])
+def test_the_end_of_a_constant_schedule_of_tfmot(of_tfmot, ours):
+    settings = {"begin_step": 0, "end_step": of_tfmot, "frequency": 50}
+    schedule = kso.MagnitudeMask(ConstantSparsity(target_sparsity=0.75, **settings)).schedule
+    assert schedule.get_config() == Constant(0.25, 0, ours, 50).get_config()
+
+
+def test_a_polynomial_schedule_of_tfmot_begins_at_its_own_sparsity():
+    steps = {"begin_step": 2, "end_step": 6, "frequency": 2}
+    decay = PolynomialDecay(initial_sparsity=0.25, final_sparsity=0.75, power=2, **steps)
+    schedule = kso.MagnitudeMask(decay).schedule
+    assert schedule.get_config() == Polynomial(0.25, 2, 6, 0.75, 2.0, 2).get_config()
