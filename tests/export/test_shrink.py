@@ -292,7 +292,7 @@ def identity(units):
     return keras.Sequential([keras.Input((units,)), layer])
 
 
-def trial(report, route):
+def trial_of(report, route):
     return next(one for one in report.trials if one.route == route)
 
 
@@ -313,7 +313,7 @@ def test_the_rows_that_judge_do_not_calibrate(tmp_path):
         return np.abs(want - got).max(axis=1) < 0.1
 
     report = shrink(identity(4), rows, path, minutes=0, metric=is_close)
-    assert trial(report, "int8").score.mean > 0.9
+    assert trial_of(report, "int8").score.mean > 0.9
 
 
 @pytest.mark.tensorflow_only
@@ -323,8 +323,8 @@ def test_closeness_is_measured_around_the_mean_of_each_output(tmp_path):
     model = identity(2)
     model.layers[0].bias.assign([0.0, 1000.0])
     report = shrink(model, rows, tmp_path / "m.tflite", minutes=0, metric="closeness")
-    assert trial(report, "int8").score.mean < 0.5
-    assert trial(report, "float16").score.mean > 0.99
+    assert trial_of(report, "int8").score.mean < 0.5
+    assert trial_of(report, "float16").score.mean > 0.99
 
 
 def test_the_words_say_how_much_larger_and_slower_a_dense_file_is():
