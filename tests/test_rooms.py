@@ -16,7 +16,7 @@ ROOT = Path(kso.__file__).parent
 ORDER = (
     *("errors", "_foreign_names", "_checks", "_files", "_keras_internals"),
     *("_values", "_backend", "_gathers", "_optimizer_slots", "orthogonal", "kernels"),
-    *("initializers", "schedules", "parametrizations", "layers", "models", "_data", "budgets"),
+    *("initializers", "schedules", "parametrizations", "layers", "storages", "models", "_data", "budgets"),
     *("saliency", "calibration", "pruning", "quantization", "callbacks", "recovery", "analysis"),
     *("export", "cli", "tfmot"),
 )

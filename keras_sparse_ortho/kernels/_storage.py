@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import hashlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -17,6 +17,7 @@ from keras_sparse_ortho.orthogonal import KernelLayout
 class Storage(abc.ABC):
     """One sparse kernel: as a mask over a dense variable, as live values, or as live blocks."""
 
+    form_name: ClassVar[str] = "masked"  # of the `storages.StorageForm` whose layers have it
     compact = False  # whether only live entries are stored: the variable has another shape
     movable = False  # whether the mask is fixed, so dynamic sparse training may move live places
     place_size = 1  # entries in a place: single ones, or those of a block
@@ -74,6 +75,11 @@ class Storage(abc.ABC):
         """The sparse initializer that drew the mask, if one did."""
         return None
 
+    @property
+    def block_size(self) -> tuple[int, int] | None:
+        """Rows and columns of the blocks that a mask is made of; `None` where that is unknown."""
+        return None
+
     def is_as_drawn(self) -> bool:
         """Whether the kernel is still, bit by bit, what an orthogonal initializer has drawn."""
         return False
@@ -120,19 +126,6 @@ class DenseGradient:
     # `(*matrices, J, I, *taps, r, c)`.
     collect: Callable[..., Any]
     held: tuple[tuple[Any, Any], ...] = ()  # variables, with other values meanwhile: a full mask
-
-
-def is_sparse_layer(layer: Any) -> bool:
-    """Whether a layer holds kernels in storages, and has `to_dense_layer()`."""
-    # That is the plain layer, built, with the effective weights; a wrapper gives up the one inside.
-    # Ask the class: instances of wrappers have the attributes of their layers, too.
-    return hasattr(type(layer), "to_dense_layer")
-
-
-def storages_of(layer: Any) -> dict[str, Storage]:
-    """The storages of a layer's own kernels by name; empty for plain layers."""
-    found: dict[str, Storage] = layer.storages() if hasattr(type(layer), "storages") else {}
-    return found
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -11,7 +11,13 @@ import keras
 from keras_sparse_ortho._checks import is_integer
 from keras_sparse_ortho._keras_internals import ConvLSTMCell, created_trainable, sublayers
 from keras_sparse_ortho.errors import UnknownWeightError
-from keras_sparse_ortho.kernels._storage import PrunableWeight, storages_of
+from keras_sparse_ortho.kernels._layer_kinds import (
+    LayerWrapper,
+    SparseLayer,
+    WholeLayer,
+    storages_of,
+)
+from keras_sparse_ortho.kernels._storage import PrunableWeight
 from keras_sparse_ortho.orthogonal import KernelLayout
 
 L = keras.layers
@@ -57,8 +63,9 @@ def kernel_layouts(layer: Any) -> dict[str, KernelLayout | None]:
 
 def declares_kernels(layer: Any) -> bool:
     """Whether a layer's kernels are declared, so that none of its other weights is one."""
-    declared = hasattr(layer, "get_prunable_weights") or hasattr(type(layer), "storages")
-    if declared or hasattr(layer, "transparent_path") or _is_of_keras(type(layer)):
+    if hasattr(layer, "get_prunable_weights"):  # the duck type of TFMOT
+        return True
+    if isinstance(layer, SparseLayer | LayerWrapper) or _is_of_keras(type(layer)):
         return True
     registered = [k for k in type(layer).__mro__ if k is not object and not _is_of_keras(k)]
     return any(kind in kernel_layouts.registry for kind in registered)
@@ -163,9 +170,11 @@ def _hub_names(layer: Any) -> list[str]:
 
 
 def _children(layer: Any) -> Iterator[tuple[Any, str]]:
-    # Layers inside one whose class is `in_one` are parts of it. Wrappers add nothing to a path.
-    for child in () if getattr(type(layer), "in_one", False) else sublayers(layer):
-        yield child, "" if getattr(layer, "transparent_path", False) else child.name
+    if isinstance(layer, WholeLayer):
+        return
+    for child in sublayers(layer):
+        name = "" if isinstance(layer, LayerWrapper) else child.name
+        yield child, name
 
 
 def walk(

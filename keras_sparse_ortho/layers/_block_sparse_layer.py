@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import keras
@@ -27,8 +27,8 @@ from keras_sparse_ortho._keras_internals import (
 )
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError
-from keras_sparse_ortho.initializers import are_weights_set_later, numpy_dtype
-from keras_sparse_ortho.kernels import KernelLayout, Storage, kernel_layouts
+from keras_sparse_ortho.initializers import numpy_dtype
+from keras_sparse_ortho.kernels import KernelLayout, SparseLayer, kernel_layouts
 from keras_sparse_ortho.layers._block_grid import (
     LARGEST,
     BlockGrid,
@@ -73,7 +73,7 @@ class OnBlocks:
         raise no_dense_update(self, "enable_lora")
 
 
-class BlockSparseLayer(OnBlocks, keras.layers.Layer):
+class BlockSparseLayer(OnBlocks, SparseLayer, keras.layers.Layer):
     """Base of the layers that hold, and compute with, the live blocks of a kernel only.
 
     Of `I` input by `J` output blocks of `r x c` each output block has `k` live ones. Three
@@ -87,6 +87,9 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
     namesake: ClassVar[Any]
     settings: ClassVar[tuple[str, ...]]
     _axis: Any = -1  # of the inputs' features; `None` where Keras checks them
+
+    awaits_values = False
+    """Whether the live blocks are set after `build`, which then draws none."""
 
     @other_keywords()
     def __init__(
@@ -164,7 +167,7 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         check_assignments(self.inputs_of, self._check_inputs)
         check_assignments(self.slots_of, self._check_slots)
         orthogonal = self.kernel_initializer == _EXACT_ORTHOGONAL and self.counts is None
-        if orthogonal and not are_weights_set_later():
+        if orthogonal and not self.awaits_values:
             stored = values.astype(numpy_dtype(self.variable_dtype))
             # As it is read back: bfloat16 as float32.
             wide = stored.astype(np.float32) if self.variable_dtype == "bfloat16" else stored
@@ -208,7 +211,7 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
     def _drawn(self) -> tuple[np.ndarray, np.ndarray]:
         """Values `(J, k, *taps, r, c)` and places `(J, k)` of the live blocks, or by slot."""
         grid, seed = self.grid, self._draw_seed
-        if are_weights_set_later():
+        if self.awaits_values:
             return np.zeros(grid.blocks_shape, dtype=np.float32), grid.draw_pattern(seed)
         if self.kernel_initializer == _EXACT_ORTHOGONAL and self.counts is None:
             structure = Block(grid.rows, grid.cols, regular=True)
@@ -274,7 +277,10 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         ]
         return dataclasses.replace(found, blocks=stacked(pieces, blocks.shape[1:]))
 
-    def set_quantizer(self, quantizer: FakeQuantization) -> None:
+    def set_quantizer(self, quantizer: FakeQuantization | Mapping[str, FakeQuantization]) -> None:
+        """Rounds the live blocks; a dict names the kernel."""
+        if isinstance(quantizer, Mapping):
+            quantizer = quantizer["kernel"]
         self.quantizer = quantizer
 
     def kernel_value(self, *, quantized: bool = True) -> np.ndarray:
@@ -297,7 +303,7 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         """The reverse of `shaped`."""
         return np.concatenate([*self._layout.to_canonical(kernel)[0]], axis=-1)
 
-    def storages(self) -> dict[str, Storage]:
+    def storages(self) -> dict[str, LiveBlocks]:
         return {} if self._grid is None else {"kernel": LiveBlocks(self)}
 
     def get_build_config(self) -> dict[str, Any]:
@@ -368,7 +374,11 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         return self.namesake.from_config(config)
 
     def build_like(self, plain: Any) -> None:
-        """Builds the layer for the inputs of a plain one, and copies its bias."""
+        """Builds the layer for the inputs of a plain one, and copies its bias.
+
+        The live blocks are zeros until its `storages()` set them.
+        """
+        self.awaits_values = True
         self.build(plain.get_build_config()["input_shape"])
         if self.bias is not None:
             # A copy: on JAX `fit` frees the arrays of its model, which may not be shared.

@@ -7,7 +7,7 @@ import keras
 from keras_sparse_ortho._checks import check_integer, other_keywords
 from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import KernelLayout, Storage, derived_seed
+from keras_sparse_ortho.kernels import KernelLayout, SparseLayer, WholeLayer, derived_seed
 from keras_sparse_ortho.layers._block_grid import Counts
 from keras_sparse_ortho.layers._block_products import product_of_rows
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer, OnBlocks
@@ -38,15 +38,14 @@ class BlockSparseGates(BlockSparseLayer):
         x = product_of_rows(ops.reshape(inputs, (-1, self.grid.inputs)), self.operands())
         return ops.reshape(x, (*lead, self.grid.outputs))
 
-    def storages(self) -> dict[str, Storage]:
+    def storages(self) -> dict[str, LiveBlocks]:
         return {}  # that of the cell
 
 
-class GatesOnBlocks(_Cell):
+class GatesOnBlocks(WholeLayer, _Cell):
     """Base of both cells, which replaces dense kernels of gates by live blocks."""
 
     gates: ClassVar[int]
-    in_one: ClassVar[bool] = True  # the layers inside are parts of the cell; see `walk`
 
     @other_keywords()
     def __init__(
@@ -76,6 +75,7 @@ class GatesOnBlocks(_Cell):
         }
         self.gain = gain
         self.takes_products = False  # whether a call is given products instead of inputs
+        self.awaits_values = False  # whether live blocks are set after `build`
 
     def add_weight(self, shape: Any = None, initializer: Any = None, **kwargs: Any) -> Any:
         name = kwargs.get("name", "")
@@ -95,6 +95,7 @@ class GatesOnBlocks(_Cell):
             dtype=self.dtype_policy,
             name=name,
         )
+        made.awaits_values = self.awaits_values
         made.build((None, shape[0]))
         return made
 
@@ -210,7 +211,7 @@ CELLS: dict[Any, Any] = {
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
-class BlockSparseRNN(OnBlocks, keras.layers.RNN):
+class BlockSparseRNN(OnBlocks, SparseLayer, keras.layers.RNN):
     """A `keras.layers.LSTM` or `GRU` whose kernels are live blocks.
 
     Inputs of all steps are multiplied at once, states step by step. Outputs and gradients are those
@@ -260,9 +261,15 @@ class BlockSparseRNN(OnBlocks, keras.layers.RNN):
         cell = {key: value for key, value in config["cell"].items() if key != "build_config"}
         return {**config, "cell": cell}
 
-    def storages(self) -> dict[str, Storage]:
+    def storages(self) -> dict[str, LiveBlocks]:
         cell = self.cell
         return {f"{cell.name}/{k}": LiveBlocks(own, cell) for k, own in cell.on_blocks().items()}
+
+    def set_quantizer(self, quantizer: Any) -> None:
+        raise NotPrunableError(
+            f"The recurrent layer '{self.name}' on live blocks cannot be rounded: leave it out, "
+            f"or strip it first. Received: quantizer={quantizer!r}"
+        )
 
     def get_build_config(self) -> dict[str, Any]:
         drawn = {key: own.drawn_digest for key, own in self.cell.on_blocks().items()}
@@ -291,6 +298,8 @@ class BlockSparseRNN(OnBlocks, keras.layers.RNN):
         return plain
 
     def build_like(self, plain: Any) -> None:
+        """Builds the layer for the inputs of a plain one, and copies its other weights."""
+        self.cell.awaits_values = True
         self.build((None, None, _features(plain.cell)))
         given = {variable.name: variable for variable in plain.cell.weights}
         for variable in self.cell.weights:

@@ -17,6 +17,7 @@ from keras_sparse_ortho.parametrizations import digest
 class LiveBlocks(Storage):
     """The kernel of a built layer. Its places are blocks, `(I, J)` or `(parts, I, J)`."""
 
+    form_name = "blocks"
     compact = movable = in_blocks = True
     weight: Any = None
     shape: tuple[int, ...] = ()
@@ -29,6 +30,10 @@ class LiveBlocks(Storage):
         self.place_size = layer.grid.live // layer.grid.live_blocks
         owner, layout = owner or layer, layer._layout
         self.weight = PrunableWeight("kernel", layer.blocks, owner, layout, storage=self)
+
+    @property
+    def block_size(self) -> tuple[int, int]:
+        return self.block
 
     @property
     def least_density(self) -> float:

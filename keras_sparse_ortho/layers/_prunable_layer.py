@@ -25,8 +25,10 @@ from keras_sparse_ortho._keras_internals import (
 from keras_sparse_ortho._values import check_layouts, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import (
+    LayerWrapper,
     PrunableWeight,
     Selection,
+    SparseLayer,
     find_kernels,
     initializer_attribute,
     names_in,
@@ -68,7 +70,7 @@ class _State:
         self.layer_weights: list[Any] = []
         self.undo: list[Callable[[], None]] = []
         self.names: list[str] = []
-        self.quantizer: FakeQuantization | None = None
+        self.quantizer: FakeQuantization | dict[str, FakeQuantization] | None = None
 
     def creating(self, layer: Any) -> contextlib.AbstractContextManager[None]:
         """Creates variables without values: a kernel that is not stored is never allocated."""
@@ -94,7 +96,7 @@ class _State:
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
-class PrunableLayer(WrapperBuiltByCalls):
+class PrunableLayer(SparseLayer, LayerWrapper, WrapperBuiltByCalls):
     """Wraps a layer so that it uses the effective weights of a parametrization.
 
     While the layer runs, it sees `w_e = parametrization(w)` where it reads `w`. So any layer can be
@@ -111,7 +113,8 @@ class PrunableLayer(WrapperBuiltByCalls):
             expressions relative to the layer (one or a list), or a predicate of a `PrunableWeight`.
             Default: all kernels and embeddings that
             `keras_sparse_ortho.initializers.kernel_layouts` knows.
-        quantizer: FakeQuantization of the effective weights; see `quantize_aware`. Default: none.
+        quantizer: FakeQuantization of the effective weights, or a dict of them by weight name; see
+            `quantize_aware`. Default: none.
         name: str. Default: the name of the layer.
         **kwargs: As for `keras.layers.Layer`.
 
@@ -129,8 +132,6 @@ class PrunableLayer(WrapperBuiltByCalls):
         [<dense/kernel shape=(64, 32), density=0.100098>]
     """
 
-    transparent_path = True
-
     @other_keywords(density=_SPARSE, sparsity=_SPARSE)
     def __init__(
         self,
@@ -138,7 +139,7 @@ class PrunableLayer(WrapperBuiltByCalls):
         parametrization: Parametrization | Mapping[str, Parametrization] | None = None,
         *,
         weights: Selection = None,
-        quantizer: FakeQuantization | None = None,
+        quantizer: FakeQuantization | Mapping[str, FakeQuantization] | None = None,
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -157,7 +158,7 @@ class PrunableLayer(WrapperBuiltByCalls):
                 f"parametrizations names them itself. Received: weights={weights!r}"
             )
         self._state = _State(_checked(parametrization), weights)
-        self._state.quantizer = None if quantizer is None else checked_quantizer(quantizer)
+        self._state.quantizer = None if quantizer is None else _checked_quantizers(quantizer)
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
@@ -237,16 +238,33 @@ class PrunableLayer(WrapperBuiltByCalls):
         parametrization.build(dataclasses.replace(weight, path=full_path), add_weight)
         self._state.parametrized[weight.path] = parametrization
 
-    def set_quantizer(self, quantizer: FakeQuantization) -> None:
-        for own in self._state.parametrized.values():
-            if isinstance(own, LowRankSoftThreshold):
+    def set_quantizer(self, quantizer: FakeQuantization | Mapping[str, FakeQuantization]) -> None:
+        """Rounds the effective weights: all of them alike, or those that a dict names."""
+        by_name = self._quantizers_by_name(quantizer)
+        for name, weight_quantizer in by_name.items():
+            parametrization = self._state.parametrized[name]
+            if isinstance(parametrization, LowRankSoftThreshold):
                 raise NotPrunableError(
-                    f"The weight '{own.weight.path}' is a product of two factors, whose integers "
-                    "would be lost when it is stripped. Leave it out. "
-                    f"Received: {type(own).__name__}"
+                    f"The weight '{parametrization.weight.path}' is a product of two factors, "
+                    "whose integers would be lost when it is stripped. Leave it out. "
+                    f"Received: {type(parametrization).__name__}"
                 )
-            own.quantizer = quantizer
-        self._state.quantizer = quantizer
+            parametrization.quantizer = weight_quantizer
+        self._state.quantizer = quantizer if isinstance(quantizer, FakeQuantization) else by_name
+
+    def _quantizers_by_name(
+        self, quantizer: FakeQuantization | Mapping[str, FakeQuantization]
+    ) -> dict[str, FakeQuantization]:
+        names = list(self._state.parametrized)
+        if isinstance(quantizer, FakeQuantization):
+            return dict.fromkeys(names, quantizer)
+        unknown = sorted(quantizer.keys() - set(names))
+        if unknown:
+            raise NotPrunableError(
+                f"`quantizer` must name parametrized weights of the layer '{self.layer.name}', "
+                f"which are {names}. Received: {unknown}"
+            )
+        return dict(quantizer)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         return call_by_shard(self, self._call_layer, args, kwargs)
@@ -346,8 +364,11 @@ class PrunableLayer(WrapperBuiltByCalls):
             config["parametrization"] = serialize(table)
             selection = self._state.selection
             config["weights"] = serialize(selection) if callable(selection) else selection
-        if self._state.quantizer is not None:
-            config["quantizer"] = serialize(self._state.quantizer)
+        quantizer = self._state.quantizer
+        if isinstance(quantizer, dict):
+            config["quantizer"] = {name: serialize(value) for name, value in quantizer.items()}
+        elif quantizer is not None:
+            config["quantizer"] = serialize(quantizer)
         config["layer_names"] = (
             [inner.name for inner, _ in walk(self.layer, "")] if self.built else self._state.names
         )
@@ -387,6 +408,9 @@ def _restored(
     for key in ("layer", "weights"):
         if isinstance(given.get(key), dict):
             given[key] = restore(given[key])
+    quantizer = given.get("quantizer")
+    if isinstance(quantizer, dict) and "class_name" not in quantizer:
+        given["quantizer"] = {name: restore(value) for name, value in quantizer.items()}
     return given, names
 
 
@@ -405,12 +429,20 @@ def _checked(parametrization: Any) -> Any:
     return dict(parametrization) if named else parametrization
 
 
+def _checked_quantizers(
+    quantizer: FakeQuantization | Mapping[str, FakeQuantization],
+) -> FakeQuantization | dict[str, FakeQuantization]:
+    if isinstance(quantizer, Mapping) and "class_name" not in quantizer:
+        return {name: checked_quantizer(value) for name, value in quantizer.items()}
+    return checked_quantizer(quantizer)
+
+
 def _wrappable_weights(layer: Any, *, unregistered: bool) -> list[PrunableWeight]:
     """The kernels (and, if `unregistered`, matrices) in a layer that no wrapper inside it holds."""
     held = {
         id(weight.variable)
         for wrapper, _ in walk(layer, "")
-        if hasattr(wrapper, "transparent_path")
+        if isinstance(wrapper, LayerWrapper)
         for weight in wrapper.prunable_weights
     }
     found = find_kernels(layer, "", unregistered=unregistered)

@@ -8,6 +8,7 @@ import numpy as np
 
 from keras_sparse_ortho._checks import as_text, check_config, check_integer
 from keras_sparse_ortho._keras_internals import WrapperBuiltByCalls, replaced, restored
+from keras_sparse_ortho.kernels import LayerWrapper
 from keras_sparse_ortho.quantization._fake_quantize import FakeQuantize
 
 # LiteRT computes these in one operation with the product before them.
@@ -17,7 +18,7 @@ _MOST_INPUTS = 64  # each has variables: a damaged file must not ask for million
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
-class QuantizeWrapper(WrapperBuiltByCalls):
+class QuantizeWrapper(LayerWrapper, WrapperBuiltByCalls):
     """Rounds the inputs and the output of a layer by `FakeQuantize`.
 
         y = q_out(layer(q_in(x)))
@@ -25,8 +26,6 @@ class QuantizeWrapper(WrapperBuiltByCalls):
     An activation that LiteRT does not fuse with the product before it (all but linear, ReLU and
     ReLU6) gets rounded inputs, too. `inputs` is 0, or the number of the layer's input tensors.
     """
-
-    transparent_path = True
 
     def __init__(
         self,
@@ -132,7 +131,7 @@ class QuantizeWrapper(WrapperBuiltByCalls):
 
 
 def innermost(layer: Any) -> Any:
-    while getattr(type(layer), "transparent_path", False):
+    while isinstance(layer, LayerWrapper):
         layer = layer.layer
     return layer
 
