@@ -14,11 +14,11 @@ NAME = "keras_sparse_ortho"
 ROOT = Path(kso.__file__).parent
 # Each room imports only what stands before it; `docs/architecture.md` says what each is for.
 ORDER = (
-    *("errors", "_foreign_names", "_checks", "_files", "_keras_internals"),
+    *("errors", "_types", "_foreign_names", "_checks", "_files", "_keras_internals"),
     *("_values", "_backend", "_gathers", "_optimizer_slots", "orthogonal", "kernels"),
-    *("initializers", "schedules", "parametrizations", "layers", "storages", "models", "_data", "budgets"),
-    *("saliency", "calibration", "pruning", "quantization", "callbacks", "recovery", "analysis"),
-    *("export", "cli", "tfmot"),
+    *("initializers", "schedules", "parametrizations", "layers", "storages", "models"),
+    *("_data", "budgets", "saliency", "calibration", "pruning", "quantization", "callbacks"),
+    *("recovery", "analysis", "export", "cli", "tfmot"),
 )
 
 

@@ -7,7 +7,7 @@ from keras_sparse_ortho.layers._block_layer_like import (
     block_layer_like,
     why_no_block_form,
 )
-from keras_sparse_ortho.layers._block_products import padded_blocks, without_padding
+from keras_sparse_ortho.layers._block_operands import drop_padding, pad_blocks
 from keras_sparse_ortho.layers._block_sparse_dense import (
     BlockSparseConv,
     BlockSparseConv1D,

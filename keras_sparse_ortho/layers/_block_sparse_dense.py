@@ -9,14 +9,11 @@ import keras
 
 from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.layers._block_products import (
-    padded_blocks,
-    product_by_token,
-    product_features_first,
-    spread_blocks,
-    without_padding,
-)
+from keras_sparse_ortho.layers._block_operands import drop_padding, pad_blocks
+from keras_sparse_ortho.layers._block_products import product_features_first
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
+from keras_sparse_ortho.layers._row_products import spread_blocks
+from keras_sparse_ortho.layers._token_products import product_by_token
 from keras_sparse_ortho.orthogonal import einsum_axes
 
 ops = keras.ops
@@ -220,14 +217,15 @@ class BlockSparseConv(BlockSparseLayer):
         kernel, axis = self.operands(), self._axis
         grid, rank = kernel.grid, self.rank
         lines = grid.of_outputs
-        blocks, (places, slots) = kernel.by_slot
+        blocks = kernel.blocks_by_slot
+        places, slots = kernel.places_by_slot
         padding = self.padding
         if padding == "causal":
             first = self.dilation_rate[0] * (self.kernel_size[0] - 1)
             ends = [[0, 0] for _ in range(3)]
             ends[2 if axis == 1 else 1] = [first, 0]
             inputs, padding = ops.pad(inputs, ends), "valid"
-        inputs = padded_blocks(inputs, axis, grid.inputs, grid.rows)
+        inputs = pad_blocks(inputs, axis, grid.inputs, grid.rows)
         sizes = list(ops.shape(inputs))
         x = ops.reshape(inputs, (*sizes[:axis], grid.in_blocks, grid.rows, *sizes[axis + 1 :]))
         x = spread_blocks(x, places, slots, grid.of_inputs, axis)
@@ -256,7 +254,7 @@ class BlockSparseConv(BlockSparseLayer):
         outputs.append(ops.zeros_like(outputs[0]))
         outputs = [outputs[place] for place in lines.place]
         result = outputs[0] if len(outputs) == 1 else ops.concatenate(outputs, axis=axis)
-        result = without_padding(result, axis, grid.outputs, grid.cols)
+        result = drop_padding(result, axis, grid.outputs, grid.cols)
         if self.bias is not None:
             # TensorFlow's ops.add would take channels for columns where they are as many.
             result = result + ops.reshape(self.bias, [-1] + [1] * rank if axis == 1 else [-1])

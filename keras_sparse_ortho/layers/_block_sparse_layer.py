@@ -37,7 +37,7 @@ from keras_sparse_ortho.layers._block_grid import (
     check_block,
     checked_counts,
 )
-from keras_sparse_ortho.layers._block_products import BlockOperands, WholeKernel, stacked
+from keras_sparse_ortho.layers._block_operands import BlockOperands, WholeKernel, stack
 from keras_sparse_ortho.layers._live_blocks import LiveBlocks
 from keras_sparse_ortho.layers._wrapped_layer import no_dense_update
 from keras_sparse_ortho.orthogonal import Block, clear_padding, random_orthogonal, regular_blocks
@@ -265,17 +265,18 @@ class BlockSparseLayer(OnBlocks, SparseLayer, keras.layers.Layer):
 
     def operands(self) -> BlockOperands:
         """The live blocks; all of them inside a scope that gives the whole kernel."""
-        whole = self._whole.operands(self.grid, self.compute_dtype)
-        live = BlockOperands(self.grid, self.blocks, self.inputs_of, self.slots_of)
-        found = live if whole is None else whole
+        operands = self._whole.operands(self.grid, self.compute_dtype)
+        if operands is None:
+            operands = BlockOperands(self.grid, self.blocks, self.inputs_of, self.slots_of)
         if self.quantizer is None:
-            return found
-        blocks, inside = found.by_slot[0], (1,) * (len(found.grid.taps) + 2)
+            return operands
+        blocks = operands.blocks_by_slot
+        inner_axes = (1,) * (len(operands.grid.taps) + 2)
         pieces = [
-            self.quantizer(own, (own.shape[0], *inside, own.shape[-1]))
-            for own in found.grid.of_outputs.pieces(blocks)
+            self.quantizer(piece, (piece.shape[0], *inner_axes, piece.shape[-1]))
+            for piece in operands.grid.of_outputs.pieces(blocks)
         ]
-        return dataclasses.replace(found, blocks=stacked(pieces, blocks.shape[1:]))
+        return dataclasses.replace(operands, blocks=stack(pieces, blocks.shape[1:]))
 
     def set_quantizer(self, quantizer: FakeQuantization | Mapping[str, FakeQuantization]) -> None:
         """Rounds the live blocks; a dict names the kernel."""

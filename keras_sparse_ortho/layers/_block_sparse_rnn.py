@@ -9,9 +9,9 @@ from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import KernelLayout, SparseLayer, WholeLayer, derived_seed
 from keras_sparse_ortho.layers._block_grid import Counts
-from keras_sparse_ortho.layers._block_products import product_of_rows
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer, OnBlocks
 from keras_sparse_ortho.layers._live_blocks import LiveBlocks
+from keras_sparse_ortho.layers._row_products import product_of_rows
 from keras_sparse_ortho.parametrizations import why_needs_dense
 
 ops = keras.ops

@@ -95,5 +95,5 @@ def check_storage(storage: str) -> StorageForm:
 
 
 def _unknown_storage(storage: object) -> ValueError:
-    choices = [name for name, form in _FORMS.items() if form.is_choice]
+    choices = sorted(name for name, form in _FORMS.items() if form.is_choice)
     return ValueError(f"`storage` must be one of {choices}. Received: {storage=}")
