@@ -282,7 +282,7 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
     if sample is not None:
         sample = first_batches(sample, batch_size=1, shuffle=False)[0][0]
     weights = prunable_weights(model, flops=True, sample=sample, unregistered=True)
-    on_blocks = any(getattr(weight.storage, "block", None) for weight in weights)
+    on_blocks = any(weight.storage is not None and weight.storage.in_blocks for weight in weights)
     rows = [(weight, _row(weight, orthogonality, on_blocks)) for weight in weights]
     known = [row for w, row in rows if w.registered or w.storage is not None]
     stores = [weight.storage for weight in weights if weight.storage is not None]
@@ -301,7 +301,10 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
 
 
 def _row(weight: PrunableWeight, orthogonality: bool | str, on_blocks: bool) -> Row:
-    live, block = weight.live, getattr(weight.storage, "block", None)
+    live = weight.live
+    block = None
+    if weight.storage is not None and weight.storage.in_blocks:
+        block = weight.storage.block_size
     elsewhere = on_blocks and weight.registered and not block
     waits = weight.storage is not None and weight.storage.unfinished() is not None
     sparse = (weight.storage is not None and not waits) or live < weight.size
