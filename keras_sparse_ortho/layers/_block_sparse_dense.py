@@ -145,7 +145,7 @@ class BlockSparseEinsumDense(BlockSparseLayer):
 
     namesake = keras.layers.EinsumDense
     settings = ("equation", "bias_axes")
-    _features_axis = None
+    _checks_features = False
 
     def __init__(
         self,

@@ -96,8 +96,11 @@ class BlockSparseLayer(OnBlocks, SparseLayer, keras.layers.Layer):
     namesake: ClassVar[type[keras.layers.Layer]]
     settings: ClassVar[tuple[str, ...]]
 
-    _features_axis: int | None = -1
-    """The axis of the inputs' features; `None` where Keras checks them."""
+    _features_axis = -1
+    """The axis of the inputs' features."""
+
+    _checks_features = True
+    """Whether the size of that axis must be known; for the others Keras checks the inputs."""
 
     awaits_values = False
     """Whether the live blocks are set after `build`, which then draws none."""
@@ -140,8 +143,8 @@ class BlockSparseLayer(OnBlocks, SparseLayer, keras.layers.Layer):
         self.bias: keras.Variable | None = None
 
     def build(self, input_shape: Sequence[int | None]) -> None:
-        if self._features_axis is not None:
-            self._check_features(input_shape, self._features_axis)
+        if self._checks_features:
+            self._check_features(input_shape)
         plain = self._plain()
         with DeferredVariables().creating():  # it knows the shapes, and gets no values
             plain.build(input_shape)
@@ -207,8 +210,9 @@ class BlockSparseLayer(OnBlocks, SparseLayer, keras.layers.Layer):
             axes,
         )
 
-    def _check_features(self, input_shape: Sequence[int | None], axis: int) -> None:
+    def _check_features(self, input_shape: Sequence[int | None]) -> None:
         """Refuses inputs with no size of an axis that the kernel has to know."""
+        axis = self._features_axis
         try:
             size = input_shape[axis]
         except (TypeError, IndexError, KeyError):
