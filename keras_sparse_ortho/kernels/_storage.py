@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import keras
 import numpy as np
 
+from keras_sparse_ortho._types import Optimizer, TensorLike
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.orthogonal import KernelLayout
@@ -17,12 +18,23 @@ from keras_sparse_ortho.orthogonal import KernelLayout
 class Storage(abc.ABC):
     """One sparse kernel: as a mask over a dense variable, as live values, or as live blocks."""
 
-    form_name: ClassVar[str] = "masked"  # of the `storages.StorageForm` whose layers have it
-    compact = False  # whether only live entries are stored: the variable has another shape
-    movable = False  # whether the mask is fixed, so dynamic sparse training may move live places
-    place_size = 1  # entries in a place: single ones, or those of a block
-    in_blocks = False  # whether places are blocks, and lines of blocks keep their number of them
-    quantizer: Any = None  # a `FakeQuantization` of the effective kernel
+    form_name: ClassVar[str] = "masked"
+    """The name of the `storages.StorageForm` whose layers have it."""
+
+    compact: ClassVar[bool] = False
+    """Whether only live entries are stored: the variable has another shape."""
+
+    movable: ClassVar[bool] = False
+    """Whether the mask is fixed, so that dynamic sparse training may move live places."""
+
+    in_blocks: ClassVar[bool] = False
+    """Whether places are blocks, and lines of blocks keep their number of them."""
+
+    place_size: int = 1
+    """Entries in a place: single ones, or those of a block."""
+
+    quantizer: Any = None
+    """The `parametrizations.FakeQuantization` of the effective kernel, or `None`."""
 
     @property
     def fixed(self) -> bool:
@@ -31,8 +43,8 @@ class Storage(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def weight(self) -> Any:
-        """The `PrunableWeight`: path, trained variable, owner and axes of the kernel."""
+    def weight(self) -> "PrunableWeight":
+        """Path, trained variable, owner and axes of the kernel."""
 
     @property
     def parametrization(self) -> Any:
@@ -41,6 +53,7 @@ class Storage(abc.ABC):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The shape of the dense kernel."""
         return tuple(self.weight.variable.shape)
 
     @abc.abstractmethod
@@ -57,16 +70,17 @@ class Storage(abc.ABC):
 
     @property
     def live(self) -> int:
+        """The number of live entries."""
         return int(np.count_nonzero(self.mask_value()))
 
     @abc.abstractmethod
-    def assign_raw(self, value: Any) -> None:
+    def assign_raw(self, value: TensorLike) -> None:
         """Takes the values of a dense kernel; dead entries are ignored."""
 
     def settle(self) -> None:  # noqa: B027 (most have nothing to do)
         """Called once a dense kernel has been assigned."""
 
-    def support(self) -> list[Any]:
+    def support(self) -> list[keras.Variable]:
         """The variables that say which entries are live: masks, indices."""
         return []
 
@@ -78,6 +92,11 @@ class Storage(abc.ABC):
     @property
     def block_size(self) -> tuple[int, int] | None:
         """Rows and columns of the blocks that a mask is made of; `None` where that is unknown."""
+        return None
+
+    @property
+    def least_density(self) -> float | None:
+        """The least density of a kernel in blocks, of which the others are multiples."""
         return None
 
     def is_as_drawn(self) -> bool:
@@ -96,11 +115,11 @@ class Storage(abc.ABC):
         """`sum |w|` over each place, zero where it is dead."""
         return np.abs(self.raw_value())
 
-    def place_sums(self, gradient: Any) -> Any:
+    def place_sums(self, gradient: np.ndarray) -> np.ndarray:
         """`sum |g|` over each place of the gradient that `dense_gradient` collects."""
-        return abs(gradient)
+        return np.abs(gradient)
 
-    def move(self, live: Any, optimizer: Any) -> None:
+    def move(self, live: np.ndarray, optimizer: Optimizer | None) -> None:
         """Makes other places live, as many as before; new values and slots start from zero."""
         raise NotImplementedError
 
@@ -113,19 +132,26 @@ class Storage(abc.ABC):
         return slot
 
     def slot_from_dense(self, slot: np.ndarray) -> np.ndarray:
+        """The inverse of `slot_to_dense`."""
         return slot
 
 
 @dataclasses.dataclass(frozen=True)
 class DenseGradient:
-    """The variables of a loss whose gradients give that at all entries of a kernel."""
+    """The variables of a loss whose gradients give that at all entries of a kernel.
 
-    variables: list[Any]
-    values: Callable[[], list[Any]]  # of these variables, arrays or tensors
-    # From their gradients to that at all places: of the dense kernel's shape, or for blocks
-    # `(*matrices, J, I, *taps, r, c)`.
-    collect: Callable[..., Any]
-    held: tuple[tuple[Any, Any], ...] = ()  # variables, with other values meanwhile: a full mask
+    Args:
+        variables: list of variables.
+        values: callable. Their values, arrays or tensors.
+        collect: callable. From their gradients to that at all places: of the dense kernel's shape,
+            or for blocks `(*matrices, J, I, *taps, r, c)`.
+        replaced: Pairs of variables and the values that they have meanwhile, such as a full mask.
+    """
+
+    variables: list[keras.Variable]
+    values: Callable[[], list[TensorLike]]
+    collect: Callable[..., np.ndarray]
+    replaced: tuple[tuple[keras.Variable, np.ndarray], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -148,8 +174,8 @@ class PrunableWeight:
     """
 
     path: str
-    variable: Any
-    owner: Any
+    variable: keras.Variable
+    owner: keras.layers.Layer
     layout: KernelLayout | None = None
     storage: Storage | None = None
     flops: int | None = None
@@ -182,6 +208,7 @@ class PrunableWeight:
 
     @property
     def density(self) -> float:
+        """Live fraction."""
         return self.live / self.size
 
     @property
@@ -199,9 +226,10 @@ class PrunableWeight:
     @property
     def outputs_shape(self) -> tuple[int, ...]:
         """The shape of one number for each output, which broadcasts to the shape of the weight."""
-        layout, rank = self.layout or KernelLayout.convolution(), len(self.shape)
-        own = {axis % rank for axis in (*layout.batch, *layout.outputs)}
-        return tuple(size if k in own else 1 for k, size in enumerate(self.shape))
+        layout = self.layout or KernelLayout.convolution()
+        rank = len(self.shape)
+        output_axes = {axis % rank for axis in (*layout.batch, *layout.outputs)}
+        return tuple(size if axis in output_axes else 1 for axis, size in enumerate(self.shape))
 
     def raw_value(self, *, copy: bool = True) -> np.ndarray:
         """The raw weight (bfloat16 as float32); without `copy` it may be the weight's memory."""
@@ -212,9 +240,11 @@ class PrunableWeight:
     def finite_raw_value(self) -> np.ndarray:
         """As `raw_value(copy=False)`; raises NotPrunableError if the weight is not finite."""
         value = self.raw_value(copy=False)
-        if wrong := np.count_nonzero(~np.isfinite(value)):
+        wrong_count = np.count_nonzero(~np.isfinite(value))
+        if wrong_count:
             raise NotPrunableError(
-                f"The weight '{self.path}' is not finite. Received: {wrong} infinite or NaN entries"
+                f"The weight '{self.path}' is not finite. "
+                f"Received: {wrong_count} infinite or NaN entries"
             )
         return value
 
@@ -228,7 +258,8 @@ class PrunableWeight:
         return f"<{self.path} shape={self.shape}, density={self.density:.6g}{flops}>"
 
 
-def initializer_attribute(layer: Any, weight_name: str) -> str | None:
+def initializer_attribute(layer: keras.layers.Layer, weight_name: str) -> str | None:
+    """The attribute in which a layer has the initializer of a weight; `None` if it has none."""
     # DepthwiseConv calls its weight "kernel" and the initializer "depthwise_initializer".
     for stem in (weight_name, weight_name.removesuffix("_kernel"), "depthwise"):
         if hasattr(layer, f"{stem}_initializer"):

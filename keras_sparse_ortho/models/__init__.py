@@ -12,6 +12,7 @@ from keras_sparse_ortho.models._at_density import (
 )
 from keras_sparse_ortho.models._convert import convert
 from keras_sparse_ortho.models._flops import input_specs, kernel_positions
+from keras_sparse_ortho.models._places import places_to_wrap
 from keras_sparse_ortho.models._plan import LayerChange, Plan
 from keras_sparse_ortho.models._prunable_weights import (
     check_built,
@@ -21,7 +22,7 @@ from keras_sparse_ortho.models._prunable_weights import (
     weights_of,
 )
 from keras_sparse_ortho.models._remove_channels import flattened, remove_channels
-from keras_sparse_ortho.models._rewrite import places_to_wrap, rewrite
+from keras_sparse_ortho.models._rewrite import rewrite
 from keras_sparse_ortho.models._stateless_loss import StatelessLoss, check_labels
 from keras_sparse_ortho.models._strip import strip
 from keras_sparse_ortho.models._verb import verb

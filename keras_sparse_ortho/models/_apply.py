@@ -7,10 +7,11 @@ import keras
 
 from keras_sparse_ortho.errors import NotPrunableError, UnknownWeightError
 from keras_sparse_ortho.kernels import PrunableWeight, storages_of, walk
+from keras_sparse_ortho.models._places import places_to_wrap
 from keras_sparse_ortho.models._plan import Plan
 from keras_sparse_ortho.models._prunable_weights import prunable_weights
 from keras_sparse_ortho.models._result_checks import ResultChecks
-from keras_sparse_ortho.models._rewrite import places_to_wrap, rewrite
+from keras_sparse_ortho.models._rewrite import rewrite
 from keras_sparse_ortho.storages import KernelChange, Target, form_layer, storage_form
 
 

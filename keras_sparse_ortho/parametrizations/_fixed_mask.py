@@ -170,7 +170,7 @@ class FixedMask(Masked):
             variables=[self.weight.variable],
             values=lambda: [self.effective(self.weight.variable.value)],
             collect=lambda gradient: gradient,
-            held=((self.mask, np.broadcast_to(True, self.shape)),),
+            replaced=((self.mask, np.broadcast_to(True, self.shape)),),
         )
 
     @property
