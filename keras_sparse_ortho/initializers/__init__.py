@@ -25,6 +25,7 @@ from keras_sparse_ortho.kernels import KernelLayout, kernel_layouts
 
 __all__ = [
     "ApproximateIsometry",
+    "Draw",
     "ExactOrthogonal",
     "KernelLayout",
     "RamanujanOrthogonal",

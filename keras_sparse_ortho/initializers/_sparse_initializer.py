@@ -139,13 +139,26 @@ def numpy_dtype(dtype: Any) -> np.dtype:
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """A mask for a weight, and the initializer that drew it, `None` for other masks."""
+    """A mask for a weight, and new values if it has any.
+
+    Args:
+        mask: bool array of the weight's shape. Live entries.
+        kernel: array of this shape, or `None`: the weight keeps its values.
+        initializer: SparseInitializer that drew the mask, `None` for other masks.
+        fresh: bool. Whether the weight has, or will get, exactly the values drawn.
+        block: `(rows, cols)`. Size of the regular blocks that the mask is made of, if it is.
+
+    Examples:
+        >>> draw = Draw(np.eye(4, dtype=bool))
+        >>> draw.live, draw.sets_values
+        (4, False)
+    """
 
     mask: np.ndarray
-    kernel: np.ndarray | None = None  # None: the weight keeps its values
+    kernel: np.ndarray | None = None
     initializer: SparseInitializer | None = None
-    fresh: bool = False  # whether the weight has, or will get, exactly the values drawn
-    block: tuple[int, int] | None = None  # the size of its regular blocks, if it is made of such
+    fresh: bool = False
+    block: tuple[int, int] | None = None
 
     @property
     def live(self) -> int:
