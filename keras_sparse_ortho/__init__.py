@@ -36,6 +36,7 @@ from keras_sparse_ortho import quantization as quantization
 from keras_sparse_ortho import recovery as recovery
 from keras_sparse_ortho import saliency as saliency
 from keras_sparse_ortho import schedules as schedules
+from keras_sparse_ortho import storages as storages
 from keras_sparse_ortho._foreign_names import answer
 from keras_sparse_ortho.analysis import report, sensitivity
 from keras_sparse_ortho.budgets import Budget
@@ -91,7 +92,7 @@ __all__ = [
 _ROOMS = (
     *("analysis", "budgets", "calibration", "callbacks", "errors", "export"),
     *("initializers", "kernels", "layers", "models", "orthogonal", "parametrizations", "pruning"),
-    *("quantization", "recovery", "saliency", "schedules", "tfmot"),
+    *("quantization", "recovery", "saliency", "schedules", "storages", "tfmot"),
 )
 _LATER = ("export", "tfmot")  # which load when they are used, and then answer, too
 answer(__name__, *(f"{__name__}.{room}" for room in _ROOMS if room not in _LATER))

@@ -57,8 +57,8 @@ def check_not_an_input(argument: str, path: pathlib.Path, inputs: Mapping[str, A
 def check_unpacked_size(name: str, packed: int, unpacked: int) -> None:
     """Raises ValueError for a compressed file that would take far more memory than its size.
 
-    A few megabytes of it may stand for gigabytes of zeros. Files of data or weights rarely shrink to
-    a hundredth.
+    A few megabytes of it may stand for gigabytes of zeros. Files of data or weights rarely shrink
+    to a hundredth.
 
     Args:
         name: str. The file, for the message.

@@ -228,7 +228,7 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
         sample = first_batches(sample, batch_size=1, shuffle=False)[0][0]
         check_inputs(model, sample, "sample")
     weights = prunable_weights(model, flops=True, sample=sample, unregistered=True)
-    on_blocks = any(getattr(weight.storage, "block", None) for weight in weights)
+    on_blocks = any(weight.storage is not None and weight.storage.in_blocks for weight in weights)
     _refuse_unreadable(weights)
     rows = [(weight, _row(weight, orthogonality, on_blocks)) for weight in weights]
     known = [row for w, row in rows if w.registered or w.storage is not None]
@@ -260,7 +260,10 @@ def _refuse_unreadable(weights: Sequence[PrunableWeight]) -> None:
 
 
 def _row(weight: PrunableWeight, orthogonality: bool | str, on_blocks: bool) -> Row:
-    live, block = weight.live, getattr(weight.storage, "block", None)
+    live = weight.live
+    block = None
+    if weight.storage is not None and weight.storage.in_blocks:
+        block = weight.storage.block_size
     elsewhere = on_blocks and weight.registered and not block
     waits = weight.storage is not None and weight.storage.unfinished() is not None
     sparse = (weight.storage is not None and not waits) or live < weight.size

@@ -104,7 +104,7 @@ class RigL(DynamicSparseTraining):
         self._loss = StatelessLoss(
             self._watched,
             [variable for kernel in self._kernels for variable in kernel.variables],
-            held=[pair for kernel in self._kernels for pair in kernel.held],
+            held=[pair for kernel in self._kernels for pair in kernel.replaced],
             objective=self._objective,
         )
         self._made_for = belongs_to

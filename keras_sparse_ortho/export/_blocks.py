@@ -16,10 +16,10 @@ from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.kernels import kernel_layouts, walk
 from keras_sparse_ortho.layers import (
     BlockGrid,
+    drop_padding,
     is_elementwise,
-    padded_blocks,
+    pad_blocks,
     why_no_block_form,
-    without_padding,
 )
 from keras_sparse_ortho.models import rewrite
 from keras_sparse_ortho.orthogonal import block_count, einsum_axes, to_blocks, whole_blocks
@@ -221,7 +221,7 @@ class _BlockConvolution(keras.layers.Layer):
         """The columns of `x`, rows of all inputs, as images; with bias and early activation."""
         grid = self.blocks.grid
         if grid.padded[0] > grid.inputs:
-            x = padded_blocks(ops.reshape(x, (-1, grid.inputs)), 1, grid.inputs, grid.rows)
+            x = pad_blocks(ops.reshape(x, (-1, grid.inputs)), 1, grid.inputs, grid.rows)
         x, parts = ops.reshape(x, (-1, *_SINGLE, grid.in_blocks, grid.rows)), []
         for kernel, bias, places in zip(self.kernels, self.biases, self.places, strict=True):
             own = ops.take(x, places, axis=1 + len(_SINGLE))
@@ -240,7 +240,7 @@ class _BlockConvolution(keras.layers.Layer):
         grid = self.blocks.grid
         if grid.padded[1] == grid.outputs:
             return x
-        return without_padding(ops.reshape(x, (-1, grid.padded[1])), 1, grid.outputs, grid.cols)
+        return drop_padding(ops.reshape(x, (-1, grid.padded[1])), 1, grid.outputs, grid.cols)
 
 
 class DenseAsConvolution(_BlockConvolution):

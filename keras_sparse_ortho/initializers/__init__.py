@@ -14,18 +14,17 @@ from keras_sparse_ortho.initializers._sparse_initializer import (
     PackedDraw,
     SparseInitializer,
     adopt,
-    are_weights_set_later,
     axes_for,
     draw,
     is_as_drawn,
     layout_for,
     numpy_dtype,
-    weights_set_later,
 )
 from keras_sparse_ortho.kernels import KernelLayout, kernel_layouts
 
 __all__ = [
     "ApproximateIsometry",
+    "Draw",
     "ExactOrthogonal",
     "KernelLayout",
     "RamanujanOrthogonal",

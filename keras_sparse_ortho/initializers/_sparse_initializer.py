@@ -1,12 +1,10 @@
 """`SparseInitializer`: the base of initializers that draw a mask with each kernel; their draws."""
 
 import abc
-import contextlib
-import contextvars
 import dataclasses
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import keras
@@ -24,21 +22,6 @@ Layout = KernelLayout | None
 Sampled = tuple[np.ndarray, np.ndarray]  # a kernel, and the bool mask of its live entries
 LayoutLike = KernelLayout | Callable[[tuple[int, ...]], KernelLayout] | None
 """A layout, or a callable that finds one for a shape."""
-
-_set_later: contextvars.ContextVar[bool] = contextvars.ContextVar("set_later", default=False)
-
-
-@contextlib.contextmanager
-def weights_set_later() -> Iterator[None]:
-    """A scope for copies of layers, whose weights are set later: sparse initializers give zeros."""
-    token = _set_later.set(True)
-    try:
-        yield
-    finally:
-        _set_later.reset(token)
-
-
-are_weights_set_later = _set_later.get  # whether this is inside `weights_set_later`
 
 
 class SparseInitializer(keras.initializers.Initializer, abc.ABC):
@@ -88,8 +71,6 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
 
     def __call__(self, shape: Sequence[int], dtype: Any = None, **kwargs: Any) -> Any:
         """Returns the kernel as a tensor of the backend; for tf_keras as an array."""
-        if are_weights_set_later():
-            return keras.ops.zeros(shape, dtype=dtype)
         kernel, _ = self.sample(shape, dtype)
         if hasattr(dtype, "as_numpy_dtype"):
             return kernel
@@ -158,13 +139,26 @@ def numpy_dtype(dtype: Any) -> np.dtype:
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """A mask for a weight, and the initializer that drew it, `None` for other masks."""
+    """A mask for a weight, and new values if it has any.
+
+    Args:
+        mask: bool array of the weight's shape. Live entries.
+        kernel: array of this shape, or `None`: the weight keeps its values.
+        initializer: SparseInitializer that drew the mask, `None` for other masks.
+        fresh: bool. Whether the weight has, or will get, exactly the values drawn.
+        block: `(rows, cols)`. Size of the regular blocks that the mask is made of, if it is.
+
+    Examples:
+        >>> draw = Draw(np.eye(4, dtype=bool))
+        >>> draw.live, draw.sets_values
+        (4, False)
+    """
 
     mask: np.ndarray
-    kernel: np.ndarray | None = None  # None: the weight keeps its values
+    kernel: np.ndarray | None = None
     initializer: SparseInitializer | None = None
-    fresh: bool = False  # whether the weight has, or will get, exactly the values drawn
-    block: tuple[int, int] | None = None  # the size of its regular blocks, if it is made of such
+    fresh: bool = False
+    block: tuple[int, int] | None = None
 
     @property
     def live(self) -> int:

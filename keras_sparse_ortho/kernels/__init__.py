@@ -1,13 +1,19 @@
 """The weights that can be pruned: what is known of one, how it is held, found and chosen."""
 
+from keras_sparse_ortho.kernels._layer_kinds import (
+    LayerWrapper,
+    SparseLayer,
+    WholeLayer,
+    is_sparse_layer,
+    is_wrapper,
+    storages_of,
+)
 from keras_sparse_ortho.kernels._storage import (
     DenseGradient,
     PrunableWeight,
     Storage,
     derived_seed,
     initializer_attribute,
-    is_sparse_layer,
-    storages_of,
 )
 from keras_sparse_ortho.kernels._walk import (
     Selection,

@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import hashlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from keras_sparse_ortho._foreign_names import Answering
 from keras_sparse_ortho._keras_internals import packed_shape, unpacked_value
 from keras_sparse_ortho._text import printable
+from keras_sparse_ortho._types import Optimizer, TensorLike
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.orthogonal import KernelLayout
@@ -20,11 +21,23 @@ from keras_sparse_ortho.orthogonal import KernelLayout
 class Storage(abc.ABC):
     """One sparse kernel: as a mask over a dense variable, as live values, or as live blocks."""
 
-    compact = False  # whether only live entries are stored: the variable has another shape
-    movable = False  # whether the mask is fixed, so dynamic sparse training may move live places
-    place_size = 1  # entries in a place: single ones, or those of a block
-    in_blocks = False  # whether places are blocks, and lines of blocks keep their number of them
-    quantizer: Any = None  # a `FakeQuantization` of the effective kernel
+    form_name: ClassVar[str] = "masked"
+    """The name of the `storages.StorageForm` whose layers have it."""
+
+    compact: ClassVar[bool] = False
+    """Whether only live entries are stored: the variable has another shape."""
+
+    movable: ClassVar[bool] = False
+    """Whether the mask is fixed, so that dynamic sparse training may move live places."""
+
+    in_blocks: ClassVar[bool] = False
+    """Whether places are blocks, and lines of blocks keep their number of them."""
+
+    place_size: int = 1
+    """Entries in a place: single ones, or those of a block."""
+
+    quantizer: Any = None
+    """The `parametrizations.FakeQuantization` of the effective kernel, or `None`."""
 
     @property
     def fixed(self) -> bool:
@@ -33,8 +46,8 @@ class Storage(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def weight(self) -> Any:
-        """The `PrunableWeight`: path, trained variable, owner and axes of the kernel."""
+    def weight(self) -> "PrunableWeight":
+        """Path, trained variable, owner and axes of the kernel."""
 
     @property
     def parametrization(self) -> Any:
@@ -43,6 +56,7 @@ class Storage(abc.ABC):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The shape of the dense kernel."""
         return tuple(self.weight.variable.shape)
 
     @abc.abstractmethod
@@ -59,22 +73,33 @@ class Storage(abc.ABC):
 
     @property
     def live(self) -> int:
+        """The number of live entries."""
         return int(np.count_nonzero(self.mask_value()))
 
     @abc.abstractmethod
-    def assign_raw(self, value: Any) -> None:
+    def assign_raw(self, value: TensorLike) -> None:
         """Takes the values of a dense kernel; dead entries are ignored."""
 
     def settle(self) -> None:  # noqa: B027 (most have nothing to do)
         """Called once a dense kernel has been assigned."""
 
-    def support(self) -> list[Any]:
+    def support(self) -> list[keras.Variable]:
         """The variables that say which entries are live: masks, indices."""
         return []
 
     @property
     def drawn_by(self) -> Any:
         """The sparse initializer that drew the mask, if one did."""
+        return None
+
+    @property
+    def block_size(self) -> tuple[int, int] | None:
+        """Rows and columns of the blocks that a mask is made of; `None` where that is unknown."""
+        return None
+
+    @property
+    def least_density(self) -> float | None:
+        """The least density of a kernel in blocks, of which the others are multiples."""
         return None
 
     def is_as_drawn(self) -> bool:
@@ -93,11 +118,11 @@ class Storage(abc.ABC):
         """`sum |w|` over each place, zero where it is dead."""
         return np.abs(self.raw_value())
 
-    def place_sums(self, gradient: Any) -> Any:
+    def place_sums(self, gradient: np.ndarray) -> np.ndarray:
         """`sum |g|` over each place of the gradient that `dense_gradient` collects."""
-        return abs(gradient)
+        return np.abs(gradient)
 
-    def move(self, live: Any, optimizer: Any) -> None:
+    def move(self, live: np.ndarray, optimizer: Optimizer | None) -> None:
         """Makes other places live, as many as before; new values and slots start from zero."""
         raise NotImplementedError
 
@@ -110,32 +135,26 @@ class Storage(abc.ABC):
         return slot
 
     def slot_from_dense(self, slot: np.ndarray) -> np.ndarray:
+        """The inverse of `slot_to_dense`."""
         return slot
 
 
 @dataclasses.dataclass(frozen=True)
 class DenseGradient:
-    """The variables of a loss whose gradients give that at all entries of a kernel."""
+    """The variables of a loss whose gradients give that at all entries of a kernel.
 
-    variables: list[Any]
-    values: Callable[[], list[Any]]  # of these variables, arrays or tensors
-    # From their gradients to that at all places: of the dense kernel's shape, or for blocks
-    # `(*matrices, J, I, *taps, r, c)`.
-    collect: Callable[..., Any]
-    held: tuple[tuple[Any, Any], ...] = ()  # variables, with other values meanwhile: a full mask
+    Args:
+        variables: list of variables.
+        values: callable. Their values, arrays or tensors.
+        collect: callable. From their gradients to that at all places: of the dense kernel's shape,
+            or for blocks `(*matrices, J, I, *taps, r, c)`.
+        replaced: Pairs of variables and the values that they have meanwhile, such as a full mask.
+    """
 
-
-def is_sparse_layer(layer: Any) -> bool:
-    """Whether a layer holds kernels in storages, and has `to_dense_layer()`."""
-    # That is the plain layer, built, with the effective weights; a wrapper gives up the one inside.
-    # Ask the class: instances of wrappers have the attributes of their layers, too.
-    return hasattr(type(layer), "to_dense_layer")
-
-
-def storages_of(layer: Any) -> dict[str, Storage]:
-    """The storages of a layer's own kernels by name; empty for plain layers."""
-    found: dict[str, Storage] = layer.storages() if hasattr(type(layer), "storages") else {}
-    return found
+    variables: list[keras.Variable]
+    values: Callable[[], list[TensorLike]]
+    collect: Callable[..., np.ndarray]
+    replaced: tuple[tuple[keras.Variable, np.ndarray], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -158,8 +177,8 @@ class PrunableWeight(Answering):
     """
 
     path: str
-    variable: Any
-    owner: Any
+    variable: keras.Variable
+    owner: keras.layers.Layer
     layout: KernelLayout | None = None
     storage: Storage | None = None
     flops: int | None = None
@@ -194,6 +213,7 @@ class PrunableWeight(Answering):
 
     @property
     def density(self) -> float:
+        """Live fraction."""
         return self.live / self.size
 
     @property
@@ -211,9 +231,10 @@ class PrunableWeight(Answering):
     @property
     def outputs_shape(self) -> tuple[int, ...]:
         """The shape of one number for each output, which broadcasts to the shape of the weight."""
-        layout, rank = self.layout or KernelLayout.convolution(), len(self.shape)
-        own = {axis % rank for axis in (*layout.batch, *layout.outputs)}
-        return tuple(size if k in own else 1 for k, size in enumerate(self.shape))
+        layout = self.layout or KernelLayout.convolution()
+        rank = len(self.shape)
+        output_axes = {axis % rank for axis in (*layout.batch, *layout.outputs)}
+        return tuple(size if axis in output_axes else 1 for axis, size in enumerate(self.shape))
 
     def raw_value(self, *, copy: bool = True) -> np.ndarray:
         """The raw weight (bfloat16 as float32); without `copy` it may be the weight's memory."""
@@ -227,9 +248,11 @@ class PrunableWeight(Answering):
     def finite_raw_value(self) -> np.ndarray:
         """As `raw_value(copy=False)`; raises NotPrunableError if the weight is not finite."""
         value = self.raw_value(copy=False)
-        if wrong := np.count_nonzero(~np.isfinite(value)):
+        wrong_count = np.count_nonzero(~np.isfinite(value))
+        if wrong_count:
             raise NotPrunableError(
-                f"The weight {self.path!r} is not finite. Received: {wrong} infinite or NaN entries"
+                f"The weight {self.path!r} is not finite. "
+                f"Received: {wrong_count} infinite or NaN entries"
             )
         return value
 
@@ -243,7 +266,8 @@ class PrunableWeight(Answering):
         return f"<{printable(self.path)} shape={self.shape}, density={self.density:.6g}{flops}>"
 
 
-def initializer_attribute(layer: Any, weight_name: str) -> str | None:
+def initializer_attribute(layer: keras.layers.Layer, weight_name: str) -> str | None:
+    """The attribute in which a layer has the initializer of a weight; `None` if it has none."""
     # DepthwiseConv calls its weight "kernel" and the initializer "depthwise_initializer".
     for stem in (weight_name, weight_name.removesuffix("_kernel"), "depthwise"):
         if hasattr(layer, f"{stem}_initializer"):
@@ -253,5 +277,7 @@ def initializer_attribute(layer: Any, weight_name: str) -> str | None:
 
 def derived_seed(seed: int, path: str) -> int:
     """A seed for the weight at `path`: the same on every machine, another for every path."""
-    digest = hashlib.blake2b(f"{seed}/{path}".encode(errors="surrogatepass"), digest_size=4).digest()
+    digest = hashlib.blake2b(
+        f"{seed}/{path}".encode(errors="surrogatepass"), digest_size=4
+    ).digest()
     return int.from_bytes(digest, "little") >> 1  # 31 bits: some backends take no more

@@ -16,11 +16,13 @@ from keras_sparse_ortho._keras_internals import (
     sublayers,
 )
 from keras_sparse_ortho.errors import UnknownWeightError
-from keras_sparse_ortho.kernels._storage import (
-    PrunableWeight,
-    initializer_attribute,
+from keras_sparse_ortho.kernels._layer_kinds import (
+    LayerWrapper,
+    SparseLayer,
+    WholeLayer,
     storages_of,
 )
+from keras_sparse_ortho.kernels._storage import PrunableWeight, initializer_attribute
 from keras_sparse_ortho.orthogonal import KernelLayout
 
 L = keras.layers
@@ -72,8 +74,9 @@ def kernel_layouts(layer: Any) -> dict[str, KernelLayout | None]:
 
 def declares_kernels(layer: Any) -> bool:
     """Whether a layer's kernels are declared, so that none of its other weights is one."""
-    declared = hasattr(layer, "get_prunable_weights") or hasattr(type(layer), "storages")
-    if declared or hasattr(layer, "transparent_path") or _is_of_keras(type(layer)):
+    if hasattr(layer, "get_prunable_weights"):  # the duck type of TFMOT
+        return True
+    if isinstance(layer, SparseLayer | LayerWrapper) or _is_of_keras(type(layer)):
         return True
     if _is_preprocessing(layer):
         return True
@@ -209,9 +212,11 @@ def _hub_names(layer: Any) -> list[str]:
 
 
 def _children(layer: Any) -> Iterator[tuple[Any, str]]:
-    # Layers inside one whose class is `in_one` are parts of it. Wrappers add nothing to a path.
-    for child in () if getattr(type(layer), "in_one", False) else sublayers(layer):
-        yield child, "" if getattr(layer, "transparent_path", False) else child.name
+    if isinstance(layer, WholeLayer):
+        return
+    for child in sublayers(layer):
+        name = "" if isinstance(layer, LayerWrapper) else child.name
+        yield child, name
 
 
 def walk(

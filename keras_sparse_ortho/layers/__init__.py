@@ -1,8 +1,12 @@
 """Layers: `PrunableLayer`, which lets any Keras layer use effective weights; live blocks."""
 
-from keras_sparse_ortho.layers._block_grid import BlockGrid, check_block, pattern_of
-from keras_sparse_ortho.layers._block_layer_like import block_layer_like, why_no_block_form
-from keras_sparse_ortho.layers._block_products import padded_blocks, without_padding
+from keras_sparse_ortho.layers._block_grid import BlockGrid, Counts, check_block, pattern_of
+from keras_sparse_ortho.layers._block_layer_like import (
+    BlockLayer,
+    block_layer_like,
+    why_no_block_form,
+)
+from keras_sparse_ortho.layers._block_operands import drop_padding, pad_blocks
 from keras_sparse_ortho.layers._block_sparse_dense import (
     BlockSparseConv,
     BlockSparseConv1D,

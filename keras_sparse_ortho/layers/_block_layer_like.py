@@ -16,8 +16,16 @@ from keras_sparse_ortho.layers._block_sparse_dense import (
     why_no_matrix,
 )
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
-from keras_sparse_ortho.layers._block_sparse_rnn import CELLS, recurrent_like, why_no_gates
+from keras_sparse_ortho.layers._block_sparse_rnn import (
+    CELLS,
+    BlockSparseRNN,
+    recurrent_like,
+    why_no_gates,
+)
 from keras_sparse_ortho.parametrizations import why_needs_dense
+
+BlockLayer = BlockSparseLayer | BlockSparseRNN
+"""A layer that holds, and computes with, the live blocks of its kernels."""
 
 _KINDS: dict[Any, type[BlockSparseLayer]] = {
     kind.namesake: kind
@@ -40,10 +48,21 @@ def block_layer_like(
     block: Mapping[str, Any],
     counts: Mapping[str, Any] | None = None,
     seed: int | None = None,
-) -> Any:
-    """The layer of live blocks with the settings of a plain layer, not built."""
-    # `density`, `block` and `counts` are by the names of its kernels. Once it is built, its
-    # `storages()` take those of the plain one by `set_kernel(kernel, mask)`.
+) -> BlockLayer:
+    """Returns the layer of live blocks with the settings of a plain layer, not built.
+
+    Once it is built, its `storages()` take the kernels by `set_kernel(kernel, mask)`.
+
+    Args:
+        layer: Plain layer of Keras.
+        density: dict from the name of a kernel to its live fraction.
+        block: dict from the name of a kernel to the size of its blocks.
+        counts: dict from the name of a kernel to the live blocks of each line, `None` for equal
+            ones.
+        seed: int. Seed of what is drawn when the layer is built.
+
+    Raises NotPrunableError for a layer that has no such form.
+    """
     if (reason := why_no_block_form(layer)) is not None:
         raise NotPrunableError(f"{reason}. Received: layer={type(layer).__name__}")
     given = counts or {}

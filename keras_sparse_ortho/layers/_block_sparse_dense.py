@@ -2,24 +2,25 @@
 
 import math
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import keras
 
 from keras_sparse_ortho._checks import check_integer
+from keras_sparse_ortho._types import Config, Tensor
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.layers._block_products import (
-    padded_blocks,
-    product_by_token,
-    product_features_first,
-    spread_blocks,
-    without_padding,
-)
+from keras_sparse_ortho.layers._block_grid import BlockGrid
+from keras_sparse_ortho.layers._block_operands import BlockOperands, drop_padding, pad_blocks
+from keras_sparse_ortho.layers._block_products import product_features_first
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
+from keras_sparse_ortho.layers._row_products import spread_blocks
+from keras_sparse_ortho.layers._token_products import product_by_token
 from keras_sparse_ortho.orthogonal import einsum_axes
 
 ops = keras.ops
+
+Activation: TypeAlias = str | Callable[[Tensor], Tensor] | None
 _ELEMENTWISE = (  # without softmax, log_softmax, sparsemax and glu, which mix channels
     *("celu", "elu", "exponential", "gelu", "hard_shrink", "hard_sigmoid", "hard_silu"),
     *("hard_swish", "hard_tanh", "leaky_relu", "linear", "log_sigmoid", "mish", "relu", "relu6"),
@@ -82,7 +83,7 @@ class BlockSparseDense(BlockSparseLayer):
     settings = ("units", "use_bias")
 
     def __init__(
-        self, units: int, activation: Any = None, use_bias: bool = True, **kwargs: Any
+        self, units: int, activation: Activation = None, use_bias: bool = True, **kwargs: Any
     ) -> None:
         super().__init__(activation=activation, **kwargs)
         self.units = check_integer("units", units)
@@ -90,20 +91,28 @@ class BlockSparseDense(BlockSparseLayer):
         self.supports_masking = True
         self.input_spec = keras.layers.InputSpec(min_ndim=2)
 
-    def call(self, inputs: Any) -> Any:
-        lead = ops.shape(inputs)[:-1]
-        if len(lead) > 1:  # single vectors go features first, which saves transpositions
-            x = ops.reshape(inputs, (math.prod(lead), self.grid.inputs))
-            x = ops.reshape(product_by_token(x, self.operands()), (*lead, self.units))
-            return self.activation(x if self.bias is None else x + self.bias)
+    def call(self, inputs: Tensor) -> Tensor:
+        leading_shape = ops.shape(inputs)[:-1]
+        if len(leading_shape) > 1:
+            return self._by_token(inputs, leading_shape)
+        # Single vectors go features first, which saves transpositions.
         x = product_features_first(ops.transpose(inputs), self.operands())
         if self.bias is not None:
             # TensorFlow's ops.add would take a column for a row where both have one length.
             x = x + ops.expand_dims(self.bias, 1)
-        # One layer's second transposition then cancels the next one's first.
-        early = is_elementwise(self.activation)
-        outputs = ops.transpose(self.activation(x) if early else x)
-        return outputs if early else self.activation(outputs)
+        if is_elementwise(self.activation):
+            # One layer's second transposition then cancels the next one's first.
+            return ops.transpose(self.activation(x))
+        return self.activation(ops.transpose(x))
+
+    def _by_token(self, inputs: Tensor, leading_shape: Sequence[int]) -> Tensor:
+        """The outputs at all positions of sequences or images."""
+        x = ops.reshape(inputs, (math.prod(leading_shape), self.grid.inputs))
+        x = product_by_token(x, self.operands())
+        x = ops.reshape(x, (*leading_shape, self.units))
+        if self.bias is not None:
+            x = x + self.bias
+        return self.activation(x)
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -136,13 +145,13 @@ class BlockSparseEinsumDense(BlockSparseLayer):
 
     namesake = keras.layers.EinsumDense
     settings = ("equation", "bias_axes")
-    _axis = None
+    _checks_features = False
 
     def __init__(
         self,
         equation: str,
         output_shape: int | Sequence[int | None],
-        activation: Any = None,
+        activation: Activation = None,
         bias_axes: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -151,30 +160,34 @@ class BlockSparseEinsumDense(BlockSparseLayer):
         sizes = (output_shape,) if isinstance(output_shape, int) else output_shape
         self.partial_output_shape = tuple(sizes)
         self.bias_axes = bias_axes
-        if reason := why_no_matrix(equation):
+        reason = why_no_matrix(equation)
+        if reason is not None:
             raise NotPrunableError(
                 "Blocks lie in one matrix from summed axes to new ones, as in 'abc,cd->abd', "
                 f"'abc,cde->abde' and 'abde,dec->abc': {reason}. Use a plain EinsumDense, whose "
                 f"kernel keras_sparse_ortho.PrunableLayer can mask. Received: {equation=}"
             )
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Tensor) -> Tensor:
         """The product by token: the axes that are not summed, one after the other."""
         data, kernel, output = einsum_axes(self.equation, len(inputs.shape))
         summed = [letter for letter in kernel if letter in data]
-        free = [letter for letter in data if letter not in summed]
-        made = [letter for letter in kernel if letter not in data]
+        positions = [letter for letter in data if letter not in summed]
+        features = [letter for letter in kernel if letter not in data]
         sizes = dict(zip(data, ops.shape(inputs), strict=True))
-        sizes.update(zip(kernel, self._kernel_shape, strict=True))
-        x = ops.transpose(inputs, [data.index(letter) for letter in (*free, *summed)])
-        x = ops.reshape(x, (math.prod(sizes[k] for k in free), self.grid.inputs))
+        sizes.update(zip(kernel, self.kernel_shape, strict=True))
+        x = ops.transpose(inputs, [data.index(letter) for letter in (*positions, *summed)])
+        position_count = math.prod(sizes[letter] for letter in positions)
+        x = ops.reshape(x, (position_count, self.grid.inputs))
         x = product_by_token(x, self.operands())
-        now = [*free, *made]
-        x = ops.reshape(x, [sizes[letter] for letter in now])
-        x = ops.transpose(x, [now.index(letter) for letter in output])
-        return self.activation(x if self.bias is None else x + self.bias)
+        product_axes = [*positions, *features]
+        x = ops.reshape(x, [sizes[letter] for letter in product_axes])
+        x = ops.transpose(x, [product_axes.index(letter) for letter in output])
+        if self.bias is not None:
+            x = x + self.bias
+        return self.activation(x)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         return {**super().get_config(), "output_shape": self.partial_output_shape}
 
 
@@ -195,7 +208,7 @@ class BlockSparseConv(BlockSparseLayer):
         data_format: str | None = None,
         dilation_rate: Any = 1,
         groups: int = 1,
-        activation: Any = None,
+        activation: Activation = None,
         use_bias: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -213,54 +226,88 @@ class BlockSparseConv(BlockSparseLayer):
         )
         for name in ("rank", "input_spec", *self.settings):
             setattr(self, name, getattr(plain, name))
-        self._axis = 1 if self.data_format == "channels_first" else self.rank + 1
+        is_channels_first = self.data_format == "channels_first"
+        self._features_axis = 1 if is_channels_first else self.rank + 1
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Tensor) -> Tensor:
         """A small convolution for each output block, over its live channels."""
-        kernel, axis = self.operands(), self._axis
-        grid, rank = kernel.grid, self.rank
-        lines = grid.of_outputs
-        blocks, (places, slots) = kernel.by_slot
+        operands = self.operands()
+        grid = operands.grid
+        axis = self._features_axis
         padding = self.padding
         if padding == "causal":
-            first = self.dilation_rate[0] * (self.kernel_size[0] - 1)
-            ends = [[0, 0] for _ in range(3)]
-            ends[2 if axis == 1 else 1] = [first, 0]
-            inputs, padding = ops.pad(inputs, ends), "valid"
-        inputs = padded_blocks(inputs, axis, grid.inputs, grid.rows)
-        sizes = list(ops.shape(inputs))
-        x = ops.reshape(inputs, (*sizes[:axis], grid.in_blocks, grid.rows, *sizes[axis + 1 :]))
-        x = spread_blocks(x, places, slots, grid.of_inputs, axis)
-        sizes[axis] = grid.live_blocks * grid.rows
-        x = ops.reshape(x, sizes)
-        kernels, parts = [], []
-        for own, span in zip(lines.pieces(blocks), lines.spans, strict=True):
-            own_part = slice(span.start * grid.rows, span.stop * grid.rows)
-            # A slice for each line would have gradients as large as all of them.
-            group = x if lines.are_regular else x[(*(slice(None),) * axis, own_part)]
-            parts += ops.split(group, own.shape[0], axis=axis)
-            own = ops.transpose(own, (0, *range(2, 2 + rank), 1, rank + 2, rank + 3))
-            shape = (*grid.taps, own.shape[-3] * grid.rows, grid.cols)
-            kernels += [ops.reshape(one, shape) for one in ops.split(own, own.shape[0], axis=0)]
+            inputs = self._pad_causally(inputs)
+            padding = "valid"
+        channels = self._live_channels(inputs, operands)
         outputs = [
             ops.conv(
                 part,
-                taps,
+                kernel,
                 strides=list(self.strides),
                 padding=padding,
                 dilation_rate=self.dilation_rate,
                 data_format=self.data_format,
             )
-            for part, taps in zip(parts, kernels, strict=True)
+            for part, kernel in zip(
+                self._channels_by_line(channels, grid), self._kernels(operands), strict=True
+            )
         ]
-        outputs.append(ops.zeros_like(outputs[0]))
-        outputs = [outputs[place] for place in lines.place]
+        outputs.append(ops.zeros_like(outputs[0]))  # of lines without live blocks
+        outputs = [outputs[place] for place in grid.of_outputs.place]
         result = outputs[0] if len(outputs) == 1 else ops.concatenate(outputs, axis=axis)
-        result = without_padding(result, axis, grid.outputs, grid.cols)
+        result = drop_padding(result, axis, grid.outputs, grid.cols)
         if self.bias is not None:
             # TensorFlow's ops.add would take channels for columns where they are as many.
-            result = result + ops.reshape(self.bias, [-1] + [1] * rank if axis == 1 else [-1])
+            spatial_axes = [1] * self.rank if axis == 1 else []
+            result = result + ops.reshape(self.bias, [-1, *spatial_axes])
         return self.activation(result)
+
+    def _pad_causally(self, inputs: Tensor) -> Tensor:
+        """Sequences with zeros before them, as many as the window reaches back."""
+        reach = self.dilation_rate[0] * (self.kernel_size[0] - 1)
+        time_axis = 2 if self._features_axis == 1 else 1
+        ends = [[0, 0] for _ in range(3)]
+        ends[time_axis] = [reach, 0]
+        return ops.pad(inputs, ends)
+
+    def _live_channels(self, inputs: Tensor, operands: BlockOperands) -> Tensor:
+        """The channels of all live blocks, by slot."""
+        grid = operands.grid
+        axis = self._features_axis
+        places, slots = operands.places_by_slot
+        inputs = pad_blocks(inputs, axis, grid.inputs, grid.rows)
+        sizes = list(ops.shape(inputs))
+        x = ops.reshape(inputs, (*sizes[:axis], grid.in_blocks, grid.rows, *sizes[axis + 1 :]))
+        x = spread_blocks(x, places, slots, grid.of_inputs, axis)
+        sizes[axis] = grid.live_blocks * grid.rows
+        return ops.reshape(x, sizes)
+
+    def _channels_by_line(self, channels: Tensor, grid: BlockGrid) -> list[Tensor]:
+        """The live channels of each output block, in the order of the groups of lines."""
+        lines = grid.of_outputs
+        axis = self._features_axis
+        channels_by_line = []
+        for group, span in zip(lines.groups, lines.spans, strict=True):
+            # A slice for each line would have gradients as large as all of them.
+            group_channels = channels
+            if not lines.are_regular:
+                group_span = slice(span.start * grid.rows, span.stop * grid.rows)
+                group_channels = channels[(*(slice(None),) * axis, group_span)]
+            channels_by_line += ops.split(group_channels, len(group), axis=axis)
+        return channels_by_line
+
+    def _kernels(self, operands: BlockOperands) -> list[Tensor]:
+        """The kernel of each output block, `(*taps, channels, filters)`."""
+        grid = operands.grid
+        rank = self.rank
+        kernels = []
+        for piece in grid.of_outputs.pieces(operands.blocks_by_slot):
+            line_count, fan_in = piece.shape[:2]
+            # From (m, k, *taps, r, c) to (m, *taps, k, r, c).
+            piece = ops.transpose(piece, (0, *range(2, 2 + rank), 1, rank + 2, rank + 3))
+            shape = (*grid.taps, fan_in * grid.rows, grid.cols)
+            kernels += [ops.reshape(line, shape) for line in ops.split(piece, line_count, axis=0)]
+        return kernels
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -308,26 +355,32 @@ class BlockSparseConv3D(BlockSparseConv):
 
 
 def why_no_matrix(equation: str) -> str | None:
-    """Why the kernel of an einsum equation is not one matrix; `None` if it is."""
+    """Says why the kernel of an einsum equation is not one matrix; `None` if it is."""
     dots = r"((?:\.\.\.)?[a-zA-Z]*(?:\.\.\.)?)"
-    parts = re.fullmatch(rf"{dots},([a-zA-Z]+)->{dots}", equation.replace(" ", ""))
-    data, kernel, output = parts.groups() if parts else ("", "", "")
-    inside = set(data) - {"."}
-    batch = sorted(inside & set(kernel) & set(output))
-    lost = sorted(inside - set(kernel) - set(output))
-    if parts is None:
+    match = re.fullmatch(rf"{dots},([a-zA-Z]+)->{dots}", equation.replace(" ", ""))
+    if match is None:
         return "it must have the form 'input,kernel->output'"
+    data, kernel, output = match.groups()
+    inputs = set(data) - {"."}
+    batch = sorted(inputs & set(kernel) & set(output))
     if batch:
         return f"the kernel has a matrix of its own for each {', '.join(batch)}"
+    lost = sorted(inputs - set(kernel) - set(output))
     if lost:
         return f"it sums over {', '.join(lost)} without the kernel"
-    whole = inside & set(kernel) and set(kernel) - inside
-    return None if whole else "the kernel must have an axis to sum over, and one of its own"
+    if not (inputs & set(kernel) and set(kernel) - inputs):
+        return "the kernel must have an axis to sum over, and one of its own"
+    return None
 
 
-def is_elementwise(activation: Any) -> bool:
+def is_elementwise(activation: Activation | keras.Operation) -> bool:
     """Whether an activation (or `None`), or an operation of Keras, maps each entry alone."""
-    if isinstance(activation, keras.Operation) and type(activation).__module__.startswith("keras."):
-        return type(activation).__name__.lower() in {n.replace("_", "") for n in _ELEMENTWISE}
-    known = [getattr(keras.activations, name, None) for name in _ELEMENTWISE]  # some are newer
-    return any(activation is function for function in known) or activation is None
+    if activation is None:
+        return True
+    is_operation = isinstance(activation, keras.Operation)
+    if is_operation and type(activation).__module__.startswith("keras."):
+        class_names = {name.replace("_", "") for name in _ELEMENTWISE}
+        return type(activation).__name__.lower() in class_names
+    # Some activations are newer than the oldest Keras.
+    functions = [getattr(keras.activations, name, None) for name in _ELEMENTWISE]
+    return any(activation is function for function in functions)

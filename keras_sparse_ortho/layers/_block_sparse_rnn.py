@@ -1,52 +1,70 @@
 """`BlockSparseRNN` and its cells: LSTM and GRU whose gates hold and compute live blocks only."""
 
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import keras
 
 from keras_sparse_ortho._checks import check_integer, other_keywords
+from keras_sparse_ortho._types import Config, Tensor
 from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import KernelLayout, Storage, derived_seed
+from keras_sparse_ortho.kernels import KernelLayout, SparseLayer, WholeLayer, derived_seed
 from keras_sparse_ortho.layers._block_grid import Counts
-from keras_sparse_ortho.layers._block_products import product_of_rows
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer, OnBlocks
 from keras_sparse_ortho.layers._live_blocks import LiveBlocks
-from keras_sparse_ortho.parametrizations import why_needs_dense
+from keras_sparse_ortho.layers._row_products import product_of_rows
+from keras_sparse_ortho.parametrizations import FakeQuantization, why_needs_dense
 
 ops = keras.ops
+
 _KERNELS = ("kernel", "recurrent_kernel")
 
-_Cell: Any = object
+_Cell: Any = object  # mypy: the cells below are Keras' own
+
+
+class _Blocks(NamedTuple):
+    """The settings of one kernel of a cell; without a density it is dense."""
+
+    density: float | None
+    block: int | tuple[int, int]
+    counts: Counts | None
+
+
+_DENSE = _Blocks(None, 32, None)
+_PREFIXES = {"": "kernel", "recurrent_": "recurrent_kernel"}  # of arguments, by kernel
 
 
 class BlockSparseGates(BlockSparseLayer):
     """`x -> x K` for the kernel `K` of all gates, `(inputs, gates * units)`, a part of a cell."""
 
-    namesake, settings = keras.layers.Dense, ("units", "use_bias")
+    namesake = keras.layers.Dense
+    settings = ("units", "use_bias")
 
     def __init__(self, gates: int, units: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.gates, self.units, self.use_bias = gates, gates * units, False
+        self.gates = gates
+        self.units = gates * units
+        self.use_bias = False
         self.supports_masking = True
 
-    def _layout_of(self, plain: Any) -> KernelLayout:
+    def _layout_of(self, plain: keras.layers.Layer) -> KernelLayout:
         return KernelLayout.recurrent(self.gates)
 
-    def call(self, inputs: Any) -> Any:
-        lead = ops.shape(inputs)[:-1]
-        x = product_of_rows(ops.reshape(inputs, (-1, self.grid.inputs)), self.operands())
-        return ops.reshape(x, (*lead, self.grid.outputs))
+    def call(self, inputs: Tensor) -> Tensor:
+        leading_shape = ops.shape(inputs)[:-1]
+        rows = ops.reshape(inputs, (-1, self.grid.inputs))
+        products = product_of_rows(rows, self.operands())
+        return ops.reshape(products, (*leading_shape, self.grid.outputs))
 
-    def storages(self) -> dict[str, Storage]:
+    def storages(self) -> dict[str, LiveBlocks]:
         return {}  # that of the cell
 
 
-class GatesOnBlocks(_Cell):
+class GatesOnBlocks(WholeLayer, _Cell):
     """Base of both cells, which replaces dense kernels of gates by live blocks."""
 
     gates: ClassVar[int]
-    in_one: ClassVar[bool] = True  # the layers inside are parts of the cell; see `walk`
 
     @other_keywords
     def __init__(
@@ -70,24 +88,28 @@ class GatesOnBlocks(_Cell):
                 f"The cell {self.name!r} cannot compute on live blocks: {reason}. "
                 f"Received: {type(self).__name__}"
             )
-        self._blocks: dict[str, tuple[Any, Any, Any]] = {
-            "kernel": (density, block, counts),
-            "recurrent_kernel": (recurrent_density, recurrent_block, recurrent_counts),
+        self._blocks = {
+            "kernel": _Blocks(density, block, counts),
+            "recurrent_kernel": _Blocks(recurrent_density, recurrent_block, recurrent_counts),
         }
         self.gain = gain
         self.takes_products = False  # whether a call is given products instead of inputs
+        self.awaits_values = False  # whether live blocks are set after `build`
 
-    def add_weight(self, shape: Any = None, initializer: Any = None, **kwargs: Any) -> Any:
+    def add_weight(
+        self, shape: Any = None, initializer: Any = None, **kwargs: Any
+    ) -> keras.Variable | BlockSparseGates:
+        """As every layer does; a sparse kernel becomes a layer of blocks."""
         name = kwargs.get("name", "")
-        density, block, counts = self._blocks.get(name, (None, None, None))
-        if density is None:  # else it becomes a layer of blocks
+        blocks = self._blocks.get(name, _DENSE)
+        if blocks.density is None:
             return super().add_weight(shape=shape, initializer=initializer, **kwargs)
-        made = BlockSparseGates(
+        gates = BlockSparseGates(
             self.gates,
             self.units,
-            density=density,
-            block=block,
-            counts=counts,
+            density=blocks.density,
+            block=blocks.block,
+            counts=blocks.counts,
             kernel_regularizer=kwargs.get("regularizer"),
             kernel_constraint=kwargs.get("constraint"),
             gain=self.gain,
@@ -95,34 +117,47 @@ class GatesOnBlocks(_Cell):
             dtype=self.dtype_policy,
             name=name,
         )
-        made.build((None, shape[0]))
-        return made
+        gates.awaits_values = self.awaits_values
+        gates.build((None, shape[0]))
+        return gates
 
-    def products(self, inputs: Any, training: bool = False) -> Any:
+    def products(self, inputs: Tensor, training: bool = False) -> Tensor:
         """Inputs `(.., features)` times the kernel, for all steps at once."""
         if training and self.dropout > 0:
-            steps = inputs[:, 0, :] if len(inputs.shape) > 2 else inputs
-            mask = self.get_dropout_mask(steps)
-            inputs = inputs * (mask[:, None] if len(inputs.shape) > 2 else mask)
-        products, bias = _product(inputs, self.kernel), self.bias
-        if bias is None:
+            inputs = self._drop(inputs)
+        products = _product(inputs, self.kernel)
+        if self.bias is None:
             return products
-        return products + (bias if len(bias.shape) == 1 else bias[0])  # a GRU's is of two products
+        if len(self.bias.shape) == 1:
+            return products + self.bias
+        return products + self.bias[0]  # a GRU has a bias for each of its products
 
-    def _read(self, inputs: Any, training: bool) -> Any:
+    def _drop(self, inputs: Tensor) -> Tensor:
+        """Dropout by the same mask in all steps."""
+        if len(inputs.shape) == 2:
+            return inputs * self.get_dropout_mask(inputs)
+        mask = self.get_dropout_mask(inputs[:, 0, :])
+        return inputs * mask[:, None]
+
+    def _input_products(self, inputs: Tensor, training: bool) -> Tensor:
         return inputs if self.takes_products else self.products(inputs, training)
 
     def on_blocks(self) -> dict[str, BlockSparseGates]:
-        made = {name: getattr(self, name, None) for name in _KERNELS}
-        return {name: own for name, own in made.items() if isinstance(own, BlockSparseGates)}
+        """The kernels that are live blocks, by name."""
+        kernels = {name: getattr(self, name, None) for name in _KERNELS}
+        return {
+            name: kernel for name, kernel in kernels.items() if isinstance(kernel, BlockSparseGates)
+        }
 
-    def get_config(self) -> dict[str, Any]:
-        names = ("density", "block", "counts")
-        own: dict[str, Any] = dict(zip(names, self._blocks["kernel"], strict=True))
-        recurrent = zip(names, self._blocks["recurrent_kernel"], strict=True)
-        own |= {f"recurrent_{name}": value for name, value in recurrent}
-        own = {name: own[name] for name in own if "counts" not in name or own[name]}
-        return {**super().get_config(), **own, "gain": self.gain}
+    def get_config(self) -> Config:
+        config = super().get_config()
+        for prefix, name in _PREFIXES.items():
+            blocks = self._blocks[name]
+            config[f"{prefix}density"] = blocks.density
+            config[f"{prefix}block"] = blocks.block
+            if blocks.counts:
+                config[f"{prefix}counts"] = blocks.counts
+        return {**config, "gain": self.gain}
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -160,13 +195,16 @@ class BlockSparseLSTMCell(GatesOnBlocks, keras.layers.LSTMCell):
 
     gates = 4
 
-    def call(self, inputs: Any, states: Any, training: bool = False) -> Any:
+    def call(
+        self, inputs: Tensor, states: list[Tensor], training: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:
         hidden, carry = states
-        both = self._read(inputs, training) + _product(hidden, self.recurrent_kernel)
-        parts = ops.split(both, 4, axis=-1)
-        opened = self.recurrent_activation
-        carry = opened(parts[1]) * carry + opened(parts[0]) * self.activation(parts[2])
-        hidden = opened(parts[3]) * self.activation(carry)
+        products = self._input_products(inputs, training)
+        products = products + _product(hidden, self.recurrent_kernel)
+        input_gate, forget_gate, candidate, output_gate = ops.split(products, 4, axis=-1)
+        sigmoid = self.recurrent_activation
+        carry = sigmoid(forget_gate) * carry + sigmoid(input_gate) * self.activation(candidate)
+        hidden = sigmoid(output_gate) * self.activation(carry)
         return hidden, [hidden, carry]
 
 
@@ -190,17 +228,22 @@ class BlockSparseGRUCell(GatesOnBlocks, keras.layers.GRUCell):
 
     gates = 3
 
-    def call(self, inputs: Any, states: Any, training: bool = False) -> Any:
-        hidden = states[0] if isinstance(states, list | tuple) else states
-        given = ops.split(self._read(inputs, training), 3, axis=-1)
-        remembered = _product(hidden, self.recurrent_kernel)
+    def call(
+        self, inputs: Tensor, states: Tensor | list[Tensor], training: bool = False
+    ) -> tuple[Tensor, Tensor | list[Tensor]]:
+        has_list = isinstance(states, list | tuple)
+        hidden = states[0] if has_list else states
+        input_products = self._input_products(inputs, training)
+        update_x, reset_x, candidate_x = ops.split(input_products, 3, axis=-1)
+        state_products = _product(hidden, self.recurrent_kernel)
         if self.bias is not None:
-            remembered = remembered + self.bias[1]
-        inner = ops.split(remembered, 3, axis=-1)
-        kept = self.recurrent_activation(given[0] + inner[0])
-        read = self.recurrent_activation(given[1] + inner[1])
-        hidden = kept * hidden + (1 - kept) * self.activation(given[2] + read * inner[2])
-        return hidden, [hidden] if isinstance(states, list | tuple) else hidden
+            state_products = state_products + self.bias[1]
+        update_h, reset_h, candidate_h = ops.split(state_products, 3, axis=-1)
+        update = self.recurrent_activation(update_x + update_h)
+        reset = self.recurrent_activation(reset_x + reset_h)
+        candidate = self.activation(candidate_x + reset * candidate_h)
+        hidden = update * hidden + (1 - update) * candidate
+        return hidden, [hidden] if has_list else hidden
 
 
 CELLS: dict[Any, Any] = {
@@ -210,7 +253,7 @@ CELLS: dict[Any, Any] = {
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
-class BlockSparseRNN(OnBlocks, keras.layers.RNN):
+class BlockSparseRNN(OnBlocks, SparseLayer, keras.layers.RNN):
     """A `keras.layers.LSTM` or `GRU` whose kernels are live blocks.
 
     Inputs of all steps are multiplied at once, states step by step. Outputs and gradients are those
@@ -232,7 +275,7 @@ class BlockSparseRNN(OnBlocks, keras.layers.RNN):
         ('BlockSparseRNN', ['gru/gru_cell/kernel', 'gru/gru_cell/recurrent_kernel'])
     """
 
-    def __init__(self, cell: Any, **kwargs: Any) -> None:
+    def __init__(self, cell: GatesOnBlocks, **kwargs: Any) -> None:
         if not isinstance(cell, GatesOnBlocks) or kwargs.get("stateful"):
             raise NotPrunableError(
                 "Recurrent layers on live blocks take a BlockSparseLSTMCell or BlockSparseGRUCell, "
@@ -243,9 +286,15 @@ class BlockSparseRNN(OnBlocks, keras.layers.RNN):
         self.input_spec = keras.layers.InputSpec(ndim=3)
 
     def inner_loop(
-        self, sequences: Any, initial_state: Any, mask: Any, training: bool = False
-    ) -> Any:
-        mask = mask[0] if isinstance(mask, list | tuple) else mask
+        self,
+        sequences: Tensor,
+        initial_state: list[Tensor],
+        mask: Tensor | list[Tensor] | None,
+        training: bool = False,
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """As every recurrent layer does, with the products of all inputs first."""
+        if isinstance(mask, list | tuple):
+            mask = mask[0]
         products = self.cell.products(sequences, training)
         self.cell.takes_products = True
         try:
@@ -253,85 +302,123 @@ class BlockSparseRNN(OnBlocks, keras.layers.RNN):
         finally:
             self.cell.takes_products = False
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         config = super().get_config()
         # Built first, the cell would lack the layer's name, by which torch tells the parameters of
         # Bidirectional apart.
         cell = {key: value for key, value in config["cell"].items() if key != "build_config"}
         return {**config, "cell": cell}
 
-    def storages(self) -> dict[str, Storage]:
+    def storages(self) -> dict[str, LiveBlocks]:
         cell = self.cell
-        return {f"{cell.name}/{k}": LiveBlocks(own, cell) for k, own in cell.on_blocks().items()}
+        return {
+            f"{cell.name}/{name}": LiveBlocks(gates, cell)
+            for name, gates in cell.on_blocks().items()
+        }
 
-    def get_build_config(self) -> dict[str, Any]:
-        drawn = {key: own.drawn_digest for key, own in self.cell.on_blocks().items()}
-        return {**super().get_build_config(), "drawn_digests": drawn}
+    def set_quantizer(
+        self, quantizer: FakeQuantization | Mapping[str, FakeQuantization]
+    ) -> NoReturn:
+        raise NotPrunableError(
+            f"The recurrent layer {self.name!r} on live blocks cannot be rounded: leave it out, "
+            f"or strip it first. Received: quantizer={quantizer!r}"
+        )
 
-    def build_from_config(self, config: dict[str, Any]) -> None:
+    def get_build_config(self) -> Config:
+        digests = {name: gates.drawn_digest for name, gates in self.cell.on_blocks().items()}
+        return {**super().get_build_config(), "drawn_digests": digests}
+
+    def build_from_config(self, config: Config) -> None:
         config = dict(config)
-        drawn = config.pop("drawn_digests", {})
+        digests = config.pop("drawn_digests", {})
         super().build_from_config(config)
-        for key, own in self.cell.on_blocks().items():
-            own.drawn_digest = drawn.get(key)
+        for name, gates in self.cell.on_blocks().items():
+            gates.drawn_digest = digests.get(name)
 
-    def to_dense_layer(self) -> Any:
-        kind = next(plain for plain, cell in CELLS.items() if isinstance(self.cell, cell))
-        config = kind(1).cell.get_config()
-        known = {key: value for key, value in self.cell.get_config().items() if key in config}
-        plain = kind(**{**known, **_of_layer(self)})
+    def to_dense_layer(self) -> keras.layers.Layer:
+        """The plain LSTM or GRU with the same settings and weights."""
+        plain_class = next(kind for kind, cell in CELLS.items() if isinstance(self.cell, cell))
+        arguments = plain_class(1).cell.get_config().keys()
+        config = {
+            name: value for name, value in self.cell.get_config().items() if name in arguments
+        }
+        plain = plain_class(**{**config, **_layer_config(self)})
         plain.cell.name = self.cell.name
-        plain.build((None, None, _features(self.cell)))
-        own = {variable.name: variable for variable in self.cell._trainable_variables}
+        plain.build((None, None, _feature_count(self.cell)))
+        variables = {variable.name: variable for variable in self.cell._trainable_variables}
+        on_blocks = self.cell.on_blocks()
         for variable in plain.cell.weights:
-            gates = self.cell.on_blocks().get(variable.name)
-            # A copy: on JAX `fit` frees the arrays of its model.
-            value = ops.copy(own[variable.name].value) if gates is None else gates.kernel_value()
-            assign(variable, value)
-            source = own[variable.name] if gates is None else gates.blocks
-            variable.trainable = source.trainable
+            if variable.name in on_blocks:
+                gates = on_blocks[variable.name]
+                assign(variable, gates.kernel_value())
+                variable.trainable = gates.blocks.trainable
+            else:
+                _assign_copy(variable, variables[variable.name])
         return plain
 
-    def build_like(self, plain: Any) -> None:
-        self.build((None, None, _features(plain.cell)))
-        given = {variable.name: variable for variable in plain.cell.weights}
+    def build_like(self, plain: keras.layers.Layer) -> None:
+        """Builds the layer for the inputs of a plain one, and copies its other weights."""
+        self.cell.awaits_values = True
+        self.build((None, None, _feature_count(plain.cell)))
+        plain_variables = {variable.name: variable for variable in plain.cell.weights}
         for variable in self.cell.weights:
-            if variable.name in given:
-                assign(variable, ops.copy(given[variable.name].value))
-                variable.trainable = given[variable.name].trainable
+            if variable.name in plain_variables:
+                _assign_copy(variable, plain_variables[variable.name])
 
 
 def recurrent_like(
-    plain: Any, sizes: dict[str, tuple[float, Any, Any]], seed: int | None
+    plain: keras.layers.Layer,
+    kernels: Mapping[str, tuple[float, int | tuple[int, int], Counts | None]],
+    seed: int | None,
 ) -> BlockSparseRNN:
-    """The layer on blocks, not built, for an LSTM or GRU, from (density, block, counts) by name."""
+    """Returns the layer on blocks, not built, for an LSTM or GRU.
+
+    Args:
+        plain: LSTM or GRU.
+        kernels: dict from the name of a sparse kernel to its density, block and counts.
+        seed: int. Seed of what is drawn when the layer is built.
+    """
     config = {**plain.cell.get_config(), "seed": seed}
-    for name, prefix in zip(_KERNELS, ("", "recurrent_"), strict=True):
-        density, block, counts = sizes.get(name, (None, 32, None))
-        config |= {f"{prefix}density": density, f"{prefix}block": block, f"{prefix}counts": counts}
-    return BlockSparseRNN(CELLS[type(plain)](**config), **_of_layer(plain))
+    for prefix, name in _PREFIXES.items():
+        density, block, counts = kernels.get(name, _DENSE)
+        config[f"{prefix}density"] = density
+        config[f"{prefix}block"] = block
+        config[f"{prefix}counts"] = counts
+    cell = CELLS[type(plain)](**config)
+    return BlockSparseRNN(cell, **_layer_config(plain))
 
 
-def why_no_gates(cell: Any) -> str | None:
-    """Why an LSTM or GRU cell cannot compute on live blocks; `None` if it can."""
+def why_no_gates(cell: keras.layers.Layer) -> str | None:
+    """Says why an LSTM or GRU cell cannot compute on live blocks; `None` if it can."""
     if cell.recurrent_dropout > 0 or cell.implementation == 1:
         return "with `recurrent_dropout` or implementation=1 each gate reads other inputs"
     if not getattr(cell, "reset_after", True):
         return "it has reset_after=False"
-    kernel = why_needs_dense(cell.kernel_regularizer, cell.kernel_constraint)
-    return kernel or why_needs_dense(cell.recurrent_regularizer, cell.recurrent_constraint)
+    return why_needs_dense(cell.kernel_regularizer, cell.kernel_constraint) or why_needs_dense(
+        cell.recurrent_regularizer, cell.recurrent_constraint
+    )
 
 
-def _of_layer(layer: Any) -> dict[str, Any]:
+def _assign_copy(variable: keras.Variable, source: keras.Variable) -> None:
+    assign(variable, ops.copy(source.value))  # on JAX `fit` frees the arrays of its model
+    variable.trainable = source.trainable
+
+
+def _layer_config(layer: keras.layers.Layer) -> Config:
+    """The settings of a recurrent layer without those of its cell."""
     config = keras.layers.RNN.get_config(layer)
     del config["cell"]
     return {**config, "activity_regularizer": layer.activity_regularizer}
 
 
-def _features(cell: Any) -> int:
+def _feature_count(cell: keras.layers.Layer) -> int:
     kernel = cell.kernel
-    return int(kernel.grid.inputs if isinstance(kernel, BlockSparseGates) else kernel.shape[0])
+    if isinstance(kernel, BlockSparseGates):
+        return kernel.grid.inputs
+    return int(kernel.shape[0])
 
 
-def _product(x: Any, kernel: Any) -> Any:
-    return kernel(x) if isinstance(kernel, BlockSparseGates) else ops.matmul(x, kernel)
+def _product(x: Tensor, kernel: BlockSparseGates | keras.Variable) -> Tensor:
+    if isinstance(kernel, BlockSparseGates):
+        return kernel(x)
+    return ops.matmul(x, kernel)

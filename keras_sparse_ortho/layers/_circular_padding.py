@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho._checks import check_integer
+from keras_sparse_ortho._types import Config, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -44,12 +45,13 @@ class CircularPadding(keras.layers.Layer):
         self.padding = padding
         self.data_format = keras.layers.Conv1D(1, 1, data_format=data_format).data_format
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Tensor) -> Tensor:
         for axis, before, after in self._ends(tuple(inputs.shape)):
-            size, every = keras.ops.shape(inputs)[axis], [slice(None)] * axis
-            first = inputs[(*every, slice(size - before, size))]
-            last = inputs[(*every, slice(0, after))]
-            inputs = keras.ops.concatenate([first, inputs, last], axis=axis)
+            size = keras.ops.shape(inputs)[axis]
+            leading = (slice(None),) * axis
+            last_part = inputs[(*leading, slice(size - before, size))]
+            first_part = inputs[(*leading, slice(0, after))]
+            inputs = keras.ops.concatenate([last_part, inputs, first_part], axis=axis)
         return inputs
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
@@ -59,22 +61,35 @@ class CircularPadding(keras.layers.Layer):
             shape[axis] = None if size is None else size + before + after
         return tuple(shape)
 
-    def compute_output_spec(self, inputs: Any) -> Any:
+    def compute_output_spec(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
         return keras.KerasTensor(self.compute_output_shape(inputs.shape), inputs.dtype)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         return {**super().get_config(), "padding": self.padding, "data_format": self.data_format}
 
     def _ends(self, shape: tuple[int | None, ...]) -> list[tuple[int, int, int]]:
-        first, count = 1 if self.data_format == "channels_last" else 2, len(shape) - 2
-        given = [self.padding] * count if isinstance(self.padding, int) else list(self.padding)
-        pairs = [(end, end) if isinstance(end, int) else tuple(end) for end in given]
-        sizes = shape[first : first + count]
-        rule = None
-        if count < 1 or len(pairs) != count or any(len(pair) != 2 for pair in pairs):
-            rule = f"The padding of {self.name!r} is not one of the spatial axes of its input"
-        elif any(s is not None and max(pair) > s for s, pair in zip(sizes, pairs, strict=True)):
-            rule = f"The layer {self.name!r} cannot pad an axis by more than its size"
-        if rule is not None:
-            raise ValueError(f"{rule}. Received: padding={self.padding!r}, input of shape {shape}")
-        return [(first + k, pair[0], pair[1]) for k, pair in enumerate(pairs)]
+        """Each spatial axis with its padding before and after; ValueError if it does not fit."""
+        first_axis = 1 if self.data_format == "channels_last" else 2
+        axis_count = len(shape) - 2
+        pairs = self._pairs(axis_count)
+        if axis_count < 1 or len(pairs) != axis_count or any(len(pair) != 2 for pair in pairs):
+            raise ValueError(
+                f"The padding of {self.name!r} is not one of the spatial axes of its input. "
+                f"Received: padding={self.padding!r}, input of shape {shape}"
+            )
+        ends = []
+        for axis, (before, after) in enumerate(pairs, first_axis):
+            size = shape[axis]
+            if size is not None and max(before, after) > size:
+                raise ValueError(
+                    f"The layer {self.name!r} cannot pad an axis by more than its size. "
+                    f"Received: padding={self.padding!r}, input of shape {shape}"
+                )
+            ends.append((axis, before, after))
+        return ends
+
+    def _pairs(self, axis_count: int) -> list[tuple[int, ...]]:
+        """The padding of each spatial axis, before and after it."""
+        padding = self.padding
+        by_axis = [padding] * axis_count if isinstance(padding, int) else list(padding)
+        return [(end, end) if isinstance(end, int) else tuple(end) for end in by_axis]

@@ -1,45 +1,70 @@
 """`LiveBlocks`, the storage of a kernel on live blocks: its form, places, moves and slots."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
+import keras
 import numpy as np
 
 from keras_sparse_ortho._optimizer_slots import move_slots, moved
+from keras_sparse_ortho._types import Optimizer, TensorLike
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import LayoutError
 from keras_sparse_ortho.initializers import ExactOrthogonal
 from keras_sparse_ortho.kernels import DenseGradient, PrunableWeight, Storage
 from keras_sparse_ortho.layers._block_grid import pattern_of
 from keras_sparse_ortho.orthogonal import Block, RegularBlocks, fan_step
-from keras_sparse_ortho.parametrizations import digest
+from keras_sparse_ortho.parametrizations import FakeQuantization, digest
+
+if TYPE_CHECKING:
+    from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
 
 
 class LiveBlocks(Storage):
-    """The kernel of a built layer. Its places are blocks, `(I, J)` or `(parts, I, J)`."""
+    """The kernel of a built layer. Its places are blocks, `(I, J)` or `(parts, I, J)`.
 
-    compact = movable = in_blocks = True
-    weight: Any = None
-    shape: tuple[int, ...] = ()
-    live = 0
+    Args:
+        layer: BlockSparseLayer that holds the live blocks.
+        owner: Layer that users know as the owner of the kernel. Default: `layer`.
+    """
 
-    def __init__(self, layer: Any, owner: Any = None) -> None:
+    form_name = "blocks"
+    compact = True
+    movable = True
+    in_blocks = True
+
+    def __init__(self, layer: "BlockSparseLayer", owner: keras.layers.Layer | None = None) -> None:
         self._layer = layer
-        self.shape, self.live = layer._kernel_shape, layer.grid.live
-        self.block = layer.grid.rows, layer.grid.cols  # inputs and outputs of a block
         self.place_size = layer.grid.live // layer.grid.live_blocks
-        owner, layout = owner or layer, layer._layout
-        self.weight = PrunableWeight("kernel", layer.blocks, owner, layout, storage=self)
+        self._weight = PrunableWeight(
+            "kernel", layer.blocks, owner or layer, layer.layout, storage=self
+        )
+
+    @property
+    def weight(self) -> PrunableWeight:
+        return self._weight
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._layer.kernel_shape
+
+    @property
+    def live(self) -> int:
+        return self._layer.grid.live
+
+    @property
+    def block_size(self) -> tuple[int, int]:
+        return self._layer.grid.rows, self._layer.grid.cols
 
     @property
     def least_density(self) -> float:
         """The least density of a kernel of such blocks, of which the others are multiples."""
         grid = self._layer.grid
-        if grid.counts:
+        if grid.counts is not None:
             return 1.0 / (grid.in_blocks * grid.out_blocks)
         return fan_step(grid.in_blocks, grid.out_blocks // self._layer.parts) / grid.in_blocks
 
     @property
-    def quantizer(self) -> Any:
+    def quantizer(self) -> FakeQuantization | None:
         return self._layer.quantizer
 
     def value(self) -> np.ndarray:
@@ -51,12 +76,12 @@ class LiveBlocks(Storage):
     def mask_value(self) -> np.ndarray:
         return self._layer.mask_value()
 
-    def assign_raw(self, value: Any) -> None:
+    def assign_raw(self, value: TensorLike) -> None:
         assign(self._layer.blocks, self.slot_from_dense(to_numpy(value)))
 
-    def set_kernel(self, kernel: Any, mask: Any) -> None:
+    def set_kernel(self, kernel: np.ndarray, mask: np.ndarray) -> None:
         """Sets the live blocks from a dense kernel and a mask that fits the layer."""
-        layer, kernel, mask = self._layer, np.asarray(kernel), np.asarray(mask, dtype=bool)
+        layer = self._layer
         grid, pattern = pattern_of(layer.matrix(mask), layer.block, layer.parts)
         if grid != layer.grid:
             raise LayoutError(
@@ -66,10 +91,12 @@ class LiveBlocks(Storage):
         layer.set_blocks(grid.blocks(layer.matrix(kernel), pattern), pattern)
 
     def set_drawn(self, drawn: RegularBlocks) -> None:
-        self._layer.set_blocks(*self._layer.grid.side_by_side(drawn))
+        """Sets regular blocks as they were drawn."""
+        blocks, inputs_of = self._layer.grid.side_by_side(drawn)
+        self._layer.set_blocks(blocks, inputs_of)
         self.mark_as_drawn()
 
-    def support(self) -> list[Any]:
+    def support(self) -> list[keras.Variable]:
         return [self._layer.inputs_of, self._layer.slots_of]
 
     @property
@@ -79,54 +106,70 @@ class LiveBlocks(Storage):
         return ExactOrthogonal(layer.density, layer.gain, seed=layer.seed, structure=structure)
 
     def is_as_drawn(self) -> bool:
-        drawn = self._layer.drawn_digest
-        return drawn is not None and drawn == digest(to_numpy(self._layer.blocks))
+        drawn_digest = self._layer.drawn_digest
+        return drawn_digest is not None and drawn_digest == digest(to_numpy(self._layer.blocks))
 
     def mark_as_drawn(self) -> None:
+        """Notes that the live blocks are as an orthogonal initializer drew them."""
         self._layer.drawn_digest = digest(to_numpy(self._layer.blocks))
 
     def live_places(self) -> np.ndarray:
-        return self.place_sums(self._whole(np.ones(self._layer.grid.places_shape, bool))) > 0
+        is_live = np.ones(self._layer.grid.places_shape, bool)
+        return self.place_sums(self._at_places(is_live)) > 0
 
     def live_sums(self) -> np.ndarray:
-        blocks, lead = np.abs(to_numpy(self._layer.blocks)), len(self._layer.grid.places_shape)
-        return self.place_sums(self._whole(blocks.sum(axis=tuple(range(lead, blocks.ndim)))))
+        magnitudes = np.abs(to_numpy(self._layer.blocks))
+        block_axes = tuple(range(len(self._layer.grid.places_shape), magnitudes.ndim))
+        return self.place_sums(self._at_places(magnitudes.sum(axis=block_axes)))
 
-    def place_sums(self, gradient: Any) -> np.ndarray:
-        sums = np.asarray(np.abs(gradient).sum(axis=tuple(range(2, gradient.ndim)))).T
+    def place_sums(self, gradient: np.ndarray) -> np.ndarray:
+        block_axes = tuple(range(2, gradient.ndim))
+        sums = np.asarray(np.abs(gradient).sum(axis=block_axes)).T
         parts = self._layer.parts
-        return sums if parts == 1 else np.stack(np.split(sums, parts, axis=1))
+        if parts == 1:
+            return sums
+        return np.stack(np.split(sums, parts, axis=1))
 
-    def move(self, live: Any, optimizer: Any) -> None:
+    def move(self, live: np.ndarray, optimizer: Optimizer | None) -> None:
         pattern, source = self.moves(live)
-        self._layer.set_blocks(moved(to_numpy(self._layer.blocks), source, 0.0), pattern)
+        new_blocks = moved(to_numpy(self._layer.blocks), source, 0.0)
+        self._layer.set_blocks(new_blocks, pattern)
         move_slots(optimizer, self._layer.blocks, source)
 
     def moves(self, live: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """`inputs_of` for these live blocks, and the slot of each of them before, -1 for new."""
+        """Returns `inputs_of` for these live blocks, and where each was before.
+
+        Args:
+            live: bool array of the shape of `live_places`.
+
+        Returns:
+            `inputs_of`, and the slot of each live block before, -1 for new ones.
+        """
         grid = self._layer.grid
-        live = live if self._layer.parts == 1 else np.concatenate([*live], axis=-1)
-        pattern, lines = grid.pattern(live), grid.of_outputs.of_slots
-        slots = np.full(live.T.shape, -1)
-        slots[lines, to_numpy(self._layer.inputs_of).ravel()] = np.arange(pattern.size)
-        return pattern, slots[lines, pattern.ravel()].reshape(pattern.shape)
+        if self._layer.parts > 1:
+            live = np.concatenate([*live], axis=-1)
+        pattern = grid.pattern(live)
+        lines = grid.of_outputs.of_slots
+        old_slots = np.full(live.T.shape, -1)
+        old_slots[lines, to_numpy(self._layer.inputs_of).ravel()] = np.arange(pattern.size)
+        return pattern, old_slots[lines, pattern.ravel()].reshape(pattern.shape)
 
     def dense_gradient(self) -> DenseGradient:
         # The slots of the kernel of all blocks, `(J, I, *taps, r, c)`, and of its regularizer.
-        whole = self._layer._whole.variable(self._layer.grid, self._layer.variable_dtype)
+        whole_kernel = self._layer.whole_kernel_variable()
 
-        def values() -> list[Any]:
+        def values() -> list[np.ndarray]:
             blocks = to_numpy(self._layer.blocks)
-            return [self._whole(blocks), blocks]
+            return [self._at_places(blocks), blocks]
 
         return DenseGradient(
-            variables=[whole, self._layer.blocks],
+            variables=[whole_kernel, self._layer.blocks],
             values=values,
-            collect=lambda gradient, of_blocks: gradient + self._whole(of_blocks),
+            collect=lambda gradient, of_blocks: gradient + self._at_places(of_blocks),
         )
 
-    def _whole(self, blocks: np.ndarray) -> np.ndarray:
-        return self._layer.grid.at_places(blocks, to_numpy(self._layer.inputs_of))
+    def _at_places(self, values: np.ndarray) -> np.ndarray:
+        return self._layer.grid.at_places(values, to_numpy(self._layer.inputs_of))
 
     def slot_to_dense(self, slot: np.ndarray, start: float) -> np.ndarray:
         layer = self._layer

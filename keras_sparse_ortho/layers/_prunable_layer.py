@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._foreign_names import unknown_attribute
@@ -24,11 +25,14 @@ from keras_sparse_ortho._keras_internals import (
     restored,
     track_variable,
 )
+from keras_sparse_ortho._types import Config, Nested
 from keras_sparse_ortho._values import check_layouts, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import (
+    LayerWrapper,
     PrunableWeight,
     Selection,
+    SparseLayer,
     find_kernels,
     initializer_attribute,
     names_in,
@@ -54,48 +58,82 @@ from keras_sparse_ortho.parametrizations import (
     refuse_compact,
 )
 
+Template = Parametrization | dict[str, Parametrization]
+"""A parametrization for all weights of a layer, or one for each by name."""
+
+Quantizers = FakeQuantization | dict[str, FakeQuantization]
+"""A quantizer for all weights of a layer, or one for each by name."""
+
+Draws = dict[tuple[int, str | None], Recorder]
+"""What sparse initializers drew, by `id` of the layer and attribute."""
+
 
 class _State:
-    """A wrapper's record of its weights, hidden from Keras, which would save kernels twice."""
+    """A wrapper's record of its weights, hidden from Keras, which would save kernels twice.
 
-    def __init__(self, template: Any, selection: Selection) -> None:
+    Args:
+        template: Template that the wrapper was made with.
+        selection: Selection of weights for a template of all.
+        quantizer: Quantizers, or `None`.
+    """
+
+    def __init__(
+        self, template: Template, selection: Selection, quantizer: Quantizers | None
+    ) -> None:
         self.template = template
         self.selection = selection
-        self.from_file = False
-        self.parametrized: dict[str, Parametrization] = {}
-        self.shared: dict[str, Any] = {}
-        self.draws: dict[tuple[int, str | None], Recorder] | None = None
+        self.quantizer = quantizer
+        self.is_from_file = False
+        self.layer_names: list[str] = []
+        self.parametrizations: dict[str, Parametrization] = {}
+        self.shared_variables: dict[str, keras.Variable] = {}
+        self.draws: Draws | None = None
         self.deferred = DeferredVariables()
-        self.layer_weights: list[Any] = []
-        self.undo: list[Callable[[], None]] = []
-        self.names: list[str] = []
-        self.quantizer: FakeQuantization | None = None
+        self.layer_weights: list[keras.Variable] = []
+        self.undo_functions: list[Callable[[], None]] = []
 
-    def creating(self, layer: Any) -> contextlib.AbstractContextManager[None]:
+    @property
+    def names_weights(self) -> bool:
+        """Whether the template has a parametrization for each weight by name."""
+        return isinstance(self.template, dict)
+
+    def template_for(self, weight: PrunableWeight) -> Parametrization:
+        if isinstance(self.template, dict):
+            return self.template[weight.path]
+        return self.template
+
+    def creating(self, layer: keras.layers.Layer) -> contextlib.AbstractContextManager[None]:
         """Creates variables without values: a kernel that is not stored is never allocated."""
-        given = self.template.values() if isinstance(self.template, dict) else [self.template]
-        defers = any(own.compact for own in given) and not layer.built
-        return self.deferred.creating() if defers else contextlib.nullcontext()
+        templates = (
+            list(self.template.values()) if isinstance(self.template, dict) else [self.template]
+        )
+        if not layer.built and any(template.compact for template in templates):
+            return self.deferred.creating()
+        return contextlib.nullcontext()
 
-    def choose(self, found: list[PrunableWeight]) -> list[PrunableWeight]:
-        named = isinstance(self.template, dict)
-        selection: Selection = list(self.template) if named else self.selection
-        if (named or self.from_file) and selection is not None and not callable(selection):
+    def choose(self, weights: list[PrunableWeight]) -> list[PrunableWeight]:
+        """The weights that the template is for."""
+        if isinstance(self.template, dict):
+            exact_names = [re.escape(name) for name in self.template]
+            return select(weights, exact_names, "parametrization")
+        selection = self.selection
+        if self.is_from_file and selection is not None and not callable(selection):
             # Exact names: a file could hold a regular expression that Python never finishes.
             selection = [re.escape(name) for name in names_in(selection) or []]
-        return select(found, selection, "parametrization" if named else "weights")
+        return select(weights, selection, "weights")
 
     def detach(self) -> None:
-        for parametrization in self.parametrized.values():
+        """Removes all parametrizations and gives the layer its methods back."""
+        for parametrization in self.parametrizations.values():
             parametrization.release()
-        self.parametrized.clear()
-        for undo in self.undo:
+        self.parametrizations.clear()
+        for undo in self.undo_functions:
             undo()
-        self.undo.clear()
+        self.undo_functions.clear()
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
-class PrunableLayer(WrapperBuiltByCalls):
+class PrunableLayer(SparseLayer, LayerWrapper, WrapperBuiltByCalls):
     """Wraps a layer so that it uses the effective weights of a parametrization.
 
     While the layer runs, it sees `w_e = parametrization(w)` where it reads `w`. So any layer can be
@@ -112,7 +150,8 @@ class PrunableLayer(WrapperBuiltByCalls):
             expressions relative to the layer (one or a list), or a predicate of a `PrunableWeight`.
             Default: all kernels and embeddings that
             `keras_sparse_ortho.initializers.kernel_layouts` knows.
-        quantizer: FakeQuantization of the effective weights; see `quantize_aware`. Default: none.
+        quantizer: FakeQuantization of the effective weights, or a dict of them by weight name; see
+            `quantize_aware`. Default: none.
         name: str. Default: the name of the layer.
         **kwargs: As for `keras.layers.Layer`.
 
@@ -130,8 +169,6 @@ class PrunableLayer(WrapperBuiltByCalls):
         [<dense/kernel shape=(64, 32), density=0.100098>]
     """
 
-    transparent_path = True
-
     @other_keywords
     def __init__(
         self,
@@ -139,26 +176,26 @@ class PrunableLayer(WrapperBuiltByCalls):
         parametrization: Parametrization | Mapping[str, Parametrization] | None = None,
         *,
         weights: Selection = None,
-        quantizer: FakeQuantization | None = None,
+        quantizer: FakeQuantization | Mapping[str, FakeQuantization] | None = None,
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
         if not isinstance(layer, keras.layers.Layer):
             raise NotPrunableError(f"PrunableLayer wraps a Keras 3 layer. Received: {layer=}")
-        named = isinstance(parametrization, Mapping)
-        refuse_unwrappable(layer, around_others=named)
+        is_named = isinstance(parametrization, Mapping)
+        refuse_unwrappable(layer, around_others=is_named)
         kwargs.setdefault("dtype", variable_dtype(layer))  # the inner layer casts by itself
         kwargs.setdefault("trainable", layer.trainable)
         super().__init__(layer, name=name or layer.name, **kwargs)
         if parametrization is None:
             parametrization = FixedMask()
-        if named and weights is not None:
+        if is_named and weights is not None:
             raise ValueError(
                 "`weights` says for which weights one parametrization is used; a dict of "
                 f"parametrizations names them itself. Received: weights={weights!r}"
             )
-        self._state = _State(_checked(parametrization), weights)
-        self._state.quantizer = None if quantizer is None else checked_quantizer(quantizer)
+        quantizers = None if quantizer is None else _checked_quantizers(quantizer)
+        self._state = _State(_checked(parametrization), weights, quantizers)
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
@@ -170,85 +207,131 @@ class PrunableLayer(WrapperBuiltByCalls):
             self._state.creating(self.layer),
         ):
             yield
-        self._state.draws = draws if self._state.draws is None else self._state.draws
+        if self._state.draws is None:
+            self._state.draws = draws
 
     def build(self, input_shape: Any = None) -> None:
         with self.building():
             super().build(input_shape)
-        template = self._state.template
-        refuse_unwrappable(self.layer, around_others=isinstance(template, dict))
-        inside = [layer for layer, _ in walk(self.layer, "")]
-        if len(inside) == len(self._state.names):
-            for layer, name in zip(inside, self._state.names, strict=True):
-                layer.name = name
-        found = _wrappable_weights(self.layer, unregistered=isinstance(template, dict))
-        chosen = self._state.choose(found)
-        if not chosen:
+        state = self._state
+        refuse_unwrappable(self.layer, around_others=state.names_weights)
+        self._restore_names()
+        wrappable = _wrappable_weights(self.layer, unregistered=state.names_weights)
+        weights = state.choose(wrappable)
+        if not weights:
             raise NotPrunableError(
                 f"The layer {self.layer.name!r} has no kernel that could be wrapped (biases and "
                 "normalization weights are not). Register its kernels with "
                 "keras_sparse_ortho.initializers.kernel_layouts. "
                 f"Received: layer={self.layer.__class__.__name__}"
             )
-        draws = self._state.draws
-        assert draws is not None
-        own = {w.path: template[w.path] if isinstance(template, dict) else template for w in chosen}
         try:
-            compact = [weight for weight in chosen if own[weight.path].compact]
-            for weight in compact:
-                refuse_compact(weight)
-            unstored = [weight.variable for weight in compact]
-            self._state.deferred.initialize(self.layer, but=unstored)
-            self._state.layer_weights = list(self.layer.weights)
-            for weight in chosen:
-                attribute = initializer_attribute(weight.owner, weight.variable.name)
-                if recorder := draws.get((id(weight.owner), attribute)):
-                    mask = functools.partial(recorder.masks.__getitem__, weight.shape)
-                    weight = dataclasses.replace(weight, drawn_mask=mask)
-                self._parametrize(weight, own[weight.path].clone())
-            if self._state.quantizer is not None:
-                self.set_quantizer(self._state.quantizer)
+            self._parametrize_all(weights)
         except Exception:
-            self._state.detach()
-            self._state.deferred.initialize(self.layer, but=[])
+            state.detach()
+            state.deferred.initialize(self.layer, but=[])
             raise
-        self._state.draws = None
-        if isinstance(template, dict):  # masks that were given are in variables now
-            held = self._state.parametrized
-            self._state.template = {key: made.clone() for key, made in held.items()}
-        owners = {id(weight.owner): weight.owner for weight in chosen}
-        self._state.undo += [refuse_dense_updates(owner) for owner in owners.values()]
+        state.draws = None
+        if state.names_weights:  # masks that were given are in variables now
+            state.template = {
+                name: parametrization.clone()
+                for name, parametrization in state.parametrizations.items()
+            }
+        owners = {id(weight.owner): weight.owner for weight in weights}
+        state.undo_functions += [refuse_dense_updates(owner) for owner in owners.values()]
+
+    def _restore_names(self) -> None:
+        """Gives the layers inside the names that the configuration has for them."""
+        layers = [layer for layer, _ in walk(self.layer, "")]
+        if len(layers) == len(self._state.layer_names):
+            for layer, name in zip(layers, self._state.layer_names, strict=True):
+                layer.name = name
+
+    def _parametrize_all(self, weights: list[PrunableWeight]) -> None:
+        state = self._state
+        compact_weights = [weight for weight in weights if state.template_for(weight).compact]
+        for weight in compact_weights:
+            refuse_compact(weight)
+        unstored = [weight.variable for weight in compact_weights]
+        state.deferred.initialize(self.layer, but=unstored)
+        state.layer_weights = list(self.layer.weights)
+        for weight in weights:
+            self._parametrize(self._with_drawn_mask(weight), state.template_for(weight).clone())
+        if state.quantizer is not None:
+            self.set_quantizer(state.quantizer)
+
+    def _with_drawn_mask(self, weight: PrunableWeight) -> PrunableWeight:
+        """The weight with the mask that its initializer drew while the layer was built."""
+        attribute = initializer_attribute(weight.owner, weight.variable.name)
+        draws = self._state.draws or {}
+        recorder = draws.get((id(weight.owner), attribute))
+        if recorder is None:
+            return weight
+        drawn_mask = functools.partial(recorder.masks.__getitem__, weight.shape)
+        return dataclasses.replace(weight, drawn_mask=drawn_mask)
 
     def _parametrize(self, weight: PrunableWeight, parametrization: Parametrization) -> None:
+        """Builds a parametrization, whose variables become the wrapper's."""
         prefix = weight.path.replace("/", "_")
+        shared_variables = self._state.shared_variables
 
-        def add_weight(name: str, shared: bool = False, **kwargs: Any) -> Any:
-            if shared and name in self._state.shared:
-                return self._state.shared[name]
-            name_of_own = name if shared else f"{prefix}_{name}"
-            made = create_along(
-                lambda: self.add_weight(name=name_of_own, **kwargs),
+        def add_weight(name: str, shared: bool = False, **kwargs: Any) -> keras.Variable:
+            if shared and name in shared_variables:
+                return shared_variables[name]
+            full_name = name if shared else f"{prefix}_{name}"
+            variable = create_along(
+                lambda: self.add_weight(name=full_name, **kwargs),
                 along_kernel(kwargs["shape"], weight.variable),
             )
-            track_variable(self, made)
+            track_variable(self, variable)
             if shared:
-                self._state.shared[name] = made
-            return made
+                shared_variables[name] = variable
+            return variable
 
         full_path = f"{self.layer.name}/{weight.path}"
         parametrization.build(dataclasses.replace(weight, path=full_path), add_weight)
-        self._state.parametrized[weight.path] = parametrization
+        self._state.parametrizations[weight.path] = parametrization
 
-    def set_quantizer(self, quantizer: FakeQuantization) -> None:
-        for own in self._state.parametrized.values():
-            if isinstance(own, LowRankSoftThreshold):
+    @property
+    def trainable(self) -> bool:
+        return bool(self._trainable)
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        keras.layers.Layer.trainable.fset(self, value)
+        for parametrization in self._state.parametrizations.values():
+            parametrization.keep_untrained()
+
+    def set_quantizer(self, quantizer: FakeQuantization | Mapping[str, FakeQuantization]) -> None:
+        """Rounds the effective weights: all of them alike, or those that a dict names."""
+        by_name = self._quantizers_by_name(quantizer)
+        for name, weight_quantizer in by_name.items():
+            parametrization = self._state.parametrizations[name]
+            if isinstance(parametrization, LowRankSoftThreshold):
                 raise NotPrunableError(
-                    f"The weight {own.weight.path!r} is a product of two factors, whose integers "
-                    "would be lost when it is stripped. Leave it out. "
-                    f"Received: {type(own).__name__}"
+                    f"The weight {parametrization.weight.path!r} is a product of two factors, "
+                    "whose integers would be lost when it is stripped. Leave it out. "
+                    f"Received: {type(parametrization).__name__}"
                 )
-            own.quantizer = quantizer
-        self._state.quantizer = quantizer
+            parametrization.quantizer = weight_quantizer
+        if isinstance(quantizer, FakeQuantization):
+            self._state.quantizer = quantizer
+        else:
+            self._state.quantizer = by_name
+
+    def _quantizers_by_name(
+        self, quantizer: FakeQuantization | Mapping[str, FakeQuantization]
+    ) -> dict[str, FakeQuantization]:
+        names = list(self._state.parametrizations)
+        if isinstance(quantizer, FakeQuantization):
+            return dict.fromkeys(names, quantizer)
+        unknown = sorted(quantizer.keys() - set(names))
+        if unknown:
+            raise NotPrunableError(
+                f"`quantizer` must name parametrized weights of the layer {self.layer.name!r}, "
+                f"which are {names}. Received: {unknown}"
+            )
+        return dict(quantizer)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         return call_by_shard(self, self._call_layer, args, kwargs)
@@ -258,24 +341,16 @@ class PrunableLayer(WrapperBuiltByCalls):
             return self.layer(*args, **kwargs)
 
     @contextlib.contextmanager
-    def _effective_weights(self, after: Any = None) -> Iterator[None]:
+    def _effective_weights(self, after: Nested = None) -> Iterator[None]:
         """Inside, the layer has its effective weights, made when inputs `after` are there."""
-        held = self._state.parametrized.values()
-        pairs = [(own.layer_variable, own.current(after)) for own in held]
+        pairs = [
+            (parametrization.layer_variable, parametrization.current(after))
+            for parametrization in self._state.parametrizations.values()
+        ]
         with VariableOverrides(pairs) as scope:
             yield
         for loss in scope.losses:
             self.add_loss(loss)
-
-    @property
-    def trainable(self) -> bool:
-        return bool(self._trainable)
-
-    @trainable.setter
-    def trainable(self, value: bool) -> None:
-        keras.layers.Layer.trainable.fset(self, value)
-        for parametrization in self._state.parametrized.values():
-            parametrization.keep_untrained()
 
     def __getattr__(self, name: str) -> Any:
         """Attributes of the layer inside: `units`, `kernel` (its effective value), methods."""
@@ -287,154 +362,189 @@ class PrunableLayer(WrapperBuiltByCalls):
             raise AttributeError(f"'{type(self).__name__}' object has no attribute {name!r}")
         if not hasattr(self.layer, name):
             raise unknown_attribute(self, name)
-        held = self._state.parametrized.values()
-        effective = {id(own.layer_variable): own.current for own in held}
-        return getattr(ShownLayer(self.layer, effective, self._effective_weights), name)
+        effective_values = {
+            id(parametrization.layer_variable): parametrization.current
+            for parametrization in self._state.parametrizations.values()
+        }
+        return getattr(ShownLayer(self.layer, effective_values, self._effective_weights), name)
 
     @property
     def parametrizations(self) -> dict[str, Parametrization]:
         """The parametrizations by weight name; empty before the layer is built."""
-        return dict(self._state.parametrized)
+        return dict(self._state.parametrizations)
 
-    def get_weights(self) -> list[Any]:
+    def get_weights(self) -> list[np.ndarray]:
         """The values of the layer's weights in its order, then masks and thresholds."""
         return [to_numpy(variable) for variable in self._in_order_of_layer()]
 
-    def set_weights(self, weights: list[Any]) -> None:
+    def set_weights(self, weights: list[np.ndarray]) -> None:
         """The reverse of `get_weights`; nothing is set if an array does not fit."""
-        known = self._in_order_of_layer()
-        check_given(known, weights)
-        given = {id(variable): value for variable, value in zip(known, weights, strict=False)}
-        more = weights[len(given) :]  # refused by Keras, as too few are
-        super().set_weights([*(given[id(v)] for v in self.weights if id(v) in given), *more])
+        variables = self._in_order_of_layer()
+        check_given(variables, weights)
+        values = {id(variable): value for variable, value in zip(variables, weights, strict=False)}
+        ordered = [values[id(variable)] for variable in self.weights if id(variable) in values]
+        surplus = weights[len(values) :]  # refused by Keras, as too few are
+        super().set_weights([*ordered, *surplus])
 
-    def _in_order_of_layer(self) -> list[Any]:
-        inside = self.layer.weights
-        held = {id(variable) for variable in inside}
-        return [*inside, *(own for own in self.weights if id(own) not in held)]
+    def _in_order_of_layer(self) -> list[keras.Variable]:
+        layer_variables = self.layer.weights
+        layer_ids = {id(variable) for variable in layer_variables}
+        others = [variable for variable in self.weights if id(variable) not in layer_ids]
+        return [*layer_variables, *others]
 
     @property
-    def layer_weights(self) -> list[Any]:
+    def layer_weights(self) -> list[keras.Variable]:
         """The weights of the layer inside; those in compact storage have no value."""
         return list(self._state.layer_weights)
 
     @property
     def prunable_weights(self) -> list[PrunableWeight]:
-        held = self._state.parametrized.values()
-        return [dataclasses.replace(own.weight, storage=own) for own in held]
+        return [
+            dataclasses.replace(parametrization.weight, storage=parametrization)
+            for parametrization in self._state.parametrizations.values()
+        ]
 
     def save_own_variables(self, store: Any) -> None:
         """As every layer does; dead entries of the raw weights are zero in the file."""
-        for parametrization in self._state.parametrized.values():
+        for parametrization in self._state.parametrizations.values():
             parametrization.clear_dead()
         super().save_own_variables(store)
 
     def load_own_variables(self, store: Any) -> None:
         """As every layer does; files of earlier releases lack the masks of frozen thresholds."""
-        thresholds = [
-            own for own in self._state.parametrized.values() if isinstance(own, LearntThreshold)
+        frozen_masks = {
+            id(parametrization.frozen_mask)
+            for parametrization in self._state.parametrizations.values()
+            if isinstance(parametrization, LearntThreshold)
+        }
+        older_variables = [
+            variable for variable in own_variables(self) if id(variable) not in frozen_masks
         ]
-        masks = {id(own.frozen_mask) for own in thresholds}
-        variables = own_variables(self)
-        older = [variable for variable in variables if id(variable) not in masks]
-        if not masks or len(store.keys()) != len(older):
+        if not frozen_masks or len(store.keys()) != len(older_variables):
             super().load_own_variables(store)
             return
-        for number, variable in enumerate(older):
+        for number, variable in enumerate(older_variables):
             variable.assign(store[str(number)])
 
     def release(self) -> None:
         """Leaves the layer its effective weights, as variables of its own; the wrapper may go."""
-        for parametrization in self._state.parametrized.values():
+        for parametrization in self._state.parametrizations.values():
             parametrization.materialize()
         self._state.detach()
 
     def storages(self) -> dict[str, Parametrization]:
         return self.parametrizations
 
-    def to_dense_layer(self) -> Any:
+    def to_dense_layer(self) -> keras.layers.Layer:
         """Releases the layer inside, which then has the effective weights."""
         self.release()
         return self.layer
 
-    def wrapper_config(self) -> dict[str, Any]:
+    def wrapper_config(self) -> Config:
         """The settings, and the names in the layer, which its own configuration may lack."""
-        table = self._state.parametrized or self._state.template
+        state = self._state
         serialize = keras.saving.serialize_keras_object
         config = keras.layers.Layer.get_config(self)
+        table = state.parametrizations or state.template
         if isinstance(table, dict):
-            config["parametrization"] = {key: serialize(value) for key, value in table.items()}
+            config["parametrization"] = {name: serialize(value) for name, value in table.items()}
             config["weights"] = None
         else:
             config["parametrization"] = serialize(table)
-            selection = self._state.selection
+            selection = state.selection
             config["weights"] = serialize(selection) if callable(selection) else selection
-        if self._state.quantizer is not None:
-            config["quantizer"] = serialize(self._state.quantizer)
-        config["layer_names"] = (
-            [inner.name for inner, _ in walk(self.layer, "")] if self.built else self._state.names
-        )
+        if isinstance(state.quantizer, dict):
+            config["quantizer"] = {
+                name: serialize(quantizer) for name, quantizer in state.quantizer.items()
+            }
+        elif state.quantizer is not None:
+            config["quantizer"] = serialize(state.quantizer)
+        config["layer_names"] = state.layer_names
+        if self.built:
+            config["layer_names"] = [inner.name for inner, _ in walk(self.layer, "")]
         return config
 
     @classmethod
     def from_config(
-        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+        cls, config: Config, custom_objects: dict[str, Any] | None = None
     ) -> PrunableLayer:
-        given, names = _restored(config, custom_objects)
-        wrapper = cls(**given)
-        wrapper._state.names, wrapper._state.from_file = names, True
+        arguments, layer_names = _restored(config, custom_objects)
+        wrapper = cls(**arguments)
+        wrapper._state.layer_names = layer_names
+        wrapper._state.is_from_file = True
         return wrapper
 
 
 def _restored(
-    config: dict[str, Any], custom_objects: dict[str, Any] | None
+    config: Config, custom_objects: dict[str, Any] | None
 ) -> tuple[dict[str, Any], list[str]]:
+    """The arguments in a configuration, and the names of the layers inside."""
     restore = functools.partial(restored, custom_objects=custom_objects)
-    given = dict(config)
-    names = given.pop("layer_names", [])
-    found = given.get("parametrization")
-    weights = given.get("weights")
-    if (
-        "layer" not in given
-        or not isinstance(found, dict)
-        or not _are_names(names)
-        or not (weights is None or isinstance(weights, str | dict) or _are_names(weights))
-    ):
-        raise ValueError(
-            "The configuration of a PrunableLayer holds its `layer`, its `parametrization`, which "
-            "is a dict, and perhaps names of `weights` and `layer_names`: the file was written by "
-            f"something else, or is damaged. Received: { {k: type(v) for k, v in config.items()} }"
-        )
-    single = "class_name" in found
-    given["parametrization"] = restore(found) if single else {k: restore(found[k]) for k in found}
-    for key in ("layer", "weights"):
-        if isinstance(given.get(key), dict):
-            given[key] = restore(given[key])
-    return given, names
+    arguments = dict(config)
+    layer_names = arguments.pop("layer_names", [])
+    _check_config(arguments, layer_names, config)
+    for name in ("parametrization", "quantizer"):
+        value = arguments.get(name)
+        if isinstance(value, dict):
+            is_single = "class_name" in value
+            arguments[name] = (
+                restore(value) if is_single else {key: restore(part) for key, part in value.items()}
+            )
+    for name in ("layer", "weights"):
+        if isinstance(arguments.get(name), dict):
+            arguments[name] = restore(arguments[name])
+    return arguments, layer_names
+
+
+def _check_config(arguments: dict[str, Any], layer_names: Any, config: Config) -> None:
+    """Refuses the configuration of something else, or a damaged one."""
+    weights = arguments.get("weights")
+    has_selection = weights is None or isinstance(weights, str | dict) or _are_names(weights)
+    has_parametrization = isinstance(arguments.get("parametrization"), dict)
+    if "layer" in arguments and has_parametrization and _are_names(layer_names) and has_selection:
+        return
+    raise ValueError(
+        "The configuration of a PrunableLayer holds its `layer`, its `parametrization`, which "
+        "is a dict, and perhaps names of `weights` and `layer_names`: the file was written by "
+        f"something else, or is damaged. Received: { {k: type(v) for k, v in config.items()} }"
+    )
 
 
 def _are_names(value: Any) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
 
 
-def _checked(parametrization: Any) -> Any:
-    named = isinstance(parametrization, Mapping)
-    values = list(parametrization.values()) if named else [parametrization]
+def _checked(parametrization: Parametrization | Mapping[str, Parametrization]) -> Template:
+    """The template as it is stored; ValueError for anything else."""
+    values: list[object] = [parametrization]
+    if isinstance(parametrization, Mapping):
+        values = list(parametrization.values())
     if not values or not all(isinstance(value, Parametrization) for value in values):
         raise ValueError(
             "`parametrization` must be a Parametrization, or a dict from weight name to one. "
             f"Received: parametrization={parametrization!r}"
         )
-    return dict(parametrization) if named else parametrization
+    if isinstance(parametrization, Mapping):
+        return dict(parametrization)
+    return parametrization
 
 
-def _wrappable_weights(layer: Any, *, unregistered: bool) -> list[PrunableWeight]:
+def _checked_quantizers(
+    quantizer: FakeQuantization | Mapping[str, FakeQuantization],
+) -> Quantizers:
+    """Quantizers as they are stored; ValueError for anything else."""
+    if isinstance(quantizer, Mapping) and "class_name" not in quantizer:
+        return {name: checked_quantizer(value) for name, value in quantizer.items()}
+    return checked_quantizer(quantizer)
+
+
+def _wrappable_weights(layer: keras.layers.Layer, *, unregistered: bool) -> list[PrunableWeight]:
     """The kernels (and, if `unregistered`, matrices) in a layer that no wrapper inside it holds."""
-    held = {
+    wrapped_ids = {
         id(weight.variable)
         for wrapper, _ in walk(layer, "")
-        if hasattr(wrapper, "transparent_path")
+        if isinstance(wrapper, LayerWrapper)
         for weight in wrapper.prunable_weights
     }
-    found = find_kernels(layer, "", unregistered=unregistered)
-    return [weight for weight in found if id(weight.variable) not in held]
+    weights = find_kernels(layer, "", unregistered=unregistered)
+    return [weight for weight in weights if id(weight.variable) not in wrapped_ids]

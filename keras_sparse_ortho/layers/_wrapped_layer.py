@@ -17,8 +17,14 @@ from keras_sparse_ortho._keras_internals import (
     value_in_scope,
 )
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.initializers import KernelLayout, SparseInitializer, are_weights_set_later
-from keras_sparse_ortho.kernels import initializer_attribute, is_sparse_layer, kernel_layouts, walk
+from keras_sparse_ortho.initializers import KernelLayout, SparseInitializer
+from keras_sparse_ortho.kernels import (
+    initializer_attribute,
+    is_sparse_layer,
+    is_wrapper,
+    kernel_layouts,
+    walk,
+)
 
 L = keras.layers
 _BY_SAMPLE = (  # stateless layers that map sample by sample, with samples first
@@ -32,7 +38,7 @@ def refuse_unwrappable(layer: Any, *, around_others: bool = False) -> None:
     """Raises for a layer whose weights cannot be replaced in a call, `around_others` that are."""
     for inner, path in walk(layer, layer.name):
         reason = None
-        if getattr(inner, "transparent_path", False):
+        if is_wrapper(inner):
             if around_others and inner is not layer:
                 continue
             reason = "it is wrapped already"
@@ -111,7 +117,7 @@ class Recorder:
 
     def __call__(self, shape: Any, dtype: Any = None) -> Any:
         # In a scope that only traces, Keras asks for a placeholder each time the value is read.
-        if are_weights_set_later() or in_stateless_scope():
+        if in_stateless_scope():
             return keras.ops.zeros(shape, dtype=dtype)
         kernel, mask = self.initializer.sample(shape, dtype, self.layout)
         self.masks[tuple(shape)] = mask

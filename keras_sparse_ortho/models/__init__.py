@@ -1,6 +1,6 @@
 """Whole models: listing their kernels, rewriting and stripping them."""
 
-from keras_sparse_ortho.models._apply import Plan, Target, apply, check_storage, verb
+from keras_sparse_ortho.models._apply import apply, carry_out
 from keras_sparse_ortho.models._at_density import (
     DensityGap,
     density_gap,
@@ -9,23 +9,30 @@ from keras_sparse_ortho.models._at_density import (
     warn_unless_at_density,
     watch_saving,
 )
-from keras_sparse_ortho.models._convert import convert, strip
+from keras_sparse_ortho.models._convert import convert
 from keras_sparse_ortho.models._flops import input_specs, kernel_positions
 from keras_sparse_ortho.models._origin import origin_of
 from keras_sparse_ortho.models._output_kinds import UNKNOWN, OutputKind, output_kinds
-from keras_sparse_ortho.models._remove_channels import flattened, remove_channels
-from keras_sparse_ortho.models._rewrite import (
+from keras_sparse_ortho.models._places import places_to_wrap
+from keras_sparse_ortho.models._plan import LayerChange, Plan
+from keras_sparse_ortho.models._prunable_weights import (
     check_built,
     never_called,
     prunable_weights,
     refuse_unfit,
-    rewrite,
     weights_of,
 )
+from keras_sparse_ortho.models._remove_channels import flattened, remove_channels
+from keras_sparse_ortho.models._rewrite import rewrite
 from keras_sparse_ortho.models._stateless_loss import StatelessLoss, check_labels
+from keras_sparse_ortho.models._strip import strip
+from keras_sparse_ortho.models._verb import verb
+from keras_sparse_ortho.storages import Target
 
 __all__ = [
+    "LayerChange",
     "Plan",
+    "Target",
     "apply",
     "convert",
     "kernel_positions",

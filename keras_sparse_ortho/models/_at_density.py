@@ -9,7 +9,7 @@ import keras
 
 from keras_sparse_ortho._keras_internals import before_save, in_fit, warn_user
 from keras_sparse_ortho.errors import DensityWarning
-from keras_sparse_ortho.models._rewrite import prunable_weights
+from keras_sparse_ortho.models._prunable_weights import prunable_weights
 from keras_sparse_ortho.orthogonal import live_count
 from keras_sparse_ortho.parametrizations import LearntThreshold, ScheduledMask, warn_unless_updated
 

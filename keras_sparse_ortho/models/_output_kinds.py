@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho._keras_internals import computes_its_graph, graph_calls, graph_ends
+from keras_sparse_ortho.kernels import LayerWrapper
 from keras_sparse_ortho.layers import BlockSparseDense, BlockSparseEinsumDense
 
 L = keras.layers
@@ -151,7 +152,7 @@ def _end_of(model: Any, tensor: Any) -> str | None:
     while type(call.operation).__name__ in _RESHAPING and len(call.inputs) == 1:
         call = makers[id(call.inputs[0])]
     operation = call.operation
-    while getattr(type(operation), "transparent_path", False):  # our wrappers
+    while isinstance(operation, LayerWrapper):
         operation = operation.layer
     if computes_its_graph(operation):
         inner = keras.tree.flatten(graph_ends(operation)[1])

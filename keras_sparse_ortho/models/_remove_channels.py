@@ -21,9 +21,9 @@ from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.layers import CircularPadding, is_elementwise
-from keras_sparse_ortho.models._convert import strip
-from keras_sparse_ortho.models._rewrite import check_built, prunable_weights
+from keras_sparse_ortho.models._prunable_weights import check_built, prunable_weights
 from keras_sparse_ortho.models._saved_layers import is_clonable, is_made_from_layers
+from keras_sparse_ortho.models._strip import strip
 from keras_sparse_ortho.orthogonal import dead_outputs
 
 L = keras.layers

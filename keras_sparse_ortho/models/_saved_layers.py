@@ -17,7 +17,7 @@ from keras_sparse_ortho._keras_internals import (
     track_layers,
     track_parameters_anew,
 )
-from keras_sparse_ortho.kernels import is_sparse_layer, storages_of, walk
+from keras_sparse_ortho.kernels import LayerWrapper, is_sparse_layer, is_wrapper, walk
 from keras_sparse_ortho.layers import PrunableLayer
 
 
@@ -76,11 +76,7 @@ def _mark(layer: Any) -> None:
 
 def _is_ours(layer: Any) -> bool:
     """Whether a layer is a wrapper, or has live blocks, or is a stack of such layers."""
-    return _is_wrapper(layer) or is_sparse_layer(layer) or bool(storages_of(layer))
-
-
-def _is_wrapper(layer: Any) -> bool:
-    return bool(getattr(type(layer), "transparent_path", False))
+    return is_wrapper(layer) or is_sparse_layer(layer)
 
 
 def _holds_ours(layer: Any) -> bool:
@@ -205,7 +201,7 @@ def _described(layer: Any) -> dict[str, Any]:
     """The configuration of a layer; of a wrapper without the layer inside, which a class makes."""
     if isinstance(layer, PrunableLayer):
         return layer.wrapper_config()
-    if not _is_wrapper(layer):
+    if not is_wrapper(layer):
         described: dict[str, Any] = keras.saving.serialize_keras_object(layer)
         return described
     return {
@@ -224,8 +220,8 @@ def _made(described: dict[str, Any], layer: Any, custom_objects: Any) -> Any:
     check_config("wrapper inside a layer", described, "wrapper", "config", "inside")
     kind = keras.saving.get_registered_object(str(described["wrapper"]))
     inside, config = described["inside"], described["config"]
-    named = isinstance(kind, type) and getattr(kind, "transparent_path", False)
-    if not (named and isinstance(config, dict) and isinstance(inside, dict | None)):
+    is_wrapper_class = isinstance(kind, type) and issubclass(kind, LayerWrapper)
+    if not (is_wrapper_class and isinstance(config, dict) and isinstance(inside, dict | None)):
         raise ValueError(
             "The configuration of a wrapper inside a layer must name its class, and hold its "
             f"`config` and what is `inside`. Received: {as_text(described)}"
@@ -245,7 +241,7 @@ def _derived_class(kind: type) -> type:
 def _named(top: Any) -> list[tuple[Any, str]]:
     """The layers inside a layer or model with their paths, a wrapper for all that it holds."""
     found = [pair for pair in walk(top, "") if pair[0] is not top]
-    wrapped = {id(inner) for layer, _ in found if _is_wrapper(layer) for inner in sublayers(layer)}
+    wrapped = {id(inner) for layer, _ in found if is_wrapper(layer) for inner in sublayers(layer)}
     return [
         (layer, path)
         for layer, path in found

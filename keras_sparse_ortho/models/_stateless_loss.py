@@ -10,7 +10,7 @@ import numpy as np
 from keras_sparse_ortho._backend import ScalarFunction, compiled, value_and_gradients
 from keras_sparse_ortho._keras_internals import compiled_loss_waits
 from keras_sparse_ortho._values import placed, to_numpy
-from keras_sparse_ortho.models._rewrite import check_built
+from keras_sparse_ortho.models._prunable_weights import check_built
 
 Objective = Callable[[Any, Any, Any, Any, bool], Any]
 """`objective(model, x, y, sample_weight, training)`, a scalar tensor."""

@@ -11,6 +11,7 @@ from keras_sparse_ortho.parametrizations._fixed_mask import (
     refuse_compact,
     refuse_unless_fixed,
     why_needs_dense,
+    why_not_compact,
 )
 from keras_sparse_ortho.parametrizations._low_rank_soft_threshold import LowRankSoftThreshold
 from keras_sparse_ortho.parametrizations._parametrization import Parametrization, quantized_value

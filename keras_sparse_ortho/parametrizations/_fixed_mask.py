@@ -28,7 +28,6 @@ from keras_sparse_ortho.initializers import (
     Draw,
     SparseInitializer,
     adopt,
-    are_weights_set_later,
     axes_for,
     draw,
 )
@@ -111,10 +110,25 @@ class FixedMask(Masked):
         self.density = live / mask.size
         return mask
 
+    @classmethod
+    def awaiting_values(
+        cls, mask: np.ndarray, initializer: SparseInitializer | None
+    ) -> "FixedMask":
+        """A template for a kernel whose values are set after the wrapper is built.
+
+        Args:
+            mask: bool array. Live entries.
+            initializer: SparseInitializer that drew them, or `None`.
+        """
+        template = cls(mask=mask, initializer=initializer)
+        template.awaits_values = True
+        return template
+
     def clone(self) -> "FixedMask":
         density = None if self._given is not None else self.density
         new = type(self)(density, self._given, self.initializer)
         new._was_given = self._was_given
+        new.awaits_values = self.awaits_values
         return new
 
     def for_density(self, density: float) -> "FixedMask":
@@ -156,7 +170,7 @@ class FixedMask(Masked):
             variables=[self.weight.variable],
             values=lambda: [self.effective(self.weight.variable.value)],
             collect=lambda gradient: gradient,
-            held=((self.mask, np.broadcast_to(True, self.shape)),),
+            replaced=((self.mask, np.broadcast_to(True, self.shape)),),
         )
 
     @property
@@ -236,6 +250,7 @@ class CompactMask(FixedMask):
         [('kernel_values', (32,)), ('bias', (8,)), ('kernel_indices', (32,))]
     """
 
+    form_name = "compact"
     compact = True
     layer_variable: Any = None
     shape: tuple[int, ...] = ()
@@ -363,7 +378,7 @@ class CompactMask(FixedMask):
         if self._drawn is not None:
             return self._drawn
         assert self._source is not None
-        if self._given is not None and are_weights_set_later() and not self._has_value:
+        if self._given is not None and self.awaits_values and not self._has_value:
             indices = np.flatnonzero(self.resolve(self.weight).mask)
             values = np.zeros(indices.size, dtype=np.float32)
         else:
@@ -419,6 +434,14 @@ def refuse_unless_fixed(storage: Storage, received: str) -> None:
 
 
 def refuse_compact(weight: PrunableWeight) -> None:
+    """Raises NotPrunableError for a weight that compact storage cannot hold."""
+    reason = why_not_compact(weight)
+    if reason is not None:
+        raise NotPrunableError(reason)
+
+
+def why_not_compact(weight: PrunableWeight) -> str | None:
+    """Says why compact storage cannot hold a weight; `None` if it can."""
     reason = why_needs_dense(weight.variable.regularizer, weight.variable.constraint)
     if weight.size > _LARGEST:
         reason = f"its flat indices are no int32. Received: {weight.size} entries"
@@ -427,10 +450,9 @@ def refuse_compact(weight: PrunableWeight) -> None:
             "the class of its layer overrides `save_own_variables`, which would read the kernel. "
             f"Received: {type(weight.owner).__name__}"
         )
-    if reason is not None:
-        raise NotPrunableError(
-            f"The weight {weight.path!r} cannot be stored compactly, only masked: {reason}"
-        )
+    if reason is None:
+        return None
+    return f"The weight {weight.path!r} cannot be stored compactly, only masked: {reason}"
 
 
 def why_needs_dense(regularizer: Any, constraint: Any) -> str | None:

@@ -11,7 +11,6 @@ import numpy as np
 from keras_sparse_ortho._keras_internals import in_stateless_scope
 from keras_sparse_ortho._values import assign, placed, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.initializers import are_weights_set_later
 from keras_sparse_ortho.kernels import PrunableWeight, Storage
 
 
@@ -117,6 +116,9 @@ class Parametrization(Storage):
 class Masked(Parametrization):
     """Effective weight `w_e = w` where a mask is live, and 0 elsewhere, as raw weights are."""
 
+    awaits_values = False
+    """Whether the raw weight is set after `build`, so that `build` leaves its values alone."""
+
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
         self._weight = weight
         self.mask = add_weight(
@@ -170,7 +172,7 @@ class Masked(Parametrization):
         if in_stateless_scope():  # only shapes are traced
             return keras.ops.zeros(shape, dtype="bool")
         mask = self._initial_mask()
-        if not are_weights_set_later():
+        if not self.awaits_values:
             self._clear(placed(mask, self.weight.variable))
         self._weight = dataclasses.replace(self.weight, drawn_mask=None)
         return keras.ops.convert_to_tensor(mask)

@@ -226,6 +226,12 @@ class MagnitudeMask(ScheduledMask):
         return np.ascontiguousarray(self._layout.from_canonical(mask, value.shape))
 
     @property
+    def block_size(self) -> tuple[int, int] | None:
+        if isinstance(self.structure, Block):
+            return self.structure.rows, self.structure.cols
+        return None
+
+    @property
     def fixed(self) -> bool:
         live, final = self.counts()
         return live == final and self.last_updated >= 0

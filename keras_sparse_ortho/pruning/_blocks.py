@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -15,8 +15,9 @@ from keras_sparse_ortho.calibration import Sensitivity, canonical_shape, other_d
 from keras_sparse_ortho.errors import BudgetError
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.layers import why_no_block_form
-from keras_sparse_ortho.models import prunable_weights
+from keras_sparse_ortho.models import Plan, prunable_weights
 from keras_sparse_ortho.orthogonal import Block, Structure, block_unit
+from keras_sparse_ortho.storages import BlockForm
 
 _SIZES = (128, 64, 32, 16)  # larger blocks are faster (benchmarks/results/blocks.md)
 _CLOSE = 0.75  # blocks are taken if they reach this part of the density; smaller ones come closer
@@ -73,23 +74,30 @@ class BlockPlan:
                 blocks[path] = max(blocks[path], more, key=lambda block: block.rows * block.cols)
         return cls(held, fitted, blocks, asked, given, size)
 
-    def reasons(self) -> dict[str, str | None]:
-        """Why each kernel does not fit blocks, while its layer is as it was given."""
-        return {w.path: why_not_on_blocks(w, self.budget[w.path], self.size) for w in self.weights}
+    def warn(self, model: keras.Model, plan: Plan, storage: str) -> None:
+        """Warns once if kernels of a plan are not on blocks or miss their densities.
 
-    def warn(self, model: Any, storage: str, reasons: Mapping[str, str | None]) -> None:
-        """Warns once if kernels of the new model are not on blocks or miss their densities."""
-        found = {w.path: w for w in prunable_weights(model, unregistered=True)}
+        Args:
+            model: Model that the plan is for.
+            plan: Plan of the kernels' new forms.
+            storage: str. The form that was asked for.
+        """
         missed = []
-        for path in [weight.path for weight in self.weights]:
-            stored = found[path].storage
-            on_blocks = stored is not None and stored.in_blocks
-            if not (on_blocks or (storage != "blocks" and path in self.blocks)):
-                missed.append(f"{path!r} is not on live blocks ({reasons[path]})")
-        live, asked = {path: found[path].live for path in self.asked}, self.asked
-        rows = [(repr(p), live[p], n, asked.sizes[p]) for p, n in asked.counts.items()]
-        whole = ("the model", sum(live.values()), asked.live, asked.size)
-        for row in [*rows, whole] if self.given else [whole]:
+        for weight in self.weights:
+            form_name = plan[weight.path].storage
+            has_planned_mask = storage != BlockForm.name and weight.path in self.blocks
+            if form_name == BlockForm.name or has_planned_mask:
+                continue
+            reason = why_not_on_blocks(weight, self.budget[weight.path], self.size)
+            missed.append(f"{weight.path!r} is not on live blocks ({reason})")
+        live_counts = self._live_counts(model, plan)
+        rows = [
+            (repr(path), live_counts[path], count, self.asked.sizes[path])
+            for path, count in self.asked.counts.items()
+        ]
+        total = sum(live_counts[path] for path in self.asked)
+        whole_model = ("the model", total, self.asked.live, self.asked.size)
+        for row in [*rows, whole_model] if self.given else [whole_model]:
             missed += other_density(*row)
         if missed:
             warn_user(
@@ -98,6 +106,18 @@ class BlockPlan:
                 f"{'with masks' if storage == 'masked' else 'compactly'}, and are not faster than "
                 f"dense ones. Received: {'; '.join(missed)}"
             )
+
+    def _live_counts(self, model: keras.Model, plan: Plan) -> dict[str, int]:
+        """Live entries of all kernels that a density was asked for, some of which stay dense."""
+        live_counts = {}
+        for weight in prunable_weights(model, unregistered=True):
+            if weight.path in plan:
+                draw = plan[weight.path].draw
+                assert draw is not None
+                live_counts[weight.path] = draw.live
+            elif weight.path in self.asked:
+                live_counts[weight.path] = weight.live
+        return live_counts
 
 
 def _chosen(

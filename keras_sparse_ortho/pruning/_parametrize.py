@@ -7,22 +7,21 @@ import keras
 from keras_sparse_ortho._keras_internals import warn_user
 from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.kernels import Selection
-from keras_sparse_ortho.models import Plan, Target, verb
+from keras_sparse_ortho.models import Plan, Target, carry_out, verb
 from keras_sparse_ortho.orthogonal import live_count
 from keras_sparse_ortho.parametrizations import Parametrization
 from keras_sparse_ortho.pruning._planning import (
     BudgetLike,
     Densities,
     density_and_budget,
-    hold,
     plan_for,
+    plan_of_draws,
+    plan_of_targets,
     weights_to_prune,
-    wrap,
 )
 
 
-@verb
-def parametrize(
+def plan_parametrize(
     model: keras.Model,
     parametrization: Parametrization | type[Parametrization],
     density: float | Densities | None = None,
@@ -31,6 +30,48 @@ def parametrize(
     include: Selection = None,
     exclude: Selection = None,
 ) -> Plan:
+    """Plans `parametrize`, with the same arguments."""
+    density, budget = density_and_budget(density, budget)
+    if isinstance(parametrization, type) and issubclass(parametrization, Parametrization):
+        parametrization = parametrization()
+    if not isinstance(parametrization, Parametrization):
+        raise ValueError(
+            "`parametrization` must be a Parametrization, such as SoftThreshold(). "
+            f"Received: {parametrization!r}"
+        )
+    weights = weights_to_prune(model, include, exclude)
+    if getattr(parametrization, "granularity", None) == "global":
+        raise ValueError(
+            "A threshold for the whole model needs one wrapper around it: "
+            "keras.Sequential([keras.Input(shape), PrunableLayer(model, SoftThreshold('global'))])"
+            f". Received: granularity='global' for the layers of model={model.name!r}"
+        )
+    if density is None and budget is None:
+        table = {weight.path: parametrization.clone() for weight in weights}
+    else:
+        plan = plan_for(density, "erk" if budget is None else budget, weights, orthogonal=False)
+        _warn_of_another_density(parametrization, plan)
+        table = {path: parametrization.for_density(share) for path, share in plan.items()}
+    if parametrization.movable:  # a fixed mask, found for the weights as they are
+        draws = {w.path: table[w.path].resolve(w) for w in weights}  # type: ignore[attr-defined]
+        return plan_of_draws(model, weights, draws, parametrization.form_name)
+    targets = {
+        path: Target(template.form_name, parametrization=template)
+        for path, template in table.items()
+    }
+    return plan_of_targets(model, weights, targets)
+
+
+@verb(plan_parametrize)
+def parametrize(
+    model: keras.Model,
+    parametrization: Parametrization | type[Parametrization],
+    density: float | Densities | None = None,
+    budget: BudgetLike | None = None,
+    *,
+    include: Selection = None,
+    exclude: Selection = None,
+) -> keras.Model:
     """Gives every selected kernel `w` an effective weight `w_e = parametrization(w)`.
 
     For learnt thresholds (`SoftThreshold`), masks on a schedule (`MagnitudeMask`) and
@@ -69,32 +110,17 @@ def parametrize(
         >>> kso.prunable_weights(parametrize(dense, template, density=0.1))
         [<hidden/kernel shape=(64, 128), density=0.0999756>]
     """
-    density, budget = density_and_budget(density, budget)
-    if isinstance(parametrization, type) and issubclass(parametrization, Parametrization):
-        parametrization = parametrization()
-    if not isinstance(parametrization, Parametrization):
-        raise ValueError(
-            "`parametrization` must be a Parametrization, such as SoftThreshold(). "
-            f"Received: {parametrization!r}"
-        )
-    weights = weights_to_prune(model, include, exclude)
-    if getattr(parametrization, "granularity", None) == "global":
-        raise ValueError(
-            "A threshold for the whole model needs one wrapper around it: "
-            "keras.Sequential([keras.Input(shape), PrunableLayer(model, SoftThreshold('global'))])"
-            f". Received: granularity='global' for the layers of model={model.name!r}"
-        )
-    if density is None and budget is None:
-        table = {weight.path: parametrization.clone() for weight in weights}
-    else:
-        plan = plan_for(density, "erk" if budget is None else budget, weights, orthogonal=False)
-        _warn_of_another_density(parametrization, plan)
-        table = {path: parametrization.for_density(share) for path, share in plan.items()}
-    if parametrization.movable:  # a fixed mask, found for the weights as they are
-        draws = {w.path: table[w.path].resolve(w) for w in weights}  # type: ignore[attr-defined]
-        return hold(model, weights, draws, "compact" if parametrization.compact else "masked")
-    learnt = {path: Target("masked", parametrization=own) for path, own in table.items()}
-    return wrap(model, weights, learnt)
+    return carry_out(
+        model,
+        plan_parametrize(
+            model,
+            parametrization,
+            density,
+            budget,
+            include=include,
+            exclude=exclude,
+        ),
+    )
 
 
 def _warn_of_another_density(parametrization: Parametrization, plan: Budget) -> None:

@@ -1,6 +1,5 @@
 """Which weights become sparse, how sparse each is, and the plan that gives them their masks."""
 
-import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,12 +14,24 @@ from keras_sparse_ortho.budgets import Budget, Orthogonal, er, erk, needs_of, un
 from keras_sparse_ortho.calibration import Sensitivity
 from keras_sparse_ortho.errors import BudgetError, NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw
-from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose, names_in, select
-from keras_sparse_ortho.models import Plan, Target, never_called, prunable_weights, refuse_unfit
+from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose, names_in, select, walk
+from keras_sparse_ortho.models import (
+    Plan,
+    never_called,
+    places_to_wrap,
+    prunable_weights,
+    refuse_unfit,
+)
 from keras_sparse_ortho.orthogonal import live_count
-from keras_sparse_ortho.parametrizations import refuse_compact
 from keras_sparse_ortho.pruning._blocks import BlockPlan
 from keras_sparse_ortho.saliency import SALIENCIES
+from keras_sparse_ortho.storages import (
+    KernelChange,
+    StorageForm,
+    Target,
+    check_storage,
+    storage_form,
+)
 
 Densities = Mapping[str, float] | Sequence[float] | np.ndarray
 """A density for each kernel: a dict from weight path or pattern, or in the order of the kernels."""
@@ -150,25 +161,67 @@ def _unknown(budget: Any, hint: str = "") -> BudgetError:
     )
 
 
-def hold(
-    model: Any,
+def plan_of_draws(
+    model: keras.Model,
     weights: list[PrunableWeight],
     draws: Mapping[str, AnyDraw],
     storage: str = "masked",
     blocks: BlockPlan | None = None,
 ) -> Plan:
-    """The plan that gives weights the masks, and the values, that were drawn by path."""
-    if storage != "masked":  # layers without a form on blocks are compact
-        for weight in weights:
-            refuse_compact(weight)
-    plan = wrap(model, weights, {w.path: Target(storage, draws[w.path]) for w in weights})
+    """Plans the masks, and the values, that were drawn for weights.
+
+    Args:
+        model: Model that the weights are of.
+        weights: list of `PrunableWeight`.
+        draws: dict from path to the draw.
+        storage: str. Form of the kernels. Those that cannot have it get its fallback.
+        blocks: BlockPlan, where live blocks were asked for.
+
+    Raises NotPrunableError for a kernel that neither form fits.
+
+    Warns of kernels that are not on the blocks that were asked for.
+    """
+    targets = _targets_that_fit(model, weights, draws, check_storage(storage))
+    plan = plan_of_targets(model, weights, targets)
     if blocks is not None:
-        plan.check = functools.partial(blocks.warn, storage=storage, reasons=blocks.reasons())
+        blocks.warn(model, plan, storage)
     return plan
 
 
-def wrap(model: Any, weights: list[PrunableWeight], targets: dict[str, Target]) -> Plan:
-    if paths := never_called(model):
+def _targets_that_fit(
+    model: keras.Model,
+    weights: list[PrunableWeight],
+    draws: Mapping[str, AnyDraw],
+    form: StorageForm,
+) -> dict[str, Target]:
+    """A target for each weight: of this form, or of its fallback where the layer cannot have it."""
+    targets: dict[str, Target] = {}
+    by_path = {weight.path: weight for weight in weights}
+    layers = {id(layer): layer for layer, _ in walk(model, "")}
+    for layer_id, paths in places_to_wrap(model, weights).items():
+        layer = layers[layer_id]
+        layer_form = form
+        while True:
+            changes = {
+                name: KernelChange(by_path[path], Target(layer_form.name, draws[path]))
+                for name, path in paths.items()
+            }
+            reason = layer_form.why_not(layer, changes)
+            if reason is None:
+                break
+            if layer_form.fallback is None:
+                raise NotPrunableError(reason)
+            layer_form = storage_form(layer_form.fallback)
+        targets |= {paths[name]: change.target for name, change in changes.items()}
+    return {weight.path: targets[weight.path] for weight in weights}
+
+
+def plan_of_targets(
+    model: keras.Model, weights: list[PrunableWeight], targets: dict[str, Target]
+) -> Plan:
+    """The plan of targets; warns of layers that have no weights yet."""
+    paths = never_called(model)
+    if paths:
         warn_user(
             "Layers that have never been called have no weights yet, and will be dense. To have "
             "them masked, call the model so that they are reached, before it is made sparse. "

@@ -29,7 +29,7 @@ from keras_sparse_ortho.initializers import AnyDraw, Draw, SparseInitializer, ad
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose
 from keras_sparse_ortho.models import (
     Plan,
-    check_storage,
+    carry_out,
     flattened,
     prunable_weights,
     refuse_unfit,
@@ -48,19 +48,19 @@ from keras_sparse_ortho.pruning._planning import (
     BudgetLike,
     Densities,
     density_and_budget,
-    hold,
     plan_for,
+    plan_of_draws,
     shows_progress,
     weights_to_prune,
 )
 from keras_sparse_ortho.pruning._sparsify import signs_of_training
 from keras_sparse_ortho.saliency import Saliency, saliency_by_name
+from keras_sparse_ortho.storages import check_storage
 
 _OF_FRESH_NETWORKS = ("snip", "grasp", "synflow")
 
 
-@verb
-def prune(
+def plan_prune(
     model: keras.Model,
     density: float | Densities | None = None,
     *,
@@ -73,6 +73,75 @@ def prune(
     storage: str = "masked",
     resume: str | pathlib.Path | None = None,
 ) -> Plan:
+    """Plans `prune`, with the same arguments."""
+    check_storage(storage)
+    density, budget = density_and_budget(density, budget)
+    pattern: Any = None if structure is None else as_structure(structure)
+    by_layer = isinstance(score, str) and score in CALIBRATED
+    refits = by_layer or (isinstance(score, str) and score == "magnitude" and data is not None)
+    _check_layerwise(score, data, pattern, resume, needs_data=refits)
+    if isinstance(score, Saliency):
+        others = {"data": data, "include": include, "exclude": exclude}
+        if given := [name for name, value in others.items() if value is not None]:
+            raise ValueError(
+                "A Saliency says which entries are live; leave the other arguments out. "
+                f"Received: score together with {', '.join(given)}"
+            )
+        weights = choose(prunable_weights(model, unregistered=True), [*score.masks], None)
+        refuse_unfit(model, weights, "no kernel that could be pruned")
+    else:
+        weights = weights_to_prune(model, include, exclude)
+    if density is None and budget is None and not isinstance(score, Saliency):
+        raise DensityError(
+            "prune needs a `density`, the live fraction, or a `budget` that says it. "
+            "Received: density=None, budget=None"
+        )
+    if density is not None and 0.5 < check_density(density) < 1.0:
+        _note_what_stays(float(density))
+    if not refits and pattern is None:
+        return _by_scores(model, weights, density, score, budget, data, storage)
+    batches = None if data is None else calibration_batches(model, data)
+    if budget is None and (by_layer or pattern is not None):
+        budget = "uniform"
+    elif budget is None:
+        paths = [weight.path for weight in weights]
+        budget = saliency_by_name("magnitude", model, check_density(density), include=paths).budget
+    if by_layer or (batches is not None and budget == "error"):
+        densities = not isinstance(budget, str | Sensitivity)
+        weights = measurable(model, weights, batches or (), given=densities)
+    if batches is not None and isinstance(budget, str) and budget == "error":
+        at = densities_around(check_density(density))
+        budget = measured_errors(model, weights, at, batches, shows_progress())
+    plan = plan_for(density, budget, weights, orthogonal=False)
+    assert isinstance(score, str)
+    blocks, refit = None, data is not None
+    if storage == "blocks" or isinstance(pattern, Block):
+        blocks = BlockPlan.of(weights, plan, pattern, orthogonal=False, budget=budget)
+        weights, counts = blocks.weights, blocks.budget.counts
+        recipe = Recipe(score, counts, blocks=blocks.blocks, refit=refit)
+    else:
+        times = flattened(model, weights) if isinstance(pattern, Channels) else {}
+        recipe = Recipe(score, plan.counts, structure=pattern, refit=refit, positions=times)
+    draws = prune_layers(model, weights, recipe, batches, resume, shows_progress())
+    if pattern is None:
+        _warn_of_dead_outputs(weights, draws)
+    return plan_of_draws(model, weights, draws, storage, blocks)
+
+
+@verb(plan_prune)
+def prune(
+    model: keras.Model,
+    density: float | Densities | None = None,
+    *,
+    score: str | Saliency = "magnitude",
+    budget: BudgetLike | None = None,
+    data: Any = None,
+    structure: StructureLike | Channels | None = None,
+    include: Selection = None,
+    exclude: Selection = None,
+    storage: str = "masked",
+    resume: str | pathlib.Path | None = None,
+) -> keras.Model:
     """Keeps the weights of a model and masks them: `w_e = w` where a mask is live, else 0.
 
     The `round(density * size)` entries of highest score are live, over all selected kernels
@@ -165,62 +234,24 @@ def prune(
     (NeurIPS 2022), arXiv 2208.11580; ADMM: Meng et al., "ALPS" (NeurIPS 2024), arXiv 2406.07831;
     Wanda: Sun et al. (ICLR 2024), arXiv 2306.11695; others: `keras_sparse_ortho.saliency`
     """
-    check_storage(storage)
-    density, budget = density_and_budget(density, budget)
-    pattern: Any = None if structure is None else as_structure(structure)
-    by_layer = isinstance(score, str) and score in CALIBRATED
-    refits = by_layer or (isinstance(score, str) and score == "magnitude" and data is not None)
-    _check_layerwise(score, data, pattern, resume, needs_data=refits)
-    if isinstance(score, Saliency):
-        others = {"data": data, "include": include, "exclude": exclude}
-        if given := [name for name, value in others.items() if value is not None]:
-            raise ValueError(
-                "A Saliency says which entries are live; leave the other arguments out. "
-                f"Received: score together with {', '.join(given)}"
-            )
-        weights = choose(prunable_weights(model, unregistered=True), [*score.masks], None)
-        refuse_unfit(model, weights, "no kernel that could be pruned")
-    else:
-        weights = weights_to_prune(model, include, exclude)
-    if density is None and budget is None and not isinstance(score, Saliency):
-        raise DensityError(
-            "prune needs a `density`, the live fraction, or a `budget` that says it. "
-            "Received: density=None, budget=None"
-        )
-    if density is not None and 0.5 < check_density(density) < 1.0:
-        _note_what_stays(float(density))
-    if not refits and pattern is None:
-        return _by_scores(model, weights, density, score, budget, data, storage)
-    batches = None if data is None else calibration_batches(model, data)
-    if budget is None and (by_layer or pattern is not None):
-        budget = "uniform"
-    elif budget is None:
-        paths = [weight.path for weight in weights]
-        budget = saliency_by_name("magnitude", model, check_density(density), include=paths).budget
-    if by_layer or (batches is not None and budget == "error"):
-        densities = not isinstance(budget, str | Sensitivity)
-        weights = measurable(model, weights, batches or (), given=densities)
-    if batches is not None and isinstance(budget, str) and budget == "error":
-        at = densities_around(check_density(density))
-        budget = measured_errors(model, weights, at, batches, shows_progress())
-    plan = plan_for(density, budget, weights, orthogonal=False)
-    assert isinstance(score, str)
-    blocks, refit = None, data is not None
-    if storage == "blocks" or isinstance(pattern, Block):
-        blocks = BlockPlan.of(weights, plan, pattern, orthogonal=False, budget=budget)
-        weights, counts = blocks.weights, blocks.budget.counts
-        recipe = Recipe(score, counts, blocks=blocks.blocks, refit=refit)
-    else:
-        times = flattened(model, weights) if isinstance(pattern, Channels) else {}
-        recipe = Recipe(score, plan.counts, structure=pattern, refit=refit, positions=times)
-    draws = prune_layers(model, weights, recipe, batches, resume, shows_progress())
-    if pattern is None:
-        _warn_of_dead_outputs(weights, draws)
-    return hold(model, weights, draws, storage, blocks)
+    return carry_out(
+        model,
+        plan_prune(
+            model,
+            density,
+            score=score,
+            budget=budget,
+            data=data,
+            structure=structure,
+            include=include,
+            exclude=exclude,
+            storage=storage,
+            resume=resume,
+        ),
+    )
 
 
-@verb
-def apply_masks(
+def plan_apply_masks(
     model: keras.Model,
     masks: Mapping[str, np.ndarray] | None = None,
     *,
@@ -229,6 +260,35 @@ def apply_masks(
     exclude: Selection = None,
     storage: str = "masked",
 ) -> Plan:
+    """Plans `apply_masks`, with the same arguments."""
+    check_storage(storage)
+    draws: dict[str, AnyDraw]
+    if masks is not None:
+        found, by_path = _named(model, masks)
+        weights = choose(found, include, exclude)
+        draws = {weight.path: Draw(by_path[weight.path]) for weight in weights}
+    else:
+        found = choose(prunable_weights(model, unregistered=True), include, exclude)
+        weights = [w for w in found if isinstance(w.initializer, SparseInitializer)]
+        refuse_unfit(model, weights, "no layer with one of our initializers")
+        draws = {weight.path: adopt(weight, weight.initializer) for weight in weights}
+    if data is not None:
+        recipe = Recipe(masks={path: draw.mask for path, draw in draws.items()}, refit=True)
+        batches = calibration_batches(model, data)
+        draws = prune_layers(model, weights, recipe, batches, verbose=shows_progress())
+    return plan_of_draws(model, weights, draws, storage)
+
+
+@verb(plan_apply_masks)
+def apply_masks(
+    model: keras.Model,
+    masks: Mapping[str, np.ndarray] | None = None,
+    *,
+    data: Any = None,
+    include: Selection = None,
+    exclude: Selection = None,
+    storage: str = "masked",
+) -> keras.Model:
     """Holds given masks, or the masks that the layers' own initializers drew: `w_e = M * w`.
 
     Kernels keep their values, and dead entries stay 0. Initializers see only a shape: if one drew
@@ -264,22 +324,17 @@ def apply_masks(
         >>> kso.report(apply_masks(dense)).rows[0].live
         640
     """
-    check_storage(storage)
-    draws: dict[str, AnyDraw]
-    if masks is not None:
-        found, by_path = _named(model, masks)
-        weights = choose(found, include, exclude)
-        draws = {weight.path: Draw(by_path[weight.path]) for weight in weights}
-    else:
-        found = choose(prunable_weights(model, unregistered=True), include, exclude)
-        weights = [w for w in found if isinstance(w.initializer, SparseInitializer)]
-        refuse_unfit(model, weights, "no layer with one of our initializers")
-        draws = {weight.path: adopt(weight, weight.initializer) for weight in weights}
-    if data is not None:
-        recipe = Recipe(masks={path: draw.mask for path, draw in draws.items()}, refit=True)
-        batches = calibration_batches(model, data)
-        draws = prune_layers(model, weights, recipe, batches, verbose=shows_progress())
-    return hold(model, weights, draws, storage)
+    return carry_out(
+        model,
+        plan_apply_masks(
+            model,
+            masks,
+            data=data,
+            include=include,
+            exclude=exclude,
+            storage=storage,
+        ),
+    )
 
 
 def _by_scores(
@@ -318,11 +373,11 @@ def _by_scores(
         counts, scores = blocks.budget.counts, saliency.scores
         recipe = Recipe(counts=counts, blocks=blocks.blocks, scores=scores)
         draws = prune_layers(model, blocks.weights, recipe)
-        return hold(model, blocks.weights, draws, storage, blocks)
+        return plan_of_draws(model, blocks.weights, draws, storage, blocks)
     masks = saliency.masks if plan is None else saliency.masks_for(plan)
     drawn: dict[str, AnyDraw] = {path: Draw(mask) for path, mask in masks.items()}
     _warn_of_dead_outputs(weights, drawn)
-    return hold(model, weights, drawn, storage)
+    return plan_of_draws(model, weights, drawn, storage)
 
 
 def _warn_of_dead_outputs(weights: list[PrunableWeight], draws: Mapping[str, AnyDraw]) -> None:
@@ -331,7 +386,7 @@ def _warn_of_dead_outputs(weights: list[PrunableWeight], draws: Mapping[str, Any
     for weight in weights:
         outputs = depthwise_outputs(weight.shape, weight.layout)
         if outputs and (count := dead_outputs(draws[weight.path].mask, weight.layout)):
-            dead.append(f"{count} of {outputs} of '{weight.path}'")
+            dead.append(f"{count} of {outputs} of {weight.path!r}")
     if dead:
         warn_user(
             "These depthwise kernels have fewer live entries than outputs, so some outputs are "

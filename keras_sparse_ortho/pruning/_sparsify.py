@@ -26,7 +26,7 @@ from keras_sparse_ortho.initializers import (
     layout_for,
 )
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, derived_seed
-from keras_sparse_ortho.models import Plan, check_storage, verb
+from keras_sparse_ortho.models import Plan, carry_out, verb
 from keras_sparse_ortho.orthogonal import (
     Block,
     GivenBlocks,
@@ -41,16 +41,16 @@ from keras_sparse_ortho.pruning._planning import (
     BudgetLike,
     Densities,
     density_and_budget,
-    hold,
     plan_for,
+    plan_of_draws,
     weights_to_prune,
 )
+from keras_sparse_ortho.storages import check_storage
 
 _MOST_ENTRIES = 2**18  # of a kernel that is drawn again; training changes small ones as well
 
 
-@verb
-def sparsify(
+def plan_sparsify(
     model: keras.Model,
     density: float | Densities | None = None,
     budget: BudgetLike = "erk",
@@ -62,6 +62,60 @@ def sparsify(
     exclude: Selection = None,
     storage: str = "masked",
 ) -> Plan:
+    """Plans `sparsify`, with the same arguments."""
+    form = check_storage(storage)
+    density, budget = density_and_budget(density, budget)
+    given: Mapping[str, Structure] = {}
+    if isinstance(budget, Budget) and budget.blocks and structure is None:
+        given, include = budget.blocks, [*budget] if include is None else include
+    weights = weights_to_prune(model, include, exclude)
+    if density is None and isinstance(budget, str):
+        raise DensityError(
+            "sparsify needs a `density`, the live fraction, or a `budget` that says it. To hold "
+            "the masks that the layers' own initializers drew, call "
+            f"keras_sparse_ortho.apply_masks(model). Received: density=None, budget={budget!r}"
+        )
+    blocks = None
+    pattern: Structure | None = None if structure is None else as_structure(structure)
+    structures: Structure | Mapping[str, Structure] | None = given or pattern
+    if storage == "blocks" and not given:
+        if isinstance(pattern, Block):  # others are not drawn as blocks alone
+            pattern = dataclasses.replace(pattern, regular=True)
+        asked = plan_for(density, budget, weights, orthogonal=True)
+        blocks = BlockPlan.of(weights, asked, pattern, orthogonal=True, budget=budget)
+        weights, density, budget = blocks.weights, None, blocks.budget
+        structures = blocks.blocks
+    draws = draw_kernels(
+        model,
+        weights,
+        density,
+        budget,
+        initializer,
+        structures,
+        seed,
+        dense=form.keeps_dense_kernel,
+    )
+    if reason := signs_of_training(model, weights):
+        warn_user(
+            "sparsify draws new kernels, so the trained ones are lost. To keep trained weights and "
+            f"mask them, call keras_sparse_ortho.prune(model, density). {reason}"
+        )
+    return plan_of_draws(model, weights, draws, storage, blocks)
+
+
+@verb(plan_sparsify)
+def sparsify(
+    model: keras.Model,
+    density: float | Densities | None = None,
+    budget: BudgetLike = "erk",
+    initializer: str | SparseInitializer = "exact_orthogonal",
+    *,
+    structure: StructureLike | None = None,
+    seed: int | None = None,
+    include: Selection = None,
+    exclude: Selection = None,
+    storage: str = "masked",
+) -> keras.Model:
     """Draws new sparse kernels, exactly orthogonal by default, with fixed masks of exact count.
 
     The budget shares `round(density * size)` live entries among the selected kernels; every kernel
@@ -142,37 +196,20 @@ def sparsify(
 
     Reference: Nowak et al., "Sparser, Better, Deeper, Stronger" (ICML 2024), arXiv 2406.01755
     """
-    check_storage(storage)
-    density, budget = density_and_budget(density, budget)
-    given: Mapping[str, Structure] = {}
-    if isinstance(budget, Budget) and budget.blocks and structure is None:
-        given, include = budget.blocks, [*budget] if include is None else include
-    weights = weights_to_prune(model, include, exclude)
-    if density is None and isinstance(budget, str):
-        raise DensityError(
-            "sparsify needs a `density`, the live fraction, or a `budget` that says it. To hold "
-            "the masks that the layers' own initializers drew, call "
-            f"keras_sparse_ortho.apply_masks(model). Received: density=None, budget={budget!r}"
-        )
-    blocks = None
-    pattern: Structure | None = None if structure is None else as_structure(structure)
-    structures: Structure | Mapping[str, Structure] | None = given or pattern
-    if storage == "blocks" and not given:
-        if isinstance(pattern, Block):  # others are not drawn as blocks alone
-            pattern = dataclasses.replace(pattern, regular=True)
-        asked = plan_for(density, budget, weights, orthogonal=True)
-        blocks = BlockPlan.of(weights, asked, pattern, orthogonal=True, budget=budget)
-        weights, density, budget = blocks.weights, None, blocks.budget
-        structures = blocks.blocks
-    draws = draw_kernels(
-        model, weights, density, budget, initializer, structures, seed, dense=storage == "masked"
+    return carry_out(
+        model,
+        plan_sparsify(
+            model,
+            density,
+            budget,
+            initializer,
+            structure=structure,
+            seed=seed,
+            include=include,
+            exclude=exclude,
+            storage=storage,
+        ),
     )
-    if reason := signs_of_training(model, weights):
-        warn_user(
-            "sparsify draws new kernels, so the trained ones are lost. To keep trained weights and "
-            f"mask them, call keras_sparse_ortho.prune(model, density). {reason}"
-        )
-    return hold(model, weights, draws, storage, blocks)
 
 
 def draw_kernels(

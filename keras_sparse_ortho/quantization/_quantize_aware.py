@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
 from typing import Any
 
 import keras
@@ -26,7 +26,7 @@ from keras_sparse_ortho.kernels import (
     select,
     walk,
 )
-from keras_sparse_ortho.models import Plan, Target, prunable_weights, refuse_unfit, verb
+from keras_sparse_ortho.models import Plan, Target, carry_out, prunable_weights, refuse_unfit, verb
 from keras_sparse_ortho.parametrizations import FakeQuantization
 from keras_sparse_ortho.quantization._quantize_wrapper import (
     FUSED,
@@ -37,8 +37,7 @@ from keras_sparse_ortho.quantization._quantize_wrapper import (
 )
 
 
-@verb
-def quantize_aware(
+def plan_quantize_aware(
     model: keras.Model,
     weights: str | FakeQuantization | None = "int8",
     activations: str | None = "int8",
@@ -46,6 +45,58 @@ def quantize_aware(
     exclude: Selection = None,
     momentum: float = 0.99,
 ) -> Plan:
+    """Plans `quantize_aware`, with the same arguments."""
+    quantizer = FakeQuantization(weights) if isinstance(weights, str) else weights
+    rounds = isinstance(quantizer, FakeQuantization)
+    if not (rounds or (quantizer is None and activations)) or activations not in ("int8", None):
+        raise ValueError(
+            "`activations` must be 'int8' or None, `weights` must be 'int8', 'int4', 'ternary', a "
+            f"FakeQuantization or None, and one of them not None.{for_value('weights', weights)} "
+            f"Received: {activations=}, {weights=}"
+        )
+    known = prunable_weights(model)
+    chosen, left_out = _chosen(model, known, exclude)
+    chosen = [] if quantizer is None else chosen
+    quantized = [w.path for w in known if w.storage is not None and w.storage.quantizer is not None]
+    quantized += [path for layer, path in walk(model, "") if isinstance(layer, QuantizeWrapper)]
+    if quantized:
+        raise NotPrunableError(
+            "The model is quantized already: start from the one that was given to quantize_aware. "
+            f"Received: {quantized[:5]}"
+        )
+    if quantizer is not None and not chosen:
+        refuse_unfit(model, [], "no kernel that could be quantized")
+    rounded: Roundings = {}
+    if activations is not None:
+        if not is_graph(model):
+            raise NotPrunableError(
+                "Where a subclassed model rounds its activations is not known. Pass "
+                "activations=None, and call keras_sparse_ortho.quantization.FakeQuantize layers "
+                f"in it. Received: {type(model).__name__}, {activations=}"
+            )
+        _place(model, left_out, rounded)
+    plain = [weight for weight in chosen if weight.storage is None]
+    if plain:
+        refuse_unfit(model, plain, "no kernel")
+
+    targets = {weight.path: _target(weight, quantizer) for weight in chosen}
+    layer_changes = {
+        layer: _Rounding(*rounded[id(layer)], momentum)
+        for layer, _ in walk(model, "")
+        if id(layer) in rounded
+    }
+    return Plan(chosen, targets, layer_changes)
+
+
+@verb(plan_quantize_aware)
+def quantize_aware(
+    model: keras.Model,
+    weights: str | FakeQuantization | None = "int8",
+    activations: str | None = "int8",
+    *,
+    exclude: Selection = None,
+    momentum: float = 0.99,
+) -> keras.Model:
     """Returns a model that simulates integer inference during training.
 
     Kernels are rounded as they are used, `w_q = q(w_e)`, by a `FakeQuantization` after mask,
@@ -86,53 +137,41 @@ def quantize_aware(
     Reference: Jacob et al., "Quantization and Training of Neural Networks for Efficient
     Integer-Arithmetic-Only Inference" (CVPR 2018), arXiv 1712.05877
     """
-    quantizer = FakeQuantization(weights) if isinstance(weights, str) else weights
-    rounds = isinstance(quantizer, FakeQuantization)
-    if not (rounds or (quantizer is None and activations)) or activations not in ("int8", None):
-        raise ValueError(
-            "`activations` must be 'int8' or None, `weights` must be 'int8', 'int4', 'ternary', a "
-            f"FakeQuantization or None, and one of them not None.{for_value('weights', weights)} "
-            f"Received: {activations=}, {weights=}"
-        )
-    known = prunable_weights(model)
-    chosen, left_out = _chosen(model, known, exclude)
-    chosen = [] if quantizer is None else chosen
-    quantized = [w.path for w in known if w.storage is not None and w.storage.quantizer is not None]
-    quantized += [path for layer, path in walk(model, "") if isinstance(layer, QuantizeWrapper)]
-    if quantized:
-        raise NotPrunableError(
-            "The model is quantized already: start from the one that was given to quantize_aware. "
-            f"Received: {quantized[:5]}"
-        )
-    if quantizer is not None and not chosen:
-        refuse_unfit(model, [], "no kernel that could be quantized")
-    rounded: Roundings = {}
-    if activations is not None:
-        if not is_graph(model):
-            raise NotPrunableError(
-                "Where a subclassed model rounds its activations is not known. Pass "
-                "activations=None, and call keras_sparse_ortho.quantization.FakeQuantize layers "
-                f"in it. Received: {type(model).__name__}, {activations=}"
-            )
-        _place(model, left_out, rounded)
-    plain = [weight for weight in chosen if weight.storage is None]
-    if plain:
-        refuse_unfit(model, plain, "no kernel")
+    return carry_out(
+        model,
+        plan_quantize_aware(
+            model,
+            weights,
+            activations,
+            exclude=exclude,
+            momentum=momentum,
+        ),
+    )
 
-    def around(layer: Any, own: Any, make: Callable[[], Any]) -> Any:
-        new = make()
-        if id(layer) in rounded:
-            body = body_of(own) if new is None else new
-            new = QuantizeWrapper(body, *rounded[id(layer)], momentum)
-            new.build()
-        return new
 
-    def target(weight: PrunableWeight) -> Target:
-        if weight.storage is not None:
-            return Target("kept", quantizer=quantizer)
-        return Target("masked", Draw(np.ones(weight.shape, bool)), quantizer=quantizer)
+def _target(weight: PrunableWeight, quantizer: FakeQuantization | None) -> Target:
+    """The rounded form of a kernel; a plain one gets a full mask to be wrapped."""
+    if weight.storage is not None:
+        return Target("rounded", quantizer=quantizer)
+    full_mask = Draw(np.ones(weight.shape, bool))
+    return Target("masked", full_mask, quantizer=quantizer)
 
-    return Plan(chosen, {weight.path: target(weight) for weight in chosen}, around=around)
+
+@dataclasses.dataclass(frozen=True)
+class _Rounding:
+    """Wraps a layer in a `QuantizeWrapper`; the fields are its arguments."""
+
+    inputs: int
+    output: bool
+    momentum: float
+
+    def change(
+        self, layer: keras.layers.Layer, formed: keras.layers.Layer | None
+    ) -> keras.layers.Layer:
+        body = body_of(layer) if formed is None else formed
+        wrapper = QuantizeWrapper(body, self.inputs, self.output, self.momentum)
+        wrapper.build()
+        return wrapper
 
 
 def _chosen(

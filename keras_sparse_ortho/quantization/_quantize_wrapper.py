@@ -11,6 +11,7 @@ import numpy as np
 from keras_sparse_ortho._checks import as_text, check_config, check_integer
 from keras_sparse_ortho._interception import intercepted, with_settings
 from keras_sparse_ortho._keras_internals import WrapperBuiltByCalls, restored
+from keras_sparse_ortho.kernels import LayerWrapper
 from keras_sparse_ortho.quantization._fake_quantize import FakeQuantize
 
 ops = keras.ops
@@ -23,7 +24,7 @@ _MOST_INPUTS = 64  # each has variables: a damaged file must not ask for million
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
-class QuantizeWrapper(WrapperBuiltByCalls):
+class QuantizeWrapper(LayerWrapper, WrapperBuiltByCalls):
     """Rounds the inputs and the output of a layer by `FakeQuantize`.
 
         y = q_out(layer(q_in(x)))
@@ -33,7 +34,6 @@ class QuantizeWrapper(WrapperBuiltByCalls):
     LiteRT computes as two operations. `inputs` is 0, or the number of the layer's input tensors.
     """
 
-    transparent_path = True
     momentum = 0.99  # its own, also around a BatchNormalization
 
     def __init__(
@@ -154,7 +154,7 @@ class QuantizeWrapper(WrapperBuiltByCalls):
 
 
 def innermost(layer: Any) -> Any:
-    while getattr(type(layer), "transparent_path", False):
+    while isinstance(layer, LayerWrapper):
         layer = layer.layer
     return layer
 

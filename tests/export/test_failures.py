@@ -303,7 +303,8 @@ ECHO = """if True:
     for line in sys.stdin:
         job = json.loads(line)
         time.sleep(job["arguments"].get("seconds", 0))
-        print("\\x1e" + json.dumps({"number": job["number"], "answer": job["arguments"]}), flush=True)
+        answer = {"number": job["number"], "answer": job["arguments"]}
+        print("\\x1e" + json.dumps(answer), flush=True)
 """
 
 
@@ -316,7 +317,13 @@ def echo(worker_that):
 
 @pytest.mark.parametrize(
     ("timeout", "arguments"),
-    [("60", {}), (None, {}), (60, {"x": np.float32(1)}), (60, {"x": b"bytes"}), (60, {"x": {1, 2}})],
+    [
+        ("60", {}),
+        (None, {}),
+        (60, {"x": np.float32(1)}),
+        (60, {"x": b"bytes"}),
+        (60, {"x": {1, 2}}),
+    ],
 )
 def test_a_wrong_argument_does_not_shift_the_answers(echo, timeout, arguments):
     assert echo.run("any", 60, x=1) == {"x": 1}
@@ -336,7 +343,7 @@ def test_an_answer_is_that_of_its_job(worker_that):
 
 
 def interrupted_at(line_number, work):
-    """Runs some work with Ctrl-C at the n-th line of `_process.py`; whether there is such a line."""
+    """Runs some work with Ctrl-C at the n-th line of `_process.py`; says if there is one."""
     count = 0
 
     def trace(frame, event, _):

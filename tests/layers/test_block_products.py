@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from keras_sparse_ortho._backend import compiled, value_and_gradients
-from keras_sparse_ortho._gathers import kept
-from keras_sparse_ortho.layers import BlockGrid
-from keras_sparse_ortho.layers import _block_products as module
-from keras_sparse_ortho.layers._block_products import BlockOperands
+from keras_sparse_ortho._gathers import written_both_ways
+from keras_sparse_ortho.layers import BlockGrid, _block_products, _token_products
+from keras_sparse_ortho.layers._block_operands import BlockOperands
+from keras_sparse_ortho.layers._token_products import product_by_token
 from keras_sparse_ortho.orthogonal import clear_padding
 from tests.helpers import array
 
@@ -33,8 +33,8 @@ ops = keras.ops
 def test_outputs_and_gradients_are_those_of_the_dense_kernel(
     monkeypatch, inputs, outputs, rows, cols, density, most, chunk, pattern
 ):
-    monkeypatch.setattr(module, "_MOST_GATHERED", most)
-    monkeypatch.setattr(module, "_CHUNK_BYTES", chunk)
+    monkeypatch.setattr(_token_products, "_MOST_GATHERED", most)
+    monkeypatch.setattr(_block_products, "_CHUNK_BYTES", chunk)
     grid = BlockGrid.for_density(inputs, outputs, (rows, cols), density)
     if pattern != "regular":  # with a line of inputs, and any with one of outputs, without blocks
         live = np.random.default_rng(1).random((grid.in_blocks, grid.out_blocks)) < 0.4
@@ -44,7 +44,7 @@ def test_outputs_and_gradients_are_those_of_the_dense_kernel(
             live[...] = np.arange(1, grid.in_blocks + 1)[:, None] % grid.in_blocks < 2
         counts = tuple(map(tuple, (live.sum(axis=0).tolist(), live.sum(axis=1).tolist())))
         grid = dataclasses.replace(grid, fan_in=0, counts=counts)
-    assert module._gathers_little(grid) == (most > 0)
+    assert _token_products.gathers_little(grid) == (most > 0)
     rng = np.random.default_rng(0)
     pattern = grid.draw_pattern(0)
     slots = grid.slots_of(pattern)
@@ -57,17 +57,16 @@ def test_outputs_and_gradients_are_those_of_the_dense_kernel(
     weight = rng.normal(size=(6, outputs)).astype("float32")
     kernel = grid.kernel(blocks, pattern)
     found = np.zeros((grid.out_blocks, 2))
-    assert (module._chunks(np.zeros((grid.in_blocks, rows, 6)), found) > 1) == (chunk == 1)
+    chunks = _block_products._chunk_count(np.zeros((grid.in_blocks, rows, 6)), found)
+    assert (chunks > 1) == (chunk == 1)
     of_kernel = np.where(grid.mask(pattern), x.T @ weight, 0)
 
     def run(x, blocks, pattern, slots):
         def inner(values):
-            made = module.product_by_token(
-                values[0], BlockOperands(grid, values[1], pattern, slots)
-            )
+            made = product_by_token(values[0], BlockOperands(grid, values[1], pattern, slots))
             return ops.sum(made * ops.convert_to_tensor(weight))
 
-        made = module.product_by_token(x, BlockOperands(grid, blocks, pattern, slots))
+        made = product_by_token(x, BlockOperands(grid, blocks, pattern, slots))
         return made, value_and_gradients(inner, [x, blocks])[1]
 
     made, (of_x, of_blocks) = compiled(run, xla=True)(
@@ -84,7 +83,7 @@ def test_a_kept_value_is_not_computed_inside_the_condition_that_keeps_it():
     import tensorflow as tf
 
     def product(x, gate, places):
-        return kept(tf.multiply(x, gate), places)
+        return written_both_ways(tf.multiply(x, gate), places)
 
     shapes = [tf.TensorSpec((None, 4)), tf.TensorSpec((None, 4)), tf.TensorSpec((2, 2), tf.int32)]
     graph = tf.function(product).get_concrete_function(*shapes).graph

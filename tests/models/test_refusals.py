@@ -10,7 +10,7 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import BudgetError, DensityError, LayoutError, NotPrunableError
 from keras_sparse_ortho.errors import UnknownWeightError as Unknown
 from keras_sparse_ortho.kernels import walk
-from keras_sparse_ortho.models import _apply, _rewrite
+from keras_sparse_ortho.models import _result_checks, _rewrite
 from keras_sparse_ortho.parametrizations import CompactMask, StraightThroughTopK
 from tests.helpers import array
 
@@ -198,15 +198,15 @@ def breaks(*_, **__):
 
 # The model to begin with, the function, its arguments, and what fails inside.
 LATE = [
-    ("masked", kso.strip, {}, _apply.SameFunction, "check"),
+    ("masked", kso.strip, {}, _result_checks.SameFunction, "check"),
     ("masked", kso.strip, {}, kso.PrunableLayer, "release"),
-    ("masked", kso.convert, {"storage": "compact"}, _apply, "copy_slots"),
-    ("masked", kso.convert, {"storage": "compact"}, _apply.SameFunction, "check"),
+    ("masked", kso.convert, {"storage": "compact"}, _result_checks, "copy_slots"),
+    ("masked", kso.convert, {"storage": "compact"}, _result_checks.SameFunction, "check"),
     ("masked", kso.convert, {"storage": "compact"}, CompactMask, "settle"),
-    ("compact", kso.convert, {"storage": "masked"}, _apply, "copy_slots"),
+    ("compact", kso.convert, {"storage": "masked"}, _result_checks, "copy_slots"),
     ("compact", kso.convert, {"storage": "masked"}, kso.FixedMask, "settle"),
     ("compact", kso.convert, {"storage": "masked"}, _rewrite, "save_with_layers"),
-    ("learnt", kso.strip, {}, _apply.SameFunction, "check"),  # its raw weights are others
+    ("learnt", kso.strip, {}, _result_checks.SameFunction, "check"),  # its raw weights are others
     ("drawn", kso.apply_masks, {"storage": "blocks"}, _rewrite, "save_with_layers"),
     ("drawn", kso.sparsify, {"density": 0.5}, kso.FixedMask, "mark_as_drawn"),
     ("drawn", kso.sparsify, {"density": 0.5, "storage": "compact"}, CompactMask, "mark_as_drawn"),

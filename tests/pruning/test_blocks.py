@@ -105,7 +105,7 @@ def test_pruning_keeps_the_blocks_of_largest_magnitude():
     before = array(model.layers[0].kernel)
     sparse = kso.prune(model, 0.0625, storage="blocks")
     (weight,) = kso.prunable_weights(sparse)
-    assert weight.storage.block == (16, 16)
+    assert weight.storage.block_size == (16, 16)
     mask = weight.storage.mask_value()
     assert weight.density == 0.0625
     np.testing.assert_array_equal(weight.value, np.where(mask, before, 0))
@@ -224,7 +224,7 @@ def test_blocks_equal_the_masked_twin(kind, tmp_path):
     options = {"structure": block, "storage": "blocks", "exclude": "head", "seed": 0}
     blocks = kso.sparsify(model, 0.5, "uniform", **options)
     (weight, _) = kso.prunable_weights(blocks)
-    assert weight.storage.block == (block.rows, block.cols)
+    assert weight.storage.block_size == (block.rows, block.cols)
     assert weight.density == 0.5
     assert weight.storage.mask_value().mean() == 0.5
     assert kso.report(blocks).rows[0].orthogonality_error < 1e-6

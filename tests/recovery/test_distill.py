@@ -180,6 +180,8 @@ def test_an_interrupt_leaves_the_student_as_it_was(teacher, monkeypatch, storage
     np.testing.assert_array_equal(student.predict(OTHERS, verbose=0), outputs)
     monkeypatch.undo()
     distill(student, teacher, ROWS[:64], epochs=1, verbose=0)
+
+
 def regressor(activation, loss):
     """A model with outputs between 0 and 1, which are values whatever they look like."""
     keras.utils.set_random_seed(0)

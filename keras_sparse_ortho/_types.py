@@ -1,0 +1,18 @@
+"""Names for what Keras and its backends pass around without types of their own."""
+
+from typing import Any, TypeAlias
+
+Tensor: TypeAlias = Any
+"""A tensor of the backend (`tf.Tensor`, `jax.Array`, `torch.Tensor`), or a symbolic one."""
+
+TensorLike: TypeAlias = Any
+"""What `keras.ops.convert_to_tensor` takes: a tensor, variable, array or number."""
+
+Nested: TypeAlias = Any
+"""A tensor, or a structure of tensors (`keras.tree`), as models take and return."""
+
+Config: TypeAlias = dict[str, Any]
+"""JSON values, as `get_config` returns them."""
+
+Optimizer: TypeAlias = Any
+"""An optimizer of Keras or of `torch.optim`."""

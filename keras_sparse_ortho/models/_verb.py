@@ -1,0 +1,48 @@
+"""`verb`: a function that makes models gets its plan, and a form that works in place."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, Protocol, cast
+
+import keras
+
+from keras_sparse_ortho._checks import other_keywords
+from keras_sparse_ortho.models._apply import carry_out
+from keras_sparse_ortho.models._plan import Plan
+
+P = ParamSpec("P")
+PlanFunction = Callable[Concatenate[keras.Model, P], Plan]
+ModelFunction = Callable[Concatenate[keras.Model, P], keras.Model]
+
+
+class Verb(Protocol[P]):
+    """Makes a new model; `plan` returns the plan alone, `in_place` changes the given model."""
+
+    def __call__(self, model: keras.Model, *args: P.args, **kwargs: P.kwargs) -> keras.Model: ...
+
+    def plan(self, model: keras.Model, *args: P.args, **kwargs: P.kwargs) -> Plan: ...
+
+    def in_place(self, model: keras.Model, *args: P.args, **kwargs: P.kwargs) -> keras.Model: ...
+
+
+def verb(plan: PlanFunction[P]) -> Callable[[ModelFunction[P]], Verb[P]]:
+    """Gives a function that carries a plan out the attributes `plan` and `in_place`.
+
+    Args:
+        plan: Function with the same arguments that returns the `Plan`.
+    """
+
+    def decorate(function: ModelFunction[P]) -> Verb[P]:
+        plan.__name__ = function.__name__  # errors about keywords name the public function
+        checked_plan = other_keywords(plan)
+
+        @functools.wraps(function)
+        def in_place(model: keras.Model, *args: P.args, **kwargs: P.kwargs) -> keras.Model:
+            return carry_out(model, checked_plan(model, *args, **kwargs), in_place=True)
+
+        act: Any = other_keywords(function)
+        act.plan = checked_plan
+        act.in_place = in_place
+        return cast(Verb[P], act)
+
+    return decorate
