@@ -13,7 +13,7 @@ BITS = keras.losses.BinaryCrossentropy
 def ending(*ends):
     """A model with a hidden layer, and these layers or functions behind it."""
     inputs = keras.Input((8,))
-    x = L.Dense(6, "relu")(inputs)
+    x = L.Dense(6, "relu", name="hidden")(inputs)
     for end in ends:
         x = end(x)
     return keras.Model(inputs, x)
