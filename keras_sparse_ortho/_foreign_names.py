@@ -176,7 +176,7 @@ _STEPS: tuple[tuple[str, str | tuple[str, ...]], ...] = (
     ("SparsityReport[...]", "{row.path: row for row in report.rows}"),
     ("SparsityReport.weights SparsityReport.layers SparsityReport.kernels", "report.rows"),
     ("to_pandas to_dataframe to_df as_dataframe", 'pandas.DataFrame(x.to_dict()["weights"])'),
-    ("SparsityReport.save SparsityReport.write", "`to_csv`, or json.dumps(x.to_dict())"),
+    ("SparsityReport.save SparsityReport.write", "`to_csv`, or `to_dict` for JSON"),
     ("SparsityReport.to_json", "json.dumps(report.to_dict())"),
     ("SparsityReport.summary SparsityReport.show SparsityReport.print", "print(report)"),
     ("ShrinkReport.summary ExportReport.summary Plan.summary", "print(x)"),
@@ -188,7 +188,7 @@ _STEPS: tuple[tuple[str, str | tuple[str, ...]], ...] = (
     ("LiteRTModel.evaluate LiteRTModel.score LiteRTModel.test_on_batch", _SCORE),
     ("get_input_details LiteRTModel.input_shape LiteRTModel.input_details", "`inputs`"),
     ("get_output_details LiteRTModel.output_details", "`output_names`"),
-    ("Budget.sparsity Budget.sparsities", "{path: 1 - d for path, d in budget.items()}"),
+    ("Budget.sparsity Budget.sparsities", "1 - budget[path] for each path"),
     ("Budget.densities Budget.to_dict", "dict(budget)"),
     ("PrunableWeight.sparsity", "1 - weight.density"),
     ("PrunableWeight.name", "`path`"),
@@ -254,6 +254,10 @@ _STEPS: tuple[tuple[str, str | tuple[str, ...]], ...] = (
     ("distill(...)", "distill(student, teacher, x), which needs no labels"),
     ("restore_statistics(...)", "restore_statistics(model, x), which needs no labels"),
     # --- values
+    ("mode='int8'", "mode='int8'"),  # in capitals
+    ("mode='float16'", "mode='float16'"),
+    ("mode='float32'", "mode='float32'"),
+    ("mode='int4' mode='dynamic_int4'", "mode='dynamic_int4'"),
     ("mode='fp16' mode='half' mode='f16' mode='float16_quantization'", "mode='float16'"),
     ("mode='fp32' mode='float' mode='f32' mode='none'", "mode='float32'"),
     ("mode='full_int8' mode='full_integer' mode='integer' mode='static_int8'", "mode='int8'"),

@@ -11,6 +11,7 @@ import keras
 import pytest
 
 import keras_sparse_ortho as kso
+from keras_sparse_ortho import _foreign_names
 
 pytestmark = pytest.mark.numpy_only
 
@@ -113,9 +114,12 @@ def arguments():
 
 
 def test_functions_and_arguments_in_messages_exist():
-    known = {*arguments(), "loss", "unroll", "x"}  # Keras has these
+    known = {*arguments(), "format", "loss", "unroll", "x"}  # Keras has these
+    guesses = {line for line, _ in _foreign_names._STEPS}  # which exist elsewhere
     wrong = []
     for place, text in messages():
+        if text in guesses:
+            continue
         wrong += [f"{place}: {name}" for name in missing(text)]
         options = re.findall(r"""(?<![\w.{"'])([a-z_]+)=(?:"|'|True|None|\.\.\.|\w+\()""", text)
         wrong += [f"{place}: {name}=" for name in options if name not in known]

@@ -145,7 +145,8 @@ def export_litert(
     routes = routes_of(mode, representative_data is not None or trained)
     ends = inference_input_type, inference_output_type
     static = all(route.needs_data for route in routes)
-    if not all(end in (ENDS if static else ENDS[:1]) for end in ends):
+    allowed = ENDS if static else ENDS[:1]
+    if not all(isinstance(end, str) and end in allowed for end in ends):  # tf.int8 equals "int8"
         raise ValueError(
             f"`inference_input_type` and `inference_output_type` must be of {ENDS}, and 'float32' "
             "but with a mode of static integers, such as 'int8'."

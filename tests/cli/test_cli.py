@@ -98,6 +98,7 @@ def test_bench(exported, tmp_path, capsys):
         (["export", "MODEL", "out.tflite", "--sample", "MODEL"], 3, "Pass rows as"),
         (["export", "MODEL", "out.tflite", "--data", "empty.keras"], 3, "Pass rows as"),
         (["bench", "text.keras", "--threads", "0"], 2, "--threads"),
+        (["bench", "text.keras", "--threads", "1", "0"], 2, "--threads"),
         (["export", "MODEL", "out.tflite", "--mode", "quick"], 2, "mode='quick'"),
         (["export", "MODEL", "out.tflite", "--sample", "text.keras"], 3, "Pass rows as"),
         (["export", "MODEL", "none/out.tflite"], 2, "Received: output='none/out.tflite'"),
@@ -275,3 +276,102 @@ def test_shrink_knows_the_loss_of_a_saved_model(tmp_path, monkeypatch):
     files = [str(tmp_path / name) for name in ("m.keras", "rows.npy", "m.tflite")]
     assert main(["shrink", files[0], "--data", files[1], "--out", files[2]]) == 0
     assert losses == ["mse"]
+
+
+def test_rows_by_name_of_a_model_with_an_input_y(tmp_path, monkeypatch):
+    """Then `y` in the file is rows, and labels come from their own file."""
+    taken = []
+    monkeypatch.setattr(export, "shrink", lambda model, data, out, **_: taken.append(data))
+    monkeypatch.chdir(tmp_path)
+    inputs = [keras.Input((2,), name=name) for name in ("x", "y")]
+    keras.Model(inputs, keras.layers.Add()(inputs)).save("m.keras")
+    np.savez("r.npz", x=np.zeros((4, 2)), y=np.ones((4, 2)))
+    assert main(["shrink", "m.keras", "--out", "small.tflite", "--data", "r.npz"]) == 0
+    (rows,) = taken
+    assert {name: float(array.max()) for name, array in rows.items()} == {"x": 0.0, "y": 1.0}
+
+
+def test_options_reach_the_functions(model_file, tmp_path, monkeypatch):
+    seen = {}
+    monkeypatch.setattr(export, "shrink", lambda *_, **options: seen.update(options))
+    rows = tmp_path / "rows.npy"
+    np.save(rows, np.ones((4, 32)))
+    limits = ["--max-drop", "0.02", "--max-bytes", "900", "--max-ms", "3", "--minutes", "2"]
+    command = ["shrink", str(model_file), "--out", "m.tflite", "--data", str(rows)]
+    assert main([*command, *limits, "--metric", "closeness"]) == 0
+    expected = {"max_drop": 0.02, "max_bytes": 900, "max_ms": 3.0, "minutes": 2.0}
+    assert seen == {**expected, "metric": "closeness", "verbose": True}
+    seen.clear()
+
+    def export_litert(*_, **options):
+        seen.update(options)
+
+    monkeypatch.setattr(kso.export, "export_litert", export_litert)
+    options = ["--mode", "fast", "--target", "arm64", "--tolerance", "0.5", "--batch-size", "2"]
+    assert main(["export", str(model_file), "m.tflite", *options]) == 0
+    assert (seen["mode"], seen["target"]) == ("fast", "arm64")
+    assert (seen["tolerance"], seen["batch_size"]) == (0.5, 2)
+
+
+def test_the_seconds_of_bench_are_for_all_threads(exported, monkeypatch, capsys):
+    asked = []
+
+    def latencies(files, threads, seconds):
+        asked.append((threads, seconds))
+        return [1.0 for _ in files]
+
+    monkeypatch.setattr(kso.export, "latencies", latencies)
+    assert main(["bench", str(exported[0]), "--threads", "1", "4", "--seconds", "3"]) == 0
+    assert asked == [(1, 1.5), (4, 1.5)]
+
+
+def test_report_without_orthogonality(model_file, capsys):
+    errors = []
+    for flags in ([], ["--no-orthogonality"]):
+        assert main(["report", str(model_file), "--json", *flags]) == 0
+        (row,) = json.loads(capsys.readouterr().out)["weights"]
+        errors.append(row["orthogonality_error"])
+    assert errors[0] is not None
+    assert errors[1] is None
+
+
+def unregistered_loss(y_true, y_pred):
+    return keras.ops.mean(y_pred - y_true)
+
+
+def test_models_are_loaded_without_their_losses(tmp_path):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile("adam", unregistered_loss)
+    model.save(tmp_path / "m.keras")
+    assert main(["report", str(tmp_path / "m.keras")]) == 0
+
+
+class Payload:
+    """Makes a file where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return (open, (self.path, "w"))
+
+
+def test_rows_are_not_unpickled(model_file, tmp_path, capsys):
+    rows, made = tmp_path / "rows.npy", tmp_path / "made"
+    np.save(rows, np.array([Payload(made)], dtype=object), allow_pickle=True)
+    assert main(["export", str(model_file), "m.tflite", "--sample", str(rows)]) == 3
+    assert "Pass rows as" in capsys.readouterr().err
+    assert not made.exists()
+
+
+def test_only_warnings_for_users_are_shown_and_the_disk_is_a_failure(
+    model_file, monkeypatch, capsys
+):
+    def export(*_, **__):
+        warnings.warn("of a library", DeprecationWarning, stacklevel=2)
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(kso.export, "export_litert", export)
+    with warnings.catch_warnings(action="always"):
+        assert main(["export", str(model_file), "m.tflite"]) == 1
+    assert capsys.readouterr().err == "kso: the disk is full\n"
