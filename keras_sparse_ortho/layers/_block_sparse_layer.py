@@ -24,6 +24,7 @@ from keras_sparse_ortho._keras_internals import (
     check_assignments,
     check_given,
     create_along,
+    stand_in_name_scope,
 )
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError
@@ -354,6 +355,7 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
     def to_dense_layer(self) -> keras.layers.Layer:
         """The namesake with the same settings and weights."""
         plain = self._plain()
+        stand_in_name_scope(plain, self)
         plain.build(self.get_build_config()["input_shape"])
         weights = {variable.name: variable for variable in plain.weights}
         assign(weights["kernel"], self.kernel_value())
@@ -371,6 +373,7 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
 
     def build_like(self, plain: Any) -> None:
         """Builds the layer for the inputs of a plain one, and copies its bias."""
+        stand_in_name_scope(self, plain)
         self.build(plain.get_build_config()["input_shape"])
         if self.bias is not None:
             # A copy: on JAX `fit` frees the arrays of its model, which may not be shared.

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 import keras
 
 from keras_sparse_ortho._checks import check_integer, other_keywords
+from keras_sparse_ortho._keras_internals import stand_in_name_scope
 from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import KernelLayout, Storage, derived_seed
@@ -93,6 +94,7 @@ class GatesOnBlocks(_Cell):
             gain=self.gain,
             seed=None if self.seed is None else derived_seed(self.seed, name),
             dtype=self.dtype_policy,
+            trainable=self.trainable,
             name=name,
         )
         made.build((None, shape[0]))
@@ -281,6 +283,7 @@ class BlockSparseRNN(OnBlocks, keras.layers.RNN):
         known = {key: value for key, value in self.cell.get_config().items() if key in config}
         plain = kind(**{**known, **_of_layer(self)})
         plain.cell.name = self.cell.name
+        stand_in_name_scope(plain, self)
         plain.build((None, None, _features(self.cell)))
         own = {variable.name: variable for variable in self.cell._trainable_variables}
         for variable in plain.cell.weights:
@@ -293,6 +296,7 @@ class BlockSparseRNN(OnBlocks, keras.layers.RNN):
         return plain
 
     def build_like(self, plain: Any) -> None:
+        stand_in_name_scope(self, plain)
         self.build((None, None, _features(plain.cell)))
         given = {variable.name: variable for variable in plain.cell.weights}
         for variable in self.cell.weights:
