@@ -33,6 +33,7 @@ from keras_sparse_ortho._keras_internals._layers import (
     own_variables,
     replaced,
     restored,
+    stand_in_name_scope,
     sublayers,
     value_in_scope,
 )

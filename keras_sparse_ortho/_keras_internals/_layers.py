@@ -188,7 +188,10 @@ def outside_of_functions() -> contextlib.AbstractContextManager[Any]:
 
 
 def stand_in_name_scope(wrapper: Any, layer: Any) -> None:
-    """Keeps the paths of a layer's variables in a wrapper of its name, e.g. for a `LayoutMap`."""
+    """Gives an unbuilt layer the place of another of its name, around it or in its stead.
+
+    So the paths of variables begin as before, e.g. for a `LayoutMap`.
+    """
     if layer.name != wrapper.name:
         return
     if wrapper._parent_path is None:  # around a layer that is built

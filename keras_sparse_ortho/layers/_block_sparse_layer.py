@@ -24,6 +24,7 @@ from keras_sparse_ortho._keras_internals import (
     check_assignments,
     check_given,
     create_along,
+    stand_in_name_scope,
 )
 from keras_sparse_ortho._types import Config, Tensor, TensorLike
 from keras_sparse_ortho._values import assign, to_numpy
@@ -381,6 +382,7 @@ class BlockSparseLayer(OnBlocks, SparseLayer, keras.layers.Layer):
     def to_dense_layer(self) -> keras.layers.Layer:
         """The namesake with the same settings and weights."""
         plain = self._plain()
+        stand_in_name_scope(plain, self)
         plain.build(self.get_build_config()["input_shape"])
         weights = {variable.name: variable for variable in plain.weights}
         assign(weights["kernel"], self.kernel_value())
@@ -404,6 +406,7 @@ class BlockSparseLayer(OnBlocks, SparseLayer, keras.layers.Layer):
         The live blocks are zeros until its `storages()` set them.
         """
         self.awaits_values = True
+        stand_in_name_scope(self, plain)
         self.build(plain.get_build_config()["input_shape"])
         if self.bias is not None:
             # A copy: on JAX `fit` frees the arrays of its model, which may not be shared.

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn
 import keras
 
 from keras_sparse_ortho._checks import check_integer, other_keywords
+from keras_sparse_ortho._keras_internals import stand_in_name_scope
 from keras_sparse_ortho._types import Config, Tensor
 from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.errors import NotPrunableError
@@ -115,6 +116,7 @@ class GatesOnBlocks(WholeLayer, _Cell):
             gain=self.gain,
             seed=None if self.seed is None else derived_seed(self.seed, name),
             dtype=self.dtype_policy,
+            trainable=self.trainable,
             name=name,
         )
         gates.awaits_values = self.awaits_values
@@ -344,6 +346,7 @@ class BlockSparseRNN(OnBlocks, SparseLayer, keras.layers.RNN):
         }
         plain = plain_class(**{**config, **_layer_config(self)})
         plain.cell.name = self.cell.name
+        stand_in_name_scope(plain, self)
         plain.build((None, None, _feature_count(self.cell)))
         variables = {variable.name: variable for variable in self.cell._trainable_variables}
         on_blocks = self.cell.on_blocks()
@@ -359,6 +362,7 @@ class BlockSparseRNN(OnBlocks, SparseLayer, keras.layers.RNN):
     def build_like(self, plain: keras.layers.Layer) -> None:
         """Builds the layer for the inputs of a plain one, and copies its other weights."""
         self.cell.awaits_values = True
+        stand_in_name_scope(self, plain)
         self.build((None, None, _feature_count(plain.cell)))
         plain_variables = {variable.name: variable for variable in plain.cell.weights}
         for variable in self.cell.weights:
