@@ -23,7 +23,7 @@ from keras_sparse_ortho._keras_internals import (
     restored,
     track_variable,
 )
-from keras_sparse_ortho._values import check_layouts, to_numpy
+from keras_sparse_ortho._values import assign, check_layouts, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import (
     PrunableWeight,
@@ -334,7 +334,7 @@ class PrunableLayer(WrapperBuiltByCalls):
             super().load_own_variables(store)
             return
         for number, variable in enumerate(older):
-            variable.assign(store[str(number)])
+            assign(variable, store[str(number)])
 
     def release(self) -> None:
         """Leaves the layer its effective weights, as variables of its own; the wrapper may go."""
