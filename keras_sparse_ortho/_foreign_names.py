@@ -257,7 +257,8 @@ _STEPS: tuple[tuple[str, str | tuple[str, ...]], ...] = (
     ("mode='int8'", "mode='int8'"),  # in capitals
     ("mode='float16'", "mode='float16'"),
     ("mode='float32'", "mode='float32'"),
-    ("mode='int4' mode='dynamic_int4'", "mode='dynamic_int4'"),
+    ("mode='int4'", "mode='int4'"),
+    ("mode='dynamic_int4'", "mode='dynamic_int4'"),
     ("mode='fp16' mode='half' mode='f16' mode='float16_quantization'", "mode='float16'"),
     ("mode='fp32' mode='float' mode='f32' mode='none'", "mode='float32'"),
     ("mode='full_int8' mode='full_integer' mode='integer' mode='static_int8'", "mode='int8'"),

@@ -335,13 +335,13 @@ def test_report_without_orthogonality(model_file, capsys):
     assert errors[1] is None
 
 
-def unregistered_loss(y_true, y_pred):
-    return keras.ops.mean(y_pred - y_true)
-
-
 def test_models_are_loaded_without_their_losses(tmp_path):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-    model.compile("adam", unregistered_loss)
+
+    def unregistered(y_true, y_pred):
+        return keras.ops.mean(y_pred - y_true)
+
+    model.compile("adam", unregistered)
     model.save(tmp_path / "m.keras")
     assert main(["report", str(tmp_path / "m.keras")]) == 0
 
