@@ -34,7 +34,6 @@ class DrawOptions:
     rng: np.random.Generator
     gain: float = 1.0
     cover: bool = True
-    even: bool = False
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.gain):

@@ -14,7 +14,6 @@ from keras_sparse_ortho._checks import check_density, check_integer, other_keywo
 from keras_sparse_ortho.errors import DensityError, LayoutError
 from keras_sparse_ortho.orthogonal._counts import apportion, live_count, unmask_at_random
 from keras_sparse_ortho.orthogonal._eoi import DrawOptions, write_orthogonal
-from keras_sparse_ortho.orthogonal._even import unmask_evenly, write_even
 
 
 @dataclasses.dataclass(frozen=True)
@@ -350,9 +349,8 @@ def exact_orthogonal(
         structure: Structure. Pattern of the live entries in all matrices and taps: `Block(rows,
             cols)`, also with `regular=True`, or `NByM(n, m)`; default: none. The live count is then
             the nearest that the structure allows.
-        start: str. `"covering"`; `"even"`, where all lines have about as many live entries: columns
-            that share rows are mixed in cells of disjoint supports; or `"published"`: `[I | 0]` as
-            in the paper, which at low densities leaves outputs of wide kernels zero.
+        start: str. `"covering"`; or `"published"`: `[I | 0]` as in the paper, which at low
+            densities leaves outputs of wide kernels zero.
         taps: str. Where the matrices of a convolution are. `"center"`: at the center tap, as dense
             as the kernel. `"dense_center"`: there, with density `min(taps d, sqrt(d))`, as in the
             authors' runs with normalization. `"all"`: one matrix `(taps * in, out)` a group, as in
@@ -362,7 +360,7 @@ def exact_orthogonal(
     Raises:
         DensityError: A density outside (0, 1], below `least_count`, or beyond the structure's.
         LayoutError: A shape that does not fit the layout or the structure.
-        ValueError: An unknown option; a `structure` with other `taps`, or with `start="even"`.
+        ValueError: An unknown option; a `structure` with other `taps`.
 
     Limits: training does not keep orthogonality. With strides the map is no exact isometry.
 
@@ -378,7 +376,7 @@ def exact_orthogonal(
     layout = layout or default_layout(shape)
     rng = np.random.default_rng(seed)
     check_options(structure, start, taps)
-    options = DrawOptions(rng, gain, start != "published", start == "even")
+    options = DrawOptions(rng, gain, start != "published")
     canonical_shape = layout.canonical_shape(shape)
     if structure is not None:
         structure.check(canonical_shape)
@@ -407,32 +405,26 @@ def exact_orthogonal(
         kernel[index] = np.where(signs, gain, -gain)
     else:
         counts = apportion(most, [1.0] * matrices)
-        write = write_even if options.even else write_orthogonal
         for matrix, entries in zip(np.ndindex(canonical_shape[:2]), counts, strict=True):
             part = kernel[(*matrix, *center)].reshape(sides)
-            write(part, entries, options)
-            if taps == "all" and not options.even:  # the diagonal of `[I | 0]` is of no one tap
+            write_orthogonal(part, entries, options)
+            if taps == "all":  # the diagonal of `[I | 0]` is of no one tap
                 part[...] = part[rng.permutation(len(part))]
     mask = kernel != 0
-    if options.even:
-        masks = mask.reshape(matrices, -1, canonical_shape[-1])
-        for part, entries in zip(masks, apportion(count, [1.0] * matrices), strict=True):
-            unmask_evenly(part, entries, rng)
     kernel, mask = (np.ascontiguousarray(layout.from_canonical(v, shape)) for v in (kernel, mask))
     unmask_at_random(mask, count, rng)
     return kernel, mask
 
 
 def check_options(structure: Structure | None, start: str, taps: str) -> None:
-    if start not in ("covering", "even", "published"):
-        raise ValueError(f'`start` must be "covering", "even" or "published". Received: {start=}')
+    if start not in ("covering", "published"):
+        raise ValueError(f'`start` must be "covering" or "published". Received: {start=}')
     if taps not in ("center", "dense_center", "all"):
         raise ValueError(f'`taps` must be "center", "dense_center" or "all". Received: {taps=}')
-    if structure is not None and (taps != "center" or start == "even"):
+    if structure is not None and taps != "center":
         raise ValueError(
-            "With a `structure` the matrix is at the center tap, and random rotations make it: "
-            'leave out `taps` and `start="even"`. '
-            f"Received: structure={structure}, {start=}, {taps=}"
+            "With a `structure` the matrix is at the center tap: leave out `taps`. "
+            f"Received: structure={structure}, {taps=}"
         )
 
 
