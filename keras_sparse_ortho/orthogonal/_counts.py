@@ -33,7 +33,11 @@ def apportion(total: int, weights: Sequence[float]) -> list[int]:
     return parts
 
 
-def unmask_at_random(mask: np.ndarray, count: int, rng: np.random.Generator) -> None:
+def unmask_at_random(
+    mask: np.ndarray,
+    count: int,
+    rng: np.random.Generator,
+) -> None:
     """Sets uniformly drawn dead entries live, in place, until `mask` has `count` live ones."""
     missing = count - int(np.count_nonzero(mask))
     flat = mask.reshape(-1)
@@ -81,7 +85,11 @@ def largest_masks(scores: Sequence[np.ndarray], count: int) -> list[np.ndarray]:
     return [mask.reshape(score.shape) for mask, score in zip(masks, scores, strict=True)]
 
 
-def expected_density(rotations: int, width: int, rows: int | None = None) -> float:
+def expected_density(
+    rotations: int,
+    width: int,
+    rows: int | None = None,
+) -> float:
     """Expected density of an orthogonal matrix after random Givens rotations.
 
     A row with `k` of `m` live entries gains one when a rotation pairs a live with a dead column:
@@ -121,7 +129,11 @@ def expected_density(rotations: int, width: int, rows: int | None = None) -> flo
     return min(max(float(probability @ k) / m, 1.0 / n), 1.0)  # rounding leaves the interval
 
 
-def rotations_for_density(density: float, width: int, rows: int | None = None) -> int:
+def rotations_for_density(
+    density: float,
+    width: int,
+    rows: int | None = None,
+) -> int:
     """Number of random rotations that are expected to reach `density`, rounded down.
 
     Inverts a closed form of `expected_density`, within about one rotation of it,
@@ -152,7 +164,11 @@ def _entries_at_start(m: int, n: int) -> list[tuple[int, float]]:
     return [(entries, 1 - more / n)] + ([(entries + 1, more / n)] if more else [])
 
 
-def _closed_form(rotations: float, m: int, n: int) -> float:
+def _closed_form(
+    rotations: float,
+    m: int,
+    n: int,
+) -> float:
     decay = math.exp(-2.0 * rotations / (m - 1))
     return math.fsum(
         share * (1.0 - _scaled(r, (m + 1 - r) * decay)) for r, share in _entries_at_start(m, n)
@@ -169,7 +185,11 @@ def _scaled(r: int, z: float) -> float:
     return z / fraction
 
 
-def _check_arguments(rotations: int, width: int, rows: int | None) -> tuple[int, int, int]:
+def _check_arguments(
+    rotations: int,
+    width: int,
+    rows: int | None,
+) -> tuple[int, int, int]:
     count, m = check_integer("rotations", rotations, 0), check_integer("width", width)
     n = m if rows is None else check_integer("rows", rows)
     if n > m:

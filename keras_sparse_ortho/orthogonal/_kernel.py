@@ -140,7 +140,11 @@ class KernelLayout:
         moved = moved.reshape(canonical[0], *taps, rows, parts, columns)
         return np.moveaxis(moved, -2, 1)
 
-    def from_canonical(self, canonical: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    def from_canonical(
+        self,
+        canonical: np.ndarray,
+        shape: Sequence[int],
+    ) -> np.ndarray:
         """The inverse of `to_canonical`, for a kernel of shape `shape`."""
         order = [axis for axes in self._resolved(shape) for axis in axes]
         moved = np.moveaxis(canonical, 1, -2).reshape([shape[axis] for axis in order])
@@ -163,7 +167,10 @@ class KernelLayout:
         return batch, tuple(axis for axis in range(rank) if axis not in flat), inputs, outputs
 
 
-def einsum_axes(equation: str, rank: int = 0) -> tuple[list[str], list[str], list[str]]:
+def einsum_axes(
+    equation: str,
+    rank: int = 0,
+) -> tuple[list[str], list[str], list[str]]:
     """Letters of input, kernel and output; of an input of `rank`, digits for its ellipsis."""
     try:
         operands, output = equation.replace(" ", "").split("->")
@@ -206,7 +213,11 @@ class Structure(abc.ABC):
 
     @abc.abstractmethod
     def draw(
-        self, canonical_shape: Sequence[int], count: int, density: float, options: DrawOptions
+        self,
+        canonical_shape: Sequence[int],
+        count: int,
+        density: float,
+        options: DrawOptions,
     ) -> tuple[np.ndarray, np.ndarray]:
         """A float64 kernel and its mask with `count` live entries, both of the canonical shape."""
 
@@ -234,7 +245,11 @@ class Structure(abc.ABC):
         return cls(**config)
 
     def _shares(
-        self, canonical_shape: Sequence[int], at_center: int, count: int, options: DrawOptions
+        self,
+        canonical_shape: Sequence[int],
+        at_center: int,
+        count: int,
+        options: DrawOptions,
     ) -> list[int]:
         """The entries `at_center`, or more to cover, in units and shared among the matrices."""
         batch, parts, *_ = canonical_shape
@@ -263,7 +278,9 @@ def center_of(canonical_shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def least_count(
-    shape: Sequence[int], layout: KernelLayout | None = None, taps: str = "center"
+    shape: Sequence[int],
+    layout: KernelLayout | None = None,
+    taps: str = "center",
 ) -> int:
     """Fewest live entries of an exactly orthogonal kernel: `min(in, out)` for each matrix.
 
@@ -416,7 +433,11 @@ def exact_orthogonal(
     return kernel, mask
 
 
-def check_options(structure: Structure | None, start: str, taps: str) -> None:
+def check_options(
+    structure: Structure | None,
+    start: str,
+    taps: str,
+) -> None:
     if start not in ("covering", "published"):
         raise ValueError(f'`start` must be "covering" or "published". Received: {start=}')
     if taps not in ("center", "dense_center", "all"):
@@ -428,7 +449,11 @@ def check_options(structure: Structure | None, start: str, taps: str) -> None:
         )
 
 
-def _sides(layout: KernelLayout, shape: Sequence[int], taps: str) -> tuple[int, int]:
+def _sides(
+    layout: KernelLayout,
+    shape: Sequence[int],
+    taps: str,
+) -> tuple[int, int]:
     *_, inputs, outputs = canonical = layout.canonical_shape(shape)
     return (math.prod(canonical[2:-2]) if taps == "all" else 1) * inputs, outputs
 
