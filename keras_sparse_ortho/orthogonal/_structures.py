@@ -247,7 +247,8 @@ class GivenBlocks(Block):
         if self.array.shape != (input_blocks, output_blocks):
             raise LayoutError(
                 f"The kernel has {input_blocks} x {output_blocks} blocks of "
-                f"{self.rows} x {self.cols}, and each must be given. Received: an array of shape {self.array.shape}"
+                f"{self.rows} x {self.cols}, and each must be given. "
+                f"Received: an array of shape {self.array.shape}"
             )
 
     def unit(self, canonical_shape: Sequence[int]) -> int:
