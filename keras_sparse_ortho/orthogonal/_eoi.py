@@ -259,8 +259,12 @@ def schedule(rotations: np.ndarray, width: int) -> np.ndarray:
     latest = [-1] * width
     levels = []
     for i, j in pairs_of(rotations):
-        level = max(latest[i], latest[j]) + 1
-        latest[i] = latest[j] = level
+        level = latest[i]
+        if latest[j] > level:
+            level = latest[j]
+        level += 1
+        latest[i] = level
+        latest[j] = level
         levels.append(level)
     return np.array(levels, dtype=np.int64)
 
