@@ -64,12 +64,9 @@ class Budget(Mapping[str, float]):
     ) -> None:
         if not densities:
             raise BudgetError(f"A budget needs weights. Received: densities={densities!r}")
-        self._densities: dict[str, float] = {}
-        for path, density in densities.items():
-            try:
-                self._densities[str(path)] = check_density(density)
-            except DensityError as error:
-                raise BudgetError(f"In the budget of '{path}': {error}") from None
+        self._densities = {
+            str(path): _check_density_of(path, density) for path, density in densities.items()
+        }
         self.sizes: dict[str, int] = {}
         for path, size in (sizes or {}).items():
             self.sizes[str(path)] = _check_count(f"size of '{path}'", size, 1)
@@ -269,9 +266,17 @@ def _sizes(weights: Sequence[PrunableWeight]) -> dict[str, int]:
     return {weight.path: weight.size for weight in weights}
 
 
+def _check_density_of(path: str, density: float) -> float:
+    """Returns the density of a weight as a float, or raises a BudgetError that names it."""
+    try:
+        return check_density(density)
+    except DensityError as error:
+        raise BudgetError(f"In the budget of '{path}': {error}") from None
+
+
 def _check_count(
     name: str,
-    value: object,
+    value: Any,
     least: int,
 ) -> int:
     """Returns a count as an int, or raises a BudgetError."""

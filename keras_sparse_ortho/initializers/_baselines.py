@@ -79,6 +79,7 @@ class RandomSparse(SparseInitializer):
         dtype: Any = None,
         layout: Layout = None,
     ) -> Sampled:
+        """See `SparseInitializer.sample`."""
         target = numpy_dtype(dtype)
         mask = _random_mask(shape, self.need_density(self.density), self._draw_seed)
         layout = self.resolve_layout(shape, layout)
@@ -96,6 +97,7 @@ class RandomSparse(SparseInitializer):
         shape: Sequence[int],
         layout: Layout = None,
     ) -> SparseInitializer:
+        """See `SparseInitializer.at_density`."""
         config = self.get_config()
         dense = config["initializer"]
         if "seed" in dense["config"]:
@@ -159,6 +161,7 @@ class RamanujanOrthogonal(SparseInitializer):
         dtype: Any = None,
         layout: Layout = None,
     ) -> Sampled:
+        """See `SparseInitializer.sample`."""
         target = numpy_dtype(dtype)
         layout = self.resolve_layout(shape, layout)
         canonical = layout.canonical_shape(shape)
@@ -202,6 +205,7 @@ class RamanujanOrthogonal(SparseInitializer):
         shape: Sequence[int],
         layout: Layout = None,
     ) -> SparseInitializer:
+        """See `SparseInitializer.at_density`."""
         canonical = self.resolve_layout(shape, layout).canonical_shape(shape)
         width = canonical[-1]
         degrees = self._possible_degrees(canonical)
@@ -298,6 +302,7 @@ class ApproximateIsometry(SparseInitializer):
         dtype: Any = None,
         layout: Layout = None,
     ) -> Sampled:
+        """See `SparseInitializer.sample`."""
         target = numpy_dtype(dtype)
         layout = self.resolve_layout(shape, layout)
         batch, parts, *rows, columns = layout.canonical_shape(shape)

@@ -105,19 +105,9 @@ class ExactOrthogonal(SparseInitializer):
     ) -> None:
         super().__init__(seed, layout)
         self.density = None if density is None else check_density(density)
-        self.gain: float | str = "auto"
-        if not isinstance(gain, str):
-            self.gain = check_number("gain", gain)
-        elif gain != "auto":
-            raise ValueError(f'`gain` must be a number or "auto". Received: gain={gain!r}')
-        if structure is not None:
-            if isinstance(structure, dict):
-                structure = restored(structure)
-            structure = as_structure(structure)
-            if not isinstance(structure, Structure):
-                raise ValueError(f"`structure` must be Block, NByM or None. Received: {structure=}")
-        check_options(structure, start, taps or "center")
-        self.structure = structure
+        self.gain = _check_gain(gain)
+        self.structure = _check_structure(structure)
+        check_options(self.structure, start, taps or "center")
         self.start = start
         self.taps = taps
 
@@ -127,6 +117,7 @@ class ExactOrthogonal(SparseInitializer):
         dtype: Any = None,
         layout: Layout = None,
     ) -> Sampled:
+        """See `SparseInitializer.sample`."""
         target = numpy_dtype(dtype)
         kernel, mask = exact_orthogonal(
             shape,
@@ -192,3 +183,24 @@ class ExactOrthogonal(SparseInitializer):
     def but_with(self, **settings: Any) -> ExactOrthogonal:
         """This pattern with other settings."""
         return self.from_config({**self.get_config(), **settings})
+
+
+def _check_gain(gain: float | str) -> float | str:
+    """Returns a gain, or raises a ValueError."""
+    if not isinstance(gain, str):
+        return check_number("gain", gain)
+    if gain != "auto":
+        raise ValueError(f'`gain` must be a number or "auto". Received: gain={gain!r}')
+    return gain
+
+
+def _check_structure(structure: StructureLike | dict[str, Any] | None) -> Structure | None:
+    """The structure for a short form or a configuration of one, or raises a ValueError."""
+    if structure is None:
+        return None
+    if isinstance(structure, dict):
+        structure = restored(structure)
+    structure = as_structure(structure)
+    if not isinstance(structure, Structure):
+        raise ValueError(f"`structure` must be Block, NByM or None. Received: {structure=}")
+    return structure

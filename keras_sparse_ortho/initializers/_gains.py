@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -31,7 +31,7 @@ _EDGES = np.concatenate(
 )
 _NODES_OF_PANEL = 16
 
-Activation = str | Callable[[Any], Any] | keras.layers.Layer | None
+Activation: TypeAlias = str | Callable[[Any], Any] | keras.layers.Layer | None
 """An elementwise function of tensors, by name, as a function or as a layer without weights."""
 
 

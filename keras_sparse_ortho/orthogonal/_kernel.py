@@ -504,7 +504,7 @@ def _draw_matrices(
     center = () if taps == "all" else center_of(canonical_shape)
     kernel: np.ndarray = np.zeros(canonical_shape, dtype=dtype)
     if matrix_shape == (1, 1):  # all at once: depthwise ones are many
-        single_entries = (..., *center, 0, 0)
+        single_entries: tuple[Any, ...] = (..., *center, 0, 0)
         is_positive = options.rng.random(kernel[single_entries].shape) < 0.5
         kernel[single_entries] = np.where(is_positive, options.gain, -options.gain)
         return kernel

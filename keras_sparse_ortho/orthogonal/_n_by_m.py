@@ -160,19 +160,20 @@ class NByM(Structure):
     ) -> None:
         """Fills one zeroed matrix of `count` entries, and the mask that its classes allow."""
         allowed[...] = False
-        classes = self._draw_classes(*kernel.shape, options.rng)
-        rows = [len(inputs) for inputs, _ in classes]
-        cols = [len(outputs) for _, outputs in classes]
+        inputs, outputs = kernel.shape
+        classes = self._draw_classes(inputs, outputs, options.rng)
+        rows = [len(class_inputs) for class_inputs, _ in classes]
+        cols = [len(class_outputs) for _, class_outputs in classes]
         counts = list(map(min, rows, cols))
         if options.cover:
             counts = _raise_towards(counts, _longer_sides(rows, cols), count)
         sizes = list(map(operator.mul, rows, cols))
         counts = _raise_towards(counts, sizes, count)
-        for (inputs, outputs), entries in zip(classes, counts, strict=True):
-            if len(outputs):
-                matrix = np.zeros((len(inputs), len(outputs)))
+        for (class_inputs, class_outputs), entries in zip(classes, counts, strict=True):
+            if len(class_outputs):
+                matrix = np.zeros((len(class_inputs), len(class_outputs)))
                 write_orthogonal(matrix, entries, options)
-                index = np.ix_(inputs, outputs)
+                index = np.ix_(class_inputs, class_outputs)
                 kernel[index] = matrix
                 allowed[index] = True
 

@@ -323,10 +323,10 @@ def _write_blocks(
     """Writes the values of one matrix into its zeroed blocks `(J, k, r, c)`."""
     rows, cols = blocks.shape[-2:]
     by_slot = blocks.reshape(-1, rows, cols)
-    slots = np.arange(len(by_slot))
+    slot_order = np.arange(len(by_slot))
     if not grid.is_wide:
-        slots = inputs_of.ravel().argsort(kind="stable")
-    slots = slots.reshape(grid.lines, -1)
+        slot_order = inputs_of.ravel().argsort(kind="stable")
+    slots = slot_order.reshape(grid.lines, -1)
     supports, values = _mixed(plan, grid, options.rng)
     for line in range(grid.lines):
         live_groups = np.flatnonzero(plan.live[line])

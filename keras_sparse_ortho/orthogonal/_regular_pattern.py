@@ -167,8 +167,7 @@ def regular_pattern(
         int32 array `(J, fan_in)`, ascending in each line.
     """
     dealt = np.arange(output_blocks * fan_in) % input_blocks
-    dealt = dealt.reshape(-1, fan_in)
-    pattern = shuffled(input_blocks, rng)[dealt]
+    pattern = shuffled(input_blocks, rng)[dealt.reshape(-1, fan_in)]
     pattern = pattern[shuffled(output_blocks, rng)]
     half = output_blocks // 2
     if half and fan_in < input_blocks:

@@ -64,13 +64,17 @@ class Schedule(abc.ABC):
             self.end_step = check_moment("end_step", end_step)
         if frequency is not None:
             self.frequency = check_integer("frequency", frequency)
+        self._check_order()
+
+    def _check_order(self) -> None:
+        """Refuses an end before the begin, where both are known; sets the default frequency."""
         if isinstance(self.end_step, int) and self.begin_step == 0:
             self.begin_step = 0  # not 0.0, the start of each `fit`: steps count over all of them
         if self.end_step is not None and type(self.begin_step) is type(self.end_step):
             if self.end_step < self.begin_step:
                 raise ValueError(
                     "`end_step` must not come before `begin_step`. "
-                    f"Received: {begin_step=}, {end_step=}"
+                    f"Received: begin_step={self.begin_step}, end_step={self.end_step}"
                 )
             if self.frequency is None and isinstance(self.begin_step, int):
                 self.frequency = default_frequency(int(self.end_step) - self.begin_step)
