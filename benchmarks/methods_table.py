@@ -220,8 +220,6 @@ INITIALIZERS: dict[str, Callable[[float | None], Pattern]] = {
     "angles_1": lambda gain: FixedAngles(gain=gain or 1.0, start="published"),
     "angles_80": lambda gain: Angles80(gain=gain or 1.0, start="published"),
     "eoi_all": lambda gain: ExactOrthogonal(gain="auto", taps="all"),
-    "eoi_even": lambda gain: ExactOrthogonal(gain=gain or "auto", start="even", taps="center"),
-    "eoi_even_all": lambda gain: ExactOrthogonal(gain="auto", start="even", taps="all"),
 }
 """Initializers of kernels and fixed masks, by name, for a gain:
 
@@ -231,11 +229,10 @@ INITIALIZERS: dict[str, Callable[[float | None], Pattern]] = {
 - eoi_published: exactly orthogonal, `[I | 0]` rotated; eoi_authors: so, as the authors ran networks
   with normalization; eoi_erk: without dead outputs; eoi_auto:
   with gain "auto"; eoi_all: so, as one matrix on all taps of a convolution,
-  which is what `sparsify` draws where normalization follows;
-  eoi_even, eoi_even_all: the same two with even degrees.
+  which is what `sparsify` draws where normalization follows.
 
-The arms `eoi_shift` and `rigl_shift` of the tables (entries spread over all taps) were measured at
-936aadd; the package does not draw such kernels any more.
+Tables have arms that the package does not draw any more: `eoi_shift` and `rigl_shift` (entries
+spread over all taps), measured at 936aadd, and `eoi_even` (even degrees), drawn up to 72dda44a.
 """
 
 

@@ -30,8 +30,6 @@ STARTS = {
     "gain 1": ExactOrthogonal(gain=1.0),
     "auto": ExactOrthogonal(gain="auto"),
     "auto, all taps": ExactOrthogonal(gain="auto", taps="all"),
-    "even, auto": ExactOrthogonal(gain="auto", start="even"),
-    "even, auto, all taps": ExactOrthogonal(gain="auto", start="even", taps="all"),
     "published": ExactOrthogonal(gain=1.0, start="published", taps="dense_center"),
 }
 OPTIMIZERS = {"Adam .001": ("adam", 1e-3), "SGD .1": ("sgd", 0.1)}
@@ -108,11 +106,12 @@ def summarize() -> None:
     runs = finished(LINES)
     for run in runs:
         found.setdefault(tuple(run[key] for key in KEYS[:3]), []).append(run["accuracy"])
+    starts = dict.fromkeys([*STARTS, *(run["start"] for run in runs)])  # removed ones, too
     rows = []
     for name in NETS:
         for optimizer in OPTIMIZERS:
             rival = found.get((name, "random", optimizer))
-            for start in STARTS:
+            for start in starts:
                 own = found.get((name, start, optimizer))
                 if own is None or rival is None:
                     continue

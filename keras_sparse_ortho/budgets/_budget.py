@@ -7,7 +7,7 @@ import json
 import math
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from keras_sparse_ortho._checks import as_text, check_density, is_integer, other_keywords
 from keras_sparse_ortho._files import atomic_write, shown
@@ -27,8 +27,17 @@ from keras_sparse_ortho.orthogonal import (
 Orthogonal = bool | SparseInitializer | Mapping[str, SparseInitializer]
 """Whether kernels must be exactly orthogonal, or their initializer: for all, or by weight path."""
 
-_LARGEST = 2**63 - 1  # entries of an array; larger integers overflow as floats
-_RIVALS = ("uniform", "erk", "snfs", "vd", "gs")  # of STR in its tables
+_MOST_ENTRIES = 2**63 - 1  # entries of an array; larger integers overflow as floats
+_RIVALS_OF_STR = ("uniform", "erk", "snfs", "vd", "gs")  # in its tables
+
+
+class Needs(NamedTuple):
+    """How many live entries a weight can have."""
+
+    unit: int  # counts are multiples of this
+    least: int
+    covering: int  # the least without dead outputs
+    most: int
 
 
 class Budget(Mapping[str, float], Answering):
@@ -65,22 +74,19 @@ class Budget(Mapping[str, float], Answering):
                 "`densities` must be a dict from weights to densities, with at least one."
                 f"{for_value('densities', densities)} Received: densities={as_text(densities)}"
             )
-        self._densities: dict[str, float] = {}
-        for path, density in densities.items():
-            try:
-                self._densities[str(path)] = check_density(density)
-            except DensityError as error:
-                raise BudgetError(f"In the budget of {path!r}: {error}") from None
-        self.sizes = {
-            str(path): _count(f"size of {path!r}", size, 1) for path, size in (sizes or {}).items()
+        self._densities = {
+            str(path): _check_density_of(path, density) for path, density in densities.items()
         }
-        self.lifted_from = {
-            path: _count(f"`lifted_from` of {path!r}", share, 0)
-            for path, share in (lifted_from or {}).items()
-        }
+        self.sizes: dict[str, int] = {}
+        for path, size in (sizes or {}).items():
+            self.sizes[str(path)] = _check_count(f"size of '{path}'", size, 1)
+        self.lifted_from: dict[str, int] = {}
+        for path, share in (lifted_from or {}).items():
+            self.lifted_from[path] = _check_count(f"`lifted_from` of '{path}'", share, 0)
         self.blocks = dict(blocks or {})
-        named = *self.sizes, *self.lifted_from, *self.blocks
-        if unknown := [path for path in named if path not in self._densities]:
+        paths = [*self.sizes, *self.lifted_from, *self.blocks]
+        unknown = [path for path in paths if path not in self._densities]
+        if unknown:
             raise BudgetError(
                 f"`sizes`, `lifted_from` and `blocks` name unknown weights. Received: {unknown}"
             )
@@ -112,7 +118,10 @@ class Budget(Mapping[str, float], Answering):
                 "Counts need the sizes of the weights: apply the budget to a model, or give "
                 f"`sizes`. Received: no sizes for {missing[:5]}"
             )
-        return {path: live_count(density, self.sizes[path]) for path, density in self.items()}
+        counts = {}
+        for path, density in self.items():
+            counts[path] = live_count(density, self.sizes[path])
+        return counts
 
     @property
     def lifted(self) -> tuple[str, ...]:
@@ -126,6 +135,7 @@ class Budget(Mapping[str, float], Answering):
 
     @property
     def size(self) -> int:
+        """Entries of all weights together."""
         return sum(self.sizes[path] for path in self.counts)
 
     @property
@@ -140,22 +150,7 @@ class Budget(Mapping[str, float], Answering):
         BudgetError for missing or unknown weights, other sizes, weights without live entries.
         """
         sizes = {weight.path: weight.size for weight in weights}
-        densities: dict[str, float] = {}
-        unknown = []
-        for name, density in self.items():
-            inside = [path for path in sizes if path.startswith(f"{name}/")]
-            if name in sizes:
-                densities[name] = density
-            elif name in self.sizes or not inside:
-                unknown.append(name)
-            else:
-                densities |= {path: self._densities.get(path, density) for path in inside}
-        missing = [path for path in sizes if path not in densities]
-        if unknown or missing:
-            raise BudgetError(
-                "The budget must name exactly the weights to be pruned (see `include` and "
-                f"`exclude`). Received: unknown {unknown}, missing {missing}"
-            )
+        densities = self._by_weight(sizes)
         for path, size in self.sizes.items():
             if size != sizes[path]:
                 raise BudgetError(
@@ -171,33 +166,61 @@ class Budget(Mapping[str, float], Answering):
         lifted = {path: n for path, n in self.lifted_from.items() if path in densities}
         return Budget(densities, sizes, lifted, self.blocks)
 
+    def _by_weight(self, sizes: Mapping[str, int]) -> dict[str, float]:
+        """The density of each weight in `sizes`; a BudgetError for unknown or missing weights."""
+        densities: dict[str, float] = {}
+        unknown = []
+        for name, density in self.items():
+            inside = [path for path in sizes if path.startswith(f"{name}/")]
+            if name in sizes:
+                densities[name] = density
+            elif name in self.sizes or not inside:
+                unknown.append(name)
+            else:
+                for path in inside:
+                    densities[path] = self._densities.get(path, density)
+        missing = [path for path in sizes if path not in densities]
+        if unknown or missing:
+            raise BudgetError(
+                "The budget must name exactly the weights to be pruned (see `include` and "
+                f"`exclude`). Received: unknown {unknown}, missing {missing}"
+            )
+        return densities
+
     @classmethod
     def from_model(cls, model: Any) -> Budget:
         """Reads the current densities of a model's weights."""
         weights = prunable_weights(model)
-        if empty := [weight.path for weight in weights if weight.live == 0]:
+        empty = [weight.path for weight in weights if weight.live == 0]
+        if empty:
             raise BudgetError(f"All weights need live entries in a budget. Received: {empty}")
-        return cls({w.path: w.density for w in weights}, {w.path: w.size for w in weights})
+        densities = {weight.path: weight.density for weight in weights}
+        return cls(densities, _sizes(weights))
 
     def save(self, path: str | pathlib.Path) -> None:
         """Writes density, size, lifted_from and blocks as JSON; replaces a file only when done."""
-        rows = [
-            {
+        rows = []
+        for name, density in self.items():
+            row: dict[str, Any] = {
                 "weight": name,
                 "density": density,
                 "size": self.sizes.get(name),
                 "lifted_from": self.lifted_from.get(name),
-                **({"blocks": self.blocks[name].get_config()} if name in self.blocks else {}),
             }
-            for name, density in self.items()
-        ]
+            if name in self.blocks:
+                row["blocks"] = self.blocks[name].get_config()
+            rows.append(row)
         if pathlib.Path(path).suffix != ".json":
             raise BudgetError(f"A budget file ends in .json. Received: path={str(path)!r}")
         with atomic_write(path) as stream:
             stream.write(json.dumps({"budget": rows}, indent=1) + "\n")
 
     @classmethod
-    def load(cls, path: str | pathlib.Path, column: str | float | None = None) -> Budget:
+    def load(
+        cls,
+        path: str | pathlib.Path,
+        column: str | float | None = None,
+    ) -> Budget:
         """Reads a budget from JSON or CSV.
 
         JSON is what `save` writes (a row needs only `weight` and `density`), or `{"path": density,
@@ -223,9 +246,9 @@ class Budget(Mapping[str, float], Answering):
                 name.encode()  # refuses lone surrogates, which JSON can contain
                 densities[name] = check_density(row["density"])
                 if row.get("size") is not None:
-                    sizes[name] = _count(f"size of {shown(name)!r}", row["size"], 1)
+                    sizes[name] = _check_count(f"size of {shown(name)!r}", row["size"], 1)
                 if row.get("lifted_from") is not None:
-                    lifted_from[name] = _count("`lifted_from`", row["lifted_from"], 0)
+                    lifted_from[name] = _check_count("`lifted_from`", row["lifted_from"], 0)
                 if row.get("blocks") is not None:
                     blocks[name] = GivenBlocks(**row["blocks"])
             except (KeyError, TypeError, ValueError) as error:
@@ -236,19 +259,40 @@ class Budget(Mapping[str, float], Answering):
 
     def __repr__(self) -> str:
         width = max(len(path) for path in self)
-        known = len(self.sizes) == len(self)
-        total = f", density {self.density:.6g}, {self.live} of {self.size} live" if known else ""
-        lines = [f"<Budget of {len(self)} weights{total}"]
+        has_sizes = len(self.sizes) == len(self)
+        title = f"<Budget of {len(self)} weights"
+        if has_sizes:
+            title += f", density {self.density:.6g}, {self.live} of {self.size} live"
+        lines = [title]
         for path, density in self.items():
-            count = f"  {self.counts[path]} of {self.sizes[path]}" if known else ""
-            share = self.lifted_from.get(path)
-            note = "" if share is None else f"  (lifted from {share})"
-            lines.append(f"  {path:<{width}}  {density:<10.6g}{count}{note}")
+            line = f"  {path:<{width}}  {density:<10.6g}"
+            if has_sizes:
+                line += f"  {self.counts[path]} of {self.sizes[path]}"
+            if path in self.lifted_from:
+                line += f"  (lifted from {self.lifted_from[path]})"
+            lines.append(line)
         return "\n".join(lines) + ">"
 
 
-def _count(name: str, value: Any, least: int) -> int:
-    if not is_integer(value) or not least <= value <= _LARGEST:
+def _sizes(weights: Sequence[PrunableWeight]) -> dict[str, int]:
+    return {weight.path: weight.size for weight in weights}
+
+
+def _check_density_of(path: str, density: float) -> float:
+    """Returns the density of a weight as a float, or raises a BudgetError that names it."""
+    try:
+        return check_density(density)
+    except DensityError as error:
+        raise BudgetError(f"In the budget of '{path}': {error}") from None
+
+
+def _check_count(
+    name: str,
+    value: Any,
+    least: int,
+) -> int:
+    """Returns a count as an int, or raises a BudgetError."""
+    if not is_integer(value) or not least <= value <= _MOST_ENTRIES:
         raise BudgetError(
             f"The {name} must be an integer from {least} to 2^63 - 1. Received: {as_text(value)}"
         )
@@ -335,16 +379,35 @@ def erk(
 
 
 def _erdos_renyi(
-    model: Any, density: float, include: Any, exclude: Any, orthogonal: Orthogonal, *, spatial: bool
+    model: Any,
+    density: float,
+    include: Selection,
+    exclude: Selection,
+    orthogonal: Orthogonal,
+    *,
+    spatial: bool,
 ) -> Budget:
-    weights, relative = choose(weights_of(model), include, exclude), []
+    """ERK, or without the `spatial` dimensions ER."""
+    weights = choose(weights_of(model), include, exclude)
+    relative = []
     for weight in weights:
-        layout = weight.layout or KernelLayout.convolution()
-        batch, parts, *taps, inputs, outputs = layout.canonical_shape(weight.shape)
-        dims = [outputs * parts, *(taps if spatial else ())]
-        dims += [size for size, axes in ((inputs, layout.inputs), (batch, layout.batch)) if axes]
+        dims = _dims(weight, spatial=spatial)
         relative.append(sum(dims) / math.prod(dims))
     return allocate(weights, density, relative, orthogonal=orthogonal)
+
+
+def _dims(weight: PrunableWeight, *, spatial: bool) -> list[int]:
+    """The dimensions of a kernel that ER and ERK count."""
+    layout = weight.layout or KernelLayout.convolution()
+    batch, parts, *taps, inputs, outputs = layout.canonical_shape(weight.shape)
+    dims = [outputs * parts]
+    if spatial:
+        dims += taps
+    if layout.inputs:
+        dims.append(inputs)
+    if layout.batch:
+        dims.append(batch)
+    return dims
 
 
 def allocate(
@@ -354,48 +417,76 @@ def allocate(
     *,
     orthogonal: Orthogonal,
 ) -> Budget:
-    """Shares exactly `round(density * total)` entries in proportion to `relative`, as `lift`."""
+    """Shares exactly `round(density * total)` entries in proportion to `relative`, as `lift`.
+
+    Args:
+        weights: list of PrunableWeight.
+        density: float in (0, 1]. Global live fraction.
+        relative: list of float. Density of each weight, up to a common factor.
+        orthogonal: As in `uniform`.
+
+    Raises BudgetError for a density that leaves some weights too few entries.
+    """
     if not weights:
         raise BudgetError("There are no weights to share a budget among. Received: weights=[]")
-    size = sum(weight.size for weight in weights)
-    total = live_count(density, size)
-    upper = [weight.size for weight in weights]
-    _, least, covering, _ = zip(*(needs_of(w, orthogonal) for w in weights), strict=True)
-    if orthogonal is False and total < sum(covering):
-        covering = least
-    if total < sum(least):
-        what, hint = "a live entry in every weight", ""
-        if orthogonal:
-            what = "exactly orthogonal kernels"
-            most, weight = max(zip(least, weights, strict=True), key=lambda pair: pair[0])
-            hint = (
-                f" {weight.path!r} needs most: {most} of its {weight.size} entries. Kernels that "
-                "need not be orthogonal take less (initializer='random_sparse')."
-            )
+    sizes = [weight.size for weight in weights]
+    total = live_count(density, sum(sizes))
+    needs = [needs_of(weight, orthogonal) for weight in weights]
+    if orthogonal is False and total < sum(need.covering for need in needs):
+        needs = [need._replace(covering=need.least) for need in needs]
+    least = sum(need.least for need in needs)
+    if total < least:
         raise BudgetError(
-            f"The least global density that leaves room for {what} is {sum(least) / size:.6g}."
-            f"{hint} Received: density={density!r}"
+            f"The least global density that leaves room for "
+            f"{_what_needs_room(weights, needs, orthogonal)} Received: density={density!r}"
         )
     wanted = [share * weight.size for share, weight in zip(relative, weights, strict=True)]
-    counts = _clipped_shares(total, wanted, *_bounds(total, least, covering, upper))
-    unbounded = _clipped_shares(total, wanted, [0] * len(weights), upper)
-    lifted = {
-        w.path: share
-        for w, share, count, enough in zip(weights, unbounded, counts, covering, strict=True)
-        if (orthogonal or enough > 1) and share < min(count, enough)
-    }
+    lower, upper = _bounds(total, needs, sizes)
+    counts = _clipped_shares(total, wanted, lower, upper)
+    unbounded = _clipped_shares(total, wanted, [0] * len(weights), sizes)
+    lifted = {}
+    for weight, need, share, count in zip(weights, needs, unbounded, counts, strict=True):
+        needs_several = orthogonal or need.covering > 1
+        if needs_several and share < min(count, need.covering):
+            lifted[weight.path] = share
     return _budget(weights, counts, lifted)
 
 
+def _what_needs_room(
+    weights: Sequence[PrunableWeight],
+    needs: Sequence[Needs],
+    orthogonal: Orthogonal,
+) -> str:
+    """The end of the error for a global density that is too low."""
+    least = sum(need.least for need in needs)
+    size = sum(weight.size for weight in weights)
+    if not orthogonal:
+        return f"a live entry in every weight is {least / size:.6g}."
+    most_needed = max(need.least for need in needs)
+    largest = next(w for w, need in zip(weights, needs, strict=True) if need.least == most_needed)
+    return (
+        f"exactly orthogonal kernels is {least / size:.6g}. "
+        f"'{largest.path}' needs most: {most_needed} of its {largest.size} entries. Kernels that "
+        "need not be orthogonal take less (initializer='random_sparse')."
+    )
+
+
 def _budget(
-    weights: Sequence[PrunableWeight], counts: Sequence[int], lifted: Mapping[str, int]
+    weights: Sequence[PrunableWeight],
+    counts: Sequence[int],
+    lifted: Mapping[str, int],
 ) -> Budget:
+    """The budget with these counts of live entries."""
     densities = {w.path: count / w.size for w, count in zip(weights, counts, strict=True)}
-    return Budget(densities, {w.path: w.size for w in weights}, lifted)
+    return Budget(densities, _sizes(weights), lifted)
 
 
 @other_keywords
-def lift(model: Any, budget: Budget, initializer: SparseInitializer | None = None) -> Budget:
+def lift(
+    model: Any,
+    budget: Budget,
+    initializer: SparseInitializer | None = None,
+) -> Budget:
     """Returns the budget nearest to another one that exactly orthogonal kernels can have.
 
     An orthogonal kernel needs `least_count` live entries, and `covering_count` to have no dead
@@ -458,86 +549,122 @@ def str_resnet50(density: float | str = 0.0977) -> Budget:
     overall, *layers = resnet50()
     columns = [name for name in overall if name.startswith("sparsity_")]
     published = {sparsity_to_density(overall[name]): name for name in columns}
-    if isinstance(density, str):
-        column = density if density in _RIVALS else None
-    else:
+    column = None
+    if not isinstance(density, str):
         column = published.get(check_density(density))
+    elif density in _RIVALS_OF_STR:
+        column = density
     if column is None:
         raise BudgetError(
             f"STR's published densities for ResNet-50 are {sorted(published, reverse=True)}, and "
-            f"its rivals at 0.1 {_RIVALS}. Received: density={density!r}"
+            f"its rivals at 0.1 {_RIVALS_OF_STR}. Received: density={density!r}"
         )
-    return Budget(
-        {row["layer"]: sparsity_to_density(row[column]) for row in layers},
-        {row["layer"]: int(row["size"]) for row in layers},
-    )
+    densities = {row["layer"]: sparsity_to_density(row[column]) for row in layers}
+    sizes = {row["layer"]: int(row["size"]) for row in layers}
+    return Budget(densities, sizes)
 
 
 def fit_structure(
-    plan: Budget, weights: Sequence[PrunableWeight], patterns: Mapping[str, SparseInitializer]
+    plan: Budget,
+    weights: Sequence[PrunableWeight],
+    patterns: Mapping[str, SparseInitializer],
 ) -> Budget:
-    """Fits `plan` to the structures of `patterns`; it loses less than the smallest unit."""
-    units, least, covering, most = zip(*(needs_of(w, patterns) for w in weights), strict=True)
-    if not sum(least) <= plan.live <= sum(most):
-        found = (getattr(pattern, "structure", None) for pattern in patterns.values())
-        names = sorted({str(structure) for structure in found if structure})
+    """Fits a budget to the structures of kernels; it loses less than the smallest unit.
+
+    Args:
+        plan: Budget.
+        weights: list of PrunableWeight. The weights of the budget.
+        patterns: dict of initializers by weight path.
+
+    Raises BudgetError for a global density that the structures do not allow.
+    """
+    needs = [needs_of(weight, patterns) for weight in weights]
+    least = sum(need.least for need in needs)
+    most = sum(need.most for need in needs)
+    if not least <= plan.live <= most:
+        structures = (getattr(pattern, "structure", None) for pattern in patterns.values())
+        names = sorted({str(structure) for structure in structures if structure})
         raise BudgetError(
             f"Exactly orthogonal kernels with the structure {', '.join(names)} allow global "
-            f"densities from {sum(least) / plan.size:.6g} to {sum(most) / plan.size:.6g}. "
+            f"densities from {least / plan.size:.6g} to {most / plan.size:.6g}. "
             f"Received: density={plan.density:.6g}"
         )
-    lower, upper = _bounds(plan.live, least, covering, most)
-    given = [plan.counts[w.path] for w in weights]
-    wanted = _clipped_shares(plan.live, given, lower, upper)
-    counts = [count - count % unit for count, unit in zip(wanted, units, strict=True)]
-    left = plan.live - sum(counts)
-    for k in sorted(range(len(counts)), key=lambda k: (counts[k] - wanted[k]) / units[k]):
-        if units[k] <= left and counts[k] + units[k] <= upper[k]:
-            counts[k] += units[k]
-            left -= units[k]
-    # The rest is less than a unit of each; weights with smaller units can take it.
-    for k in sorted(range(len(counts)), key=lambda k: units[k]):
-        more = min(left, most[k] - counts[k]) // units[k] * units[k]
-        counts[k] += more
-        left -= more
+    lower, upper = _bounds(plan.live, needs, [need.most for need in needs])
+    shares = [plan.counts[weight.path] for weight in weights]
+    wanted = _clipped_shares(plan.live, shares, lower, upper)
+    counts = _whole_units(plan.live, wanted, upper, needs)
     lifted = dict(plan.lifted_from)
-    for weight, share, count, few in zip(weights, given, counts, lower, strict=True):
-        if share < few <= count:
+    for weight, share, count, bound in zip(weights, shares, counts, lower, strict=True):
+        if share < bound <= count:
             lifted.setdefault(weight.path, share)
     return _budget(weights, counts, lifted)
 
 
-def _clipped_shares(
-    total: int, wanted: Sequence[float], lower: Sequence[int], upper: Sequence[int]
+def _whole_units(
+    total: int,
+    wanted: Sequence[int],
+    upper: Sequence[int],
+    needs: Sequence[Needs],
 ) -> list[int]:
-    """Integers within bounds that sum to `total`, proportional to `wanted` where these allow."""
-    # The sum of the clipped shares grows with their scale: fixing all on the side with the larger
-    # excess and rescaling the rest ends at the unique solution.
+    """Counts in whole units near the wanted ones, with a sum of at most `total`.
+
+    Counts are rounded down, then those that lost most of a unit get one more, up to `upper`. What
+    is left then is less than a unit of each; weights with smaller units can take it.
+    """
+    units = [need.unit for need in needs]
+    counts = [count - count % unit for count, unit in zip(wanted, units, strict=True)]
+    missing = total - sum(counts)
+    losses = [(n - count) / unit for n, count, unit in zip(counts, wanted, units, strict=True)]
+    for k in sorted(range(len(counts)), key=losses.__getitem__):
+        if units[k] <= missing and counts[k] + units[k] <= upper[k]:
+            counts[k] += units[k]
+            missing -= units[k]
+    for k in sorted(range(len(counts)), key=units.__getitem__):
+        room = min(missing, needs[k].most - counts[k])
+        more = room // units[k] * units[k]
+        counts[k] += more
+        missing -= more
+    return counts
+
+
+def _clipped_shares(
+    total: int,
+    wanted: Sequence[float],
+    lower: Sequence[int],
+    upper: Sequence[int],
+) -> list[int]:
+    """Integers within bounds that sum to `total`, proportional to `wanted` where these allow.
+
+    The sum of the clipped shares grows with their scale: fixing all on the side with the larger
+    excess and rescaling the rest ends at the unique solution.
+    """
     counts = [0] * len(wanted)
     free = list(range(len(wanted)))
-    left = total
+    to_share = total
     while free:
-        scale = left / sum(wanted[k] for k in free)
+        scale = to_share / sum(wanted[k] for k in free)
         over = [k for k in free if scale * wanted[k] > upper[k]]
         under = [k for k in free if scale * wanted[k] < lower[k]]
-        excess = sum(scale * wanted[k] - upper[k] for k in over)
-        lack = sum(lower[k] - scale * wanted[k] for k in under)
         if not over and not under:
-            for k, count in zip(free, apportion(left, [wanted[k] for k in free]), strict=True):
+            shares = apportion(to_share, [wanted[k] for k in free])
+            for k, count in zip(free, shares, strict=True):
                 counts[k] = count
             break
+        excess = sum(scale * wanted[k] - upper[k] for k in over)
+        lack = sum(lower[k] - scale * wanted[k] for k in under)
         bounds, fixed = (upper, over) if excess >= lack else (lower, under)
         for k in fixed:
             counts[k] = bounds[k]
-            left -= bounds[k]
+            to_share -= bounds[k]
         free = [k for k in free if k not in fixed]
     return counts
 
 
-def needs_of(weight: PrunableWeight, orthogonal: Orthogonal) -> tuple[int, int, int, int]:
-    """Unit, minimum, minimum without dead outputs, and maximum of a weight's live entries."""
+def needs_of(weight: PrunableWeight, orthogonal: Orthogonal) -> Needs:
+    """How many live entries a weight can have; a LayoutError if a structure does not fit it."""
     if orthogonal is False:
-        return 1, 1, max(depthwise_outputs(weight.shape, weight.layout), 1), weight.size
+        outputs = depthwise_outputs(weight.shape, weight.layout)
+        return Needs(1, 1, max(outputs, 1), weight.size)
     initializer: Any = orthogonal
     if isinstance(orthogonal, bool):
         initializer = ExactOrthogonal(seed=0)
@@ -549,15 +676,19 @@ def needs_of(weight: PrunableWeight, orthogonal: Orthogonal) -> tuple[int, int, 
         raise LayoutError(f"The weight {weight.path!r} does not fit: {error}") from None
     structure = getattr(initializer, "structure", None)
     if structure is None:
-        return 1, least, covering, weight.size
+        return Needs(1, least, covering, weight.size)
     shape = layout_for(weight, initializer).canonical_shape(weight.shape)
-    return structure.unit(shape), least, covering, structure.most(shape)
+    return Needs(structure.unit(shape), least, covering, structure.most(shape))
 
 
 def _bounds(
-    total: int, least: Sequence[int], covering: Sequence[int], most: Sequence[int]
+    total: int,
+    needs: Sequence[Needs],
+    most: list[int],
 ) -> tuple[list[int], list[int]]:
     """Bounds of counts with as few dead outputs as `total` allows."""
-    if total >= sum(covering):
-        return list(covering), list(most)
-    return list(least), list(covering)  # what one weight has beyond covering, another lacks
+    least = [need.least for need in needs]
+    covering = [need.covering for need in needs]
+    if total < sum(covering):
+        return least, covering  # what one weight has beyond covering, another lacks
+    return covering, most

@@ -9,16 +9,24 @@ from typing import Any
 from keras_sparse_ortho._files import Row, read_json, shown
 from keras_sparse_ortho.errors import BudgetError
 
-_Line = tuple[str, list[str]]  # where it is, and its cells
+Column = str | float | None
+"""The heading of a budget in a table of several."""
+
+_Line = tuple[str, list[str]]  # its place in the file, and its cells
+_RESNET50_HEADS = ("Layer", "Metric")  # first cells of the tables that STR's authors published
 
 
-def read_rows(path: pathlib.Path, column: Any = None) -> list[Row]:
+def read_rows(path: pathlib.Path, column: Column = None) -> list[Row]:
     """The weights of a file, unchecked: `weight`, `density`, and what else it says of them."""
     if path.suffix not in (".json", ".csv"):
         raise BudgetError(f"A budget file ends in .json or .csv. Received: path={str(path)!r}")
-    lines = _lines(path) if path.suffix == ".csv" else []
-    if lines and lines[0][1][0] in ("Layer", "Metric") and len(lines[0][1]) > 2:
-        return _published(path, lines, column)
+    lines = []
+    if path.suffix == ".csv":
+        lines = _csv_lines(path)
+    if lines:
+        _, head = lines[0]
+        if head[0] in _RESNET50_HEADS and len(head) > 2:
+            return _published_rows(path, lines, column)
     if column is not None:
         raise BudgetError(
             f"`column` is for the tables that STR's authors published. Received: column={column!r} "
@@ -26,9 +34,19 @@ def read_rows(path: pathlib.Path, column: Any = None) -> list[Row]:
         )
     if path.suffix == ".json":
         return _json_rows(path)
-    pairs = [(place, cells[0].strip(), ",".join(cells[1:]).strip()) for place, cells in lines]
-    named = pairs and pairs[0][2].lower() == "density"
-    return [(place, {"weight": n, "density": _number(d)}) for place, n, d in pairs[bool(named) :]]
+    return _csv_rows(lines)
+
+
+def _csv_rows(lines: list[_Line]) -> list[Row]:
+    """The rows `path,density`, without a heading."""
+    rows: list[Row] = []
+    for number, (place, cells) in enumerate(lines):
+        density = ",".join(cells[1:]).strip()
+        if number == 0 and density.lower() == "density":
+            continue
+        row = {"weight": cells[0].strip(), "density": _number(density)}
+        rows.append((place, row))
+    return rows
 
 
 def sparsity_to_density(sparsity: str) -> Any:
@@ -52,7 +70,8 @@ def _number(text: str) -> float | str:
 
 
 def _json_rows(path: pathlib.Path) -> list[Row]:
-    content, rows = read_json(path, BudgetError), None
+    content = read_json(path, BudgetError)
+    rows = None
     if isinstance(content, dict):
         rows = content.get("budget")
         if content and all(isinstance(value, int | float) for value in content.values()):
@@ -65,9 +84,11 @@ def _json_rows(path: pathlib.Path) -> list[Row]:
     return [(f"entry {number}", row) for number, row in enumerate(rows, 1)]
 
 
-def _lines(path: pathlib.Path) -> list[_Line]:
+def _csv_lines(path: pathlib.Path) -> list[_Line]:
+    """The lines of a CSV file that are not empty."""
     try:
-        reader = csv.reader(path.read_text(encoding="utf-8-sig").splitlines(), strict=True)
+        text = path.read_text(encoding="utf-8-sig")
+        reader = csv.reader(text.splitlines(), strict=True)
         return [(f"line {reader.line_num}", cells) for cells in reader if any(cells)]
     except (UnicodeDecodeError, csv.Error) as problem:
         raise BudgetError(
@@ -76,26 +97,36 @@ def _lines(path: pathlib.Path) -> list[_Line]:
         ) from None
 
 
-def _published(path: pathlib.Path, lines: list[_Line], column: Any) -> list[Row]:
+def _published_rows(path: pathlib.Path, lines: list[_Line], column: Column) -> list[Row]:
     """The rows of a table of RAIVNLab/STR, under Keras' names."""
-    heads, first = lines[0][1], 1
-    if heads[0] == "Metric":  # its next line has the sparsities of the networks
-        heads, first = (lines[1:2] or lines)[0][1], 3
-    if str(column) not in heads[first:]:
+    _, heads = lines[0]
+    first_budget = 1
+    if heads[0] == "Metric":
+        if len(lines) > 1:
+            _, heads = lines[1]  # the sparsities of the networks
+        first_budget = 3
+    budgets = heads[first_budget:]
+    if str(column) not in budgets:
         raise BudgetError(
-            f"{path} has several budgets: `column` must be one of {shown(heads[first:])}. "
+            f"{path} has several budgets: `column` must be one of {shown(budgets)}. "
             f"Received: column={column!r}"
         )
-    at, known = heads.index(str(column), first), resnet50()[1:]
+    at = heads.index(str(column), first_budget)
+    _, *weights = resnet50()
     layers = [line for line in lines if re.match(r"(Layer )?\d", line[1][0])]
     numbers = [re.sub(r"Layer | - .*", "", cells[0]) for _, cells in layers]
-    if numbers != [str(k) for k in range(1, len(known) + 1)]:
+    if numbers != [str(k) for k in range(1, len(weights) + 1)]:
         raise BudgetError(
-            f"{path}: the {len(known)} layers of ResNet-50 are needed, in order. "
+            f"{path}: the {len(weights)} layers of ResNet-50 are needed, in order. "
             f"Received: {len(layers)} layers"
         )
-    densities = [sparsity_to_density("".join(cells[at : at + 1])) for _, cells in layers]
-    return [
-        (place, {"weight": row["layer"], "density": density, "size": int(row["size"])})
-        for (place, _), density, row in zip(layers, densities, known, strict=True)
-    ]
+    rows: list[Row] = []
+    for (place, cells), weight in zip(layers, weights, strict=True):
+        sparsity = cells[at] if at < len(cells) else ""
+        row = {
+            "weight": weight["layer"],
+            "density": sparsity_to_density(sparsity),
+            "size": int(weight["size"]),
+        }
+        rows.append((place, row))
+    return rows

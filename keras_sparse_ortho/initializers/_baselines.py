@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import keras
 import numpy as np
+from numpy.random import Generator
 
 from keras_sparse_ortho._checks import check_density, check_integer, check_number, other_keywords
 from keras_sparse_ortho._values import to_numpy
@@ -75,7 +76,13 @@ class RandomSparse(SparseInitializer):
                 f"Received: initializer={initializer!r}"
             )
 
-    def sample(self, shape: Sequence[int], dtype: Any = None, layout: Layout = None) -> Sampled:
+    def sample(
+        self,
+        shape: Sequence[int],
+        dtype: Any = None,
+        layout: Layout = None,
+    ) -> Sampled:
+        """See `SparseInitializer.sample`."""
         target = numpy_dtype(dtype)
         density = self.need_density(self.density)
         layout = self.resolve_layout(shape, layout)
@@ -83,24 +90,26 @@ class RandomSparse(SparseInitializer):
         if depthwise_outputs(shape, layout):
             scores = np.random.default_rng(self._draw_seed).random(tuple(shape))
             mask = floored_mask(scores, layout, live_count(density, scores.size))
-        wide = "float64" if target == np.float64 else "float32"  # rounded later
-        kernel = to_numpy(_with_fans_of(layout, mask.ndim, self.initializer)(shape, dtype=wide))
-        kernel = kernel * mask
+        initializer = _with_fans_of(layout, mask.ndim, self.initializer)
+        drawn_dtype = "float64" if target == np.float64 else "float32"  # rounded later
+        kernel = to_numpy(initializer(shape, dtype=drawn_dtype)) * mask
         if self.rescale:
-            live = layout.to_canonical(mask)
-            fans = live.sum(axis=tuple(range(2, live.ndim - 1)), keepdims=True)
-            scale = np.sqrt(live.size // fans.size / np.maximum(fans, 1))
-            kernel = kernel * layout.from_canonical(np.broadcast_to(scale, live.shape), mask.shape)
+            kernel = kernel * _fan_scale(mask, layout)
         return kernel.astype(target), mask
 
     def at_density(
-        self, density: float, seed: int, shape: Sequence[int], layout: Layout = None
+        self,
+        density: float,
+        seed: int,
+        shape: Sequence[int],
+        layout: Layout = None,
     ) -> SparseInitializer:
+        """See `SparseInitializer.at_density`."""
         config = self.get_config()
         dense = config["initializer"]
         if "seed" in dense["config"]:
-            dense = {**dense, "config": {**dense["config"], "seed": seed}}
-        return self.from_config({**config, "density": density, "seed": seed, "initializer": dense})
+            config["initializer"] = {**dense, "config": {**dense["config"], "seed": seed}}
+        return self.from_config({**config, "density": density, "seed": seed})
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -154,48 +163,80 @@ class RamanujanOrthogonal(SparseInitializer):
         self.gain = check_number("gain", gain)
         self.relu = bool(relu)
 
-    def sample(self, shape: Sequence[int], dtype: Any = None, layout: Layout = None) -> Sampled:
+    def sample(
+        self,
+        shape: Sequence[int],
+        dtype: Any = None,
+        layout: Layout = None,
+    ) -> Sampled:
+        """See `SparseInitializer.sample`."""
         target = numpy_dtype(dtype)
         layout = self.resolve_layout(shape, layout)
         canonical = layout.canonical_shape(shape)
-        width, step = canonical[-1], 2 if self.relu else 1
-        fit = self._admissible(canonical)
-        if self.degree not in fit:
+        width = canonical[-1]
+        degrees = self._possible_degrees(canonical)
+        if self.degree not in degrees:
+            nearest = _nearest(degrees, self.degree)
             raise LayoutError(
-                f"{self._rule(width)}; the nearest degrees that do are {_nearest(fit, self.degree)}"
+                f"{self._rule(width)}; the nearest degrees that do are {nearest}"
                 f". Received: degree={self.degree}"
             )
         rng = np.random.default_rng(self._draw_seed)
+        center = center_of(canonical)
         values = np.zeros(canonical)
-        size, degree = width // step, self.degree // step
         for matrix in np.ndindex(canonical[:2]):
-            part = np.zeros((size, size))
-            rows, columns = (rng.random(size).argsort().reshape(-1, degree) for _ in range(2))
-            blocks = random_orthogonal(size // degree, degree, rng)
-            part[rows[:, :, None], columns[:, None, :]] = blocks
-            if self.relu:
-                part = np.block([[part, -part], [-part, part]]) / np.sqrt(2.0)
-            values[(*matrix, *center_of(canonical))] = self.gain * part
+            values[(*matrix, *center)] = self.gain * self._draw_matrix(width, rng)
         kernel = np.ascontiguousarray(layout.from_canonical(values, shape))
         return kernel.astype(target), kernel != 0
 
+    def _draw_matrix(self, width: int, rng: Generator) -> np.ndarray:
+        """One matrix of gain 1: permuted blocks, with `relu` in four copies."""
+        size = width // self._step
+        degree = self.degree // self._step
+        rows = rng.random(size).argsort().reshape(-1, degree, 1)
+        columns = rng.random(size).argsort().reshape(-1, 1, degree)
+        matrix = np.zeros((size, size))
+        matrix[rows, columns] = random_orthogonal(size // degree, degree, rng)
+        if not self.relu:
+            return matrix
+        return np.block([[matrix, -matrix], [-matrix, matrix]]) / np.sqrt(2.0)
+
+    @property
+    def _step(self) -> int:
+        """Degree and width are multiples of this."""
+        return 2 if self.relu else 1
+
     def at_density(
-        self, density: float, seed: int, shape: Sequence[int], layout: Layout = None
+        self,
+        density: float,
+        seed: int,
+        shape: Sequence[int],
+        layout: Layout = None,
     ) -> SparseInitializer:
+        """See `SparseInitializer.at_density`."""
         canonical = self.resolve_layout(shape, layout).canonical_shape(shape)
         width = canonical[-1]
-        fit = self._admissible(canonical)
-        per_degree = width / math.prod(canonical[2:])  # density of degree 1
-        degree = density / per_degree
-        if round(degree) not in fit or abs(degree - round(degree)) * width > 0.5:
-            near = [f"{d * per_degree:.9g} (degree {d})" for d in _nearest(fit, degree)]
+        degrees = self._possible_degrees(canonical)
+        density_of_one = width / math.prod(canonical[2:])  # of degree 1
+        exact_degree = density / density_of_one
+        degree = round(exact_degree)
+        if degree not in degrees or abs(exact_degree - degree) * width > 0.5:
+            nearest = [
+                f"{candidate * density_of_one:.9g} (degree {candidate})"
+                for candidate in _nearest(degrees, exact_degree)
+            ]
             raise LayoutError(
                 f"{self._rule(width)}; the nearest densities of this kernel that allow it are "
-                f"{' and '.join(near)}. Received: density={density:.6g}, a degree of {degree:.6g}"
+                f"{' and '.join(nearest)}. "
+                f"Received: density={density:.6g}, a degree of {exact_degree:.6g}"
             )
-        return self.from_config({**self.get_config(), "degree": round(degree), "seed": seed})
+        return self.from_config({**self.get_config(), "degree": degree, "seed": seed})
 
-    def least_counts(self, shape: Sequence[int], layout: Layout = None) -> tuple[int, int]:
+    def least_counts(
+        self,
+        shape: Sequence[int],
+        layout: Layout = None,
+    ) -> tuple[int, int]:
         least = least_count(shape, self.resolve_layout(shape, layout))
         return least, least
 
@@ -203,16 +244,17 @@ class RamanujanOrthogonal(SparseInitializer):
         even = ", both even (`relu=True`)" if self.relu else ""
         return f"`degree` must divide the width {width}{even}"
 
-    def _admissible(self, canonical_shape: Sequence[int]) -> list[int]:
-        inputs, width = canonical_shape[-2:]
-        step = 2 if self.relu else 1
+    def _possible_degrees(self, canonical_shape: Sequence[int]) -> list[int]:
+        """The degrees that a kernel can have; a LayoutError if there are none."""
+        *_, inputs, width = canonical_shape
+        step = self._step
         if inputs != width or width % step:
-            even = "square kernels of even width" if self.relu else "square kernels"
+            kernels = "square kernels of even width" if self.relu else "square kernels"
             raise LayoutError(
-                f"RamanujanOrthogonal needs {even}; ExactOrthogonal takes every shape. "
+                f"RamanujanOrthogonal needs {kernels}; ExactOrthogonal takes every shape. "
                 f"Received: {inputs} inputs x {width} outputs"
             )
-        return [d for d in range(step, width + 1, step) if width % d == 0]
+        return [degree for degree in range(step, width + 1, step) if width % degree == 0]
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -262,37 +304,73 @@ class ApproximateIsometry(SparseInitializer):
             raise ValueError(f"`gain` must be positive. Received: {gain=}")
         self.max_iterations = check_integer("max_iterations", max_iterations)
 
-    def sample(self, shape: Sequence[int], dtype: Any = None, layout: Layout = None) -> Sampled:
+    def sample(
+        self,
+        shape: Sequence[int],
+        dtype: Any = None,
+        layout: Layout = None,
+    ) -> Sampled:
+        """See `SparseInitializer.sample`."""
         target = numpy_dtype(dtype)
         layout = self.resolve_layout(shape, layout)
         batch, parts, *rows, columns = layout.canonical_shape(shape)
         rng = np.random.default_rng(self._draw_seed)
         mask = _random_mask(shape, self.density, rng)
         vectors = batch * parts * min(math.prod(rows), columns)  # their norms start at about `gain`
-        start = rng.normal(size=mask.shape, scale=self.gain * np.sqrt(vectors / mask.sum()))
+        scale = self.gain * np.sqrt(vectors / mask.sum())
+        start = rng.normal(size=mask.shape, scale=scale)
         kernel = approximate_isometry(
-            start, mask, gain=self.gain, layout=layout, max_iterations=self.max_iterations
+            start,
+            mask,
+            gain=self.gain,
+            layout=layout,
+            max_iterations=self.max_iterations,
         )
         return kernel.astype(target), mask
 
 
-def _random_mask(shape: Sequence[int], density: float, seed: int | np.random.Generator) -> Any:
+def _random_mask(
+    shape: Sequence[int],
+    density: float,
+    seed: int | Generator,
+) -> np.ndarray:
+    """A uniformly random mask with exactly `round(density * size)` live entries."""
     mask = np.zeros(tuple(int(size) for size in shape), dtype=bool)
     unmask_at_random(mask, live_count(density, mask.size), np.random.default_rng(seed))
     return mask
 
 
-def _with_fans_of(layout: KernelLayout, rank: int, dense: Any) -> Any:
+def _fan_scale(mask: np.ndarray, layout: KernelLayout) -> np.ndarray:
+    """The factor `sqrt(fan_in / live_o)` of each entry of a kernel."""
+    live = layout.to_canonical(mask)
+    input_axes = tuple(range(2, live.ndim - 1))
+    live_fans = live.sum(axis=input_axes, keepdims=True)
+    fan_in = live.size // live_fans.size
+    scale = np.sqrt(fan_in / np.maximum(live_fans, 1))
+    return layout.from_canonical(np.broadcast_to(scale, live.shape), mask.shape)
+
+
+def _with_fans_of(
+    layout: KernelLayout,
+    rank: int,
+    dense: keras.initializers.Initializer,
+) -> keras.initializers.Initializer:
     """The dense initializer with the fans of a layout, as newer versions of Keras use them."""
-    if layout.batch or rank != len(layout.inputs) + len(layout.outputs):
+    if rank < 3 or layout.batch or rank != len(layout.inputs) + len(layout.outputs):
         return dense
-    config = dense.get_config() if isinstance(dense, keras.initializers.VarianceScaling) else {}
-    if rank < 3 or config.get("input_axes", ()) is not None:
+    if not isinstance(dense, keras.initializers.VarianceScaling):
         return dense
-    axes = {"input_axes": list(layout.inputs), "output_axes": list(layout.outputs)}
-    return type(dense).from_config({**config, "seed": dense.seed, **axes})
+    config = dense.get_config()
+    if config.get("input_axes", ()) is not None:  # set by the user, or an older version
+        return dense
+    config["seed"] = dense.seed
+    config["input_axes"] = list(layout.inputs)
+    config["output_axes"] = list(layout.outputs)
+    return type(dense).from_config(config)
 
 
-def _nearest(fit: list[int], degree: float) -> list[int]:
-    below, above = [d for d in fit if d < degree], [d for d in fit if d > degree]
+def _nearest(degrees: list[int], degree: float) -> list[int]:
+    """The next lower and the next higher of ascending degrees, where there are such."""
+    below = [candidate for candidate in degrees if candidate < degree]
+    above = [candidate for candidate in degrees if candidate > degree]
     return below[-1:] + above[:1]

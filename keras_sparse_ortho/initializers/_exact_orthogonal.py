@@ -105,20 +105,19 @@ class ExactOrthogonal(SparseInitializer):
     ) -> None:
         super().__init__(seed, layout)
         self.density = None if density is None else check_density(density)
-        if isinstance(gain, str) and gain != "auto":
-            raise ValueError(f'`gain` must be a number or "auto". Received: gain={gain!r}')
-        self.gain = gain if isinstance(gain, str) else check_number("gain", gain)
-        if structure is not None:
-            given = restored(structure) if isinstance(structure, dict) else structure
-            structure = as_structure(given)
-            if not isinstance(structure, Structure):
-                raise ValueError(f"`structure` must be Block, NByM or None. Received: {structure=}")
-        check_options(structure, start, taps or "center")
-        self.structure = structure
+        self.gain = _check_gain(gain)
+        self.structure = _check_structure(structure)
+        check_options(self.structure, start, taps or "center")
         self.start = start
         self.taps = taps
 
-    def sample(self, shape: Sequence[int], dtype: Any = None, layout: Layout = None) -> Sampled:
+    def sample(
+        self,
+        shape: Sequence[int],
+        dtype: Any = None,
+        layout: Layout = None,
+    ) -> Sampled:
+        """See `SparseInitializer.sample`."""
         target = numpy_dtype(dtype)
         kernel, mask = exact_orthogonal(
             shape,
@@ -126,20 +125,30 @@ class ExactOrthogonal(SparseInitializer):
             structure=self.structure,
             start=self.start,
             taps=self.taps or "center",
-            **self._options(shape, layout, target),
+            **self._draw_arguments(shape, layout, target),
         )
         return kernel.astype(target, copy=False), mask
 
-    def sample_blocks(self, shape: Sequence[int], layout: Layout = None) -> RegularBlocks | None:
+    def sample_blocks(
+        self,
+        shape: Sequence[int],
+        layout: Layout = None,
+    ) -> RegularBlocks | None:
         structure = self.structure
         if not isinstance(structure, Block) or not structure.regular:
             return None
         target = numpy_dtype(None)
-        options = self._options(shape, layout, target)
-        drawn = regular_blocks(shape, self.need_density(self.density), structure, **options)
+        arguments = self._draw_arguments(shape, layout, target)
+        drawn = regular_blocks(shape, self.need_density(self.density), structure, **arguments)
         return dataclasses.replace(drawn, blocks=drawn.blocks.astype(target, copy=False))
 
-    def _options(self, shape: Sequence[int], layout: Layout, target: np.dtype) -> dict[str, Any]:
+    def _draw_arguments(
+        self,
+        shape: Sequence[int],
+        layout: Layout,
+        target: np.dtype,
+    ) -> dict[str, Any]:
+        """The arguments that `exact_orthogonal` and `regular_blocks` have in common."""
         if isinstance(self.gain, str):
             raise ValueError(
                 'gain="auto" needs keras_sparse_ortho.sparsify(model, density, initializer=...), '
@@ -153,17 +162,45 @@ class ExactOrthogonal(SparseInitializer):
             "dtype": np.float64 if target == np.float64 else np.float32,
         }
 
-    def least_counts(self, shape: Sequence[int], layout: Layout = None) -> tuple[int, int]:
+    def least_counts(
+        self,
+        shape: Sequence[int],
+        layout: Layout = None,
+    ) -> tuple[int, int]:
         layout = self.resolve_layout(shape, layout)
-        *_, inputs, outputs = canonical = layout.canonical_shape(shape)
+        *_, inputs, outputs = canonical_shape = layout.canonical_shape(shape)
         if self.structure is None:
             least = least_count(shape, layout, self.taps or "center")
             covering = covering_count(shape, layout)
         else:
-            self.structure.check(canonical)
-            least, covering = self.structure.least(canonical), self.structure.covering(canonical)
-        covers = self.start != "published" and inputs < outputs  # a tall kernel has no zero output
-        return least, max(least, covering) if covers else least
+            self.structure.check(canonical_shape)
+            least = self.structure.least(canonical_shape)
+            covering = self.structure.covering(canonical_shape)
+        if self.start == "published" or inputs >= outputs:  # a tall kernel has no zero output
+            return least, least
+        return least, max(least, covering)
 
     def but_with(self, **settings: Any) -> ExactOrthogonal:
+        """This pattern with other settings."""
         return self.from_config({**self.get_config(), **settings})
+
+
+def _check_gain(gain: float | str) -> float | str:
+    """Returns a gain, or raises a ValueError."""
+    if not isinstance(gain, str):
+        return check_number("gain", gain)
+    if gain != "auto":
+        raise ValueError(f'`gain` must be a number or "auto". Received: gain={gain!r}')
+    return gain
+
+
+def _check_structure(structure: StructureLike | dict[str, Any] | None) -> Structure | None:
+    """The structure for a short form or a configuration of one, or raises a ValueError."""
+    if structure is None:
+        return None
+    if isinstance(structure, dict):
+        structure = restored(structure)
+    structure = as_structure(structure)
+    if not isinstance(structure, Structure):
+        raise ValueError(f"`structure` must be Block, NByM or None. Received: {structure=}")
+    return structure

@@ -1,8 +1,9 @@
 """Gains of kernels with which signals keep their size: `critical_gain` and `activation_gain`."""
 
+import itertools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -13,19 +14,29 @@ from keras_sparse_ortho._checks import check_number, other_keywords
 from keras_sparse_ortho._values import to_numpy
 
 _VARIANCES = np.geomspace(1e-6, 1e3, 73)  # of pre-activations, between which a fixed point lies
+_TINY_VARIANCE = _VARIANCES[0] * 1e-6  # stands for 0
+_TINY_EXCESS = 1e-6  # of the fixed point 0
 _HOMOGENEOUS = 1e-9  # largest r(q) / q - 1 at which an activation counts as homogeneous
 # Where activations are probed for being elementwise and odd.
-_POINTS = np.array([0.1, 0.5, 1.0, 2.0, 5.0, -0.3, -1.5, -4.0], dtype=np.float32)
+_PROBES = np.array([0.1, 0.5, 1.0, 2.0, 5.0, -0.3, -1.5, -4.0], dtype=np.float32)
+_UNIT_PROBE = 2  # the place of 1.0
 # Edges of the panels of Gauss-Legendre quadrature: fine near 0 for small variances, and with all
 # multiples of 1/16 up to 16, as activations have kinks at such numbers.
 _EDGES = np.concatenate(
-    [2.0 ** np.arange(-30, -4), np.arange(1, 257) / 16, 2.0 ** np.arange(5, 10)]
+    [
+        2.0 ** np.arange(-30, -4),
+        np.arange(1, 257) / 16,
+        2.0 ** np.arange(5, 10),
+    ]
 )
-_NODES = 16
+_NODES_OF_PANEL = 16
+
+Activation: TypeAlias = str | Callable[[Any], Any] | keras.layers.Layer | None
+"""An elementwise function of tensors, by name, as a function or as a layer without weights."""
 
 
 @other_keywords
-def critical_gain(activation: Any, bias_std: float = 0.0) -> float:
+def critical_gain(activation: Activation, bias_std: float = 0.0) -> float:
     """Returns the weight gain `sigma_w` at which `chi = sigma_w^2 E[phi'(sqrt(q) z)^2] = 1`.
 
     `z` is standard normal, and `q` the variance of pre-activations that layers keep, `q = sigma_w^2
@@ -54,25 +65,30 @@ def critical_gain(activation: Any, bias_std: float = 0.0) -> float:
     """
     if check_number("bias_std", bias_std) < 0:
         raise ValueError(f"`bias_std` must be at least 0. Received: bias_std={bias_std!r}")
-    square, slope = np.square(_with_slope(activation))
+    square, squared_slope = np.square(_with_slope(activation))
 
     def excess(q: float) -> float:
         """How far `q` is from a fixed point, relative to it, at the gain for which `chi = 1`."""
-        squares, slopes = _mean(square, q), _mean(slope, q)
-        return (squares / slopes + bias_std**2) / q - 1 if slopes > 0 else math.inf
+        mean_slope = _mean(squared_slope, q)
+        if mean_slope <= 0:
+            return math.inf
+        next_q = _mean(square, q) / mean_slope + bias_std**2
+        return next_q / q - 1
 
     def gain_at(q: float) -> float:
-        return _mean(slope, q) ** -0.5
+        return _mean(squared_slope, q) ** -0.5
 
-    found = [excess(q) for q in _VARIANCES]
-    if bias_std == 0 and np.abs(found).max() < _HOMOGENEOUS:
+    excesses = [excess(q) for q in _VARIANCES]
+    if bias_std == 0 and np.abs(excesses).max() < _HOMOGENEOUS:
         return gain_at(1.0)
-    for low, high, a, b in zip(_VARIANCES, _VARIANCES[1:], found, found[1:], strict=False):
-        if math.isfinite(a) and math.isfinite(b) and a > 0 >= b:
+    for k, (left, right) in enumerate(itertools.pairwise(excesses)):
+        if math.isfinite(left) and math.isfinite(right) and left > 0 >= right:
+            low = _VARIANCES[k]
+            high = _VARIANCES[k + 1]
             return gain_at(scipy.optimize.brentq(excess, low, high, xtol=1e-14, rtol=1e-12))
     # An odd activation without biases has the fixed point 0.
-    if bias_std == 0 and abs(excess(_VARIANCES[0] * 1e-6)) < 1e-6:
-        return gain_at(_VARIANCES[0] * 1e-6)
+    if bias_std == 0 and abs(excess(_TINY_VARIANCE)) < _TINY_EXCESS:
+        return gain_at(_TINY_VARIANCE)
     raise ValueError(
         "The activation has no critical point at this `bias_std`: at no variance of "
         "pre-activations are both chi = 1 and q a fixed point. (Homogeneous activations such as "
@@ -81,48 +97,64 @@ def critical_gain(activation: Any, bias_std: float = 0.0) -> float:
     )
 
 
-def activation_gain(activation: Any, bias_std: float = 0.0) -> float:
-    """Returns the gain of orthogonal kernels at which signals keep their size in deep networks."""
-    # For an odd activation such as tanh that is the critical one. For others it is that of He et
-    # al. (arXiv 1502.01852), `E[phi(z)^2]^(-1/2)` with `z` standard normal, which keeps a variance
-    # of 1. (At the critical point of GELU such signals explode.)
+def activation_gain(activation: Activation, bias_std: float = 0.0) -> float:
+    """Returns the gain of orthogonal kernels at which signals keep their size in deep networks.
+
+    For an odd activation such as tanh that is the critical one. For others it is that of He et al.
+    (arXiv 1502.01852), `E[phi(z)^2]^(-1/2)` with `z` standard normal, which keeps a variance of 1.
+    (At the critical point of GELU such signals explode.)
+
+    Args:
+        activation: As in `critical_gain`.
+        bias_std: float. Standard deviation of the biases.
+
+    Raises ValueError for an activation that is not elementwise.
+    """
     function = keras.activations.get(activation)
 
-    def values(x: np.ndarray) -> np.ndarray:
-        return to_numpy(function(keras.ops.convert_to_tensor(x[None], dtype="float32")))[0]
+    def outputs_of(inputs: np.ndarray) -> np.ndarray:
+        tensor = keras.ops.convert_to_tensor(inputs[None], dtype="float32")
+        return to_numpy(function(tensor))[0]
 
-    right, left = values(_POINTS), values(-_POINTS)
-    alone = np.concatenate([values(_POINTS[:4]), values(_POINTS[4:])])
-    if right.shape != alone.shape or not np.allclose(right, alone, rtol=1e-5):
+    outputs = outputs_of(_PROBES)
+    in_halves = np.concatenate([outputs_of(_PROBES[:4]), outputs_of(_PROBES[4:])])
+    if outputs.shape != in_halves.shape or not np.allclose(outputs, in_halves, rtol=1e-5):
         raise ValueError(f"Only elementwise activations have a gain. Received: {activation=}")
-    if np.allclose(right, -left, rtol=1e-5) and not np.allclose(right, right[2] * _POINTS):
+    is_odd = np.allclose(outputs, -outputs_of(-_PROBES), rtol=1e-5)
+    is_linear = np.allclose(outputs, outputs[_UNIT_PROBE] * _PROBES)
+    if is_odd and not is_linear:
         return critical_gain(activation, bias_std)
-    return _mean(np.square(_with_slope(activation)[0]), 1.0) ** -0.5
+    values, _ = _with_slope(activation)
+    return _mean(np.square(values), 1.0) ** -0.5
 
 
 def _quadrature() -> tuple[np.ndarray, np.ndarray]:
-    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
-    low = np.concatenate([[0.0], _EDGES[:-1]])[:, None]
+    """Nodes and weights of Gauss-Legendre quadrature over all panels, on both sides of 0."""
+    nodes, weights = np.polynomial.legendre.leggauss(_NODES_OF_PANEL)
+    begin = np.concatenate([[0.0], _EDGES[:-1]])[:, None]
     width = np.diff(_EDGES, prepend=0.0)[:, None]
-    x, w = (low + width * (nodes + 1) / 2).ravel(), (width * weights / 2).ravel()
-    return np.concatenate([-x, x]), np.concatenate([w, w])
+    positive = (begin + width * (nodes + 1) / 2).ravel()
+    scaled = (width * weights / 2).ravel()
+    return np.concatenate([-positive, positive]), np.concatenate([scaled, scaled])
 
 
-_X, _W = _quadrature()
+_NODES, _WEIGHTS = _quadrature()
 
 
 def _mean(values: np.ndarray, q: float) -> float:
     """`E[f(sqrt(q) z)]` for the standard normal `z`, of a function with `values` at the nodes."""
-    density = np.exp(-(_X**2) / (2 * q)) / np.sqrt(2 * np.pi * q)
-    return float((values * density) @ _W)
+    exponential = np.exp(-(_NODES**2) / (2 * q))
+    density = exponential / np.sqrt(2 * np.pi * q)
+    return float((values * density) @ _WEIGHTS)
 
 
-def _with_slope(activation: Any) -> np.ndarray:
+def _with_slope(activation: Activation) -> np.ndarray:
     """An elementwise function and its derivative in float64 at the nodes, stacked."""
     function: Callable[[Any], Any] = keras.activations.get(activation)
     if isinstance(function, keras.layers.Layer):  # a float32 layer would round its input
-        function = type(function).from_config({**function.get_config(), "dtype": "float64"})
+        config = {**function.get_config(), "dtype": "float64"}
+        function = type(function).from_config(config)
     with float64_operations():
-        tensor = keras.ops.convert_to_tensor(_X)
-        _, [slope] = value_and_gradients(lambda v: keras.ops.sum(function(v[0])), [tensor])
-        return np.stack([to_numpy(function(tensor)), to_numpy(slope)])
+        nodes = keras.ops.convert_to_tensor(_NODES)
+        _, [slope] = value_and_gradients(lambda x: keras.ops.sum(function(x[0])), [nodes])
+        return np.stack([to_numpy(function(nodes)), to_numpy(slope)])

@@ -58,14 +58,23 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
         self.layout = layout
 
     @abc.abstractmethod
-    def sample(self, shape: Sequence[int], dtype: Any = None, layout: Layout = None) -> Sampled:
+    def sample(
+        self,
+        shape: Sequence[int],
+        dtype: Any = None,
+        layout: Layout = None,
+    ) -> Sampled:
         """Draws a kernel in Keras layout, and the bool mask of its live entries.
 
         `dtype` is a floating type, by default `keras.config.floatx()`; `layout` overrides the
         initializer's own.
         """
 
-    def sample_blocks(self, shape: Sequence[int], layout: Layout = None) -> RegularBlocks | None:
+    def sample_blocks(
+        self,
+        shape: Sequence[int],
+        layout: Layout = None,
+    ) -> RegularBlocks | None:
         """The live blocks that `sample` draws, or `None` if these are not regular blocks."""
         return None
 
@@ -77,7 +86,11 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
         return keras.ops.convert_to_tensor(kernel)
 
     def at_density(
-        self, density: float, seed: int, shape: Sequence[int], layout: Layout = None
+        self,
+        density: float,
+        seed: int,
+        shape: Sequence[int],
+        layout: Layout = None,
     ) -> "SparseInitializer":
         """Returns this pattern at a density and seed; `layout` is for patterns that have none."""
         config = self.get_config()
@@ -89,11 +102,16 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
             )
         return type(self).from_config({**config, "density": density, "seed": seed})
 
-    def least_counts(self, shape: Sequence[int], layout: Layout = None) -> tuple[int, int]:
+    def least_counts(
+        self,
+        shape: Sequence[int],
+        layout: Layout = None,
+    ) -> tuple[int, int]:
         """Fewest live entries of a kernel, and fewest without dead outputs."""
         return 1, 1
 
     def need_density(self, density: float | None) -> float:
+        """The density, or a DensityError for a pattern that has none."""
         if density is None:
             raise DensityError(
                 f"A {type(self).__name__} in a layer needs a density; without one it is a pattern "
@@ -101,9 +119,13 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
             )
         return density
 
-    def resolve_layout(self, shape: Sequence[int], layout: Layout = None) -> KernelLayout:
+    def resolve_layout(
+        self,
+        shape: Sequence[int],
+        layout: Layout = None,
+    ) -> KernelLayout:
         """The given layout, else the initializer's own, else the default."""
-        if layout is None and self.layout is not None:
+        if layout is None:
             layout = self.layout(tuple(shape)) if callable(self.layout) else self.layout
         return layout or KernelLayout.convolution()
 
@@ -114,20 +136,22 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
                 raise ValueError(
                     f"`{name}` has been removed; use the default. Received: {name}={config[name]!r}"
                 )
-        return cls(**{name: value for name, value in config.items() if name not in cls.removed})
+        arguments = {name: value for name, value in config.items() if name not in cls.removed}
+        return cls(**arguments)
 
     def get_config(self) -> dict[str, Any]:
-        layout: Any = self.layout
-        if isinstance(layout, KernelLayout):
-            layout = layout.get_config()
-        elif layout is not None:
-            layout = keras.saving.serialize_keras_object(layout)
-        serialize = keras.saving.serialize_keras_object
-        own = {name: serialize(getattr(self, name)) for name in self.settings}
-        return {"seed": self.seed, "layout": layout, **own}
+        config: dict[str, Any] = {"seed": self.seed, "layout": None}
+        if isinstance(self.layout, KernelLayout):
+            config["layout"] = self.layout.get_config()
+        elif self.layout is not None:
+            config["layout"] = keras.saving.serialize_keras_object(self.layout)
+        for name in self.settings:
+            config[name] = keras.saving.serialize_keras_object(getattr(self, name))
+        return config
 
 
 def numpy_dtype(dtype: Any) -> np.dtype:
+    """The type of a kernel, by default `keras.config.floatx()`; a ValueError for no float."""
     name = keras.backend.standardize_dtype(dtype or keras.config.floatx())
     if not keras.backend.is_float_dtype(name) or name.startswith("float8"):
         raise ValueError(
@@ -257,9 +281,11 @@ def draw(weight: PrunableWeight, initializer: SparseInitializer) -> AnyDraw:
 
 
 def adopt(weight: PrunableWeight, initializer: SparseInitializer) -> AnyDraw:
-    """The mask that a weight's own initializer drew; refuses one that drops nonzero entries."""
-    # If it drew along other axes than the layer's and the weight is unchanged, the kernel is drawn
-    # again along the true axes.
+    """The mask that a weight's own initializer drew; refuses one that drops nonzero entries.
+
+    If it drew along other axes than the layer's and the weight is unchanged, the kernel is drawn
+    again along the true axes.
+    """
     if weight.drawn_mask is not None:
         return Draw(weight.drawn_mask(), None, initializer, fresh=True)
     value = weight.raw_value()
@@ -282,12 +308,16 @@ def adopt(weight: PrunableWeight, initializer: SparseInitializer) -> AnyDraw:
     )
 
 
-def axes_for(weight: PrunableWeight, initializer: SparseInitializer) -> KernelLayout | None:
+def axes_for(
+    weight: PrunableWeight,
+    initializer: SparseInitializer,
+) -> KernelLayout | None:
     """The layout to draw with: the layer's, unless the user gave the initializer one."""
     return weight.layout if initializer.layout is None else None
 
 
 def layout_for(weight: PrunableWeight, initializer: SparseInitializer) -> KernelLayout:
+    """The layout that a weight is drawn with."""
     return initializer.resolve_layout(weight.shape, axes_for(weight, initializer))
 
 

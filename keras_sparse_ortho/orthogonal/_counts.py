@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import scipy.optimize
 import scipy.special
+from numpy.random import Generator
 
 from keras_sparse_ortho._checks import check_density, check_integer, other_keywords
 from keras_sparse_ortho.errors import DensityError
@@ -27,27 +28,33 @@ def apportion(total: int, weights: Sequence[float]) -> list[int]:
         raise ValueError(f"`weights` must have a positive sum. Received: weights={weights}")
     shares = [total * weight / scale for weight in weights]
     parts = [math.floor(share) for share in shares]
-    by_remainder = sorted(range(len(parts)), key=lambda k: (parts[k] - shares[k], k))
-    for k in by_remainder[: total - sum(parts)]:
+    remainders = [share - part for share, part in zip(shares, parts, strict=True)]
+    by_remainder = sorted(range(len(parts)), key=lambda k: -remainders[k])  # stable for ties
+    missing = total - sum(parts)
+    for k in by_remainder[:missing]:
         parts[k] += 1
     return parts
 
 
-def unmask_at_random(mask: np.ndarray, count: int, rng: np.random.Generator) -> None:
+def unmask_at_random(mask: np.ndarray, count: int, rng: Generator) -> None:
     """Sets uniformly drawn dead entries live, in place, until `mask` has `count` live ones."""
-    missing = count - int(np.count_nonzero(mask))
     flat = mask.reshape(-1)
-    assert missing >= 0, missing
     assert np.shares_memory(flat, mask), mask.strides
-    dead = flat.size - (count - missing)
+    live = int(np.count_nonzero(mask))
+    missing = count - live
+    dead = flat.size - live
+    assert missing >= 0, missing
     if missing in (0, dead):
         flat |= missing > 0
     elif missing > dead // 2 or dead < _LIST_DEAD_BELOW * flat.size:
-        position = np.flatnonzero(~flat)
-        flat[position[np.argpartition(rng.random(dead), missing - 1)[:missing]]] = True
+        dead_places = np.flatnonzero(~flat)
+        lots = rng.random(dead)
+        drawn = np.argpartition(lots, missing - 1)[:missing]
+        flat[dead_places[drawn]] = True
     else:
         while missing:
-            flat[(rng.random(missing) * flat.size).astype(np.int64)] = True
+            places = rng.random(missing) * flat.size
+            flat[places.astype(np.int64)] = True
             missing = count - int(np.count_nonzero(mask))
 
 
@@ -66,23 +73,36 @@ def largest_masks(scores: Sequence[np.ndarray], count: int) -> list[np.ndarray]:
         raise ValueError("Scores must be finite to be ranked. Received: infinite or NaN scores")
     if count in (0, size):
         return [np.full(score.shape, count > 0) for score in scores]
-    values = flat[0] if len(flat) == 1 else np.concatenate(flat)  # a copy costs more than the rest
-    # Selection is slow among equal values, as pruned weights are: leave out the smallest.
-    least = values.min()
-    rest = values[values > least]
-    if count < rest.size:
-        least = np.partition(rest, rest.size - count)[rest.size - count]
-    masks = [part > least for part in flat]
+    threshold = _kth_largest(flat, count)
+    masks = [part > threshold for part in flat]
     missing = count - sum(int(np.count_nonzero(mask)) for mask in masks)
     for part, mask in zip(flat, masks, strict=True):
-        ties = np.flatnonzero(part == least)[:missing]
+        ties = np.flatnonzero(part == threshold)[:missing]
         mask[ties] = True
         missing -= ties.size
     return [mask.reshape(score.shape) for mask, score in zip(masks, scores, strict=True)]
 
 
+def _kth_largest(flat: Sequence[np.ndarray], k: int) -> float:
+    """The `k`-th largest of the values in flat arrays."""
+    values = flat[0]
+    if len(flat) > 1:  # a copy costs more than all else
+        values = np.concatenate(flat)
+    # Selection is slow among equal values, as pruned weights are: leave out the smallest.
+    smallest = values.min()
+    larger = values[values > smallest]
+    if k >= larger.size:
+        return smallest
+    place = larger.size - k
+    return np.partition(larger, place)[place]
+
+
 @other_keywords
-def expected_density(rotations: int, width: int, rows: int | None = None) -> float:
+def expected_density(
+    rotations: int,
+    width: int,
+    rows: int | None = None,
+) -> float:
     """Expected density of an orthogonal matrix after random Givens rotations.
 
     A row with `k` of `m` live entries gains one when a rotation pairs a live with a dead column:
@@ -106,7 +126,8 @@ def expected_density(rotations: int, width: int, rows: int | None = None) -> flo
 
     Reference: Nowak et al., "Sparser, Better, Deeper, Stronger" (ICML 2024), arXiv 2406.01755
     """
-    count, m, n = _check_arguments(rotations, width, rows)
+    count = check_integer("rotations", rotations, 0)
+    m, n = _check_sides(width, rows)
     if m == 1:
         return 1.0
     k = np.arange(1.0, m + 1)
@@ -122,7 +143,11 @@ def expected_density(rotations: int, width: int, rows: int | None = None) -> flo
     return min(max(float(probability @ k) / m, 1.0 / n), 1.0)  # rounding leaves the interval
 
 
-def rotations_for_density(density: float, width: int, rows: int | None = None) -> int:
+def rotations_for_density(
+    density: float,
+    width: int,
+    rows: int | None = None,
+) -> int:
     """Number of random rotations that are expected to reach `density`, rounded down.
 
     Inverts a closed form of `expected_density`, within about one rotation of it,
@@ -133,46 +158,61 @@ def rotations_for_density(density: float, width: int, rows: int | None = None) -
     that begin with one more are weighted by their share. DensityError below `1 / n`, and at 1.
     """
     value = check_density(density)
-    _, m, n = _check_arguments(0, width, rows)
+    m, n = _check_sides(width, rows)
     if value < 1.0 / n or value == 1.0:
+        side = "width" if rows is None else "rows"
         raise DensityError(
-            f"`density` must be in [1 / {'width' if rows is None else 'rows'}, 1), here "
-            f"[{1.0 / n:.6g}, 1). Received: density={density!r}, width={width}, rows={rows}"
+            f"`density` must be in [1 / {side}, 1), here [{1.0 / n:.6g}, 1). "
+            f"Received: density={density!r}, width={width}, rows={rows}"
         )
     if value <= _closed_form(0.0, m, n):
         return 0
+
+    def excess(rotations: float) -> float:
+        return _closed_form(rotations, m, n) - value
+
     # At the upper end z < e^-60: no density below 1 needs more rotations.
     most = (m - 1) / 2 * (math.log(m) + 60.0)
-    root = scipy.optimize.brentq(lambda t: _closed_form(t, m, n) - value, 0.0, most, xtol=1e-9)
+    root = scipy.optimize.brentq(excess, 0.0, most, xtol=1e-9)
     return math.floor(root)
 
 
 def _entries_at_start(m: int, n: int) -> list[tuple[int, float]]:
     """The numbers of entries that rows begin with, and the share of rows with each."""
-    entries, more = divmod(m, n)
-    return [(entries, 1 - more / n)] + ([(entries + 1, more / n)] if more else [])
+    entries, rows_with_more = divmod(m, n)
+    share = rows_with_more / n
+    if not rows_with_more:
+        return [(entries, 1.0)]
+    return [(entries, 1 - share), (entries + 1, share)]
 
 
 def _closed_form(rotations: float, m: int, n: int) -> float:
+    """Expected density after `rotations`, see `rotations_for_density`."""
     decay = math.exp(-2.0 * rotations / (m - 1))
-    return math.fsum(
-        share * (1.0 - _scaled(r, (m + 1 - r) * decay)) for r, share in _entries_at_start(m, n)
-    )
+    terms = []
+    for r, share in _entries_at_start(m, n):
+        z = (m + 1 - r) * decay
+        terms.append(share * (1.0 - _scaled_integral(r, z)))
+    return math.fsum(terms)
 
 
-def _scaled(r: int, z: float) -> float:
-    """`z e^z E_r(z)`."""
+def _scaled_integral(r: int, z: float) -> float:
+    """`z e^z E_r(z)`, for large `z` by a continued fraction."""
     if z <= _LARGE_ROOT:
         return float(z * math.exp(z) * scipy.special.expn(r, z))
     fraction = z + r + 2.0 * _FRACTION_TERMS
     for k in range(_FRACTION_TERMS, 0, -1):
-        fraction = z + r + 2.0 * (k - 1) - k * (r + k - 1) / fraction
+        numerator = k * (r + k - 1)
+        fraction = z + r + 2.0 * (k - 1) - numerator / fraction
     return z / fraction
 
 
-def _check_arguments(rotations: int, width: int, rows: int | None) -> tuple[int, int, int]:
-    count, m = check_integer("rotations", rotations, 0), check_integer("width", width)
-    n = m if rows is None else check_integer("rows", rows)
+def _check_sides(width: int, rows: int | None) -> tuple[int, int]:
+    """The longer and the shorter side of a matrix; by default they are equal."""
+    m = check_integer("width", width)
+    n = m
+    if rows is not None:
+        n = check_integer("rows", rows)
     if n > m:
         raise ValueError(f"`rows` must be at most `width`. Received: rows={rows}, width={width}")
-    return count, m, n
+    return m, n

@@ -8,7 +8,7 @@ from scipy.optimize import OptimizeResult, minimize
 from keras_sparse_ortho._checks import check_integer, other_keywords
 from keras_sparse_ortho.orthogonal._kernel import KernelLayout
 
-_MEMORY = 10  # pairs of steps and gradients that L-BFGS keeps
+_KEPT_PAIRS = 10  # of steps and gradients, by L-BFGS
 
 
 @other_keywords
@@ -58,7 +58,39 @@ def approximate_isometry(
     Reference: Lee et al., "A Signal Propagation Perspective for Pruning Neural Networks at
     Initialization" (ICLR 2020), arXiv 1906.06307. (There: 1000 to 10000 steps of SGD or Adam.)
     """
-    kernel, mask = np.asarray(kernel), np.asarray(mask)
+    kernel = np.asarray(kernel)
+    mask = np.asarray(mask)
+    _check_arguments(kernel, mask, gain, tolerance, min_decrease)
+    check_integer("max_iterations", max_iterations)
+    layout = layout or KernelLayout.convolution()
+    batch, parts, *_, outputs = canonical_shape = layout.canonical_shape(kernel.shape)
+    is_tall = math.prod(canonical_shape[2:-1]) > outputs
+
+    def matrices(array: np.ndarray) -> np.ndarray:
+        """`(count, shorter side, longer side)`."""
+        flat = layout.to_canonical(array).reshape(batch * parts, -1, outputs)
+        if is_tall:
+            flat = flat.swapaxes(1, 2)
+        return np.ascontiguousarray(flat)
+
+    values = matrices(np.where(mask, kernel, 0)).astype(np.float64)
+    live = np.flatnonzero(matrices(mask))
+    objective = _Objective(values, live, gain)
+    _minimize(objective, max_iterations, tolerance, min_decrease)
+    if is_tall:
+        values = values.swapaxes(1, 2)
+    canonical = values.reshape(canonical_shape)
+    return np.ascontiguousarray(layout.from_canonical(canonical, kernel.shape))
+
+
+def _check_arguments(
+    kernel: np.ndarray,
+    mask: np.ndarray,
+    gain: float,
+    tolerance: float,
+    min_decrease: float,
+) -> None:
+    """Raises a ValueError for arguments of `approximate_isometry` that are out of range."""
     if mask.dtype != bool or mask.shape != kernel.shape or not mask.any():
         raise ValueError(
             "`mask` must be a bool array of the kernel's shape with at least one live entry. "
@@ -69,51 +101,82 @@ def approximate_isometry(
         raise ValueError("`kernel` must be finite. Received: infinite or NaN entries")
     if not (math.isfinite(gain) and gain > 0):
         raise ValueError(f"`gain` must be positive. Received: {gain=}")
-    check_integer("max_iterations", max_iterations)
     if not (tolerance >= 0 and 0 <= min_decrease < 1):
         raise ValueError(
             "`tolerance` must not be negative, and `min_decrease` be in [0, 1). "
             f"Received: {tolerance=}, {min_decrease=}"
         )
-    layout = KernelLayout.convolution() if layout is None else layout
-    batch, parts, *_, outputs = canonical = layout.canonical_shape(kernel.shape)
 
-    tall = math.prod(canonical[2:-1]) > outputs
 
-    def matrices(values: np.ndarray) -> np.ndarray:
-        """`(count, shorter side, longer side)`."""
-        flat = layout.to_canonical(values).reshape(batch * parts, -1, outputs)
-        return np.ascontiguousarray(flat.swapaxes(1, 2) if tall else flat)
+class _Objective:
+    """`f` of `approximate_isometry`, relative to that of a kernel of zeros, and its gradient.
 
-    live = np.flatnonzero(matrices(mask))
-    values = matrices(np.where(mask, kernel, 0)).astype(np.float64)
-    scale = math.prod(values.shape[:2]) * gain**4  # f of a kernel of zeros
-    diagonal = np.arange(values.shape[1])
+    Args:
+        values: float64 array `(count, shorter side, longer side)`. It is changed in place: it has
+            the entries of the latest call.
+        live: int array. Flat indices of the live entries.
+        gain: float. Scale of the kernel.
+    """
 
-    def objective(entries: np.ndarray) -> tuple[float, np.ndarray]:
-        values.reshape(-1)[live] = entries
-        rest = values @ values.swapaxes(1, 2)
-        rest[:, diagonal, diagonal] -= gain**2
-        slope = (rest @ values).reshape(-1)[live]
-        return float(np.square(rest).sum()) / scale, slope * (4.0 / scale)
+    def __init__(self, values: np.ndarray, live: np.ndarray, gain: float) -> None:
+        self.values = values
+        self.live = live
+        self.gain = gain
+        count, shorter, _ = values.shape
+        self.scale = count * shorter * gain**4
+        self.diagonal = np.arange(shorter)
 
-    start = values.reshape(-1)[live]
-    before = objective(start)[0]
+    @property
+    def entries(self) -> np.ndarray:
+        """The live entries."""
+        return self.values.reshape(-1)[self.live]
 
-    def after(intermediate_result: OptimizeResult) -> None:
-        nonlocal before
-        now = float(intermediate_result.fun)
-        enough = math.sqrt(now) <= tolerance or before - now < min_decrease * before
-        before = now
-        if enough:
+    @entries.setter
+    def entries(self, entries: np.ndarray) -> None:
+        self.values.reshape(-1)[self.live] = entries
+
+    def __call__(self, entries: np.ndarray) -> tuple[float, np.ndarray]:
+        self.entries = entries
+        excess = self.values @ self.values.swapaxes(1, 2)
+        excess[:, self.diagonal, self.diagonal] -= self.gain**2
+        slope = (excess @ self.values).reshape(-1)[self.live]
+        loss = float(np.square(excess).sum()) / self.scale
+        return loss, slope * (4.0 / self.scale)
+
+
+def _minimize(
+    objective: _Objective,
+    max_iterations: int,
+    tolerance: float,
+    min_decrease: float,
+) -> None:
+    """Minimizes the objective by L-BFGS, from its values, which it changes in place."""
+    entries = objective.entries
+    loss, _ = objective(entries)
+    if math.sqrt(loss) <= tolerance:
+        return
+
+    def stop_early(intermediate_result: OptimizeResult) -> None:
+        nonlocal loss
+        loss_before = loss
+        loss = float(intermediate_result.fun)
+        decrease = loss_before - loss
+        if math.sqrt(loss) <= tolerance or decrease < min_decrease * loss_before:
             raise StopIteration
 
-    if math.sqrt(before) > tolerance:
-        limits = {"maxiter": max_iterations, "maxfun": 20 * max_iterations}
-        options = {**limits, "maxcor": _MEMORY, "ftol": 0.0, "gtol": 0.0}
-        start = minimize(
-            objective, start, jac=True, method="L-BFGS-B", callback=after, options=options
-        ).x
-    values.reshape(-1)[live] = start
-    result = values.swapaxes(1, 2) if tall else values
-    return np.ascontiguousarray(layout.from_canonical(result.reshape(canonical), kernel.shape))
+    options = {
+        "maxiter": max_iterations,
+        "maxfun": 20 * max_iterations,
+        "maxcor": _KEPT_PAIRS,
+        "ftol": 0.0,
+        "gtol": 0.0,
+    }
+    result = minimize(
+        objective,
+        entries,
+        jac=True,
+        method="L-BFGS-B",
+        callback=stop_early,
+        options=options,
+    )
+    objective.entries = result.x

@@ -6,15 +6,15 @@ import abc
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.random import Generator
 
 from keras_sparse_ortho._checks import check_density, check_integer, other_keywords
 from keras_sparse_ortho.errors import DensityError, LayoutError
 from keras_sparse_ortho.orthogonal._counts import apportion, live_count, unmask_at_random
 from keras_sparse_ortho.orthogonal._eoi import DrawOptions, write_orthogonal
-from keras_sparse_ortho.orthogonal._even import unmask_evenly, write_even
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,9 +52,10 @@ class KernelLayout:
     def __post_init__(self) -> None:
         for name in ("inputs", "outputs", "batch"):
             axes = getattr(self, name)
+            if isinstance(axes, int):
+                axes = (axes,)
             # JSON turns tuples into lists.
-            axes = (axes,) if isinstance(axes, int) else tuple(int(axis) for axis in axes)
-            object.__setattr__(self, name, axes)
+            object.__setattr__(self, name, tuple(map(int, axes)))
         for name in ("groups", "gates"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -89,16 +90,23 @@ class KernelLayout:
     def einsum(cls, equation: str) -> KernelLayout:
         """The layout of an EinsumDense kernel: its inputs are the axes that are summed over."""
         data, kernel, output = einsum_axes(equation)
-        axes = list(enumerate(kernel))
-        return cls(
-            inputs=tuple(k for k, name in axes if name in data and name not in output),
-            outputs=tuple(k for k, name in axes if name not in data),
-            batch=tuple(k for k, name in axes if name in data and name in output),
-        )
+        inputs = []
+        outputs = []
+        batch = []
+        for axis, letter in enumerate(kernel):
+            if letter not in data:
+                outputs.append(axis)
+            elif letter in output:
+                batch.append(axis)
+            else:
+                inputs.append(axis)
+        return cls(tuple(inputs), tuple(outputs), tuple(batch))
 
     def get_config(self) -> dict[str, Any]:
         config = dataclasses.asdict(self)
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in config.items()}
+        for name in ("inputs", "outputs", "batch"):
+            config[name] = list(config[name])
+        return config
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> KernelLayout:
@@ -107,6 +115,7 @@ class KernelLayout:
 
     @property
     def parts(self) -> int:
+        """Equal parts of the outputs, with a matrix each."""
         return self.groups * self.gates
 
     def matrix_shape(self, shape: Sequence[int]) -> tuple[int, int]:
@@ -122,49 +131,74 @@ class KernelLayout:
     def canonical_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Shape `(batch, parts, *spatial, inputs, outputs)` of a kernel of shape `shape`."""
         shape = tuple(int(size) for size in shape)
-        batch, spatial, inputs, outputs = (
-            [shape[axis] for axis in axes] for axes in self._resolved(shape)
+        axes = self._resolved(shape)
+        spatial = [shape[axis] for axis in axes.spatial]
+        batch, inputs, outputs = (
+            math.prod(shape[axis] for axis in group)
+            for group in (axes.batch, axes.inputs, axes.outputs)
         )
-        total = math.prod(outputs)
-        if total % self.parts:
+        if outputs % self.parts:
             raise LayoutError(
-                f"The {total} outputs of a kernel of shape {shape} cannot be divided into "
+                f"The {outputs} outputs of a kernel of shape {shape} cannot be divided into "
                 f"{self.groups} groups of {self.gates} gates. Received: layout={self}"
             )
-        return (math.prod(batch), self.parts, *spatial, math.prod(inputs), total // self.parts)
+        return (batch, self.parts, *spatial, inputs, outputs // self.parts)
 
     def to_canonical(self, kernel: np.ndarray) -> np.ndarray:
         """Moves a kernel to `(batch, parts, *spatial, inputs, outputs)`; a view where possible."""
-        batch, spatial, inputs, outputs = self._resolved(kernel.shape)
-        _, parts, *taps, rows, columns = canonical = self.canonical_shape(kernel.shape)
-        moved = kernel.transpose(*batch, *spatial, *inputs, *outputs)
-        moved = moved.reshape(canonical[0], *taps, rows, parts, columns)
+        batch, parts, *taps, inputs, outputs = self.canonical_shape(kernel.shape)
+        order = self._resolved(kernel.shape).in_order
+        moved = kernel.transpose(order).reshape(batch, *taps, inputs, parts, outputs)
         return np.moveaxis(moved, -2, 1)
 
-    def from_canonical(self, canonical: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    def from_canonical(
+        self,
+        canonical: np.ndarray,
+        shape: Sequence[int],
+    ) -> np.ndarray:
         """The inverse of `to_canonical`, for a kernel of shape `shape`."""
-        order = [axis for axes in self._resolved(shape) for axis in axes]
-        moved = np.moveaxis(canonical, 1, -2).reshape([shape[axis] for axis in order])
+        order = self._resolved(shape).in_order
+        moved = np.moveaxis(canonical, 1, -2)
+        moved = moved.reshape([shape[axis] for axis in order])
         return moved.transpose(np.argsort(order))
 
-    def _resolved(self, shape: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    def _resolved(self, shape: Sequence[int]) -> _Axes:
+        """The axes of a kernel of a shape, none negative."""
         rank = len(shape)
         batch, inputs, outputs = (
             tuple(axis + rank if axis < 0 else axis for axis in axes)
             for axes in (self.batch, self.inputs, self.outputs)
         )
-        flat = batch + inputs + outputs
-        if len(set(flat)) < len(flat) or any(not 0 <= axis < rank for axis in flat):
+        named = batch + inputs + outputs
+        if len(set(named)) < len(named) or any(not 0 <= axis < rank for axis in named):
             raise LayoutError(
                 f"The layout's axes must be distinct axes of the kernel of shape {tuple(shape)}. "
                 f"Received: layout={self}"
             )
         if any(size < 1 for size in shape):
             raise LayoutError(f"All dimensions of a kernel must be positive. Received: {shape=}")
-        return batch, tuple(axis for axis in range(rank) if axis not in flat), inputs, outputs
+        spatial = tuple(axis for axis in range(rank) if axis not in named)
+        return _Axes(batch, spatial, inputs, outputs)
 
 
-def einsum_axes(equation: str, rank: int = 0) -> tuple[list[str], list[str], list[str]]:
+class _Axes(NamedTuple):
+    """What the axes of a kernel mean, by number."""
+
+    batch: tuple[int, ...]
+    spatial: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    @property
+    def in_order(self) -> tuple[int, ...]:
+        """All axes in the order of the canonical shape, without the parts of the outputs."""
+        return self.batch + self.spatial + self.inputs + self.outputs
+
+
+def einsum_axes(
+    equation: str,
+    rank: int = 0,
+) -> tuple[list[str], list[str], list[str]]:
     """Letters of input, kernel and output; of an input of `rank`, digits for its ellipsis."""
     try:
         operands, output = equation.replace(" ", "").split("->")
@@ -174,10 +208,16 @@ def einsum_axes(equation: str, rank: int = 0) -> tuple[list[str], list[str], lis
             "An einsum equation must have the form 'input,kernel->output'. "
             f"Received: equation={equation!r}"
         ) from None
-    more = [str(k) for k in range(rank - len(data.replace("...", "")))]
-    parts = (letters.partition("...") for letters in (data, kernel, output))
-    data_, kernel_, out = ([*head, *(more if dots else ()), *tail] for head, dots, tail in parts)
-    return data_, kernel_, out
+    letters = data.replace("...", "")
+    digits = [str(k) for k in range(rank - len(letters))]
+
+    def axes_of(term: str) -> list[str]:
+        before, ellipsis, after = term.partition("...")
+        if not ellipsis:
+            return list(term)
+        return [*before, *digits, *after]
+
+    return axes_of(data), axes_of(kernel), axes_of(output)
 
 
 class Structure(abc.ABC):
@@ -207,7 +247,11 @@ class Structure(abc.ABC):
 
     @abc.abstractmethod
     def draw(
-        self, canonical_shape: Sequence[int], count: int, density: float, options: DrawOptions
+        self,
+        canonical_shape: Sequence[int],
+        count: int,
+        density: float,
+        options: DrawOptions,
     ) -> tuple[np.ndarray, np.ndarray]:
         """A float64 kernel and its mask with `count` live entries, both of the canonical shape."""
 
@@ -217,13 +261,14 @@ class Structure(abc.ABC):
         size = math.prod(canonical_shape)
         unit = self.unit(canonical_shape)
         count = round(value * size / unit) * unit
-        least, most = self.least(canonical_shape), self.most(canonical_shape)
-        if count < least or count > most:
-            bound = ("least", least) if count < least else ("largest", most)
+        least = self.least(canonical_shape)
+        most = self.most(canonical_shape)
+        if not least <= count <= most:
+            word, bound = ("least", least) if count < least else ("largest", most)
             raise DensityError(
                 f"An exactly orthogonal kernel of {describe(canonical_shape)} with the structure "
-                f"{self} has {least} to {most} live entries: the {bound[0]} density is "
-                f"{bound[1] / size:.6g}. Received: density={density!r} ({count} entries)"
+                f"{self} has {least} to {most} live entries: the {word} density is "
+                f"{bound / size:.6g}. Received: density={density!r} ({count} entries)"
             )
         return count
 
@@ -235,18 +280,26 @@ class Structure(abc.ABC):
         return cls(**config)
 
     def _shares(
-        self, canonical_shape: Sequence[int], at_center: int, count: int, options: DrawOptions
+        self,
+        canonical_shape: Sequence[int],
+        at_center: int,
+        count: int,
+        options: DrawOptions,
     ) -> list[int]:
         """The entries `at_center`, or more to cover, in units and shared among the matrices."""
         batch, parts, *_ = canonical_shape
-        most = max(at_center, self.least(canonical_shape))
+        entries = max(at_center, self.least(canonical_shape))
         if options.cover:
-            most = max(most, min(self.covering(canonical_shape), count))
-        return apportion(most // self.unit(canonical_shape), [1.0] * (batch * parts))
+            covering = min(self.covering(canonical_shape), count)
+            entries = max(entries, covering)
+        units = entries // self.unit(canonical_shape)
+        return apportion(units, [1.0] * (batch * parts))
 
     def _check_sides(self, *names: str) -> None:
+        """Makes the fields of these names positive integers, or raises a ValueError."""
         for name in names:
-            object.__setattr__(self, name, check_integer(name, getattr(self, name)))
+            side = check_integer(name, getattr(self, name))
+            object.__setattr__(self, name, side)
 
 
 def describe(canonical_shape: Sequence[int]) -> str:
@@ -255,7 +308,9 @@ def describe(canonical_shape: Sequence[int]) -> str:
     text = f"{inputs} inputs x {outputs} outputs"
     if taps:
         text += f" at {math.prod(taps)} taps"
-    return text + (f" in {batch * parts} matrices" if batch * parts > 1 else "")
+    if batch * parts > 1:
+        text += f" in {batch * parts} matrices"
+    return text
 
 
 def center_of(canonical_shape: Sequence[int]) -> tuple[int, ...]:
@@ -265,7 +320,9 @@ def center_of(canonical_shape: Sequence[int]) -> tuple[int, ...]:
 
 @other_keywords
 def least_count(
-    shape: Sequence[int], layout: KernelLayout | None = None, taps: str = "center"
+    shape: Sequence[int],
+    layout: KernelLayout | None = None,
+    taps: str = "center",
 ) -> int:
     """Fewest live entries of an exactly orthogonal kernel: `min(in, out)` for each matrix.
 
@@ -279,7 +336,7 @@ def least_count(
         (100, 16)
     """
     layout = layout or default_layout(shape)
-    return layout.matrices(shape) * min(_sides(layout, shape, taps))
+    return layout.matrices(shape) * min(_matrix_shape(layout, shape, taps))
 
 
 @other_keywords
@@ -290,7 +347,8 @@ def covering_count(shape: Sequence[int], layout: KernelLayout | None = None) -> 
     (400, 100)
     """
     layout = layout or default_layout(shape)
-    return layout.matrices(shape) * layout.matrix_shape(shape)[1]
+    _, outputs = layout.matrix_shape(shape)
+    return layout.matrices(shape) * outputs
 
 
 @other_keywords
@@ -308,9 +366,10 @@ def dead_outputs(kernel: np.ndarray, layout: KernelLayout | None = None) -> int:
         1
     """
     layout = layout or default_layout(kernel.shape)
-    live = layout.to_canonical(np.asarray(kernel)) != 0
-    batch, parts, *_, outputs = live.shape
-    return int((~live.reshape(batch, parts, -1, outputs).any(axis=2)).sum())
+    is_nonzero = layout.to_canonical(np.asarray(kernel)) != 0
+    batch, parts, *_, outputs = is_nonzero.shape
+    is_live = is_nonzero.reshape(batch, parts, -1, outputs).any(axis=2)
+    return is_live.size - int(is_live.sum())
 
 
 @other_keywords
@@ -319,7 +378,7 @@ def exact_orthogonal(
     density: float,
     *,
     gain: float = 1.0,
-    seed: int | np.random.Generator | None = None,
+    seed: int | Generator | None = None,
     layout: KernelLayout | None = None,
     structure: Structure | None = None,
     start: str = "covering",
@@ -353,9 +412,8 @@ def exact_orthogonal(
         structure: Structure. Pattern of the live entries in all matrices and taps: `Block(rows,
             cols)`, also with `regular=True`, or `NByM(n, m)`; default: none. The live count is then
             the nearest that the structure allows.
-        start: str. `"covering"`; `"even"`, where all lines have about as many live entries: columns
-            that share rows are mixed in cells of disjoint supports; or `"published"`: `[I | 0]` as
-            in the paper, which at low densities leaves outputs of wide kernels zero.
+        start: str. `"covering"`; or `"published"`: `[I | 0]` as in the paper, which at low
+            densities leaves outputs of wide kernels zero.
         taps: str. Where the matrices of a convolution are. `"center"`: at the center tap, as dense
             as the kernel. `"dense_center"`: there, with density `min(taps d, sqrt(d))`, as in the
             authors' runs with normalization. `"all"`: one matrix `(taps * in, out)` a group, as in
@@ -365,7 +423,7 @@ def exact_orthogonal(
     Raises:
         DensityError: A density outside (0, 1], below `least_count`, or beyond the structure's.
         LayoutError: A shape that does not fit the layout or the structure.
-        ValueError: An unknown option; a `structure` with other `taps`, or with `start="even"`.
+        ValueError: An unknown option; a `structure` with other `taps`.
 
     Limits: training does not keep orthogonality. With strides the map is no exact isometry.
 
@@ -379,69 +437,116 @@ def exact_orthogonal(
     """
     shape = tuple(int(size) for size in shape)
     layout = layout or default_layout(shape)
-    rng = np.random.default_rng(seed)
     check_options(structure, start, taps)
-    options = DrawOptions(rng, gain, start != "published", start == "even")
-    canonical_shape = layout.canonical_shape(shape)
+    options = DrawOptions(np.random.default_rng(seed), gain, cover=start != "published")
     if structure is not None:
-        structure.check(canonical_shape)
-        live_entries = structure.live_count(canonical_shape, density)
-        drawn = structure.draw(canonical_shape, live_entries, float(density), options)
-        values, live = (np.ascontiguousarray(layout.from_canonical(v, shape)) for v in drawn)
-        return values.astype(dtype, copy=False), live
-    size, count = math.prod(shape), live_count(density, math.prod(shape))
-    matrices, sides = layout.matrices(shape), _sides(layout, shape, taps)
-    if count < matrices * min(sides):
-        raise DensityError(
-            f"An exactly orthogonal kernel of shape {shape} needs at least {matrices * min(sides)} "
-            f"live entries: the least density is {matrices * min(sides) / size:.6g}. "
-            f"Received: density={density!r} ({count} entries)"
-        )
-    least = matrices * (max(sides) if options.cover else min(sides))
-    share = count / size
-    if taps == "dense_center":
-        share = min(math.prod(canonical_shape[2:-2]) * share, math.sqrt(share))
-    most = min(max(live_count(share, matrices * math.prod(sides)), least), count)
-    center = () if taps == "all" else center_of(canonical_shape)
-    kernel: np.ndarray = np.zeros(canonical_shape, dtype=dtype)
-    if sides == (1, 1):  # all at once: depthwise ones are many
-        index: tuple[Any, ...] = (..., *center, 0, 0)
-        signs = rng.random(kernel[index].shape) < 0.5
-        kernel[index] = np.where(signs, gain, -gain)
-    else:
-        counts = apportion(most, [1.0] * matrices)
-        write = write_even if options.even else write_orthogonal
-        for matrix, entries in zip(np.ndindex(canonical_shape[:2]), counts, strict=True):
-            part = kernel[(*matrix, *center)].reshape(sides)
-            write(part, entries, options)
-            if taps == "all" and not options.even:  # the diagonal of `[I | 0]` is of no one tap
-                part[...] = part[rng.permutation(len(part))]
+        return _draw_structure(shape, density, layout, structure, options, dtype)
+    kernel = _draw_matrices(shape, density, layout, taps, options, dtype)
     mask = kernel != 0
-    if options.even:
-        masks = mask.reshape(matrices, -1, canonical_shape[-1])
-        for part, entries in zip(masks, apportion(count, [1.0] * matrices), strict=True):
-            unmask_evenly(part, entries, rng)
-    kernel, mask = (np.ascontiguousarray(layout.from_canonical(v, shape)) for v in (kernel, mask))
-    unmask_at_random(mask, count, rng)
+    kernel = np.ascontiguousarray(layout.from_canonical(kernel, shape))
+    mask = np.ascontiguousarray(layout.from_canonical(mask, shape))
+    unmask_at_random(mask, live_count(density, mask.size), options.rng)
     return kernel, mask
 
 
-def check_options(structure: Structure | None, start: str, taps: str) -> None:
-    if start not in ("covering", "even", "published"):
-        raise ValueError(f'`start` must be "covering", "even" or "published". Received: {start=}')
+def _draw_structure(
+    shape: tuple[int, ...],
+    density: float,
+    layout: KernelLayout,
+    structure: Structure,
+    options: DrawOptions,
+    dtype: type,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The kernel and the mask of `exact_orthogonal` with a structure."""
+    canonical_shape = layout.canonical_shape(shape)
+    structure.check(canonical_shape)
+    count = structure.live_count(canonical_shape, density)
+    kernel, mask = structure.draw(canonical_shape, count, float(density), options)
+    kernel = np.ascontiguousarray(layout.from_canonical(kernel, shape))
+    mask = np.ascontiguousarray(layout.from_canonical(mask, shape))
+    return kernel.astype(dtype, copy=False), mask
+
+
+def _draw_matrices(
+    shape: tuple[int, ...],
+    density: float,
+    layout: KernelLayout,
+    taps: str,
+    options: DrawOptions,
+    dtype: type,
+) -> np.ndarray:
+    """The kernel of `exact_orthogonal` without a structure, in its canonical shape.
+
+    Args:
+        shape: tuple of int. In Keras layout.
+        density: float in (0, 1]. The matrices have at most as many entries as the kernel.
+        layout: KernelLayout.
+        taps: str. As in `exact_orthogonal`.
+        options: DrawOptions.
+        dtype: type.
+    """
+    matrices = layout.matrices(shape)
+    matrix_shape = _matrix_shape(layout, shape, taps)
+    canonical_shape = layout.canonical_shape(shape)
+    size = math.prod(shape)
+    count = live_count(density, size)
+    fewest = matrices * min(matrix_shape)
+    if count < fewest:
+        raise DensityError(
+            f"An exactly orthogonal kernel of shape {shape} needs at least {fewest} "
+            f"live entries: the least density is {fewest / size:.6g}. "
+            f"Received: density={density!r} ({count} entries)"
+        )
+    if options.cover:
+        fewest = matrices * max(matrix_shape)
+    share = count / size
+    if taps == "dense_center":
+        share = min(math.prod(canonical_shape[2:-2]) * share, math.sqrt(share))
+    entries = live_count(share, matrices * math.prod(matrix_shape))
+    entries = min(max(entries, fewest), count)
+    center = () if taps == "all" else center_of(canonical_shape)
+    kernel: np.ndarray = np.zeros(canonical_shape, dtype=dtype)
+    if matrix_shape == (1, 1):  # all at once: depthwise ones are many
+        single_entries: tuple[Any, ...] = (..., *center, 0, 0)
+        is_positive = options.rng.random(kernel[single_entries].shape) < 0.5
+        kernel[single_entries] = np.where(is_positive, options.gain, -options.gain)
+        return kernel
+    counts = apportion(entries, [1.0] * matrices)
+    for matrix, matrix_count in zip(np.ndindex(canonical_shape[:2]), counts, strict=True):
+        values = kernel[(*matrix, *center)].reshape(matrix_shape)
+        write_orthogonal(values, matrix_count, options)
+        if taps == "all":  # the diagonal of `[I | 0]` is of no one tap
+            values[...] = values[options.rng.permutation(len(values))]
+    return kernel
+
+
+def check_options(
+    structure: Structure | None,
+    start: str,
+    taps: str,
+) -> None:
+    """Raises a ValueError for unknown options, and for those that a structure does not take."""
+    if start not in ("covering", "published"):
+        raise ValueError(f'`start` must be "covering" or "published". Received: {start=}')
     if taps not in ("center", "dense_center", "all"):
         raise ValueError(f'`taps` must be "center", "dense_center" or "all". Received: {taps=}')
-    if structure is not None and (taps != "center" or start == "even"):
+    if structure is not None and taps != "center":
         raise ValueError(
-            "With a `structure` the matrix is at the center tap, and random rotations make it: "
-            'leave out `taps` and `start="even"`. '
-            f"Received: structure={structure}, {start=}, {taps=}"
+            "With a `structure` the matrix is at the center tap: leave out `taps`. "
+            f"Received: structure={structure}, {taps=}"
         )
 
 
-def _sides(layout: KernelLayout, shape: Sequence[int], taps: str) -> tuple[int, int]:
-    *_, inputs, outputs = canonical = layout.canonical_shape(shape)
-    return (math.prod(canonical[2:-2]) if taps == "all" else 1) * inputs, outputs
+def _matrix_shape(
+    layout: KernelLayout,
+    shape: Sequence[int],
+    taps: str,
+) -> tuple[int, int]:
+    """Inputs and outputs of one matrix; with `taps="all"` it has the inputs of all taps."""
+    _, _, *spatial, inputs, outputs = layout.canonical_shape(shape)
+    if taps == "all":
+        inputs *= math.prod(spatial)
+    return inputs, outputs
 
 
 def default_layout(shape: Sequence[int]) -> KernelLayout:

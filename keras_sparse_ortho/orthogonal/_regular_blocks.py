@@ -12,27 +12,39 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+from numpy.random import Generator
+from numpy.typing import DTypeLike
 
-from keras_sparse_ortho.orthogonal._eoi import DrawOptions, cos_sin, random_orthogonal
+from keras_sparse_ortho.orthogonal._eoi import (
+    DrawOptions,
+    cos_sin,
+    random_orthogonal,
+    rotated,
+)
 from keras_sparse_ortho.orthogonal._kernel import center_of
 from keras_sparse_ortho.orthogonal._regular_pattern import (
+    BlockGrid,
     block_count,
     clear_padding,
     complete,
     fan_step,
     from_blocks,
+    shuffled,
 )
 
-_ROUNDS = 4  # rotations of every column of a wide start, after which no two are parallel
-_LARGEST = 64  # larger blocks begin as smaller ones: rotating all pairs of rows takes cubic time
-_AT_ONCE = 1 << 17  # entries that are rotated at once, which bounds temporary memory
-# Sizes of cells. Their products are at most a seventh below any number; larger cells would leave
-# disconnected parts.
-_CELLS = (5, 3, 2)
-_TRIES = 3  # choices of cell sizes, where supports overlap or cannot be completed
+_WIDE_START_ROUNDS = 4  # rotations of every column, after which no two are parallel
+_LARGEST_DENSE = 64  # larger blocks begin as smaller ones: rotating all row pairs takes cubic time
+_ENTRIES_AT_ONCE = 1 << 17  # that are rotated at once, which bounds temporary memory
+# Their products are at most a seventh below any number; larger cells would leave disconnected
+# parts.
+_CELL_SIZES = (5, 3, 2)
+_MOST_CHOICES = 3  # of cell sizes, where supports overlap or cannot be completed
+_GOOD_FAN = 0.95  # part of the bound on the fan that few draws reach
+
+Cells = list[list[int]]
+"""A level: the lines of each cell."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,31 +79,36 @@ class RegularBlocks:
 
     def with_taps(self) -> np.ndarray:
         """The live blocks at all taps, `(batch, parts, J, k, *taps, r, c)`."""
-        taps, (*outer, rows, cols) = self.canonical_shape[2:-2], self.blocks.shape
+        taps = self.canonical_shape[2:-2]
         if not taps:
             return self.blocks
+        *outer, rows, cols = self.blocks.shape
         values = np.zeros((*outer, *taps, rows, cols), self.blocks.dtype)
-        values[(slice(None),) * 4 + center_of(self.canonical_shape)] = self.blocks
+        every_block = (slice(None),) * len(outer)
+        values[every_block + center_of(self.canonical_shape)] = self.blocks
         return values
 
     def dense(self) -> np.ndarray:
         """The dense kernel in its canonical shape, for small ones."""
         kernel = np.zeros(self.canonical_shape, self.blocks.dtype)
-        kernel[(slice(None),) * 2 + center_of(self.canonical_shape)] = self._matrices(self.blocks)
+        every_matrix = (slice(None),) * 2
+        kernel[every_matrix + center_of(self.canonical_shape)] = self._matrices(self.blocks)
         return kernel
 
     def mask(self) -> np.ndarray:
         """The dense bool mask in the canonical shape, for small kernels."""
         live = self._matrices(np.ones(self.blocks.shape, dtype=bool))
-        taps = tuple(range(2, len(self.canonical_shape) - 2))
-        return np.broadcast_to(np.expand_dims(live, taps), self.canonical_shape).copy()
+        tap_axes = tuple(range(2, len(self.canonical_shape) - 2))
+        at_a_tap = np.expand_dims(live, tap_axes)
+        return np.broadcast_to(at_a_tap, self.canonical_shape).copy()
 
     def _matrices(self, values: np.ndarray) -> np.ndarray:
         """Values of the live blocks at one tap as dense matrices."""
         *outer, lines, _, rows, cols = values.shape
         by_block = np.zeros((*outer, lines, self.in_blocks, rows, cols), values.dtype)
         np.put_along_axis(by_block, self.inputs_of[..., None, None], values, axis=3)
-        return from_blocks(by_block.transpose(0, 1, 3, 4, 2, 5), *self.canonical_shape[-2:])
+        inputs, outputs = self.canonical_shape[-2:]
+        return from_blocks(by_block.transpose(0, 1, 3, 4, 2, 5), inputs, outputs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,111 +117,163 @@ class _MixingPlan:
 
     lines: np.ndarray  # line numbers `(d, lines / d)` of each dense matrix of the start
     groups: np.ndarray  # its group numbers `(d, groups / d)`, ascending
-    levels: list[list[list[int]]]  # cells of lines, for each level
+    levels: list[Cells]
     live: np.ndarray  # bool `(lines, groups)`, the regular pattern
 
     @classmethod
-    def draw(cls, lines: int, groups: int, times: int, rng: np.random.Generator) -> "_MixingPlan":
+    def draw(
+        cls,
+        lines: int,
+        groups: int,
+        times: int,
+        rng: Generator,
+    ) -> "_MixingPlan":
         """A pattern with `times` times the least fans, `1 <= times <= gcd(lines, groups)`."""
         parts = math.gcd(lines, groups)
-        lines_of = rng.random(lines).argsort().reshape(parts, -1)
-        groups_of = np.sort(rng.random(groups).argsort().reshape(parts, -1), axis=1)
+        lines_of = shuffled(lines, rng).reshape(parts, -1)
+        groups_of = shuffled(groups, rng).reshape(parts, -1)
+        groups_of.sort(axis=1)
         start = [0] * lines
-        for own_lines, own_groups in zip(lines_of.tolist(), groups_of.tolist(), strict=True):
-            for line in own_lines:
-                start[line] = sum(1 << group for group in own_groups)
-        best, reached = None, 0
-        for fan, sizes in _cell_sizes(lines, times)[:_TRIES]:
-            if reached * parts >= 0.95 * fan * lines * groups:  # few draws reach the bound `fan`
+        for part_lines, part_groups in zip(lines_of.tolist(), groups_of.tolist(), strict=True):
+            support = sum(1 << group for group in part_groups)
+            for line in part_lines:
+                start[line] = support
+        best = None
+        most_live = 0
+        for fan, sizes in _cell_sizes(lines, times)[:_MOST_CHOICES]:
+            if most_live * parts >= _GOOD_FAN * fan * lines * groups:
                 break
-            levels, live, found = _levels(start, sizes, groups, times, rng)
-            if best is None or found > reached:
-                best, reached = cls(lines_of, groups_of, levels, live), found
+            levels, live, united = _levels(start, sizes, groups, times, rng)
+            if best is None or united > most_live:
+                best = cls(lines_of, groups_of, levels, live)
+                most_live = united
         assert best is not None
         return best
 
 
 def _cell_sizes(lines: int, times: int) -> list[tuple[float, list[int]]]:
     """Mean fan and sizes of the cells of each level; larger fans first, then more levels."""
-    means = {}
-    for size in _CELLS:
-        cells = -(-lines // size)
-        small, larger = divmod(lines, cells)
-        means[size] = ((cells - larger) * small**2 + larger * (small + 1) ** 2) / lines
-    found = []
-    for powers in itertools.product(range(times.bit_length()), repeat=len(_CELLS)):
-        sizes = [n for n, power in zip(_CELLS, powers, strict=True) for _ in range(power)]
+    mean_sizes = {size: _mean_size(lines, size) for size in _CELL_SIZES}
+    choices = []
+    for levels in itertools.product(range(times.bit_length()), repeat=len(_CELL_SIZES)):
+        sizes: list[int] = []
+        for size, count in zip(_CELL_SIZES, levels, strict=True):
+            sizes += [size] * count
         if math.prod(sizes) <= times:
-            found.append((math.prod(means[size] for size in sizes), sizes))
+            fan = math.prod(mean_sizes[size] for size in sizes)
+            choices.append((fan, sizes))
     # Rounded: the same order on every machine.
-    return sorted(found, key=lambda entry: (-round(entry[0], 6), -len(entry[1]), entry[1]))
+    return sorted(choices, key=lambda choice: (-round(choice[0], 6), -len(choice[1]), choice[1]))
+
+
+def _mean_size(lines: int, size: int) -> float:
+    """Mean over the lines of the size of their cell, for cells of at most `size`."""
+    cells = -(-lines // size)
+    smaller, larger_cells = divmod(lines, cells)
+    smaller_cells = cells - larger_cells
+    squares = smaller_cells * smaller**2 + larger_cells * (smaller + 1) ** 2
+    return squares / lines
 
 
 def _levels(
-    start: list[int], sizes: list[int], groups: int, times: int, rng: np.random.Generator
-) -> tuple[list[list[list[int]]], np.ndarray, int]:
-    """Levels whose supports can be completed to a pattern; the pattern; the size of supports."""
+    start: list[int],
+    sizes: list[int],
+    groups: int,
+    times: int,
+    rng: Generator,
+) -> tuple[list[Cells], np.ndarray, int]:
+    """Draws levels whose supports can be completed to a regular pattern.
+
+    Unequal fans may be impossible to complete. Then cells are dropped, in the end all: the regular
+    start has an integer flow that completes it, as it has a fractional one.
+
+    Args:
+        start: list of int. The groups of each line at the start, as a bitset.
+        sizes: list of int. Size of the cells of each level.
+        groups: int.
+        times: int. Fans in multiples of the least.
+        rng: NumPy generator.
+
+    Returns:
+        The levels, the pattern `(lines, groups)`, and the size of the supports before completion.
+    """
     lines = len(start)
     parts = math.gcd(lines, groups)
-    bits = list(start)
-    levels = [_mix(bits, size, rng) for size in sizes]
+    line_fan = times * groups // parts
+    group_fan = times * lines // parts
+    supports = list(start)
+    levels = [_mix(supports, size, rng) for size in sizes]
     # Where all blocks are live every union fits, and no block needs to be zero.
-    while times == parts and min(line.bit_count() for line in bits) < groups:
-        levels.append(_mix(bits, 2, rng))
+    while times == parts and min(map(int.bit_count, supports)) < groups:
+        levels.append(_mix(supports, 2, rng))
     dropped = 0
     while True:
-        width = -(-groups // 8)
-        packed = b"".join(line.to_bytes(width, "little") for line in bits)
-        rows = np.frombuffer(packed, dtype=np.uint8).reshape(-1, width)
-        live = np.unpackbits(rows, axis=1, count=groups, bitorder="little").astype(bool)
-        found = int(live.sum())
-        if complete(live, times * groups // parts, times * lines // parts, rng):
-            return levels, live, found
-        # Unequal fans may be impossible to complete. Then drop cells, in the end all: the regular
-        # start has an integer flow that completes it, as it has a fractional one.
+        live = _as_bools(supports, groups)
+        united = int(live.sum())
+        if complete(live, line_fan, group_fan, rng):
+            return levels, live, united
         levels[-1].sort(key=len, reverse=True)
-        more = max(1, dropped // 2)
-        del levels[-1][-more:]
-        dropped += more
+        drop = max(1, dropped // 2)
+        del levels[-1][-drop:]
+        dropped += drop
         if not levels[-1]:
             levels.pop()
             dropped = 0
-        bits = list(start)
+        supports = list(start)
         for cell in itertools.chain.from_iterable(levels):
-            _unite(bits, cell)
+            _unite(supports, cell)
 
 
-def _mix(bits: list[int], size: int, rng: np.random.Generator) -> list[list[int]]:
+def _as_bools(supports: list[int], groups: int) -> np.ndarray:
+    """Bitsets of groups as a bool array `(lines, groups)`."""
+    width = -(-groups // 8)
+    packed = b"".join(support.to_bytes(width, "little") for support in supports)
+    rows = np.frombuffer(packed, dtype=np.uint8).reshape(-1, width)
+    bits = np.unpackbits(rows, axis=1, count=groups, bitorder="little")
+    return bits.astype(bool)
+
+
+def _mix(supports: list[int], size: int, rng: Generator) -> Cells:
     """Divides lines into cells of at most `size`, of small overlap, and unites their supports."""
-    lines = len(bits)
+    lines = len(supports)
     count = -(-lines // size)
-    order = rng.random(lines).argsort().tolist()
+    smaller, larger_cells = divmod(lines, count)
+    waiting = shuffled(lines, rng).tolist()
     cells = []
     for place in range(count):
-        cell = [order.pop()]
-        union = bits[cell[0]]
-        while len(cell) < lines // count + (place < lines % count):
-            best, least = 0, lines + union.bit_length()
-            for k in range(len(order) - 1, -1, -1):
-                common = (bits[order[k]] & union).bit_count()
-                if common < least:
-                    best, least = k, common
-                if not common:
-                    break
-            line = order.pop(best)
-            union |= bits[line]
+        cell_size = smaller + (place < larger_cells)
+        cell = [waiting.pop()]
+        union = supports[cell[0]]
+        while len(cell) < cell_size:
+            line = waiting.pop(_least_overlap(supports, waiting, union))
+            union |= supports[line]
             cell.append(line)
-        _unite(bits, cell)
+        _unite(supports, cell)
         cells.append(cell)
     return cells
 
 
-def _unite(bits: list[int], cell: list[int]) -> None:
+def _least_overlap(supports: list[int], waiting: list[int], union: int) -> int:
+    """The place of the waiting line that has least in common with a union, the last of equals."""
+    best = 0
+    least = len(supports) + union.bit_length()
+    for place in range(len(waiting) - 1, -1, -1):
+        common = (supports[waiting[place]] & union).bit_count()
+        if common < least:
+            best = place
+            least = common
+        if not common:
+            break
+    return best
+
+
+def _unite(supports: list[int], cell: list[int]) -> None:
+    """Gives all lines of a cell the union of their supports, in place."""
     union = 0
     for line in cell:
-        union |= bits[line]
+        union |= supports[line]
     for line in cell:
-        bits[line] = union
+        supports[line] = union
 
 
 def draw_regular(
@@ -213,117 +282,215 @@ def draw_regular(
     cols: int,
     fan_in: int,
     options: DrawOptions,
-    dtype: Any = np.float64,
+    dtype: DTypeLike = np.float64,
 ) -> RegularBlocks:
-    """Draws a kernel with `fan_in` live input blocks for each output block; in float64 inside."""
-    batch, parts, *_, inputs, outputs = (int(size) for size in canonical_shape)
-    input_blocks, output_blocks = block_count(inputs, rows), block_count(outputs, cols)
-    sides = inputs, outputs
-    inputs, outputs = input_blocks * rows, output_blocks * cols
-    blocks = np.empty((batch, parts, output_blocks, fan_in, rows, cols), dtype=dtype)
-    inputs_of = np.empty(blocks.shape[:4], dtype=np.int32)
-    times = fan_in // fan_step(input_blocks, output_blocks)
-    # Lines are on the longer side; in a square matrix, on the side with the smaller blocks.
-    wide = outputs > inputs or (outputs == inputs and cols <= rows)
-    lines, groups = (output_blocks, input_blocks) if wide else (input_blocks, output_blocks)
-    b, a = (cols, rows) if wide else (rows, cols)
-    for matrix in np.ndindex(batch, parts):
-        plan = _MixingPlan.draw(lines, groups, times, options.rng)
-        live = plan.live if wide else plan.live.T
-        inputs_of[matrix] = np.nonzero(live)[1].reshape(output_blocks, fan_in)
-        own = inputs_of[matrix].ravel().argsort(kind="stable")
-        slots = (np.arange(len(own)) if wide else own).reshape(lines, -1)
-        supports, values = _mixed(plan, b, a, options.rng)
-        flat = blocks[matrix].reshape(-1, rows, cols)
-        flat[...] = 0.0
-        for line in range(lines):
-            places = np.searchsorted(np.flatnonzero(plan.live[line]), supports[line])
-            value = options.gain * values[line]
-            flat[slots[line, places]] = value.swapaxes(1, 2) if wide else value
-            values[line] = np.empty(0)
-        # Only the shorter side may be padded; the other rows stay orthonormal.
-        outputs_of = np.repeat(np.arange(output_blocks)[:, None], fan_in, axis=1)
-        clear_padding(blocks[matrix], inputs_of[matrix], outputs_of, *sides)
+    """Draws a kernel with `fan_in` live input blocks for each output block; in float64 inside.
+
+    Args:
+        canonical_shape: tuple of int.
+        rows: int. Inputs of a block.
+        cols: int. Outputs of a block.
+        fan_in: int. A multiple of `fan_step`.
+        options: DrawOptions. All outputs and inputs are covered in any case.
+        dtype: Floating type of the blocks.
+    """
     shape = tuple(int(size) for size in canonical_shape)
+    batch, parts, *_, inputs, outputs = shape
+    input_blocks = block_count(inputs, rows)
+    output_blocks = block_count(outputs, cols)
+    grid = BlockGrid.of(input_blocks, output_blocks, rows, cols)
+    times = fan_in // fan_step(input_blocks, output_blocks)
+    blocks = np.zeros((batch, parts, output_blocks, fan_in, rows, cols), dtype=dtype)
+    inputs_of = np.empty(blocks.shape[:4], dtype=np.int32)
+    outputs_of = np.arange(output_blocks)[:, None].repeat(fan_in, axis=1)
+    for matrix in np.ndindex(batch, parts):
+        plan = _MixingPlan.draw(grid.lines, grid.groups, times, options.rng)
+        live = plan.live if grid.is_wide else plan.live.T
+        inputs_of[matrix] = np.nonzero(live)[1].reshape(output_blocks, fan_in)
+        _write_blocks(blocks[matrix], inputs_of[matrix], plan, grid, options)
+        # Only the shorter side may be padded; the other rows stay orthonormal.
+        clear_padding(blocks[matrix], inputs_of[matrix], outputs_of, inputs, outputs)
     return RegularBlocks(blocks, inputs_of, shape)
 
 
+def _write_blocks(
+    blocks: np.ndarray,
+    inputs_of: np.ndarray,
+    plan: _MixingPlan,
+    grid: BlockGrid,
+    options: DrawOptions,
+) -> None:
+    """Writes the values of one matrix into its zeroed blocks `(J, k, r, c)`."""
+    rows, cols = blocks.shape[-2:]
+    by_slot = blocks.reshape(-1, rows, cols)
+    slot_order = np.arange(len(by_slot))
+    if not grid.is_wide:
+        slot_order = inputs_of.ravel().argsort(kind="stable")
+    slots = slot_order.reshape(grid.lines, -1)
+    supports, values = _mixed(plan, grid, options.rng)
+    for line in range(grid.lines):
+        live_groups = np.flatnonzero(plan.live[line])
+        places = np.searchsorted(live_groups, supports[line])
+        line_blocks = options.gain * values[line]
+        if grid.is_wide:
+            line_blocks = line_blocks.swapaxes(1, 2)
+        by_slot[slots[line, places]] = line_blocks
+        values[line] = np.empty(0)  # frees its memory
+
+
 def _mixed(
-    plan: _MixingPlan, b: int, a: int, rng: np.random.Generator
+    plan: _MixingPlan,
+    grid: BlockGrid,
+    rng: Generator,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The groups of each line, ascending, and their values `(fan, b, a)`."""
-    parts, lines_each = plan.lines.shape
-    groups_each = plan.groups.shape[1]
-    start = _dense_rows(parts, groups_each, a, lines_each * b, rng)
-    start = start.reshape(parts, lines_each, b, groups_each, a).swapaxes(2, 3)
-    supports: list[np.ndarray] = [np.empty(0)] * plan.lines.size
-    values: list[np.ndarray] = [np.empty(0)] * plan.lines.size
-    for part, lines in enumerate(plan.lines.tolist()):
-        for place, line in enumerate(lines):
-            supports[line], values[line] = plan.groups[part], start[part, place]
+    """The groups of each line, ascending, and their values `(fan, line_size, group_size)`."""
+    supports, values = _start(plan, grid, rng)
     for cells in plan.levels:
         for size in sorted({len(cell) for cell in cells} - {1}):
-            chosen = [cell for cell in cells if len(cell) == size]
-            mixers = random_orthogonal(len(chosen) * b, size, rng)
-            mixers = mixers.reshape(len(chosen), b, size, size)
-            for cell, mixer in zip(chosen, mixers, strict=True):
-                union = np.unique(np.concatenate([supports[line] for line in cell]))
-                mixed = np.zeros((size, len(union), b, a))
-                for k, line in enumerate(cell):
-                    places = np.searchsorted(union, supports[line])
-                    mixed[:, places] += mixer[:, :, k].T[:, None, :, None] * values[line]
-                for k, line in enumerate(cell):
-                    supports[line], values[line] = union, mixed[k]
+            equal_cells = [cell for cell in cells if len(cell) == size]
+            mixers = random_orthogonal(len(equal_cells) * grid.line_size, size, rng)
+            mixers = mixers.reshape(len(equal_cells), grid.line_size, size, size)
+            for cell, mixer in zip(equal_cells, mixers, strict=True):
+                _mix_cell(supports, values, cell, mixer)
     return supports, values
 
 
+def _start(
+    plan: _MixingPlan,
+    grid: BlockGrid,
+    rng: Generator,
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Groups and values of each line in the dense matrices of the start."""
+    parts, lines_each = plan.lines.shape
+    groups_each = plan.groups.shape[1]
+    width = lines_each * grid.line_size
+    dense = _dense_rows(parts, groups_each, grid.group_size, width, rng)
+    dense = dense.reshape(parts, lines_each, grid.line_size, groups_each, grid.group_size)
+    dense = dense.swapaxes(2, 3)
+    supports = [np.empty(0)] * grid.lines
+    values = [np.empty(0)] * grid.lines
+    for part, lines in enumerate(plan.lines.tolist()):
+        for place, line in enumerate(lines):
+            supports[line] = plan.groups[part]
+            values[line] = dense[part, place]
+    return supports, values
+
+
+def _mix_cell(
+    supports: list[np.ndarray],
+    values: list[np.ndarray],
+    cell: list[int],
+    mixer: np.ndarray,
+) -> None:
+    """Mixes the lines of a cell, in place.
+
+    Args:
+        supports: list of int arrays. The groups of each line, ascending.
+        values: list of arrays `(fan, line_size, group_size)`. The values of each line.
+        cell: list of int. The lines.
+        mixer: array `(line_size, size, size)`. An orthogonal matrix for each row of a line.
+    """
+    union = np.unique(np.concatenate([supports[line] for line in cell]))
+    _, line_size, group_size = values[cell[0]].shape
+    mixed = np.zeros((len(cell), len(union), line_size, group_size))
+    for k, line in enumerate(cell):
+        places = np.searchsorted(union, supports[line])
+        weights = mixer[:, :, k].T
+        mixed[:, places] += weights[:, None, :, None] * values[line]
+    for k, line in enumerate(cell):
+        supports[line] = union
+        values[line] = mixed[k]
+
+
 def _dense_rows(
-    count: int, groups: int, size: int, width: int, rng: np.random.Generator
+    count: int,
+    groups: int,
+    size: int,
+    width: int,
+    rng: Generator,
 ) -> np.ndarray:
-    """Dense orthonormal rows, transposed: `(count, width, groups * size)`; `width` is longer."""
-    # Dense blocks on the diagonal share their norm with the columns beyond; then random pairs of
-    # columns are rotated until each has entries in all rows.
-    while size > _LARGEST and size % 2 == 0:
-        groups, size = 2 * groups, size // 2
+    """Draws dense orthonormal rows.
+
+    Dense blocks on the diagonal share their norm with the columns beyond. Then random pairs of
+    columns are rotated until each has entries in all rows.
+
+    Args:
+        count: int. Number of matrices.
+        groups: int. Blocks on the diagonal of each.
+        size: int. Rows of a block.
+        width: int. Columns, at least `groups * size`.
+        rng: NumPy generator.
+
+    Returns:
+        Array `(count, width, groups * size)`, the transposed matrices.
+    """
+    while size > _LARGEST_DENSE and size % 2 == 0:
+        groups *= 2
+        size //= 2
     rows = groups * size
     columns = np.zeros((count, width, rows))
-    reached = np.zeros((width, groups), dtype=bool)
-    step = max(1, _AT_ONCE // (groups * size**2))
-    for k in range(0, count, step):
-        some = columns[k : k + step]
-        blocks = random_orthogonal(len(some) * groups, size, rng)
-        blocks = blocks.reshape(len(some), groups, size, size)
-        for group in range(groups):
-            part = slice(group * size, (group + 1) * size)
-            some[:, part, part] = blocks[:, group]
-            reached[part, group] = True
+    has_group = np.zeros((width, groups), dtype=bool)
+    for group in range(groups):
+        has_group[group * size : (group + 1) * size, group] = True
+    step = max(1, _ENTRIES_AT_ONCE // (groups * size**2))
+    for start in range(0, count, step):
+        _write_diagonal(columns[start : start + step], groups, size, rng)
     filled = rows
     while filled < width:
-        new = np.arange(filled, min(2 * filled, width))
-        _rotate(columns, reached, new - filled, new, rng)
-        filled += len(new)
-    left = (groups - 1).bit_length() + _ROUNDS if width > size else 0
+        empty = np.arange(filled, min(2 * filled, width))
+        _rotate(columns, has_group, empty - filled, empty, rng)
+        filled += len(empty)
+    rounds = 0
+    if width > size:
+        rounds = (groups - 1).bit_length() + _WIDE_START_ROUNDS
     half = width // 2
-    while left > 0 or not reached.all():
-        order = rng.random(width).argsort()
-        _rotate(columns, reached, order[:half], order[half : 2 * half], rng)
-        left -= 1
+    while rounds > 0 or not has_group.all():
+        order = shuffled(width, rng)
+        _rotate(columns, has_group, order[:half], order[half : 2 * half], rng)
+        rounds -= 1
     return columns
+
+
+def _write_diagonal(
+    columns: np.ndarray,
+    groups: int,
+    size: int,
+    rng: Generator,
+) -> None:
+    """Writes dense orthogonal blocks on the diagonals of zeroed matrices."""
+    blocks = random_orthogonal(len(columns) * groups, size, rng)
+    blocks = blocks.reshape(len(columns), groups, size, size)
+    for group in range(groups):
+        rows = slice(group * size, (group + 1) * size)
+        columns[:, rows, rows] = blocks[:, group]
 
 
 def _rotate(
     columns: np.ndarray,
-    reached: np.ndarray,
-    first: np.ndarray,
-    second: np.ndarray,
-    rng: np.random.Generator,
+    has_group: np.ndarray,
+    sources: np.ndarray,
+    targets: np.ndarray,
+    rng: Generator,
 ) -> None:
-    """Rotates disjoint pairs of columns of every matrix in place, by an angle for each pair."""
+    """Rotates disjoint pairs of columns of every matrix in place, by an angle for each pair.
+
+    Args:
+        columns: array `(count, width, rows)`.
+        has_group: bool array `(width, groups)`. The groups in which columns have entries.
+        sources: int array. A column of each pair.
+        targets: int array. The other one.
+        rng: NumPy generator.
+    """
     count = len(columns)
-    cos, sin = (v.reshape(count, -1, 1) for v in cos_sin(count * len(first), rng))
-    step = max(1, _AT_ONCE // columns[0].size)
-    for k in range(0, count, step):
-        part, c, s = (v[k : k + step] for v in (columns, cos, sin))
-        x, y = part[:, first], part[:, second]
-        part[:, first], part[:, second] = c * x + s * y, c * y - s * x
-    reached[first] = reached[second] = reached[first] | reached[second]
+    cos, sin = cos_sin((count, len(sources), 1), rng)
+    step = max(1, _ENTRIES_AT_ONCE // columns[0].size)
+    for start in range(0, count, step):
+        matrices = slice(start, start + step)
+        x = columns[matrices, sources]
+        y = columns[matrices, targets]
+        x, y = rotated(x, y, cos[matrices], sin[matrices])
+        columns[matrices, sources] = x
+        columns[matrices, targets] = y
+    united = has_group[sources] | has_group[targets]
+    has_group[sources] = united
+    has_group[targets] = united

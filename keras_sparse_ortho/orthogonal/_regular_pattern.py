@@ -1,15 +1,52 @@
 """Patterns of live blocks, as lists of indices: regular ones, and those of highest score."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+from numpy.random import Generator
 
 from keras_sparse_ortho._checks import as_text
 
-_ROUNDS = 16  # of trades; four times as many change nothing that two of 16 to 1024 lines share
+_TRADE_ROUNDS = 16  # four times as many change nothing that two of 16 to 1024 lines share
 _PRICE_ROUNDS = 60  # after 8 of them .1 to .3% of the sum are lost
+_MOST_SEGMENT_ENDS = 512  # of `few_counts`: very many lines are cut in steps
+
+
+def shuffled(count: int, rng: Generator) -> np.ndarray:
+    """The numbers below `count` in random order: NumPy may change the stream of `permutation`."""
+    return rng.random(count).argsort()
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockGrid:
+    """The blocks of a matrix, seen along its longer side.
+
+    The longer side is cut into `lines` of `line_size` entries, the shorter one into `groups` of
+    `group_size`. In a square matrix the lines are on the side with the smaller blocks.
+    """
+
+    lines: int
+    line_size: int
+    groups: int
+    group_size: int
+    is_wide: bool  # whether the lines are outputs
+
+    @classmethod
+    def of(
+        cls,
+        input_blocks: int,
+        output_blocks: int,
+        rows: int,
+        cols: int,
+    ) -> "BlockGrid":
+        """The grid of a matrix with blocks of `rows` inputs by `cols` outputs."""
+        inputs = input_blocks * rows
+        outputs = output_blocks * cols
+        if outputs > inputs or (outputs == inputs and cols <= rows):
+            return cls(output_blocks, cols, input_blocks, rows, is_wide=True)
+        return cls(input_blocks, rows, output_blocks, cols, is_wide=False)
 
 
 def block_count(side: int, width: int) -> int:
@@ -17,47 +54,89 @@ def block_count(side: int, width: int) -> int:
     return -(-side // width)
 
 
-def to_blocks(kernel: np.ndarray, rows: int, cols: int, fill: Any = 0) -> np.ndarray:
-    """A kernel `(..., inputs, outputs)` as `(..., I, rows, J, cols)`."""
-    # If the block does not divide a side, the last blocks have one entry less, and a padded end.
-    *outer, inputs, outputs = kernel.shape
-    shape = (block_count(inputs, rows), rows, block_count(outputs, cols), cols)
-    if shape[0] * rows > inputs or shape[2] * cols > outputs:
-        padded = np.full((*outer, shape[0] * rows, shape[2] * cols), fill, kernel.dtype)
-        padded[..., _places(inputs, rows)[:, None], _places(outputs, cols)] = kernel
-        kernel = padded
-    return kernel.reshape(*outer, *shape)
-
-
-def from_blocks(blocks: np.ndarray, inputs: int, outputs: int) -> np.ndarray:
-    """The inverse of `to_blocks`."""
-    *outer, count, rows, lines, cols = blocks.shape
-    kernel = blocks.reshape(*outer, count * rows, lines * cols)
-    if count * rows == inputs and lines * cols == outputs:
-        return kernel
-    found: np.ndarray = kernel[..., _places(inputs, rows)[:, None], _places(outputs, cols)]
-    return found
-
-
 def whole_blocks(side: int, width: int) -> int:
     """How many blocks of a side have `width` entries; they are the first, the others have less."""
     return side - block_count(side, width) * (width - 1)
 
 
-def clear_padding(
-    blocks: np.ndarray, inputs_of: np.ndarray, outputs_of: np.ndarray, inputs: int, outputs: int
-) -> None:
-    """Sets the padding of live blocks `(..., *taps, r, c)` to zero, by their input and output."""
-    rows, cols = blocks.shape[-2:]
-    blocks[inputs_of >= whole_blocks(inputs, rows), ..., -1:, :] = 0.0
-    blocks[outputs_of >= whole_blocks(outputs, cols), ..., -1:] = 0.0
-
-
 def _places(side: int, width: int) -> np.ndarray:
     """Where the entries of a side stand among its padded blocks."""
-    every = np.arange(block_count(side, width) * width).reshape(-1, width)
+    count = block_count(side, width)
     whole = whole_blocks(side, width)
-    return np.concatenate([every[:whole].ravel(), every[whole:, :-1].ravel()])
+    padded = np.arange(count * width).reshape(-1, width)
+    in_whole = padded[:whole].ravel()
+    in_shorter = padded[whole:, :-1].ravel()
+    return np.concatenate([in_whole, in_shorter])
+
+
+def to_blocks(
+    kernel: np.ndarray,
+    rows: int,
+    cols: int,
+    fill: float = 0,
+) -> np.ndarray:
+    """A kernel `(..., inputs, outputs)` as `(..., I, rows, J, cols)`.
+
+    If the block does not divide a side, the last blocks have one entry less, and a padded end.
+
+    Args:
+        kernel: array of any type.
+        rows: int. Inputs of a block.
+        cols: int. Outputs of a block.
+        fill: Value of the padding.
+    """
+    *outer, inputs, outputs = kernel.shape
+    input_blocks = block_count(inputs, rows)
+    output_blocks = block_count(outputs, cols)
+    padded_inputs = input_blocks * rows
+    padded_outputs = output_blocks * cols
+    if padded_inputs > inputs or padded_outputs > outputs:
+        padded = np.full((*outer, padded_inputs, padded_outputs), fill, kernel.dtype)
+        input_places = _places(inputs, rows)[:, None]
+        output_places = _places(outputs, cols)
+        padded[..., input_places, output_places] = kernel
+        kernel = padded
+    return kernel.reshape(*outer, input_blocks, rows, output_blocks, cols)
+
+
+def from_blocks(
+    blocks: np.ndarray,
+    inputs: int,
+    outputs: int,
+) -> np.ndarray:
+    """The inverse of `to_blocks`."""
+    *outer, input_blocks, rows, output_blocks, cols = blocks.shape
+    padded_inputs = input_blocks * rows
+    padded_outputs = output_blocks * cols
+    kernel = blocks.reshape(*outer, padded_inputs, padded_outputs)
+    if padded_inputs > inputs or padded_outputs > outputs:
+        input_places = _places(inputs, rows)[:, None]
+        output_places = _places(outputs, cols)
+        kernel = kernel[..., input_places, output_places]
+    return kernel
+
+
+def clear_padding(
+    blocks: np.ndarray,
+    inputs_of: np.ndarray,
+    outputs_of: np.ndarray,
+    inputs: int,
+    outputs: int,
+) -> None:
+    """Sets the padding of live blocks to zero, in place.
+
+    Args:
+        blocks: array `(..., *taps, r, c)`.
+        inputs_of: int array. The input block of each live block.
+        outputs_of: int array. The output block of each live block.
+        inputs: int. Inputs of the kernel, without padding.
+        outputs: int. Outputs of the kernel, without padding.
+    """
+    rows, cols = blocks.shape[-2:]
+    has_short_input = inputs_of >= whole_blocks(inputs, rows)
+    has_short_output = outputs_of >= whole_blocks(outputs, cols)
+    blocks[has_short_input, ..., -1:, :] = 0.0
+    blocks[has_short_output, ..., -1:] = 0.0
 
 
 def fan_step(input_blocks: int, output_blocks: int) -> int:
@@ -66,182 +145,310 @@ def fan_step(input_blocks: int, output_blocks: int) -> int:
 
 
 def regular_pattern(
-    input_blocks: int, output_blocks: int, fan_in: int, rng: np.random.Generator
+    input_blocks: int,
+    output_blocks: int,
+    fan_in: int,
+    rng: Generator,
 ) -> np.ndarray:
-    """Draws the live input blocks of each output block, int32 `(J, k)`, ascending in each line."""
-    # `k = fan_in` of `I` is a multiple of `I / gcd(I, J)`. Inputs are dealt in turn; then random
-    # pairs of outputs pool the inputs that they do not share and divide them at random (Curveball
-    # trades: Strona et al., Nature Communications, 2014). All regular patterns are equally likely;
-    # few admit an exactly orthogonal kernel, see `regular_blocks`.
-    dealt = (np.arange(output_blocks * fan_in) % input_blocks).reshape(-1, fan_in)
-    pattern = _shuffled(input_blocks, rng)[dealt][_shuffled(output_blocks, rng)]
+    """Draws the live input blocks of each output block of a regular pattern.
+
+    Inputs are dealt in turn. Then random pairs of outputs pool the inputs that they do not share
+    and divide them at random (Curveball trades: Strona et al., Nature Communications, 2014). All
+    regular patterns are equally likely; few admit an exactly orthogonal kernel, see
+    `regular_blocks`.
+
+    Args:
+        input_blocks: int. `I`.
+        output_blocks: int. `J`.
+        fan_in: int. Live input blocks of each output block, a multiple of `I / gcd(I, J)`.
+        rng: NumPy generator.
+
+    Returns:
+        int32 array `(J, fan_in)`, ascending in each line.
+    """
+    dealt = np.arange(output_blocks * fan_in) % input_blocks
+    pattern = shuffled(input_blocks, rng)[dealt.reshape(-1, fan_in)]
+    pattern = pattern[shuffled(output_blocks, rng)]
     half = output_blocks // 2
     if half and fan_in < input_blocks:
-        for _ in range(_ROUNDS):
-            order = _shuffled(output_blocks, rng)
-            first, second = order[:half], order[half : 2 * half]
-            both = np.sort(np.concatenate([pattern[first], pattern[second]], axis=1), axis=1)
-            keys = rng.random(both.shape)
-            # Inputs of both occur twice: one goes to the first, one to the second.
-            same = both[:, 1:] == both[:, :-1]
-            keys[:, :-1][same] = -1.0
-            keys[:, 1:][same] = 2.0
-            both = np.take_along_axis(both, np.argsort(keys, axis=1), axis=1)
-            pattern[first], pattern[second] = both[:, :fan_in], both[:, fan_in:]
+        for _ in range(_TRADE_ROUNDS):
+            order = shuffled(output_blocks, rng)
+            _trade(pattern, order[:half], order[half : 2 * half], rng)
     return np.sort(pattern, axis=1).astype(np.int32)
 
 
-def complete(live: np.ndarray, line_fan: Any, group_fan: Any, rng: np.random.Generator) -> bool:
-    """Sets entries of a bool `(lines, groups)` matrix live to reach fans; whether that worked."""
-    # Each line takes the groups that lack most; augmenting paths find the rest.
+def _trade(
+    pattern: np.ndarray,
+    outputs: np.ndarray,
+    partners: np.ndarray,
+    rng: Generator,
+) -> None:
+    """Lets pairs of outputs divide their inputs anew, in place."""
+    fan_in = pattern.shape[1]
+    pool = np.concatenate([pattern[outputs], pattern[partners]], axis=1)
+    pool.sort(axis=1)
+    keys = rng.random(pool.shape)
+    # An input of both occurs twice: one goes to the output, one to its partner.
+    is_shared = pool[:, 1:] == pool[:, :-1]
+    keys[:, :-1][is_shared] = -1.0
+    keys[:, 1:][is_shared] = 2.0
+    order = np.argsort(keys, axis=1)
+    pool = np.take_along_axis(pool, order, axis=1)
+    pattern[outputs] = pool[:, :fan_in]
+    pattern[partners] = pool[:, fan_in:]
+
+
+def complete(
+    live: np.ndarray,
+    line_fan: int | np.ndarray,
+    group_fan: int | np.ndarray,
+    rng: Generator,
+) -> bool:
+    """Sets dead entries live, in place, until all lines and groups have their fans.
+
+    Each line takes the groups that lack most; augmenting paths find the rest.
+
+    Args:
+        live: bool array `(lines, groups)`.
+        line_fan: int, or array by line. Live groups of each line in the end.
+        group_fan: int, or array by group. Live lines of each group in the end.
+        rng: NumPy generator.
+
+    Returns:
+        Whether that was possible.
+    """
     added = np.zeros_like(live)
     missing = line_fan - live.sum(axis=1)
     needs = group_fan - live.sum(axis=0)
-    for line in rng.random(len(live)).argsort():
+    for line in shuffled(len(live), rng):
         keys = needs + rng.random(len(needs))
         keys[live[line] | (needs <= 0)] = -1.0
         count = missing[line]
         if count:
-            chosen = np.argsort(-keys)[:count]
-            chosen = chosen[keys[chosen] > 0]
-            live[line, chosen] = added[line, chosen] = True
-            needs[chosen] -= 1
-            missing[line] -= len(chosen)
-    for line in np.repeat(np.arange(len(live)), missing):
-        if not _augment(live, added, needs, int(line)):
-            return False
-    return True
+            groups = np.argsort(-keys)[:count]
+            groups = groups[keys[groups] > 0]
+            live[line, groups] = True
+            added[line, groups] = True
+            needs[groups] -= 1
+            missing[line] -= len(groups)
+    return _augment_all(live, added, missing, needs)
 
 
-def _augment(live: np.ndarray, added: np.ndarray, needs: np.ndarray, start: int) -> bool:
-    """Gives a line one more group by an augmenting path, on which lines hand over added groups."""
-    given_up: dict[int, int] = {start: -1}  # the group that a line on the path would hand over
-    taken_by: dict[int, int] = {}
-    seen = np.zeros(len(needs), dtype=bool)
+def _augment_all(
+    live: np.ndarray,
+    added: np.ndarray,
+    missing: np.ndarray,
+    needs: np.ndarray,
+) -> bool:
+    """Gives each line its missing groups by augmenting paths; whether that was possible."""
+    lines = np.arange(len(live)).repeat(missing)
+    return all(_augment(live, added, needs, line) for line in lines.tolist())
+
+
+def _augment(
+    live: np.ndarray,
+    added: np.ndarray,
+    needs: np.ndarray,
+    start: int,
+) -> bool:
+    """Gives a line one more group by an augmenting path, on which lines hand over added groups.
+
+    Args:
+        live: bool array `(lines, groups)`, changed in place.
+        added: bool array of the same shape. The entries that lines may hand over; changed, too.
+        needs: int array. How many lines each group still lacks; changed, too.
+        start: int. The line.
+
+    Returns:
+        Whether there was such a path.
+    """
+    group_to_hand_over: dict[int, int] = {start: -1}  # by the lines of the search
+    line_before_group: dict[int, int] = {}
+    reached = np.zeros(len(needs), dtype=bool)
     queue = [start]
     for line in queue:
-        found = ~live[line] & ~seen
-        ends = np.flatnonzero(found & (needs > 0))
+        reachable = ~live[line] & ~reached
+        ends = np.flatnonzero(reachable & (needs > 0))
         if len(ends):
             group = int(ends[0])
             needs[group] -= 1
             while group >= 0:
                 live[line, group] = added[line, group] = True
-                group = given_up[line]
+                group = group_to_hand_over[line]
                 if group >= 0:
                     live[line, group] = added[line, group] = False
-                    line = taken_by[group]
+                    line = line_before_group[group]
             return True
-        seen |= found
-        for group in np.flatnonzero(found).tolist():
-            taken_by[group] = line
-            for other in np.flatnonzero(added[:, group]).tolist():
-                if other not in given_up:
-                    given_up[other] = group
-                    queue.append(other)
+        reached |= reachable
+        for group in np.flatnonzero(reachable).tolist():
+            line_before_group[group] = line
+            for owner in np.flatnonzero(added[:, group]).tolist():
+                if owner not in group_to_hand_over:
+                    group_to_hand_over[owner] = group
+                    queue.append(owner)
     return False
 
 
 def matched_by_score(
-    kept: np.ndarray,
-    of_inputs: np.ndarray,
-    of_outputs: np.ndarray,
+    live: np.ndarray,
+    input_fans: np.ndarray,
+    output_fans: np.ndarray,
     scores: np.ndarray,
-    rng: np.random.Generator,
+    rng: Generator,
 ) -> np.ndarray:
-    """Dead entries of (nearly) largest total score, with given numbers for inputs and outputs."""
-    # By prices of the lines an entry is worth `s_ij - u_i - v_j`. The best ones are taken while
-    # both lines lack some, then augmenting paths find the rest. In 16 to 256 lines the sum is
-    # within .3% of the largest one, within 1.2% where most entries are kept.
-    chosen = np.zeros_like(kept)
-    open_ = ~kept & (of_inputs > 0)[:, None] & (of_outputs > 0)
-    if not open_.any():
+    """Chooses dead entries of (nearly) largest total score, with given numbers by line.
+
+    By prices `u_i` and `v_j` of the lines an entry is worth `s_ij - u_i - v_j`. The best ones are
+    taken while both lines lack some, then augmenting paths find the rest. In 16 to 256 lines the
+    sum is within .3% of the largest one, within 1.2% where most entries are chosen.
+
+    Args:
+        live: bool array `(inputs, outputs)`. Entries that are live already.
+        input_fans: int array. Entries to choose for each input.
+        output_fans: int array. Entries to choose for each output.
+        scores: array of the same shape.
+        rng: NumPy generator, to decide between equals.
+
+    Returns:
+        Bool array of the chosen entries.
+    """
+    chosen = np.zeros_like(live)
+    candidates = ~live & (input_fans > 0)[:, None] & (output_fans > 0)
+    if not candidates.any():
         return chosen
-    worth = np.where(open_, scores, scores.min() - 2 * np.ptp(scores))
-    worth = worth - _prices(worth, of_inputs, of_outputs)
-    entries = np.flatnonzero(open_)
-    entries = entries[_shuffled(len(entries), rng)]  # the order would decide between equals
+    hopeless = scores.min() - 2 * np.ptp(scores)
+    worth = np.where(candidates, scores, hopeless)
+    worth = worth - _prices(worth, input_fans, output_fans)
+    entries = np.flatnonzero(candidates)
+    entries = entries[shuffled(len(entries), rng)]  # the order would decide between equals
     entries = entries[np.argsort(-worth.ravel()[entries], kind="stable")]
-    lacking, needs = of_inputs.tolist(), of_outputs.tolist()
+    missing = input_fans.tolist()
+    needs = output_fans.tolist()
     for entry in entries.tolist():
         i, j = divmod(entry, len(needs))
-        if lacking[i] and needs[j]:
+        if missing[i] and needs[j]:
             chosen[i, j] = True
-            lacking[i] -= 1
+            missing[i] -= 1
             needs[j] -= 1
-    live, open_needs = kept | chosen, np.array(needs)
-    for line in np.repeat(np.arange(len(lacking)), lacking):
-        if not _augment(live, chosen, open_needs, int(line)):
-            raise RuntimeError("There is no pattern with the numbers that are given")
+    if not _augment_all(live | chosen, chosen, np.array(missing), np.array(needs)):
+        raise RuntimeError("There is no pattern with the numbers that are given")
     return chosen
 
 
-def _prices(scores: np.ndarray, of_inputs: np.ndarray, of_outputs: np.ndarray) -> np.ndarray:
+def _prices(
+    scores: np.ndarray,
+    input_fans: np.ndarray,
+    output_fans: np.ndarray,
+) -> np.ndarray:
     """`u_i + v_j`, in turns halfway between what a line would take and what it would not."""
-    rows = np.zeros((len(scores), 1))
+    input_prices = np.zeros((len(scores), 1))
     for _ in range(_PRICE_ROUNDS):
-        columns = _between((scores - rows).T, of_outputs).T
-        rows = _between(scores - columns, of_inputs)
-    return rows + columns
+        for_outputs = scores - input_prices
+        output_prices = _marginal(for_outputs.T, output_fans).T
+        input_prices = _marginal(scores - output_prices, input_fans)
+    return input_prices + output_prices
 
 
-def _between(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """A column: halfway between the last that each line takes, of so many, and the next one."""
-    ordered, lines, most = -np.sort(-values, axis=1), np.arange(len(values)), values.shape[1] - 1
-    last, first = (ordered[lines, np.clip(counts + k, 0, most)] for k in (-1, 0))
-    halfway: np.ndarray = (last + first) / 2
+def _marginal(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Halfway between the least of the `counts` largest values of each line, and the next one.
+
+    Returns:
+        A column, with a value for each line.
+    """
+    descending = -np.sort(-values, axis=1)
+    lines = np.arange(len(values))
+    end = values.shape[1] - 1
+    least_taken = descending[lines, np.clip(counts - 1, 0, end)]
+    next_value = descending[lines, np.clip(counts, 0, end)]
+    halfway: np.ndarray = (least_taken + next_value) / 2
     return halfway[:, None]
 
 
 def few_counts(counts: np.ndarray, most: int) -> np.ndarray:
-    """Counts of the same sum with at most `most` different values, of least squared distance."""
-    # Dynamic programming cuts the sorted counts into segments of equal counts, or of two that
-    # differ by one. These are more even: where a pattern has `counts` on both sides, there is one
-    # with few counts on both, too (Gale and Ryser).
+    """Counts of the same sum with at most `most` different values, of least squared distance.
+
+    Dynamic programming cuts the sorted counts into segments of equal counts, or of two that differ
+    by one. These are more even: where a pattern has `counts` on both sides, there is one with few
+    counts on both, too (Gale and Ryser).
+
+    Args:
+        counts: int array.
+        most: int. Number of different values.
+    """
     order = np.argsort(counts, kind="stable")
-    # In steps, where there are very many lines.
-    ends = np.unique(np.linspace(0, len(counts), min(len(counts), 512) + 1).round().astype(int))
-    sums, squares = (
-        np.concatenate([[0], np.cumsum(counts[order] ** power)])[ends] for power in (1, 2)
-    )
-    sizes, totals = (np.subtract.outer(x, x).T for x in (ends, sums))
-    low, high = np.divmod(totals, np.maximum(sizes, 1))
-    spread = np.subtract.outer(squares, squares).T - totals**2 / np.maximum(sizes, 1)
-    spread = np.where(sizes > 0, spread, np.inf)
-    best = np.full((most + 1, len(ends)), np.inf)
-    begin = np.zeros(best.shape, dtype=int)
-    best[:, 0] = 0.0
+    steps = min(len(counts), _MOST_SEGMENT_ENDS)
+    ends = np.linspace(0, len(counts), steps + 1)
+    ends = np.unique(ends.round().astype(int))
+    low, high, spread = _segments(counts[order], ends)
+    least_spread = np.full((most + 1, len(ends)), np.inf)
+    begin = np.zeros(least_spread.shape, dtype=int)
+    least_spread[:, 0] = 0.0
+    # A segment whose counts are equal has one value, any other two.
+    spread_of_equal = np.where(high == 0, spread, np.inf)
+    spread_of_two = np.where(high > 0, spread, np.inf)
     for values in range(1, most + 1):
-        for used, allowed in ((1, high == 0), (2, high > 0))[:values]:
-            costs = best[values - used][:, None] + np.where(allowed, spread, np.inf)
-            found = costs.argmin(axis=0)
-            better = costs.min(axis=0) < best[values]
-            begin[values][better] = found[better]
-            best[values] = np.minimum(best[values], costs.min(axis=0))
-    result, end, values = np.empty_like(counts), len(ends) - 1, most
+        for values_used, segment_spread in ((1, spread_of_equal), (2, spread_of_two))[:values]:
+            costs = least_spread[values - values_used][:, None] + segment_spread
+            least_costs = costs.min(axis=0)
+            is_better = least_costs < least_spread[values]
+            begin[values][is_better] = costs.argmin(axis=0)[is_better]
+            least_spread[values] = np.minimum(least_spread[values], least_costs)
+    result = np.empty_like(counts)
+    end = len(ends) - 1
+    values = most
     while end > 0:
         start = begin[values][end]
         segment = order[ends[start] : ends[end]]
-        rest = int(high[start, end])
+        raised = int(high[start, end])
         result[segment] = low[start, end]
-        result[segment[len(segment) - rest :]] += 1
-        values, end = values - (2 if rest else 1), start
+        result[segment[len(segment) - raised :]] += 1
+        values -= 2 if raised else 1
+        end = start
     return result
 
 
-def check_pattern(inputs_of: np.ndarray, outputs_of: np.ndarray, uses: Sequence[int]) -> None:
-    """Refuses places of live blocks, one entry each, unless input blocks have `uses` of them."""
-    integers = inputs_of.size > 0 and np.issubdtype(inputs_of.dtype, np.integer)
-    if not (integers and 0 <= inputs_of.min() <= inputs_of.max() < len(uses)):
-        rule = f"integers from 0 to {len(uses) - 1}"
-    elif len(np.unique(outputs_of.astype(np.int64) * len(uses) + inputs_of)) < len(inputs_of):
+def _segments(
+    counts: np.ndarray,
+    ends: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What the segments of sorted counts would become, by begin and end.
+
+    Returns:
+        The lower count of each segment, how many of its counts are one more, and its squared
+        distance from their mean; infinite where a segment is empty.
+    """
+    sums = np.concatenate([[0], np.cumsum(counts)])[ends]
+    squares = np.concatenate([[0], np.cumsum(counts**2)])[ends]
+    sizes = np.subtract.outer(ends, ends).T
+    totals = np.subtract.outer(sums, sums).T
+    divisors = np.maximum(sizes, 1)
+    low, high = np.divmod(totals, divisors)
+    spread = np.subtract.outer(squares, squares).T - totals**2 / divisors
+    return low, high, np.where(sizes > 0, spread, np.inf)
+
+
+def check_pattern(
+    inputs_of: np.ndarray,
+    outputs_of: np.ndarray,
+    uses: Sequence[int],
+) -> None:
+    """Refuses places of live blocks, unless input blocks have the expected numbers of them.
+
+    Args:
+        inputs_of: int array. The input block of each live block.
+        outputs_of: int array. The output block of each live block.
+        uses: Number of live blocks of each input block.
+
+    Raises ValueError for other places.
+    """
+    input_blocks = len(uses)
+    are_integers = inputs_of.size > 0 and np.issubdtype(inputs_of.dtype, np.integer)
+    if not (are_integers and 0 <= inputs_of.min() <= inputs_of.max() < input_blocks):
+        rule = f"integers from 0 to {input_blocks - 1}"
+    elif len(np.unique(outputs_of.astype(np.int64) * input_blocks + inputs_of)) < len(inputs_of):
         rule = "each at most once for an output block"
-    elif (np.bincount(inputs_of, minlength=len(uses)) != uses).any():
+    elif (np.bincount(inputs_of, minlength=input_blocks) != uses).any():
         rule = f"each as often as its count, {as_text(list(uses))}"
     else:
         return
     raise ValueError(f"`inputs_of` must name input blocks, {rule}. Received: {as_text(inputs_of)}")
-
-
-def _shuffled(count: int, rng: np.random.Generator) -> np.ndarray:
-    return rng.random(count).argsort()  # NumPy may change the stream of `permutation`

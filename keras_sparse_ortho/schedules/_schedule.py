@@ -19,7 +19,10 @@ from keras_sparse_ortho._checks import (
     other_keywords,
 )
 
-_UPDATES = _MOST_STEPS = 100  # at least so many updates, at most so many steps between two
+_LEAST_UPDATES = 100
+_MOST_STEPS = 100  # between two updates
+_LONG_RUN = 10**9  # steps of a run in which every fraction but 0 is a later step
+_ROUNDING = 1e-9  # of a fraction of a run: 0.29 of 100 steps are 28.999... in floating point
 
 
 class Schedule(abc.ABC):
@@ -51,17 +54,27 @@ class Schedule(abc.ABC):
         end_step: int | float | None = None,
         frequency: int | None = None,
     ) -> None:
-        self.density = None if density is None else check_density(density)
+        self.density: float | None = None
         self.begin_step = check_moment("begin_step", begin_step)
-        self.end_step = None if end_step is None else check_moment("end_step", end_step)
+        self.end_step: int | float | None = None
+        self.frequency: int | None = None
+        if density is not None:
+            self.density = check_density(density)
+        if end_step is not None:
+            self.end_step = check_moment("end_step", end_step)
+        if frequency is not None:
+            self.frequency = check_integer("frequency", frequency)
+        self._check_order()
+
+    def _check_order(self) -> None:
+        """Refuses an end before the begin, where both are known; sets the default frequency."""
         if isinstance(self.end_step, int) and self.begin_step == 0:
             self.begin_step = 0  # not 0.0, the start of each `fit`: steps count over all of them
-        self.frequency = None if frequency is None else check_integer("frequency", frequency)
         if self.end_step is not None and type(self.begin_step) is type(self.end_step):
             if self.end_step < self.begin_step:
                 raise ValueError(
                     "`end_step` must not come before `begin_step`. "
-                    f"Received: {begin_step=}, {end_step=}"
+                    f"Received: begin_step={self.begin_step}, end_step={self.end_step}"
                 )
             if self.frequency is None and isinstance(self.begin_step, int):
                 self.frequency = default_frequency(int(self.end_step) - self.begin_step)
@@ -71,7 +84,8 @@ class Schedule(abc.ABC):
         """The live fraction at `step`."""
 
     def get_config(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+        arguments = inspect.signature(type(self)).parameters
+        return {name: getattr(self, name) for name in arguments}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Schedule":
@@ -106,36 +120,48 @@ class Schedule(abc.ABC):
                 "Fractions of a run need a number of steps that is known before training; give "
                 f"`begin_step` and `end_step` in steps. Received: schedule={self!r}, steps=None"
             )
-        made = copy.copy(self)
         begin = _step(self.begin_step, steps, start)
-        end = None if self.end_step is None else _step(self.end_step, steps, start)
-        if isinstance(self.begin_step, float) and isinstance(self.end_step, float):
-            end = max(end or 0, begin + (self.end_step > self.begin_step))  # in very short runs
-        if end is not None and end < begin:
-            raise ValueError(
-                "`end_step` comes before `begin_step` in this run. "
-                f"Received: schedule={self!r}, {steps=}"
-            )
+        end = None
+        if self.end_step is not None:
+            end = _step(self.end_step, steps, start)
+            if isinstance(self.begin_step, float) and isinstance(self.end_step, float):
+                after_begin = begin + (self.end_step > self.begin_step)
+                end = max(end, after_begin)  # in very short runs
+            if end < begin:
+                raise ValueError(
+                    "`end_step` comes before `begin_step` in this run. "
+                    f"Received: schedule={self!r}, {steps=}"
+                )
+        schedule = copy.copy(self)
+        schedule.begin_step = begin
+        schedule.end_step = end
         if self.frequency is None:
-            last = end if end is not None or steps is None else start + steps
-            made.frequency = _MOST_STEPS if last is None else default_frequency(last - begin)
-        made.begin_step, made.end_step = begin, end
-        return made
+            schedule.frequency = _MOST_STEPS
+            if end is not None:
+                schedule.frequency = default_frequency(end - begin)
+            elif steps is not None:
+                schedule.frequency = default_frequency(start + steps - begin)
+        return schedule
 
     def at_start(self) -> float:
         """The live fraction before the first step, in a run of any length."""
-        return self.resolved(10**9).at(0)  # where every fraction but 0 is a later step
+        return self.resolved(_LONG_RUN).at(0)
 
     def due(self, step: int, executed: int = 1) -> bool:
         """Whether masks are updated at `step`, or were due in the `executed` steps before."""
         begin, end = self._steps()
-        last, after = step if end is None else min(step, end), step - executed
-        if last < begin or last <= after:
+        latest = step
+        if end is not None:
+            latest = min(step, end)
+        asked_before = step - executed
+        if latest < begin or latest <= asked_before:
             return False
-        update = last - (last - begin) % (self.frequency or _MOST_STEPS)
-        return last == self.end_step or update > after
+        frequency = self.frequency or _MOST_STEPS
+        update = latest - (latest - begin) % frequency
+        return latest == self.end_step or update > asked_before
 
-    def _final(self) -> float:
+    def _final_density(self) -> float:
+        """The density at the end; a ValueError if nothing has set it."""
         if self.density is None:
             raise ValueError(
                 "A schedule needs a `density`, its own or that of `parametrize` or TargetDensity. "
@@ -144,12 +170,16 @@ class Schedule(abc.ABC):
         return self.density
 
     def _steps(self) -> tuple[int, int | None]:
+        """Begin and end as steps; a ValueError for fractions of a run."""
         if not self.is_resolved:
             raise ValueError(
                 "This schedule is in fractions of a run: `resolved(steps)` makes them steps. "
                 f"Received: schedule={self!r}"
             )
-        return int(self.begin_step), None if self.end_step is None else int(self.end_step)
+        begin = int(self.begin_step)
+        if self.end_step is None:
+            return begin, None
+        return begin, int(self.end_step)
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
@@ -167,7 +197,8 @@ class Constant(Schedule):
     """
 
     def at(self, step: int) -> float:
-        return self._final() if step >= self._steps()[0] else 1.0
+        begin, _ = self._steps()
+        return self._final_density() if step >= begin else 1.0
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -231,9 +262,10 @@ class Polynomial(Schedule):
         begin, end = self._steps()
         if end is None or step < begin:
             return 1.0
-        done = min((step - begin) / max(end - begin, 1), 1.0)
-        final = self._final()
-        return final + (self.initial_density - final) * (1 - done) ** self.power
+        progress = (step - begin) / max(end - begin, 1)
+        progress = min(progress, 1.0)
+        final = self._final_density()
+        return final + (self.initial_density - final) * (1 - progress) ** self.power
 
 
 class _FixedPower(Polynomial):
@@ -279,24 +311,35 @@ class Linear(_FixedPower):
     _POWER = 1.0
 
 
-def _step(moment: int | float, steps: int | None, start: int) -> int:
-    """A moment as a step; 0.29 of 100 steps is step 29, not 28.999... as in floating point."""
+def _step(
+    moment: int | float,
+    steps: int | None,
+    start: int,
+) -> int:
+    """A moment of a run of `steps`, with `start` steps before it, as a step."""
     if not isinstance(moment, float):
         return moment
-    return start + math.floor(moment * (steps or 0) + 1e-9)
+    steps_of_run = steps or 0
+    return start + math.floor(moment * steps_of_run + _ROUNDING)
 
 
 def default_frequency(steps: int) -> int:
     """A hundredth of the steps over which masks change, at least 1 and at most 100."""
-    return min(max(steps // _UPDATES, 1), _MOST_STEPS)
+    frequency = max(steps // _LEAST_UPDATES, 1)
+    return min(frequency, _MOST_STEPS)
 
 
-_OF_TFMOT = {"PolynomialDecay": "final_sparsity", "ConstantSparsity": "target_sparsity"}
+_SPARSITIES_OF_TFMOT = {
+    "PolynomialDecay": "final_sparsity",
+    "ConstantSparsity": "target_sparsity",
+}
 
 
 def as_schedule(value: Any, frequency: int | None = None) -> Schedule:
-    """The schedule of a schedule, a density (`Constant`), or an object of TFMOT."""
-    # TFMOT's wrapper counts updates from 1, and prunes one update earlier than these schedules.
+    """The schedule of a schedule, a density (`Constant`), or an object of TFMOT.
+
+    TFMOT's wrapper counts updates from 1, and prunes one update earlier than these schedules.
+    """
     if isinstance(value, Schedule):
         return value
     if not hasattr(value, "get_config"):
@@ -305,21 +348,30 @@ def as_schedule(value: Any, frequency: int | None = None) -> Schedule:
     return _like_tfmot(type(value).__name__, config.get("config", config))
 
 
-def _like_tfmot(name: Any, config: Any) -> Schedule:
-    if not isinstance(name, str) or name not in _OF_TFMOT:
+def _like_tfmot(name: object, config: Any) -> Schedule:
+    """The schedule with the class name and the configuration of one of TFMOT's."""
+    if not isinstance(name, str) or name not in _SPARSITIES_OF_TFMOT:
         raise ValueError(
-            f"TFMOT's schedules {' and '.join(_OF_TFMOT)} work here; for another one write a "
-            f"subclass of schedules.Schedule. Received: {as_text(name)}"
+            f"TFMOT's schedules {' and '.join(_SPARSITIES_OF_TFMOT)} work here; for another one "
+            f"write a subclass of schedules.Schedule. Received: {as_text(name)}"
         )
-    last = _OF_TFMOT[name]
-    check_config(name, config, last, "begin_step", "end_step", "frequency")
-    same = {key: config[key] for key in ("begin_step", "end_step", "frequency")}
-    same["density"] = round(1 - as_float(config[last]), 12)
-    if last == "target_sparsity":
-        same["end_step"] = None if same["end_step"] == -1 else same["end_step"]
-        return Constant(**same)
-    first = round(1 - as_float(config.get("initial_sparsity")), 12)
-    return Polynomial(**same, initial_density=first, power=config.get("power"))
+    sparsity = _SPARSITIES_OF_TFMOT[name]
+    check_config(name, config, sparsity, "begin_step", "end_step", "frequency")
+    density = _density(config[sparsity])
+    begin = config["begin_step"]
+    end = config["end_step"]
+    frequency = config["frequency"]
+    if name == "ConstantSparsity":
+        if end == -1:
+            end = None
+        return Constant(density, begin, end, frequency)
+    initial = _density(config.get("initial_sparsity"))
+    return Polynomial(density, begin, end, initial, config.get("power"), frequency)
+
+
+def _density(sparsity: Any) -> float:
+    """The density for a sparsity, without the error of the subtraction."""
+    return round(1 - as_float(sparsity), 12)
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -329,5 +381,7 @@ class TfmotSchedule(Constant):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Schedule:
         check_config(cls.__name__, config, "schedule")
-        inner = config["schedule"] if isinstance(config["schedule"], dict) else {}
-        return _like_tfmot(inner.get("name"), inner.get("config"))
+        schedule = config["schedule"]
+        if not isinstance(schedule, dict):
+            schedule = {}
+        return _like_tfmot(schedule.get("name"), schedule.get("config"))

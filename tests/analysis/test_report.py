@@ -195,7 +195,7 @@ def test_notebooks_get_the_table_escaped():
 
 def test_a_matrix_on_all_taps_is_reported_as_one():
     model = keras.Sequential([keras.Input((8, 8, 4)), keras.layers.Conv2D(16, 3, name="c")])
-    pattern = kso.initializers.ExactOrthogonal(start="even", taps="all")
+    pattern = kso.initializers.ExactOrthogonal(taps="all")
     sparse = kso.sparsify(model, 0.3, initializer=pattern, seed=0)
     (row,) = kso.report(sparse).rows
     assert row.orthogonality_error < 1e-6

@@ -164,7 +164,7 @@ def test_the_gain_and_the_generator():
     assert (first != second).any()
     with pytest.raises(ValueError, match=r"`gain` must be finite. Received: gain=nan"):
         exact_orthogonal((16, 16), 0.3, gain=math.nan)
-    with pytest.raises(ValueError, match=r'"even" or "published". Received: start=None'):
+    with pytest.raises(ValueError, match=r'"covering" or "published". Received: start=None'):
         exact_orthogonal((16, 16), 0.3, start=None)
 
 

@@ -61,7 +61,6 @@ def digest(name):
 PINNED = {
     "covering": "facbaabf693c80ef",
     "published": "f7ac4b036d509cf7",
-    "even": "5743c0a5e8820570",
     "options": "7a4404326f096264",
     "regular": "2769b6a72a942c5c",
     "pattern": "b61c721231b7f8f1",
