@@ -272,9 +272,7 @@ WORK = {
     "report": lambda model, rows: kso.report(model).flops,
     "obs": lambda model, rows: kso.prune(model, 0.5, score="obs", data=rows).get_weights(),
     "synflow": lambda model, rows: kso.prune(model, 0.5, score="synflow").get_weights(),
-    "grasp": lambda model, rows: (
-        kso.saliency.grasp(model, 0.5, (rows, rows[:, :8]), loss="mse").masks
-    ),
+    "grasp": lambda model, rows: kso.saliency.grasp(model, 0.5, (rows, rows)).masks,
     "predict": lambda model, rows: array(model(rows)),
 }
 
