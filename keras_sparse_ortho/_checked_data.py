@@ -123,8 +123,8 @@ def warn_of_few_rows(batches: Sequence[Batch], purpose: str = "Calibration") -> 
     )
 
 
-def warn_of_equal_rows(batches: Sequence[Batch]) -> None:
-    """Warns if there are several rows, and all of them are equal."""
+def warn_of_equal_rows(batches: Sequence[Batch]) -> bool:
+    """Warns if there are several rows, and all of them are equal; returns whether they are."""
     leaves = [[to_numpy(leaf, copy=False) for leaf in keras.tree.flatten(x)] for x, _, _ in batches]
     count = sum(samples(batch) for batch in batches)
     is_equal = all(
@@ -133,11 +133,13 @@ def warn_of_equal_rows(batches: Sequence[Batch]) -> None:
         for leaf, first in zip(batch, leaves[0], strict=True)
         if leaf.shape[1:] == first.shape[1:]
     )
-    if count > 1 and is_equal:
-        warn_user(
-            "All rows of `data` are equal, so they show one input and no others; give rows of the "
-            f"training data. Received: {count} equal rows"
-        )
+    if count == 1 or not is_equal:
+        return False
+    warn_user(
+        "All rows of `data` are equal, so they show one input and no others; give rows of the "
+        f"training data. Received: {count} equal rows"
+    )
+    return True
 
 
 def warn_of_weights(batches: Sequence[Batch]) -> None:

@@ -17,7 +17,9 @@ Metric = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 _RESAMPLED = 2000
 _ORDERS = 20  # other orders of the rows, whose scores are those of chance
-_SURE = 2.0  # standard deviations
+_SURE = 3.0  # standard deviations
+# How far above chance a model must be at least, of what is possible, and how far is enough.
+_LEAST_SKILL, _MOST_SKILL = 0.1, 0.5
 _ROUNDING = 1e-6  # of a metric of the user beyond 0 and 1
 _HALVES = {"sigmoid": 0.5, "linear": 0.0}  # between two classes, by the end of their one output
 
@@ -92,9 +94,12 @@ class Judge:
 
     @property
     def is_by_chance(self) -> bool:
-        """Whether the dense model's outputs score no better than those of other rows."""
+        """Whether the dense model's outputs score hardly better than those of other rows."""
         mean, deviation = self._by_chance
-        return self.dense.mean <= mean + _SURE * deviation
+        room = 1.0 - mean
+        # Few rows have large deviations, and would never be right.
+        least = min(max(_SURE * deviation, _LEAST_SKILL * room), _MOST_SKILL * room)
+        return self.dense.mean <= mean + least + _ROUNDING
 
     def _rows(self, outputs: list[np.ndarray]) -> np.ndarray:
         pairs = zip(self._outputs, outputs, strict=True)

@@ -213,7 +213,7 @@ class _Rows:
         self.x, labels, _ = rows
         check_inputs(given, self.x, text=False)
         check_targets(labels)
-        warn_of_equal_rows([rows])
+        are_equal = warn_of_equal_rows([rows])
         warn_of_weights([rows])
         count = len(keras.tree.flatten(self.x)[0])
         if count < _LEAST_ROWS:
@@ -245,7 +245,7 @@ class _Rows:
         kinds = output_kinds(given, len(outputs))
         self.logits = [kind.probabilities or "values" for kind in kinds]
         self.judge = Judge(outputs, own, metric, kinds)
-        if self.judge.is_by_chance:
+        if self.judge.is_by_chance and not are_equal:
             warn_user(
                 "These rows cannot tell a good file from a bad one: the model scores no better on "
                 "them than with its outputs in another order. Check that labels belong to their "

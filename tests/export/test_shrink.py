@@ -156,6 +156,12 @@ def test_rows_that_cannot_tell_files_apart_are_known():
     assert not Judge([outputs], labels, None, [SOFTMAX]).is_by_chance
     assert Judge([outputs], rng.permutation(labels), None, [SOFTMAX]).is_by_chance
     assert not Judge([outputs], None, None, [SOFTMAX]).is_by_chance
+    lucky = np.where(np.arange(300) < 45, labels, (labels + 1 + labels % 9) % 10)
+    by_luck = Judge([outputs], lucky, None, [SOFTMAX])
+    assert by_luck.dense.mean == pytest.approx(0.15)
+    assert by_luck.is_by_chance
+    few = Judge([outputs[:8]], labels[:8], None, [SOFTMAX])  # all right, on few rows
+    assert not few.is_by_chance
     equal = np.repeat(outputs[:1], 300, axis=0)
     assert Judge([equal], None, None, [SOFTMAX]).is_by_chance
     assert Judge([equal], None, None, [VALUES]).is_by_chance
