@@ -25,8 +25,8 @@ Batches = Iterable[dict[str, np.ndarray]]
 
 _EXACT = 1e-3  # of a step, by which a rounded weight may differ from a multiple of it
 _FEW = 256  # entries: smaller kernels may be whole steps by chance
-# The range of a tensor that was always 0, as behind a ReLU that never fires. Any step does, but that
-# of ai-edge-quantizer, 4e-12: LiteRT cannot run with it.
+# The range of a tensor that was always 0, as behind a ReLU that never fires. Any step does, but
+# ai-edge-quantizer's own, 4e-12: LiteRT cannot run with it.
 _OF_ZEROS = (0.0, 1.0)
 _NARROWEST = 1e-6  # a range
 # In steps of products: a bias, for which 32 bits are few once sums are added to it, and an output's
