@@ -54,7 +54,7 @@ def warn_of_floats(report: ExportReport) -> None:
         warn_user(
             f"A file of route '{report.route}' should compute integers alone, and "
             f"{len(report.in_floats)} of its operations compute floats: LiteRT has no integer form "
-            "of them, or no range was trained or calibrated for what they read or give. They are "
+            "of them, or no range was trained or calibrated for their inputs or outputs. They are "
             "slower, and a device without floats cannot run them. Use other layers there, or keep "
             f"them; `report.in_floats` lists them. Received: {counts_by_kind(report.in_floats)}, "
             f"such as {list(report.in_floats[:3])}",

@@ -25,8 +25,8 @@ Batches = Iterable[dict[str, np.ndarray]]
 
 _EXACT = 1e-3  # of a step, by which a rounded weight may differ from a multiple of it
 _FEW = 256  # entries: smaller kernels may be whole steps by chance
-# Of a tensor that was always 0, such as behind a ReLU that never fires: any step does, but
-# ai-edge-quantizer's own, 4e-12, with which LiteRT cannot run.
+# The range of a tensor that was always 0, as behind a ReLU that never fires. Any step does, but
+# ai-edge-quantizer's own, 4e-12: LiteRT cannot run with it.
 _OF_ZEROS = (0.0, 1.0)
 _NARROWEST = 1e-6  # a range
 # In steps of products: a bias, for which 32 bits are few once sums are added to it, and an output's
@@ -145,7 +145,7 @@ def _fit_steps(
 
     Args:
         model: The file.
-        ranges: Of tensors, by name.
+        ranges: The ranges of tensors, by name.
         scales: The largest values of kernels that integers reach, by channel and by name.
         levels: The largest integers of kernels, by name.
     """
@@ -315,7 +315,7 @@ def _round_floats(
             if k not in read or name not in trained:
                 continue
             before = _copy_of(graph, k, "before")
-            ranges[name_of(graph.tensors[before])] = trained[name]
+            ranges[name_of(graph.tensors[before])] = ranges[name]
             op.outputs = [before if j == k else j for j in op.outputs]
             place = graph.operators.index(op) + 1
             graph.operators.insert(place, _reshape(model, graph, before, k))

@@ -319,7 +319,7 @@ def fixed_step(layer: Any) -> float | None:
 
 
 def _is_relu(layer: Any) -> bool:
-    """Whether a layer, or an operation, is a ReLU that LiteRT fuses with what is before it."""
+    """Whether a layer, or an operation, is a ReLU that LiteRT fuses with the one before."""
     name = type(layer).__name__
     if isinstance(layer, L.ReLU) or (name == "ReLU" and not isinstance(layer, L.Layer)):
         return layer.max_value in (None, 6) and not layer.negative_slope and not layer.threshold

@@ -177,7 +177,7 @@ def _after(rounding: FakeQuantize, activation: Any) -> Any:
 
 
 def _in_halves(layer: Any, activation: Any, of_between: FakeQuantize, inputs: Any) -> Any:
-    """What a separable convolution computes, with what its halves hand over rounded."""
+    """A separable convolution that rounds the tensor between its two halves."""
     settings = {"data_format": layer.data_format, "dilation_rate": layer.dilation_rate}
     x = ops.depthwise_conv(inputs, layer.depthwise_kernel, layer.strides, layer.padding, **settings)
     x = ops.conv(of_between(x), layer.pointwise_kernel, data_format=layer.data_format)

@@ -215,7 +215,7 @@ def _with_features(model: keras.Model) -> keras.Model:
 
 
 def _floats(call: GraphCall) -> list[Any]:
-    """The inputs of a call but its masks and indices, which no student comes near to."""
+    """The inputs of a call without masks and indices, which teach nothing."""
     return [tensor for tensor in call.inputs if keras.backend.is_float_dtype(tensor.dtype)]
 
 

@@ -1,9 +1,13 @@
 """Models that the tests of this folder share, and what a plain interpreter says of their files."""
 
+import warnings
+
 import keras
 import numpy as np
 
 import keras_sparse_ortho as kso
+from keras_sparse_ortho.errors import FloatOperationsWarning
+from keras_sparse_ortho.export import export_litert
 
 layers = L = keras.layers
 
@@ -66,6 +70,16 @@ def tiny():
 
 def rms(got, want):
     return np.sqrt(np.mean((got - want) ** 2)) / np.sqrt(np.mean(want**2))
+
+
+def exported(model, path, mode="int8", **data):
+    """The report of an export; a warning exactly where integers have operations in floats."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        report = export_litert(model, path, mode=mode, **data)
+    kinds = [one.category for one in caught if issubclass(one.category, UserWarning)]
+    assert kinds == [FloatOperationsWarning] * bool(report.in_floats)
+    return report
 
 
 # --- files, as a user without this package sees them ---------------------------------------------

@@ -20,7 +20,7 @@ from keras_sparse_ortho.errors import (
 )
 from keras_sparse_ortho.export import _candidates, _process, export_litert, load_litert
 from keras_sparse_ortho.export._process import JobError, Worker
-from tests.export.models import interpret, layers, mlp, tiny
+from tests.export.models import exported, interpret, layers, mlp, tiny
 from tests.helpers import array
 
 pytestmark = pytest.mark.tensorflow_only
@@ -218,7 +218,9 @@ def test_a_refused_file_names_the_layer_and_what_to_try(tmp_path):
     path, trained = tmp_path / "m.tflite", kso.quantize_aware(model)
     assert export_litert(model, path, mode="dynamic_int8", sample=x[:8]).error < 0.1
     trained(x, training=True)
-    assert export_litert(trained, path, mode="int8", sample=x).error < 0.01
+    report = exported(trained, path, sample=x)
+    assert report.error < 0.01
+    assert report.in_floats
 
 
 def test_a_mode_leaves_out_a_wrong_file(convert_to, monkeypatch, tmp_path, tiny_file):

@@ -10,6 +10,7 @@ import pytest
 from keras_sparse_ortho.errors import FloatOperationsWarning
 from keras_sparse_ortho.export import export_litert
 from keras_sparse_ortho.quantization import quantize_aware, round_biases
+from tests.export.models import exported
 
 pytestmark = pytest.mark.core
 L = keras.layers
@@ -32,17 +33,6 @@ def trained(model, rows):
     for _ in range(3):
         quantized(rows, training=True)
     return round_biases(quantized)
-
-
-def exported(model, path, **data):
-    """The report of an int8 file; a warning exactly where it has operations in floats."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        report = export_litert(model, path, mode="int8", **data)
-    kinds = [one.category for one in caught if issubclass(one.category, UserWarning)]
-    assert kinds.count(FloatOperationsWarning) == bool(report.in_floats)
-    assert not [kind for kind in kinds if kind is not FloatOperationsWarning]
-    return report
 
 
 def kinds_of(report):

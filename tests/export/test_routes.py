@@ -192,8 +192,8 @@ def test_int8_with_an_embedding_and_a_loop(tmp_path):
     model = thin_out(keras.Model([image, tokens], [layers.Dense(5)(x), layers.Dense(2)(x)]))
     rng = np.random.default_rng(0)
     data = [rng.normal(size=(300, 8, 8, 2)), rng.integers(0, 60, (300, 6))]
-    options = {"mode": "int8", "representative_data": data}
-    report = export_litert(model, tmp_path / "m.tflite", **options)
+    report = models.exported(model, tmp_path / "m.tflite", representative_data=data)
+    assert any("WHILE" in text for text in report.in_floats)
     assert {one.dtype for one in report.weights if one.size > 256} == {"int8"}
     assert report.total_zeros >= kernel_zeros(model)
     assert 1e-4 < report.error < 0.25

@@ -15,7 +15,7 @@ from keras_sparse_ortho.export import export_litert, load_litert
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.quantization import FakeQuantize, integers_of, quantize_aware, round_biases
 from tests.export import models
-from tests.export.models import cnn, encoder, interpreter_of, operations
+from tests.export.models import cnn, encoder, exported, interpreter_of, operations
 from tests.helpers import slow_case_on_jax
 
 pytestmark = pytest.mark.core
@@ -148,7 +148,8 @@ CASES += [slow(encoder, weights) for weights in ("int8", "int4")]
 @pytest.mark.parametrize(("make", "weights"), CASES)
 def test_integers_and_ranges_of_the_file_are_those_of_training(make, weights, tmp_path):
     model, x = trained(make, weights)
-    report = export_litert(model, tmp_path / "m.tflite", mode="int8", sample=x[:64])
+    report = exported(model, tmp_path / "m.tflite", sample=x[:64])
+    assert bool(report.in_floats) == (make is encoder)
     assert_few_roundings_differ(report, model, x[:64])
     assert ("tensorflow" in report.versions) == (keras.backend.backend() == "tensorflow")
     check_integers(model, report.path)
@@ -259,6 +260,7 @@ def test_ranges_that_differ_and_layers_in_floats_between_them(tmp_path):
     x = ranged(-1.5, 1.5, "between")(L.Softmax()(x[:, ::2]))
     model = keras.Model(inputs, ranged(0.0, 0.5, "end")(keras.ops.cumsum(x, axis=1)))
     sample = np.random.default_rng(0).normal(size=(16, 8, 8)).astype("float32")
-    report = export_litert(model, tmp_path / "m.tflite", mode="int8", sample=sample)
+    report = exported(model, tmp_path / "m.tflite", sample=sample)
     assert report.error < 0.001
+    assert report.in_floats
     check_steps(report.path, 3.0 / 255, 1.1 / 255, 0.5 / 255)

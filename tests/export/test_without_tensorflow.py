@@ -51,7 +51,7 @@ def sparse(make, blocks=False):
 
 def exported(model, path, mode, x):
     data = x if mode.startswith("int8") else None
-    return export_litert(model, path, mode=mode, sample=x, representative_data=data)
+    return models.exported(model, path, mode, sample=x, representative_data=data)
 
 
 # On both backends the same process makes the file: the quick run has most of them on torch alone.
