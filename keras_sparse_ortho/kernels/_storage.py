@@ -252,5 +252,7 @@ def initializer_attribute(layer: Any, weight_name: str) -> str | None:
 
 def derived_seed(seed: int, path: str) -> int:
     """A seed for the weight at `path`: the same on every machine, another for every path."""
-    digest = hashlib.blake2b(f"{seed}/{path}".encode(errors="surrogatepass"), digest_size=4).digest()
+    digest = hashlib.blake2b(
+        f"{seed}/{path}".encode(errors="surrogatepass"), digest_size=4
+    ).digest()
     return int.from_bytes(digest, "little") >> 1  # 31 bits: some backends take no more
