@@ -93,7 +93,8 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _damaged(self, found: str) -> ValueError:
         return ValueError(
-            f"The backup in {str(self._folder)!r} is damaged, or of another model. Delete this folder "
+            f"The backup in {str(self._folder)!r} is damaged, or of another model. Delete this "
+            "folder "
             "to train from the start; a .weights.h5 file in it that is whole can be loaded by "
             f"`model.load_weights`. Received: {found}"
         )

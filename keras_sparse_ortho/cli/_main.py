@@ -170,8 +170,8 @@ def _report(options: argparse.Namespace, console: Any) -> None:
         found = report(model, orthogonality=not options.no_orthogonality)
     except ValueError as error:  # there is no other argument that could be wrong
         raise InputFileError(
-            "The model in the file must be one that the backend can call, with names of layers that "
-            "it takes. "
+            "The model in the file must be one that the backend can call, with names of layers "
+            "that it takes. "
             f"Received: {options.model!r}, {shown(' '.join(str(error).split()))}"
         ) from error
     if options.json:

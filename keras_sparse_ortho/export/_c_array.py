@@ -66,7 +66,8 @@ def c_array(
     rows = (content[k : k + 16] for k in range(0, len(content), 16))
     with atomic_write(target) as stream:
         stream.write(
-            f"// {printable(Path(given).name)}, route {route or 'unknown'}, by keras_sparse_ortho.\n"
+            f"// {printable(Path(given).name)}, route {route or 'unknown'}, "
+            "by keras_sparse_ortho.\n"
             f"// tflite::MicroMutableOpResolver<{len(operators)}> resolver;\n{calls}"
             "#pragma once\n#ifndef __cplusplus\n#include <stdalign.h>\n"
             f"#endif\nstatic const unsigned int {name}_size = {len(content)};\n"

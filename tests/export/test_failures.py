@@ -303,7 +303,8 @@ ECHO = """if True:
     for line in sys.stdin:
         job = json.loads(line)
         time.sleep(job["arguments"].get("seconds", 0))
-        print("\\x1e" + json.dumps({"number": job["number"], "answer": job["arguments"]}), flush=True)
+        answer = {"number": job["number"], "answer": job["arguments"]}
+        print("\\x1e" + json.dumps(answer), flush=True)
 """
 
 
@@ -342,7 +343,7 @@ def test_an_answer_is_that_of_its_job(worker_that):
 
 
 def interrupted_at(line_number, work):
-    """Runs some work with Ctrl-C at the n-th line of `_process.py`; whether there is such a line."""
+    """Runs work with Ctrl-C at the n-th line of `_process.py`; whether there is such a line."""
     count = 0
 
     def trace(frame, event, _):

@@ -1,4 +1,4 @@
-"""Files that are made to harm: names with commands, sizes far beyond their bytes, inputs as outputs."""
+"""Files that are made to harm: names with commands, few bytes of a large size."""
 
 import copy
 import gzip
