@@ -37,7 +37,7 @@ def path_of(argument: str, value: Any) -> pathlib.Path:
 
 
 def check_not_an_input(argument: str, path: pathlib.Path, inputs: Mapping[str, Any]) -> None:
-    """Raises ValueError if a file that is to be written is one that is read: it would be lost.
+    """Raises ValueError if the file to write is one of those to read: it would be lost.
 
     Args:
         argument: str. Name of the argument that says where to write.
@@ -63,12 +63,12 @@ def check_unpacked_size(name: str, packed: int, unpacked: int) -> None:
     Args:
         name: str. The file, for the message.
         packed: int. Its size in bytes.
-        unpacked: int. The bytes that it says it holds, or those that were read so far.
+        unpacked: int. Bytes that its directory declares, or those that were read so far.
     """
     if unpacked > max(_ALWAYS_UNPACKED, _MOST_TIMES * packed):
         raise ValueError(
             f"A compressed file may hold {_MOST_TIMES} times its own size, or {_ALWAYS_UNPACKED} "
-            "bytes. If you trust it, decompress it first, and pass what comes out. "
+            "bytes. If you trust it, decompress it first, and pass the result. "
             f"Received: {name!r} of {packed} bytes, which holds {unpacked} bytes or more"
         )
 

@@ -61,10 +61,7 @@ def _bare_between_quotes(node):
             continue
         is_name = isinstance(value.value, ast.Name | ast.Attribute | ast.BoolOp)
         is_class = getattr(value.value, "attr", "") == "__name__"
-        quoted = (
-            all(isinstance(part, ast.Constant) for part in (before, after))
-            and before.value.endswith("'")
-            and after.value.startswith("'")
-        )
+        quoted = all(isinstance(part, ast.Constant) for part in (before, after))
+        quoted = quoted and before.value.endswith("'") and after.value.startswith("'")
         if is_name and not is_class and not value.format_spec and quoted:
             yield value

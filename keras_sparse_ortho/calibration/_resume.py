@@ -24,9 +24,9 @@ _SAME = 1e-3  # on GPUs, outputs of one function differ by less from run to run
 class SavedKernels:
     """A file for each finished kernel, named by a digest of all that it depends on.
 
-    The digest has the recipe, the data, the weights and the configuration of the model. What a
-    configuration does not say, such as the code of a layer, shows in the outputs for the first
-    batch. These may differ a little from run to run, so each file has them, and they are compared.
+    The digest has the recipe, the data, the weights and the configuration of the model. The code
+    of a custom layer is in none of these, but it shows in the outputs for the first batch. Outputs
+    may differ a little from run to run, so each file has them, and they are compared.
 
     Args:
         folder: path. Where the files are.
@@ -99,11 +99,10 @@ class SavedKernels:
 
 
 def configuration_of(model: Any) -> str:
-    """Returns a text of what a model's layers are and how they are set.
+    """Returns the classes and settings of a model's layers as text.
 
-    Automatic names end in a number that depends on what was made before, and how the model was
-    compiled does not change what it computes: both are left out. A model without a configuration is
-    its class alone.
+    Automatic names end in a number that depends on earlier models, and compilation does not
+    change the outputs: both are left out. A model without a configuration is its class alone.
     """
     try:
         config = keras.saving.serialize_keras_object(model)
@@ -114,7 +113,7 @@ def configuration_of(model: Any) -> str:
 
 
 def _kind(value: Any) -> str:
-    """What stands for an object that JSON lacks; its text may hold an address."""
+    """The class of an object that JSON lacks; its text may hold an address."""
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 

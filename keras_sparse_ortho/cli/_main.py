@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from keras_sparse_ortho._files import shown
 from keras_sparse_ortho._interception import intercepted
 from keras_sparse_ortho._text import printable, printable_lines
 from keras_sparse_ortho.cli._files import InputFileError, check_output, read_keras, read_rows
@@ -93,7 +94,14 @@ def _report(options: argparse.Namespace, console: Any) -> None:
 
     with console.status("Loading the model"):
         model = read_keras(options.model)
-    found = report(model, orthogonality=not options.no_orthogonality)
+    try:
+        found = report(model, orthogonality=not options.no_orthogonality)
+    except ValueError as error:  # there is no other argument that could be wrong
+        raise InputFileError(
+            "The model in the file must be one that the backend can call, with names of layers "
+            "that it takes. "
+            f"Received: {options.model!r}, {shown(' '.join(str(error).split()))}"
+        ) from error
     if options.json:
         print(json.dumps(found.to_dict(), indent=2))
     else:

@@ -64,7 +64,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
                 return self._run(task, timeout, job)
             except JobError:
                 raise
-            except BaseException:  # Ctrl-C, or an argument that is none
+            except BaseException:  # Ctrl-C, or a wrong argument
                 if not self._has_answered:
                     self._end()
                 raise
@@ -164,7 +164,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
 
 
 class _LastWords:
-    """The end of what a process prints to standard error; a full pipe would block the process."""
+    """The end of a process' standard error, read all the time: a full pipe would block it."""
 
     def __init__(self, stream: Any = None) -> None:
         self._text = b""

@@ -310,7 +310,7 @@ def test_a_killed_run_goes_on(tmp_path, monkeypatch):
     good, (solved_one,) = file.read_bytes(), calls[:1]
     with np.load(file) as found:
         arrays = dict(found)
-    np.savez(file, bits=arrays["bits"], values=arrays["values"] * np.nan)
+    np.savez(file, **arrays | {"values": arrays["values"] * np.nan})
     for content in (file.read_bytes(), good[:300], b"", bytes(range(7, 256)) * 4):
         file.write_bytes(content)
         with pytest.raises(ValueError, match=f"Delete this one: '{solved_one}'.*{file.name}"):
@@ -323,6 +323,53 @@ def test_a_killed_run_goes_on(tmp_path, monkeypatch):
     for change in ({"density": 0.4}, {"data": x + 1e-3}, {"exclude": "head"}, {"score": "wanda"}):
         run(**change)
         assert len(calls) == 3 - ("exclude" in change)  # nothing of another run is taken
+
+
+class Scaled(L.Layer):
+    """A layer whose function is not in its configuration."""
+
+    scale = 1.0
+
+    def call(self, inputs):
+        return inputs * self.scale
+
+
+def of_configuration(first=(), activation="relu"):
+    """A network with the same weights for every configuration."""
+    keras.utils.set_random_seed(0)
+    layers = [*first, L.Dense(16, activation, name="a"), L.Dense(3, name="b")]
+    return keras.Sequential([keras.Input((8,)), *layers])
+
+
+@pytest.mark.core
+def test_kernels_of_another_configuration_are_not_taken(tmp_path, monkeypatch):
+    """The weights are the same, and so were the files' names."""
+    x = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
+    solved, calls = _layerwise.Recipe.solved, []
+
+    def counted(self, weight, *moments):
+        calls.append(weight.path)
+        return solved(self, weight, *moments)
+
+    monkeypatch.setattr(_layerwise.Recipe, "solved", counted)
+
+    def run(model, **options):
+        calls.clear()
+        kso.prune(model, 0.4, score="obs", data=x, resume=tmp_path, **options)
+        return len(calls)
+
+    assert run(of_configuration()) == 2
+    assert run(of_configuration()) == 0  # whatever the automatic names are
+    compiled = of_configuration()
+    compiled.compile("adam", "mse")
+    assert run(compiled) == 0
+    assert run(of_configuration(activation="tanh")) == 2
+    assert run(of_configuration([L.Rescaling(1 / 127.5)])) == 2
+    assert run(of_configuration([L.Rescaling(1 / 127.0)])) == 2
+    custom = of_configuration([Scaled()])
+    assert run(custom) == 2
+    custom.layers[0].scale = 2.0
+    assert run(custom) == 2
 
 
 def test_a_terminal_shows_progress(monkeypatch, capsys):

@@ -1,6 +1,7 @@
 """`kso` as a shell runs it, in this process for speed."""
 
 import contextlib
+import dataclasses
 import gzip
 import io
 import json
@@ -375,3 +376,77 @@ def test_only_warnings_for_users_are_shown_and_the_disk_is_a_failure(
     with warnings.catch_warnings(action="always"):
         assert main(["export", str(model_file), "m.tflite"]) == 1
     assert capsys.readouterr().err == "kso: the disk is full\n"
+
+
+@pytest.mark.parametrize("link", [None, "symlink_to", "hardlink_to"])
+@pytest.mark.parametrize("command", ["shrink", "export"])
+def test_an_output_that_is_an_input_is_refused(model_file, tmp_path, capsys, command, link):
+    rows = tmp_path / "rows.npy"
+    np.save(rows, array((40, 16)))
+    before = rows.read_bytes()
+    target = rows
+    if link is not None:
+        target = tmp_path / "m.tflite"
+        getattr(target, link)(rows)
+    arguments = {
+        "shrink": ["shrink", str(model_file), "--data", str(rows), "--out", str(target)],
+        "export": ["export", str(model_file), str(target), "--sample", str(rows)],
+    }[command]
+    assert main(arguments) == 2
+    assert "must name another file than" in capsys.readouterr().err
+    assert rows.read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", ["rows.npz", "model.keras"])
+def test_archives_of_far_more_than_their_size_are_refused(tmp_path, capsys, monkeypatch, kind):
+    """What the members hold is in the directory of the archive."""
+    monkeypatch.setattr("keras_sparse_ortho._files._ALWAYS_UNPACKED", 1 << 12)
+    path = tmp_path / kind
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("config.json", bytes(10**7))
+    keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)]).save(tmp_path / "good.keras")
+    if kind == "rows.npz":
+        good, out = str(tmp_path / "good.keras"), str(tmp_path / "m.tflite")
+        arguments = ["shrink", good, "--data", str(path), "--out", out]
+    else:
+        arguments = ["report", str(path)]
+    assert main(arguments) == 3
+    assert "decompress it first" in capsys.readouterr().err
+
+
+def test_names_that_tensorflow_refuses_are_those_of_the_file(tmp_path, capsys):
+    layers = [keras.layers.Dense(4, name="conv[bn]"), keras.layers.Dense(2, name="b\x1b]0;t\x07")]
+    keras.Sequential([keras.Input((4,)), *layers]).save(tmp_path / "m.keras")
+    assert main(["report", str(tmp_path / "m.keras")]) == 3
+    said = capsys.readouterr().err
+    assert "names of layers that it takes" in said
+    assert said.strip().isprintable()
+
+
+@pytest.fixture
+def strange_names(monkeypatch, model_file):
+    """Puts a name into what `report` finds; TensorFlow itself refuses such names."""
+    row = kso.report(keras.saving.load_model(model_file)).rows[0]
+
+    def named(path):
+        summary = kso.analysis.SparsityReport((dataclasses.replace(row, path=path),), path)
+        monkeypatch.setattr("keras_sparse_ortho.analysis.report", lambda *_, **__: summary)
+
+    return named
+
+
+def test_names_from_a_file_do_not_reach_the_terminal(strange_names, model_file, capsys):
+    strange_names("b[bn]\x1b]0;t\x07\ud800")
+    assert main(["report", str(model_file)]) == 0
+    printed = capsys.readouterr().out
+    assert r"b[bn]\x1b]0;t\x07\ud800" in printed
+    assert "\x1b" not in printed
+
+
+def test_a_terminal_without_a_letter_gets_an_escape(strange_names, model_file, monkeypatch):
+    strange_names("größe")
+    narrow = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "stdout", narrow)
+    assert main(["report", str(model_file)]) == 0
+    narrow.flush()
+    assert rb"gr\xf6\xdfe" in narrow.buffer.getvalue()

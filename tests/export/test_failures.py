@@ -370,11 +370,11 @@ def interrupted_at(line_number, work):
 
 
 def test_the_worker_survives_an_interrupt_at_any_line(echo):
-    """Every third line of a job, in a process that waits, and of the start of a new one."""
+    """Every seventh line of a job, from its start to its answer; then those of the end."""
     number = 1
     while interrupted_at(number, lambda: echo.run("any", 60, x="interrupted")):
         assert echo.run("any", 60, x=number) == {"x": number}
-        number += 3
+        number += 7
     assert number > 20
     number = 1
     while interrupted_at(number, echo.close):
@@ -408,20 +408,26 @@ def test_a_child_of_fork_has_its_own_process(echo, tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="there are no masks")
-def test_blocked_signals_are_not_those_of_the_worker(tiny_file):
+def test_blocked_signals_are_not_those_of_the_worker(worker_that):
     """The process is started by whatever thread has the first job."""
+    worker_that(f"""if True:
+        import runpy
+        worker = runpy.run_path({str(_process._SCRIPT)!r})
+        worker["TASKS"]["any"] = lambda x: x
+        worker["serve"]()
+    """)
     with Worker() as worker:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])
         try:
-            worker.run("inspect", 60, file=str(tiny_file))
+            worker.run("any", 60, x=0)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         first = worker._process.pid
         os.kill(first, signal.SIGINT)  # as a terminal sends it to the parent, too
-        assert worker.run("inspect", 60, file=str(tiny_file))["input_names"] == ["x"]
+        assert worker.run("any", 60, x=1) == 1
         assert worker._process.pid == first
         os.kill(first, signal.SIGTERM)
-        worker._process.wait(60)
+        assert worker._process.wait(60) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("timeout", ["60", None, float("nan"), float("inf")])
