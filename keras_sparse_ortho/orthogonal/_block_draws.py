@@ -46,7 +46,10 @@ def block_orthogonal(
     return _as_kernel(matrix, grid.is_wide)
 
 
-def _diagonal_blocks(grid: BlockGrid, rng: Generator) -> tuple[np.ndarray, list[int]]:
+def _diagonal_blocks(
+    grid: BlockGrid,
+    rng: Generator,
+) -> tuple[np.ndarray, list[int]]:
     """Dense orthogonal blocks: `(lines, line_size, groups, group_size)`, and the lines' supports.
 
     A support is the bitset of a line's live groups. A line of larger blocks than those of the
@@ -58,8 +61,9 @@ def _diagonal_blocks(grid: BlockGrid, rng: Generator) -> tuple[np.ndarray, list[
     supports = [0] * grid.lines
     if group_size <= size:
         count = min(grid.groups, grid.lines)
+        slots = size // group_size
         dense = random_orthogonal(count, size, rng)
-        dense = dense.reshape(count, size, size // group_size, group_size)
+        dense = dense.reshape(count, size, slots, group_size)
         for group in range(grid.groups):
             slot, line = divmod(group, grid.lines)
             matrix[line, :, group] = dense[line, :, slot]
@@ -69,7 +73,8 @@ def _diagonal_blocks(grid: BlockGrid, rng: Generator) -> tuple[np.ndarray, list[
     dense = random_orthogonal(grid.groups, group_size, rng)
     dense = dense.reshape(grid.groups, lines_each, size, group_size)
     for group in range(grid.groups):
-        lines = slice(group * lines_each, (group + 1) * lines_each)
+        start = group * lines_each
+        lines = slice(start, start + lines_each)
         matrix[lines, :, group] = dense[group]
         supports[lines] = [1 << group] * lines_each
     return matrix, supports
@@ -82,10 +87,15 @@ def _line_rotations(
 ) -> np.ndarray:
     """Rotations of lines that cover, and random ones up to `limit` live blocks."""
     # Lines that begin with blocks come first; if some are empty, the others have one each.
-    filled = sum(support != 0 for support in supports)
-    live = sum(map(int.bit_count, supports))
+    filled = len(supports) - supports.count(0)
     to_fill = len(supports) if options.cover else filled
-    covering = covering_rotations(filled, to_fill, filled + limit - live, options.rng)
+    spare = limit - sum(map(int.bit_count, supports))
+    covering = covering_rotations(
+        filled,
+        to_fill,
+        filled + spare,
+        options.rng,
+    )
     unite(supports, covering)
     random = draw_until(supports, limit, options.rng)
     return np.concatenate([covering, random])
@@ -134,14 +144,16 @@ def _separate_blocks(
     rng: Generator,
 ) -> np.ndarray:
     """Orthogonal blocks, each scaled by the fan of its outputs."""
+    input_blocks, output_blocks = live.shape
     fans = live.sum(axis=0)
     _, outputs_of = np.nonzero(live)
     scale = np.sqrt(max(cols / rows, 1.0) / fans[outputs_of])
     dense = random_orthogonal(len(scale), max(rows, cols), rng)
-    blocks = np.zeros((*live.shape, rows, cols))
-    blocks[live] = scale[:, None, None] * dense[:, :rows, :cols]
+    dense = dense[:, :rows, :cols]
+    blocks = np.zeros((input_blocks, output_blocks, rows, cols))
+    blocks[live] = scale[:, None, None] * dense
     blocks = blocks.swapaxes(1, 2)
-    return blocks.reshape(live.shape[0] * rows, -1)
+    return blocks.reshape(input_blocks * rows, output_blocks * cols)
 
 
 def _rotate_within(
@@ -170,8 +182,10 @@ def _rotate_within(
         union = support | support[line]
         forbidden = ~(pieces & pieces[line])
         fits = ~(union & forbidden).any(axis=1)
-        grown = np.where(fits, 2 * union.sum(axis=1) - fans, 0)
-        partner = int((grown + rng.random(lines)).argmax())
+        fans_of_pair = 2 * union.sum(axis=1) - fans
+        grown = np.where(fits, fans_of_pair, 0)
+        keys = grown + rng.random(lines)
+        partner = int(keys.argmax())
         is_done[line] = True
         if grown[partner] > fans[line]:
             cos, sin = cos_sin((size, 1, 1), rng)
@@ -182,7 +196,10 @@ def _rotate_within(
             is_done[line] = is_done[partner] = False
 
 
-def _as_kernel(matrix: np.ndarray, is_wide: bool) -> np.ndarray:
+def _as_kernel(
+    matrix: np.ndarray,
+    is_wide: bool,
+) -> np.ndarray:
     """Lines `(lines, line_size, groups, group_size)` as a matrix `(inputs, outputs)`."""
     lines, line_size, *_ = matrix.shape
     flat = matrix.reshape(lines * line_size, -1)

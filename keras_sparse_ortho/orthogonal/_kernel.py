@@ -255,7 +255,11 @@ class Structure(abc.ABC):
     ) -> tuple[np.ndarray, np.ndarray]:
         """A float64 kernel and its mask with `count` live entries, both of the canonical shape."""
 
-    def live_count(self, canonical_shape: Sequence[int], density: float) -> int:
+    def live_count(
+        self,
+        canonical_shape: Sequence[int],
+        density: float,
+    ) -> int:
         """Live entries at `density`: the nearest multiple of `unit`, or a DensityError."""
         value = check_density(density)
         size = math.prod(canonical_shape)
@@ -338,7 +342,10 @@ def least_count(
     return layout.matrices(shape) * min(_matrix_shape(layout, shape, taps))
 
 
-def covering_count(shape: Sequence[int], layout: KernelLayout | None = None) -> int:
+def covering_count(
+    shape: Sequence[int],
+    layout: KernelLayout | None = None,
+) -> int:
     """Fewest live entries of an exactly orthogonal kernel without dead outputs: `out` a matrix.
 
     >>> covering_count((100, 400)), covering_count((400, 100))
@@ -349,7 +356,10 @@ def covering_count(shape: Sequence[int], layout: KernelLayout | None = None) -> 
     return layout.matrices(shape) * outputs
 
 
-def dead_outputs(kernel: np.ndarray, layout: KernelLayout | None = None) -> int:
+def dead_outputs(
+    kernel: np.ndarray,
+    layout: KernelLayout | None = None,
+) -> int:
     """Number of outputs of a kernel, or of its mask, without a nonzero entry.
 
     Under ReLU such a unit stays dead unless its bias or normalization changes it.
