@@ -74,7 +74,8 @@ def _diagonal_blocks(
     dense = dense.reshape(grid.groups, lines_each, size, group_size)
     for group in range(grid.groups):
         start = group * lines_each
-        lines = slice(start, start + lines_each)
+        stop = start + lines_each
+        lines = slice(start, stop)
         matrix[lines, :, group] = dense[group]
         supports[lines] = [1 << group] * lines_each
     return matrix, supports
@@ -116,8 +117,10 @@ def draw_on(
         rng: NumPy generator.
     """
     size = math.gcd(rows, cols)
-    pieces = live.repeat(rows // size, axis=0)
-    pieces = pieces.repeat(cols // size, axis=1)
+    pieces_of_row = rows // size
+    pieces_of_col = cols // size
+    pieces = live.repeat(pieces_of_row, axis=0)
+    pieces = pieces.repeat(pieces_of_col, axis=1)
     is_wide = pieces.shape[1] > pieces.shape[0]
     if is_wide:
         pieces = pieces.T
@@ -125,7 +128,8 @@ def draw_on(
     line_order = shuffled(lines, rng)
     group_order = shuffled(groups, rng)
     by_group = pieces.T[np.ix_(group_order, line_order)]
-    matching = maximum_bipartite_matching(csr_array(by_group), perm_type="column")
+    graph = csr_array(by_group)
+    matching = maximum_bipartite_matching(graph, perm_type="column")
     if matching.min() < 0:
         return _separate_blocks(live, rows, cols, rng)
     matched_lines = line_order[matching]
@@ -192,8 +196,10 @@ def _rotate_within(
             x = matrix[line]
             y = matrix[partner]
             matrix[line], matrix[partner] = rotated(x, y, cos, sin)
-            support[line] = support[partner] = union[partner]
-            is_done[line] = is_done[partner] = False
+            support[line] = union[partner]
+            support[partner] = union[partner]
+            is_done[line] = False
+            is_done[partner] = False
 
 
 def _as_kernel(

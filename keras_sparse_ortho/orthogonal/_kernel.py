@@ -532,7 +532,7 @@ def check_options(
     start: str,
     taps: str,
 ) -> None:
-    """Raises a ValueError for unknown options, and for those that a structure does not take."""
+    """Raises a ValueError for an unknown option, or one that a structure does not take."""
     if start not in ("covering", "published"):
         raise ValueError(f'`start` must be "covering" or "published". Received: {start=}')
     if taps not in ("center", "dense_center", "all"):

@@ -52,7 +52,8 @@ class NByM(Structure):
 
     def __post_init__(self) -> None:
         self._check_sides("n", "m")
-        if self.m % self.n or self.m > _LARGEST_M:
+        is_divided = self.m % self.n == 0
+        if not is_divided or self.m > _LARGEST_M:
             raise ValueError(f"`n` must divide an `m` of at most {_LARGEST_M:,}. Received: {self}")
 
     def in_groups(
@@ -77,13 +78,13 @@ class NByM(Structure):
         If `count` is more, groups differ by one entry at most, so that none gets one back later.
         """
         share = count / scores.size * self.m
-        most = math.ceil(share - _ROUNDING)
-        most = max(most, self.n)
-        fewest = math.floor(share + _ROUNDING)
-        fewest = max(fewest, self.n)
-        ranked = self.strongest(scores, min(most, self.m))
-        if most > fewest:
-            is_first = self.strongest(scores, fewest) > -1.0
+        upper = math.ceil(share - _ROUNDING)
+        upper = max(upper, self.n)
+        lower = math.floor(share + _ROUNDING)
+        lower = max(lower, self.n)
+        ranked = self.strongest(scores, min(upper, self.m))
+        if upper > lower:
+            is_first = self.strongest(scores, lower) > -1.0
             ranked[is_first] += scores.max() + 1.0
         return largest_mask(ranked, count)
 
@@ -142,7 +143,8 @@ class NByM(Structure):
         at_center = sum(map(operator.mul, rows, cols))
         groups, remainder = divmod(inputs, self.m)
         live_inputs = groups * self.n + min(remainder, self.n)
-        elsewhere = (math.prod(taps) - 1) * live_inputs * outputs
+        other_taps = math.prod(taps) - 1
+        elsewhere = other_taps * live_inputs * outputs
         return batch * parts * (elsewhere + at_center)
 
     def draw(
@@ -225,14 +227,16 @@ class NByM(Structure):
         in_groups = groups * self.m
         # The shuffled place of an input within its group decides its class.
         lots = rng.random((groups, self.m))
+        group_starts = np.arange(0, in_groups, self.m)
         places = np.argsort(lots, axis=1)
-        places += np.arange(0, in_groups, self.m)[:, None]
+        places += group_starts[:, None]
         output_order = shuffled(outputs, rng)
         beyond_groups = in_groups + shuffled(inputs - in_groups, rng)
         classes = []
         for k, (input_count, output_count) in enumerate(zip(rows, cols, strict=True)):
             start = k * self.n
-            of_groups = places[:, start : start + self.n].reshape(-1)
+            class_places = places[:, start : start + self.n]
+            of_groups = class_places.reshape(-1)
             others = input_count - of_groups.size
             of_others, beyond_groups = np.split(beyond_groups, [others])
             class_outputs, output_order = np.split(output_order, [output_count])

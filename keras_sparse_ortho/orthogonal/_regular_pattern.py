@@ -199,7 +199,7 @@ def _trade(
     partners: np.ndarray,
     rng: Generator,
 ) -> None:
-    """Lets pairs of outputs divide their inputs anew, in place."""
+    """Lets pairs of outputs divide their inputs again, in place."""
     fan_in = pattern.shape[1]
     pool = np.concatenate([pattern[outputs], pattern[partners]], axis=1)
     pool.sort(axis=1)
@@ -443,7 +443,7 @@ def _segments(
     counts: np.ndarray,
     ends: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What the segments of sorted counts would become, by begin and end.
+    """The evened-out segments of sorted counts, by begin and end.
 
     Returns:
         The lower count of each segment, how many of its counts are one more, and its squared
