@@ -278,7 +278,10 @@ def _sizes(weights: Sequence[PrunableWeight]) -> dict[str, int]:
     return {weight.path: weight.size for weight in weights}
 
 
-def _check_density_of(path: str, density: float) -> float:
+def _check_density_of(
+    path: str,
+    density: float,
+) -> float:
     """Returns the density of a weight as a float, or raises a BudgetError that names it."""
     try:
         return check_density(density)
@@ -396,7 +399,11 @@ def _erdos_renyi(
     return allocate(weights, density, relative, orthogonal=orthogonal)
 
 
-def _dims(weight: PrunableWeight, *, spatial: bool) -> list[int]:
+def _dims(
+    weight: PrunableWeight,
+    *,
+    spatial: bool,
+) -> list[int]:
     """The dimensions of a kernel that ER and ERK count."""
     layout = weight.layout or KernelLayout.convolution()
     batch, parts, *taps, inputs, outputs = layout.canonical_shape(weight.shape)
@@ -660,7 +667,10 @@ def _clipped_shares(
     return counts
 
 
-def needs_of(weight: PrunableWeight, orthogonal: Orthogonal) -> Needs:
+def needs_of(
+    weight: PrunableWeight,
+    orthogonal: Orthogonal,
+) -> Needs:
     """How many live entries a weight can have; a LayoutError if a structure does not fit it."""
     if orthogonal is False:
         outputs = depthwise_outputs(weight.shape, weight.layout)

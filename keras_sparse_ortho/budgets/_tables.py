@@ -16,7 +16,10 @@ _Line = tuple[str, list[str]]  # its place in the file, and its cells
 _RESNET50_HEADS = ("Layer", "Metric")  # first cells of the tables that STR's authors published
 
 
-def read_rows(path: pathlib.Path, column: Column = None) -> list[Row]:
+def read_rows(
+    path: pathlib.Path,
+    column: Column = None,
+) -> list[Row]:
     """The weights of a file, unchecked: `weight`, `density`, and what else it says of them."""
     if path.suffix not in (".json", ".csv"):
         raise BudgetError(f"A budget file ends in .json or .csv. Received: path={str(path)!r}")
@@ -97,7 +100,11 @@ def _csv_lines(path: pathlib.Path) -> list[_Line]:
         ) from None
 
 
-def _published_rows(path: pathlib.Path, lines: list[_Line], column: Column) -> list[Row]:
+def _published_rows(
+    path: pathlib.Path,
+    lines: list[_Line],
+    column: Column,
+) -> list[Row]:
     """The rows of a table of RAIVNLab/STR, under Keras' names."""
     _, heads = lines[0]
     first_budget = 1

@@ -83,9 +83,14 @@ def critical_gain(activation: Activation, bias_std: float = 0.0) -> float:
         return gain_at(1.0)
     for k, (left, right) in enumerate(itertools.pairwise(excesses)):
         if math.isfinite(left) and math.isfinite(right) and left > 0 >= right:
-            low = _VARIANCES[k]
-            high = _VARIANCES[k + 1]
-            return gain_at(scipy.optimize.brentq(excess, low, high, xtol=1e-14, rtol=1e-12))
+            fixed_point = scipy.optimize.brentq(
+                excess,
+                _VARIANCES[k],
+                _VARIANCES[k + 1],
+                xtol=1e-14,
+                rtol=1e-12,
+            )
+            return gain_at(fixed_point)
     # An odd activation without biases has the fixed point 0.
     if bias_std == 0 and abs(excess(_TINY_VARIANCE)) < _TINY_EXCESS:
         return gain_at(_TINY_VARIANCE)
@@ -97,7 +102,10 @@ def critical_gain(activation: Activation, bias_std: float = 0.0) -> float:
     )
 
 
-def activation_gain(activation: Activation, bias_std: float = 0.0) -> float:
+def activation_gain(
+    activation: Activation,
+    bias_std: float = 0.0,
+) -> float:
     """Returns the gain of orthogonal kernels at which signals keep their size in deep networks.
 
     For an odd activation such as tanh that is the critical one. For others it is that of He et al.
@@ -116,8 +124,14 @@ def activation_gain(activation: Activation, bias_std: float = 0.0) -> float:
         tensor = keras.ops.convert_to_tensor(inputs[None], dtype="float32")
         return to_numpy(function(tensor))[0]
 
+    half = len(_PROBES) // 2
     outputs = outputs_of(_PROBES)
-    in_halves = np.concatenate([outputs_of(_PROBES[:4]), outputs_of(_PROBES[4:])])
+    in_halves = np.concatenate(
+        [
+            outputs_of(_PROBES[:half]),
+            outputs_of(_PROBES[half:]),
+        ]
+    )
     if outputs.shape != in_halves.shape or not np.allclose(outputs, in_halves, rtol=1e-5):
         raise ValueError(f"Only elementwise activations have a gain. Received: {activation=}")
     is_odd = np.allclose(outputs, -outputs_of(-_PROBES), rtol=1e-5)
@@ -131,17 +145,22 @@ def activation_gain(activation: Activation, bias_std: float = 0.0) -> float:
 def _quadrature() -> tuple[np.ndarray, np.ndarray]:
     """Nodes and weights of Gauss-Legendre quadrature over all panels, on both sides of 0."""
     nodes, weights = np.polynomial.legendre.leggauss(_NODES_OF_PANEL)
-    begin = np.concatenate([[0.0], _EDGES[:-1]])[:, None]
-    width = np.diff(_EDGES, prepend=0.0)[:, None]
-    positive = (begin + width * (nodes + 1) / 2).ravel()
-    scaled = (width * weights / 2).ravel()
+    widths = np.diff(_EDGES, prepend=0.0)[:, None]
+    begins = np.concatenate([[0.0], _EDGES[:-1]])[:, None]
+    positive = begins + widths * (nodes + 1) / 2
+    positive = positive.ravel()
+    scaled = widths * weights / 2
+    scaled = scaled.ravel()
     return np.concatenate([-positive, positive]), np.concatenate([scaled, scaled])
 
 
 _NODES, _WEIGHTS = _quadrature()
 
 
-def _mean(values: np.ndarray, q: float) -> float:
+def _mean(
+    values: np.ndarray,
+    q: float,
+) -> float:
     """`E[f(sqrt(q) z)]` for the standard normal `z`, of a function with `values` at the nodes."""
     exponential = np.exp(-(_NODES**2) / (2 * q))
     density = exponential / np.sqrt(2 * np.pi * q)

@@ -46,7 +46,10 @@ def block_orthogonal(
     return _as_kernel(matrix, grid.is_wide)
 
 
-def _diagonal_blocks(grid: BlockGrid, rng: Generator) -> tuple[np.ndarray, list[int]]:
+def _diagonal_blocks(
+    grid: BlockGrid,
+    rng: Generator,
+) -> tuple[np.ndarray, list[int]]:
     """Dense orthogonal blocks: `(lines, line_size, groups, group_size)`, and the lines' supports.
 
     A support is the bitset of a line's live groups. A line of larger blocks than those of the
@@ -58,8 +61,9 @@ def _diagonal_blocks(grid: BlockGrid, rng: Generator) -> tuple[np.ndarray, list[
     supports = [0] * grid.lines
     if group_size <= size:
         count = min(grid.groups, grid.lines)
+        slots = size // group_size
         dense = random_orthogonal(count, size, rng)
-        dense = dense.reshape(count, size, size // group_size, group_size)
+        dense = dense.reshape(count, size, slots, group_size)
         for group in range(grid.groups):
             slot, line = divmod(group, grid.lines)
             matrix[line, :, group] = dense[line, :, slot]
@@ -69,7 +73,9 @@ def _diagonal_blocks(grid: BlockGrid, rng: Generator) -> tuple[np.ndarray, list[
     dense = random_orthogonal(grid.groups, group_size, rng)
     dense = dense.reshape(grid.groups, lines_each, size, group_size)
     for group in range(grid.groups):
-        lines = slice(group * lines_each, (group + 1) * lines_each)
+        start = group * lines_each
+        stop = start + lines_each
+        lines = slice(start, stop)
         matrix[lines, :, group] = dense[group]
         supports[lines] = [1 << group] * lines_each
     return matrix, supports
@@ -82,10 +88,15 @@ def _line_rotations(
 ) -> np.ndarray:
     """Rotations of lines that cover, and random ones up to `limit` live blocks."""
     # Lines that begin with blocks come first; if some are empty, the others have one each.
-    filled = sum(support != 0 for support in supports)
-    live = sum(map(int.bit_count, supports))
+    filled = len(supports) - supports.count(0)
     to_fill = len(supports) if options.cover else filled
-    covering = covering_rotations(filled, to_fill, filled + limit - live, options.rng)
+    spare = limit - sum(map(int.bit_count, supports))
+    covering = covering_rotations(
+        filled,
+        to_fill,
+        filled + spare,
+        options.rng,
+    )
     unite(supports, covering)
     random = draw_until(supports, limit, options.rng)
     return np.concatenate([covering, random])
@@ -106,8 +117,10 @@ def draw_on(
         rng: NumPy generator.
     """
     size = math.gcd(rows, cols)
-    pieces = live.repeat(rows // size, axis=0)
-    pieces = pieces.repeat(cols // size, axis=1)
+    pieces_of_row = rows // size
+    pieces_of_col = cols // size
+    pieces = live.repeat(pieces_of_row, axis=0)
+    pieces = pieces.repeat(pieces_of_col, axis=1)
     is_wide = pieces.shape[1] > pieces.shape[0]
     if is_wide:
         pieces = pieces.T
@@ -115,7 +128,8 @@ def draw_on(
     line_order = shuffled(lines, rng)
     group_order = shuffled(groups, rng)
     by_group = pieces.T[np.ix_(group_order, line_order)]
-    matching = maximum_bipartite_matching(csr_array(by_group), perm_type="column")
+    graph = csr_array(by_group)
+    matching = maximum_bipartite_matching(graph, perm_type="column")
     if matching.min() < 0:
         return _separate_blocks(live, rows, cols, rng)
     matched_lines = line_order[matching]
@@ -134,14 +148,16 @@ def _separate_blocks(
     rng: Generator,
 ) -> np.ndarray:
     """Orthogonal blocks, each scaled by the fan of its outputs."""
+    input_blocks, output_blocks = live.shape
     fans = live.sum(axis=0)
     _, outputs_of = np.nonzero(live)
     scale = np.sqrt(max(cols / rows, 1.0) / fans[outputs_of])
     dense = random_orthogonal(len(scale), max(rows, cols), rng)
-    blocks = np.zeros((*live.shape, rows, cols))
-    blocks[live] = scale[:, None, None] * dense[:, :rows, :cols]
+    dense = dense[:, :rows, :cols]
+    blocks = np.zeros((input_blocks, output_blocks, rows, cols))
+    blocks[live] = scale[:, None, None] * dense
     blocks = blocks.swapaxes(1, 2)
-    return blocks.reshape(live.shape[0] * rows, -1)
+    return blocks.reshape(input_blocks * rows, output_blocks * cols)
 
 
 def _rotate_within(
@@ -170,19 +186,26 @@ def _rotate_within(
         union = support | support[line]
         forbidden = ~(pieces & pieces[line])
         fits = ~(union & forbidden).any(axis=1)
-        grown = np.where(fits, 2 * union.sum(axis=1) - fans, 0)
-        partner = int((grown + rng.random(lines)).argmax())
+        fans_of_pair = 2 * union.sum(axis=1) - fans
+        grown = np.where(fits, fans_of_pair, 0)
+        keys = grown + rng.random(lines)
+        partner = int(keys.argmax())
         is_done[line] = True
         if grown[partner] > fans[line]:
             cos, sin = cos_sin((size, 1, 1), rng)
             x = matrix[line]
             y = matrix[partner]
             matrix[line], matrix[partner] = rotated(x, y, cos, sin)
-            support[line] = support[partner] = union[partner]
-            is_done[line] = is_done[partner] = False
+            support[line] = union[partner]
+            support[partner] = union[partner]
+            is_done[line] = False
+            is_done[partner] = False
 
 
-def _as_kernel(matrix: np.ndarray, is_wide: bool) -> np.ndarray:
+def _as_kernel(
+    matrix: np.ndarray,
+    is_wide: bool,
+) -> np.ndarray:
     """Lines `(lines, line_size, groups, group_size)` as a matrix `(inputs, outputs)`."""
     lines, line_size, *_ = matrix.shape
     flat = matrix.reshape(lines * line_size, -1)

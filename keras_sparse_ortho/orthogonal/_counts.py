@@ -1,6 +1,7 @@
 """Counts: of live entries, of masks that have them, and of the rotations that lead to a density."""
 
 import math
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,27 +17,37 @@ _LARGE_ROOT = 500.0  # beyond it e^z may overflow, and a short continued fractio
 _FRACTION_TERMS = 20
 
 
-def live_count(density: float, size: int) -> int:
+def live_count(
+    density: float,
+    size: int,
+) -> int:
     """Number of live entries, `round(density * size)`, ties to even (Python's `round`)."""
     return round(check_density(density) * size)
 
 
-def apportion(total: int, weights: Sequence[float]) -> list[int]:
+def apportion(
+    total: int,
+    weights: Sequence[float],
+) -> list[int]:
     """Splits `total` in proportion to `weights` by largest remainder, ties to the earlier one."""
     scale = math.fsum(weights)
     if not scale > 0:
         raise ValueError(f"`weights` must have a positive sum. Received: weights={weights}")
     shares = [total * weight / scale for weight in weights]
-    parts = [math.floor(share) for share in shares]
-    remainders = [share - part for share, part in zip(shares, parts, strict=True)]
-    by_remainder = sorted(range(len(parts)), key=lambda k: -remainders[k])  # stable for ties
-    missing = total - sum(parts)
+    counts = list(map(math.floor, shares))
+    overshoots = list(map(operator.sub, counts, shares))
+    by_remainder = sorted(range(len(counts)), key=overshoots.__getitem__)  # stable for ties
+    missing = total - sum(counts)
     for k in by_remainder[:missing]:
-        parts[k] += 1
-    return parts
+        counts[k] += 1
+    return counts
 
 
-def unmask_at_random(mask: np.ndarray, count: int, rng: Generator) -> None:
+def unmask_at_random(
+    mask: np.ndarray,
+    count: int,
+    rng: Generator,
+) -> None:
     """Sets uniformly drawn dead entries live, in place, until `mask` has `count` live ones."""
     flat = mask.reshape(-1)
     assert np.shares_memory(flat, mask), mask.strides
@@ -49,7 +60,8 @@ def unmask_at_random(mask: np.ndarray, count: int, rng: Generator) -> None:
     elif missing > dead // 2 or dead < _LIST_DEAD_BELOW * flat.size:
         dead_places = np.flatnonzero(~flat)
         lots = rng.random(dead)
-        drawn = np.argpartition(lots, missing - 1)[:missing]
+        order = np.argpartition(lots, missing - 1)
+        drawn = order[:missing]
         flat[dead_places[drawn]] = True
     else:
         while missing:
@@ -58,33 +70,43 @@ def unmask_at_random(mask: np.ndarray, count: int, rng: Generator) -> None:
             missing = count - int(np.count_nonzero(mask))
 
 
-def largest_mask(scores: np.ndarray, count: int) -> np.ndarray:
+def largest_mask(
+    scores: np.ndarray,
+    count: int,
+) -> np.ndarray:
     """A bool mask of the `count` largest entries, ties to the lower flat index."""
     return largest_masks([scores], count)[0]
 
 
-def largest_masks(scores: Sequence[np.ndarray], count: int) -> list[np.ndarray]:
+def largest_masks(
+    scores: Sequence[np.ndarray],
+    count: int,
+) -> list[np.ndarray]:
     """Masks of the `count` largest entries over all arrays, ties to earlier arrays and indices."""
-    flat = [score.reshape(-1) for score in scores]
-    size = sum(part.size for part in flat)
+    size = sum(score.size for score in scores)
     if not 0 <= count <= size:
         raise ValueError(f"`count` must be in [0, {size}]. Received: count={count}")
-    if not all(np.isfinite(part).all() for part in flat):
+    if not all(np.isfinite(score).all() for score in scores):
         raise ValueError("Scores must be finite to be ranked. Received: infinite or NaN scores")
     if count in (0, size):
         return [np.full(score.shape, count > 0) for score in scores]
-    threshold = _kth_largest(flat, count)
-    masks = [part > threshold for part in flat]
-    missing = count - sum(int(np.count_nonzero(mask)) for mask in masks)
-    for part, mask in zip(flat, masks, strict=True):
-        ties = np.flatnonzero(part == threshold)[:missing]
-        mask[ties] = True
+    threshold = _kth_largest(scores, count)
+    masks = [np.ascontiguousarray(score > threshold) for score in scores]
+    missing = count - sum(map(np.count_nonzero, masks))
+    for score, mask in zip(scores, masks, strict=True):
+        ties = np.flatnonzero(score == threshold)
+        ties = ties[:missing]
+        mask.reshape(-1)[ties] = True
         missing -= ties.size
-    return [mask.reshape(score.shape) for mask, score in zip(masks, scores, strict=True)]
+    return masks
 
 
-def _kth_largest(flat: Sequence[np.ndarray], k: int) -> float:
-    """The `k`-th largest of the values in flat arrays."""
+def _kth_largest(
+    scores: Sequence[np.ndarray],
+    k: int,
+) -> float:
+    """The `k`-th largest value of all arrays."""
+    flat = [score.reshape(-1) for score in scores]
     values = flat[0]
     if len(flat) > 1:  # a copy costs more than all else
         values = np.concatenate(flat)
@@ -94,7 +116,8 @@ def _kth_largest(flat: Sequence[np.ndarray], k: int) -> float:
     if k >= larger.size:
         return smallest
     place = larger.size - k
-    return np.partition(larger, place)[place]
+    ascending = np.partition(larger, place)
+    return ascending[place]
 
 
 @other_keywords
@@ -131,7 +154,8 @@ def expected_density(
     if m == 1:
         return 1.0
     k = np.arange(1.0, m + 1)
-    gain = 2.0 * k * (m - k) / (m * (m - 1.0))
+    pairs = m * (m - 1.0)
+    gain = 2.0 * k * (m - k) / pairs
     probability = np.zeros(m)
     for entries, share in _entries_at_start(m, n):
         probability[entries - 1] = share
@@ -140,7 +164,8 @@ def expected_density(
         np.multiply(probability, gain, out=moved)
         probability -= moved
         probability[1:] += moved[:-1]
-    return min(max(float(probability @ k) / m, 1.0 / n), 1.0)  # rounding leaves the interval
+    density = float(probability @ k) / m
+    return min(max(density, 1.0 / n), 1.0)  # rounding leaves the interval
 
 
 def rotations_for_density(
@@ -172,12 +197,15 @@ def rotations_for_density(
         return _closed_form(rotations, m, n) - value
 
     # At the upper end z < e^-60: no density below 1 needs more rotations.
-    most = (m - 1) / 2 * (math.log(m) + 60.0)
-    root = scipy.optimize.brentq(excess, 0.0, most, xtol=1e-9)
+    upper_end = (m - 1) / 2 * (math.log(m) + 60.0)
+    root = scipy.optimize.brentq(excess, 0.0, upper_end, xtol=1e-9)
     return math.floor(root)
 
 
-def _entries_at_start(m: int, n: int) -> list[tuple[int, float]]:
+def _entries_at_start(
+    m: int,
+    n: int,
+) -> list[tuple[int, float]]:
     """The numbers of entries that rows begin with, and the share of rows with each."""
     entries, rows_with_more = divmod(m, n)
     share = rows_with_more / n
@@ -186,7 +214,11 @@ def _entries_at_start(m: int, n: int) -> list[tuple[int, float]]:
     return [(entries, 1 - share), (entries + 1, share)]
 
 
-def _closed_form(rotations: float, m: int, n: int) -> float:
+def _closed_form(
+    rotations: float,
+    m: int,
+    n: int,
+) -> float:
     """Expected density after `rotations`, see `rotations_for_density`."""
     decay = math.exp(-2.0 * rotations / (m - 1))
     terms = []
@@ -196,18 +228,26 @@ def _closed_form(rotations: float, m: int, n: int) -> float:
     return math.fsum(terms)
 
 
-def _scaled_integral(r: int, z: float) -> float:
+def _scaled_integral(
+    r: int,
+    z: float,
+) -> float:
     """`z e^z E_r(z)`, for large `z` by a continued fraction."""
     if z <= _LARGE_ROOT:
-        return float(z * math.exp(z) * scipy.special.expn(r, z))
+        integral = scipy.special.expn(r, z)
+        return float(z * math.exp(z) * integral)
     fraction = z + r + 2.0 * _FRACTION_TERMS
     for k in range(_FRACTION_TERMS, 0, -1):
         numerator = k * (r + k - 1)
-        fraction = z + r + 2.0 * (k - 1) - numerator / fraction
+        term = z + r + 2.0 * (k - 1)
+        fraction = term - numerator / fraction
     return z / fraction
 
 
-def _check_sides(width: int, rows: int | None) -> tuple[int, int]:
+def _check_sides(
+    width: int,
+    rows: int | None,
+) -> tuple[int, int]:
     """The longer and the shorter side of a matrix; by default they are equal."""
     m = check_integer("width", width)
     n = m

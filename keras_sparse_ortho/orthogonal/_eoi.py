@@ -141,7 +141,10 @@ def pairs_of(rotations: np.ndarray) -> list[tuple[int, int]]:
     return rotations[["first", "second"]].tolist()
 
 
-def rotate_rows(transposed: np.ndarray, rotations: np.ndarray) -> None:
+def rotate_rows(
+    transposed: np.ndarray,
+    rotations: np.ndarray,
+) -> None:
     """Applies column rotations to a matrix given by its float64 transpose, in place."""
     rows = list(transposed)
     from_x = np.empty(transposed.shape[1])
@@ -192,7 +195,10 @@ def random_orthogonal(
     return matrices
 
 
-def unite(supports: list[int], rotations: np.ndarray) -> int:
+def unite(
+    supports: list[int],
+    rotations: np.ndarray,
+) -> int:
     """Gives both columns of each rotation the union of their supports, in place.
 
     Args:
@@ -254,7 +260,10 @@ def draw_until(
         rotations = np.concatenate([rotations, more])
 
 
-def schedule(rotations: np.ndarray, width: int) -> np.ndarray:
+def schedule(
+    rotations: np.ndarray,
+    width: int,
+) -> np.ndarray:
     """Earliest level of each rotation; rotations of one level are disjoint."""
     latest = [-1] * width
     levels = []
@@ -448,7 +457,8 @@ def _sparse_factors(
 
 
 def _level_stack(
-    rotations: np.ndarray, width: int
+    rotations: np.ndarray,
+    width: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
     """The levels of both halves of the sequence as one CSR stack in bit-reversed order.
 

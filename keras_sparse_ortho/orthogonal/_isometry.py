@@ -118,7 +118,12 @@ class _Objective:
         gain: float. Scale of the kernel.
     """
 
-    def __init__(self, values: np.ndarray, live: np.ndarray, gain: float) -> None:
+    def __init__(
+        self,
+        values: np.ndarray,
+        live: np.ndarray,
+        gain: float,
+    ) -> None:
         self.values = values
         self.live = live
         self.gain = gain

@@ -255,7 +255,11 @@ class Structure(abc.ABC):
     ) -> tuple[np.ndarray, np.ndarray]:
         """A float64 kernel and its mask with `count` live entries, both of the canonical shape."""
 
-    def live_count(self, canonical_shape: Sequence[int], density: float) -> int:
+    def live_count(
+        self,
+        canonical_shape: Sequence[int],
+        density: float,
+    ) -> int:
         """Live entries at `density`: the nearest multiple of `unit`, or a DensityError."""
         value = check_density(density)
         size = math.prod(canonical_shape)
@@ -525,7 +529,7 @@ def check_options(
     start: str,
     taps: str,
 ) -> None:
-    """Raises a ValueError for unknown options, and for those that a structure does not take."""
+    """Raises a ValueError for an unknown option, or one that a structure does not take."""
     if start not in ("covering", "published"):
         raise ValueError(f'`start` must be "covering" or "published". Received: {start=}')
     if taps not in ("center", "dense_center", "all"):

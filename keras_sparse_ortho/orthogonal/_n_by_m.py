@@ -19,6 +19,7 @@ from keras_sparse_ortho.orthogonal._kernel import Structure, center_of
 from keras_sparse_ortho.orthogonal._regular_pattern import shuffled
 
 _LARGEST_M = 2**16  # kernels are padded to whole groups
+_ROUNDING = 1e-9  # of a share of a group
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,52 +52,74 @@ class NByM(Structure):
 
     def __post_init__(self) -> None:
         self._check_sides("n", "m")
-        if self.m % self.n or self.m > _LARGEST_M:
+        is_divided = self.m % self.n == 0
+        if not is_divided or self.m > _LARGEST_M:
             raise ValueError(f"`n` must divide an `m` of at most {_LARGEST_M:,}. Received: {self}")
 
-    def in_groups(self, array: np.ndarray, fill: float = 0) -> np.ndarray:
+    def in_groups(
+        self,
+        array: np.ndarray,
+        fill: float = 0,
+    ) -> np.ndarray:
         """`(..., inputs, outputs)` as `(..., groups, m, outputs)`; `fill` pads the last group."""
         *outer, inputs, outputs = array.shape
-        padding = np.full((*outer, -inputs % self.m, outputs), fill, array.dtype)
+        missing = -inputs % self.m
+        padding = np.full((*outer, missing, outputs), fill, array.dtype)
         padded = np.concatenate([array, padding], axis=-2)
         return padded.reshape(*outer, -1, self.m, outputs)
 
-    def largest(self, scores: np.ndarray, count: int) -> np.ndarray:
+    def largest(
+        self,
+        scores: np.ndarray,
+        count: int,
+    ) -> np.ndarray:
         """The mask of the `count` largest entries, at most `n` of each group of `m`.
 
         If `count` is more, groups differ by one entry at most, so that none gets one back later.
         """
         share = count / scores.size * self.m
-        most = max(self.n, math.ceil(share - 1e-9))
-        fewest = max(self.n, math.floor(share + 1e-9))
-        ranked = self.strongest(scores, min(most, self.m))
-        if most > fewest:
-            is_first = self.strongest(scores, fewest) > -1.0
-            above_all = scores.max() + 1.0
-            ranked = np.where(is_first, ranked + above_all, ranked)
+        upper = math.ceil(share - _ROUNDING)
+        upper = max(upper, self.n)
+        lower = math.floor(share + _ROUNDING)
+        lower = max(lower, self.n)
+        ranked = self.strongest(scores, min(upper, self.m))
+        if upper > lower:
+            is_first = self.strongest(scores, lower) > -1.0
+            ranked[is_first] += scores.max() + 1.0
         return largest_mask(ranked, count)
 
-    def strongest(self, scores: np.ndarray, most: int) -> np.ndarray:
+    def strongest(
+        self,
+        scores: np.ndarray,
+        most: int,
+    ) -> np.ndarray:
         """Scores of the `most` largest entries of each group, the first of equals; -2 elsewhere."""
         *outer, inputs, outputs = scores.shape
         groups = self.in_groups(scores, -3.0)
         rank = self.m - most
-        least = np.partition(groups, rank, axis=-2)[..., rank : rank + 1, :]
-        is_live = groups >= least
-        if np.count_nonzero(is_live) > most * least.size:
-            larger = groups > least
-            equal = groups == least
-            room = most - np.sum(larger, axis=-2, keepdims=True)
-            is_live = larger | (equal & (np.cumsum(equal, axis=-2) <= room))
+        ascending = np.partition(groups, rank, axis=-2)
+        threshold = ascending[..., rank : rank + 1, :]
+        is_live = groups >= threshold
+        if np.count_nonzero(is_live) > most * threshold.size:
+            larger = groups > threshold
+            equal = groups == threshold
+            room = most - larger.sum(axis=-2, keepdims=True)
+            is_first = np.cumsum(equal, axis=-2) <= room
+            is_live = larger | (equal & is_first)
         ranked = np.where(is_live, groups, -2.0)
         ranked = ranked.reshape(*outer, -1, outputs)
         return ranked[..., :inputs, :]
 
-    def _class_sizes(self, inputs: int, outputs: int) -> tuple[list[int], list[int]]:
+    def _class_sizes(
+        self,
+        inputs: int,
+        outputs: int,
+    ) -> tuple[list[int], list[int]]:
         """Inputs and outputs of each class: in proportion, so that all of the shorter side fit."""
-        groups, rest = divmod(inputs, self.m)
-        shares = apportion(rest, [1.0] * (self.m // self.n))
-        rows = [groups * self.n + share for share in shares]
+        classes = self.m // self.n
+        groups, remainder = divmod(inputs, self.m)
+        extra = apportion(remainder, [1.0] * classes)
+        rows = [groups * self.n + inputs_more for inputs_more in extra]
         return rows, apportion(outputs, rows)
 
     def unit(self, canonical_shape: Sequence[int]) -> int:
@@ -110,16 +133,19 @@ class NByM(Structure):
         """The longer side of the matrix of each class that has outputs."""
         batch, parts, *_, inputs, outputs = canonical_shape
         rows, cols = self._class_sizes(inputs, outputs)
-        return batch * parts * sum(_longer_sides(rows, cols))
+        longer_sides = _longer_sides(rows, cols)
+        return batch * parts * sum(longer_sides)
 
     def most(self, canonical_shape: Sequence[int]) -> int:
         """`n` of every `m` entries; at the center tap those of the classes."""
         batch, parts, *taps, inputs, outputs = canonical_shape
-        groups, rest = divmod(inputs, self.m)
         rows, cols = self._class_sizes(inputs, outputs)
         at_center = sum(map(operator.mul, rows, cols))
-        elsewhere = outputs * (groups * self.n + min(rest, self.n))
-        return batch * parts * ((math.prod(taps) - 1) * elsewhere + at_center)
+        groups, remainder = divmod(inputs, self.m)
+        live_inputs = groups * self.n + min(remainder, self.n)
+        other_taps = math.prod(taps) - 1
+        elsewhere = other_taps * live_inputs * outputs
+        return batch * parts * (elsewhere + at_center)
 
     def draw(
         self,
@@ -133,18 +159,30 @@ class NByM(Structure):
         center_shape = (batch, parts, inputs, outputs)
         at_center = live_count(density, math.prod(center_shape))
         at_center = min(at_center, count, self.most(center_shape))
-        shares = self._shares(canonical_shape, at_center, count, options)
+        shares = self._shares(
+            canonical_shape,
+            at_center,
+            count,
+            options,
+        )
         kernel = np.zeros(canonical_shape)
         allowed = np.zeros(canonical_shape, dtype=bool)
         if taps:
-            keys = self.in_groups(options.rng.random(canonical_shape), np.inf)
+            lots = options.rng.random(canonical_shape)
+            keys = self.in_groups(lots, np.inf)
             ranks = keys.argsort(axis=-2).argsort(axis=-2)
-            padded = (ranks < self.n).reshape(batch, parts, *taps, -1, outputs)
+            is_drawn = ranks < self.n
+            padded = is_drawn.reshape(batch, parts, *taps, -1, outputs)
             allowed[...] = padded[..., :inputs, :]
         center = center_of(canonical_shape)
         for share, matrix in zip(shares, np.ndindex(batch, parts), strict=True):
             index = (*matrix, *center)
-            self._write(kernel[index], allowed[index], share, options)
+            self._write(
+                kernel[index],
+                allowed[index],
+                share,
+                options,
+            )
         mask = kernel != 0
         within = mask[allowed]
         unmask_at_random(within, count, options.rng)
@@ -162,17 +200,17 @@ class NByM(Structure):
         allowed[...] = False
         inputs, outputs = kernel.shape
         classes = self._draw_classes(inputs, outputs, options.rng)
-        rows = [len(class_inputs) for class_inputs, _ in classes]
-        cols = [len(class_outputs) for _, class_outputs in classes]
+        rows, cols = self._class_sizes(inputs, outputs)
         counts = list(map(min, rows, cols))
         if options.cover:
-            counts = _raise_towards(counts, _longer_sides(rows, cols), count)
+            longer_sides = _longer_sides(rows, cols)
+            counts = _raise_towards(counts, longer_sides, count)
         sizes = list(map(operator.mul, rows, cols))
         counts = _raise_towards(counts, sizes, count)
-        for (class_inputs, class_outputs), entries in zip(classes, counts, strict=True):
-            if len(class_outputs):
-                matrix = np.zeros((len(class_inputs), len(class_outputs)))
-                write_orthogonal(matrix, entries, options)
+        for k, (class_inputs, class_outputs) in enumerate(classes):
+            if cols[k]:
+                matrix = np.zeros((rows[k], cols[k]))
+                write_orthogonal(matrix, counts[k], options)
                 index = np.ix_(class_inputs, class_outputs)
                 kernel[index] = matrix
                 allowed[index] = True
@@ -185,30 +223,38 @@ class NByM(Structure):
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """Draws the inputs and the outputs of each class."""
         rows, cols = self._class_sizes(inputs, outputs)
-        groups, rest = divmod(inputs, self.m)
-        grouped = groups * self.m
+        groups = inputs // self.m
+        in_groups = groups * self.m
         # The shuffled place of an input within its group decides its class.
-        places = np.argsort(rng.random((groups, self.m)), axis=1)
-        places += np.arange(0, grouped, self.m)[:, None]
+        lots = rng.random((groups, self.m))
+        group_starts = np.arange(0, in_groups, self.m)
+        places = np.argsort(lots, axis=1)
+        places += group_starts[:, None]
         output_order = shuffled(outputs, rng)
-        rest_order = grouped + shuffled(rest, rng)
+        beyond_groups = in_groups + shuffled(inputs - in_groups, rng)
         classes = []
-        rest_start = output_start = 0
-        for k, (class_inputs, class_outputs) in enumerate(zip(rows, cols, strict=True)):
-            rest_stop = rest_start + class_inputs - groups * self.n
-            output_stop = output_start + class_outputs
-            of_groups = places[:, k * self.n : (k + 1) * self.n].reshape(-1)
-            of_rest = rest_order[rest_start:rest_stop]
-            inputs_of_class = np.concatenate([of_groups, of_rest])
-            classes.append((inputs_of_class, output_order[output_start:output_stop]))
-            rest_start = rest_stop
-            output_start = output_stop
+        for k, (input_count, output_count) in enumerate(zip(rows, cols, strict=True)):
+            start = k * self.n
+            class_places = places[:, start : start + self.n]
+            of_groups = class_places.reshape(-1)
+            others = input_count - of_groups.size
+            of_others, beyond_groups = np.split(beyond_groups, [others])
+            class_outputs, output_order = np.split(output_order, [output_count])
+            class_inputs = np.concatenate([of_groups, of_others])
+            classes.append((class_inputs, class_outputs))
         return classes
 
 
-def _longer_sides(rows: Sequence[int], cols: Sequence[int]) -> list[int]:
+def _longer_sides(
+    rows: Sequence[int],
+    cols: Sequence[int],
+) -> list[int]:
     """The longer side of the matrix of each class, 0 for classes without outputs."""
-    return [max(n, m) if m else 0 for n, m in zip(rows, cols, strict=True)]
+    sides = []
+    for inputs, outputs in zip(rows, cols, strict=True):
+        side = max(inputs, outputs)
+        sides.append(side if outputs else 0)
+    return sides
 
 
 def _raise_towards(
@@ -217,9 +263,9 @@ def _raise_towards(
     total: int,
 ) -> list[int]:
     """Raises `counts` towards `most` in proportion to the difference, up to a sum of `total`."""
-    missing = [full - count for full, count in zip(most, counts, strict=True)]
-    more = min(total - sum(counts), sum(missing))
-    if more <= 0:
+    missing = list(map(operator.sub, most, counts))
+    to_add = min(total - sum(counts), sum(missing))
+    if to_add <= 0:
         return counts
-    added = apportion(more, missing)
-    return [count + add for count, add in zip(counts, added, strict=True)]
+    added = apportion(to_add, missing)
+    return list(map(operator.add, counts, added))

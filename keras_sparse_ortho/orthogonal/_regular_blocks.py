@@ -151,7 +151,10 @@ class _MixingPlan:
         return best
 
 
-def _cell_sizes(lines: int, times: int) -> list[tuple[float, list[int]]]:
+def _cell_sizes(
+    lines: int,
+    times: int,
+) -> list[tuple[float, list[int]]]:
     """Mean fan and sizes of the cells of each level; larger fans first, then more levels."""
     mean_sizes = {size: _mean_size(lines, size) for size in _CELL_SIZES}
     choices = []
@@ -166,7 +169,10 @@ def _cell_sizes(lines: int, times: int) -> list[tuple[float, list[int]]]:
     return sorted(choices, key=lambda choice: (-round(choice[0], 6), -len(choice[1]), choice[1]))
 
 
-def _mean_size(lines: int, size: int) -> float:
+def _mean_size(
+    lines: int,
+    size: int,
+) -> float:
     """Mean over the lines of the size of their cell, for cells of at most `size`."""
     cells = -(-lines // size)
     smaller, larger_cells = divmod(lines, cells)
@@ -224,7 +230,10 @@ def _levels(
             _unite(supports, cell)
 
 
-def _as_bools(supports: list[int], groups: int) -> np.ndarray:
+def _as_bools(
+    supports: list[int],
+    groups: int,
+) -> np.ndarray:
     """Bitsets of groups as a bool array `(lines, groups)`."""
     width = -(-groups // 8)
     packed = b"".join(support.to_bytes(width, "little") for support in supports)
@@ -233,7 +242,11 @@ def _as_bools(supports: list[int], groups: int) -> np.ndarray:
     return bits.astype(bool)
 
 
-def _mix(supports: list[int], size: int, rng: Generator) -> Cells:
+def _mix(
+    supports: list[int],
+    size: int,
+    rng: Generator,
+) -> Cells:
     """Divides lines into cells of at most `size`, of small overlap, and unites their supports."""
     lines = len(supports)
     count = -(-lines // size)
@@ -253,7 +266,11 @@ def _mix(supports: list[int], size: int, rng: Generator) -> Cells:
     return cells
 
 
-def _least_overlap(supports: list[int], waiting: list[int], union: int) -> int:
+def _least_overlap(
+    supports: list[int],
+    waiting: list[int],
+    union: int,
+) -> int:
     """The place of the waiting line that has least in common with a union, the last of equals."""
     best = 0
     least = len(supports) + union.bit_length()
@@ -267,7 +284,10 @@ def _least_overlap(supports: list[int], waiting: list[int], union: int) -> int:
     return best
 
 
-def _unite(supports: list[int], cell: list[int]) -> None:
+def _unite(
+    supports: list[int],
+    cell: list[int],
+) -> None:
     """Gives all lines of a cell the union of their supports, in place."""
     union = 0
     for line in cell:
@@ -304,9 +324,15 @@ def draw_regular(
     inputs_of = np.empty(blocks.shape[:4], dtype=np.int32)
     outputs_of = np.arange(output_blocks)[:, None].repeat(fan_in, axis=1)
     for matrix in np.ndindex(batch, parts):
-        plan = _MixingPlan.draw(grid.lines, grid.groups, times, options.rng)
+        plan = _MixingPlan.draw(
+            grid.lines,
+            grid.groups,
+            times,
+            options.rng,
+        )
         live = plan.live if grid.is_wide else plan.live.T
-        inputs_of[matrix] = np.nonzero(live)[1].reshape(output_blocks, fan_in)
+        _, live_inputs = np.nonzero(live)
+        inputs_of[matrix] = live_inputs.reshape(output_blocks, fan_in)
         _write_blocks(blocks[matrix], inputs_of[matrix], plan, grid, options)
         # Only the shorter side may be padded; the other rows stay orthonormal.
         clear_padding(blocks[matrix], inputs_of[matrix], outputs_of, inputs, outputs)
@@ -348,8 +374,9 @@ def _mixed(
     for cells in plan.levels:
         for size in sorted({len(cell) for cell in cells} - {1}):
             equal_cells = [cell for cell in cells if len(cell) == size]
-            mixers = random_orthogonal(len(equal_cells) * grid.line_size, size, rng)
-            mixers = mixers.reshape(len(equal_cells), grid.line_size, size, size)
+            count = len(equal_cells)
+            mixers = random_orthogonal(count * grid.line_size, size, rng)
+            mixers = mixers.reshape(count, grid.line_size, size, size)
             for cell, mixer in zip(equal_cells, mixers, strict=True):
                 _mix_cell(supports, values, cell, mixer)
     return supports, values
@@ -365,7 +392,13 @@ def _start(
     groups_each = plan.groups.shape[1]
     width = lines_each * grid.line_size
     dense = _dense_rows(parts, groups_each, grid.group_size, width, rng)
-    dense = dense.reshape(parts, lines_each, grid.line_size, groups_each, grid.group_size)
+    dense = dense.reshape(
+        parts,
+        lines_each,
+        grid.line_size,
+        groups_each,
+        grid.group_size,
+    )
     dense = dense.swapaxes(2, 3)
     supports = [np.empty(0)] * grid.lines
     values = [np.empty(0)] * grid.lines
@@ -431,13 +464,17 @@ def _dense_rows(
     columns = np.zeros((count, width, rows))
     has_group = np.zeros((width, groups), dtype=bool)
     for group in range(groups):
-        has_group[group * size : (group + 1) * size, group] = True
-    step = max(1, _ENTRIES_AT_ONCE // (groups * size**2))
+        begin = group * size
+        has_group[begin : begin + size, group] = True
+    step = _ENTRIES_AT_ONCE // (groups * size**2)
+    step = max(1, step)
     for start in range(0, count, step):
-        _write_diagonal(columns[start : start + step], groups, size, rng)
+        stop = start + step
+        _write_diagonal(columns[start:stop], groups, size, rng)
     filled = rows
     while filled < width:
-        empty = np.arange(filled, min(2 * filled, width))
+        end = min(2 * filled, width)
+        empty = np.arange(filled, end)
         _rotate(columns, has_group, empty - filled, empty, rng)
         filled += len(empty)
     rounds = 0
@@ -446,7 +483,8 @@ def _dense_rows(
     half = width // 2
     while rounds > 0 or not has_group.all():
         order = shuffled(width, rng)
-        _rotate(columns, has_group, order[:half], order[half : 2 * half], rng)
+        partners = order[half : 2 * half]
+        _rotate(columns, has_group, order[:half], partners, rng)
         rounds -= 1
     return columns
 

@@ -14,7 +14,10 @@ _PRICE_ROUNDS = 60  # after 8 of them .1 to .3% of the sum are lost
 _MOST_SEGMENT_ENDS = 512  # of `few_counts`: very many lines are cut in steps
 
 
-def shuffled(count: int, rng: Generator) -> np.ndarray:
+def shuffled(
+    count: int,
+    rng: Generator,
+) -> np.ndarray:
     """The numbers below `count` in random order: NumPy may change the stream of `permutation`."""
     return rng.random(count).argsort()
 
@@ -49,17 +52,26 @@ class BlockGrid:
         return cls(input_blocks, rows, output_blocks, cols, is_wide=False)
 
 
-def block_count(side: int, width: int) -> int:
+def block_count(
+    side: int,
+    width: int,
+) -> int:
     """Blocks of at most `width` that a side is cut into."""
     return -(-side // width)
 
 
-def whole_blocks(side: int, width: int) -> int:
+def whole_blocks(
+    side: int,
+    width: int,
+) -> int:
     """How many blocks of a side have `width` entries; they are the first, the others have less."""
     return side - block_count(side, width) * (width - 1)
 
 
-def _places(side: int, width: int) -> np.ndarray:
+def _places(
+    side: int,
+    width: int,
+) -> np.ndarray:
     """Where the entries of a side stand among its padded blocks."""
     count = block_count(side, width)
     whole = whole_blocks(side, width)
@@ -139,7 +151,10 @@ def clear_padding(
     blocks[has_short_output, ..., -1:] = 0.0
 
 
-def fan_step(input_blocks: int, output_blocks: int) -> int:
+def fan_step(
+    input_blocks: int,
+    output_blocks: int,
+) -> int:
     """Step between the possible fan-ins `k`: `J k = I out`, so `I / gcd(I, J)`."""
     return input_blocks // math.gcd(input_blocks, output_blocks)
 
@@ -173,7 +188,8 @@ def regular_pattern(
     if half and fan_in < input_blocks:
         for _ in range(_TRADE_ROUNDS):
             order = shuffled(output_blocks, rng)
-            _trade(pattern, order[:half], order[half : 2 * half], rng)
+            partners = order[half : 2 * half]
+            _trade(pattern, order[:half], partners, rng)
     return np.sort(pattern, axis=1).astype(np.int32)
 
 
@@ -183,7 +199,7 @@ def _trade(
     partners: np.ndarray,
     rng: Generator,
 ) -> None:
-    """Lets pairs of outputs divide their inputs anew, in place."""
+    """Lets pairs of outputs divide their inputs again, in place."""
     fan_in = pattern.shape[1]
     pool = np.concatenate([pattern[outputs], pattern[partners]], axis=1)
     pool.sort(axis=1)
@@ -313,7 +329,8 @@ def matched_by_score(
         Bool array of the chosen entries.
     """
     chosen = np.zeros_like(live)
-    candidates = ~live & (input_fans > 0)[:, None] & (output_fans > 0)
+    has_need = (input_fans > 0)[:, None] & (output_fans > 0)
+    candidates = ~live & has_need
     if not candidates.any():
         return chosen
     hopeless = scores.min() - 2 * np.ptp(scores)
@@ -321,7 +338,8 @@ def matched_by_score(
     worth = worth - _prices(worth, input_fans, output_fans)
     entries = np.flatnonzero(candidates)
     entries = entries[shuffled(len(entries), rng)]  # the order would decide between equals
-    entries = entries[np.argsort(-worth.ravel()[entries], kind="stable")]
+    worth = worth.ravel()[entries]
+    entries = entries[np.argsort(-worth, kind="stable")]
     missing = input_fans.tolist()
     needs = output_fans.tolist()
     for entry in entries.tolist():
@@ -330,7 +348,13 @@ def matched_by_score(
             chosen[i, j] = True
             missing[i] -= 1
             needs[j] -= 1
-    if not _augment_all(live | chosen, chosen, np.array(missing), np.array(needs)):
+    could_complete = _augment_all(
+        live | chosen,
+        chosen,
+        np.array(missing),
+        np.array(needs),
+    )
+    if not could_complete:
         raise RuntimeError("There is no pattern with the numbers that are given")
     return chosen
 
@@ -349,7 +373,10 @@ def _prices(
     return input_prices + output_prices
 
 
-def _marginal(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def _marginal(
+    values: np.ndarray,
+    counts: np.ndarray,
+) -> np.ndarray:
     """Halfway between the least of the `counts` largest values of each line, and the next one.
 
     Returns:
@@ -358,13 +385,18 @@ def _marginal(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
     descending = -np.sort(-values, axis=1)
     lines = np.arange(len(values))
     end = values.shape[1] - 1
-    least_taken = descending[lines, np.clip(counts - 1, 0, end)]
-    next_value = descending[lines, np.clip(counts, 0, end)]
+    place = np.clip(counts - 1, 0, end)
+    next_place = np.clip(counts, 0, end)
+    least_taken = descending[lines, place]
+    next_value = descending[lines, next_place]
     halfway: np.ndarray = (least_taken + next_value) / 2
     return halfway[:, None]
 
 
-def few_counts(counts: np.ndarray, most: int) -> np.ndarray:
+def few_counts(
+    counts: np.ndarray,
+    most: int,
+) -> np.ndarray:
     """Counts of the same sum with at most `most` different values, of least squared distance.
 
     Dynamic programming cuts the sorted counts into segments of equal counts, or of two that differ
@@ -411,7 +443,7 @@ def _segments(
     counts: np.ndarray,
     ends: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What the segments of sorted counts would become, by begin and end.
+    """The evened-out segments of sorted counts, by begin and end.
 
     Returns:
         The lower count of each segment, how many of its counts are one more, and its squared

@@ -120,7 +120,11 @@ class Block(Structure):
         *_, inputs, outputs = canonical_shape
         return block_count(inputs, self.rows), block_count(outputs, self.cols)
 
-    def fan_in(self, canonical_shape: Sequence[int], count: int) -> int:
+    def fan_in(
+        self,
+        canonical_shape: Sequence[int],
+        count: int,
+    ) -> int:
         """Live input blocks of each output block of a regular kernel with `count` live entries."""
         step = fan_step(*self._block_counts(canonical_shape))
         return count // self.unit(canonical_shape) * step
@@ -227,7 +231,11 @@ class GivenBlocks(Block):
         return text.replace("0", ".").replace("1", "#")
 
     @classmethod
-    def of_mask(cls, mask: np.ndarray, block: Block) -> "GivenBlocks":
+    def of_mask(
+        cls,
+        mask: np.ndarray,
+        block: Block,
+    ) -> "GivenBlocks":
         """The blocks of a mask of the canonical shape that have a live entry."""
         inputs, outputs = mask.shape[-2:]
         by_matrix = mask.reshape(math.prod(mask.shape[:2]), -1, inputs, outputs)
@@ -337,7 +345,10 @@ def regular_blocks(
     return draw_regular(canonical, structure.rows, structure.cols, fan_in, options, dtype)
 
 
-def block_unit(block: Block, canonical_shape: Sequence[int]) -> int:
+def block_unit(
+    block: Block,
+    canonical_shape: Sequence[int],
+) -> int:
     """Entries by which blocks that are live at all taps can be more or less."""
     if block.regular:
         return block.unit(canonical_shape)
