@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import pathlib
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -48,6 +48,16 @@ def augmented(x: Any, options: dict[str, Any]) -> Any:
         return x
     x = L.RandomFlip("horizontal", seed=0, name="mirrored")(x)
     return L.RandomTranslation(1 / 8, 1 / 8, "constant", "nearest", seed=1, name="moved")(x)
+
+
+def mlp(
+    shape: tuple[int, ...], widths: Sequence[int], classes: int | None = 10, prefix: str = "hidden_"
+) -> keras.Model:
+    """Dense layers with ReLU, named by a prefix and their number, and a head for the classes."""
+    hidden = [L.Dense(width, "relu", name=f"{prefix}{k}") for k, width in enumerate(widths)]
+    flatten = [L.Flatten()] if len(shape) > 1 else []
+    head = [L.Dense(classes, name="head")] if classes else []
+    return keras.Sequential([keras.Input(shape), *flatten, *hidden, *head])
 
 
 def vgg16(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:

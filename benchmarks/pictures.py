@@ -20,11 +20,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import matplotlib as mpl
 import numpy as np
-from cells import digest, number, one_cell, rounded
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from record import RESULTS, finished, middle_of_processes, parsed
+from record import RESULTS, digest, finished, middle_of_processes, number, one_cell, parsed, rounded
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.orthogonal import exact_orthogonal, expected_density

@@ -8,17 +8,21 @@ results of small settings are never mixed with the real ones.
 
 import argparse
 import datetime
+import decimal
+import hashlib
 import importlib.metadata
 import inspect
 import json
 import os
 import pathlib
 import platform
+import re
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -185,6 +189,154 @@ def markdown(header: list[str], rows: list[list[str]]) -> str:
     """A Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+# --- lines and statistics -------------------------------------------------------------------------
+
+
+def groups(lines: Iterable[dict[str, Any]], *names: str) -> dict[Any, list[dict[str, Any]]]:
+    """The lines that agree in some settings, by these; one setting is the key itself."""
+    groups_by_key: dict[Any, list[dict[str, Any]]] = {}
+    for line in lines:
+        key = tuple(line[name] for name in names)
+        groups_by_key.setdefault(key[0] if len(names) == 1 else key, []).append(line)
+    return groups_by_key
+
+
+def last_of_each(lines: Iterable[dict[str, Any]], *names: str) -> dict[Any, dict[str, Any]]:
+    """The last line of each kind, by the settings that make it one."""
+    return {key: members[-1] for key, members in groups(lines, *names).items()}
+
+
+def matching(lines: Iterable[dict[str, Any]], **which: Any) -> list[dict[str, Any]]:
+    """The lines that have these values."""
+    return [line for line in lines if which.items() <= line.items()]
+
+
+def column(lines: Iterable[dict[str, Any]], name: str, scale: float = 1.0) -> list[float]:
+    """The values of a name, times a factor."""
+    return [scale * line[name] for line in lines]
+
+
+def mean_and_deviation(
+    values: Sequence[float], digits: int = 2, sign: str = "+-", always: bool = False
+) -> str:
+    """Mean and standard deviation as text.
+
+    Args:
+        values: Numbers, one at least.
+        digits: Digits after the point.
+        sign: What stands between the two.
+        always: Whether a single value has a deviation of 0. Default: it stands by itself.
+    """
+    mean = f"{statistics.mean(values):.{digits}f}"
+    if len(values) == 1 and not always:
+        return mean
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return f"{mean} {sign} {deviation:.{digits}f}"
+
+
+def ahead_and_p(values: Sequence[float], rival: Sequence[float]) -> list[str]:
+    """Points ahead of a rival, and p of Welch's test, two-sided; empty with too few values."""
+    if min(len(values), len(rival)) < 2:
+        return ["", ""]
+    from scipy import stats
+
+    p = stats.ttest_ind(values, rival, equal_var=False).pvalue
+    return [f"{statistics.mean(values) - statistics.mean(rival):+.1f}", f"{p:.3f}"]
+
+
+def sentences(text: str) -> str:
+    """One paragraph of a text that stands in several lines, with an empty line after it."""
+    return " ".join(text.split()) + "\n\n"
+
+
+# --- cells of pages, the source of all figures and pictures ---------------------------------------
+
+
+class FigureError(ValueError):
+    """A figure is missing, or not where it should be."""
+
+
+def tables(text: str) -> list[dict[str, Any]]:
+    """The tables of a Markdown text: `section`, the heading above, and `rows` by column.
+
+    A second and third column of one name are called "name 2" and "name 3".
+    """
+    found: list[dict[str, Any]] = []
+    section, header, rows = "", None, []
+    for line in [*text.splitlines(), ""]:
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if not line.lstrip().startswith("|"):
+            header = None
+            if line.startswith("#"):
+                section = line.lstrip("#").strip()
+        elif header is None:
+            header, rows = [], []
+            for k, name in enumerate(cells):
+                before = cells[:k].count(name)
+                header.append(f"{name} {before + 1}" if before else name)
+            found.append({"section": section, "rows": rows})
+        elif not all(cell.strip(":-") == "" for cell in cells):
+            rows.append(dict(zip(header, cells, strict=False)))
+    return found
+
+
+def cells(source: str, results: pathlib.Path) -> list[str]:
+    """The cells that `"page#section | column=value; other column | column"` names.
+
+    A section is named by the beginning of its title, unless another has exactly that title. A
+    condition without a value selects tables that have this column.
+    """
+    place, where, column = (part.strip() for part in source.split("|"))
+    page, _, section = place.partition("#")
+    conditions = [one.partition("=") for one in re.split(r"; *", where) if one]
+    file = results / f"{page.strip()}.md"
+    if not file.exists():
+        raise FigureError(f"There is no {file.name} in benchmarks/results. Received: {source!r}")
+    there, title = tables(file.read_text(encoding="utf-8")), section.strip()
+    meant = [table for table in there if table["section"] == title]
+    meant = meant or [table for table in there if table["section"].startswith(title)]
+    found = [
+        row[column]
+        for table in meant
+        for row in table["rows"]
+        if column in row
+        and all(row.get(key) == value if sign else key in row for key, sign, value in conditions)
+    ]
+    if not found:
+        raise FigureError(f"No cell of benchmarks/results is like this. Received: {source!r}")
+    return found
+
+
+def one_cell(source: str, results: pathlib.Path) -> str:
+    """The only cell of that kind."""
+    found = cells(source, results)
+    if len(found) != 1:
+        raise FigureError(f"One cell must be meant, not {len(found)}. Received: {source!r}")
+    return found[0]
+
+
+def number(text: str) -> Decimal:
+    """The first number of a cell, with all its digits."""
+    found = re.search(r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?", text)
+    if found is None:
+        raise FigureError(f"A cell must hold a number. Received: {text!r}")
+    return Decimal(found.group().replace(",", ""))
+
+
+def rounded(value: Decimal, form: str) -> str:
+    """A number as text; halves are rounded up."""
+    with decimal.localcontext(decimal.Context(rounding=decimal.ROUND_HALF_UP)):
+        return format(value.normalize() if form == "g" else value, "f" if form == "g" else form)
+
+
+def digest(names: Iterable[str], results: pathlib.Path) -> str:
+    """The mark of a picture that is drawn from these files of results."""
+    found = hashlib.sha256()
+    for name in names:
+        found.update((results / name).read_bytes())
+    return found.hexdigest()[:16]
 
 
 # --- times ----------------------------------------------------------------------------------------

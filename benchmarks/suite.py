@@ -23,7 +23,7 @@ import sys
 import time
 import tomllib
 
-from record import LEFT
+from runner import LEFT
 
 HERE = pathlib.Path(__file__).resolve().parent
 PATIENCE = 300  # seconds for a part of the quick suite
