@@ -4,6 +4,7 @@ import argparse
 import ast
 import importlib.util
 import json
+import pathlib
 import re
 import subprocess
 import sys
@@ -12,20 +13,18 @@ import pytest
 
 pytestmark = pytest.mark.numpy_only
 # What scripts share, and what measures nothing.
-MODULES = {"methods_summary", "methods_table", "networks", "record", "runner", "suite", "training"}
-MODULES |= {"small_language_model"}
-
-
+MODULES = {"methods_summary", "methods_table", "networks", "record", "runner", "training"}
+HERE = pathlib.Path(__file__).parents[2] / "benchmarks"
 ELSEWHERE = {"data", "mtcnn", "slice_transformer"}  # in examples/, or fetched by a benchmark
 
 
-def test_every_script_is_a_part_with_a_small_setting(suite, runner):
-    parts = suite.parts().values()
+def test_every_script_is_a_part_with_a_small_setting(runner):
+    parts = runner.parts().values()
     scripts = {part["script"] for part in parts}
-    assert scripts == {path.name for path in suite.HERE.glob("*.py") if path.stem not in MODULES}
+    assert scripts == {path.name for path in HERE.glob("*.py") if path.stem not in MODULES}
     for name in scripts:
-        text = (suite.HERE / name).read_text()
-        found = re.search(r"^    (?:main|chosen)\(([\w, ]+)\)$", text, re.MULTILINE)
+        text = (HERE / name).read_text()
+        found = re.search(r"^    main\(([\w, ]+)\)$", text, re.MULTILINE)
         measured = (
             [runner.snake(measurement) for measurement in found[1].split(", ")] if found else []
         )
@@ -34,16 +33,16 @@ def test_every_script_is_a_part_with_a_small_setting(suite, runner):
         }
     quick = argparse.Namespace(quick=True, tables=False)
     for part in parts:
-        for backend, arguments in suite.commands(part, quick):
+        for backend, arguments in runner.commands(part, quick):
             assert backend in ("tensorflow", "jax", "torch")
             assert arguments == [*filter(None, [part.get("measures")]), "--quick"]
     tables = argparse.Namespace(quick=False, tables=True)
-    found = [arguments for part in parts for _, arguments in suite.commands(part, tables)]
+    found = [arguments for part in parts for _, arguments in runner.commands(part, tables)]
     assert ["on_text", "--summary"] in found
 
 
-def test_what_scripts_import_from_each_other_exists(suite):
-    trees = {path.stem: ast.parse(path.read_text()) for path in suite.HERE.glob("*.py")}
+def test_what_scripts_import_from_each_other_exists(runner):
+    trees = {path.stem: ast.parse(path.read_text()) for path in HERE.glob("*.py")}
     for script, tree in trees.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and (there := trees.get(node.module)):
@@ -55,15 +54,15 @@ def test_what_scripts_import_from_each_other_exists(suite):
                 assert node.module in ELSEWHERE or importlib.util.find_spec(node.module), script
 
 
-def test_the_readme_says_which_measurement_makes_which_page(suite):
+def test_the_readme_says_which_measurement_makes_which_page(runner):
     rows = [
         (re.findall(r"\(results/(\w+)\.md\)", row), re.findall(r"`(\w+\.py)(?: (\w+))?", row))
-        for row in (suite.HERE / "README.md").read_text().splitlines()
+        for row in (HERE / "README.md").read_text().splitlines()
         if row.startswith("| [")
     ]
     pages = [name for names, _ in rows for name in names]
-    assert sorted(pages) == sorted(path.stem for path in (suite.HERE / "results").glob("*.md"))
-    known = {(part["script"], part.get("measures", "")) for part in suite.parts().values()}
+    assert sorted(pages) == sorted(path.stem for path in (HERE / "results").glob("*.md"))
+    known = {(part["script"], part.get("measures", "")) for part in runner.parts().values()}
     assert {command for _, commands in rows for command in commands} == known - {
         ("pictures.py", "")
     }
@@ -122,7 +121,7 @@ def test_a_result_says_where_it_was_made(record, tmp_path, capsys):
     assert {"commit", "date", "machine", "keras"} <= set(row["made"])
 
 
-def test_what_is_left_is_told_and_passed_on(runner, suite, tmp_path, capsys, monkeypatch):
+def test_what_is_left_is_told_and_passed_on(runner, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(runner.time, "monotonic", iter([0, 120, 120, 240, 300, 360]).__next__)
     assert list(runner.announced("part", "abc")) == ["a", "b", "c"]
     assert capsys.readouterr().out.splitlines() == [
@@ -134,18 +133,18 @@ def test_what_is_left_is_told_and_passed_on(runner, suite, tmp_path, capsys, mon
     script = tmp_path / "long.py"
     line = f"{runner.LEFT} part, 2 runs"
     script.write_text(f"import time\nprint({line!r}, flush=True)\ntime.sleep(30)\n")
-    monkeypatch.setattr(suite, "EVERY", 0.5)
+    monkeypatch.setattr(runner, "EVERY", 0.5)
     with open(tmp_path / "log", "w") as stream:
         process = subprocess.Popen([sys.executable, str(script)], stdout=stream)
         with pytest.raises(subprocess.TimeoutExpired):
-            suite.followed(process, tmp_path / "log", 3.0)
+            runner.followed(process, tmp_path / "log", 3.0)
         process.kill()
     assert process.wait() < 0
     assert capsys.readouterr().out.splitlines() == [f"      {line}"]
 
 
-def test_the_page_on_planning_has_the_tables_of_the_script(memory, suite):
-    page = (suite.HERE.parent / "docs" / "planning.md").read_text(encoding="utf-8")
+def test_the_page_on_planning_has_the_tables_of_the_script(memory):
+    page = (HERE.parent / "docs" / "planning.md").read_text(encoding="utf-8")
     for part in (memory.constants, memory.planned_memory, memory.traffic, memory.cost_of_updates):
         assert part() in page, part.__name__
 
