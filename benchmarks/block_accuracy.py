@@ -1,4 +1,4 @@
-"""What live blocks cost in accuracy: trained from scratch, on other roads, and from trained ones.
+"""The accuracy that live blocks cost: trained from scratch, on other roads, and from trained ones.
 
 python benchmarks/block_accuracy.py NAME [options]
 """

@@ -1,4 +1,4 @@
-"""What a user chooses: the start, the learning rate, the order of batches, RigL's updates.
+"""Choices of a user: the start, the learning rate, the order of batches, RigL's updates.
 
 python benchmarks/choices.py NAME [options]
 """

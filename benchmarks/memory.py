@@ -229,10 +229,11 @@ class Sparsify(Measurement):
         header = ["model", "backend", "million weights", *(f"{action}, s" for action in ACTIONS)]
         header += ["sparsify / clone", "by the clock", "peak, MiB", "in copies", "load"]
         about = (
-            "`benchmarks/memory.py sparsify`, density 0.1, exactly orthogonal kernels. Seconds of the\n"
-            "processor, medians of interleaved runs; the last column but one is the largest further\n"
-            "memory during `sparsify` in copies of the float32 kernels: one is the new model's, a\n"
-            f"quarter its masks. `load`: of the machine, afterwards. {machine()}.\n\n"
+            "`benchmarks/memory.py sparsify`, density 0.1, exactly orthogonal kernels. Seconds of "
+            "the\nprocessor, medians of interleaved runs; the last column but one is the largest "
+            "further\nmemory during `sparsify` in copies of the float32 kernels: one is the new "
+            "model's, a\nquarter its masks. `load`: of the machine, afterwards. "
+            f"{machine()}.\n\n"
         )
         title = "# Time and memory of making a model sparse\n\n"
         return title + about + markdown(header, rows)

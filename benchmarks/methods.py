@@ -263,7 +263,7 @@ class Comparison(Measurement):
                     self.train_missing(net, ["dense"], data, options | {"epochs": epochs})
 
     def options_of(self, net: str) -> Run:
-        """The settings of a network, with what the command line changes."""
+        """The settings of a network, as the command line changes them."""
         given = self.given
         options = dict(settings(self.lines)[net])
         changes = {name: getattr(given, name) for name in OVERRIDES if getattr(given, name)}

@@ -60,7 +60,7 @@ from keras_sparse_ortho.orthogonal import _eoi, exact_orthogonal, live_count
 ops = keras.ops
 P = kso.parametrizations
 Plan = dict[str, Any]
-"""What a method is told: see above."""
+"""The settings of a run, for its method: see above."""
 Method = Callable[[keras.Model, Plan], tuple[keras.Model, list[Any]]]
 
 # --- rivals of the papers -------------------------------------------------------------------------

@@ -157,7 +157,7 @@ class OnImages(Measurement):
         return [{"network": "cnn"} | line for line in super().finished()]
 
     def line_of(self, which: Run) -> Run | None:
-        """The line of a run; only those that are trained to the end have a rate."""
+        """The line of a run; a rate marks networks that are trained to the end."""
         lines = matching(self.finished(), **which)
         return next((line for line in lines if ("rate" in line) == ("rate" in which)), None)
 

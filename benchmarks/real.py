@@ -785,7 +785,7 @@ TAKE = {
 
 
 def real_section(name: str, runs: list[Run]) -> str:
-    """What is said of a network, and its table."""
+    """The section of a network: sizes of its data, advice, and its table."""
     first = runs[0]
     labelled = "accuracy" in first
     header = ["model", "route", "score", "95%", *(["accuracy"] if labelled else [])]

@@ -195,7 +195,7 @@ def mean_and_deviation(
     Args:
         values: Numbers, one at least.
         digits: Digits after the point.
-        sign: What stands between the two.
+        sign: Stands between the two.
         always: Whether a single value has a deviation of 0. Default: it stands by itself.
     """
     mean = f"{statistics.mean(values):.{digits}f}"

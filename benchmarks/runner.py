@@ -9,8 +9,8 @@ script ends in `main(Measurement, ...)`, and then has this command line:
     python benchmarks/SCRIPT.py NAME --summary     # only the page, from the lines there are
 
 Every run is a line of `results/LINES.jsonl`. Runs that are there are not repeated, so a script may
-be stopped at any time. `resumes = False` measures times anew, and adds lines; the page shows the
-last of each kind. A measurement without a file of lines keeps them in memory for its page.
+be stopped at any time. With `resumes = False` times are measured again, and lines are added; the
+page shows the last of each kind. A measurement without a file of lines keeps them in memory.
 
 `python benchmarks/runner.py` runs the parts of `suite.toml`: see `SUITE`.
 """
@@ -53,7 +53,7 @@ class Setting:
     Args:
         default: The value without the option. A list takes several values, and `False` or `True`
             makes a switch. A type, or a list of a type, has no value by default.
-        help: What it means.
+        help: Its meaning.
         choices: The values it can have.
         quick: The value with `--quick`, if that is another one.
     """
@@ -84,7 +84,7 @@ class Setting:
 
 
 class Measurement:
-    """What is measured, with which settings, and how its page reads.
+    """A measurement: its settings, its runs, and its page.
 
     The docstring of a subclass is the help of its command.
 
@@ -108,7 +108,7 @@ class Measurement:
         self.given = given
         self._new: list[Run] = []
 
-    # What a subclass says.
+    # Overridden by subclasses.
 
     def runs(self) -> Iterable[Run]:
         """The settings of every run that the command asks for."""
@@ -122,7 +122,7 @@ class Measurement:
         """The text of the page, from all lines."""
         raise NotImplementedError
 
-    # What the runner does.
+    # Done by the runner.
 
     @classmethod
     def title(cls) -> str:

@@ -597,7 +597,7 @@ def vela_table(runs: list[Run]) -> str:
 
 
 def estimates_of(model: keras.Model, data: Dataset) -> Run:
-    """What Vela says of the model's file, by accelerator."""
+    """Vela's estimates for the model's file, by accelerator."""
     names = ("ms", "weight_bytes", "encoded_bytes", "vela")
     estimates = {}
     with tempfile.TemporaryDirectory() as folder:

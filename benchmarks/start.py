@@ -22,7 +22,7 @@ if {"initializers", "spectrum"} & {*sys.argv}:
 import keras
 import numpy as np
 from networks import cnn
-from record import groups, machine, markdown, matching, sentences
+from record import QUICK, RESULTS, groups, machine, markdown, matching, sentences
 from runner import Measurement, Run, Setting, grid, interleaved, main
 from training import crossentropy
 
@@ -734,7 +734,7 @@ def spectrum_picture(rows: list[dict]) -> None:
     for ax in axes[-1]:
         ax.set_xlabel("density asked for")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower left", ncols=3)
-    save(figure, DOCS / "spectrum.svg")
+    save(figure, (RESULTS if QUICK else DOCS) / "spectrum.svg")
 
 
 def spectrum_table(rows: list[dict]) -> str:

@@ -516,7 +516,7 @@ LEARNT_TABLES = {
         table_of_recurrent,
     ),
 }
-"""By part, the heading of a section, what is said above its table, and what makes the table."""
+"""By part, the heading of a section, the text above its table, and the function of the table."""
 
 
 # --- floors ---------------------------------------------------------------------------------------
