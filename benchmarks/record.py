@@ -6,6 +6,7 @@ the environment variable KSO_RESULTS names another folder, everything goes there
 settings are never mixed with the real ones.
 """
 
+import contextlib
 import datetime
 import decimal
 import hashlib
@@ -56,23 +57,20 @@ def machine() -> str:
 
 def versions() -> dict[str, str]:
     """Versions of the packages that may be used here."""
-    found = {}
+    installed = {}
     for name in _PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            installed[name] = importlib.metadata.version(name)
+    return installed
 
 
 def commit() -> str:
     """The commit of the repository, with a plus if the code has changed since; or "unknown"."""
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(
-            ["git", *arguments], cwd=HERE, capture_output=True, text=True, check=True
-        )
-        return done.stdout.strip()
+        command = ["git", *arguments]
+        process = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True)
+        return process.stdout.strip()
 
     try:
         changed = git("status", "--porcelain", "--", "../keras_sparse_ortho", "*.py", "*.toml")
@@ -97,10 +95,10 @@ def about(seeds: Iterable[int] = (0,)) -> dict[str, Any]:
 
 def append(lines: pathlib.Path, row: dict[str, Any]) -> None:
     """Writes one finished run as a line of JSON, with machine and versions."""
-    known = versions()
+    installed = versions()
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
     made = {"commit": commit(), "date": datetime.date.today().isoformat(), "machine": machine()}
-    made |= {name: known[name] for name in ("keras", backend) if name in known}
+    made |= {name: installed[name] for name in ("keras", backend) if name in installed}
     lines.parent.mkdir(parents=True, exist_ok=True)
     with lines.open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(row | {"made": made}) + "\n")
@@ -119,11 +117,11 @@ def finished(lines: pathlib.Path) -> list[dict[str, Any]]:
 
 def write_page(page: pathlib.Path, text: str, seeds: Iterable[int] = (0,)) -> None:
     """Prints a result and writes it to a page, with machine, versions and command."""
-    made = about(seeds)
-    known = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
-    text = f"{text.rstrip()}\n\nMade by `{made['command']}`, commit {made['commit']}, "
-    text += f"{made['date']}, seeds {', '.join(map(str, made['seeds']))}, load {made['load']}: "
-    text += f"{known}.\n"
+    origin = about(seeds)
+    packages = ", ".join(f"{name} {version}" for name, version in origin["versions"].items())
+    seed_list = ", ".join(map(str, origin["seeds"]))
+    text = f"{text.rstrip()}\n\nMade by `{origin['command']}`, commit {origin['commit']}, "
+    text += f"{origin['date']}, seeds {seed_list}, load {origin['load']}: {packages}.\n"
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(text, encoding="utf-8")
     print(text)
@@ -173,12 +171,13 @@ def middle_of_processes(
     kinds: dict[Hashable, list[dict[str, Any]]] = {}
     for line in lines:
         kinds.setdefault(key(line), []).append(line)
-    found = {}
-    for name, mine in kinds.items():
-        same = [line for line in mine if _occasion(line) == _occasion(mine[-1])]
-        found[name] = sorted(same, key=lambda line: line[by])[len(same) // 2]
-        found[name] = found[name] | {"processes": len(same)}
-    return found
+    medians = {}
+    for kind, members in kinds.items():
+        occasion = _occasion(members[-1])
+        processes = [line for line in members if _occasion(line) == occasion]
+        processes.sort(key=lambda line: line[by])
+        medians[kind] = processes[len(processes) // 2] | {"processes": len(processes)}
+    return medians
 
 
 def _occasion(line: dict[str, Any]) -> Hashable:
@@ -232,23 +231,23 @@ def tables(text: str) -> list[dict[str, Any]]:
 
     A second and third column of one name are called "name 2" and "name 3".
     """
-    found: list[dict[str, Any]] = []
-    section, header, rows = "", None, []
-    for line in [*text.splitlines(), ""]:
-        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+    all_tables: list[dict[str, Any]] = []
+    section = ""
+    header: list[str] = []
+    for line in text.splitlines():
+        texts = [cell.strip() for cell in line.strip().strip("|").split("|")]
         if not line.lstrip().startswith("|"):
-            header = None
+            header = []
             if line.startswith("#"):
                 section = line.lstrip("#").strip()
-        elif header is None:
-            header, rows = [], []
-            for k, name in enumerate(cells):
-                before = cells[:k].count(name)
+        elif not header:
+            for k, name in enumerate(texts):
+                before = texts[:k].count(name)
                 header.append(f"{name} {before + 1}" if before else name)
-            found.append({"section": section, "rows": rows})
-        elif not all(cell.strip(":-") == "" for cell in cells):
-            rows.append(dict(zip(header, cells, strict=False)))
-    return found
+            all_tables.append({"section": section, "rows": []})
+        elif any(cell.strip(":-") for cell in texts):
+            all_tables[-1]["rows"].append(dict(zip(header, texts, strict=False)))
+    return all_tables
 
 
 def cells(source: str, results: pathlib.Path) -> list[str]:
@@ -257,41 +256,43 @@ def cells(source: str, results: pathlib.Path) -> list[str]:
     A section is named by the beginning of its title, unless another has exactly that title. A
     condition without a value selects tables that have this column.
     """
-    place, where, column = (part.strip() for part in source.split("|"))
-    page, _, section = place.partition("#")
-    conditions = [one.partition("=") for one in re.split(r"; *", where) if one]
-    file = results / f"{page.strip()}.md"
+    place, where, column_name = (part.strip() for part in source.split("|"))
+    page, _, title = (part.strip() for part in place.partition("#"))
+    file = results / f"{page}.md"
     if not file.exists():
         raise FigureError(f"There is no {file.name} in benchmarks/results. Received: {source!r}")
-    there, title = tables(file.read_text(encoding="utf-8")), section.strip()
-    meant = [table for table in there if table["section"] == title]
-    meant = meant or [table for table in there if table["section"].startswith(title)]
-    found = [
-        row[column]
-        for table in meant
-        for row in table["rows"]
-        if column in row
-        and all(row.get(key) == value if sign else key in row for key, sign, value in conditions)
-    ]
-    if not found:
+    page_tables = tables(file.read_text(encoding="utf-8"))
+    chosen = [table for table in page_tables if table["section"] == title]
+    if not chosen:
+        chosen = [table for table in page_tables if table["section"].startswith(title)]
+    conditions = [condition.partition("=") for condition in re.split(r"; *", where) if condition]
+
+    def fits(row: dict[str, str]) -> bool:
+        for name, sign, value in conditions:
+            if row.get(name) != value if sign else name not in row:
+                return False
+        return column_name in row
+
+    texts = [row[column_name] for table in chosen for row in table["rows"] if fits(row)]
+    if not texts:
         raise FigureError(f"No cell of benchmarks/results is like this. Received: {source!r}")
-    return found
+    return texts
 
 
 def one_cell(source: str, results: pathlib.Path) -> str:
     """The only cell of that kind."""
-    found = cells(source, results)
-    if len(found) != 1:
-        raise FigureError(f"One cell must be meant, not {len(found)}. Received: {source!r}")
-    return found[0]
+    texts = cells(source, results)
+    if len(texts) != 1:
+        raise FigureError(f"One cell must be meant, not {len(texts)}. Received: {source!r}")
+    return texts[0]
 
 
 def number(text: str) -> Decimal:
     """The first number of a cell, with all its digits."""
-    found = re.search(r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?", text)
-    if found is None:
+    match = re.search(r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?", text)
+    if match is None:
         raise FigureError(f"A cell must hold a number. Received: {text!r}")
-    return Decimal(found.group().replace(",", ""))
+    return Decimal(match.group().replace(",", ""))
 
 
 def rounded(value: Decimal, form: str) -> str:
@@ -302,7 +303,7 @@ def rounded(value: Decimal, form: str) -> str:
 
 def digest(names: Iterable[str], results: pathlib.Path) -> str:
     """The mark of a picture that is drawn from these files of results."""
-    found = hashlib.sha256()
+    sha = hashlib.sha256()
     for name in names:
-        found.update((results / name).read_bytes())
-    return found.hexdigest()[:16]
+        sha.update((results / name).read_bytes())
+    return sha.hexdigest()[:16]

@@ -319,20 +319,20 @@ EVERY = 60  # seconds between two looks at what a part has left
 
 def parts() -> dict[str, dict]:
     """The parts by name."""
-    found = tomllib.loads((record.HERE / "suite.toml").read_text(encoding="utf-8"))["part"]
-    return {part["name"]: part for part in found}
+    text = (record.HERE / "suite.toml").read_text(encoding="utf-8")
+    return {part["name"]: part for part in tomllib.loads(text)["part"]}
 
 
 def commands(part: dict, options: argparse.Namespace) -> list[tuple[str, list[str]]]:
     """The backend and the arguments of every run of a part; none if it has nothing to do."""
     backends = part.get("backends", ["tensorflow"])
-    first = [part["measures"]] if "measures" in part else []
+    name = [part["measures"]] if "measures" in part else []
     if options.quick:
-        some = backends if part.get("quick", True) else []
-        return [(backend, [*first, "--quick"]) for backend in some]
+        arguments = [*name, "--quick"]
+        return [(backend, arguments) for backend in backends if part.get("quick", True)]
     if options.tables:
-        return [(backends[0], first + part["tables"])] if "tables" in part else []
-    return [(backend, first + part.get("full", [])) for backend in backends]
+        return [(backends[0], name + part["tables"])] if "tables" in part else []
+    return [(backend, name + part.get("full", [])) for backend in backends]
 
 
 def set_aside(part: dict, results: pathlib.Path) -> None:
@@ -357,19 +357,20 @@ def followed(script: subprocess.Popen, log: pathlib.Path, patience: float) -> in
     Raises:
         subprocess.TimeoutExpired: After so many seconds.
     """
-    start, said = time.monotonic(), ""
+    start = time.monotonic()
+    printed = ""
     while True:
-        left = patience - (time.monotonic() - start)
+        remaining = patience - (time.monotonic() - start)
         try:
-            return script.wait(min(left, EVERY))
+            return script.wait(min(remaining, EVERY))
         except subprocess.TimeoutExpired:
-            if left <= EVERY:
+            if remaining <= EVERY:
                 raise
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-        last = next((line for line in reversed(lines) if line.startswith(LEFT)), "")
-        if last != said:
-            said = last
-            print(f"      {said}", flush=True)
+        message = next((line for line in reversed(lines) if line.startswith(LEFT)), "")
+        if message != printed:
+            printed = message
+            print(f"      {message}", flush=True)
 
 
 def run_part(
@@ -381,7 +382,9 @@ def run_part(
         log = record.HERE / "out" / "logs" / log.name
     log.parent.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"KERAS_BACKEND": backend, "KSO_RESULTS": str(results)}
-    start, worked, note = time.monotonic(), cpu(), ""
+    start = time.monotonic()
+    cpu_before = cpu()
+    note = ""
     with log.open("w", encoding="utf-8") as stream:
         script = subprocess.Popen(
             [sys.executable, str(record.HERE / part["script"]), *arguments],
@@ -391,21 +394,22 @@ def run_part(
             start_new_session=True,
         )
         try:
-            good = followed(script, log, PATIENCE if quick else math.inf) == 0
+            passed = followed(script, log, PATIENCE if quick else math.inf) == 0
         except subprocess.TimeoutExpired:
-            good, note = False, f"stopped after {PATIENCE} s"
+            passed = False
+            note = f"stopped after {PATIENCE} s"
         finally:  # an interruption, too, ends the processes that the script has started
             if script.poll() is None:
                 os.killpg(script.pid, signal.SIGKILL)
                 script.wait()
-    seconds, worked = time.monotonic() - start, cpu() - worked
-    word = "ok  " if good else "FAIL"
-    title = f"{word}  {part['name']:<20}{backend:<12}"
-    print(f"{title}{seconds:8.1f} s  {worked:8.1f} s of cores  {note}".rstrip(), flush=True)
-    if not good:
+    seconds = time.monotonic() - start
+    title = f"{'ok  ' if passed else 'FAIL'}  {part['name']:<20}{backend:<12}"
+    work = cpu() - cpu_before
+    print(f"{title}{seconds:8.1f} s  {work:8.1f} s of cores  {note}".rstrip(), flush=True)
+    if not passed:
         tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-5:]
         print("\n".join(f"      {line}" for line in [*tail, f"all of it: {log}"]), flush=True)
-    return good
+    return passed
 
 
 SUITE = """All benchmarks, one after the other: `make bench` and `make bench-quick`.
@@ -440,7 +444,8 @@ def suite() -> int:
         return 0
     usual = record.HERE / "out" / "quick" if options.quick else record.HERE / "results"
     results = (options.out or usual).resolve()
-    good, start = True, time.monotonic()
+    start = time.monotonic()
+    failures = 0
     for name in options.parts:
         if options.quick:  # earlier runs, perhaps with other code, are not resumed
             for lines in known[name].get("lines", []):
@@ -448,9 +453,10 @@ def suite() -> int:
         elif options.again:
             set_aside(known[name], results)
         for backend, arguments in commands(known[name], options):
-            good = run_part(known[name], backend, arguments, results, options.quick) and good
+            passed = run_part(known[name], backend, arguments, results, options.quick)
+            failures += not passed
     print(f"{(time.monotonic() - start) / 60:.1f} minutes; results in {results}")
-    return not good
+    return int(failures > 0)
 
 
 if __name__ == "__main__":
