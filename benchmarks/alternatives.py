@@ -8,7 +8,6 @@ import gzip
 import inspect
 import os
 import pathlib
-import resource
 import statistics
 import tempfile
 import time
@@ -19,7 +18,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 from record import column, groups, machine, markdown, mean_and_deviation, sentences
-from runner import Measurement, Run, Setting, grid, interleaved, main
+from runner import Measurement, Run, Setting, grid, interleaved, main, peak
 from training import Dataset, first_rows, load, shuffled
 
 # --- user code ------------------------------------------------------------------------------------
@@ -289,11 +288,6 @@ def prepared(library: str, seed: int) -> Any:
     package = kso.tfmot.register_initializers() if library == "tf_keras" else keras
     package.utils.set_random_seed(seed)
     return package
-
-
-def peak() -> float:
-    """The largest resident set of this process so far, in MiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def density_of(kernels: list[np.ndarray]) -> float:

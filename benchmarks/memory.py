@@ -21,7 +21,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 from record import HERE, finished, last_of_each, machine, markdown, sentences
-from runner import Measurement, Run, Setting, grid, main, wall_and_cpu
+from runner import Measurement, Run, Setting, grid, main, peak, wall_and_cpu
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho._optimizer_slots import zero_slots
@@ -151,11 +151,6 @@ def layer_in_form(kind: str, size: str, width: int, density: float, k: int) -> k
     return kso.PrunableLayer(
         L.Dense(width, "relu", kernel_initializer=start, name=name), MASKS[kind]()
     )
-
-
-def peak() -> float:
-    """The largest resident set of this process so far, in MiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def mebibytes(variables: list[Any]) -> float:

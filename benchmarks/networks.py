@@ -145,13 +145,14 @@ class Positions(keras.Layer):
 def cnn(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
     """3x3 convolutions with batch normalization, all but the last with stride 2.
 
-    `unit` names another activation than ReLU.
+    `unit` names another activation than ReLU, and `strides` are others than these.
     """
     unit = options.get("unit")
     filters = options["filters"]
+    strides = options.get("strides", [2] * (len(filters) - 1) + [1])
     x = inputs = keras.Input(shape)
-    for k, width in enumerate(filters):
-        x = convolution(width, 3, 1 if k == len(filters) - 1 else 2, f"conv_{k}")(x)
+    for k, (width, stride) in enumerate(zip(filters, strides, strict=True)):
+        x = convolution(width, 3, stride, f"conv_{k}")(x)
         x = L.BatchNormalization(name=f"norm_{k}")(x)
         x = (L.Activation(unit) if unit else L.ReLU())(x)
     x = L.GlobalAveragePooling2D()(x)

@@ -267,7 +267,7 @@ def announced(part: str, runs: Sequence[Any]) -> Iterator[Any]:
         took.append(time.monotonic() - start)
 
 
-# --- times ----------------------------------------------------------------------------------------
+# --- times and memory -----------------------------------------------------------------------------
 
 
 def interleaved(
@@ -309,6 +309,11 @@ def beside_first(times: Mapping[Any, tuple[float, float]]) -> dict[Any, Run]:
         }
         for name, (wall, cpu) in times.items()
     }
+
+
+def peak() -> float:
+    """The largest resident set of this process so far, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 # --- all of them ----------------------------------------------------------------------------------

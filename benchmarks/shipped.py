@@ -45,6 +45,7 @@ L = keras.layers
 
 METHODS = ("dense", "blocks")
 DENSITY = {"mlp": 0.125, "cnn": 0.25}
+STAY_DENSE = {"mlp": ["head"], "cnn": ["stem", "head"]}
 EPOCHS = {
     ("digits", "mlp"): 40,
     ("digits", "cnn"): 40,
@@ -165,31 +166,33 @@ def files_table(runs: list[Run], times: dict[tuple, Run]) -> str:
 
 
 def file_network(data: Dataset, net: str, method: str, seed: int) -> keras.Model:
+    """A network of `files`, dense or on blocks."""
     keras.utils.set_random_seed(seed)
+    shape = data.x_train.shape[1:]
     if net == "mlp":
-        width = WIDTHS[data.name]
-        hidden = [
-            L.Flatten(),
-            *(L.Dense(width, activation="relu", name=f"h{k}") for k in range(3)),
-        ]
+        model = mlp(shape, 3 * [WIDTHS[data.name]], data.classes, "h")
     else:
-        step = 1 if data.name == "digits" else 2
-        sizes = ((64, step), (128, 2), (128, 1))
-        hidden = [
-            L.Conv2D(32, 3, 1, padding="same", activation="relu", name="stem"),
-            L.MaxPooling2D() if data.name != "digits" else L.Activation("linear"),
-            *(
-                L.Conv2D(n, 3, strides, padding="same", activation="relu", name=f"c{k}")
-                for k, (n, strides) in enumerate(sizes)
-            ),
-            L.GlobalAveragePooling2D(),
-        ]
-    head = L.Dense(data.classes, name="head")
-    model = keras.Sequential([keras.Input(data.x_train.shape[1:], name="x"), *hidden, head])
+        small = data.name == "digits"
+        sizes = ((64, 1 if small else 2), (128, 2), (128, 1))
+        model = convolutions(shape, 1, sizes, pool=not small)
     if method == "dense":
         return model
-    exclude = ["head"] if net == "mlp" else ["stem", "head"]
+    exclude = STAY_DENSE[net]
     return kso.sparsify(model, DENSITY[net], storage="blocks", exclude=exclude, seed=seed)
+
+
+def convolutions(
+    shape: tuple[int, ...], strides: int, sizes: Iterable[tuple[int, int]], pool: bool = False
+) -> keras.Model:
+    """A stem of 32 channels, convolutions of so many channels and strides, and a head."""
+    options = {"padding": "same", "activation": "relu"}
+    layers: list[keras.Layer] = [L.Conv2D(32, 3, strides, **options, name="stem")]
+    if pool:
+        layers.append(L.MaxPooling2D())
+    for k, (channels, stride) in enumerate(sizes):
+        layers.append(L.Conv2D(channels, 3, stride, **options, name=f"c{k}"))
+    head = L.Dense(10, name="head")
+    return keras.Sequential([keras.Input(shape), *layers, L.GlobalAveragePooling2D(), head])
 
 
 def fit(
@@ -439,28 +442,19 @@ def vela(path: Path, accelerator: str) -> dict:
 
 
 def ethos_u_network(net: str, method: str, seed: int) -> keras.Model:
+    """A network of `ethos_u`, dense, with single zeros or in the pattern 2:4."""
     keras.utils.set_random_seed(seed)
+    shape = (28, 28, 1)
     if net == "mlp":
-        hidden = [
-            L.Flatten(),
-            *(L.Dense(n, "relu", name=f"h{k}") for k, n in enumerate((512, 512, 256))),
-        ]
+        model = mlp(shape, (512, 512, 256), prefix="h")
     else:
-        sizes = ((64, 2), (128, 1), (128, 2))
-        hidden = [
-            L.Conv2D(32, 3, 2, padding="same", activation="relu", name="stem"),
-            *(
-                L.Conv2D(n, 3, step, padding="same", activation="relu", name=f"c{k}")
-                for k, (n, step) in enumerate(sizes)
-            ),
-            L.GlobalAveragePooling2D(),
-        ]
-    model = keras.Sequential([keras.Input((28, 28, 1)), *hidden, L.Dense(10, name="head")])
-    dense = ["head"] if net == "mlp" else ["stem", "head"]
+        model = convolutions(shape, 2, ((64, 2), (128, 1), (128, 2)))
+    if method == "dense":
+        return model
+    options = {"exclude": STAY_DENSE[net], "seed": seed}
     if method == "2:4":
-        pattern = kso.NByM(2, 4)
-        return kso.sparsify(model, 0.5, "uniform", structure=pattern, exclude=dense, seed=seed)
-    return model if method == "dense" else kso.sparsify(model, 0.1, exclude=dense, seed=seed)
+        return kso.sparsify(model, 0.5, "uniform", structure=kso.NByM(2, 4), **options)
+    return kso.sparsify(model, 0.1, **options)
 
 
 # --- quantized ------------------------------------------------------------------------------------

@@ -36,20 +36,10 @@ COMPILED = {"tensorflow": [True, False], "jax": [True], "torch": [False]}
 """By backend, with XLA and without."""
 
 
-def small_cnn() -> keras.Model:
-    layers: list[keras.layers.Layer] = [keras.Input((32, 32, 3))]
-    for k, filters in enumerate((32, 64, 64, 128)):
-        layers += [
-            L.Conv2D(filters, 3, strides=1 + k % 2, padding="same", use_bias=False, name=f"c{k}"),
-            L.BatchNormalization(),
-            L.ReLU(),
-        ]
-    return keras.Sequential([*layers, L.GlobalAveragePooling2D(), L.Dense(10, name="head")])
-
-
+STRIDED = {"filters": (32, 64, 64, 128), "strides": (1, 2, 1, 2)}
 STEP_MODELS: dict[str, Callable[[int], keras.Model]] = {
     "MLP": lambda width: mlp((width,), 4 * [width]),
-    "CNN": lambda width: small_cnn(),
+    "CNN": lambda width: cnn((32, 32, 3), 10, STRIDED),
 }
 
 

@@ -690,7 +690,8 @@ class Target(Measurement):
             model = mlp((64,), (256, 256))
         else:
             x = x.reshape(-1, 8, 8, 1)
-            model = three_convolutions()
+            options = {"filters": (32, 64, 64), "strides": (1, 2, 1)}
+            model = NETWORKS["cnn"]((8, 8, 1), 10, options)
         model = kso.parametrize(model, kso.SoftThreshold())
         compiled(model, TARGET_OPTIMIZERS[which["optimizer"]](), jit_compile=True)
         steering = kso.callbacks.TargetDensity(which["density"], frequency=20)
@@ -728,15 +729,6 @@ class Target(Measurement):
         header = ["net", "optimizer", "backend", "asked", "reached", "largest miss", "accuracy"]
         title = "# Soft thresholds under TargetDensity: asked and reached densities\n\n"
         return title + about + markdown([*header, "runs"], rows)
-
-
-def three_convolutions() -> keras.Model:
-    """A CNN for images of 8 x 8."""
-    layers: list[keras.Layer] = [keras.Input((8, 8, 1))]
-    for k, (filters, strides) in enumerate(((32, 1), (64, 2), (64, 1))):
-        convolution = L.Conv2D(filters, 3, strides, "same", use_bias=False, name=f"conv_{k}")
-        layers += [convolution, L.BatchNormalization(), L.ReLU()]
-    return keras.Sequential([*layers, L.GlobalAveragePooling2D(), L.Dense(10, name="head")])
 
 
 def miss(run: dict) -> float:
