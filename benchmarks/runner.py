@@ -4,9 +4,9 @@ A measurement is a class below `Measurement`. Its settings are data; `runs` says
 command asks for, `run` makes one of them, and `report` writes the page from all lines there are. A
 script ends in `main(Measurement, ...)`, and then has this command line:
 
-    python benchmarks/SCRIPT.py NAME --help        # what is measured, and the settings
-    python benchmarks/SCRIPT.py NAME --quick       # a small setting, into out/quick
-    python benchmarks/SCRIPT.py NAME --summary     # only the page, from the lines there are
+    python SCRIPT.py NAME --help        # what is measured, and the settings
+    python SCRIPT.py NAME --quick       # a small setting, into out/quick
+    python SCRIPT.py NAME --summary     # only the page, from the lines there are
 
 Every run is a line of `results/LINES.jsonl`. Runs that are there are not repeated, so a script may
 be stopped at any time. With `resumes = False` times are measured again, and lines are added; the

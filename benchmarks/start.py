@@ -3,6 +3,7 @@
 python benchmarks/start.py NAME [options]
 """
 
+import bisect
 import itertools
 import os
 import pathlib
@@ -218,6 +219,7 @@ def draw(n, size, density):
 
 STEPS, RATE = 1000, 0.1
 AI_ITERATIONS = 100
+MOST_ITERATIONS = 1000  # the default of `approximate_isometry`
 INITIALIZERS_DENSITY = 0.125
 
 
@@ -319,16 +321,19 @@ def reference_loop(
 
 def ours(start: np.ndarray, mask: np.ndarray, tolerance: float) -> tuple[float, float, int]:
     """Error, seconds and iterations of ours on the way to `tolerance`."""
-    errors: list[float] = []
+
+    def error_after(iterations: int) -> float:
+        limits = {"max_iterations": iterations, "tolerance": 0.0, "min_decrease": 0.0}
+        return error_of(approximate_isometry(start, mask, **limits))
+
     began = time.perf_counter()
-    approximate_isometry(
-        start,
-        mask,
-        tolerance=tolerance,
-        min_decrease=0.0,
-        callback=lambda _, error: errors.append(error),
-    )
-    return errors[-1], time.perf_counter() - began, len(errors)
+    kernel = approximate_isometry(start, mask, tolerance=tolerance, min_decrease=0.0)
+    seconds = time.perf_counter() - began
+    error = error_of(kernel)
+    # The error never rises.
+    counts = range(1, MOST_ITERATIONS)
+    fewer = bisect.bisect_left(counts, True, key=lambda count: error_after(count) <= error)
+    return error, seconds, fewer + 1
 
 
 def error_of(kernel: np.ndarray) -> float:
