@@ -163,10 +163,10 @@ test-mutants: $(STAMP)
 
 # What runs, and in which setting, stands in benchmarks/suite.toml.
 bench: $(STAMP)
-	@$(PY) benchmarks/suite.py $(ARGS)
+	@$(PY) benchmarks/runner.py $(ARGS)
 
 bench-quick: $(STAMP)
-	@$(PY) benchmarks/suite.py --quick $(ARGS)
+	@$(PY) benchmarks/runner.py --quick $(ARGS)
 
 figures: $(STAMP)
 	@$(PY) tools/figures.py

@@ -1,22 +1,16 @@
-"""LiteRT files of sparse networks: size and time on XNNPACK.
+"""Files of sparse networks, not trained: size and time on XNNPACK, ONNX Runtime and OpenVINO.
 
-    python benchmarks/litert_files.py NAME [options]
-
-The measurements:
-
-- `routes`: latency and size of sparse encodings against dense float32, int8 and int4.
-- `blocks`: latency of LiteRT files of whole blocks against the best dense int8, int4 and float32
-  ones.
-- `arm64`: instructions of these files on emulated Arm processors.
+python benchmarks/litert_files.py NAME [options]
 """
 
 import functools
+import importlib.util
 import itertools
-import json
 import math
 import os
 import subprocess
 import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -24,14 +18,19 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 from blocks import uneven_blocks
-from record import RESULTS, chosen, described, finished, machine, markdown, parsed, write
+from record import RESULTS, groups, last_of_each, machine, markdown, sentences
+from runner import Measurement, Run, Setting, grid, interleaved, main
 
+import keras_sparse_ortho as kso
 from keras_sparse_ortho.export import ExportReport, export_litert, latencies, load_litert
 from keras_sparse_ortho.export._worker import refuse_amx
 from keras_sparse_ortho.kernels import kernel_layouts, walk
 from keras_sparse_ortho.orthogonal import regular_pattern
 
+L = keras.layers
 THREADS = (1, 2)
+DENSE_INTEGERS = ("dynamic_int8", "int8", "dynamic_int4", "int4")
+DENSE = ["float32", "float16", *DENSE_INTEGERS]
 
 
 def exported(
@@ -90,12 +89,7 @@ def _zstd(content: bytes) -> int | None:
 
 # --- routes ---------------------------------------------------------------------------------------
 
-
-L = keras.layers
-DENSE_INTEGERS = ("dynamic_int8", "int8", "dynamic_int4", "int4")
-DENSE = ["float32", "float16", *DENSE_INTEGERS]
 SPARSE = ["float32+sp", "float16+sp"]
-FILE = RESULTS / "litert.jsonl"
 
 
 def mlp(inputs: int = 1024, widths: tuple[int, ...] = (2048, 2048, 1024)) -> keras.Model:
@@ -162,69 +156,14 @@ def network(name: str, density: float) -> keras.Model:
     return model
 
 
-def table(rows: list[dict]) -> str:
-    """One table for each network and density; ratios above 1 are faster than the dense file."""
-    good = [row for row in rows if "ms" in row]
-    text = "# LiteRT: sparse encodings against dense files\n\n"
-    text += f"{'; '.join(dict.fromkeys(row['machine'] for row in good))}, Keras "
-    text += f"{keras.__version__}. Random live entries, not trained. Medians of interleaved calls; "
-    text += "every file agreed with Keras before it was timed. `x int8`, `x int4`: how many times "
-    text += "as fast as the faster one of the two dense files, dynamic and static, at the same "
-    text += "threads and batch. `error` is max|d|/max(1, max|y|) for float32 and sqrt(mean "
-    text += "d²)/sqrt(mean y²) for the others; int4 is rounded after training.\n\n"
-    keys = sorted({(r["model"], r["density"]) for r in good}, key=lambda k: (k[0] != "mlp", -k[1]))
-    for name, density in keys:
-        mine = [r for r in good if (r["model"], r["density"]) == (name, density)]
-        text += f"## {name.upper()}, density {density:g}\n\n{_latency_table(mine)}\n"
-        text += _fastest(mine) + "\n"
-    for row in rows:
-        if "reason" in row:
-            text += f"- No file: `{row['route']}` of {row['model']}: {row['reason'][:240]}\n"
-    return text
-
-
-def _fastest(mine: list[dict]) -> str:
-    """A line for each batch and number of threads."""
-    text = ""
-    for batch, threads in sorted({(r["batch"], r["threads"]) for r in mine}):
-        ms = {r["route"]: r["ms"] for r in mine if (r["batch"], r["threads"]) == (batch, threads)}
-        first, best = (min(ms.keys() & names, key=ms.__getitem__) for names in (SPARSE, DENSE))
-        text += f"- batch {batch}, {threads} thread{'s' * (threads > 1)}: `{first}` is "
-        text += f"{ms[best] / ms[first]:.2f} times as fast as the fastest dense file, `{best}`\n"
-    return text
-
-
-def _latency_table(mine: list[dict]) -> str:
-    columns = sorted({(r["batch"], r["threads"]) for r in mine})
-    header = ["route", "MB", "gzip MB", "zstd MB", "error"]
-    for batch, threads in columns:
-        header += [f"b{batch} t{threads} ms", "x int8", "x int4"]
-    lines = []
-    for route in dict.fromkeys(r["route"] for r in mine):
-        these = [r for r in mine if r["route"] == route]
-        sizes = (these[0][key] for key in ("bytes", "gzip_bytes", "zstd_bytes"))
-        line = [f"`{route}`", *("" if size is None else f"{size / 1e6:.2f}" for size in sizes)]
-        line.append(f"{max(r['error'] for r in these):.1e}")
-        for column in columns:
-            ms = {r["route"]: r["ms"] for r in mine if (r["batch"], r["threads"]) == column}
-            line.append(f"{ms[route]:.3f}")
-            for kind in ("int8", "int4"):
-                dense = [ms[one] for one in DENSE_INTEGERS if one in ms and kind in one]
-                line.append(f"{min(dense) / ms[route]:.2f}" if dense else "")
-        lines.append(line)
-    return markdown(header, lines)
-
-
-def routes() -> None:
+class Routes(Measurement):
     """Latency and size of sparse encodings against dense float32, int8 and int4.
 
         KERAS_BACKEND=tensorflow python benchmarks/litert_files.py routes  # all: 20 minutes
         KERAS_BACKEND=tensorflow python benchmarks/litert_files.py routes --model mlp --density 0.1
-        KERAS_BACKEND=tensorflow python benchmarks/litert_files.py routes --table  # only the table
 
-    One part is one model, density and batch size. Its figures go to `results/litert.jsonl` when it
-    is done, and finished parts are not repeated (except with `--again`), so a run may be stopped.
-    The table is `results/litert.md`.
+    One part is one model, density and batch size. Its lines are written when it is done, so a run
+    may be stopped.
 
     The networks are an MLP 1024-2048-2048-1024-1000 and a MobileNet-like CNN whose pointwise and
     output kernels are sparse, entry by entry. They are not trained: latency depends on where the
@@ -232,43 +171,86 @@ def routes() -> None:
     interleaved rounds, each file in a process of its own (LiteRT's kernels disturb each other
     within one, see `bench` in `export/_worker.py`).
     """
-    parser = described(routes)
-    parser.add_argument("--model", choices=MODELS, action="append")
-    parser.add_argument("--density", type=float, action="append")
-    parser.add_argument("--batch", type=int, action="append")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of timing in one part")
-    parser.add_argument("--again", action="store_true", help="measure parts that stand already")
-    parser.add_argument("--table", action="store_true", help="write the table only")
-    parser.add_argument("--routes", nargs="+", default=[*DENSE, *SPARSE])
-    quick = {"model": ["small mlp"], "density": [0.1], "batch": [1], "seconds": 2.0}
-    quick |= {"routes": ["float32", "dynamic_int8", "float32+sp"]}
-    options = parsed(parser, quick)
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    rows = finished(FILE)
-    parts = [
-        (name, density, batch)
-        for name in options.model or ("mlp", "cnn")
-        for density in options.density or (0.1, 0.05, 0.02)
-        for batch in options.batch or (1, 8)
-    ]
-    for one in [] if options.table else parts:
-        there = {(r["model"], r["density"], r["batch"]) for r in rows}
-        if one in there and not options.again:
-            continue
-        print("{}, density {:g}, batch {}".format(*one), flush=True)
-        name, density, batch = one
-        row = {"model": name, "density": density}
-        found = timed_files(network(name, density), options.routes, batch, options.seconds, row)
-        rows = [r for r in rows if (r["model"], r["density"], r["batch"]) != one] + found
-        FILE.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    if not rows:
-        parser.error("nothing is measured yet")
-    write("litert", table(rows))
+
+    page = lines = "litert"
+    settings = {
+        "model": Setting(["mlp", "cnn"], choices=MODELS, quick=["small mlp"]),
+        "density": Setting([0.1, 0.05, 0.02], quick=[0.1]),
+        "batch": Setting([1, 8], quick=[1]),
+        "seconds": Setting(60.0, "of timing in one part", quick=2.0),
+        "routes": Setting([*DENSE, *SPARSE], quick=["float32", "dynamic_int8", "float32+sp"]),
+    }
+
+    def runs(self) -> list[Run]:
+        given = self.given
+        return grid(model=given.model, density=given.density, batch=given.batch)
+
+    def run(self, which: Run) -> list[Run]:
+        model = network(which["model"], which["density"])
+        routes, seconds = self.given.routes, self.given.seconds
+        return timed_files(model, routes, which["batch"], seconds, which)
+
+    def report(self, lines: list[Run]) -> str:
+        """One table for each network and density; ratios above 1 are faster than the dense file."""
+        timed = [line for line in lines if "ms" in line]
+        text = "# LiteRT: sparse encodings against dense files\n\n" + sentences(
+            f"""
+            {"; ".join(dict.fromkeys(line["machine"] for line in timed))}, Keras
+            {keras.__version__}. Random live entries, not trained. Medians of interleaved calls;
+            every file agreed with Keras before it was timed. `x int8`, `x int4`: how many times as
+            fast as the faster one of the two dense files, dynamic and static, at the same threads
+            and batch. `error` is max|d|/max(1, max|y|) for float32 and sqrt(mean d²)/sqrt(mean y²)
+            for the others; int4 is rounded after training.
+            """
+        )
+        by_network = groups(timed, "model", "density")
+        for name, density in sorted(by_network, key=lambda key: (key[0] != "mlp", -key[1])):
+            members = by_network[name, density]
+            text += f"## {name.upper()}, density {density:g}\n\n{latency_table(members)}\n"
+            text += fastest(members) + "\n"
+        for line in lines:
+            if "reason" in line:
+                reason = line["reason"][:240]
+                text += f"- No file: `{line['route']}` of {line['model']}: {reason}\n"
+        return text
+
+
+def fastest(lines: list[Run]) -> str:
+    """A line for each batch and number of threads."""
+    text = ""
+    for (batch, threads), members in sorted(groups(lines, "batch", "threads").items()):
+        ms = {line["route"]: line["ms"] for line in members}
+        sparse, dense = (min(ms.keys() & names, key=ms.__getitem__) for names in (SPARSE, DENSE))
+        plural = "s" if threads > 1 else ""
+        text += f"- batch {batch}, {threads} thread{plural}: `{sparse}` is "
+        text += f"{ms[dense] / ms[sparse]:.2f} times as fast as the fastest dense file, `{dense}`\n"
+    return text
+
+
+def latency_table(lines: list[Run]) -> str:
+    """A row for each route, columns for each batch and number of threads."""
+    by_column = groups(lines, "batch", "threads")
+    columns = sorted(by_column)
+    header = ["route", "MB", "gzip MB", "zstd MB", "error"]
+    for batch, threads in columns:
+        header += [f"b{batch} t{threads} ms", "x int8", "x int4"]
+    rows = []
+    for route, members in groups(lines, "route").items():
+        sizes = [members[0][key] for key in ("bytes", "gzip_bytes", "zstd_bytes")]
+        row = [f"`{route}`", *("" if size is None else f"{size / 1e6:.2f}" for size in sizes)]
+        row.append(f"{max(line['error'] for line in members):.1e}")
+        for column in columns:
+            ms = {line["route"]: line["ms"] for line in by_column[column]}
+            row.append(f"{ms[route]:.3f}")
+            for kind in ("int8", "int4"):
+                dense = [ms[name] for name in DENSE_INTEGERS if name in ms and kind in name]
+                row.append(f"{min(dense) / ms[route]:.2f}" if dense else "")
+        rows.append(row)
+    return markdown(header, rows)
 
 
 # --- blocks ---------------------------------------------------------------------------------------
 
-BLOCKS_FILE = RESULTS / "litert_blocks.jsonl"
 BLOCKS = ("dynamic_int8+blocks", "int8+blocks")
 ROUTES = ["float32", *DENSE_INTEGERS, "float32+blocks", *BLOCKS]
 
@@ -333,70 +315,23 @@ def blocks_network(name: str, block: int) -> keras.Model:
     return model
 
 
-def _key(row: dict) -> tuple:
-    where = processor(row["machine"], row["amx"])
-    return row["network"], row["block"], row["batch"], where
+def amx_used(without: bool) -> bool:
+    """Whether XNNPACK uses the tiles of the processor."""
+    return not without and "amx_int8" in Path("/proc/cpuinfo").read_text()
 
 
-def processor(machine: str, amx: bool) -> str:
+def processor(line: Run) -> str:
     """Whether AMX was used, or the name of one that lacks it."""
-    return "EPYC" if machine.startswith("AMD") else "yes" if amx else "no"
+    if line["machine"].startswith("AMD"):
+        return "EPYC"
+    return "yes" if line["amx"] else "no"
 
 
-def blocks_table(rows: list[dict]) -> str:
-    """A line for each network, block, batch and number of threads; and instructions on Arm."""
-    counted, good = ([row for row in rows if key in row] for key in ("instructions", "ms"))
-    machines = "; ".join(dict.fromkeys(row["machine"] for row in good))
-    text = "# LiteRT: whole blocks against dense int8 and int4\n\n"
-    text += f"{machines}, Keras {keras.__version__}. Medians of interleaved short calls in ms; "
-    text += "every file agreed with Keras before. `x int8`, `x int4`: how many times as fast as "
-    text += "the better dense file, dynamic or static, is the faster of the two int8 files of "
-    text += "blocks; `x f32`: float32 blocks against dense float32. int4: Dense kernels alone. "
-    text += "Density 1/8 (CNN, and 256 channels in blocks of 64: 1/8 to 1/4), in regular patterns, "
-    text += "or in one as uneven as trained ones. AMX: whether XNNPACK used the tiles of the "
-    text += "Xeon; the EPYC (Zen 4) has none. On a busy machine calls of more than a millisecond "
-    text += "are interrupted, and their ratios high or low by chance.\n\n"
-    header = ["network", "block", "batch", "AMX", "threads", "f32", "int8", "int4", "f32+blocks"]
-    header += ["dynamic+blocks", "int8+blocks", "x int8", "x int4", "x f32"]
-    header += ["int8 kB", "int4 kB", "kB"]
-    lines = []
-    for key in dict.fromkeys((*_key(r), r["threads"]) for r in good):
-        of = {r["route"]: r for r in good if (*_key(r), r["threads"]) == key}
-        ms = {route: row["ms"] for route, row in of.items()}
-        groups = (DENSE_INTEGERS[:2], DENSE_INTEGERS[2:], BLOCKS)
-        int8, int4, best = (min(ms.keys() & set(g), key=ms.get, default=None) for g in groups)
-        cells = [ms.get(route) for route in ("float32", int8, int4, "float32+blocks", *BLOCKS)]
-        pairs = ((int8, best), (int4, best), ("float32", "float32+blocks"))
-        ratios = [ms[a] / ms[b] if a in ms and b in ms else None for a, b in pairs]
-        line = [*map(str, key), *("" if cell is None else f"{cell:.3f}" for cell in cells)]
-        line += ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
-        sizes = (of[route]["bytes"] if route else None for route in (int8, int4, best))
-        lines.append([*line, *("" if size is None else f"{size / 1e3:.0f}" for size in sizes)])
-    text += markdown(header, lines) + "\n"
-    for row in rows:
-        if "reason" in row:
-            text += f"- No file: `{row['route']}` of {row['network']}, blocks of {row['block']}: "
-            text += f"{row['reason'].splitlines()[0][:200]}\n"
-    if not counted:
-        return text
-    text += "\n## Arm\n\nInstructions of a call, in millions, of LiteRT's package for Arm under "
-    text += "QEMU: no times. Blocks of 32, batch 1, one thread. `apart`: the largest difference of "
-    text += "these files' outputs from this machine's, as a part of their root mean square.\n\n"
-    lines = []
-    for name, cpu in dict.fromkeys((row["network"], row["cpu"]) for row in counted):
-        mine = [row for row in counted if (row["network"], row["cpu"]) == (name, cpu)]
-        of = {row["route"]: f"{row['instructions'] / 1e6:.2f}" for row in mine}
-        apart = max(row["apart"] / row["rms"] for row in mine)
-        lines.append([name, cpu, *(of.get(route, "") for route in ROUTES), f"{apart:.0e}"])
-    return text + markdown(["network", "processor", *ROUTES, "apart"], lines)
-
-
-def blocks() -> None:
+class Blocks(Measurement):
     """Latency of LiteRT files of whole blocks against the best dense int8, int4 and float32 ones.
 
         KERAS_BACKEND=tensorflow python benchmarks/litert_files.py blocks  # all: half an hour
         KERAS_BACKEND=tensorflow python benchmarks/litert_files.py blocks --network mlp --batch 1
-        KERAS_BACKEND=tensorflow python benchmarks/litert_files.py blocks --table  # only the table
         KERAS_BACKEND=tensorflow python benchmarks/litert_files.py blocks --without-amx
 
     The networks are an MLP 4 x 1024, four 3x3 convolutions of 256 channels at 14 x 14, a
@@ -409,40 +344,115 @@ def blocks() -> None:
     All files of one part, a network, block and batch, are timed in interleaved rounds of short
     calls, each in a process of its own, after each was run and compared with Keras. With
     `--without-amx` XNNPACK does without AMX on processors that have it, and takes the kernels of
-    others with AVX-512. Finished parts are not repeated, except with `--again`.
+    others with AVX-512. Parts that were measured on such a processor are not repeated.
     """
-    parser = described(blocks)
-    parser.add_argument("--network", choices=NETWORKS, action="append")
-    parser.add_argument("--batch", type=int, action="append")
-    parser.add_argument("--block", type=int, action="append")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of timing in one part")
-    parser.add_argument("--without-amx", action="store_true", help="kernels of other processors")
-    parser.add_argument("--again", action="store_true", help="measure parts that stand already")
-    parser.add_argument("--table", action="store_true", help="write the table only")
-    parser.add_argument("--routes", nargs="+", default=ROUTES)
-    quick = {"network": ["mlp"], "batch": [1], "block": [64], "seconds": 2.0}
-    quick |= {"routes": ["float32", "dynamic_int8", "float32+blocks", "dynamic_int8+blocks"]}
-    options = parsed(parser, quick)
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    amx = not options.without_amx and "amx_int8" in Path("/proc/cpuinfo").read_text()
-    if options.without_amx:
-        refuse_amx()
-    rows = finished(BLOCKS_FILE)
-    for one in [] if options.table else PARTS:
-        chosen = (options.network, options.block, options.batch)
-        if any(wanted and value not in wanted for wanted, value in zip(chosen, one, strict=True)):
-            continue
-        own = (*one, processor(machine(), amx))
-        if own in (_key(r) for r in rows if "machine" in r) and not options.again:
-            continue
-        print("{}, blocks of {}, batch {}".format(*one), flush=True)
-        model, row = blocks_network(*one[:2]), {"network": one[0], "block": one[1], "amx": amx}
-        found = timed_files(model, options.routes, one[2], options.seconds, row)
-        rows = [r for r in rows if "machine" not in r or _key(r) != own] + found
-        BLOCKS_FILE.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    if not rows:
-        parser.error("nothing is measured yet")
-    write("litert_blocks", blocks_table(rows))
+
+    page = lines = "litert_blocks"
+    settings = {
+        "network": Setting([*NETWORKS], choices=NETWORKS, quick=["mlp"]),
+        "block": Setting([32, 64], quick=[64]),
+        "batch": Setting([1, 8], quick=[1]),
+        "seconds": Setting(60.0, "of timing in one part", quick=2.0),
+        "without_amx": Setting(False, "kernels of other processors"),
+        "routes": Setting(
+            ROUTES,
+            quick=["float32", "dynamic_int8", "float32+blocks", "dynamic_int8+blocks"],
+        ),
+    }
+
+    def measure(self) -> None:
+        """Refuses AMX first, if the command says so."""
+        if self.given.without_amx:
+            refuse_amx()
+        super().measure()
+
+    def runs(self) -> Iterable[Run]:
+        given = self.given
+        for network, block, batch in PARTS:
+            if network in given.network and block in given.block and batch in given.batch:
+                yield {"network": network, "block": block, "batch": batch}
+
+    def line_of(self, which: Run) -> Run | None:
+        """The line of a part on this kind of processor."""
+        here = processor({"machine": machine(), "amx": amx_used(self.given.without_amx)})
+        for line in self.finished():
+            if which.items() <= line.items() and "machine" in line and processor(line) == here:
+                return line
+        return None
+
+    def run(self, which: Run) -> list[Run]:
+        model = blocks_network(which["network"], which["block"])
+        row = which | {"amx": amx_used(self.given.without_amx)}
+        routes, seconds = self.given.routes, self.given.seconds
+        return timed_files(model, routes, which["batch"], seconds, row)
+
+    def report(self, lines: list[Run]) -> str:
+        """A line for each network, block, batch and number of threads; and instructions on Arm."""
+        timed = [line for line in lines if "ms" in line]
+        text = "# LiteRT: whole blocks against dense int8 and int4\n\n" + sentences(
+            f"""
+            {"; ".join(dict.fromkeys(line["machine"] for line in timed))}, Keras
+            {keras.__version__}. Medians of interleaved short calls in ms; every file agreed with
+            Keras before. `x int8`, `x int4`: how many times as fast as the better dense file,
+            dynamic or static, is the faster of the two int8 files of blocks; `x f32`: float32
+            blocks against dense float32. int4: Dense kernels alone. Density 1/8 (CNN, and 256
+            channels in blocks of 64: 1/8 to 1/4), in regular patterns, or in one as uneven as
+            trained ones. AMX: whether XNNPACK used the tiles of the Xeon; the EPYC (Zen 4) has
+            none. On a busy machine calls of more than a millisecond are interrupted, and their
+            ratios high or low by chance.
+            """
+        )
+        text += blocks_table(timed) + "\n"
+        for line in lines:
+            if "reason" in line:
+                reason = line["reason"].splitlines()[0][:200]
+                text += f"- No file: `{line['route']}` of {line['network']}, blocks of "
+                text += f"{line['block']}: {reason}\n"
+        return text + arm_table([line for line in lines if "instructions" in line])
+
+
+def blocks_table(lines: list[Run]) -> str:
+    """Times of dense files and those of blocks."""
+    by_row: dict[tuple, dict[str, Run]] = {}
+    for line in lines:
+        row = line["network"], line["block"], line["batch"], processor(line), line["threads"]
+        by_row.setdefault(row, {})[line["route"]] = line
+    rows = []
+    for row, of_route in by_row.items():
+        ms = {route: line["ms"] for route, line in of_route.items()}
+        kinds = (DENSE_INTEGERS[:2], DENSE_INTEGERS[2:], BLOCKS)
+        int8, int4, best = (min(ms.keys() & {*kind}, key=ms.get, default=None) for kind in kinds)
+        times = [ms.get(route) for route in ("float32", int8, int4, "float32+blocks", *BLOCKS)]
+        cells = ["" if time is None else f"{time:.3f}" for time in times]
+        for dense, sparse in ((int8, best), (int4, best), ("float32", "float32+blocks")):
+            both = dense in ms and sparse in ms
+            cells.append(f"{ms[dense] / ms[sparse]:.2f}" if both else "")
+        for route in (int8, int4, best):
+            cells.append(f"{of_route[route]['bytes'] / 1e3:.0f}" if route else "")
+        rows.append([*map(str, row), *cells])
+    header = ["network", "block", "batch", "AMX", "threads", "f32", "int8", "int4", "f32+blocks"]
+    header += ["dynamic+blocks", "int8+blocks", "x int8", "x int4", "x f32"]
+    return markdown([*header, "int8 kB", "int4 kB", "kB"], rows)
+
+
+def arm_table(lines: list[Run]) -> str:
+    """The section on Arm, if instructions were counted; the last of each file."""
+    if not lines:
+        return ""
+    rows = []
+    latest = last_of_each(lines, "network", "cpu", "route").values()
+    for (name, cpu), members in groups(latest, "network", "cpu").items():
+        of_route = {line["route"]: f"{line['instructions'] / 1e6:.2f}" for line in members}
+        apart = max(line["apart"] / line["rms"] for line in members)
+        rows.append([name, cpu, *(of_route.get(route, "") for route in ROUTES), f"{apart:.0e}"])
+    about = sentences(
+        """
+        Instructions of a call, in millions, of LiteRT's package for Arm under QEMU: no times.
+        Blocks of 32, batch 1, one thread. `apart`: the largest difference of these files' outputs
+        from this machine's, as a part of their root mean square.
+        """
+    )
+    return "\n## Arm\n\n" + about + markdown(["network", "processor", *ROUTES, "apart"], rows)
 
 
 # --- arm64 ----------------------------------------------------------------------------------------
@@ -523,7 +533,7 @@ def emulated(
         return last - first, np.load(answer)
 
 
-def arm64() -> None:
+class Arm64(Blocks):
     r"""Instructions of a call of LiteRT files on emulated Arm processors.
 
         mkdir root && dpkg --add-architecture arm64 && apt-get update && apt-get install qemu-user
@@ -538,34 +548,204 @@ def arm64() -> None:
     QEMU, whose plugin counts the instructions of the third call. They are no times: memory costs
     nothing, and all instructions cost the same. Outputs are compared with those on this machine.
     """
-    parser = described(arm64)
-    parser.add_argument("--root", type=Path, default=RESULTS.parent / "out" / "arm64")
-    parser.add_argument("--table", action="store_true", help="write the table only")
-    parser.add_argument("--network", nargs="+", default=["mlp", "convolutions", "cnn", "encoder"])
-    parser.add_argument("--cpu", nargs="+", default=[*CPUS], choices=CPUS)
-    parser.add_argument("--routes", nargs="+", default=ROUTES)
-    options = parsed(parser, {"network": ["mlp"], "cpu": ["cortex-a76"], "routes": ["float32"]})
-    if not options.table and not options.root.exists():
-        parser.error(f"there is no {options.root}; --help says how to make it")
-    rows = finished(BLOCKS_FILE)
-    for name in [] if options.table else options.network:
-        model = blocks_network(name, 32)
+
+    resumes = False
+    settings = {
+        "root": Setting(RESULTS.parent / "out" / "arm64"),
+        "network": Setting(["mlp", "convolutions", "cnn", "encoder"], quick=["mlp"]),
+        "cpu": Setting([*CPUS], choices=CPUS, quick=["cortex-a76"]),
+        "routes": Setting(ROUTES, quick=["float32"]),
+    }
+
+    def measure(self) -> None:
+        """Looks for the folder first."""
+        if not self.given.root.exists():
+            raise SystemExit(f"there is no {self.given.root}; --help says how to make it")
+        Measurement.measure(self)
+
+    def runs(self) -> list[Run]:
+        return grid(network=self.given.network, block=[32])
+
+    def run(self, which: Run) -> Iterator[Run]:
+        given = self.given
+        model = blocks_network(which["network"], which["block"])
         data = rows_for(model, 32)
         with tempfile.TemporaryDirectory() as folder:
             plugin = compiled(folder)
-            found = exported(model, Path(folder), options.routes, data, 1)
-            files = {route: one.path for route, one in found.items() if not isinstance(one, str)}
-            for cpu, (route, file) in itertools.product(options.cpu, files.items()):
-                count, output = emulated(options.root, cpu, plugin, file, data[:1])
+            reports = exported(model, Path(folder), given.routes, data, 1)
+            files = {name: r.path for name, r in reports.items() if not isinstance(r, str)}
+            for cpu, (route, file) in itertools.product(given.cpu, files.items()):
+                count, output = emulated(given.root, cpu, plugin, file, data[:1])
                 here = load_litert(file).predict(data[:1])
-                row = {"network": name, "block": 32, "cpu": cpu, "route": route}
-                rows = [r for r in rows if not row.items() <= r.items()]
-                row |= {"instructions": count, "apart": float(np.abs(output - here).max())}
-                rows.append(row | {"rms": float(np.sqrt(np.mean(here**2)))})
-                print(rows[-1], flush=True)
-        BLOCKS_FILE.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    write("litert_blocks", blocks_table(rows))
+                apart = float(np.abs(output - here).max())
+                rms = float(np.sqrt(np.mean(here**2)))
+                line = {"cpu": cpu, "route": route, "instructions": count}
+                yield line | {"apart": apart, "rms": rms}
+
+
+# --- runtimes -------------------------------------------------------------------------------------
+
+NEEDED = ("onnxruntime", "openvino", "tf2onnx")
+RUNTIMES_DENSITY = 1 / 8
+
+
+def networks(width: int, blocks: list[int]) -> dict[str, keras.Model]:
+    """The dense MLP, and that of each size of blocks."""
+    keras.utils.set_random_seed(0)
+    hidden = [L.Dense(width, activation="relu", name=f"dense_{k}") for k in range(4)]
+    dense = keras.Sequential([keras.Input((width,), name="x"), *hidden])
+    found = {"dense": dense}
+    for side in blocks:
+        structure = kso.Block(side, side, regular=True)
+        options = {"structure": structure, "storage": "blocks", "seed": 0}
+        found[f"blocks of {side}"] = kso.sparsify(dense, RUNTIMES_DENSITY, **options)
+    return found
+
+
+def onnx_file(model: keras.Model, x: np.ndarray, folder: Path) -> str:
+    """As Keras exports it."""
+    path = str(folder / "model.onnx")
+    spec = [keras.InputSpec(shape=x.shape, dtype="float32")]
+    model.export(path, format="onnx", input_signature=spec, verbose=False)
+    return path
+
+
+def onnx_session(path: str, x: np.ndarray) -> Callable:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(path, options)
+    given = {session.get_inputs()[0].name: x}
+    return lambda: session.run(None, given)[0]
+
+
+def onnx_runtime(model: keras.Model, x: np.ndarray, folder: Path) -> Callable:
+    return onnx_session(onnx_file(model, x, folder), x)
+
+
+def onnx_runtime_int8(model: keras.Model, x: np.ndarray, folder: Path) -> Callable:
+    """Quantized by ONNX Runtime, activations on the fly."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    path = folder / "int8.onnx"
+    quantize_dynamic(onnx_file(model, x, folder), path, weight_type=QuantType.QInt8)
+    return onnx_session(str(path), x)
+
+
+def openvino(model: keras.Model, x: np.ndarray, folder: Path) -> Callable:
+    import openvino
+
+    path = str(folder / "model.xml")
+    spec = [keras.InputSpec(shape=x.shape, dtype="float32")]
+    model.export(path, format="openvino", input_signature=spec, verbose=False)
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+    request = openvino.Core().compile_model(path, "CPU", settings).create_infer_request()
+    return lambda: request.infer([x])[0]
+
+
+def litert_int8(model: keras.Model, x: np.ndarray, folder: Path) -> Callable:
+    """Weights in int8, activations on the fly; blocks as `export_litert` writes them."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    blocks = any(w.live < w.size for w in kso.prunable_weights(model))
+    route = "dynamic_int8+blocks" if blocks else "dynamic_int8"
+    path = str(folder / "model.tflite")
+    kso.export_litert(model, path, mode=route, batch_size=len(x), sample=x)
+    interpreter = Interpreter(path, num_threads=1)
+    interpreter.allocate_tensors()
+    (given,), (found,) = interpreter.get_input_details(), interpreter.get_output_details()
+
+    def call() -> np.ndarray:
+        interpreter.set_tensor(given["index"], x)
+        interpreter.invoke()
+        return interpreter.get_tensor(found["index"])
+
+    return call
+
+
+RUNTIMES = {
+    "ONNX Runtime": onnx_runtime,
+    "OpenVINO": openvino,
+    "ONNX Runtime, int8": onnx_runtime_int8,
+    "LiteRT, int8": litert_int8,
+}
+
+
+class Runtimes(Measurement):
+    """Latency of live blocks in ONNX Runtime and OpenVINO, as `model.export` of Keras writes them.
+
+        KERAS_BACKEND=tensorflow python benchmarks/litert_files.py runtimes
+
+    It needs the extra `formats`. An MLP 4 x 1024, dense and with one in eight blocks of 32 or 64
+    (`storage="blocks"`: a gather and a batched product for each layer), in float32 (OpenVINO
+    would otherwise take bfloat16 where the processor has AMX), and with weights in int8 by ONNX
+    Runtime's quantization and by `export_litert`. Each file is compared with Keras; then all of
+    one batch are timed in turn, on one thread: pools of threads would wait for each other.
+    """
+
+    page = "runtimes"
+    settings = {
+        "width": Setting(1024, quick=256),
+        "blocks": Setting([32, 64], quick=[32]),
+        "rounds": Setting(1000, quick=20),
+    }
+
+    def measure(self) -> None:
+        """Stops where a runtime is missing."""
+        missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+        if missing:
+            print(f"Nothing measured: {', '.join(missing)} missing; install the extra `formats`.")
+            raise SystemExit
+        self.models = networks(self.given.width, self.given.blocks)
+        super().measure()
+
+    def runs(self) -> list[Run]:
+        return grid(batch=(1, 8))
+
+    def run(self, which: Run) -> Iterator[Run]:
+        rng = np.random.default_rng(0)
+        x = rng.standard_normal((which["batch"], self.given.width)).astype("float32")
+        cases = {}
+        with tempfile.TemporaryDirectory() as folder:
+            for (runtime, make), (name, model) in itertools.product(
+                RUNTIMES.items(), self.models.items()
+            ):
+                place = Path(folder, runtime, name)
+                place.mkdir(parents=True)
+                call = cases[runtime, name] = make(model, x, place)
+                expected = keras.ops.convert_to_numpy(model(x))
+                apart = np.sqrt(np.mean((call() - expected) ** 2) / np.mean(expected**2))
+                if not apart < (0.05 if "int8" in runtime else 1e-5):
+                    raise ValueError(f"{runtime} is {apart:.1e} apart from Keras, on {name}")
+            times = interleaved(cases, self.given.rounds, warm_up=20)
+        for (runtime, name), seconds in times.items():
+            ratios = {
+                "to_dense": times[runtime, "dense"] / seconds,
+                "to_float32": times["ONNX Runtime", "dense"] / seconds,
+            }
+            yield {"runtime": runtime, "network": name, "ms": 1e3 * seconds} | ratios
+
+    def report(self, lines: list[Run]) -> str:
+        rows = []
+        order = [*RUNTIMES]
+        for line in sorted(lines, key=lambda line: order.index(line["runtime"])):
+            row = [line["runtime"], str(line["batch"]), line["network"], f"{line['ms']:.3f}"]
+            rows.append([*row, f"{line['to_dense']:.2f}", f"{line['to_float32']:.2f}"])
+        about = sentences(
+            f"""
+            {machine()}, Keras {keras.__version__}. MLP of four layers of {self.given.width}, one in
+            eight blocks, as `model.export` of Keras writes it: a gather and a batched product for
+            each layer; for LiteRT as `export_litert` does. int8: weights; activations are quantized
+            in the call. Medians of calls in turn, on one thread; every file agreed with Keras
+            before. `x dense`: times as fast as the dense file of the runtime; `x float32`: as the
+            dense one of ONNX Runtime.
+            """
+        )
+        header = ["runtime", "batch", "network", "ms", "x dense", "x float32"]
+        title = "# ONNX Runtime and OpenVINO: live blocks against dense networks\n\n"
+        return title + about + markdown(header, rows)
 
 
 if __name__ == "__main__":
-    chosen(routes, blocks, arm64)
+    main(Routes, Blocks, Arm64, Runtimes)

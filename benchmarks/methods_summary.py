@@ -3,19 +3,17 @@
 import functools
 import itertools
 import json
-import pathlib
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import keras
 import numpy as np
-from methods_rivals import beside_kernels
-from methods_table import CANDIDATES, DENSE, METHODS
+from methods_table import CANDIDATES, DENSE, METHODS_SHOWN, beside_kernels
 from networks import NETWORKS, settings
-from record import append, finished, machine, markdown
+from record import column, groups, machine, markdown, mean_and_deviation, sentences
+from runner import Run
 from scipy import stats
 
-Run = dict
 CHOOSING = 2
 """How many seeds choose a learning rate."""
 CHANCE = 0.12
@@ -53,12 +51,12 @@ def latest(runs: list[Run]) -> dict[tuple, Run]:
 
 def tried(runs: list[Run], like: Run) -> dict[float, dict[int, float]]:
     """Validation accuracies of runs like this one: for each learning rate, by seed."""
-    key = identity(like)[:4], changed(like)
-    found: dict[float, dict[int, float]] = {}
+    kind = identity(like)[:4], changed(like)
+    accuracies: dict[float, dict[int, float]] = {}
     for run in runs:
-        if "validation" in run and (identity(run)[:4], changed(run)) == key:
-            found.setdefault(run["learning_rate"], {})[run["seed"]] = run["validation"]
-    return found
+        if "validation" in run and (identity(run)[:4], changed(run)) == kind:
+            accuracies.setdefault(run["learning_rate"], {})[run["seed"]] = run["validation"]
+    return accuracies
 
 
 def missing(
@@ -77,80 +75,74 @@ def missing(
         rates: The grid of learning rates.
         choosing: Seeds of the runs that choose among them.
     """
-    there, count = latest(runs), 0
+    tested = latest(runs)
+    count = 0
     for row in {identity(row | {"seed": None}): row | {"seed": None} for row in rows}.values():
-        found = tried(runs, row)
-        if found and not any(any(by_seed.values()) for by_seed in found.values()):
+        accuracies = tried(runs, row)
+        if accuracies and not any(any(by_seed.values()) for by_seed in accuracies.values()):
             continue  # lost a layer at every rate
-        count += sum(len(set(choosing) - found.get(rate, {}).keys()) for rate in rates)
-        count += sum(identity(row | {"seed": seed}) not in there for seed in seeds)
+        for rate in rates:
+            count += len(set(choosing) - accuracies.get(rate, {}).keys())
+        count += sum(identity(row | {"seed": seed}) not in tested for seed in seeds)
     return count
 
 
-def keep(lines: pathlib.Path, run: Run) -> None:
-    """Writes and prints a finished run."""
-    append(lines, run)
-    kind = "validation" if "validation" in run else "accuracy"
-    rate = "" if run["learning_rate"] is None else f" learning rate {run['learning_rate']}"
-    print(
-        f"{run['net']} {run['method']} density {run['density']} seed {run['seed']}{rate}: "
-        f"{kind} {run[kind]:.4f}",
-        flush=True,
-    )
+# --- cells ----------------------------------------------------------------------------------------
 
 
-# --- tables ---------------------------------------------------------------------------------------
+def percent(accuracies: list[float]) -> str:
+    """Mean and deviation in percent."""
+    return mean_and_deviation([100 * accuracy for accuracy in accuracies])
 
 
-def mean_and_deviation(values: list[float], scale: float = 1.0) -> str:
-    """Mean and deviation as text; a single value by itself."""
-    mean = scale * statistics.mean(values)
-    if len(values) == 1:
-        return f"{mean:.2f}"
-    return f"{mean:.2f} +- {scale * statistics.stdev(values):.2f}"
-
-
-def beside(mine: list[float], others: list[float]) -> list[str]:
+def beside(accuracies: list[float], rivals: list[float]) -> list[str]:
     """Points ahead of others, `p` of Student's t-test over the seeds, and whether that wins."""
-    ahead = 100 * (statistics.mean(mine) - statistics.mean(others))
-    if min(len(mine), len(others)) < 2:
+    ahead = 100 * (statistics.mean(accuracies) - statistics.mean(rivals))
+    if min(len(accuracies), len(rivals)) < 2:
         return [f"{ahead:+.2f}", "-", "-"]
-    samples = [(statistics.mean(v), statistics.stdev(v), len(v)) for v in (mine, others)]
+    samples = [(statistics.mean(v), statistics.stdev(v), len(v)) for v in (accuracies, rivals)]
     if samples[0][1] == samples[1][1] == 0:  # no deviation, and no test of it
         p = float(ahead == 0)
     else:
         p = stats.ttest_ind_from_stats(*samples[0], *samples[1]).pvalue
-    verdict = ("wins" if ahead > 0 else "loses") if p < LEVEL else "ties"
+    verdict = "ties"
+    if p < LEVEL:
+        verdict = "wins" if ahead > 0 else "loses"
     return [f"{ahead:+.2f}", f"{p:.3f}" if p >= 0.001 else "<.001", verdict]
 
 
-def tries_and_edge(runs: list[Run], mine: list[Run]) -> list[str]:
+def rates_of(runs: list[Run]) -> str:
+    """The learning rates of the runs of a row."""
+    return ", ".join(sorted({f"{run.get('learning_rate') or '-'}" for run in runs}))
+
+
+def tries_and_edge(lines: list[Run], runs: list[Run]) -> list[str]:
     """How many learning rates were tried, with how many seeds; whether the chosen is an end.
 
     "chance" where no rate is above it: none is the best. Rates tried with fewer seeds than others
     do not count.
     """
-    by_rate = tried(runs, mine[0])
-    seeds = max(map(len, by_rate.values()), default=0)
-    rates = [rate for rate, found in by_rate.items() if len(found) == seeds]
-    chosen = {run.get("learning_rate") for run in mine}
-    if not rates:
+    by_rate = tried(lines, runs[0])
+    if not by_rate:
         return ["1", "-"]
+    seeds = max(len(by_seed) for by_seed in by_rate.values())
+    rates = [rate for rate, by_seed in by_rate.items() if len(by_seed) == seeds]
+    tries = f"{len(rates)} x {seeds}"
     if all(statistics.mean(by_rate[rate].values()) <= CHANCE for rate in rates):
-        return [f"{len(rates)} x {seeds}", "chance"]
+        return [tries, "chance"]
+    chosen = {run.get("learning_rate") for run in runs}
     edges = {"low": min(rates), "high": max(rates)}
-    edge = ", ".join(k for k, rate in edges.items() if rate in chosen) or "-"
-    return [f"{len(rates)} x {seeds}", edge]
+    return [tries, ", ".join(name for name, rate in edges.items() if rate in chosen) or "-"]
 
 
-def parameters(runs: list[Run], used: dict) -> str:
+def parameters(runs: list[Run], used: Run) -> str:
     """Live entries of kernels and all weights that are never sparse; the mean of several counts."""
-
-    def others(run: Run) -> int:
+    counts = []
+    for run in runs:
         # Older runs have not recorded it, and none of a network of another shape.
-        return run["others"] if "others" in run else _others(run["net"], json.dumps(used))
-
-    return f"{statistics.mean(run['live'] + others(run) for run in runs):.0f}"
+        others = run["others"] if "others" in run else _others(run["net"], json.dumps(used))
+        counts.append(run["live"] + others)
+    return f"{statistics.mean(counts):.0f}"
 
 
 @functools.cache
@@ -160,46 +152,57 @@ def _others(net: str, used: str) -> int:
     return beside_kernels(network(SHAPES[options["dataset"]], 10, options))
 
 
-def table(runs: list[Run], ratios: dict[str, float], all_runs: list[Run], used: dict) -> str:
+def channels(runs: list[list[list[int]]]) -> str:
+    """Mean numbers of live channels: of each layer if there are few, else the total."""
+    if not all(runs):
+        return "-"
+    live, most = np.mean(runs, axis=0).T
+    if len(live) > 4:
+        return f"{live.sum():.0f} of {most.sum():.0f}"
+    return "/".join(f"{count:.0f}" for count in live)
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+HEADER = [
+    *("density", "method", "test accuracy [%]", "seeds", f"to {RIVAL}", "p", "verdict", "reached"),
+    *("parameters", "MFLOPs", "live channels", "learning rate", "tries", "edge"),
+]
+
+
+def table(runs: list[Run], ratios: Mapping[str, float], lines: list[Run], used: Run) -> str:
     """Mean and standard deviation over the seeds, for each method and density."""
     densities = {run["density"] for run in runs if run["method"] not in DENSE}
-    densities = sorted(densities, reverse=True)
+    by_row: dict[tuple, list[Run]] = {}
+    for run in runs:
+        by_row.setdefault(identity(run)[2:4], []).append(run)
     rows = []
-    for density, method in itertools.product([None, *densities], METHODS):
-        mine = [run for run in runs if identity(run)[2:4] == (method, density)]
-        if not mine:
-            continue
-        accuracies = [run["accuracy"] for run in mine]
-        rival = [run["accuracy"] for run in runs if identity(run)[2:4] == (RIVAL, density)]
-        against = beside(accuracies, rival) if rival and method != RIVAL else ["-"] * 3
-        flops = np.mean([run["flops"] for run in mine]) / 1e6
-        rows.append(
-            [
+    for density in [None, *sorted(densities, reverse=True)]:
+        rival = column(by_row.get((RIVAL, density), []), "accuracy")
+        for method in METHODS_SHOWN:
+            members = by_row.get((method, density), [])
+            if not members:
+                continue
+            accuracies = column(members, "accuracy")
+            compared = beside(accuracies, rival) if rival and method != RIVAL else ["-"] * 3
+            flops = np.mean(column(members, "flops")) / 1e6
+            row = [
                 "1" if density is None else f"{density}",
                 method,
-                mean_and_deviation(accuracies, 100),
-                f"{len(mine)}",
-                *against,
-                f"{np.mean([run['live'] / run['size'] for run in mine]):.4f}",
-                parameters(mine, used),
+                percent(accuracies),
+                f"{len(members)}",
+                *compared,
+                f"{np.mean([run['live'] / run['size'] for run in members]):.4f}",
+                parameters(members, used),
                 f"{flops:.3f}",
-                _channels([run.get("live_channels") or [] for run in mine]),
-                *([f"{ratios[method]:.2f}" if method in ratios else "-"] if ratios else []),
-                ", ".join(sorted({f"{run.get('learning_rate') or '-'}" for run in mine})),
-                *tries_and_edge(all_runs, mine),
+                channels([run.get("live_channels") or [] for run in members]),
             ]
-        )
-    header = ["density", "method", "test accuracy [%]", "seeds", f"to {RIVAL}", "p", "verdict"]
-    header += [
-        "reached",
-        "parameters",
-        "MFLOPs",
-        "live channels",
-        *["time ratio"][: len(ratios)],
-        "learning rate",
-        "tries",
-        "edge",
-    ]
+            if ratios:
+                row.append(f"{ratios[method]:.2f}" if method in ratios else "-")
+            rows.append([*row, rates_of(members), *tries_and_edge(lines, members)])
+    header = [*HEADER]
+    if ratios:
+        header.insert(HEADER.index("learning rate"), "time ratio")
     return markdown(header, rows)
 
 
@@ -217,24 +220,25 @@ OTHERWISE = {"ai_erk": "ai", "eoi_erk": "eoi_auto"}
 def combinations(runs: list[Run]) -> str:
     """Budgets by starts, where all that a score allows were run: the best of a density is bold."""
     text = ""
-    for density in sorted({run["density"] for run in runs}, reverse=True):
-        found: dict[str, list[float]] = {}
-        for run in runs:
-            if run["density"] == density:
-                found.setdefault(run["method"], []).append(run["accuracy"])
-        cells = {}
+    for density, members in sorted(groups(runs, "density").items(), reverse=True):
+        by_method = {
+            method: column(found, "accuracy") for method, found in groups(members, "method").items()
+        }
+        rival = by_method.get(RIVAL)
+        if rival is None or not any("uniform" in method for method in by_method):
+            continue
+        cells: dict[tuple[str, str], list[float]] = {}
         for budget, (start, name) in itertools.product(BUDGETS, STARTS.items()):
             method = name.format(budget)
-            cells[budget, start] = found.get(OTHERWISE.get(method, method), [])
-        if any("uniform" in name for name in found) and RIVAL in found:
-            best = max(cells.values(), key=lambda each: statistics.mean(each or [0]))
-            rows = [
-                [budget, *(_combined(cells[budget, s], best, found[RIVAL]) for s in STARTS)]
-                for budget in BUDGETS
-            ]
-            text += f"\nDensity {density}: layer densities by starts, in brackets p against "
-            text += f"{RIVAL}. Base, AI and EOI have random masks of these densities.\n\n"
-            text += markdown(["layer densities", *STARTS], rows)
+            cells[budget, start] = by_method.get(OTHERWISE.get(method, method), [])
+        best = max(cells.values(), key=lambda each: statistics.mean(each or [0]))
+        rows = []
+        for budget in BUDGETS:
+            texts = [_combined(cells[budget, start], best, rival) for start in STARTS]
+            rows.append([budget, *texts])
+        text += f"\nDensity {density}: layer densities by starts, in brackets p against "
+        text += f"{RIVAL}. Base, AI and EOI have random masks of these densities.\n\n"
+        text += markdown(["layer densities", *STARTS], rows)
     return text
 
 
@@ -242,89 +246,178 @@ def _combined(accuracies: list[float], best: list[float], rival: list[float]) ->
     """A cell of `combinations`."""
     if not accuracies:
         return "-"
-    value = mean_and_deviation(accuracies, 100)
-    value = f"**{value}**" if accuracies is best else value
+    value = percent(accuracies)
+    if accuracies is best:
+        value = f"**{value}**"
     return value if accuracies is rival else f"{value} ({beside(accuracies, rival)[1]})"
 
 
 def candidates(runs: list[Run]) -> str:
     """Methods tried against GMP or EOI, which join the package only if they win at each density."""
-    text = ""
+    rows = []
     for density in sorted({run["density"] for run in runs}, reverse=True):
-        accuracies: dict[str, list[float]] = {}
-        for run in runs:
-            if identity(run)[3] == density:
-                accuracies.setdefault(run["method"], []).append(run["accuracy"])
+        members = [run for run in runs if identity(run)[3] == density]
+        by_method = groups(members, "method")
         for method, rival in RIVALS.items():
-            found = accuracies.get(method, []), accuracies.get(rival, [])
-            if all(found):
-                ahead, _, verdict = beside(*found)
-                text += f"| {density} | {method} | {rival} | {ahead} | {verdict} | "
-                text += " and ".join(f"{len(each)}" for each in found) + " |\n"
+            accuracies = column(by_method.get(method, []), "accuracy")
+            theirs = column(by_method.get(rival, []), "accuracy")
+            if accuracies and theirs:
+                ahead, _, verdict = beside(accuracies, theirs)
+                seeds = f"{len(accuracies)} and {len(theirs)}"
+                rows.append([f"{density}", method, rival, ahead, verdict, seeds])
+    if not rows:
+        return ""
     header = ["density", "tried", "against", "points ahead", "verdict", "seeds of both"]
-    return f"\nTried, and built only where it wins:\n\n{markdown(header, [])}{text}" if text else ""
+    return f"\nTried, and built only where it wins:\n\n{markdown(header, rows)}"
 
 
-def _channels(runs: list[list[list[int]]]) -> str:
-    """Mean numbers of live channels: of each layer if there are few, else the total."""
-    if not all(runs):
-        return "-"
-    live, most = np.mean(runs, axis=0).T
-    if len(live) > 4:
-        return f"{live.sum():.0f} of {most.sum():.0f}"
-    return "/".join(f"{count:.0f}" for count in live)
+ABOUT_KEYS = (
+    *("dataset", "filters", "blocks", "unit", "width", "depth", "activation", "optimizer"),
+    *("batch_size", "frequency", "learning_rates", "samples", "include"),
+)
 
 
-def summarize(lines: pathlib.Path, known: dict, title: str) -> str:
-    """The text of `results/methods.md`."""
-    all_runs = finished(lines)
-    runs = list(latest(all_runs).values())
-    text = f"# {title}\n\n{machine()}, Keras {keras.__version__} on "
-    text += f"{', '.join(sorted({run['backend'] for run in runs}))}. Adam unless noted, cosine "
-    text += "decay. "
-    text += f"Mean and standard deviation over seeds. `to {RIVAL}`: points ahead of a random mask "
-    text += "of the same density; it wins or loses where Student's test over the seeds says so at "
-    text += "5%, and ties elsewhere. `reached` is the live fraction of all kernels in the end, "
-    text += (
-        "with the kernels that `include` leaves dense; `parameters` are their live entries, and "
+def about(runs: list[Run], used: Run) -> str:
+    """A line about the settings of a table."""
+    settings_used = ", ".join(f"{key} {used[key]}" for key in ABOUT_KEYS if key in used)
+    compiled = sorted({run["jit"] for run in runs})
+    text = f"{settings_used}, " + " and ".join("XLA" if jit else "no XLA" for jit in compiled)
+    # JAX and torch have a new order of batches in each epoch in any case.
+    if not used.get("reshuffle", True) and any(run["backend"] == "tensorflow" for run in runs):
+        text += ", one order of batches for all epochs"
+    return text
+
+
+def summarize(
+    lines: list[Run], known: Mapping[str, Run], ratios: Mapping[str, Run], title: str
+) -> str:
+    """The page of a comparison.
+
+    Args:
+        lines: All of its lines.
+        known: The settings of its networks.
+        ratios: Times of training against the dense network, by network and method.
+        title: The heading.
+    """
+    runs = list(latest(lines).values())
+    text = f"# {title}\n\n" + sentences(
+        f"""
+        {machine()}, Keras {keras.__version__} on
+        {", ".join(sorted({run["backend"] for run in runs}))}. Adam unless noted, cosine decay.
+        Mean and standard deviation over seeds. `to {RIVAL}`: points ahead of a random mask of
+        the same density; it wins or loses where Student's test over the seeds says so at 5%, and
+        ties elsewhere. `reached` is the live fraction of all kernels in the end, with the kernels
+        that `include` leaves dense; `parameters` are their live entries, and biases,
+        normalizations and whatever else is never sparse. MFLOPs are multiply-adds of the live
+        entries for one sample. Live channels are those after ReLU that are not constant over 1000
+        test images, in the end. A time ratio is that of training against the dense network,
+        without compilation and what sets up an epoch, timed apart and interleaved at one density
+        (`time_of_training`). A method without a row has not been run, or left a layer without any
+        live entry (collapse). Tries are the learning rates that were compared on the validation
+        split, each with so many seeds; at an edge the chosen one is the least or the largest of
+        them: a better one may lie beyond. At chance no rate is above it.
+        """
     )
-    text += "biases, normalizations and whatever else is never sparse. "
-    text += "MFLOPs are multiply-adds of the live entries for one sample. Live channels are those "
-    text += "after ReLU that are not constant over 1000 test images, in the end. A time ratio is "
-    text += "that of training against the dense network, without compilation and what sets up an "
-    text += "epoch, timed apart and interleaved at one density (`time_of_training`). A method "
-    text += "without a row has not been run, or left a layer without any live entry (collapse). "
-    text += "Tries are the learning rates that were compared on the validation split, each with so "
-    text += "many seeds; at an edge the chosen one is the least or the largest of them: a better "
-    text += "one may lie beyond. At chance no rate is above it.\n"
-    times = lines.with_name(TIMES)
-    ratios = json.loads(times.read_text()) if times.exists() else {}
-    of_times = settings("methods")
-    for kind in sorted({(*identity(run)[:2], changed(run)) for run in runs}):
-        mine = [run for run in runs if (*identity(run)[:2], changed(run)) == kind]
-        net, epochs, other = kind
-        used = known[net] | (mine[0].get("settings") or {})
-        keys = (
-            "dataset",
-            "filters",
-            "blocks",
-            "unit",
-            "width",
-            "depth",
-            "activation",
-            "optimizer",
-            "batch_size",
-        )
-        keys += ("frequency", "learning_rates", "samples", "include")
-        about = ", ".join(f"{key} {used[key]}" for key in keys if key in used)
-        compiled = sorted({run["jit"] for run in mine})
-        about += ", " + " and ".join("XLA" if jit else "no XLA" for jit in compiled)
-        # JAX and torch have a new order of batches in each epoch in any case.
-        if not used.get("reshuffle", True) and any(run["backend"] == "tensorflow" for run in mine):
-            about += ", one order of batches for all epochs"
-        timed = ratios.get(net, {}) if known[net] == of_times.get(net) else {}
-        text += f"\n## {net}, epochs: {epochs}{other}\n\n{about}\n\n"
-        text += table(mine, timed, all_runs, used) + combinations(mine) + candidates(mine)
+    text = text.rstrip("\n") + "\n"
+    timed_settings = settings("methods")
+    kinds = sorted({(*identity(run)[:2], changed(run)) for run in runs})
+    for net, epochs, other in kinds:
+        members = [
+            run for run in runs if (*identity(run)[:2], changed(run)) == (net, epochs, other)
+        ]
+        used = known[net] | (members[0].get("settings") or {})
+        timed = ratios.get(net, {}) if known[net] == timed_settings.get(net) else {}
+        text += f"\n## {net}, epochs: {epochs}{other}\n\n{about(members, used)}\n\n"
+        text += table(members, timed, lines, used) + combinations(members) + candidates(members)
         if timed:
             text += f"\nThe dense network against itself: {timed['dense again']:.2f}.\n"
+    return text
+
+
+# --- the page of `faster` -------------------------------------------------------------------------
+
+GOAL = 0.88
+
+
+def epochs_to_goal(run: Run) -> int | None:
+    """The epoch after which the validation accuracy reaches `GOAL`; `None` for never."""
+    return next((k + 1 for k, accuracy in enumerate(run["curve"]) if accuracy >= GOAL), None)
+
+
+def steps_of(used: Run) -> int:
+    """Batches of an epoch, without the validation split."""
+    return used["samples"] * 9 // 10 // used["batch_size"]
+
+
+def faster_table(runs: list[Run], lines: list[Run], seconds: Mapping[tuple, float]) -> str:
+    """A row for each density, method and number of epochs.
+
+    Args:
+        runs: The runs of the network in the table.
+        lines: These, and the runs that chose their learning rates.
+        seconds: The time of an epoch, by method and density.
+    """
+    densities = sorted({run["density"] for run in runs if run["method"] not in DENSE}, reverse=True)
+    lengths = sorted({run["epochs"] for run in runs}, reverse=True)
+    rows = []
+    for density, method, epochs in itertools.product([None, *densities], METHODS_SHOWN, lengths):
+        members = [run for run in runs if identity(run)[1:4] == (epochs, method, density)]
+        if not members:
+            continue
+        reached = [epochs_to_goal(run) for run in members]
+        needed = [count for count in reached if count is not None]
+        epoch = seconds.get((method, density))
+        seconds_needed = epoch * statistics.mean(needed) if epoch and needed else None
+        rows.append(
+            [
+                "1" if density is None else f"{density}",
+                method if epochs == lengths[0] else f"{method}, {epochs} epochs",
+                percent(column(members, "accuracy")),
+                f"{len(members)}",
+                f"{len(needed)} of {len(members)}",
+                f"{statistics.mean(needed):.1f}" if needed else "-",
+                "-" if epoch is None else f"{epoch:.2f}",
+                "-" if seconds_needed is None else f"{seconds_needed:.1f}",
+                rates_of(members),
+                *tries_and_edge(lines, members),
+            ]
+        )
+    header = ["density", "method", "test accuracy [%]", "seeds", "reached 88%", "epochs to 88%"]
+    header += ["seconds an epoch", "seconds to 88%", "learning rate", "tries", "edge"]
+    return markdown(header, rows)
+
+
+def summarize_faster(lines: list[Run], known: Mapping[str, Run], times: Mapping[str, Run]) -> str:
+    """The page of `faster`.
+
+    Args:
+        lines: All of its lines.
+        known: The settings of its networks.
+        times: Seconds of a step, by network, density and method.
+    """
+    runs = list(latest(lines).values())
+    text = "# Training on live blocks: accuracy, and time to 88%\n\n" + sentences(
+        f"""
+        {machine()}, {", ".join(sorted({run["backend"] for run in runs}))}. Fashion-MNIST, Adam,
+        cosine decay over all epochs of a row. 88% are read after each epoch on the last tenth of
+        the training set, without which all are trained; the learning rate is the best one there
+        of those tried, each with so many seeds. At an edge the chosen one is the least or the
+        largest. Density is that of the hidden kernels; stem and head are dense. Seconds are those
+        of a step of training times the steps of an epoch, medians of interleaved turns of one
+        process (`methods.py time_of_training --settings faster`).
+        """
+    )
+    text = text.rstrip("\n") + "\n"
+    for net, other in sorted({(run["net"], changed(run)) for run in runs}):
+        members = [run for run in runs if (run["net"], changed(run)) == (net, other)]
+        used = known[net] | (members[0].get("settings") or {})
+        width_and_depth = json.dumps({key: used[key] for key in ("width", "depth", "samples")})
+        epochs = max(run["epochs"] for run in members)
+        text += f"\n## {net}, epochs: {epochs}{other}\n\n{width_and_depth}\n\n"
+        seconds = {
+            (method, None if method in DENSE else float(density)): step * steps_of(used)
+            for density, steps in times.get(net, {}).items()
+            for method, step in steps.items()
+        }
+        text += faster_table(members, lines, seconds)
     return text

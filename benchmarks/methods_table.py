@@ -20,22 +20,28 @@ Against EOI, with its fixed masks (ERK) and exactly orthogonal kernels:
   change more easily;
 - outputs turned to a positive sum: what a start for ReLU on the Stiefel manifold (Lee et al., 2025,
   arXiv 2509.00362) can do without another mask.
+
+Rivals that the reviewers of the two papers asked for:
+
+- dense_narrow: the dense network whose layers are narrower, so that it has as many kernel entries
+  as the sparse ones have live ones: what one would take instead; dense_shallow: of one layer for
+  the stack, or one block a stage, and so wide as that allows;
+- base, ai, eoi under uniform, snip, grasp and synflow densities (App. of Nowak et al.): random
+  masks of these densities; `snip`, `grasp` and `synflow` are the scores' own masks;
+- lottery: the mask of the largest magnitudes of a trained network, from the weights after a
+  twentieth of its steps (Frankle et al., 2020); lottery_shuffled: its mask shuffled in each kernel;
+- near_orthogonal: kernels kept near orthogonal by Keras' regularizer (Dense layers only);
+- eis: pairs of channels live at all taps together; angles: rotations by 1 or 80 degrees, not
+  uniform ones.
 """
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
-from methods_rivals import (
-    Angles80,
-    FixedAngles,
-    WholePairs,
-    near_orthogonal,
-    rewound,
-    scored_budget,
-)
 from record import finished
 
 import keras_sparse_ortho as kso
@@ -49,9 +55,185 @@ from keras_sparse_ortho.initializers import (
     SparseInitializer,
 )
 from keras_sparse_ortho.kernels import PrunableWeight
+from keras_sparse_ortho.orthogonal import _eoi, exact_orthogonal, live_count
 
 ops = keras.ops
 P = kso.parametrizations
+Plan = dict[str, Any]
+"""The settings of a run, for its method: see above."""
+Method = Callable[[keras.Model, Plan], tuple[keras.Model, list[Any]]]
+
+# --- rivals of the papers -------------------------------------------------------------------------
+
+
+def beside_kernels(model: Any) -> int:
+    """Entries of biases, normalizations and whatever else is trained and never sparse."""
+    trained = sum(math.prod(variable.shape) for variable in model.trainable_variables)
+    return trained - sum(weight.size for weight in kso.prunable_weights(model))
+
+
+def narrowed(
+    build: Callable[[dict[str, Any]], Any], options: dict[str, Any], density: float, shallow: bool
+) -> Any:
+    """The network of the largest width whose kernels have at most `density` of the entries."""
+    depths = {name: 1 for name in ("depth", "blocks") if shallow and name in options}
+    if shallow and not depths:
+        raise BudgetError(f"Only a network of some depth can be shallower. Received: {options}")
+
+    def made(share: float) -> Any:
+        own = options | depths
+        if "width" in own:
+            own["width"] = max(round(own["width"] * share), 1)
+        if "alpha" in own:
+            own["alpha"] = max(own["alpha"] * share, 1 / 32)
+        if "filters" in own:
+            own["filters"] = [max(round(width * share), 1) for width in own["filters"]]
+        return build(own)
+
+    def entries(model: Any) -> int:
+        return sum(weight.size for weight in kso.prunable_weights(model))
+
+    most = live_count(density, entries(build(options)))
+    low, high = 0.0, 8.0 if shallow else 1.0
+    for _ in range(12):
+        middle = (low + high) / 2
+        low, high = (middle, high) if entries(made(middle)) <= most else (low, middle)
+    return made(low)
+
+
+def scored_budget(model: keras.Model, plan: Plan, score: str) -> tuple[kso.Budget, Any]:
+    """The densities that a score gives, and the model with its own masks."""
+    include = plan.get("include")
+    if score == "synflow":
+        masked = kso.prune(model, plan["density"], score=score, include=include)
+    else:
+        model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        options = {"batch_size": plan["batch_size"], "batches": 10, "seed": plan["seed"]}
+        saliency = getattr(kso.saliency, score)
+        scored = saliency(model, plan["density"], plan["data"], include=include, **options)
+        masked = kso.prune(model, score=scored)
+    held = [w for w in kso.prunable_weights(masked) if w.parametrization is not None]
+    return kso.Budget({w.path: w.density for w in held}, {w.path: w.size for w in held}), masked
+
+
+def rewound(shuffled: bool) -> Method:
+    """Trains the dense network first, for as many steps, in the method itself."""
+
+    def method(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]:
+        early = max(plan["steps"] // 20, 1)
+        epochs = plan["steps"] * plan["batch_size"] // len(plan["data"][0])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        rate = keras.optimizers.schedules.CosineDecay(plan["learning_rate"], plan["steps"])
+        model.compile(keras.optimizers.Adam(rate), loss)
+        keep = Keep(early)
+        size = plan["batch_size"]
+        model.fit(*plan["data"], batch_size=size, epochs=epochs, verbose=0, callbacks=[keep])
+        pruned = kso.prune(model, plan["density"], include=plan.get("include"))
+        masks = {w.path: w.mask for w in kso.prunable_weights(pruned) if w.storage is not None}
+        if shuffled:
+            rng = np.random.default_rng(plan["seed"])
+            masks = {
+                path: rng.permutation(m.reshape(-1)).reshape(m.shape) for path, m in masks.items()
+            }
+        model.set_weights(keep.weights)
+        return kso.apply_masks(model, masks), []
+
+    return method
+
+
+class Keep(keras.callbacks.Callback):
+    """Keeps the weights that the model has after a step."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.step, self.seen = step, 0
+        self.weights: list[np.ndarray] = []
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        """Once."""
+        self.seen += 1
+        if self.seen == self.step:
+            if keras.backend.backend() == "jax":
+                self.model.jax_state_sync()
+            self.weights = self.model.get_weights()
+
+
+class OnMask(keras.regularizers.OrthogonalRegularizer):
+    """Keras' orthogonal regularizer of the live entries: the others must not come to life."""
+
+    live: Any = 1.0
+
+    def __call__(self, inputs: Any) -> Any:
+        """The mean cosine of two columns."""
+        return super().__call__(inputs * self.live)
+
+
+def near_orthogonal(start: Method, factor: float = 1.0) -> Method:
+    """Another method, whose square kernels have that regularizer."""
+
+    def method(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]:
+        made, callbacks = start(model, plan)
+        for weight in kso.prunable_weights(made):
+            if len(weight.shape) == 2 and weight.shape[0] == weight.shape[1]:
+                weight.variable.regularizer = regularizer = OnMask(factor, "columns")
+                if weight.storage is not None:
+                    regularizer.live = weight.mask.astype("float32")
+        return made, callbacks
+
+    return method
+
+
+class WholePairs(SparseInitializer):
+    """EIS: exactly orthogonal at the center tap, and live pairs of channels are so at all taps."""
+
+    isometry = "exact"
+
+    def __init__(
+        self, density: float | None = None, gain: float = 1.0, seed: int | None = 0
+    ) -> None:
+        super().__init__(seed)
+        self.density, self.gain = density, gain
+
+    def sample(self, shape: Any, dtype: Any = None, layout: Any = None) -> tuple:
+        """Kernel and mask."""
+        *taps, inputs, outputs = shape
+        pairs = max(round(self.density * inputs * outputs), min(inputs, outputs))
+        matrix, live = exact_orthogonal(
+            (inputs, outputs), pairs / (inputs * outputs), gain=self.gain, seed=self._draw_seed
+        )
+        kernel = np.zeros(shape, dtype=np.float32)
+        kernel[tuple((k - 1) // 2 for k in taps)] = matrix
+        return kernel, np.broadcast_to(live, shape).copy()
+
+    def get_config(self) -> dict[str, Any]:
+        """Its arguments."""
+        return {"density": self.density, "gain": self.gain, "seed": self.seed}
+
+
+class FixedAngles(ExactOrthogonal):
+    """Rotations by one angle, in degrees, in place of uniform ones."""
+
+    degrees = 1.0
+
+    def sample(self, shape: Any, dtype: Any = None, layout: Any = None) -> tuple:
+        """Kernel and mask."""
+        uniform = _eoi.cos_sin
+        angle = math.radians(self.degrees)
+        cos_sin = math.cos(angle), math.sin(angle)
+        _eoi.cos_sin = lambda count, rng: tuple(np.full(count, value) for value in cos_sin)
+        try:
+            return super().sample(shape, dtype, layout)
+        finally:
+            _eoi.cos_sin = uniform
+
+
+class Angles80(FixedAngles):
+    """By 80 degrees."""
+
+    degrees = 80.0
+
+
+# --- candidates -----------------------------------------------------------------------------------
 
 
 class TopKast(P.StraightThroughTopK):
@@ -104,7 +286,7 @@ class Cycles(kso.schedules.Cubic):
 def scheduled(template: type, schedule: type = kso.schedules.Cubic, tenths: int = 7) -> Callable:
     """A method for `METHODS`: masks of the template, ERK, on a schedule from 10% of the run on."""
 
-    def method(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
+    def method(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]:
         begin, last = plan["steps"] // 10, tenths * plan["steps"] // 10
         made = template(schedule(1.0, begin, last))
         model = kso.parametrize(model, made, plan["density"], "erk", include=plan.get("include"))
@@ -113,7 +295,7 @@ def scheduled(template: type, schedule: type = kso.schedules.Cubic, tenths: int 
     return method
 
 
-def top_kast(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
+def top_kast(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]:
     """Sparse from the first step on, as published."""
     made = TopKast(1.0, max(plan["steps"] // 100, 1))
     model = kso.parametrize(model, made, plan["density"], "erk", include=plan.get("include"))
@@ -156,7 +338,7 @@ class Balance(keras.callbacks.Callback):
 def sign_in(start: Callable) -> Callable:
     """Sign-In from the kernels and masks of another method."""
 
-    def method(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
+    def method(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]:
         drawn, _ = start(model, plan)
         masked = [w for w in kso.prunable_weights(drawn) if w.parametrization is not None]
         budget = kso.Budget({w.path: w.density for w in masked}, {w.path: w.size for w in masked})
@@ -171,7 +353,7 @@ def sign_in(start: Callable) -> Callable:
 def positive(start: Callable) -> Callable:
     """The kernels of another method, each output turned so that its entries have a sum above 0."""
 
-    def method(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
+    def method(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]:
         drawn, callbacks = start(model, plan)
         for weight in kso.prunable_weights(drawn):
             raw = ops.convert_to_numpy(weight.variable.value)
@@ -190,7 +372,6 @@ CANDIDATES = {
 """By name, as `METHODS`."""
 
 
-Method = Callable[[Any, dict[str, Any]], tuple[Any, list[Any]]]
 Pattern = str | SparseInitializer
 
 
@@ -231,12 +412,13 @@ INITIALIZERS: dict[str, Callable[[float | None], Pattern]] = {
   with gain "auto"; eoi_all: so, as one matrix on all taps of a convolution,
   which is what `sparsify` draws where normalization follows.
 
-Tables have arms that the package does not draw any more: `eoi_shift` and `rigl_shift` (entries
-spread over all taps), measured at 936aadd, and `eoi_even` (even degrees), drawn up to 72dda44a.
+The arms `eoi_shift` and `rigl_shift` of the tables (entries spread over all taps) were measured at
+936aadd, `eoi_even` and `eoi_even_all` (even degrees) at 72dda44a; the package does not draw such
+kernels any more.
 """
 
 
-def sparse(name: str, model: Any, plan: dict[str, Any], budget: str | kso.Budget = "erk") -> Any:
+def sparse(name: str, model: keras.Model, plan: Plan, budget: str | kso.Budget = "erk") -> Any:
     """The model with kernels of an entry of `INITIALIZERS`."""
     pattern = INITIALIZERS[name](plan.get("gain"))
     with warnings.catch_warnings():
@@ -263,7 +445,7 @@ def under(name: str, score: str) -> Method:
     The score chooses the densities alone: masks and kernels are those of `name`.
     """
 
-    def method(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
+    def method(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]:
         budget: Any = "uniform"
         if score != "uniform":
             budget, _ = scored_budget(model, plan, score)
@@ -277,7 +459,7 @@ def under(name: str, score: str) -> Method:
 def rigl_from(name: str) -> Method:
     """RigL, ERK."""
 
-    def method(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
+    def method(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]:
         callback = kso.callbacks.RigL(
             plan["data"], plan["batch_size"], plan["frequency"], 0.3, seed=plan["seed"]
         )
@@ -292,7 +474,7 @@ def blocks_of(size: int, moved: bool = False) -> Method:
     Regular blocks have few densities: the nearest that all kernels can have.
     """
 
-    def method(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
+    def method(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]:
         model = kso.sparsify(
             model,
             plan["density"],
@@ -311,7 +493,7 @@ def blocks_of(size: int, moved: bool = False) -> Method:
     return method
 
 
-def sao(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
+def sao(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]:
     """SAO in the square kernels, at the degree nearest to ERK's; the others as `base_scaled`."""
     gain = plan.get("gain")
     weights = kso.prunable_weights(model)
@@ -331,7 +513,7 @@ def sao(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     return kso.sparsify(model, None, rest, scaled(gain), seed=seed, include=[*rest]), []
 
 
-def sao_uniform(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
+def sao_uniform(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]:
     """The masks of SAO, with uniform values of the same variance ("RG-U")."""
     rng = np.random.default_rng(plan["seed"])
     model, callbacks = sao(model, plan)
@@ -345,26 +527,26 @@ def sao_uniform(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     return model, callbacks
 
 
-def dense_orthogonal(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
+def dense_orthogonal(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]:
     """Dense orthogonal kernels, at the center tap of convolutions (delta-orthogonal)."""
     pattern = ExactOrthogonal(gain=plan.get("gain") or 1.0)
     model = kso.sparsify(model, 1.0, "uniform", pattern, seed=plan["seed"])
     return kso.strip(model), []
 
 
-def dense(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
+def dense(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]:
     """The network itself."""
     return model, []
 
 
-def learnt_thresholds(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
+def learnt_thresholds(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]:
     """STR with a target density."""
     template = kso.parametrizations.SoftThreshold()
     model = kso.parametrize(model, template, include=plan.get("include"))
     return model, [kso.callbacks.TargetDensity(plan["density"])]
 
 
-def eoi_str(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
+def eoi_str(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]:
     """Exactly orthogonal, fixed masks, the densities that STR ended with on the same seed.
 
     Lifted, so that no output is dead.
@@ -378,14 +560,14 @@ def eoi_str(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     return kso.sparsify(model, budget=budget, seed=plan["seed"]), []
 
 
-def straight_through(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
+def straight_through(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]:
     """DNW, ERK."""
     template = kso.parametrizations.StraightThroughTopK()
     model = kso.parametrize(model, template, plan["density"], "erk", include=plan.get("include"))
     return model, [kso.callbacks.UpdateMasks()]
 
 
-def evolutionary(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
+def evolutionary(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]:
     """SET from an exactly orthogonal start, ERK."""
     callback = kso.callbacks.SET(plan["frequency"], 0.3, seed=plan["seed"])
     return sparse("eoi_erk", model, plan), [callback]
@@ -427,6 +609,11 @@ METHODS: dict[str, Method] = {
     "rigl_blocks_32": blocks_of(32, moved=True),
 }
 """By name, in running order: `str` before the methods that use its budget."""
+
+METHODS_SHOWN = [*METHODS]
+"""The order of rows, with methods that are gone; their lines stay."""
+METHODS_SHOWN.insert(METHODS_SHOWN.index("eoi_all") + 1, "eoi_even")
+METHODS_SHOWN.insert(METHODS_SHOWN.index("eoi_even") + 1, "eoi_even_all")
 
 DENSE = ("dense", "dense_orthogonal", "dense_near_orthogonal")
 """Those without a density."""

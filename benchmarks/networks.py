@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import pathlib
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -48,6 +48,16 @@ def augmented(x: Any, options: dict[str, Any]) -> Any:
         return x
     x = L.RandomFlip("horizontal", seed=0, name="mirrored")(x)
     return L.RandomTranslation(1 / 8, 1 / 8, "constant", "nearest", seed=1, name="moved")(x)
+
+
+def mlp(
+    shape: tuple[int, ...], widths: Sequence[int], classes: int | None = 10, prefix: str = "hidden_"
+) -> keras.Model:
+    """Dense layers with ReLU, named by a prefix and their number, and a head for the classes."""
+    hidden = [L.Dense(width, "relu", name=f"{prefix}{k}") for k, width in enumerate(widths)]
+    flatten = [L.Flatten()] if len(shape) > 1 else []
+    head = [L.Dense(classes, name="head")] if classes else []
+    return keras.Sequential([keras.Input(shape), *flatten, *hidden, *head])
 
 
 def vgg16(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
@@ -135,13 +145,14 @@ class Positions(keras.Layer):
 def cnn(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
     """3x3 convolutions with batch normalization, all but the last with stride 2.
 
-    `unit` names another activation than ReLU.
+    `unit` names another activation than ReLU, and `strides` are others than these.
     """
     unit = options.get("unit")
     filters = options["filters"]
+    strides = options.get("strides", [2] * (len(filters) - 1) + [1])
     x = inputs = keras.Input(shape)
-    for k, width in enumerate(filters):
-        x = convolution(width, 3, 1 if k == len(filters) - 1 else 2, f"conv_{k}")(x)
+    for k, (width, stride) in enumerate(zip(filters, strides, strict=True)):
+        x = convolution(width, 3, stride, f"conv_{k}")(x)
         x = L.BatchNormalization(name=f"norm_{k}")(x)
         x = (L.Activation(unit) if unit else L.ReLU())(x)
     x = L.GlobalAveragePooling2D()(x)

@@ -8,7 +8,6 @@ Those in `SOURCES` are drawn from `results/` and marked with a digest of them, s
 thresholds computed by the package.
 """
 
-import argparse
 import io
 import os
 import re
@@ -20,11 +19,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import matplotlib as mpl
 import numpy as np
-from cells import digest, number, one_cell, rounded
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from record import RESULTS, finished, middle_of_processes, parsed
+from record import RESULTS, digest, finished, middle_of_processes, number, one_cell, rounded
+from runner import Measurement, Setting, main
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.orthogonal import exact_orthogonal, expected_density
@@ -559,20 +558,29 @@ DRAWN += (singular_values, jacobian)
 PICTURES = {draw.__name__: draw for draw in DRAWN}
 
 
-def main() -> None:
-    """Draws what the command line names."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", nargs="+", choices=PICTURES)
-    parser.add_argument("--folder", type=Path, default=DOCS)
-    drawn_quickly = [name for name in PICTURES if name not in SOURCES]
-    given = parsed(parser, {"folder": RESULTS, "only": drawn_quickly})
-    for name in given.only or PICTURES:
-        path = given.folder / f"{name}.svg"
-        save(PICTURES[name](), path, SOURCES.get(name, []))
-        print(path)
+class Pictures(Measurement):
+    """Draws the pictures of docs/: gains of the package, and illustrations of the methods.
+
+    python benchmarks/pictures.py                    # all, into docs/
+    python benchmarks/pictures.py --only thresholds
+    """
+
+    settings = {
+        "only": Setting(
+            [*PICTURES],
+            choices=PICTURES,
+            quick=[name for name in PICTURES if name not in SOURCES],
+        ),
+        "folder": Setting(DOCS, quick=RESULTS),
+    }
+
+    def measure(self) -> None:
+        """Draws what the command line names."""
+        for name in self.given.only:
+            path = self.given.folder / f"{name}.svg"
+            save(PICTURES[name](), path, SOURCES.get(name, []))
+            print(path)
 
 
 if __name__ == "__main__":
-    main()
+    main(Pictures)

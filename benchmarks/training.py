@@ -1,23 +1,103 @@
-"""Data, batches and curves of training, for the scripts of this folder."""
+"""Data, batches, curves and steps of training, for the scripts of this folder."""
 
+import functools
+import glob
 import itertools
+import math
+import os
 import pathlib
 import subprocess
 import sys
 import tempfile
 import wave
 import zipfile
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
+from record import HERE, QUICK
 
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "examples"))
 
 from data import Dataset, load
 
-__all__ = ["Dataset", "Progress", "keywords", "load", "shuffled", "vowels", "whole_batches"]
-OUT = pathlib.Path(__file__).parent / "out"
+__all__ = ["Dataset", "load"]
+OUT = HERE / "out"
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+def crossentropy() -> keras.losses.Loss:
+    """The loss of all classifiers here, whose heads give logits."""
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def compiled(model: keras.Model, optimizer: Any, **options: Any) -> keras.Model:
+    """The model, compiled as a classifier."""
+    model.compile(optimizer, crossentropy(), metrics=["accuracy"], **options)
+    return model
+
+
+def accuracy(model: keras.Model, data: Dataset) -> float:
+    """The accuracy of a compiled classifier on the test set, in percent."""
+    _, share = model.evaluate(data.x_test, data.y_test, batch_size=500, verbose=0)
+    return 100 * float(share)
+
+
+def first_rows(data: Dataset, count: int | None) -> Dataset:
+    """The data with so many rows to train on only."""
+    x, y = data.x_train[:count], data.y_train[:count]
+    return Dataset(data.name, x, y, data.x_test, data.y_test)
+
+
+def cached(folder: str, name: str, model: keras.Model, fit: Callable[[], None]) -> keras.Model:
+    """The model with the weights of a file in `out`; `fit` trains it if there is no file.
+
+    Args:
+        folder: The folder of the file; with `--quick` it lies in `out/quick`.
+        name: The name of the file, without its ending.
+        model: The model, not trained.
+        fit: Trains it.
+    """
+    place = OUT / "quick" / folder if QUICK else OUT / folder
+    file = place / f"{name}.weights.h5"
+    if file.exists():
+        model.load_weights(file)
+        return model
+    fit()
+    place.mkdir(parents=True, exist_ok=True)
+    plain = keras.models.clone_model(model)  # without the optimizer
+    plain.set_weights(model.get_weights())
+    plain.save_weights(file)
+    return model
+
+
+def training_pass(model: keras.Model, x: Any, y: np.ndarray, batch: int) -> Callable[[], object]:
+    """A function that trains a compiled model on all rows once, and waits for it.
+
+    JAX and torch train with `fit`, TensorFlow with the train function of `fit`, because repeated
+    short calls of `fit` sometimes wait.
+    """
+    if keras.backend.backend() != "tensorflow":
+        return lambda: model.fit(x, y, batch_size=batch, epochs=1, shuffle=False, verbose=0)
+    import tensorflow as tf
+
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch, drop_remainder=True).cache()
+    batches = iter(data.repeat())
+    steps = len(y) // batch
+    model.make_train_function()
+
+    def run() -> None:
+        for _ in range(steps):
+            logs = model.train_function(batches)
+        float(logs["loss"])  # waits for the device
+
+    return run
+
+
+# --- batches --------------------------------------------------------------------------------------
 
 
 def whole_batches(x: np.ndarray, y: np.ndarray, size: int) -> dict[str, Any]:
@@ -31,7 +111,7 @@ def shuffled(x: np.ndarray, y: np.ndarray, size: int, seed: int) -> dict[str, An
 
     Keras 3.15 on TensorFlow shuffles arrays by an operation within a dataset, which restarts in
     each epoch: after `keras.utils.set_random_seed` all epochs have the same batches in the same
-    order, which costs a dense MLP on Fashion-MNIST a point after ten epochs (`moving_masks.py
+    order, which costs a dense MLP on Fashion-MNIST a point after ten epochs (`choices.py
     order`). JAX and torch shuffle outside, and tf_keras uses one dataset for all epochs.
 
     Args:
@@ -131,8 +211,11 @@ def standardized(name: str, x: np.ndarray, y: np.ndarray, *test: np.ndarray) -> 
 
 WORDS = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")
 ACCENTS = ("en-us", "en-gb", "en-gb-scotland", "en-gb-x-rp", "en-gb-x-gbclan", "en-029")
-TRAINED, TESTED, TAKES = 40, 16, 4  # voices, and how often each says a word
-FRAMES, BANDS = 50, 20
+TRAINED_VOICES = 40
+TESTED_VOICES = 16
+TAKES = 4  # how often each voice says a word
+FRAMES = 50
+BANDS = 20
 
 
 def keywords() -> Dataset:
@@ -143,7 +226,7 @@ def keywords() -> Dataset:
         np.savez_compressed(cached, **spoken())
     with np.load(cached) as found:
         x, y, voice = found["x"], found["y"], found["voice"]
-    trained = voice < TRAINED
+    trained = voice < TRAINED_VOICES
     return standardized("keywords", x[trained], y[trained], x[~trained], y[~trained])
 
 
@@ -155,7 +238,7 @@ def spoken() -> dict[str, np.ndarray]:
     names = [line.split("!v/")[1].strip() for line in listed.stdout.splitlines()[1:]]
     rng = np.random.default_rng(0)
     plain = sorted(name for name in names if " " not in name)
-    voices = rng.permutation(plain)[: TRAINED + TESTED]
+    voices = rng.permutation(plain)[: TRAINED_VOICES + TESTED_VOICES]
     x, y, who = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "word.wav"
@@ -191,3 +274,76 @@ def log_mel(samples: np.ndarray, rate: int, rng: np.random.Generator) -> np.ndar
     rising = (places[:, None] - edges[:-2]) / (edges[1:-1] - edges[:-2])
     falling = (edges[2:] - places[:, None]) / (edges[2:] - edges[1:-1])
     return np.log(spectrum @ np.maximum(0, np.minimum(rising, falling)) + 1)
+
+
+# --- text: a small language model of characters ---------------------------------------------------
+
+LENGTH = 64
+SYMBOLS = 97  # printable ASCII, the end of a line, and all others
+WIDTH = 128
+DEPTH = 2
+HEADS = 4
+HIDDEN = 512
+BATCH = 16
+
+
+def language_model() -> keras.Model:
+    """Two decoder blocks with normalization in front, of Keras' layers alone: 430,000 weights."""
+    from slice_transformer import decoder
+
+    return decoder(LENGTH, SYMBOLS, WIDTH, DEPTH, HEADS, HIDDEN)
+
+
+@functools.cache
+def python_text() -> tuple[np.ndarray, np.ndarray]:
+    """Symbols of the standard library's modules: eleven twelfths to train on, the rest to test."""
+    root = pathlib.Path(os.__file__).parent
+    files = [*glob.glob(f"{root}/*.py"), *glob.glob(f"{root}/[a-z]*/*.py")]
+    left_out = ("site-packages", "/test", "idlelib", "encodings")
+    files = sorted(file for file in files if not any(name in file for name in left_out))
+    np.random.default_rng(0).shuffle(files)
+    table = np.full(256, 96, np.uint8)
+    table[32:127], table[10] = np.arange(95), 95
+    symbols = [table[np.fromfile(file, np.uint8)] for file in files]
+    tested = len(files) // 12
+    return np.concatenate(symbols[tested:]), np.concatenate(symbols[:tested])
+
+
+def windows(
+    symbols: np.ndarray, count: int, seed: int, length: int = LENGTH
+) -> tuple[np.ndarray, np.ndarray]:
+    """Random windows, and the symbols that follow theirs."""
+    starts = np.random.default_rng(seed).integers(0, len(symbols) - length - 1, count)
+    found = symbols[starts[:, None] + np.arange(length + 1)].astype(np.int32)
+    return found[:, :-1], found[:, 1:]
+
+
+def fit_language_model(model: keras.Model, steps: int, seed: int, rate: float) -> None:
+    """Trains on new windows with AdamW, whose rate rises and falls along a cosine."""
+    warmup = max(1, steps // 20)
+    rates = keras.optimizers.schedules.CosineDecay(
+        0.05 * rate, steps - warmup, alpha=0.02, warmup_target=rate, warmup_steps=warmup
+    )
+    optimizer = keras.optimizers.AdamW(rates, weight_decay=0.02, beta_2=0.98, clipnorm=1.0)
+    model.compile(optimizer, crossentropy())
+    x, y = windows(python_text()[0], BATCH * steps, seed)
+    model.fit(x, y, batch_size=BATCH, epochs=1, shuffle=False, verbose=0)
+
+
+def trained_language_model(seed: int, steps: int) -> keras.Model:
+    """The trained model of a seed, from its file if there is one."""
+    keras.utils.set_random_seed(seed)
+    model = language_model()
+    return cached(
+        "language_model",
+        f"{seed}-{steps}",
+        model,
+        lambda: fit_language_model(model, steps, seed, 5e-3),
+    )
+
+
+def perplexity(model: keras.Model, count: int = 256) -> float:
+    """The perplexity of the next symbol, on windows of modules that no training has seen."""
+    model.compile(loss=crossentropy())
+    x, y = windows(python_text()[1], count, 1)
+    return math.exp(model.evaluate(x, y, batch_size=64, verbose=0))

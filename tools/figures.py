@@ -29,7 +29,7 @@ TABLE = re.compile(
 
 sys.path.append(str(ROOT / "benchmarks"))
 
-from cells import FigureError, cells, digest, number, one_cell, rounded  # noqa: E402
+from record import FigureError, cells, digest, number, one_cell, rounded  # noqa: E402
 
 
 def figure(spec: str | Mapping[str, Any], results: Path = RESULTS) -> str:

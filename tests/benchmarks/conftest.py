@@ -20,11 +20,9 @@ def _importing(name):
 
 methods = _importing("methods")
 methods_summary = _importing("methods_summary")
-faster = _importing("faster")
-suite = _importing("suite")
 record = _importing("record")
+runner = _importing("runner")
 memory = _importing("memory")
 training = _importing("training")
 networks = _importing("networks")
-updates = _importing("updates")
 blocks = _importing("blocks")

@@ -9,24 +9,24 @@ from tests.helpers import array
 
 
 @pytest.mark.jax_only
-def test_collectives_are_counted_by_their_shapes(updates):
+def test_collectives_are_counted_by_their_shapes(memory):
     program = """
       %all-reduce.1 = f32[4,3]{1,0} all-reduce(%a), channel_id=1
       %both = (f32[2]{0}, s32[]) all-reduce-start(%b, %c), channel_id=2
       %g = bf16[8]{0} all-gather(%d), channel_id=3
       %not = f32[100]{0} add(%a, %all-reduce.1)
     """
-    assert updates.collectives(program) == {"all-reduce": 48 + 8 + 4, "all-gather": 16}
+    assert memory.collectives(program) == {"all-reduce": 48 + 8 + 4, "all-gather": 16}
     with pytest.raises(ValueError, match="in a loop"):
-        updates.collectives("%w = (s32[]) while(%x), condition=%c")
+        memory.collectives("%w = (s32[]) while(%x), condition=%c")
 
 
 @pytest.mark.jax_only
-def test_live_values_and_blocks_are_a_tenth_of_what_a_dense_model_exchanges(updates):
+def test_live_values_and_blocks_are_a_tenth_of_what_a_dense_model_exchanges(memory):
     keras.distribution.set_distribution(keras.distribution.DataParallel())
     try:
         lines = {
-            form: updates.traffic_measure(form, 320, 0.1, 32, 16)
+            form: memory.traffic_measure(form, 320, 0.1, 32, 16)
             for form in ("dense", "compact", "blocks")
         }
     finally:
@@ -59,6 +59,6 @@ def test_a_sparse_stack_is_its_layers_in_a_row(networks):
 def test_whole_networks_are_made_by_name(blocks):
     live = {}
     for rival in ("dense", "one word"):
-        model = blocks.made("lstm512", rival, 0.125)
+        model = blocks.model_of("lstm512", rival, 0.125)
         live[rival] = sum(weight.live for weight in kso.prunable_weights(model))
     assert 0 < live["one word"] <= 0.15 * live["dense"]

@@ -4,6 +4,7 @@ import argparse
 import ast
 import importlib.util
 import json
+import pathlib
 import re
 import subprocess
 import sys
@@ -12,37 +13,36 @@ import pytest
 
 pytestmark = pytest.mark.numpy_only
 # What scripts share, and what measures nothing.
-MODULES = {"cells", "methods_rivals", "methods_summary", "methods_table", "networks"}
-MODULES |= {"record", "small_language_model", "suite", "training"}
-
-
+MODULES = {"methods_summary", "methods_table", "networks", "record", "runner", "training"}
+HERE = pathlib.Path(__file__).parents[2] / "benchmarks"
 ELSEWHERE = {"data", "mtcnn", "slice_transformer"}  # in examples/, or fetched by a benchmark
 
 
-def test_every_script_is_a_part_with_a_small_setting(suite):
-    parts = suite.parts().values()
+def test_every_script_is_a_part_with_a_small_setting(runner):
+    parts = runner.parts().values()
     scripts = {part["script"] for part in parts}
-    assert scripts == {path.name for path in suite.HERE.glob("*.py") if path.stem not in MODULES}
+    assert scripts == {path.name for path in HERE.glob("*.py") if path.stem not in MODULES}
     for name in scripts:
-        text = (suite.HERE / name).read_text()
-        assert "parsed(" in text or "command_line(" in text, f"{name} has no --quick"
-        found = re.search(r"^    chosen\(([\w, ]+)\)$", text, re.MULTILINE)
-        measured = found[1].split(", ") if found else []
-        assert set(measured) == {
+        text = (HERE / name).read_text()
+        found = re.search(r"^    main\(([\w, ]+)\)$", text, re.MULTILINE)
+        measured = (
+            [runner.snake(measurement) for measurement in found[1].split(", ")] if found else []
+        )
+        assert (set(measured) if len(measured) > 1 else set()) == {
             part["measures"] for part in parts if part["script"] == name and "measures" in part
         }
     quick = argparse.Namespace(quick=True, tables=False)
     for part in parts:
-        for backend, arguments in suite.commands(part, quick):
+        for backend, arguments in runner.commands(part, quick):
             assert backend in ("tensorflow", "jax", "torch")
             assert arguments == [*filter(None, [part.get("measures")]), "--quick"]
     tables = argparse.Namespace(quick=False, tables=True)
-    found = [arguments for part in parts for _, arguments in suite.commands(part, tables)]
+    found = [arguments for part in parts for _, arguments in runner.commands(part, tables)]
     assert ["on_text", "--summary"] in found
 
 
-def test_what_scripts_import_from_each_other_exists(suite):
-    trees = {path.stem: ast.parse(path.read_text()) for path in suite.HERE.glob("*.py")}
+def test_what_scripts_import_from_each_other_exists(runner):
+    trees = {path.stem: ast.parse(path.read_text()) for path in HERE.glob("*.py")}
     for script, tree in trees.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and (there := trees.get(node.module)):
@@ -54,28 +54,57 @@ def test_what_scripts_import_from_each_other_exists(suite):
                 assert node.module in ELSEWHERE or importlib.util.find_spec(node.module), script
 
 
-def test_the_readme_says_which_measurement_makes_which_page(suite):
+def test_the_readme_says_which_measurement_makes_which_page(runner):
     rows = [
         (re.findall(r"\(results/(\w+)\.md\)", row), re.findall(r"`(\w+\.py)(?: (\w+))?", row))
-        for row in (suite.HERE / "README.md").read_text().splitlines()
+        for row in (HERE / "README.md").read_text().splitlines()
         if row.startswith("| [")
     ]
     pages = [name for names, _ in rows for name in names]
-    assert sorted(pages) == sorted(path.stem for path in (suite.HERE / "results").glob("*.md"))
-    known = {(part["script"], part.get("measures", "")) for part in suite.parts().values()}
+    assert sorted(pages) == sorted(path.stem for path in (HERE / "results").glob("*.md"))
+    known = {(part["script"], part.get("measures", "")) for part in runner.parts().values()}
     assert {command for _, commands in rows for command in commands} == known - {
         ("pictures.py", "")
     }
 
 
-def test_small_settings_do_not_stand_beside_the_real_ones(record):
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--width", type=int, default=4096)
-    assert record.parsed(parser, {"width": 8}, []).width == 4096
-    for arguments, width in ((["--quick"], 8), (["--quick", "--width", "16"], 16)):
-        parser = argparse.ArgumentParser()
-        parser.add_argument("--width", type=int, default=4096)
-        assert record.parsed(parser, {"width": 8}, arguments).width == width
+def test_small_settings_do_not_stand_beside_the_real_ones(runner):
+    class Wide(runner.Measurement):
+        settings = {"width": runner.Setting(4096, quick=8), "deep": runner.Setting(False)}  # noqa: RUF012
+
+    for arguments, width in (([], 4096), (["--quick"], 8), (["--quick", "--width", "16"], 16)):
+        given = Wide.parser(arguments).parse_args(arguments)
+        assert (given.width, given.quick, given.deep) == (width, "--quick" in arguments, False)
+
+
+def test_runs_that_stand_in_the_file_are_not_repeated(runner, record, tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    made = []
+
+    class Squares(runner.Measurement):
+        page = lines = "squares"
+        settings = {"numbers": runner.Setting([1, 2])}  # noqa: RUF012
+
+        def runs(self):
+            return runner.grid(number=self.given.numbers)
+
+        def run(self, which):
+            made.append(which["number"])
+            return {"square": which["number"] ** 2, "seed": 7}
+
+        def report(self, lines):
+            return "# Squares\n" + ", ".join(str(line["square"]) for line in lines)
+
+    Squares.command([])
+    Squares.command(["--numbers", "2", "3"])
+    Squares.command(["--summary", "--numbers", "4"])
+    assert made == [1, 2, 3]
+    page = (tmp_path / "squares.md").read_text()
+    assert page.startswith("# Squares\n1, 4, 9\n")
+    assert "seeds 7, load" in page
+    Squares.resumes = False
+    Squares.command([])
+    assert made == [1, 2, 3, 1, 2]
 
 
 def test_a_result_says_where_it_was_made(record, tmp_path, capsys):
@@ -92,9 +121,9 @@ def test_a_result_says_where_it_was_made(record, tmp_path, capsys):
     assert {"commit", "date", "machine", "keras"} <= set(row["made"])
 
 
-def test_what_is_left_is_told_and_passed_on(record, suite, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(record.time, "monotonic", iter([0, 120, 120, 240, 300, 360]).__next__)
-    assert list(record.announced("part", "abc")) == ["a", "b", "c"]
+def test_what_is_left_is_told_and_passed_on(runner, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(runner.time, "monotonic", iter([0, 120, 120, 240, 300, 360]).__next__)
+    assert list(runner.announced("part", "abc")) == ["a", "b", "c"]
     assert capsys.readouterr().out.splitlines() == [
         "left at least: part, 3 runs",
         "left at least: part, 2 runs, about 4 min",
@@ -102,20 +131,20 @@ def test_what_is_left_is_told_and_passed_on(record, suite, tmp_path, capsys, mon
     ]
     monkeypatch.undo()
     script = tmp_path / "long.py"
-    line = f"{record.LEFT} part, 2 runs"
+    line = f"{runner.LEFT} part, 2 runs"
     script.write_text(f"import time\nprint({line!r}, flush=True)\ntime.sleep(30)\n")
-    monkeypatch.setattr(suite, "EVERY", 0.5)
+    monkeypatch.setattr(runner, "EVERY", 0.5)
     with open(tmp_path / "log", "w") as stream:
         process = subprocess.Popen([sys.executable, str(script)], stdout=stream)
         with pytest.raises(subprocess.TimeoutExpired):
-            suite.followed(process, tmp_path / "log", 3.0)
+            runner.followed(process, tmp_path / "log", 3.0)
         process.kill()
     assert process.wait() < 0
     assert capsys.readouterr().out.splitlines() == [f"      {line}"]
 
 
-def test_the_page_on_planning_has_the_tables_of_the_script(memory, suite):
-    page = (suite.HERE.parent / "docs" / "planning.md").read_text(encoding="utf-8")
+def test_the_page_on_planning_has_the_tables_of_the_script(memory):
+    page = (HERE.parent / "docs" / "planning.md").read_text(encoding="utf-8")
     for part in (memory.constants, memory.planned_memory, memory.traffic, memory.cost_of_updates):
         assert part() in page, part.__name__
 
@@ -158,9 +187,9 @@ def test_of_several_processes_the_median_counts(record):
     assert found["x"]["ratio"] == 3.0  # of two the larger one
 
 
-def test_epochs_and_seconds_on_live_blocks(faster):
+def test_epochs_and_seconds_on_live_blocks(methods_summary):
     run = {"curve": [0.85, 0.881, 0.87, 0.89]}
-    assert faster.epochs_to_goal(run) == 2
+    assert methods_summary.epochs_to_goal(run) == 2
     # The last tenth is not trained on, and the last part of a batch is dropped.
-    assert faster.steps_of({"samples": 20000, "batch_size": 128}) == 140
-    assert faster.epochs_to_goal({"curve": [0.8]}) is None
+    assert methods_summary.steps_of({"samples": 20000, "batch_size": 128}) == 140
+    assert methods_summary.epochs_to_goal({"curve": [0.8]}) is None

@@ -36,7 +36,7 @@ def test_rates_are_chosen_without_the_test_set(methods, monkeypatch, tmp_path):
 
     monkeypatch.setattr(methods, "train", train)
     small = [*SMALL, "0.1", "--tune", "--out", str(lines), "--methods", "base_erk"]
-    methods.methods([*small, "--seeds", "0"])
+    methods.Methods.command([*small, "--seeds", "0"])
     twice = [low, low, best, best, high, high]
     assert [rate for *_, rate in seen] == [*twice, best]
     assert final == [False] * 6 + [True]
@@ -44,7 +44,7 @@ def test_rates_are_chosen_without_the_test_set(methods, monkeypatch, tmp_path):
     kept = samples * 9 // 10
     assert [(train, test) for _, train, test, _ in seen[:6]] == [(kept, samples - kept)] * 6
     assert seen[6][1] == samples
-    methods.methods([*small, "--seeds", "0", "1"])  # what is there is not repeated
+    methods.Methods.command([*small, "--seeds", "0", "1"])  # what is there is not repeated
     assert [rate for *_, rate in seen[7:]] == [best]
     table = lines.with_suffix(".md").read_text()
     assert "| 0.1 | base_erk | 90.00 +- 0.00 | 2 |" in table
@@ -53,7 +53,7 @@ def test_rates_are_chosen_without_the_test_set(methods, monkeypatch, tmp_path):
     old = lines.read_text()
     lines.write_text(old.replace('"validation": 0.9', '"validation": 0.1'))
     monkeypatch.setattr(methods, "WIDENED", 0)
-    methods.methods([*small, "--seeds", "0", "1"])
+    methods.Methods.command([*small, "--seeds", "0", "1"])
     assert [rate for *_, rate in seen[8:]] == [high, high]
     assert "| 0.1 | base_erk | 50.00 +- 70.71 | 2 |" in lines.with_suffix(".md").read_text()
 
@@ -76,14 +76,14 @@ def test_a_grid_goes_on_where_the_best_is_at_its_edge(
 
     monkeypatch.setattr(methods, "train", train)
     small = [*SMALL, "0.1", "--seeds", "0", "--out", str(lines), "--methods", "base_erk"]
-    methods.methods(small)
+    methods.Methods.command(small)
     count = len(seen)
-    methods.methods(small)  # what is there is not repeated
+    methods.Methods.command(small)  # what is there is not repeated
     assert len(seen) == count
     assert f"| {expected} |" in lines.with_suffix(".md").read_text()
 
 
-def test_a_grid_at_chance_does_not_go_on(methods, monkeypatch, tmp_path, capsys):
+def test_a_grid_at_chance_does_not_go_on(methods, record, monkeypatch, tmp_path, capsys):
     lines = tmp_path / "runs.jsonl"
     settings = methods.settings("methods")
     rates = settings["cnn"]["learning_rates"]
@@ -93,8 +93,8 @@ def test_a_grid_at_chance_does_not_go_on(methods, monkeypatch, tmp_path, capsys)
 
     monkeypatch.setattr(methods, "train", train)
     small = [*SMALL, "0.1", "0.2", "--seeds", "0"]
-    methods.methods([*small, "--out", str(lines), "--methods", "base_erk", "dense"])
-    found = [one["learning_rate"] for one in methods.finished(lines) if "validation" in one]
+    methods.Methods.command([*small, "--out", str(lines), "--methods", "base_erk", "dense"])
+    found = [one["learning_rate"] for one in record.finished(lines) if "validation" in one]
     assert sorted(found) == sorted(6 * rates)  # three rows, two seeds
     table = lines.with_suffix(".md").read_text()
     assert table.count(f"| {len(rates)} x 2 | chance |") == 3
