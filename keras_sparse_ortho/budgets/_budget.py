@@ -615,8 +615,8 @@ def _whole_units(
 ) -> list[int]:
     """Counts in whole units near the wanted ones, with a sum of at most `total`.
 
-    Counts are rounded down, then those that lost most of a unit get one more, up to `upper`. What
-    is left then is less than a unit of each; weights with smaller units can take it.
+    Counts are rounded down. Then the counts that lost the largest part of a unit get one more, up
+    to `upper`. The remainder is less than a unit of each; weights with smaller units can take it.
     """
     units = [need.unit for need in needs]
     counts = [count - count % unit for count, unit in zip(wanted, units, strict=True)]

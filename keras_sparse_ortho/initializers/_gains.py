@@ -134,7 +134,8 @@ def activation_gain(
     )
     if outputs.shape != in_halves.shape or not np.allclose(outputs, in_halves, rtol=1e-5):
         raise ValueError(f"Only elementwise activations have a gain. Received: {activation=}")
-    is_odd = np.allclose(outputs, -outputs_of(-_PROBES), rtol=1e-5)
+    mirrored = -outputs_of(-_PROBES)
+    is_odd = np.allclose(outputs, mirrored, rtol=1e-5)
     is_linear = np.allclose(outputs, outputs[_UNIT_PROBE] * _PROBES)
     if is_odd and not is_linear:
         return critical_gain(activation, bias_std)

@@ -182,7 +182,7 @@ class KernelLayout:
 
 
 class _Axes(NamedTuple):
-    """What the axes of a kernel mean, by number."""
+    """The axes of a kernel by meaning."""
 
     batch: tuple[int, ...]
     spatial: tuple[int, ...]

@@ -127,7 +127,8 @@ class NByM(Structure):
 
     def least(self, canonical_shape: Sequence[int]) -> int:
         batch, parts, *_, inputs, outputs = canonical_shape
-        return batch * parts * min(inputs, outputs)
+        shorter_side = min(inputs, outputs)
+        return batch * parts * shorter_side
 
     def covering(self, canonical_shape: Sequence[int]) -> int:
         """The longer side of the matrix of each class that has outputs."""
@@ -253,7 +254,9 @@ def _longer_sides(
     sides = []
     for inputs, outputs in zip(rows, cols, strict=True):
         side = max(inputs, outputs)
-        sides.append(side if outputs else 0)
+        if not outputs:
+            side = 0
+        sides.append(side)
     return sides
 
 

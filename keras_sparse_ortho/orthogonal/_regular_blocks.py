@@ -177,7 +177,8 @@ def _mean_size(
     cells = -(-lines // size)
     smaller, larger_cells = divmod(lines, cells)
     smaller_cells = cells - larger_cells
-    squares = smaller_cells * smaller**2 + larger_cells * (smaller + 1) ** 2
+    larger = smaller + 1
+    squares = smaller_cells * smaller**2 + larger_cells * larger**2
     return squares / lines
 
 
@@ -465,7 +466,8 @@ def _dense_rows(
     has_group = np.zeros((width, groups), dtype=bool)
     for group in range(groups):
         begin = group * size
-        has_group[begin : begin + size, group] = True
+        end = begin + size
+        has_group[begin:end, group] = True
     step = _ENTRIES_AT_ONCE // (groups * size**2)
     step = max(1, step)
     for start in range(0, count, step):

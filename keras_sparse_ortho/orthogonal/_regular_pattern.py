@@ -289,10 +289,12 @@ def _augment(
             group = int(ends[0])
             needs[group] -= 1
             while group >= 0:
-                live[line, group] = added[line, group] = True
+                live[line, group] = True
+                added[line, group] = True
                 group = group_to_hand_over[line]
                 if group >= 0:
-                    live[line, group] = added[line, group] = False
+                    live[line, group] = False
+                    added[line, group] = False
                     line = line_before_group[group]
             return True
         reached |= reachable
@@ -434,7 +436,9 @@ def few_counts(
         raised = int(high[start, end])
         result[segment] = low[start, end]
         result[segment[len(segment) - raised :]] += 1
-        values -= 2 if raised else 1
+        values -= 1
+        if raised:
+            values -= 1
         end = start
     return result
 
