@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-PARTS = ("fits", "kills", "disks", "files", "hostile", "memory")
+PARTS = ("fits", "kills", "disks", "files", "hostile", "memory", "workers")
 KEYS = ("part", "runs", "wrong", "lost", "hangs", "crashes", "foreign")
 
 
@@ -23,7 +23,7 @@ def one(part: str, folder: Path, seed: int, share: float) -> list[dict]:
     import warnings
 
     warnings.simplefilter("ignore")
-    from tests.faults import disks, files, hostile, kills, memory
+    from tests.faults import disks, files, hostile, kills, memory, workers
 
     rng = random.Random(seed)
     work = {
@@ -33,6 +33,7 @@ def one(part: str, folder: Path, seed: int, share: float) -> list[dict]:
         "files": lambda: files.run(folder, rng, share),
         "hostile": lambda: hostile.run(folder, rng, share),
         "memory": lambda: memory.run(folder, share),
+        "workers": lambda: workers.run(folder, rng, share),
     }
     return [dataclasses.asdict(count) for count in work[part]()]
 
