@@ -63,7 +63,7 @@ def check_unpacked_size(name: str, packed: int, unpacked: int) -> None:
     Args:
         name: str. The file, for the message.
         packed: int. Its size in bytes.
-        unpacked: int. Bytes that its directory declares, or those that were read so far.
+        unpacked: int. Bytes in it: as its directory says, or as far as it was read.
     """
     if unpacked > max(_ALWAYS_UNPACKED, _MOST_TIMES * packed):
         raise ValueError(

@@ -5,8 +5,8 @@ def printable(text: str, *, keep: str = "") -> str:
     r"""Returns the text with everything that is not printable as a backslash escape.
 
     A name from a file may hold a line break, which ends a comment in C, or an escape sequence,
-    which a terminal obeys. Letters of all scripts stay; marks that turn the direction of text do
-    not.
+    which a terminal obeys. Letters of all scripts stay. Marks for the direction of text are
+    escaped.
 
     Args:
         text: str. A name, or a message with names in it.

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import rich.box
 import rich.console
@@ -12,12 +12,10 @@ import rich.text
 
 from keras_sparse_ortho._text import printable, printable_lines
 
-if TYPE_CHECKING:
-    from keras_sparse_ortho.analysis._report import Row, SparsityReport
-
 _WIDE = 100  # columns of a terminal; more have room for all digits
 _NAME_IN_WIDE, _NAME_IN_NARROW = 24, 11  # columns that a long name gets at least
 
+# A `SparsityReport` draws itself by this file, which therefore cannot import its class.
 Number = Callable[[int | None], str]
 """How a count is written."""
 
@@ -41,7 +39,7 @@ class _Names:
 
 
 def tables_of(
-    report: "SparsityReport",
+    report: Any,
     console: rich.console.Console,
     options: rich.console.ConsoleOptions,
 ) -> Iterator[rich.console.RenderableType]:
@@ -95,7 +93,7 @@ def _unlimited(options: rich.console.ConsoleOptions) -> rich.console.ConsoleOpti
     return options.update(width=1 << 16)
 
 
-def _title(report: "SparsityReport") -> str:
+def _title(report: Any) -> str:
     title = f"Kernels of '{printable(report.name)}'"
     if report.mask_params:  # what is counted and stored besides live values
         title += (
@@ -106,7 +104,7 @@ def _title(report: "SparsityReport") -> str:
     return title
 
 
-def _notes(report: "SparsityReport") -> list[str]:
+def _notes(report: Any) -> list[str]:
     notes = []
     reasons = [f"{row.path}: {row.not_on_blocks}" for row in report.rows if row.not_on_blocks]
     if reasons:
@@ -120,22 +118,22 @@ def _notes(report: "SparsityReport") -> list[str]:
     return notes
 
 
-def _everything(report: "SparsityReport") -> "tuple[Row, ...]":
+def _everything(report: Any) -> tuple[Any, ...]:
     return *report.rows, *report.unregistered
 
 
-def _sparse(report: "SparsityReport") -> "tuple[Row, ...]":
+def _sparse(report: Any) -> tuple[Any, ...]:
     return tuple(row for row in report.rows if row.state == "sparse")
 
 
-def _names(report: "SparsityReport", width: int) -> _Names:
+def _names(report: Any, width: int) -> _Names:
     kernels = [printable(row.path) for row in _everything(report)]
     totals = [label for label, _, _ in _totals(report)]
     longest = max((len(name) for name in [*kernels, *totals]), default=0)
     return _Names(kernels, totals, min(longest, width))
 
 
-def _totals(report: "SparsityReport") -> list[tuple[str, "tuple[Row, ...]", bool]]:
+def _totals(report: Any) -> list[tuple[str, tuple[Any, ...], bool]]:
     """The lines below the kernels: a label, the rows that count, and whether FLOPs are shown."""
     totals = []
     if report.dense and report.sparse_density < 1:
@@ -146,7 +144,7 @@ def _totals(report: "SparsityReport") -> list[tuple[str, "tuple[Row, ...]", bool
     return totals
 
 
-def _columns(report: "SparsityReport", number: Number) -> list[_Column]:
+def _columns(report: Any, number: Number) -> list[_Column]:
     """All columns but the names; optional ones only if a cell is not empty."""
     rows = _everything(report)
     sums = [
@@ -180,7 +178,7 @@ def _columns(report: "SparsityReport", number: Number) -> list[_Column]:
     return columns + [column for column in _optional_columns(report) if any(column.kernels)]
 
 
-def _optional_columns(report: "SparsityReport") -> list[_Column]:
+def _optional_columns(report: Any) -> list[_Column]:
     """The columns that not every model needs; all cells of a needless one are empty."""
     rows = _everything(report)
     dense = report.dense

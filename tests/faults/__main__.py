@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-PARTS = ("fits", "kills", "disks", "files", "hostile", "threads", "memory", "rows")
+PARTS = ("fits", "kills", "disks", "files", "hostile", "threads", "memory", "rows", "workers")
 KEYS = ("part", "runs", "wrong", "lost", "hangs", "crashes", "foreign")
 
 
@@ -23,7 +23,7 @@ def one(part: str, folder: Path, seed: int, share: float) -> list[dict]:
     import warnings
 
     warnings.simplefilter("ignore")
-    from tests.faults import disks, files, hostile, kills, memory, rows, threads
+    from tests.faults import disks, files, hostile, kills, memory, rows, threads, workers
 
     rng = random.Random(seed)
     work = {
@@ -35,6 +35,7 @@ def one(part: str, folder: Path, seed: int, share: float) -> list[dict]:
         "threads": lambda: threads.run(rng, share),
         "memory": lambda: memory.run(folder, share),
         "rows": lambda: rows.run(share, rng),
+        "workers": lambda: workers.run(folder, rng, share),
     }
     return [dataclasses.asdict(count) for count in work[part]()]
 

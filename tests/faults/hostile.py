@@ -6,6 +6,7 @@ and every program that is started, and with a watchdog in the parent.
 
 import contextlib
 import copy
+import gzip
 import json
 import os
 import random
@@ -24,7 +25,7 @@ import numpy as np
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import BudgetError, LiteRTFileError
-from keras_sparse_ortho.export import load_litert
+from keras_sparse_ortho.export import c_array, load_litert
 from tests.faults import crafted, graphs
 from tests.faults.counting import Count, ended, started, status_of, timed
 
@@ -386,6 +387,68 @@ def backups(folder: Path, rng: random.Random, number: int) -> Count:
     return judged("hostile: backups", folder, labels, judge)
 
 
+COMMANDS = ("\x1b]0;title\x07", "\x1b[2J", "\n#include <x>\n", "\r", "\x9b31m", "\u202e", "\x00")
+
+
+def names(folder: Path, rng: random.Random, number: int) -> Count:
+    """Names with commands, in files of both kinds: none reaches a report, an error or C code."""
+    places = ("layer", "model", "tensor", "output")
+    cases = [(rng.choice(places), rng.choice(COMMANDS), k) for k in range(number)]
+
+    def shown(place: str, name: str, folder: Path) -> str:
+        if place in ("layer", "model"):
+            layer = L.Dense(4, name=name if place == "layer" else "a")
+            model = keras.Sequential([keras.Input((4,)), layer], name=name)
+            text = f"{kso.report(model)}{kso.prunable_weights(model)}"
+            try:
+                kso.prune(model, 0.5, include="none of these")
+            except ValueError as error:
+                text += str(error)
+            return text
+        path = folder / "inside" / "m.tflite"
+        content = graphs.absolute(name=name)
+        record = graphs.RECORD | {"outputs": [{"name": name}]}
+        path.write_bytes(graphs.sealed(content, record) if place == "output" else content)
+        try:
+            c_array(path, path.with_name("m.h"))
+            text = path.with_name("m.h").read_text(encoding="utf-8")
+            if "\n#include" in text.replace("#include <stdalign.h>", ""):
+                return "\x1b"
+            return text + repr(load_litert(path))
+        except LiteRTFileError as error:
+            return str(error)
+
+    def judge(k: int, place: Path) -> str:
+        where, command, _ = cases[k]
+        try:
+            text = shown(where, f"a{command}b", place)
+        except Exception as error:
+            return refused(error, ())
+        printed = text.replace("\n", "").replace("\t", "")
+        return "loaded" if printed.isprintable() else "wrong text"
+
+    labels = [f"{where} {command!r}" for where, command, _ in cases]
+    return judged("hostile: names", folder, labels, judge)
+
+
+def packed(folder: Path, rng: random.Random, number: int) -> Count:
+    """A few megabytes that stand for gigabytes: refused before they take the memory."""
+    zeros = gzip.compress(bytes(1 << 24))
+    sizes = [rng.choice((1 << 29, 3 << 29, 3 << 30)) for _ in range(number)]
+
+    def judge(k: int, place: Path) -> str:
+        path = place / "inside" / "m.tflite.gz"
+        # A file of several members is what all of them hold.
+        path.write_bytes(gzip.compress(graphs.absolute()) + zeros * (sizes[k] >> 24))
+        try:
+            load_litert(path)
+        except Exception as error:
+            return refused(error, (LiteRTFileError,))
+        return "wrong: loaded"
+
+    return judged("hostile: packed", folder, [f"{size} bytes" for size in sizes], judge)
+
+
 L = keras.layers
 
 
@@ -400,4 +463,6 @@ def run(folder: Path, rng: random.Random, share: float) -> list[Count]:
         litert_files(folder / "litert", rng, of(120)),
         budgets(folder / "budgets", rng, of(300)),
         backups(folder / "backups", rng, of(150)),
+        names(folder / "names", rng, of(100)),
+        packed(folder / "packed", rng, of(40)),
     ]
