@@ -1,4 +1,4 @@
-"""Names for what Keras and its backends pass around without types of their own."""
+"""Names for values of Keras and its backends that have no public type."""
 
 from typing import Any, TypeAlias
 
@@ -6,7 +6,7 @@ Tensor: TypeAlias = Any
 """A tensor of the backend (`tf.Tensor`, `jax.Array`, `torch.Tensor`), or a symbolic one."""
 
 TensorLike: TypeAlias = Any
-"""What `keras.ops.convert_to_tensor` takes: a tensor, variable, array or number."""
+"""An argument of `keras.ops.convert_to_tensor`: a tensor, variable, array or number."""
 
 Nested: TypeAlias = Any
 """A tensor, or a structure of tensors (`keras.tree`), as models take and return."""

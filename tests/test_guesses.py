@@ -358,10 +358,13 @@ def test_every_public_function_answers_other_keywords():
     assert raw == RECORDS
 
 
-# Dataclasses, whose constructors are Python's, and functions that dispatch on a layer.
+# Dataclasses and plain classes, whose constructors are Python's, and functions that dispatch on a
+# layer.
 RECORDS = {
-    *("Block", "Channels", "KernelLayout", "NByM", "Plan", "PrunableWeight", "Saliency"),
-    *("Sensitivity", "SparsityReport", "kernel_layouts", "kernel_positions"),
+    *("Block", "Channels", "Draw", "KernelChange", "KernelLayout", "NByM", "Plan"),
+    *("PrunableWeight", "Saliency", "Sensitivity", "SparsityReport", "Target"),
+    *("BlockForm", "CompactForm", "DenseForm", "MaskedForm", "RoundedForm", "ThinForm"),
+    *("WrappedForm", "register_storage", "kernel_layouts", "kernel_positions"),
 }
 
 

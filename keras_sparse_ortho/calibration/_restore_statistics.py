@@ -141,7 +141,7 @@ def _references(model: Any, reference: Any, layers: dict[str, Any]) -> tuple[Any
     """The model before pruning, and its layers of the same paths and channels.
 
     Args:
-        model: The model whose statistics are to be set.
+        model: The model whose statistics the caller sets.
         reference: The model that the user gave, or `None` for the one that `model` was made from.
         layers: Layers of batch normalization of `model`, by path.
     """

@@ -99,7 +99,7 @@ def _aligning_builder(size: int) -> Any:
 
 
 def add_code(model: Any, name: str, version: int) -> int:
-    """Adds a built-in operation to those that a model uses; its place among them."""
+    """Adds a built-in operation to the codes of a model; returns its index."""
     from ai_edge_litert import schema_py_generated as schema
 
     code = schema.OperatorCodeT()

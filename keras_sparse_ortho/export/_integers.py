@@ -111,7 +111,7 @@ def _wide_enough(own: Range) -> Range:
 def _scales(
     model: Any, kind: str, widths: Sequence[int]
 ) -> tuple[dict[str, np.ndarray], dict[str, int], list[Any]]:
-    """Bounds and largest integers of weights by name; recipes of those that fit `widths` (bits)."""
+    """Bounds and largest integers of weights by name; recipes of weights that fit `widths` bits."""
     found = []
     for graph, op, code in _operations(model):
         name = files.TFL_OP_CODE_TO_NAME.get(code)

@@ -18,7 +18,8 @@ Metric = Callable[[np.ndarray, np.ndarray], np.ndarray]
 _RESAMPLED = 2000
 _ORDERS = 20  # other orders of the rows, whose scores are those of chance
 _SURE = 3.0  # standard deviations
-# How far above chance a model must be at least, of what is possible, and how far is enough.
+# Skill is the score above chance as a share of the possible. Below the first the model is
+# refused; the second is enough.
 _LEAST_SKILL, _MOST_SKILL = 0.1, 0.5
 _ROUNDING = 1e-6  # of a metric of the user beyond 0 and 1
 _HALVES = {"sigmoid": 0.5, "linear": 0.0}  # between two classes, by the end of their one output
@@ -58,8 +59,8 @@ class Judge:
     Args:
         outputs: The dense model's outputs on the held rows.
         labels: Labels of these rows, one array for each output, or `None`.
-        metric: `"agreement"`, `"closeness"`, a function, or `None` for what fits each output.
-        kinds: What each output means. Default: nothing is known of them.
+        metric: `"agreement"`, `"closeness"`, a function, or `None` for the one that fits an output.
+        kinds: The meaning of each output. Default: nothing is known of them.
     """
 
     def __init__(
@@ -196,7 +197,7 @@ def _are_classes(kind: OutputKind, labels: np.ndarray, in_full: bool) -> tuple[b
     """Whether labels in the shape of the output are of classes, and whether several hold at once.
 
     Args:
-        kind: What the output means. Where it is unknown, labels of zeros and ones are of classes.
+        kind: The meaning of the output. If it is unknown, labels of zeros and ones are of classes.
         labels: The labels.
         in_full: bool. Whether they were given in the shape of the output, not as numbers.
     """

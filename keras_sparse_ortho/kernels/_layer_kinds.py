@@ -1,4 +1,4 @@
-"""What the walk over a model asks of layers of this package: sparse layers, wrappers, wholes."""
+"""Base classes of this package's layers, for the walk over a model: sparse, wrapper, whole."""
 
 from collections.abc import Mapping
 

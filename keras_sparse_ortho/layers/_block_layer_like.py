@@ -59,7 +59,7 @@ def block_layer_like(
         block: dict from the name of a kernel to the size of its blocks.
         counts: dict from the name of a kernel to the live blocks of each line, `None` for equal
             ones.
-        seed: int. Seed of what is drawn when the layer is built.
+        seed: int. Seed of the mask and values, which the layer draws when it is built.
 
     Raises NotPrunableError for a layer that has no such form.
     """

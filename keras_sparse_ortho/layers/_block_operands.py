@@ -1,4 +1,4 @@
-"""What products with live blocks take: blocks with their places, groups of lines, and padding."""
+"""Operands of products with live blocks: blocks with their places, groups of lines, padding."""
 
 import dataclasses
 

@@ -380,7 +380,7 @@ def recurrent_like(
     Args:
         plain: LSTM or GRU.
         kernels: dict from the name of a sparse kernel to its density, block and counts.
-        seed: int. Seed of what is drawn when the layer is built.
+        seed: int. Seed of the mask and values, which the layer draws when it is built.
     """
     config = {**plain.cell.get_config(), "seed": seed}
     for prefix, name in _PREFIXES.items():

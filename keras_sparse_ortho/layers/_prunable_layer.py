@@ -65,7 +65,7 @@ Quantizers = FakeQuantization | dict[str, FakeQuantization]
 """A quantizer for all weights of a layer, or one for each by name."""
 
 Draws = dict[tuple[int, str | None], Recorder]
-"""What sparse initializers drew, by `id` of the layer and attribute."""
+"""The draws of sparse initializers, by `id` of the layer and attribute."""
 
 
 class _State:
@@ -303,7 +303,7 @@ class PrunableLayer(SparseLayer, LayerWrapper, WrapperBuiltByCalls):
             parametrization.keep_untrained()
 
     def set_quantizer(self, quantizer: FakeQuantization | Mapping[str, FakeQuantization]) -> None:
-        """Rounds the effective weights: all of them alike, or those that a dict names."""
+        """Rounds the effective weights: all of them alike, or only the names of a dict."""
         by_name = self._quantizers_by_name(quantizer)
         for name, weight_quantizer in by_name.items():
             parametrization = self._state.parametrizations[name]

@@ -108,7 +108,7 @@ def _refuse_quantized(weights: Sequence[PrunableWeight]) -> None:
 def _to_convert(
     form: StorageForm, weights: Sequence[PrunableWeight], targets: dict[str, Target]
 ) -> list[PrunableWeight]:
-    """The weights that another form replaces; refuses those that cannot have it."""
+    """The weights that another form replaces; refuses weights that cannot have the form."""
     for weight in weights:
         form.refuse_parametrization(weight)
         if weight.parametrization is not None:

@@ -7,7 +7,7 @@ _ORIGINS: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDict
 
 
 def remember_origin(model: Any, source: Any) -> None:
-    """Notes that `model` was made from `source`, or from what that was made from."""
+    """Notes that `model` was made from `source`, or from the origin of `source`."""
     origin = origin_of(source)
     _ORIGINS[model] = weakref.ref(source if origin is None else origin)
 

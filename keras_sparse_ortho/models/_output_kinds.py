@@ -1,4 +1,4 @@
-"""What the outputs of a model mean: read from the end of its graph and from its compiled loss."""
+"""The meaning of a model's outputs: read from the end of its graph and from its compiled loss."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -65,12 +65,12 @@ _RESHAPING = ("ActivityRegularization", "Dropout", "Flatten", "Identity", "Resha
 
 @dataclasses.dataclass(frozen=True)
 class OutputKind:
-    """What one output of a model means.
+    """The meaning of one output of a model.
 
     Attributes:
-        end: What the output comes out of: "softmax", "sigmoid" or "linear". `None`: something else,
-            or unknown.
-        answers: What the output is trained for: "classes", one of several; "bits", each of them
+        end: The last function before the output: "softmax", "sigmoid" or "linear". `None`:
+            something else, or unknown.
+        answers: The task of the output: "classes", one of several; "bits", each of them
             yes or no; or "values". `None`: unknown, as of a sigmoid without a loss.
     """
 
@@ -146,7 +146,7 @@ def _names_of_outputs(model: Any, default: Sequence[str]) -> Sequence[str]:
 
 
 def _end_of(model: Any, tensor: Any) -> str | None:
-    """What a tensor of a graph comes out of, past operations that only reshape."""
+    """The last function before a tensor of a graph, past operations that only reshape."""
     makers = {id(output): call for call in graph_calls(model) for output in call.outputs}
     call = makers[id(tensor)]
     while type(call.operation).__name__ in _RESHAPING and len(call.inputs) == 1:
@@ -164,7 +164,7 @@ def _end_of(model: Any, tensor: Any) -> str | None:
 
 
 def _end_of_operation(operation: Any, rank: int) -> str | None:
-    """What a layer or an operation ends in."""
+    """The last function of a layer or an operation."""
     kind = type(operation).__name__
     if isinstance(operation, _ACTIVATED):
         ends = {
@@ -173,7 +173,7 @@ def _end_of_operation(operation: Any, rank: int) -> str | None:
             keras.activations.linear: "linear",
         }
         return ends.get(operation.activation)
-    # Classes along another axis than the last are not those that a score would compare.
+    # A score compares classes along the last axis, and no other.
     if kind == "Softmax" and operation.axis in (-1, rank - 1):
         return "softmax"
     return "sigmoid" if kind == "Sigmoid" else None

@@ -14,7 +14,7 @@ from keras_sparse_ortho.storages import Target
 
 
 class LayerChange(Protocol):
-    """What becomes of one layer besides the new forms of its kernels."""
+    """A change of one layer besides the new forms of its kernels."""
 
     def change(
         self, layer: keras.layers.Layer, formed: keras.layers.Layer | None

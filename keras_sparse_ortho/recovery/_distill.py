@@ -58,7 +58,7 @@ def distill(
         batch_size: Rows of a step.
         learning_rate: The highest rate.
         seed: Decides the order of the rows. `None`: another in every call.
-        outputs: What the model's outputs are: `"softmax"` or `"sigmoid"`, probabilities with
+        outputs: The kind of the model's outputs: `"softmax"` or `"sigmoid"`, probabilities with
             logits; or `"values"`. A list has one for each output. Default: what the teacher's last
             layers and its loss say. Subclassed models without a loss show nothing: `"values"`.
         verbose: As for `fit`.
@@ -224,7 +224,7 @@ def _same(values: Any) -> Any:
 
 
 def _output_names(teacher: Any, outputs: str | Sequence[str] | None, count: int) -> list[str]:
-    """What each output is, a key of `_LOGITS`: as given, or as the teacher shows."""
+    """The kind of each output, a key of `_LOGITS`: as given, or as the teacher shows."""
     if outputs is None:
         kinds = output_kinds(teacher, count)
         return [kind.probabilities or "values" for kind in kinds]
@@ -247,7 +247,7 @@ def _centered_logarithm(p: Any) -> Any:
     return logits - keras.ops.mean(logits, axis=-1, keepdims=True)
 
 
-# From outputs of a kind to what the squared error is of.
+# From outputs of a kind to the logits that the squared error compares.
 _LOGITS: dict[str, Callable[[Any], Any]] = {
     "softmax": _centered_logarithm,
     "sigmoid": _logit,

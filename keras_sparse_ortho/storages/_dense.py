@@ -1,4 +1,4 @@
-"""What `strip` and `quantize_aware` make of layers: `"dense"`, `"thin"` and `"rounded"`."""
+"""The forms that `strip` and `quantize_aware` make: `"dense"`, `"thin"` and `"rounded"`."""
 
 from collections.abc import Mapping
 

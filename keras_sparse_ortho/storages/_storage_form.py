@@ -24,11 +24,11 @@ class StorageForm(abc.ABC):
     - a kernel in a wrapper: subclass `WrappedForm` and name the parametrization that holds it;
     - a layer of its own, such as `layers.BlockSparseDense`: implement `form`.
 
-    What holds one kernel in the new layer is a `kernels.Storage`, whose `form_name` is this `name`.
+    A `kernels.Storage` holds one kernel in the new layer. Its `form_name` is this `name`.
     """
 
     name: ClassVar[str]
-    """What users write as `storage=`."""
+    """The value of `storage=` that chooses the form."""
 
     is_choice: ClassVar[bool] = True
     """Whether `storage=` takes the name. Plans alone use the others."""
