@@ -261,8 +261,9 @@ def test_types_of_ends_and_metrics(tmp_path):
                 representative_data=np.ones((4, 8), "float32"),
                 inference_input_type=kind,
             )
+    rows = np.random.default_rng(0).normal(size=(40, 8)).astype("float32")
     with pytest.raises(ValueError, match=r"Use no `metric`, and data=\(x, labels\)\. Received"):
-        kso.shrink(model(), np.ones((40, 8), "float32"), tmp_path / "m.tflite", metric="accuracy")
+        kso.shrink(model(), rows, tmp_path / "m.tflite", metric="accuracy")
 
 
 def objects():

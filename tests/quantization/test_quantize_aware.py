@@ -240,7 +240,9 @@ def seen(model, shape):
 
 
 def scales_of(model):
-    return {one.path: integers_of(one)[1].reshape(-1) for one in kso.prunable_weights(model)}
+    """Scales of the quantized weights by path. Embeddings stay as they are."""
+    parts = {weight.path: integers_of(weight) for weight in kso.prunable_weights(model)}
+    return {path: part[1].reshape(-1) for path, part in parts.items() if part is not None}
 
 
 def assert_whole(value, step):
