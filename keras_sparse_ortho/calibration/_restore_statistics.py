@@ -18,6 +18,7 @@ from keras_sparse_ortho.models import check_built, origin_of
 
 _HELD = 4  # one row in so many decides whether the new statistics are better
 _FEWEST = 16  # rows; of fewer none is held out
+_ROUNDING = 1e-5  # by which two calls of one layer may differ, of the size of its inputs
 
 
 @other_keywords
@@ -317,6 +318,10 @@ def _moved(twin: Any, before: _Moments, after: _Moments) -> _Moments:
     # A channel that is constant on the rows does not show its scale.
     varies = before.variance > 0.0
     square = np.where(varies, after.variance / np.where(varies, before.variance, 1.0), 1.0)
+    square = np.where(np.abs(square - 1.0) < _ROUNDING, 1.0, square)
     ratio = np.sqrt(square)
-    # In this order a ratio of 1 and equal means give the trained mean to the last bit.
-    return _Moments(ratio * mean + (after.mean - ratio * before.mean), square * variance)
+    shift = after.mean - ratio * before.mean
+    scale = np.sqrt(before.variance) + np.abs(before.mean)
+    shift = np.where(np.abs(shift) < _ROUNDING * scale, 0.0, shift)
+    # Where nothing was pruned in front, this is the trained mean to the last bit.
+    return _Moments(ratio * mean + shift, square * variance)
