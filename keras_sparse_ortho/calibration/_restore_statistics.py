@@ -67,13 +67,15 @@ def restore_statistics(
     Limits: all batches go through the layers in front of each layer in turn, in both models. Layers
     called several times get the moments of all their calls. Layers that no batch reaches and frozen
     ones (`trainable=False`) keep their statistics. Without a reference, layers that were never
-    trained (mean 0, variance 1) get the exact moments of the data.
+    trained (mean 0, variance 1) get the exact moments of the data. Rows of one class show little of
+    the others, and held-out rows of that class cannot tell: give rows of all classes.
 
     Examples:
         >>> import keras, numpy as np, keras_sparse_ortho as kso
-        >>> layers = [keras.layers.Dense(8), keras.layers.BatchNormalization(name="norm")]
-        >>> dense = keras.Sequential([keras.Input((4,)), *layers])
-        >>> x = np.random.default_rng(0).normal(size=(64, 4))
+        >>> kernel = keras.layers.Dense(8, kernel_initializer="ones")
+        >>> norm = keras.layers.BatchNormalization(name="norm")
+        >>> dense = keras.Sequential([keras.Input((4,)), kernel, norm])
+        >>> x = np.random.default_rng(0).uniform(size=(64, 4))
         >>> pruned = kso.prune(dense, 0.5, budget="uniform")
         >>> restore_statistics(pruned, x, reference=dense)
         ['norm']
