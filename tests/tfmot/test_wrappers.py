@@ -91,3 +91,12 @@ def test_infinite_weights_are_not_ranked(tf_keras):
     steer = kso.tfmot.TargetDensity(0.25, frequency=1)
     with pytest.raises(NotPrunableError, match=r"'a/kernel' is not finite, or .*: 16 infinite"):
         model.fit(np.ones((8, 16)), np.ones((8, 8)), verbose=0, callbacks=[steer])
+
+
+def test_variables_of_several_kernels_have_names_of_their_own(tf_keras):
+    """Files in HDF5 hold variables by name."""
+    layer = kso.tfmot.PruneWithMask(tf_keras.layers.GRU(4, name="gru"), density=0.5)
+    layer.build((None, 5, 8))
+    names = [variable.name for variable in layer.weights]
+    assert sum("mask" in name.rpartition("/")[2] for name in names) == 2
+    assert len({*names}) == len(names)
