@@ -1,5 +1,7 @@
 """`prunable_weights`: paths that outlive wrapping, and what is a kernel."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -17,6 +19,14 @@ pytestmark = pytest.mark.core
 def test_biases_and_normalization_are_not_listed():
     names = [weight.path for weight in kso.prunable_weights(sequential())]
     assert [name.split("/")[-1] for name in names] == ["kernel"] * 3
+
+
+@pytest.mark.parametrize(("live", "flops"), [(1, 3), (2, 7), (3, 10)])
+def test_operations_of_live_entries_are_rounded(live, flops):
+    """Of 10 operations and 3 entries: 3.33, 6.67 and 10."""
+    (weight,) = kso.prunable_weights(keras.Sequential([keras.Input((3,)), L.Dense(1)]))
+    weight.variable.assign([[1.0], [float(live > 1)], [float(live > 2)]])
+    assert dataclasses.replace(weight, flops=10).sparse_flops == flops
 
 
 def test_the_raw_and_the_effective_value():

@@ -79,3 +79,24 @@ def test_accumulators_of_dead_entries_start_again(tf_keras):
     assert weight.live == 32
     assert any(np.all(one[~weight.mask] == 0.25) for one in accumulators)
     assert all(np.all(one[weight.mask] > 0.25) for one in accumulators)
+
+
+def test_infinite_weights_are_not_ranked(tf_keras):
+    model = kso.tfmot.prune_with_soft_threshold(
+        sequential(tf_keras, tf_keras.layers.Dense(8, name="a"))
+    )
+    raw = model.layers[0].states[0].raw
+    raw.assign(np.where(np.arange(8) == 3, np.inf, raw.numpy()))
+    model.compile("sgd", "mse")
+    steer = kso.tfmot.TargetDensity(0.25, frequency=1)
+    with pytest.raises(NotPrunableError, match=r"'a/kernel' is not finite, or .*: 16 infinite"):
+        model.fit(np.ones((8, 16)), np.ones((8, 8)), verbose=0, callbacks=[steer])
+
+
+def test_variables_of_several_kernels_have_names_of_their_own(tf_keras):
+    """Files in HDF5 hold variables by name."""
+    layer = kso.tfmot.PruneWithMask(tf_keras.layers.GRU(4, name="gru"), density=0.5)
+    layer.build((None, 5, 8))
+    names = [variable.name for variable in layer.weights]
+    assert sum("mask" in name.rpartition("/")[2] for name in names) == 2
+    assert len({*names}) == len(names)
