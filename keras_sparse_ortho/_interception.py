@@ -93,7 +93,7 @@ def without_dispatchers(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Wishes(NamedTuple):
-    """What a thread wants of the calls of one function."""
+    """The interceptions of one function that a thread has asked for."""
 
     functions: tuple[Callable[..., Any], ...] = ()  # the first is the next to the original
     # Attributes of the layer whose `call` it is.

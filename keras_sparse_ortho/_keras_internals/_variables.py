@@ -327,7 +327,7 @@ def give_value(variable: Any, value: Any, *, watched: bool | None = None) -> Non
     Args:
         variable: Variable without a value.
         value: Array or tensor of its shape.
-        watched: bool. See `is_watched`. Default: what `await_value` was told.
+        watched: bool. See `is_watched`. Default: as `await_value` has it.
     """
     if watched is None:
         watched = variable._initializer.watched

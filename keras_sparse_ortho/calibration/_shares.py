@@ -153,7 +153,7 @@ def measured_errors(
             own[name] = relative_error(rounded, kernel, (held if held.rows else used).gram)
         given.extend(() if given else outputs())
         coarse = from_matrices(rounded, weight.shape, weight.layout)
-        # Not assigned: other threads may use the model.
+        # The variable keeps its value: other threads may use the model.
         with VariableOverrides([(weight.variable, placed(coarse, weight.variable))]):
             lost = sum(np.sum((x - y) ** 2) for x, y in zip(outputs(), given, strict=True))
         whole = own[name] * sum(np.sum(y**2) for y in given)

@@ -46,7 +46,7 @@ class QuantizeWrapper(WrapperBuiltByCalls):
             raise ValueError(
                 f"`inputs` must be {_MOST_INPUTS} at most. Received: {as_text(inputs)}"
             )
-        # Not that of a wrapper inside, which leaves casts to its layer.
+        # A wrapper inside has another policy, as it leaves casts to its layer.
         policy = innermost(layer).dtype_policy
         own = {"name": layer.name, "dtype": policy, "trainable": layer.trainable}
         super().__init__(layer, **{**own, **kwargs})
