@@ -38,16 +38,16 @@ class Turns:
 
 
 def overlapping(first, second, between=lambda: None):
-    """Enters and leaves one context in this thread, another in a second, the first one first."""
+    """Enters and leaves a context in this thread, then one in a second that begins before."""
     turns, errors = Turns("abab"), []
 
     def work():
         try:
             turns.wait("b")
             with second():
-                between()
                 turns.done()
                 turns.wait("b")
+                between()
             turns.done()
         except BaseException as error:
             errors.append(error)
@@ -173,7 +173,7 @@ def test_settings_add_up_and_observers_see_such_calls():
 
 
 def test_copies_that_another_thread_makes_have_no_hook():
-    model = keras.Sequential([keras.Input((8,)), L.Dense(8, name="d")])
+    model = keras.Sequential([keras.Input((8,)), L.Dense(8, name="d"), L.LayerNormalization()])
     with observe(model.layers, lambda layer, call, *args: call(*args)):
         copy = kso.prune(model, 0.5)
         changed = kso.prune.in_place(keras.models.clone_model(model), 0.5)

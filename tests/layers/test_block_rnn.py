@@ -83,8 +83,9 @@ def test_it_equals_its_masked_twin(kind, tmp_path):
     expected = blocks.predict(x, verbose=0)
     loaded = reloaded(blocks, tmp_path)
     plain = kso.strip(blocks)
-    paths = [[v.path for v in model.trainable_variables] for model in (blocks, loaded)]
-    assert paths[0] == paths[1]
+    # Keras itself loads the layers inside of Bidirectional without its name in their paths.
+    inside = [v.path.removeprefix("bidirectional/") for v in blocks.trainable_variables]
+    assert inside == [v.path for v in loaded.trainable_variables]
     for model in (loaded, plain):
         np.testing.assert_allclose(model.predict(x, verbose=0), expected, atol=1e-6)
     np.testing.assert_allclose(fit(loaded), fit(blocks), atol=1e-6)
