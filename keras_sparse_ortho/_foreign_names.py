@@ -334,7 +334,7 @@ def for_value(argument: str, value: Any) -> str:
 def unknown_attribute(owner: Any, name: str) -> AttributeError:
     """The error of an object that has no such attribute: the step to take, if the table has one."""
     kinds = [kind.__name__ for kind in type(owner).__mro__]
-    text = f"'{kinds[0]}' object has no attribute '{name}'"
+    text = f"'{kinds[0]}' object has no attribute {name!r}"
     if not name.startswith("_"):
         step = step_for(*(f"{kind}.{name}" for kind in kinds), name)
         text = text if step is None else f"{text}. Use: {step}"
@@ -344,13 +344,13 @@ def unknown_attribute(owner: Any, name: str) -> AttributeError:
 def not_callable(owner: Any) -> TypeError:
     """The error of an object that users of other packages call."""
     name = type(owner).__name__
-    return TypeError(f"'{name}' object is not callable. Use: {step_for(f'{name}(...)')}")
+    return TypeError(f"{name!r} object is not callable. Use: {step_for(f'{name}(...)')}")
 
 
 def not_subscriptable(owner: Any) -> TypeError:
     """The error of an object that users of other packages ask for an entry."""
     name = type(owner).__name__
-    return TypeError(f"'{name}' object is not subscriptable. Use: {step_for(f'{name}[...]')}")
+    return TypeError(f"{name!r} object is not subscriptable. Use: {step_for(f'{name}[...]')}")
 
 
 def unknown_path(path: Any, known: Iterable[str]) -> KeyError:

@@ -364,7 +364,6 @@ def test_every_public_function_answers_other_keywords():
 RECORDS = {
     *("Block", "Channels", "Draw", "KernelChange", "KernelLayout", "NByM", "Plan"),
     *("PrunableWeight", "Saliency", "Sensitivity", "SparsityReport", "Target"),
-    *("BlockForm", "CompactForm", "DenseForm", "MaskedForm", "RoundedForm", "ThinForm"),
     *("WrappedForm", "register_storage", "kernel_layouts", "kernel_positions"),
 }
 

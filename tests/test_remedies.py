@@ -31,6 +31,7 @@ OTHERS = {
     "EarlyStopping": keras.callbacks,
     "objective": None,
     "law": None,
+    "take": None,  # of data sets
 }
 NOT_PROSE = ("export/_c_array.py", "cli/_main.py")  # C code, and patterns
 

@@ -79,10 +79,10 @@ class Budget(Mapping[str, float], Answering):
         }
         self.sizes: dict[str, int] = {}
         for path, size in (sizes or {}).items():
-            self.sizes[str(path)] = _check_count(f"size of '{path}'", size, 1)
+            self.sizes[str(path)] = _check_count(f"size of {path!r}", size, 1)
         self.lifted_from: dict[str, int] = {}
         for path, share in (lifted_from or {}).items():
-            self.lifted_from[path] = _check_count(f"`lifted_from` of '{path}'", share, 0)
+            self.lifted_from[path] = _check_count(f"`lifted_from` of {path!r}", share, 0)
         self.blocks = dict(blocks or {})
         paths = [*self.sizes, *self.lifted_from, *self.blocks]
         unknown = [path for path in paths if path not in self._densities]
@@ -286,7 +286,7 @@ def _check_density_of(
     try:
         return check_density(density)
     except DensityError as error:
-        raise BudgetError(f"In the budget of '{path}': {error}") from None
+        raise BudgetError(f"In the budget of {path!r}: {error}") from None
 
 
 def _check_count(
@@ -473,7 +473,7 @@ def _what_needs_room(
     largest = next(w for w, need in zip(weights, needs, strict=True) if need.least == most_needed)
     return (
         f"exactly orthogonal kernels is {least / size:.6g}. "
-        f"'{largest.path}' needs most: {most_needed} of its {largest.size} entries. Kernels that "
+        f"{largest.path!r} needs most: {most_needed} of its {largest.size} entries. Kernels that "
         "need not be orthogonal take less (initializer='random_sparse')."
     )
 

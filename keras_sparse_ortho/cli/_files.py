@@ -84,7 +84,9 @@ def _check_unpacked_size(path: str) -> None:
     """Refuses an archive of a few megabytes that would take gigabytes of memory."""
     try:
         check_archive(path)
-    except (ValueError, zipfile.BadZipFile) as error:
+    except zipfile.BadZipFile:
+        return  # its reader has a better error
+    except ValueError as error:
         raise InputFileError(str(error)) from error
 
 

@@ -52,7 +52,7 @@ def warn_of_floats(report: ExportReport) -> None:
     """Warns of operations that a file of integers computes in floats."""
     if report.in_floats:
         warn_user(
-            f"A file of route '{report.route}' should compute integers alone, and "
+            f"A file of route {report.route!r} should compute integers alone, and "
             f"{len(report.in_floats)} of its operations compute floats: LiteRT has no integer form "
             "of them, or no range was trained or calibrated for their inputs or outputs. They are "
             "slower, and a device without floats cannot run them. Use other layers there, or keep "

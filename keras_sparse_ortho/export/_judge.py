@@ -174,7 +174,7 @@ class _Output:
             raise ValueError(
                 "Two classes of a single output part at 0.5 if it is a sigmoid, and at 0 if it is "
                 "a logit, and this model does not show which. Compile it with its loss, such as "
-                'keras.losses.BinaryCrossentropy(from_logits=True), or take metric="closeness". '
+                'keras.losses.BinaryCrossentropy, or take metric="closeness". '
                 "Received: an output of an unknown kind"
             )
         return wanted, self._half

@@ -1,6 +1,6 @@
 """`LiveBlocks`, the storage of a kernel on live blocks: its form, places, moves and slots."""
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import keras
 import numpy as np
@@ -14,9 +14,6 @@ from keras_sparse_ortho.kernels import DenseGradient, PrunableWeight, Storage
 from keras_sparse_ortho.layers._block_grid import pattern_of
 from keras_sparse_ortho.orthogonal import Block, RegularBlocks, fan_step
 from keras_sparse_ortho.parametrizations import FakeQuantization, digest
-
-if TYPE_CHECKING:
-    from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
 
 
 class LiveBlocks(Storage):
@@ -32,7 +29,8 @@ class LiveBlocks(Storage):
     movable = True
     in_blocks = True
 
-    def __init__(self, layer: "BlockSparseLayer", owner: keras.layers.Layer | None = None) -> None:
+    # Any: the file of BlockSparseLayer imports this one.
+    def __init__(self, layer: Any, owner: keras.layers.Layer | None = None) -> None:
         self._layer = layer
         self.place_size = layer.grid.live // layer.grid.live_blocks
         self._weight = PrunableWeight(

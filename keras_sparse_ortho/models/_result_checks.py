@@ -32,9 +32,9 @@ class ResultChecks:
             for path, target in plan.targets.items()
             if target.draw is not None
         }
-        self._quantized_paths = {
+        self._quantized_paths = [
             path for path, target in plan.targets.items() if target.quantizer is not None
-        }
+        ]
         self._changes_outputs = bool(self._quantized_paths or plan.layer_changes)
         self._same_function = SameFunction(model) if plan.keeps_function else None
         self._optimizer = self._optimizer_to_carry()
@@ -66,7 +66,7 @@ class ResultChecks:
         """Refuses a model with other kernels, live counts or quantizers than were planned."""
         weights = prunable_weights(result, unregistered=True)
         storages = {weight.path: weight.storage for weight in weights if weight.storage is not None}
-        wrong_paths = set(self._paths) ^ {weight.path for weight in weights}
+        wrong_paths = set(self._paths).symmetric_difference(weight.path for weight in weights)
         wrong_paths |= set(self._planned_paths) - storages.keys()
         # All processes gather live counts, so the order must be the same in each.
         for path, live_count in self._live_counts.items():

@@ -19,15 +19,9 @@ from keras_sparse_ortho.storages._target import KernelChange, Target, mask_of
 from keras_sparse_ortho.storages._wrapped import MaskedForm, WrappedForm, form_layer
 
 __all__ = [
-    "BlockForm",
-    "CompactForm",
-    "DenseForm",
     "KernelChange",
-    "MaskedForm",
-    "RoundedForm",
     "StorageForm",
     "Target",
-    "ThinForm",
     "WrappedForm",
     "register_storage",
 ]

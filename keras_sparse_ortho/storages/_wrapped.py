@@ -50,7 +50,7 @@ def form_layer(
         return forms[0].form(layer, changes)
     if all(isinstance(form, WrappedForm) for form in forms):
         return wrap(layer, changes)
-    planned = ", ".join(f"'{name}' {change.target.storage}" for name, change in changes.items())
+    planned = ", ".join(f"{name!r} {change.target.storage}" for name, change in changes.items())
     raise NotPrunableError(
         f"The kernels of the layer {layer.name!r} must have one storage, or be masked and compact: "
         f"other storages replace the whole layer. Received: {planned}"

@@ -16,6 +16,7 @@ from keras_sparse_ortho.orthogonal import (
     NByM,
     covering_count,
     dead_outputs,
+    depthwise_outputs,
     exact_orthogonal,
     least_count,
 )
@@ -79,10 +80,12 @@ def test_the_global_count_is_exact_and_no_bound_is_passed(kinds, density, seed, 
         covering = [
             max(least_count(w.shape, w.layout), covering_count(w.shape, w.layout)) for w in weights
         ]
-        if budget.live >= sum(covering):
-            lower = covering
-        else:
-            upper = covering
+    else:  # each output of a depthwise kernel has a live entry
+        covering = [max(1, depthwise_outputs(w.shape, w.layout)) for w in weights]
+    if budget.live >= sum(covering):
+        lower = covering
+    else:
+        upper = covering
     for weight, least, most in zip(weights, lower, upper, strict=True):
         assert least <= budget.counts[weight.path] <= most
     # Between the bounds all have the same scale, up to the rounding by one entry.

@@ -183,6 +183,7 @@ def test_little_is_unpacked_of_what_is_no_litert_file(content, tmp_path, monkeyp
     path = tmp_path / "m.tflite.gz"
     zeros = bytes(64 * 2**20)
     monkeypatch.setattr("keras_sparse_ortho.export._load_litert._LARGEST", 4 * 2**20)
+    monkeypatch.setattr("keras_sparse_ortho.export._load_litert._PIECE", 2**20)
     for bomb in (zeros, content[:8] + zeros):
         packed = gzip.compress(bomb)
         tracemalloc.start()
