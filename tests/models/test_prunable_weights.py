@@ -29,6 +29,24 @@ def test_operations_of_live_entries_are_rounded(live, flops):
     assert dataclasses.replace(weight, flops=10).sparse_flops == flops
 
 
+def test_negative_entries_of_a_plain_layer_are_live():
+    (weight,) = kso.prunable_weights(keras.Sequential([keras.Input((3,)), L.Dense(1)]))
+    weight.variable.assign([[-1.0], [0.0], [2.0]])
+    np.testing.assert_array_equal(weight.mask.ravel(), [True, False, True])
+    assert weight.live == 2
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_weights_that_are_not_finite_are_refused(value):
+    model = keras.Sequential([keras.Input((3,)), L.Dense(1, name="head")])
+    model.layers[0].kernel.assign([[1.0], [value], [2.0]])
+    (weight,) = kso.prunable_weights(model)
+    with pytest.raises(NotPrunableError, match=r"'head/kernel' is not finite. Received: 1 inf"):
+        weight.finite_raw_value()
+    with pytest.raises(NotPrunableError, match="'head/kernel' is not finite"):
+        kso.prune(model, 0.5)
+
+
 def test_the_raw_and_the_effective_value():
     model = kso.sparsify(sequential(), 0.3, seed=0)
     weight = kso.prunable_weights(model, flops=True)[0]

@@ -85,6 +85,8 @@ def test_layers_and_indices_select_kernels():
     assert masked(kso.sparsify(model, 0.5, include=second, seed=0)) == PATHS[1:2]
     assert masked(kso.sparsify(model, 0.5, include=-1, seed=0)) == PATHS[2:]
     assert masked(kso.sparsify(model, 0.5, include=-3, seed=0)) == PATHS[:1]
+    for anchored, paths in (("^first", PATHS[:1]), ("^(first|head)", PATHS[::2]), ("el$", PATHS)):
+        assert masked(kso.prune(model, 0.5, include=anchored)) == paths
     outer = keras.Sequential([keras.Input((32,)), model, L.Dense(4, name="last")])
     assert masked(kso.sparsify(outer, 0.5, include=model, seed=0)) == [
         f"{model.name}/{path}" for path in PATHS

@@ -100,3 +100,17 @@ def test_variables_of_several_kernels_have_names_of_their_own(tf_keras):
     names = [variable.name for variable in layer.weights]
     assert sum("mask" in name.rpartition("/")[2] for name in names) == 2
     assert len({*names}) == len(names)
+
+
+def test_the_default_schedule_takes_seven_tenths_of_all_epochs(tf_keras):
+    model = kso.tfmot.prune_with_soft_threshold(
+        sequential(tf_keras, tf_keras.layers.Dense(8, name="a"))
+    )
+    model.compile("sgd", "mse")
+    x = np.random.default_rng(0).normal(size=(32, 16))
+    options = {"batch_size": 8, "epochs": 10, "verbose": 0}
+    steer = kso.tfmot.TargetDensity(0.25, frequency=1)
+    densities = model.fit(x, x[:, :8], callbacks=[steer], **options).history["density"]
+    assert densities[0] > 0.7
+    assert densities[5] > 0.25
+    assert densities[-3:] == [0.25] * 3
