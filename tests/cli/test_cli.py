@@ -244,7 +244,7 @@ def test_wrong_minutes_end_in_one_line(minutes, model_file, tmp_path, capsys):
     np.save(rows, np.ones((40, 32), "float32"))
     options = ["--data", str(rows), "--out", str(tmp_path / "m.tflite"), f"--minutes={minutes}"]
     assert main(["shrink", str(model_file), *options]) == 2
-    assert "`minutes` must be" in one_line(capsys)
+    assert "`--minutes` must be" in one_line(capsys)
 
 
 def test_rows_of_another_shape_end_in_one_line(model_file, tmp_path, capsys):
