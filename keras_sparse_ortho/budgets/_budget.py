@@ -71,7 +71,7 @@ class Budget(Mapping[str, float], Answering):
     ) -> None:
         if not isinstance(densities, Mapping) or not densities:
             raise BudgetError(
-                "`densities` must be a dict from weights to densities, with at least one."
+                "A budget needs weights: `densities` must be a dict from weights to densities."
                 f"{for_value('densities', densities)} Received: densities={as_text(densities)}"
             )
         self._densities = {

@@ -75,7 +75,7 @@ MANGLED = [
     (b'{"weights": []}', "line 1: an object"),
     (b'{"budget": [{"weight": "a"}]}', "entry 1: 'density'"),
     (b'{"budget": [{"weight": "a", "density": 1.5}]}', r"entry 1: .*must be in \(0, 1\]"),
-    (b'{"budget": []}', "with at least one"),
+    (b'{"budget": []}', "A budget needs weights"),
     (b'{"a": 0.5, "b": 2}', r"entry 2: .*must be in \(0, 1\]"),
     (b'{"a": 0.5, "a": 0.25}', "a name stands twice"),
     (b'{"a": 0.5, "b": "0.5"}', "line 1: an object"),
@@ -124,8 +124,8 @@ def test_budgets_by_hand(model, tmp_path, name):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "with at least one"),
-        ("path,density\n", "with at least one"),
+        ("", "A budget needs weights"),
+        ("path,density\n", "A budget needs weights"),
         ("a;0.5\n", "line 1: .*Give a number, not text.*Received: .*a;0.5"),
         ("path,sparsity\na,0.5\n", "line 1: .*density='sparsity'"),
         ("a,0.5\nb,10%\n", "line 2: .*not a percentage: density=0.1 keeps 10%"),
