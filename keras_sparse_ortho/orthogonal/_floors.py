@@ -38,17 +38,21 @@ def floored_masks(
         layouts: Their layouts, `None` for `(*spatial, in, out)`.
         count: int. Live entries of all masks together.
     """
-    floors = [_floor(score, layout) for score, layout in zip(scores, layouts, strict=True)]
-    held = sum(int(np.count_nonzero(floor)) for floor in floors)
-    if held == 0:
+    # Most kernels are not depthwise: they pay for no arrays of floors.
+    outputs = sum(
+        depthwise_outputs(score.shape, layout)
+        for score, layout in zip(scores, layouts, strict=True)
+    )
+    if outputs == 0:
         return largest_masks(scores, count)
+    floors = [_floor(score, layout) for score, layout in zip(scores, layouts, strict=True)]
     lowest = min(np.min(score) for score in scores)
     below_all = np.nextafter(lowest, -np.inf)
     pairs = list(zip(scores, floors, strict=True))
-    if held >= count:
+    if outputs >= count:
         return largest_masks([np.where(floor, score, below_all) for score, floor in pairs], count)
     others = largest_masks(
-        [np.where(floor, below_all, score) for score, floor in pairs], count - held
+        [np.where(floor, below_all, score) for score, floor in pairs], count - outputs
     )
     return [mask | floor for mask, floor in zip(others, floors, strict=True)]
 
