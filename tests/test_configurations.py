@@ -138,5 +138,5 @@ def test_crafted_files_load_or_are_refused_by_name():
     options = ["--parts", "hostile", "--share", "0.046", "--seed", "7"]
     done = run_python("-W", "ignore", "-m", "tests.faults", *options, cwd=SAVED.parents[1])
     rows = re.findall(r"^\| hostile: [^|]+\| (\d+) \|", done, re.MULTILINE)
-    assert len(rows) == 5
+    assert len(rows) == 7
     assert sum(map(int, rows)) >= 100

@@ -126,7 +126,7 @@ def test_a_metric_of_the_user():
     assert judge.score([np.array([[1.0, 0.0], [0.0, 4.0]])]).mean == 0.5
     with pytest.raises(ValueError, match=r"Received: metric=.best"):
         Judge([want], None, "best")
-    with pytest.raises(ValueError, match=r"give labels, data=\(rows, labels\).*metric='accuracy'"):
+    with pytest.raises(ValueError, match=r"Use no `metric`, and data=\(x, labels\).*metric='accuracy'"):
         Judge([want], None, "accuracy")
 
 
