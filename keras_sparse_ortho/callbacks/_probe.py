@@ -4,6 +4,7 @@ from typing import Any
 
 import keras
 
+from keras_sparse_ortho._checked_data import check_batches
 from keras_sparse_ortho._checks import check_integer, other_keywords
 from keras_sparse_ortho._keras_internals import compile_like
 from keras_sparse_ortho.budgets import Budget
@@ -51,7 +52,8 @@ def probe(
     Returns a `Budget` for `sparsify(model, budget=found, storage="blocks")`;
     `print(found.blocks[path])` draws a kernel. Raises NotPrunableError for a model that is not
     compiled, and data that end before `steps` steps; LayoutError for blocks that fit no kernel;
-    BudgetError and DensityError as `parametrize`.
+    BudgetError and DensityError as `parametrize`; ValueError for rows or targets that are not
+    finite, or do not fit the model.
 
     Examples:
         >>> import keras, numpy as np, keras_sparse_ortho as kso
@@ -78,15 +80,24 @@ def probe(
             "A probe trains a copy of the model: compile it first. "
             f"Received: model={model.name!r}, which is not compiled"
         )
-    parts = data if isinstance(data, tuple) else (data,)
-    options = {**dict(zip(("x", "y", "sample_weight"), parts, strict=False)), "verbose": 0, **fit}
+    arguments = _fit_arguments(model, data)
+    options = {**arguments, "verbose": 0, **fit}
     copy.fit(epochs=steps + 1, callbacks=[UpdateMasks(stop=True)], **options)
-    found, blocks = {}, {}
+    densities, blocks = {}, {}
     for weight in prunable_weights(copy):
         if isinstance(weight.storage, MagnitudeMask):
             if not weight.storage.fixed:
                 raise NotPrunableError(f"The data must last. Received: fewer than {steps} steps")
             layout = weight.layout or KernelLayout.convolution()
-            found[weight.path] = weight.density
+            densities[weight.path] = weight.density
             blocks[weight.path] = GivenBlocks.of_mask(layout.to_canonical(weight.mask), size)
-    return Budget(found, blocks=blocks)
+    return Budget(densities, blocks=blocks)
+
+
+def _fit_arguments(model: keras.Model, data: Any) -> dict[str, Any]:
+    """Data as arguments of `fit`; ValueError for arrays that the model cannot learn from."""
+    if not isinstance(data, tuple):
+        return {"x": data}  # a data set, which is read only once
+    arguments = dict(zip(("x", "y", "sample_weight"), data, strict=False))
+    check_batches(model, [(arguments["x"], arguments.get("y"), arguments.get("sample_weight"))])
+    return arguments

@@ -71,6 +71,10 @@ def test_what_a_probe_refuses(tmp_path):
         options = {"model": network(), "steps": 12, "structure": (8, 8), **changed}
         with pytest.raises(error, match=match):
             probe(options.pop("model"), 0.25, data(), **options)
+    x, y = data()
+    for wrong, match in (((x * np.nan, y), "must be finite"), ((x, y * np.nan), "must be finite")):
+        with pytest.raises(ValueError, match=match):
+            probe(network(), 0.25, wrong, steps=12, structure=(8, 8))
     other = kso.Budget({"wide/kernel": 0.5}, blocks={"wide/kernel": GivenBlocks(8, 8, ("10",))})
     with pytest.raises(LayoutError, match=r"'wide/kernel' does not fit.*has 8 x 8 blocks"):
         kso.sparsify(network(), budget=other)

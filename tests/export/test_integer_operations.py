@@ -90,7 +90,13 @@ INTEGERS = {
     "Multiply": lambda: between(lambda a, b: L.Multiply()([a, b])),
     "Concatenate": lambda: between(lambda a, b: L.Concatenate()([a, b])),
     "MaxPooling2D": lambda: between(lambda a, b: L.MaxPooling2D()(a)),
+    "windows that overlap": lambda: between(lambda a, b: L.MaxPooling2D(3, 2, padding="same")(a)),
+    "AveragePooling2D": lambda: between(lambda a, b: L.AveragePooling2D(2)(a)),
     "ZeroPadding2D": lambda: between(lambda a, b: L.ZeroPadding2D()(a)),
+    **{
+        name: lambda name=name: between(lambda a, b: L.Activation(name)(a))
+        for name in ("gelu", "hard_swish", "sigmoid", "softmax", "swish", "tanh")
+    },
     "BatchNormalization": lambda: between(lambda a, b: L.BatchNormalization()(a)),
 }
 QUICK = ("relu(a + b)", "slice", "SeparableConv2D, normalized")
@@ -105,22 +111,47 @@ def test_a_trained_model_computes_integers_alone(name, tmp_path):
     assert report.error < 0.05
 
 
-# What LiteRT has no integers for, or no range is trained for, by the operations in floats.
+def attention(x):
+    return L.MultiHeadAttention(2, 4)(x, x)
+
+
+def conv_of_volumes(a):
+    volumes = L.Reshape((8, 4, 2, 4))(a)
+    return L.Reshape((8, 8, 4))(L.Conv3D(4, 3, padding="same")(volumes))
+
+
+# What LiteRT has no integers for, or no range is trained for, and an operation that is in floats.
 FLOATS = {
-    "LayerNormalization": lambda: between(lambda a, b: L.LayerNormalization()(a)),
-    "ops.exp": lambda: between(lambda a, b: ops.exp(a)),
+    "LayerNormalization": (lambda: between(lambda a, b: L.LayerNormalization()(a)), "MUL"),
+    "ops.exp": (lambda: between(lambda a, b: ops.exp(a)), "EXP"),
+    "GlobalMaxPooling2D": (
+        lambda: between(lambda a, b: L.GlobalMaxPooling2D(keepdims=True)(a)),
+        "REDUCE_MAX",
+    ),
+    "Conv2DTranspose": (
+        lambda: between(lambda a, b: L.Conv2DTranspose(4, 3)(a)),
+        "TRANSPOSE_CONV",
+    ),
+    "Conv3D": (lambda: between(lambda a, b: conv_of_volumes(a)), "CONV_3D"),
+    "TimeDistributed": (lambda: sequence(L.TimeDistributed(L.Dense(4))), "FULLY_CONNECTED"),
+    "MultiHeadAttention": (lambda: sequence(attention), "BATCH_MATMUL"),
+    "GRU": (lambda: sequence(L.GRU(4, return_sequences=True)), "FULLY_CONNECTED"),
+    "UpSampling2D": (lambda: between(lambda a, b: L.UpSampling2D()(a)), ""),
+    "PReLU": (lambda: between(lambda a, b: L.PReLU()(a)), "PRELU"),
+    "LeakyReLU": (lambda: between(lambda a, b: L.LeakyReLU()(a)), "LEAKY_RELU"),
 }
 
 
-@pytest.mark.parametrize("name", ["ops.exp", slow("LayerNormalization")])
+@pytest.mark.parametrize("name", [one if one == "ops.exp" else slow(one) for one in FLOATS])
 def test_operations_in_floats_are_in_the_report_and_in_a_warning(name, tmp_path):
-    model = trained(FLOATS[name](), ROWS)
+    make, operation = FLOATS[name]
+    model = trained(make(), ROWS)
     with pytest.warns(FloatOperationsWarning, match=r"report\.in_floats.*Received: \d+ [A-Z]+"):
         report = export_litert(model, tmp_path / "m.tflite", mode="int8", sample=ROWS)
     kinds = kinds_of(report)
-    assert kinds
-    assert "CONV_2D" not in kinds
-    assert "FULLY_CONNECTED" not in kinds
+    assert any(kind.startswith(operation) for kind in kinds)
+    if operation in ("EXP", "MUL"):
+        assert not {"CONV_2D", "FULLY_CONNECTED"} & kinds
     assert "in floats" in str(report)
     assert report.error < 0.05
     assert report.to_dict()["in_floats"] == report.in_floats
