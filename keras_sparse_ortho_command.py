@@ -66,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
         "shrink",
         help="a trained model to the smallest LiteRT file that answers as well",
         description="Judges dense and pruned files on rows that made none of them; writes the "
-        "smallest that keeps the limits; explained in keras_sparse_ortho.export.shrink.",
+        "smallest that keeps the limits; explained in keras_sparse_ortho.shrinking.shrink.",
     )
     shrink.add_argument("model", help="a .keras file")
     shrink.add_argument("--data", required=True, metavar="FILE", help="rows: .npy, or .npz")

@@ -30,8 +30,9 @@ from record import HERE, QUICK, last_of_each, machine, markdown, matching, sente
 from runner import Measurement, Run, Setting, announced, main
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.export import export_litert, latencies, load_litert, shrink
-from keras_sparse_ortho.export._judge import Judge
+from keras_sparse_ortho.export import export_litert, latencies, load_litert
+from keras_sparse_ortho.shrinking import shrink
+from keras_sparse_ortho.shrinking._judge import Judge
 from keras_sparse_ortho.export._worker import refuse_amx
 from keras_sparse_ortho.recovery import distill
 

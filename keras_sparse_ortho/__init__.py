@@ -55,8 +55,10 @@ from keras_sparse_ortho.quantization import quantize_aware
 
 if TYPE_CHECKING:
     from keras_sparse_ortho import export as export
+    from keras_sparse_ortho import shrinking as shrinking
     from keras_sparse_ortho import tfmot as tfmot
-    from keras_sparse_ortho.export import export_litert, load_litert, shrink
+    from keras_sparse_ortho.export import export_litert, load_litert
+    from keras_sparse_ortho.shrinking import shrink
 
 __version__ = "0.1.0"
 
@@ -92,15 +94,17 @@ __all__ = [
 _ROOMS = (
     *("analysis", "budgets", "calibration", "callbacks", "errors", "export"),
     *("initializers", "kernels", "layers", "models", "orthogonal", "parametrizations", "pruning"),
-    *("quantization", "recovery", "saliency", "schedules", "storages", "tfmot"),
+    *("quantization", "recovery", "saliency", "schedules", "shrinking", "storages", "tfmot"),
 )
-_LATER = ("export", "tfmot")  # which load when they are used, and then answer, too
+_LATER = ("export", "shrinking", "tfmot")  # which load when they are used, and then answer, too
 answer(__name__, *(f"{__name__}.{room}" for room in _ROOMS if room not in _LATER))
 
 
 def __getattr__(name: str) -> Any:
     if name in _LATER:
         return importlib.import_module(f"{__name__}.{name}")
-    if name in ("export_litert", "load_litert", "shrink"):
+    if name in ("export_litert", "load_litert"):
         return getattr(importlib.import_module(f"{__name__}.export"), name)
+    if name == "shrink":
+        return importlib.import_module(f"{__name__}.shrinking").shrink
     raise AttributeError(name)  # for `Room`, which knows more

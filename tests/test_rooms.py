@@ -18,7 +18,7 @@ ORDER = (
     *("_keras_internals", "_values", "_backend", "_gathers", "_optimizer_slots", "orthogonal"),
     *("kernels", "initializers", "schedules", "parametrizations", "layers", "storages", "models"),
     *("_data", "_checked_data", "budgets", "saliency", "calibration", "pruning", "quantization"),
-    *("callbacks", "recovery", "analysis", "export", "cli", "tfmot"),
+    *("export", "callbacks", "recovery", "analysis", "shrinking", "cli", "tfmot"),
 )
 
 

@@ -45,7 +45,8 @@ ROOT_PAGES = (
 # The names that a reference page begins with; the others follow in the order of `__all__`.
 FIRST = {
     "pruning": ("sparsify", "prune", "parametrize", "apply_masks"),
-    "export": ("shrink", "export_litert", "load_litert"),
+    "export": ("export_litert", "load_litert"),
+    "shrinking": ("shrink",),
     "analysis": ("report", "sensitivity"),
     "callbacks": ("UpdateMasks", "TargetDensity", "SET", "RigL"),
     "parametrizations": ("FixedMask", "MagnitudeMask", "SoftThreshold"),

@@ -112,7 +112,7 @@ def _report(options: argparse.Namespace, console: Any) -> None:
 
 
 def _shrink(options: argparse.Namespace, console: Any) -> None:
-    from keras_sparse_ortho.export import shrink
+    from keras_sparse_ortho.shrinking import shrink
 
     inputs = {"model": options.model, "--data": options.data, "--labels": options.labels}
     check_output(options.out, inputs)

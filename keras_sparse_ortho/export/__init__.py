@@ -6,22 +6,19 @@ from keras_sparse_ortho.errors import ExportRouteError as ExportRouteError
 from keras_sparse_ortho.errors import ExportVerificationError as ExportVerificationError
 from keras_sparse_ortho.errors import LiteRTFileError as LiteRTFileError
 from keras_sparse_ortho.export._c_array import c_array
+from keras_sparse_ortho.export._export_litert import check_path as check_path
 from keras_sparse_ortho.export._export_litert import export_litert
 from keras_sparse_ortho.export._load_litert import LiteRTModel, latencies, load_litert
 from keras_sparse_ortho.export._routes import ExportReport, RouteOutcome
-from keras_sparse_ortho.export._shrink import shrink
-from keras_sparse_ortho.export._shrink_report import ShrinkReport, Trial
+from keras_sparse_ortho.export._task import Steps as Steps
 
 __all__ = [
     "ExportReport",
     "LiteRTModel",
-    "ShrinkReport",
-    "Trial",
     "c_array",
     "export_litert",
     "latencies",
     "load_litert",
-    "shrink",
 ]
 
 answer(__name__)

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho import export
+from keras_sparse_ortho import export, shrinking
 from keras_sparse_ortho.cli import main
 from keras_sparse_ortho.errors import ExportVerificationError
 from keras_sparse_ortho.export import load_litert
@@ -217,7 +217,7 @@ def test_as_a_module(model_file, monkeypatch, capsys):
 @pytest.mark.parametrize("given", [["r.npy", "--labels", "l.npy"], ["r.npz"]])
 def test_shrink_takes_rows_as_they_are_saved(model_file, tmp_path, monkeypatch, given):
     taken = []
-    monkeypatch.setattr(export, "shrink", lambda model, data, out, **_: taken.append((data, out)))
+    monkeypatch.setattr(shrinking, "shrink", lambda model, data, out, **_: taken.append((data, out)))
     monkeypatch.chdir(tmp_path)
     rows, labels = np.ones((4, 32)), np.arange(4)
     np.save("r.npy", rows)
@@ -259,7 +259,7 @@ def test_an_error_of_any_kind_ends_in_one_line(model_file, tmp_path, capsys, mon
     def failing(*_, **__):
         raise OverflowError("\x1b[1mfar too much\x1b[0m\n\nof it")
 
-    monkeypatch.setattr(export, "shrink", failing)
+    monkeypatch.setattr(shrinking, "shrink", failing)
     rows = tmp_path / "rows.npy"
     np.save(rows, np.ones((40, 32)))
     options = ["--data", str(rows), "--out", str(tmp_path / "m.tflite")]
@@ -269,7 +269,7 @@ def test_an_error_of_any_kind_ends_in_one_line(model_file, tmp_path, capsys, mon
 
 def test_shrink_knows_the_loss_of_a_saved_model(tmp_path, monkeypatch):
     losses = []
-    monkeypatch.setattr(export, "shrink", lambda model, *_, **__: losses.append(model.loss))
+    monkeypatch.setattr(shrinking, "shrink", lambda model, *_, **__: losses.append(model.loss))
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, "sigmoid")])
     model.compile("sgd", "mse")
     model.save(tmp_path / "m.keras")
@@ -282,7 +282,7 @@ def test_shrink_knows_the_loss_of_a_saved_model(tmp_path, monkeypatch):
 def test_rows_by_name_of_a_model_with_an_input_y(tmp_path, monkeypatch):
     """Then `y` in the file is rows, and labels come from their own file."""
     taken = []
-    monkeypatch.setattr(export, "shrink", lambda model, data, out, **_: taken.append(data))
+    monkeypatch.setattr(shrinking, "shrink", lambda model, data, out, **_: taken.append(data))
     monkeypatch.chdir(tmp_path)
     inputs = [keras.Input((2,), name=name) for name in ("x", "y")]
     keras.Model(inputs, keras.layers.Add()(inputs)).save("m.keras")
@@ -294,7 +294,7 @@ def test_rows_by_name_of_a_model_with_an_input_y(tmp_path, monkeypatch):
 
 def test_options_reach_the_functions(model_file, tmp_path, monkeypatch):
     seen = {}
-    monkeypatch.setattr(export, "shrink", lambda *_, **options: seen.update(options))
+    monkeypatch.setattr(shrinking, "shrink", lambda *_, **options: seen.update(options))
     rows = tmp_path / "rows.npy"
     np.save(rows, np.ones((4, 32)))
     limits = ["--max-drop", "0.02", "--max-bytes", "900", "--max-ms", "3", "--minutes", "2"]

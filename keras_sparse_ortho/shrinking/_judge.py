@@ -1,4 +1,4 @@
-"""How well a file does what the dense model does, on rows that made nothing of it."""
+"""How well a file does what the dense model does, on examples that made nothing of it."""
 
 import dataclasses
 import functools
@@ -13,10 +13,12 @@ from keras_sparse_ortho._foreign_names import for_value
 from keras_sparse_ortho.models import UNKNOWN, OutputKind
 
 Metric = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""From the wanted and the given outputs of some rows to a score in [0, 1] for each of them."""
+"""From the wanted and the given outputs of some examples to a score in [0, 1] for each of them."""
+
+METRICS = ("expected accuracy", "agreement", "closeness")
 
 _RESAMPLED = 2000
-_ORDERS = 20  # other orders of the rows, whose scores are those of chance
+_ORDERS = 20  # other orders of the examples, whose scores are those of chance
 _SURE = 3.0  # standard deviations
 # Skill is the score above chance as a share of the possible. Below the first the model is
 # refused; the second is enough.
@@ -34,16 +36,32 @@ def same_class(want: np.ndarray, got: np.ndarray, halves: tuple[float, float] = 
     return same.reshape(len(want), -1).mean(axis=1)
 
 
+def expected_accuracy(probabilities: np.ndarray, got: np.ndarray, half: float = 0.5) -> np.ndarray:
+    """The dense model's probability of the class that the file answers, for each example.
+
+    The mean is the accuracy that the dense model itself expects of the file. A changed answer
+    costs little where the dense model is not sure.
+    """
+    if probabilities.shape[-1] == 1:
+        chosen = np.where(got > half, probabilities, 1.0 - probabilities)
+    else:
+        classes = got.argmax(-1)[..., None]
+        chosen = np.take_along_axis(probabilities, classes, axis=-1)
+    scores: np.ndarray = chosen.reshape(len(got), -1).mean(axis=1)
+    return scores
+
+
 def closeness(want: np.ndarray, got: np.ndarray) -> np.ndarray:
     """`1 - |got - want|^2 / mean |want - mean want|^2`, at least 0: the explained variance."""
-    want, got = (array.reshape(len(want), -1).astype(float) for array in (want, got))
+    want = want.reshape(len(want), -1).astype(float)
+    got = got.reshape(len(want), -1).astype(float)
     scale = np.mean(np.sum((want - want.mean(axis=0)) ** 2, axis=1)) or 1.0
     return np.maximum(1.0 - np.sum((got - want) ** 2, axis=1) / scale, 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """The mean over rows, and its 95% interval by the bootstrap over rows."""
+    """The mean over examples, and its 95% interval by the bootstrap over examples."""
 
     mean: float
     low: float
@@ -53,13 +71,31 @@ class Score:
 NO_SCORE = Score(math.nan, math.nan, math.nan)
 
 
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What a file is worth on the held examples.
+
+    Attributes:
+        score: The mean over the outputs of the model.
+        lost: float. The drop of the score in the output that lost most.
+        margin: float. The standard error of this drop.
+        agreement: float. The share of answers with the dense model's class, over all outputs of
+            classes; nan without such an output.
+    """
+
+    score: Score = NO_SCORE
+    lost: float = math.inf
+    margin: float = 0.0
+    agreement: float = math.nan
+
+
 class Judge:
-    """Scores outputs on held rows, by labels if any, else against the dense model's.
+    """Scores outputs on held examples, by labels if any, else against the dense model's.
 
     Args:
-        outputs: The dense model's outputs on the held rows.
-        labels: Labels of these rows, one array for each output, or `None`.
-        metric: `"agreement"`, `"closeness"`, a function, or `None` for the one that fits an output.
+        outputs: The dense model's outputs on the held examples.
+        labels: Labels of these examples, one array for each output, or `None`.
+        metric: One of `METRICS`, a function, or `None` for the one that fits an output.
         kinds: The meaning of each output. Default: nothing is known of them.
     """
 
@@ -71,72 +107,102 @@ class Judge:
         kinds: Sequence[OutputKind] | None = None,
     ) -> None:
         _check_metric(metric)
-        given = [None] * len(outputs) if labels is None else keras.tree.flatten(labels)
-        if len(given) != len(outputs):
+        if labels is None:
+            labels_by_output = [None] * len(outputs)
+        else:
+            labels_by_output = keras.tree.flatten(labels)
+        if len(labels_by_output) != len(outputs):
             raise ValueError(
                 "`data` must have labels for every output of the model, in their order, or none. "
-                f"Received: labels of {len(given)} outputs, and a model with {len(outputs)}"
+                f"Received: labels of {len(labels_by_output)} outputs, and a model with "
+                f"{len(outputs)}"
             )
-        kinds = [UNKNOWN] * len(outputs) if kinds is None else kinds
-        parts = zip(outputs, given, kinds, strict=True)
-        self._outputs = [_Output(dense, label, metric, kind) for dense, label, kind in parts]
-        self.name = " and ".join(sorted({one.name for one in self._outputs}))
+        if kinds is None:
+            kinds = [UNKNOWN] * len(outputs)
+        self._outputs = [
+            _Output(dense, label, metric, kind)
+            for dense, label, kind in zip(outputs, labels_by_output, kinds, strict=True)
+        ]
+        self.name = " and ".join(sorted({output.name for output in self._outputs}))
+        self._dense = self._scores(outputs)
         self.dense = self.score(outputs)
         self._by_chance = self._scores_by_chance(outputs)
         if callable(metric):
             self._check_direction(outputs)
 
     def score(self, outputs: list[np.ndarray]) -> Score:
-        """The score on the held rows, the mean over the outputs of the model."""
-        rows = self._rows(outputs)
-        drawn = np.random.default_rng(0).integers(len(rows), size=(_RESAMPLED, len(rows)))
-        low, high = np.quantile(rows[drawn].mean(axis=1), [0.025, 0.975])
-        return Score(float(rows.mean()), float(low), float(high))
+        """The score on the held examples, the mean over the outputs of the model."""
+        return _interval(np.mean(self._scores(outputs), axis=0))
+
+    def verdict(self, outputs: list[np.ndarray]) -> Verdict:
+        """The score, and what is lost in the output that loses most."""
+        scores = self._scores(outputs)
+        drops = [dense - own for dense, own in zip(self._dense, scores, strict=True)]
+        losses = [float(drop.mean()) for drop in drops]
+        margins = [float(drop.std() / math.sqrt(len(drop))) for drop in drops]
+        worst = int(np.argmax(np.add(losses, margins)))
+        agreements = [
+            output.agreement(array)
+            for output, array in zip(self._outputs, outputs, strict=True)
+            if output.is_class
+        ]
+        agreement = float(np.mean(agreements)) if agreements else math.nan
+        score = _interval(np.mean(scores, axis=0))
+        return Verdict(score, losses[worst], margins[worst], agreement)
 
     @property
     def is_by_chance(self) -> bool:
-        """Whether the dense model's outputs score hardly better than those of other rows."""
+        """Whether the dense model's outputs score hardly better than those of other examples."""
         mean, deviation = self._by_chance
         room = 1.0 - mean
-        # Few rows have large deviations, and would never be right.
+        # Few examples have large deviations, and would never be right.
         least = min(max(_SURE * deviation, _LEAST_SKILL * room), _MOST_SKILL * room)
         return self.dense.mean <= mean + least + _ROUNDING
 
-    def _rows(self, outputs: list[np.ndarray]) -> np.ndarray:
-        pairs = zip(self._outputs, outputs, strict=True)
-        rows: np.ndarray = np.mean([output.rows(array) for output, array in pairs], axis=0)
-        return rows
+    def _scores(self, outputs: list[np.ndarray]) -> list[np.ndarray]:
+        """The score of each example, by output."""
+        return [
+            output.scores(array) for output, array in zip(self._outputs, outputs, strict=True)
+        ]
 
     def _scores_by_chance(self, outputs: list[np.ndarray]) -> tuple[float, float]:
         """Mean and deviation of the score of the dense model's outputs in other orders."""
         rng = np.random.default_rng(0)
-        scores = []
+        means = []
         for _ in range(_ORDERS):
             order = rng.permutation(len(outputs[0]))
-            scores.append(self._rows([array[order] for array in outputs]).mean())
-        return float(np.mean(scores)), float(np.std(scores))
+            means.append(np.mean(self._scores([array[order] for array in outputs])))
+        return float(np.mean(means)), float(np.std(means))
 
     def _check_direction(self, outputs: list[np.ndarray]) -> None:
         """Refuses a metric for which lower is better, or that leaves [0, 1]."""
         mean, deviation = self._by_chance
         lower_is_better = self.dense.mean < mean - _SURE * deviation
-        rows = self._rows(outputs)
-        in_range = rows.min() >= -_ROUNDING and rows.max() <= 1.0 + _ROUNDING
+        scores = np.mean(self._scores(outputs), axis=0)
+        in_range = scores.min() >= -_ROUNDING and scores.max() <= 1.0 + _ROUNDING
         if lower_is_better or not in_range:
             raise ValueError(
                 "`metric` must score each row between 0 and 1, and higher must be better, such as "
                 "1 / (1 + error). "
                 f"Received: {self.name}, which gives the dense model's outputs scores from "
-                f"{rows.min():.4g} to {rows.max():.4g}, {self.dense.mean:.4g} in the mean, and "
+                f"{scores.min():.4g} to {scores.max():.4g}, {self.dense.mean:.4g} in the mean, and "
                 f"{mean:.4g} to those of other rows"
             )
 
 
+def _interval(scores: np.ndarray) -> Score:
+    """The mean of scores, with its interval."""
+    rng = np.random.default_rng(0)
+    drawn = rng.integers(len(scores), size=(_RESAMPLED, len(scores)))
+    low, high = np.quantile(scores[drawn].mean(axis=1), [0.025, 0.975])
+    return Score(float(scores.mean()), float(low), float(high))
+
+
 def _check_metric(metric: Any) -> None:
-    if callable(metric) or metric in (None, "agreement", "closeness"):
+    if callable(metric) or metric is None or metric in METRICS:
         return
     raise ValueError(
-        '`metric` must be "agreement", "closeness" or a function.'
+        '`metric` must be "expected accuracy", "agreement", "closeness" or a function.'
         f"{for_value('metric', metric)} Received: metric={metric!r}"
     )
 
@@ -147,24 +213,44 @@ class _Output:
     def __init__(
         self, dense: np.ndarray, label: Any, metric: str | Metric | None, kind: OutputKind
     ) -> None:
+        self._dense = dense
         self._want = dense
         self._half = _HALVES.get(kind.end or "")
         self.name: str = "closeness"
         self._metric: Metric = closeness
+        is_one_bit = kind.answers == "bits" and dense.shape[-1] == 1
+        self.is_class = kind.answers == "classes" or is_one_bit
+        judged_as_class = self.is_class
         wanted_half = self._half
-        is_class = kind.answers == "classes" or (kind.answers == "bits" and dense.shape[-1] == 1)
         if label is not None and (not callable(metric) or np.size(label) == dense.size):
             self._want = _like(dense, checked_labels(label))
-            is_class, several = _are_classes(kind, self._want, np.size(label) == dense.size)
+            judged_as_class, several = _are_classes(kind, self._want, np.size(label) == dense.size)
             wanted_half = 0.5
-            if is_class and several:
+            if judged_as_class and several:
                 self._want = self._want[..., None]
         if callable(metric):
             self.name = getattr(metric, "__name__", type(metric).__name__)
             self._metric = metric
-        elif metric == "agreement" or (metric is None and is_class):
+        elif metric == "expected accuracy" or (
+            metric is None and label is None and judged_as_class
+        ):
+            self._expect_accuracy(kind)
+        elif metric == "agreement" or (metric is None and judged_as_class):
             self.name = "agreement" if label is None else "accuracy"
             self._metric = functools.partial(same_class, halves=self._halves(wanted_half))
+
+    def _expect_accuracy(self, kind: OutputKind) -> None:
+        """Sets the metric of outputs of classes without labels."""
+        if not self.is_class or kind.end not in ("softmax", *_HALVES):
+            raise ValueError(
+                "Only probabilities of classes, or their logits, have an expected accuracy, and "
+                "this model does not show them. Compile it with its loss, or take "
+                'metric="closeness". Received: an output of an unknown kind'
+            )
+        self.name = "expected accuracy"
+        self._want = _probabilities(self._dense, kind)
+        half = _HALVES.get(kind.end, 0.0)  # softmax has several entries
+        self._metric = functools.partial(expected_accuracy, half=half)
 
     def _halves(self, wanted: float | None) -> tuple[float, float]:
         """Where the two classes of a single entry part: of the wanted values, and of outputs."""
@@ -179,9 +265,16 @@ class _Output:
             )
         return wanted, self._half
 
-    def rows(self, got: np.ndarray) -> np.ndarray:
-        """The score of each row of outputs."""
-        got = got.reshape(self._want.shape) if self._want.size == got.size else got
+    def agreement(self, got: np.ndarray) -> float:
+        """The share of answers that are the dense model's class."""
+        half = self._half if self._half is not None else 0.0
+        got = got.reshape(self._dense.shape)
+        return float(np.mean(same_class(self._dense, got, (half, half))))
+
+    def scores(self, got: np.ndarray) -> np.ndarray:
+        """The score of each example."""
+        if self._want.size == got.size:
+            got = got.reshape(self._want.shape)
         scores = np.asarray(self._metric(self._want, got), float)
         if not scores.ndim or len(scores) != len(got) or not np.isfinite(scores).all():
             raise ValueError(
@@ -189,8 +282,21 @@ class _Output:
                 f"Received: {self.name}, which returned an array of shape {scores.shape} for "
                 f"{len(got)} rows, {np.count_nonzero(~np.isfinite(scores))} not finite"
             )
-        rows: np.ndarray = scores.reshape(len(got), -1).mean(axis=1)
-        return rows
+        means: np.ndarray = scores.reshape(len(got), -1).mean(axis=1)
+        return means
+
+
+def _probabilities(outputs: np.ndarray, kind: OutputKind) -> np.ndarray:
+    """Outputs of classes as probabilities: logits go through softmax or sigmoid."""
+    if kind.end != "linear":
+        return outputs.astype(np.float64)
+    logits = outputs.astype(np.float64)
+    if logits.shape[-1] == 1:
+        probabilities = 1.0 / (1.0 + np.exp(-np.clip(logits, -500.0, 500.0)))
+    else:
+        powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        probabilities = powers / powers.sum(axis=-1, keepdims=True)
+    return np.asarray(probabilities)
 
 
 def _are_classes(kind: OutputKind, labels: np.ndarray, in_full: bool) -> tuple[bool, bool]:

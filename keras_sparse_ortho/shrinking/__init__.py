@@ -1,0 +1,9 @@
+"""Shrinking: a trained model to the smallest LiteRT file that keeps what was asked for."""
+
+from keras_sparse_ortho._foreign_names import answer
+from keras_sparse_ortho.shrinking._shrink import shrink
+from keras_sparse_ortho.shrinking._shrink_report import ShrinkReport, Trial
+
+__all__ = ["ShrinkReport", "Trial", "shrink"]
+
+answer(__name__)

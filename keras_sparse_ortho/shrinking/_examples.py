@@ -1,0 +1,136 @@
+"""The user's examples in two parts: those that judge files, and those that files are made with."""
+
+import time
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._checked_data import (
+    check_inputs,
+    check_targets,
+    warn_of_equal_rows,
+    warn_of_weights,
+)
+from keras_sparse_ortho._data import all_rows, rows_at
+from keras_sparse_ortho._keras_internals import warn_user
+from keras_sparse_ortho.models import output_kinds
+from keras_sparse_ortho.shrinking._judge import Judge, Metric
+
+_HELD_SHARE = 0.25  # of the examples judge, at most:
+_MOST_HELD = 2000
+_FEWEST_HELD = 200  # if they take long
+_BATCH = 64
+_LEAST_EXAMPLES = 32
+_LEAST_TO_TRAIN = 1500
+_CALIBRATION = 512
+_STEP_COST = 4  # times a forward pass
+_READING_SHARE = 0.25  # of the time may pass in reading a data set, and
+_LEAST_READING = 10.0  # seconds
+
+
+class Examples:
+    """Examples that judge, and examples that train, the first of which calibrate.
+
+    Attributes:
+        held: Inputs that judge.
+        count: int. How many judge.
+        calibration: Inputs for statistics and ranges: the first of those that train.
+        judge: Judge. Scores outputs on `held`.
+        logits: For each output the function from logits to it, as `distill` wants it.
+        seconds_each: float. A forward pass of one example, in seconds.
+
+    Args:
+        original: The user's model, whose last layers and loss say what its outputs are.
+        model: The same without wrappers.
+        data: Examples as for `fit`.
+        metric: As for `shrink`.
+        seed: int. As for `shrink`.
+        seconds: float. How long `shrink` may take.
+    """
+
+    def __init__(
+        self,
+        original: keras.Model,
+        model: keras.Model,
+        data: Any,
+        metric: str | Metric | None,
+        seed: int,
+        seconds: float,
+    ) -> None:
+        rows = all_rows(data, seconds=max(_READING_SHARE * seconds, _LEAST_READING))
+        self._inputs, labels, _ = rows
+        check_inputs(original, self._inputs, text=False)
+        check_targets(labels)
+        are_equal = warn_of_equal_rows([rows])
+        warn_of_weights([rows])
+        count = len(keras.tree.flatten(self._inputs)[0])
+        if count < _LEAST_EXAMPLES:
+            raise ValueError(
+                f"`data` must have at least {_LEAST_EXAMPLES} rows: a quarter judges, the others "
+                f"make the files. Received: {count} rows"
+            )
+        order = np.random.default_rng(seed).permutation(count)
+        self.seconds_each = _time_of_one(model, rows_at(self._inputs, order[:_BATCH]))
+        # A file of a large model may take three times as long: a tenth of the time.
+        fitting = seconds / 30 / self.seconds_each
+        judging_count = int(min(_HELD_SHARE * count, _MOST_HELD, max(_FEWEST_HELD, fitting)))
+        judging = order[:judging_count]
+        self._training = order[judging_count:]
+        self.held = rows_at(self._inputs, judging)
+        self.count = judging_count
+        self.calibration = rows_at(self._inputs, self._training[:_CALIBRATION])
+        answers = model.predict(self.held, verbose=0)
+        if isinstance(labels, dict) and isinstance(answers, list):
+            labels = [labels[name] for name in model.output_names]
+        held_labels = None if labels is None else rows_at(labels, judging)
+        outputs = keras.tree.flatten(answers)
+        if not all(np.isfinite(output).all() for output in outputs):
+            raise ValueError(
+                "The outputs of the model must be finite on `data`, or no file can be judged. "
+                f"Received: NaN or infinity in the outputs of {model.name!r}"
+            )
+        kinds = output_kinds(original, len(outputs))
+        self.logits = [kind.probabilities or "values" for kind in kinds]
+        self.judge = Judge(outputs, held_labels, metric, kinds)
+        if self.judge.is_by_chance and not are_equal:
+            warn_user(
+                "These rows cannot tell a good file from a bad one: the model scores no better on "
+                "them than with its outputs in another order. Check that labels belong to their "
+                "rows, and give rows like those of training, with all answers among them. "
+                f"Received: {self.judge.name} {self.judge.dense.mean:.4f} on {self.count} held rows"
+            )
+
+    def took(self, seconds: float, training: dict[str, Any]) -> None:
+        """Notes how long a training took, so that the next one gets fewer examples if it was slow.
+
+        Args:
+            seconds: float. The time it took.
+            training: dict. What `to_train` gave for it.
+        """
+        (inputs,) = training["data"]
+        passes = training["epochs"] * len(keras.tree.flatten(inputs)[0])
+        self.seconds_each = max(self.seconds_each, seconds / (_STEP_COST * passes))
+
+    def to_train(self, seconds: float, passes: int, **options: Any) -> dict[str, Any]:
+        """Arguments of `distill` for the examples that the time allows; none if they are too few.
+
+        Args:
+            seconds: float. How long training may take.
+            passes: int. How often it sees each example.
+            options: Other arguments of `distill`.
+        """
+        count = int(max(seconds, 0.0) / (_STEP_COST * passes * self.seconds_each))
+        chosen = self._training[:count]
+        if len(chosen) < _LEAST_TO_TRAIN:
+            return {}
+        data = (rows_at(self._inputs, chosen),)
+        return {**options, "outputs": self.logits, "data": data, "epochs": passes}
+
+
+def _time_of_one(model: keras.Model, inputs: Any) -> float:
+    """Seconds of a forward pass for one example, after one that compiles."""
+    model.predict(inputs, verbose=0)
+    start = time.monotonic()
+    model.predict(inputs, verbose=0)
+    return (time.monotonic() - start) / len(keras.tree.flatten(inputs)[0])

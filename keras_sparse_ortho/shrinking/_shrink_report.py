@@ -1,0 +1,265 @@
+"""The report of `shrink`: its trials as a table, in words and as a picture."""
+
+import dataclasses
+import math
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from keras_sparse_ortho._files import atomic_write_bytes, path_of
+from keras_sparse_ortho._foreign_names import Answering
+from keras_sparse_ortho._text import printable_lines
+from keras_sparse_ortho.shrinking._judge import NO_SCORE, Score
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_WIDE = 5.0  # points between the ends of an interval
+_DIGITS = 9  # 1 - 0.99 is more than 0.01
+_NAME_WIDTH = 34
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial(Answering):
+    """One file that was tried.
+
+    Attributes:
+        name: str. How the model was made: "dense", "narrowed to 0.4, trained", or "density 0.2,
+            gradually".
+        route: str. The route of the file, such as "dynamic_int8".
+        score: On the held examples; `low` and `high` are its 95% interval.
+        bytes, gzip_bytes: int. Size of the file, and under gzip.
+        ms: float. Median time of one call with one example, on one thread of this machine.
+        seconds: float. From the dense model to the file.
+        reason: Why there is no file; then the figures are infinite, or nan.
+        lost: float. How much less than the dense model's the score is, in the output that lost
+            most.
+        margin: float. The standard error of `lost`.
+        agreement: float. The share of answers that are the dense model's class; nan if no output
+            is a class.
+        widths: dict. The channels of each group that were left, by its name; empty if none went.
+        in_floats: Operations that an integer file computes in floats.
+    """
+
+    name: str
+    route: str
+    score: Score = NO_SCORE
+    bytes: float = math.inf
+    gzip_bytes: float = math.inf
+    ms: float = math.inf
+    seconds: float = 0.0
+    reason: str | None = None
+    lost: float = math.inf
+    margin: float = 0.0
+    agreement: float = math.nan
+    widths: Mapping[str, int] = dataclasses.field(default_factory=dict, repr=False)
+    in_floats: tuple[str, ...] = ()
+
+    @property
+    def mean(self) -> float:
+        """The mean of the score; -1 without a file."""
+        return -1.0 if self.reason else self.score.mean
+
+    def loses_at_most(self, max_drop: float) -> bool:
+        """Whether there is a file, and its loss with one standard error is within the limit."""
+        return self.reason is None and round(self.lost + self.margin, _DIGITS) <= max_drop
+
+    def beats(self, other: "Trial") -> bool:
+        """Whether the file is at least as good in score, bytes and time, and better in one."""
+        own_figures = (self.lost, self.bytes, self.ms)
+        other_figures = (other.lost, other.bytes, other.ms)
+        pairs = list(zip(own_figures, other_figures, strict=True))
+        return all(own <= theirs for own, theirs in pairs) and own_figures != other_figures
+
+
+def frontier_of(trials: Sequence[Trial]) -> tuple[Trial, ...]:
+    """The files that no other beats, the largest first."""
+    files = [trial for trial in trials if trial.reason is None]
+    unbeaten = [trial for trial in files if not any(other.beats(trial) for other in files)]
+    return tuple(sorted(unbeaten, key=lambda trial: -trial.bytes))
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class ShrinkReport(Answering):
+    """The trials of a call, and the taken one; print it.
+
+    Attributes:
+        path: The file.
+        taken: Its `Trial`; `None` if no file is within the limits.
+        trials: All of them.
+        measure: str. The score: "accuracy" (with labels), "expected accuracy" (of classes without
+            labels), "agreement", "closeness" of other outputs, or the name of a metric; joined by
+            "and".
+        rows: int. Held examples, which no file was made with.
+        dense: Score of the dense Keras model.
+        max_drop: The most that the score of `taken` was to lose.
+        untried: What the time did not allow.
+    """
+
+    path: str
+    taken: Trial | None
+    trials: tuple[Trial, ...]
+    measure: str
+    rows: int
+    dense: Score
+    max_drop: float
+    untried: tuple[str, ...] = ()
+    contents: Mapping[int, bytes] = dataclasses.field(default_factory=dict)
+
+    @property
+    def frontier(self) -> tuple[Trial, ...]:
+        """The files that no other beats in score, bytes and time, the largest first."""
+        return frontier_of(self.trials)
+
+    def write(self, trial: Trial, path: str | os.PathLike[str]) -> None:
+        """Writes the file of another trial of the frontier.
+
+        Args:
+            trial: One of `frontier`, or `taken`.
+            path: str or path. Where to write, `*.tflite`.
+
+        Raises:
+            ValueError: If the file of this trial was not kept, as another one beats it.
+        """
+        target = path_of("path", path)
+        numbers = [k for k, other in enumerate(self.trials) if other is trial]
+        contents = [self.contents[k] for k in numbers if k in self.contents]
+        if not contents:
+            names = [f"{kept.name}, {kept.route}" for kept in self.frontier]
+            raise ValueError(
+                "The files of `report.frontier` and `report.taken` can be written. "
+                f"Received: {trial.name}, {trial.route}; there are {'; '.join(names)}"
+            )
+        atomic_write_bytes(target, zlib.decompress(contents[0]))
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Why this file, and what it is beside a dense int8 one."""
+        files = [trial for trial in self.trials if trial.reason is None]
+        if self.taken is None:
+            return self._words_without_a_file(files)
+        good = [trial for trial in files if trial.loses_at_most(self.max_drop)]
+        return (
+            *self._words_on_the_choice(self.taken, good),
+            *self._words_on_the_loss(self.taken),
+            *self._words_on_rivals(self.taken, files),
+            *self._words_on_what_else(self.taken, good),
+        )
+
+    def _words_on_the_choice(self, taken: Trial, good: list[Trial]) -> list[str]:
+        smallest = min(good, key=lambda trial: trial.bytes, default=taken)
+        if smallest.bytes >= taken.bytes:
+            return [f"Taken: {taken.name}, {taken.route}: the fewest bytes within the limits."]
+        words = [f"Taken: {taken.name}, {taken.route}."]
+        if smallest.ms > taken.ms:
+            words.append(
+                f"{smallest.name}, {smallest.route} has "
+                f"{taken.bytes / smallest.bytes:.2f} times fewer bytes, and takes "
+                f'{smallest.ms / taken.ms:.1f} times as long; `prefer="bytes"` takes it.'
+            )
+        return words
+
+    def _words_on_the_loss(self, taken: Trial) -> list[str]:
+        words = [
+            f"It loses {100 * taken.lost:.2f} points of {self.measure} on {self.rows} held rows."
+        ]
+        if not math.isnan(taken.agreement) and self.measure != "agreement":
+            words.append(f"{100 * taken.agreement:.1f}% of its classes are the dense model's.")
+        if 100 * (taken.score.high - taken.score.low) > _WIDE:
+            words.append("These rows are few: on others it may lose more.")
+        if taken.in_floats:
+            count = len(taken.in_floats)
+            words.append(f"{count} operations of the file are in floats: `taken.in_floats`.")
+        return words
+
+    def _words_on_rivals(self, taken: Trial, files: list[Trial]) -> list[str]:
+        if taken.name == "dense":
+            return ["No smaller network within the limits was found."]
+        rivals = [trial for trial in files if trial.name == "dense" and "int8" in trial.route]
+        if not rivals:
+            return []
+        rival = max(rivals, key=lambda trial: trial.mean)
+        size = rival.bytes / taken.bytes
+        speed = rival.ms / taken.ms
+        return [f"A dense {rival.route} file has {size:.2f} its bytes, {speed:.2f} its time."]
+
+    def _words_on_what_else(self, taken: Trial, good: list[Trial]) -> list[str]:
+        words = []
+        packed = min(good, key=lambda trial: trial.gzip_bytes, default=taken)
+        if packed.gzip_bytes < 0.9 * taken.gzip_bytes:
+            words.append(f"Under gzip {packed.name}, {packed.route} has fewest; for *.tflite.gz.")
+        if self.untried:
+            words.append(f"More minutes would allow {self.untried[0]}.")
+        return words
+
+    def _words_without_a_file(self, files: list[Trial]) -> tuple[str, ...]:
+        """How near the files came that were tried."""
+        if not files:
+            return ("No file could be made.",)
+        best = min(files, key=lambda trial: trial.lost + trial.margin)
+        smallest = min(files, key=lambda trial: trial.bytes)
+        fastest = min(files, key=lambda trial: trial.ms)
+        lost = f"{100 * best.lost:.1f} points of {self.measure}"
+        if best.margin > 0:
+            lost += f" (standard error {100 * best.margin:.1f})"
+        return (
+            "No file was written.",
+            f"The least loss is {lost}: {best.name}, {best.route}.",
+            f"The fewest bytes are {smallest.bytes:,}: {smallest.name}, {smallest.route}.",
+            f"The shortest call takes {fastest.ms:.3g} ms: {fastest.name}, {fastest.route}.",
+        )
+
+    def __repr__(self) -> str:
+        figures = f"taken=None, {len(self.trials)} trials"
+        if self.taken is not None:
+            figures = (
+                f"taken={self.taken.name!r}, route={self.taken.route!r}, "
+                f"bytes={self.taken.bytes}, {len(self.trials)} trials"
+            )
+        return f"ShrinkReport(path={self.path!r}, {figures}); print it for all figures"
+
+    def __str__(self) -> str:
+        frontier = self.frontier
+        titles = f"  {'made by':{_NAME_WIDTH}}{'route':14}{'score':>8}{'95%':>14}"
+        lines = [f"{titles}{'lost':>7}{'bytes':>12}{'gzip':>12}{'ms':>9}{'s':>5}"]
+        for trial in self.trials:
+            mark = " "
+            if trial is self.taken:
+                mark = "->"
+            elif any(trial is other for other in frontier):
+                mark = "*"
+            line = f"{mark:2}{trial.name:{_NAME_WIDTH}}{trial.route:14}"
+            if trial.reason is not None:
+                lines.append(f"{line} no file: {printable_lines(trial.reason)}")
+                continue
+            interval = f"{trial.score.low:.3f}-{trial.score.high:.3f}"
+            line += f"{trial.score.mean:8.4f}{interval:>14}{trial.lost:7.4f}"
+            sizes = f"{trial.bytes:12,}{trial.gzip_bytes:12,}"
+            lines.append(f"{line}{sizes}{trial.ms:9.3g}{trial.seconds:5.0f}")
+        lines.append("* no other file is as good in score, bytes and time")
+        return "\n".join([*lines, "", *self.words])
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """Plots the score of each file over its bytes, with the frontier; needs Matplotlib."""
+        if ax is None:
+            import matplotlib.pyplot as plt
+
+            ax = plt.subplots(figsize=(6, 4))[1]
+        for trial in self.trials:
+            if trial.reason is not None:
+                continue
+            below = trial.score.mean - trial.score.low
+            above = trial.score.high - trial.score.mean
+            mark = "o" if trial is self.taken else "."
+            ax.errorbar(
+                trial.bytes, trial.score.mean, yerr=[[below], [above]], fmt=mark, color="C0"
+            )
+            text = f" {trial.name}, {trial.route}"
+            ax.annotate(text, (trial.bytes, trial.score.mean), fontsize=7)
+        frontier = self.frontier
+        sizes = [trial.bytes for trial in frontier]
+        scores = [trial.score.mean for trial in frontier]
+        ax.plot(sizes, scores, color="C1", linewidth=1, zorder=0)
+        ax.set(xscale="log", xlabel="bytes", ylabel=f"{self.measure} on {self.rows} held rows")
+        return ax
