@@ -43,7 +43,13 @@ from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.calibration import restore_statistics
 from keras_sparse_ortho.callbacks import finish
 from keras_sparse_ortho.layers import PrunableLayer
-from keras_sparse_ortho.models import convert, prunable_weights, remove_channels, strip
+from keras_sparse_ortho.models import (
+    channel_groups,
+    convert,
+    prunable_weights,
+    remove_channels,
+    strip,
+)
 from keras_sparse_ortho.orthogonal import Block, NByM
 from keras_sparse_ortho.parametrizations import ChannelSoftThreshold as ChannelSoftThreshold
 from keras_sparse_ortho.parametrizations import FixedMask as FixedMask
@@ -71,6 +77,7 @@ __all__ = [
     "PrunableLayer",
     "SoftThreshold",
     "apply_masks",
+    "channel_groups",
     "convert",
     "export_litert",
     "finish",
