@@ -127,7 +127,9 @@ class WidthSearch:
     def _better(self, place: Place, target: float) -> Place | None:
         """The first exchange within the target, in the order of the errors after it."""
         error, cost = self._error(place), self._cost(place)
-        savings = [(group, after, cost - self._cost(after)) for group, after in self._moves(place, 1)]
+        savings = [
+            (group, after, cost - self._cost(after)) for group, after in self._moves(place, 1)
+        ]
         exchanges = []
         for group, wider in self._moves(place, -1):
             missing = self._cost(wider) - target

@@ -29,6 +29,7 @@ from keras_sparse_ortho.models._prunable_weights import (
 )
 from keras_sparse_ortho.models._remove_channels import flattened, remove_channels
 from keras_sparse_ortho.models._rewrite import rewrite
+from keras_sparse_ortho.models._shapes_without import shapes_without
 from keras_sparse_ortho.models._stateless_loss import StatelessLoss, check_labels
 from keras_sparse_ortho.models._strip import strip
 from keras_sparse_ortho.models._verb import verb
