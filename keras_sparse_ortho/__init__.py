@@ -40,17 +40,23 @@ from keras_sparse_ortho import storages as storages
 from keras_sparse_ortho._foreign_names import answer
 from keras_sparse_ortho.analysis import report, sensitivity
 from keras_sparse_ortho.budgets import Budget
-from keras_sparse_ortho.calibration import restore_statistics
+from keras_sparse_ortho.calibration import restore_statistics, widths
 from keras_sparse_ortho.callbacks import finish
 from keras_sparse_ortho.layers import PrunableLayer
-from keras_sparse_ortho.models import convert, prunable_weights, remove_channels, strip
+from keras_sparse_ortho.models import (
+    channel_groups,
+    convert,
+    prunable_weights,
+    remove_channels,
+    strip,
+)
 from keras_sparse_ortho.orthogonal import Block, NByM
 from keras_sparse_ortho.parametrizations import ChannelSoftThreshold as ChannelSoftThreshold
 from keras_sparse_ortho.parametrizations import FixedMask as FixedMask
 from keras_sparse_ortho.parametrizations import LowRankSoftThreshold as LowRankSoftThreshold
 from keras_sparse_ortho.parametrizations import MagnitudeMask as MagnitudeMask
 from keras_sparse_ortho.parametrizations import SoftThreshold as SoftThreshold
-from keras_sparse_ortho.pruning import apply_masks, parametrize, prune, sparsify
+from keras_sparse_ortho.pruning import apply_masks, narrow, parametrize, prune, sparsify
 from keras_sparse_ortho.quantization import quantize_aware
 
 if TYPE_CHECKING:
@@ -73,10 +79,12 @@ __all__ = [
     "PrunableLayer",
     "SoftThreshold",
     "apply_masks",
+    "channel_groups",
     "convert",
     "export_litert",
     "finish",
     "load_litert",
+    "narrow",
     "parametrize",
     "prunable_weights",
     "prune",
@@ -88,6 +96,7 @@ __all__ = [
     "shrink",
     "sparsify",
     "strip",
+    "widths",
 ]
 
 # The sub-packages are found here, too; `from keras_sparse_ortho import *` leaves them out.

@@ -1,6 +1,7 @@
 """Trained networks, layer by layer on calibration data: pruning, refits, statistics."""
 
 from keras_sparse_ortho.calibration._channels import Channels
+from keras_sparse_ortho.calibration._elimination import refitted_without
 from keras_sparse_ortho.calibration._layerwise import (
     CALIBRATED,
     Recipe,
@@ -10,7 +11,10 @@ from keras_sparse_ortho.calibration._layerwise import (
     other_density,
     prune_layers,
 )
+from keras_sparse_ortho.calibration._readers import ReaderMoments
 from keras_sparse_ortho.calibration._restore_statistics import restore_statistics
 from keras_sparse_ortho.calibration._shares import Sensitivity, densities_around, measured_errors
+from keras_sparse_ortho.calibration._width_table import WidthTable, checked_widths
+from keras_sparse_ortho.calibration._widths import measured_widths, narrowed, widths
 
-__all__ = ["Channels", "Sensitivity", "restore_statistics"]
+__all__ = ["Channels", "Sensitivity", "WidthTable", "restore_statistics", "widths"]

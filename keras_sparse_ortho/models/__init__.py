@@ -9,6 +9,11 @@ from keras_sparse_ortho.models._at_density import (
     warn_unless_at_density,
     watch_saving,
 )
+from keras_sparse_ortho.models._channel_groups import (
+    ChannelGroup,
+    ChannelGroups,
+    channel_groups,
+)
 from keras_sparse_ortho.models._convert import convert
 from keras_sparse_ortho.models._flops import input_specs, kernel_positions
 from keras_sparse_ortho.models._origin import origin_of
@@ -24,16 +29,20 @@ from keras_sparse_ortho.models._prunable_weights import (
 )
 from keras_sparse_ortho.models._remove_channels import flattened, remove_channels
 from keras_sparse_ortho.models._rewrite import rewrite
+from keras_sparse_ortho.models._shapes_without import shapes_without
 from keras_sparse_ortho.models._stateless_loss import StatelessLoss, check_labels
 from keras_sparse_ortho.models._strip import strip
 from keras_sparse_ortho.models._verb import verb
 from keras_sparse_ortho.storages import Target
 
 __all__ = [
+    "ChannelGroup",
+    "ChannelGroups",
     "LayerChange",
     "Plan",
     "Target",
     "apply",
+    "channel_groups",
     "convert",
     "kernel_positions",
     "prunable_weights",

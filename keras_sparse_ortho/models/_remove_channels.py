@@ -88,13 +88,7 @@ def remove_channels(model: keras.Model, *, exact: bool = True) -> keras.Model:
 
     Reference: Kusupati et al. (ICML 2020), arXiv 2002.03231, for thresholds on channels.
     """
-    check_built(model)
-    if not computes_its_graph(model):
-        raise NotPrunableError(
-            "Channels can be removed where Keras knows which layer reads which: in functional "
-            "models, and Sequential ones with an Input, without a `call` of their own. "
-            f"Received: model={model.name!r} of type {type(model).__name__}"
-        )
+    check_channels_known(model)
     plain = strip(model)
     if not is_clonable(plain) and not is_made_from_layers(plain):
         inputs, outputs = graph_ends(plain)
@@ -118,6 +112,17 @@ def remove_channels(model: keras.Model, *, exact: bool = True) -> keras.Model:
             f"Received: {'; '.join(left)}"
         )
     return small
+
+
+def check_channels_known(model: Any) -> None:
+    """Refuses a model without weights, and one of which the graph is not known."""
+    check_built(model)
+    if not computes_its_graph(model):
+        raise NotPrunableError(
+            "Channels can be removed where Keras knows which layer reads which: in functional "
+            "models, and Sequential ones with an Input, without a `call` of their own. "
+            f"Received: model={model.name!r} of type {type(model).__name__}"
+        )
 
 
 class Shrunk(NamedTuple):

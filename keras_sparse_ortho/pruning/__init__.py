@@ -1,6 +1,7 @@
-"""Whole models made sparse: `sparsify`, `prune`, `apply_masks`, `parametrize`."""
+"""Whole models made sparse: `sparsify`, `prune`, `apply_masks`, `parametrize`, `narrow`."""
 
 from keras_sparse_ortho.pruning._blocks import why_not_on_blocks
+from keras_sparse_ortho.pruning._narrow import narrow
 from keras_sparse_ortho.pruning._parametrize import parametrize
 from keras_sparse_ortho.pruning._planning import (
     BudgetLike,
@@ -11,4 +12,4 @@ from keras_sparse_ortho.pruning._planning import (
 from keras_sparse_ortho.pruning._prune import apply_masks, prune
 from keras_sparse_ortho.pruning._sparsify import draw_kernels, sparsify
 
-__all__ = ["apply_masks", "parametrize", "prune", "sparsify"]
+__all__ = ["apply_masks", "narrow", "parametrize", "prune", "sparsify"]

@@ -1,0 +1,92 @@
+"""The relative squared error of a model's outputs on rows, of logits where it has them."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._keras_internals import VariableOverrides, from_zero_states
+from keras_sparse_ortho._values import to_numpy, without_gradients
+from keras_sparse_ortho.calibration._rows import HOLD_OUT
+from keras_sparse_ortho.models import OutputKind
+
+_LEAST = 1e-30  # a probability whose logarithm float32 still knows
+_ROUNDED = 1e-6  # at this distance from 1 float32 rounds probabilities
+
+
+def held_out_rows(batch: Any) -> Any:
+    """One row of a batch in four, the ones that moments are held out of; the last if it has few."""
+
+    def rows(array: Any) -> Any:
+        first = min(HOLD_OUT, array.shape[0]) - 1
+        return array[first::HOLD_OUT]
+
+    return keras.tree.map_structure(rows, batch)
+
+
+class OutputErrors:
+    """Compares a model's outputs with those that it had at first.
+
+    The error of an output is `sum |f - f_0|^2 / sum |f_0 - mean f_0|^2`, where `f` are logits if
+    the output is a probability; that of the model is the mean over its outputs.
+
+    Args:
+        model: Model.
+        batches: list of its inputs, of which held-out rows are taken.
+        kinds: list of OutputKind, one for each output.
+    """
+
+    def __init__(
+        self, model: keras.Model, batches: Iterable[Any], kinds: Sequence[OutputKind]
+    ) -> None:
+        self._model = model
+        self._batches = [held_out_rows(batch) for batch in batches]
+        self._kinds = kinds
+        self._first = self._outputs()
+        self._scales = [_spread(output) for output in self._first]
+
+    def error(self, values: Iterable[tuple[keras.Variable, Any]] = ()) -> float:
+        """The error with other values of some variables; the model keeps its own.
+
+        Args:
+            values: Pairs of a variable and a tensor.
+        """
+        with VariableOverrides(values):
+            outputs = self._outputs()
+        errors = [
+            float(np.sum((output - first) ** 2)) / scale
+            for output, first, scale in zip(outputs, self._first, self._scales, strict=True)
+        ]
+        return float(np.mean(errors))
+
+    def _outputs(self) -> list[np.ndarray]:
+        """Each output on all rows, flattened to `(rows, values)`."""
+        answers = []
+        with from_zero_states(self._model), without_gradients():
+            for batch in self._batches:
+                outputs = keras.tree.flatten(self._model(batch, training=False))
+                answers.append([to_numpy(output).astype(np.float64) for output in outputs])
+        columns = zip(*answers, strict=True)
+        return [
+            np.concatenate([_logits(part, kind) for part in parts])
+            for parts, kind in zip(columns, self._kinds, strict=True)
+        ]
+
+
+def _logits(outputs: np.ndarray, kind: OutputKind) -> np.ndarray:
+    """The logits of probabilities, and other outputs as they are, `(rows, values)`."""
+    if kind.probabilities == "softmax":
+        logarithms = np.log(np.maximum(outputs, _LEAST))
+        # Softmax does not show what all logits of a row have in common.
+        outputs = logarithms - np.mean(logarithms, axis=-1, keepdims=True)
+    elif kind.probabilities == "sigmoid":
+        clipped = np.clip(outputs, _ROUNDED, 1.0 - _ROUNDED)
+        outputs = np.log(clipped) - np.log(1.0 - clipped)
+    return outputs.reshape(len(outputs), -1)
+
+
+def _spread(outputs: np.ndarray) -> float:
+    """The squared distance of outputs from their mean; 1 if they are constant."""
+    spread = float(np.sum((outputs - np.mean(outputs, axis=0)) ** 2))
+    return spread if spread > 0.0 else 1.0

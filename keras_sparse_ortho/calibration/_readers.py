@@ -1,0 +1,108 @@
+"""The kernels that read groups of channels, and the moments of their inputs."""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._keras_internals import warn_user
+from keras_sparse_ortho._values import placed
+from keras_sparse_ortho.calibration._layerwise import sweep
+from keras_sparse_ortho.calibration._rows import Moments, as_matrices, from_matrices, stop_of
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.kernels import PrunableWeight
+from keras_sparse_ortho.models import ChannelGroup, prunable_weights
+
+Array = np.ndarray
+Pair = tuple[keras.Variable, Any]
+"""A variable, and a tensor that stands for its value."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReaderMoments:
+    """The kernels that read the channels of a model, with the moments of their inputs.
+
+    Attributes:
+        weights: The kernels, by path.
+        used: Moments of three rows of data in four, by path.
+        held_out: Moments of the other rows.
+    """
+
+    weights: Mapping[str, PrunableWeight]
+    used: Mapping[str, Moments]
+    held_out: Mapping[str, Moments]
+
+    @classmethod
+    def measured(
+        cls, model: Any, groups: Iterable[ChannelGroup], batches: Sequence[Any], verbose: int = 0
+    ) -> "ReaderMoments":
+        """Measures the inputs of all readers that can be measured, in one sweep.
+
+        Args:
+            model: Model, plain.
+            groups: Groups of its channels.
+            batches: list of inputs of the model.
+            verbose: As for `fit`.
+        """
+        paths = {path for group in groups for path in group.rows}
+        weights = {
+            weight.path: weight for weight in prunable_weights(model) if weight.path in paths
+        }
+        used: dict[str, Moments] = {}
+        held_out: dict[str, Moments] = {}
+
+        def take(path: str, used_moments: Moments, held_out_moments: Moments) -> None:
+            if np.ndim(used_moments.gram) == 3 and len(used_moments.gram) == 1:
+                used[path] = used_moments
+                held_out[path] = held_out_moments
+
+        stops = []
+        for path, weight in weights.items():
+            stop = stop_of(model, weight, functools.partial(take, path))
+            if stop is not None:
+                stops.append(stop)
+        sweep(model, batches, stops, verbose)
+        return cls({path: weights[path] for path in used}, used, held_out)
+
+    def measurable(self, groups: Iterable[ChannelGroup]) -> list[ChannelGroup]:
+        """The groups of which all readers were measured; warns of the others."""
+        groups = list(groups)
+        measured = [group for group in groups if self.weights.keys() >= group.rows.keys()]
+        missing = {
+            path: group.name for group in groups for path in group.rows if path not in self.weights
+        }
+        listed = ", ".join(f"{path!r}, which reads {name!r}" for path, name in missing.items())
+        if not measured:
+            raise NotPrunableError(
+                "No group of channels can be narrowed: `kso.channel_groups(model)` lists groups "
+                "and the channels that stay, and each kernel that reads a group must be one whose "
+                f"inputs can be measured. Received: {listed or 'a model without groups'}"
+            )
+        if missing:
+            warn_user(
+                "Groups keep their width where the inputs of a kernel that reads them cannot be "
+                f"measured. Received: {listed}"
+            )
+        return measured
+
+    def kernel(self, path: str) -> Array:
+        """A kernel as a matrix in float64, `(k, outputs)`."""
+        weight = self.weights[path]
+        return np.asarray(as_matrices(weight.finite_raw_value(), weight.layout)[0], np.float64)
+
+    def gram(self, path: str) -> Array:
+        """`X^T X` of all rows of data, `(k, k)`."""
+        return np.asarray((self.used[path] + self.held_out[path]).gram[0])
+
+    def used_gram(self, path: str) -> Array:
+        """`X^T X` of the rows that are not held out."""
+        return np.asarray(self.used[path].gram[0])
+
+    def pair(self, path: str, kernel: Array) -> Pair:
+        """A kernel `(k, outputs)` as the value of its variable, for `VariableOverrides`."""
+        weight = self.weights[path]
+        value = from_matrices(kernel[None], weight.shape, weight.layout)
+        return weight.variable, placed(value, weight.variable)

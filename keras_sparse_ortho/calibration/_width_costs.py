@@ -1,0 +1,148 @@
+"""What a model costs with narrower groups of channels: parameters, multiply-adds, bytes of int8."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho.calibration._readers import ReaderMoments
+from keras_sparse_ortho.kernels import PrunableWeight
+from keras_sparse_ortho.models import ChannelGroup, prunable_weights, shapes_without
+
+Array = np.ndarray
+
+COSTS = ("parameters", "flops", "bytes")
+
+_FLOATS_BELOW = 1024  # entries: LiteRT's converter leaves smaller kernels in floats
+_FLOAT_BYTES = 4
+_OUTPUT_BYTES = 12  # scale and zero point of an output of a kernel in integers
+
+
+@dataclasses.dataclass(frozen=True)
+class WidthCosts:
+    """Exact sizes of all weights by the widths of groups.
+
+    An axis of a weight has `size - sum_g loss_g s_g` entries, where `s_g` counts the steps of
+    group `g` that are gone. The losses are read from the weights that `remove_channels` would make.
+
+    Attributes:
+        groups: list of ChannelGroup.
+        sizes: int array `(weights, axes)`. Sizes of the dense model, 1 for axes in front of the first.
+        losses: int array `(weights, axes, groups)`.
+        positions: array `(weights,)`. How often a kernel is applied to one sample; 0 for weights
+            that are no kernels, NaN where that is unknown.
+        is_kernel: bool array `(weights,)`.
+        is_folded: bool array `(weights,)`. Weights that files do not have.
+    """
+
+    groups: Sequence[ChannelGroup]
+    sizes: Array
+    losses: Array
+    positions: Array
+    is_kernel: Array
+    is_folded: Array
+
+    @classmethod
+    def of(
+        cls,
+        model: keras.Model,
+        groups: Sequence[ChannelGroup],
+        readers: ReaderMoments,
+        last_steps: Mapping[str, int],
+    ) -> "WidthCosts":
+        """The sizes of a model's weights, and how each group changes them.
+
+        Args:
+            model: Model, plain.
+            groups: Its groups of channels.
+            readers: The kernels that read them.
+            last_steps: By the name of a group the step that nobody would remove: channels that are
+                dead already change no size.
+        """
+        weights = list(model.weights)
+        rank = max(len(weight.shape) for weight in weights)
+        dense = shapes_without(model, [])
+        losses = np.zeros((len(weights), rank, len(groups)), int)
+        for index, group in enumerate(groups):
+            pairs = []
+            for path, rows in group.rows.items():
+                kernel = readers.kernel(path)
+                kernel[rows[last_steps[group.name]]] = 0.0
+                pairs.append(readers.pair(path, kernel))
+            narrow = shapes_without(model, pairs)
+            for place, weight in enumerate(weights):
+                before, after = dense[id(weight)], narrow[id(weight)]
+                losses[place, rank - len(before) :, index] = np.subtract(before, after)
+        sizes = np.ones((len(weights), rank), int)
+        for place, weight in enumerate(weights):
+            sizes[place, rank - len(weight.shape) :] = weight.shape
+        kernels = {id(kernel.variable): kernel for kernel in prunable_weights(model, flops=True)}
+        positions = [_positions(kernels.get(id(weight))) for weight in weights]
+        is_kernel = [id(weight) in kernels for weight in weights]
+        folded = _folded_weights(model)
+        is_folded = [id(weight) in folded for weight in weights]
+        return cls(
+            groups, sizes, losses, np.array(positions), np.array(is_kernel), np.array(is_folded)
+        )
+
+    def cost(self, name: str, widths: Mapping[str, int]) -> float:
+        """One of `COSTS`, by name."""
+        costs = {"parameters": self.parameters, "flops": self.flops, "bytes": self.int8_bytes}
+        return costs[name](widths)
+
+    def parameters(self, widths: Mapping[str, int]) -> float:
+        """The number of entries of all weights."""
+        return float(np.sum(self._entries(widths)))
+
+    def flops(self, widths: Mapping[str, int]) -> float:
+        """Multiply-adds of all kernels for one sample."""
+        counts = self._entries(widths) * self.positions
+        if np.isnan(counts).any():
+            raise ValueError(
+                "Multiply-adds are counted where the inputs of a model have a fixed shape, and the "
+                "layers are Keras' or registered (`kernel_positions`): take another cost. "
+                "Received: cost='flops'"
+            )
+        return float(np.sum(counts))
+
+    def int8_bytes(self, widths: Mapping[str, int]) -> float:
+        """Bytes of the weights in a file of `mode="dynamic_int8"`, without the graph around them.
+
+        A kernel of at least 1,024 entries takes a byte for each, and 12 for the scale and the zero
+        point of each output; others take 4 bytes for each entry. Batch normalization is folded into
+        the kernel before it: only its shift remains.
+        """
+        shapes = self._shapes(widths)
+        entries = np.prod(shapes, axis=1)
+        integers = self.is_kernel & (entries >= _FLOATS_BELOW)
+        sizes = np.where(integers, entries, _FLOAT_BYTES * entries)
+        outputs = np.where(integers, shapes[:, -1], 0)
+        sizes = np.where(self.is_folded, 0, sizes + _OUTPUT_BYTES * outputs)
+        return float(np.sum(sizes))
+
+    def _shapes(self, widths: Mapping[str, int]) -> Array:
+        gone = [
+            (group.width - widths.get(group.name, group.width)) // group.unit
+            for group in self.groups
+        ]
+        return self.sizes - self.losses @ np.array(gone, int)
+
+    def _entries(self, widths: Mapping[str, int]) -> Array:
+        return np.prod(self._shapes(widths), axis=1)
+
+
+def _positions(kernel: PrunableWeight | None) -> float:
+    if kernel is None:
+        return 0.0
+    return np.nan if kernel.flops is None else kernel.flops / kernel.size
+
+
+def _folded_weights(model: keras.Model) -> set[int]:
+    """Weights of batch normalization by `id`, but for the shift."""
+    folded = set()
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            shift = layer.beta if layer.center else layer.moving_mean
+            folded |= {id(weight) for weight in layer.weights if weight is not shift}
+    return folded

@@ -1,0 +1,154 @@
+"""`widths`: the errors of a trained model with narrower groups of channels, measured."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._checks import check_integer, other_keywords
+from keras_sparse_ortho.calibration._elimination import Stage, eliminate
+from keras_sparse_ortho.calibration._layerwise import calibration_batches
+from keras_sparse_ortho.calibration._output_errors import OutputErrors
+from keras_sparse_ortho.calibration._readers import ReaderMoments
+from keras_sparse_ortho.calibration._width_costs import WidthCosts
+from keras_sparse_ortho.calibration._width_table import WidthTable, ladder_of
+from keras_sparse_ortho.models import (
+    ChannelGroup,
+    ChannelGroups,
+    OutputKind,
+    channel_groups,
+    output_kinds,
+    strip,
+)
+
+_MANY_GROUPS = 30  # above, fewer widths of each are measured
+_FEW_WIDTHS = 3
+
+
+@other_keywords
+def widths(
+    model: keras.Model,
+    data: Any,
+    *,
+    multiple_of: int = 8,
+    verbose: int = 0,
+) -> WidthTable:
+    """Measures the errors of a trained model with each group of channels narrowed by itself.
+
+    A group (`kso.channel_groups`) is narrowed by structured OBS: always the channel goes that costs
+    least in all kernels `W` that read it, and these are refitted to the others. With the inputs `X`
+    of a kernel and `H = X^T X + 0.01 mean(diag X^T X) I`,
+
+        V = argmin tr (V - W)^T H (V - W)  over  V with zeros in the rows of the channels.
+
+    One pass has the kernels of all widths. The error of a width is that of the model's outputs,
+
+        e = sum |f - f_0|^2 / sum |f_0 - mean f_0|^2
+
+    on every fourth row of data, which no kernel was fitted to; `f` are logits where outputs are
+    probabilities. Errors of several groups add up, to about 0.1, so the table predicts the error of
+    any widths, and searches.
+
+    Args:
+        model: A built model, functional or Sequential, wrapped or plain.
+        data: A few hundred rows of inputs, as for `prune`; labels are not used.
+        multiple_of: int. Widths that are measured are multiples of it; take that of `search`.
+        verbose: int. 1 for progress bars.
+
+    Returns:
+        A `calibration.WidthTable`: it prints, has `plot()` (after
+        `pip install keras-sparse-ortho[plot]`), `predicted(widths)`, `search(target)`, and goes
+        into `kso.narrow`.
+
+    Raises:
+        NotPrunableError: A model without groups, or whose graph Keras does not know: subclassed,
+            with its own `call`, or not built.
+        ValueError: Data that the model cannot take.
+
+    Warns:
+        UserWarning: Groups whose readers cannot be measured, which keep their width; fewer than 16
+            different rows.
+
+    Limits: memory holds two matrices `k^2` for each reading kernel of `k` inputs (times taps). Each
+    group and width takes a forward pass of a fourth of the rows. With more than 30 groups three
+    widths of each are measured, and the logarithm of the error is interpolated. Channels that
+    LayerNormalization reads stay.
+
+    Examples:
+        >>> import keras, numpy as np
+        >>> layers = [keras.layers.Dense(32, "relu", name="hidden"), keras.layers.Dense(3)]
+        >>> model = keras.Sequential([keras.Input((8,)), *layers])
+        >>> table = widths(model, np.random.default_rng(0).normal(size=(256, 8)))
+        >>> table.search(0.5)
+        {'hidden': 16}
+        >>> table.predicted({"hidden": 8}) > table.predicted({"hidden": 16}) > 0
+        True
+
+    References: Hassibi and Stork, "Optimal Brain Surgeon" (NeurIPS 1992); Kurtic, Frantar and
+    Alistarh, "ZipLM" (NeurIPS 2023), arXiv 2302.04089, for channels and a search
+    """
+    check_integer("multiple_of", multiple_of)
+    groups = channel_groups(model)
+    batches = calibration_batches(model, data)
+    plain = strip(model)
+    kinds = output_kinds(model, len(plain.outputs))
+    moments = ReaderMoments.measured(plain, groups, batches, verbose)
+    return measured_widths(plain, groups, moments, batches, kinds, multiple_of, verbose)
+
+
+def measured_widths(
+    model: keras.Model,
+    groups: ChannelGroups,
+    moments: ReaderMoments,
+    batches: Sequence[Any],
+    kinds: Sequence[OutputKind],
+    multiple_of: int,
+    verbose: int,
+) -> WidthTable:
+    """The table of a plain model whose readers have been measured."""
+    measurable = moments.measurable(groups)
+    errors_of_outputs = OutputErrors(model, batches, kinds)
+    errors = {}
+    order = {}
+    progress = keras.utils.Progbar(len(measurable), verbose=verbose)
+    for done, group in enumerate(measurable, 1):
+        measured = _measured_widths_of(group, multiple_of, len(measurable) > _MANY_GROUPS)
+        errors[group.name] = {group.width: 0.0}
+        worst = 0.0
+        for stage in narrowed(group, moments, [width // group.unit for width in measured]):
+            order[group.name] = stage.gone
+            width = group.unit * stage.width
+            if width in measured:
+                pairs = [moments.pair(path, kernel) for path, kernel in stage.kernels.items()]
+                # An error that falls with the width is one of few rows.
+                worst = max(worst, errors_of_outputs.error(pairs))
+                errors[group.name][width] = worst
+        order[group.name] = _with_rest(order[group.name], group.steps)
+        progress.update(done)
+    last_steps = {name: int(steps[-1]) for name, steps in order.items()}
+    costs = WidthCosts.of(model, measurable, moments, last_steps)
+    return WidthTable(errors, groups, order, costs)
+
+
+def narrowed(group: ChannelGroup, moments: ReaderMoments, steps: Sequence[int]) -> Any:
+    """Yields the stages of a group with so many steps left, and at the end with one."""
+    paths = [*group.rows]
+    kernels = {path: moments.kernel(path) for path in paths}
+    grams = {path: moments.used_gram(path) for path in paths}
+    return eliminate(kernels, grams, group.rows, sorted({*steps, 1}))
+
+
+def _measured_widths_of(group: ChannelGroup, multiple_of: int, few: bool) -> list[int]:
+    """The widths of a group that are measured: those of its ladder, or three of these."""
+    ladder = ladder_of(group, multiple_of)[1:]
+    if few and len(ladder) > _FEW_WIDTHS:
+        middle = len(ladder) // 2
+        return [ladder[0], ladder[middle], ladder[-1]]
+    return ladder
+
+
+def _with_rest(gone: np.ndarray, steps: int) -> np.ndarray:
+    """All steps of a group, those that never go at the end."""
+    rest = np.setdiff1d(np.arange(steps), gone)
+    return np.concatenate([gone, rest])
