@@ -126,7 +126,8 @@ class Judge:
         self.name = " and ".join(sorted({output.name for output in self._outputs}))
         self._dense = self._scores(outputs)
         self.dense = self.score(outputs)
-        self._by_chance = self._scores_by_chance(outputs)
+        self._distinct = float(np.mean(self._answers(outputs)))
+        self._by_chance = self._answers_by_chance(outputs)
         if callable(metric):
             self._check_direction(outputs)
 
@@ -142,7 +143,7 @@ class Judge:
         margins = [float(drop.std() / math.sqrt(len(drop))) for drop in drops]
         worst = int(np.argmax(np.add(losses, margins)))
         agreements = [
-            output.agreement(array)
+            np.mean(output.agreement(array))
             for output, array in zip(self._outputs, outputs, strict=True)
             if output.is_class
         ]
@@ -152,32 +153,38 @@ class Judge:
 
     @property
     def is_by_chance(self) -> bool:
-        """Whether the dense model's outputs score hardly better than those of other examples."""
+        """Whether the dense model's answers are hardly better than those to other examples."""
         mean, deviation = self._by_chance
         room = 1.0 - mean
         # Few examples have large deviations, and would never be right.
         least = min(max(_SURE * deviation, _LEAST_SKILL * room), _MOST_SKILL * room)
-        return self.dense.mean <= mean + least + _ROUNDING
+        return self._distinct <= mean + least + _ROUNDING
 
     def _scores(self, outputs: list[np.ndarray]) -> list[np.ndarray]:
         """The score of each example, by output."""
-        return [
-            output.scores(array) for output, array in zip(self._outputs, outputs, strict=True)
-        ]
+        return [output.scores(array) for output, array in zip(self._outputs, outputs, strict=True)]
 
-    def _scores_by_chance(self, outputs: list[np.ndarray]) -> tuple[float, float]:
-        """Mean and deviation of the score of the dense model's outputs in other orders."""
+    def _answers(self, outputs: list[np.ndarray]) -> list[np.ndarray]:
+        """Whether the answer to each example is the wanted one, by output.
+
+        That is the score, but for expected accuracies: a model that is never sure of its classes
+        scores low, and still tells examples apart.
+        """
+        return [output.answers(array) for output, array in zip(self._outputs, outputs, strict=True)]
+
+    def _answers_by_chance(self, outputs: list[np.ndarray]) -> tuple[float, float]:
+        """Mean and deviation of the answers of the dense model in other orders."""
         rng = np.random.default_rng(0)
         means = []
         for _ in range(_ORDERS):
             order = rng.permutation(len(outputs[0]))
-            means.append(np.mean(self._scores([array[order] for array in outputs])))
+            means.append(np.mean(self._answers([array[order] for array in outputs])))
         return float(np.mean(means)), float(np.std(means))
 
     def _check_direction(self, outputs: list[np.ndarray]) -> None:
         """Refuses a metric for which lower is better, or that leaves [0, 1]."""
         mean, deviation = self._by_chance
-        lower_is_better = self.dense.mean < mean - _SURE * deviation
+        lower_is_better = self._distinct < mean - _SURE * deviation
         scores = np.mean(self._scores(outputs), axis=0)
         in_range = scores.min() >= -_ROUNDING and scores.max() <= 1.0 + _ROUNDING
         if lower_is_better or not in_range:
@@ -265,11 +272,19 @@ class _Output:
             )
         return wanted, self._half
 
-    def agreement(self, got: np.ndarray) -> float:
-        """The share of answers that are the dense model's class."""
+    def agreement(self, got: np.ndarray) -> np.ndarray:
+        """The share of answers that are the dense model's class, for each example."""
         half = self._half if self._half is not None else 0.0
-        got = got.reshape(self._dense.shape)
-        return float(np.mean(same_class(self._dense, got, (half, half))))
+        agreement: np.ndarray = same_class(
+            self._dense, got.reshape(self._dense.shape), (half, half)
+        )
+        return agreement
+
+    def answers(self, got: np.ndarray) -> np.ndarray:
+        """The agreement where the expected accuracy is the score, else the score."""
+        if self.name == "expected accuracy":
+            return self.agreement(got)
+        return self.scores(got)
 
     def scores(self, got: np.ndarray) -> np.ndarray:
         """The score of each example."""

@@ -140,7 +140,9 @@ class Search:
             return self.trials[files[0]].route if files else "float16"
         good = [k for k in integers if self.trials[k].loses_at_most(self._max_drop)]
         if len(good) < 2:
-            return max((self.trials[k] for k in good or integers), key=lambda trial: trial.mean).route
+            return max(
+                (self.trials[k] for k in good or integers), key=lambda trial: trial.mean
+            ).route
         times = latencies([self._files[k] for k in good])
         costs = [ms * self.trials[k].bytes for k, ms in zip(good, times, strict=True)]
         return self.trials[good[int(np.argmin(costs))]].route
@@ -210,9 +212,7 @@ class Search:
         is_little = table.predicted(choice) < _LITTLE
         rate = _LOW_RATE if is_little else _NARROW_RATE
         seconds = min(_TRAINING_SHARE * self._seconds, self._seconds - self._say())
-        training = self._examples.to_train(
-            seconds, _PASSES, seed=self._seed, learning_rate=rate
-        )
+        training = self._examples.to_train(seconds, _PASSES, seed=self._seed, learning_rate=rate)
         if not training:
             return name, model, trial.loses_at_most(self._max_drop)
         trained_name = f"{name}, trained"
@@ -485,9 +485,7 @@ def _between(too_small: float, small_enough: float) -> float:
 def _in_4_bits(model: Any) -> Any:
     """The model with kernels in 4 bits and masks that stay: schedules would start again."""
     masks = {
-        weight.path: weight.mask
-        for weight in prunable_weights(model)
-        if weight.live < weight.size
+        weight.path: weight.mask for weight in prunable_weights(model) if weight.live < weight.size
     }
     plain = apply_masks(strip(model), masks) if masks else model
     return quantize_aware(plain, "int4", None)

@@ -155,9 +155,7 @@ def shrink(
 def _checked_limits(max_bytes: int | None, max_ms: float | None) -> dict[str, float]:
     """The limits that were given, by name."""
     limits = {"max_bytes": max_bytes, "max_ms": max_ms}
-    return {
-        name: check_number(name, limit) for name, limit in limits.items() if limit is not None
-    }
+    return {name: check_number(name, limit) for name, limit in limits.items() if limit is not None}
 
 
 def _checked_minutes(minutes: Any) -> float:
@@ -200,9 +198,7 @@ def chosen(
         return min(good, key=lambda trial: trial.bytes, default=None)
     if prefer == "ms":
         return min(good, key=lambda trial: (trial.ms, trial.bytes), default=None)
-    integers = [
-        trial.ms for trial in trials if trial.name == "dense" and "int8" in trial.route
-    ]
+    integers = [trial.ms for trial in trials if trial.name == "dense" and "int8" in trial.route]
     slowest = _SAME_SPEED * min(integers, default=float("inf"))
     fast = [trial for trial in good if trial.ms <= slowest]
     return min(fast or good, key=lambda trial: trial.bytes * trial.ms, default=None)

@@ -217,7 +217,9 @@ def test_as_a_module(model_file, monkeypatch, capsys):
 @pytest.mark.parametrize("given", [["r.npy", "--labels", "l.npy"], ["r.npz"]])
 def test_shrink_takes_rows_as_they_are_saved(model_file, tmp_path, monkeypatch, given):
     taken = []
-    monkeypatch.setattr(shrinking, "shrink", lambda model, data, out, **_: taken.append((data, out)))
+    monkeypatch.setattr(
+        shrinking, "shrink", lambda model, data, out, **_: taken.append((data, out))
+    )
     monkeypatch.chdir(tmp_path)
     rows, labels = np.ones((4, 32)), np.arange(4)
     np.save("r.npy", rows)

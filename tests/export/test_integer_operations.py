@@ -129,7 +129,7 @@ FLOATS = {
         "REDUCE_MAX",
     ),
     "Conv2DTranspose": (
-        lambda: between(lambda a, b: L.Conv2DTranspose(4, 3)(a)),
+        lambda: between(lambda a, b: L.Conv2DTranspose(4, 3, activation="relu")(a)),
         "TRANSPOSE_CONV",
     ),
     "Conv3D": (lambda: between(lambda a, b: conv_of_volumes(a)), "CONV_3D"),
