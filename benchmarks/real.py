@@ -31,10 +31,10 @@ from runner import Measurement, Run, Setting, announced, main
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.export import export_litert, latencies, load_litert
-from keras_sparse_ortho.shrinking import shrink
-from keras_sparse_ortho.shrinking._judge import Judge
 from keras_sparse_ortho.export._worker import refuse_amx
 from keras_sparse_ortho.recovery import distill
+from keras_sparse_ortho.shrinking import shrink
+from keras_sparse_ortho.shrinking._judge import Judge
 
 layers, ops = keras.layers, keras.ops
 FETCHED = pathlib.Path(os.environ.get("KSO_REAL", HERE / "out/real"))

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_integer, other_keywords
-from keras_sparse_ortho.calibration._elimination import Stage, eliminate
+from keras_sparse_ortho.calibration._elimination import eliminate
 from keras_sparse_ortho.calibration._layerwise import calibration_batches
 from keras_sparse_ortho.calibration._output_errors import OutputErrors
 from keras_sparse_ortho.calibration._readers import ReaderMoments

@@ -107,9 +107,8 @@ class Judge:
         kinds: Sequence[OutputKind] | None = None,
     ) -> None:
         _check_metric(metric)
-        if labels is None:
-            labels_by_output = [None] * len(outputs)
-        else:
+        labels_by_output: list[Any] = [None] * len(outputs)
+        if labels is not None:
             labels_by_output = keras.tree.flatten(labels)
         if len(labels_by_output) != len(outputs):
             raise ValueError(

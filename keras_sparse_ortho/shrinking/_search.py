@@ -204,7 +204,10 @@ class Search:
         make: Callable[[], Any],
         route: str,
     ) -> tuple[str, Any, bool]:
-        """A network of some widths, refitted and, if it lost much, trained: name, model, verdict."""
+        """A network of some widths, refitted and, if it lost much, trained.
+
+        Returns its name, the model, and whether its file is good.
+        """
         name = f"narrowed to {share:.2g}"
         trial, model = self._try_made(name, make, {}, route, choice)
         if trial.loses_at_most(_WORTH_TRAINING * self._max_drop) or model is None:

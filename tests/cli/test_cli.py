@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho import export, shrinking
+from keras_sparse_ortho import shrinking
 from keras_sparse_ortho.cli import main
 from keras_sparse_ortho.errors import ExportVerificationError
 from keras_sparse_ortho.export import load_litert
