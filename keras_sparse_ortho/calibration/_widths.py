@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_integer, other_keywords
-from keras_sparse_ortho.calibration._elimination import Stage, eliminate
+from keras_sparse_ortho.calibration._elimination import eliminate
 from keras_sparse_ortho.calibration._layerwise import calibration_batches
 from keras_sparse_ortho.calibration._output_errors import OutputErrors
 from keras_sparse_ortho.calibration._readers import ReaderMoments
@@ -149,6 +149,6 @@ def _measured_widths_of(group: ChannelGroup, multiple_of: int, few: bool) -> lis
 
 
 def _with_rest(gone: np.ndarray, steps: int) -> np.ndarray:
-    """All steps of a group, those that never go at the end."""
+    """All steps of a group: first the ones that go, in their order."""
     rest = np.setdiff1d(np.arange(steps), gone)
     return np.concatenate([gone, rest])

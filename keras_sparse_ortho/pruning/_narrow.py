@@ -80,8 +80,8 @@ def narrow(
         UserWarning: Groups whose readers cannot be measured; fewer than 16 different rows; dead
             channels that `remove_channels` cannot take out.
 
-    Limits: errors grow with what goes: half of the channels often cost little, three quarters need
-    training afterwards. Memory holds two matrices `k^2` for each kernel of `k` inputs (times taps).
+    Limits: removing half of the channels often costs little, removing three quarters needs training
+    afterwards. Memory holds two matrices `k^2` for each kernel of `k` inputs (times taps).
     Subclassed models have no groups: `prune` them to blocks instead.
 
     Examples:
