@@ -44,7 +44,7 @@ ROOT_PAGES = (
 )
 # The names that a reference page begins with; the others follow in the order of `__all__`.
 FIRST = {
-    "pruning": ("sparsify", "prune", "parametrize", "apply_masks"),
+    "pruning": ("sparsify", "prune", "narrow", "parametrize", "apply_masks"),
     "export": ("shrink", "export_litert", "load_litert"),
     "analysis": ("report", "sensitivity"),
     "callbacks": ("UpdateMasks", "TargetDensity", "SET", "RigL"),

@@ -105,19 +105,16 @@ class WidthSearch:
         place: Place = (0,) * len(self._ladders)
         while self._cost(place) > target:
             cost = self._cost(place)
-            cheapest = None
+            # Where single moves save nothing, as below a step of 16, all groups get narrower.
+            narrower = self._narrower(place)
             lowest_price = math.inf
             for move in self._moves(place, 1):
                 # Savings below the target do not count.
                 saving = cost - max(self._cost(move.applied(place)), target)
                 if saving > 0.0 and move.change / saving < lowest_price:
-                    cheapest = move
+                    narrower = move.applied(place)
                     lowest_price = move.change / saving
-            if cheapest is None:
-                # Single moves save nothing, as below a step of 16: narrow all groups.
-                place = self._narrower(place)
-            else:
-                place = cheapest.applied(place)
+            place = narrower
         return place
 
     def _narrower(self, place: Place) -> Place:

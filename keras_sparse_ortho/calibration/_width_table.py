@@ -155,8 +155,8 @@ class WidthTable(Answering):
             dict from the name of each group to its width.
 
         Raises:
-            BudgetError: None or several of `target`, `at_most` and `error` are set; no widths of the
-                table cost so little.
+            BudgetError: None or several of `target`, `at_most` and `error` are set; no widths cost
+                so little.
             ValueError: An unknown cost.
         """
         search = WidthSearch(self._ladders(multiple_of), self._cost_of(cost))

@@ -101,7 +101,7 @@ def test_predicted_errors_are_those_of_narrow_networks(name):
     compared = 0
     for target in (0.8, 0.6, 0.45, 0.3):
         widths = table.search(target)
-        small = kso.narrow(model, table, data=x, target=target)
+        small = kso.narrow(model, target, data=x, table=table)
         predicted, measured = table.predicted(widths), error(model, small, others)
         assert small.count_params() == table.cost(widths) <= target * model.count_params()
         if 1e-3 < predicted <= 0.1:
@@ -191,14 +191,14 @@ def test_refusals():
     ):
         with pytest.raises(BudgetError, match=f"Received: .*{received}"):
             table.search(**options)
-    with pytest.raises(ValueError, match="`cost` must be one of .*Received: cost='time'"):
+    with pytest.raises(ValueError, match=r"`cost` must be one of .*Received: cost='time'"):
         table.search(0.5, cost="time")
     with pytest.raises(ValueError, match="`multiple_of` must be a positive integer"):
         table.search(0.5, multiple_of=0)
     with pytest.raises(UnknownWeightError, match=r"groups of `kso.channel_groups.*'third'"):
         table.predicted({"third": 8})
     for width in (0, 65, 8.5, True):
-        with pytest.raises(ValueError, match="'first' must be an integer from 1 to 64. Received"):
+        with pytest.raises(ValueError, match=r"'first' must be an integer from 1 to 64. Received"):
             table.predicted({"first": width})
     shallow = keras.Sequential([keras.Input((4,)), L.Dense(3)])
     with pytest.raises(NotPrunableError, match="No group of channels can be narrowed"):

@@ -102,11 +102,11 @@ def test_a_table_and_its_widths_give_the_same_network():
     model, x = sequential(), rows(6)
     table = kso.widths(model, x, multiple_of=4)
     by_share = kso.narrow(model, 0.6, data=x, multiple_of=4)
-    by_table = kso.narrow(model, table, data=x, target=0.6, multiple_of=4)
+    by_table = kso.narrow(model, 0.6, data=x, table=table, multiple_of=4)
     by_widths = kso.narrow(model, table.search(0.6, multiple_of=4), data=x)
     assert_same(by_share.get_weights(), by_table.get_weights())
     assert_same(by_share.get_weights(), by_widths.get_weights())
-    by_bytes = kso.narrow(model, table, data=x, target=0.8, cost="bytes", multiple_of=4)
+    by_bytes = kso.narrow(model, 0.8, data=x, table=table, cost="bytes", multiple_of=4)
     assert table.cost({k: by_bytes.get_layer(k).units for k in ("up", "middle")}, "bytes") <= (
         0.8 * table.cost(cost="bytes")
     )
@@ -114,7 +114,6 @@ def test_a_table_and_its_widths_give_the_same_network():
 
 def test_statistics_move_with_the_inputs_of_normalization():
     model, x = residual(), rows(6, 6, 2, count=256)
-    # Zero means: without relative statistics half of the stream would change the outputs most.
     small = kso.narrow(model, {"outer+stem": 4}, data=x)
     norm, before = small.get_layer("norm"), model.get_layer("norm")
     assert not np.array_equal(array(norm.moving_mean), array(before.moving_mean))
@@ -171,15 +170,14 @@ def test_refusals():
     model, x = sequential(), rows(6)
     with pytest.raises(BudgetError, match=r"`target` must be in \(0, 1\]. Received: target=1.5"):
         kso.narrow(model, 1.5, data=x)
-    with pytest.raises(BudgetError, match="No widths of the table cost .*multiple_of"):
+    with pytest.raises(BudgetError, match=r"No widths of the table cost .*multiple_of"):
         kso.narrow(model, 0.01, data=x)
-    with pytest.raises(BudgetError, match="`target` belongs to a `WidthTable`"):
-        kso.narrow(model, {"up": 8}, data=x, target=0.5)
-    with pytest.raises(BudgetError, match="needs a `target`.*Received: target=None"):
-        kso.narrow(model, kso.widths(model, x), data=x)
-    with pytest.raises(UnknownWeightError, match="up, middle. Received: 'down'"):
+    other = keras.Sequential([keras.Input((6,)), L.Dense(32, name="up"), L.Dense(3)])
+    with pytest.raises(ValueError, match=r"`table` must be that of this model.*32 steps of .*'up'"):
+        kso.narrow(model, {"up": 8}, data=x, table=kso.widths(other, x))
+    with pytest.raises(UnknownWeightError, match=r"up, middle. Received: 'down'"):
         kso.narrow(model, {"down": 8}, data=x)
-    with pytest.raises(ValueError, match="'up' must be an integer from 1 to 24. Received: 0"):
+    with pytest.raises(ValueError, match=r"'up' must be an integer from 1 to 24. Received: 0"):
         kso.narrow(model, {"up": 0}, data=x)
     with pytest.raises(ValueError, match="`multiple_of` must be a positive integer"):
         kso.narrow(model, 0.5, data=x, multiple_of=-8)
