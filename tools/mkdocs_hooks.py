@@ -44,7 +44,7 @@ ROOT_PAGES = (
 )
 # The names that a reference page begins with; the others follow in the order of `__all__`.
 FIRST = {
-    "pruning": ("sparsify", "prune", "parametrize", "apply_masks"),
+    "pruning": ("sparsify", "prune", "narrow", "parametrize", "apply_masks"),
     "export": ("export_litert", "load_litert"),
     "shrinking": ("shrink",),
     "analysis": ("report", "sensitivity"),

@@ -11,9 +11,11 @@ from keras_sparse_ortho.calibration._layerwise import (
     other_density,
     prune_layers,
 )
+from keras_sparse_ortho.calibration._output_errors import OutputErrors
 from keras_sparse_ortho.calibration._readers import ReaderMoments
 from keras_sparse_ortho.calibration._restore_statistics import restore_statistics
 from keras_sparse_ortho.calibration._shares import Sensitivity, densities_around, measured_errors
+from keras_sparse_ortho.calibration._width_search import Costs
 from keras_sparse_ortho.calibration._width_table import WidthTable, checked_widths
 from keras_sparse_ortho.calibration._widths import measured_widths, narrowed, widths
 

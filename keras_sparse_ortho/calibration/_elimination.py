@@ -25,10 +25,10 @@ _CANDIDATES = 4  # for each channel that goes then
 
 @dataclasses.dataclass
 class Reader:
-    """A kernel that reads the channels of a group, refitted to those that are there.
+    """A kernel that reads the channels of a group, refitted to the ones that remain.
 
     Attributes:
-        kernel: array `(k, outputs)`. The refitted kernel, for the inputs that are there.
+        kernel: array `(k, outputs)`. The refitted kernel, for the inputs that remain.
         inverse: array `(k, k)`. The inverse of the Hessian of these inputs.
         rows: int array `(channels, r)`. Places in `kernel` of the rows of each channel.
         scale: float. One over the squared outputs of the kernel as trained.

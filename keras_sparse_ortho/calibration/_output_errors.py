@@ -26,7 +26,7 @@ def held_out_rows(batch: Any) -> Any:
 
 
 class OutputErrors:
-    """Compares a model's outputs with those that it had at first.
+    """Compares a model's outputs with its first ones.
 
     The error of an output is `sum |f - f_0|^2 / sum |f_0 - mean f_0|^2`, where `f` are logits if
     the output is a probability; that of the model is the mean over its outputs.

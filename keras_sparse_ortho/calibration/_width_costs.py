@@ -1,4 +1,4 @@
-"""What a model costs with narrower groups of channels: parameters, multiply-adds, bytes of int8."""
+"""The cost of a model with narrower groups of channels: parameters, multiply-adds, bytes."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,8 @@ class WidthCosts:
 
     Attributes:
         groups: list of ChannelGroup.
-        sizes: int array `(weights, axes)`. Sizes of the dense model, 1 for axes in front of the first.
+        sizes: int array `(weights, axes)`. Sizes of the dense model; weights with fewer axes
+            have ones in front.
         losses: int array `(weights, axes, groups)`.
         positions: array `(weights,)`. How often a kernel is applied to one sample; 0 for weights
             that are no kernels, NaN where that is unknown.

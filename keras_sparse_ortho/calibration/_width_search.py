@@ -1,14 +1,16 @@
 """The widths of least predicted error within a cost: greedy descent, then exchanges."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 _JUMPS = (1, 2, 3)  # steps on a ladder that one move may take
 _EXCHANGES = 200
 _LEAST_GAIN = 1e-12  # of the error, for an exchange
-_LIKELY = 0.5  # of the cost that is missing, which a second move must save to be tried
+_LIKELY = 0.8  # of the cost that is missing, which a second move must save to be tried
 _SHARES = 128  # common shares that are tried for uniform widths
 
 Costs = Callable[[Mapping[str, int]], float]
@@ -26,6 +28,24 @@ class Ladder:
 
 Place = tuple[int, ...]
 """A step on each ladder; 0 is the full width."""
+
+
+class Move(NamedTuple):
+    """One group goes to another step of its ladder.
+
+    Attributes:
+        group: int. Its number.
+        step: int. Where it goes.
+        change: float. By how much the error changes.
+    """
+
+    group: int
+    step: int
+    change: float
+
+    def applied(self, place: Place) -> Place:
+        """The place after the move."""
+        return (*place[: self.group], self.step, *place[self.group + 1 :])
 
 
 class WidthSearch:
@@ -71,36 +91,30 @@ class WidthSearch:
             self._costs[place] = self._cost_of_widths(self._widths(place))
         return self._costs[place]
 
-    def _moved(self, place: Place, group: int, steps: int) -> Place | None:
-        step = place[group] + steps
-        if not 0 <= step < len(self._ladders[group].widths):
-            return None
-        return (*place[:group], step, *place[group + 1 :])
-
-    def _moves(self, place: Place, direction: int) -> Iterator[tuple[int, Place]]:
-        """All moves of one group, as the group and where the move leads."""
-        for group in range(len(place)):
+    def _moves(self, place: Place, direction: int) -> Iterator[Move]:
+        """All moves of one group: narrower for the direction 1, wider for -1."""
+        for group, ladder in enumerate(self._ladders):
             for jump in _JUMPS:
-                after = self._moved(place, group, direction * jump)
-                if after is not None:
-                    yield group, after
+                step = place[group] + direction * jump
+                if 0 <= step < len(ladder.widths):
+                    change = ladder.errors[step] - ladder.errors[place[group]]
+                    yield Move(group, step, change)
 
     def _descended(self, target: float) -> Place:
         """From full widths, always the move that saves most cost for its error."""
         place: Place = (0,) * len(self._ladders)
         while self._cost(place) > target:
-            before, error = self._cost(place), self._error(place)
-            prices = {}
-            for _, after in self._moves(place, 1):
-                # Nothing is gained by what a move saves below the target.
-                saved = before - max(self._cost(after), target)
-                if saved > 0.0:
-                    prices[after] = (self._error(after) - error) / saved
-            if not prices:
-                # Where single moves save nothing, as steps of 16 may not, all groups go on.
-                place = self._narrower(place)
-                continue
-            place = min(prices, key=prices.__getitem__)
+            cost = self._cost(place)
+            # Where single moves save nothing, as below a step of 16, all groups get narrower.
+            narrower = self._narrower(place)
+            lowest_price = math.inf
+            for move in self._moves(place, 1):
+                # Savings below the target do not count.
+                saving = cost - max(self._cost(move.applied(place)), target)
+                if saving > 0.0 and move.change / saving < lowest_price:
+                    narrower = move.applied(place)
+                    lowest_price = move.change / saving
+            place = narrower
         return place
 
     def _narrower(self, place: Place) -> Place:
@@ -125,24 +139,24 @@ class WidthSearch:
         return place
 
     def _better(self, place: Place, target: float) -> Place | None:
-        """The first exchange within the target, in the order of the errors after it."""
-        error, cost = self._error(place), self._cost(place)
-        savings = [
-            (group, after, cost - self._cost(after)) for group, after in self._moves(place, 1)
-        ]
+        """The place after the exchange of least error that is within the target."""
+        cost = self._cost(place)
+        savings = {move: cost - self._cost(move.applied(place)) for move in self._moves(place, 1)}
         exchanges = []
-        for group, wider in self._moves(place, -1):
-            missing = self._cost(wider) - target
-            if missing <= 0.0:
-                exchanges.append(wider)
-            for other, narrower, saved in savings:
-                if other != group and saved >= _LIKELY * missing:
-                    step = narrower[other]
-                    exchanges.append((*wider[:other], step, *wider[other + 1 :]))
-        errors = {after: self._error(after) for after in exchanges}
-        for after in sorted(errors, key=errors.__getitem__):
-            if errors[after] >= error - _LEAST_GAIN:
-                break
+        for wider in self._moves(place, -1):
+            excess = self._cost(wider.applied(place)) - target
+            if excess <= 0.0 and wider.change < -_LEAST_GAIN:
+                exchanges.append((wider.change, (wider,)))
+            for narrower, saving in savings.items():
+                change = wider.change + narrower.change
+                is_likely = saving >= _LIKELY * excess and narrower.group != wider.group
+                if is_likely and change < -_LEAST_GAIN:
+                    exchanges.append((change, (wider, narrower)))
+        exchanges.sort()
+        for _, moves in exchanges:
+            after = place
+            for move in moves:
+                after = move.applied(after)
             if self._cost(after) <= target:
                 return after
         return None

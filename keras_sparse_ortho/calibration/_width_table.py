@@ -155,8 +155,8 @@ class WidthTable(Answering):
             dict from the name of each group to its width.
 
         Raises:
-            BudgetError: Not exactly one of `target`, `at_most` and `error`; a cost that no widths
-                of the table reach.
+            BudgetError: None or several of `target`, `at_most` and `error` are set; no widths cost
+                so little.
             ValueError: An unknown cost.
         """
         search = WidthSearch(self._ladders(multiple_of), self._cost_of(cost))
@@ -251,12 +251,12 @@ class WidthTable(Answering):
             return self.errors[name][int(width)]
         widths = [measured for measured in sorted(self.errors[name]) if measured < full]
         errors = [self.errors[name][measured] for measured in widths]
-        if width > widths[-1]:
+        if width > widths[-1] or len(widths) == 1:
             # The error is 0 at the full width, which has no logarithm.
             return errors[-1] * (full - width) / (full - widths[-1])
         logarithms = np.log(np.maximum(errors, _LEAST_ERROR))
         places = np.log(widths)
-        if width < widths[0] and len(widths) > 1:
+        if width < widths[0]:
             slope = (logarithms[1] - logarithms[0]) / (places[1] - places[0])
             return float(np.exp(logarithms[0] + slope * (np.log(width) - places[0])))
         return float(np.exp(np.interp(np.log(width), places, logarithms)))

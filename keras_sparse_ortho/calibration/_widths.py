@@ -16,7 +16,6 @@ from keras_sparse_ortho.calibration._width_table import WidthTable, ladder_of
 from keras_sparse_ortho.models import (
     ChannelGroup,
     ChannelGroups,
-    OutputKind,
     channel_groups,
     output_kinds,
     strip,
@@ -94,21 +93,20 @@ def widths(
     plain = strip(model)
     kinds = output_kinds(model, len(plain.outputs))
     moments = ReaderMoments.measured(plain, groups, batches, verbose)
-    return measured_widths(plain, groups, moments, batches, kinds, multiple_of, verbose)
+    errors = OutputErrors(plain, batches, kinds)
+    return measured_widths(plain, groups, moments, errors, multiple_of, verbose)
 
 
 def measured_widths(
     model: keras.Model,
     groups: ChannelGroups,
     moments: ReaderMoments,
-    batches: Sequence[Any],
-    kinds: Sequence[OutputKind],
+    output_errors: OutputErrors,
     multiple_of: int,
     verbose: int,
 ) -> WidthTable:
     """The table of a plain model whose readers have been measured."""
     measurable = moments.measurable(groups)
-    errors_of_outputs = OutputErrors(model, batches, kinds)
     errors = {}
     order = {}
     progress = keras.utils.Progbar(len(measurable), verbose=verbose)
@@ -122,7 +120,7 @@ def measured_widths(
             if width in measured:
                 pairs = [moments.pair(path, kernel) for path, kernel in stage.kernels.items()]
                 # An error that falls with the width is one of few rows.
-                worst = max(worst, errors_of_outputs.error(pairs))
+                worst = max(worst, output_errors.error(pairs))
                 errors[group.name][width] = worst
         order[group.name] = _with_rest(order[group.name], group.steps)
         progress.update(done)
@@ -149,6 +147,6 @@ def _measured_widths_of(group: ChannelGroup, multiple_of: int, few: bool) -> lis
 
 
 def _with_rest(gone: np.ndarray, steps: int) -> np.ndarray:
-    """All steps of a group, those that never go at the end."""
+    """All steps of a group: first the ones that go, in their order."""
     rest = np.setdiff1d(np.arange(steps), gone)
     return np.concatenate([gone, rest])

@@ -7,9 +7,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import as_text, check_integer, other_keywords
+from keras_sparse_ortho._checks import check_integer, other_keywords
 from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.calibration import (
+    Costs,
+    OutputErrors,
     ReaderMoments,
     WidthTable,
     calibration_batches,
@@ -19,10 +21,9 @@ from keras_sparse_ortho.calibration import (
     refitted_without,
     restore_statistics,
 )
-from keras_sparse_ortho.errors import BudgetError, NotPrunableError
+from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import (
     ChannelGroup,
-    ChannelGroups,
     channel_groups,
     output_kinds,
     remove_channels,
@@ -34,11 +35,11 @@ from keras_sparse_ortho.pruning._planning import shows_progress
 @other_keywords
 def narrow(
     model: keras.Model,
-    widths: float | Mapping[str, int] | WidthTable,
+    widths: float | Mapping[str, int],
     *,
     data: Any,
-    target: float | None = None,
-    cost: Any = "parameters",
+    table: WidthTable | None = None,
+    cost: str | Costs = "parameters",
     multiple_of: int = 8,
 ) -> keras.Model:
     """Makes a trained network narrower: whole channels go, and what reads them is refitted.
@@ -59,9 +60,10 @@ def narrow(
         model: A built model, functional or Sequential, wrapped or plain. It stays as it is.
         widths: float in (0, 1]: the share of the cost that the result may have. Or a dict from
             names of groups, as `kso.channel_groups(model)` lists them, to widths; other groups keep
-            theirs. Or the `WidthTable` of the model that `kso.widths` returned, with a `target`.
+            theirs.
         data: A few hundred rows of inputs, as for `prune`; labels are not used.
-        target: float in (0, 1]. With a table: the share of the cost.
+        table: WidthTable of the model, from `kso.widths`, where several networks are made: errors
+            are not measured again.
         cost: `"parameters"`, `"flops"`, `"bytes"`, or a callable, as for `WidthTable.search`.
         multiple_of: int. Searched widths are multiples of it.
 
@@ -71,17 +73,17 @@ def narrow(
 
     Raises:
         NotPrunableError: A model without groups of channels, or whose graph Keras does not know.
-        BudgetError: A share that no widths reach; a `target` without a table, or a table without a
-            `target`.
+        BudgetError: A share that no widths reach.
         UnknownWeightError: Names that are no groups.
-        ValueError: Widths that a group cannot have; data that the model cannot take.
+        ValueError: Widths that a group cannot have; data that the model cannot take; the table of
+            another model.
 
     Warns:
         UserWarning: Groups whose readers cannot be measured; fewer than 16 different rows; dead
             channels that `remove_channels` cannot take out.
 
-    Limits: errors grow with what goes: half of the channels often cost little, three quarters need
-    training afterwards. Memory holds two matrices `k^2` for each kernel of `k` inputs (times taps).
+    Limits: removing half of the channels often costs little, removing three quarters needs training
+    afterwards. Memory holds two matrices `k^2` for each kernel of `k` inputs (times taps).
     Subclassed models have no groups: `prune` them to blocks instead.
 
     Examples:
@@ -100,28 +102,24 @@ def narrow(
     Alistarh, "ZipLM" (NeurIPS 2023), arXiv 2302.04089
     """
     check_integer("multiple_of", multiple_of)
-    _check_target(widths, target)
     groups = channel_groups(model)
-    readable: Sequence[ChannelGroup] = groups
-    if isinstance(widths, Mapping):
-        chosen = checked_widths(groups, widths)
-        readable = _narrower_groups(groups, chosen)
     batches = calibration_batches(model, data)
     plain = strip(model)  # a copy
-    moments = ReaderMoments.measured(plain, readable, batches, shows_progress())
+    moments = None
     if isinstance(widths, Mapping):
-        order = _order(readable, chosen, moments)
+        chosen = checked_widths(groups, widths)
     else:
-        table = widths
-        if not isinstance(table, WidthTable):
-            target = widths
+        if table is None:
+            moments = ReaderMoments.measured(plain, groups, batches, shows_progress())
             kinds = output_kinds(model, len(plain.outputs))
-            table = measured_widths(
-                plain, groups, moments, batches, kinds, multiple_of, shows_progress()
-            )
-        chosen = table.search(target, cost=cost, multiple_of=multiple_of)
-        order = table.order
-    for path, rows in _rows_to_remove(groups, chosen, order).items():
+            errors = OutputErrors(plain, batches, kinds)
+            table = measured_widths(plain, groups, moments, errors, multiple_of, shows_progress())
+        chosen = table.search(widths, cost=cost, multiple_of=multiple_of)
+    narrower = [group for group in groups if chosen.get(group.name, group.width) < group.width]
+    if moments is None:
+        moments = ReaderMoments.measured(plain, narrower, batches, shows_progress())
+    order = _order(narrower, chosen, moments) if table is None else _order_of(table, narrower)
+    for path, rows in _rows_to_remove(narrower, chosen, order).items():
         kernel = refitted_without(moments.kernel(path), moments.gram(path), rows)
         variable, value = moments.pair(path, kernel)
         assign(variable, value)
@@ -130,24 +128,6 @@ def narrow(
     small = remove_channels(plain)
     _check_widths(small, chosen)
     return small
-
-
-def _check_target(widths: object, target: float | None) -> None:
-    """Raises unless there is a target with a table, and none with anything else."""
-    if isinstance(widths, WidthTable) and target is None:
-        raise BudgetError(
-            "A table of widths needs a `target`, the share of the cost that the result may have, "
-            "or pass `table.search(...)` itself. Received: target=None"
-        )
-    if not isinstance(widths, WidthTable) and target is not None:
-        raise BudgetError(
-            "`target` belongs to a `WidthTable`; a share is `widths` itself: `narrow(model, 0.5, "
-            f"data=x)`. Received: target={as_text(target)}, widths of type {type(widths).__name__}"
-        )
-
-
-def _narrower_groups(groups: ChannelGroups, widths: Mapping[str, int]) -> list[ChannelGroup]:
-    return [group for group in groups if widths.get(group.name, group.width) < group.width]
 
 
 def _order(
@@ -162,12 +142,24 @@ def _order(
     return order
 
 
+def _order_of(table: WidthTable, groups: Sequence[ChannelGroup]) -> dict[str, np.ndarray]:
+    """The order of a table; raises if it is that of another model."""
+    for group in groups:
+        steps = len(table.order.get(group.name, ()))
+        if steps != group.steps:
+            raise ValueError(
+                "`table` must be that of this model: `kso.widths(model, data)`. Received: a table "
+                f"with {steps} steps of the group {group.name!r}, which has {group.steps}"
+            )
+    return table.order
+
+
 def _rows_to_remove(
-    groups: ChannelGroups, widths: Mapping[str, int], order: Mapping[str, np.ndarray]
+    groups: Sequence[ChannelGroup], widths: Mapping[str, int], order: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """By the path of each kernel the rows of channels that go, in all groups."""
     rows: dict[str, list[np.ndarray]] = collections.defaultdict(list)
-    for group in _narrower_groups(groups, widths):
+    for group in groups:
         if group.name not in order:  # a warning has said that it cannot be measured
             continue
         count = (group.width - widths[group.name]) // group.unit

@@ -221,7 +221,7 @@ def test_the_frontier_has_the_files_that_no_other_beats(tmp_path):
     assert report.frontier == (right, fast, small)
     report.write(small, tmp_path / "other.tflite")
     assert (tmp_path / "other.tflite").read_bytes() == b"the small one"
-    with pytest.raises(ValueError, match=r"can be written\. Received: beaten, int8; there are right"):
+    with pytest.raises(ValueError, match=r"can be written\. Received: beaten, int8; there are"):
         report.write(beaten, tmp_path / "other.tflite")
 
 

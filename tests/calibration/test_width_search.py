@@ -1,0 +1,88 @@
+"""The search for widths: within the cost, near the best ones, never behind uniform widths."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from keras_sparse_ortho.calibration._width_search import Ladder, WidthSearch
+
+pytestmark = pytest.mark.numpy_only
+
+
+def ladders(count, seed, rungs=5):
+    """Groups whose errors rise faster and faster, each by a scale of its own."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for k in range(count):
+        widths = [8 * step for step in range(rungs, 0, -1)]
+        rises = np.cumsum(np.cumsum(rng.uniform(size=rungs - 1)))
+        scale = 10.0 ** rng.uniform(-3, 0)
+        made.append(Ladder(f"group_{k}", widths, [0.0, *(scale * rises)]))
+    return made
+
+
+def chain(widths):
+    """The parameters of a chain of layers, which are no sum over groups."""
+    sizes = [10, *widths.values(), 10]
+    return float(sum(a * b for a, b in itertools.pairwise(sizes)))
+
+
+def error_of(made, widths):
+    return sum(ladder.errors[ladder.widths.index(widths[ladder.name])] for ladder in made)
+
+
+def all_widths(made):
+    for widths in itertools.product(*(ladder.widths for ladder in made)):
+        yield {ladder.name: width for ladder, width in zip(made, widths, strict=True)}
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("share", [0.7, 0.4, 0.15])
+def test_widths_are_within_the_cost_and_near_the_best(seed, share):
+    made = ladders(4, seed)
+    target = share * chain({ladder.name: ladder.widths[0] for ladder in made})
+    search = WidthSearch(made, chain)
+    widths, uniform = search.within(target), search.uniform(target)
+    assert chain(widths) <= target
+    assert chain(uniform) <= target
+    best = min(error_of(made, w) for w in all_widths(made) if chain(w) <= target)
+    assert best <= error_of(made, widths) <= 1.05 * best
+    assert error_of(made, widths) <= error_of(made, uniform)
+
+
+def test_uniform_widths_have_one_share():
+    made = ladders(3, 0)
+    full = chain({ladder.name: 40 for ladder in made})
+    widths = WidthSearch(made, chain).uniform(0.5 * full)
+    assert set(widths.values()) == {24}  # all of 32 would cost more than half
+
+
+def test_a_cost_in_steps_is_reached():
+    made = ladders(3, 1)
+
+    def stairs(widths):
+        return sum(16 * -(-width // 16) for width in widths.values())
+
+    widths = WidthSearch(made, stairs).within(0.5 * stairs({k: 40 for k in "abc"}))
+    assert stairs(widths) <= 72
+
+
+def test_no_widths_are_cheap_enough():
+    made = ladders(2, 0)
+    least = chain({ladder.name: 8 for ladder in made})
+    assert WidthSearch(made, chain).within(least) == {"group_0": 8, "group_1": 8}
+    assert WidthSearch(made, chain).within(least - 1) is None
+
+
+def test_many_groups_take_few_costs():
+    made = ladders(24, 2, rungs=12)
+    calls = []
+
+    def cost(widths):
+        calls.append(1)
+        return chain(widths)
+
+    widths = WidthSearch(made, cost).within(0.3 * chain({k: 96 for k in range(24)}))
+    assert widths is not None
+    assert len(calls) < 20_000

@@ -1,0 +1,207 @@
+"""Tables of widths: errors that add up, exact costs, and a search."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.errors import BudgetError, NotPrunableError, UnknownWeightError
+from tests.helpers import array, assert_same, slow_on_jax
+
+L = keras.layers
+ROWS = 320
+
+
+@functools.cache
+def digits():
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    return (images / 16).astype("float32"), labels
+
+
+def fitted(model, x, y, epochs):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(3e-3), loss)
+    model.fit(x, y, batch_size=64, epochs=epochs, verbose=0)
+    return model
+
+
+@functools.cache
+def mlp():
+    keras.utils.set_random_seed(0)
+    hidden = [L.Dense(64, "relu", name="first"), L.Dense(48, "relu", name="second")]
+    model = keras.Sequential([keras.Input((64,)), *hidden, L.Dense(10, name="head")])
+    x, y = digits()
+    return fitted(model, x[:1200], y[:1200], 5)
+
+
+@functools.cache
+def cnn():
+    """Convolutions with batch normalization around a residual stream."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((8, 8, 1))
+    stream = L.Conv2D(16, 3, 2, padding="same", name="stem")(inputs)
+    x = L.Conv2D(24, 3, padding="same", use_bias=False, name="inner")(L.ReLU()(stream))
+    x = L.ReLU()(L.BatchNormalization(momentum=0.9, name="norm")(x))
+    x = L.Add()([stream, L.Conv2D(16, 3, padding="same", name="outer")(x)])
+    x = L.Dense(32, "relu", name="hidden")(L.Flatten()(L.ReLU()(x)))
+    x, y = keras.Model(inputs, L.Dense(10, name="head")(x)), digits()[1]
+    return fitted(x, digits()[0][:1200].reshape(-1, 8, 8, 1), y[:1200], 4)
+
+
+NETWORKS = {"mlp": mlp, "cnn": cnn}
+
+
+@functools.cache
+def case(name):
+    """A trained network, its rows for calibration and others, and its table."""
+    model = NETWORKS[name]()
+    x = digits()[0].reshape(-1, *model.input_shape[1:])
+    return model, x[:ROWS], x[1200:], kso.widths(model, x[:ROWS])
+
+
+def error(model, other, x):
+    """The relative squared error of the outputs of one model beside another's."""
+    first, outputs = array(model(x)), array(other(x))
+    return float(np.sum((outputs - first) ** 2) / np.sum((first - first.mean(axis=0)) ** 2))
+
+
+@pytest.mark.core
+def test_the_table_has_the_error_of_the_model_on_held_out_rows():
+    model, x, _, table = case("mlp")
+    before = model.get_weights()
+    assert [*table.errors] == ["first", "second"]
+    widths = [*table.errors["second"]]
+    assert widths == sorted(widths, reverse=True) == [48, 40, 32, 24, 16, 8]
+    errors = [*table.errors["second"].values()]
+    assert errors == sorted(errors)
+    assert errors[0] == 0.0 < errors[1]
+    # The last hidden layer: its reader is the head, whose outputs are those of the model.
+    inputs = array(keras.Model(model.inputs, model.get_layer("second").output)(x)).astype("float64")
+    stays = table.order["second"][-16:]
+    kernel = before[-2].astype("float64")
+    used = np.delete(inputs, np.s_[3::4], axis=0)
+    gram = used.T @ used
+    gram += 0.01 * np.mean(np.diag(gram)) * np.eye(48)
+    refitted = np.linalg.solve(gram[np.ix_(stays, stays)], gram[stays] @ kernel)
+    held_out = inputs[3::4]
+    change = held_out[:, stays] @ refitted - held_out @ kernel
+    outputs = held_out @ kernel
+    spread = np.sum((outputs - outputs.mean(axis=0)) ** 2)
+    assert table.errors["second"][16] == pytest.approx(np.sum(change**2) / spread, rel=1e-3)
+    assert_same(before, model.get_weights())
+
+
+@pytest.mark.parametrize("name", ["mlp", pytest.param("cnn", marks=slow_on_jax)])
+def test_predicted_errors_are_those_of_narrow_networks(name):
+    model, x, others, table = case(name)
+    compared = 0
+    for target in (0.8, 0.6, 0.45, 0.3):
+        widths = table.search(target)
+        small = kso.narrow(model, target, data=x, table=table)
+        predicted, measured = table.predicted(widths), error(model, small, others)
+        assert small.count_params() == table.cost(widths) <= target * model.count_params()
+        if 1e-3 < predicted <= 0.1:
+            compared += 1
+            assert predicted / 1.5 < measured < 1.5 * predicted
+    assert compared >= 2
+
+
+def test_searched_widths_are_not_behind_uniform_ones():
+    table = case("mlp")[3]
+    for target in (0.7, 0.4, 0.2):
+        uniform = table.uniform(target)
+        assert table.cost(uniform) <= target * table.cost()
+        assert table.predicted(table.search(target)) <= table.predicted(uniform)
+
+
+def test_targets_and_costs():
+    table = case("mlp")[3]
+    full = {"first": 64, "second": 48}
+    assert table.search(1.0) == full
+    assert table.cost() == 64 * 64 + 64 + 64 * 48 + 48 + 48 * 10 + 10
+    assert table.cost({"second": 16}, "flops") == 64 * 64 + 64 * 16 + 16 * 10
+    # Kernels of 1,024 entries are integers with 12 bytes for an output, others are floats.
+    expected = (64 * 64 + 12 * 64) + (64 * 16 + 12 * 16) + 4 * (64 + 16 + 16 * 10 + 10)
+    assert table.cost({"second": 16}, "bytes") == expected
+    assert table.cost(table.search(at_most=3000)) <= 3000 < table.cost()
+    widths = table.search(error=0.02)
+    assert table.predicted(widths) <= 0.02
+    assert table.cost(widths) < 0.6 * table.cost()
+    narrow_second = table.search(0.5, cost=lambda widths: widths["second"])
+    assert narrow_second == full | {"second": 24}
+    assert all(width % 16 == 0 for width in table.search(0.4, multiple_of=16).values())
+    unusual = table.search(0.4, multiple_of=5)
+    assert all(width % 5 == 0 for width in unusual.values())
+    assert table.cost(unusual) <= 0.4 * table.cost()
+
+
+def test_errors_between_measured_widths():
+    table = case("mlp")[3]
+    errors = table.errors["first"]
+    predicted = [table.predicted({"first": width}) for width in (56, 50, 48)]
+    assert predicted[0] == errors[56] < predicted[1] < predicted[2] == errors[48]
+    assert table.predicted({"first": 60}) == pytest.approx(0.5 * errors[56])
+    assert table.predicted({"first": 4}) > errors[8]
+    assert table.predicted({"first": 48, "second": 40}) == errors[48] + table.errors["second"][40]
+
+
+def test_print_and_plot():
+    table = case("mlp")[3]
+    lines = str(table).splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["first", "second"]
+    assert max(map(len, lines)) <= 100
+    axes = table.plot().axes[0]
+    assert [line.get_label() for line in axes.lines] == ["first (64)", "second (48)"]
+
+
+@pytest.mark.core
+def test_probabilities_are_compared_as_logits():
+    model, x, _, table = case("mlp")
+    outputs = L.Softmax()(model.outputs[0])
+    with_softmax = kso.widths(keras.Model(model.inputs, outputs), x)
+    # Logits have a common part in each row that softmax does not show.
+    errors, others = (t.errors["first"][16] for t in (table, with_softmax))
+    assert others == pytest.approx(errors, rel=0.3)
+
+
+def test_deep_networks_are_measured_at_three_widths():
+    keras.utils.set_random_seed(0)
+    hidden = [L.Dense(40, "tanh", name=f"hidden_{k}") for k in range(31)]
+    model = keras.Sequential([keras.Input((6,)), *hidden, L.Dense(2)])
+    x = np.random.default_rng(0).normal(size=(64, 6)).astype("float32")
+    table = kso.widths(model, x)
+    assert len(table.errors) == 31
+    assert [*table.errors["hidden_3"]] == [40, 32, 16, 8]
+    steps = table.search(0.5)
+    assert table.cost(steps) <= 0.5 * table.cost()
+
+
+def test_refusals():
+    model, x, _, table = case("mlp")
+    for options, received in (
+        ({}, "none"),
+        ({"target": 0.5, "error": 0.1}, "target=0.5, error=0.1"),
+        ({"target": 1.5}, "target=1.5"),
+        ({"at_most": -1}, "at_most=-1"),
+        ({"target": 1e-3}, "target=0.001"),
+    ):
+        with pytest.raises(BudgetError, match=f"Received: .*{received}"):
+            table.search(**options)
+    with pytest.raises(ValueError, match=r"`cost` must be one of .*Received: cost='time'"):
+        table.search(0.5, cost="time")
+    with pytest.raises(ValueError, match="`multiple_of` must be a positive integer"):
+        table.search(0.5, multiple_of=0)
+    with pytest.raises(UnknownWeightError, match=r"groups of `kso.channel_groups.*'third'"):
+        table.predicted({"third": 8})
+    for width in (0, 65, 8.5, True):
+        with pytest.raises(ValueError, match=r"'first' must be an integer from 1 to 64. Received"):
+            table.predicted({"first": width})
+    shallow = keras.Sequential([keras.Input((4,)), L.Dense(3)])
+    with pytest.raises(NotPrunableError, match="No group of channels can be narrowed"):
+        kso.widths(shallow, np.zeros((20, 4)) + np.arange(20)[:, None])
+    with pytest.raises(ValueError, match="shape"):
+        kso.widths(model, x[:, :5])

@@ -1,0 +1,192 @@
+"""`narrow`: smaller layers that answer as the refitted network with zeros does."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.errors import BudgetError, NotPrunableError, UnknownWeightError
+from tests.helpers import array, assert_same
+
+L = keras.layers
+
+
+def rows(*shape, count=96):
+    return np.random.default_rng(0).normal(size=(count, *shape)).astype("float32")
+
+
+def sequential():
+    layers = [L.Dense(24, "relu", name="up"), L.Dense(16, "tanh", name="middle"), L.Dense(3)]
+    return keras.Sequential([keras.Input((6,)), *layers])
+
+
+def residual():
+    """Two branches on one stream, batch normalization, and Flatten in front of the head."""
+    inputs = keras.Input((6, 6, 2))
+    stream = L.Conv2D(8, 3, padding="same", name="stem")(inputs)
+    x = L.Conv2D(16, 3, padding="same", name="inner")(L.ReLU()(stream))
+    x = L.ReLU()(L.BatchNormalization(name="norm")(x))
+    x = L.Add()([stream, L.Conv2D(8, 1, name="outer")(x)])
+    x = L.DepthwiseConv2D(3, name="depthwise")(x)
+    model = keras.Model(inputs, L.Dense(3, name="head")(L.Flatten()(x)))
+    fit_statistics(model)
+    return model
+
+
+def fit_statistics(model):
+    """Statistics of batch normalization as training leaves them."""
+    rng = np.random.default_rng(1)
+    norm = model.get_layer("norm")
+    size = norm.moving_mean.shape
+    values = [rng.normal(size=size) * 0.3, np.exp(rng.normal(size=size))]
+    norm.set_weights([*norm.get_weights()[:2], *values])
+
+
+def shapes(model):
+    return [tuple(weight.shape) for weight in model.weights]
+
+
+@pytest.mark.core
+def test_half_of_the_parameters_of_a_sequential_model():
+    model, x = sequential(), rows(6)
+    before = model.get_weights()
+    small = kso.narrow(model, 0.5, data=x)
+    assert isinstance(small, keras.Sequential)
+    assert small.count_params() <= 0.5 * model.count_params()
+    assert [layer.name for layer in small.layers] == [layer.name for layer in model.layers]
+    assert_same(before, model.get_weights())
+    assert array(small(x)).shape == (96, 3)
+
+
+@pytest.mark.core
+def test_channels_of_a_residual_network_go_together():
+    model, x = residual(), rows(6, 6, 2)
+    groups = {group.name: group.width for group in kso.channel_groups(model)}
+    assert groups == {"inner": 16, "outer+stem": 8}
+    small = kso.narrow(model, {"inner": 8, "outer+stem": 6}, data=x)
+    widths = {name: small.get_layer(name).kernel.shape for name in ("stem", "inner", "outer")}
+    assert widths == {"stem": (3, 3, 2, 6), "inner": (3, 3, 6, 8), "outer": (1, 1, 8, 6)}
+    assert small.get_layer("depthwise").kernel.shape == (3, 3, 6, 1)
+    assert small.get_layer("head").kernel.shape == (4 * 4 * 6, 3)
+
+
+def test_the_kernel_that_reads_is_refitted_exactly():
+    model, x = sequential(), rows(6)
+    small = kso.narrow(model, {"middle": 10}, data=x)
+    inputs = keras.Model(model.inputs, model.get_layer("middle").output)
+    hidden = array(inputs(x)).astype("float64")
+    names = [layer.name for layer in model.layers]
+    biases, kernels = (
+        [
+            array(getattr(m.get_layer(names[k]), "bias" if k == 1 else "kernel"))
+            for m in (model, small)
+        ]
+        for k in (1, 2)
+    )
+    # Channels of the small layer, by their columns in the given one.
+    columns = array(model.get_layer("middle").kernel)
+    stays = [
+        int(np.argmin(np.abs(columns - column[:, None]).sum(axis=0)))
+        for column in array(small.get_layer("middle").kernel).T
+    ]
+    assert len(set(stays)) == 10
+    np.testing.assert_array_equal(biases[0][stays], biases[1])
+    gram = hidden.T @ hidden
+    gram += 0.01 * np.mean(np.diag(gram)) * np.eye(16)
+    expected = np.linalg.solve(gram[np.ix_(stays, stays)], gram[stays] @ kernels[0])
+    np.testing.assert_allclose(kernels[1], expected, atol=1e-4)
+
+
+@pytest.mark.core
+def test_a_table_and_its_widths_give_the_same_network():
+    model, x = sequential(), rows(6)
+    table = kso.widths(model, x, multiple_of=4)
+    by_share = kso.narrow(model, 0.6, data=x, multiple_of=4)
+    by_table = kso.narrow(model, 0.6, data=x, table=table, multiple_of=4)
+    by_widths = kso.narrow(model, table.search(0.6, multiple_of=4), data=x)
+    assert_same(by_share.get_weights(), by_table.get_weights())
+    assert_same(by_share.get_weights(), by_widths.get_weights())
+    by_bytes = kso.narrow(model, 0.8, data=x, table=table, cost="bytes", multiple_of=4)
+    assert table.cost({k: by_bytes.get_layer(k).units for k in ("up", "middle")}, "bytes") <= (
+        0.8 * table.cost(cost="bytes")
+    )
+
+
+def test_statistics_move_with_the_inputs_of_normalization():
+    model, x = residual(), rows(6, 6, 2, count=256)
+    small = kso.narrow(model, {"outer+stem": 4}, data=x)
+    norm, before = small.get_layer("norm"), model.get_layer("norm")
+    assert not np.array_equal(array(norm.moving_mean), array(before.moving_mean))
+    model.get_layer("norm").trainable = False
+    frozen = kso.narrow(model, {"outer+stem": 4}, data=x)
+    np.testing.assert_array_equal(
+        array(frozen.get_layer("norm").moving_mean), array(before.moving_mean)
+    )
+    outputs, others = array(model(x)), (array(m(x)) for m in (small, frozen))
+    restored, kept = (float(np.sum((other - outputs) ** 2)) for other in others)
+    assert restored < kept
+
+
+def test_wrapped_models_and_data_in_batches():
+    x = rows(6)
+    model = kso.prune(sequential(), 0.5, budget="uniform")
+    batches = ((x[k : k + 32], None) for k in range(0, 96, 32))
+    small = kso.narrow(model, {"up": 12}, data=batches)
+    assert small.get_layer("up").kernel.shape == (6, 12)
+    assert all(weight.storage is None for weight in kso.prunable_weights(small))
+
+
+def test_full_widths_change_nothing():
+    model, x = sequential(), rows(6)
+    for widths in (1.0, {}, {"up": 24}):
+        same = kso.narrow(model, widths, data=x)
+        assert_same(model.get_weights(), same.get_weights())
+
+
+@pytest.mark.core
+def test_recurrent_readers():
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((5, 6))
+    x = L.Conv1D(16, 3, padding="same", activation="relu", name="conv")(inputs)
+    model = keras.Model(inputs, L.Dense(3, name="head")(L.Dense(8, "tanh")(L.Flatten()(x))))
+    small = kso.narrow(model, {"conv": 8}, data=rows(5, 6))
+    assert small.get_layer("conv").kernel.shape == (3, 6, 8)
+
+
+def test_a_failure_leaves_the_model_as_it_was(monkeypatch):
+    model, x = residual(), rows(6, 6, 2)
+    before = model.get_weights()
+
+    def fail(*_):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr("keras_sparse_ortho.pruning._narrow.remove_channels", fail)
+    with pytest.raises(RuntimeError, match="no memory"):
+        kso.narrow(model, {"inner": 8}, data=x)
+    assert_same(before, model.get_weights())
+
+
+def test_refusals():
+    model, x = sequential(), rows(6)
+    with pytest.raises(BudgetError, match=r"`target` must be in \(0, 1\]. Received: target=1.5"):
+        kso.narrow(model, 1.5, data=x)
+    with pytest.raises(BudgetError, match=r"No widths of the table cost .*multiple_of"):
+        kso.narrow(model, 0.01, data=x)
+    other = keras.Sequential([keras.Input((6,)), L.Dense(32, name="up"), L.Dense(3)])
+    with pytest.raises(ValueError, match=r"`table` must be that of this model.*32 steps of .*'up'"):
+        kso.narrow(model, {"up": 8}, data=x, table=kso.widths(other, x))
+    with pytest.raises(UnknownWeightError, match=r"up, middle. Received: 'down'"):
+        kso.narrow(model, {"down": 8}, data=x)
+    with pytest.raises(ValueError, match=r"'up' must be an integer from 1 to 24. Received: 0"):
+        kso.narrow(model, {"up": 0}, data=x)
+    with pytest.raises(ValueError, match="`multiple_of` must be a positive integer"):
+        kso.narrow(model, 0.5, data=x, multiple_of=-8)
+    with pytest.raises(TypeError, match="data"):
+        kso.narrow(model, 0.5)
+
+    class Own(keras.Model):
+        def call(self, inputs):
+            return inputs
+
+    with pytest.raises(NotPrunableError):
+        kso.narrow(Own(), 0.5, data=x)
