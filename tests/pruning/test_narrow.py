@@ -73,7 +73,7 @@ def test_channels_of_a_residual_network_go_together():
 def test_the_kernel_that_reads_is_refitted_exactly():
     model, x = sequential(), rows(6)
     small = kso.narrow(model, {"middle": 10}, data=x)
-    inputs = keras.Model(model.inputs, model.get_layer("middle").output)
+    inputs = keras.Model(model.inputs[0], model.get_layer("middle").output)
     hidden = array(inputs(x)).astype("float64")
     names = [layer.name for layer in model.layers]
     biases, kernels = (
