@@ -80,7 +80,9 @@ def test_the_table_has_the_error_of_the_model_on_held_out_rows():
     assert errors == sorted(errors)
     assert errors[0] == 0.0 < errors[1]
     # The last hidden layer: its reader is the head, whose outputs are those of the model.
-    inputs = array(keras.Model(model.inputs[0], model.get_layer("second").output)(x)).astype("float64")
+    inputs = array(keras.Model(model.inputs[0], model.get_layer("second").output)(x)).astype(
+        "float64"
+    )
     stays = table.order["second"][-16:]
     kernel = before[-2].astype("float64")
     used = np.delete(inputs, np.s_[3::4], axis=0)
