@@ -79,8 +79,7 @@ class WidthSearch:
         Both the greedy and the uniform widths are improved by exchanges, so the result is never
         worse than uniform widths.
         """
-        last_steps = [len(ladder.widths) - 1 for ladder in self._ladders]
-        if self._cost(tuple(last_steps)) > target:
+        if self.least_cost() > target:
             return None
         starts = [self._descended(target), self._uniform(target)]
         places = [self._exchanged(start, target) for start in starts]
@@ -90,6 +89,11 @@ class WidthSearch:
     def uniform(self, target: float) -> dict[str, int]:
         """The widths of the largest common share of all groups that costs at most the target."""
         return self._widths(self._uniform(target))
+
+    def least_cost(self) -> float:
+        """The cost of the narrowest widths."""
+        last_steps = [len(ladder.widths) - 1 for ladder in self._ladders]
+        return self._cost(tuple(last_steps))
 
     def _widths(self, place: Place) -> dict[str, int]:
         pairs = zip(self._ladders, place, strict=True)

@@ -40,12 +40,11 @@ def mlp():
 
 @functools.cache
 def cnn():
-    """Convolutions with batch normalization around a residual stream."""
+    """Convolutions around a residual stream."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input((8, 8, 1))
     stream = L.Conv2D(16, 3, 2, padding="same", name="stem")(inputs)
-    x = L.Conv2D(24, 3, padding="same", use_bias=False, name="inner")(L.ReLU()(stream))
-    x = L.ReLU()(L.BatchNormalization(momentum=0.9, name="norm")(x))
+    x = L.Conv2D(24, 3, padding="same", activation="relu", name="inner")(L.ReLU()(stream))
     x = L.Add()([stream, L.Conv2D(16, 3, padding="same", name="outer")(x)])
     x = L.Dense(32, "relu", name="hidden")(L.Flatten()(L.ReLU()(x)))
     x, y = keras.Model(inputs, L.Dense(10, name="head")(x)), digits()[1]
