@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,7 +25,9 @@ class ChannelGroup:
     """Channels of which any can be removed, in all layers that make, pass on or read them.
 
     Args:
-        name: str. The makers, joined by "+"; of the heads of an attention `"<layer>/heads"`.
+        name: str. The makers, joined by "+"; for the heads of an attention `"<layer>/heads"`, for
+            their widths `"<layer>/values"`. Further groups of the same makers, whose readers
+            differ, end in `"#2"` and so on.
         width: int. Number of channels.
         makers: tuple of str. Names of the layers that make the channels.
         rows: mapping of str to array. By the path of each kernel that reads the channels (as in
@@ -90,15 +93,17 @@ class ChannelGroups(Sequence[ChannelGroup]):
         for group in self._groups:
             readers = ", ".join(group.rows)
             lines.append(_table_line(group.name, str(group.width), str(group.unit), readers))
-        lines += [
-            f"{staying.count} stay in {holder}: {staying.reason}"
-            for holder, staying in self.stays.items()
-        ]
+        for holder, staying in self.stays.items():
+            text = f"{staying.count} stay in {holder}: {staying.reason}"
+            lines += textwrap.wrap(text, _WIDTH, subsequent_indent="  ")
         return "\n".join(lines)
 
 
+_WIDTH = 80  # of a terminal
+
+
 def _table_line(name: str, width: str, unit: str, readers: str) -> str:
-    return f"{_shortened(name, 28):28} {width:>5} {unit:>4}  {_shortened(readers, 40)}".rstrip()
+    return f"{_shortened(name, 28):28} {width:>5} {unit:>4}  {_shortened(readers, _WIDTH - 40)}"
 
 
 def _shortened(text: str, length: int) -> str:
@@ -230,7 +235,7 @@ class _Tracing:
                 stays[holders[root]] += sum(names.values())
             elif root in rows:
                 counts = tuple((path, len(lines)) for path, lines in sorted(rows[root].items()))
-                alike[tuple(sorted(names.items())), counts].append(root)
+                alike[tuple(names.items()), counts].append(root)
         groups = []
         for (names, counts), roots in alike.items():
             if len(roots) > 1:  # one channel must stay
@@ -238,7 +243,7 @@ class _Tracing:
                     path: np.array([rows[root][path] for root in roots]) for path, _ in counts
                 }
                 groups.append(_group(dict(names), len(roots), of_readers))
-        return ChannelGroups(groups, _by_holder(stays))
+        return ChannelGroups(_with_names_of_their_own(groups), _by_holder(stays))
 
     def _makers_of_classes(self) -> dict[int, collections.Counter[str]]:
         """How many channels of a class each layer makes, by the root of the class."""
@@ -263,6 +268,18 @@ def _group(makers: dict[str, int], steps: int, rows: dict[str, np.ndarray]) -> C
     unit = max(makers.values())
     layers = tuple(dict.fromkeys(name.partition("/")[0] for name in makers))
     return ChannelGroup("+".join(makers), unit * steps, layers, rows, unit)
+
+
+def _with_names_of_their_own(groups: Sequence[ChannelGroup]) -> list[ChannelGroup]:
+    """Numbers groups of the same makers: of a layer whose channels have other readers by parts."""
+    times: collections.Counter[str] = collections.Counter()
+    numbered = []
+    for group in groups:
+        times[group.name] += 1
+        number = times[group.name]
+        name = group.name if number == 1 else f"{group.name}#{number}"
+        numbered.append(dataclasses.replace(group, name=name))
+    return numbered
 
 
 def _by_holder(stays: Mapping[tuple[str, str], int]) -> dict[str, Staying]:

@@ -63,6 +63,13 @@ class GroupStatistics(LayerStatistics):
     def _by_group(self, channels: np.ndarray) -> np.ndarray:
         return channels.reshape(self.layer.groups, -1)
 
+    def constants(self, inputs: Constants) -> Constants:
+        """Where all channels of a group are one constant, only the shift is left of it."""
+        groups = self._by_group(inputs)
+        alike = (groups == groups[:, :1]).all(axis=1)
+        shift = value_of(self.layer.beta) if self.layer.center else np.zeros(len(inputs))
+        return np.where(np.repeat(alike, groups.shape[1]), shift, np.nan)
+
     def needed(self, constants: Constants, read: Mask, live: Mask) -> tuple[Mask, Mask]:
         groups = self._by_group(read | live)
         stays = np.repeat(groups.any(axis=1), groups.shape[1])

@@ -74,7 +74,10 @@ class Recurrent(ChannelRule):
 
 
 class BothDirections(ChannelRule):
-    """Bidirectional: two recurrent layers on the same inputs, their outputs side by side."""
+    """Bidirectional: two recurrent layers on the same inputs, their outputs side by side.
+
+    Keras needs as many units in one direction as in the other.
+    """
 
     has_kernel = True
 
@@ -90,14 +93,15 @@ class BothDirections(ChannelRule):
         return np.concatenate([rule.constants(inputs) for rule in self.rules])
 
     def needed(self, constants: Constants, read: Mask, live: Mask) -> tuple[Mask, Mask]:
-        masks = []
-        for rule, outputs in zip(self.rules, self._split(live), strict=True):
-            read, outputs = rule.needed(constants, read, outputs)
-            if not outputs.any():  # Keras has no layers of size 0
-                outputs[0] = True
-                read, outputs = rule.needed(constants, read, outputs)
-            masks.append(outputs)
-        return read, np.concatenate(masks)
+        forward, backward = self._split(live)
+        while True:
+            read, forward = self.rules[0].needed(constants, read, forward)
+            read, backward = self.rules[1].needed(constants, read, backward)
+            missing = count_of(forward) - count_of(backward)
+            if missing == 0:
+                return read, np.concatenate([forward, backward])
+            fewer = backward if missing > 0 else forward
+            fewer[np.flatnonzero(~fewer)[: abs(missing)]] = True
 
     def smaller(self, constants: Constants, read: Mask, live: Mask) -> SmallerLayer:
         config = self.layer.get_config()
@@ -113,7 +117,9 @@ class BothDirections(ChannelRule):
         return SmallerLayer(config, weights)
 
     def trace(self, tracer: Tracer, inputs: np.ndarray) -> np.ndarray:
-        return np.concatenate([rule.trace(tracer, inputs) for rule in self.rules])
+        directions = [rule.trace(tracer, inputs) for rule in self.rules]
+        tracer.join(np.stack(directions))
+        return np.concatenate(directions)
 
 
 def _why_not(layer: Any, call: ChannelCall) -> str | None:
@@ -138,6 +144,8 @@ def _both_directions(call: ChannelCall) -> ChannelRule | str:
     layer = call.layer
     if layer.merge_mode != "concat":
         return f"its directions are merged by {layer.merge_mode!r}"
+    if layer.forward_layer.cell.units != layer.backward_layer.cell.units:
+        return "its directions differ in their number of units"
     reason = _why_not(layer.forward_layer, call) or _why_not(layer.backward_layer, call)
     return reason or BothDirections(layer, len(call.output_shape) - 1)
 
