@@ -38,7 +38,8 @@ class Attention(ChannelRule):
         scores = Q K^T / sqrt(key_dim),    heads = softmax(scores) V
 
     A column of Q and K goes if it is 0 in one of them (and Q is scaled by the new `key_dim`), a
-    column of V if it is 0 or nothing reads it. All heads have one width: that of the widest.
+    column of V if it is 0 or nothing reads it. All heads have one width: that of the widest. On
+    JAX the widths of queries and values are one, too.
 
     Args:
         layer: MultiHeadAttention, built.
@@ -50,6 +51,8 @@ class Attention(ChannelRule):
     def __init__(self, layer: Any, inputs: list[_Input], axis: int = -1) -> None:
         super().__init__(layer, axis)
         self.inputs = inputs
+        # JAX's attention has one width for queries, keys and values.
+        self.has_one_width = keras.backend.backend() == "jax"
         self.projections = {
             "query": layer.query_dense,
             "key": layer.key_dense,
@@ -90,8 +93,11 @@ class Attention(ChannelRule):
         values = self._live_values(live)
         heads = _live_heads(values)
         scores = self._live_columns("query") & self._live_columns("key")
-        value_columns = _widest(values[heads])
-        score_columns = _widest(scores[heads])
+        widths = [int(columns[heads].sum(axis=1).max()) for columns in (scores, values)]
+        if self.has_one_width:
+            widths = [max(widths)] * 2
+        score_columns = _live_first(scores[heads], widths[0])
+        value_columns = _live_first(values[heads], widths[1])
         key_dim = score_columns.shape[1]
         settings = {
             "num_heads": count_of(heads),
@@ -136,7 +142,8 @@ class Attention(ChannelRule):
         heads, width, outputs = self.output_kernel.shape
         rows = np.arange(heads * width).reshape(heads, width)
         tracer.read(variable, tracer.make(f"{self.layer.name}/heads", heads), rows)
-        tracer.read(variable, tracer.make(f"{self.layer.name}/values", width), rows.T)
+        if not self.has_one_width:
+            tracer.read(variable, tracer.make(f"{self.layer.name}/values", width), rows.T)
         return tracer.make(self.layer.name, outputs)
 
 
@@ -147,11 +154,10 @@ def _live_heads(values: Mask) -> Mask:
     return heads
 
 
-def _widest(live: Mask) -> np.ndarray:
-    """For each head its live columns, filled up with others to the width of the widest head."""
-    width = max(int(live.sum(axis=1).max()), 1)
+def _live_first(live: Mask, width: int) -> np.ndarray:
+    """For each head its live columns, filled up with others to a width of at least one."""
     order = np.argsort(~live, axis=1, kind="stable")
-    return np.sort(order[:, :width], axis=1)
+    return np.sort(order[:, : max(width, 1)], axis=1)
 
 
 _ARGUMENTS = (
