@@ -87,7 +87,7 @@ def by_norms(model: keras.Model, channel_groups: Iterable[Any]) -> dict[str, np.
     for group in channel_groups:
         squares = np.zeros(group.width)
         for path, rows in group.rows.items():
-            kernel = np.asarray(kernels[path])
+            kernel = kernels[path].numpy()
             by_row = np.sum(kernel.reshape(-1, kernel.shape[-1]) ** 2, axis=1)
             squares += by_row[rows].sum(axis=1) / by_row.sum()
         order[group.name] = np.argsort(squares, kind="stable")
@@ -110,7 +110,7 @@ def without_refit(
         group = table.groups[name]
         gone = table.order[name][: group.width - width]
         for path, rows in group.rows.items():
-            kernel = np.array(kernels[path])
+            kernel = kernels[path].numpy().copy()
             kernel.reshape(-1, kernel.shape[-1])[rows[gone].ravel()] = 0.0
             kernels[path].assign(kernel)
     return kso.remove_channels(copy)

@@ -51,7 +51,7 @@ FIRST = {
     "callbacks": ("UpdateMasks", "TargetDensity", "SET", "RigL"),
     "parametrizations": ("FixedMask", "MagnitudeMask", "SoftThreshold"),
     "initializers": ("ExactOrthogonal", "RandomSparse"),
-    "models": ("strip", "convert", "prunable_weights", "remove_channels"),
+    "models": ("strip", "convert", "prunable_weights", "remove_channels", "channel_groups"),
     "schedules": ("Cubic",),
     "budgets": ("Budget", "erk", "uniform"),
 }

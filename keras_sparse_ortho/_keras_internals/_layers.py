@@ -1,7 +1,8 @@
 """Layers as Keras holds, builds, calls, compiles and restores them."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import keras
@@ -56,12 +57,17 @@ def computes_its_graph(model: Any) -> bool:
 
 
 class GraphCall(NamedTuple):
-    """A call in a graph: layer or operation, tensors, and the other arguments."""
+    """A call in a graph: layer or operation, tensors, and all arguments.
+
+    `settings` are the arguments but the first, `args` and `kwargs` all of them.
+    """
 
     operation: Any
     inputs: list[Any]
     outputs: list[Any]
     settings: list[Any]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = MappingProxyType({})
 
 
 def graph_calls(model: keras.Model) -> list[GraphCall]:
@@ -73,6 +79,8 @@ def graph_calls(model: keras.Model) -> list[GraphCall]:
             list(node.input_tensors),
             list(node.output_tensors),
             [*node.arguments.args[1:], *node.arguments.kwargs.values()],
+            tuple(node.arguments.args),
+            node.arguments.kwargs,
         )
         for depth in sorted(nodes, reverse=True)
         for node in nodes[depth]

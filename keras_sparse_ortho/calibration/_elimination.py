@@ -48,44 +48,49 @@ class Reader:
             gram: array `(k, k)`. `X^T X` of its inputs.
             rows: int array `(channels, r)`. The rows of the kernel that read each channel.
         """
-        hessian = damped(gram[None])[0]
+        hessian = _hessian(gram)
         kernel = np.asarray(kernel, np.float64)
-        outputs = float(np.sum(kernel * (hessian @ kernel)))
-        scale = 1.0 / outputs if outputs > 0.0 else 0.0
-        return cls(kernel, np.linalg.inv(hessian), rows, scale)
+        products = kernel * (hessian @ kernel)
+        squares = float(np.sum(products))
+        scale = 0.0
+        if squares > 0.0:
+            scale = 1.0 / squares
+        inverse = np.linalg.inv(hessian)
+        return cls(kernel, inverse, rows, scale)
 
     def losses(self) -> Array:
         """By how much the relative error rises with each channel, if this one goes next."""
-        if self.rows.shape[1] == 1:
-            rows = self.rows[:, 0]
-            squares = np.sum(self.kernel[rows] ** 2, axis=1)
-            return self.scale * squares / self.inverse[rows, rows]
-        blocks = self.inverse[self.rows[:, :, None], self.rows[:, None, :]]
+        down = self.rows[:, :, None]
+        across = self.rows[:, None, :]
+        blocks = self.inverse[down, across]
         values = self.kernel[self.rows]
+        if self.rows.shape[1] == 1:  # numbers, which take no solver
+            squares = np.sum(values**2, axis=(1, 2))
+            return self.scale * squares / blocks.ravel()
         products = values * np.linalg.solve(blocks, values)
-        return self.scale * np.sum(products, axis=(1, 2))
+        return self.scale * products.sum(axis=(1, 2))
 
     def restricted(self, channels: Array) -> "Reader":
-        """The part that decides the order in which some channels go, if no others do."""
+        """The rows of some channels alone: enough for their losses while no others go."""
         rows = self.rows[channels]
         places = rows.ravel()
-        inverse = self.inverse[np.ix_(places, places)]
+        kernel = self.kernel[places]
+        inverse = _block(self.inverse, places, places)
         renumbered = np.arange(places.size).reshape(rows.shape)
-        return Reader(self.kernel[places], inverse, renumbered, self.scale)
+        return Reader(kernel, inverse, renumbered, self.scale)
 
     def without(self, channels: Array) -> "Reader":
         """The reader refitted to the other channels."""
         gone = self.rows[channels].ravel()
-        stays = np.ones(len(self.kernel), bool)
-        stays[gone] = False
-        between = self.inverse[np.ix_(stays, gone)]
-        block = self.inverse[np.ix_(gone, gone)]
-        update = np.linalg.solve(block, between.T).T
+        stays = _all_but(gone, len(self.kernel))
+        block = _block(self.inverse, gone, gone)
+        between = _block(self.inverse, gone, stays)
+        update = np.linalg.solve(block, between).T
         kernel = self.kernel[stays] - update @ self.kernel[gone]
-        inverse = self.inverse[np.ix_(stays, stays)] - update @ between.T
+        inverse = _block(self.inverse, stays, stays) - update @ between
         places = np.cumsum(stays) - 1
-        rows = places[np.delete(self.rows, channels, axis=0)]
-        return Reader(kernel, inverse, rows, self.scale)
+        rows = np.delete(self.rows, channels, axis=0)
+        return Reader(kernel, inverse, places[rows], self.scale)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,50 +126,74 @@ def eliminate(
         rows: The rows of its kernel that read each channel, `(channels, r)`.
         widths: ints below the number of channels, at least 1.
     """
-    readers = {name: Reader.of(kernels[name], grams[name], rows[name]) for name in rows}
-    count = len(next(iter(rows.values())))
-    channels = np.arange(count)
+    readers = {}
+    for name in rows:
+        readers[name] = Reader.of(kernels[name], grams[name], rows[name])
+        channels = np.arange(len(rows[name]))
     gone = np.zeros(0, int)
     for width in sorted(widths, reverse=True):
         while len(channels) > width:
-            step = min(max(len(channels) // _SHARE, 1), len(channels) - width)
-            chosen = _next_channels([*readers.values()], step)
-            readers = {name: reader.without(chosen) for name, reader in readers.items()}
-            gone = np.concatenate([gone, channels[chosen]])
-            channels = np.delete(channels, chosen)
+            step = max(len(channels) // _SHARE, 1)
+            step = min(step, len(channels) - width)
+            places = _next_places([*readers.values()], step)
+            readers = {name: reader.without(places) for name, reader in readers.items()}
+            gone = np.concatenate([gone, channels[places]])
+            channels = np.delete(channels, places)
         refitted = {}
         for name, reader in readers.items():
-            stays = np.ones(len(kernels[name]), bool)
-            stays[rows[name][gone].ravel()] = False
+            removed_rows = rows[name][gone].ravel()
+            stays = _all_but(removed_rows, len(kernels[name]))
             refitted[name] = np.zeros(kernels[name].shape)
             refitted[name][stays] = reader.kernel
         yield Stage(width, gone, refitted)
 
 
-def _next_channels(readers: Sequence[Reader], count: int) -> Array:
-    """The channels that go next, in order; places in the readers' `rows`."""
-    losses = sum(reader.losses() for reader in readers)
+def _next_places(readers: Sequence[Reader], count: int) -> Array:
+    """The channels that go next, in order, as places in the readers' `rows`."""
+    losses = _total_losses(readers)
     order = np.argsort(losses, kind="stable")
     if count == 1:
         return order[:1]
     candidates = np.sort(order[: _CANDIDATES * count])
-    parts = [reader.restricted(candidates) for reader in readers]
-    chosen = []
+    restricted = [reader.restricted(candidates) for reader in readers]
+    places = []
     for _ in range(count):
-        losses = sum(part.losses() for part in parts)
-        best = int(np.argmin(losses))
-        chosen.append(candidates[best])
-        candidates = np.delete(candidates, best)
-        parts = [part.without(np.array([best])) for part in parts]
-    return np.array(chosen)
+        losses = _total_losses(restricted)
+        index = int(np.argmin(losses))
+        places.append(candidates[index])
+        candidates = np.delete(candidates, index)
+        restricted = [reader.without(np.array([index])) for reader in restricted]
+    return np.array(places)
+
+
+def _total_losses(readers: Sequence[Reader]) -> Array:
+    losses = [reader.losses() for reader in readers]
+    return np.sum(losses, axis=0)
 
 
 def refitted_without(kernel: Array, gram: Array, gone: Array) -> Array:
     """The kernel of least error whose rows `gone` are zero: `argmin tr (V - W)^T H (V - W)`."""
-    hessian = damped(gram[None])[0]
-    stays = np.ones(len(kernel), bool)
-    stays[gone] = False
-    target = hessian[stays] @ np.asarray(kernel, np.float64)
+    hessian = _hessian(gram)
+    stays = _all_but(gone, len(kernel))
+    target = hessian[stays] @ kernel
+    block = _block(hessian, stays, stays)
     refitted = np.zeros(kernel.shape)
-    refitted[stays] = np.linalg.solve(hessian[np.ix_(stays, stays)], target)
+    refitted[stays] = np.linalg.solve(block, target)
     return refitted
+
+
+def _block(matrix: Array, rows: Array, columns: Array) -> Array:
+    return matrix[np.ix_(rows, columns)]
+
+
+def _hessian(gram: Array) -> Array:
+    """`X^T X`, damped."""
+    hessian: Array = damped(gram[None])[0]
+    return hessian
+
+
+def _all_but(gone: Array, count: int) -> Array:
+    """A mask of `count` entries, false at some."""
+    stays = np.ones(count, bool)
+    stays[gone] = False
+    return stays

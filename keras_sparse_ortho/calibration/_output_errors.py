@@ -11,7 +11,7 @@ from keras_sparse_ortho._values import to_numpy, without_gradients
 from keras_sparse_ortho.calibration._rows import HOLD_OUT
 from keras_sparse_ortho.models import OutputKind
 
-_LEAST = 1e-30  # a probability whose logarithm float32 still knows
+_UNDERFLOW = 1e-30  # a probability whose logarithm float32 still knows
 _ROUNDED = 1e-6  # at this distance from 1 float32 rounds probabilities
 
 
@@ -19,8 +19,8 @@ def held_out_rows(batch: Any) -> Any:
     """One row of a batch in four, the ones that moments are held out of; the last if it has few."""
 
     def rows(array: Any) -> Any:
-        first = min(HOLD_OUT, array.shape[0]) - 1
-        return array[first::HOLD_OUT]
+        start = min(HOLD_OUT, array.shape[0]) - 1
+        return array[start::HOLD_OUT]
 
     return keras.tree.map_structure(rows, batch)
 
@@ -43,8 +43,7 @@ class OutputErrors:
         self._model = model
         self._batches = [held_out_rows(batch) for batch in batches]
         self._kinds = kinds
-        self._first = self._outputs()
-        self._scales = [_spread(output) for output in self._first]
+        self._references = self._outputs()
 
     def error(self, values: Iterable[tuple[keras.Variable, Any]] = ()) -> float:
         """The error with other values of some variables; the model keeps its own.
@@ -54,30 +53,28 @@ class OutputErrors:
         """
         with VariableOverrides(values):
             outputs = self._outputs()
-        errors = [
-            float(np.sum((output - first) ** 2)) / scale
-            for output, first, scale in zip(outputs, self._first, self._scales, strict=True)
-        ]
+        errors = []
+        for output, reference in zip(outputs, self._references, strict=True):
+            distance = float(np.sum((output - reference) ** 2))
+            errors.append(distance / _spread(reference))
         return float(np.mean(errors))
 
     def _outputs(self) -> list[np.ndarray]:
         """Each output on all rows, flattened to `(rows, values)`."""
-        answers = []
+        answers: list[list[np.ndarray]] = [[] for _ in self._kinds]
         with from_zero_states(self._model), without_gradients():
             for batch in self._batches:
                 outputs = keras.tree.flatten(self._model(batch, training=False))
-                answers.append([to_numpy(output).astype(np.float64) for output in outputs])
-        columns = zip(*answers, strict=True)
-        return [
-            np.concatenate([_logits(part, kind) for part in parts])
-            for parts, kind in zip(columns, self._kinds, strict=True)
-        ]
+                for answer, output, kind in zip(answers, outputs, self._kinds, strict=True):
+                    values = to_numpy(output).astype(np.float64)
+                    answer.append(_logits(values, kind))
+        return [np.concatenate(answer) for answer in answers]
 
 
 def _logits(outputs: np.ndarray, kind: OutputKind) -> np.ndarray:
     """The logits of probabilities, and other outputs as they are, `(rows, values)`."""
     if kind.probabilities == "softmax":
-        logarithms = np.log(np.maximum(outputs, _LEAST))
+        logarithms = np.log(np.maximum(outputs, _UNDERFLOW))
         # Softmax does not show what all logits of a row have in common.
         outputs = logarithms - np.mean(logarithms, axis=-1, keepdims=True)
     elif kind.probabilities == "sigmoid":
@@ -88,5 +85,6 @@ def _logits(outputs: np.ndarray, kind: OutputKind) -> np.ndarray:
 
 def _spread(outputs: np.ndarray) -> float:
     """The squared distance of outputs from their mean; 1 if they are constant."""
-    spread = float(np.sum((outputs - np.mean(outputs, axis=0)) ** 2))
-    return spread if spread > 0.0 else 1.0
+    centered = outputs - np.mean(outputs, axis=0)
+    spread = float(np.sum(centered**2))
+    return spread or 1.0

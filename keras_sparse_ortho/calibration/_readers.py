@@ -70,23 +70,38 @@ class ReaderMoments:
     def measurable(self, groups: Iterable[ChannelGroup]) -> list[ChannelGroup]:
         """The groups of which all readers were measured; warns of the others."""
         groups = list(groups)
+        listed = self._unmeasured(groups)
         measured = [group for group in groups if self.weights.keys() >= group.rows.keys()]
-        missing = {
-            path: group.name for group in groups for path in group.rows if path not in self.weights
-        }
-        listed = ", ".join(f"{path!r}, which reads {name!r}" for path, name in missing.items())
         if not measured:
             raise NotPrunableError(
                 "No group of channels can be narrowed: `kso.channel_groups(model)` lists groups "
                 "and the channels that stay, and each kernel that reads a group must be one whose "
                 f"inputs can be measured. Received: {listed or 'a model without groups'}"
             )
-        if missing:
+        if listed:
             warn_user(
                 "Groups keep their width where the inputs of a kernel that reads them cannot be "
                 f"measured. Received: {listed}"
             )
         return measured
+
+    def check(self, groups: Iterable[ChannelGroup]) -> None:
+        """Raises NotPrunableError for groups of which not all readers were measured."""
+        listed = self._unmeasured(groups)
+        if listed:
+            raise NotPrunableError(
+                "The inputs of each kernel that reads a group must be measured to narrow it: leave "
+                f"these groups at their width. Received: {listed}"
+            )
+
+    def _unmeasured(self, groups: Iterable[ChannelGroup]) -> str:
+        """The readers that were not measured, as text."""
+        texts = []
+        for group in groups:
+            for path in group.rows:
+                if path not in self.weights:
+                    texts.append(f"{path!r}, which reads {group.name!r}")
+        return ", ".join(texts)
 
     def kernel(self, path: str) -> Array:
         """A kernel as a matrix in float64, `(k, outputs)`."""

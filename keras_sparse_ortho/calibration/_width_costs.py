@@ -63,34 +63,41 @@ class WidthCosts:
         """
         weights = list(model.weights)
         rank = max(len(weight.shape) for weight in weights)
-        dense = shapes_without(model, [])
-        losses = np.zeros((len(weights), rank, len(groups)), int)
-        for index, group in enumerate(groups):
+        shapes = shapes_without(model, [])
+        dense = _aligned(weights, shapes, rank)
+        losses = []
+        for group in groups:
             pairs = []
+            step = last_steps[group.name]
             for path, rows in group.rows.items():
                 kernel = readers.kernel(path)
-                kernel[rows[last_steps[group.name]]] = 0.0
+                kernel[rows[step]] = 0.0
                 pairs.append(readers.pair(path, kernel))
-            narrow = shapes_without(model, pairs)
-            for place, weight in enumerate(weights):
-                before, after = dense[id(weight)], narrow[id(weight)]
-                losses[place, rank - len(before) :, index] = np.subtract(before, after)
-        sizes = np.ones((len(weights), rank), int)
-        for place, weight in enumerate(weights):
-            sizes[place, rank - len(weight.shape) :] = weight.shape
+            narrower = _aligned(weights, shapes_without(model, pairs), rank)
+            losses.append(dense - narrower)
+        sizes = {id(weight): tuple(weight.shape) for weight in weights}
         kernels = {id(kernel.variable): kernel for kernel in prunable_weights(model, flops=True)}
         positions = [_positions(kernels.get(id(weight))) for weight in weights]
         is_kernel = [id(weight) in kernels for weight in weights]
         folded = _folded_weights(model)
         is_folded = [id(weight) in folded for weight in weights]
         return cls(
-            groups, sizes, losses, np.array(positions), np.array(is_kernel), np.array(is_folded)
+            groups=groups,
+            sizes=_aligned(weights, sizes, rank),
+            losses=np.stack(losses, axis=-1),
+            positions=np.array(positions),
+            is_kernel=np.array(is_kernel),
+            is_folded=np.array(is_folded),
         )
 
     def cost(self, name: str, widths: Mapping[str, int]) -> float:
         """One of `COSTS`, by name."""
-        costs = {"parameters": self.parameters, "flops": self.flops, "bytes": self.int8_bytes}
-        return costs[name](widths)
+        functions = {
+            "parameters": self.parameters,
+            "flops": self.flops,
+            "bytes": self.int8_bytes,
+        }
+        return functions[name](widths)
 
     def parameters(self, widths: Mapping[str, int]) -> float:
         """The number of entries of all weights."""
@@ -123,14 +130,25 @@ class WidthCosts:
         return float(np.sum(sizes))
 
     def _shapes(self, widths: Mapping[str, int]) -> Array:
-        gone = [
-            (group.width - widths.get(group.name, group.width)) // group.unit
-            for group in self.groups
-        ]
-        return self.sizes - self.losses @ np.array(gone, int)
+        steps = []
+        for group in self.groups:
+            removed = group.width - widths.get(group.name, group.width)
+            steps.append(removed // group.unit)
+        return self.sizes - self.losses @ np.array(steps, int)
 
     def _entries(self, widths: Mapping[str, int]) -> Array:
         return np.prod(self._shapes(widths), axis=1)
+
+
+def _aligned(
+    weights: Sequence[keras.Variable], shapes: Mapping[int, tuple[int, ...]], rank: int
+) -> Array:
+    """The shapes of weights, `(weights, axes)`, with ones in front of those with fewer axes."""
+    aligned = np.ones((len(weights), rank), int)
+    for sizes, weight in zip(aligned, weights, strict=True):
+        shape = shapes[id(weight)]
+        sizes[rank - len(shape) :] = shape
+    return aligned
 
 
 def _positions(kernel: PrunableWeight | None) -> float:

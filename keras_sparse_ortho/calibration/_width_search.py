@@ -48,6 +48,18 @@ class Move(NamedTuple):
         return (*place[: self.group], self.step, *place[self.group + 1 :])
 
 
+class Exchange(NamedTuple):
+    """One group gets wider, another one narrower; or only one gets wider.
+
+    Attributes:
+        change: float. By how much the error changes.
+        moves: tuple of Move.
+    """
+
+    change: float
+    moves: tuple[Move, ...]
+
+
 class WidthSearch:
     """Looks for the widths of least total error whose cost is at most a target.
 
@@ -67,16 +79,21 @@ class WidthSearch:
         Both the greedy and the uniform widths are improved by exchanges, so the result is never
         worse than uniform widths.
         """
-        narrowest = tuple(len(ladder.widths) - 1 for ladder in self._ladders)
-        if self._cost(narrowest) > target:
+        if self.least_cost() > target:
             return None
         starts = [self._descended(target), self._uniform(target)]
         places = [self._exchanged(start, target) for start in starts]
-        return self._widths(min(places, key=self._error))
+        place = min(places, key=self._error)
+        return self._widths(place)
 
     def uniform(self, target: float) -> dict[str, int]:
         """The widths of the largest common share of all groups that costs at most the target."""
         return self._widths(self._uniform(target))
+
+    def least_cost(self) -> float:
+        """The cost of the narrowest widths."""
+        last_steps = [len(ladder.widths) - 1 for ladder in self._ladders]
+        return self._cost(tuple(last_steps))
 
     def _widths(self, place: Place) -> dict[str, int]:
         pairs = zip(self._ladders, place, strict=True)
@@ -118,13 +135,18 @@ class WidthSearch:
         return place
 
     def _narrower(self, place: Place) -> Place:
-        pairs = zip(self._ladders, place, strict=True)
-        return tuple(min(step + 1, len(ladder.widths) - 1) for ladder, step in pairs)
+        steps = []
+        for ladder, step in zip(self._ladders, place, strict=True):
+            last_step = len(ladder.widths) - 1
+            steps.append(min(step + 1, last_step))
+        return tuple(steps)
 
     def _uniform(self, target: float) -> Place:
+        """The steps of the largest common share within the target."""
         place: Place = (0,) * len(self._ladders)
         for share in np.linspace(1.0, 0.0, _SHARES):
-            place = tuple(_step_below(ladder, float(share)) for ladder in self._ladders)
+            steps = [_step_below(ladder, float(share)) for ladder in self._ladders]
+            place = tuple(steps)
             if self._cost(place) <= target:
                 break
         return place
@@ -140,30 +162,38 @@ class WidthSearch:
 
     def _better(self, place: Place, target: float) -> Place | None:
         """The place after the exchange of least error that is within the target."""
-        cost = self._cost(place)
-        savings = {move: cost - self._cost(move.applied(place)) for move in self._moves(place, 1)}
-        exchanges = []
-        for wider in self._moves(place, -1):
-            excess = self._cost(wider.applied(place)) - target
-            if excess <= 0.0 and wider.change < -_LEAST_GAIN:
-                exchanges.append((wider.change, (wider,)))
-            for narrower, saving in savings.items():
-                change = wider.change + narrower.change
-                is_likely = saving >= _LIKELY * excess and narrower.group != wider.group
-                if is_likely and change < -_LEAST_GAIN:
-                    exchanges.append((change, (wider, narrower)))
+        exchanges = self._exchanges(place, target)
         exchanges.sort()
-        for _, moves in exchanges:
+        for exchange in exchanges:
             after = place
-            for move in moves:
+            for move in exchange.moves:
                 after = move.applied(after)
             if self._cost(after) <= target:
                 return after
         return None
 
+    def _exchanges(self, place: Place, target: float) -> list[Exchange]:
+        """Exchanges that lower the error, and that may be within the target."""
+        cost = self._cost(place)
+        savings = {}
+        for move in self._moves(place, 1):
+            savings[move] = cost - self._cost(move.applied(place))
+        exchanges = []
+        for wider in self._moves(place, -1):
+            excess = self._cost(wider.applied(place)) - target
+            if excess <= 0.0:
+                exchanges.append(Exchange(wider.change, (wider,)))
+            for narrower, saving in savings.items():
+                if narrower.group != wider.group and saving >= _LIKELY * excess:
+                    change = wider.change + narrower.change
+                    exchanges.append(Exchange(change, (wider, narrower)))
+        return [exchange for exchange in exchanges if exchange.change < -_LEAST_GAIN]
+
 
 def _step_below(ladder: Ladder, share: float) -> int:
     """The widest step of at most a share of the full width, else the narrowest one."""
-    most = share * ladder.widths[0]
-    steps = [step for step, width in enumerate(ladder.widths) if width <= most]
-    return steps[0] if steps else len(ladder.widths) - 1
+    limit = share * ladder.widths[0]
+    for step, width in enumerate(ladder.widths):
+        if width <= limit:
+            return step
+    return len(ladder.widths) - 1

@@ -1,8 +1,7 @@
 """`WidthTable`: the error of a model by the widths of its groups of channels, and a search."""
 
 import dataclasses
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,38 +9,14 @@ import numpy as np
 from keras_sparse_ortho._checks import as_float, as_text, check_integer, is_integer
 from keras_sparse_ortho._foreign_names import Answering
 from keras_sparse_ortho.calibration._width_costs import COSTS, WidthCosts
+from keras_sparse_ortho.calibration._width_ladder import WidthCurve, ladder_of
 from keras_sparse_ortho.calibration._width_search import Costs, Ladder, WidthSearch
 from keras_sparse_ortho.errors import BudgetError, UnknownWeightError
-from keras_sparse_ortho.models import ChannelGroup, ChannelGroups
+from keras_sparse_ortho.models import ChannelGroups
 
-_LEAST_SHARE = 1 / 32  # of a group's width
-_RUNGS = 24  # at most, on a ladder
-_NARROW = 8  # steps of a group that is narrower than two multiples
-_LEAST_ERROR = 1e-12  # whose logarithm is interpolated
 _BISECTIONS = 12  # of the cost, for a limit on the error
-_PRINTED = (0.875, 0.75, 0.5, 0.25, 0.125)
+_PRINTED_SHARES = (0.875, 0.75, 0.5, 0.25, 0.125)
 _NAME_LENGTH = 32
-
-
-def ladder_of(group: ChannelGroup, multiple_of: int) -> list[int]:
-    """The widths that a group may have, from its full width.
-
-    They are multiples of `multiple_of`. A group of fewer than two multiples, such as the heads of
-    an attention, has steps of an eighth of its width.
-
-    Args:
-        group: ChannelGroup.
-        multiple_of: int.
-    """
-    step = math.lcm(group.unit, multiple_of)
-    if group.width < 2 * multiple_of:
-        step = group.unit * max(group.steps // _NARROW, 1)
-    least = step * math.ceil(_LEAST_SHARE * group.width / step)
-    wanted = np.geomspace(group.width, least, _RUNGS)
-    if group.width <= _RUNGS * step:
-        wanted = np.arange(least, group.width, step)
-    narrower = {max(step * round(width / step), least) for width in wanted}
-    return [group.width, *sorted((w for w in narrower if w < group.width), reverse=True)]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -65,16 +40,20 @@ class WidthTable(Answering):
     costs: WidthCosts
 
     def __str__(self) -> str:
-        shares = "".join(f"{share:>9.3g}" for share in _PRINTED)
-        lines = [f"{'error at a share of the width':<{_NAME_LENGTH}}{'width':>7}{shares}"]
+        header = f"{'error at a share of the width':<{_NAME_LENGTH}}{'width':>7}"
+        for share in _PRINTED_SHARES:
+            header += f"{share:>9.3g}"
+        lines = [header]
         for name in self.errors:
             label = name
             if len(name) > _NAME_LENGTH:
                 label = f"{name[: _NAME_LENGTH - 3]}..."
-            full = self.groups[name].width
-            errors = [self._error(name, share * full) for share in _PRINTED]
-            columns = "".join(f"{error:>9.2g}" for error in errors)
-            lines.append(f"{label:<{_NAME_LENGTH}}{full:>7}{columns}")
+            full_width = self.groups[name].width
+            line = f"{label:<{_NAME_LENGTH}}{full_width:>7}"
+            for share in _PRINTED_SHARES:
+                error = self._error(name, share * full_width)
+                line += f"{error:>9.2g}"
+            lines.append(line)
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -86,11 +65,14 @@ class WidthTable(Answering):
         figure = Figure(layout="constrained")
         axes = figure.subplots()
         for name, errors in self.errors.items():
-            full = self.groups[name].width
-            narrower = [width for width in sorted(errors) if width < full]
-            shares = [width / full for width in narrower]
-            values = [errors[width] for width in narrower]
-            axes.plot(shares, values, marker="o", label=f"{name} ({full})")
+            full_width = self.groups[name].width
+            shares = []
+            values = []
+            for width in sorted(errors):
+                if width < full_width:
+                    shares.append(width / full_width)
+                    values.append(errors[width])
+            axes.plot(shares, values, marker="o", label=f"{name} ({full_width})")
         axes.set(
             xscale="log",
             yscale="log",
@@ -123,7 +105,7 @@ class WidthTable(Answering):
             cost: As for `search`.
         """
         checked = checked_widths(self.groups, widths or {})
-        return self._cost_of(cost)({**self._full(), **checked})
+        return self._cost_of(cost)({**self._full_widths(), **checked})
 
     def search(
         self,
@@ -159,18 +141,19 @@ class WidthTable(Answering):
                 so little.
             ValueError: An unknown cost.
         """
-        search = WidthSearch(self._ladders(multiple_of), self._cost_of(cost))
-        limit = self._limit(target, at_most, error, self._cost_of(cost))
+        cost_of = self._cost_of(cost)
+        limit = self._limit(cost_of, target=target, at_most=at_most, error=error)
+        search = WidthSearch(self._ladders(multiple_of), cost_of)
         if error is not None:
-            return self._cheapest(search, self._cost_of(cost), error)
+            return self._cheapest(search, cost_of, limit)
         widths = search.within(limit)
         if widths is None:
-            narrowest = {ladder.name: ladder.widths[-1] for ladder in self._ladders(multiple_of)}
-            least = self._cost_of(cost)({**self._full(), **narrowest})
+            least = search.least_cost()
+            share = least / cost_of(self._full_widths())
             raise BudgetError(
                 f"No widths of the table cost {limit:g} or less; the narrowest cost {least:g}, "
-                f"{least / self.cost(cost=cost):.3g} of the dense model. Take a larger target, or "
-                f"a smaller `multiple_of`. Received: target={target}, at_most={at_most}"
+                f"{share:.3g} of the dense model. Take a larger target, or a smaller "
+                f"`multiple_of`. Received: target={target}, at_most={at_most}"
             )
         return widths
 
@@ -188,11 +171,12 @@ class WidthTable(Answering):
             cost: As for `search`.
             multiple_of: As for `search`.
         """
-        function = self._cost_of(cost)
-        limit = self._limit(target, None, None, function)
-        return WidthSearch(self._ladders(multiple_of), function).uniform(limit)
+        cost_of = self._cost_of(cost)
+        limit = self._limit(cost_of, target=target)
+        search = WidthSearch(self._ladders(multiple_of), cost_of)
+        return search.uniform(limit)
 
-    def _full(self) -> dict[str, int]:
+    def _full_widths(self) -> dict[str, int]:
         return {name: self.groups[name].width for name in self.errors}
 
     def _ladders(self, multiple_of: int) -> list[Ladder]:
@@ -200,10 +184,11 @@ class WidthTable(Answering):
         ladders = []
         for name in self.errors:
             widths = ladder_of(self.groups[name], multiple_of)
-            ladders.append(Ladder(name, widths, [self._error(name, width) for width in widths]))
+            errors = [self._error(name, width) for width in widths]
+            ladders.append(Ladder(name, widths, errors))
         return ladders
 
-    def _cost_of(self, cost: str | Costs) -> Callable[[Mapping[str, int]], float]:
+    def _cost_of(self, cost: str | Costs) -> Costs:
         if callable(cost):
             return cost
         if cost not in COSTS:
@@ -213,53 +198,52 @@ class WidthTable(Answering):
             )
         return lambda widths: self.costs.cost(cost, widths)
 
-    def _limit(
-        self, target: float | None, at_most: float | None, error: float | None, cost: Costs
-    ) -> float:
-        """The highest cost; raises unless exactly one limit is given, and that is a number."""
-        limits = {"target": target, "at_most": at_most, "error": error}
-        numbers = {name: as_float(value) for name, value in limits.items() if value is not None}
-        listed = ", ".join(f"{name}={as_text(limits[name])}" for name in numbers) or "none"
+    def _limit(self, cost_of: Costs, **limits: float | None) -> float:
+        """The highest cost, or the largest error; raises unless there is one limit, a number."""
+        numbers = {}
+        texts = []
+        for name, value in limits.items():
+            if value is not None:
+                numbers[name] = as_float(value)
+                texts.append(f"{name}={as_text(value)}")
+        listed = ", ".join(texts) or "none"
         if len(numbers) != 1:
             raise BudgetError(
                 "Give one of `target` (a share of the dense model's cost), `at_most` (the cost) "
                 f"and `error` (the predicted error). Received: {listed}"
             )
         ((name, number),) = numbers.items()
-        if not number > 0.0 or (name == "target" and number > 1.0):
-            allowed = "in (0, 1]" if name == "target" else "a number above 0"
+        is_share = name == "target"
+        if not number > 0.0 or (is_share and number > 1.0):
+            allowed = "in (0, 1]" if is_share else "a number above 0"
             raise BudgetError(f"`{name}` must be {allowed}. Received: {listed}")
-        return number * cost(self._full()) if name == "target" else number
+        if is_share:
+            return number * cost_of(self._full_widths())
+        return number
 
-    def _cheapest(self, search: WidthSearch, cost: Costs, error: float) -> dict[str, int]:
+    def _cheapest(self, search: WidthSearch, cost_of: Costs, error: float) -> dict[str, int]:
         """The cheapest widths of at most an error, by bisection of the cost."""
-        best = self._full()
-        low, high = 0.0, cost(best)
+        cheapest = self._full_widths()
+        low = 0.0
+        high = cost_of(cheapest)
         for _ in range(_BISECTIONS):
             middle = 0.5 * (low + high)
             widths = search.within(middle)
             if widths is None or self.predicted(widths) > error:
                 low = middle
             else:
-                best, high = widths, cost(widths)
-        return best
+                cheapest = widths
+                high = cost_of(widths)
+        return cheapest
 
     def _error(self, name: str, width: float) -> float:
-        """The error of a group at a width: between measured ones, of interpolated logarithms."""
-        full = self.groups[name].width
-        if width in self.errors[name]:
-            return self.errors[name][int(width)]
-        widths = [measured for measured in sorted(self.errors[name]) if measured < full]
-        errors = [self.errors[name][measured] for measured in widths]
-        if width > widths[-1] or len(widths) == 1:
-            # The error is 0 at the full width, which has no logarithm.
-            return errors[-1] * (full - width) / (full - widths[-1])
-        logarithms = np.log(np.maximum(errors, _LEAST_ERROR))
-        places = np.log(widths)
-        if width < widths[0]:
-            slope = (logarithms[1] - logarithms[0]) / (places[1] - places[0])
-            return float(np.exp(logarithms[0] + slope * (np.log(width) - places[0])))
-        return float(np.exp(np.interp(np.log(width), places, logarithms)))
+        """The error of a group at a width."""
+        full_width = self.groups[name].width
+        narrower = {}
+        for measured, error in self.errors[name].items():
+            if measured < full_width:
+                narrower[measured] = error
+        return WidthCurve(full_width, narrower).at(width)
 
 
 def checked_widths(groups: ChannelGroups, widths: Mapping[str, int]) -> dict[str, int]:
@@ -270,11 +254,11 @@ def checked_widths(groups: ChannelGroups, widths: Mapping[str, int]) -> dict[str
         widths: dict from the name of a group to its width.
     """
     names = [group.name for group in groups]
-    unknown = [name for name in widths if name not in names]
+    unknown = [as_text(name) for name in widths if name not in names]
     if unknown:
         raise UnknownWeightError(
             f"`widths` must name groups of `kso.channel_groups(model)`: {', '.join(names)}. "
-            f"Received: {', '.join(map(as_text, unknown))}"
+            f"Received: {', '.join(unknown)}"
         )
     for name, width in widths.items():
         group = groups[name]

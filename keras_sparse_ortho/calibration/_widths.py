@@ -12,7 +12,8 @@ from keras_sparse_ortho.calibration._layerwise import calibration_batches
 from keras_sparse_ortho.calibration._output_errors import OutputErrors
 from keras_sparse_ortho.calibration._readers import ReaderMoments
 from keras_sparse_ortho.calibration._width_costs import WidthCosts
-from keras_sparse_ortho.calibration._width_table import WidthTable, ladder_of
+from keras_sparse_ortho.calibration._width_ladder import ladder_of
+from keras_sparse_ortho.calibration._width_table import WidthTable
 from keras_sparse_ortho.models import (
     ChannelGroup,
     ChannelGroups,
@@ -23,6 +24,7 @@ from keras_sparse_ortho.models import (
 
 _MANY_GROUPS = 30  # above, fewer widths of each are measured
 _FEW_WIDTHS = 3
+_MOST_WIDTHS = 12
 
 
 @other_keywords
@@ -90,11 +92,11 @@ def widths(
     check_integer("multiple_of", multiple_of)
     groups = channel_groups(model)
     batches = calibration_batches(model, data)
-    plain = strip(model)
-    kinds = output_kinds(model, len(plain.outputs))
-    moments = ReaderMoments.measured(plain, groups, batches, verbose)
-    errors = OutputErrors(plain, batches, kinds)
-    return measured_widths(plain, groups, moments, errors, multiple_of, verbose)
+    stripped = strip(model)
+    kinds = output_kinds(model, len(stripped.outputs))
+    moments = ReaderMoments.measured(stripped, groups, batches, verbose)
+    errors = OutputErrors(stripped, batches, kinds)
+    return measured_widths(stripped, groups, moments, errors, multiple_of, verbose)
 
 
 def measured_widths(
@@ -110,20 +112,23 @@ def measured_widths(
     errors = {}
     order = {}
     progress = keras.utils.Progbar(len(measurable), verbose=verbose)
-    for done, group in enumerate(measurable, 1):
-        measured = _measured_widths_of(group, multiple_of, len(measurable) > _MANY_GROUPS)
+    count = _MOST_WIDTHS
+    if len(measurable) > _MANY_GROUPS:
+        count = _FEW_WIDTHS
+    for number, group in enumerate(measurable, 1):
+        measured = _measured_widths_of(group, multiple_of, count)
         errors[group.name] = {group.width: 0.0}
-        worst = 0.0
+        error = 0.0
         for stage in narrowed(group, moments, [width // group.unit for width in measured]):
             order[group.name] = stage.gone
             width = group.unit * stage.width
             if width in measured:
                 pairs = [moments.pair(path, kernel) for path, kernel in stage.kernels.items()]
-                # An error that falls with the width is one of few rows.
-                worst = max(worst, output_errors.error(pairs))
-                errors[group.name][width] = worst
-        order[group.name] = _with_rest(order[group.name], group.steps)
-        progress.update(done)
+                # An error that falls with the width comes from few rows.
+                error = max(error, output_errors.error(pairs))
+                errors[group.name][width] = error
+        order[group.name] = _with_all_steps(order[group.name], group.steps)
+        progress.update(number)
     last_steps = {name: int(steps[-1]) for name, steps in order.items()}
     costs = WidthCosts.of(model, measurable, moments, last_steps)
     return WidthTable(errors, groups, order, costs)
@@ -137,16 +142,15 @@ def narrowed(group: ChannelGroup, moments: ReaderMoments, steps: Sequence[int]) 
     return eliminate(kernels, grams, group.rows, sorted({*steps, 1}))
 
 
-def _measured_widths_of(group: ChannelGroup, multiple_of: int, few: bool) -> list[int]:
-    """The widths of a group that are measured: those of its ladder, or three of these."""
+def _measured_widths_of(group: ChannelGroup, multiple_of: int, count: int) -> list[int]:
+    """The widths of a group's ladder that are measured: at most so many, with both ends."""
     ladder = ladder_of(group, multiple_of)[1:]
-    if few and len(ladder) > _FEW_WIDTHS:
-        middle = len(ladder) // 2
-        return [ladder[0], ladder[middle], ladder[-1]]
-    return ladder
+    count = min(count, len(ladder))
+    places = np.linspace(0, len(ladder) - 1, count)
+    return [ladder[round(place)] for place in places]
 
 
-def _with_rest(gone: np.ndarray, steps: int) -> np.ndarray:
+def _with_all_steps(gone: np.ndarray, count: int) -> np.ndarray:
     """All steps of a group: first the ones that go, in their order."""
-    rest = np.setdiff1d(np.arange(steps), gone)
-    return np.concatenate([gone, rest])
+    stays = np.setdiff1d(np.arange(count), gone)
+    return np.concatenate([gone, stays])

@@ -9,10 +9,18 @@ from keras_sparse_ortho.models._at_density import (
     warn_unless_at_density,
     watch_saving,
 )
+from keras_sparse_ortho.models._channel_graph import flattened
 from keras_sparse_ortho.models._channel_groups import (
     ChannelGroup,
     ChannelGroups,
     channel_groups,
+)
+from keras_sparse_ortho.models._channel_rules import (
+    ChannelCall,
+    ChannelRule,
+    elementwise,
+    passes_channels,
+    register_channel_rule,
 )
 from keras_sparse_ortho.models._convert import convert
 from keras_sparse_ortho.models._flops import input_specs, kernel_positions
@@ -27,7 +35,7 @@ from keras_sparse_ortho.models._prunable_weights import (
     refuse_unfit,
     weights_of,
 )
-from keras_sparse_ortho.models._remove_channels import flattened, remove_channels
+from keras_sparse_ortho.models._remove_channels import remove_channels
 from keras_sparse_ortho.models._rewrite import rewrite
 from keras_sparse_ortho.models._shapes_without import shapes_without
 from keras_sparse_ortho.models._stateless_loss import StatelessLoss, check_labels
@@ -36,16 +44,21 @@ from keras_sparse_ortho.models._verb import verb
 from keras_sparse_ortho.storages import Target
 
 __all__ = [
+    "ChannelCall",
     "ChannelGroup",
     "ChannelGroups",
+    "ChannelRule",
     "LayerChange",
     "Plan",
     "Target",
     "apply",
     "channel_groups",
     "convert",
+    "elementwise",
     "kernel_positions",
+    "passes_channels",
     "prunable_weights",
+    "register_channel_rule",
     "remove_channels",
     "strip",
 ]

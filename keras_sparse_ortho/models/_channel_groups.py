@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,13 +11,12 @@ import numpy as np
 
 from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho.kernels import storages_of, walk
-from keras_sparse_ortho.models._prunable_weights import prunable_weights
-from keras_sparse_ortho.models._remove_channels import (
-    Linear,
-    Tied,
+from keras_sparse_ortho.models._channel_graph import (
+    ChannelGraph,
+    RuledCall,
     check_channels_known,
-    graph_channels,
 )
+from keras_sparse_ortho.models._prunable_weights import prunable_weights
 from keras_sparse_ortho.models._strip import strip
 
 
@@ -26,7 +25,9 @@ class ChannelGroup:
     """Channels of which any can be removed, in all layers that make, pass on or read them.
 
     Args:
-        name: str. The makers, joined by "+"; of the heads of an attention `"<layer>/heads"`.
+        name: str. The makers, joined by "+"; for the heads of an attention `"<layer>/heads"`, for
+            their widths `"<layer>/values"`. Further groups of the same makers, whose readers
+            differ, end in `"#2"` and so on.
         width: int. Number of channels.
         makers: tuple of str. Names of the layers that make the channels.
         rows: mapping of str to array. By the path of each kernel that reads the channels (as in
@@ -48,7 +49,8 @@ class ChannelGroup:
         return self.width // self.unit
 
 
-class Staying(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Staying:
     """Channels that cannot be removed, and why."""
 
     count: int
@@ -91,15 +93,17 @@ class ChannelGroups(Sequence[ChannelGroup]):
         for group in self._groups:
             readers = ", ".join(group.rows)
             lines.append(_table_line(group.name, str(group.width), str(group.unit), readers))
-        lines += [
-            f"{staying.count} stay in {holder}: {staying.reason}"
-            for holder, staying in self.stays.items()
-        ]
+        for holder, staying in self.stays.items():
+            text = f"{staying.count} stay in {holder}: {staying.reason}"
+            lines += textwrap.wrap(text, _WIDTH, subsequent_indent="  ")
         return "\n".join(lines)
 
 
+_WIDTH = 80  # of a terminal
+
+
 def _table_line(name: str, width: str, unit: str, readers: str) -> str:
-    return f"{_shortened(name, 28):28} {width:>5} {unit:>4}  {_shortened(readers, 40)}".rstrip()
+    return f"{_shortened(name, 28):28} {width:>5} {unit:>4}  {_shortened(readers, _WIDTH - 40)}"
 
 
 def _shortened(text: str, length: int) -> str:
@@ -147,10 +151,10 @@ def channel_groups(model: keras.Model, *, exact: bool = True) -> ChannelGroups:
 
 
 class _Reading(NamedTuple):
-    """A kernel that reads channels: its path, and the rows of each input, `(inputs, rows)`."""
+    """A kernel that reads channels: its path, and the rows of each channel."""
 
     path: str
-    inputs: np.ndarray  # classes
+    channels: np.ndarray
     rows: np.ndarray
 
 
@@ -158,109 +162,130 @@ class _Tracing:
     """Follows channels through a model; channels that go together get into one class.
 
     Each channel of each tensor that a layer makes has a number. `parents` is a forest over these
-    numbers (union-find), `reasons` says which numbers cannot be removed.
+    numbers (union-find), `holders` says which of them cannot be removed. It is the `Tracer` of the
+    rules.
     """
 
     def __init__(self, model: Any, exact: bool) -> None:
-        self.calls, self.sizes = graph_channels(model, exact)
         self.paths = {id(weight.variable): weight.path for weight in prunable_weights(model)}
         self.parents: list[int] = []
-        self.reasons: dict[int, tuple[str, str]] = {}
+        self.holders: dict[int, tuple[str, str]] = {}
         self.makers: dict[int, str] = {}
         self.readings: list[_Reading] = []
-        self.heads: list[ChannelGroup] = []
         self.numbers: dict[int, np.ndarray] = {}  # by tensor
-        for call in self.calls:
+        self.graph = ChannelGraph(model, exact)
+        for call in self.graph.calls:
             self._trace(call)
-        for tensor in model.outputs:
-            self._hold(self.numbers[id(tensor)], "outputs", "the model returns them")
+        self._hold_outputs(model)
 
-    def _new(self, count: int) -> np.ndarray:
+    def make(self, name: str, count: int) -> np.ndarray:
         start = len(self.parents)
+        numbers = np.arange(start, start + count)
         self.parents.extend(range(start, start + count))
-        return np.arange(start, start + count)
+        self.makers.update(dict.fromkeys(range(start, start + count), name))
+        return numbers
 
-    def _root(self, number: int) -> int:
-        while self.parents[number] != number:
-            number = self.parents[number]
-        return number
-
-    def _join(self, numbers: np.ndarray) -> None:
-        """Puts the numbers of each column into one class."""
-        for column in numbers.T:
+    def join(self, columns: np.ndarray) -> None:
+        for column in columns.T:
             first = self._root(int(column[0]))
             for number in column[1:]:
                 self.parents[self._root(int(number))] = first
 
-    def _hold(self, numbers: np.ndarray, holder: str, reason: str) -> None:
-        for number in numbers:
-            self.reasons.setdefault(int(number), (holder, reason))
+    def read(self, variable: Any, channels: np.ndarray, rows: np.ndarray) -> None:
+        self.readings.append(_Reading(self.paths[id(variable)], channels, rows))
 
-    def _trace(self, call: Any) -> None:
-        inputs = [self.numbers.get(key) for key in call.inputs]
-        read = np.concatenate([x for x in inputs if x is not None]) if inputs else np.zeros(0, int)
-        rule, layer = call.rule, call.layer
-        if isinstance(rule, Tied):
-            columns = read[rule.sources]
-            self._join(columns)
-            self.numbers[call.outputs[0]] = columns[0]
-        elif isinstance(rule, Linear):
-            self._read_by(rule, layer, read)
-            made = self._new(self.sizes[call.outputs[0]])
-            self.makers.update(dict.fromkeys(map(int, made), layer.name))
-            self.numbers[call.outputs[0]] = made
-        else:
-            holder = f"{layer.name} ({type(layer).__name__})"
-            reason = "the model is given them" if not call.inputs else "it has no rule"
-            self._hold(read, holder, reason)
-            for key in call.outputs:
-                self.numbers[key] = self._new(self.sizes[key])
-                self._hold(self.numbers[key], holder, reason)
-            if type(layer) is keras.layers.MultiHeadAttention:
-                self._trace_heads(layer)
+    def hold(self, channels: np.ndarray, layer: Any, reason: str) -> None:
+        holder = f"{layer.name} ({type(layer).__name__})"
+        for number in channels:
+            self.holders.setdefault(int(number), (holder, reason))
 
-    def _read_by(self, rule: Linear, layer: Any, read: np.ndarray) -> None:
-        kernel = layer.kernel if rule.depthwise is None else layer.pointwise_kernel
-        taps = math.prod(kernel.shape[:-2])
-        multiplier = kernel.shape[-2] // len(read)
-        columns = np.arange(kernel.shape[-2]).reshape(len(read), 1, multiplier)
-        rows = columns + kernel.shape[-2] * np.arange(taps)[:, None]
-        self.readings.append(_Reading(self.paths[id(kernel)], read, rows.reshape(len(read), -1)))
+    def _root(self, number: int) -> int:
+        while self.parents[number] != number:
+            self.parents[number] = self.parents[self.parents[number]]
+            number = self.parents[number]
+        return number
 
-    def _trace_heads(self, layer: Any) -> None:
-        kernel = layer.output_dense.kernel
-        rows = np.arange(math.prod(kernel.shape[:-1])).reshape(kernel.shape[0], -1)
-        path = self.paths[id(kernel)]
-        group = ChannelGroup(f"{layer.name}/heads", len(rows), (layer.name,), {path: rows})
-        self.heads.append(group)
+    def _trace(self, call: RuledCall) -> None:
+        read = call.of_inputs(self.numbers)
+        if call.rule is not None:
+            outputs = call.rule.trace(self, read.astype(int))
+            self.numbers.update(self.graph.split(call.outputs, outputs))
+            return
+        self.hold(read, call.layer, call.reason)
+        for key in call.outputs:
+            numbers = self.make("", self.graph.sizes[key])
+            self.hold(numbers, call.layer, call.reason)
+            self.numbers[key] = numbers
+
+    def _hold_outputs(self, model: Any) -> None:
+        ends = {id(tensor) for tensor in model.outputs}
+        for call in self.graph.calls:
+            for key in ends.intersection(call.outputs):
+                self.hold(self.numbers[key], call.layer, "the model returns them")
 
     def groups(self) -> ChannelGroups:
         """Classes of the same makers and readers as groups, in the order of their makers."""
-        held = {self._root(number): why for number, why in self.reasons.items()}
-        makers: dict[int, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-        for number, name in self.makers.items():
-            makers[self._root(number)][name] += 1
-        rows: dict[int, dict[str, list[np.ndarray]]] = collections.defaultdict(dict)
-        for reading in self.readings:
-            for number, own_rows in zip(reading.inputs, reading.rows, strict=True):
-                of_class = rows[self._root(int(number))]
-                of_class.setdefault(reading.path, []).extend(own_rows)
+        makers = self._makers_of_classes()
+        rows = self._rows_of_classes()
+        holders = {self._root(number): holder for number, holder in self.holders.items()}
         alike: dict[Any, list[int]] = collections.defaultdict(list)
         stays: dict[tuple[str, str], int] = collections.Counter()
         for root, names in makers.items():
-            if root in held:
-                stays[held[root]] += sum(names.values())
+            if root in holders:
+                stays[holders[root]] += sum(names.values())
             elif root in rows:
-                counts = tuple((path, len(read)) for path, read in sorted(rows[root].items()))
-                alike[tuple(sorted(names.items())), counts].append(root)
+                counts = tuple((path, len(lines)) for path, lines in sorted(rows[root].items()))
+                alike[tuple(names.items()), counts].append(root)
         groups = []
         for (names, counts), roots in alike.items():
-            by_path = {path: np.array([rows[root][path] for root in roots]) for path, _ in counts}
-            unit = max(count for _, count in names)
-            layers = tuple(name for name, _ in names)
-            group = ChannelGroup("+".join(layers), unit * len(roots), layers, by_path, unit)
-            groups.append(group)
-        found = [group for group in (*groups, *self.heads) if group.steps > 1]
-        return ChannelGroups(
-            found, {holder: Staying(n, reason) for (holder, reason), n in stays.items()}
-        )
+            if len(roots) > 1:  # one channel must stay
+                of_readers = {
+                    path: np.array([rows[root][path] for root in roots]) for path, _ in counts
+                }
+                groups.append(_group(dict(names), len(roots), of_readers))
+        return ChannelGroups(_with_names_of_their_own(groups), _by_holder(stays))
+
+    def _makers_of_classes(self) -> dict[int, collections.Counter[str]]:
+        """How many channels of a class each layer makes, by the root of the class."""
+        makers: dict[int, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+        for number, name in self.makers.items():
+            if name:
+                makers[self._root(number)][name] += 1
+        return makers
+
+    def _rows_of_classes(self) -> dict[int, dict[str, list[int]]]:
+        """The rows of each reading kernel, by the root of the class."""
+        rows: dict[int, dict[str, list[int]]] = collections.defaultdict(dict)
+        for reading in self.readings:
+            for number, of_channel in zip(reading.channels, reading.rows, strict=True):
+                of_class = rows[self._root(int(number))]
+                of_class.setdefault(reading.path, []).extend(of_channel)
+        return rows
+
+
+def _group(makers: dict[str, int], steps: int, rows: dict[str, np.ndarray]) -> ChannelGroup:
+    """A group of a number of classes, in each of which layers make so many channels."""
+    unit = max(makers.values())
+    layers = tuple(dict.fromkeys(name.partition("/")[0] for name in makers))
+    return ChannelGroup("+".join(makers), unit * steps, layers, rows, unit)
+
+
+def _with_names_of_their_own(groups: Sequence[ChannelGroup]) -> list[ChannelGroup]:
+    """Numbers groups of the same makers: of a layer whose channels have other readers by parts."""
+    times: collections.Counter[str] = collections.Counter()
+    numbered = []
+    for group in groups:
+        times[group.name] += 1
+        number = times[group.name]
+        name = group.name if number == 1 else f"{group.name}#{number}"
+        numbered.append(dataclasses.replace(group, name=name))
+    return numbered
+
+
+def _by_holder(stays: Mapping[tuple[str, str], int]) -> dict[str, Staying]:
+    """How many channels each layer holds; of several reasons the first."""
+    by_holder: dict[str, Staying] = {}
+    for (holder, reason), count in stays.items():
+        before = by_holder.get(holder, Staying(0, reason))
+        by_holder[holder] = Staying(before.count + count, before.reason)
+    return by_holder

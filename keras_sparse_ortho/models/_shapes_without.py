@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho._keras_internals import VariableOverrides
+from keras_sparse_ortho.models._channel_rules import SmallerLayer
 from keras_sparse_ortho.models._remove_channels import _channel_plan
 
 Shape = tuple[int, ...]
@@ -22,11 +23,12 @@ def shapes_without(
             The model keeps its values.
     """
     with VariableOverrides(values):
-        plan, _ = _channel_plan(model, exact=True)
+        changes, _ = _channel_plan(model, exact=True)
     shapes: dict[int, Shape] = {id(weight): tuple(weight.shape) for weight in model.weights}
     for layer in model.layers:
-        if id(layer) in plan:
+        change = changes.get(id(layer))
+        if isinstance(change, SmallerLayer):
             # A bias that the layer did not have is the last of the new weights.
-            pairs = zip(layer.weights, plan[id(layer)].weights, strict=False)
-            shapes |= {id(weight): tuple(array.shape) for weight, array in pairs}
+            for weight, array in zip(layer.weights, change.weights, strict=False):
+                shapes[id(weight)] = tuple(array.shape)
     return shapes

@@ -22,6 +22,7 @@ from keras_sparse_ortho.calibration import (
     restore_statistics,
 )
 from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.models import (
     ChannelGroup,
     channel_groups,
@@ -104,30 +105,30 @@ def narrow(
     check_integer("multiple_of", multiple_of)
     groups = channel_groups(model)
     batches = calibration_batches(model, data)
-    plain = strip(model)  # a copy
+    zeroed = strip(model)  # a copy
     moments = None
     if isinstance(widths, Mapping):
-        chosen = checked_widths(groups, widths)
+        new_widths = checked_widths(groups, widths)
     else:
         if table is None:
-            moments = ReaderMoments.measured(plain, groups, batches, shows_progress())
-            kinds = output_kinds(model, len(plain.outputs))
-            errors = OutputErrors(plain, batches, kinds)
-            table = measured_widths(plain, groups, moments, errors, multiple_of, shows_progress())
-        chosen = table.search(widths, cost=cost, multiple_of=multiple_of)
-    narrower = [group for group in groups if chosen.get(group.name, group.width) < group.width]
+            moments = ReaderMoments.measured(zeroed, groups, batches, shows_progress())
+            kinds = output_kinds(model, len(zeroed.outputs))
+            errors = OutputErrors(zeroed, batches, kinds)
+            table = measured_widths(zeroed, groups, moments, errors, multiple_of, shows_progress())
+        new_widths = table.search(widths, cost=cost, multiple_of=multiple_of)
+    narrower = [group for group in groups if new_widths.get(group.name, group.width) < group.width]
     if moments is None:
-        moments = ReaderMoments.measured(plain, narrower, batches, shows_progress())
-    order = _order(narrower, chosen, moments) if table is None else _order_of(table, narrower)
-    for path, rows in _rows_to_remove(narrower, chosen, order).items():
+        moments = ReaderMoments.measured(zeroed, narrower, batches, shows_progress())
+    order = _order(narrower, new_widths, moments) if table is None else _order_of(table, narrower)
+    for path, rows in _rows_to_remove(narrower, new_widths, order).items():
         kernel = refitted_without(moments.kernel(path), moments.gram(path), rows)
         variable, value = moments.pair(path, kernel)
         assign(variable, value)
-    if _has_statistics(plain):
-        restore_statistics(plain, [(batch,) for batch in batches], reference=model)
-    small = remove_channels(plain)
-    _check_widths(small, chosen)
-    return small
+    if _has_statistics(zeroed):
+        restore_statistics(zeroed, [(batch,) for batch in batches], reference=model)
+    narrowed_model = remove_channels(zeroed)
+    _check_widths(narrowed_model, new_widths)
+    return narrowed_model
 
 
 def _order(
@@ -135,7 +136,8 @@ def _order(
 ) -> dict[str, np.ndarray]:
     """For each group its steps, in the order in which they go, as far as its width."""
     order = {}
-    for group in moments.measurable(groups) if groups else ():
+    moments.check(groups)
+    for group in groups:
         steps = widths[group.name] // group.unit
         for stage in narrowed(group, moments, [steps]):
             order[group.name] = stage.gone
@@ -158,23 +160,21 @@ def _rows_to_remove(
     groups: Sequence[ChannelGroup], widths: Mapping[str, int], order: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """By the path of each kernel the rows of channels that go, in all groups."""
-    rows: dict[str, list[np.ndarray]] = collections.defaultdict(list)
+    removed: dict[str, list[np.ndarray]] = collections.defaultdict(list)
     for group in groups:
-        if group.name not in order:  # a warning has said that it cannot be measured
-            continue
         count = (group.width - widths[group.name]) // group.unit
         steps = order[group.name][:count]
         for path, rows_of_steps in group.rows.items():
-            rows[path].append(rows_of_steps[steps].ravel())
-    return {path: np.concatenate(parts) for path, parts in rows.items()}
+            removed[path].append(rows_of_steps[steps].ravel())
+    return {path: np.concatenate(arrays) for path, arrays in removed.items()}
 
 
 def _has_statistics(model: keras.Model) -> bool:
     """Whether there is batch normalization that is not frozen."""
-    return any(
-        isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
-        for layer in model.layers
-    )
+    for layer, _ in walk(model, ""):
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
+            return True
+    return False
 
 
 def _check_widths(model: keras.Model, widths: Mapping[str, int]) -> None:

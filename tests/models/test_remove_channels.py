@@ -222,6 +222,7 @@ def convolutions(padding, bias, *between):
         ("valid", 0.7, [L.Softmax()], 8),  # which is no constant behind softmax
         ("valid", 0.7, [L.Activation("softmax")], 8),
         ("valid", 0.7, [L.LayerNormalization()], 8),
+        ("valid", 0.7, [L.GroupNormalization(-1)], 5),  # each channel by itself: 0
         ("valid", 0.7, [L.AveragePooling2D(2, padding="same"), L.UpSampling2D(2)], 5),
     ],
 )
@@ -339,16 +340,16 @@ def normalized_in_training(x):
 @pytest.mark.parametrize(
     "between",
     [
-        pytest.param(lambda x: x + 1.0, id="operation"),
+        pytest.param(lambda x: keras.ops.cumsum(x, axis=-1), id="operation"),
         pytest.param(normalized_in_training, id="training"),
         pytest.param(lambda x: L.Lambda(lambda x: x * x, output_shape=(3, 8))(x), id="lambda"),
         pytest.param(lambda x: Doubled(8)(x), id="subclass"),
         pytest.param(lambda x: keras.Sequential([L.Dense(8)], name="inner")(x), id="nested"),
-        pytest.param(lambda x: L.Concatenate(axis=1)([x, x]), id="concatenate"),
-        pytest.param(lambda x: L.Multiply()([x, L.Dense(1)(x)]), id="broadcast"),
-        pytest.param(lambda x: L.Conv1D(8, 1, groups=2)(x), id="groups"),
-        pytest.param(lambda x: L.LSTM(8, return_sequences=True)(x), id="recurrent"),
-        pytest.param(lambda x: L.MultiHeadAttention(1, 4)(x, x), id="attention"),
+        pytest.param(lambda x: x[..., ::2], id="every second"),
+        pytest.param(lambda x: x * keras.ops.softmax(x, axis=-1), id="softmax"),
+        pytest.param(lambda x: L.Conv1D(8, 1, groups=2, activation="softmax")(x), id="groups"),
+        pytest.param(lambda x: L.LSTM(8, return_sequences=True)(x, training=True), id="recurrent"),
+        pytest.param(lambda x: L.MultiHeadAttention(1, 4)(x, x, training=True), id="attention"),
     ],
 )
 def test_what_is_not_understood_keeps_its_channels(between):

@@ -1,0 +1,157 @@
+"""SimpleRNN, GRU and LSTM, also in both directions."""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho.models._channel_rules._rule import (
+    ChannelCall,
+    ChannelRule,
+    Constants,
+    MakeRule,
+    Mask,
+    SmallerLayer,
+    Tracer,
+    count_of,
+    for_single_inputs,
+    smaller_layer,
+    value_of,
+    without_tiny,
+)
+
+L = keras.layers
+
+
+class Recurrent(ChannelRule):
+    """Units whose states the units read at the next step.
+
+    The kernels are `(in, gates * units)` and `(units, gates * units)`. A unit goes if no layer
+    reads its output and no live unit its state.
+    """
+
+    has_kernel = True
+
+    def __init__(self, layer: Any, name: str, axis: int = -1) -> None:
+        super().__init__(layer, axis)
+        self.name = name
+        self.cell = layer.cell
+        self.kernel = value_of(layer.cell.kernel)
+        self.recurrent = value_of(layer.cell.recurrent_kernel)
+        self.units = layer.cell.units
+        self.gates = self.kernel.shape[1] // self.units
+
+    def constants(self, inputs: Constants) -> Constants:
+        return np.full(self.units, np.nan)
+
+    def needed(self, constants: Constants, read: Mask, live: Mask) -> tuple[Mask, Mask]:
+        states = self._reads(self.recurrent)
+        while True:
+            more = live | states[:, live].any(axis=1)
+            if (more == live).all():
+                break
+            live = more
+        rows = self._reads(self.kernel)[:, live].any(axis=1)
+        return read | (rows & (constants != 0)), live
+
+    def _reads(self, kernel: np.ndarray) -> np.ndarray:
+        """Which units read which row of a kernel, at any gate."""
+        by_gate = without_tiny(kernel).reshape(len(kernel), self.gates, self.units)
+        reads: Mask = np.any(by_gate, axis=1)
+        return reads
+
+    def smaller(self, constants: Constants, read: Mask, live: Mask) -> SmallerLayer:
+        columns = np.tile(live, self.gates)
+        bias = value_of(self.cell.bias)[..., columns] if self.cell.use_bias else None
+        weights = [self.kernel[read][:, columns], self.recurrent[live][:, columns], bias]
+        return smaller_layer(self.layer, {"units": count_of(live)}, weights)
+
+    def trace(self, tracer: Tracer, inputs: np.ndarray) -> np.ndarray:
+        tracer.read(self.cell.kernel, inputs, np.arange(len(inputs))[:, None])
+        outputs = tracer.make(self.name, self.units)
+        tracer.read(self.cell.recurrent_kernel, outputs, np.arange(self.units)[:, None])
+        return outputs
+
+
+class BothDirections(ChannelRule):
+    """Bidirectional: two recurrent layers on the same inputs, their outputs side by side.
+
+    Keras needs as many units in one direction as in the other.
+    """
+
+    has_kernel = True
+
+    def __init__(self, layer: Any, axis: int = -1) -> None:
+        super().__init__(layer, axis)
+        directions = (layer.forward_layer, layer.backward_layer)
+        self.rules = [Recurrent(inner, f"{layer.name}/{inner.name}") for inner in directions]
+
+    def _split(self, outputs: np.ndarray) -> list[np.ndarray]:
+        return np.split(outputs, [self.rules[0].units])
+
+    def constants(self, inputs: Constants) -> Constants:
+        return np.concatenate([rule.constants(inputs) for rule in self.rules])
+
+    def needed(self, constants: Constants, read: Mask, live: Mask) -> tuple[Mask, Mask]:
+        forward, backward = self._split(live)
+        while True:
+            read, forward = self.rules[0].needed(constants, read, forward)
+            read, backward = self.rules[1].needed(constants, read, backward)
+            missing = count_of(forward) - count_of(backward)
+            if missing == 0:
+                return read, np.concatenate([forward, backward])
+            fewer = backward if missing > 0 else forward
+            fewer[np.flatnonzero(~fewer)[: abs(missing)]] = True
+
+    def smaller(self, constants: Constants, read: Mask, live: Mask) -> SmallerLayer:
+        config = self.layer.get_config()
+        weights = []
+        names = ("layer", "backward_layer")
+        for name, rule, outputs in zip(names, self.rules, self._split(live), strict=True):
+            shrunk = rule.smaller(constants, read, outputs)
+            # `build_config` has the shapes of the old inputs.
+            inner = {**config[name], "config": shrunk.config}
+            inner.pop("build_config", None)
+            config[name] = inner
+            weights += shrunk.weights
+        return SmallerLayer(config, weights)
+
+    def trace(self, tracer: Tracer, inputs: np.ndarray) -> np.ndarray:
+        directions = [rule.trace(tracer, inputs) for rule in self.rules]
+        tracer.join(np.stack(directions))
+        return np.concatenate(directions)
+
+
+def _why_not(layer: Any, call: ChannelCall) -> str | None:
+    """The reason why a recurrent layer has no rule, or `None`."""
+    if type(layer) not in _CELLS:
+        return f"{type(layer).__name__} has no rule"
+    if layer.stateful:
+        return "its states stay from batch to batch"
+    if len(call.output_shapes) != 1:
+        return "it returns its states"
+    return None
+
+
+@for_single_inputs
+def _recurrent(call: ChannelCall) -> ChannelRule | str:
+    axis = len(call.output_shape) - 1
+    return _why_not(call.layer, call) or Recurrent(call.layer, call.layer.name, axis)
+
+
+@for_single_inputs
+def _both_directions(call: ChannelCall) -> ChannelRule | str:
+    layer = call.layer
+    if layer.merge_mode != "concat":
+        return f"its directions are merged by {layer.merge_mode!r}"
+    if layer.forward_layer.cell.units != layer.backward_layer.cell.units:
+        return "its directions differ in their number of units"
+    reason = _why_not(layer.forward_layer, call) or _why_not(layer.backward_layer, call)
+    return reason or BothDirections(layer, len(call.output_shape) - 1)
+
+
+_CELLS = (L.SimpleRNN, L.GRU, L.LSTM)
+RULES: dict[type | str, MakeRule] = {
+    **dict.fromkeys(_CELLS, _recurrent),
+    L.Bidirectional: _both_directions,
+}

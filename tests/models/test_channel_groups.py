@@ -1,0 +1,155 @@
+"""`channel_groups`: zeroed rows of a group, and the model without its channels, are equal."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.models._channel_rules import _registry
+from tests.models.zoo import (
+    NETWORKS,
+    assert_groups_go,
+    outputs,
+    samples,
+    transformer,
+    unsettle,
+)
+
+L = keras.layers
+
+
+def on_quick_backends(*quick):
+    """The networks; JAX compiles for long, so that there only some are in the quick run."""
+    slow = pytest.mark.slow_on("jax")
+    return [pytest.param(name, marks=() if name in quick else slow) for name in NETWORKS]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("name", on_quick_backends("perceptron", "reshapes"))
+def test_zeroed_rows_equal_removed_channels(name):
+    model = unsettle(NETWORKS[name]())
+    groups = kso.channel_groups(model)
+    assert len(groups)
+    assert_groups_go(model, groups)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
+def test_each_group_goes_by_itself(name):
+    model = unsettle(NETWORKS[name]())
+    for group in kso.channel_groups(model):
+        assert_groups_go(model, [group])
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("name", on_quick_backends("positions"))
+def test_dead_columns_go_with_their_constants(name):
+    model = unsettle(NETWORKS[name]())
+    rng = np.random.default_rng(5)
+    for layer in model.layers:
+        if isinstance(layer, L.Dense | L.Conv2D) and layer.name != "head":
+            kernel, bias = layer.get_weights()
+            dead = rng.permutation(kernel.shape[-1])[: kernel.shape[-1] // 3]
+            kernel[..., dead] = 0
+            bias[dead[::2]] = 0
+            layer.set_weights([kernel, bias])
+    rows = samples(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # some normalization needs the channels
+        small = kso.remove_channels(model)
+    shrinks = name not in ("words", "grouped", "positions")
+    assert (small.count_params() < model.count_params()) == shrinks
+    np.testing.assert_allclose(outputs(small, rows), outputs(model, rows), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.tensorflow_only
+def test_streams_go_where_statistics_may_change():
+    model = unsettle(transformer())
+    exact = [group.name for group in kso.channel_groups(model)]
+    attention = ("attention_{}/heads", "attention_{}/values", "wide_{}")
+    assert exact == [name.format(k) for k in (0, 1) for name in attention]
+    groups = kso.channel_groups(model, exact=False)
+    stream = groups["stream+attention_0+narrow_0+attention_1+narrow_1"]
+    assert stream.makers == ("stream", "attention_0", "narrow_0", "attention_1", "narrow_1")
+    assert "attention_0/query/kernel" in stream.rows
+
+
+def test_what_stays_is_named_with_the_reason():
+    rows = keras.Input((4, 6))
+    x = L.Dense(8, name="first")(rows)
+    x = L.Softmax(name="softmax")(x)
+    y = L.Dense(5, name="second")(x)
+    y = L.LayerNormalization(name="norm")(y)
+    model = keras.Model(rows, L.Dense(3, name="head")(y))
+    groups = kso.channel_groups(model)
+    assert len(groups) == 0
+    assert groups.stays["softmax (Softmax)"].count == 8
+    assert groups.stays["norm (LayerNormalization)"].count == 5
+    assert "exact=False" in groups.stays["norm (LayerNormalization)"].reason
+    assert groups.stays["head (Dense)"].count == 3
+    assert "8 stay in softmax (Softmax): its class has no rule" in str(groups)
+    assert all(len(line) <= 80 for line in str(groups).splitlines())
+
+
+class Halved(L.Layer):
+    """A layer of a user, for which a rule is registered."""
+
+    def call(self, x):
+        return x * 0.5
+
+
+def test_users_register_rules_for_their_layers():
+    rows = keras.Input((6,))
+    layers = [L.Dense(8, name="first"), Halved(name="halved"), L.Dense(3, name="head")]
+    model = unsettle(keras.Sequential([rows, *layers]))
+    assert not list(kso.channel_groups(model))
+    kso.models.register_channel_rule(Halved, kso.models.elementwise)
+    try:
+        groups = kso.channel_groups(model)
+        assert [group.name for group in groups] == ["first"]
+        assert_groups_go(model, groups)
+    finally:
+        del _registry._RULES[Halved]
+    with pytest.raises(TypeError, match=r"class of layers\. Received: kind=5"):
+        kso.models.register_channel_rule(5, kso.models.elementwise)
+    with pytest.raises(TypeError, match=r"`make` must.*Received: make=5"):
+        kso.models.register_channel_rule(Halved, 5)
+
+
+@pytest.mark.numpy_only
+def test_rows_that_are_zero_but_for_rounding_go():
+    model = unsettle(NETWORKS["perceptron"]())
+    kernel, bias = model.get_layer("b").get_weights()
+    kernel[:5] *= 1e-37
+    kernel[:, 2] *= 1e-20
+    model.get_layer("b").set_weights([kernel, bias])
+    rows = samples(model)
+    small = kso.remove_channels(model)
+    assert small.get_layer("b").get_weights()[0].shape == (7, 9)
+    np.testing.assert_allclose(outputs(small, rows), outputs(model, rows), atol=1e-6)
+
+
+def _application(name):
+    make = getattr(keras.applications, name)
+    model = make(weights=None, input_shape=(32, 32, 3), classes=5, classifier_activation=None)
+    return unsettle(model)
+
+
+APPLICATIONS = {
+    "MobileNetV2": 35,
+    "MobileNetV3Small": 33,
+    "ResNet50": 37,
+    "EfficientNetB0": 50,
+    "DenseNet121": 120,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", APPLICATIONS)
+def test_networks_of_keras(name):
+    model = _application(name)
+    groups = kso.channel_groups(model)
+    assert len(groups) >= APPLICATIONS[name]
+    assert_groups_go(model, groups)
