@@ -177,8 +177,7 @@ class Search:
                 too_small = share
                 continue
             seen.append(choice)
-            make = partial(self._narrowed, table, share, cost)
-            name, model, is_good = self._try_widths(share, choice, table, make, route)
+            name, model, is_good = self._try_widths(share, choice, table, route)
             if is_good:
                 good.append((name, model))
                 small_enough = share
@@ -197,18 +196,14 @@ class Search:
             return None
 
     def _try_widths(
-        self,
-        share: float,
-        choice: Mapping[str, int],
-        table: WidthTable,
-        make: Callable[[], Any],
-        route: str,
+        self, share: float, choice: Mapping[str, int], table: WidthTable, route: str
     ) -> tuple[str, Any, bool]:
         """A network of some widths, refitted and, if it lost much, trained.
 
         Returns its name, the model, and whether its file is good.
         """
         name = f"narrowed to {share:.2g}"
+        make = partial(self._narrowed, choice, table)
         trial, model = self._try_made(name, make, {}, route, choice)
         if trial.loses_at_most(_WORTH_TRAINING * self._max_drop) or model is None:
             return name, model, trial.loses_at_most(self._max_drop)
@@ -224,11 +219,9 @@ class Search:
             return trained_name, trained, trained_trial.loses_at_most(self._max_drop)
         return name, model, trial.loses_at_most(self._max_drop)
 
-    def _narrowed(self, table: WidthTable, share: float, cost: Costs) -> Any:
+    def _narrowed(self, choice: Mapping[str, int], table: WidthTable) -> Any:
         with without_warnings():
-            return narrow(
-                self._model, table, data=self._examples.calibration, target=share, cost=cost
-            )
+            return narrow(self._model, choice, data=self._examples.calibration, table=table)
 
     # --- zeros ------------------------------------------------------------------------------------
 
