@@ -76,7 +76,8 @@ def parser() -> argparse.ArgumentParser:
     shrink.add_argument("--max-bytes", type=int)
     shrink.add_argument("--max-ms", type=float, help="for one row on one thread")
     shrink.add_argument("--minutes", type=float, default=10.0, help="to try (default 10)")
-    shrink.add_argument("--metric", choices=["agreement", "closeness"])
+    shrink.add_argument("--metric", choices=["expected accuracy", "agreement", "closeness"])
+    shrink.add_argument("--prefer", choices=["both", "bytes", "ms"], default="both")
     limits = ("max_drop", "max_bytes", "max_ms", "minutes")
     names = {name: f"--{name.replace('_', '-')}" for name in limits}
     shrink.set_defaults(command="shrink", names=names | {"data": "--data", "path": "--out"})

@@ -124,7 +124,7 @@ def _shrink(options: argparse.Namespace, console: Any) -> None:
     if isinstance(rows, dict):
         labels = labels if "y" in names else rows.pop("y", labels)
         rows = rows.popitem()[1] if len(rows) == 1 else rows
-    limits = ("max_drop", "max_bytes", "max_ms", "minutes", "metric")
+    limits = ("max_drop", "max_bytes", "max_ms", "minutes", "metric", "prefer")
     given = {name: vars(options)[name] for name in limits}
     data = rows if labels is None else (rows, labels)
     _show(str(shrink(model, data, options.out, verbose=True, **given)))
