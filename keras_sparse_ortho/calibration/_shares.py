@@ -13,7 +13,6 @@ from keras_sparse_ortho._foreign_names import Answering
 from keras_sparse_ortho._keras_internals import VariableOverrides
 from keras_sparse_ortho._values import placed, to_numpy
 from keras_sparse_ortho.budgets import Budget, allocate
-from keras_sparse_ortho.calibration._layerwise import sweep
 from keras_sparse_ortho.calibration._rows import (
     HOLD_OUT,
     Moments,
@@ -22,6 +21,7 @@ from keras_sparse_ortho.calibration._rows import (
     stop_of,
 )
 from keras_sparse_ortho.calibration._solve import Entries, errors_of, relative_error
+from keras_sparse_ortho.calibration._sweep import sweep
 from keras_sparse_ortho.errors import BudgetError
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import depthwise_outputs, live_count
