@@ -5,12 +5,12 @@ from keras_sparse_ortho.calibration._layerwise import (
     CALIBRATED,
     Recipe,
     calibration_batches,
-    canonical_shape,
     measurable,
     other_density,
     prune_layers,
 )
 from keras_sparse_ortho.calibration._restore_statistics import restore_statistics
+from keras_sparse_ortho.calibration._rows import canonical_shape
 from keras_sparse_ortho.calibration._shares import Sensitivity, densities_around, measured_errors
 
 __all__ = ["Channels", "Sensitivity", "restore_statistics"]

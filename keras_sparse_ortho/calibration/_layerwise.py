@@ -23,13 +23,14 @@ from keras_sparse_ortho._values import (
     without_gradients,
 )
 from keras_sparse_ortho.calibration._channels import Channels
+from keras_sparse_ortho.calibration._moments import Moments, samples_in, stop_of
 from keras_sparse_ortho.calibration._resume import SavedKernels
-from keras_sparse_ortho.calibration._rows import Moments, as_matrices, from_matrices, stop_of
+from keras_sparse_ortho.calibration._rows import as_matrices, canonical_shape, from_matrices
 from keras_sparse_ortho.calibration._solve import Blocks, Entries, Pattern, obs, refit, wanda
 from keras_sparse_ortho.calibration._sweep import CallWalk, sweep
 from keras_sparse_ortho.errors import BudgetError, LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw, Draw, PackedDraw
-from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight
+from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import Block, NByM, depthwise_outputs
 
 CALIBRATED = ("obs", "wanda")
@@ -71,7 +72,7 @@ class Recipe:
         else:
             scores = np.abs(kernel)
             if self.score == "wanda":
-                scores = wanda(kernel, sum(moments, Moments()).gram)
+                scores = wanda(kernel, sum(moments, Moments()))
             elif self.scores is not None:
                 scores = as_matrices(self.scores[weight.path], weight.layout)
             mask = self.pattern(weight).largest(scores, self._count(weight))
@@ -148,10 +149,6 @@ def other_density(name: str, now: int, then: int, size: int) -> list[str]:
     return [f"{name} has the density {now / size:.4g} instead of {then / size:.4g}"] * far
 
 
-def canonical_shape(weight: PrunableWeight) -> tuple[int, ...]:
-    return (weight.layout or KernelLayout.convolution()).canonical_shape(weight.shape)
-
-
 def measurable(
     model: Any, weights: Sequence[PrunableWeight], batches: Sequence[Any], *, given: bool = False
 ) -> list[PrunableWeight]:
@@ -213,8 +210,9 @@ def prune_layers(
     if resume is not None:
         saved = SavedKernels(resume, model, batches, recipe.settings(), recipe.arrays())
     stops: list[Any] = []
+    samples = samples_in(batches)
     for weight in weights:
-        stop = stop_of(model, weight, functools.partial(solve, weight))
+        stop = stop_of(model, weight, functools.partial(solve, weight), samples)
         if saved is not None and saved.has(weight):
             take(weight, *saved.load(weight))
         elif stop is not None:

@@ -13,13 +13,8 @@ from keras_sparse_ortho._foreign_names import Answering
 from keras_sparse_ortho._keras_internals import VariableOverrides
 from keras_sparse_ortho._values import placed, to_numpy
 from keras_sparse_ortho.budgets import Budget, allocate
-from keras_sparse_ortho.calibration._rows import (
-    HOLD_OUT,
-    Moments,
-    as_matrices,
-    from_matrices,
-    stop_of,
-)
+from keras_sparse_ortho.calibration._moments import HOLD_OUT, Moments, samples_in, stop_of
+from keras_sparse_ortho.calibration._rows import as_matrices, from_matrices
 from keras_sparse_ortho.calibration._solve import Entries, errors_of, relative_error
 from keras_sparse_ortho.calibration._sweep import sweep
 from keras_sparse_ortho.errors import BudgetError
@@ -161,7 +156,10 @@ def measured_errors(
         whole = own[name] * sum(np.sum(y**2) for y in given)
         gains[weight.path] = float(lost / whole) if whole > 0 else 0.0
 
-    stops = [stop_of(model, weight, functools.partial(record, weight)) for weight in weights]
+    samples = samples_in(batches)
+    stops = [
+        stop_of(model, weight, functools.partial(record, weight), samples) for weight in weights
+    ]
     sweep(model, batches, stops, verbose)
     paths = [weight.path for weight in weights]
     return Sensitivity({path: found[path] for path in paths}, {path: gains[path] for path in paths})

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_sparse_ortho.calibration._rows import Moments
+from keras_sparse_ortho.calibration._moments import Moments
 from keras_sparse_ortho.orthogonal import (
     Block,
     NByM,
@@ -288,9 +288,8 @@ def _ratio(above: Array, below: Array) -> Array:
     return np.where(positive, above / np.where(positive, below, 1.0), 0.0)
 
 
-def wanda(kernel: Array, gram: Array) -> Array:
-    squares = gram if gram.ndim == 2 else np.diagonal(gram, axis1=-2, axis2=-1)
-    return np.abs(kernel) * np.sqrt(squares)[..., None]
+def wanda(kernel: Array, moments: Moments) -> Array:
+    return np.abs(kernel) * np.sqrt(moments.squares)[..., None]
 
 
 def relative_error(found: Array, kernel: Array, gram: Array) -> float:

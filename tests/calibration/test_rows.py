@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.calibration import _rows
-from keras_sparse_ortho.calibration._rows import as_matrices, stop_of
+from keras_sparse_ortho.calibration import _moments
+from keras_sparse_ortho.calibration._moments import stop_of
+from keras_sparse_ortho.calibration._rows import as_matrices
 from tests.helpers import array
 
 L = keras.layers
@@ -83,7 +84,7 @@ def test_channels_first():
 
 
 def test_large_inputs_are_summed_in_pieces(monkeypatch):
-    monkeypatch.setattr(_rows, "_CHUNK", 1000)
+    monkeypatch.setattr(_moments, "_CHUNK", 1000)
     x = np.random.default_rng(0).normal(size=(9, 9, 8, 3)).astype("float32")
     given = x + np.random.default_rng(1).normal(size=x.shape).astype("float32")
     for layer in (L.Conv2D(4, 3), L.Dense(2)):

@@ -9,7 +9,7 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho import Block, NByM
 from keras_sparse_ortho.calibration import _solve
-from keras_sparse_ortho.calibration._rows import Moments
+from keras_sparse_ortho.calibration._moments import Moments
 from keras_sparse_ortho.calibration._solve import Blocks, Entries
 from keras_sparse_ortho.orthogonal import block_unit
 from tests.helpers import array
