@@ -224,7 +224,7 @@ class GraphStream:
         Args:
             stop: Stop that the first batch reaches, and no earlier one than in the last call.
             count: int. How many calls are wanted.
-            number: int. Of the batch.
+            number: int. Number of the batch.
         """
         recorder = CallRecorder(count)
         first, last = self._walk.steps_of(stop)

@@ -25,7 +25,7 @@ class Rows(Protocol):
     """
 
     def __call__(self, x: np.ndarray, chosen: np.ndarray | None = None) -> np.ndarray:
-        """Rows at all positions, or at those that are chosen for each sample.
+        """Returns the rows at all positions, or at chosen ones.
 
         Args:
             x: array `(samples, ...)`. Inputs of the layer.

@@ -106,8 +106,8 @@ def sweep(
     """Finishes stop after stop, in the order of calls; returns stops that no call reaches.
 
     In a model that computes its graph, each batch goes through it once, and waits at each stop.
-    What waits takes at most half a gigabyte of memory, the rest is on disk. In other models each
-    batch goes through the model up to each stop's last call, one batch at a time.
+    At most half a gigabyte of waiting tensors is in memory, the others are on disk. In other models
+    each batch goes through the model up to each stop's last call, one batch at a time.
 
     Args:
         model: Model.
