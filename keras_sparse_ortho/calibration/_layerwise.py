@@ -24,9 +24,10 @@ from keras_sparse_ortho._values import (
 )
 from keras_sparse_ortho.calibration._channels import Channels
 from keras_sparse_ortho.calibration._moments import Moments, samples_in, stop_of
+from keras_sparse_ortho.calibration._patterns import Blocks, Entries, Pattern
 from keras_sparse_ortho.calibration._resume import SavedKernels
 from keras_sparse_ortho.calibration._rows import as_matrices, canonical_shape, from_matrices
-from keras_sparse_ortho.calibration._solve import Blocks, Entries, Pattern, obs, refit, wanda
+from keras_sparse_ortho.calibration._solve import obs, refit, wanda
 from keras_sparse_ortho.calibration._sweep import CallWalk, sweep
 from keras_sparse_ortho.errors import BudgetError, LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw, Draw, PackedDraw

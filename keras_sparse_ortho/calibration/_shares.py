@@ -14,8 +14,9 @@ from keras_sparse_ortho._keras_internals import VariableOverrides
 from keras_sparse_ortho._values import placed, to_numpy
 from keras_sparse_ortho.budgets import Budget, allocate
 from keras_sparse_ortho.calibration._moments import HOLD_OUT, Moments, samples_in, stop_of
+from keras_sparse_ortho.calibration._patterns import Entries
 from keras_sparse_ortho.calibration._rows import as_matrices, from_matrices
-from keras_sparse_ortho.calibration._solve import Entries, errors_of, relative_error
+from keras_sparse_ortho.calibration._solve import errors_of, relative_error
 from keras_sparse_ortho.calibration._sweep import sweep
 from keras_sparse_ortho.errors import BudgetError
 from keras_sparse_ortho.kernels import PrunableWeight
