@@ -112,8 +112,11 @@ class GraphWalk:
         self._model = model
         self._numbers = itertools.count()
         self._steps: list[_Step] = []
-        self._inputs = self._new_slots(graph_ends(model)[0])
-        self._add_steps(model, self._slots_of(graph_ends(model)[0], self._inputs))
+        inputs, outputs = graph_ends(model)
+        self._inputs = self._new_slots(inputs)
+        slots = self._slots_of(inputs, self._inputs)
+        self._add_steps(model, slots)
+        self._outputs = [slots[id(tensor)] for tensor in keras.tree.flatten(outputs)]
         self._last_reads = self._slots_by_last_read()
         self._steps_of_stops: dict[Any, list[int]] = {}
 
@@ -163,11 +166,27 @@ class GraphWalk:
             if isinstance(value, _File):
                 value.remove()
 
-    def run_copy(self, first: int, last: int, values: Values, call: OperationCall) -> None:
-        """Runs steps on a copy of the values."""
+    def run_copy(
+        self, first: int, last: int | None, values: Values, operation_call: OperationCall
+    ) -> list[Any]:
+        """Runs steps on a copy of the values, which stay.
+
+        Args:
+            first: int. The first step.
+            last: int or `None`. The last step; `None` for the end of the graph.
+            values: dict of tensors by slot.
+            operation_call: callable. From a layer or operation to the function to call.
+
+        Returns:
+            The outputs of the model if the graph ended, else an empty list.
+        """
         copy = dict(values)
-        for position in range(first, last + 1):
-            self._steps[position].run(copy, call)
+        steps = self._steps[first:] if last is None else self._steps[first : last + 1]
+        for position, step in enumerate(steps, first):
+            step.run(copy, operation_call)
+            for slot in self._last_reads[position]:
+                copy.pop(slot, None)
+        return [copy[slot] for slot in self._outputs] if last is None else []
 
     def _new_slots(self, tensors: Any) -> list[int]:
         return [next(self._numbers) for _ in keras.tree.flatten(tensors)]
@@ -203,6 +222,8 @@ class GraphWalk:
         for position, step in enumerate(self._steps):
             for slot in (*step.reads, *step.outputs):
                 last[slot] = position
+        for slot in self._outputs:
+            last.pop(slot, None)
         slots: list[list[int]] = [[] for _ in self._steps]
         for slot, position in last.items():
             slots[position].append(slot)
@@ -228,6 +249,36 @@ class GraphStream:
         """
         recorder = CallRecorder(count)
         first, last = self._walk.steps_of(stop)
+
+        def run(values: Values, operation_call: OperationCall) -> None:
+            with observe([stop.layer], recorder):
+                self._walk.run_copy(first, last, values, operation_call)
+
+        self._run_at(first, number, run)
+        return recorder.calls
+
+    def outputs(self, stop: Any, scope: Scope, number: int) -> list[Any]:
+        """The model's outputs for a batch, with other values from the stop's layer on.
+
+        Args:
+            stop: Stop that the first batch reaches, and no earlier one than in the last call.
+            scope: callable. Makes the context in which the layer has its other values.
+            number: int. Number of the batch.
+        """
+        outputs: list[Any] = []
+        first, _ = self._walk.steps_of(stop)
+
+        def run(values: Values, operation_call: OperationCall) -> None:
+            with scope():
+                outputs.extend(self._walk.run_copy(first, None, values, operation_call))
+
+        self._run_at(first, number, run)
+        return outputs
+
+    def _run_at(
+        self, first: int, number: int, function: Callable[[Values, OperationCall], None]
+    ) -> None:
+        """Calls a function on the values of a batch, in front of a step."""
         values = self._values[number]
         entries = self._walk.shelf.entries(values)
 
@@ -237,13 +288,11 @@ class GraphStream:
             for position in range(self._positions[number], first):
                 self._walk.run_step(position, values, operation_call)
             self._positions[number] = first
-            with observe([stop.layer], recorder):
-                self._walk.run_copy(first, last, values, operation_call)
+            function(values, operation_call)
 
         with self._scope():
             self._walk.in_model(number, run)
         self._walk.shelf.put_away(values, entries)
-        return recorder.calls
 
 
 class _File:

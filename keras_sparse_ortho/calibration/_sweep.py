@@ -2,16 +2,18 @@
 
 import collections
 import contextlib
+import functools
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import keras
+import numpy as np
 
 from keras_sparse_ortho._interception import observe
 from keras_sparse_ortho._keras_internals import computes_its_graph, from_zero_states
-from keras_sparse_ortho._values import is_traced, without_gradients
+from keras_sparse_ortho._values import is_traced, to_numpy, without_gradients
 from keras_sparse_ortho.calibration._graph_sweep import CallRecorder, GraphWalk, LayerCall, Scope
 from keras_sparse_ortho.errors import NotPrunableError
 
@@ -40,6 +42,9 @@ class Stream(Protocol):
 
     def calls(self, stop: Any, count: int, number: int) -> list[LayerCall]:
         """The first calls of a stop's layer, at most `count`, for the batch of a number."""
+
+    def outputs(self, stop: Any, scope: Scope, number: int) -> list[Any]:
+        """The model's outputs for a batch, with the values of a scope from the layer on."""
 
 
 class Walk(Protocol):
@@ -93,6 +98,12 @@ class CallStream:
             self._walk.model(self._walk.batches[number], training=False)
         return recorder.calls
 
+    def outputs(self, stop: Any, scope: Scope, number: int) -> list[Any]:
+        """The model's outputs for a batch, with the values of both scopes."""
+        with self._scope(), scope():
+            outputs = self._walk.model(self._walk.batches[number], training=False)
+        return keras.tree.flatten(outputs)
+
 
 def sweep(
     model: Any,
@@ -131,6 +142,39 @@ def sweep(
             stop.finish()
             progress.update(done)
     return [stop for stop in stops if stop not in counts]
+
+
+def change_each(
+    model: Any,
+    batches: Sequence[Any],
+    stops: Sequence[Any],
+    change: Callable[[Any], contextlib.AbstractContextManager[Any]],
+    take: Callable[[Any, list[np.ndarray]], None],
+    verbose: int = 0,
+) -> None:
+    """Computes the outputs of a model with the values of one layer changed, for layer after layer.
+
+    In a model that computes its graph only the layers behind the changed one compute again.
+
+    Args:
+        model: Model.
+        batches: list of its inputs.
+        stops: list of `Stop`. The layers to change, one at a time.
+        change: callable. `change(stop)` is a context in which the layer has its other values.
+        take: callable. Gets each stop, and the outputs for all batches in one flat list.
+        verbose: As for `fit`.
+    """
+    progress = keras.utils.Progbar(len(stops), verbose=verbose)
+    with from_zero_states(model), without_gradients(), _walk_of(model, batches) as walk:
+        counts = walk.count_calls(stops, contextlib.nullcontext)
+        stream = walk.stream(contextlib.nullcontext)
+        for done, stop in enumerate(counts, 1):
+            outputs: list[np.ndarray] = []
+            for number in range(len(batches)):
+                tensors = stream.outputs(stop, functools.partial(change, stop), number)
+                outputs.extend(map(to_numpy, tensors))
+            take(stop, outputs)
+            progress.update(done)
 
 
 @contextlib.contextmanager
