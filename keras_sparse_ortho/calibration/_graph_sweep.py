@@ -236,7 +236,7 @@ class GraphStream:
     def __init__(self, walk: GraphWalk, scope: Scope) -> None:
         self._walk = walk
         self._scope = scope
-        self._positions = [0] * len(walk.batches)
+        self._positions: list[int | None] = [None] * len(walk.batches)
         self._values: list[Values] = [{} for _ in walk.batches]
 
     def calls(self, stop: Any, count: int, number: int) -> list[LayerCall]:
@@ -283,9 +283,11 @@ class GraphStream:
         entries = self._walk.shelf.entries(values)
 
         def run(inputs: list[Any], operation_call: OperationCall) -> None:
-            if self._positions[number] == 0:
+            start = self._positions[number]
+            if start is None:
+                start = 0
                 values.update(self._walk.values_of_inputs(inputs))
-            for position in range(self._positions[number], first):
+            for position in range(start, first):
                 self._walk.run_step(position, values, operation_call)
             self._positions[number] = first
             function(values, operation_call)

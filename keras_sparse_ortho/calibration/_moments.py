@@ -109,12 +109,12 @@ class GramStop:
         self._solve(used, held)
 
     def _moments(self, x: np.ndarray, y: np.ndarray | None, chosen: np.ndarray | None) -> Moments:
-        rows = self._rows(x, chosen).astype(np.float64)
+        rows = self._rows(x, chosen)
         columns = np.swapaxes(rows, -1, -2)
         gram = columns @ rows
         if y is None:
             return Moments(gram, 0.0, rows.shape[1])
-        missed = self._rows(y, chosen).astype(np.float64) - rows
+        missed = self._rows(y, chosen) - rows
         return Moments(gram, columns @ missed, rows.shape[1])
 
     def _chosen(self, x: np.ndarray) -> np.ndarray | None:

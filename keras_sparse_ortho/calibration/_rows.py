@@ -18,7 +18,7 @@ _DIGITS = 4
 
 
 class Rows(Protocol):
-    """From a layer's inputs to the rows that its kernel multiplies, `(M, rows, k)`.
+    """From a layer's inputs to the rows that its kernel multiplies, float64 `(M, rows, k)`.
 
     `k` is taps times inputs of one matrix, and `M` batch times parts of the canonical shape, or 1
     where all matrices multiply the same rows.
@@ -102,7 +102,7 @@ class _LastAxis(_AllRows):
     """The inputs of a dense layer: their last axis is summed."""
 
     def __call__(self, x: np.ndarray, chosen: np.ndarray | None = None) -> np.ndarray:
-        return x.reshape(1, -1, x.shape[-1])
+        return x.astype(np.float64).reshape(1, -1, x.shape[-1])
 
 
 class _EinsumDense(_AllRows):
@@ -117,7 +117,7 @@ class _EinsumDense(_AllRows):
         summed = [name for name in kernel if name in data and name not in output]
         free = [name for name in data if name in output and name not in kernel]
         order = [data.index(name) for name in (*batch, *free, *summed)]
-        ordered = np.einsum(x, range(x.ndim), order)
+        ordered = np.einsum(x.astype(np.float64), range(x.ndim), order)
         matrices = ordered.shape[: len(batch)]
         inputs = ordered.shape[ordered.ndim - len(summed) :]
         return ordered.reshape(math.prod(matrices), -1, math.prod(inputs))
@@ -143,7 +143,8 @@ class _Convolution:
             patches = flat[np.arange(samples)[:, None, None], inputs[chosen]]
         groups = self._groups(channels)
         by_group = patches.reshape(-1, inputs.shape[1], groups, channels // groups)
-        return np.moveaxis(by_group, 2, 0).reshape(groups, len(by_group), -1)
+        rows = np.moveaxis(by_group.astype(np.float64), 2, 0)
+        return rows.reshape(groups, len(by_group), -1)
 
     def positions(self, x: np.ndarray) -> int | None:
         return len(self._inputs_of_taps(self._channels_last(x[:1])))

@@ -73,9 +73,8 @@ def composite():
 def with_masks():
     inputs = keras.Input((6,), dtype="int32")
     x = L.Embedding(9, 4, mask_zero=True, name="words")(inputs)
-    inner = keras.Input((6, 4))
-    nested = keras.Model(inner, L.GRU(4, return_sequences=True, name="gru")(inner), name="nested")
-    return keras.Model(inputs, L.Dense(3, name="head")(L.LSTM(3, name="lstm")(nested(x))))
+    x = L.Dense(4, name="middle")(L.GRU(4, return_sequences=True, name="gru")(x))
+    return keras.Model(inputs, L.Dense(3, name="head")(L.LSTM(3, name="lstm")(x)))
 
 
 def of_a_dictionary():
