@@ -6,7 +6,6 @@ from keras_sparse_ortho.calibration._layerwise import (
     CALIBRATED,
     Recipe,
     calibration_batches,
-    canonical_shape,
     measurable,
     other_density,
     prune_layers,
@@ -14,6 +13,7 @@ from keras_sparse_ortho.calibration._layerwise import (
 from keras_sparse_ortho.calibration._output_errors import OutputErrors
 from keras_sparse_ortho.calibration._readers import ReaderMoments
 from keras_sparse_ortho.calibration._restore_statistics import restore_statistics
+from keras_sparse_ortho.calibration._rows import canonical_shape
 from keras_sparse_ortho.calibration._shares import Sensitivity, densities_around, measured_errors
 from keras_sparse_ortho.calibration._width_search import Costs
 from keras_sparse_ortho.calibration._width_table import WidthTable, checked_widths

@@ -1,13 +1,11 @@
 """Trained kernels pruned or refitted layer by layer, on the inputs that calibration data give."""
 
-import collections
 import contextlib
 import dataclasses
 import functools
-import itertools
 import math
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -15,24 +13,25 @@ import numpy as np
 
 from keras_sparse_ortho._checked_data import check_inputs, warn_of_few_rows, warn_of_weights
 from keras_sparse_ortho._data import first_batches, is_batched, samples
-from keras_sparse_ortho._interception import Enough, observe
 from keras_sparse_ortho._keras_internals import (
     VariableOverrides,
     from_zero_states,
     warn_user,
 )
 from keras_sparse_ortho._values import (
-    is_traced,
     placed,
     without_gradients,
 )
 from keras_sparse_ortho.calibration._channels import Channels
+from keras_sparse_ortho.calibration._moments import Moments, samples_in, stop_of
+from keras_sparse_ortho.calibration._patterns import Blocks, Entries, Pattern
 from keras_sparse_ortho.calibration._resume import SavedKernels
-from keras_sparse_ortho.calibration._rows import Moments, as_matrices, from_matrices, stop_of
-from keras_sparse_ortho.calibration._solve import Blocks, Entries, Pattern, obs, refit, wanda
+from keras_sparse_ortho.calibration._rows import as_matrices, canonical_shape, from_matrices
+from keras_sparse_ortho.calibration._solve import obs, refit, wanda
+from keras_sparse_ortho.calibration._sweep import CallWalk, sweep
 from keras_sparse_ortho.errors import BudgetError, LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw, Draw, PackedDraw
-from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight
+from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import Block, NByM, depthwise_outputs
 
 CALIBRATED = ("obs", "wanda")
@@ -74,7 +73,7 @@ class Recipe:
         else:
             scores = np.abs(kernel)
             if self.score == "wanda":
-                scores = wanda(kernel, sum(moments, Moments()).gram)
+                scores = wanda(kernel, sum(moments, Moments()))
             elif self.scores is not None:
                 scores = as_matrices(self.scores[weight.path], weight.layout)
             mask = self.pattern(weight).largest(scores, self._count(weight))
@@ -151,17 +150,14 @@ def other_density(name: str, now: int, then: int, size: int) -> list[str]:
     return [f"{name} has the density {now / size:.4g} instead of {then / size:.4g}"] * far
 
 
-def canonical_shape(weight: PrunableWeight) -> tuple[int, ...]:
-    return (weight.layout or KernelLayout.convolution()).canonical_shape(weight.shape)
-
-
 def measurable(
     model: Any, weights: Sequence[PrunableWeight], batches: Sequence[Any], *, given: bool = False
 ) -> list[PrunableWeight]:
     """The measurable kernels that the first batch reaches; warns of others, or refuses `given`."""
     stops = {w.path: stop for w in weights if (stop := stop_of(model, w, lambda *_: None))}
     with from_zero_states(model), without_gradients():
-        reached = {stop.path for stop in _calls(model, batches[0], list(stops.values()))}
+        counts = CallWalk(model, batches[:1]).count_calls([*stops.values()], contextlib.nullcontext)
+    reached = {stop.path for stop in counts}
     found = [weight for weight in weights if weight.path in reached]
     names = ", ".join(f"{weight.path!r}" for weight in weights if weight not in found)
     if names and (given or not found):
@@ -215,8 +211,9 @@ def prune_layers(
     if resume is not None:
         saved = SavedKernels(resume, model, batches, recipe.settings(), recipe.arrays())
     stops: list[Any] = []
+    samples = samples_in(batches)
     for weight in weights:
-        stop = stop_of(model, weight, functools.partial(solve, weight))
+        stop = stop_of(model, weight, functools.partial(solve, weight), samples)
         if saved is not None and saved.has(weight):
             take(weight, *saved.load(weight))
         elif stop is not None:
@@ -244,82 +241,3 @@ def calibration_batches(model: Any, data: Any) -> list[Any]:
     warn_of_few_rows(taken)
     warn_of_weights(taken)
     return [keras.tree.map_structure(keras.ops.convert_to_tensor, x) for x, _, _ in taken]
-
-
-def sweep(
-    model: Any,
-    batches: Sequence[Any],
-    stops: Sequence[Any],
-    verbose: int = 0,
-    changed: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
-    *,
-    with_reference: bool = False,
-) -> list[Any]:
-    """Finishes stop after stop, in the order of calls; returns stops that no call reaches.
-
-    For each stop every batch goes through the model up to the layer's last call, so memory is that
-    of one batch.
-
-    Args:
-        model: Model.
-        batches: list of its inputs.
-        stops: list of objects with a `layer` and its `path`. `add(inputs, reference, **options)`
-            takes the inputs of one call, those in the model as given, and other arguments.
-            `finish()` may change values.
-        verbose: As for `fit`.
-        changed: callable. Inside `changed()` the model has the values that stops gave it.
-        with_reference: bool. Whether `add` gets a `reference`, or `None`.
-    """
-    progress = keras.utils.Progbar(len(stops), verbose=verbose)
-    with from_zero_states(model), without_gradients():
-        with changed():
-            order = _calls(model, batches[0], stops)
-        for done, (stop, calls) in enumerate(order.items(), 1):
-            for batch in batches:
-                references: Any = itertools.repeat((None, None))
-                if with_reference:
-                    references = _inputs(model, batch, stop, calls)
-                with changed():
-                    reached = _inputs(model, batch, stop, calls)
-                    for (inputs, options), (reference, _) in zip(reached, references, strict=False):
-                        stop.add(inputs, reference, **options)
-            stop.finish()
-            progress.update(done)
-    return [stop for stop in stops if stop not in order]
-
-
-def _calls(model: Any, batch: Any, stops: Sequence[Any]) -> dict[Any, int]:
-    """How often each stop's layer is called, in the order of first calls."""
-    reached: collections.Counter[Any] = collections.Counter()
-
-    def count(layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not is_traced(args[0] if args else kwargs["inputs"]):
-            reached.update(stop for stop in stops if stop.layer is layer)
-        return call(*args, **kwargs)
-
-    with observe((stop.layer for stop in stops), count):
-        model(batch, training=False)
-    return reached
-
-
-def _inputs(model: Any, batch: Any, stop: Any, calls: int) -> list[tuple[Any, dict[str, Any]]]:
-    """The first argument of each call of a layer for a batch, and the others."""
-    reached: list[tuple[Any, dict[str, Any]]] = []
-
-    def reach(layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        inputs = args[0] if args else kwargs["inputs"]
-        if not is_traced(inputs):
-            reached.append((inputs, {k: v for k, v in kwargs.items() if k != "inputs"}))
-            if len(reached) == calls:
-                raise Enough
-        return call(*args, **kwargs)
-
-    with observe([stop.layer], reach):
-        model(batch, training=False)
-    if not reached:
-        raise NotPrunableError(
-            f"Every calibration batch must reach {stop.path!r} after the layers before it have "
-            "been changed, too; `exclude` layers that depend on the data. Received: the end of "
-            "the model"
-        )
-    return reached

@@ -11,7 +11,8 @@ from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._data import samples
 from keras_sparse_ortho._keras_internals import from_zero_states, warn_user
 from keras_sparse_ortho._values import assign, to_numpy, without_gradients
-from keras_sparse_ortho.calibration._layerwise import calibration_batches, sweep
+from keras_sparse_ortho.calibration._layerwise import calibration_batches
+from keras_sparse_ortho.calibration._sweep import sweep
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.models import check_built, origin_of

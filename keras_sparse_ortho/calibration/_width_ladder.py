@@ -29,7 +29,7 @@ def ladder_of(group: ChannelGroup, multiple_of: int) -> list[int]:
         units = max(group.steps // _NARROW_STEPS, 1)
         step = group.unit * units
     narrowest = step * math.ceil(_LEAST_SHARE * group.width / step)
-    shares = np.arange(narrowest, group.width, step)
+    shares: np.ndarray = np.arange(narrowest, group.width, step)
     if len(shares) > _RUNGS:
         shares = np.geomspace(narrowest, group.width, _RUNGS)
     widths = {group.width}

@@ -8,7 +8,7 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.calibration import _layerwise, _solve
-from keras_sparse_ortho.calibration._rows import Moments
+from keras_sparse_ortho.calibration._moments import Moments
 from keras_sparse_ortho.errors import BudgetError, NotPrunableError
 from tests.helpers import array, assert_same, classifier_loss
 from tests.pruning.checks import assert_equal_kernels
