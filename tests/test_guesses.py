@@ -14,7 +14,7 @@ pytestmark = pytest.mark.core
 
 
 def rooms():
-    found = [getattr(kso, name) for name in dir(kso) if name not in ("export", "tfmot")]
+    found = [getattr(kso, name) for name in dir(kso) if name not in ("export", "shrinking", "tfmot")]
     return [kso, *filter(inspect.ismodule, found)]
 
 

@@ -79,10 +79,7 @@ class Mutant:
         inside = [place for place in places if place.room == room]
         if name:
             inside = named(package, inside, name) or named(package, places, name)
-        words = re.findall(r"\w+|[^\w\s]", self.find)
-        pattern = r"\s*".join(
-            rf"\b{word}\b" if word.isidentifier() else re.escape(word) for word in words
-        )
+        pattern = r"\s*".join(map(_pattern_of, re.findall(r"\w+|[^\w\s]", self.find)))
         found = [
             Place(place.file, *match.span())
             for place in inside or places
@@ -111,6 +108,15 @@ class Mutant:
         if same:
             raise BrokenMutantError("it changes nothing")
         path.write_text(after, encoding="utf-8")
+
+
+def _pattern_of(token: str) -> str:
+    """A regular expression for a token; the formatter may have put a comma before a bracket."""
+    if token.isidentifier():
+        return rf"\b{token}\b"
+    if token in ")]}":
+        return rf"(?:,\s*)?{re.escape(token)}"
+    return re.escape(token)
 
 
 def code_of(file: Path) -> str:
