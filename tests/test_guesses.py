@@ -14,7 +14,8 @@ pytestmark = pytest.mark.core
 
 
 def rooms():
-    found = [getattr(kso, name) for name in dir(kso) if name not in ("export", "shrinking", "tfmot")]
+    later = ("export", "shrinking", "tfmot")
+    found = [getattr(kso, name) for name in dir(kso) if name not in later]
     return [kso, *filter(inspect.ismodule, found)]
 
 

@@ -60,14 +60,14 @@ class Search:
 
     Args:
         model: The dense model, without wrappers.
-        examples: Those that judge, and those that train.
+        examples: The examples that judge and that train.
         folder: Path. Where files are made.
         packed: bool. Whether sizes are under gzip.
         say: Steps. Logs what is done, and knows how long the call has taken.
         seconds: float. How long the call may take.
         max_drop: float. The largest loss of a good file.
         seed: int. Decides the order of training.
-        prefer: str. What a smaller network is for: `"bytes"`, `"ms"` or `"both"`.
+        prefer: str. The measure that narrower networks save: `"bytes"`, `"ms"` or `"both"`.
     """
 
     def __init__(
@@ -470,7 +470,7 @@ def _cost_of(table: WidthTable, prefer: str) -> Costs:
 
 
 def _between(too_small: float, small_enough: float) -> float:
-    """The next share of the cost: a half first, then between those that are known."""
+    """The next share of the cost: a half first, then between known ones."""
     if small_enough == 1.0 and too_small == 0.0:
         return _FIRST_SHARE
     if small_enough <= _FIRST_SHARE:

@@ -67,8 +67,8 @@ def shrink(
             as a dense file took. With 0, dense files alone.
         metric: `"expected accuracy"` or `"agreement"`, for classes; `"closeness"`; or a function
             of wanted and given outputs that scores each example between 0 and 1, the best.
-        prefer: str. What decides among the files within the limits: `"bytes"`; `"ms"`; or `"both"`,
-            their product, among files that are not slower than a dense int8 one.
+        prefer: str. The measure that decides among files within the limits: `"bytes"`; `"ms"`; or
+            `"both"`, their product, among files that are not slower than a dense int8 one.
         seed: int. Decides which examples judge, and the order of training.
         verbose: bool or `"auto"`. Whether to log steps to standard error; "auto": in a terminal.
 

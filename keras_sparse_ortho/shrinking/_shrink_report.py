@@ -94,7 +94,7 @@ class ShrinkReport(Answering):
         rows: int. Held examples, which no file was made with.
         dense: Score of the dense Keras model.
         max_drop: The most that the score of `taken` was to lose.
-        untried: What the time did not allow.
+        untried: Trials for which there was no time.
     """
 
     path: str
