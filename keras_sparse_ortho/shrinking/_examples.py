@@ -1,4 +1,4 @@
-"""The user's examples in two parts: those that judge files, and those that files are made with."""
+"""The user's examples in two parts: one judges files, the other makes them."""
 
 import time
 from typing import Any
@@ -35,7 +35,7 @@ class Examples:
     Attributes:
         held: Inputs that judge.
         count: int. How many judge.
-        calibration: Inputs for statistics and ranges: the first of those that train.
+        calibration: Inputs for statistics and ranges: the first training ones.
         judge: Judge. Scores outputs on `held`.
         logits: For each output the function from logits to it, as `distill` wants it.
         seconds_each: float. A forward pass of one example, in seconds.
@@ -106,7 +106,7 @@ class Examples:
 
         Args:
             seconds: float. The time it took.
-            training: dict. What `to_train` gave for it.
+            training: dict. The arguments from `to_train`.
         """
         (inputs,) = training["data"]
         passes = training["epochs"] * len(keras.tree.flatten(inputs)[0])

@@ -73,7 +73,7 @@ NO_SCORE = Score(math.nan, math.nan, math.nan)
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What a file is worth on the held examples.
+    """The worth of a file on the held examples.
 
     Attributes:
         score: The mean over the outputs of the model.
