@@ -67,7 +67,7 @@ NAMES = {
     "sparsify_": "sparsify",
     "SemiSparseWeightConfig": '"2:4"',
     "Int8WeightOnlyConfig": "mode='int8'",
-    "DependencyGraph": "Channels()",
+    "DependencyGraph": "narrow(model",
     # neural-compressor, llm-compressor
     "WeightPruningConfig": "callbacks.UpdateMasks()",
     "PostTrainingQuantConfig": "mode='int8'",
