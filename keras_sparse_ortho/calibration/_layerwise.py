@@ -69,7 +69,12 @@ class Recipe:
         if self.masks is not None:
             mask = as_matrices(self.masks[weight.path], weight.layout)
         elif self.score == "obs":
-            kernel, mask = obs(kernel, self._count(weight), self.pattern(weight), *moments)
+            kernel, mask = obs(
+                kernel,
+                self._count(weight),
+                self.pattern(weight),
+                *moments,
+            )
         else:
             scores = np.abs(kernel)
             if self.score == "wanda":
@@ -82,7 +87,12 @@ class Recipe:
         value, mask = (from_matrices(x, weight.shape, weight.layout) for x in (kernel, mask))
         return value, mask
 
-    def draw(self, weight: PrunableWeight, value: np.ndarray, mask: np.ndarray) -> AnyDraw:
+    def draw(
+        self,
+        weight: PrunableWeight,
+        value: np.ndarray,
+        mask: np.ndarray,
+    ) -> AnyDraw:
         block = self.blocks.get(weight.path)
         if block is None:
             return PackedDraw.of(value, mask, None)
@@ -112,7 +122,12 @@ class Recipe:
                 raise LayoutError(f"The weight {weight.path!r} does not fit: {error}") from None
             assert self.counts is not None
             now, then = self._count(weight), self.counts[weight.path]
-            missed += other_density(f"{weight.path!r}", now, then, weight.size)
+            missed += other_density(
+                f"{weight.path!r}",
+                now,
+                then,
+                weight.size,
+            )
             if isinstance(self.structure, NByM) and now > self.structure.most(shape):
                 raise BudgetError(
                     f"{self.structure} allows at most {self.structure.most(shape)} live entries "
@@ -144,14 +159,23 @@ class Recipe:
         return (*most, times, inputs // times, outputs) if times > 1 else (*most, inputs, outputs)
 
 
-def other_density(name: str, now: int, then: int, size: int) -> list[str]:
+def other_density(
+    name: str,
+    now: int,
+    then: int,
+    size: int,
+) -> list[str]:
     """A warning's text for a density that is off by more than a tenth; else nothing."""
     far = abs(now - then) > 0.1 * then
     return [f"{name} has the density {now / size:.4g} instead of {then / size:.4g}"] * far
 
 
 def measurable(
-    model: Any, weights: Sequence[PrunableWeight], batches: Sequence[Any], *, given: bool = False
+    model: Any,
+    weights: Sequence[PrunableWeight],
+    batches: Sequence[Any],
+    *,
+    given: bool = False,
 ) -> list[PrunableWeight]:
     """The measurable kernels that the first batch reaches; warns of others, or refuses `given`."""
     stops = {w.path: stop for w in weights if (stop := stop_of(model, w, lambda *_: None))}
@@ -188,7 +212,11 @@ def prune_layers(
     draws: dict[str, AnyDraw] = {}
     pruned: list[tuple[Any, Any]] = []  # variables and their new values
 
-    def take(weight: PrunableWeight, value: np.ndarray, mask: np.ndarray) -> None:
+    def take(
+        weight: PrunableWeight,
+        value: np.ndarray,
+        mask: np.ndarray,
+    ) -> None:
         value = np.where(mask, value, 0).astype(weight.raw_value(copy=False).dtype)
         draws[weight.path] = recipe.draw(weight, value, mask)
         if batches is not None:
@@ -209,16 +237,34 @@ def prune_layers(
         return draws
     saved = None
     if resume is not None:
-        saved = SavedKernels(resume, model, batches, recipe.settings(), recipe.arrays())
+        saved = SavedKernels(
+            resume,
+            model,
+            batches,
+            recipe.settings(),
+            recipe.arrays(),
+        )
     stops: list[Any] = []
     samples = samples_in(batches)
     for weight in weights:
-        stop = stop_of(model, weight, functools.partial(solve, weight), samples)
+        stop = stop_of(
+            model,
+            weight,
+            functools.partial(solve, weight),
+            samples,
+        )
         if saved is not None and saved.has(weight):
             take(weight, *saved.load(weight))
         elif stop is not None:
             stops.append(stop)
-    sweep(model, batches, stops, verbose, as_pruned, with_reference=recipe.score == "obs")
+    sweep(
+        model,
+        batches,
+        stops,
+        verbose,
+        as_pruned,
+        with_reference=recipe.score == "obs",
+    )
     left = [weight for weight in weights if weight.path not in draws]
     for weight in left:
         take(weight, *recipe.solved(weight))
@@ -228,11 +274,17 @@ def prune_layers(
     return draws
 
 
-def calibration_batches(model: Any, data: Any) -> list[Any]:
+def calibration_batches(
+    model: Any,
+    data: Any,
+) -> list[Any]:
     """The inputs of calibration data: arrays in batches of 64 rows, else the first 64 batches."""
     batched = is_batched(data)
     taken = first_batches(
-        data, batch_size=_ROWS, batches=_MOST_BATCHES if batched else None, shuffle=False
+        data,
+        batch_size=_ROWS,
+        batches=_MOST_BATCHES if batched else None,
+        shuffle=False,
     )
     first_row = 0
     for batch in taken:

@@ -24,7 +24,11 @@ class Rows(Protocol):
     where all matrices multiply the same rows.
     """
 
-    def __call__(self, x: np.ndarray, chosen: np.ndarray | None = None) -> np.ndarray:
+    def __call__(
+        self,
+        x: np.ndarray,
+        chosen: np.ndarray | None = None,
+    ) -> np.ndarray:
         """Returns the rows at all positions, or at chosen ones.
 
         Args:
@@ -39,7 +43,10 @@ class Rows(Protocol):
         """How many entries of rows there are for an entry of the inputs, at most."""
 
 
-def rows_of(layer: Any, kernel: str) -> Rows | None:
+def rows_of(
+    layer: Any,
+    kernel: str,
+) -> Rows | None:
     """The rows of a kernel of a plain layer; `None` if it is unknown how it is applied.
 
     Args:
@@ -65,7 +72,10 @@ def canonical_shape(weight: PrunableWeight) -> tuple[int, ...]:
     return (weight.layout or KernelLayout.convolution()).canonical_shape(weight.shape)
 
 
-def as_matrices(kernel: np.ndarray, layout: KernelLayout | None) -> np.ndarray:
+def as_matrices(
+    kernel: np.ndarray,
+    layout: KernelLayout | None,
+) -> np.ndarray:
     """A kernel as `(batch * parts, taps * inputs, outputs)`."""
     canonical = (layout or KernelLayout.convolution()).to_canonical(kernel)
     batch, parts, *taps, inputs, outputs = canonical.shape
@@ -73,14 +83,19 @@ def as_matrices(kernel: np.ndarray, layout: KernelLayout | None) -> np.ndarray:
 
 
 def from_matrices(
-    matrices: np.ndarray, shape: tuple[int, ...], layout: KernelLayout | None
+    matrices: np.ndarray,
+    shape: tuple[int, ...],
+    layout: KernelLayout | None,
 ) -> np.ndarray:
     """The kernel of a shape that `as_matrices` gives these matrices for."""
     layout = layout or KernelLayout.convolution()
     return layout.from_canonical(matrices.reshape(layout.canonical_shape(shape)), shape)
 
 
-def _has_other_call(layer: Any, kind: type) -> bool:
+def _has_other_call(
+    layer: Any,
+    kind: type,
+) -> bool:
     """Whether a class derived from Keras' own computes its outputs in another way."""
     for name in ("call", "convolution_op"):
         if getattr(type(layer), name, None) is not getattr(kind, name, None):
@@ -101,7 +116,11 @@ class _AllRows:
 class _LastAxis(_AllRows):
     """The inputs of a dense layer: their last axis is summed."""
 
-    def __call__(self, x: np.ndarray, chosen: np.ndarray | None = None) -> np.ndarray:
+    def __call__(
+        self,
+        x: np.ndarray,
+        chosen: np.ndarray | None = None,
+    ) -> np.ndarray:
         return x.astype(np.float64).reshape(1, -1, x.shape[-1])
 
 
@@ -111,7 +130,11 @@ class _EinsumDense(_AllRows):
     def __init__(self, layer: Any) -> None:
         self._equation = layer.equation
 
-    def __call__(self, x: np.ndarray, chosen: np.ndarray | None = None) -> np.ndarray:
+    def __call__(
+        self,
+        x: np.ndarray,
+        chosen: np.ndarray | None = None,
+    ) -> np.ndarray:
         data, kernel, output = einsum_axes(self._equation, x.ndim)
         batch = [name for name in kernel if name in data and name in output]
         summed = [name for name in kernel if name in data and name not in output]
@@ -130,7 +153,11 @@ class _Convolution:
         self._layer = layer
         self._inputs_by_sizes: dict[tuple[int, ...], np.ndarray] = {}
 
-    def __call__(self, x: np.ndarray, chosen: np.ndarray | None = None) -> np.ndarray:
+    def __call__(
+        self,
+        x: np.ndarray,
+        chosen: np.ndarray | None = None,
+    ) -> np.ndarray:
         x = self._channels_last(x)
         samples = len(x)
         channels = x.shape[-1]
@@ -142,7 +169,12 @@ class _Convolution:
         else:
             patches = flat[np.arange(samples)[:, None, None], inputs[chosen]]
         groups = self._groups(channels)
-        by_group = patches.reshape(-1, inputs.shape[1], groups, channels // groups)
+        by_group = patches.reshape(
+            -1,
+            inputs.shape[1],
+            groups,
+            channels // groups,
+        )
         rows = np.moveaxis(by_group.astype(np.float64), 2, 0)
         return rows.reshape(groups, len(by_group), -1)
 
@@ -177,7 +209,10 @@ class _Convolution:
         return self._inputs_by_sizes[sizes]
 
 
-def _inputs_of_taps(layer: Any, sizes: tuple[int, ...]) -> np.ndarray:
+def _inputs_of_taps(
+    layer: Any,
+    sizes: tuple[int, ...],
+) -> np.ndarray:
     """The numbers of inputs, moved by a convolution with a channel for each tap."""
     numbers = np.arange(1, math.prod(sizes) + 1)
     digits = [numbers // _DIGIT**power % _DIGIT for power in range(_DIGITS)]
@@ -204,7 +239,11 @@ def _inputs_of_taps(layer: Any, sizes: tuple[int, ...]) -> np.ndarray:
 class _Pointwise(_Convolution):
     """The output of the depthwise part of a separable convolution at each position."""
 
-    def __call__(self, x: np.ndarray, chosen: np.ndarray | None = None) -> np.ndarray:
+    def __call__(
+        self,
+        x: np.ndarray,
+        chosen: np.ndarray | None = None,
+    ) -> np.ndarray:
         kernel = to_numpy(self._layer.depthwise_kernel).astype(np.float64)
         matrices = as_matrices(kernel, KernelLayout.depthwise())
         by_channel = super().__call__(x, chosen) @ matrices
