@@ -453,8 +453,8 @@ def _refit(
 ) -> Array:
     """Conjugate gradients for all columns at once, until preconditioned residuals are small.
 
-    Iterations in float32 take half of the time. They solve for what residuals in float64 leave, so
-    the tolerance is that of float64.
+    Iterations in float32 take half of the time. Residuals are computed in float64, so the tolerance
+    is that of float64.
     """
     target = live * (normal @ full)
     scale = 1.0 / np.diagonal(normal, axis1=-2, axis2=-1)[..., None]
