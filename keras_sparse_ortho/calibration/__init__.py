@@ -3,17 +3,15 @@
 from keras_sparse_ortho.calibration._channels import Channels
 from keras_sparse_ortho.calibration._elimination import refitted_without
 from keras_sparse_ortho.calibration._layerwise import (
-    CALIBRATED,
-    Recipe,
     calibration_batches,
-    canonical_shape,
     measurable,
-    other_density,
     prune_layers,
 )
 from keras_sparse_ortho.calibration._output_errors import OutputErrors
 from keras_sparse_ortho.calibration._readers import ReaderMoments
+from keras_sparse_ortho.calibration._recipe import CALIBRATED, Recipe, other_density
 from keras_sparse_ortho.calibration._restore_statistics import restore_statistics
+from keras_sparse_ortho.calibration._rows import canonical_shape
 from keras_sparse_ortho.calibration._shares import Sensitivity, densities_around, measured_errors
 from keras_sparse_ortho.calibration._width_search import Costs
 from keras_sparse_ortho.calibration._width_table import WidthTable, checked_widths

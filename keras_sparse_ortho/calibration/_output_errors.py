@@ -8,7 +8,7 @@ import numpy as np
 
 from keras_sparse_ortho._keras_internals import VariableOverrides, from_zero_states
 from keras_sparse_ortho._values import to_numpy, without_gradients
-from keras_sparse_ortho.calibration._rows import HOLD_OUT
+from keras_sparse_ortho.calibration._moments import HOLD_OUT
 from keras_sparse_ortho.models import OutputKind
 
 _UNDERFLOW = 1e-30  # a probability whose logarithm float32 still knows

@@ -10,8 +10,9 @@ import numpy as np
 
 from keras_sparse_ortho._keras_internals import warn_user
 from keras_sparse_ortho._values import placed
-from keras_sparse_ortho.calibration._layerwise import canonical_shape, sweep
-from keras_sparse_ortho.calibration._rows import Moments, as_matrices, from_matrices, stop_of
+from keras_sparse_ortho.calibration._moments import Moments, stop_of
+from keras_sparse_ortho.calibration._rows import as_matrices, canonical_shape, from_matrices
+from keras_sparse_ortho.calibration._sweep import sweep
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.models import ChannelGroup, prunable_weights

@@ -11,7 +11,8 @@ from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._data import samples
 from keras_sparse_ortho._keras_internals import from_zero_states, warn_user
 from keras_sparse_ortho._values import assign, to_numpy, without_gradients
-from keras_sparse_ortho.calibration._layerwise import calibration_batches, sweep
+from keras_sparse_ortho.calibration._layerwise import calibration_batches
+from keras_sparse_ortho.calibration._sweep import sweep
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.models import check_built, origin_of
@@ -107,8 +108,19 @@ def restore_statistics(
         if pairs:
             wanted = _outputs(made_from, held)
             distance = _distance(_outputs(model, held), wanted)
-            _measure_references(made_from, pairs, used, stops, verbose)
-        missed = sweep(model, used, stops, verbose)
+            _measure_references(
+                made_from,
+                pairs,
+                used,
+                stops,
+                verbose,
+            )
+        missed = sweep(
+            model,
+            used,
+            stops,
+            verbose,
+        )
         paths = [stop.path for stop in stops if stop not in missed and stop.is_set]
         if pairs and not _distance(_outputs(model, held), wanted) <= distance:
             _put_back(variables, before)
@@ -119,7 +131,10 @@ def restore_statistics(
     return paths
 
 
-def _put_back(variables: Sequence[Any], values: Sequence[np.ndarray]) -> None:
+def _put_back(
+    variables: Sequence[Any],
+    values: Sequence[np.ndarray],
+) -> None:
     for variable, value in zip(variables, values, strict=True):
         assign(variable, value)
 
@@ -140,7 +155,11 @@ def _is_fresh(layer: Any) -> bool:
     return bool(np.all(mean == 0.0) and np.all(variance == 1.0))
 
 
-def _references(model: Any, reference: Any, layers: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _references(
+    model: Any,
+    reference: Any,
+    layers: dict[str, Any],
+) -> tuple[Any, dict[str, Any]]:
     """The model before pruning, and its layers of the same paths and channels.
 
     Args:
@@ -179,7 +198,10 @@ def _warn_of_lone_layers(paths: Sequence[str]) -> None:
         )
 
 
-def _split(model: Any, batches: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def _split(
+    model: Any,
+    batches: Sequence[Any],
+) -> tuple[list[Any], list[Any]]:
     """Batches of the rows to measure on, and of one row in four, to judge by."""
     inputs = keras.tree.flatten(getattr(model, "inputs", None) or [])
     has_fixed_batches = any(tensor.shape[0] is not None for tensor in inputs)
@@ -198,11 +220,17 @@ def _split(model: Any, batches: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     return used, held
 
 
-def _taken(x: Any, rows: np.ndarray) -> Any:
+def _taken(
+    x: Any,
+    rows: np.ndarray,
+) -> Any:
     return keras.tree.map_structure(lambda array: keras.ops.take(array, rows, axis=0), x)
 
 
-def _outputs(model: Any, batches: Sequence[Any]) -> list[np.ndarray]:
+def _outputs(
+    model: Any,
+    batches: Sequence[Any],
+) -> list[np.ndarray]:
     """Each floating-point output of a model, flattened, on all batches."""
     answers = []
     with from_zero_states(model), without_gradients():
@@ -214,7 +242,10 @@ def _outputs(model: Any, batches: Sequence[Any]) -> list[np.ndarray]:
     ]
 
 
-def _distance(outputs: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float:
+def _distance(
+    outputs: Sequence[np.ndarray],
+    wanted: Sequence[np.ndarray],
+) -> float:
     """The squared error of the outputs, of each relative to its variance; infinity for NaN."""
     distance = 0.0
     for given, target in zip(outputs, wanted, strict=True):
@@ -232,7 +263,12 @@ def _measure_references(
 ) -> None:
     """Gives each stop the moments of its layer's twin in the model before pruning."""
     twins = [_MomentStop(layer, path) for path, layer in layers.items()]
-    missed = sweep(reference, batches, twins, verbose)
+    missed = sweep(
+        reference,
+        batches,
+        twins,
+        verbose,
+    )
     moments = {twin.path: twin.moments() for twin in twins if twin not in missed}
     for stop in stops:
         if stop.path in layers:
@@ -251,7 +287,11 @@ class _Moments:
 class _MomentStop:
     """Sums the inputs of a layer and their squares, relative to the first row."""
 
-    def __init__(self, layer: Any, path: str) -> None:
+    def __init__(
+        self,
+        layer: Any,
+        path: str,
+    ) -> None:
         self.layer, self.path = layer, path
         self._count = 0
         self._start: Any = 0.0
@@ -307,7 +347,11 @@ class _RestoringStop(_MomentStop):
         self.is_set = True
 
 
-def _moved(twin: Any, before: _Moments, after: _Moments) -> _Moments:
+def _moved(
+    twin: Any,
+    before: _Moments,
+    after: _Moments,
+) -> _Moments:
     """The trained statistics, moved as pruning moved the moments on the rows.
 
     Args:
