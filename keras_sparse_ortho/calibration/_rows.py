@@ -53,12 +53,14 @@ def rows_of(
         layer: Layer or cell that owns the kernel.
         kernel: str. The last part of the kernel's path.
     """
-    for kinds, rows_by_name in _KINDS.items():
+    for kinds, rows_by_kernel in _KINDS.items():
         for kind in kinds:
-            if isinstance(layer, kind):
-                if kernel not in rows_by_name or _has_other_call(layer, kind):
-                    return None
-                return rows_by_name[kernel](layer)
+            if not isinstance(layer, kind):
+                continue
+            make = rows_by_kernel.get(kernel)
+            if make is None or _has_other_call(layer, kind):
+                return None
+            return make(layer)
     return None
 
 
@@ -69,7 +71,8 @@ def is_cell(layer: Any) -> bool:
 
 def canonical_shape(weight: PrunableWeight) -> tuple[int, ...]:
     """`(batch, parts, *taps, inputs, outputs)`."""
-    return (weight.layout or KernelLayout.convolution()).canonical_shape(weight.shape)
+    layout = weight.layout or KernelLayout.convolution()
+    return layout.canonical_shape(weight.shape)
 
 
 def as_matrices(
@@ -77,7 +80,8 @@ def as_matrices(
     layout: KernelLayout | None,
 ) -> np.ndarray:
     """A kernel as `(batch * parts, taps * inputs, outputs)`."""
-    canonical = (layout or KernelLayout.convolution()).to_canonical(kernel)
+    layout = layout or KernelLayout.convolution()
+    canonical = layout.to_canonical(kernel)
     batch, parts, *taps, inputs, outputs = canonical.shape
     return canonical.reshape(batch * parts, math.prod(taps) * inputs, outputs)
 
@@ -98,7 +102,8 @@ def _has_other_call(
 ) -> bool:
     """Whether a class derived from Keras' own computes its outputs in another way."""
     for name in ("call", "convolution_op"):
-        if getattr(type(layer), name, None) is not getattr(kind, name, None):
+        method = getattr(type(layer), name, None)
+        if method is not getattr(kind, name, None):
             return True
     return False
 
@@ -163,11 +168,13 @@ class _Convolution:
         channels = x.shape[-1]
         inputs = self._inputs_of_taps(x)
         # Input 0 is a zero of the padding.
-        flat = np.pad(x.reshape(samples, -1, channels), ((0, 0), (1, 0), (0, 0)))
+        flat = x.reshape(samples, -1, channels)
+        flat = np.pad(flat, ((0, 0), (1, 0), (0, 0)))
         if chosen is None:
             patches = flat[:, inputs]
         else:
-            patches = flat[np.arange(samples)[:, None, None], inputs[chosen]]
+            of_sample = np.arange(samples)[:, None, None]
+            patches = flat[of_sample, inputs[chosen]]
         groups = self._groups(channels)
         by_group = patches.reshape(
             -1,
@@ -232,8 +239,9 @@ def _inputs_of_taps(
     else:
         kernel = each_tap.reshape(*layer.kernel_size, 1, taps)
         moved = keras.ops.conv(images, kernel, **settings)
-    moved_digits = np.rint(to_numpy(moved)).astype(np.int64).reshape(_DIGITS, -1, taps)
-    return np.tensordot(_DIGIT ** np.arange(_DIGITS), moved_digits, 1)
+    moved_digits = np.rint(to_numpy(moved)).astype(np.int64)
+    powers = _DIGIT ** np.arange(_DIGITS)
+    return np.tensordot(powers, moved_digits.reshape(_DIGITS, -1, taps), 1)
 
 
 class _Pointwise(_Convolution):
