@@ -197,12 +197,15 @@ def _unknown_behind(tensor: int, calls: list[RuledCall]) -> Any:
 
 def _inside_unknown(model: Any) -> list[str]:
     """Dead outputs of kernels that belong to layers without a rule, or lie inside such."""
-    unknown = {
-        id(call.layer): call.layer
-        for call in ChannelGraph(model).calls
-        if call.rule is None or isinstance(call.rule, Attention)
-    }
     texts = []
+    unknown = {}
+    for call in ChannelGraph(model).calls:
+        if call.rule is None:
+            unknown[id(call.layer)] = call.layer
+        elif isinstance(call.rule, Attention):
+            dead = call.rule.count_constant_values()
+            if dead:
+                texts.append(f"{dead} of '{call.layer.name}/value/kernel' in {_named(call.layer)}")
     for layer in unknown.values():
         for weight in prunable_weights(layer) if getattr(layer, "weights", None) else ():
             if weight.layout is not None and not weight.layout.inputs:

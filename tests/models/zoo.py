@@ -18,10 +18,24 @@ def unsettle(model, seed=0):
     for variable in model.weights:
         value = rng.uniform(0.5, 1.5, variable.shape)
         if len(variable.shape) > 1:
-            value = rng.normal(size=variable.shape) / np.sqrt(np.prod(variable.shape[:-1]))
+            depthwise = variable.shape[-1] == 1
+            fan_in = np.prod(variable.shape[: -2 if depthwise else -1])
+            value = rng.normal(size=variable.shape) / np.sqrt(fan_in)
         elif variable.name in ("bias", "beta", "moving_mean"):
             value = rng.normal(size=variable.shape) * 0.3
         variable.assign(value.astype("float32"))
+    return model
+
+
+def settle(model):
+    """Statistics of batch normalization as after training: deep networks vanish without."""
+    norms = [layer for layer in model.layers if isinstance(layer, L.BatchNormalization)]
+    momenta = [layer.momentum for layer in norms]
+    for layer in norms:
+        layer.momentum = 0.0
+    model(samples(model, 32), training=True)
+    for layer, momentum in zip(norms, momenta, strict=True):
+        layer.momentum = momentum
     return model
 
 
@@ -156,6 +170,7 @@ def words():
     tokens = keras.Input((7,), dtype="int32")
     x = L.Embedding(20, 8, mask_zero=True, name="table")(tokens)
     x = L.GRU(7, return_sequences=True, name="gru")(x)
+    x = L.Dense(6, name="mixing")(x)
     x = L.Bidirectional(L.LSTM(5, return_sequences=True), name="both")(x)
     x = L.SimpleRNN(6, name="simple")(x)
     return keras.Model(tokens, L.Dense(3, name="head")(x))
@@ -202,7 +217,3 @@ NETWORKS = {
         *(words, positions, reshapes, transformer),
     )
 }
-if keras.backend.backend() == "tensorflow":  # it has no such convolutions on processors
-    del NETWORKS["channels_first"]
-if keras.backend.backend() == "torch":  # Keras normalizes the last axis alone there
-    del NETWORKS["positions"]

@@ -89,6 +89,11 @@ class Attention(ChannelRule):
         rows = without_tiny(self.output_kernel)[..., live].any(axis=2)
         return self._live_columns("value") & rows
 
+    def count_constant_values(self) -> int:
+        """Number of values in heads whose values are the bias alone; such heads stay."""
+        kernel = self.kernels["value"]
+        return int(kernel.shape[2] * np.sum(~kernel.any(axis=(0, 2))))
+
     def smaller(self, constants: Constants, read: Mask, live: Mask) -> SmallerLayer | None:
         values = self._live_values(live)
         heads = _live_heads(values)
