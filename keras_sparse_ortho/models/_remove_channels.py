@@ -32,7 +32,11 @@ Changes = dict[int, SmallerLayer | SmallerOperation]
 
 
 @other_keywords
-def remove_channels(model: keras.Model, *, exact: bool = True) -> keras.Model:
+def remove_channels(
+    model: keras.Model,
+    *,
+    exact: bool = True,
+) -> keras.Model:
     """Strips a model, and removes every channel that does nothing: smaller layers, same outputs.
 
     A channel whose kernel is 0 is a constant behind bias, normalization and activation,
@@ -157,7 +161,10 @@ def _smaller(
     return rule.smaller(call.of_inputs(constants), read, outputs)
 
 
-def _unread(graph: ChannelGraph, wanted: Mapping[int, Mask]) -> list[str]:
+def _unread(
+    graph: ChannelGraph,
+    wanted: Mapping[int, Mask],
+) -> list[str]:
     """Outputs of layers without a rule that nothing reads, though others of the tensor."""
     texts = []
     for call in graph.calls:
