@@ -38,7 +38,7 @@ METHODS = {
 }
 
 
-def dataset(network: str, images: int) -> Dataset:
+def dataset(network: str, images: int | None) -> Dataset:
     """Digits, or images of clothes of half the size, and so many to train on."""
     if network == "mlp":
         return load("digits")
@@ -52,11 +52,13 @@ def trained(which: Run, data: Dataset) -> keras.Model:
     keras.utils.set_random_seed(seed)
     if network == "mlp":
         model = mlp((8, 8, 1), [which["width"]] * 3)
+        size = which["width"]
         fit = functools.partial(fit_with_warm_up, model, data, 5 * epochs, 1e-3)
     else:
         model = resnet((14, 14, 1), 10, {"filters": [16, 32, 64], "blocks": 1})
+        size = len(data.x_train)
         fit = functools.partial(fit_with_warm_up, model, data, epochs, 4e-3)
-    name = f"{network}-{seed}-{epochs}-{which['width']}-{len(data.x_train)}"
+    name = f"{network}-{seed}-{epochs}-{size}"
     return cached("widths", name, model, fit)
 
 
@@ -149,22 +151,23 @@ class Widths(Measurement):
         "seeds": Setting([0, 1, 2], quick=[0]),
         "shares": Setting([0.5, 0.25, 0.1, 0.03], "of the parameters", quick=[0.25]),
         "epochs": Setting(4, "of images; five times as many of digits", quick=1),
-        "images": Setting(60000, quick=2000),
+        "images": Setting(20000, quick=2000),
         "width": Setting(1024, "of the MLP", quick=64),
     }
 
     def runs(self) -> Iterable[Run]:
         given = self.given
-        common = {"epochs": given.epochs, "images": given.images, "width": given.width}
+        sizes = {"mlp": {"width": given.width}, "resnet8": {"images": given.images}}
         for seed in given.seeds:
             for network in given.networks:
-                setting = {"network": network, "seed": seed} | common
+                setting = {"network": network, "seed": seed, "epochs": given.epochs}
+                setting |= sizes[network]
                 yield setting | {"method": "dense", "share": 1.0}
                 for which in grid(share=given.shares, method=METHODS):
                     yield setting | which
 
     def run(self, which: Run) -> Run:
-        data = dataset(which["network"], which["images"])
+        data = dataset(which["network"], which.get("images"))
         model = trained(which, data)
         if which["method"] == "dense":
             return {"accuracy": percent(model, data), "parameters": model.count_params()}
@@ -204,7 +207,8 @@ class Widths(Measurement):
 
     def report(self, lines: list[Run]) -> str:
         given = self.given
-        runs = matching(lines, epochs=given.epochs, images=given.images, width=given.width)
+        runs = matching(lines, network="mlp", epochs=given.epochs, width=given.width)
+        runs += matching(lines, network="resnet8", epochs=given.epochs, images=given.images)
         text = "# Trained networks made narrower, at once\n\n" + sentences(
             f"""
             Networks trained on digits ({5 * given.epochs} epochs) and Fashion-MNIST of half the

@@ -37,8 +37,8 @@ _ONNX = "strip(model), and `export` of Keras with format='onnx'"
 _ONE_SHOT = "prune(model, density)"
 _BY_DATA = 'prune(model, density, score="obs", data=rows)'
 _CHANNELS = (
-    "remove_channels(model), after prune(model, density, structure=Channels(), data=rows) or "
-    "training with ChannelSoftThreshold()"
+    "narrow(model, 0.5, data=rows) for a trained model, or remove_channels(model) after training "
+    "with ChannelSoftThreshold()"
 )
 _SHARES = "`budget` of prune and sparsify: 'uniform', 'er', 'erk', or a dict by weight"
 _RUN = "`predict`; it takes any number of rows"

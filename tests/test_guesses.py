@@ -68,7 +68,7 @@ NAMES = {
     "sparsify_": "sparsify",
     "SemiSparseWeightConfig": '"2:4"',
     "Int8WeightOnlyConfig": "mode='int8'",
-    "DependencyGraph": "Channels()",
+    "DependencyGraph": "narrow(model",
     # neural-compressor, llm-compressor
     "WeightPruningConfig": "callbacks.UpdateMasks()",
     "PostTrainingQuantConfig": "mode='int8'",
@@ -365,7 +365,7 @@ def test_every_public_function_answers_other_keywords():
 RECORDS = {
     *("Block", "Channels", "Draw", "KernelChange", "KernelLayout", "NByM", "Plan"),
     *("PrunableWeight", "Saliency", "Sensitivity", "SparsityReport", "Target"),
-    *("WrappedForm", "register_storage", "kernel_layouts", "kernel_positions"),
+    *("WidthTable", "WrappedForm", "register_storage", "kernel_layouts", "kernel_positions"),
 }
 
 

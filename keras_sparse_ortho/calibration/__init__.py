@@ -3,15 +3,13 @@
 from keras_sparse_ortho.calibration._channels import Channels
 from keras_sparse_ortho.calibration._elimination import refitted_without
 from keras_sparse_ortho.calibration._layerwise import (
-    CALIBRATED,
-    Recipe,
     calibration_batches,
     measurable,
-    other_density,
     prune_layers,
 )
 from keras_sparse_ortho.calibration._output_errors import OutputErrors
 from keras_sparse_ortho.calibration._readers import ReaderMoments
+from keras_sparse_ortho.calibration._recipe import CALIBRATED, Recipe, other_density
 from keras_sparse_ortho.calibration._restore_statistics import restore_statistics
 from keras_sparse_ortho.calibration._rows import canonical_shape
 from keras_sparse_ortho.calibration._shares import Sensitivity, densities_around, measured_errors

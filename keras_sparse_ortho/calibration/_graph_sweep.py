@@ -77,7 +77,11 @@ class _Step(NamedTuple):
     def reads(self) -> list[int]:
         return [self.slots[id(tensor)] for tensor in self.call.inputs]
 
-    def run(self, values: Values, operation_call: OperationCall) -> None:
+    def run(
+        self,
+        values: Values,
+        operation_call: OperationCall,
+    ) -> None:
         """Calls the layer or operation on the values of its slots, and adds its outputs."""
 
         def filled(argument: Any) -> Any:
@@ -86,8 +90,7 @@ class _Step(NamedTuple):
             value = values[self.slots[id(argument)]]
             return value.read() if isinstance(value, _File) else value
 
-        arguments = (self.call.args, dict(self.call.kwargs))
-        args, kwargs = keras.tree.map_structure(filled, arguments)
+        args, kwargs = keras.tree.map_structure(filled, (self.call.args, self.call.kwargs))
         function = operation_call(self.call.operation)
         if self.enters:
             outputs: list[Any] = []
@@ -107,7 +110,12 @@ class GraphWalk:
         folder: path of an empty folder for tensors that memory has no room for.
     """
 
-    def __init__(self, model: Any, batches: Sequence[Any], folder: pathlib.Path) -> None:
+    def __init__(
+        self,
+        model: Any,
+        batches: Sequence[Any],
+        folder: pathlib.Path,
+    ) -> None:
         self.batches = batches
         self.shelf = _Shelf(folder)
         self._model = model
@@ -125,7 +133,11 @@ class GraphWalk:
         """A pass of all batches that begins at the inputs."""
         return GraphStream(self, scope)
 
-    def count_calls(self, stops: Sequence[Any], scope: Scope) -> dict[Any, int]:
+    def count_calls(
+        self,
+        stops: Sequence[Any],
+        scope: Scope,
+    ) -> dict[Any, int]:
         """How often the first batch calls each stop's layer, in the order of first calls."""
         position = 0
 
@@ -136,7 +148,10 @@ class GraphWalk:
                         self._steps_of_stops.setdefault(stop, []).append(position)
             return call(*args, **kwargs)
 
-        def run(inputs: list[Any], operation_call: OperationCall) -> None:
+        def run(
+            inputs: list[Any],
+            operation_call: OperationCall,
+        ) -> None:
             nonlocal position
             values = self.values_of_inputs(inputs)
             for position in range(len(self._steps)):
@@ -151,7 +166,11 @@ class GraphWalk:
         steps = self._steps_of_stops[stop]
         return steps[0], steps[-1]
 
-    def in_model(self, number: int, function: Callable[[list[Any], OperationCall], None]) -> None:
+    def in_model(
+        self,
+        number: int,
+        function: Callable[[list[Any], OperationCall], None],
+    ) -> None:
         """Calls a function where the model would run its graph for a batch."""
         with instead_of_graph(self._model, function):
             self._model(self.batches[number], training=False)
@@ -159,7 +178,12 @@ class GraphWalk:
     def values_of_inputs(self, inputs: Sequence[Any]) -> Values:
         return dict(zip(self._inputs, inputs, strict=True))
 
-    def run_step(self, position: int, values: Values, operation_call: OperationCall) -> None:
+    def run_step(
+        self,
+        position: int,
+        values: Values,
+        operation_call: OperationCall,
+    ) -> None:
         """Runs a step, and frees what no later step reads."""
         self._steps[position].run(values, operation_call)
         for slot in self._last_reads[position]:
@@ -168,7 +192,11 @@ class GraphWalk:
                 value.remove()
 
     def run_copy(
-        self, first: int, last: int | None, values: Values, operation_call: OperationCall
+        self,
+        first: int,
+        last: int | None,
+        values: Values,
+        operation_call: OperationCall,
     ) -> list[Any]:
         """Runs steps on a copy of the values, which stay.
 
@@ -192,10 +220,18 @@ class GraphWalk:
     def _new_slots(self, tensors: Any) -> list[int]:
         return [next(self._numbers) for _ in keras.tree.flatten(tensors)]
 
-    def _slots_of(self, tensors: Any, slots: Sequence[int]) -> dict[int, int]:
+    def _slots_of(
+        self,
+        tensors: Any,
+        slots: Sequence[int],
+    ) -> dict[int, int]:
         return dict(zip(map(id, keras.tree.flatten(tensors)), slots, strict=True))
 
-    def _add_steps(self, model: Any, slots: dict[int, int]) -> None:
+    def _add_steps(
+        self,
+        model: Any,
+        slots: dict[int, int],
+    ) -> None:
         """Adds the steps of a graph, whose tensors get slots."""
         for call in graph_calls(model):
             is_input = isinstance(call.operation, keras.layers.InputLayer)
@@ -205,14 +241,32 @@ class GraphWalk:
                 self._add_nested(call, slots)
                 continue
             outputs = self._new_slots(call.outputs)
-            self._steps.append(_Step(call, slots, outputs, enters=False))
+            self._steps.append(
+                _Step(
+                    call,
+                    slots,
+                    outputs,
+                    enters=False,
+                )
+            )
             slots.update(self._slots_of(call.outputs, outputs))
 
-    def _add_nested(self, call: GraphCall, slots: dict[int, int]) -> None:
+    def _add_nested(
+        self,
+        call: GraphCall,
+        slots: dict[int, int],
+    ) -> None:
         inputs, outputs = graph_ends(call.operation)
         inner_inputs = self._new_slots(inputs)
         inner_slots = self._slots_of(inputs, inner_inputs)
-        self._steps.append(_Step(call, slots, inner_inputs, enters=True))
+        self._steps.append(
+            _Step(
+                call,
+                slots,
+                inner_inputs,
+                enters=True,
+            )
+        )
         self._add_steps(call.operation, inner_slots)
         results = [inner_slots[id(tensor)] for tensor in keras.tree.flatten(outputs)]
         slots.update(self._slots_of(call.outputs, results))
@@ -234,13 +288,22 @@ class GraphWalk:
 class GraphStream:
     """A pass of all batches over the steps, with the values that the model has in a scope."""
 
-    def __init__(self, walk: GraphWalk, scope: Scope) -> None:
+    def __init__(
+        self,
+        walk: GraphWalk,
+        scope: Scope,
+    ) -> None:
         self._walk = walk
         self._scope = scope
         self._positions: list[int | None] = [None] * len(walk.batches)
         self._values: list[Values] = [{} for _ in walk.batches]
 
-    def calls(self, stop: Any, count: int, number: int) -> list[LayerCall]:
+    def calls(
+        self,
+        stop: Any,
+        count: int,
+        number: int,
+    ) -> list[LayerCall]:
         """The calls of a stop's layer for a batch, which goes on to the first of them.
 
         Args:
@@ -251,14 +314,27 @@ class GraphStream:
         recorder = CallRecorder(count)
         first, last = self._walk.steps_of(stop)
 
-        def run(values: Values, operation_call: OperationCall) -> None:
+        def run(
+            values: Values,
+            operation_call: OperationCall,
+        ) -> None:
             with observe([stop.layer], recorder):
-                self._walk.run_copy(first, last, values, operation_call)
+                self._walk.run_copy(
+                    first,
+                    last,
+                    values,
+                    operation_call,
+                )
 
         self._run_at(first, number, run)
         return recorder.calls
 
-    def outputs(self, stop: Any, scope: Scope, number: int) -> list[Any]:
+    def outputs(
+        self,
+        stop: Any,
+        scope: Scope,
+        number: int,
+    ) -> list[Any]:
         """The model's outputs for a batch, with other values from the stop's layer on.
 
         Args:
@@ -269,21 +345,37 @@ class GraphStream:
         outputs: list[Any] = []
         first, _ = self._walk.steps_of(stop)
 
-        def run(values: Values, operation_call: OperationCall) -> None:
+        def run(
+            values: Values,
+            operation_call: OperationCall,
+        ) -> None:
             with scope():
-                outputs.extend(self._walk.run_copy(first, None, values, operation_call))
+                outputs.extend(
+                    self._walk.run_copy(
+                        first,
+                        None,
+                        values,
+                        operation_call,
+                    )
+                )
 
         self._run_at(first, number, run)
         return outputs
 
     def _run_at(
-        self, first: int, number: int, function: Callable[[Values, OperationCall], None]
+        self,
+        first: int,
+        number: int,
+        function: Callable[[Values, OperationCall], None],
     ) -> None:
         """Calls a function on the values of a batch, in front of a step."""
         values = self._values[number]
         entries = self._walk.shelf.entries(values)
 
-        def run(inputs: list[Any], operation_call: OperationCall) -> None:
+        def run(
+            inputs: list[Any],
+            operation_call: OperationCall,
+        ) -> None:
             start = self._positions[number]
             if start is None:
                 start = 0
@@ -301,7 +393,11 @@ class GraphStream:
 class _File:
     """A tensor on disk."""
 
-    def __init__(self, path: pathlib.Path, tensor: Any) -> None:
+    def __init__(
+        self,
+        path: pathlib.Path,
+        tensor: Any,
+    ) -> None:
         self._path = path
         self._dtype = keras.backend.standardize_dtype(tensor.dtype)
         np.save(path, to_numpy(tensor, copy=False))
@@ -327,7 +423,11 @@ class _Shelf:
         tensors = [value for value in values.values() if isinstance(value, self._dense)]
         return sum(math.prod(tensor.shape) for tensor in tensors)
 
-    def put_away(self, values: Values, entries_before: int) -> None:
+    def put_away(
+        self,
+        values: Values,
+        entries_before: int,
+    ) -> None:
         """Takes in the values of a batch, which were here with so many entries before."""
         self._entries += self.entries(values) - entries_before
         for slot, value in values.items():

@@ -65,7 +65,12 @@ class GramStop:
     """
 
     def __init__(
-        self, weight: PrunableWeight, layer: Any, rows: Rows, solve: Solve, samples: int = 0
+        self,
+        weight: PrunableWeight,
+        layer: Any,
+        rows: Rows,
+        solve: Solve,
+        samples: int = 0,
     ) -> None:
         self.layer = layer
         self.path = weight.path
@@ -108,7 +113,12 @@ class GramStop:
             )
         self._solve(used, held)
 
-    def _moments(self, x: np.ndarray, y: np.ndarray | None, chosen: np.ndarray | None) -> Moments:
+    def _moments(
+        self,
+        x: np.ndarray,
+        y: np.ndarray | None,
+        chosen: np.ndarray | None,
+    ) -> Moments:
         rows = self._rows(x, chosen)
         columns = np.swapaxes(rows, -1, -2)
         gram = columns @ rows
@@ -131,7 +141,11 @@ class GramStop:
         # Each sample goes on where the one before ended, so all positions are taken as often.
         return order[(first[:, None] * count + np.arange(count)) % positions]
 
-    def _samples_at_once(self, x: np.ndarray, chosen: np.ndarray | None) -> int:
+    def _samples_at_once(
+        self,
+        x: np.ndarray,
+        chosen: np.ndarray | None,
+    ) -> int:
         entries = x.size * self._rows.growth()
         if chosen is not None:
             entries = max(x.size, entries * chosen.shape[1] // self._rows.positions(x))
@@ -141,7 +155,12 @@ class GramStop:
 class _TokenStop(GramStop):
     """For an embedding: its rows are one-hot, and their moments the counts of the tokens."""
 
-    def _moments(self, x: np.ndarray, y: np.ndarray | None, chosen: np.ndarray | None) -> Moments:
+    def _moments(
+        self,
+        x: np.ndarray,
+        y: np.ndarray | None,
+        chosen: np.ndarray | None,
+    ) -> Moments:
         counts = np.bincount(x.astype(np.int64).ravel(), minlength=self.size)
         return Moments(counts[None].astype(np.float64), rows=x.size)
 
@@ -164,7 +183,11 @@ class _CellStop(GramStop):
                 reference = to_numpy(reference) * weights
         super().add(inputs, reference)
 
-    def _states(self, inputs: Any, options: dict[str, Any]) -> np.ndarray:
+    def _states(
+        self,
+        inputs: Any,
+        options: dict[str, Any],
+    ) -> np.ndarray:
         """The state before each step."""
         layer = stand_in(self.layer, return_sequences=True, stateful=False)
         outputs = keras.tree.flatten(layer.call(inputs, **options))
@@ -174,7 +197,12 @@ class _CellStop(GramStop):
         return np.concatenate([first[:, None], states[:, :-1]], axis=1)
 
 
-def stop_of(model: Any, weight: PrunableWeight, solve: Solve, samples: int = 0) -> GramStop | None:
+def stop_of(
+    model: Any,
+    weight: PrunableWeight,
+    solve: Solve,
+    samples: int = 0,
+) -> GramStop | None:
     """The stop for a kernel of a plain layer; `None` if it is unknown how it is applied.
 
     Args:
@@ -188,15 +216,31 @@ def stop_of(model: Any, weight: PrunableWeight, solve: Solve, samples: int = 0) 
     if rows is None:
         return None
     if isinstance(owner, L.Embedding):
-        return _TokenStop(weight, owner, rows, solve)
+        return _TokenStop(
+            weight,
+            owner,
+            rows,
+            solve,
+        )
     if not is_cell(owner):
-        return GramStop(weight, owner, rows, solve, samples)
+        return GramStop(
+            weight,
+            owner,
+            rows,
+            solve,
+            samples,
+        )
     around = [
         layer for layer, _ in walk(model, "") if isinstance(layer, L.RNN) and layer.cell is owner
     ]
     if len(around) != 1:
         return None
-    return _CellStop(weight, around[0], rows, solve)
+    return _CellStop(
+        weight,
+        around[0],
+        rows,
+        solve,
+    )
 
 
 def samples_in(batches: Sequence[Any]) -> int:

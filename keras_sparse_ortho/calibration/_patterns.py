@@ -38,11 +38,22 @@ class Entries:
     lines = None
     """No entries are dropped together."""
 
-    def largest(self, scores: Array, count: int, *, last: bool = True) -> Array:
+    def largest(
+        self,
+        scores: Array,
+        count: int,
+        *,
+        last: bool = True,
+    ) -> Array:
         """The mask of largest total score with `count` live entries."""
         if self.structure is not None:
             matrices, _, outputs = scores.shape
-            by_tap = scores.reshape(matrices, self.taps, -1, outputs)
+            by_tap = scores.reshape(
+                matrices,
+                self.taps,
+                -1,
+                outputs,
+            )
             strongest = self.structure.strongest(by_tap, self.structure.n)
             scores = strongest.reshape(scores.shape)
         if self.floored:
@@ -70,7 +81,12 @@ class Blocks:
         taps = math.prod(self.shape[2:-2])
         inputs = self.shape[-2]
         numbers = np.arange(inputs)[:, None]
-        rows = to_blocks(numbers, self.block.rows, 1, fill=-1)[:, :, 0, 0]
+        rows = to_blocks(
+            numbers,
+            self.block.rows,
+            1,
+            fill=-1,
+        )[:, :, 0, 0]
         first_of_tap = inputs * np.arange(taps)[:, None]
         lines = []
         for row in rows:
@@ -78,7 +94,13 @@ class Blocks:
             lines.append((first_of_tap + line).ravel())
         return lines
 
-    def largest(self, scores: Array, count: int, *, last: bool = True) -> Array:
+    def largest(
+        self,
+        scores: Array,
+        count: int,
+        *,
+        last: bool = True,
+    ) -> Array:
         """The mask of largest total score.
 
         Args:
@@ -93,7 +115,13 @@ class Blocks:
         by_entry = scores.reshape(self.shape)
         rng = np.random.default_rng(0)
         few = last and self.few
-        mask = best_blocks(self.block, by_entry, count, rng, few=few)
+        mask = best_blocks(
+            self.block,
+            by_entry,
+            count,
+            rng,
+            few=few,
+        )
         return mask.reshape(scores.shape)
 
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from keras_sparse_ortho._keras_internals import warn_user
 from keras_sparse_ortho._values import placed
-from keras_sparse_ortho.calibration._layerwise import sweep
 from keras_sparse_ortho.calibration._moments import Moments, stop_of
-from keras_sparse_ortho.calibration._rows import as_matrices, from_matrices
+from keras_sparse_ortho.calibration._rows import as_matrices, canonical_shape, from_matrices
+from keras_sparse_ortho.calibration._sweep import sweep
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.models import ChannelGroup, prunable_weights
@@ -107,7 +107,10 @@ class ReaderMoments:
     def kernel(self, path: str) -> Array:
         """A kernel as a matrix in float64, `(k, outputs)`."""
         weight = self.weights[path]
-        return np.asarray(as_matrices(weight.finite_raw_value(), weight.layout)[0], np.float64)
+        matrices = as_matrices(weight.finite_raw_value(), weight.layout)
+        # The gates of a recurrent layer, or heads, are matrices that multiply the same inputs.
+        side_by_side = np.moveaxis(matrices, 0, 1)
+        return side_by_side.reshape(matrices.shape[1], -1).astype(np.float64)
 
     def gram(self, path: str) -> Array:
         """`X^T X` of all rows of data, `(k, k)`."""
@@ -120,5 +123,7 @@ class ReaderMoments:
     def pair(self, path: str, kernel: Array) -> Pair:
         """A kernel `(k, outputs)` as the value of its variable, for `VariableOverrides`."""
         weight = self.weights[path]
-        value = from_matrices(kernel[None], weight.shape, weight.layout)
+        outputs = canonical_shape(weight)[-1]
+        matrices = np.moveaxis(kernel.reshape(len(kernel), -1, outputs), 1, 0)
+        value = from_matrices(matrices, weight.shape, weight.layout)
         return weight.variable, placed(value, weight.variable)

@@ -24,7 +24,11 @@ class Rows(Protocol):
     where all matrices multiply the same rows.
     """
 
-    def __call__(self, x: np.ndarray, chosen: np.ndarray | None = None) -> np.ndarray:
+    def __call__(
+        self,
+        x: np.ndarray,
+        chosen: np.ndarray | None = None,
+    ) -> np.ndarray:
         """Returns the rows at all positions, or at chosen ones.
 
         Args:
@@ -39,19 +43,24 @@ class Rows(Protocol):
         """How many entries of rows there are for an entry of the inputs, at most."""
 
 
-def rows_of(layer: Any, kernel: str) -> Rows | None:
+def rows_of(
+    layer: Any,
+    kernel: str,
+) -> Rows | None:
     """The rows of a kernel of a plain layer; `None` if it is unknown how it is applied.
 
     Args:
         layer: Layer or cell that owns the kernel.
         kernel: str. The last part of the kernel's path.
     """
-    for kinds, rows_by_name in _KINDS.items():
+    for kinds, rows_by_kernel in _KINDS.items():
         for kind in kinds:
-            if isinstance(layer, kind):
-                if kernel not in rows_by_name or _has_other_call(layer, kind):
-                    return None
-                return rows_by_name[kernel](layer)
+            if not isinstance(layer, kind):
+                continue
+            make = rows_by_kernel.get(kernel)
+            if make is None or _has_other_call(layer, kind):
+                return None
+            return make(layer)
     return None
 
 
@@ -62,28 +71,39 @@ def is_cell(layer: Any) -> bool:
 
 def canonical_shape(weight: PrunableWeight) -> tuple[int, ...]:
     """`(batch, parts, *taps, inputs, outputs)`."""
-    return (weight.layout or KernelLayout.convolution()).canonical_shape(weight.shape)
+    layout = weight.layout or KernelLayout.convolution()
+    return layout.canonical_shape(weight.shape)
 
 
-def as_matrices(kernel: np.ndarray, layout: KernelLayout | None) -> np.ndarray:
+def as_matrices(
+    kernel: np.ndarray,
+    layout: KernelLayout | None,
+) -> np.ndarray:
     """A kernel as `(batch * parts, taps * inputs, outputs)`."""
-    canonical = (layout or KernelLayout.convolution()).to_canonical(kernel)
+    layout = layout or KernelLayout.convolution()
+    canonical = layout.to_canonical(kernel)
     batch, parts, *taps, inputs, outputs = canonical.shape
     return canonical.reshape(batch * parts, math.prod(taps) * inputs, outputs)
 
 
 def from_matrices(
-    matrices: np.ndarray, shape: tuple[int, ...], layout: KernelLayout | None
+    matrices: np.ndarray,
+    shape: tuple[int, ...],
+    layout: KernelLayout | None,
 ) -> np.ndarray:
     """The kernel of a shape that `as_matrices` gives these matrices for."""
     layout = layout or KernelLayout.convolution()
     return layout.from_canonical(matrices.reshape(layout.canonical_shape(shape)), shape)
 
 
-def _has_other_call(layer: Any, kind: type) -> bool:
+def _has_other_call(
+    layer: Any,
+    kind: type,
+) -> bool:
     """Whether a class derived from Keras' own computes its outputs in another way."""
     for name in ("call", "convolution_op"):
-        if getattr(type(layer), name, None) is not getattr(kind, name, None):
+        method = getattr(type(layer), name, None)
+        if method is not getattr(kind, name, None):
             return True
     return False
 
@@ -101,7 +121,11 @@ class _AllRows:
 class _LastAxis(_AllRows):
     """The inputs of a dense layer: their last axis is summed."""
 
-    def __call__(self, x: np.ndarray, chosen: np.ndarray | None = None) -> np.ndarray:
+    def __call__(
+        self,
+        x: np.ndarray,
+        chosen: np.ndarray | None = None,
+    ) -> np.ndarray:
         return x.astype(np.float64).reshape(1, -1, x.shape[-1])
 
 
@@ -111,7 +135,11 @@ class _EinsumDense(_AllRows):
     def __init__(self, layer: Any) -> None:
         self._equation = layer.equation
 
-    def __call__(self, x: np.ndarray, chosen: np.ndarray | None = None) -> np.ndarray:
+    def __call__(
+        self,
+        x: np.ndarray,
+        chosen: np.ndarray | None = None,
+    ) -> np.ndarray:
         data, kernel, output = einsum_axes(self._equation, x.ndim)
         batch = [name for name in kernel if name in data and name in output]
         summed = [name for name in kernel if name in data and name not in output]
@@ -130,19 +158,30 @@ class _Convolution:
         self._layer = layer
         self._inputs_by_sizes: dict[tuple[int, ...], np.ndarray] = {}
 
-    def __call__(self, x: np.ndarray, chosen: np.ndarray | None = None) -> np.ndarray:
+    def __call__(
+        self,
+        x: np.ndarray,
+        chosen: np.ndarray | None = None,
+    ) -> np.ndarray:
         x = self._channels_last(x)
         samples = len(x)
         channels = x.shape[-1]
         inputs = self._inputs_of_taps(x)
         # Input 0 is a zero of the padding.
-        flat = np.pad(x.reshape(samples, -1, channels), ((0, 0), (1, 0), (0, 0)))
+        flat = x.reshape(samples, -1, channels)
+        flat = np.pad(flat, ((0, 0), (1, 0), (0, 0)))
         if chosen is None:
             patches = flat[:, inputs]
         else:
-            patches = flat[np.arange(samples)[:, None, None], inputs[chosen]]
+            of_sample = np.arange(samples)[:, None, None]
+            patches = flat[of_sample, inputs[chosen]]
         groups = self._groups(channels)
-        by_group = patches.reshape(-1, inputs.shape[1], groups, channels // groups)
+        by_group = patches.reshape(
+            -1,
+            inputs.shape[1],
+            groups,
+            channels // groups,
+        )
         rows = np.moveaxis(by_group.astype(np.float64), 2, 0)
         return rows.reshape(groups, len(by_group), -1)
 
@@ -177,7 +216,10 @@ class _Convolution:
         return self._inputs_by_sizes[sizes]
 
 
-def _inputs_of_taps(layer: Any, sizes: tuple[int, ...]) -> np.ndarray:
+def _inputs_of_taps(
+    layer: Any,
+    sizes: tuple[int, ...],
+) -> np.ndarray:
     """The numbers of inputs, moved by a convolution with a channel for each tap."""
     numbers = np.arange(1, math.prod(sizes) + 1)
     digits = [numbers // _DIGIT**power % _DIGIT for power in range(_DIGITS)]
@@ -197,14 +239,19 @@ def _inputs_of_taps(layer: Any, sizes: tuple[int, ...]) -> np.ndarray:
     else:
         kernel = each_tap.reshape(*layer.kernel_size, 1, taps)
         moved = keras.ops.conv(images, kernel, **settings)
-    moved_digits = np.rint(to_numpy(moved)).astype(np.int64).reshape(_DIGITS, -1, taps)
-    return np.tensordot(_DIGIT ** np.arange(_DIGITS), moved_digits, 1)
+    moved_digits = np.rint(to_numpy(moved)).astype(np.int64)
+    powers = _DIGIT ** np.arange(_DIGITS)
+    return np.tensordot(powers, moved_digits.reshape(_DIGITS, -1, taps), 1)
 
 
 class _Pointwise(_Convolution):
     """The output of the depthwise part of a separable convolution at each position."""
 
-    def __call__(self, x: np.ndarray, chosen: np.ndarray | None = None) -> np.ndarray:
+    def __call__(
+        self,
+        x: np.ndarray,
+        chosen: np.ndarray | None = None,
+    ) -> np.ndarray:
         kernel = to_numpy(self._layer.depthwise_kernel).astype(np.float64)
         matrices = as_matrices(kernel, KernelLayout.depthwise())
         by_channel = super().__call__(x, chosen) @ matrices

@@ -68,8 +68,18 @@ class Sensitivity(Answering):
         axes = figure.subplots()
         for path in self.errors:
             shares, errors = self._curve(path)
-            axes.plot(shares[:-1], errors[:-1], marker="o", label=path)
-        axes.set(xscale="log", yscale="log", xlabel="density", ylabel="relative squared error")
+            axes.plot(
+                shares[:-1],
+                errors[:-1],
+                marker="o",
+                label=path,
+            )
+        axes.set(
+            xscale="log",
+            yscale="log",
+            xlabel="density",
+            ylabel="relative squared error",
+        )
         axes.legend()
         return figure
 
@@ -82,7 +92,11 @@ class Sensitivity(Answering):
             error += gain * float(np.interp(density, shares, errors))
         return error
 
-    def budget(self, weights: Sequence[PrunableWeight], density: float) -> Budget:
+    def budget(
+        self,
+        weights: Sequence[PrunableWeight],
+        density: float,
+    ) -> Budget:
         """Densities of least total error with exactly `round(density * size)` live entries in all.
 
         Minimizes the sum of `g_k e_k(c_k)` over the counts `c_k`, with gains `g_k` and errors `e_k`
@@ -109,7 +123,12 @@ class Sensitivity(Answering):
             counts[path] += entries
             rest -= entries
         relative = [counts[weight.path] / weight.size for weight in weights]
-        return allocate(weights, density, relative, orthogonal=False)
+        return allocate(
+            weights,
+            density,
+            relative,
+            orthogonal=False,
+        )
 
     def _curve(self, path: str) -> tuple[np.ndarray, np.ndarray]:
         """Densities in rising order, 1 at the end, and their errors."""
@@ -148,15 +167,42 @@ def measured_errors(
     """
     errors: dict[str, dict[float | str, float]] = {}
 
-    def record(weight: PrunableWeight, used: Moments, held: Moments) -> None:
-        errors[weight.path] = _errors_of_layer(weight, densities, used, held)
+    def record(
+        weight: PrunableWeight,
+        used: Moments,
+        held: Moments,
+    ) -> None:
+        errors[weight.path] = _errors_of_layer(
+            weight,
+            densities,
+            used,
+            held,
+        )
 
     samples = samples_in(batches)
     stops = []
     for weight in weights:
-        stops.append(stop_of(model, weight, functools.partial(record, weight), samples))
-    sweep(model, batches, stops, verbose)
-    lost = _lost_in_model(model, weights, stops, batches, verbose)
+        stops.append(
+            stop_of(
+                model,
+                weight,
+                functools.partial(record, weight),
+                samples,
+            )
+        )
+    sweep(
+        model,
+        batches,
+        stops,
+        verbose,
+    )
+    lost = _lost_in_model(
+        model,
+        weights,
+        stops,
+        batches,
+        verbose,
+    )
     gains = {}
     for weight in weights:
         error = errors[weight.path][_COARSE]
@@ -166,13 +212,22 @@ def measured_errors(
 
 
 def _errors_of_layer(
-    weight: PrunableWeight, densities: Sequence[float], used: Moments, held: Moments
+    weight: PrunableWeight,
+    densities: Sequence[float],
+    used: Moments,
+    held: Moments,
 ) -> dict[float | str, float]:
     """The relative squared errors of a layer's outputs by density and type of integers."""
     kernel = as_matrices(weight.finite_raw_value(), weight.layout)
     counts = [max(live_count(share, weight.size), 1) for share in densities]
     pattern = Entries(floored=depthwise_outputs(weight.shape, weight.layout) > 0)
-    pruned = errors_of(kernel, counts, pattern, used, held)
+    pruned = errors_of(
+        kernel,
+        counts,
+        pattern,
+        used,
+        held,
+    )
     errors: dict[float | str, float] = dict(zip(densities, pruned, strict=True))
     judge = held if held.rows else used
     for name in _LEVELS:
@@ -180,7 +235,10 @@ def _errors_of_layer(
     return errors
 
 
-def _rounded(kernel: np.ndarray, integers: str) -> np.ndarray:
+def _rounded(
+    kernel: np.ndarray,
+    integers: str,
+) -> np.ndarray:
     """Matrices in integers of a type, with a scale for each output."""
     scale = np.abs(kernel).max(axis=-2, keepdims=True) / _LEVELS[integers]
     steps = np.rint(kernel / np.where(scale > 0, scale, 1.0))
@@ -214,11 +272,21 @@ def _lost_in_model(
         coarse = from_matrices(_rounded(matrices, _COARSE), weight.shape, weight.layout)
         return VariableOverrides([(weight.variable, placed(coarse, weight.variable))])
 
-    def compare(stop: Any, changed: list[np.ndarray]) -> None:
+    def compare(
+        stop: Any,
+        changed: list[np.ndarray],
+    ) -> None:
         squares = 0.0
         for array, other in zip(arrays, changed, strict=True):
             squares += float(np.sum((other - array) ** 2))
         lost[stop.path] = squares / whole if whole > 0 else 0.0
 
-    change_each(model, rows, stops, in_coarse_steps, compare, verbose)
+    change_each(
+        model,
+        rows,
+        stops,
+        in_coarse_steps,
+        compare,
+        verbose,
+    )
     return lost

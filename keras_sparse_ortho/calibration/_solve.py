@@ -23,12 +23,17 @@ _EACH = 4  # iterations with one penalty, for which an inverse takes half of the
 EXTRA = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """More damping, for the unit diagonal of `H`; held-out rows choose."""
 
-TOLERANCE = 1e-6
+TOLERANCE = 1e-7
 _WIDE = 8  # neighbours with one mask for which a direct solution takes less time
 _CLOSE = 1e-3  # where refits are only compared
 _FEW_ITERATIONS = 16  # where only errors are needed
 _OUTPUTS = 64  # that are refitted to choose the damping
 _CHECK_EVERY = 4
+_REFINEMENTS: tuple[type, ...] = (np.float32, np.float32, np.float64)
+_REDUCTION: dict[type, float] = {
+    np.float32: 1e-7,
+    np.float64: 0.0,
+}  # of squared residuals in one refinement
 
 Array = np.ndarray
 
@@ -40,7 +45,13 @@ class Solution(NamedTuple):
     mask: Array
 
 
-def obs(kernel: Array, count: int, pattern: Pattern, used: Moments, held: Moments) -> Solution:
+def obs(
+    kernel: Array,
+    count: int,
+    pattern: Pattern,
+    used: Moments,
+    held: Moments,
+) -> Solution:
     """Values and mask of least error of the layer's outputs, with `count` live entries.
 
     Args:
@@ -52,58 +63,128 @@ def obs(kernel: Array, count: int, pattern: Pattern, used: Moments, held: Moment
     """
     moments = used + held
     if moments.gram.ndim == 2:
-        return Solution(kernel, _of_tokens(kernel, count, used, held, pattern))
+        return Solution(
+            kernel,
+            _of_tokens(
+                kernel,
+                count,
+                used,
+                held,
+                pattern,
+            ),
+        )
     problem = _Problem(kernel, moments, pattern)
     iterations = ITERATIONS if kernel.shape[1] > 256 else _MORE
     if isinstance(pattern, Blocks):  # their mask cannot follow few rows, its values can
         start = problem.pruned(count, 0.0, iterations)
-        extra = _extra(kernel, start.mask, used, held, pattern)
+        extra = _extra(
+            kernel,
+            start.mask,
+            used,
+            held,
+            pattern,
+        )
     else:
         first_mask = pattern.largest(problem.full**2, count)
-        extra = _extra(kernel, first_mask, used, held, pattern)
+        extra = _extra(
+            kernel,
+            first_mask,
+            used,
+            held,
+            pattern,
+        )
         start = problem.pruned(count, extra, iterations)
-    refitted = problem.refitted(start.mask, extra, start.values, TOLERANCE)
+    refitted = problem.refitted(
+        start.mask,
+        extra,
+        start.values,
+        TOLERANCE,
+    )
     return Solution(problem.back(refitted), start.mask)
 
 
-def refit(kernel: Array, mask: Array, used: Moments, held: Moments) -> Array:
+def refit(
+    kernel: Array,
+    mask: Array,
+    used: Moments,
+    held: Moments,
+) -> Array:
     """The live entries `argmin tr (V - W)^T H (V - W)` over `V` that are zero off the mask."""
     if used.gram.ndim == 2:
         return kernel
     pattern = Entries()
     problem = _Problem(kernel, used + held, pattern)
-    extra = _extra(kernel, mask, used, held, pattern)
-    refitted = problem.refitted(mask, extra, problem.full, TOLERANCE)
+    extra = _extra(
+        kernel,
+        mask,
+        used,
+        held,
+        pattern,
+    )
+    refitted = problem.refitted(
+        mask,
+        extra,
+        problem.full,
+        TOLERANCE,
+    )
     return problem.back(refitted)
 
 
-def wanda(kernel: Array, moments: Moments) -> Array:
+def wanda(
+    kernel: Array,
+    moments: Moments,
+) -> Array:
     """The scores `abs(w_i) * norm(X_i)`."""
     norms = np.sqrt(moments.squares)[..., None]
     return np.abs(kernel) * norms
 
 
 def errors_of(
-    kernel: Array, counts: Sequence[int], pattern: Entries, used: Moments, held: Moments
+    kernel: Array,
+    counts: Sequence[int],
+    pattern: Entries,
+    used: Moments,
+    held: Moments,
 ) -> Iterator[float]:
     """The relative errors on held-out rows of kernels that `obs` prunes to these counts."""
     judge = (held if held.rows else used).gram
     if judge.ndim == 2:
         for count in counts:
-            mask = _of_tokens(kernel, count, used, held, pattern)
+            mask = _of_tokens(
+                kernel,
+                count,
+                used,
+                held,
+                pattern,
+            )
             yield relative_error(kernel * mask, kernel, judge)
         return
     problem = _Problem(kernel, used, pattern)
     middle_count = sorted(counts)[len(counts) // 2]
     middle_mask = pattern.largest(problem.full**2, middle_count)
-    extra = _extra(kernel, middle_mask, used, held, pattern)
+    extra = _extra(
+        kernel,
+        middle_mask,
+        used,
+        held,
+        pattern,
+    )
     for count in counts:
         start = problem.pruned(count, extra, _FEW_ITERATIONS)
-        refitted = problem.refitted(start.mask, extra, start.values, _CLOSE)
+        refitted = problem.refitted(
+            start.mask,
+            extra,
+            start.values,
+            _CLOSE,
+        )
         yield relative_error(problem.back(refitted), kernel, judge)
 
 
-def relative_error(pruned: Array, kernel: Array, gram: Array) -> float:
+def relative_error(
+    pruned: Array,
+    kernel: Array,
+    gram: Array,
+) -> float:
     """`tr (V - W)^T G (V - W) / tr W^T G W`: the squared error of the layer's outputs."""
     full = np.asarray(kernel, np.float64)
     missed = np.asarray(pruned, np.float64) - kernel
@@ -113,7 +194,10 @@ def relative_error(pruned: Array, kernel: Array, gram: Array) -> float:
     return _squared_outputs(missed, gram) / squares
 
 
-def _squared_outputs(kernel: Array, gram: Array) -> float:
+def _squared_outputs(
+    kernel: Array,
+    gram: Array,
+) -> float:
     """`tr W^T G W`."""
     image = gram[..., None] * kernel if gram.ndim == 2 else gram @ kernel
     return float(np.sum(kernel * image))
@@ -138,7 +222,12 @@ class _Problem:
         pattern: Entries or Blocks.
     """
 
-    def __init__(self, kernel: Array, moments: Moments, pattern: Pattern) -> None:
+    def __init__(
+        self,
+        kernel: Array,
+        moments: Moments,
+        pattern: Pattern,
+    ) -> None:
         self.pattern = pattern
         kernel = np.asarray(kernel, np.float64)
         hessian = damped(moments.gram)
@@ -160,17 +249,39 @@ class _Problem:
         """Values in the coordinates of the kernel."""
         return _scaled(self._inverse, values)
 
-    def refitted(self, mask: Array, extra: float, start: Array, tolerance: float) -> Array:
+    def refitted(
+        self,
+        mask: Array,
+        extra: float,
+        start: Array,
+        tolerance: float,
+    ) -> Array:
         """Least squares on a mask: directly for outputs with one mask, if many neighbours have."""
         normal = self.normal + extra * np.eye(self.normal.shape[-1])
         outputs = mask.shape[-1]
         differs = (mask[..., 1:] != mask[..., :-1]).any(axis=(0, 1))
         groups = np.split(np.arange(outputs), np.flatnonzero(differs) + 1)
         if _WIDE * len(groups) > outputs:
-            return _refit(self.full, mask, normal, start, tolerance)
-        return _refit_directly(self.full, mask, normal, groups)
+            return _refit(
+                self.full,
+                mask,
+                normal,
+                start,
+                tolerance,
+            )
+        return _refit_directly(
+            self.full,
+            mask,
+            normal,
+            groups,
+        )
 
-    def pruned(self, count: int, damping: float, iterations: int) -> Solution:
+    def pruned(
+        self,
+        count: int,
+        damping: float,
+        iterations: int,
+    ) -> Solution:
         """Values and mask by the alternating direction method of multipliers (ADMM).
 
         `V` minimizes the error plus `r/2 |V - D + U/r|^2`, `D` projects `V + U/r` onto the pattern,
@@ -203,7 +314,12 @@ class _Problem:
 class _PenaltyStep:
     """`(H + extra I + r I)^-1 B`, by the inverse where it pays for several calls with one `r`."""
 
-    def __init__(self, spectrum: tuple[Array, Array], extra: np.floating, outputs: int) -> None:
+    def __init__(
+        self,
+        spectrum: tuple[Array, Array],
+        extra: np.floating,
+        outputs: int,
+    ) -> None:
         roots, self._axes = spectrum
         self._roots = roots[..., None] + extra
         self._turned = np.swapaxes(self._axes, -1, -2)
@@ -211,7 +327,11 @@ class _PenaltyStep:
         self._rate: np.floating = np.float32(0.0)
         self._inverse = self._axes
 
-    def __call__(self, right: Array, rate: np.floating) -> Array:
+    def __call__(
+        self,
+        right: Array,
+        rate: np.floating,
+    ) -> Array:
         if not self._inverts:
             return self._axes @ ((self._turned @ right) / (self._roots + rate))
         if rate != self._rate:
@@ -220,7 +340,10 @@ class _PenaltyStep:
         return self._inverse @ right
 
 
-def _by_line(hessian: Array, lines: Sequence[Array]) -> tuple[Array, Array]:
+def _by_line(
+    hessian: Array,
+    lines: Sequence[Array],
+) -> tuple[Array, Array]:
     """Block diagonal `U` with `U^T U` the blocks of `H` at the lines, and its inverse."""
     upper = np.zeros_like(hessian)
     inverse = np.zeros_like(hessian)
@@ -233,18 +356,30 @@ def _by_line(hessian: Array, lines: Sequence[Array]) -> tuple[Array, Array]:
     return upper, inverse
 
 
-def _scaled(scale: Array, kernel: Array) -> Array:
+def _scaled(
+    scale: Array,
+    kernel: Array,
+) -> Array:
     """The product with a matrix, or with a diagonal one as a column."""
     if scale.shape[-1] == 1:
         return scale * kernel
     return scale @ kernel
 
 
-def _of_tokens(kernel: Array, count: int, used: Moments, held: Moments, pattern: Pattern) -> Array:
+def _of_tokens(
+    kernel: Array,
+    count: int,
+    used: Moments,
+    held: Moments,
+    pattern: Pattern,
+) -> Array:
     """The mask of an embedding, whose `H` is diagonal: no entry makes up for another."""
     squares = np.asarray(kernel, np.float64) ** 2
 
-    def mask(counts: Array, extra: float) -> Array:
+    def mask(
+        counts: Array,
+        extra: float,
+    ) -> Array:
         shift = (DAMPING + extra) * counts.mean()  # for tokens that do not occur
         scores = squares * (counts + shift)[..., None]
         return pattern.largest(scores, count)
@@ -257,7 +392,13 @@ def _of_tokens(kernel: Array, count: int, used: Moments, held: Moments, pattern:
     return mask((used + held).gram, extra)
 
 
-def _extra(kernel: Array, mask: Array, used: Moments, held: Moments, pattern: Pattern) -> float:
+def _extra(
+    kernel: Array,
+    mask: Array,
+    used: Moments,
+    held: Moments,
+    pattern: Pattern,
+) -> float:
     """The addition to the unit diagonal of `H` that is best for some outputs on held-out rows."""
     if not held.rows:
         return EXTRA[-1]
@@ -271,7 +412,12 @@ def _extra(kernel: Array, mask: Array, used: Moments, held: Moments, pattern: Pa
     losses = []
     values = problem.full
     for extra in EXTRA:
-        values = problem.refitted(mask, extra, values, _CLOSE)
+        values = problem.refitted(
+            mask,
+            extra,
+            values,
+            _CLOSE,
+        )
         pruned = problem.back(values)
         missed = pruned - kernel
         loss = np.sum(missed * (held.gram @ missed) - pruned * target)
@@ -279,7 +425,12 @@ def _extra(kernel: Array, mask: Array, used: Moments, held: Moments, pattern: Pa
     return EXTRA[int(np.argmin(losses))]
 
 
-def _refit_directly(full: Array, mask: Array, normal: Array, groups: Sequence[Array]) -> Array:
+def _refit_directly(
+    full: Array,
+    mask: Array,
+    normal: Array,
+    groups: Sequence[Array],
+) -> Array:
     """Least squares on a mask, solved at once for each group of outputs with one mask."""
     values = np.zeros_like(full)
     target = normal @ full
@@ -293,35 +444,83 @@ def _refit_directly(full: Array, mask: Array, normal: Array, groups: Sequence[Ar
     return values
 
 
-def _refit(full: Array, live: Array, normal: Array, start: Array, tolerance: float) -> Array:
-    """Conjugate gradients for all columns at once, until preconditioned residuals are small."""
-    scale = 1.0 / np.diagonal(normal, axis1=-2, axis2=-1)[..., None]
+def _refit(
+    full: Array,
+    live: Array,
+    normal: Array,
+    start: Array,
+    tolerance: float,
+) -> Array:
+    """Conjugate gradients for all columns at once, until preconditioned residuals are small.
+
+    Iterations in float32 take half of the time. Residuals are computed in float64, so the tolerance
+    is that of float64.
+    """
     target = live * (normal @ full)
+    scale = 1.0 / np.diagonal(normal, axis1=-2, axis2=-1)[..., None]
     goal = tolerance**2 * _dots(target, scale * target)
     values = start * live
-    residual = target - live * (normal @ values)
+    for dtype in _REFINEMENTS:
+        residual = target - live * (normal @ values)
+        values = values + _conjugate_gradients(
+            residual,
+            live,
+            normal,
+            goal,
+            dtype,
+        )
+    return values
+
+
+def _conjugate_gradients(
+    residual: Array,
+    live: Array,
+    normal: Array,
+    goal: Array,
+    dtype: type,
+) -> Array:
+    """The correction that reduces residuals to the goal, or as far as the type allows.
+
+    Args:
+        residual: array `(M, k, outputs)`.
+        live: bool array. The mask.
+        normal: array. The Hessian.
+        goal: array `(M, 1, outputs)`. The square of each preconditioned residual.
+        dtype: type. The type to iterate in.
+    """
+    correction: Array = np.zeros(residual.shape, dtype)
+    residual = residual.astype(dtype)
+    normal = normal.astype(dtype)
+    scale = 1.0 / np.diagonal(normal, axis1=-2, axis2=-1)[..., None]
     step = scale * residual
     power = _dots(residual, step)
-    for number in range(2 * full.shape[-2] + 100):
+    goal = np.maximum(goal, _REDUCTION[dtype] * power).astype(dtype)
+    for number in range(2 * residual.shape[-2] + 100):
         if number % _CHECK_EVERY == 0 and np.all(power <= goal):
             break
         image = live * (normal @ step)
         length = _ratio(power, _dots(step, image))
-        values = values + length * step
+        correction = correction + length * step
         residual = residual - length * image
         ahead = scale * residual
         next_power = _dots(residual, ahead)
         step = ahead + _ratio(next_power, power) * step
         power = next_power
-    return values
+    return correction
 
 
-def _dots(first: Array, second: Array) -> Array:
+def _dots(
+    first: Array,
+    second: Array,
+) -> Array:
     """The inner product of each pair of columns."""
     return np.sum(first * second, axis=-2, keepdims=True)
 
 
-def _ratio(above: Array, below: Array) -> Array:
+def _ratio(
+    above: Array,
+    below: Array,
+) -> Array:
     """`above / below`, or 0 where `below` is not positive."""
     positive = below > 0
     divisor = np.where(positive, below, 1.0)

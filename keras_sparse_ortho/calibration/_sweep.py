@@ -40,17 +40,31 @@ class Stop(Protocol):
 class Stream(Protocol):
     """A pass of all batches, with the values that the model has in a scope."""
 
-    def calls(self, stop: Any, count: int, number: int) -> list[LayerCall]:
+    def calls(
+        self,
+        stop: Any,
+        count: int,
+        number: int,
+    ) -> list[LayerCall]:
         """The first calls of a stop's layer, at most `count`, for the batch of a number."""
 
-    def outputs(self, stop: Any, scope: Scope, number: int) -> list[Any]:
+    def outputs(
+        self,
+        stop: Any,
+        scope: Scope,
+        number: int,
+    ) -> list[Any]:
         """The model's outputs for a batch, with the values of a scope from the layer on."""
 
 
 class Walk(Protocol):
     """How batches come to the stops."""
 
-    def count_calls(self, stops: Sequence[Any], scope: Scope) -> dict[Any, int]:
+    def count_calls(
+        self,
+        stops: Sequence[Any],
+        scope: Scope,
+    ) -> dict[Any, int]:
         """How often the first batch calls each stop's layer, in the order of first calls."""
 
     def stream(self, scope: Scope) -> Stream:
@@ -63,11 +77,19 @@ class CallWalk:
     For models that are no graphs: nothing says where a layer is in them.
     """
 
-    def __init__(self, model: Any, batches: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        model: Any,
+        batches: Sequence[Any],
+    ) -> None:
         self.model = model
         self.batches = batches
 
-    def count_calls(self, stops: Sequence[Any], scope: Scope) -> dict[Any, int]:
+    def count_calls(
+        self,
+        stops: Sequence[Any],
+        scope: Scope,
+    ) -> dict[Any, int]:
         """How often the first batch calls each stop's layer, in the order of first calls."""
         counts: collections.Counter[Any] = collections.Counter()
 
@@ -87,18 +109,32 @@ class CallWalk:
 class CallStream:
     """Passes of batches from the inputs up to a layer, with the values of a scope."""
 
-    def __init__(self, walk: CallWalk, scope: Scope) -> None:
+    def __init__(
+        self,
+        walk: CallWalk,
+        scope: Scope,
+    ) -> None:
         self._walk = walk
         self._scope = scope
 
-    def calls(self, stop: Any, count: int, number: int) -> list[LayerCall]:
+    def calls(
+        self,
+        stop: Any,
+        count: int,
+        number: int,
+    ) -> list[LayerCall]:
         """The calls of a stop's layer for a batch."""
         recorder = CallRecorder(count)
         with self._scope(), observe([stop.layer], recorder):
             self._walk.model(self._walk.batches[number], training=False)
         return recorder.calls
 
-    def outputs(self, stop: Any, scope: Scope, number: int) -> list[Any]:
+    def outputs(
+        self,
+        stop: Any,
+        scope: Scope,
+        number: int,
+    ) -> list[Any]:
         """The model's outputs for a batch, with the values of both scopes."""
         with self._scope(), scope():
             outputs = self._walk.model(self._walk.batches[number], training=False)
@@ -138,7 +174,13 @@ def sweep(
         as_given = walk.stream(contextlib.nullcontext) if with_reference else None
         for done, (stop, count) in enumerate(counts.items(), 1):
             for number in range(len(batches)):
-                _add_batch(stop, count, number, stream, as_given)
+                _add_batch(
+                    stop,
+                    count,
+                    number,
+                    stream,
+                    as_given,
+                )
             stop.finish()
             progress.update(done)
     return [stop for stop in stops if stop not in counts]
@@ -178,7 +220,10 @@ def change_each(
 
 
 @contextlib.contextmanager
-def _walk_of(model: Any, batches: Sequence[Any]) -> Iterator[Walk]:
+def _walk_of(
+    model: Any,
+    batches: Sequence[Any],
+) -> Iterator[Walk]:
     if not computes_its_graph(model):
         yield CallWalk(model, batches)
         return
@@ -186,19 +231,42 @@ def _walk_of(model: Any, batches: Sequence[Any]) -> Iterator[Walk]:
         yield GraphWalk(model, batches, pathlib.Path(folder))
 
 
-def _add_batch(stop: Any, count: int, number: int, stream: Stream, as_given: Stream | None) -> None:
+def _add_batch(
+    stop: Any,
+    count: int,
+    number: int,
+    stream: Stream,
+    as_given: Stream | None,
+) -> None:
     """Adds the inputs of a batch, with those in the model as given, to a stop."""
     references: list[LayerCall] = []
     if as_given is not None:
-        references = _calls(as_given, stop, count, number)
-    for position, call in enumerate(_calls(stream, stop, count, number)):
+        references = _calls(
+            as_given,
+            stop,
+            count,
+            number,
+        )
+    for position, call in enumerate(
+        _calls(
+            stream,
+            stop,
+            count,
+            number,
+        )
+    ):
         if as_given is None:
             stop.add(call.inputs, None, **call.options)
         elif position < len(references):
             stop.add(call.inputs, references[position].inputs, **call.options)
 
 
-def _calls(stream: Stream, stop: Any, count: int, number: int) -> list[LayerCall]:
+def _calls(
+    stream: Stream,
+    stop: Any,
+    count: int,
+    number: int,
+) -> list[LayerCall]:
     calls = stream.calls(stop, count, number)
     if not calls:
         raise NotPrunableError(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -28,16 +28,14 @@ def ladder_of(group: ChannelGroup, multiple_of: int) -> list[int]:
     if group.width < 2 * multiple_of:
         units = max(group.steps // _NARROW_STEPS, 1)
         step = group.unit * units
+    widths: Sequence[int]
     narrowest = step * math.ceil(_LEAST_SHARE * group.width / step)
-    shares: np.ndarray = np.arange(narrowest, group.width, step)
-    if len(shares) > _RUNGS:
-        shares = np.geomspace(narrowest, group.width, _RUNGS)
-    widths = {group.width}
-    for share in shares:
-        width = step * round(share / step)
-        if width < group.width:
-            widths.add(max(width, narrowest))
-    return sorted(widths, reverse=True)
+    widths = range(narrowest, group.width, step)
+    if len(widths) > _RUNGS:
+        factors = np.geomspace(narrowest, group.width, _RUNGS) / step
+        rungs = {step * round(factor) for factor in factors}
+        widths = [width for width in rungs if narrowest <= width < group.width]
+    return sorted([group.width, *widths], reverse=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -81,7 +81,7 @@ def widths(
         >>> layers = [keras.layers.Dense(32, "relu", name="hidden"), keras.layers.Dense(3)]
         >>> model = keras.Sequential([keras.Input((8,)), *layers])
         >>> table = widths(model, np.random.default_rng(0).normal(size=(256, 8)))
-        >>> table.search(0.5)
+        >>> table.search(0.6)
         {'hidden': 16}
         >>> table.predicted({"hidden": 8}) > table.predicted({"hidden": 16}) > 0
         True

@@ -57,14 +57,23 @@ class RuledCall:
     outputs: list[int]
     masks: list[int]
 
-    def of_inputs(self, values: Mapping[int, np.ndarray]) -> np.ndarray:
+    def of_inputs(
+        self,
+        values: Mapping[int, np.ndarray],
+    ) -> np.ndarray:
         return _side_by_side(self.inputs, values)
 
-    def of_outputs(self, values: Mapping[int, np.ndarray]) -> np.ndarray:
+    def of_outputs(
+        self,
+        values: Mapping[int, np.ndarray],
+    ) -> np.ndarray:
         return _side_by_side(self.outputs, values)
 
 
-def _side_by_side(keys: Sequence[int], values: Mapping[int, np.ndarray]) -> np.ndarray:
+def _side_by_side(
+    keys: Sequence[int],
+    values: Mapping[int, np.ndarray],
+) -> np.ndarray:
     return np.concatenate([np.zeros(0, bool), *[values[key] for key in keys]])
 
 
@@ -76,7 +85,11 @@ class ChannelGraph:
         exact: bool. Whether outputs must stay equal when channels go.
     """
 
-    def __init__(self, model: Any, exact: bool = True) -> None:
+    def __init__(
+        self,
+        model: Any,
+        exact: bool = True,
+    ) -> None:
         self.sizes: dict[int, int] = {}
         self.calls: list[RuledCall] = []
         self._tensors: dict[int, ChannelTensor] = {}
@@ -87,7 +100,11 @@ class ChannelGraph:
         for call in calls:
             self.calls.append(self._ruled(call, exact))
 
-    def _ruled(self, call: GraphCall, exact: bool) -> RuledCall:
+    def _ruled(
+        self,
+        call: GraphCall,
+        exact: bool,
+    ) -> RuledCall:
         masks = [
             id(tensor)
             for tensor in keras.tree.flatten(call.kwargs.get("mask"))
@@ -114,13 +131,22 @@ class ChannelGraph:
         rank = len(tensor.shape)
         return 1 if self._second_axis and rank > 2 else rank - 1
 
-    def _note(self, tensor: Any, axis: int) -> None:
+    def _note(
+        self,
+        tensor: Any,
+        axis: int,
+    ) -> None:
         shape = tuple(tensor.shape)
         channels = ChannelTensor(shape, axis % max(len(shape), 1))
         self._tensors.setdefault(id(tensor), channels)
         self.sizes.setdefault(id(tensor), channels.size)
 
-    def _rule(self, call: GraphCall, inputs: list[Any], exact: bool) -> ChannelRule | str:
+    def _rule(
+        self,
+        call: GraphCall,
+        inputs: list[Any],
+        exact: bool,
+    ) -> ChannelRule | str:
         layer = call.operation
         if not inputs:
             return "the model is given them"
@@ -142,7 +168,11 @@ class ChannelGraph:
                 constants.update(self.split(call.outputs, outputs))
         return constants
 
-    def split(self, keys: Sequence[int], channels: np.ndarray) -> dict[int, np.ndarray]:
+    def split(
+        self,
+        keys: Sequence[int],
+        channels: np.ndarray,
+    ) -> dict[int, np.ndarray]:
         """The channels of each tensor, out of those of all, one after the other."""
         ends = np.cumsum([self.sizes[key] for key in keys])
         return dict(zip(keys, np.split(channels, ends[:-1]), strict=True))

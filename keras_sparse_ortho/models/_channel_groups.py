@@ -66,7 +66,11 @@ class ChannelGroups(Sequence[ChannelGroup]):
             how many channels stay, and why.
     """
 
-    def __init__(self, groups: Sequence[ChannelGroup], stays: Mapping[str, Staying]) -> None:
+    def __init__(
+        self,
+        groups: Sequence[ChannelGroup],
+        stays: Mapping[str, Staying],
+    ) -> None:
         self._groups = tuple(groups)
         self.stays = dict(stays)
 
@@ -102,7 +106,12 @@ class ChannelGroups(Sequence[ChannelGroup]):
 _WIDTH = 80  # of a terminal
 
 
-def _table_line(name: str, width: str, unit: str, readers: str) -> str:
+def _table_line(
+    name: str,
+    width: str,
+    unit: str,
+    readers: str,
+) -> str:
     return f"{_shortened(name, 28):28} {width:>5} {unit:>4}  {_shortened(readers, _WIDTH - 40)}"
 
 
@@ -111,7 +120,11 @@ def _shortened(text: str, length: int) -> str:
 
 
 @other_keywords
-def channel_groups(model: keras.Model, *, exact: bool = True) -> ChannelGroups:
+def channel_groups(
+    model: keras.Model,
+    *,
+    exact: bool = True,
+) -> ChannelGroups:
     """Lists the channels of a model that can be removed, in groups that go together.
 
     Channels are one group if the same layers make, pass on and read them. A channel `c` of a group
@@ -150,6 +163,13 @@ def channel_groups(model: keras.Model, *, exact: bool = True) -> ChannelGroups:
     return _Tracing(model, exact).groups()
 
 
+_Holder = tuple[str, str]
+"""A layer that holds channels, and the reason."""
+_Rows = dict[str, list[int]]
+"""The rows that read the channels of a class, by the path of the kernel."""
+_Kind = tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]
+
+
 class _Reading(NamedTuple):
     """A kernel that reads channels: its path, and the rows of each channel."""
 
@@ -166,10 +186,14 @@ class _Tracing:
     rules.
     """
 
-    def __init__(self, model: Any, exact: bool) -> None:
+    def __init__(
+        self,
+        model: Any,
+        exact: bool,
+    ) -> None:
         self.paths = {id(weight.variable): weight.path for weight in prunable_weights(model)}
         self.parents: list[int] = []
-        self.holders: dict[int, tuple[str, str]] = {}
+        self.holders: dict[int, _Holder] = {}
         self.makers: dict[int, str] = {}
         self.readings: list[_Reading] = []
         self.numbers: dict[int, np.ndarray] = {}  # by tensor
@@ -178,7 +202,11 @@ class _Tracing:
             self._trace(call)
         self._hold_outputs(model)
 
-    def make(self, name: str, count: int) -> np.ndarray:
+    def make(
+        self,
+        name: str,
+        count: int,
+    ) -> np.ndarray:
         start = len(self.parents)
         numbers = np.arange(start, start + count)
         self.parents.extend(range(start, start + count))
@@ -191,10 +219,20 @@ class _Tracing:
             for number in column[1:]:
                 self.parents[self._root(int(number))] = first
 
-    def read(self, variable: Any, channels: np.ndarray, rows: np.ndarray) -> None:
+    def read(
+        self,
+        variable: Any,
+        channels: np.ndarray,
+        rows: np.ndarray,
+    ) -> None:
         self.readings.append(_Reading(self.paths[id(variable)], channels, rows))
 
-    def hold(self, channels: np.ndarray, layer: Any, reason: str) -> None:
+    def hold(
+        self,
+        channels: np.ndarray,
+        layer: Any,
+        reason: str,
+    ) -> None:
         holder = f"{layer.name} ({type(layer).__name__})"
         for number in channels:
             self.holders.setdefault(int(number), (holder, reason))
@@ -225,24 +263,21 @@ class _Tracing:
 
     def groups(self) -> ChannelGroups:
         """Classes of the same makers and readers as groups, in the order of their makers."""
-        makers = self._makers_of_classes()
+        holders = {}
+        for number, holder in self.holders.items():
+            holders[self._root(number)] = holder
         rows = self._rows_of_classes()
-        holders = {self._root(number): holder for number, holder in self.holders.items()}
-        alike: dict[Any, list[int]] = collections.defaultdict(list)
-        stays: dict[tuple[str, str], int] = collections.Counter()
-        for root, names in makers.items():
+        stays: collections.Counter[_Holder] = collections.Counter()
+        alike: dict[_Kind, list[_Rows]] = collections.defaultdict(list)
+        for root, makers in self._makers_of_classes().items():
             if root in holders:
-                stays[holders[root]] += sum(names.values())
+                stays[holders[root]] += sum(makers.values())
             elif root in rows:
-                counts = tuple((path, len(lines)) for path, lines in sorted(rows[root].items()))
-                alike[tuple(names.items()), counts].append(root)
+                alike[_kind(makers, rows[root])].append(rows[root])
         groups = []
-        for (names, counts), roots in alike.items():
-            if len(roots) > 1:  # one channel must stay
-                of_readers = {
-                    path: np.array([rows[root][path] for root in roots]) for path, _ in counts
-                }
-                groups.append(_group(dict(names), len(roots), of_readers))
+        for (makers_of_kind, _), classes in alike.items():
+            if len(classes) > 1:  # one channel must stay
+                groups.append(_group(dict(makers_of_kind), classes))
         return ChannelGroups(_with_names_of_their_own(groups), _by_holder(stays))
 
     def _makers_of_classes(self) -> dict[int, collections.Counter[str]]:
@@ -253,9 +288,9 @@ class _Tracing:
                 makers[self._root(number)][name] += 1
         return makers
 
-    def _rows_of_classes(self) -> dict[int, dict[str, list[int]]]:
+    def _rows_of_classes(self) -> dict[int, _Rows]:
         """The rows of each reading kernel, by the root of the class."""
-        rows: dict[int, dict[str, list[int]]] = collections.defaultdict(dict)
+        rows: dict[int, _Rows] = collections.defaultdict(dict)
         for reading in self.readings:
             for number, of_channel in zip(reading.channels, reading.rows, strict=True):
                 of_class = rows[self._root(int(number))]
@@ -263,11 +298,26 @@ class _Tracing:
         return rows
 
 
-def _group(makers: dict[str, int], steps: int, rows: dict[str, np.ndarray]) -> ChannelGroup:
-    """A group of a number of classes, in each of which layers make so many channels."""
+def _kind(makers: collections.Counter[str], rows: _Rows) -> _Kind:
+    """How many channels of a class each layer makes, and how many rows each kernel has for it."""
+    counts = [(path, len(rows[path])) for path in sorted(rows)]
+    return tuple(makers.items()), tuple(counts)
+
+
+def _group(makers: dict[str, int], classes: Sequence[_Rows]) -> ChannelGroup:
+    """A group of classes, in each of which layers make so many channels."""
+    rows = {}
+    for path in sorted(classes[0]):
+        rows[path] = np.array([of_class[path] for of_class in classes])
+    layers = [name.partition("/")[0] for name in makers]
     unit = max(makers.values())
-    layers = tuple(dict.fromkeys(name.partition("/")[0] for name in makers))
-    return ChannelGroup("+".join(makers), unit * steps, layers, rows, unit)
+    return ChannelGroup(
+        name="+".join(makers),
+        width=unit * len(classes),
+        makers=tuple(dict.fromkeys(layers)),
+        rows=rows,
+        unit=unit,
+    )
 
 
 def _with_names_of_their_own(groups: Sequence[ChannelGroup]) -> list[ChannelGroup]:
@@ -282,7 +332,9 @@ def _with_names_of_their_own(groups: Sequence[ChannelGroup]) -> list[ChannelGrou
     return numbered
 
 
-def _by_holder(stays: Mapping[tuple[str, str], int]) -> dict[str, Staying]:
+def _by_holder(
+    stays: Mapping[tuple[str, str], int],
+) -> dict[str, Staying]:
     """How many channels each layer holds; of several reasons the first."""
     by_holder: dict[str, Staying] = {}
     for (holder, reason), count in stays.items():

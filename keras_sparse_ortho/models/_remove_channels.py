@@ -32,7 +32,11 @@ Changes = dict[int, SmallerLayer | SmallerOperation]
 
 
 @other_keywords
-def remove_channels(model: keras.Model, *, exact: bool = True) -> keras.Model:
+def remove_channels(
+    model: keras.Model,
+    *,
+    exact: bool = True,
+) -> keras.Model:
     """Strips a model, and removes every channel that does nothing: smaller layers, same outputs.
 
     A channel whose kernel is 0 is a constant behind bias, normalization and activation,
@@ -157,7 +161,10 @@ def _smaller(
     return rule.smaller(call.of_inputs(constants), read, outputs)
 
 
-def _unread(graph: ChannelGraph, wanted: Mapping[int, Mask]) -> list[str]:
+def _unread(
+    graph: ChannelGraph,
+    wanted: Mapping[int, Mask],
+) -> list[str]:
     """Outputs of layers without a rule that nothing reads, though others of the tensor."""
     texts = []
     for call in graph.calls:
@@ -197,12 +204,15 @@ def _unknown_behind(tensor: int, calls: list[RuledCall]) -> Any:
 
 def _inside_unknown(model: Any) -> list[str]:
     """Dead outputs of kernels that belong to layers without a rule, or lie inside such."""
-    unknown = {
-        id(call.layer): call.layer
-        for call in ChannelGraph(model).calls
-        if call.rule is None or isinstance(call.rule, Attention)
-    }
     texts = []
+    unknown = {}
+    for call in ChannelGraph(model).calls:
+        if call.rule is None:
+            unknown[id(call.layer)] = call.layer
+        elif isinstance(call.rule, Attention):
+            dead = call.rule.count_constant_values()
+            if dead:
+                texts.append(f"{dead} of '{call.layer.name}/value/kernel' in {_named(call.layer)}")
     for layer in unknown.values():
         for weight in prunable_weights(layer) if getattr(layer, "weights", None) else ():
             if weight.layout is not None and not weight.layout.inputs:

@@ -92,7 +92,7 @@ def narrow(
         >>> layers = [keras.layers.Dense(32, "relu", name="hidden"), keras.layers.Dense(3)]
         >>> model = keras.Sequential([keras.Input((8,)), *layers])
         >>> x = np.random.default_rng(0).normal(size=(256, 8))  # a few hundred inputs
-        >>> small = narrow(model, 0.5, data=x)
+        >>> small = narrow(model, 0.6, data=x)
         >>> [tuple(layer.kernel.shape) for layer in small.layers]
         [(8, 16), (16, 3)]
         >>> small = narrow(model, {"hidden": 24}, data=x)

@@ -222,6 +222,7 @@ def convolutions(padding, bias, *between):
         ("valid", 0.7, [L.Softmax()], 8),  # which is no constant behind softmax
         ("valid", 0.7, [L.Activation("softmax")], 8),
         ("valid", 0.7, [L.LayerNormalization()], 8),
+        ("valid", 0.7, [L.Conv2DTranspose(4, 3, strides=2)], 6),  # at the border, too
         ("valid", 0.7, [L.GroupNormalization(-1)], 5),  # each channel by itself: 0
         ("valid", 0.7, [L.AveragePooling2D(2, padding="same"), L.UpSampling2D(2)], 5),
     ],

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
+from keras_sparse_ortho import calibration
 from keras_sparse_ortho.errors import BudgetError, NotPrunableError, UnknownWeightError
-from tests.helpers import array, assert_same
+from tests.helpers import array, assert_same, slow_on_jax
 
 L = keras.layers
 
@@ -62,8 +63,8 @@ def test_half_of_the_parameters_of_a_sequential_model():
 def test_channels_of_a_residual_network_go_together():
     model, x = residual(), rows(6, 6, 2)
     groups = {group.name: group.width for group in kso.channel_groups(model)}
-    assert groups == {"inner": 16, "outer+stem": 8}
-    small = kso.narrow(model, {"inner": 8, "outer+stem": 6}, data=x)
+    assert groups == {"stem+outer": 8, "inner": 16}
+    small = kso.narrow(model, {"inner": 8, "stem+outer": 6}, data=x)
     widths = {name: small.get_layer(name).kernel.shape for name in ("stem", "inner", "outer")}
     assert widths == {"stem": (3, 3, 2, 6), "inner": (3, 3, 6, 8), "outer": (1, 1, 8, 6)}
     assert small.get_layer("depthwise").kernel.shape == (3, 3, 6, 1)
@@ -147,14 +148,51 @@ def test_full_widths_change_nothing():
         assert_same(model.get_weights(), same.get_weights())
 
 
-@pytest.mark.core
-def test_recurrent_readers():
+@slow_on_jax
+def test_embeddings_and_units_of_recurrent_layers():
     keras.utils.set_random_seed(0)
-    inputs = keras.Input((5, 6))
-    x = L.Conv1D(16, 3, padding="same", activation="relu", name="conv")(inputs)
-    model = keras.Model(inputs, L.Dense(3, name="head")(L.Dense(8, "tanh")(L.Flatten()(x))))
-    small = kso.narrow(model, {"conv": 8}, data=rows(5, 6))
-    assert small.get_layer("conv").kernel.shape == (3, 6, 8)
+    inputs = keras.Input((5,), dtype="int32")
+    x = L.GRU(8, name="gru")(L.Embedding(20, 12, name="words")(inputs))
+    model = keras.Model(inputs, L.Dense(3, name="head")(x))
+    tokens = np.random.default_rng(0).integers(0, 20, (64, 5))
+    table = kso.widths(model, tokens, multiple_of=2)
+    small = kso.narrow(model, {"words": 6, "gru": 4}, data=tokens, table=table)
+    assert small.get_layer("words").embeddings.shape == (20, 6)
+    assert small.get_layer("gru").cell.kernel.shape == (6, 12)
+    # The kernel that reads states is refitted, too: units read each other.
+    assert "gru/gru_cell/recurrent_kernel" in table.groups["gru"].rows
+    assert table.cost({"words": 6, "gru": 4}) == small.count_params()
+
+
+@slow_on_jax
+def test_heads_of_attention():
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((6, 8))
+    x = L.MultiHeadAttention(4, 4, name="attention")(inputs, inputs)
+    model = keras.Model(inputs, L.Dense(2, name="head")(x))
+    x = rows(6, 8)
+    table = kso.widths(model, x)
+    small = kso.narrow(model, {"attention/heads": 3}, data=x, table=table)
+    assert small.get_layer("attention").num_heads == 3
+    assert table.cost({"attention/heads": 3}) == small.count_params()
+    assert table.errors["attention/heads"].keys() == {4, 3, 2, 1}
+
+
+def test_groups_that_cannot_be_measured_are_refused_by_name(monkeypatch):
+    model, x = sequential(), rows(6)
+    name = "keras_sparse_ortho.calibration._readers.stop_of"
+    original = calibration._readers.stop_of
+
+    def stop_of(model, weight, solve):
+        return None if weight.path == "middle/kernel" else original(model, weight, solve)
+
+    monkeypatch.setattr(name, stop_of)
+    with pytest.raises(NotPrunableError, match="'middle/kernel', which reads 'up'"):
+        kso.narrow(model, {"up": 8}, data=x)
+    with pytest.warns(UserWarning, match="'middle/kernel', which reads 'up'"):
+        table = kso.widths(model, x)
+    assert [*table.errors] == ["middle"]
+    assert set(table.search(0.8)) == {"middle"}
 
 
 def test_a_failure_leaves_the_model_as_it_was(monkeypatch):

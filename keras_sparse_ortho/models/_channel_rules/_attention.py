@@ -48,7 +48,12 @@ class Attention(ChannelRule):
 
     has_kernel = True
 
-    def __init__(self, layer: Any, inputs: list[_Input], axis: int = -1) -> None:
+    def __init__(
+        self,
+        layer: Any,
+        inputs: list[_Input],
+        axis: int = -1,
+    ) -> None:
         super().__init__(layer, axis)
         self.inputs = inputs
         # JAX's attention has one width for queries, keys and values.
@@ -64,7 +69,12 @@ class Attention(ChannelRule):
     def constants(self, inputs: Constants) -> Constants:
         return np.full(self.output_kernel.shape[-1], np.nan)
 
-    def needed(self, constants: Constants, read: Mask, live: Mask) -> tuple[Mask, Mask]:
+    def needed(
+        self,
+        constants: Constants,
+        read: Mask,
+        live: Mask,
+    ) -> tuple[Mask, Mask]:
         heads = _live_heads(self._live_values(live))
         read = read.copy()
         for tensor in self.inputs:
@@ -89,48 +99,92 @@ class Attention(ChannelRule):
         rows = without_tiny(self.output_kernel)[..., live].any(axis=2)
         return self._live_columns("value") & rows
 
-    def smaller(self, constants: Constants, read: Mask, live: Mask) -> SmallerLayer | None:
+    def count_constant_values(self) -> int:
+        """Number of values in heads whose values are the bias alone; such heads stay."""
+        kernel = self.kernels["value"]
+        return int(kernel.shape[2] * np.sum(~kernel.any(axis=(0, 2))))
+
+    def smaller(
+        self,
+        constants: Constants,
+        read: Mask,
+        live: Mask,
+    ) -> SmallerLayer | None:
+        """The layer with fewer heads, narrower ones, and fewer channels around them."""
         values = self._live_values(live)
         heads = _live_heads(values)
         scores = self._live_columns("query") & self._live_columns("key")
-        widths = [int(columns[heads].sum(axis=1).max()) for columns in (scores, values)]
+        key_dim = _width(scores[heads])
+        value_dim = _width(values[heads])
         if self.has_one_width:
-            widths = [max(widths)] * 2
-        score_columns = _live_first(scores[heads], widths[0])
-        value_columns = _live_first(values[heads], widths[1])
-        key_dim = score_columns.shape[1]
-        settings = {
-            "num_heads": count_of(heads),
-            "key_dim": key_dim,
-            "value_dim": value_columns.shape[1],
-            "output_shape": (count_of(live),),
+            key_dim = value_dim = max(key_dim, value_dim)
+        score_columns = _live_first(scores[heads], key_dim)
+        value_columns = _live_first(values[heads], value_dim)
+        scale = math.sqrt(key_dim / scores.shape[1])
+        by_variable = {
+            **self._projected("query", read, heads, score_columns, scale),
+            **self._projected("key", read, heads, score_columns),
+            **self._projected("value", read, heads, value_columns),
+            **self._returned(live, heads, value_columns),
         }
-        arrays = {}
-        for name, projection in self.projections.items():
-            rows = self._rows_read_by(name, read)
-            columns = value_columns if name == "value" else score_columns
-            scale = math.sqrt(key_dim / scores.shape[1]) if name == "query" else 1.0
-            kernel = self.kernels[name][rows][:, heads] * scale
-            arrays[id(projection.kernel)] = np.take_along_axis(kernel, columns[None], axis=2)
-            if projection.bias is not None:
-                bias = value_of(projection.bias)[heads] * scale
-                arrays[id(projection.bias)] = np.take_along_axis(bias, columns, axis=1)
-        output = self.output_kernel[heads][..., live]
-        output = np.take_along_axis(output, value_columns[..., None], axis=1)
-        arrays[id(self.layer.output_dense.kernel)] = output
-        if self.layer.output_dense.bias is not None:
-            arrays[id(self.layer.output_dense.bias)] = value_of(self.layer.output_dense.bias)[live]
-        weights = [arrays[id(variable)] for variable in self.layer.weights]
+        weights = [by_variable[id(variable)] for variable in self.layer.weights]
         before = [tuple(variable.shape) for variable in self.layer.weights]
         if [weight.shape for weight in weights] == before:
             return None
+        settings = {
+            "num_heads": count_of(heads),
+            "key_dim": key_dim,
+            "value_dim": value_dim,
+            "output_shape": (count_of(live),),
+        }
         return smaller_layer(self.layer, settings, weights)
 
-    def _rows_read_by(self, name: str, read: Mask) -> Mask:
+    def _projected(
+        self,
+        name: str,
+        read: Mask,
+        heads: Mask,
+        columns: np.ndarray,
+        scale: float = 1.0,
+    ) -> dict[int, np.ndarray]:
+        """Kernel and bias of a projection: some of its rows and heads, and columns of each head."""
+        projection = self.projections[name]
+        kernel = self.kernels[name][self._rows_read_by(name, read)][:, heads] * scale
+        arrays = {id(projection.kernel): np.take_along_axis(kernel, columns[None], axis=2)}
+        if projection.bias is not None:
+            bias = value_of(projection.bias)[heads] * scale
+            arrays[id(projection.bias)] = np.take_along_axis(bias, columns, axis=1)
+        return arrays
+
+    def _returned(
+        self,
+        live: Mask,
+        heads: Mask,
+        columns: np.ndarray,
+    ) -> dict[int, np.ndarray]:
+        """Kernel and bias of the outputs: some heads, rows of each, and some outputs."""
+        projection = self.layer.output_dense
+        kernel = self.output_kernel[heads][..., live]
+        arrays = {
+            id(projection.kernel): np.take_along_axis(kernel, columns[..., None], axis=1),
+        }
+        if projection.bias is not None:
+            arrays[id(projection.bias)] = value_of(projection.bias)[live]
+        return arrays
+
+    def _rows_read_by(
+        self,
+        name: str,
+        read: Mask,
+    ) -> Mask:
         [rows] = [read[x.channels] for x in self.inputs if name in x.projections]
         return rows
 
-    def trace(self, tracer: Tracer, inputs: np.ndarray) -> np.ndarray:
+    def trace(
+        self,
+        tracer: Tracer,
+        inputs: np.ndarray,
+    ) -> np.ndarray:
         for tensor in self.inputs:
             channels = inputs[tensor.channels]
             if not tensor.projections:
@@ -154,10 +208,15 @@ def _live_heads(values: Mask) -> Mask:
     return heads
 
 
+def _width(live: Mask) -> int:
+    """The number of live columns of the widest head, at least one."""
+    return max(int(live.sum(axis=1).max()), 1)
+
+
 def _live_first(live: Mask, width: int) -> np.ndarray:
-    """For each head its live columns, filled up with others to a width of at least one."""
+    """For each head its live columns, filled up with others to a width."""
     order = np.argsort(~live, axis=1, kind="stable")
-    return np.sort(order[:, : max(width, 1)], axis=1)
+    return np.sort(order[:, :width], axis=1)
 
 
 _ARGUMENTS = (
@@ -180,7 +239,10 @@ def _attention(call: ChannelCall) -> ChannelRule | str:
     return Attention(layer, _inputs(call, arguments), len(call.output_shape) - 1)
 
 
-def _inputs(call: ChannelCall, arguments: dict[str, Any]) -> list[_Input]:
+def _inputs(
+    call: ChannelCall,
+    arguments: dict[str, Any],
+) -> list[_Input]:
     """The tensors in the order of the call's inputs, with the projections that read them."""
     inputs = []
     start = 0

@@ -32,7 +32,11 @@ class Depthwise(Tied):
 
     has_kernel = True
 
-    def __init__(self, layer: Any, axis: int = -1) -> None:
+    def __init__(
+        self,
+        layer: Any,
+        axis: int = -1,
+    ) -> None:
         self.kernel = value_of(layer.kernel)
         channels, multiplier = self.kernel.shape[-2:]
         super().__init__(layer, np.arange(channels * multiplier)[None] // multiplier, axis)
@@ -42,7 +46,12 @@ class Depthwise(Tied):
         sums = _each_by_itself(self.layer, self.kernel, inputs)
         return activated(self.layer.activation, sums + self.bias)
 
-    def smaller(self, constants: Constants, read: Mask, live: Mask) -> SmallerLayer:
+    def smaller(
+        self,
+        constants: Constants,
+        read: Mask,
+        live: Mask,
+    ) -> SmallerLayer:
         bias = self.bias[live] if self.layer.use_bias else None
         return smaller_layer(self.layer, {}, [self.kernel[..., read, :], bias])
 
@@ -50,20 +59,34 @@ class Depthwise(Tied):
 class Separable(Linear):
     """A depthwise kernel in front of the kernel, which reads `multiplier` rows a channel."""
 
-    def __init__(self, layer: Any, axis: int = -1) -> None:
+    def __init__(
+        self,
+        layer: Any,
+        axis: int = -1,
+    ) -> None:
         self.depthwise = value_of(layer.depthwise_kernel)
         super().__init__(layer, layer.pointwise_kernel, axis)
 
     def fixed_inputs(self, inputs: Constants) -> Constants:
         return _each_by_itself(self.layer, self.depthwise, inputs)
 
-    def needed(self, constants: Constants, read: Mask, live: Mask) -> tuple[Mask, Mask]:
+    def needed(
+        self,
+        constants: Constants,
+        read: Mask,
+        live: Mask,
+    ) -> tuple[Mask, Mask]:
         live = live | self.mixes
         used = self.taps[:, :, live].any(axis=(0, 2))
         used = used & np.isnan(self.fixed_inputs(constants))
         return read | used.reshape(len(read), -1).any(axis=1), live
 
-    def smaller(self, constants: Constants, read: Mask, live: Mask) -> SmallerLayer:
+    def smaller(
+        self,
+        constants: Constants,
+        read: Mask,
+        live: Mask,
+    ) -> SmallerLayer:
         rows = np.repeat(read, self.depthwise.shape[-1])
         bias = self._new_bias(constants, rows)
         settings = self._settings(bias, live)
@@ -73,7 +96,11 @@ class Separable(Linear):
         return smaller_layer(self.layer, settings, weights)
 
 
-def _each_by_itself(layer: Any, kernel: np.ndarray, inputs: Constants) -> Constants:
+def _each_by_itself(
+    layer: Any,
+    kernel: np.ndarray,
+    inputs: Constants,
+) -> Constants:
     """The constants after a depthwise kernel `(*taps, channels, multiplier)`, without bias."""
     varies = inputs != 0 if has_borders(layer) else np.isnan(inputs)
     taps = without_tiny(kernel).reshape(-1, *kernel.shape[-2:])

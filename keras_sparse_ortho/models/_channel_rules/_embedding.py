@@ -28,16 +28,30 @@ class Table(ChannelRule):
         table = value_of(self.layer.embeddings)
         return np.where((table == table[0]).all(axis=0), table[0], np.nan)
 
-    def needed(self, constants: Constants, read: Mask, live: Mask) -> tuple[Mask, Mask]:
+    def needed(
+        self,
+        constants: Constants,
+        read: Mask,
+        live: Mask,
+    ) -> tuple[Mask, Mask]:
         return np.ones_like(read), live
 
-    def smaller(self, constants: Constants, read: Mask, live: Mask) -> SmallerLayer | None:
+    def smaller(
+        self,
+        constants: Constants,
+        read: Mask,
+        live: Mask,
+    ) -> SmallerLayer | None:
         if live.all():
             return None
         table = value_of(self.layer.embeddings)[:, live]
         return smaller_layer(self.layer, {"output_dim": count_of(live)}, [table])
 
-    def trace(self, tracer: Tracer, inputs: np.ndarray) -> np.ndarray:
+    def trace(
+        self,
+        tracer: Tracer,
+        inputs: np.ndarray,
+    ) -> np.ndarray:
         tracer.hold(inputs, self.layer, "they are tokens")
         return tracer.make(self.layer.name, self.layer.output_dim)
 

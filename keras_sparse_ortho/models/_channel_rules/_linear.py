@@ -42,7 +42,12 @@ class Linear(ChannelRule):
 
     has_kernel = True
 
-    def __init__(self, layer: Any, variable: Any, axis: int = -1) -> None:
+    def __init__(
+        self,
+        layer: Any,
+        variable: Any,
+        axis: int = -1,
+    ) -> None:
         super().__init__(layer, axis)
         self.variable = variable
         self.kernel = value_of(variable)
@@ -66,7 +71,12 @@ class Linear(ChannelRule):
         sums = np.nan_to_num(fixed) @ self.taps.sum(axis=0) + self.bias
         return activated(self.layer.activation, np.where(varies, np.nan, sums))
 
-    def needed(self, constants: Constants, read: Mask, live: Mask) -> tuple[Mask, Mask]:
+    def needed(
+        self,
+        constants: Constants,
+        read: Mask,
+        live: Mask,
+    ) -> tuple[Mask, Mask]:
         """Varying channels that a live output reads, and one to carry constants."""
         live = live | self.mixes
         used = self.taps[:, :, live].any(axis=(0, 2))
@@ -79,38 +89,69 @@ class Linear(ChannelRule):
                 read[np.argmax(wanted)] = True
         return read, live
 
-    def smaller(self, constants: Constants, read: Mask, live: Mask) -> SmallerLayer:
+    def smaller(
+        self,
+        constants: Constants,
+        read: Mask,
+        live: Mask,
+    ) -> SmallerLayer:
         """Rows and columns go; their sum is in the bias, or in the row of the carrier."""
         kernel = self.kernel[..., live].copy()
         if self.has_borders:
             self._give_to_carrier(kernel, constants, read)
         return self._with(kernel[..., read, :], self._new_bias(constants, read), live)
 
-    def _new_bias(self, constants: Constants, rows: Mask) -> np.ndarray:
+    def _new_bias(
+        self,
+        constants: Constants,
+        rows: Mask,
+    ) -> np.ndarray:
         """The bias with the shares of constant rows that go."""
         gone = np.where(rows, 0, np.nan_to_num(self.fixed_inputs(constants)))
         return self.bias + gone @ self.taps.sum(axis=0)
 
-    def _give_to_carrier(self, kernel: np.ndarray, constants: Constants, read: Mask) -> None:
+    def _give_to_carrier(
+        self,
+        kernel: np.ndarray,
+        constants: Constants,
+        read: Mask,
+    ) -> None:
         size = np.where(read, np.abs(np.nan_to_num(constants)), 0)
         carrier = int(np.argmax(size))
         if size[carrier] > 0:  # else no live output reads constants
             shares = np.where(read, 0, np.nan_to_num(constants)) / constants[carrier]
             kernel[..., carrier, :] += np.einsum("i,...io->...o", shares, kernel)
 
-    def _with(self, kernel: np.ndarray, bias: np.ndarray, live: Mask) -> SmallerLayer:
+    def _with(
+        self,
+        kernel: np.ndarray,
+        bias: np.ndarray,
+        live: Mask,
+    ) -> SmallerLayer:
         settings = self._settings(bias, live)
         return smaller_layer(self.layer, settings, [kernel, self._bias_of(settings, bias, live)])
 
-    def _settings(self, bias: np.ndarray, live: Mask) -> dict[str, Any]:
+    def _settings(
+        self,
+        bias: np.ndarray,
+        live: Mask,
+    ) -> dict[str, Any]:
         size = "units" if hasattr(self.layer, "units") else "filters"
         return {size: count_of(live), "use_bias": bool(self.layer.use_bias or bias.any())}
 
     @staticmethod
-    def _bias_of(settings: dict[str, Any], bias: np.ndarray, live: Mask) -> np.ndarray | None:
+    def _bias_of(
+        settings: dict[str, Any],
+        bias: np.ndarray,
+        live: Mask,
+    ) -> np.ndarray | None:
         return bias[live] if settings["use_bias"] else None
 
-    def trace(self, tracer: Tracer, inputs: np.ndarray) -> np.ndarray:
+    def trace(
+        self,
+        tracer: Tracer,
+        inputs: np.ndarray,
+    ) -> np.ndarray:
         tracer.read(self.variable, inputs, self.rows(len(inputs)))
         return tracer.make(self.layer.name, self.kernel.shape[-1])
 
@@ -130,11 +171,20 @@ class Transposed(Linear):
         self.has_borders = True  # few taps reach the border, and strides leave gaps
         super()._set_taps()
 
-    def smaller(self, constants: Constants, read: Mask, live: Mask) -> SmallerLayer:
+    def smaller(
+        self,
+        constants: Constants,
+        read: Mask,
+        live: Mask,
+    ) -> SmallerLayer:
         config, [kernel, *bias] = super().smaller(constants, read, live)
         return SmallerLayer(config, [np.swapaxes(kernel, -1, -2), *bias])
 
-    def trace(self, tracer: Tracer, inputs: np.ndarray) -> np.ndarray:
+    def trace(
+        self,
+        tracer: Tracer,
+        inputs: np.ndarray,
+    ) -> np.ndarray:
         tracer.hold(inputs, self.layer, "its kernel has no rows for each channel it reads")
         return tracer.make(self.layer.name, self.kernel.shape[-1])
 
@@ -148,7 +198,11 @@ class Grouped(ChannelRule):
 
     has_kernel = True
 
-    def __init__(self, layer: Any, axis: int = -1) -> None:
+    def __init__(
+        self,
+        layer: Any,
+        axis: int = -1,
+    ) -> None:
         super().__init__(layer, axis)
         self.kernel = value_of(layer.kernel)
         self.groups = layer.groups
@@ -170,18 +224,32 @@ class Grouped(ChannelRule):
         """Number of outputs in a group."""
         return int(self.kernel.shape[-1]) // self.groups
 
-    def needed(self, constants: Constants, read: Mask, live: Mask) -> tuple[Mask, Mask]:
+    def needed(
+        self,
+        constants: Constants,
+        read: Mask,
+        live: Mask,
+    ) -> tuple[Mask, Mask]:
         inputs = read.reshape(self.groups, -1)
         outputs = live.reshape(self.groups, -1)
         stays = inputs.any(axis=1) | outputs.any(axis=1)
         return np.repeat(stays, inputs.shape[1]), np.repeat(stays, outputs.shape[1])
 
-    def smaller(self, constants: Constants, read: Mask, live: Mask) -> SmallerLayer:
+    def smaller(
+        self,
+        constants: Constants,
+        read: Mask,
+        live: Mask,
+    ) -> SmallerLayer:
         settings = {"filters": count_of(live), "groups": count_of(live) // self._width}
         bias = self.bias[live] if self.layer.use_bias else None
         return smaller_layer(self.layer, settings, [self.kernel[..., live], bias])
 
-    def trace(self, tracer: Tracer, inputs: np.ndarray) -> np.ndarray:
+    def trace(
+        self,
+        tracer: Tracer,
+        inputs: np.ndarray,
+    ) -> np.ndarray:
         outputs = tracer.make(self.layer.name, self.kernel.shape[-1])
         by_group = [channels.reshape(self.groups, -1) for channels in (inputs, outputs)]
         tracer.join(np.concatenate(by_group, axis=1).T)

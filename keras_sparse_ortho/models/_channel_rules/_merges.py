@@ -35,7 +35,12 @@ class Operand:
         axis: int. The axis of the channels in the outputs, counted from the last: -1, -2, ...
     """
 
-    def __init__(self, channels: np.ndarray, array: Any = None, axis: int = -1) -> None:
+    def __init__(
+        self,
+        channels: np.ndarray,
+        array: Any = None,
+        axis: int = -1,
+    ) -> None:
         self.channels = channels
         self.array = array
         self.axis = axis
@@ -45,7 +50,11 @@ class Operand:
         """Whether a constant array has one entry for each channel, not one for all."""
         return -self.axis <= np.ndim(self.array) and np.shape(self.array)[self.axis] > 1
 
-    def constants(self, inputs: Constants, count: int) -> Constants:
+    def constants(
+        self,
+        inputs: Constants,
+        count: int,
+    ) -> Constants:
         """The constant of each channel, NaN where it differs between positions."""
         if self.array is None:
             return inputs[self.channels]
@@ -63,13 +72,24 @@ class Merge(Tied):
     Tensors of one channel for all others, and constant arrays, may be among them.
     """
 
-    def __init__(self, layer: Any, combine: Combine, operands: list[Operand], axis: int) -> None:
-        own_channels = [x.channels for x in operands if x.array is None and _differ(x.channels)]
-        super().__init__(layer, np.stack(own_channels), axis)
+    def __init__(
+        self,
+        layer: Any,
+        combine: Combine,
+        operands: list[Operand],
+        axis: int,
+    ) -> None:
+        sources = []
+        shared = []
+        for operand in operands:
+            if operand.array is None and _differ(operand.channels):
+                sources.append(operand.channels)
+            elif operand.array is None:
+                shared.append(operand.channels[0])
+        super().__init__(layer, np.stack(sources), axis)
         self.combine = combine
         self.operands = operands
-        shared = [x.channels[:1] for x in operands if x.array is None and not _differ(x.channels)]
-        self.shared = np.concatenate([np.zeros(0, int), *shared])
+        self.shared = np.array(shared, int)
 
     def constants(self, inputs: Constants) -> Constants:
         count = self.sources.shape[1]
@@ -80,7 +100,12 @@ class Merge(Tied):
             constants = constants / len(rows)
         return np.where(np.isfinite(constants), constants, np.nan)
 
-    def needed(self, constants: Constants, read: Mask, live: Mask) -> tuple[Mask, Mask]:
+    def needed(
+        self,
+        constants: Constants,
+        read: Mask,
+        live: Mask,
+    ) -> tuple[Mask, Mask]:
         read, live = super().needed(constants, read, live)
         read[self.shared] |= live.any()
         return read, live
@@ -98,7 +123,11 @@ class Merge(Tied):
             return None
         return SmallerOperation(functools.partial(_with_arrays, self.layer, arrays))
 
-    def trace(self, tracer: Tracer, inputs: np.ndarray) -> np.ndarray:
+    def trace(
+        self,
+        tracer: Tracer,
+        inputs: np.ndarray,
+    ) -> np.ndarray:
         tracer.hold(inputs[self.shared], self.layer, "all channels of another tensor share them")
         return super().trace(tracer, inputs)
 
@@ -108,7 +137,11 @@ def _differ(channels: np.ndarray) -> bool:
     return len(channels) == 1 or channels[0] != channels[1]
 
 
-def _with_arrays(operation: Any, arrays: dict[int, Any], *args: Any) -> Any:
+def _with_arrays(
+    operation: Any,
+    arrays: dict[int, Any],
+    *args: Any,
+) -> Any:
     """Calls an operation with other constant arrays at some positions."""
     smaller = type(operation)(name=operation.name)
     return smaller(*[arrays.get(position, value) for position, value in enumerate(args)])
@@ -137,20 +170,29 @@ def _merge(call: ChannelCall) -> ChannelRule | str:
         return f"it is called with {', '.join(call.kwargs)}"
     if not call.inputs:
         return "it reads no tensor"
-    first = call.inputs[0]
-    rank = len(call.output_shape)
-    if any((len(x.shape), x.axis) != (rank, first.axis) for x in call.inputs):
+    if not _have_one_axis(call):
         return "its inputs differ in their number of axes, or in the axis of their channels"
-    count = ChannelTensor(call.output_shape, first.axis).size
+    axis = call.inputs[0].axis
+    count = ChannelTensor(call.output_shape, axis).size
     if not count or any(tensor.size not in (1, count) for tensor in call.inputs):
         return "its inputs differ in their number of channels"
     if not any(tensor.size == count for tensor in call.inputs):
         return "an array gives it more channels than its inputs have"
-    operands = _operands(call, count, first.axis - rank)
-    return Merge(call.layer, _COMBINE[type(call.layer).__name__], operands, first.axis)
+    operands = _operands(call, count, axis - len(call.output_shape))
+    return Merge(call.layer, _COMBINE[type(call.layer).__name__], operands, axis)
 
 
-def _operands(call: ChannelCall, count: int, axis: int) -> list[Operand]:
+def _have_one_axis(call: ChannelCall) -> bool:
+    """Whether all inputs have as many axes as the output, and their channels on one axis."""
+    expected = len(call.output_shape), call.inputs[0].axis
+    return all((len(tensor.shape), tensor.axis) == expected for tensor in call.inputs)
+
+
+def _operands(
+    call: ChannelCall,
+    count: int,
+    axis: int,
+) -> list[Operand]:
     operands = []
     start = 0
     tensors = iter(call.inputs)
@@ -167,17 +209,16 @@ def _operands(call: ChannelCall, count: int, axis: int) -> list[Operand]:
 
 def _concatenation(call: ChannelCall) -> ChannelRule | str:
     """Channels side by side; or positions, where a channel goes if it goes in all tensors."""
-    first = call.inputs[0]
-    rank = len(call.output_shape)
-    if any((len(x.shape), x.axis) != (rank, first.axis) for x in call.inputs):
+    if not _have_one_axis(call):
         return "its inputs differ in their number of axes, or in the axis of their channels"
     sizes = [tensor.size for tensor in call.inputs]
     if not all(sizes):
         return "the number of channels of an input is not known"
-    sources = np.arange(sum(sizes))
-    if call.layer.axis % rank != first.axis:
-        return Tied(call.layer, sources.reshape(len(sizes), -1), first.axis)
-    return Tied(call.layer, sources[None], first.axis)
+    axis = call.inputs[0].axis
+    channels = np.arange(sum(sizes))
+    if call.layer.axis % len(call.output_shape) == axis:
+        return Tied(call.layer, channels[None], axis)
+    return Tied(call.layer, channels.reshape(len(sizes), -1), axis)
 
 
 _LAYERS = ("Add", "Average", "Maximum", "Minimum", "Multiply", "Subtract")

@@ -44,7 +44,13 @@ class LayerStatistics(Tied):
             entry for each. Else they are those of positions.
     """
 
-    def __init__(self, layer: Any, sources: np.ndarray, axis: int, of_channels: bool) -> None:
+    def __init__(
+        self,
+        layer: Any,
+        sources: np.ndarray,
+        axis: int,
+        of_channels: bool,
+    ) -> None:
         super().__init__(layer, sources, axis)
         self.of_channels = of_channels
 
@@ -70,17 +76,31 @@ class GroupStatistics(LayerStatistics):
         shift = value_of(self.layer.beta) if self.layer.center else np.zeros(len(inputs))
         return np.where(np.repeat(alike, groups.shape[1]), shift, np.nan)
 
-    def needed(self, constants: Constants, read: Mask, live: Mask) -> tuple[Mask, Mask]:
+    def needed(
+        self,
+        constants: Constants,
+        read: Mask,
+        live: Mask,
+    ) -> tuple[Mask, Mask]:
         groups = self._by_group(read | live)
         stays = np.repeat(groups.any(axis=1), groups.shape[1])
         return stays, stays
 
-    def smaller(self, constants: Constants, read: Mask, live: Mask) -> SmallerLayer:
+    def smaller(
+        self,
+        constants: Constants,
+        read: Mask,
+        live: Mask,
+    ) -> SmallerLayer:
         vectors = [value_of(variable)[live] for variable in self.layer.weights]
         groups = count_of(live) // self._by_group(live).shape[1]
         return smaller_layer(self.layer, {"groups": groups}, vectors)
 
-    def trace(self, tracer: Tracer, inputs: np.ndarray) -> np.ndarray:
+    def trace(
+        self,
+        tracer: Tracer,
+        inputs: np.ndarray,
+    ) -> np.ndarray:
         tracer.join(self._by_group(inputs).T)
         return inputs
 

@@ -36,22 +36,38 @@ class Slice(Tied):
         axis: int. The axis of the channels in the outputs.
     """
 
-    def __init__(self, call: ChannelCall, key: tuple[Any, ...], place: int, axis: int) -> None:
+    def __init__(
+        self,
+        call: ChannelCall,
+        key: tuple[Any, ...],
+        place: int,
+        axis: int,
+    ) -> None:
         self.run = range(call.inputs[0].size)[key[place]]
         super().__init__(call.layer, np.array([self.run], int), axis)
         self.key = key
         self.place = place
 
-    def smaller(self, constants: Constants, read: Mask, live: Mask) -> SmallerOperation | None:
+    def smaller(
+        self,
+        constants: Constants,
+        read: Mask,
+        live: Mask,
+    ) -> SmallerOperation | None:
         if len(self.run) == len(read):
             return None
         start = count_of(read[: self.run.start])
         stop = start + count_of(read[self.run.start : self.run.stop])
-        key = (*self.key[: self.place], slice(start, stop), *self.key[self.place + 1 :])
-        return SmallerOperation(functools.partial(_sliced, key))
+        key = list(self.key)
+        key[self.place] = slice(start, stop)
+        return SmallerOperation(functools.partial(_sliced, tuple(key)))
 
 
-def _sliced(key: tuple[Any, ...], x: Any, _: Any) -> Any:
+def _sliced(
+    key: tuple[Any, ...],
+    x: Any,
+    _: Any,
+) -> Any:
     return x[key]
 
 
@@ -63,7 +79,12 @@ class Parts(Tied):
         sizes = [ChannelTensor(shape, self.axis).size for shape in call.output_shapes]
         self.ends = np.cumsum(sizes)[:-1]
 
-    def smaller(self, constants: Constants, read: Mask, live: Mask) -> SmallerOperation:
+    def smaller(
+        self,
+        constants: Constants,
+        read: Mask,
+        live: Mask,
+    ) -> SmallerOperation:
         ends = [count_of(live[:end]) for end in self.ends]
         operation = type(self.layer)(ends, axis=self.layer.axis, name=self.layer.name)
         return SmallerOperation(operation)
@@ -79,7 +100,7 @@ def _item(call: ChannelCall) -> ChannelRule | str:
         return "it takes a part of the batch"
     place = of_axes[call.inputs[0].axis]
     if not isinstance(key[place], slice) or key[place].step not in (None, 1):
-        return "it takes single channels, or a channel now and then"
+        return "it takes one channel, or not each channel of a run"
     axis = sum(not isinstance(entry, int) for entry in key[:place])
     return Slice(call, key, place, axis)
 
@@ -89,9 +110,11 @@ def _whole_key(key: Any, rank: int) -> tuple[Any, ...] | None:
     entries = list(key) if isinstance(key, list | tuple) else [key]
     if not all(_is_understood(entry) for entry in entries):
         return None
-    missing = rank - sum(isinstance(entry, int | slice) for entry in entries)
-    at = entries.index(Ellipsis) if Ellipsis in entries else len(entries)
-    return (*entries[:at], *[slice(None)] * missing, *entries[at + 1 :])
+    of_axes = [entry for entry in entries if isinstance(entry, int | slice)]
+    whole = [slice(None)] * (rank - len(of_axes))
+    place = entries.index(Ellipsis) if Ellipsis in entries else len(entries)
+    entries[place : place + 1] = whole
+    return tuple(entries)
 
 
 def _is_understood(entry: Any) -> bool:
@@ -117,12 +140,12 @@ def _reduction(call: ChannelCall) -> ChannelRule | str:
         axes = range(rank)
     elif isinstance(axes, int):
         axes = [axes]
-    axes = {axis % rank for axis in axes}
-    if axes & {0, tensor.axis}:
+    reduced = {axis % rank for axis in axes}
+    if reduced & {0, tensor.axis}:
         return "it reduces the batch, or the channels"
     axis = tensor.axis
     if not call.layer.keepdims:
-        axis -= sum(reduced < axis for reduced in axes)
+        axis -= len(reduced & set(range(axis)))
     rule = Sum if type(call.layer).__name__ == "Sum" else Tied
     return rule(call.layer, identity_sources(call), axis)
 

@@ -32,7 +32,12 @@ class Recurrent(ChannelRule):
 
     has_kernel = True
 
-    def __init__(self, layer: Any, name: str, axis: int = -1) -> None:
+    def __init__(
+        self,
+        layer: Any,
+        name: str,
+        axis: int = -1,
+    ) -> None:
         super().__init__(layer, axis)
         self.name = name
         self.cell = layer.cell
@@ -44,7 +49,12 @@ class Recurrent(ChannelRule):
     def constants(self, inputs: Constants) -> Constants:
         return np.full(self.units, np.nan)
 
-    def needed(self, constants: Constants, read: Mask, live: Mask) -> tuple[Mask, Mask]:
+    def needed(
+        self,
+        constants: Constants,
+        read: Mask,
+        live: Mask,
+    ) -> tuple[Mask, Mask]:
         states = self._reads(self.recurrent)
         while True:
             more = live | states[:, live].any(axis=1)
@@ -60,13 +70,22 @@ class Recurrent(ChannelRule):
         reads: Mask = np.any(by_gate, axis=1)
         return reads
 
-    def smaller(self, constants: Constants, read: Mask, live: Mask) -> SmallerLayer:
+    def smaller(
+        self,
+        constants: Constants,
+        read: Mask,
+        live: Mask,
+    ) -> SmallerLayer:
         columns = np.tile(live, self.gates)
         bias = value_of(self.cell.bias)[..., columns] if self.cell.use_bias else None
         weights = [self.kernel[read][:, columns], self.recurrent[live][:, columns], bias]
         return smaller_layer(self.layer, {"units": count_of(live)}, weights)
 
-    def trace(self, tracer: Tracer, inputs: np.ndarray) -> np.ndarray:
+    def trace(
+        self,
+        tracer: Tracer,
+        inputs: np.ndarray,
+    ) -> np.ndarray:
         tracer.read(self.cell.kernel, inputs, np.arange(len(inputs))[:, None])
         outputs = tracer.make(self.name, self.units)
         tracer.read(self.cell.recurrent_kernel, outputs, np.arange(self.units)[:, None])
@@ -81,7 +100,11 @@ class BothDirections(ChannelRule):
 
     has_kernel = True
 
-    def __init__(self, layer: Any, axis: int = -1) -> None:
+    def __init__(
+        self,
+        layer: Any,
+        axis: int = -1,
+    ) -> None:
         super().__init__(layer, axis)
         directions = (layer.forward_layer, layer.backward_layer)
         self.rules = [Recurrent(inner, f"{layer.name}/{inner.name}") for inner in directions]
@@ -92,7 +115,12 @@ class BothDirections(ChannelRule):
     def constants(self, inputs: Constants) -> Constants:
         return np.concatenate([rule.constants(inputs) for rule in self.rules])
 
-    def needed(self, constants: Constants, read: Mask, live: Mask) -> tuple[Mask, Mask]:
+    def needed(
+        self,
+        constants: Constants,
+        read: Mask,
+        live: Mask,
+    ) -> tuple[Mask, Mask]:
         forward, backward = self._split(live)
         while True:
             read, forward = self.rules[0].needed(constants, read, forward)
@@ -103,7 +131,12 @@ class BothDirections(ChannelRule):
             fewer = backward if missing > 0 else forward
             fewer[np.flatnonzero(~fewer)[: abs(missing)]] = True
 
-    def smaller(self, constants: Constants, read: Mask, live: Mask) -> SmallerLayer:
+    def smaller(
+        self,
+        constants: Constants,
+        read: Mask,
+        live: Mask,
+    ) -> SmallerLayer:
         config = self.layer.get_config()
         weights = []
         names = ("layer", "backward_layer")
@@ -116,7 +149,11 @@ class BothDirections(ChannelRule):
             weights += shrunk.weights
         return SmallerLayer(config, weights)
 
-    def trace(self, tracer: Tracer, inputs: np.ndarray) -> np.ndarray:
+    def trace(
+        self,
+        tracer: Tracer,
+        inputs: np.ndarray,
+    ) -> np.ndarray:
         directions = [rule.trace(tracer, inputs) for rule in self.rules]
         tracer.join(np.stack(directions))
         return np.concatenate(directions)

@@ -44,7 +44,12 @@ class Reshaping(Tied):
 class ReshapeOperation(Reshaping):
     """`keras.ops.reshape`, which names the length of the batch, too."""
 
-    def smaller(self, constants: Constants, read: Mask, live: Mask) -> SmallerOperation:
+    def smaller(
+        self,
+        constants: Constants,
+        read: Mask,
+        live: Mask,
+    ) -> SmallerOperation:
         shape = list(self.layer.newshape)
         shape[self.axis] = count_of(live)
         return SmallerOperation(type(self.layer)(tuple(shape), name=self.layer.name))

@@ -75,16 +75,30 @@ class SmallerOperation(NamedTuple):
 class Tracer(Protocol):
     """Follows the channels of a model, each with a number, to find which go together."""
 
-    def make(self, name: str, count: int) -> np.ndarray:
+    def make(
+        self,
+        name: str,
+        count: int,
+    ) -> np.ndarray:
         """Numbers of new channels, which the layer of this name makes."""
 
     def join(self, columns: np.ndarray) -> None:
         """Notes that the channels in each column go together."""
 
-    def read(self, variable: Any, channels: np.ndarray, rows: np.ndarray) -> None:
+    def read(
+        self,
+        variable: Any,
+        channels: np.ndarray,
+        rows: np.ndarray,
+    ) -> None:
         """Notes that a kernel reads channels: `rows` are its rows, a line for each channel."""
 
-    def hold(self, channels: np.ndarray, layer: Any, reason: str) -> None:
+    def hold(
+        self,
+        channels: np.ndarray,
+        layer: Any,
+        reason: str,
+    ) -> None:
         """Notes that channels cannot go."""
 
 
@@ -101,7 +115,11 @@ class ChannelRule:
     has_kernel = False
     """Whether the layer makes channels out of a kernel, and may so have dead ones."""
 
-    def __init__(self, layer: Any, axis: int = -1) -> None:
+    def __init__(
+        self,
+        layer: Any,
+        axis: int = -1,
+    ) -> None:
         self.layer = layer
         self.axis = axis
 
@@ -109,7 +127,12 @@ class ChannelRule:
         """The constant channels of the outputs, given those of the inputs."""
         raise NotImplementedError
 
-    def needed(self, constants: Constants, read: Mask, live: Mask) -> tuple[Mask, Mask]:
+    def needed(
+        self,
+        constants: Constants,
+        read: Mask,
+        live: Mask,
+    ) -> tuple[Mask, Mask]:
         """Which channels of the inputs and outputs must be there.
 
         Args:
@@ -125,7 +148,11 @@ class ChannelRule:
         """The layer between tensors of these channels, or `None` if it need not change."""
         raise NotImplementedError
 
-    def trace(self, tracer: Tracer, inputs: np.ndarray) -> np.ndarray:
+    def trace(
+        self,
+        tracer: Tracer,
+        inputs: np.ndarray,
+    ) -> np.ndarray:
         """Tells the tracer what the layer does; returns the numbers of the output channels."""
         raise NotImplementedError
 

@@ -33,7 +33,12 @@ class Tied(ChannelRule):
         axis: int. The axis of the channels in the outputs.
     """
 
-    def __init__(self, layer: Any, sources: np.ndarray, axis: int = -1) -> None:
+    def __init__(
+        self,
+        layer: Any,
+        sources: np.ndarray,
+        axis: int = -1,
+    ) -> None:
         super().__init__(layer, axis)
         self.sources = sources
 
@@ -46,7 +51,12 @@ class Tied(ChannelRule):
         """The constants of the outputs, given the constant that each output reads."""
         return constants
 
-    def needed(self, constants: Constants, read: Mask, live: Mask) -> tuple[Mask, Mask]:
+    def needed(
+        self,
+        constants: Constants,
+        read: Mask,
+        live: Mask,
+    ) -> tuple[Mask, Mask]:
         read = read.copy()
         np.logical_or.at(read, self.sources, live)
         return read, read[self.sources].any(axis=0)
@@ -60,7 +70,11 @@ class Tied(ChannelRule):
         vectors = [value_of(variable)[..., live] for variable in variables]
         return smaller_layer(self.layer, {}, vectors)
 
-    def trace(self, tracer: Tracer, inputs: np.ndarray) -> np.ndarray:
+    def trace(
+        self,
+        tracer: Tracer,
+        inputs: np.ndarray,
+    ) -> np.ndarray:
         columns = inputs[self.sources]
         tracer.join(columns)
         return columns[0]
@@ -83,7 +97,12 @@ class Padding(Tied):
 class Slopes(Tied):
     """PReLU: slopes at each position, or shared by positions."""
 
-    def __init__(self, layer: Any, sources: np.ndarray, axis: int) -> None:
+    def __init__(
+        self,
+        layer: Any,
+        sources: np.ndarray,
+        axis: int,
+    ) -> None:
         super().__init__(layer, sources, axis)
         self.alpha = value_of(layer.alpha)
 
@@ -93,7 +112,12 @@ class Slopes(Tied):
         negative = np.where(shared, alpha[0] * constants, np.nan)
         return np.where(constants >= 0, constants, negative)
 
-    def smaller(self, constants: Constants, read: Mask, live: Mask) -> SmallerLayer:
+    def smaller(
+        self,
+        constants: Constants,
+        read: Mask,
+        live: Mask,
+    ) -> SmallerLayer:
         alpha = np.compress(live, self.alpha, axis=self.axis - 1)
         return smaller_layer(self.layer, {}, [alpha])
 
@@ -104,9 +128,11 @@ def identity_sources(call: ChannelCall) -> np.ndarray:
 
 
 def _output_axis(call: ChannelCall) -> int:
-    """The axis of the channels behind a layer that may drop the axes of positions."""
-    axis = call.inputs[0].axis
-    return min(axis, len(call.output_shape) - 1)
+    """The axis of the channels behind a layer that may drop or add axes of positions."""
+    [tensor] = call.inputs
+    if tensor.axis == len(tensor.shape) - 1:
+        return len(call.output_shape) - 1
+    return tensor.axis
 
 
 @for_single_inputs
