@@ -9,8 +9,9 @@ from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._files import atomic_write, check_not_an_input, path_of
 from keras_sparse_ortho._text import printable
 from keras_sparse_ortho.errors import ExportRouteError, LiteRTFileError
-from keras_sparse_ortho.export._flatbuffer import name_of, read_model, read_record, write_model
+from keras_sparse_ortho.export._flatbuffer import name_of, read_model, write_model
 from keras_sparse_ortho.export._load_litert import read_packed
+from keras_sparse_ortho.export._record import read_record
 
 # Routes that LiteRT Micro can run: no sparse encodings, none that quantize in a call.
 _ROUTES = (None, "float32", "float32+blocks", "int8", "int8+blocks")

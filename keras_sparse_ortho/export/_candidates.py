@@ -21,16 +21,13 @@ from keras_sparse_ortho.errors import (
     ExportRouteError,
     ExportVerificationError,
 )
-from keras_sparse_ortho.export._flatbuffer import (
-    WeightZeros,
-    operations_in_floats,
-    read_weights,
-    with_record,
-)
+from keras_sparse_ortho.export._flatbuffer import operations_in_floats
 from keras_sparse_ortho.export._process import JobError, converter_backend, shared_worker
+from keras_sparse_ortho.export._record import with_record
 from keras_sparse_ortho.export._routes import Route, RouteOutcome
 from keras_sparse_ortho.export._task import Task, full_batches
 from keras_sparse_ortho.export._tracing import write_traced
+from keras_sparse_ortho.export._weight_zeros import WeightZeros, read_weights
 
 _KNOWN = ("__main__", "keras", "keras_sparse_ortho")  # modules that workers need not import
 _LOST = 0.01  # of a kernel's zeros: a tensor that lacks more is not the kernel

@@ -14,7 +14,6 @@ from keras_sparse_ortho._files import path_of, staging
 from keras_sparse_ortho._foreign_names import for_value
 from keras_sparse_ortho.export._candidates import Candidate, candidates
 from keras_sparse_ortho.export._explain import explained, warn_of_floats, warn_of_rows
-from keras_sparse_ortho.export._flatbuffer import read_weights
 from keras_sparse_ortho.export._load_litert import latencies
 from keras_sparse_ortho.export._process import converter_backend, is_missing, require
 from keras_sparse_ortho.export._routes import (
@@ -26,6 +25,7 @@ from keras_sparse_ortho.export._routes import (
     routes_of,
 )
 from keras_sparse_ortho.export._task import Steps, Task
+from keras_sparse_ortho.export._weight_zeros import read_weights
 from keras_sparse_ortho.quantization import has_trained_ranges
 
 # Models and data: a slip would replace the given ones.

@@ -21,8 +21,8 @@ from keras_sparse_ortho._checks import check_integer, check_number, other_keywor
 from keras_sparse_ortho._files import check_unpacked_size, path_of
 from keras_sparse_ortho._foreign_names import Answering, not_callable
 from keras_sparse_ortho.errors import ExportVerificationError, LiteRTFileError
-from keras_sparse_ortho.export._flatbuffer import read_record
 from keras_sparse_ortho.export._process import JobError, Worker, require
+from keras_sparse_ortho.export._record import read_record
 from keras_sparse_ortho.export._task import InputSpec, Signature, full_batches
 from keras_sparse_ortho.export._worker import interpreter_of, to_floats, to_integers
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 from keras_sparse_ortho._foreign_names import Answering, for_value
 from keras_sparse_ortho._text import printable, printable_lines
 from keras_sparse_ortho.errors import ExportRouteError
-from keras_sparse_ortho.export._flatbuffer import WeightZeros
 from keras_sparse_ortho.export._process import converter_backend
+from keras_sparse_ortho.export._weight_zeros import WeightZeros
 
 MODES = ("small", "gzip", "fast")
 

@@ -10,7 +10,7 @@ from keras_sparse_ortho.errors import ExportVerificationError
 from keras_sparse_ortho.export import RouteOutcome, c_array
 from keras_sparse_ortho.export._candidates import Candidate, compare, find_zeros
 from keras_sparse_ortho.export._export_litert import choose
-from keras_sparse_ortho.export._flatbuffer import WeightZeros, read_model, read_weights, write_model
+from keras_sparse_ortho.export._flatbuffer import read_model, write_model
 from keras_sparse_ortho.export._routes import ROUTES, Route, routes_of
 from keras_sparse_ortho.export._task import (
     inputs_of,
@@ -22,6 +22,7 @@ from keras_sparse_ortho.export._task import (
     signature_of,
     unique_names,
 )
+from keras_sparse_ortho.export._weight_zeros import WeightZeros, read_weights
 from tests.helpers import array, assert_same
 
 L = keras.layers

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from keras_sparse_ortho.export._flatbuffer import with_digest, with_record, write_model
+from keras_sparse_ortho.export._flatbuffer import write_model
+from keras_sparse_ortho.export._record import with_digest, with_record
 
 __all__ = ["absolute", "forever", "sealed", "with_digest", "with_record", "with_tensors"]
 
