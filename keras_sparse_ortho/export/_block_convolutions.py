@@ -9,10 +9,19 @@ import numpy as np
 
 from keras_sparse_ortho._types import Tensor
 from keras_sparse_ortho._values import assign, to_numpy
-from keras_sparse_ortho.export._zero_blocks import ZeroBlocks
+from keras_sparse_ortho.export._zero_blocks import (
+    ZeroBlocks,
+)
 from keras_sparse_ortho.kernels import kernel_layouts
-from keras_sparse_ortho.layers import drop_padding, is_elementwise, pad_blocks
-from keras_sparse_ortho.orthogonal import einsum_axes, to_blocks
+from keras_sparse_ortho.layers import (
+    drop_padding,
+    is_elementwise,
+    pad_blocks,
+)
+from keras_sparse_ortho.orthogonal import (
+    einsum_axes,
+    to_blocks,
+)
 
 ops = keras.ops
 # Axes of size 1 around a gather. XNNPACK's reshapes, up to six axes, copy: a sixth of an encoder's
@@ -21,7 +30,9 @@ _SINGLE = (1, 1, 1, 1)
 _AXIS_OF_BLOCKS = 1 + len(_SINGLE)
 
 
-def canonical_kernel(layer: keras.layers.Layer) -> np.ndarray:
+def canonical_kernel(
+    layer: keras.layers.Layer,
+) -> np.ndarray:
     """The kernel of a layer as `(*taps, inputs, outputs)`."""
     layout = kernel_layouts(layer)["kernel"]
     assert layout is not None
@@ -41,7 +52,11 @@ def grouped_kernels(kernel: np.ndarray, blocks: ZeroBlocks) -> list[np.ndarray]:
     values = grid.blocks(kernel, blocks.inputs_of).reshape(-1, *size_of_block)
     taps = (*grid.taps, 1, 1)[:2]
     kernels = []
-    for outputs, slots in zip(grid.of_outputs.groups, grid.of_outputs.spans, strict=True):
+    for outputs, slots in zip(
+        grid.of_outputs.groups,
+        grid.of_outputs.spans,
+        strict=True,
+    ):
         # (m, k, *taps, r, c) to (h, w, k r, m c)
         group = values[slots].reshape(len(outputs), -1, *size_of_block)
         group = group.transpose(grid.columns_order())
@@ -71,7 +86,11 @@ class _BlockConvolution(keras.layers.Layer):
         rows_apart: bool,
         of_columns: bool = True,
     ) -> None:
-        super().__init__(name=layer.name, dtype=layer.dtype_policy, trainable=layer.trainable)
+        super().__init__(
+            name=layer.name,
+            dtype=layer.dtype_policy,
+            trainable=layer.trainable,
+        )
         self.supports_masking = layer.supports_masking
         self.blocks = blocks
         self.rows_apart = rows_apart
@@ -81,7 +100,11 @@ class _BlockConvolution(keras.layers.Layer):
         if layer.bias is not None:
             values = np.asarray(to_numpy(layer.bias))
             if of_columns:
-                columns = to_blocks(values.reshape(1, -1), 1, blocks.grid.cols)[0, 0]
+                columns = to_blocks(
+                    values.reshape(1, -1),
+                    1,
+                    blocks.grid.cols,
+                )[0, 0]
             else:
                 self.late_bias = self._weight("bias", values)
         # LiteRT fuses an activation that comes before the axes are restored.
@@ -107,7 +130,12 @@ class _BlockConvolution(keras.layers.Layer):
         assign(weight, value)
         return weight
 
-    def _product(self, x: Tensor, images: Sequence[int], *options: Any) -> Tensor:
+    def _product(
+        self,
+        x: Tensor,
+        images: Sequence[int],
+        *options: Any,
+    ) -> Tensor:
         """The columns of the product, with bias and early activation.
 
         Args:
@@ -119,10 +147,14 @@ class _BlockConvolution(keras.layers.Layer):
         if grid.padded[0] > grid.inputs:
             x = ops.reshape(x, (-1, grid.inputs))
             x = pad_blocks(x, 1, grid.inputs, grid.rows)
-        x = ops.reshape(x, (-1, *_SINGLE, grid.in_blocks, grid.rows))
         parts = []
-        for kernel, bias, places in zip(self.kernels, self.biases, self.places, strict=True):
-            part = ops.take(x, places, axis=_AXIS_OF_BLOCKS)
+        for kernel, bias, places in zip(
+            self.kernels,
+            self.biases,
+            self.places,
+            strict=True,
+        ):
+            part = self._gathered(x, places)
             part = ops.reshape(part, (*images, places.size * grid.rows))
             part = ops.conv(part, kernel, *options)
             if bias is not None:
@@ -133,6 +165,20 @@ class _BlockConvolution(keras.layers.Layer):
         if len(parts) == 1:
             return parts[0]
         return self._in_order(ops.concatenate(parts, axis=-1), images)
+
+    def _gathered(self, x: Tensor, places: np.ndarray) -> Tensor:
+        """The input blocks at some places, of rows of all inputs."""
+        grid = self.blocks.grid
+        first = int(places[0])
+        if np.array_equal(places, np.arange(first, first + places.size)):
+            # litert-converter makes a slice of such a gather, which has six axes at most.
+            x = ops.reshape(x, (-1, grid.padded[0]))
+            return x[
+                :,
+                first * grid.rows : (first + places.size) * grid.rows,
+            ]
+        x = ops.reshape(x, (-1, *_SINGLE, grid.in_blocks, grid.rows))
+        return ops.take(x, places, axis=_AXIS_OF_BLOCKS)
 
     def _in_order(self, x: Tensor, images: Sequence[int]) -> Tensor:
         """The output blocks of several convolutions side by side, in the order of the kernel."""
@@ -153,13 +199,23 @@ class _BlockConvolution(keras.layers.Layer):
 class DenseAsConvolution(_BlockConvolution):
     """A `Dense`, or an `EinsumDense` of a single matrix, as a convolution of one tap."""
 
-    def __init__(self, layer: keras.layers.Layer, blocks: ZeroBlocks, rows_apart: bool) -> None:
+    def __init__(
+        self,
+        layer: keras.layers.Layer,
+        blocks: ZeroBlocks,
+        rows_apart: bool,
+    ) -> None:
         equation = getattr(layer, "equation", "...a,ab->...b")
         data, kernel, output = einsum_axes(equation, layer.input_spec.ndim or 2)
         columns = [letter for letter in kernel if letter not in data]
         bias_axes = getattr(layer, "bias_axes", columns) or ()
         are_last = output[-len(columns) :] == columns
-        super().__init__(layer, blocks, rows_apart, are_last and {*bias_axes} == {*columns})
+        super().__init__(
+            layer,
+            blocks,
+            rows_apart,
+            are_last and {*bias_axes} == {*columns},
+        )
         self._equation = equation
         self._kernel_shape = tuple(layer.kernel.shape)
 
@@ -177,7 +233,14 @@ class DenseAsConvolution(_BlockConvolution):
             images = (-1, math.prod(lengths), 1)
         x = _transposed(inputs, data, [*free, *summed])
         x = self._without_padding(self._product(x, images))
-        x = ops.reshape(x, (-1, *lengths, *(sizes[letter] for letter in columns)))
+        x = ops.reshape(
+            x,
+            (
+                -1,
+                *lengths,
+                *(sizes[letter] for letter in columns),
+            ),
+        )
         x = _transposed(x, [*free, *columns], output)
         if self.late_bias is not None:
             x = x + self.late_bias
@@ -187,7 +250,12 @@ class DenseAsConvolution(_BlockConvolution):
 class ConvAsConvolution(_BlockConvolution):
     """A `Conv1D` or `Conv2D` as a grouped convolution of images, sequences being 1 wide."""
 
-    def __init__(self, layer: keras.layers.Layer, blocks: ZeroBlocks, rows_apart: bool) -> None:
+    def __init__(
+        self,
+        layer: keras.layers.Layer,
+        blocks: ZeroBlocks,
+        rows_apart: bool,
+    ) -> None:
         super().__init__(layer, blocks, rows_apart)
         self._rank = layer.rank
         self._padding = layer.padding
@@ -201,14 +269,23 @@ class ConvAsConvolution(_BlockConvolution):
             before = self._dilation_rate[0] * (taps[0] - 1)
             inputs = ops.pad(inputs, [[0, 0], [before, 0], [0, 0]])
             padding = "valid"
-        options = self._strides, padding, "channels_last", self._dilation_rate
+        options = (
+            self._strides,
+            padding,
+            "channels_last",
+            self._dilation_rate,
+        )
         size = (*inputs.shape[1:-1], 1)[:2]
         if {*taps, *self._strides} == {1} and not self.rows_apart:
             x = self._product(inputs, (1, -1, 1), *options)
         else:
             x = self._product(inputs, (-1, *size), *options)
             size = x.shape[1:-1]
-        shape = (-1, *size[: self._rank], self.blocks.grid.outputs)
+        shape = (
+            -1,
+            *size[: self._rank],
+            self.blocks.grid.outputs,
+        )
         x = ops.reshape(self._without_padding(x), shape)
         return x if self._is_early else self.activation(x)
 

@@ -15,7 +15,10 @@ from keras_sparse_ortho.export._block_convolutions import (
     canonical_kernel,
     grouped_kernels,
 )
-from keras_sparse_ortho.export._zero_blocks import ZeroBlocks, zero_blocks
+from keras_sparse_ortho.export._zero_blocks import (
+    ZeroBlocks,
+    zero_blocks,
+)
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.layers import why_no_block_form
 from keras_sparse_ortho.models import rewrite

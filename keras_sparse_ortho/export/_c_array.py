@@ -6,21 +6,37 @@ from pathlib import Path
 from typing import Any
 
 from keras_sparse_ortho._checks import other_keywords
-from keras_sparse_ortho._files import atomic_write, check_not_an_input, path_of
+from keras_sparse_ortho._files import (
+    atomic_write,
+    check_not_an_input,
+    path_of,
+)
 from keras_sparse_ortho._text import printable
-from keras_sparse_ortho.errors import ExportRouteError, LiteRTFileError
-from keras_sparse_ortho.export._flatbuffer import name_of, read_model, write_model
+from keras_sparse_ortho.errors import (
+    ExportRouteError,
+    LiteRTFileError,
+)
+from keras_sparse_ortho.export._flatbuffer import (
+    name_of,
+    read_model,
+    write_model,
+)
 from keras_sparse_ortho.export._load_litert import read_packed
 from keras_sparse_ortho.export._record import read_record
 
 # Routes that LiteRT Micro can run: no sparse encodings, none that quantize in a call.
 _ROUTES = (None, "float32", "float32+blocks", "int8", "int8+blocks")
-_INTEGERS = {3: "uint8", 9: "int8"}  # by the number of a tensor's type
+_INTEGERS = {
+    3: "uint8",
+    9: "int8",
+}  # by the number of a tensor's type
 
 
 @other_keywords
 def c_array(
-    file: str | os.PathLike[str], path: str | os.PathLike[str], name: str = "model_data"
+    file: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    name: str = "model_data",
 ) -> tuple[str, ...]:
     """Writes a LiteRT file as a C header, for LiteRT Micro on microcontrollers.
 

@@ -1,5 +1,6 @@
 """The flatbuffer of a LiteRT file: read and written, with the names in it."""
 
+import functools
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
@@ -82,15 +83,27 @@ def add_code(model: ModelT, name: str, version: int) -> int:
     return len(model.operatorCodes) - 1
 
 
-def operations(model: ModelT) -> Iterator[tuple[SubGraphT, OperatorT, str]]:
+def operations(
+    model: ModelT,
+) -> Iterator[tuple[SubGraphT, OperatorT, str]]:
     """The operations of a file in order, each with its graph and its kind, such as "CONV_2D"."""
-    from ai_edge_litert import schema_py_generated as schema
-
-    names = {number: name for name, number in vars(schema.BuiltinOperator).items()}
     for graph in model.subgraphs:
         for operator in graph.operators:
-            number = model.operatorCodes[operator.opcodeIndex].builtinCode
-            yield graph, operator, names[number]
+            yield graph, operator, kind_of(model, operator)
+
+
+def kind_of(model: ModelT, operator: OperatorT) -> str:
+    """The kind of an operation, such as "CONV_2D"."""
+    number = model.operatorCodes[operator.opcodeIndex].builtinCode
+    return _kinds()[number]
+
+
+@functools.cache
+def _kinds() -> dict[int, str]:
+    """The kinds of operations by their numbers in the schema."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    return {number: name for name, number in vars(schema.BuiltinOperator).items()}
 
 
 def name_of(tensor: TensorT) -> str:

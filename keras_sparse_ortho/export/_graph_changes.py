@@ -5,7 +5,9 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
-from ai_edge_quantizer.utils import tfl_flatbuffer_utils as files
+from ai_edge_quantizer.utils import (
+    tfl_flatbuffer_utils as files,
+)
 
 from keras_sparse_ortho.export._flatbuffer import (
     ModelT,
@@ -18,9 +20,11 @@ from keras_sparse_ortho.export._flatbuffer import (
 from keras_sparse_ortho.export._marks import Range
 
 
-def aeq_operations(model: ModelT) -> Iterator[tuple[SubGraphT, OperatorT, str]]:
+def aeq_operations(
+    model: ModelT,
+) -> Iterator[tuple[SubGraphT, OperatorT, str]]:
     """The operations of a file with their kinds, as `operations`; those unknown to AEQ have ""."""
-    known = {str(kind.value) for kind in files.TFL_OP_CODE_TO_NAME.values()}
+    known = {kind.value for kind in files.TFL_OP_CODE_TO_NAME.values()}
     for graph, operator, kind in operations(model):
         yield graph, operator, kind if kind in known else ""
 
@@ -44,7 +48,7 @@ def with_plain_gathers(model: ModelT) -> None:
 
 
 def with_slices(model: ModelT) -> None:
-    """Replaces SPLIT_V, which AEQ does not know, by a SLICE for each of its outputs."""
+    """Replaces SPLIT_V, which AEQ does not know, by a STRIDED_SLICE for each of its outputs."""
     for graph, operator, kind in list(operations(model)):
         if kind != "SPLIT_V":
             continue
@@ -52,18 +56,27 @@ def with_slices(model: ModelT) -> None:
         axes = _integers_of(model, graph, axis_index)
         if axes is None:
             continue
-        rank = len(graph.tensors[source].shape)
-        axis = int(axes[0]) % rank
+        axis = int(axes[0]) % len(graph.tensors[source].shape)
+        read = {int(index) for index in graph.outputs}
+        for reader in graph.operators:
+            read.update(map(int, reader.inputs))
         slices = []
         start = 0
-        for output in operator.outputs:
-            length = int(graph.tensors[output].shape[axis])
-            starts = [0] * rank
-            starts[axis] = start
-            lengths = [-1] * rank  # up to the end: no shape depends on the batch
-            lengths[axis] = length
-            slices.append(_slice(model, graph, source, starts, lengths, int(output)))
-            start += length
+        for output in map(int, operator.outputs):
+            end = start + int(graph.tensors[output].shape[axis])
+            if output in read:  # AEQ leaves the others in floats
+                slices.append(
+                    _slice(
+                        model,
+                        graph,
+                        source,
+                        output,
+                        axis,
+                        start,
+                        end,
+                    )
+                )
+            start = end
         place = graph.operators.index(operator)
         graph.operators[place : place + 1] = slices
 
@@ -72,22 +85,31 @@ def _slice(
     model: ModelT,
     graph: SubGraphT,
     source: int,
-    starts: list[int],
-    lengths: list[int],
     output: int,
+    axis: int,
+    start: int,
+    end: int,
 ) -> OperatorT:
-    """An operation that reads a part of a tensor."""
+    """An operation that reads a part of an axis, and all of the others, however long these are."""
     name = name_of(graph.tensors[output])
+    rank = len(graph.tensors[source].shape)
+    starts = [0] * rank
+    ends = [0] * rank
+    starts[axis] = start
+    ends[axis] = end
+    options = schema.StridedSliceOptionsT()
+    options.endMask = 2**rank - 1 - 2**axis
     operator = schema.OperatorT()
-    operator.opcodeIndex = add_code(model, "SLICE", 1)
+    operator.opcodeIndex = add_code(model, "STRIDED_SLICE", 1)
     operator.inputs = [
         source,
         _add_integers(model, graph, f"{name}/begin", starts),
-        _add_integers(model, graph, f"{name}/size", lengths),
+        _add_integers(model, graph, f"{name}/end", ends),
+        _add_integers(model, graph, f"{name}/strides", [1] * rank),
     ]
     operator.outputs = [output]
-    operator.builtinOptionsType = schema.BuiltinOptions.SliceOptions
-    operator.builtinOptions = schema.SliceOptionsT()
+    operator.builtinOptionsType = schema.BuiltinOptions.StridedSliceOptions
+    operator.builtinOptions = options
     return operator
 
 
@@ -148,7 +170,12 @@ def copy_tensor(model: ModelT, graph: SubGraphT, index: int, suffix: str) -> int
     return len(graph.tensors) - 1
 
 
-def _add_integers(model: ModelT, graph: SubGraphT, name: str, values: list[int]) -> int:
+def _add_integers(
+    model: ModelT,
+    graph: SubGraphT,
+    name: str,
+    values: list[int],
+) -> int:
     """Adds a constant vector of int32 to a graph; returns its index."""
     buffer = schema.BufferT()
     buffer.data = np.array(values, "<i4").view(np.uint8)
@@ -182,7 +209,12 @@ def _integers_of(model: ModelT, graph: SubGraphT, index: int) -> np.ndarray | No
     return np.asarray(data).view("<i4")
 
 
-def _reshape(model: ModelT, graph: SubGraphT, source: int, output: int) -> OperatorT:
+def _reshape(
+    model: ModelT,
+    graph: SubGraphT,
+    source: int,
+    output: int,
+) -> OperatorT:
     """An operation that copies a tensor to another one of its shape."""
     operator = schema.OperatorT()
     operator.opcodeIndex = add_code(model, "RESHAPE", 1)

@@ -6,7 +6,12 @@ from collections.abc import Sequence
 import numpy as np
 from ai_edge_quantizer.utils import tfl_flatbuffer_utils as files
 
-from keras_sparse_ortho.export._flatbuffer import ModelT, OperatorT, SubGraphT, name_of
+from keras_sparse_ortho.export._flatbuffer import (
+    ModelT,
+    OperatorT,
+    SubGraphT,
+    name_of,
+)
 from keras_sparse_ortho.export._graph_changes import aeq_operations
 
 _EXACT = 1e-3  # of a step, by which a rounded weight may differ from a multiple of it
@@ -23,7 +28,8 @@ class IntegerKernel:
     """A kernel that a file will have in integers.
 
     Attributes:
-        graph, operator: The operation that reads it.
+        graph: The graph of the operation that reads it.
+        operator: That operation.
         is_dense: bool. Whether that is a FULLY_CONNECTED.
         name: str. The name of its tensor.
         values: Array. The values.
@@ -129,7 +135,11 @@ def steps_of(rows: np.ndarray) -> np.ndarray:
     samples = parts[:, ::stride]
     steps = np.where(peaks[:, 0] > 0, -1, 0)
     likely = range(1, _LARGEST_OF_4_BITS + 1)
-    for count in (*likely, _LARGEST, *range(_LARGEST_OF_4_BITS + 1, _LARGEST)):
+    for count in (
+        *likely,
+        _LARGEST,
+        *range(_LARGEST_OF_4_BITS + 1, _LARGEST),
+    ):
         open_rows = np.flatnonzero(steps < 0)
         for columns in (samples, parts):
             multiples = columns[open_rows] * count

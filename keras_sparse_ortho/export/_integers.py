@@ -22,7 +22,10 @@ from keras_sparse_ortho.export._graph_changes import (
     with_plain_gathers,
     with_slices,
 )
-from keras_sparse_ortho.export._integer_kernels import IntegerKernel, integer_kernels
+from keras_sparse_ortho.export._integer_kernels import (
+    IntegerKernel,
+    integer_kernels,
+)
 from keras_sparse_ortho.export._marks import Range, take_marks
 from keras_sparse_ortho.export._narrowed import narrowed
 from keras_sparse_ortho.export._ranges import (
@@ -150,19 +153,30 @@ def _rules_of_few_bits(kernels: Sequence[IntegerKernel], storage: str, kind: str
     for kernel in kernels:
         if kernel.bits < 8:
             scope = _scope(kernel.graph, kernel.operator)
-            rules.append(_rule(scope, "FULLY_CONNECTED", _settings(kind, kernel.bits)))
+            rules.append(
+                _rule(
+                    scope,
+                    "FULLY_CONNECTED",
+                    _settings(kind, kernel.bits),
+                )
+            )
     if storage in _FEW_BITS and not rules:
         raise ValueError(f"no weight of a Dense layer that fits fewer than 8 bits in {storage}")
     return rules
 
 
 def _table(
-    model: ModelT, kernels: Sequence[IntegerKernel], ranges: dict[str, Range]
+    model: ModelT,
+    kernels: Sequence[IntegerKernel],
+    ranges: dict[str, Range],
 ) -> dict[str, Any]:
     """The least and largest values of kernels and activations, by name, as AEQ takes them."""
     table = {}
     for kernel in kernels:
-        table[kernel.name] = {"min": -kernel.bounds, "max": kernel.bounds}
+        table[kernel.name] = {
+            "min": -kernel.bounds,
+            "max": kernel.bounds,
+        }
     for graph in model.subgraphs:
         for tensor in graph.tensors:
             name = name_of(tensor)

@@ -13,7 +13,11 @@ from keras_sparse_ortho.export._flatbuffer import (
 )
 from keras_sparse_ortho.export._integer_kernels import magnitudes
 
-_LEAST_SIZE = {"float16": 128, "dynamic": 1024, "static": 256}  # entries of a constant
+_LEAST_SIZE = {
+    "float16": 128,
+    "dynamic": 1024,
+    "static": 256,
+}  # entries of a constant
 
 
 def narrowed(content: bytes, kind: str) -> bytes:

@@ -7,9 +7,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
-from ai_edge_litert.interpreter import Interpreter, OpResolverType
+from ai_edge_litert.interpreter import (
+    Interpreter,
+    OpResolverType,
+)
 from ai_edge_quantizer import qtyping, recipe_manager
-from ai_edge_quantizer.utils import tfl_flatbuffer_utils as files
+from ai_edge_quantizer.utils import (
+    tfl_flatbuffer_utils as files,
+)
 
 from keras_sparse_ortho.export._flatbuffer import (
     ModelT,
@@ -18,9 +23,17 @@ from keras_sparse_ortho.export._flatbuffer import (
     name_of,
     read_model,
 )
-from keras_sparse_ortho.export._graph_changes import aeq_operations
-from keras_sparse_ortho.export._integer_kernels import IntegerKernel
-from keras_sparse_ortho.export._marks import MOVING, Range, range_before
+from keras_sparse_ortho.export._graph_changes import (
+    aeq_operations,
+)
+from keras_sparse_ortho.export._integer_kernels import (
+    IntegerKernel,
+)
+from keras_sparse_ortho.export._marks import (
+    MOVING,
+    Range,
+    range_before,
+)
 
 Batches: TypeAlias = Iterable[dict[str, np.ndarray]]
 """Inputs by name, a batch at a time."""
@@ -34,7 +47,12 @@ _STEPS = 255  # of a range
 # step, 256 at most in XNNPACK.
 _MOST_BIAS, _MOST_RATIO = 2**30, 128
 # Operations whose output has the range of their input, and those whose range LiteRT knows.
-_PASS_ON = (*MOVING, "SPLIT", "MAX_POOL_2D", "AVERAGE_POOL_2D")
+_PASS_ON = (
+    *MOVING,
+    "SPLIT",
+    "MAX_POOL_2D",
+    "AVERAGE_POOL_2D",
+)
 _FIXED: dict[str, Range] = {
     "SOFTMAX": (0.0, 255 / 256),
     "LOGISTIC": (0.0, 255 / 256),
@@ -83,7 +101,9 @@ class _Operation(NamedTuple):
 
 
 def implied_ranges(
-    model: ModelT, measured: Mapping[str, Range], recipe: Sequence[dict[str, Any]]
+    model: ModelT,
+    measured: Mapping[str, Range],
+    recipe: Sequence[dict[str, Any]],
 ) -> tuple[dict[str, Range], list[tuple[SubGraphT, OperatorT]]]:
     """All ranges that measured ones imply, and the operations that lack one.
 
@@ -118,7 +138,11 @@ def implied_ranges(
     return ranges, in_floats
 
 
-def _imply_backward(model: ModelT, steps: Sequence[_Operation], ranges: dict[str, Range]) -> None:
+def _imply_backward(
+    model: ModelT,
+    steps: Sequence[_Operation],
+    ranges: dict[str, Range],
+) -> None:
     """Adds the ranges of inputs of operations that only move them about, or scale them."""
     readers = collections.Counter(name for step in steps for name in step.sources)
     for step in reversed(steps):
@@ -127,10 +151,18 @@ def _imply_backward(model: ModelT, steps: Sequence[_Operation], ranges: dict[str
             continue
         if step.kind in _BACKWARD:
             for source in step.sources:
-                if readers[source] == 1 or step.kind in ("RESHAPE", "TRANSPOSE"):
+                if readers[source] == 1 or step.kind in (
+                    "RESHAPE",
+                    "TRANSPOSE",
+                ):
                     ranges.setdefault(source, ranges[result])
         if len(step.sources) == 1 and readers[step.sources[0]] == 1:
-            before = range_before(model, step.graph, step.operator, ranges[result])
+            before = range_before(
+                model,
+                step.graph,
+                step.operator,
+                ranges[result],
+            )
             if before is not None:
                 ranges.setdefault(step.sources[0], before)
 
@@ -149,7 +181,11 @@ def _imply_forward(step: _Operation, ranges: dict[str, Range]) -> None:
         ranges.setdefault(step.results[0], (0.0, max(first[1], 0.0)))
 
 
-def _is_quantizable(step: _Operation, ranges: Mapping[str, Range], manager: Any) -> bool:
+def _is_quantizable(
+    step: _Operation,
+    ranges: Mapping[str, Range],
+    manager: Any,
+) -> bool:
     """Whether AEQ computes an operation in integers, and has all ranges for it."""
     if not step.sources or not step.kind:
         return False
@@ -178,7 +214,9 @@ def _widened(narrow: Range, width: float) -> Range:
 
 
 def fit_steps(
-    model: ModelT, ranges: dict[str, Range], kernels: Mapping[str, IntegerKernel]
+    model: ModelT,
+    ranges: dict[str, Range],
+    kernels: Mapping[str, IntegerKernel],
 ) -> None:
     """Widens steps where products would not fit their integers, in place.
 
@@ -213,7 +251,10 @@ def fit_steps(
         bias = _float_vector(model, graph, places[2 + first :])
         if bias is not None and bias.size == kernel.bounds.size:
             least = kernel.largest_integer * np.abs(bias) / (step * _MOST_BIAS)
-            bounds = np.maximum(kernel.bounds, least.reshape(kernel.bounds.shape))
+            bounds = np.maximum(
+                kernel.bounds,
+                least.reshape(kernel.bounds.shape),
+            )
             kernel.bounds = bounds.astype(np.float32)
         if output in ranges:
             product_step = step * float(kernel.bounds.max()) / kernel.largest_integer

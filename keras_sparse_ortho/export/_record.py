@@ -12,7 +12,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from keras_sparse_ortho.errors import LiteRTFileError
-from keras_sparse_ortho.export._flatbuffer import read_model, write_model
+from keras_sparse_ortho.export._flatbuffer import (
+    ModelT,
+    write_model,
+)
 
 Record: TypeAlias = dict[str, Any]
 """JSON values: the route, the name of the model, its inputs and outputs."""
@@ -29,12 +32,11 @@ _TRACES = (
 _LARGEST = 1 << 20  # bytes of a record
 
 
-def with_record(content: bytes, record: Record) -> bytes:
-    """The file with a record in place of that of an earlier export, and with its digest."""
+def with_record(model: ModelT, record: Record) -> bytes:
+    """The file of a model with a record, in place of that of an earlier export, and its digest."""
     from ai_edge_litert import schema_py_generated as schema
 
     text = _HEAD + _BLANK + b'", ' + json.dumps(record)[1:].encode()
-    model = read_model(content)
     entry = schema.MetadataT()
     entry.name = _NAME
     entry.buffer = len(model.buffers)
@@ -69,7 +71,12 @@ def read_record(content: bytes, path: str) -> Record | None:
     text = content[match.start() : match.start() + _LARGEST].decode("utf-8", "replace")
     try:
         return _checked_record(text)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        RecursionError,
+    ) as error:
         raise LiteRTFileError(
             "The record in the file must be as `export_litert` writes it, and this one was changed "
             f"and its digest too. Received: {path!r}, {type(error).__name__}: {error}"

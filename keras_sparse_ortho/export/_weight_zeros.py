@@ -26,7 +26,10 @@ _DTYPES = {
     "INT4": "i1",
     "INT2": "i1",
 }
-_BITS = {"INT4": 4, "INT2": 2}  # of an entry, where a byte holds several
+_BITS = {
+    "INT4": 4,
+    "INT2": 2,
+}  # of an entry, where a byte holds several
 _ELEMENTWISE = ("ADD", "SUB", "MUL", "DIV")
 
 
@@ -35,7 +38,9 @@ class WeightZeros:
     """One constant of rank 2 or more in the file.
 
     Attributes:
-        name: str. The converter's name of the tensor, not the Keras path.
+        name: str. The path of the kernel; the converter's name of the tensor if it holds no whole
+            kernel, or in a sparse encoding. A kernel of blocks may have several tensors, such as
+            "dense/kernel (1 of 2)".
         shape: tuple of int. In LiteRT's layout: `(out, in)` for a Dense kernel.
         dtype: str. How an entry is stored: "float32", "float16", "int8", "int4"...
         size: int. Number of entries.
@@ -79,6 +84,7 @@ class StoredWeight(NamedTuple):
         dtype: str. How an entry is stored.
         entries: Array of the shape; in a row, and live ones alone, if the weight is sparse.
         zero_points: Array that broadcasts against `entries`: what stands for 0.0.
+        scales: Array that broadcasts against `entries`: the step of integers.
         is_sparse: bool. Whether a sparse encoding is used.
     """
 
@@ -87,7 +93,12 @@ class StoredWeight(NamedTuple):
     dtype: str
     entries: np.ndarray
     zero_points: np.ndarray
+    scales: np.ndarray
     is_sparse: bool
+
+    def values(self) -> np.ndarray:
+        """The entries as floats."""
+        return (self.entries.astype(np.float32) - self.zero_points) * self.scales
 
 
 def stored_weights(model: ModelT) -> Iterator[StoredWeight]:
@@ -144,35 +155,31 @@ def _stored_weight(model: ModelT, tensor: TensorT) -> StoredWeight | None:
     entries = entries.view(_DTYPES[kind])
     if not is_sparse:
         entries = entries.reshape(shape)
-    if entries.dtype.kind == "f":
-        zero_points: np.ndarray | None = np.zeros(())
-    else:
-        zero_points = _zero_points(tensor, is_sparse)
-    if zero_points is None:
-        return None
-    return StoredWeight(tensor, shape, dtype, entries, zero_points, is_sparse)
+    zero_points = np.zeros(())
+    scales = np.ones(())
+    if entries.dtype.kind != "f":
+        settings = tensor.quantization
+        if settings is None or settings.scale is None or len(settings.scale) == 0:
+            return None
+        scales = _by_entry(settings.scale, tensor)
+        if settings.zeroPoint is not None:
+            zero_points = _by_entry(settings.zeroPoint, tensor)
+    return StoredWeight(tensor, shape, dtype, entries, zero_points, scales, is_sparse)
 
 
 def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
-    """The entries in each byte, without signs: which are zero is what counts.
-
-    The first entry is in the lowest bits.
-    """
+    """The signed entries in each byte, of which the first is in the lowest bits."""
     parts = [(packed >> shift) % 2**bits for shift in range(0, 8, bits)]
-    return np.stack(parts, axis=-1).reshape(-1)
+    entries = np.stack(parts, axis=-1).reshape(-1).astype(np.int8)
+    return np.where(entries < 2 ** (bits - 1), entries, entries - 2**bits)
 
 
-def _zero_points(tensor: TensorT, is_sparse: bool) -> np.ndarray | None:
-    """The integers that stand for 0.0, in a shape that broadcasts; None without a scale."""
-    settings = tensor.quantization
-    if settings is None or settings.scale is None or len(settings.scale) == 0:
-        return None
-    if settings.zeroPoint is None:
-        return np.zeros((), int)
-    points = np.asarray(settings.zeroPoint)
-    # Those of sparse kernels, whose entries are in a row, are all 0.
-    if is_sparse or points.size == 1:
-        return np.asarray(points.max())
+def _by_entry(setting: np.ndarray, tensor: TensorT) -> np.ndarray:
+    """A setting of the quantization of a tensor, for all or by channel, in a fitting shape."""
+    values = np.asarray(setting)
+    # The entries of sparse kernels are in a row; their zero points are all 0.
+    if tensor.sparsity is not None or values.size == 1:
+        return np.asarray(values.max())
     shape = [1] * len(tensor.shape)
-    shape[settings.quantizedDimension] = -1
-    return points.reshape(shape)
+    shape[tensor.quantization.quantizedDimension] = -1
+    return values.reshape(shape)

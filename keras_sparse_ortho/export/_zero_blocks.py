@@ -8,7 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from keras_sparse_ortho.layers import BlockGrid
-from keras_sparse_ortho.orthogonal import block_count, to_blocks, whole_blocks
+from keras_sparse_ortho.orthogonal import (
+    block_count,
+    to_blocks,
+    whole_blocks,
+)
 
 # Sides of blocks: smaller gathers cost what the product saves; few kernels have larger zero blocks.
 _LEAST_SIDE, _MOST_SIDE = 8, 256
@@ -30,7 +34,14 @@ class ZeroBlocks(NamedTuple):
     @property
     def stored(self) -> int:
         grid = self.grid
-        return math.prod((self.inputs_of.size, grid.rows, grid.cols, *grid.taps))
+        return math.prod(
+            (
+                self.inputs_of.size,
+                grid.rows,
+                grid.cols,
+                *grid.taps,
+            )
+        )
 
 
 def zero_blocks(kernel: np.ndarray) -> ZeroBlocks | str:
@@ -60,7 +71,10 @@ def zero_blocks(kernel: np.ndarray) -> ZeroBlocks | str:
         grid = dataclasses.replace(grid, fan_in=int(counts[0]))
     else:
         counts_of_inputs = is_stored.sum(axis=1)
-        both = tuple(counts.tolist()), tuple(counts_of_inputs.tolist())
+        both = (
+            tuple(counts.tolist()),
+            tuple(counts_of_inputs.tolist()),
+        )
         grid = dataclasses.replace(grid, counts=both)
     return ZeroBlocks(grid, grid.pattern(is_stored))
 

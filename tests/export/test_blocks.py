@@ -248,6 +248,17 @@ def test_reshapes_beside_a_gather_are_left_to_litert(exported):
 
 
 @pytest.mark.tensorflow_only
+def test_weights_are_named_by_kernels_and_nothing_is_in_floats(exported):
+    model, _, _, file_of = exported
+    paths = {weight.path for weight in model.weights if weight.name == "kernel"}
+    for route in ROUTES:
+        report = file_of(4, route)
+        assert {one.name.partition(" (")[0] for one in report.weights} >= paths
+        assert all(path in str(report) for path in paths)
+        assert not report.in_floats
+
+
+@pytest.mark.tensorflow_only
 def test_a_row_does_not_depend_on_the_others(exported):
     _, data, _, file_of = exported
     loud = np.concatenate([data[:1], 100 * data[1:4]])

@@ -139,7 +139,7 @@ def resealed(content, changes):
     """A file whose record was changed by somebody who renewed the digest."""
     if isinstance(changes, dict):
         record = graphs.RECORD | {"inputs": [X], "outputs": [{"name": "head"}]} | changes
-        return graphs.with_record(content, {k: v for k, v in record.items() if v is not ...})
+        return graphs.sealed(content, {k: v for k, v in record.items() if v is not ...})
     return graphs.with_digest(content.replace(b'"route": "float32"', changes.ljust(18), 1))
 
 

@@ -8,21 +8,22 @@ import pytest
 
 from keras_sparse_ortho.errors import ExportVerificationError
 from keras_sparse_ortho.export import RouteOutcome, c_array
-from keras_sparse_ortho.export._candidates import Candidate, compare, find_zeros
+from keras_sparse_ortho.export._candidates import Candidate
+from keras_sparse_ortho.export._comparison import compare, find_zeros
 from keras_sparse_ortho.export._export_litert import choose
-from keras_sparse_ortho.export._flatbuffer import read_model, write_model
+from keras_sparse_ortho.export._flatbuffer import name_of, read_model, write_model
+from keras_sparse_ortho.export._kernel_names import name_kernels
+from keras_sparse_ortho.export._reference import kernels_of, plain_model
 from keras_sparse_ortho.export._routes import ROUTES, Route, routes_of
-from keras_sparse_ortho.export._task import (
-    inputs_of,
-    kernels_of,
+from keras_sparse_ortho.export._rows import inputs_of
+from keras_sparse_ortho.export._signature import (
     leaves,
     nesting_of,
     pack,
-    plain_model,
     signature_of,
     unique_names,
 )
-from keras_sparse_ortho.export._weight_zeros import WeightZeros, read_weights
+from keras_sparse_ortho.export._weight_zeros import WeightZeros, read_weights, stored_weights
 from tests.helpers import array, assert_same
 
 L = keras.layers
@@ -94,7 +95,8 @@ def test_half_precision_becomes_float32_with_the_same_weights(policy):
     x = keras.Input((4, 3), dtype="float32")
     y = keras.layers.Bidirectional(keras.layers.GRU(2))(x)
     # A list, because Keras before 3.11 makes one of a single input when it restores a model.
-    model = keras.Model([x], keras.layers.Dense(2)(y))
+    name = policy  # a layer may be called so
+    model = keras.Model([x], keras.layers.Dense(2, name=name)(y))
     model.compile("sgd", "mse")
     plain, reference = plain_model(model)
     assert plain is reference is not model
@@ -104,6 +106,7 @@ def test_half_precision_becomes_float32_with_the_same_weights(policy):
     assert keras.backend.standardize_dtype(out.dtype) == "float32"
     half = array(keras.ops.cast(model([data]), "float32"))
     np.testing.assert_allclose(array(out), half, atol=0.02)
+    assert plain.layers[-1].name == name
     for mine, theirs in zip(plain.weights, model.weights, strict=True):
         np.testing.assert_array_equal(array(mine), array(keras.ops.cast(theirs, "float32")))
 
@@ -158,6 +161,23 @@ def test_weights_behind_the_flatbuffer_are_read_and_written_into_it(all_routes, 
     (tmp_path / "m.tflite").write_bytes(behind)
     c_array(tmp_path / "m.tflite", tmp_path / "m.h")
     assert f"model_data_size = {len(plain)};" in (tmp_path / "m.h").read_text()
+
+
+def test_kernels_are_found_by_their_values(all_routes):
+    """Another kernel has the same shape, and normalizations scale channels."""
+    model = read_model((all_routes[3] / "int8.tflite").read_bytes())
+    rng = np.random.default_rng(0)
+    kernels = {}
+    for weight in stored_weights(model):
+        scales = np.exp(rng.normal(size=(len(weight.entries), 1)))
+        kernels[weight.tensor.name.decode()] = [(scales * weight.values()).T]
+        weight.tensor.name = b"arith.constant"
+    kernels = {"other": [rng.normal(size=(64, 64))], **dict(sorted(kernels.items()))}
+    name_kernels(model, kernels)
+    named = {name_of(weight.tensor): weight.values() for weight in stored_weights(model)}
+    assert {*named} == {"shared/kernel", "wide/kernel", "head/kernel"}
+    for name, values in named.items():
+        assert_same(np.sign(values), np.sign(kernels[name][0].T))
 
 
 # --- routes --------------------------------------------------------------------------------------
