@@ -28,6 +28,7 @@ from keras_sparse_ortho.export._kernel_names import name_kernels
 from keras_sparse_ortho.export._record import with_record
 from keras_sparse_ortho.export._routes import Route, RouteOutcome
 from keras_sparse_ortho.export._task import Task, Workspace
+from keras_sparse_ortho.export._unread import drop_unread
 from keras_sparse_ortho.export._weight_zeros import (
     WeightZeros,
     read_weights,
@@ -156,6 +157,7 @@ def _with_names(task: Task, route: Route, content: bytes) -> tuple[bytes, tuple[
     try:
         model = read_model(content)
         name_kernels(model, kernels)
+        drop_unread(model)
         named = with_record(model, record)
         return named, read_weights(named)
     except Exception as error:  # of the schema's reader

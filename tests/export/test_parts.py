@@ -1,5 +1,6 @@
 """The pure parts: names, nesting, comparison, zeros, which routes a mode tries and takes."""
 
+import copy
 import types
 
 import keras
@@ -23,6 +24,7 @@ from keras_sparse_ortho.export._signature import (
     signature_of,
     unique_names,
 )
+from keras_sparse_ortho.export._unread import drop_unread
 from keras_sparse_ortho.export._weight_zeros import WeightZeros, read_weights, stored_weights
 from tests.helpers import array, assert_same
 
@@ -158,9 +160,60 @@ def test_weights_behind_the_flatbuffer_are_read_and_written_into_it(all_routes, 
     behind = write_model(model).ljust(start, b"\0") + data
     assert read_weights(behind) == read_weights(plain)
     assert write_model(read_model(behind)) == plain
-    (tmp_path / "m.tflite").write_bytes(behind)
-    c_array(tmp_path / "m.tflite", tmp_path / "m.h")
-    assert f"model_data_size = {len(plain)};" in (tmp_path / "m.h").read_text()
+    headers = []
+    for content in (plain, behind):
+        (tmp_path / "m.tflite").write_bytes(content)
+        c_array(tmp_path / "m.tflite", tmp_path / "m.h")
+        headers.append((tmp_path / "m.h").read_text())
+    assert headers[0] == headers[1]
+
+
+@pytest.mark.parametrize("name", ["float16", "int8", "dynamic_int8", "float32+sp"])
+def test_files_hold_nothing_twice_and_nothing_unread(name, all_routes):
+    from ai_edge_litert import schema_py_generated as schema
+
+    content = (all_routes[3] / f"{name}.tflite").read_bytes()
+    model = schema.Model.GetRootAs(content, 0)
+    graph = model.Subgraphs(0)
+    vectors = []
+    for k in range(graph.TensorsLength()):
+        vectors.append(graph.Tensors(k).ShapeAsNumpy())
+        settings = graph.Tensors(k).Quantization()
+        if settings is not None and settings.ScaleLength():
+            vectors += [settings.ScaleAsNumpy(), settings.ZeroPointAsNumpy()]
+    vectors += [model.Buffers(k).DataAsNumpy() for k in range(1, model.BuffersLength())]
+    vectors = [x for x in vectors if isinstance(x, np.ndarray)]  # others are missing
+    places = {x.__array_interface__["data"][0] for x in vectors}
+    assert len(places) == len({(x.dtype.str, x.tobytes()) for x in vectors})
+    read = {*graph.InputsAsNumpy(), *graph.OutputsAsNumpy()}
+    for k in range(graph.OperatorsLength()):
+        read |= {*graph.Operators(k).InputsAsNumpy(), *graph.Operators(k).OutputsAsNumpy()}
+    assert read - {-1} == {*range(graph.TensorsLength())}
+    buffers = {graph.Tensors(k).Buffer() for k in range(graph.TensorsLength())}
+    buffers |= {model.Metadata(k).Buffer() for k in range(model.MetadataLength())}
+    assert buffers | {0} == {*range(model.BuffersLength())}
+
+
+def test_tensors_that_nothing_reads_leave_a_file(all_routes):
+    model = read_model((all_routes[3] / "int8.tflite").read_bytes())
+    plain = write_model(model)
+    extra = read_model(plain)
+    graph = extra.subgraphs[0]
+    # In front of all others, which get new numbers.
+    graph.tensors.insert(0, copy.copy(graph.tensors[-1]))
+    graph.tensors[0].buffer = len(extra.buffers)
+    extra.buffers.append(copy.copy(extra.buffers[-1]))
+    graph.inputs = graph.inputs + 1
+    graph.outputs = graph.outputs + 1
+    for operator in graph.operators:
+        operator.inputs = np.where(operator.inputs < 0, operator.inputs, operator.inputs + 1)
+        operator.outputs = operator.outputs + 1
+    for signature in extra.signatureDefs:
+        for end in (*signature.inputs, *signature.outputs):
+            end.tensorIndex += 1
+    assert len(write_model(extra)) > len(plain)
+    drop_unread(extra)
+    assert write_model(extra) == plain
 
 
 def test_kernels_are_found_by_their_values(all_routes):
