@@ -1,27 +1,36 @@
 """Kernels that `Layer.quantize` has packed: two integers of 4 bits in one byte."""
 
-from typing import Any
+import math
 
 import keras
 import numpy as np
 
 
-def packed_shape(layer: Any, variable: Any) -> tuple[int, ...] | None:
+def packed_shape(
+    layer: keras.layers.Layer,
+    variable: keras.Variable,
+) -> tuple[int, ...] | None:
     """Returns the shape of a kernel whose variable holds packed bytes; None for other variables."""
     if getattr(layer, "quantization_mode", None) != "int4":
         return None
+    packed = variable.shape
     if variable.name == "embeddings":
-        return int(variable.shape[0]), int(layer.output_dim)
-    if variable.name == "reverse_embeddings":
-        return int(layer.output_dim), int(variable.shape[1])
-    if variable.name != "kernel":
+        shape = (packed[0], layer.output_dim)
+    elif variable.name == "reverse_embeddings":
+        shape = (layer.output_dim, packed[1])
+    elif variable.name != "kernel":
         return None
-    if isinstance(layer, keras.layers.EinsumDense):
-        return tuple(int(size) for size in layer.original_kernel_shape)
-    return int(variable.shape[0]), int(layer.units)
+    elif isinstance(layer, keras.layers.EinsumDense):
+        shape = layer.original_kernel_shape
+    else:
+        shape = (packed[0], layer.units)
+    return tuple(map(int, shape))
 
 
-def unpacked_value(layer: Any, variable: Any) -> np.ndarray | None:
+def unpacked_value(
+    layer: keras.layers.Layer,
+    variable: keras.Variable,
+) -> np.ndarray | None:
     """Returns the integers of a packed kernel less their zero points; None for other variables.
 
     Pruned entries are 0 there. With a block size Keras quantizes asymmetrically, and what was 0 is
@@ -34,16 +43,17 @@ def unpacked_value(layer: Any, variable: Any) -> np.ndarray | None:
     shape = packed_shape(layer, variable)
     if shape is None:
         return None
-    of_columns = variable.name != "reverse_embeddings"  # the axis along which pairs are packed
-    stored = keras.ops.convert_to_numpy(variable.value).view(np.uint8)
-    matrix = _unpacked(stored if of_columns else stored.T)
+    value = keras.ops.convert_to_numpy(variable.value)
+    packed = value.view(np.uint8)
+    is_table_by_columns = variable.name == "reverse_embeddings"
+    if is_table_by_columns:  # pairs are packed along the first axis
+        packed = packed.T
+    matrix = _unpacked(packed)
+    length = math.prod(shape) // len(matrix)
+    matrix = matrix[:, :length]
+    if is_table_by_columns:
+        matrix = matrix.T
     zeros = _zero_points(layer, variable.name)
-    if not of_columns:
-        matrix = matrix[:, : shape[0]].T
-    elif len(shape) == 2:
-        matrix = matrix[:, : shape[1]]
-    else:
-        matrix = matrix[:, : int(np.prod(shape)) // len(matrix)]
     if zeros is not None:
         matrix = matrix - zeros
     return matrix.reshape(shape).astype(np.float32)
@@ -51,16 +61,22 @@ def unpacked_value(layer: Any, variable: Any) -> np.ndarray | None:
 
 def _unpacked(stored: np.ndarray) -> np.ndarray:
     """Two signed integers of each byte, side by side; the first is in the lower bits."""
-    pairs = np.stack([stored & 15, stored >> 4], axis=-1).astype(np.int16)
-    return np.where(pairs > 7, pairs - 16, pairs).reshape(len(stored), -1)
+    lower = stored & 15
+    upper = stored >> 4
+    pairs = np.stack([lower, upper], axis=-1).astype(np.int16)
+    integers = np.where(pairs > 7, pairs - 16, pairs)
+    return integers.reshape(len(stored), -1)
 
 
-def _zero_points(layer: Any, name: str) -> np.ndarray | None:
+def _zero_points(layer: keras.layers.Layer, name: str) -> np.ndarray | None:
     """The zero point of each entry, along the axis of the groups; None if all of them are 0."""
     zeros = getattr(layer, f"{name}_zero", None)
     if zeros is None:
         return None
-    points = np.rint(keras.ops.convert_to_numpy(zeros.value))
-    groups = keras.ops.convert_to_numpy(layer.g_idx.value).astype(int)
-    # A table has groups of its columns; matrices have groups of their rows.
-    return points[:, groups] if name == "embeddings" else points[groups]
+    values = keras.ops.convert_to_numpy(zeros.value)
+    points = np.rint(values)
+    indices = keras.ops.convert_to_numpy(layer.g_idx.value)
+    groups = indices.astype(int)
+    if name == "embeddings":  # a table has groups of its columns
+        return points[:, groups]
+    return points[groups]

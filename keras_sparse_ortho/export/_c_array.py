@@ -3,28 +3,48 @@
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 from keras_sparse_ortho._checks import other_keywords
-from keras_sparse_ortho._files import atomic_write, check_not_an_input, path_of
+from keras_sparse_ortho._files import (
+    atomic_write,
+    check_not_an_input,
+    path_of,
+)
 from keras_sparse_ortho._text import printable
-from keras_sparse_ortho.errors import ExportRouteError, LiteRTFileError
-from keras_sparse_ortho.export._flatbuffer import name_of, read_model, read_record, write_model
+from keras_sparse_ortho.errors import (
+    ExportRouteError,
+    LiteRTFileError,
+)
+from keras_sparse_ortho.export._flatbuffer import (
+    ModelT,
+    SubGraphT,
+    name_of,
+    read_model,
+    write_model,
+)
 from keras_sparse_ortho.export._load_litert import read_packed
+from keras_sparse_ortho.export._record import read_record
+from keras_sparse_ortho.export._unread import drop_unread
 
 # Routes that LiteRT Micro can run: no sparse encodings, none that quantize in a call.
 _ROUTES = (None, "float32", "float32+blocks", "int8", "int8+blocks")
-_INTEGERS = {3: "uint8", 9: "int8"}  # by the number of a tensor's type
+_INTEGERS = {
+    3: "uint8",
+    9: "int8",
+}  # by the number of a tensor's type
 
 
 @other_keywords
 def c_array(
-    file: str | os.PathLike[str], path: str | os.PathLike[str], name: str = "model_data"
+    file: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    name: str = "model_data",
 ) -> tuple[str, ...]:
     """Writes a LiteRT file as a C header, for LiteRT Micro on microcontrollers.
 
     The header has the array `name`, aligned to 16 bytes, its size `name_size`, and the operators
-    that the program must register.
+    that the program must register. Names of inner tensors and metadata, which LiteRT Micro does not
+    read, are left out.
 
     Args:
         file: str or path. A file of the route `int8`, `int8+blocks`, `float32` or `float32+blocks`,
@@ -81,12 +101,15 @@ def c_array(
 
 
 def _in_one_piece(content: bytes, file: str) -> tuple[bytes, tuple[str, ...], list[str]]:
-    """The file in one flatbuffer, Micro's operators, and scales of inputs and outputs."""
+    """The file in one lean flatbuffer, Micro's operators, and scales of inputs and outputs."""
     try:
         model = read_model(content)
-        content = write_model(model)
         operators = _operators(model)
         ends = _ends(model.subgraphs[0])
+        _drop_names(model)
+        model.metadata = None
+        drop_unread(model)
+        content = write_model(model)
     except Exception as error:  # the generated code checks nothing
         raise LiteRTFileError(
             "The file must be a LiteRT model, and it is no flatbuffer of one: it is damaged, or of "
@@ -95,7 +118,16 @@ def _in_one_piece(content: bytes, file: str) -> tuple[bytes, tuple[str, ...], li
     return content, operators, ends
 
 
-def _operators(model: Any) -> tuple[str, ...]:
+def _drop_names(model: ModelT) -> None:
+    """Removes the names of tensors but inputs and outputs: LiteRT Micro reads none."""
+    for graph in model.subgraphs:
+        ends = {*map(int, graph.inputs), *map(int, graph.outputs)}
+        for index, tensor in enumerate(graph.tensors):
+            if index not in ends:
+                tensor.name = None
+
+
+def _operators(model: ModelT) -> tuple[str, ...]:
     """The names of LiteRT Micro for the operators that a model uses, in order."""
     from ai_edge_litert import schema_py_generated as schema
 
@@ -107,18 +139,23 @@ def _operators(model: Any) -> tuple[str, ...]:
             # Older files have the number in the other field, which holds numbers below 127.
             name = names[max(code.builtinCode, code.deprecatedBuiltinCode)]
             used.add(name.title().replace("_", ""))
-    return tuple(name.replace("Lstm", "LSTM").replace("Matmul", "MatMul") for name in sorted(used))
+    operators = []
+    for name in sorted(used):
+        operators.append(name.replace("Lstm", "LSTM").replace("Matmul", "MatMul"))
+    return tuple(operators)
 
 
-def _ends(graph: Any) -> list[str]:
+def _ends(graph: SubGraphT) -> list[str]:
     """How integers at the inputs and outputs are made from floats, one line each."""
     lines = []
     for index in (*graph.inputs, *graph.outputs):
         tensor = graph.tensors[index]
         kind = _INTEGERS.get(tensor.type)
-        about = tensor.quantization
-        if kind is None or about is None or about.scale is None:
+        settings = tensor.quantization
+        if kind is None or settings is None or settings.scale is None:
             continue
-        scale, zero = float(about.scale[0]), int(about.zeroPoint[0])
-        lines.append(f"{printable(name_of(tensor))}: {kind} = round(x / {scale:.9g}) + {zero}")
+        scale = float(settings.scale[0])
+        zero_point = int(settings.zeroPoint[0])
+        name = printable(name_of(tensor))
+        lines.append(f"{name}: {kind} = round(x / {scale:.9g}) + {zero_point}")
     return lines

@@ -1,9 +1,9 @@
 """Explains wrong rows and files of `export_litert`: where an error starts, and remedies."""
 
 import contextlib
-import copy
+import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import keras
 
@@ -14,11 +14,27 @@ from keras_sparse_ortho._keras_internals import (
     warn_user,
 )
 from keras_sparse_ortho._values import to_numpy
-from keras_sparse_ortho.errors import ExportVerificationError, FloatOperationsWarning
-from keras_sparse_ortho.export._candidates import Candidate, compare, convert, litert_outputs
-from keras_sparse_ortho.export._routes import ExportReport, Route, counts_by_kind
-from keras_sparse_ortho.export._task import Task, keras_outputs
+from keras_sparse_ortho.errors import (
+    ExportVerificationError,
+    FloatOperationsWarning,
+)
+from keras_sparse_ortho.export._candidates import Candidate
+from keras_sparse_ortho.export._comparison import (
+    compare,
+    litert_outputs,
+)
+from keras_sparse_ortho.export._conversion import convert
+from keras_sparse_ortho.export._reference import keras_outputs
+from keras_sparse_ortho.export._routes import (
+    ExportReport,
+    Route,
+    counts_by_kind,
+)
+from keras_sparse_ortho.export._task import Steps, Task, Workspace
 from keras_sparse_ortho.quantization import innermost, ranges_of
+
+GraphOperation: TypeAlias = keras.Operation
+"""A layer of a graph, or an operation such as `a + b`."""
 
 _REMEDIES = {
     "float32": "Raise `tolerance` if such a difference is acceptable.",
@@ -31,16 +47,20 @@ _REMEDIES = {
 
 def warn_of_rows(task: Task) -> None:
     """Warns of calibration rows, or of trained ranges, that cannot be right."""
-    if task.doubts and task.calibrating is not None:
-        low = min(float(array.min()) for array in task.calibrating)
-        high = max(float(array.max()) for array in task.calibrating)
+    calibrating = task.rows.calibrating
+    if task.doubts and calibrating is not None:
+        low = min(float(array.min()) for array in calibrating)
+        high = max(float(array.max()) for array in calibrating)
         warn_user(
             "An int8 file is right only within the ranges that `representative_data` shows it, "
             f"and these rows are doubtful: {'; '.join(task.doubts)}. Give 100 to 500 rows of real "
             "data, scaled as in training, and compare the file with Keras on others. "
             f"Received: values from {low:.3g} to {high:.3g}"
         )
-    empty = [own.path for own in ranges_of(task.model) if to_numpy(own.high) == to_numpy(own.low)]
+    empty = []
+    for rounding in ranges_of(task.model):
+        if to_numpy(rounding.high) == to_numpy(rounding.low):
+            empty.append(rounding.path)
     if empty:
         warn_user(
             "Trained ranges of activations must hold more than zero, or the file computes zeros "
@@ -62,58 +82,85 @@ def warn_of_floats(report: ExportReport) -> None:
         )
 
 
-def explained(task: Task, tried: Candidate) -> Exception:
-    """The failure of a route, with the layer where the error starts and what to try instead."""
-    route, failure = tried.route, tried.failure
+def explained(task: Task, tried: Candidate, folder: Path) -> Exception:
+    """The failure of a route, with the layer where the error starts and what to try instead.
+
+    Args:
+        task: `Task`. The model and its rows.
+        tried: `Candidate`. The route and its failure.
+        folder: Path. A folder for the file of the layers.
+    """
+    failure = tried.failure
+    assert failure is not None
     if tried.outcome.error is None:  # it does not run, or lost zeros
         return failure
-    layer, source = error_source(task, route, task.allowed(route) / 2)
+    route = tried.route
+    layer, source = error_source(task, route, task.allowed(route) / 2, folder)
     where = "" if layer is None else f"The difference starts at {source}. "
     rule, _, received = str(failure).partition("Received: ")
-    text = f"{rule}{where}{_remedy(task, route, layer)} Received: {received}"
-    return ExportVerificationError(text)
+    remedy = _remedy(task, route, layer)
+    return ExportVerificationError(f"{rule}{where}{remedy} Received: {received}")
 
 
-def error_source(task: Task, route: Route, least: float) -> tuple[Any, str]:
+def error_source(
+    task: Task, route: Route, least: float, folder: Path
+) -> tuple[GraphOperation | None, str]:
     """The first layer of a graph with a larger error behind it; converts it with all as outputs."""
-    unknown = None, "no single layer"
-    if not computes_its_graph(task.model):
-        return unknown
-    with contextlib.suppress(Exception):  # the failure that is being explained counts
-        found = [
-            (call.operation, tensor)
-            for call in graph_calls(task.model)
-            for tensor in call.outputs
-            if not isinstance(call.operation, keras.layers.InputLayer)
-            and keras.backend.is_float_dtype(tensor.dtype)
-        ]
-        probe = keras.Model(graph_ends(task.model)[0], [tensor for _, tensor in found])
-        names, want = keras_outputs(probe, task.signature, task.sample)
-        task, dense = copy.copy(task), Route(route.storage)
-        task.model, task.names, task.want = probe, names, want
-        task.folder = task.folder / "layers"
-        task.folder.mkdir()
-        converted = convert(task, [dense])[dense]
-        got = litert_outputs(converted, task) if isinstance(converted, Path) else []
-        for (layer, _), name, one, other in zip(found, names, want, got, strict=True):
-            error = compare([name], [one], [other], route.measure).error
-            if not error <= least:
-                kind = type(innermost(layer)).__name__
-                what = "layer" if isinstance(layer, keras.layers.Layer) else "operation"
-                return layer, f"{what} {layer.name!r} ({kind}): error {error:.3g} behind it"
-    return unknown
+    if computes_its_graph(task.model):
+        with contextlib.suppress(Exception):  # the failure that is being explained counts
+            layer, error = _first_wrong_layer(task, route, least, folder)
+            kind = type(innermost(layer)).__name__
+            category = "layer" if isinstance(layer, keras.layers.Layer) else "operation"
+            return (
+                layer,
+                f"{category} {layer.name!r} ({kind}): error {error:.3g} behind it",
+            )
+    return None, "no single layer"
 
 
-def _remedy(task: Task, route: Route, layer: Any) -> str:
+def _first_wrong_layer(
+    task: Task, route: Route, least: float, folder: Path
+) -> tuple[GraphOperation, float]:
+    """The first layer with an error above `least`, and that error; LookupError without one."""
+    layers = []
+    tensors = []
+    for call in graph_calls(task.model):
+        if isinstance(call.operation, keras.layers.InputLayer):
+            continue
+        for tensor in call.outputs:
+            if keras.backend.is_float_dtype(tensor.dtype):
+                layers.append(call.operation)
+                tensors.append(tensor)
+    inputs, _ = graph_ends(task.model)
+    probe = keras.Model(inputs, tensors)
+    names, outputs = keras_outputs(probe, task.signature, task.rows.compared)
+    task = dataclasses.replace(task, model=probe, names=names, outputs=outputs)
+    workspace = Workspace(folder / "layers", Steps(verbose=False))
+    workspace.folder.mkdir()
+    dense = Route(route.storage)
+    file = convert(task, [dense], workspace)[dense]
+    if isinstance(file, Exception):
+        raise file
+    results = litert_outputs(file, task)
+    for layer, name, expected, actual in zip(layers, names, outputs, results, strict=True):
+        error = compare([name], [expected], [actual], route.measure).error
+        if not error <= least:
+            return layer, error
+    raise LookupError("all layers agree")
+
+
+def _remedy(task: Task, route: Route, layer: GraphOperation | None) -> str:
+    """The advice where a route fails."""
     if route.encoding != "dense":
         return f'Try mode="{route.storage}".'
     if route.storage in _REMEDIES:
         return _REMEDIES[route.storage]
     text = 'Try mode="dynamic_int8", which computes activations in floats, or '
     if task.has_ranges:
+        excluded = "..."
         # `exclude` names layers, and an operation of the graph is none.
-        is_layer = isinstance(layer, keras.layers.Layer)
-        excluded = repr(layer.name) if is_layer else "..."
+        if isinstance(layer, keras.layers.Layer):
+            excluded = repr(layer.name)
         return f"{text}leave the layer in floats: quantize_aware(model, exclude=[{excluded}])."
     return (
         f"{text}train with quantize_aware(model), which leaves layers in floats by `exclude` and "

@@ -9,27 +9,55 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._checks import check_integer, check_number, other_keywords
+from keras_sparse_ortho._checks import (
+    check_integer,
+    check_number,
+    other_keywords,
+)
 from keras_sparse_ortho._files import path_of, staging
 from keras_sparse_ortho._foreign_names import for_value
-from keras_sparse_ortho.export._candidates import Candidate, candidates
-from keras_sparse_ortho.export._explain import explained, warn_of_floats, warn_of_rows
-from keras_sparse_ortho.export._flatbuffer import read_weights
+from keras_sparse_ortho._types import Nested
+from keras_sparse_ortho.export._candidates import (
+    Candidate,
+    candidates,
+)
+from keras_sparse_ortho.export._explain import (
+    explained,
+    warn_of_floats,
+    warn_of_rows,
+)
 from keras_sparse_ortho.export._load_litert import latencies
-from keras_sparse_ortho.export._process import converter_backend, is_missing, require
+from keras_sparse_ortho.export._process import (
+    converter_backend,
+    is_missing,
+    require,
+)
 from keras_sparse_ortho.export._routes import (
     ENDS,
     MODES,
     TARGETS,
     ExportReport,
+    Route,
     installed_versions,
     routes_of,
 )
-from keras_sparse_ortho.export._task import Steps, Task
+from keras_sparse_ortho.export._task import Steps, Workspace, task_of
+from keras_sparse_ortho.export._weight_zeros import read_weights
 from keras_sparse_ortho.quantization import has_trained_ranges
 
 # Models and data: a slip would replace the given ones.
-_OTHER_KINDS = {".h5", ".hdf5", ".keras", ".onnx", ".pb", ".npy", ".npz", ".csv", ".json", ".zip"}
+_OTHER_KINDS = {
+    ".h5",
+    ".hdf5",
+    ".keras",
+    ".onnx",
+    ".pb",
+    ".npy",
+    ".npz",
+    ".csv",
+    ".json",
+    ".zip",
+}
 _NEAR = 1.05  # the speed that "fast" gives up for a smaller file, within the noise of the clock
 _LEAST_ZEROS = 0.3  # of a kernel: below this the indices cost more than the zeros save
 
@@ -144,14 +172,81 @@ def export_litert(
     trained = has_trained_ranges(model)
     routes = routes_of(mode, representative_data is not None or trained)
     ends = inference_input_type, inference_output_type
-    static = all(route.needs_data for route in routes)
-    allowed = ENDS if static else ENDS[:1]
+    _check_arguments(routes, mode, ends, target, representative_data, trained)
+    task = task_of(
+        model,
+        batch_size,
+        sample,
+        representative_data,
+        tolerance,
+        timeout,
+        of_blocks=any(route.of_blocks for route in routes),
+        ends=ends,
+    )
+    warn_of_rows(task)
+    has_zeros = any((value == 0).mean() >= _LEAST_ZEROS for value in task.kernels.values())
+    if mode is None and not has_zeros:
+        routes = routes[:1]
+    # On the target's file system, so that the last step is one atomic rename.
+    with staging(file.parent, file.name) as folder:
+        workspace = Workspace(folder, Steps("auto" if len(routes) > 1 else False))
+        size = {None: len, "small": len, "gzip": _zipped}.get(mode)
+        tried = candidates(task, routes, workspace, size)
+        verified = [candidate for candidate in tried if candidate.file is not None]
+        if not verified:
+            failed = next(candidate for candidate in tried if candidate.route == routes[0])
+            raise explained(task, failed, folder)
+        best = verified[0]
+        if mode == "fast":
+            workspace.say(f"timing {len(verified)} files")
+            _time(verified, timeout, target)
+            best = choose(verified)
+        assert best.file is not None
+        content = best.file.read_bytes()
+        report = ExportReport(
+            **vars(best.outcome),
+            path=str(file),
+            mode=mode,
+            gzip_bytes=_zipped(content),
+            weights=read_weights(content),
+            sample_rows=len(task.rows.compared[0]),
+            compared_on=task.rows.origin,
+            ends=ends,
+            assumed=None if target is None else TARGETS[target],
+            versions=installed_versions(),
+            routes=tuple(candidate.outcome for candidate in tried),
+        )
+        os.replace(best.file, file)
+    warn_of_floats(report)
+    return report
+
+
+def _check_arguments(
+    routes: Sequence[Route],
+    mode: str | None,
+    ends: tuple[str, str],
+    target: str | None,
+    representative_data: Nested,
+    trained: bool,
+) -> None:
+    """ValueError if arguments of `export_litert` do not fit each other.
+
+    Args:
+        routes: Those of the mode.
+        mode: As the user gave it.
+        ends: Types of inputs and outputs.
+        target: As the user gave it.
+        representative_data: As the user gave it.
+        trained: bool. Whether ranges of activations were trained.
+    """
+    are_static = all(route.needs_data for route in routes)
+    allowed = ENDS if are_static else ENDS[:1]
     if not all(isinstance(end, str) and end in allowed for end in ends):  # tf.int8 equals "int8"
         raise ValueError(
             f"`inference_input_type` and `inference_output_type` must be of {ENDS}, and 'float32' "
             "but with a mode of static integers, such as 'int8'."
-            f"{for_value('inference_input_type', inference_input_type)}"
-            f"{for_value('inference_output_type', inference_output_type)} "
+            f"{for_value('inference_input_type', ends[0])}"
+            f"{for_value('inference_output_type', ends[1])} "
             f"Received: {ends}, mode={mode!r}"
         )
     if target is not None and (target not in TARGETS or mode != "fast"):
@@ -159,53 +254,24 @@ def export_litert(
             f"`target` must be None or one of {list(TARGETS)}, and that with mode='fast'. "
             f"Received: {target=}, {mode=}"
         )
-    if mode not in MODES:
-        # With trained ranges, data are rows to compare on.
-        needs, has = routes[0].needs_data, representative_data is not None
-        if needs != has and not (trained and needs):
-            raise ValueError(
-                f"`representative_data` is {'needed' if needs else 'unused'} with "
-                f"mode={mode!r}. Received: {representative_data=!r:.60}"
-            )
-    of_blocks = any(route.of_blocks for route in routes)
-    task = Task(model, batch_size, sample, representative_data, tolerance, timeout, of_blocks)
-    task.ends = ends
-    warn_of_rows(task)
-    encoded = any((value == 0).mean() >= _LEAST_ZEROS for value in task.kernels.values())
-    if mode is None and not encoded:
-        routes = routes[:1]
-    task.say = Steps("auto" if len(routes) > 1 else False)
-    # On the target's file system, so that the last step is one atomic rename.
-    with staging(file.parent, file.name) as folder:
-        task.folder = folder
-        tried = candidates(task, routes, {None: len, "small": len, "gzip": _zipped}.get(mode))
-        good = [c for c in tried if c.file is not None]
-        if not good:
-            raise explained(task, next(c for c in tried if c.route == routes[0]))
-        taken = good[0]
-        if mode == "fast":
-            task.say(f"timing {len(good)} files")
-            times = latencies([c.file for c in good], timeout=timeout, target=target)
-            for one, ms in zip(good, times, strict=True):
-                one.outcome = dataclasses.replace(one.outcome, latency_ms=ms)
-            taken = choose(good)
-        content = taken.file.read_bytes()
-        report = ExportReport(
-            **vars(taken.outcome),
-            path=str(file),
-            mode=mode,
-            gzip_bytes=_zipped(content),
-            weights=read_weights(content),
-            sample_rows=len(task.sample[0]),
-            compared_on=task.origin,
-            ends=ends,
-            assumed=None if target is None else TARGETS[target],
-            versions=installed_versions(),
-            routes=tuple(c.outcome for c in tried),
+    if mode in MODES:
+        return
+    needs_data = routes[0].needs_data
+    # With trained ranges, data are rows to compare on.
+    if needs_data != (representative_data is not None) and not (trained and needs_data):
+        raise ValueError(
+            f"`representative_data` is {'needed' if needs_data else 'unused'} with "
+            f"mode={mode!r}. Received: {representative_data=!r:.60}"
         )
-        os.replace(taken.file, file)
-    warn_of_floats(report)
-    return report
+
+
+def _time(verified: Sequence[Candidate], timeout: float, target: str | None) -> None:
+    """Measures the time of files, and notes it in their outcomes."""
+    files = [candidate.file for candidate in verified if candidate.file is not None]
+    times = latencies(files, timeout=timeout, target=target)
+    for candidate, milliseconds in zip(verified, times, strict=True):
+        outcome = candidate.outcome
+        candidate.outcome = dataclasses.replace(outcome, latency_ms=milliseconds)
 
 
 def _zipped(content: bytes) -> int:
@@ -214,9 +280,13 @@ def _zipped(content: bytes) -> int:
 
 def choose(timed: Sequence[Candidate]) -> Candidate:
     """The smallest of the candidates that are as fast as the fastest, up to noise."""
-    fastest = min(c.outcome.latency_ms or 0.0 for c in timed)
-    near = [c for c in timed if (c.outcome.latency_ms or 0.0) <= _NEAR * fastest]
-    return min(near, key=lambda c: c.outcome.bytes or 0)
+
+    def milliseconds(candidate: Candidate) -> float:
+        return candidate.outcome.latency_ms or 0.0
+
+    fastest = min(milliseconds(candidate) for candidate in timed)
+    near = [candidate for candidate in timed if milliseconds(candidate) <= _NEAR * fastest]
+    return min(near, key=lambda candidate: candidate.outcome.bytes or 0)
 
 
 def check_path(path: str | os.PathLike[str]) -> Path:
@@ -242,7 +312,11 @@ def _require_litert() -> None:
     others = ("jax", "litert_converter")
     without = converter_backend() != "tensorflow" and not any(map(is_missing, others))
     require(
-        (*(others if without else ("tensorflow",)), "ai_edge_quantizer", "ai_edge_litert"),
+        (
+            *(others if without else ("tensorflow",)),
+            "ai_edge_quantizer",
+            "ai_edge_litert",
+        ),
         "`export_litert` converts with TensorFlow, or without it with JAX and litert-converter; "
         "ai-edge-quantizer writes integers, and ai-edge-litert runs the file",
         '"keras-sparse-ortho[litert]", or "keras-sparse-ortho[litert-jax]"',

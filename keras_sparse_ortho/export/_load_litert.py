@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import gzip
 import hashlib
 import os
@@ -11,26 +10,50 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
-from keras_sparse_ortho._checks import check_integer, check_number, other_keywords
+from keras_sparse_ortho._checks import (
+    check_integer,
+    check_number,
+    other_keywords,
+)
 from keras_sparse_ortho._files import check_unpacked_size, path_of
 from keras_sparse_ortho._foreign_names import Answering, not_callable
-from keras_sparse_ortho.errors import ExportVerificationError, LiteRTFileError
-from keras_sparse_ortho.export._flatbuffer import read_record
-from keras_sparse_ortho.export._process import JobError, Worker, require
-from keras_sparse_ortho.export._task import InputSpec, Signature, full_batches
-from keras_sparse_ortho.export._worker import interpreter_of, to_floats, to_integers
+from keras_sparse_ortho.errors import (
+    ExportVerificationError,
+    LiteRTFileError,
+)
+from keras_sparse_ortho.export._process import (
+    JobError,
+    Worker,
+    require,
+)
+from keras_sparse_ortho.export._record import Record, read_record
+from keras_sparse_ortho.export._signature import (
+    InputSpec,
+    Signature,
+    full_batches,
+)
+from keras_sparse_ortho.export._worker import (
+    interpreter_of,
+    to_floats,
+    to_integers,
+)
 
 _PIECE = 1 << 24  # bytes that are read at once
+_HEAD, _IDENTIFIER = (
+    8,
+    b"TFL3",
+)  # the first bytes of a file, and the second half of them
 _LARGEST = 2**31  # a flatbuffer's offsets have 31 bits
-_CALLS, _ROUNDS = 5, 200  # of one file before the next one's turn; at most
+_CALLS = 5  # of one file before the next one's turn
+_LEAST_ROUNDS, _ROUNDS = 3, 200
 # By SHA-256 the signatures of files that ran in a subprocess before.
-_tried: dict[bytes, dict[str, Any]] = {}
+_tried: dict[bytes, Record] = {}
 
 
 class LiteRTModel(Answering):
@@ -42,39 +65,43 @@ class LiteRTModel(Answering):
     pickle holds the file, and opens it again with as many threads.
     """
 
-    def __init__(self, content: bytes, record: dict[str, Any], threads: int = 1) -> None:
+    def __init__(self, content: bytes, record: Record, threads: int = 1) -> None:
         _check_names(record)
         self._opened_with = content, record, threads
         self.route: str | None = record.get("route")
         self.model_name: str | None = record.get("model")
         self.output_names: list[str] = record["output_names"]
-        options = {"model_content": content, "num_threads": threads}
+        input_names: list[str] = record["input_names"]
         try:
-            interpreter = interpreter_of(**options)
+            interpreter = interpreter_of(model_content=content, num_threads=threads)
             interpreter.allocate_tensors()
             self._runner = interpreter.get_signature_runner()
-            self._takes = found = self._runner.get_input_details()
-            self._gives = self._runner.get_output_details()
-            if {*found} != {*record["input_names"]} or {*self._gives} != {*self.output_names}:
-                raise ValueError(f"inputs {sorted(found)} and outputs {sorted(self._gives)}")
+            self._inputs = self._runner.get_input_details()
+            self._outputs = self._runner.get_output_details()
+            if {*self._inputs} != {*input_names} or {*self._outputs} != {*self.output_names}:
+                raise ValueError(
+                    f"inputs {sorted(self._inputs)} and outputs {sorted(self._outputs)}"
+                )
         except (RuntimeError, ValueError) as error:
             raise LiteRTFileError(
                 "The record in the file must have its inputs and outputs, and ai-edge-litert's "
                 "interpreter must run it. Received: a record of "
-                f"{record['input_names']}, {self.output_names}; {error}"
+                f"{input_names}, {self.output_names}; {error}"
             ) from error
-        self.inputs = tuple(
-            InputSpec(name, tuple(found[name]["shape"].tolist()), found[name]["dtype"].__name__)
-            for name in record["input_names"]
-        )
+        specs = []
+        float_specs = []
+        for name in input_names:
+            details = self._inputs[name]
+            shape = tuple(details["shape"].tolist())
+            spec = InputSpec(name, shape, details["dtype"].__name__)
+            specs.append(spec)
+            scale, _ = details["quantization"]
+            float_specs.append(dataclasses.replace(spec, dtype="float32") if scale else spec)
+        self.inputs = tuple(specs)
         self._lock = threading.Lock()
         # In the order of the record, for any nesting of the Keras model.
-        floats = [found[spec.name]["quantization"][0] for spec in self.inputs]
-        specs = tuple(
-            dataclasses.replace(spec, dtype="float32") if scale else spec
-            for spec, scale in zip(self.inputs, floats, strict=True)
-        )
-        self._signature = Signature(specs, list(range(len(specs))) if len(specs) > 1 else 0)
+        nesting = list(range(len(specs))) if len(specs) > 1 else 0
+        self._signature = Signature(tuple(float_specs), nesting)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._opened_with
@@ -91,28 +118,42 @@ class LiteRTModel(Answering):
             x: array `(rows, *input shape)`; several inputs as a dict by name or a list in order.
         """
         arrays = self._signature.flatten(x, "x")
-        pieces, names = [], [spec.name for spec in self.inputs]
+        batches = []
         for batch in full_batches(arrays, self.batch_size):
-            with self._lock:
-                given = zip(names, batch, strict=True)
-                answers = self._runner(**{n: to_integers(one, self._takes[n]) for n, one in given})
-                pieces.append([to_floats(answers[n], self._gives[n]) for n in self.output_names])
-        outputs = [np.concatenate(parts)[: len(arrays[0])] for parts in zip(*pieces, strict=True)]
-        names = self.output_names
-        return outputs[0] if len(outputs) == 1 else dict(zip(names, outputs, strict=True))
+            batches.append(self._outputs_on(batch))
+        outputs = {}
+        for name, pieces in zip(self.output_names, zip(*batches, strict=True), strict=True):
+            outputs[name] = np.concatenate(pieces)[: len(arrays[0])]
+        if len(outputs) == 1:
+            return outputs[self.output_names[0]]
+        return outputs
+
+    def _outputs_on(self, batch: list[np.ndarray]) -> list[np.ndarray]:
+        """The outputs in order on one whole batch, the inputs in order."""
+        integers = {}
+        for spec, value in zip(self.inputs, batch, strict=True):
+            integers[spec.name] = to_integers(value, self._inputs[spec.name])
+        with self._lock:
+            answers = self._runner(**integers)
+            return [to_floats(answers[name], self._outputs[name]) for name in self.output_names]
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
         raise not_callable(self)
 
     def __repr__(self) -> str:
-        inputs = ", ".join(f"{s.name}: {s.dtype}{list(s.shape)}" for s in self.inputs)
+        texts = [f"{spec.name}: {spec.dtype}{list(spec.shape)}" for spec in self.inputs]
+        inputs = ", ".join(texts)
         return f"LiteRTModel(route={self.route!r}, inputs=[{inputs}], outputs={self.output_names})"
 
 
-def _check_names(record: dict[str, Any]) -> None:
+def _check_names(record: Record) -> None:
     """Refuses names that a terminal would obey, or that would end a line: nobody writes these."""
     names = (record.get("route"), record.get("model"))
-    for name in (*names, *record["input_names"], *record["output_names"]):
+    for name in (
+        *names,
+        *record["input_names"],
+        *record["output_names"],
+    ):
         if name is not None and not name.isprintable():
             raise LiteRTFileError(
                 "The names in a LiteRT file must be printable, without line breaks and control "
@@ -122,7 +163,10 @@ def _check_names(record: dict[str, Any]) -> None:
 
 @other_keywords
 def load_litert(
-    path: str | os.PathLike[str], *, threads: int = 1, timeout: float = 60.0
+    path: str | os.PathLike[str],
+    *,
+    threads: int = 1,
+    timeout: float = 60.0,
 ) -> LiteRTModel:
     """Opens a LiteRT file for prediction.
 
@@ -158,7 +202,10 @@ def load_litert(
     """
     use = "`load_litert` runs the file with ai-edge-litert"
     require(("ai_edge_litert",), use, "ai-edge-litert")
-    threads, timeout = check_integer("threads", threads), check_number("timeout", timeout)
+    threads, timeout = (
+        check_integer("threads", threads),
+        check_number("timeout", timeout),
+    )
     name = str(path)
     if not path_of("path", path).is_file():
         raise FileNotFoundError(f"`path` must name a LiteRT file. Received: path={name!r}")
@@ -172,18 +219,8 @@ def load_litert(
 
 def read_packed(path: Path) -> bytes:
     """The content of a LiteRT file, decompressed if its name ends in `.gz`."""
-    pieces = []
     try:
-        size = 0
-        packed = path.stat().st_size
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            # Decompress no more than may be a LiteRT file.
-            while size <= _LARGEST and (piece := stream.read(_PIECE if size else 8)):
-                pieces.append(piece)
-                size += len(piece)
-                if pieces[0][4:] != b"TFL3":
-                    break
-                check_unpacked_size(str(path), packed, size)
+        content = _unpacked(path)
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise LiteRTFileError(
             "gzip cannot decompress the file: it is corrupted or truncated. "
@@ -191,8 +228,7 @@ def read_packed(path: Path) -> bytes:
         ) from error
     except ValueError as error:
         raise LiteRTFileError(str(error)) from None
-    content = b"".join(pieces)
-    if content[4:8] != b"TFL3" or len(content) > _LARGEST:
+    if content[4:8] != _IDENTIFIER or len(content) > _LARGEST:
         raise LiteRTFileError(
             f"A LiteRT file has 'TFL3' in bytes 4 to 7, and less than {_LARGEST} bytes. Received: "
             f"{str(path)!r} with {content[4:8]!r} there"
@@ -200,7 +236,27 @@ def read_packed(path: Path) -> bytes:
     return content
 
 
-def _inspect(content: bytes, path: str, timeout: float) -> dict[str, Any]:
+def _unpacked(path: Path) -> bytes:
+    """The content of a file, or the start of one that is no LiteRT file."""
+    packed = path.stat().st_size
+    pieces = []
+    size = 0
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+        # Decompress no more than may be a LiteRT file.
+        while size <= _LARGEST:
+            piece = stream.read(_PIECE if size else _HEAD)
+            if not piece:
+                break
+            pieces.append(piece)
+            size += len(piece)
+            if pieces[0][4:] != _IDENTIFIER:
+                break
+            check_unpacked_size(str(path), packed, size)
+    return b"".join(pieces)
+
+
+def _inspect(content: bytes, path: str, timeout: float) -> Record:
+    """The names of inputs and outputs of a file, which runs in a subprocess for it."""
     with tempfile.TemporaryDirectory() as folder, Worker() as worker:
         file = Path(folder) / "tried.tflite"
         file.write_bytes(content)
@@ -233,31 +289,56 @@ def latencies(
 
     Raises ExportVerificationError if a process dies, or the timeout is over.
     """
-    threads, seconds = check_integer("threads", threads), check_number("seconds", seconds)
-    last = time.monotonic() + check_number("timeout", timeout)
+    threads = check_integer("threads", threads)
+    seconds = check_number("seconds", seconds)
+    deadline = time.monotonic() + check_number("timeout", timeout)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        jobs: list[Callable[..., list[float]]] = []
-        for k, file in enumerate(files):
-            content, copy = read_packed(Path(file)), folder / f"{k}.tflite"
-            copy.write_bytes(content)
+        timed = []
+        for number, file in enumerate(files):
+            content = read_packed(Path(file))
             read_record(content, str(file))  # raises where the file was damaged
-            job: dict[str, Any] = {"file": str(copy), "threads": threads, "amx": target is None}
-            jobs.append(functools.partial(stack.enter_context(Worker()).run, "bench", **job))
-
-        def measure(k: int, calls: int) -> list[float]:
-            try:
-                return jobs[k](timeout=max(last - time.monotonic(), 0.0), calls=calls)
-            except JobError as error:
-                raise ExportVerificationError(
-                    f"Every file must run while it is timed. Received: {str(files[k])!r}, {error}"
-                ) from None
-
-        taken = [measure(k, 0) for k in range(len(jobs))]  # to load the files
+            copy = folder / f"{number}.tflite"
+            copy.write_bytes(content)
+            worker = stack.enter_context(Worker())
+            job = {
+                "file": str(copy),
+                "threads": threads,
+                "amx": target is None,
+            }
+            timed.append(_TimedFile(str(file), worker, job))
+        for timed_file in timed:
+            timed_file.measure(0, deadline)  # to load it
         end = time.monotonic() + seconds
         for number in range(_ROUNDS):
-            if number >= 3 and time.monotonic() > end:
+            if number >= _LEAST_ROUNDS and time.monotonic() > end:
                 break
-            for k, times in enumerate(taken):
-                times += measure(k, _CALLS)
-    return [statistics.median(times) for times in taken]
+            for timed_file in timed:
+                timed_file.measure(_CALLS, deadline)
+    return [statistics.median(timed_file.times) for timed_file in timed]
+
+
+class _TimedFile:
+    """A LiteRT file in a process of its own.
+
+    Args:
+        name: str. The path that the user gave.
+        worker: `Worker`. The process.
+        job: Arguments of its task "bench".
+    """
+
+    def __init__(self, name: str, worker: Worker, job: dict[str, Any]) -> None:
+        self._name = name
+        self._worker = worker
+        self._job = job
+        self.times: list[float] = []  # milliseconds
+
+    def measure(self, calls: int, deadline: float) -> None:
+        """Adds the times of some calls; ExportVerificationError if they fail."""
+        timeout = max(deadline - time.monotonic(), 0.0)
+        try:
+            self.times += self._worker.run("bench", timeout, calls=calls, **self._job)
+        except JobError as error:
+            raise ExportVerificationError(
+                f"Every file must run while it is timed. Received: {self._name!r}, {error}"
+            ) from None

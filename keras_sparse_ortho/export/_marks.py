@@ -4,25 +4,40 @@
 and the range. Here these outputs are taken out of the file again.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from keras_sparse_ortho.export._flatbuffer import MARK, name_of
+from keras_sparse_ortho.export._flatbuffer import (
+    MARK,
+    ModelT,
+    OperatorT,
+    SubGraphT,
+    kind_of,
+    name_of,
+)
 
-Range = tuple[float, float]
+Range: TypeAlias = tuple[float, float]
+"""The least and the largest value of a tensor."""
 
 # Operations whose output has the entries of their input, or some of them, or zeros beside.
 MOVING = (
-    *("RESHAPE", "TRANSPOSE", "SQUEEZE", "EXPAND_DIMS", "BROADCAST_TO", "SLICE", "STRIDED_SLICE"),
-    *("GATHER", "PAD", "TILE", "SPACE_TO_DEPTH"),
+    "RESHAPE",
+    "TRANSPOSE",
+    "SQUEEZE",
+    "EXPAND_DIMS",
+    "BROADCAST_TO",
+    "SLICE",
+    "STRIDED_SLICE",
+    "GATHER",
+    "PAD",
+    "TILE",
+    "SPACE_TO_DEPTH",
 )
-# Those where one input is a constant, by code.
-_AFFINE = {getattr(schema.BuiltinOperator, name): name for name in ("ADD", "SUB", "MUL", "DIV")}
-_MOVING_CODES = {getattr(schema.BuiltinOperator, name) for name in MOVING}
 _OUTSIDE = 0.1  # of a range's width: how far 0, which integers need, may be from it
-_SAME = 1e-6  # relative difference of entries of a constant that count as one number
+_SAME_NUMBER = 1e-6  # relative difference of entries of a constant that count as one number
 
 
 class ScalingMoved(Exception):
@@ -33,7 +48,7 @@ class ScalingMoved(Exception):
         self.numbers = numbers
 
 
-def take_marks(model: Any) -> dict[str, Range]:
+def take_marks(model: ModelT) -> dict[str, Range]:
     """Takes the outputs that name ranges out of a file; the ranges by name of tensor.
 
     Raises ScalingMoved if a range is of a tensor that the converter has made superfluous.
@@ -49,8 +64,8 @@ def take_marks(model: Any) -> dict[str, Range]:
                 continue
             number, text = end.name.decode().removeprefix(MARK).split("_")
             low, high = np.frombuffer(bytes.fromhex(text), "<f8")
-            place = _take_barrier(model, graph, signature, int(end.tensorIndex))
-            name = name_of(graph.tensors[place])
+            index = _take_barrier(model, graph, signature, int(end.tensorIndex))
+            name = name_of(graph.tensors[index])
             ranges[name] = float(low), float(high)
             numbers[name] = int(number)
         if len(outputs) < len(signature.outputs):
@@ -60,98 +75,145 @@ def take_marks(model: Any) -> dict[str, Range]:
     return ranges
 
 
-def _take_barrier(model: Any, graph: Any, signature: Any, marked: int) -> int:
+def _take_barrier(
+    model: ModelT,
+    graph: SubGraphT,
+    signature: schema.SignatureDefT,
+    marked: int,
+) -> int:
     """Takes the MAXIMUM that `_tracing.py` has put in front of a marked tensor out of the graph.
 
     Returns:
         The tensor that has the range then: the input of MAXIMUM, or the marked one without it.
     """
-    makers = [op for op in graph.operators if marked in map(int, op.outputs)]
-    if not makers or _code_of(model, makers[0]) != schema.BuiltinOperator.MAXIMUM:
+    barrier = None
+    for operator in graph.operators:
+        if marked in map(int, operator.outputs):
+            barrier = operator
+    if barrier is None or kind_of(model, barrier) != "MAXIMUM":
         return marked
-    (maker,) = makers
-    varying = [int(k) for k in maker.inputs if _constant(model, graph, int(k)) is None]
+    varying = _varying_inputs(model, graph, barrier)
     if len(varying) != 1:
         return marked
-    graph.operators.remove(maker)
-    for op in graph.operators:
-        op.inputs = [varying[0] if int(k) == marked else int(k) for k in op.inputs]
+    (source,) = varying
+    graph.operators.remove(barrier)
+    for operator in graph.operators:
+        inputs = map(int, operator.inputs)
+        operator.inputs = [source if index == marked else index for index in inputs]
     for end in signature.outputs:
         if end.tensorIndex == marked:
-            end.tensorIndex = varying[0]
-    return varying[0]
+            end.tensorIndex = source
+    return source
 
 
-def _drop_unread(model: Any, graph: Any, ranges: dict[str, Range], numbers: dict[str, int]) -> None:
+def _drop_unread(
+    model: ModelT,
+    graph: SubGraphT,
+    ranges: dict[str, Range],
+    numbers: dict[str, int],
+) -> None:
     """Removes operations made for marks alone; their inputs get the range that stands for theirs.
 
     Raises ScalingMoved where there is no such range: the converter has multiplied the kernel behind
     by a number for each channel.
+
+    Args:
+        model: The file.
+        graph: The graph without the marked outputs.
+        ranges: Ranges by name of a tensor, which are changed in place.
+        numbers: The numbers of their marks, by name, which are changed as well.
     """
     moved = []
     read = {*graph.outputs}
-    for op in reversed(list(graph.operators)):
-        if not read.isdisjoint(op.outputs):
-            read.update(op.inputs)
+    for operator in reversed(list(graph.operators)):
+        if not read.isdisjoint(operator.outputs):
+            read.update(operator.inputs)
             continue
-        graph.operators.remove(op)
-        output = name_of(graph.tensors[op.outputs[0]])
+        graph.operators.remove(operator)
+        output = name_of(graph.tensors[operator.outputs[0]])
         if output not in ranges:
             continue
-        own, number = ranges.pop(output), numbers.pop(output)
-        places = [int(k) for k in op.inputs if _constant(model, graph, int(k)) is None]
-        names = [name_of(graph.tensors[k]) for k in places if graph.tensors[k].type == 0]
-        if len(names) == 1 and names[0] in ranges:
-            continue
-        before = range_before(model, graph, op, own) if len(names) == 1 else None
+        after = ranges.pop(output)
+        number = numbers.pop(output)
+        sources = []
+        for index in _varying_inputs(model, graph, operator):
+            tensor = graph.tensors[index]
+            if tensor.type == schema.TensorType.FLOAT32:
+                sources.append(name_of(tensor))
+        before = None
+        if len(sources) == 1:
+            if sources[0] in ranges:
+                continue
+            before = range_before(model, graph, operator, after)
         if before is None:
             moved.append(number)
         else:
-            ranges[names[0]], numbers[names[0]] = before, number
+            ranges[sources[0]] = before
+            numbers[sources[0]] = number
     if moved:
         raise ScalingMoved(moved)
 
 
-def range_before(model: Any, graph: Any, op: Any, after: Range) -> Range | None:
+def range_before(
+    model: ModelT, graph: SubGraphT, operator: OperatorT, after: Range
+) -> Range | None:
     """The range of the one varying input of an operation whose output has the range `after`.
 
     An operation that adds or multiplies one number maps a range to another with the same 256
     steps, so that the integers are those of training, but for a shift of a fraction of a step.
     `None` for operations without such a range.
     """
-    code = _code_of(model, op)
-    if code in _MOVING_CODES:
+    kind = kind_of(model, operator)
+    if kind in MOVING:
         return after
-    if code not in _AFFINE:
+    if kind not in ("ADD", "SUB", "MUL", "DIV"):
         return None
-    first, second = (_constant(model, graph, int(k)) for k in op.inputs)
+    first, second = (_constant(model, graph, int(index)) for index in operator.inputs)
     constant = second if first is None else first
-    if constant is None or constant.size == 0 or np.ptp(constant) > _SAME * abs(constant).max():
+    if constant is None or constant.size == 0:
+        return None
+    if np.ptp(constant) > _SAME_NUMBER * abs(constant).max():
         return None
     number = float(constant.reshape(-1)[0])
-    reverse = {
-        "ADD": lambda y: y - number,
-        "SUB": (lambda y: y + number) if first is None else (lambda y: number - y),
-        "MUL": lambda y: y / number,
-        "DIV": (lambda y: y * number) if first is None else None,  # number / x is not affine
-    }[_AFFINE[code]]
-    if reverse is None or (number == 0 and _AFFINE[code] == "MUL"):
+    inverse = _inverse(kind, number, number_is_first=first is not None)
+    if inverse is None:
         return None
-    ends = sorted(reverse(end) for end in after)
-    outside = max(ends[0], -ends[-1], 0.0)
-    if outside > _OUTSIDE * (ends[-1] - ends[0]):
+    low, high = sorted(inverse(end) for end in after)
+    outside = max(low, -high, 0.0)
+    if outside > _OUTSIDE * (high - low):
         return None
-    return min(ends[0], 0.0), max(ends[-1], 0.0)
+    return min(low, 0.0), max(high, 0.0)
 
 
-def _code_of(model: Any, op: Any) -> int:
-    return int(model.operatorCodes[op.opcodeIndex].builtinCode)
+def _inverse(kind: str, number: float, *, number_is_first: bool) -> Callable[[float], float] | None:
+    """The inverse of an operation of a tensor and a number; None if it has none, or is curved."""
+    if kind == "ADD":
+        return lambda y: y - number
+    if kind == "SUB":
+        if number_is_first:
+            return lambda y: number - y
+        return lambda y: y + number
+    if kind == "MUL":
+        if number == 0:
+            return None
+        return lambda y: y / number
+    if number_is_first:  # number / x
+        return None
+    return lambda y: y * number
 
 
-def _constant(model: Any, graph: Any, place: int) -> np.ndarray | None:
+def _varying_inputs(model: ModelT, graph: SubGraphT, operator: OperatorT) -> list[int]:
+    """The inputs of an operation that are no constants of floats."""
+    indices = map(int, operator.inputs)
+    return [index for index in indices if _constant(model, graph, index) is None]
+
+
+def _constant(model: ModelT, graph: SubGraphT, index: int) -> np.ndarray | None:
     """The values of a constant of floats, or `None` for another tensor."""
-    tensor = graph.tensors[place] if place >= 0 else None
-    if tensor is None or tensor.type != schema.TensorType.FLOAT32:
+    if index < 0:
         return None
+    tensor = graph.tensors[index]
     data = model.buffers[tensor.buffer].data
-    return None if data is None else np.asarray(data).view("<f4")
+    if tensor.type != schema.TensorType.FLOAT32 or data is None:
+        return None
+    return np.asarray(data).view("<f4")

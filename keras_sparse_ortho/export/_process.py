@@ -127,7 +127,11 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
     def _running(self) -> "subprocess.Popen[bytes]":
         """The process if it can take a job with our module path and backend, or a new one."""
         environment, process = _environment(), self._process
-        settings = environment["PYTHONPATH"], environment["KERAS_BACKEND"], str(_SCRIPT)
+        settings = (
+            environment["PYTHONPATH"],
+            environment["KERAS_BACKEND"],
+            str(_SCRIPT),
+        )
         is_fit = self._has_answered and settings == self._settings
         if process is not None and is_fit and process.poll() is None:
             return process

@@ -10,16 +10,22 @@ from typing import Any, Final
 from keras_sparse_ortho._foreign_names import Answering, for_value
 from keras_sparse_ortho._text import printable, printable_lines
 from keras_sparse_ortho.errors import ExportRouteError
-from keras_sparse_ortho.export._flatbuffer import WeightZeros
 from keras_sparse_ortho.export._process import converter_backend
+from keras_sparse_ortho.export._weight_zeros import WeightZeros
 
 MODES = ("small", "gzip", "fast")
 
 # Largest error that passes by default. Measured: up to 6e-4 for float16, 0.014 for dynamic int8,
 # 0.12 for int8; for int4 0.013 if trained, else 0.13 to 0.16, which costs accuracy. Float32 differs
 # by the order of summation only.
-TOLERANCES = {"float32": 1e-5, "float16": 5e-3, "dynamic_int8": 0.1, "int8": 0.25}
-TOLERANCES |= {"dynamic_int4": 0.1, "int4": 0.1}
+TOLERANCES = {
+    "float32": 1e-5,
+    "float16": 5e-3,
+    "dynamic_int8": 0.1,
+    "int8": 0.25,
+    "dynamic_int4": 0.1,
+    "int4": 0.1,
+}
 ENDS = ("float32", "int8", "uint8")  # types of inputs and outputs
 TARGETS = {"arm64": "times are those of this machine without AMX; arm64 has int8 dot products"}
 
@@ -53,6 +59,7 @@ class Route:
 
     @property
     def rows_apart(self) -> bool:
+        """Whether each row of a batch is quantized by itself."""
         return self.of_blocks and self.storage == "dynamic_int8"
 
 
@@ -65,25 +72,26 @@ ROUTES: Final[tuple[Route, ...]] = (
 
 def routes_of(mode: str | None, has_data: bool) -> list[Route]:
     """The routes that a mode tries; without data no static integers."""
-    complete = converter_backend() == "tensorflow"
-    there = [route for route in ROUTES if complete or route.encoding != "sp"]
+    has_tensorflow = converter_backend() == "tensorflow"
+    available = [route for route in ROUTES if has_tensorflow or route.encoding != "sp"]
     if mode in MODES:
-        return [route for route in there if has_data or not route.needs_data]
+        return [route for route in available if has_data or not route.needs_data]
     if mode is None:
-        return [route for route in there if route.storage == "float32"]
-    named = next((route for route in ROUTES if route.name == mode), None)
-    if named is None:
+        return [route for route in available if route.storage == "float32"]
+    by_name = {route.name: route for route in ROUTES}
+    if mode not in by_name:
         raise ValueError(
             f"`mode` must be one of {list(MODES)} or the name of a route, one of "
-            f"{[route.name for route in ROUTES]}.{for_value('mode', mode)} Received: mode={mode!r}"
+            f"{list(by_name)}.{for_value('mode', mode)} Received: mode={mode!r}"
         )
-    if named not in there:
+    route = by_name[mode]
+    if route not in available:
         raise ExportRouteError(
             f"Route {mode!r} is one of TensorFlow's converter; use another one, or install "
             'it: pip install "keras-sparse-ortho[litert]". '
             "Received: an environment without TensorFlow"
         )
-    return [named]
+    return [route]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +175,9 @@ class ExportReport(RouteOutcome):
     @property
     def density(self) -> float:
         """Live fraction of the weights in the file; 1.0 for a file without weights."""
-        return 1.0 - self.total_zeros / self.total_weights if self.total_weights else 1.0
+        if not self.total_weights:
+            return 1.0
+        return 1.0 - self.total_zeros / self.total_weights
 
     def to_dict(self) -> dict[str, Any]:
         """All figures, totals included, as plain Python values."""
@@ -180,18 +190,24 @@ class ExportReport(RouteOutcome):
 
     def plot(self, ax: Any = None) -> Any:
         """Bytes and milliseconds of every file of `mode="fast"`, on Matplotlib's `ax`."""
-        timed = [one for one in self.routes if one.latency_ms is not None]
+        timed = [outcome for outcome in self.routes if outcome.latency_ms is not None]
         if not timed:
             raise ValueError(f"Only mode='fast' measures time. Received: mode={self.mode!r}")
         if ax is None:
             import matplotlib.pyplot as plt
 
             ax = plt.subplots(figsize=(6, 4))[1]
-        for one in timed:
-            mark = "o" if one.route == self.route else "."
-            ax.plot(one.bytes, one.latency_ms, mark, color="C0")
-            ax.annotate(f" {one.route}", (one.bytes, one.latency_ms), fontsize=7)
-        ax.set(xscale="log", yscale="log", xlabel="bytes", ylabel="ms a call")
+        for outcome in timed:
+            point = outcome.bytes, outcome.latency_ms
+            marker = "o" if outcome.route == self.route else "."
+            ax.plot(*point, marker, color="C0")
+            ax.annotate(f" {outcome.route}", point, fontsize=7)
+        ax.set(
+            xscale="log",
+            yscale="log",
+            xlabel="bytes",
+            ylabel="ms a call",
+        )
         return ax
 
     def __repr__(self) -> str:
@@ -201,12 +217,29 @@ class ExportReport(RouteOutcome):
         )
 
     def __str__(self) -> str:
+        lines = [
+            f"Exported to {printable(self.path)}",
+            *self._lines_of_weights(),
+        ]
+        for label, value in {
+            **self._figures(),
+            **self._figures_of_routes(),
+        }.items():
+            lines.append(f"{label:<22}{value}")
+        return "\n".join(lines)
+
+    def _lines_of_weights(self) -> list[str]:
         width = max((len(weight.name) for weight in self.weights), default=0)
-        lines = [f"Exported to {printable(self.path)}"]
-        for one in self.weights:
-            shape, kind = " x ".join(map(str, one.shape)), "sparse " * one.sparse + one.dtype
-            live = f"{one.size - one.zeros:,} of {one.size:,} live"
-            lines.append(f"  {one.name:{width}}  {shape:>16}  {kind:>14}  {live}")
+        lines = []
+        for weight in self.weights:
+            shape = " x ".join(map(str, weight.shape))
+            kind = f"sparse {weight.dtype}" if weight.sparse else weight.dtype
+            live = f"{weight.size - weight.zeros:,} of {weight.size:,} live"
+            lines.append(f"  {weight.name:{width}}  {shape:>16}  {kind:>14}  {live}")
+        return lines
+
+    def _figures(self) -> dict[str, str]:
+        """The figures of the file by label."""
         figures = {
             "route": self.route,
             "file": f"{self.bytes:,} bytes, under gzip {self.gzip_bytes:,}",
@@ -225,25 +258,43 @@ class ExportReport(RouteOutcome):
             figures["split or folded"] = printable(", ".join(self.folded))
         if self.in_floats:
             figures["in floats"] = counts_by_kind(self.in_floats)
-        if len(self.routes) > 1 or self.latency_ms is not None:
-            for each in self.routes:
-                ms = "" if each.latency_ms is None else f", {each.latency_ms:.3g} ms a call"
-                size = "no file: " if each.bytes is None else f"{each.bytes:,} bytes"
-                made = "" if each.bytes is None else f", made in {each.seconds:.1f} s"
-                figures[f"  {each.route}"] = f"{size}{ms}{made}{printable_lines(each.reason or '')}"
-        return "\n".join([*lines, *(f"{label:<22}{value}" for label, value in figures.items())])
+        return figures
+
+    def _figures_of_routes(self) -> dict[str, str]:
+        """Bytes and time of each route by label, if there were several or time was measured."""
+        if len(self.routes) == 1 and self.latency_ms is None:
+            return {}
+        figures = {}
+        for outcome in self.routes:
+            if outcome.bytes is None:
+                text = f"no file: {printable_lines(outcome.reason or '')}"
+            else:
+                text = f"{outcome.bytes:,} bytes"
+                if outcome.latency_ms is not None:
+                    text += f", {outcome.latency_ms:.3g} ms a call"
+                text += f", made in {outcome.seconds:.1f} s"
+            figures[f"  {outcome.route}"] = text
+        return figures
 
 
 def counts_by_kind(in_floats: Sequence[str]) -> str:
     """Operations counted by their kind, such as "2 MEAN, 1 SUB"."""
-    kinds = collections.Counter(one.partition(" ")[0] for one in in_floats)
+    kinds = collections.Counter(operation.partition(" ")[0] for operation in in_floats)
     return ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
 
 
 def installed_versions() -> dict[str, str]:
+    """Versions of the packages that made and ran a file."""
+    converters = ["tensorflow"]
+    if converter_backend() == "jax":
+        converters = ["jax", "litert-converter"]
     versions = {}
-    makers = {"tensorflow": ["tensorflow"], "jax": ["jax", "litert-converter"]}[converter_backend()]
-    for name in ("keras", *makers, "ai-edge-quantizer", "ai-edge-litert"):
+    for name in (
+        "keras",
+        *converters,
+        "ai-edge-quantizer",
+        "ai-edge-litert",
+    ):
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:  # e.g. tensorflow-cpu, a build of another name

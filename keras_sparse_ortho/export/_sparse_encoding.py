@@ -4,7 +4,12 @@ from typing import Any
 
 from ai_edge_litert import schema_py_generated as schema
 
-from keras_sparse_ortho.export._flatbuffer import add_code, name_of, read_model, write_model
+from keras_sparse_ortho.export._flatbuffer import (
+    add_code,
+    name_of,
+    read_model,
+    write_model,
+)
 
 
 def with_densify(content: bytes) -> bytes:

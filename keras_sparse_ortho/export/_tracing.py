@@ -4,20 +4,33 @@ import contextlib
 import json
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
-from keras_sparse_ortho._interception import intercepted, with_settings
+from keras_sparse_ortho._interception import (
+    intercepted,
+    with_settings,
+)
+from keras_sparse_ortho._types import Tensor
 from keras_sparse_ortho.export._blocks import as_convolutions
 from keras_sparse_ortho.export._flatbuffer import MARK
-from keras_sparse_ortho.export._task import leaves, pack
+from keras_sparse_ortho.export._signature import Nesting, leaves, pack
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.quantization import fixed_ranges
 
 SIGNATURE = "serving_default"
+_STEPS = 255  # of a range
+
+
+class _Mark(NamedTuple):
+    """A tensor, and its range."""
+
+    tensor: Tensor
+    low: float
+    high: float
 
 
 class _Trace:
@@ -26,42 +39,67 @@ class _Trace:
     A range whose number is in `apart` is that of an operation of its own, which no converter moves:
     it would multiply the kernel behind by a scaling of channels, and leave the range without a
     tensor. `_marks.py` takes that operation out of the file.
+
+    Args:
+        model: The model.
+        nesting: Positions of the inputs.
+        names: Names of the outputs.
+        apart: Numbers of ranges.
     """
 
     def __init__(
-        self, model: Any, nesting: Any, names: Sequence[str], apart: Sequence[int]
+        self,
+        model: keras.Model,
+        nesting: Nesting,
+        names: Sequence[str],
+        apart: Sequence[int],
     ) -> None:
-        self.model, self.nesting, self._names, self._apart = model, nesting, names, apart
-        self._marks: list[tuple[Any, float, float]] = []
+        self.model = model
+        self.nesting = nesting
+        self._names = names
+        self._apart = apart
+        self._marks: list[_Mark] = []
 
-    def __call__(self, *flat: Any) -> list[Any]:
+    def __call__(self, *flat: Tensor) -> list[Tensor]:
         self._marks.clear()
         outputs = leaves(self.model(pack(self.nesting, flat), training=False))
-        return [*(tensor for _, tensor in outputs), *(tensor for tensor, *_ in self._marks)]
+        tensors = [tensor for _, tensor in outputs]
+        return tensors + [mark.tensor for mark in self._marks]
 
     @property
     def names(self) -> list[str]:
-        ends = (struct.pack("<dd", *own).hex() for _, *own in self._marks)
-        return [*self._names, *(f"{MARK}{k}_{end}" for k, end in enumerate(ends))]
+        """The names of all outputs of the last call."""
+        names = list(self._names)
+        for number, mark in enumerate(self._marks):
+            ends = struct.pack("<dd", mark.low, mark.high)
+            names.append(f"{MARK}{number}_{ends.hex()}")
+        return names
 
-    def mark(self, x: Any, low: float, high: float) -> Any:
-        others = [own for known, *own in self._marks if known is x]
-        if others and [low, high] not in others:  # from one range to another, in floats
-            for start, end in (*others, (low, high)):
-                step = (end - start) / 255
-                least = round(start / step)
-                x = keras.ops.clip(keras.ops.round(x / step), least, least + 255) * step
+    def mark(self, x: Tensor, low: float, high: float) -> Tensor:
+        """Notes the range of a tensor; returns the tensor, or one that has that range only."""
+        ranges = [(mark.low, mark.high) for mark in self._marks if mark.tensor is x]
+        if ranges and (low, high) not in ranges:  # from one range to another, in floats
+            for start, end in (*ranges, (low, high)):
+                x = _rounded(x, start, end)
         if len(self._marks) in self._apart:
             # Below every value of the range. As -1 or less it is no bound of a ReLU.
             x = keras.ops.maximum(x, low - 1.0)
-        self._marks.append((x, low, high))
+        self._marks.append(_Mark(x, low, high))
         return x
+
+
+def _rounded(x: Tensor, low: float, high: float) -> Tensor:
+    """A tensor in the steps of a range."""
+    step = (high - low) / _STEPS
+    least = round(low / step)
+    rounded = keras.ops.round(x / step)
+    return keras.ops.clip(rounded, least, least + _STEPS) * step
 
 
 def write_traced(
     model: keras.Model,
     inputs: list[dict[str, Any]],
-    nesting: Any,
+    nesting: Nesting,
     output_names: list[str],
     path: str,
     of_blocks: bool,
@@ -69,28 +107,54 @@ def write_traced(
     marked: bool,
     marks_apart: Sequence[int] = (),
 ) -> None:
-    """Writes a plain model, `marked` with ranges, as a SavedModel, or StableHLO on JAX."""
-    model = as_convolutions(model, rows_apart) if of_blocks else model
-    traced, part = _Trace(model, nesting, output_names, marks_apart), f"{path}.part"
-    by_jax = keras.backend.backend() == "jax"
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(fixed_ranges(model, traced.mark if marked else None))
-        for layer, _ in walk(model, ""):
-            if isinstance(layer, keras.layers.RNN):  # on a GPU they would be cuDNN's
-                # litert-converter 0.5 lacks loops.
-                settings = {"use_cudnn": False, "unroll": by_jax or layer.unroll}
-                stack.enter_context(with_settings(layer, **settings))
-        write = _write_stablehlo if by_jax else _write_saved_model
-        write(traced, inputs, part)
+    """Writes a plain model as a SavedModel, or StableHLO on JAX.
+
+    Args:
+        model: The plain model.
+        inputs: Name, shape and dtype of each input.
+        nesting: Positions of the inputs in the model's own.
+        output_names: Names of the outputs.
+        path: str. Where to write.
+        of_blocks: bool. Whether layers on live blocks become grouped convolutions.
+        rows_apart: bool. Whether their rows are quantized apart, see `as_convolutions`.
+        marked: bool. Whether outputs name the trained ranges.
+        marks_apart: Numbers of ranges with an operation of their own.
+    """
+    if of_blocks:
+        model = as_convolutions(model, rows_apart)
+    traced = _Trace(model, nesting, output_names, marks_apart)
+    part = f"{path}.part"
+    with (
+        fixed_ranges(model, traced.mark if marked else None),
+        _as_litert_has_loops(model),
+    ):
+        if keras.backend.backend() == "jax":
+            _write_stablehlo(traced, inputs, part)
+        else:
+            _write_saved_model(traced, inputs, part)
     os.replace(part, path)
+
+
+@contextlib.contextmanager
+def _as_litert_has_loops(model: keras.Model) -> Iterator[None]:
+    """Inside, recurrent layers compute without cuDNN, and on JAX without loops."""
+    with contextlib.ExitStack() as stack:
+        for layer, _ in walk(model, ""):
+            if isinstance(layer, keras.layers.RNN):
+                # litert-converter 0.5 lacks loops.
+                unroll = layer.unroll or keras.backend.backend() == "jax"
+                settings = with_settings(layer, use_cudnn=False, unroll=unroll)
+                stack.enter_context(settings)
+        yield
 
 
 def float_file(path: str) -> bytes:
     """The float32 file of a model that `write_traced` has written."""
     converted = Path(f"{path}.tflite")
     if not converted.exists():
-        by_jax = Path(path).is_file()
-        converted.write_bytes(_by_jax(path) if by_jax else by_tensorflow(path, "float32", False))
+        is_of_jax = Path(path).is_file()
+        content = _by_jax(path) if is_of_jax else by_tensorflow(path, "float32", False)
+        converted.write_bytes(content)
     return converted.read_bytes()
 
 
@@ -98,9 +162,13 @@ def by_tensorflow(saved_model: str, storage: str, sparse: bool) -> bytes:
     """A file by TensorFlow's converter, of weights in a storage, with its own sparsity or not."""
     import tensorflow as tf
 
+    optimizations = []
+    if storage != "float32":
+        optimizations.append(tf.lite.Optimize.DEFAULT)
+    if sparse:
+        optimizations.append(tf.lite.Optimize.EXPERIMENTAL_SPARSITY)
     converter = tf.lite.TFLiteConverter.from_saved_model(saved_model)
-    wanted = {"DEFAULT": storage != "float32", "EXPERIMENTAL_SPARSITY": sparse}
-    converter.optimizations = [tf.lite.Optimize[name] for name in wanted if wanted[name]]
+    converter.optimizations = optimizations
     if storage == "float16":
         converter.target_spec.supported_types = [tf.float16]
     return bytes(converter.convert())
@@ -109,50 +177,56 @@ def by_tensorflow(saved_model: str, storage: str, sparse: bool) -> bytes:
 def _write_saved_model(traced: _Trace, inputs: list[dict[str, Any]], folder: str) -> None:
     import tensorflow as tf
 
-    def serve(*flat: Any) -> dict[str, Any]:
+    def serve(*flat: Tensor) -> dict[str, Tensor]:
         outputs = traced(*flat)
         return dict(zip(traced.names, outputs, strict=True))
 
+    specs = [tf.TensorSpec(spec["shape"], spec["dtype"], name=spec["name"]) for spec in inputs]
     archive = keras.export.ExportArchive()
     archive.track(traced.model)
-    specs = [tf.TensorSpec(spec["shape"], spec["dtype"], name=spec["name"]) for spec in inputs]
     archive.add_endpoint(SIGNATURE, serve, input_signature=specs)
     archive.write_out(folder, verbose=False)
 
 
 def _write_stablehlo(traced: _Trace, inputs: list[dict[str, Any]], file: str) -> None:
+    """Writes the text of StableHLO, and the names of inputs and outputs, as JSON."""
     import jax
 
     shapes = [jax.ShapeDtypeStruct(tuple(spec["shape"]), spec["dtype"]) for spec in inputs]
     with intercepted(jax.nn, "gelu", _gelu):
         # An input that nothing reads would be dropped.
-        found = jax.jit(traced, keep_unused=True).trace(*shapes)
-    lowered = found.lower(lowering_platforms=("cpu",)).compiler_ir("stablehlo")
-    text = lowered.operation.get_asm(enable_debug_info=False)
-    names = [spec["name"] for spec in inputs], traced.names
-    Path(file).write_text(json.dumps([text, *names]))
+        staged = jax.jit(traced, keep_unused=True).trace(*shapes)
+    lowered = staged.lower(lowering_platforms=("cpu",))
+    operation = lowered.compiler_ir("stablehlo").operation
+    text = operation.get_asm(enable_debug_info=False)
+    input_names = [spec["name"] for spec in inputs]
+    Path(file).write_text(json.dumps([text, input_names, traced.names]))
 
 
 def _by_jax(file: str) -> bytes:
+    """The float32 file of a model that `_write_stablehlo` has written."""
     from litert_converter.mlir import ir, passmanager
-    from litert_converter.mlir._mlir_libs import converter_api_ext as converter
+    from litert_converter.mlir._mlir_libs import (
+        converter_api_ext as converter,
+    )
 
-    text, *names = json.loads(Path(file).read_text())
+    text, input_names, output_names = json.loads(Path(file).read_text())
     context = ir.Context()
     converter.prepare_mlir_context(context)
     with context:
         module = ir.Module.parse(text)
-        converter.set_signature(module.operation, SIGNATURE, *names)
+        converter.set_signature(module.operation, SIGNATURE, input_names, output_names)
         config = converter.ConvertToTFLConfig()
         converter.run_convert_to_tfl_passes(module, passmanager.PassManager(), config)
         return bytes(converter.export_flatbuffer_to_bytes(module.operation))
 
 
-def _gelu(plain: Any, x: Any, approximate: bool = True) -> Any:
+def _gelu(plain: Callable[..., Tensor], x: Tensor, approximate: bool = True) -> Tensor:
     """JAX's GELU as one operation, which LiteRT has, not as its 60 parts."""
     import jax
 
-    marked = jax.lax.composite(
-        lambda x, **_: plain(x, approximate=approximate), name="aten.gelu.default"
+    composite = jax.lax.composite(
+        lambda x, **_: plain(x, approximate=approximate),
+        name="aten.gelu.default",
     )
-    return marked(x, approximate="tanh" if approximate else "none")
+    return composite(x, approximate="tanh" if approximate else "none")

@@ -19,15 +19,33 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
-_NO_NEW_PRIVILEGES, _SECCOMP, _FILTER = 38, 22, 2  # of prctl
-_NUMBER, _FIRST_ARGUMENT = 0, 16  # offsets in seccomp_data
-_LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06  # of Berkeley packet filters
-_FAIL, _ALLOW = 0x00050000 | 22, 0x7FFF0000  # with EINVAL
+InputDict: TypeAlias = dict[str, Any]
+"""Name, shape and dtype of an input, as JSON has them."""
+
+TensorDetails: TypeAlias = dict[str, Any]
+"""The interpreter's own words on a tensor: dtype, shape, scale and zero point."""
+
+# Linux' number of arch_prctl, and its arguments.
+_ARCH_PRCTL = 158
+_REQUEST_PERMISSION = 0x1023
+_TILE_DATA = 18
+# Arguments of prctl.
+_NO_NEW_PRIVILEGES = 38
+_SECCOMP = 22
+_FILTER = 2
+# Offsets in seccomp_data.
+_NUMBER = 0
+_FIRST_ARGUMENT = 16
+# Instructions of Berkeley packet filters, and their answers.
+_LOAD = 0x20
+_EQUAL = 0x15
+_RETURN = 0x06
+_FAIL = 0x00050000 | 22  # with EINVAL
+_ALLOW = 0x7FFF0000
 _AMX_IS_REFUSED = (  # code, steps to skip if true and if false, value
     (_LOAD, 0, 0, _NUMBER),
     (_EQUAL, 0, 3, _ARCH_PRCTL),
@@ -51,24 +69,41 @@ def trace(keras_file: str, modules: list[str], **traced: Any) -> None:
 
 def convert(
     path: str,
-    inputs: list[dict[str, Any]],
+    inputs: list[InputDict],
     storage: str,
     sparse: bool,
     ends: list[str],
     result: str,
     representative: str | None = None,
 ) -> list[int]:
-    """Writes a file; or numbers the ranges that need an operation of their own in the trace."""
+    """Writes a file; or numbers the ranges that need an operation of their own in the trace.
+
+    Args:
+        path: str. The output of `trace`.
+        inputs: Name, shape and dtype of each input.
+        storage: str. Such as "int8".
+        sparse: bool. Whether TensorFlow's sparse encoding is used.
+        ends: Types of inputs and outputs.
+        result: str. Where to write.
+        representative: str. An NPZ file with rows to calibrate on.
+    """
     _load_converter()
     from keras_sparse_ortho.export._integers import in_storage
     from keras_sparse_ortho.export._marks import ScalingMoved
-    from keras_sparse_ortho.export._sparse_encoding import with_densify
-    from keras_sparse_ortho.export._tracing import by_tensorflow, float_file
+    from keras_sparse_ortho.export._sparse_encoding import (
+        with_densify,
+    )
+    from keras_sparse_ortho.export._tracing import (
+        by_tensorflow,
+        float_file,
+    )
 
     if sparse:
         content = with_densify(by_tensorflow(path, storage, sparse))
     else:
-        batches = None if representative is None else _batches(representative, inputs)
+        batches = None
+        if representative is not None:
+            batches = _batches(representative, inputs)
         try:
             content = in_storage(float_file(path), storage, batches, ends)
         except ScalingMoved as moved:
@@ -78,20 +113,39 @@ def convert(
 
 
 def run(
-    file: str, sample: str, inputs: list[dict[str, Any]], output_names: list[str], result: str
+    file: str,
+    sample: str,
+    inputs: list[InputDict],
+    output_names: list[str],
+    result: str,
 ) -> None:
+    """Writes the outputs of a file on rows as an NPZ file.
+
+    Args:
+        file: str. The LiteRT file.
+        sample: str. An NPZ file with the rows, whole batches.
+        inputs: Name, shape and dtype of each input.
+        output_names: The outputs in order.
+        result: str. Where to write.
+    """
     runner = interpreter_of(model_path=file).get_signature_runner("serving_default")
-    details, given = runner.get_input_details(), runner.get_output_details()
+    input_details = runner.get_input_details()
+    output_details = runner.get_output_details()
     for spec in inputs:
         # The interpreter would silently resize the file's input.
-        want, shape = spec["shape"], details[spec["name"]]["shape"].tolist()
-        if want != shape:
-            raise ValueError(f"input {spec['name']} must have shape {want}. Received: {shape=}")
-    outputs = []
+        shape = input_details[spec["name"]]["shape"].tolist()
+        if spec["shape"] != shape:
+            raise ValueError(
+                f"input {spec['name']} must have shape {spec['shape']}. Received: {shape=}"
+            )
+    batches = []
     for batch in _batches(sample, inputs):
-        answers = runner(**{name: to_integers(x, details[name]) for name, x in batch.items()})
-        outputs.append([to_floats(answers[name], given[name]) for name in output_names])
-    np.savez(result, *map(np.concatenate, zip(*outputs, strict=True)))
+        integers = {}
+        for name, value in batch.items():
+            integers[name] = to_integers(value, input_details[name])
+        answers = runner(**integers)
+        batches.append([to_floats(answers[name], output_details[name]) for name in output_names])
+    np.savez(result, *map(np.concatenate, zip(*batches, strict=True)))
 
 
 def inspect(file: str) -> dict[str, Any]:
@@ -101,16 +155,18 @@ def inspect(file: str) -> dict[str, Any]:
 
     content = Path(file).read_bytes()
     model = schema.Model.GetRootAs(content, 0)
-    for k in range(model.BuffersLength()):
-        buffer = model.Buffers(k)
+    for index in range(model.BuffersLength()):
+        buffer = model.Buffers(index)
         if buffer.DataLength():
             buffer.DataAsNumpy()  # raises where the data would end beyond the file
         if buffer.Offset() + buffer.Size() > len(content):
-            raise ValueError(f"buffer {k} ends beyond the file")
+            raise ValueError(f"buffer {index} ends beyond the file")
     runner = interpreter_of(model_path=file).get_signature_runner()
-    inputs = runner.get_input_details()
-    outputs = runner(**{n: np.zeros(d["shape"], d["dtype"]) for n, d in inputs.items()})
-    return {"input_names": [*inputs], "output_names": [*outputs]}
+    zeros = {}
+    for name, details in runner.get_input_details().items():
+        zeros[name] = np.zeros(details["shape"], details["dtype"])
+    outputs = runner(**zeros)
+    return {"input_names": [*zeros], "output_names": [*outputs]}
 
 
 def bench(file: str, threads: int, calls: int, amx: bool = True) -> list[float]:
@@ -124,7 +180,8 @@ def bench(file: str, threads: int, calls: int, amx: bool = True) -> list[float]:
     for _ in range(calls):
         start = time.perf_counter()
         interpreter.invoke()
-        times.append(1e3 * (time.perf_counter() - start))
+        seconds = time.perf_counter() - start
+        times.append(1e3 * seconds)
     return times
 
 
@@ -143,11 +200,17 @@ def serve() -> None:
     threading.Thread(target=_read, args=(jobs,), daemon=True).start()
     while True:
         job = json.loads(jobs.get())
-        number = {"number": job["number"]}
+        answer = {"number": job["number"]}
         try:
-            text = json.dumps(number | {"answer": TASKS[job["task"]](**job["arguments"])})
+            task = TASKS[job["task"]]
+            answer["answer"] = task(**job["arguments"])
+            text = json.dumps(answer)
         except Exception as error:
-            text = json.dumps(number | {"error": f"{type(error).__name__}: {error}"})
+            failure = {
+                "number": job["number"],
+                "error": f"{type(error).__name__}: {error}",
+            }
+            text = json.dumps(failure)
         answers.write(f"\x1e{text}\n")
         answers.flush()
 
@@ -191,27 +254,32 @@ def _load(keras_file: str, modules: list[str]) -> Any:
     return load(keras_file)
 
 
-def _batches(file: str, inputs: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _batches(file: str, inputs: list[InputDict]) -> Iterator[dict[str, np.ndarray]]:
+    """Whole batches of the rows in an NPZ file, by name."""
     with np.load(file) as data:
-        arrays = {spec["name"]: data[f"arr_{i}"] for i, spec in enumerate(inputs)}
-    rows = inputs[0]["shape"][0]
-    for start in range(0, len(arrays[inputs[0]["name"]]) - rows + 1, rows):
-        yield {name: array[start : start + rows] for name, array in arrays.items()}
+        arrays = {spec["name"]: data[f"arr_{index}"] for index, spec in enumerate(inputs)}
+    size = inputs[0]["shape"][0]
+    rows = len(arrays[inputs[0]["name"]])
+    for start in range(0, rows - size + 1, size):
+        yield {name: array[start : start + size] for name, array in arrays.items()}
 
 
-def to_integers(value: np.ndarray, about: dict[str, Any]) -> np.ndarray:
-    """Floats as an input takes them; what is no quantized input takes them as they are."""
-    scale, zero = about["quantization"]
+def to_integers(value: np.ndarray, details: TensorDetails) -> np.ndarray:
+    """Floats as an input takes them; inputs without a scale take them as they are."""
+    scale, zero_point = details["quantization"]
     if not scale:
         return value
-    ends = np.iinfo(about["dtype"])
-    return np.clip(np.rint(value / scale) + zero, ends.min, ends.max).astype(about["dtype"])
+    ends = np.iinfo(details["dtype"])
+    steps = np.rint(value / scale) + zero_point
+    return np.clip(steps, ends.min, ends.max).astype(details["dtype"])
 
 
-def to_floats(value: np.ndarray, about: dict[str, Any]) -> np.ndarray:
+def to_floats(value: np.ndarray, details: TensorDetails) -> np.ndarray:
     """A copy of an output, in floats if it is quantized; the interpreter reuses its memory."""
-    scale, zero = about["quantization"]
-    return (value.astype("float32") - zero) * np.float32(scale) if scale else np.array(value)
+    scale, zero_point = details["quantization"]
+    if not scale:
+        return np.array(value)
+    return (value.astype("float32") - zero_point) * np.float32(scale)
 
 
 def interpreter_of(**options: Any) -> Any:
@@ -227,10 +295,11 @@ def _warm_interpreter(file: str, threads: int) -> Any:
     interpreter = interpreter_of(model_path=file, num_threads=threads)
     interpreter.allocate_tensors()
     rng = np.random.default_rng(0)
-    for one in interpreter.get_input_details():
-        floats = np.issubdtype(one["dtype"], np.floating)
-        values = rng.standard_normal(one["shape"]) if floats else np.zeros(one["shape"])
-        interpreter.set_tensor(one["index"], values.astype(one["dtype"]))
+    for details in interpreter.get_input_details():
+        values = np.zeros(details["shape"])
+        if np.issubdtype(details["dtype"], np.floating):
+            values = rng.standard_normal(details["shape"])
+        interpreter.set_tensor(details["index"], values.astype(details["dtype"]))
     for _ in range(3):
         interpreter.invoke()
     return interpreter
@@ -243,10 +312,13 @@ def refuse_amx() -> None:
     if not cpu.exists() or "amx_int8" not in cpu.read_text():
         return
     code = b"".join(struct.pack("HBBI", *step) for step in _AMX_IS_REFUSED)
-    held = ctypes.create_string_buffer(code, len(code))
-    program = struct.pack("HQ", len(_AMX_IS_REFUSED), ctypes.addressof(held))
+    instructions = ctypes.create_string_buffer(code, len(code))
+    program = struct.pack("HQ", len(_AMX_IS_REFUSED), ctypes.addressof(instructions))
     system = ctypes.CDLL(None, use_errno=True)
-    if system.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) or system.prctl(_SECCOMP, _FILTER, program):
+    failed = system.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    if not failed:
+        failed = system.prctl(_SECCOMP, _FILTER, program)
+    if failed:
         raise OSError(ctypes.get_errno(), "The system takes no seccomp filter")
     if system.syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0:
         raise OSError("AMX was allowed in spite of the filter")
@@ -258,10 +330,13 @@ def _limit_memory() -> None:
         import resource
 
         lines = Path("/proc/meminfo").read_text().splitlines()
-        (free,) = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        _, most = resource.getrlimit(resource.RLIMIT_AS)
-        resource.setrlimit(resource.RLIMIT_AS, (used + 512 * int(free), most))
+        (available,) = [line for line in lines if line.startswith("MemAvailable:")]
+        free_bytes = 1024 * int(available.split()[1])
+        used_pages = int(Path("/proc/self/statm").read_text().split()[0])
+        used_bytes = used_pages * resource.getpagesize()
+        _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
+        limits = (used_bytes + free_bytes // 2, hard_limit)
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 if __name__ == "__main__":

@@ -2,18 +2,30 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_number
 from keras_sparse_ortho._interception import with_settings
+from keras_sparse_ortho._types import Tensor
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight, walk
 
 ops = keras.ops
-_LEAST = 1e-6  # the width of a range
+_LEAST_WIDTH = 1e-6  # of a range
+_STEPS = 255  # of a range
+Mark: TypeAlias = Callable[[Tensor, float, float], Tensor]
+"""`mark(x, low, high)`: what stands for a rounded tensor where a file is made."""
+
+
+class _FixedRange(NamedTuple):
+    """A range that inference takes as it is, see `fixed_ranges`."""
+
+    low: float
+    high: float
+    mark: Mark | None
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -46,74 +58,96 @@ class FakeQuantize(keras.layers.Layer):
         if not 0 <= self.momentum < 1:
             raise ValueError(f"`momentum` must be in [0, 1). Received: momentum={momentum!r}")
         self.supports_masking = True
-        self._fixed: tuple[float, float, Any] | None = None  # see `fixed_ranges`
+        self._fixed: _FixedRange | None = None
 
-    def build(self, input_shape: Any = None) -> None:
-        settings = {"shape": (), "initializer": "zeros", "trainable": False}
-        more = {"dtype": "float32", "autocast": False, "aggregation": "mean"}
-        self.low = self.add_weight(name="low", **settings, **more)
-        self.high = self.add_weight(name="high", **settings, **more)
-        self.seen = self.add_weight(name="seen", **settings, **more)
+    def build(self, input_shape: object = None) -> None:
+        self.low = self._number("low")
+        self.high = self._number("high")
+        self.seen = self._number("seen")
         self.built = True
 
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
+    def _number(self, name: str) -> keras.Variable:
+        return self.add_weight(
+            name=name,
+            shape=(),
+            initializer="zeros",
+            trainable=False,
+            dtype="float32",
+            autocast=False,
+            aggregation="mean",
+        )
+
+    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         if training:
             self._follow(ops.cast(ops.stop_gradient(inputs), "float32"))
-        if self._fixed and self._fixed[-1]:
-            low, high, mark = self._fixed
-            return mark(inputs, low, high)
+        fixed = self._fixed
+        if fixed is not None and fixed.mark is not None:
+            return fixed.mark(inputs, fixed.low, fixed.high)
         # Copies: torch needs them for the gradient, and another call of a shared layer moves the
         # range before.
-        low, high = ops.copy(self.low), ops.copy(self.high)
+        low = ops.copy(self.low)
+        high = ops.copy(self.high)
+        high = ops.maximum(high, low + _LEAST_WIDTH)
         # In half precision the last steps of a range would be lost.
         rounded = keras.quantizers.fake_quant_with_min_max_vars(
             ops.cast(inputs, "float32"),
             ops.stop_gradient(low),
-            ops.stop_gradient(ops.maximum(high, low + _LEAST)),
+            ops.stop_gradient(high),
         )
         rounded = ops.cast(rounded, inputs.dtype)
-        return rounded if self._fixed else ops.where(self.seen > 0, rounded, inputs)
+        if fixed is not None:
+            return rounded
+        return ops.where(self.seen > 0, rounded, inputs)
 
-    def compute_output_spec(self, inputs: Any, training: bool | None = None) -> Any:
+    def compute_output_spec(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         return keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
 
     def step(self) -> float:
         """The step between neighboring values in an integer file."""
         low, high = self._range()
-        return (high - low) / 255
+        return (high - low) / _STEPS
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "momentum": self.momentum}
 
     def _range(self) -> tuple[float, float]:
-        low, high = float(to_numpy(self.low)), float(to_numpy(self.high))
-        return low, max(high, low + _LEAST)
+        low = float(to_numpy(self.low))
+        high = float(to_numpy(self.high))
+        return low, max(high, low + _LEAST_WIDTH)
 
-    def _follow(self, x: Any) -> None:
+    def _follow(self, x: Tensor) -> None:
+        """Moves the range towards that of a batch."""
         m = ops.where(self.seen > 0, self.momentum, 0.0)
-        low, high = ops.minimum(ops.min(x), 0.0), ops.maximum(ops.max(x), 0.0)
+        low = ops.minimum(ops.min(x), 0.0)
+        high = ops.maximum(ops.max(x), 0.0)
         assign(self.low, m * self.low + (1 - m) * low)
         assign(self.high, m * self.high + (1 - m) * high)
         assign(self.seen, ops.ones(()))
 
 
-def integers_of(weight: PrunableWeight) -> tuple[np.ndarray, np.ndarray] | None:
+def integers_of(
+    weight: PrunableWeight,
+) -> tuple[np.ndarray, np.ndarray] | None:
     """Integers and scales of a weight, `None` without a quantizer."""
-    quantizer = None if weight.storage is None else weight.storage.quantizer
-    if quantizer is None:
+    if weight.storage is None or weight.storage.quantizer is None:
         return None
+    quantizer = weight.storage.quantizer
     parts: tuple[np.ndarray, np.ndarray] = quantizer.integers(weight.value, weight.outputs_shape)
     return parts
 
 
-def ranges_of(model: Any) -> list[FakeQuantize]:
+def ranges_of(model: keras.Model) -> list[FakeQuantize]:
+    """The layers of a model that round activations."""
     return [layer for layer, _ in walk(model, "") if isinstance(layer, FakeQuantize)]
 
 
 def has_trained_ranges(model: keras.Model) -> bool:
     """Whether the activations of a model have ranges; raises if training has not set one."""
     layers = ranges_of(model)
-    unset = [layer.path for layer in layers if not layer.built or not float(to_numpy(layer.seen))]
+    unset = []
+    for layer in layers:
+        if not layer.built or not float(to_numpy(layer.seen)):
+            unset.append(layer.path)
     if unset:
         raise ValueError(
             "The ranges of activations are set in training: train the model, or call it once on "
@@ -123,11 +157,11 @@ def has_trained_ranges(model: keras.Model) -> bool:
 
 
 @contextlib.contextmanager
-def fixed_ranges(
-    model: Any, mark: Callable[[Any, float, float], Any] | None = None
-) -> Iterator[None]:
+def fixed_ranges(model: keras.Model, mark: Mark | None = None) -> Iterator[None]:
     """Inside, inference does not check whether ranges are set; `mark(x, low, high)` may round."""
     with contextlib.ExitStack() as stack:
         for layer in ranges_of(model):
-            stack.enter_context(with_settings(layer, _fixed=(*layer._range(), mark)))
+            low, high = layer._range()
+            fixed = _FixedRange(low, high, mark)
+            stack.enter_context(with_settings(layer, _fixed=fixed))
         yield

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import keras
 import numpy as np
@@ -16,6 +17,7 @@ from keras_sparse_ortho._keras_internals import (
     graph_ends,
     is_graph,
 )
+from keras_sparse_ortho._types import Tensor
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import Draw
 from keras_sparse_ortho.kernels import (
@@ -26,7 +28,14 @@ from keras_sparse_ortho.kernels import (
     select,
     walk,
 )
-from keras_sparse_ortho.models import Plan, Target, carry_out, prunable_weights, refuse_unfit, verb
+from keras_sparse_ortho.models import (
+    Plan,
+    Target,
+    carry_out,
+    prunable_weights,
+    refuse_unfit,
+    verb,
+)
 from keras_sparse_ortho.parametrizations import FakeQuantization
 from keras_sparse_ortho.quantization._quantize_wrapper import (
     FUSED,
@@ -46,27 +55,15 @@ def plan_quantize_aware(
     momentum: float = 0.99,
 ) -> Plan:
     """Plans `quantize_aware`, with the same arguments."""
-    quantizer = FakeQuantization(weights) if isinstance(weights, str) else weights
-    rounds = isinstance(quantizer, FakeQuantization)
-    if not (rounds or (quantizer is None and activations)) or activations not in ("int8", None):
-        raise ValueError(
-            "`activations` must be 'int8' or None, `weights` must be 'int8', 'int4', 'ternary', a "
-            f"FakeQuantization or None, and one of them not None.{for_value('weights', weights)} "
-            f"Received: {activations=}, {weights=}"
-        )
+    quantizer = _checked_quantizer(weights, activations)
     known = prunable_weights(model)
     chosen, left_out = _chosen(model, known, exclude)
-    chosen = [] if quantizer is None else chosen
-    quantized = [w.path for w in known if w.storage is not None and w.storage.quantizer is not None]
-    quantized += [path for layer, path in walk(model, "") if isinstance(layer, QuantizeWrapper)]
-    if quantized:
-        raise NotPrunableError(
-            "The model is quantized already: start from the one that was given to quantize_aware. "
-            f"Received: {quantized[:5]}"
-        )
-    if quantizer is not None and not chosen:
+    _refuse_quantized(model, known)
+    if quantizer is None:
+        chosen = []
+    elif not chosen:
         refuse_unfit(model, [], "no kernel that could be quantized")
-    rounded: Roundings = {}
+    roundings: Roundings = {}
     if activations is not None:
         if not is_graph(model):
             raise NotPrunableError(
@@ -74,18 +71,51 @@ def plan_quantize_aware(
                 "activations=None, and call keras_sparse_ortho.quantization.FakeQuantize layers "
                 f"in it. Received: {type(model).__name__}, {activations=}"
             )
-        _place(model, left_out, rounded)
+        _place(model, left_out, roundings)
     plain = [weight for weight in chosen if weight.storage is None]
     if plain:
         refuse_unfit(model, plain, "no kernel")
 
     targets = {weight.path: _target(weight, quantizer) for weight in chosen}
-    layer_changes = {
-        layer: _Rounding(*rounded[id(layer)], momentum)
-        for layer, _ in walk(model, "")
-        if id(layer) in rounded
-    }
+    layer_changes = {}
+    for layer, _ in walk(model, ""):
+        if id(layer) in roundings:
+            inputs, output = roundings[id(layer)]
+            layer_changes[layer] = _Rounding(inputs, output, momentum)
     return Plan(chosen, targets, layer_changes)
+
+
+def _checked_quantizer(
+    weights: str | FakeQuantization | None, activations: str | None
+) -> FakeQuantization | None:
+    """The quantizer of weights; ValueError for settings that do not fit each other."""
+    quantizer = FakeQuantization(weights) if isinstance(weights, str) else weights
+    is_fit = isinstance(quantizer, FakeQuantization)
+    if quantizer is None:
+        is_fit = bool(activations)
+    if not is_fit or activations not in ("int8", None):
+        raise ValueError(
+            "`activations` must be 'int8' or None, `weights` must be 'int8', 'int4', 'ternary', a "
+            f"FakeQuantization or None, and one of them not None.{for_value('weights', weights)} "
+            f"Received: {activations=}, {weights=}"
+        )
+    return quantizer
+
+
+def _refuse_quantized(model: keras.Model, known: list[PrunableWeight]) -> None:
+    """NotPrunableError for a model that is quantized already."""
+    quantized = []
+    for weight in known:
+        if weight.storage is not None and weight.storage.quantizer is not None:
+            quantized.append(weight.path)
+    for layer, path in walk(model, ""):
+        if isinstance(layer, QuantizeWrapper):
+            quantized.append(path)
+    if quantized:
+        raise NotPrunableError(
+            "The model is quantized already: start from the one that was given to quantize_aware. "
+            f"Received: {quantized[:5]}"
+        )
 
 
 @verb(plan_quantize_aware)
@@ -166,7 +196,9 @@ class _Rounding:
     momentum: float
 
     def change(
-        self, layer: keras.layers.Layer, formed: keras.layers.Layer | None
+        self,
+        layer: keras.layers.Layer,
+        formed: keras.layers.Layer | None,
     ) -> keras.layers.Layer:
         body = body_of(layer) if formed is None else formed
         wrapper = QuantizeWrapper(body, self.inputs, self.output, self.momentum)
@@ -175,45 +207,84 @@ class _Rounding:
 
 
 def _chosen(
-    model: Any, known: list[PrunableWeight], exclude: Selection
+    model: keras.Model,
+    known: list[PrunableWeight],
+    exclude: Selection,
 ) -> tuple[list[PrunableWeight], set[int]]:
     """The weights to quantize, and the layers, by `id`, that stay in floats."""
     layers = {path: layer for layer, path in reversed(list(walk(model, ""))) if path}
-    names = names_in(exclude) if exclude is not None else []
-    # Layers without a kernel are excluded by path.
-    paths = [name for name in names or () if isinstance(name, str) and name in layers]
-    plain = [path for path in paths if not find_kernels(layers[path], "")]
-    others = exclude if names is None else [name for name in names if name not in plain]
-    left = {weight.path for weight in (select(known, others, "exclude") if others else [])}
-    chosen = [
-        weight
-        for weight in known
-        if weight.path not in left
-        and not isinstance(weight.owner, keras.layers.Embedding)
-        and not any(issubclass(kind, keras.layers.RNN) for kind in weight.inside)
-    ]
-    left_out = {id(layers[name]) for name in plain}
-    kept = {id(weight.owner) for weight in chosen}
-    excluded = {id(weight.owner) for weight in known if weight.path in left}
+    paths, selection = _parted(layers, exclude)
+    excluded_weights = select(known, selection, "exclude") if selection else []
+    excluded_paths = {weight.path for weight in excluded_weights}
+    chosen = []
+    for weight in known:
+        is_table = isinstance(weight.owner, keras.layers.Embedding)
+        is_recurrent = any(issubclass(kind, keras.layers.RNN) for kind in weight.inside)
+        if weight.path not in excluded_paths and not is_table and not is_recurrent:
+            chosen.append(weight)
+    owners = {id(weight.owner) for weight in chosen}
+    excluded_owners = {id(weight.owner) for weight in known if weight.path in excluded_paths}
+    left_out = {id(layers[path]) for path in paths}
     for layer in layers.values():
         inside = {id(inner) for inner, _ in walk(layer, "")}
-        if inside & excluded and not inside & kept:
+        if inside & excluded_owners and not inside & owners:
             left_out.add(id(layer))
     return chosen, left_out
 
 
+def _parted(
+    layers: dict[str, keras.layers.Layer], exclude: Selection
+) -> tuple[list[str], Selection]:
+    """The paths in a selection that are of layers without kernels, and the rest of it."""
+    if exclude is None:
+        return [], []
+    names = names_in(exclude)
+    if names is None:
+        return [], exclude
+    paths = []
+    for name in names:
+        if isinstance(name, str) and name in layers and not find_kernels(layers[name], ""):
+            paths.append(name)
+    return paths, [name for name in names if name not in paths]
+
+
 L = keras.layers
 # Their output has the range of their input, or has zeros beside.
-_PASS_ON_BY_RANK = ("SpatialDropout", "MaxPooling", "GlobalMaxPooling", "ZeroPadding", "Cropping")
-_PASS_ON = (
-    *(L.Flatten, L.Reshape, L.Permute, L.RepeatVector, L.InputLayer, L.Identity),
-    *(L.Dropout, L.GaussianDropout, L.GaussianNoise, L.AlphaDropout),
-    *(getattr(L, f"{name}{rank}D") for name in _PASS_ON_BY_RANK for rank in (1, 2, 3)),
+_PASS_ON_BY_RANK = (
+    "SpatialDropout",
+    "MaxPooling",
+    "GlobalMaxPooling",
+    "ZeroPadding",
+    "Cropping",
 )
+_OF_ANY_RANK = (
+    L.Flatten,
+    L.Reshape,
+    L.Permute,
+    L.RepeatVector,
+    L.InputLayer,
+    L.Identity,
+    L.Dropout,
+    L.GaussianDropout,
+    L.GaussianNoise,
+    L.AlphaDropout,
+)
+_OF_ONE_RANK = [getattr(L, f"{name}{rank}D") for name in _PASS_ON_BY_RANK for rank in (1, 2, 3)]
+_PASS_ON = (*_OF_ANY_RANK, *_OF_ONE_RANK)
 # Operations of a graph that only move entries about.
 _MOVING = (
-    *("BroadcastTo", "ExpandDims", "GetItem", "Moveaxis", "Ravel", "Reshape", "Split", "Squeeze"),
-    *("Swapaxes", "Take", "Tile", "Transpose"),
+    "BroadcastTo",
+    "ExpandDims",
+    "GetItem",
+    "Moveaxis",
+    "Ravel",
+    "Reshape",
+    "Split",
+    "Squeeze",
+    "Swapaxes",
+    "Take",
+    "Tile",
+    "Transpose",
 )
 # The steps of the fixed ranges that LiteRT gives their outputs.
 _FIXED = {
@@ -222,76 +293,108 @@ _FIXED = {
     keras.activations.tanh: 1 / 128,
 }
 _PRODUCTS = (
-    *(L.Dense, L.EinsumDense, L.Conv1D, L.Conv2D, L.Conv3D),
-    *(L.DepthwiseConv1D, L.DepthwiseConv2D),
+    L.Dense,
+    L.EinsumDense,
+    L.Conv1D,
+    L.Conv2D,
+    L.Conv3D,
+    L.DepthwiseConv1D,
+    L.DepthwiseConv2D,
 )
 
 
-# By `id` of a layer: how many of its inputs are rounded, and whether its output is.
-Roundings = dict[int, tuple[int, bool]]
+Roundings: TypeAlias = dict[int, tuple[int, bool]]
+"""By `id` of a layer: how many of its inputs are rounded, and whether its output is."""
 
 
-def _place(model: Any, left_out: set[int], found: Roundings) -> None:
-    """Notes the layers to wrap; those `left_out` stay in floats.
+def _place(model: keras.Model, left_out: set[int], roundings: Roundings) -> None:
+    """Notes the layers to wrap.
 
     Outputs of LiteRT's operations are rounded: a convolution with the normalization and ReLU behind
     it is one. Layers with kernels round inputs that nothing has rounded. An operation of the graph,
     such as `a + b`, has no wrapper that could round its output: the layers that read it do.
+
+    Args:
+        model: A functional or Sequential model.
+        left_out: Layers, by `id`, that stay in floats.
+        roundings: Those noted so far, to which more are added.
     """
     calls = graph_calls(model)
-    ends = {id(tensor) for tensor in keras.tree.flatten(graph_ends(model)[1])}
+    _, outputs_of_model = graph_ends(model)
+    ends = {id(tensor) for tensor in keras.tree.flatten(outputs_of_model)}
     rounded: set[int] = set()  # tensors
     of_operations: set[int] = set()  # tensors, too
     for call in calls:
-        layer, inner = call.operation, innermost(call.operation)
-        floats = {id(tensor) for tensor in float_tensors(call.inputs)}
+        layer = call.operation
+        inner = innermost(layer)
+        inputs = {id(tensor) for tensor in float_tensors(call.inputs)}
         outputs = {id(tensor) for tensor in float_tensors(call.outputs)}
         if isinstance(inner, keras.Model):
-            _place(inner, left_out, found)
+            _place(inner, left_out, roundings)
             rounded |= outputs
         elif passes_on(call):
-            if floats and floats <= rounded:
+            if inputs and inputs <= rounded:
                 rounded |= outputs
-            elif floats & of_operations:
+            elif inputs & of_operations:
                 of_operations |= outputs
         elif not isinstance(layer, L.Layer):
             of_operations |= outputs
         elif id(layer) not in left_out and len(call.outputs) == 1:
-            inputs, output = found.get(id(layer), (0, False))
+            count, rounds_output = roundings.get(id(layer), (0, False))
             if outputs and fixed_step(inner) is None and not _is_fused(call, calls, ends):
-                output = True
+                rounds_output = True
                 rounded |= outputs
-            if floats & of_operations or (find_kernels(layer, "") and not floats <= rounded):
-                inputs = len(float_tensors(call.inputs))
-            inside = activation_of(layer) not in (None, *FUSED) or is_separable(layer)
-            if inputs or output or inside:
-                found[id(layer)] = inputs, output
-            _place_inside(layer, output, left_out, found)
+            needs_rounding = bool(find_kernels(layer, "")) and not inputs <= rounded
+            if needs_rounding or inputs & of_operations:
+                count = len(float_tensors(call.inputs))
+            rounds_inside = activation_of(layer) not in (
+                None,
+                *FUSED,
+            ) or is_separable(layer)
+            if count or rounds_output or rounds_inside:
+                roundings[id(layer)] = count, rounds_output
+            _place_inside(layer, rounds_output, left_out, roundings)
 
 
-def float_tensors(tensors: list[Any]) -> list[Any]:
+def float_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Those of floats: a call has masks and indices among its inputs as well."""
     return [tensor for tensor in tensors if keras.backend.is_float_dtype(tensor.dtype)]
 
 
-def _place_inside(layer: Any, outer: bool, left_out: set[int], found: Roundings) -> None:
-    """Products inside of a layer, such as an attention, round their inputs and outputs."""
+def _place_inside(
+    layer: keras.layers.Layer,
+    rounds_output: bool,
+    left_out: set[int],
+    roundings: Roundings,
+) -> None:
+    """Products inside of a layer, such as an attention, round their inputs and outputs.
+
+    Args:
+        layer: The layer.
+        rounds_output: bool. Whether its output is rounded.
+        left_out: Layers, by `id`, that stay in floats.
+        roundings: Those noted so far, to which more are added.
+    """
     inner = innermost(layer)
     if isinstance(inner, L.Wrapper | L.RNN):
         return
-    outside, done = projections(inner), []
-    for own, _ in walk(inner, ""):
-        core = innermost(own)
-        if core is inner or core in done or id(own) in left_out:
+    first = [innermost(projection) for projection in projections(inner)]
+    last = innermost(inner.output_dense) if first else None
+    done = []
+    for part, _ in walk(inner, ""):
+        core = innermost(part)
+        if core is inner or core in done or id(part) in left_out:
             continue
         done.append(core)
         if isinstance(core, _PRODUCTS) and activation_of(core) in FUSED:
-            inputs = 0 if any(core is innermost(one) for one in outside) else 1
-            last = outside and core is innermost(inner.output_dense)
-            found.setdefault(id(own), (inputs, not (last and outer)))
+            count = 0 if any(core is projection for projection in first) else 1
+            is_rounded_outside = core is last and rounds_output
+            roundings.setdefault(id(part), (count, not is_rounded_outside))
 
 
-def projections(layer: Any) -> list[Any]:
+def projections(
+    layer: keras.layers.Layer,
+) -> list[keras.layers.Layer]:
     """The layers inside of an attention that are called on its inputs."""
     if isinstance(layer, L.MultiHeadAttention):
         return [layer.query_dense, layer.key_dense, layer.value_dense]
@@ -302,30 +405,36 @@ def passes_on(call: GraphCall) -> bool:
     """Whether the output of a layer, or an operation, has the range of its input."""
     layer = innermost(call.operation)
     if isinstance(layer, L.Layer):
-        linear = isinstance(layer, L.Activation) and layer.activation is keras.activations.linear
-        return isinstance(layer, _PASS_ON) or linear
+        if isinstance(layer, L.Activation):
+            return layer.activation is keras.activations.linear
+        return isinstance(layer, _PASS_ON)
     name = type(layer).__name__
     if name == "Pad":  # with zeros, which are in every range
         return all(setting is None for setting in call.settings)
     return name in _MOVING
 
 
-def fixed_step(layer: Any) -> float | None:
+def fixed_step(layer: keras.layers.Layer) -> float | None:
     """The step of the output of a layer whose range LiteRT knows without training."""
-    function = layer.activation if isinstance(layer, L.Activation) else activation_of(layer)
+    activation = activation_of(layer)
+    if isinstance(layer, L.Activation):
+        activation = layer.activation
     if isinstance(layer, L.Softmax):
-        function = keras.activations.softmax
-    return next((step for own, step in _FIXED.items() if own is function), None)
+        activation = keras.activations.softmax
+    for function, step in _FIXED.items():
+        if function is activation:
+            return step
+    return None
 
 
-def _is_relu(layer: Any) -> bool:
+def _is_relu(layer: keras.Operation) -> bool:
     """Whether a layer, or an operation, is a ReLU that LiteRT fuses with the one before."""
     name = type(layer).__name__
+    if isinstance(layer, L.Activation):
+        return layer.activation in FUSED[1:]
     if isinstance(layer, L.ReLU) or (name == "ReLU" and not isinstance(layer, L.Layer)):
         return layer.max_value in (None, 6) and not layer.negative_slope and not layer.threshold
-    if not isinstance(layer, L.Layer):
-        return name in ("Relu", "Relu6")
-    return isinstance(layer, L.Activation) and layer.activation in FUSED[1:]
+    return name in ("Relu", "Relu6") and not isinstance(layer, L.Layer)
 
 
 def _is_fused(call: GraphCall, calls: list[GraphCall], ends: set[int]) -> bool:
@@ -333,24 +442,34 @@ def _is_fused(call: GraphCall, calls: list[GraphCall], ends: set[int]) -> bool:
 
     A ReLU that is an operation of the graph, not a layer, counts where a layer reads what it gives,
     and rounds it.
+
+    Args:
+        call: The call of the layer.
+        calls: All calls of the graph.
+        ends: The outputs of the graph, by `id`.
     """
-    (made,) = call.outputs
-    after = readers_of(made, calls)
-    if len(after) != 1 or id(made) in ends:
+    (output,) = call.outputs
+    readers = readers_of(output, calls)
+    if len(readers) != 1 or id(output) in ends:
         return False
-    layer, behind = innermost(call.operation), innermost(after[0].operation)
+    layer = innermost(call.operation)
+    behind = innermost(readers[0].operation)
     if not isinstance(behind, L.Layer):
-        (result,) = after[0].outputs
-        kinds = [one.operation for one in readers_of(result, calls)]
-        own = [kind for kind in kinds if isinstance(kind, L.Layer)]
-        if not _is_relu(behind) or id(result) in ends or not kinds or len(own) < len(kinds):
+        if not _is_relu(behind):
+            return False
+        (result,) = readers[0].outputs
+        next_readers = readers_of(result, calls)
+        if id(result) in ends or not next_readers:
+            return False
+        if not all(isinstance(reader.operation, L.Layer) for reader in next_readers):
             return False
     if isinstance(layer, L.BatchNormalization | L.Add | L.Subtract):
         return _is_relu(behind)
-    linear = activation_of(layer) is keras.activations.linear
-    return linear and (isinstance(behind, L.BatchNormalization) or _is_relu(behind))
+    if activation_of(layer) is not keras.activations.linear:
+        return False
+    return isinstance(behind, L.BatchNormalization) or _is_relu(behind)
 
 
-def readers_of(tensor: Any, calls: list[GraphCall]) -> list[GraphCall]:
+def readers_of(tensor: Tensor, calls: list[GraphCall]) -> list[GraphCall]:
     """The calls that read a tensor, one that reads it twice twice."""
     return [call for call in calls for read in call.inputs if read is tensor]

@@ -2,22 +2,41 @@
 
 import contextlib
 import functools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import as_text, check_config, check_integer
-from keras_sparse_ortho._interception import intercepted, with_settings
-from keras_sparse_ortho._keras_internals import WrapperBuiltByCalls, restored
+from keras_sparse_ortho._checks import (
+    as_text,
+    check_config,
+    check_integer,
+)
+from keras_sparse_ortho._interception import (
+    intercepted,
+    with_settings,
+)
+from keras_sparse_ortho._keras_internals import (
+    WrapperBuiltByCalls,
+    restored,
+)
+from keras_sparse_ortho._types import Config, Nested, Tensor
 from keras_sparse_ortho.kernels import LayerWrapper
-from keras_sparse_ortho.quantization._fake_quantize import FakeQuantize
+from keras_sparse_ortho.quantization._fake_quantize import (
+    FakeQuantize,
+)
 
 ops = keras.ops
+Activation: TypeAlias = Callable[[Tensor], Tensor]
+"""A function such as `keras.activations.relu`."""
 
 # LiteRT computes these in one operation with the product before them.
-FUSED = (keras.activations.linear, keras.activations.relu, keras.activations.relu6)
+FUSED = (
+    keras.activations.linear,
+    keras.activations.relu,
+    keras.activations.relu6,
+)
 
 _SEPARABLE = keras.layers.SeparableConv1D | keras.layers.SeparableConv2D
 _MOST_INPUTS = 64  # each has variables: a damaged file must not ask for millions
@@ -54,45 +73,71 @@ class QuantizeWrapper(LayerWrapper, WrapperBuiltByCalls):
             )
         # A wrapper inside leaves casts to its layer, whose policy counts.
         policy = innermost(layer).dtype_policy
-        own = {"name": layer.name, "dtype": policy, "trainable": layer.trainable}
-        super().__init__(layer, **{**own, **kwargs})
+        settings = {
+            "name": layer.name,
+            "dtype": policy,
+            "trainable": layer.trainable,
+            **kwargs,
+        }
+        super().__init__(layer, **settings)
         self.momentum = momentum
 
         def rounding(name: str) -> FakeQuantize:
             return FakeQuantize(momentum, name=name, dtype=policy)
 
-        self.of_inputs = [rounding(f"input_{k}") for k in range(inputs)]
+        self.of_inputs = [rounding(f"input_{number}") for number in range(inputs)]
         self.of_output = rounding("output") if output else None
-        apart = activation_of(layer) not in (None, *FUSED)
-        self.of_activation = rounding("activation") if apart else None
+        is_apart = activation_of(layer) not in (None, *FUSED)
+        self.of_activation = rounding("activation") if is_apart else None
         self.of_between = rounding("between") if is_separable(layer) else None
 
     def build(self, input_shape: Any = None) -> None:
         with self.building():
             super().build(input_shape)
-        for own in self._ranges():
-            if not own.built:
-                own.build()
+        for rounding in self._ranges():
+            if not rounding.built:
+                rounding.build()
 
     def _ranges(self) -> list[FakeQuantize]:
-        all_of_them = (*self.of_inputs, self.of_activation, self.of_between, self.of_output)
-        return [own for own in all_of_them if own is not None]
+        """All layers that round."""
+        ranges = list(self.of_inputs)
+        for rounding in (
+            self.of_activation,
+            self.of_between,
+            self.of_output,
+        ):
+            if rounding is not None:
+                ranges.append(rounding)
+        return ranges
 
-    def call(self, *args: Any, **kwargs: Any) -> Any:
+    def call(self, *args: Nested, **kwargs: Nested) -> Nested:
         if self.of_inputs:
-            ranges = iter(self.of_inputs)
-            count = sum(map(_is_float, keras.tree.flatten((args, kwargs))))
-            if count != len(self.of_inputs):
-                raise ValueError(
-                    f"The layer {self.name!r} has ranges for {len(self.of_inputs)} input tensors. "
-                    f"Received: {count}"
-                )
-            args, kwargs = keras.tree.map_structure(
-                lambda x: next(ranges)(x) if _is_float(x) else x, (args, kwargs)
-            )
+            args, kwargs = self._rounded_inputs(args, kwargs)
         with self._roundings_inside():
             result = self.layer(*args, **kwargs)
-        return result if self.of_output is None else self.of_output(result)
+        if self.of_output is None:
+            return result
+        return self.of_output(result)
+
+    def _rounded_inputs(
+        self, args: tuple[Nested, ...], kwargs: dict[str, Nested]
+    ) -> tuple[tuple[Nested, ...], dict[str, Nested]]:
+        """The arguments of a call with their tensors of floats rounded, each in its range."""
+        count = sum(map(_is_float, keras.tree.flatten((args, kwargs))))
+        if count != len(self.of_inputs):
+            raise ValueError(
+                f"The layer {self.name!r} has ranges for {len(self.of_inputs)} input tensors. "
+                f"Received: {count}"
+            )
+        ranges = iter(self.of_inputs)
+
+        def rounded(x: Nested) -> Nested:
+            return next(ranges)(x) if _is_float(x) else x
+
+        arguments: tuple[tuple[Nested, ...], dict[str, Nested]] = keras.tree.map_structure(
+            rounded, (args, kwargs)
+        )
+        return arguments
 
     @contextlib.contextmanager
     def _roundings_inside(self) -> Iterator[None]:
@@ -102,15 +147,22 @@ class QuantizeWrapper(LayerWrapper, WrapperBuiltByCalls):
         of_between = self.of_between
         activation = getattr(layer, "activation", None)
         with contextlib.ExitStack() as stack:
-            if of_activation is not None:
+            if of_activation is not None and activation is not None:
                 activation = _after(of_activation, activation)
                 stack.enter_context(with_settings(layer, activation=activation))
             if of_between is not None:
                 halves = functools.partial(_in_halves, layer, activation, of_between)
-                stack.enter_context(intercepted(layer, "call", lambda _, inputs: halves(inputs)))
+                stack.enter_context(
+                    intercepted(
+                        layer,
+                        "call",
+                        lambda _, inputs: halves(inputs),
+                    )
+                )
             yield
 
     def __getattr__(self, name: str) -> Any:
+        """Attributes of the layer inside."""
         inherited = getattr(super(), "__getattr__", None)  # where torch has submodules
         if inherited is not None:
             with contextlib.suppress(AttributeError):
@@ -123,7 +175,7 @@ class QuantizeWrapper(LayerWrapper, WrapperBuiltByCalls):
     def prunable_weights(self) -> list[Any]:
         return getattr(self.layer, "prunable_weights", [])
 
-    def wrapper_config(self) -> dict[str, Any]:
+    def wrapper_config(self) -> Config:
         return {
             **keras.layers.Layer.get_config(self),
             "inputs": len(self.of_inputs),
@@ -136,16 +188,16 @@ class QuantizeWrapper(LayerWrapper, WrapperBuiltByCalls):
         store["ranges"] = np.array(len(self._ranges()))
 
     def load_own_variables(self, store: Any) -> None:
-        own = len(self._ranges())
-        saved = int(store["ranges"][()]) if "ranges" in store else own
-        if saved != own:
+        count = len(self._ranges())
+        saved = int(store["ranges"][()]) if "ranges" in store else count
+        if saved != count:
             raise ValueError(
                 f"The file has the ranges of {saved} tensors for layer {self.name!r}; its "
-                f"configuration must have as many. Received: {own}"
+                f"configuration must have as many. Received: {count}"
             )
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "QuantizeWrapper":
+    def from_config(cls, config: Config, custom_objects: Any = None) -> "QuantizeWrapper":
         check_config("QuantizeWrapper", config, "layer")
         layer = config["layer"]
         if not isinstance(layer, keras.layers.Layer):
@@ -154,12 +206,13 @@ class QuantizeWrapper(LayerWrapper, WrapperBuiltByCalls):
 
 
 def innermost(layer: Any) -> Any:
+    """The layer inside of all wrappers; another operation itself."""
     while isinstance(layer, LayerWrapper):
         layer = layer.layer
     return layer
 
 
-def activation_of(layer: Any) -> Any:
+def activation_of(layer: keras.layers.Layer) -> Activation | None:
     """The activation that a layer with kernels applies itself, or `None`."""
     inner = innermost(layer)
     if isinstance(inner, keras.layers.Activation) or not inner.weights:
@@ -167,29 +220,56 @@ def activation_of(layer: Any) -> Any:
     return vars(inner).get("activation")
 
 
-def is_separable(layer: Any) -> bool:
+def is_separable(layer: keras.layers.Layer) -> bool:
     """Whether a layer is a depthwise and a pointwise convolution, one behind the other."""
     return isinstance(innermost(layer), _SEPARABLE)
 
 
-def _after(rounding: FakeQuantize, activation: Any) -> Any:
+def _after(rounding: FakeQuantize, activation: Activation) -> Activation:
     return lambda x: activation(rounding(x))
 
 
-def _in_halves(layer: Any, activation: Any, of_between: FakeQuantize, inputs: Any) -> Any:
-    """A separable convolution that rounds the tensor between its two halves."""
-    settings = {"data_format": layer.data_format, "dilation_rate": layer.dilation_rate}
-    x = ops.depthwise_conv(inputs, layer.depthwise_kernel, layer.strides, layer.padding, **settings)
-    x = ops.conv(of_between(x), layer.pointwise_kernel, data_format=layer.data_format)
+def _in_halves(
+    layer: keras.layers.Layer,
+    activation: Activation | None,
+    of_between: FakeQuantize,
+    inputs: Tensor,
+) -> Tensor:
+    """A separable convolution that rounds the tensor between its two halves.
+
+    Args:
+        layer: The convolution.
+        activation: callable. Its activation.
+        of_between: `FakeQuantize`. The rounding of that tensor.
+        inputs: Tensor. Images or sequences.
+    """
+    x = ops.depthwise_conv(
+        inputs,
+        layer.depthwise_kernel,
+        layer.strides,
+        layer.padding,
+        data_format=layer.data_format,
+        dilation_rate=layer.dilation_rate,
+    )
+    x = ops.conv(
+        of_between(x),
+        layer.pointwise_kernel,
+        data_format=layer.data_format,
+    )
     if layer.use_bias:
         singles = (1,) * layer.rank
-        first = layer.data_format == "channels_first"
-        shape = (1, layer.filters, *singles) if first else (1, *singles, layer.filters)
+        shape = (1, *singles, layer.filters)
+        if layer.data_format == "channels_first":
+            shape = (1, layer.filters, *singles)
         x = ops.add(x, ops.reshape(layer.bias, shape))
-    return x if activation is None else activation(x)
+    if activation is None:
+        return x
+    return activation(x)
 
 
-def _is_float(x: Any) -> bool:
-    return hasattr(x, "dtype") and keras.backend.is_float_dtype(
-        keras.backend.standardize_dtype(x.dtype)
-    )
+def _is_float(x: Nested) -> bool:
+    """Whether an argument is a tensor of floats."""
+    if not hasattr(x, "dtype"):
+        return False
+    dtype = keras.backend.standardize_dtype(x.dtype)
+    return bool(keras.backend.is_float_dtype(dtype))

@@ -9,13 +9,9 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import ExportRouteError
 from keras_sparse_ortho.export import export_litert, load_litert
-from keras_sparse_ortho.export._blocks import (
-    ConvAsConvolution,
-    DenseAsConvolution,
-    as_convolutions,
-    plan_of,
-    zero_blocks,
-)
+from keras_sparse_ortho.export._block_convolutions import ConvAsConvolution, DenseAsConvolution
+from keras_sparse_ortho.export._blocks import as_convolutions, plan_of
+from keras_sparse_ortho.export._zero_blocks import zero_blocks
 from keras_sparse_ortho.kernels import kernel_layouts, walk
 from keras_sparse_ortho.orthogonal import from_blocks, to_blocks
 from tests.export.models import exported as export
@@ -249,6 +245,17 @@ def test_reshapes_beside_a_gather_are_left_to_litert(exported):
         axes = [len(shapes[k]) for op in gathers for k in (op["inputs"][0], op["outputs"][0])]
         assert len(axes) >= 2 * len(model.layers)  # one for each count of live blocks
         assert {*axes} == {7}
+
+
+@pytest.mark.tensorflow_only
+def test_weights_are_named_by_kernels_and_nothing_is_in_floats(exported):
+    model, _, _, file_of = exported
+    paths = {weight.path for weight in model.weights if weight.name == "kernel"}
+    for route in ROUTES:
+        report = file_of(4, route)
+        assert {one.name.partition(" (")[0] for one in report.weights} >= paths
+        assert all(path in str(report) for path in paths)
+        assert not report.in_floats
 
 
 @pytest.mark.tensorflow_only

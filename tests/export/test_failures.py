@@ -43,9 +43,9 @@ def convert_to(monkeypatch, tiny_file):
     """A function that lets every route make the `tiny_file`, or what is damaged in it."""
 
     def replace(damage=bytes):
-        def convert(task, routes):
-            (task.folder / "model.tflite").write_bytes(damage(tiny_file.read_bytes()))
-            return {route: task.folder / "model.tflite" for route in routes}
+        def convert(task, routes, workspace):
+            (workspace.folder / "model.tflite").write_bytes(damage(tiny_file.read_bytes()))
+            return {route: workspace.folder / "model.tflite" for route in routes}
 
         monkeypatch.setattr(_candidates, "convert", convert)
 
@@ -227,8 +227,8 @@ def test_a_mode_leaves_out_a_wrong_file(convert_to, monkeypatch, tmp_path, tiny_
     """`tiny_file` has other weights than this model: as if the converter had made it of them."""
     plain = _candidates.convert
 
-    def convert(task, routes):
-        files = plain(task, routes)
+    def convert(task, routes, workspace):
+        files = plain(task, routes, workspace)
         (wrong,) = (file for route, file in files.items() if route.name == "float16")
         wrong.write_bytes(tiny_file.read_bytes()[:-8])
         return files

@@ -73,6 +73,9 @@ INTEGERS = {
     "ops.relu": lambda: between(lambda a, b: ops.relu(a)),
     "relu, then pooled": lambda: between(lambda a, b: L.MaxPooling2D()(ops.relu(a))),
     "ops.concatenate": lambda: between(lambda a, b: ops.concatenate([a, b], axis=-1)),
+    "ops.split": lambda: between(
+        lambda a, b: ops.concatenate(ops.split(a, [3], axis=-1)[::-1], axis=-1)
+    ),
     "ops.transpose": lambda: between(lambda a, b: ops.transpose(a, (0, 2, 1, 3))),
     "mean of a + b": lambda: between(lambda a, b: L.GlobalAveragePooling2D(keepdims=True)(a + b)),
     "Conv2D": lambda: between(lambda a, b: L.Conv2D(4, 3, activation="relu")(a)),
@@ -99,7 +102,7 @@ INTEGERS = {
     },
     "BatchNormalization": lambda: between(lambda a, b: L.BatchNormalization()(a)),
 }
-QUICK = ("relu(a + b)", "slice", "SeparableConv2D, normalized")
+QUICK = ("relu(a + b)", "slice", "ops.split", "SeparableConv2D, normalized")
 
 
 @pytest.mark.parametrize("name", [one if one in QUICK else slow(one) for one in INTEGERS])

@@ -23,7 +23,8 @@ from keras_sparse_ortho.export import (
     latencies,
     load_litert,
 )
-from tests.export.models import layers
+from keras_sparse_ortho.export._flatbuffer import read_model
+from tests.export.models import interpret, layers
 from tests.faults import graphs
 from tests.helpers import assert_same, run_python
 
@@ -139,7 +140,7 @@ def resealed(content, changes):
     """A file whose record was changed by somebody who renewed the digest."""
     if isinstance(changes, dict):
         record = graphs.RECORD | {"inputs": [X], "outputs": [{"name": "head"}]} | changes
-        return graphs.with_record(content, {k: v for k, v in record.items() if v is not ...})
+        return graphs.sealed(content, {k: v for k, v in record.items() if v is not ...})
     return graphs.with_digest(content.replace(b'"route": "float32"', changes.ljust(18), 1))
 
 
@@ -308,18 +309,28 @@ def bytes_in(header, name):
     return bytes(map(int, re.findall(r"\d+", body)))
 
 
-def test_header_has_the_file_and_its_operators(blocks, tmp_path):
+def test_header_has_a_lean_file_and_its_operators(blocks, tmp_path):
     operators = c_array(blocks, tmp_path / "blocks.h", name="blocks")
     header = (tmp_path / "blocks.h").read_text()
-    assert bytes_in(header, "blocks") == blocks.read_bytes()
+    array = bytes_in(header, "blocks")
+    (tmp_path / "array.tflite").write_bytes(array)
+    x = np.random.default_rng(1).standard_normal((1, 64)).astype("float32")
+    whole, lean = (interpret(path, x=x) for path in (blocks, tmp_path / "array.tflite"))
+    assert_same(whole.values(), lean.values())
+    assert len(array) < 0.8 * blocks.stat().st_size
+    model = read_model(array)
+    assert model.metadata is None
+    graph = model.subgraphs[0]
+    named = [k for k, tensor in enumerate(graph.tensors) if tensor.name is not None]
+    assert named == sorted([*graph.inputs, *graph.outputs])
     assert operators == ("Conv2D", "Dequantize", "Gather", "Quantize", "Reshape")
     assert "MicroMutableOpResolver<5>" in header
     assert "resolver.AddConv2D();" in header
-    assert f"blocks_size = {blocks.stat().st_size};" in header
+    assert f"blocks_size = {len(array)};" in header
     packed = tmp_path / "packed.tflite.gz"
     packed.write_bytes(gzip.compress(blocks.read_bytes()))
     assert c_array(packed, tmp_path / "again.h") == operators
-    assert bytes_in((tmp_path / "again.h").read_text(), "model_data") == blocks.read_bytes()
+    assert bytes_in((tmp_path / "again.h").read_text(), "model_data") == array
 
 
 def test_c_array_refuses(blocks, tmp_path, all_routes):

@@ -1,5 +1,6 @@
 """The pure parts: names, nesting, comparison, zeros, which routes a mode tries and takes."""
 
+import copy
 import types
 
 import keras
@@ -8,20 +9,23 @@ import pytest
 
 from keras_sparse_ortho.errors import ExportVerificationError
 from keras_sparse_ortho.export import RouteOutcome, c_array
-from keras_sparse_ortho.export._candidates import Candidate, compare, find_zeros
+from keras_sparse_ortho.export._candidates import Candidate
+from keras_sparse_ortho.export._comparison import compare, find_zeros
 from keras_sparse_ortho.export._export_litert import choose
-from keras_sparse_ortho.export._flatbuffer import WeightZeros, read_model, read_weights, write_model
+from keras_sparse_ortho.export._flatbuffer import name_of, read_model, write_model
+from keras_sparse_ortho.export._kernel_names import name_kernels
+from keras_sparse_ortho.export._reference import kernels_of, plain_model
 from keras_sparse_ortho.export._routes import ROUTES, Route, routes_of
-from keras_sparse_ortho.export._task import (
-    inputs_of,
-    kernels_of,
+from keras_sparse_ortho.export._rows import inputs_of
+from keras_sparse_ortho.export._signature import (
     leaves,
     nesting_of,
     pack,
-    plain_model,
     signature_of,
     unique_names,
 )
+from keras_sparse_ortho.export._unread import drop_unread
+from keras_sparse_ortho.export._weight_zeros import WeightZeros, read_weights, stored_weights
 from tests.helpers import array, assert_same
 
 L = keras.layers
@@ -93,7 +97,8 @@ def test_half_precision_becomes_float32_with_the_same_weights(policy):
     x = keras.Input((4, 3), dtype="float32")
     y = keras.layers.Bidirectional(keras.layers.GRU(2))(x)
     # A list, because Keras before 3.11 makes one of a single input when it restores a model.
-    model = keras.Model([x], keras.layers.Dense(2)(y))
+    name = policy  # a layer may be called so
+    model = keras.Model([x], keras.layers.Dense(2, name=name)(y))
     model.compile("sgd", "mse")
     plain, reference = plain_model(model)
     assert plain is reference is not model
@@ -103,6 +108,7 @@ def test_half_precision_becomes_float32_with_the_same_weights(policy):
     assert keras.backend.standardize_dtype(out.dtype) == "float32"
     half = array(keras.ops.cast(model([data]), "float32"))
     np.testing.assert_allclose(array(out), half, atol=0.02)
+    assert plain.layers[-1].name == name
     for mine, theirs in zip(plain.weights, model.weights, strict=True):
         np.testing.assert_array_equal(array(mine), array(keras.ops.cast(theirs, "float32")))
 
@@ -154,9 +160,77 @@ def test_weights_behind_the_flatbuffer_are_read_and_written_into_it(all_routes, 
     behind = write_model(model).ljust(start, b"\0") + data
     assert read_weights(behind) == read_weights(plain)
     assert write_model(read_model(behind)) == plain
-    (tmp_path / "m.tflite").write_bytes(behind)
-    c_array(tmp_path / "m.tflite", tmp_path / "m.h")
-    assert f"model_data_size = {len(plain)};" in (tmp_path / "m.h").read_text()
+    headers = []
+    for content in (plain, behind):
+        (tmp_path / "m.tflite").write_bytes(content)
+        c_array(tmp_path / "m.tflite", tmp_path / "m.h")
+        headers.append((tmp_path / "m.h").read_text())
+    assert headers[0] == headers[1]
+
+
+@pytest.mark.parametrize("name", ["float16", "int8", "dynamic_int8", "float32+sp"])
+def test_files_hold_nothing_twice_and_nothing_unread(name, all_routes):
+    from ai_edge_litert import schema_py_generated as schema
+
+    content = (all_routes[3] / f"{name}.tflite").read_bytes()
+    model = schema.Model.GetRootAs(content, 0)
+    graph = model.Subgraphs(0)
+    vectors = []
+    for k in range(graph.TensorsLength()):
+        vectors.append(graph.Tensors(k).ShapeAsNumpy())
+        settings = graph.Tensors(k).Quantization()
+        if settings is not None and settings.ScaleLength():
+            vectors += [settings.ScaleAsNumpy(), settings.ZeroPointAsNumpy()]
+    vectors += [model.Buffers(k).DataAsNumpy() for k in range(1, model.BuffersLength())]
+    vectors = [x for x in vectors if isinstance(x, np.ndarray)]  # others are missing
+    places = {x.__array_interface__["data"][0] for x in vectors}
+    assert len(places) == len({(x.dtype.str, x.tobytes()) for x in vectors})
+    read = {*graph.InputsAsNumpy(), *graph.OutputsAsNumpy()}
+    for k in range(graph.OperatorsLength()):
+        read |= {*graph.Operators(k).InputsAsNumpy(), *graph.Operators(k).OutputsAsNumpy()}
+    assert read - {-1} == {*range(graph.TensorsLength())}
+    buffers = {graph.Tensors(k).Buffer() for k in range(graph.TensorsLength())}
+    buffers |= {model.Metadata(k).Buffer() for k in range(model.MetadataLength())}
+    assert buffers | {0} == {*range(model.BuffersLength())}
+
+
+def test_tensors_that_nothing_reads_leave_a_file(all_routes):
+    model = read_model((all_routes[3] / "int8.tflite").read_bytes())
+    plain = write_model(model)
+    extra = read_model(plain)
+    graph = extra.subgraphs[0]
+    # In front of all others, which get new numbers.
+    graph.tensors.insert(0, copy.copy(graph.tensors[-1]))
+    graph.tensors[0].buffer = len(extra.buffers)
+    extra.buffers.append(copy.copy(extra.buffers[-1]))
+    graph.inputs = graph.inputs + 1
+    graph.outputs = graph.outputs + 1
+    for operator in graph.operators:
+        operator.inputs = np.where(operator.inputs < 0, operator.inputs, operator.inputs + 1)
+        operator.outputs = operator.outputs + 1
+    for signature in extra.signatureDefs:
+        for end in (*signature.inputs, *signature.outputs):
+            end.tensorIndex += 1
+    assert len(write_model(extra)) > len(plain)
+    drop_unread(extra)
+    assert write_model(extra) == plain
+
+
+def test_kernels_are_found_by_their_values(all_routes):
+    """Another kernel has the same shape, and normalizations scale channels."""
+    model = read_model((all_routes[3] / "int8.tflite").read_bytes())
+    rng = np.random.default_rng(0)
+    kernels = {}
+    for weight in stored_weights(model):
+        scales = np.exp(rng.normal(size=(len(weight.entries), 1)))
+        kernels[weight.tensor.name.decode()] = [(scales * weight.values()).T]
+        weight.tensor.name = b"arith.constant"
+    kernels = {"other": [rng.normal(size=(64, 64))], **dict(sorted(kernels.items()))}
+    name_kernels(model, kernels)
+    named = {name_of(weight.tensor): weight.values() for weight in stored_weights(model)}
+    assert {*named} == {"shared/kernel", "wide/kernel", "head/kernel"}
+    for name, values in named.items():
+        assert_same(np.sign(values), np.sign(kernels[name][0].T))
 
 
 # --- routes --------------------------------------------------------------------------------------

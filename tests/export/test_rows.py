@@ -9,7 +9,9 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.export import export_litert
 from keras_sparse_ortho.export._explain import warn_of_rows
-from keras_sparse_ortho.export._task import Task, doubts, rows_of, signature_of
+from keras_sparse_ortho.export._rows import doubts, rows_of
+from keras_sparse_ortho.export._signature import signature_of
+from keras_sparse_ortho.export._task import task_of
 from tests.export import models
 from tests.helpers import Chain, array
 
@@ -120,7 +122,7 @@ def test_trained_ranges_of_zeros_are_told():
     model = kso.quantize_aware(mlp())
     model(0 * X, training=True)
     with pytest.warns(UserWarning, match="must hold more than zero.*hidden"):
-        warn_of_rows(Task(model, 1, X[:32], None, None, 60.0))
+        warn_of_rows(task_of(model, 1, X[:32], None, None, 60.0))
 
 
 @pytest.mark.parametrize("data", [X, (X, X[:, 0]), [(X[:32], X[:32, 0])] * 4, X.astype("float64")])
@@ -128,7 +130,7 @@ def test_representative_data_give_the_shapes_of_a_subclassed_model(data):
     model = Chain(L.Dense(4))
     model(X[:1])
     rows = iter(data) if isinstance(data, list) else data
-    task = Task(model, 1, None, rows, None, 60.0)
+    task = task_of(model, 1, None, rows, None, 60.0)
     assert task.signature.inputs[0].shape == (1, 32)
     assert task.signature.inputs[0].dtype == "float32"
 

@@ -11,6 +11,7 @@ from keras_sparse_ortho.errors import ExportRouteError
 from keras_sparse_ortho.export import export_litert, load_litert
 from tests.export import models
 from tests.export.models import cnn, operations
+from tests.export.test_blocks import KINDS, network
 from tests.helpers import array, slow_case_on_jax, slow_on_jax
 
 # On TensorFlow it cannot be missing.
@@ -82,6 +83,22 @@ def test_files_of_blocks(mode, tmp_path):
     dense = exported(model, tmp_path / "d.tflite", mode.split("+")[0], x)
     stored, every = (sum(one.size for one in each.weights) for each in (report, dense))
     assert stored < 0.5 * every  # files of so few weights are not smaller
+    for each in (report, dense):
+        names = {one.name.partition("/")[2] for one in each.weights}  # behind that of the model
+        assert names == {"hidden/kernel", "head/kernel"}
+
+
+@slow_on_jax
+def test_blocks_side_by_side_and_sides_with_padding(tmp_path):
+    """Gathers of these are slices, and some gathers share their indices."""
+    model, shape = network("dense"), KINDS["dense"][0]
+    x = np.random.default_rng(1).normal(size=(24, *shape)).astype("float32")
+    report = exported(model, tmp_path / "m.tflite", "int8+blocks", x)
+    names = [one.name for one in report.weights]
+    assert len(names) == len({*names}) == 2 * len(model.layers)
+    paths = {layer.kernel.path for layer in model.layers}
+    assert {name.partition(" (")[0] for name in names} == paths
+    assert not report.in_floats
 
 
 @pytest.mark.slow

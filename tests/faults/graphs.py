@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from keras_sparse_ortho.export._flatbuffer import with_digest, with_record, write_model
+from keras_sparse_ortho.export._flatbuffer import read_model, write_model
+from keras_sparse_ortho.export._record import with_digest, with_record
 
-__all__ = ["absolute", "forever", "sealed", "with_digest", "with_record", "with_tensors"]
+__all__ = ["absolute", "forever", "sealed", "with_digest", "with_tensors"]
 
 ROWS, WIDTH = 1, 4
 RECORD = {
@@ -20,7 +21,7 @@ RECORD = {
 
 def sealed(content: bytes, record: dict[str, Any] | None = None) -> bytes:
     """A file with a record of ours and the right digest, as anybody can make one."""
-    return with_record(content, RECORD if record is None else record)
+    return with_record(read_model(content), RECORD if record is None else record)
 
 
 def absolute(size: int = WIDTH, name: str = "y") -> bytes:

@@ -1,0 +1,185 @@
+"""From routes to files that are not verified yet, by the converters in the worker."""
+
+import contextlib
+import importlib.util
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho.errors import ExportConversionError
+from keras_sparse_ortho.export._process import (
+    converter_backend,
+    shared_worker,
+)
+from keras_sparse_ortho.export._routes import Route
+from keras_sparse_ortho.export._task import Task, Workspace
+from keras_sparse_ortho.export._tracing import write_traced
+
+Job: TypeAlias = dict[str, Any]
+"""Arguments of a task of the worker, by name."""
+
+_WITHOUT_CUSTOM_OBJECTS = (
+    "__main__",
+    "keras",
+    "keras_sparse_ortho",
+)  # workers have these
+_TITLES = {"tensorflow": "TensorFlow", "jax": "JAX"}
+
+
+def convert(
+    task: Task, routes: Sequence[Route], workspace: Workspace
+) -> dict[Route, Path | ExportConversionError]:
+    """An unverified file, or an error, for each route."""
+    files: dict[Route, Path | ExportConversionError] = {}
+    with tempfile.TemporaryDirectory() as folder:  # TensorFlow takes other names for patterns
+        converter = _Converter(task, workspace, Path(folder))
+        for route in routes:
+            with workspace.timed(route, "converted"):
+                files[route] = converter.file_of(route)
+    return files
+
+
+class _Converter:
+    """Converts a model by one route after the other; routes share what was traced.
+
+    Args:
+        task: `Task`. The model.
+        workspace: `Workspace`. The folder of the files.
+        folder: Path. The folder of traced models.
+    """
+
+    def __init__(self, task: Task, workspace: Workspace, folder: Path) -> None:
+        self._task = task
+        self._workspace = workspace
+        self._folder = folder
+        self._failures: dict[Path, Exception] = {}  # by path, if tracing failed
+        self._job: Job = {
+            "inputs": task.signature.specs,
+            "ends": task.ends,
+        }
+        if task.rows.calibrating is not None:
+            file = workspace.folder / "representative.npz"
+            np.savez(file, *task.rows.calibrating)
+            self._job["representative"] = str(file)
+
+    def file_of(self, route: Route) -> Path | ExportConversionError:
+        """The file of a route, or the error that says why there is none."""
+        form = {
+            "of_blocks": route.of_blocks,
+            "rows_apart": route.rows_apart,
+            "marked": self._task.has_ranges and route.needs_data,
+        }
+        name = "_".join(key for key, is_set in form.items() if is_set)
+        path = self._folder / (name or "plain")
+        try:
+            return self._converted(route, form, path)
+        except Exception as error:  # any: a layer may do anything
+            if not path.exists():
+                self._failures[path] = error
+            return _conversion_error(self._task, route, error)
+
+    def _converted(self, route: Route, form: Job, path: Path) -> Path:
+        """The file of a route by way of a traced model at `path`."""
+        if path in self._failures:
+            raise self._failures[path]
+        if not path.exists():
+            _trace(
+                self._task,
+                self._workspace.folder,
+                {**form, "path": str(path)},
+            )
+        file = self._workspace.folder / f"{route.name}.tflite"
+        job = {
+            **self._job,
+            "path": str(path),
+            "storage": route.storage,
+            "sparse": route.encoding == "sp",
+            "result": str(file),
+        }
+        timeout = self._task.timeout
+        marks = shared_worker().run("convert", timeout, **job)
+        if marks:
+            job["path"] = f"{path}_apart"
+            form = {**form, "path": job["path"], "marks_apart": marks}
+            _trace(self._task, self._workspace.folder, form)
+            shared_worker().run("convert", timeout, **job)
+        return file
+
+
+def _trace(task: Task, folder: Path, form: Job) -> None:
+    """Writes what the converter takes; in the worker for another backend, or on several devices.
+
+    Args:
+        task: `Task`. The model.
+        folder: Path. Where the model is saved for the worker.
+        form: Arguments of `write_traced`.
+    """
+    arguments = {
+        "inputs": task.signature.specs,
+        "nesting": task.signature.nesting,
+        "output_names": task.names,
+        **form,
+    }
+    backend = converter_backend()
+    if keras.backend.backend() == backend and keras.distribution.distribution() is None:
+        write_traced(task.model, **arguments)
+        return
+    file = folder / "plain.keras"
+    modules = _modules_of_custom_objects()
+    try:
+        if not file.exists():
+            task.model.save(file)
+            if modules:
+                shared_worker().close()  # which may have imported them before they were edited
+        job = {
+            "keras_file": str(file),
+            "modules": modules,
+            **arguments,
+        }
+        shared_worker().run("trace", task.timeout, **job)
+    except Exception as error:  # any: a custom class may do anything in get_config
+        title = _TITLES[backend]
+        raise ExportConversionError(
+            f"Model {task.model.name!r} could not be rebuilt on the {title} backend in a new "
+            "process. Its custom classes must be importable there (not defined in "
+            f"`__main__`) and serializable; otherwise export on the {title} backend. "
+            f"Received: {str(error)[:1000]}"
+        ) from None
+
+
+def _conversion_error(task: Task, route: Route, failure: Exception) -> ExportConversionError:
+    if isinstance(failure, ExportConversionError):
+        return failure
+    missing = set()
+    for line in re.findall(r"(?:TF Select|Custom) ops: (.+)", str(failure)):
+        missing.update(line.split(", "))
+    if missing:
+        return ExportConversionError(
+            f"Model {task.model.name!r} needs operations that LiteRT's built-in kernels lack. "
+            "Replace the layers that use them before the export. Received: operations "
+            f"{', '.join(sorted(missing))}"
+        )
+    return ExportConversionError(
+        f"The LiteRT converter failed on model {task.model.name!r} by route "
+        f"{route.name!r}. Received: {str(failure)[:1000]}"
+    )
+
+
+def _modules_of_custom_objects() -> list[str]:
+    """Modules that registered objects with Keras and that a new process could import."""
+    names = set()
+    for value in keras.saving.get_custom_objects().values():
+        names.add(str(getattr(value, "__module__", "")))
+    modules = []
+    for name in sorted(names):
+        if name.partition(".")[0] in _WITHOUT_CUSTOM_OBJECTS:
+            continue
+        with contextlib.suppress(ImportError, ValueError):  # an empty name, for example
+            if importlib.util.find_spec(name):
+                modules.append(name)
+    return modules
