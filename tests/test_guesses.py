@@ -364,6 +364,7 @@ def test_every_public_function_answers_other_keywords():
 RECORDS = {
     *("Block", "Channels", "Draw", "KernelChange", "KernelLayout", "NByM", "Plan"),
     *("PrunableWeight", "Saliency", "Sensitivity", "SparsityReport", "Target"),
+    *("LayerScore", "LossDerivatives", "Score", "register_score"),
     *("WrappedForm", "register_storage", "kernel_layouts", "kernel_positions"),
 }
 

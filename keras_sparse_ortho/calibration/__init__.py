@@ -2,7 +2,6 @@
 
 from keras_sparse_ortho.calibration._channels import Channels
 from keras_sparse_ortho.calibration._layerwise import (
-    CALIBRATED,
     Recipe,
     calibration_batches,
     canonical_shape,
@@ -11,6 +10,7 @@ from keras_sparse_ortho.calibration._layerwise import (
     prune_layers,
 )
 from keras_sparse_ortho.calibration._restore_statistics import restore_statistics
+from keras_sparse_ortho.calibration._scores import LayerScore
 from keras_sparse_ortho.calibration._shares import Sensitivity, densities_around, measured_errors
 
-__all__ = ["Channels", "Sensitivity", "restore_statistics"]
+__all__ = ["Channels", "LayerScore", "Sensitivity", "restore_statistics"]

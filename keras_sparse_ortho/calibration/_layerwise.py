@@ -29,14 +29,12 @@ from keras_sparse_ortho._values import (
 from keras_sparse_ortho.calibration._channels import Channels
 from keras_sparse_ortho.calibration._resume import SavedKernels
 from keras_sparse_ortho.calibration._rows import Moments, as_matrices, from_matrices, stop_of
-from keras_sparse_ortho.calibration._solve import Blocks, Entries, Pattern, obs, refit, wanda
+from keras_sparse_ortho.calibration._scores import LayerScore
+from keras_sparse_ortho.calibration._solve import Blocks, Entries, Pattern, refit
 from keras_sparse_ortho.errors import BudgetError, LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw, Draw, PackedDraw
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight
 from keras_sparse_ortho.orthogonal import Block, NByM, depthwise_outputs
-
-CALIBRATED = ("obs", "wanda")
-"""The scores that need inputs of each layer."""
 
 _ROWS = 64  # of a batch
 _MOST_BATCHES = 64
@@ -50,38 +48,36 @@ _UNMEASURED = (
 class Recipe:
     """How the kernels of a model are pruned one by one."""
 
-    score: str = "magnitude"  # or "obs", "wanda"; unless there are `scores`
+    score: LayerScore | None = None  # unless there are `scores` or `masks`
     counts: Mapping[str, int] | None = None  # live entries by path; or
     masks: Mapping[str, np.ndarray] | None = None  # given ones by path
     structure: NByM | Channels | None = None
     blocks: Mapping[str, Block] = dataclasses.field(default_factory=dict)  # by path
     # Where a Flatten is in front, how many inputs are one of its channels, by path.
     positions: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    refit: bool = False  # whether live entries get new values; with "obs" they always do
+    refit: bool = False  # whether live entries of scores and masks get new values
     scores: Mapping[str, np.ndarray] | None = dataclasses.field(default=None, repr=False)  # by path
 
-    @property
-    def needs_data(self) -> bool:
-        return self.refit or self.score in CALIBRATED
-
     def solved(self, weight: PrunableWeight, *moments: Moments) -> tuple[np.ndarray, np.ndarray]:
-        """Values and mask for inputs with these moments, or by magnitude."""
+        """Values and mask for inputs with these moments."""
         kernel = as_matrices(weight.finite_raw_value(), weight.layout)
-        if self.masks is not None:
-            mask = as_matrices(self.masks[weight.path], weight.layout)
-        elif self.score == "obs":
-            kernel, mask = obs(kernel, self._count(weight), self.pattern(weight), *moments)
+        if self.score is not None:
+            count, pattern = self._count(weight), self.pattern(weight)
+            kernel, mask = self.score.solve(kernel, count, pattern, *moments)
         else:
-            scores = np.abs(kernel)
-            if self.score == "wanda":
-                scores = wanda(kernel, sum(moments, Moments()).gram)
-            elif self.scores is not None:
-                scores = as_matrices(self.scores[weight.path], weight.layout)
-            mask = self.pattern(weight).largest(scores, self._count(weight))
-        if self.refit and self.score != "obs" and moments:
-            kernel = refit(kernel, mask, *moments)
+            mask = self._mask(weight)
+            if self.refit and moments:
+                kernel = refit(kernel, mask, *moments)
         value, mask = (from_matrices(x, weight.shape, weight.layout) for x in (kernel, mask))
         return value, mask
+
+    def _mask(self, weight: PrunableWeight) -> np.ndarray:
+        """The given mask, or that of the largest scores, of matrices."""
+        if self.masks is not None:
+            return as_matrices(self.masks[weight.path], weight.layout)
+        assert self.scores is not None
+        scores = as_matrices(self.scores[weight.path], weight.layout)
+        return self.pattern(weight).largest(scores, self._count(weight))
 
     def draw(self, weight: PrunableWeight, value: np.ndarray, mask: np.ndarray) -> AnyDraw:
         block = self.blocks.get(weight.path)
@@ -221,7 +217,8 @@ def prune_layers(
             take(weight, *saved.load(weight))
         elif stop is not None:
             stops.append(stop)
-    sweep(model, batches, stops, verbose, as_pruned, with_reference=recipe.score == "obs")
+    with_reference = recipe.score is not None and recipe.score.uses_reference
+    sweep(model, batches, stops, verbose, as_pruned, with_reference=with_reference)
     left = [weight for weight in weights if weight.path not in draws]
     for weight in left:
         take(weight, *recipe.solved(weight))

@@ -16,7 +16,7 @@ from keras_sparse_ortho.errors import BudgetError
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.layers import why_no_block_form
 from keras_sparse_ortho.models import Plan, prunable_weights
-from keras_sparse_ortho.orthogonal import Block, Structure, block_unit
+from keras_sparse_ortho.orthogonal import Block, block_unit
 from keras_sparse_ortho.storages import BlockForm
 
 _SIZES = (128, 64, 32, 16)  # larger blocks are faster (benchmarks/results/blocks.md)
@@ -42,7 +42,7 @@ class BlockPlan:
         cls,
         weights: list[PrunableWeight],
         asked: Budget,
-        size: Structure | None,
+        size: object,
         *,
         orthogonal: Orthogonal,
         budget: Any,

@@ -24,7 +24,7 @@ from keras_sparse_ortho.models import (
 )
 from keras_sparse_ortho.orthogonal import live_count
 from keras_sparse_ortho.pruning._blocks import BlockPlan
-from keras_sparse_ortho.saliency import SALIENCIES
+from keras_sparse_ortho.saliency import is_model_score
 from keras_sparse_ortho.storages import (
     KernelChange,
     StorageForm,
@@ -98,11 +98,11 @@ def plan_for(
             hint = for_value("budget", budget)
             if budget == "error":
                 hint = ' "error" is a budget of prune, with `data`.'
-            if budget in SALIENCIES:
+            if is_model_score(budget):
                 hint = (
                     f" For masks by {budget} call keras_sparse_ortho.prune(model, density, "
                     f"score={budget!r}); for its densities alone give `budget` the `.budget` of "
-                    f"keras_sparse_ortho.saliency.{budget}(...)."
+                    "its Saliency."
                 )
             raise _unknown(budget, hint)
         return _BUDGETS[budget](weights, check_density(density), orthogonal=orthogonal)
