@@ -1,4 +1,4 @@
-"""`allocate`: exact counts shared among weights, within the bounds of what each needs."""
+"""`allocate`: exact counts shared among weights, within the bounds of their needs."""
 
 from collections.abc import Mapping, Sequence
 

@@ -42,7 +42,7 @@ def needs_of(
 
 
 def _initializer_of(weight: PrunableWeight, orthogonal: Orthogonal) -> SparseInitializer:
-    """What will draw a weight, exactly orthogonal by default."""
+    """The initializer that will draw a weight, exactly orthogonal by default."""
     if isinstance(orthogonal, bool):
         return ExactOrthogonal(seed=0)
     if isinstance(orthogonal, Mapping):
