@@ -95,7 +95,7 @@ def test_a_mean_of_squared_gradients_is_over_batches():
     [
         {"structure": "2:4"},
         {"structure": kso.Block(8, 8)},
-        {"storage": "blocks"},
+        {"storage": "blocks", "structure": kso.Block(8, 8, regular=True)},
         {"budget": "erk", "storage": "compact"},
         {"structure": kso.calibration.Channels(), "include": "head"},
     ],
