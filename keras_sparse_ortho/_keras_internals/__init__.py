@@ -1,5 +1,7 @@
 """Every private name of Keras that the package uses; `_names.py` has the table of them."""
 
+from keras_sparse_ortho._keras_internals._become import become, body_of, track_parameters_anew
+from keras_sparse_ortho._keras_internals._copies import copy_objects
 from keras_sparse_ortho._keras_internals._fit import (
     after_epochs,
     after_fit,
@@ -38,13 +40,6 @@ from keras_sparse_ortho._keras_internals._layers import (
     value_in_scope,
 )
 from keras_sparse_ortho._keras_internals._names import BEHAVIOURS, PRIVATE_NAMES
-from keras_sparse_ortho._keras_internals._objects import (
-    Snapshot,
-    become,
-    body_of,
-    copy_objects,
-    track_parameters_anew,
-)
 from keras_sparse_ortho._keras_internals._optimizers import (
     Slot,
     applied_batches,
@@ -56,6 +51,7 @@ from keras_sparse_ortho._keras_internals._optimizers import (
     trains,
 )
 from keras_sparse_ortho._keras_internals._quantized import packed_shape, unpacked_value
+from keras_sparse_ortho._keras_internals._snapshot import Snapshot
 from keras_sparse_ortho._keras_internals._variables import (
     Axes,
     DeferredVariables,
