@@ -151,7 +151,7 @@ def warn_of_weights(batches: Sequence[Batch]) -> None:
         )
 
 
-def plain_text(error: BaseException) -> str:
+def plain_text(error: Exception) -> str:
     """An error of a backend in one line, without escape codes."""
     text = " ".join(_ESCAPES.sub("", str(error)).split())
     return f"{type(error).__name__}: {text[:_LONGEST]}"

@@ -13,7 +13,8 @@ from keras_sparse_ortho._backend import global_generators, set_global_generators
 from keras_sparse_ortho._checks import is_integer, other_keywords
 from keras_sparse_ortho._files import atomic_write, shown
 from keras_sparse_ortho._keras_internals import initial_epoch_is
-from keras_sparse_ortho._values import Workers, assign, to_numpy, workers_of
+from keras_sparse_ortho._values import assign, to_numpy
+from keras_sparse_ortho._workers import Workers, workers_of
 
 _RECORD = "latest.json"
 _WEIGHTS = "epoch_{:06d}.weights.h5"

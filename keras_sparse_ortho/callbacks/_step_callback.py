@@ -16,7 +16,8 @@ from keras_sparse_ortho._keras_internals import (
     trains,
     warn_user,
 )
-from keras_sparse_ortho._values import Workers, assign, digest_of, to_numpy, workers_of
+from keras_sparse_ortho._values import assign, to_numpy
+from keras_sparse_ortho._workers import Workers, digest_of, workers_of
 from keras_sparse_ortho.models import prunable_weights
 
 T = TypeVar("T")

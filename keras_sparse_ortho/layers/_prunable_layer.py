@@ -26,7 +26,8 @@ from keras_sparse_ortho._keras_internals import (
     track_variable,
 )
 from keras_sparse_ortho._types import Config, Nested
-from keras_sparse_ortho._values import assign, check_layouts, to_numpy
+from keras_sparse_ortho._values import assign, to_numpy
+from keras_sparse_ortho._workers import check_layouts
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import (
     LayerWrapper,

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho._checks import other_keywords
-from keras_sparse_ortho._values import check_layouts
+from keras_sparse_ortho._workers import check_layouts
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight, find_kernels, kernel_layouts, walk
 from keras_sparse_ortho.models._flops import count_flops

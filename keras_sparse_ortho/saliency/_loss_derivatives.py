@@ -12,7 +12,8 @@ from keras_sparse_ortho._backend import hessian_vector_product
 from keras_sparse_ortho._data import Batch, samples
 from keras_sparse_ortho._keras_internals import from_zero_states
 from keras_sparse_ortho._types import Nested, Tensor
-from keras_sparse_ortho._values import digest_of, placed, to_numpy, workers_of
+from keras_sparse_ortho._values import placed, to_numpy
+from keras_sparse_ortho._workers import digest_of, workers_of
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.models import StatelessLoss, check_labels
 

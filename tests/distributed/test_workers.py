@@ -13,7 +13,7 @@ import pytest
 
 import keras_sparse_ortho as kso
 from examples.scale.recipe import free_ports
-from keras_sparse_ortho._values import AveragingWorkers, Workers, digest_of
+from keras_sparse_ortho._workers import AveragingWorkers, Workers, digest_of
 from keras_sparse_ortho.errors import WorkerError
 from keras_sparse_ortho.saliency import _loss_derivatives
 from tests.distributed.recipes import ROOT, environment
