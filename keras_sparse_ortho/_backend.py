@@ -9,6 +9,7 @@ import keras
 
 from keras_sparse_ortho._interception import intercepted
 from keras_sparse_ortho._keras_internals import float64_not_narrowed
+from keras_sparse_ortho._types import Tensor
 
 ScalarFunction = Callable[[list[Any]], Any]
 """From a list of tensors to a scalar tensor, in operations of Keras or of the backend."""
@@ -71,7 +72,7 @@ def scatter_sorted(values: Any, indices: Any, size: int, after: Any = None) -> A
     return values.new_zeros(size).scatter(0, indices.long(), values)
 
 
-def _zero(dtype: Any, indices: Any, after: Any, tensor: Any) -> Any:
+def _zero(dtype: Any, indices: Any, after: Any, tensor: Tensor) -> Any:
     """0, which XLA cannot know: it makes vectors of known zeros once, and copies them."""
     zero = keras.ops.any(indices[:1] < 0)
     tensors = (x for x in keras.tree.flatten(after) if isinstance(x, tensor))
@@ -183,7 +184,7 @@ def _attention_by_products(original: Callable[..., Any], *args: Any, **settings:
 
 def _whole_moments(
     original: Callable[..., Any],
-    x: Any,
+    x: Tensor,
     axes: Sequence[int],
     shift: Any = None,
     keepdims: bool = False,

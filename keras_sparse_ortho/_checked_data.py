@@ -18,6 +18,7 @@ from keras_sparse_ortho._keras_internals import (
     graph_ends,
     warn_user,
 )
+from keras_sparse_ortho._types import Tensor
 from keras_sparse_ortho._values import to_numpy, without_gradients
 
 _FEWEST_ROWS = 16  # different ones; with fewer OBS is often behind magnitudes
@@ -28,12 +29,12 @@ _LONGEST = 300  # characters of such an error
 
 
 def check_inputs(
-    model: Any, x: Any, argument: str = "data", *, text: bool = True, first_row: int = 0
+    model: keras.Model, x: Tensor, argument: str = "data", *, text: bool = True, first_row: int = 0
 ) -> None:
     """Raises a ValueError for inputs that a model cannot take.
 
     Args:
-        model: Any built Keras model.
+        model: keras.Model built Keras model.
         x: Inputs of some rows, nested as the model takes them.
         argument: str. The name of the argument that they came from.
         text: bool. Whether strings may be inputs, as TensorFlow's models can have them.
@@ -47,7 +48,7 @@ def check_inputs(
     check_finite(model, x, argument, first_row=first_row)
 
 
-def check_numbers(model: Any, x: Any, argument: str, *, text: bool = False) -> None:
+def check_numbers(model: keras.Model, x: Tensor, argument: str, *, text: bool = False) -> None:
     """The part of `check_inputs` that is about types: numbers, and strings where `text` is true."""
     for array in keras.tree.flatten(x):
         if array is not None:
@@ -56,7 +57,7 @@ def check_numbers(model: Any, x: Any, argument: str, *, text: bool = False) -> N
         _refuse_inputs_of_text(model, argument)
 
 
-def check_finite(model: Any, x: Any, argument: str, *, first_row: int = 0) -> None:
+def check_finite(model: keras.Model, x: Tensor, argument: str, *, first_row: int = 0) -> None:
     """The part of `check_inputs` that is about values that are not finite.
 
     A model may replace them itself, as one that fills gaps does: then its outputs are finite.
@@ -75,7 +76,7 @@ def check_finite(model: Any, x: Any, argument: str, *, first_row: int = 0) -> No
 
 
 def check_batches(
-    model: Any, batches: Sequence[Batch], argument: str = "data", *, text: bool = True
+    model: keras.Model, batches: Sequence[Batch], argument: str = "data", *, text: bool = True
 ) -> None:
     """`check_inputs` for each batch of `(x, y, sample_weight)`, and finite targets and weights."""
     first_row = 0
@@ -176,7 +177,7 @@ def _check_kind(array: Any, argument: str, text: bool) -> None:
         )
 
 
-def _refuse_inputs_of_text(model: Any, argument: str) -> None:
+def _refuse_inputs_of_text(model: keras.Model, argument: str) -> None:
     inputs = keras.tree.flatten(getattr(model, "inputs", None) or [])
     names = [tensor.name for tensor in inputs if tensor.dtype == "string"]
     if names:
@@ -199,7 +200,7 @@ def _is_text(values: np.ndarray) -> bool:
     )
 
 
-def _check_shapes(model: Any, x: Any, argument: str) -> None:
+def _check_shapes(model: keras.Model, x: Tensor, argument: str) -> None:
     """Compares inputs with those of a graph, as leniently as Keras takes them."""
     expected = _named_inputs(model)
     given = _in_order(model, x, [name for name, _ in expected])
@@ -224,7 +225,7 @@ def _check_shapes(model: Any, x: Any, argument: str) -> None:
             )
 
 
-def _named_inputs(model: Any) -> list[tuple[str, Any]]:
+def _named_inputs(model: keras.Model) -> list[tuple[str, Any]]:
     """Name and symbolic tensor of each input; the name is the key if inputs are a dict."""
     structure = graph_ends(model)[0]
     if isinstance(structure, dict):
@@ -232,7 +233,7 @@ def _named_inputs(model: Any) -> list[tuple[str, Any]]:
     return [(tensor.name, tensor) for tensor in keras.tree.flatten(structure)]
 
 
-def _in_order(model: Any, x: Any, names: list[str]) -> list[Any]:
+def _in_order(model: keras.Model, x: Tensor, names: list[str]) -> list[Any]:
     """The arrays in the order of the inputs; all of them if they do not match."""
     if isinstance(x, dict) and set(names) <= x.keys():
         return [x[name] for name in names]
@@ -249,7 +250,7 @@ def _fits(shape: Sequence[int], wanted: Sequence[int | None]) -> bool:
     return len(shape) == len(wanted) and all(b is None or a == b for a, b in pairs)
 
 
-def _try_first_rows(model: Any, x: Any, argument: str) -> None:
+def _try_first_rows(model: keras.Model, x: Tensor, argument: str) -> None:
     """Calls a model whose inputs are not known."""
     some = keras.tree.map_structure(lambda array: array[:_TRIED], x)
     try:
@@ -262,7 +263,7 @@ def _try_first_rows(model: Any, x: Any, argument: str) -> None:
         ) from error
 
 
-def _answers(model: Any, x: Any) -> list[np.ndarray]:
+def _answers(model: keras.Model, x: Tensor) -> list[np.ndarray]:
     x = keras.tree.map_structure(keras.ops.convert_to_tensor, x)
     with from_zero_states(model), without_gradients():
         outputs = keras.tree.flatten(model(x, training=False))

@@ -286,7 +286,7 @@ def _renew_ids(tracker: Any) -> None:
     }
 
 
-def _node_keys(model: Any) -> Iterator[str]:
+def _node_keys(model: keras.Model) -> Iterator[str]:
     """The keys of the calls in a graph, which have the `id` of the called operation."""
     nodes = [node for level in model._nodes_by_depth.values() for node in level]
     node_ids = {id(node) for node in nodes}

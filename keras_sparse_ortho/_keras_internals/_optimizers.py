@@ -206,7 +206,7 @@ def slot_pairs(
     new_owners = {id(member): new_member for member, new_member in pairs}
     for member, name, variable, slot in _owned_slots(old):
         new_owner = new_owners[id(member)]
-        target = vars(new_owner)[name]
+        index = None
         if variable is not None:
             partner = partners[id(variable)]
             index = _index(new_owner, partner)
@@ -216,6 +216,8 @@ def slot_pairs(
                     "OptimizerMap must match the path before and the one after the conversion. "
                     f"Received: {variable.path}, then {partner.path}"
                 )
+        target = vars(new_owner)[name]
+        if index is not None:
             target = target[index]
         yield SlotPair(slot, target, variable, _start(member, slot))
 

@@ -120,7 +120,7 @@ class _State:
         selection = self.selection
         if self.is_from_file and selection is not None and not callable(selection):
             # Exact names: a file could hold a regular expression that Python never finishes.
-            selection = [re.escape(name) for name in names_in(selection) or []]
+            selection = [re.escape(str(name)) for name in names_in(selection) or []]
         return select(weights, selection, "weights")
 
     def detach(self) -> None:

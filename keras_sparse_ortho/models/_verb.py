@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, Protocol, cast
+from typing import Any, Concatenate, ParamSpec, Protocol, cast
 
 import keras
 

@@ -8,6 +8,7 @@ import numpy as np
 from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._gathers import with_gradient
 from keras_sparse_ortho._keras_internals import restored
+from keras_sparse_ortho._types import Config
 
 LEVELS = {"int8": 127, "int4": 7, "ternary": 1}
 _TERNARY_THRESHOLD = 0.7  # smaller entries become 0
@@ -80,11 +81,11 @@ class FakeQuantization:
         scale = np.where(scale > 0, scale, 1).astype(np.float32)
         return np.rint(value / scale).astype(np.int8), scale
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         return {"dtype": self.dtype}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "FakeQuantization":
+    def from_config(cls, config: Config) -> "FakeQuantization":
         return cls(**config)
 
 

@@ -15,6 +15,7 @@ from keras_sparse_ortho._keras_internals import (
     restored,
     warn_user,
 )
+from keras_sparse_ortho._types import Config
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import DensityError, DensityWarning
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight, storages_of, walk
@@ -108,13 +109,13 @@ class ScheduledMask(Masked):
     def clone(self) -> "ScheduledMask":
         return type(self)(**{name: getattr(self, name) for name in self.settings})
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         serialize = keras.saving.serialize_keras_object
         own = {name: serialize(getattr(self, name)) for name in self.settings}
         return {key: value for key, value in own.items() if key != "structure" or value is not None}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "ScheduledMask":
+    def from_config(cls, config: Config) -> "ScheduledMask":
         check_config(cls.__name__, config, *sorted({*cls.settings} - {"structure"}))
         schedule = restored(config["schedule"])
         if not isinstance(schedule, Schedule):  # a file could name any callable
@@ -378,7 +379,7 @@ class Feather(StraightThroughTopK):
         return keras.ops.cast(keras.ops.max(dead), dtype or self._threshold.dtype)
 
 
-def warn_unless_updated(model: Any, share: float = 0.0) -> bool:
+def warn_unless_updated(model: keras.Model, share: float = 0.0) -> bool:
     """Warns of begun masks that nothing updated; returns whether no more warning is to come."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
@@ -402,7 +403,7 @@ def warn_unless_updated(model: Any, share: float = 0.0) -> bool:
     return bool(overdue) or all(mask.last_updated >= 0 for mask in masks)
 
 
-def _warn_after_epoch(model: Any, epochs: int) -> bool:
+def _warn_after_epoch(model: keras.Model, epochs: int) -> bool:
     if keras.backend.backend() == "jax":
         model.jax_state_sync()
     return warn_unless_updated(model, epochs / (model.history.params.get("epochs") or epochs))

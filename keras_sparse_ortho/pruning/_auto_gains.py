@@ -16,6 +16,7 @@ from keras_sparse_ortho._keras_internals import (
     graph_calls,
     warn_user,
 )
+from keras_sparse_ortho._types import Tensor
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.initializers import (
     ExactOrthogonal,
@@ -55,7 +56,7 @@ class _Following:
 class AutoGains:
     """Chooses gains by the operations behind the layers of weights."""
 
-    def __init__(self, model: Any, weights: list[PrunableWeight]) -> None:
+    def __init__(self, model: keras.Model, weights: list[PrunableWeight]) -> None:
         self._model, self._weights = model, weights
         self._of_keras = isinstance(model, keras.layers.Layer)
         self._gains: dict[tuple[int, float], float] = {}
@@ -143,7 +144,7 @@ class AutoGains:
 class _Graph:
     """The calls of a functional or Sequential model, and of the models nested in it."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         self._calls: defaultdict[int, list[GraphCall]] = defaultdict(list)
         self._consumers: defaultdict[int, list[GraphCall]] = defaultdict(list)
         # Tensors outside and inside a nested model that are the same.
@@ -151,7 +152,7 @@ class _Graph:
         self._outputs = {id(tensor) for tensor in model.outputs}
         self._add(model)
 
-    def _add(self, model: Any) -> None:
+    def _add(self, model: keras.Model) -> None:
         for call in graph_calls(model):
             layer = call.operation
             if computes_its_graph(layer):
@@ -168,7 +169,7 @@ class _Graph:
             if isinstance(layer, L.TimeDistributed):
                 self._calls[id(layer.layer)].append(call)
 
-    def following(self, layer: Any) -> _Following:
+    def following(self, layer: keras.layers.Layer) -> _Following:
         calls = self._calls.get(id(layer))
         if not calls:
             return _own_activation(layer, "it is inside another layer")
@@ -185,7 +186,7 @@ class _Graph:
         )
 
     def _ends(
-        self, tensor: Any, activation: Any, seen: set[tuple[int, int]]
+        self, tensor: Tensor, activation: Any, seen: set[tuple[int, int]]
     ) -> Iterator[tuple[str, Any]]:
         """The ends of all paths from a tensor, with the first activation or an unknown layer."""
         if (id(tensor), id(activation)) in seen:
@@ -209,7 +210,7 @@ class _Graph:
                     yield from self._ends(output, first, seen)
 
 
-def _own_activation(layer: Any, why: str) -> _Following:
+def _own_activation(layer: keras.layers.Layer, why: str) -> _Following:
     return _Following([getattr(layer, "activation", None) or _linear], unknown=why)
 
 

@@ -42,7 +42,9 @@ BudgetLike = str | Budget | Sensitivity | Densities
 _BUDGETS: dict[str, Callable[..., Budget]] = {"uniform": uniform, "er": er, "erk": erk}
 
 
-def weights_to_prune(model: Any, include: Selection, exclude: Selection) -> list[PrunableWeight]:
+def weights_to_prune(
+    model: keras.Model, include: Selection, exclude: Selection
+) -> list[PrunableWeight]:
     """The weights that `include` and `exclude` select; warns of unregistered ones left dense."""
     everything = prunable_weights(model, unregistered=True)
     names = [] if include is None else names_in(include) or []

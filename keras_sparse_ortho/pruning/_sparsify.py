@@ -213,7 +213,7 @@ def sparsify(
 
 
 def draw_kernels(
-    model: Any,
+    model: keras.Model,
     weights: list[PrunableWeight],
     density: float | None,
     budget: BudgetLike,
@@ -300,7 +300,7 @@ def _pattern_for(weight: PrunableWeight, pattern: Any, structure: Any) -> Sparse
     )
 
 
-def signs_of_training(model: Any, weights: list[PrunableWeight]) -> str | None:
+def signs_of_training(model: keras.Model, weights: list[PrunableWeight]) -> str | None:
     """Signs that the optimizer has stepped, or a kernel is not as its initializer draws it."""
     iterations = getattr(getattr(model, "optimizer", None), "iterations", None)
     if steps := 0 if iterations is None else int(to_numpy(iterations)):
