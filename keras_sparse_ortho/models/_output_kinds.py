@@ -95,7 +95,7 @@ def output_kinds(model: keras.Model, count: int) -> list[OutputKind]:
     compiled loss says what an output is trained for. Without one, softmax is taken for classes.
 
     Args:
-        model: keras.Model Keras model. Only graphs show the ends of their outputs.
+        model: Any Keras model. Only graphs show the ends of their outputs.
         count: int. How many outputs the model has.
     """
     ends: list[str | None] = [None] * count

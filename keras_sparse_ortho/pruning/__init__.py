@@ -2,6 +2,7 @@
 
 from keras_sparse_ortho.pruning._apply_masks import apply_masks
 from keras_sparse_ortho.pruning._blocks import why_not_on_blocks
+from keras_sparse_ortho.pruning._draw_kernels import draw_kernels
 from keras_sparse_ortho.pruning._parametrize import parametrize
 from keras_sparse_ortho.pruning._planning import (
     BudgetLike,
@@ -10,6 +11,6 @@ from keras_sparse_ortho.pruning._planning import (
     weights_to_prune,
 )
 from keras_sparse_ortho.pruning._prune import prune
-from keras_sparse_ortho.pruning._sparsify import draw_kernels, sparsify
+from keras_sparse_ortho.pruning._sparsify import sparsify
 
 __all__ = ["apply_masks", "parametrize", "prune", "sparsify"]

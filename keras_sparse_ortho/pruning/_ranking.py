@@ -9,7 +9,7 @@ from keras_sparse_ortho._keras_internals import warn_user
 from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.calibration import LayerScore
 from keras_sparse_ortho.kernels import PrunableWeight
-from keras_sparse_ortho.pruning._sparsify import signs_of_training
+from keras_sparse_ortho.pruning._signs_of_training import signs_of_training
 from keras_sparse_ortho.saliency import ModelScore, Saliency, Score, as_score
 
 Method = ModelScore | LayerScore | Saliency
