@@ -56,7 +56,7 @@ _linear = keras.activations.linear
 class _Following:
     """The operations that the outputs of a layer reach before the next kernel."""
 
-    activations: list[Activation | None]
+    activations: list[Activation]
     """The first one, or the identity, on each path to another kernel."""
 
     normalized: bool = False
@@ -212,7 +212,7 @@ class _Graph:
         for end in ends:
             if end.kind == "unknown":
                 return _own_activation(layer, f"its output goes to {end.unknown_name!r}")
-        activations = [end.activation for end in ends if end.kind == "kernel"]
+        activations = [end.activation for end in ends if end.activation is not None]
         is_normalized = bool(ends) and all(end.kind == "normalization" for end in ends)
         return _Following(activations, is_normalized)
 
