@@ -108,7 +108,7 @@ def _first_tensor(structure: Nested, tensor_class: type) -> Tensor | None:
     for leaf in keras.tree.flatten(structure):
         if not isinstance(leaf, tensor_class):
             continue
-        shape = leaf.shape
+        shape = getattr(leaf, "shape", None)
         if shape is not None and len(shape) > 0:
             return leaf
     return None

@@ -129,7 +129,7 @@ def build_restored_optimizer(model: keras.Model) -> None:
 
 
 def _index(optimizer: Optimizer, variable: keras.Variable) -> int | None:
-    """The place of a variable among those that an optimizer of Keras trains."""
+    """The place of a variable among the trained ones of an optimizer of Keras."""
     for index, trained in enumerate(optimizer._trainable_variables):
         if trained is variable:
             return index
