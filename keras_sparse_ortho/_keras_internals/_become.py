@@ -23,11 +23,13 @@ def body_of(layer: keras.layers.Layer) -> keras.layers.Layer:
 
 def become(layer: keras.layers.Layer, other: keras.layers.Layer) -> None:
     """Gives a layer, wherever it is held, the class and state of another; drop that one."""
-    place = {name: vars(layer)[name] for name in _PLACE if name in vars(layer)}
-    layer.__class__ = type(other)
     # Bypass `__setattr__`: Keras would track the value.
-    vars(layer).clear()
-    vars(layer).update({**vars(other), **place})
+    attributes = vars(layer)
+    place = {name: attributes[name] for name in _PLACE if name in attributes}
+    layer.__class__ = type(other)
+    attributes.clear()
+    attributes.update(vars(other))
+    attributes.update(place)
     _rebind(layer, other)
 
 
@@ -36,9 +38,10 @@ def track_parameters_anew(model: keras.layers.Layer) -> None:
     if keras.backend.backend() != "torch":
         return
     for layer in model._flatten_layers():
-        for owner in (layer, getattr(layer, "_functional", None)):
-            if owner is not None:
-                owner._track_variables()
+        layer._track_variables()
+        graph = getattr(layer, "_functional", None)
+        if graph is not None:
+            graph._track_variables()
 
 
 def _rebind(layer: keras.layers.Layer, old: keras.layers.Layer) -> None:
@@ -51,11 +54,13 @@ def _rebind(layer: keras.layers.Layer, old: keras.layers.Layer) -> None:
             return layer
         return value
 
-    for name, value in list(vars(layer).items()):
-        if not isinstance(value, types.FunctionType) or not value.__closure__:
+    attributes = vars(layer)
+    for name, value in list(attributes.items()):
+        if not isinstance(value, types.FunctionType):
             continue
         cells = []
-        for cell in value.__closure__:
+        for cell in value.__closure__ or ():
             items = [bound(item) for item in contents(cell)]
             cells.append(types.CellType(*items))
-        vars(layer)[name] = with_cells(value, cells)
+        if cells:
+            attributes[name] = with_cells(value, cells)

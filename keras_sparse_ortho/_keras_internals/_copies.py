@@ -5,7 +5,7 @@ import copy
 import functools
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import keras
 import numpy as np
@@ -27,6 +27,8 @@ from keras_sparse_ortho._keras_internals._variables import await_value, initiali
 from keras_sparse_ortho.errors import NotPrunableError
 
 T = TypeVar("T")
+AnyObject: TypeAlias = Any
+"""An object whose attributes are read without knowing its class."""
 
 # Parts of a model: whatever leads to one of these is copied, and everything else shared.
 _PARTS = (keras.Operation, keras.KerasTensor, keras.Variable)
@@ -192,7 +194,7 @@ class _Copier:
             self._waiting.append(fill)
         return value_copy
 
-    def _proxy(self, value: Any) -> object:
+    def _proxy(self, value: AnyObject) -> object:
         """The copy of an object in which TensorFlow keeps a dict or tuple."""
         content = self.copy(value.__wrapped__)
         if isinstance(value, tuple):
@@ -279,7 +281,7 @@ def _attributes_to_copy(value: object) -> dict[str, Any]:
     return attributes
 
 
-def _renew_ids(tracker: Any) -> None:
+def _renew_ids(tracker: AnyObject) -> None:
     """Lets a copied tracker know the items of its copied stores."""
     tracker.stored_ids = {
         name: {id(item) for item in store} for name, (_, store) in tracker.config.items()
@@ -297,7 +299,7 @@ def _node_keys(model: keras.Model) -> Iterator[str]:
                 yield make_node_key(operation, number)
 
 
-def _copy_of_state(state: Any) -> Any:
+def _copy_of_state(state: AnyObject) -> AnyObject:
     """The copy of a variable or tensor of the backend."""
     if not getattr(state, "is_leaf", True):  # of torch, where others cannot be copied
         state = state.detach()
@@ -311,14 +313,14 @@ def _is_hashed(container: object) -> bool:
     return isinstance(container, set)
 
 
-def _without_functions(tracked: Any) -> Any:
+def _without_functions(tracked: AnyObject) -> AnyObject:
     """Leaves compiled functions out, such as the train function, which a copy makes itself."""
     if isinstance(tracked, Mapping):
         return {key: value for key, value in tracked.items() if not _is_compiled(value)}
     return [value for value in tracked if not _is_compiled(value)]
 
 
-def _is_compiled(tracked: Any) -> bool:
+def _is_compiled(tracked: AnyObject) -> bool:
     return hasattr(getattr(tracked, "ref", tracked), "python_function")
 
 

@@ -8,6 +8,9 @@ from typing import cast
 
 import keras
 
+Container = list[object] | set[object] | dict[object, object]
+Items = Iterable[object] | Mapping[object, object]
+
 CONTAINERS = (list, tuple, dict, set, frozenset)
 _NO_ATTRIBUTES = ("__dict__", "__weakref__")  # names in `__slots__` that hold no value
 
@@ -20,8 +23,10 @@ def children(value: object) -> list[object]:
     if isinstance(value, CONTAINERS):
         return list(value)
     if isinstance(value, types.FunctionType):
-        closed_over = [item for cell in value.__closure__ or () for item in contents(cell)]
-        return [value.__defaults__, value.__kwdefaults__, vars(value), *closed_over]
+        reached: list[object] = [value.__defaults__, value.__kwdefaults__, vars(value)]
+        for cell in value.__closure__ or ():
+            reached += contents(cell)
+        return reached
     if isinstance(value, types.MethodType):
         return [value.__func__, value.__self__]
     if isinstance(value, functools.partial):
@@ -60,16 +65,19 @@ def contents(cell: types.CellType) -> list[object]:
 
 def with_cells(function: types.FunctionType, cells: Iterable[types.CellType]) -> types.FunctionType:
     """A copy of a function that finds other cells where it reads variables from around it."""
-    copy = types.FunctionType(function.__code__, function.__globals__, closure=tuple(cells))
-    for name in (*functools.WRAPPER_ASSIGNMENTS, "__defaults__", "__kwdefaults__"):
+    code = function.__code__
+    copy = types.FunctionType(code, function.__globals__, closure=tuple(cells))
+    copy.__defaults__ = function.__defaults__
+    copy.__kwdefaults__ = function.__kwdefaults__
+    for name in functools.WRAPPER_ASSIGNMENTS:
         setattr(copy, name, getattr(function, name))
     vars(copy).update(vars(function))
     return copy
 
 
 def refill(
-    container: list[object] | set[object] | dict[object, object],
-    items: Iterable[object] | Mapping[object, object],
+    container: Container,
+    items: Items,
 ) -> None:
     """Replaces the contents of a list, set or dict, past its own class."""
     if isinstance(container, list):

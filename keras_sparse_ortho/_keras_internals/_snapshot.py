@@ -5,6 +5,7 @@ import keras
 from keras_sparse_ortho._interception import without_dispatchers
 from keras_sparse_ortho._keras_internals._object_graph import (
     CONTAINERS,
+    Container,
     children,
     content_of,
     is_ours,
@@ -13,7 +14,7 @@ from keras_sparse_ortho._keras_internals._object_graph import (
 )
 from keras_sparse_ortho._types import Tensor
 
-Container = list[object] | set[object] | dict[object, object]
+Attributes = dict[str, object]
 
 
 class Snapshot:
@@ -26,7 +27,7 @@ class Snapshot:
     def __init__(self, model: keras.layers.Layer) -> None:
         self._classes: list[tuple[object, type]] = []
         self._contents: list[tuple[Container, Container]] = []
-        self._attributes: list[tuple[dict[str, object], dict[str, object]]] = []
+        self._attributes: list[tuple[Attributes, Attributes]] = []
         self._values: list[tuple[keras.Variable, Tensor]] = []
         seen: dict[int, object] = {}  # with the objects, so that no other one gets their id
         waiting: list[object] = [model]
@@ -34,33 +35,34 @@ class Snapshot:
             value = waiting.pop()
             if isinstance(value, dict):
                 value = content_of(value)
-            if id(value) not in seen:
-                seen[id(value)] = value
-                waiting.extend(self._note(value))
+            if id(value) in seen:
+                continue
+            seen[id(value)] = value
+            waiting += self._note(value)
 
     def _note(self, value: object) -> list[object]:
         """Notes one object; returns the objects that it leads to."""
         if isinstance(value, dict):
             self._contents.append((value, dict(dict.items(value))))
         elif isinstance(value, set):
-            self._contents.append((value, {*value}))
+            self._contents.append((value, set(value)))
         elif isinstance(value, list):
             # A list that tells Keras what is put into it is noted in a plain one.
-            self._contents.append((value, [*value]))
+            self._contents.append((value, list(value)))
         elif isinstance(value, keras.Variable):
             self._note_attributes(value)
             # On JAX arrays are not changed, but replaced.
             if value._value is not None and keras.backend.backend() != "jax":
                 self._values.append((value, keras.ops.copy(value.value)))
             return []
-        elif isinstance(value, (keras.layers.Layer, tracker_class())) or is_ours(value):
+        elif _has_state(value):
             self._note_attributes(value)
         elif not isinstance(value, CONTAINERS):
             return []
         return children(value)
 
     def _note_attributes(self, value: object) -> None:
-        attributes: dict[str, object] = vars(value)
+        attributes: Attributes = vars(value)
         self._classes.append((value, type(value)))
         self._attributes.append((attributes, without_dispatchers(attributes)))
 
@@ -76,3 +78,10 @@ class Snapshot:
             refill(container, contents)
         for variable, value in self._values:
             variable.assign(value)
+
+
+def _has_state(value: object) -> bool:
+    """Whether an object has attributes that a change in place may replace."""
+    if isinstance(value, keras.layers.Layer | tracker_class()):
+        return True
+    return is_ours(value)

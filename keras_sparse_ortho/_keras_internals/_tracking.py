@@ -21,8 +21,10 @@ def untrack_variable(layer: keras.layers.Layer, variable: keras.Variable) -> Non
 def track_layers(layer: keras.layers.Layer) -> None:
     """Makes TensorFlow save all layers that a layer holds, also those in lists and dicts."""
     graph = getattr(layer, "_functional", None)  # of a Sequential model
-    dependencies = [*_dependencies(layer), *_dependencies(graph)]
-    tracked_ids = {id(child) for _, child in dependencies}
+    tracked_ids: set[int] = set()
+    for owner in (layer, graph):
+        for _, child in _dependencies(owner):
+            tracked_ids.add(id(child))
     inner_layers = layer._flatten_layers(include_self=False, recursive=False)
     for number, inner in enumerate(inner_layers):
         if id(inner) not in tracked_ids:
@@ -37,15 +39,18 @@ def _track(layer: keras.layers.Layer, name: str, child: object) -> None:
 def _dependencies(layer: keras.layers.Layer | None) -> list[Dependency]:
     """The variables and layers that TensorFlow saves with a layer, each with its name."""
     references = getattr(layer, "_self_unconditional_checkpoint_dependencies", [])
-    waiting: list[Dependency] = [(reference.name, reference.ref) for reference in references]
+    waiting: list[Dependency] = []
+    for reference in references:
+        waiting.append((reference.name, reference.ref))
     dependencies: list[Dependency] = []
     while waiting:
         name, child = waiting.pop()
         child = getattr(child, "__wrapped__", child)  # a dict in TensorFlow's own module
         if isinstance(child, dict):
-            waiting += [(name, inner) for inner in child.values()]
-        elif isinstance(child, list | tuple):
-            waiting += [(name, inner) for inner in child]
+            child = list(child.values())
+        if isinstance(child, list | tuple):
+            for inner in child:
+                waiting.append((name, inner))
         else:
             dependencies.append((name, child))
     return dependencies
