@@ -3,18 +3,22 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import keras
 
 from keras_sparse_ortho._interception import intercepted
 from keras_sparse_ortho._keras_internals import float64_not_narrowed
+from keras_sparse_ortho._types import Nested, Tensor
 
-ScalarFunction = Callable[[list[Any]], Any]
+Operation = Callable[..., Any]
+
+ScalarFunction = Callable[[list[Tensor]], Tensor]
 """From a list of tensors to a scalar tensor, in operations of Keras or of the backend."""
 
 
-def compiled(function: Callable[..., Any], *, xla: bool) -> Callable[..., Any]:
+def compiled(function: Operation, *, xla: bool) -> Operation:
     """A pure function by `tf.function`, or with XLA by `jax.jit`; else as it is."""
     backend = keras.backend.backend()
     if backend == "tensorflow":
@@ -44,24 +48,35 @@ def set_global_generators(states: Sequence[str]) -> None:
         return
     import torch
 
-    own, *devices = [torch.frombuffer(bytearray.fromhex(s), dtype=torch.uint8) for s in states]
-    torch.set_rng_state(own)
+    host_state, *devices = [
+        torch.frombuffer(bytearray.fromhex(state), dtype=torch.uint8) for state in states
+    ]
+    torch.set_rng_state(host_state)
     torch.cuda.set_rng_state_all(devices[: torch.cuda.device_count()])
 
 
-def scatter_sorted(values: Any, indices: Any, size: int, after: Any = None) -> Any:
-    """A vector of zeros but for `values` at strictly increasing `indices`; its gradient gathers."""
-    # Made once the first tensor in `after` is there. XLA would make what depends on variables alone
-    # at the beginning of a step: all kernels of a model, in memory together.
+def scatter_sorted(
+    values: Tensor,
+    indices: Tensor,
+    size: int,
+    after: Nested = None,
+) -> Tensor:
+    """A vector of zeros but for `values` at strictly increasing `indices`; its gradient gathers.
+
+    It is made once the first tensor in `after` is there. XLA would make the values that depend on
+    variables alone at the beginning of a step: all kernels of a model, in memory together.
+    """
     backend = keras.backend.backend()
     if backend == "jax":
         import jax
         import jax.numpy as jnp
 
-        return (
-            jnp.full(size, _zero(values.dtype, indices, after, jax.Array))
-            .at[indices]
-            .set(values, indices_are_sorted=True, unique_indices=True, mode="promise_in_bounds")
+        zeros = jnp.full(size, _zero(values.dtype, indices, after, jax.Array))
+        return zeros.at[indices].set(
+            values,
+            indices_are_sorted=True,
+            unique_indices=True,
+            mode="promise_in_bounds",
         )
     if backend == "tensorflow":
         import tensorflow as tf
@@ -71,16 +86,32 @@ def scatter_sorted(values: Any, indices: Any, size: int, after: Any = None) -> A
     return values.new_zeros(size).scatter(0, indices.long(), values)
 
 
-def _zero(dtype: Any, indices: Any, after: Any, tensor: Any) -> Any:
+def _zero(
+    dtype: str,
+    indices: Tensor,
+    after: Nested,
+    tensor_class: type,
+) -> Tensor:
     """0, which XLA cannot know: it makes vectors of known zeros once, and copies them."""
-    zero = keras.ops.any(indices[:1] < 0)
-    tensors = (x for x in keras.tree.flatten(after) if isinstance(x, tensor))
-    first = next((x for x in tensors if x.shape is not None and len(x.shape)), None)
+    is_one = keras.ops.any(indices[:1] < 0)
+    tensor = _first_tensor(after, tensor_class)
     # Over several devices the one that has the corner would have to tell the others.
-    if first is not None and keras.distribution.distribution() is None:
-        corner = first[tuple(slice(0, 1) for _ in first.shape)]  # a batch may be empty
-        zero = keras.ops.logical_and(zero, keras.ops.any(keras.ops.cast(corner, "bool")))
-    return keras.ops.cast(zero, dtype)
+    if tensor is not None and keras.distribution.distribution() is None:
+        corner = tensor[(slice(0, 1),) * len(tensor.shape)]  # a batch may be empty
+        is_nonzero = keras.ops.any(keras.ops.cast(corner, "bool"))
+        is_one = keras.ops.logical_and(is_one, is_nonzero)
+    return keras.ops.cast(is_one, dtype)
+
+
+def _first_tensor(structure: Nested, tensor_class: type) -> Tensor | None:
+    """The first tensor in a structure that is no scalar; `None` without one."""
+    for leaf in keras.tree.flatten(structure):
+        if not isinstance(leaf, tensor_class):
+            continue
+        shape = getattr(leaf, "shape", None)
+        if shape is not None and len(shape) > 0:
+            return leaf
+    return None
 
 
 @contextlib.contextmanager
@@ -97,7 +128,9 @@ def float64_operations() -> Iterator[None]:
         yield
 
 
-def value_and_gradients(function: ScalarFunction, values: Sequence[Any]) -> tuple[Any, list[Any]]:
+def value_and_gradients(
+    function: ScalarFunction, values: Sequence[Tensor]
+) -> tuple[Tensor, list[Tensor]]:
     """`f(v)` and `df/dv_i` at `v = values`, zeros where there is none; nests, and can be traced."""
     backend = keras.backend.backend()
     if backend == "jax":
@@ -105,41 +138,67 @@ def value_and_gradients(function: ScalarFunction, values: Sequence[Any]) -> tupl
 
         return jax.value_and_grad(function)(list(values))
     if backend == "tensorflow":
-        import tensorflow as tf
+        return _value_and_gradients_on_tensorflow(function, list(values))
+    return _value_and_gradients_on_torch(function, list(values))
 
-        values = list(values)
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(values)
-            result = function(values)
-        found = tape.gradient(result, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        # Embeddings have sparse gradients.
-        return result, [tf.convert_to_tensor(gradient) for gradient in found]
+
+def _value_and_gradients_on_tensorflow(
+    function: ScalarFunction, values: list[Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    import tensorflow as tf
+
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(values)
+        result = function(values)
+    zeros = tf.UnconnectedGradients.ZERO
+    gradients = tape.gradient(result, values, unconnected_gradients=zeros)
+    # Embeddings have sparse gradients.
+    return result, [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+
+def _value_and_gradients_on_torch(
+    function: ScalarFunction, values: list[Tensor]
+) -> tuple[Tensor, list[Tensor]]:
     import torch
 
     # Inside another gradient the values hang on its graph, which must go on.
-    nested = any(value.requires_grad for value in values)
+    is_nested = any(value.requires_grad for value in values)
     with torch.enable_grad():
-        values = [v if v.requires_grad else v.detach().requires_grad_() for v in values]
-        result = function(values)
+        leaves = []
+        for value in values:
+            if not value.requires_grad:
+                value = value.detach().requires_grad_()
+            leaves.append(value)
+        result = function(leaves)
         if not result.requires_grad:  # it depends on none of them
-            return result, [torch.zeros_like(value) for value in values]
-        found = torch.autograd.grad(result, values, create_graph=nested, allow_unused=True)
-    pairs = zip(found, values, strict=True)
-    return result, [torch.zeros_like(v) if g is None else g for g, v in pairs]
+            return result, [torch.zeros_like(leaf) for leaf in leaves]
+        gradients = torch.autograd.grad(result, leaves, create_graph=is_nested, allow_unused=True)
+    filled = []
+    for gradient, leaf in zip(gradients, leaves, strict=True):
+        if gradient is None:
+            gradient = torch.zeros_like(leaf)
+        filled.append(gradient)
+    return result, filled
 
 
 def hessian_vector_product(
-    function: ScalarFunction, values: Sequence[Any], vectors: Sequence[Any]
-) -> list[Any]:
+    function: ScalarFunction,
+    values: Sequence[Tensor],
+    vectors: Sequence[Tensor],
+) -> list[Tensor]:
     """`H u`, where `H` is the Hessian of `f` at `values` over all of them and `u = vectors`."""
 
-    def along(inner: list[Any]) -> Any:
-        _, found = value_and_gradients(function, inner)
-        products = [keras.ops.sum(g * u) for g, u in zip(found, vectors, strict=True)]
+    def slope_along_vectors(inner_values: list[Tensor]) -> Tensor:
+        _, gradients = value_and_gradients(function, inner_values)
+        products = [
+            keras.ops.sum(gradient * vector)
+            for gradient, vector in zip(gradients, vectors, strict=True)
+        ]
         return sum(products[1:], products[0])
 
     with second_derivatives():
-        return value_and_gradients(along, values)[1]
+        _, products = value_and_gradients(slope_along_vectors, values)
+    return products
 
 
 def second_derivatives() -> contextlib.AbstractContextManager[None]:
@@ -152,7 +211,7 @@ def second_derivatives() -> contextlib.AbstractContextManager[None]:
     return intercepted(*_differentiable_twice())
 
 
-def _differentiable_twice() -> tuple[Any, str, Callable[..., Any]]:
+def _differentiable_twice() -> tuple[ModuleType, str, Operation]:
     """The function of the backend to replace, as its module and name, and the replacement."""
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
@@ -167,14 +226,14 @@ def _differentiable_twice() -> tuple[Any, str, Callable[..., Any]]:
     return torch.nn.functional, "scaled_dot_product_attention", _attention_by_products
 
 
-def _attention_by_xla(original: Callable[..., Any], *args: Any, **settings: Any) -> Any:
+def _attention_by_xla(original: Operation, *args: Any, **settings: Any) -> Tensor:
     return original(*args, **{**settings, "implementation": "xla"})
 
 
 _choice_of_attention = threading.Lock()  # torch has one for all threads
 
 
-def _attention_by_products(original: Callable[..., Any], *args: Any, **settings: Any) -> Any:
+def _attention_by_products(original: Operation, *args: Any, **settings: Any) -> Tensor:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     with _choice_of_attention, sdpa_kernel(SDPBackend.MATH):
@@ -183,19 +242,23 @@ def _attention_by_products(original: Callable[..., Any], *args: Any, **settings:
 
 def _whole_moments(
     original: Callable[..., Any],
-    x: Any,
+    x: Tensor,
     axes: Sequence[int],
-    shift: Any = None,
+    shift: Tensor | None = None,
     keepdims: bool = False,
-    name: Any = None,
-) -> tuple[Any, Any]:
+    name: str | None = None,
+) -> tuple[Tensor, Tensor]:
     """`tf.nn.moments`, whose variance passes gradients through the mean, too."""
     import tensorflow as tf
 
     x = tf.convert_to_tensor(x)
-    wide = tf.cast(x, tf.float32) if x.dtype == tf.float16 else x
+    wide = x
+    if x.dtype == tf.float16:
+        wide = tf.cast(x, tf.float32)
     mean = tf.reduce_mean(wide, axes, keepdims=True)
-    variance = tf.reduce_mean(tf.math.squared_difference(wide, mean), axes, keepdims=True)
+    squares = tf.math.squared_difference(wide, mean)
+    variance = tf.reduce_mean(squares, axes, keepdims=True)
     if not keepdims:
-        mean, variance = tf.squeeze(mean, axes), tf.squeeze(variance, axes)
+        mean = tf.squeeze(mean, axes)
+        variance = tf.squeeze(variance, axes)
     return tf.cast(mean, x.dtype), tf.cast(variance, x.dtype)

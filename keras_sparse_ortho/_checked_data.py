@@ -6,7 +6,6 @@ and are doubtful.
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -18,6 +17,7 @@ from keras_sparse_ortho._keras_internals import (
     graph_ends,
     warn_user,
 )
+from keras_sparse_ortho._types import Nested, TensorLike
 from keras_sparse_ortho._values import to_numpy, without_gradients
 
 _FEWEST_ROWS = 16  # different ones; with fewer OBS is often behind magnitudes
@@ -28,12 +28,12 @@ _LONGEST = 300  # characters of such an error
 
 
 def check_inputs(
-    model: Any, x: Any, argument: str = "data", *, text: bool = True, first_row: int = 0
+    model: keras.Model, x: Nested, argument: str = "data", *, text: bool = True, first_row: int = 0
 ) -> None:
     """Raises a ValueError for inputs that a model cannot take.
 
     Args:
-        model: Any built Keras model.
+        model: A built Keras model.
         x: Inputs of some rows, nested as the model takes them.
         argument: str. The name of the argument that they came from.
         text: bool. Whether strings may be inputs, as TensorFlow's models can have them.
@@ -47,7 +47,13 @@ def check_inputs(
     check_finite(model, x, argument, first_row=first_row)
 
 
-def check_numbers(model: Any, x: Any, argument: str, *, text: bool = False) -> None:
+def check_numbers(
+    model: keras.Model,
+    x: Nested,
+    argument: str,
+    *,
+    text: bool = False,
+) -> None:
     """The part of `check_inputs` that is about types: numbers, and strings where `text` is true."""
     for array in keras.tree.flatten(x):
         if array is not None:
@@ -56,7 +62,13 @@ def check_numbers(model: Any, x: Any, argument: str, *, text: bool = False) -> N
         _refuse_inputs_of_text(model, argument)
 
 
-def check_finite(model: Any, x: Any, argument: str, *, first_row: int = 0) -> None:
+def check_finite(
+    model: keras.Model,
+    x: Nested,
+    argument: str,
+    *,
+    first_row: int = 0,
+) -> None:
     """The part of `check_inputs` that is about values that are not finite.
 
     A model may replace them itself, as one that fills gaps does: then its outputs are finite.
@@ -64,9 +76,12 @@ def check_finite(model: Any, x: Any, argument: str, *, first_row: int = 0) -> No
     wrong = sorted(set(_rows_not_finite(keras.tree.flatten(x))))
     if not wrong:
         return
-    chosen = np.array(wrong[:_FEWEST_ROWS])
-    some = keras.tree.map_structure(lambda array: keras.ops.take(array, chosen, axis=0), x)
-    if all(map(_is_finite, _answers(model, some))):
+    first_wrong = np.array(wrong[:_FEWEST_ROWS])
+    wrong_rows = keras.tree.map_structure(
+        lambda array: keras.ops.take(array, first_wrong, axis=0), x
+    )
+    outputs = _outputs(model, wrong_rows)
+    if all(_is_finite(output) for output in outputs):
         return
     raise ValueError(
         f"`{argument}` must be finite: leave these rows out, or replace the values. "
@@ -75,7 +90,7 @@ def check_finite(model: Any, x: Any, argument: str, *, first_row: int = 0) -> No
 
 
 def check_batches(
-    model: Any, batches: Sequence[Batch], argument: str = "data", *, text: bool = True
+    model: keras.Model, batches: Sequence[Batch], argument: str = "data", *, text: bool = True
 ) -> None:
     """`check_inputs` for each batch of `(x, y, sample_weight)`, and finite targets and weights."""
     first_row = 0
@@ -87,12 +102,16 @@ def check_batches(
         first_row += samples(batch)
 
 
-def check_targets(targets: Any, argument: str = "data", name: str = "labels") -> None:
+def check_targets(
+    targets: Nested,
+    argument: str = "data",
+    name: str = "labels",
+) -> None:
     """Raises a ValueError for targets, labels or sample weights that are no finite numbers."""
     for leaf in keras.tree.flatten(targets):
         if leaf is None:
             continue
-        values = to_numpy(leaf, copy=False) if keras.ops.is_tensor(leaf) else np.asarray(leaf)
+        values = _as_array(leaf)
         if _is_text(values):
             raise ValueError(
                 f"The {name} of `{argument}` must be numbers; give each class of text a number. "
@@ -125,16 +144,19 @@ def warn_of_few_rows(batches: Sequence[Batch], purpose: str = "Calibration") -> 
 
 def warn_of_equal_rows(batches: Sequence[Batch]) -> bool:
     """Warns if there are several rows, and all of them are equal; returns whether they are."""
-    leaves = [[to_numpy(leaf, copy=False) for leaf in keras.tree.flatten(x)] for x, _, _ in batches]
     count = sum(samples(batch) for batch in batches)
-    is_equal = all(
-        np.array_equal(leaf, np.broadcast_to(first[:1], leaf.shape))
-        for batch in leaves
-        for leaf, first in zip(batch, leaves[0], strict=True)
-        if leaf.shape[1:] == first.shape[1:]
-    )
-    if count == 1 or not is_equal:
+    if count == 1:
         return False
+    first_rows: list[np.ndarray] = []
+    for x, _, _ in batches:
+        arrays = [to_numpy(leaf, copy=False) for leaf in keras.tree.flatten(x)]
+        if not first_rows:
+            first_rows = [array[:1] for array in arrays]
+        for array, first_row in zip(arrays, first_rows, strict=True):
+            if array.shape[1:] != first_row.shape[1:]:
+                continue
+            if not np.array_equal(array, np.broadcast_to(first_row, array.shape)):
+                return False
     warn_user(
         "All rows of `data` are equal, so they show one input and no others; give rows of the "
         f"training data. Received: {count} equal rows"
@@ -151,13 +173,17 @@ def warn_of_weights(batches: Sequence[Batch]) -> None:
         )
 
 
-def plain_text(error: BaseException) -> str:
+def plain_text(error: Exception) -> str:
     """An error of a backend in one line, without escape codes."""
     text = " ".join(_ESCAPES.sub("", str(error)).split())
     return f"{type(error).__name__}: {text[:_LONGEST]}"
 
 
-def _check_kind(array: Any, argument: str, text: bool) -> None:
+def _check_kind(
+    array: TensorLike,
+    argument: str,
+    text: bool,
+) -> None:
     """Refuses what is no array of numbers, or of text where a model may take text."""
     is_text = _is_text_leaf(array)
     is_number = not is_text
@@ -176,7 +202,7 @@ def _check_kind(array: Any, argument: str, text: bool) -> None:
         )
 
 
-def _refuse_inputs_of_text(model: Any, argument: str) -> None:
+def _refuse_inputs_of_text(model: keras.Model, argument: str) -> None:
     inputs = keras.tree.flatten(getattr(model, "inputs", None) or [])
     names = [tensor.name for tensor in inputs if tensor.dtype == "string"]
     if names:
@@ -187,73 +213,88 @@ def _refuse_inputs_of_text(model: Any, argument: str) -> None:
         )
 
 
-def _is_text_leaf(array: Any) -> bool:
+def _is_text_leaf(array: TensorLike) -> bool:
     if keras.ops.is_tensor(array):
         return keras.backend.standardize_dtype(array.dtype) == "string"
     return _is_text(np.asarray(array))
 
 
 def _is_text(values: np.ndarray) -> bool:
-    return values.dtype.kind in "SU" or (
-        values.dtype.kind == "O" and all(isinstance(one, str | bytes) for one in values.flat)
-    )
+    if values.dtype.kind == "O":
+        return all(isinstance(value, str | bytes) for value in values.flat)
+    return values.dtype.kind in "SU"
 
 
-def _check_shapes(model: Any, x: Any, argument: str) -> None:
+def _check_shapes(
+    model: keras.Model,
+    x: Nested,
+    argument: str,
+) -> None:
     """Compares inputs with those of a graph, as leniently as Keras takes them."""
     expected = _named_inputs(model)
-    given = _in_order(model, x, [name for name, _ in expected])
-    if len(given) != len(expected):
-        got = f"a dict with the keys {list(x)}" if isinstance(x, dict) else f"{len(given)} arrays"
+    names = [name for name, _ in expected]
+    arrays = _in_order(x, names)
+    if len(arrays) != len(expected):
+        received = f"{len(arrays)} arrays"
+        if isinstance(x, dict):
+            received = f"a dict with the keys {list(x)}"
         raise ValueError(
             f"`{argument}` must hold one array for each input of the model, nested like the inputs "
-            f"or as a dict by name: {[name for name, _ in expected]}. Received: {got}"
+            f"or as a dict by name: {names}. Received: {received}"
         )
-    for (name, tensor), array in zip(expected, given, strict=True):
-        shape, wanted = tuple(array.shape), tuple(tensor.shape)
+    for (name, tensor), array in zip(expected, arrays, strict=True):
+        shape = tuple(array.shape)
+        expected_shape = tuple(tensor.shape)
         if tensor.dtype != "string" and _is_text_leaf(array):
             raise ValueError(
                 f"`{argument}` for input `{name}` must be numbers of dtype {tensor.dtype}. "
                 "Received: an input of strings"
             )
-        if not _fits(shape[1:], wanted[1:]):
-            sizes = ", ".join("any" if size is None else str(size) for size in wanted[1:])
+        if not _fits(shape[1:], expected_shape[1:]):
+            names_of_sizes = {None: "any"}
+            sizes = ", ".join(names_of_sizes.get(size, str(size)) for size in expected_shape[1:])
             raise ValueError(
                 f"`{argument}` for input `{name}` must have the shape (rows, {sizes}). "
                 f"Received: shape={shape}"
             )
 
 
-def _named_inputs(model: Any) -> list[tuple[str, Any]]:
+def _named_inputs(model: keras.Model) -> list[tuple[str, keras.KerasTensor]]:
     """Name and symbolic tensor of each input; the name is the key if inputs are a dict."""
-    structure = graph_ends(model)[0]
+    structure, _ = graph_ends(model)
     if isinstance(structure, dict):
         return [(str(key), structure[key]) for key in sorted(structure)]
     return [(tensor.name, tensor) for tensor in keras.tree.flatten(structure)]
 
 
-def _in_order(model: Any, x: Any, names: list[str]) -> list[Any]:
+def _in_order(x: Nested, names: list[str]) -> list[TensorLike]:
     """The arrays in the order of the inputs; all of them if they do not match."""
     if isinstance(x, dict) and set(names) <= x.keys():
         return [x[name] for name in names]
     return keras.tree.flatten(x)
 
 
-def _fits(shape: Sequence[int], wanted: Sequence[int | None]) -> bool:
+def _fits(shape: Sequence[int], expected: Sequence[int | None]) -> bool:
     """Whether Keras takes this shape, which may have a last axis of one more or less."""
-    if len(shape) == len(wanted) + 1 and shape[-1] == 1:
+    if len(shape) == len(expected) + 1 and shape[-1] == 1:
         shape = shape[:-1]
-    elif len(shape) == len(wanted) - 1 and wanted[-1] in (1, None):
-        wanted = wanted[:-1]
-    pairs = zip(shape, wanted, strict=False)
-    return len(shape) == len(wanted) and all(b is None or a == b for a, b in pairs)
+    elif len(shape) == len(expected) - 1 and expected[-1] in (1, None):
+        expected = expected[:-1]
+    if len(shape) != len(expected):
+        return False
+    pairs = zip(shape, expected, strict=True)
+    return all(expected_size in (None, size) for size, expected_size in pairs)
 
 
-def _try_first_rows(model: Any, x: Any, argument: str) -> None:
+def _try_first_rows(
+    model: keras.Model,
+    x: Nested,
+    argument: str,
+) -> None:
     """Calls a model whose inputs are not known."""
-    some = keras.tree.map_structure(lambda array: array[:_TRIED], x)
+    first_rows = keras.tree.map_structure(lambda array: array[:_TRIED], x)
     try:
-        _answers(model, some)
+        _outputs(model, first_rows)
     except Exception as error:  # any: each backend has its own
         shapes = [tuple(array.shape) for array in keras.tree.flatten(x)]
         raise ValueError(
@@ -262,16 +303,23 @@ def _try_first_rows(model: Any, x: Any, argument: str) -> None:
         ) from error
 
 
-def _answers(model: Any, x: Any) -> list[np.ndarray]:
+def _outputs(model: keras.Model, x: Nested) -> list[np.ndarray]:
     x = keras.tree.map_structure(keras.ops.convert_to_tensor, x)
     with from_zero_states(model), without_gradients():
         outputs = keras.tree.flatten(model(x, training=False))
     return [to_numpy(output) for output in outputs]
 
 
-def _rows_not_finite(arrays: Sequence[Any]) -> Iterator[int]:
+def _as_array(leaf: TensorLike) -> np.ndarray:
+    """A leaf of a batch as an array, which may share its memory."""
+    if keras.ops.is_tensor(leaf):
+        return to_numpy(leaf, copy=False)
+    return np.asarray(leaf)
+
+
+def _rows_not_finite(arrays: Sequence[TensorLike]) -> Iterator[int]:
     for array in arrays:
-        values = to_numpy(array, copy=False) if keras.ops.is_tensor(array) else np.asarray(array)
+        values = _as_array(array)
         if not _is_finite(values):
             yield from np.flatnonzero(~_finite_rows(values)).tolist()
 
@@ -286,12 +334,14 @@ def _is_float(values: np.ndarray) -> bool:
 
 
 def _finite_rows(values: np.ndarray) -> np.ndarray:
-    rows: np.ndarray = np.isfinite(values).reshape(len(values), -1).all(axis=1)
-    return rows
+    is_finite = np.isfinite(values).reshape(len(values), -1)
+    return np.asarray(is_finite.all(axis=1))
 
 
 def _listed(rows: np.ndarray) -> str:
     numbers = ", ".join(map(str, rows[:_LISTED]))
-    more = ", ..." if len(rows) > _LISTED else ""
-    kind = "row" if len(rows) == 1 else f"{len(rows)} rows,"
-    return f"{kind} {numbers}{more}"
+    if len(rows) == 1:
+        return f"row {numbers}"
+    if len(rows) > _LISTED:
+        numbers += ", ..."
+    return f"{len(rows)} rows, {numbers}"

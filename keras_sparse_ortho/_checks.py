@@ -4,7 +4,7 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ParamSpec, TypeGuard, TypeVar
 
 import numpy as np
@@ -25,87 +25,105 @@ _RENAMED = {"quantization": "mode"}  # arguments by their names of before
 _LONGEST = 200  # characters of a value that an error message shows
 
 
-def check_density(density: Any, name: str = "density") -> float:
+def check_density(density: object, name: str = "density") -> float:
     """Returns `density` as a float; raises DensityError unless it is in (0, 1]."""
     value = as_float(density)
-    if not 0.0 < value <= 1.0:  # also for NaN
-        in_percent = isinstance(density, str) and re.fullmatch(r"\d+(\.\d+)?%", density)
-        percent = float(density[:-1]) if in_percent else value
-        hint = " Give a number, not text." if isinstance(density, str) else ""
-        if 2.0 <= percent < 100.0:
-            hint += (
-                f" It is the live fraction, not a percentage: {name}={percent / 100:.6g} keeps "
-                f"{percent:g}%, {name}={1 - percent / 100:.6g} prunes {percent:g}%."
-            )
-        raise DensityError(f"`{name}` must be in (0, 1].{hint} Received: {name}={as_text(density)}")
-    return value
+    if 0.0 < value <= 1.0:
+        return value
+    percent = value
+    hint = ""
+    if isinstance(density, str):
+        hint = " Give a number, not text."
+        if re.fullmatch(r"\d+(\.\d+)?%", density):
+            percent = float(density[:-1])
+    if 2.0 <= percent < 100.0:
+        hint += (
+            f" It is the live fraction, not a percentage: {name}={percent / 100:.6g} keeps "
+            f"{percent:g}%, {name}={1 - percent / 100:.6g} prunes {percent:g}%."
+        )
+    raise DensityError(f"`{name}` must be in (0, 1].{hint} Received: {name}={as_text(density)}")
 
 
 def as_float(value: Any) -> float:
     """A number as a float; NaN for anything else."""
+    if isinstance(value, bool | str):
+        return math.nan
     try:
-        return math.nan if isinstance(value, bool | str) else float(value)
+        return float(value)
     except (TypeError, ValueError, OverflowError):
         return math.nan
 
 
-def check_number(name: str, value: Any) -> float:
+def check_number(name: str, value: object) -> float:
+    """Returns `value` as a float; raises ValueError unless it is a finite number."""
     number = as_float(value)
     if not math.isfinite(number):
         raise ValueError(f"`{name}` must be a finite number. Received: {name}={as_text(value)}")
     return number
 
 
-def check_config(kind: str, config: Any, *keys: str) -> None:
-    if not isinstance(config, dict) or not all(key in config for key in keys):
-        found = sorted(map(str, config)) if isinstance(config, dict) else as_text(config)
-        raise ValueError(
-            f"The configuration of a {kind} holds {', '.join(f'`{key}`' for key in keys)}: the "
-            f"file was written by something else, or is damaged. Received: {found}"
-        )
+def check_config(kind: str, config: object, *keys: str) -> None:
+    """Raises ValueError unless a configuration from a file has some keys."""
+    if isinstance(config, dict):
+        if all(key in config for key in keys):
+            return
+        content: object = sorted(map(str, config))
+    else:
+        content = as_text(config)
+    listed_keys = ", ".join(f"`{key}`" for key in keys)
+    raise ValueError(
+        f"The configuration of a {kind} holds {listed_keys}: the "
+        f"file was written by something else, or is damaged. Received: {content}"
+    )
 
 
-def as_text(value: Any) -> str:
+def as_text(value: object) -> str:
     """A value for an error message, shortened."""
     try:
         text = repr(value)
     except (RecursionError, ValueError):  # of too deep lists and too long integers
         return f"a {type(value).__name__} that is too large to be shown"
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} characters)"
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[:_LONGEST]}... ({len(text)} characters)"
 
 
-def is_integer(value: Any) -> TypeGuard[int]:
+def is_integer(value: object) -> TypeGuard[int]:
+    """Whether a value is an integer of Python or NumPy."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def check_integer(name: str, value: Any, least: int = 1) -> int:
+def check_integer(name: str, value: object, least: int = 1) -> int:
     """Returns `value` as an int; raises ValueError unless it is an integer of at least `least`."""
-    if not is_integer(value) or value < least:
-        kind = {0: "an integer of at least 0", 1: "a positive integer"}.get(
-            least, f"an integer of at least {least}"
-        )
-        raise ValueError(f"`{name}` must be {kind}. Received: {name}={as_text(value)}")
-    return int(value)
+    if is_integer(value) and value >= least:
+        return int(value)
+    kind = "a positive integer"
+    if least != 1:
+        kind = f"an integer of at least {least}"
+    raise ValueError(f"`{name}` must be {kind}. Received: {name}={as_text(value)}")
 
 
-def check_moment(name: str, value: Any) -> int | float:
+def check_moment(name: str, value: object) -> int | float:
     """Returns a step as an int, or a fraction of a run in [0, 1] as a float; else ValueError."""
     if isinstance(value, float | np.floating) and 0.0 <= value <= 1.0:
         return float(value)
-    if not is_integer(value) or value < 0:
-        raise ValueError(
-            f"`{name}` must be a step, an integer of at least 0, or a fraction of the run, a "
-            f"float in [0, 1]. Received: {name}={as_text(value)}"
-        )
-    return int(value)
+    if is_integer(value) and value >= 0:
+        return int(value)
+    raise ValueError(
+        f"`{name}` must be a step, an integer of at least 0, or a fraction of the run, a "
+        f"float in [0, 1]. Received: {name}={as_text(value)}"
+    )
 
 
-def check_seed(seed: Any) -> int | None:
-    if seed is not None and (not is_integer(seed) or seed < 0):
-        raise ValueError(
-            f"`seed` must be a non-negative integer or None. Received: seed={as_text(seed)}"
-        )
-    return None if seed is None else int(seed)
+def check_seed(seed: object) -> int | None:
+    """Returns a seed as an int, or `None`; raises ValueError for another value."""
+    if seed is None:
+        return None
+    if is_integer(seed) and seed >= 0:
+        return int(seed)
+    raise ValueError(
+        f"`seed` must be a non-negative integer or None. Received: seed={as_text(seed)}"
+    )
 
 
 def other_keywords(function: Callable[P, R]) -> Callable[P, R]:
@@ -127,28 +145,34 @@ def other_keywords(function: Callable[P, R]) -> Callable[P, R]:
     return checked
 
 
-def _name_of(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
+def _name_of(function: Callable[..., Any], args: tuple[object, ...]) -> str:
     """The name of a function as users call it: a constructor has that of its class."""
-    return type(args[0]).__name__ if function.__name__ == "__init__" else function.__name__
+    if function.__name__ == "__init__":
+        return type(args[0]).__name__
+    return function.__name__
 
 
-def _too_many(name: str, signature: inspect.Signature, args: tuple[Any, ...]) -> TypeError:
+def _too_many(name: str, signature: inspect.Signature, args: tuple[object, ...]) -> TypeError:
     """The error for more arguments by position than a function has."""
     step = step_for(f"{name}(...)")
     if step is None:
-        step = f"arguments by name: {_listed(signature)}"
+        step = f"arguments by name: {_argument_list(signature)}"
     values = [as_text(value) for value in args if type(value).__name__ != name]
     return TypeError(
         f"{name}() has fewer arguments by position. Use {step}. Received: {', '.join(values)}"
     )
 
 
-def _listed(signature: inspect.Signature) -> str:
-    return ", ".join(key for key in signature.parameters if key not in ("self", "args", "kwargs"))
+def _argument_list(signature: inspect.Signature) -> str:
+    names = [name for name in signature.parameters if name not in ("self", "args", "kwargs")]
+    return ", ".join(names)
 
 
 def _translate(
-    name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+    name: str,
+    signature: inspect.Signature,
+    args: tuple[object, ...],
+    kwargs: dict[str, Any],
 ) -> None:
     """Takes sparsities as densities, and raises a TypeError for other foreign keywords.
 
@@ -159,12 +183,13 @@ def _translate(
         kwargs: Arguments by name; foreign ones with a counterpart are replaced in place.
     """
     parameters = signature.parameters
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     given = {*list(parameters)[: len(args)], *kwargs}
     for keyword in [key for key in kwargs if key not in parameters]:
         value = kwargs.pop(keyword)
-        target = next((one for one in _DENSITIES.get(keyword, ()) if one in parameters), None)
-        special = step_for(f"{name}({keyword}=)", arguments=parameters)
+        target = _density_argument(keyword, parameters)
+        renamed = _RENAMED.get(keyword, "")
+        special_step = step_for(f"{name}({keyword}=)", arguments=parameters)
         if target is not None:
             if target in given:
                 raise TypeError(
@@ -173,16 +198,26 @@ def _translate(
                 )
             kwargs[target] = _density_of(keyword, value)
             given.add(target)
-        elif (renamed := _RENAMED.get(keyword, "")) in parameters and renamed not in given:
+        elif renamed in parameters and renamed not in given:
             kwargs[renamed] = value
-        elif takes_any and special is None:
+        elif takes_any and special_step is None:
             kwargs[keyword] = value
         else:
-            step = special or step_for(f"{keyword}=", arguments=parameters)
-            hint = f"Use {step}." if step else f"Its arguments are: {_listed(signature)}."
+            hint = f"Its arguments are: {_argument_list(signature)}."
+            step = special_step or step_for(f"{keyword}=", arguments=parameters)
+            if step is not None:
+                hint = f"Use {step}."
             raise TypeError(
                 f"{name}() has no argument `{keyword}`. {hint} Received: {keyword}={as_text(value)}"
             )
+
+
+def _density_argument(keyword: str, parameters: Collection[str]) -> str | None:
+    """The parameter that takes `1 - sparsity` for a keyword, or `None`."""
+    for candidate in _DENSITIES.get(keyword, ()):
+        if candidate in parameters:
+            return candidate
+    return None
 
 
 def _density_of(name: str, sparsity: Any) -> Any:
@@ -192,13 +227,12 @@ def _density_of(name: str, sparsity: Any) -> Any:
     if isinstance(sparsity, list | tuple) or getattr(sparsity, "ndim", 0) == 1:
         return [_density_of(name, value) for value in sparsity]
     value = as_float(sparsity)
-    if not 0.0 <= value < 1.0:
-        percent = ""
-        if 1.0 < value < 100.0:
-            percent = (
-                f" It is a fraction, not a percentage: {name}={value / 100:g} prunes {value:g}%."
-            )
-        raise DensityError(
-            f"`{name}` must be a number in [0, 1).{percent} Received: {name}={as_text(sparsity)}"
-        )
-    return float(f"{1.0 - value:.12g}")  # 0.1 for 0.9, not 0.0999...
+    if 0.0 <= value < 1.0:
+        density = 1.0 - value
+        return float(f"{density:.12g}")  # 0.1 for 0.9, not 0.0999...
+    hint = ""
+    if 1.0 < value < 100.0:
+        hint = f" It is a fraction, not a percentage: {name}={value / 100:g} prunes {value:g}%."
+    raise DensityError(
+        f"`{name}` must be a number in [0, 1).{hint} Received: {name}={as_text(sparsity)}"
+    )

@@ -12,6 +12,7 @@ import numpy as np
 
 from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho._keras_internals import warn_user
+from keras_sparse_ortho._types import Tensor
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.kernels import derived_seed
 
@@ -115,7 +116,7 @@ def _bytes_of(leaf: Any) -> int:
     return size * (width or _WIDTH)
 
 
-def rows_at(x: Any, index: Any) -> Any:
+def rows_at(x: Tensor, index: Any) -> Any:
     return keras.tree.map_structure(lambda array: array[index], x)
 
 

@@ -113,9 +113,8 @@ def _atomic(path: str | pathlib.Path, kind: str, **options: Any) -> Iterator[Any
             stream.flush()
             os.fsync(stream.fileno())
         partial.replace(target)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    finally:
+        partial.unlink(missing_ok=True)  # it is there after an error only
 
 
 @contextlib.contextmanager

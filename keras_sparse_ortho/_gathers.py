@@ -17,14 +17,22 @@ Gradient = Callable[..., tuple[Tensor, ...]]
 
 # On torch those of Keras take 20 to 50 us each before they call torch's, and a GPU waits.
 _ON_TORCH = keras.backend.backend() == "torch"
-_OPERATIONS = importlib.import_module("torch" if _ON_TORCH else "keras.ops")
+_OPERATIONS = keras.ops
+if _ON_TORCH:
+    _OPERATIONS = importlib.import_module("torch")
 reshape: Function = _OPERATIONS.reshape
 matmul: Function = _OPERATIONS.matmul
 concatenate: Function = _OPERATIONS.concatenate
-transpose: Function = _OPERATIONS.permute if _ON_TORCH else _OPERATIONS.transpose
+transpose: Function = _OPERATIONS.transpose
+if _ON_TORCH:
+    transpose = _OPERATIONS.permute
 
 
-def gather(values: TensorLike, indices: TensorLike, axis: int = 0) -> Tensor:
+def gather(
+    values: TensorLike,
+    indices: TensorLike,
+    axis: int = 0,
+) -> Tensor:
     """Returns `values` at integer `indices` along an axis, all of which must be in range.
 
     For indices out of range, `keras.ops.take` has a select for each entry.
@@ -37,10 +45,14 @@ def gather(values: TensorLike, indices: TensorLike, axis: int = 0) -> Tensor:
         return tf.gather(values, indices, axis=axis)
     import torch
 
-    values = values if torch.is_tensor(values) else keras.ops.convert_to_tensor(values)
-    indices = indices if torch.is_tensor(indices) else keras.ops.convert_to_tensor(indices)
-    shape = (*values.shape[:axis], *indices.shape, *values.shape[axis + 1 :])
-    return torch.index_select(values, axis, indices.reshape(-1)).reshape(shape)
+    if not torch.is_tensor(values):
+        values = keras.ops.convert_to_tensor(values)
+    if not torch.is_tensor(indices):
+        indices = keras.ops.convert_to_tensor(indices)
+    before = values.shape[:axis]
+    behind = values.shape[axis + 1 :]
+    gathered = torch.index_select(values, axis, indices.reshape(-1))
+    return gathered.reshape((*before, *indices.shape, *behind))
 
 
 def inverse_permutation(order: Tensor) -> Tensor:
@@ -78,11 +90,13 @@ def written(value: Tensor, places: Tensor) -> Tensor:
         return value
 
     def stored(value: Tensor, places: Tensor) -> Tensor:
-        is_true = places[(0,) * len(places.shape)] >= 0
+        origin = (0,) * len(places.shape)
+        is_true = places[origin] >= 0
         if keras.backend.backend() == "tensorflow":
             # Read the value here: TensorFlow moves what one branch needs there, and XLA fuses it.
-            corner = keras.ops.sum(value[tuple(slice(1) for _ in value.shape)])
-            is_true = keras.ops.logical_or(is_true, corner > 0)
+            corner = (slice(1),) * len(value.shape)
+            corner_sum = keras.ops.sum(value[corner])
+            is_true = keras.ops.logical_or(is_true, corner_sum > 0)
         return keras.ops.cond(is_true, lambda: value, lambda: keras.ops.zeros_like(value))
 
     return if_compiled_for_cpus(stored, lambda value, _: value, value, places)
@@ -91,7 +105,11 @@ def written(value: Tensor, places: Tensor) -> Tensor:
 def written_both_ways(value: Tensor, places: Tensor) -> Tensor:
     """Returns `value`, `written`, with a gradient that is `written`, too."""
 
-    def gradient(_: Tensor, places: Tensor, upstream: Tensor) -> tuple[Tensor]:
+    def gradient(
+        _: Tensor,
+        places: Tensor,
+        upstream: Tensor,
+    ) -> tuple[Tensor]:
         return (written(upstream, places),)
 
     return with_gradient(written, gradient, [value], [places])
@@ -136,7 +154,9 @@ def with_gradient(
             if upstream is None:  # TensorFlow passes it by position, torch by name
                 upstream = args[0]
             gradients = gradient(*values, *integer_tensors, upstream)
-            return gradients if len(gradients) > 1 else gradients[0]
+            if len(gradients) == 1:
+                return gradients[0]
+            return gradients
 
         return function(*values, *integer_tensors), rule
 
@@ -152,7 +172,11 @@ def _tensor(value: TensorLike) -> Tensor:
     return value
 
 
-def _jax_rule(function: Function, gradient: Gradient, float_count: int) -> Function:
+def _jax_rule(
+    function: Function,
+    gradient: Gradient,
+    float_count: int,
+) -> Function:
     """The function with its gradient as a rule of JAX; integers come after the floats."""
 
     def forward(*values: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -167,7 +191,12 @@ def _jax_rule(function: Function, gradient: Gradient, float_count: int) -> Funct
     return function_with_rule
 
 
-def map_chunks(function: Function, arrays: Sequence[Tensor], chunks: int, like: Tensor) -> Tensor:
+def map_chunks(
+    function: Function,
+    arrays: Sequence[Tensor],
+    chunks: int,
+    like: Tensor,
+) -> Tensor:
     """Calls a function on chunks of the first axis, whose entries are independent.
 
     On CPUs temporaries then stay in the cache. Elsewhere it is called once.
@@ -180,37 +209,51 @@ def map_chunks(function: Function, arrays: Sequence[Tensor], chunks: int, like: 
     """
     if chunks == 1:
         return function(*arrays)
-    mapped = _map_on_jax if keras.backend.backend() == "jax" else _map_on_tensorflow
-    in_chunks = functools.partial(mapped, function, chunks)
+    map_on_backend = _map_on_tensorflow
+    if keras.backend.backend() == "jax":
+        map_on_backend = _map_on_jax
+    in_chunks = functools.partial(map_on_backend, function, chunks)
     return if_compiled_for_cpus(in_chunks, lambda _, *whole: function(*whole), like, *arrays)
 
 
 def _map_on_tensorflow(function: Function, chunks: int, like: Tensor, *arrays: Tensor) -> Tensor:
     import tensorflow as tf
 
-    shapes = [(chunks, array.shape[0] // chunks, *keras.ops.shape(array)[1:]) for array in arrays]
-    mapped = tf.map_fn(
+    length = arrays[0].shape[0]
+    stacks = []
+    for array in arrays:
+        _, *entry_shape = keras.ops.shape(array)
+        stacks.append(tf.reshape(array, (chunks, length // chunks, *entry_shape)))
+    results = tf.map_fn(
         lambda chunk: function(*chunk),
-        tuple(map(tf.reshape, arrays, shapes)),
+        tuple(stacks),
         fn_output_signature=like.dtype,
         parallel_iterations=1,
     )
-    return tf.reshape(mapped, (arrays[0].shape[0], *keras.ops.shape(mapped)[2:]))
+    _, _, *entry_shape = keras.ops.shape(results)
+    return tf.reshape(results, (length, *entry_shape))
 
 
 def _map_on_jax(function: Function, chunks: int, like: Tensor, *arrays: Tensor) -> Tensor:
     jax = _jax()
-    stacks = [array.reshape(chunks, array.shape[0] // chunks, *array.shape[1:]) for array in arrays]
-    result_of_chunk = jax.eval_shape(lambda: function(*(stack[0] for stack in stacks)))
-    # lax.map starts from zeros, which XLA keeps for all loops of the program and copies for each.
-    results = jax.numpy.broadcast_to(like.ravel()[0], (chunks, *result_of_chunk.shape))
+    stacks = []
+    for array in arrays:
+        length, *entry_shape = array.shape
+        stacks.append(array.reshape(chunks, length // chunks, *entry_shape))
+
+    def result_of_chunk(index: Tensor) -> Tensor:
+        chunk = [jax.lax.dynamic_index_in_dim(stack, index, 0, False) for stack in stacks]
+        return function(*chunk)
 
     def write(index: Tensor, results: Tensor) -> Tensor:
-        chunk = [jax.lax.dynamic_index_in_dim(stack, index, 0, False) for stack in stacks]
-        return jax.lax.dynamic_update_index_in_dim(results, function(*chunk), index, 0)
+        result = result_of_chunk(index)
+        return jax.lax.dynamic_update_index_in_dim(results, result, index, 0)
 
-    mapped = jax.lax.fori_loop(0, chunks, write, results)
-    return mapped.reshape(-1, *mapped.shape[2:])
+    result_shape = jax.eval_shape(result_of_chunk, 0).shape
+    # lax.map starts from zeros, which XLA keeps for all loops of the program and copies for each.
+    results = jax.numpy.broadcast_to(like.ravel()[0], (chunks, *result_shape))
+    results = jax.lax.fori_loop(0, chunks, write, results)
+    return results.reshape(-1, *results.shape[2:])
 
 
 def _jax() -> ModuleType:

@@ -1,7 +1,6 @@
 """Calls of layers and functions, seen or answered in one thread, while others run as before."""
 
 import contextlib
-import contextvars
 import functools
 import threading
 import types
@@ -102,10 +101,18 @@ class _Wishes(NamedTuple):
 
 _NO_WISHES = _Wishes()
 _lock = threading.Lock()
-# Threads start with none. Within a thread the dictionaries are never changed, only replaced.
-_wishes: contextvars.ContextVar[Mapping["_Dispatcher", _Wishes]] = contextvars.ContextVar(
-    "wishes", default=types.MappingProxyType({})
-)
+
+
+class _WishesOfThread(threading.local):
+    """The wishes of the running thread; it starts with none.
+
+    The dictionary is never changed, only replaced.
+    """
+
+    by_dispatcher: Mapping["_Dispatcher", _Wishes] = types.MappingProxyType({})
+
+
+_of_thread = _WishesOfThread()
 
 
 class _Dispatcher:
@@ -120,7 +127,7 @@ class _Dispatcher:
         self._own = vars(owner).get(name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        wishes = _wishes.get().get(self, _NO_WISHES)
+        wishes = _of_thread.by_dispatcher.get(self, _NO_WISHES)
         call = self.original
         if wishes.settings:
             call = getattr(stand_in(self.owner, **wishes.settings), self.name)
@@ -141,12 +148,13 @@ def _dispatched(owner: Any, name: str, add: Callable[[_Wishes], _Wishes]) -> Ite
     user = object()
     try:  # around the beginning as well: an interrupt may come at any line
         dispatcher = _join(owner, name, user)
-        wishes = _wishes.get()
-        token = _wishes.set({**wishes, dispatcher: add(wishes.get(dispatcher, _NO_WISHES))})
+        before = _of_thread.by_dispatcher
+        wishes = add(before.get(dispatcher, _NO_WISHES))
         try:
+            _of_thread.by_dispatcher = {**before, dispatcher: wishes}
             yield
         finally:
-            _wishes.reset(token)
+            _of_thread.by_dispatcher = before
     finally:
         _leave(owner, name, user)
 

@@ -1,5 +1,6 @@
 """Names for values of Keras and its backends that have no public type."""
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 Tensor: TypeAlias = Any
@@ -16,3 +17,6 @@ Config: TypeAlias = dict[str, Any]
 
 Optimizer: TypeAlias = Any
 """An optimizer of Keras or of `torch.optim`."""
+
+AddWeight: TypeAlias = Callable[..., Any]
+"""`Layer.add_weight`, or a function with its arguments: it creates a variable."""

@@ -15,7 +15,7 @@ import pytest
 from keras_sparse_ortho._backend import compiled as compiled
 from keras_sparse_ortho._backend import second_derivatives as second_derivatives
 from keras_sparse_ortho._keras_internals import optimizer_slots as optimizer_slots
-from keras_sparse_ortho._values import Workers as Workers
+from keras_sparse_ortho._workers import Workers as Workers
 from keras_sparse_ortho.callbacks._step_callback import StepCallback as StepCallback
 from keras_sparse_ortho.errors import DensityWarning
 

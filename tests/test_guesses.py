@@ -365,7 +365,8 @@ def test_every_public_function_answers_other_keywords():
 RECORDS = {
     *("Block", "Channels", "Draw", "KernelChange", "KernelLayout", "NByM", "Plan"),
     *("PrunableWeight", "Saliency", "Sensitivity", "SparsityReport", "Target"),
-    *("WidthTable", "WrappedForm", "register_storage", "kernel_layouts", "kernel_positions"),
+    *("LayerScore", "LossDerivatives", "Score", "WidthTable", "register_score"),
+    *("WrappedForm", "register_storage", "kernel_layouts", "kernel_positions"),
 }
 
 

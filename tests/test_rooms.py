@@ -15,7 +15,15 @@ ROOT = Path(kso.__file__).parent
 # Each room imports only what stands before it; `docs/architecture.md` says what each is for.
 ORDER = (
     *("_text", "errors", "_types", "_foreign_names", "_checks", "_files", "_interception"),
-    *("_keras_internals", "_values", "_backend", "_gathers", "_optimizer_slots", "orthogonal"),
+    *(
+        "_keras_internals",
+        "_workers",
+        "_values",
+        "_backend",
+        "_gathers",
+        "_optimizer_slots",
+        "orthogonal",
+    ),
     *("kernels", "initializers", "schedules", "parametrizations", "layers", "storages", "models"),
     *("_data", "_checked_data", "budgets", "saliency", "calibration", "pruning", "quantization"),
     *("export", "callbacks", "recovery", "analysis", "shrinking", "cli", "tfmot"),

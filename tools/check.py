@@ -103,11 +103,12 @@ def pytest(backend: str, *arguments: str, **env: str) -> Result:
 
 
 def lint(_: list[str]) -> Result:
-    """Ruff's rules and format; plain English."""
+    """Ruff's rules and format; plain English; code that reads well."""
     found = {
         "ruff's rules": "-m ruff check .",
         "its format: make format": "-m ruff format --check .",
         "words": "tools/words.py",
+        "names and density of code": "tools/names.py",
     }
     notes = [note for note, command in found.items() if not python(*command.split())]
     return Result(not notes, note="; ".join(notes))

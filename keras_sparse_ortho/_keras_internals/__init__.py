@@ -1,5 +1,21 @@
 """Every private name of Keras that the package uses; `_names.py` has the table of them."""
 
+from keras_sparse_ortho._keras_internals._assignments import (
+    Read,
+    check_assignments,
+    check_given,
+)
+from keras_sparse_ortho._keras_internals._become import become, body_of, track_parameters_anew
+from keras_sparse_ortho._keras_internals._copies import copy_objects
+from keras_sparse_ortho._keras_internals._distribution import (
+    Axes,
+    along_kernel,
+    axes_at,
+    create_along,
+    layout_entries,
+    layout_of,
+    mesh_size,
+)
 from keras_sparse_ortho._keras_internals._fit import (
     after_epochs,
     after_fit,
@@ -39,13 +55,6 @@ from keras_sparse_ortho._keras_internals._layers import (
     value_in_scope,
 )
 from keras_sparse_ortho._keras_internals._names import BEHAVIOURS, PRIVATE_NAMES
-from keras_sparse_ortho._keras_internals._objects import (
-    Snapshot,
-    become,
-    body_of,
-    copy_objects,
-    track_parameters_anew,
-)
 from keras_sparse_ortho._keras_internals._optimizers import (
     Slot,
     applied_batches,
@@ -57,23 +66,16 @@ from keras_sparse_ortho._keras_internals._optimizers import (
     trains,
 )
 from keras_sparse_ortho._keras_internals._quantized import packed_shape, unpacked_value
-from keras_sparse_ortho._keras_internals._variables import (
-    Axes,
-    DeferredVariables,
-    Read,
-    StandIns,
-    along_kernel,
-    awaits_value,
-    axes_at,
-    check_assignments,
-    check_given,
-    create_along,
-    give_value,
-    layout_entries,
-    layout_of,
-    mesh_size,
-    saves_by_itself,
+from keras_sparse_ortho._keras_internals._snapshot import Snapshot
+from keras_sparse_ortho._keras_internals._tracking import (
     track_layers,
     track_variable,
+)
+from keras_sparse_ortho._keras_internals._variables import (
+    DeferredVariables,
+    StandIns,
+    awaits_value,
+    give_value,
+    saves_by_itself,
     value_source,
 )

@@ -1,19 +1,21 @@
 """Hooks into `fit` and saving for which Keras has no callback."""
 
 import contextlib
-import contextvars
 import os
 import pathlib
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 import keras
 
 from keras_sparse_ortho._text import printable_lines
+from keras_sparse_ortho._types import Config
+
+AddToLogs = Callable[[Config], None]
 
 _PACKAGES = (
     str(pathlib.Path(keras.__file__).parent) + os.sep,
@@ -21,7 +23,7 @@ _PACKAGES = (
 )
 
 
-def after_fit(model: Any, function: Callable[[], None]) -> None:
+def after_fit(model: keras.Model, function: Callable[[], None]) -> None:
     """Calls a function when `fit` ends, after the user's callbacks, which may restore weights."""
     history = getattr(model, "history", None)
     if not isinstance(history, keras.callbacks.History):  # a custom training loop
@@ -29,7 +31,7 @@ def after_fit(model: Any, function: Callable[[], None]) -> None:
         return
     before = history.on_train_end
 
-    def on_train_end(logs: Any = None) -> None:
+    def on_train_end(logs: Config | None = None) -> None:
         vars(history).pop("on_train_end", None)
         before(logs)
         function()
@@ -37,14 +39,14 @@ def after_fit(model: Any, function: Callable[[], None]) -> None:
     vars(history)["on_train_end"] = on_train_end
 
 
-def after_epochs(model: Any, function: Callable[[int], bool]) -> None:
+def after_epochs(model: keras.Model, function: Callable[[int], bool]) -> None:
     """Calls one function with the epochs done after each of a running `fit`, until it is `True`."""
     history = getattr(model, "history", None)
     if not isinstance(history, keras.callbacks.History) or "on_epoch_end" in vars(history):
         return
     before = history.on_epoch_end
 
-    def on_epoch_end(epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(epoch: int, logs: Config | None = None) -> None:
         before(epoch, logs)
         if function(epoch + 1) or epoch + 1 == history.params.get("epochs"):
             vars(history).pop("on_epoch_end", None)
@@ -52,20 +54,22 @@ def after_epochs(model: Any, function: Callable[[int], bool]) -> None:
     vars(history)["on_epoch_end"] = on_epoch_end
 
 
-def log_first(callback: Any, add: Callable[[Any], None]) -> bool:
-    """Calls a function with the logs of every epoch before any callback of the list has them."""
-    # So a logger may come before the callback. Call it in the callback's `on_train_begin`; `False`
-    # if no `keras.callbacks.CallbackList` has called that.
-    callers = (frame.f_locals.get("self") for frame, _ in traceback.walk_stack(sys._getframe(1)))
-    lists = (caller for caller in callers if isinstance(caller, keras.callbacks.CallbackList))
-    if (callbacks := next(lists, None)) is None:
+def log_first(callback: keras.callbacks.Callback, add: AddToLogs) -> bool:
+    """Calls a function with the logs of every epoch before any callback of the list has them.
+
+    So a logger may come before the callback. Call it in the callback's `on_train_begin`; `False`
+    if no `keras.callbacks.CallbackList` has called that.
+    """
+    callbacks = _caller(keras.callbacks.CallbackList)
+    if callbacks is None:
         return False
-    functions: dict[int, Callable[[Any], None]] = vars(callbacks).setdefault("_kso_log_first", {})
+    functions: dict[int, AddToLogs] = vars(callbacks).setdefault("_kso_log_first", {})
     if not functions:
         before = callbacks.on_epoch_end
 
-        def on_epoch_end(epoch: int, logs: Any = None) -> None:
-            logs = {} if logs is None else logs
+        def on_epoch_end(epoch: int, logs: Config | None = None) -> None:
+            if logs is None:
+                logs = {}
             for function in functions.values():
                 function(logs)
             before(epoch, logs)
@@ -75,7 +79,16 @@ def log_first(callback: Any, add: Callable[[Any], None]) -> bool:
     return True
 
 
-def before_save(model: Any, function: Callable[[], None] | None) -> None:
+def _caller(kind: type) -> Any:
+    """The object of a class whose method runs around this call; Keras hands out no other way."""
+    for frame, _ in traceback.walk_stack(sys._getframe(1)):
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, kind):
+            return caller
+    return None
+
+
+def before_save(model: keras.Model, function: Callable[[], None] | None) -> None:
     """Calls a function whenever the model is saved; `None` undoes it."""
     vars(model).pop("save_own_variables", None)
     if function is None:
@@ -89,51 +102,65 @@ def before_save(model: Any, function: Callable[[], None] | None) -> None:
     vars(model)["save_own_variables"] = save_own_variables
 
 
-def in_fit(model: Any) -> bool:
-    # Read from the stack: a `fit` that fails calls no callback, so a flag would be left behind.
-    return _fit_frame(model) is not None
+def in_fit(model: keras.Model) -> bool:
+    """Whether `fit` of a model runs around this call."""
+    return any(other is model for other in _models_in_fit())
 
 
-def model_in_fit() -> Any:
+def model_in_fit() -> keras.Model | None:
+    """The model whose `fit` runs around this call; `None` without one."""
     if keras.backend.backend() == "torch":
         import torch
 
         if torch.compiler.is_compiling():  # frames cannot be traced
             return None
-    frame = _fit_frame()
-    return None if frame is None else frame.f_locals["self"]
+    return next(_models_in_fit(), None)
 
 
-_warns: contextvars.ContextVar[bool] = contextvars.ContextVar("warns", default=True)
+class _WarningsOfThread(threading.local):
+    """Whether `warn_user` warns in the running thread."""
+
+    are_shown: bool = True
+
+
+_warnings = _WarningsOfThread()
 
 
 @contextlib.contextmanager
 def without_warnings() -> Iterator[None]:
     """Inside, and in this thread only, `warn_user` does nothing; Python's filters stay."""
-    token = _warns.set(False)
+    before = _warnings.are_shown
+    _warnings.are_shown = False
     try:
         yield
     finally:
-        _warns.reset(token)
+        _warnings.are_shown = before
 
 
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     """Warns, at the line that is neither in this package nor in Keras; escapes names in it."""
-    if not _warns.get():
+    if not _warnings.are_shown:
         return
-    level, frame = 2, sys._getframe(1)
+    level = 2
+    frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGES):
-        level, frame = level + 1, frame.f_back
+        level += 1
+        frame = frame.f_back
     warnings.warn(printable_lines(message), category, stacklevel=level)
 
 
-def _fit_frame(model: Any = None) -> FrameType | None:
+def _models_in_fit() -> Iterator[keras.Model]:
+    """The models whose `fit` runs around this call, the innermost one first.
+
+    Read from the stack: a `fit` that fails calls no callback, so a flag would be left behind.
+    """
     for frame, _ in traceback.walk_stack(sys._getframe(1)):
-        own = frame.f_locals.get("self") if frame.f_code.co_name == "fit" else None
-        if own is not None and (own is model or (model is None and isinstance(own, keras.Model))):
-            return frame
-    return None
+        if frame.f_code.co_name == "fit":
+            model = frame.f_locals.get("self")
+            if isinstance(model, keras.Model):
+                yield model
 
 
-def initial_epoch_is(model: Any, epoch: int) -> None:
+def initial_epoch_is(model: keras.Model, epoch: int) -> None:
+    """Sets the epoch at which `fit` begins."""
     model._initial_epoch = epoch

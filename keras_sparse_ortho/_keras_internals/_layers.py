@@ -12,6 +12,7 @@ from keras.src.layers.rnn.conv_lstm import ConvLSTMCell as ConvLSTMCell
 
 from keras_sparse_ortho._checks import as_text
 from keras_sparse_ortho._interception import Enough, intercepted, with_settings
+from keras_sparse_ortho._types import Config
 
 
 def sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
@@ -33,14 +34,14 @@ def created_trainable(layer: keras.layers.Layer) -> list[Any]:
     return list(layer._trainable_variables)
 
 
-def graph_of(model: Any) -> Any:
+def graph_of(model: keras.Model) -> Any:
     # A Sequential model that knows its input holds a functional one.
     inner = model._functional if isinstance(model, keras.Sequential) else model
     is_model = isinstance(model, keras.Model)  # another layer may show the attributes of one
     return inner if is_model and hasattr(inner, "_nodes_by_depth") else None
 
 
-def is_graph(model: Any) -> bool:
+def is_graph(model: keras.Model) -> bool:
     """Whether this is a model of calls: functional, or Sequential with a known input."""
     return graph_of(model) is not None
 
@@ -51,7 +52,7 @@ def graph_ends(model: keras.Model) -> tuple[Any, Any]:
     return graph.input, graph.output
 
 
-def computes_its_graph(model: Any) -> bool:
+def computes_its_graph(model: keras.Model) -> bool:
     """Whether this is a graph, and its `call` is Keras' own, which runs the graph."""
     return is_graph(model) and type(model).call.__module__.partition(".")[0] == "keras"
 
@@ -175,13 +176,13 @@ class WrapperBuiltByCalls(keras.layers.Wrapper):
         stand_in_name_scope(self, self.layer)
         yield
 
-    def build_from_config(self, config: dict[str, Any]) -> None:
+    def build_from_config(self, config: Config) -> None:
         self._waits_for_call = is_built_in_calls(self.layer)
         if not self._waits_for_call:
             super().build_from_config(config)
 
-    def get_config(self) -> dict[str, Any]:
-        config: dict[str, Any] = keras.saving.serialize_keras_object(self.layer)
+    def get_config(self) -> Config:
+        config: Config = keras.saving.serialize_keras_object(self.layer)
         if is_built_in_calls(self.layer):  # shapes do not build it
             config.pop("build_config", None)
         return {**self.wrapper_config(), "layer": config}
@@ -218,7 +219,7 @@ def outside_of_functions() -> contextlib.AbstractContextManager[Any]:
     return tf.init_scope()
 
 
-def stand_in_name_scope(wrapper: Any, layer: Any) -> None:
+def stand_in_name_scope(wrapper: Any, layer: keras.layers.Layer) -> None:
     """Gives an unbuilt layer the place of another of its name, around it or in its stead.
 
     So the paths of variables begin as before, e.g. for a `LayoutMap`.
@@ -231,7 +232,7 @@ def stand_in_name_scope(wrapper: Any, layer: Any) -> None:
         layer._parent_path = wrapper._parent_path
 
 
-def compile_like(model: Any, other: Any) -> bool:
+def compile_like(model: keras.Model, other: Any) -> bool:
     """Compiles a model with another's arguments; `False` if that was not compiled."""
     # Optimizer and metrics are new, of the same settings; losses keep no state and are shared.
     if not getattr(other, "compiled", False) or not hasattr(other, "_compile_config"):
@@ -249,7 +250,7 @@ def compile_like(model: Any, other: Any) -> bool:
     return True
 
 
-def compiled_loss_waits(model: Any) -> bool:
+def compiled_loss_waits(model: keras.Model) -> bool:
     """Whether the loss of `compile` makes its variables only at its first call, yet to come."""
     loss = getattr(model, "_compile_loss", None)
     return loss is not None and not loss.built
@@ -293,7 +294,7 @@ class VariableOverrides(keras.StatelessScope):
         for variable, value in self._updates.values() if kind is None else ():
             variable.assign(value)
 
-    def get_current_value(self, variable: Any) -> Any:
+    def get_current_value(self, variable: keras.Variable) -> Any:
         if id(variable) in self._overrides:
             return self._overrides[id(variable)]
         if id(variable) in self._updates:
@@ -319,7 +320,7 @@ class VariableOverrides(keras.StatelessScope):
             self.parent.add_loss(loss)
 
 
-def value_in_scope(variable: Any) -> Any:
+def value_in_scope(variable: keras.Variable) -> Any:
     """The value that the innermost scope has for a variable; `None` where there is none."""
     scope = get_stateless_scope()
     return None if scope is None else scope.get_current_value(variable)
@@ -340,7 +341,7 @@ def float64_not_narrowed() -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: keras.layers.Layer, name: str, value: Any) -> Iterator[None]:
     """Replaces an attribute or dict entry inside. Bypasses `__setattr__`: Keras would track it."""
     own = owner if isinstance(owner, dict) else vars(owner)
     before = own.get(name, own)  # its own dictionary stands for "not there"
@@ -355,7 +356,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def from_zero_states(model: Any) -> Iterator[None]:
+def from_zero_states(model: keras.Model) -> Iterator[None]:
     """Starts recurrent layers from zeros in every call of a model inside, in this thread."""
     # Stateful layers keep their states, and accept any batch size: with `stateful=True` Keras
     # refuses all but the one they were built for.

@@ -5,28 +5,62 @@ from typing import Any, NamedTuple
 
 import keras
 
+from keras_sparse_ortho._types import Optimizer, Tensor
+
+SlotLists = dict[str, list[Any]]
+"""The lists of slots of an optimizer by attribute, in the order of the trainable variables."""
+
 
 class Slot(NamedTuple):
-    """A tensor that an optimizer keeps for each entry of a variable."""
+    """A tensor that an optimizer keeps for each entry of a variable.
 
-    tensor: Any  # a `keras.Variable`, or a tensor of `torch.optim`
-    start: float  # the value that it starts from
+    Args:
+        tensor: `keras.Variable`, or a tensor of `torch.optim`.
+        start: float. The value that it starts from.
+    """
+
+    tensor: Tensor
+    start: float
 
 
-def optimizer_slots(optimizer: Any, variable: Any) -> list[Slot]:
+class _OwnedSlot(NamedTuple):
+    """A slot with the optimizer and the attribute that hold it; `variable` is None for scalars."""
+
+    optimizer: Optimizer
+    attribute: str
+    variable: keras.Variable | None
+    slot: keras.Variable
+
+
+class SlotPair(NamedTuple):
+    """A slot, its place in another optimizer, its variable (None for scalars) and its start."""
+
+    slot: keras.Variable
+    target: keras.Variable
+    variable: keras.Variable | None
+    start: float
+
+
+def optimizer_slots(optimizer: Optimizer, variable: keras.Variable) -> list[Slot]:
     """The slots of a variable's shape in an optimizer of Keras or `torch.optim`."""
     if is_torch_optimizer(optimizer):
         return _torch_slots(optimizer, variable)
-    return [
-        Slot(slot, _start(part, slot))
-        for part in _parts(optimizer)
-        if getattr(part, "built", False) and (index := _place(part, variable)) is not None
-        for name, slots in _lists_of_slots(part)
-        if isinstance(slot := slots[index], keras.Variable) and slot.shape == variable.shape
-    ]
+    matching_slots = []
+    for member in _members(optimizer):
+        if not getattr(member, "built", False):
+            continue
+        index = _index(member, variable)
+        if index is None:
+            continue
+        for slots in _lists_of_slots(member).values():
+            slot = slots[index]
+            if isinstance(slot, keras.Variable) and slot.shape == variable.shape:
+                matching_slots.append(Slot(slot, _start(member, slot)))
+    return matching_slots
 
 
-def is_torch_optimizer(optimizer: Any) -> bool:
+def is_torch_optimizer(optimizer: Optimizer) -> bool:
+    """Whether an optimizer is one of `torch.optim`."""
     if keras.backend.backend() != "torch":
         return False
     import torch
@@ -34,139 +68,176 @@ def is_torch_optimizer(optimizer: Any) -> bool:
     return isinstance(optimizer, torch.optim.Optimizer)
 
 
-def trains(optimizer: Any, variable: Any) -> bool:
+def trains(optimizer: Optimizer, variable: keras.Variable) -> bool:
     """Whether an optimizer updates a variable; one of Keras that is not built yet may."""
     if is_torch_optimizer(optimizer):
-        parameters = (p for group in optimizer.param_groups for p in group["params"])
-        return any(parameter is variable.value for parameter in parameters)
+        return _torch_group(optimizer, variable.value) is not None
     if not getattr(optimizer, "built", False):
         return True
-    return any(_place(part, variable) is not None for part in _parts(optimizer) if part.built)
+    built_members = [member for member in _members(optimizer) if member.built]
+    return any(_index(member, variable) is not None for member in built_members)
 
 
-def _torch_slots(optimizer: Any, variable: Any) -> list[Slot]:
+def _torch_group(optimizer: Optimizer, parameter: Tensor) -> Mapping[str, Any] | None:
+    """The group of an optimizer of torch that has a parameter."""
+    for group in optimizer.param_groups:
+        if any(other is parameter for other in group["params"]):
+            return group
+    return None
+
+
+def _torch_slots(optimizer: Optimizer, variable: keras.Variable) -> list[Slot]:
     parameter = variable.value
-    group: dict[str, Any] = next(
-        (g for g in optimizer.param_groups if any(p is parameter for p in g["params"])), {}
-    )
+    group = _torch_group(optimizer, parameter) or {}
     starts = {"sum": "initial_accumulator_value", "step_size": "lr"}  # Adagrad's, Rprop's
-    return [
-        Slot(slot, float(group.get(starts.get(name, ""), 0.0)))
-        for name, slot in optimizer.state.get(parameter, {}).items()
-        if getattr(slot, "shape", None) == parameter.shape
-    ]
+    slots = []
+    for name, tensor in optimizer.state.get(parameter, {}).items():
+        if getattr(tensor, "shape", None) == parameter.shape:
+            start = group.get(starts.get(name, ""), 0.0)
+            slots.append(Slot(tensor, float(start)))
+    return slots
 
 
-def _parts(optimizer: Any) -> list[Any]:
+def _members(optimizer: Optimizer) -> list[Optimizer]:
     """The optimizers that keep slots: those inside a LossScaleOptimizer and a MultiOptimizer."""
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:
-        return _parts(inner)
+        return _members(inner)
     return [optimizer, *getattr(optimizer, "optimizers", [])]
 
 
-def build_restored_optimizer(model: Any) -> None:
-    """Builds an optimizer whose slots a TensorFlow checkpoint restores when they exist."""
-    # Keras builds it in the first step, which is too late to move the slots before that step.
-    optimizer: Any = getattr(model, "optimizer", None)
-    parts = [] if optimizer is None else _all(optimizer)
-    if any(getattr(one, "_self_unconditional_deferred_dependencies", None) for one in parts):
+def _with_members(optimizer: Optimizer) -> list[Optimizer]:
+    """An optimizer and those inside it."""
+    members = _members(optimizer)
+    if members[0] is optimizer:
+        return members
+    return [optimizer, *members]
+
+
+def build_restored_optimizer(model: keras.Model) -> None:
+    """Builds an optimizer whose slots a TensorFlow checkpoint restores when they exist.
+
+    Keras builds it in the first step, which is too late to move the slots before that step.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
+        return
+    waiting = "_self_unconditional_deferred_dependencies"
+    if any(getattr(member, waiting, None) for member in _with_members(optimizer)):
         with model.distribute_strategy.scope():
             optimizer.build(model.trainable_variables)
 
 
-def _place(optimizer: Any, variable: Any) -> int | None:
-    known = enumerate(optimizer._trainable_variables)
-    return next((place for place, other in known if other is variable), None)
+def _index(optimizer: Optimizer, variable: keras.Variable) -> int | None:
+    """The place of a variable among the trained ones of an optimizer of Keras."""
+    for index, trained in enumerate(optimizer._trainable_variables):
+        if trained is variable:
+            return index
+    return None
 
 
-def _lists_of_slots(optimizer: Any) -> list[tuple[str, list[Any]]]:
-    """The lists, one a kind of slot, in the order of the trainable variables, by attribute."""
-    known = optimizer._trainable_variables
-    others = {id(variable) for variable in (*known, _iterations(optimizer))}
-    return [
-        (name, slots)
-        for name, slots in vars(optimizer).items()
-        if isinstance(slots, list)
-        and len(slots) == len(known)
-        and not any(id(slot) in others for slot in slots)
-    ]
+def _lists_of_slots(optimizer: Optimizer) -> SlotLists:
+    trained = optimizer._trainable_variables
+    no_slots = {id(variable) for variable in (*trained, _iterations(optimizer))}
+    lists: SlotLists = {}
+    for name, slots in vars(optimizer).items():
+        if not isinstance(slots, list) or len(slots) != len(trained):
+            continue
+        if not any(id(slot) in no_slots for slot in slots):
+            lists[name] = slots
+    return lists
 
 
-def _iterations(optimizer: Any) -> Any:
+def _iterations(optimizer: Optimizer) -> keras.Variable:
     # The public `iterations` counts updates, so that it stands still while gradients accumulate.
     return next(variable for variable in optimizer.variables if variable.name == "iteration")
 
 
-def _start(optimizer: Any, slot: Any) -> float:
-    # Adagrad's and Ftrl's; those of gradients are 0 at first.
-    if not slot.name.endswith("_accumulator") or slot.name.endswith("gradient_accumulator"):
+def _start(optimizer: Optimizer, slot: keras.Variable) -> float:
+    """The value that a slot starts from: that of the accumulators of Adagrad and Ftrl, or 0."""
+    is_accumulator = slot.name.endswith("_accumulator")
+    if not is_accumulator or slot.name.endswith("gradient_accumulator"):
         return 0.0
     return float(getattr(optimizer, "initial_accumulator_value", 0.0))
 
 
-def refuse_other_slots(optimizer: Any, converted: Iterable[Any]) -> None:
-    """Raises ValueError unless an optimizer keeps scalars and lists by variable alone."""
-    # Slots of variables `converted` to another shape must have their shape.
-    ids = {id(variable) for variable in converted}
-    known = list(_kept(optimizer))
-    wrong = [
-        slot.path
-        for _, _, variable, slot in known
-        if id(variable) in ids and tuple(slot.shape) != tuple(variable.shape)
+def refuse_other_slots(optimizer: Optimizer, converted: Iterable[keras.Variable]) -> None:
+    """Raises ValueError unless an optimizer keeps scalars and lists by variable alone.
+
+    Args:
+        optimizer: Optimizer of Keras.
+        converted: Variables that get another shape. Their slots must have their shape.
+    """
+    converted_ids = {id(variable) for variable in converted}
+    slots = list(_owned_slots(optimizer))
+    wrong_paths = [
+        owned.slot.path
+        for owned in slots
+        if id(owned.variable) in converted_ids and not _have_one_shape(owned)
     ]
-    copied = {id(slot) for _, _, _, slot in known}
-    wrong += [variable.path for variable in optimizer.variables if id(variable) not in copied]
-    if wrong:
+    copied_ids = {id(owned.slot) for owned in slots}
+    for variable in optimizer.variables:
+        if id(variable) not in copied_ids:
+            wrong_paths.append(variable.path)
+    if wrong_paths:
         raise ValueError(
             f"{type(optimizer).__name__} keeps something that is not of the shape of a weight, and "
             "cannot be converted with it; convert the model before `compile`. "
-            f"Received: {wrong[:3]}"
+            f"Received: {wrong_paths[:3]}"
         )
 
 
+def _have_one_shape(owned: _OwnedSlot) -> bool:
+    assert owned.variable is not None
+    return tuple(owned.slot.shape) == tuple(owned.variable.shape)
+
+
 def slot_pairs(
-    old: Any, new: Any, partners: Mapping[int, Any]
-) -> Iterator[tuple[Any, Any, Any, float]]:
-    """Yields what an optimizer keeps, and its place in another one of its class."""
-    # `partners` maps the `id` of a variable to that of the new optimizer. Yields two slots, the old
-    # variable (`None` for scalars, such as the step count), and the value that they start from.
-    owners = {id(ours): theirs for ours, theirs in zip(_all(old), _all(new), strict=True)}
-    for ours, name, variable, slot in _kept(old):
-        owner = owners[id(ours)]
-        partner = None if variable is None else partners[id(variable)]
-        place = None if partner is None else _place(owner, partner)
-        if partner is not None and place is None:
-            raise ValueError(
-                "The MultiOptimizer gives a converted weight to another optimizer: its "
-                "OptimizerMap must match the path before and the one after the conversion. "
-                f"Received: {variable.path}, then {partner.path}"
-            )
-        target = vars(owner)[name]
-        yield slot, target if place is None else target[place], variable, _start(ours, slot)
+    old: Optimizer, new: Optimizer, partners: Mapping[int, keras.Variable]
+) -> Iterator[SlotPair]:
+    """Yields what an optimizer keeps, and its place in another one of its class.
+
+    Args:
+        old: Optimizer of Keras.
+        new: Optimizer of its class, for another model.
+        partners: dict from the `id` of a variable of `old` to that of `new`.
+    """
+    pairs = zip(_with_members(old), _with_members(new), strict=True)
+    new_owners = {id(member): new_member for member, new_member in pairs}
+    for member, name, variable, slot in _owned_slots(old):
+        new_owner = new_owners[id(member)]
+        index = None
+        if variable is not None:
+            partner = partners[id(variable)]
+            index = _index(new_owner, partner)
+            if index is None:
+                raise ValueError(
+                    "The MultiOptimizer gives a converted weight to another optimizer: its "
+                    "OptimizerMap must match the path before and the one after the conversion. "
+                    f"Received: {variable.path}, then {partner.path}"
+                )
+        target = vars(new_owner)[name]
+        if index is not None:
+            target = target[index]
+        yield SlotPair(slot, target, variable, _start(member, slot))
 
 
-def _kept(optimizer: Any) -> Iterator[tuple[Any, str, Any, Any]]:
-    """Yields every slot with its optimizer, attribute and variable (`None` for scalars)."""
-    for ours in _all(optimizer):
-        known = ours._trainable_variables
-        for name, value in vars(ours).items():
+def _owned_slots(optimizer: Optimizer) -> Iterator[_OwnedSlot]:
+    """Yields every slot of an optimizer and of those inside it."""
+    for member in _with_members(optimizer):
+        trained = member._trainable_variables
+        for name, value in vars(member).items():
             if isinstance(value, keras.Variable):
-                yield ours, name, None, value
-        for name, slots in _lists_of_slots(ours):
-            for variable, slot in zip(known, slots, strict=True):
+                yield _OwnedSlot(member, name, None, value)
+        for name, slots in _lists_of_slots(member).items():
+            for variable, slot in zip(trained, slots, strict=True):
                 if isinstance(slot, keras.Variable):
-                    yield ours, name, variable, slot
+                    yield _OwnedSlot(member, name, variable, slot)
 
 
-def _all(optimizer: Any) -> list[Any]:
-    parts = _parts(optimizer)
-    return parts if parts[0] is optimizer else [optimizer, *parts]
-
-
-def applied_batches(optimizer: Any) -> tuple[int, int]:
+def applied_batches(optimizer: Optimizer) -> tuple[int, int]:
     """How many batches an optimizer has applied, and how many it accumulates for one update."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    inner: Optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     # `int` alone cannot read a variable that is mirrored on several devices.
-    seen = int(keras.ops.convert_to_numpy(_iterations(inner)))
-    return seen, inner.gradient_accumulation_steps or 1
+    applied = int(keras.ops.convert_to_numpy(_iterations(inner)))
+    return applied, inner.gradient_accumulation_steps or 1

@@ -1,218 +1,27 @@
-"""Variables: on several devices, without arrays, tracked by TensorFlow, checked when assigned."""
+"""Variables without arrays: they get their value later, or others stand in their place."""
 
 import contextlib
 import functools
 import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import keras
-import numpy as np
 from keras.src.backend.common import global_state
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
-from keras_sparse_ortho._interception import intercepted
+from keras_sparse_ortho._keras_internals._assignments import check_stored
+from keras_sparse_ortho._keras_internals._distribution import (
+    along_mesh,
+    create_along,
+    initialize_layout,
+)
 from keras_sparse_ortho._keras_internals._layers import (
     created_trainable,
     in_stateless_scope,
-    own_variables,
 )
-
-Axes = tuple[str | None, ...]
-"""For each axis of a variable the axis of the device mesh that it is cut along; `None` for none."""
-
-
-def layout_of(variable: Any) -> Any:
-    """The `jax.sharding.Sharding` of a variable; `None` where it lies on one device."""
-    if keras.backend.backend() != "jax":
-        return None
-    layout = getattr(variable, "_layout", None)
-    return getattr(layout, "backend_layout", layout)
-
-
-def initialize_layout(variable: Any) -> None:
-    """Gives a variable on JAX that has no value yet the layout of the current distribution."""
-    distribution = _distribution()
-    if distribution is not None and variable._layout is None:
-        layout = distribution.get_variable_layout(variable)
-        variable._layout = getattr(layout, "backend_layout", layout)
-
-
-def axes_of(variable: Any) -> Axes | None:
-    """The axes of a variable under the current distribution; `None` where there is none."""
-    distribution = _distribution()
-    if distribution is None:
-        return None
-    layout = distribution.get_variable_layout(variable)
-    given = tuple(layout.axes if hasattr(layout, "axes") else layout.spec)
-    return given + (None,) * (len(variable.shape) - len(given))
-
-
-def axes_at(path: str) -> Axes | None:
-    """The axes that the map of the current distribution has for a path; `None` for none."""
-    distribution = _distribution()
-    layout = None if distribution is None else distribution.get_tensor_layout(path)
-    return None if layout is None else tuple(layout.axes)
-
-
-def mesh_size(axis: str) -> int:
-    mesh = keras.distribution.distribution().device_mesh
-    return int(mesh.shape[list(mesh.axis_names).index(axis)])
-
-
-def layout_entries(distribution: Any) -> dict[str, str]:
-    """The patterns and axes in the map of a distribution, and its mesh."""
-    mesh = distribution.device_mesh
-    entries = {"mesh": f"{tuple(mesh.shape)} {list(mesh.axis_names)}"}
-    for value in vars(distribution).values():
-        if isinstance(value, keras.distribution.LayoutMap):
-            entries |= {pattern: str(layout.axes) for pattern, layout in value.items()}
-    return entries
-
-
-def create_along(create: Callable[[], Any], axes: Sequence[str | None] | None) -> Any:
-    """The variable that `create` makes, along given axes, whatever a map has for its path."""
-    # With `None` the axes are left to the distribution.
-    distribution = _distribution()
-    if distribution is None or axes is None:
-        return create()
-    layout = keras.distribution.TensorLayout(tuple(axes), distribution.device_mesh)
-    with intercepted(distribution, "get_variable_layout", lambda original, variable: layout):
-        variable = create()
-    if variable._layout is None:  # one that gets its value later
-        variable._layout = layout
-    return variable
-
-
-def along_kernel(shape: Sequence[int], kernel: Any) -> Axes | None:
-    """Axes for a mask, or for a number for each channel: cut where they have a kernel's axes."""
-    # Anything else, such as a scalar, is whole on every device.
-    own = axes_of(kernel)
-    if own is None:
-        return None
-    if len(shape) != len(own):
-        return (None,) * len(shape)
-    pairs = zip(shape, kernel.shape, own, strict=True)
-    return tuple(axis if size == whole else None for size, whole, axis in pairs)
-
-
-def along_mesh(size: int, kernel: Any) -> Axes | None:
-    """Axes for a vector of live entries: the first of the kernel's whose devices divide it."""
-    # Else it is whole on every device.
-    own = axes_of(kernel)
-    if own is None:
-        return None
-    fitting = [axis for axis in own if axis is not None and size % mesh_size(axis) == 0]
-    return (fitting[0] if fitting else None,)
-
-
-def _distribution() -> Any:
-    return keras.distribution.distribution() if keras.backend.backend() == "jax" else None
-
-
-def track_variable(layer: Any, variable: Any) -> None:
-    _track(layer, variable.name, variable)
-
-
-def untrack_variable(layer: Any, variable: Any) -> None:
-    layer._untrack_variable(variable)
-    for name in [name for name, child in _dependencies(layer) if child is variable]:
-        layer._delete_tracking(name)
-
-
-def track_layers(layer: Any) -> None:
-    """Makes TensorFlow save all layers that a layer holds, also those in lists and dicts."""
-    graph = getattr(layer, "_functional", None)  # of a Sequential model
-    found = {id(child) for one in (layer, graph) for _, child in _dependencies(one)}
-    held = layer._flatten_layers(include_self=False, recursive=False)
-    for number, inner in enumerate(held):
-        if id(inner) not in found:
-            _track(layer, f"layers[{number}]", inner)
-
-
-def _track(layer: Any, name: str, child: Any) -> None:
-    if keras.backend.backend() == "tensorflow":
-        layer._track_trackable(child, name, overwrite=True)
-
-
-def _dependencies(layer: Any) -> list[tuple[str, Any]]:
-    """The variables and layers that TensorFlow saves with a layer, each with its name."""
-    waiting = [
-        (reference.name, reference.ref)
-        for reference in getattr(layer, "_self_unconditional_checkpoint_dependencies", [])
-    ]
-    found = []
-    while waiting:
-        name, child = waiting.pop()
-        child = getattr(child, "__wrapped__", child)  # a dict in TensorFlow's own module
-        if isinstance(child, dict):
-            waiting += [(name, inner) for inner in child.values()]
-        elif isinstance(child, list | tuple):
-            waiting += [(name, inner) for inner in child]
-        else:
-            found.append((name, child))
-    return found
-
-
-Read = Callable[[Any], np.ndarray]
-"""Gives the array that a variable has, or is to get."""
-
-
-def check_assignments(variable: Any, check: Callable[[Read], None]) -> None:
-    """Lets a variable check arrays assigned to it; `check` gets a reader, and raises ValueError."""
-    # Keras' `set_weights` and `load_own_variables` ask no layer. Tensors are not checked: they are
-    # the package's own, or of a compiled step.
-    vars(variable)["assign"] = _CheckedAssignment(variable, check)
-
-
-def check_given(variables: Sequence[Any], values: Sequence[Any]) -> None:
-    """Checks the arrays for all variables of a layer before the first is assigned."""
-    if len(variables) != len(values):
-        return  # Keras says so
-    given = {id(v): value for v, value in zip(variables, values, strict=True)}
-    for variable in variables:
-        if (check := check_of(variable)) is not None:
-            check(lambda other: _array(given[id(other)]))
-
-
-def check_stored(layer: Any, store: Any) -> None:
-    """The same for a file in which the layer's own variables are numbered."""
-    own = own_variables(layer)
-    numbers = [str(number) for number in range(len(own))]
-    found = list(store.keys())
-    if len(found) != len(own):
-        return  # Keras says so
-    if set(found) != set(numbers):
-        raise ValueError(
-            f"The file must have the variables {', '.join(numbers)} for the layer {layer.name!r}; "
-            f"it is damaged. Received: {', '.join(found)}"
-        )
-    check_given(own, [store[number] for number in numbers])
-
-
-def check_of(variable: Any) -> Callable[[Read], None] | None:
-    checked = vars(variable).get("assign")
-    return checked.check if isinstance(checked, _CheckedAssignment) else None
-
-
-class _CheckedAssignment:
-    """The `assign` of one variable. An object, which copies of models can copy."""
-
-    def __init__(self, variable: Any, check: Callable[[Read], None]) -> None:
-        self.variable = variable
-        self.check = check
-
-    def __call__(self, value: Any) -> Any:
-        if not (keras.ops.is_tensor(value) or isinstance(value, keras.Variable)):
-            array = np.asarray(value)
-            self.check(lambda other: array if other is self.variable else _array(other))
-        return type(self.variable).assign(self.variable, value)
-
-
-def _array(value: Any) -> np.ndarray:
-    is_held = keras.ops.is_tensor(value) or isinstance(value, keras.Variable)
-    return keras.ops.convert_to_numpy(value) if is_held else np.asarray(value)
-
+from keras_sparse_ortho._keras_internals._tracking import track_variable, untrack_variable
+from keras_sparse_ortho._types import Tensor, TensorLike
 
 _SAVING = ("save_own_variables", "load_own_variables")
 
@@ -221,8 +30,8 @@ class DeferredVariables:
     """Variables created without values, so that a kernel that is not stored is never allocated."""
 
     def __init__(self) -> None:
-        self._created: list[Any] = []
-        self._updates: list[tuple[Any, Any]] = []
+        self._created: list[keras.Variable] = []
+        self._updates: list[tuple[keras.Variable, Tensor]] = []
 
     @contextlib.contextmanager
     def creating(self) -> Iterator[None]:
@@ -238,47 +47,57 @@ class DeferredVariables:
             else:
                 self._updates.append((variable, value))
 
-    def initialize(self, layer: Any, but: list[Any]) -> None:
+    def initialize(self, layer: keras.layers.Layer, but: list[keras.Variable]) -> None:
         """Gives the variables of a layer their values, now or when the enclosing scope ends.
 
         Args:
             layer: Layer that the variables were created in.
             but: list of variables that go on waiting for a value.
         """
-        left = {id(variable) for variable in but}
-        trained = {id(v) for inner in layer._flatten_layers() for v in created_trainable(inner)}
-        waiting = [variable for variable in self._created if variable._value is None]
-        created = [variable for variable in waiting if id(variable) not in left]
-        self._created = [variable for variable in waiting if id(variable) in left]
+        waiting_ids = {id(variable) for variable in but}
+        trained_ids: set[int] = set()
+        for inner in layer._flatten_layers():
+            trained_ids |= {id(variable) for variable in created_trainable(inner)}
+        without_values = [variable for variable in self._created if variable._value is None]
+        self._created = []
+        ready = []
+        for variable in without_values:
+            if id(variable) in waiting_ids:
+                self._created.append(variable)
+            else:
+                ready.append(variable)
         if in_stateless_scope():
-            _pending().extend(created)
+            _pending().extend(ready)
         else:
-            for variable in created:
+            for variable in ready:
                 value = variable._initializer(variable.shape, dtype=variable.dtype)
-                give_value(variable, value, watched=id(variable) in trained)
+                give_value(variable, value, watched=id(variable) in trained_ids)
         for variable, value in self._updates:
             variable.assign(value)
         self._updates = []
 
 
-def _pending() -> list[Any]:
-    found: list[Any] = global_state.get_global_attribute(
-        "uninitialized_variables", [], set_to_default=True
+def _pending() -> list[keras.Variable]:
+    """The variables that get their values when the enclosing scope of Keras ends."""
+    return cast(
+        list[keras.Variable],
+        global_state.get_global_attribute("uninitialized_variables", [], set_to_default=True),
     )
-    return found
 
 
 class _Deferring(keras.StatelessScope):
+    """Inside, variables are created without values, and assignments are noted."""
+
     def __init__(self) -> None:
         super().__init__(initialize_variables=False)
-        self.updates: list[tuple[Any, Any]] = []
+        self.updates: list[tuple[keras.Variable, Tensor]] = []
 
-    def add_update(self, update: tuple[Any, Any]) -> None:
+    def add_update(self, update: tuple[keras.Variable, Tensor]) -> None:
         super().add_update(update)
         self.updates.append(update)
 
 
-def _constant(value: Any) -> Callable[..., Any]:
+def _constant(value: TensorLike) -> Callable[..., Any]:
     return lambda shape, dtype=None: value
 
 
@@ -290,7 +109,7 @@ class _Awaited(keras.initializers.Zeros):
         self.watched = watched
 
 
-def is_watched(variable: Any) -> bool:
+def is_watched(variable: keras.Variable) -> bool:
     """Whether a variable can be trained once it is `trainable`, which it may not be now.
 
     TensorFlow's tapes never watch a `tf.Variable` that was created with `trainable=False`. Keras
@@ -299,7 +118,7 @@ def is_watched(variable: Any) -> bool:
     return bool(getattr(variable._value, "trainable", variable.trainable))
 
 
-def initialize(variable: Any, value: Any, *, watched: bool) -> None:
+def initialize(variable: keras.Variable, value: TensorLike, *, watched: bool) -> None:
     """Gives a variable its first value; `is_watched` is then as said, `trainable` as before."""
     trainable = variable.trainable
     variable.trainable = watched
@@ -307,12 +126,12 @@ def initialize(variable: Any, value: Any, *, watched: bool) -> None:
     variable.trainable = trainable
 
 
-def await_value(variable: Any, *, watched: bool) -> None:
+def await_value(variable: keras.Variable, *, watched: bool) -> None:
     """Lets a variable without a value wait for `give_value`."""
     variable._initializer = _Awaited(watched)
 
 
-def awaits_value(variable: Any) -> bool:
+def awaits_value(variable: keras.Variable) -> bool:
     """Whether a variable waits for `give_value`; on JAX it has its layout from then on."""
     if not isinstance(getattr(variable, "_initializer", None), _Awaited):
         return False
@@ -321,7 +140,7 @@ def awaits_value(variable: Any) -> bool:
     return True
 
 
-def give_value(variable: Any, value: Any, *, watched: bool | None = None) -> None:
+def give_value(variable: keras.Variable, value: TensorLike, *, watched: bool | None = None) -> None:
     """Gives a variable that waits for it its first value.
 
     Args:
@@ -331,16 +150,17 @@ def give_value(variable: Any, value: Any, *, watched: bool | None = None) -> Non
     """
     if watched is None:
         watched = variable._initializer.watched
-    initialize(variable, keras.ops.convert_to_tensor(value, dtype=variable.dtype), watched=watched)
+    tensor = keras.ops.convert_to_tensor(value, dtype=variable.dtype)
+    initialize(variable, tensor, watched=watched)
     variable._initializer = None
 
 
-def value_source(variable: Any) -> tuple[Callable[[], Any], bool]:
+def value_source(variable: keras.Variable) -> tuple[Callable[[], Any], bool]:
     """A function for the value that a variable has or will get, and whether it has it already."""
     if variable._value is not None:
         return functools.partial(keras.ops.convert_to_tensor, variable._value), True
-    shape, dtype = tuple(variable.shape), variable.dtype
-    return functools.partial(variable._initializer, shape, dtype=dtype), False
+    shape = tuple(variable.shape)
+    return functools.partial(variable._initializer, shape, dtype=variable.dtype), False
 
 
 class StandIns:
@@ -351,49 +171,55 @@ class StandIns:
     traced; other uses raise RuntimeError with the `message`.
     """
 
-    def __init__(self, layer: Any, variable: Any, message: str) -> None:
+    def __init__(self, layer: keras.layers.Layer, variable: keras.Variable, message: str) -> None:
         self._layer = layer
         self._variable = variable
         self._message = message
-        self._stand_ins: list[Any] = []
+        self._stand_ins: list[keras.Variable] = []
 
     @property
     def trained(self) -> bool:
         """Whether the layer created the replaced variable as trainable; it may be frozen now."""
         return _is_among(created_trainable(self._layer), self._variable)
 
-    def create(self, name: str, **kwargs: Any) -> Any:
+    def create(self, name: str, **kwargs: Any) -> keras.Variable:
         """A new vector with a path beside that of the replaced variable."""
         variable = self._variable
-        parent, _, own = variable.path.rpartition("/")
-        above, _, last = parent.rpartition("/")
-        scope = keras.name_scope(last, override_parent=above)
-        with scope if parent else contextlib.nullcontext():
+        parent, _, variable_name = variable.path.rpartition("/")
+        outer_path, _, scope_name = parent.rpartition("/")
+        scope: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        if parent:
+            scope = keras.name_scope(scope_name, override_parent=outer_path)
+        axes = along_mesh(kwargs["shape"][0], variable)
+        with scope:
             return create_along(
-                lambda: keras.Variable(name=f"{own}_{name}", **kwargs),
-                along_mesh(kwargs["shape"][0], variable),
+                lambda: keras.Variable(name=f"{variable_name}_{name}", **kwargs), axes
             )
 
-    def put(self, first: Any, *others: Any) -> None:
-        """Replaces the variable by the first one; the others go to the end."""
-        layer, variable = self._layer, self._variable
-        _exchange(layer, variable, first)
-        for other in others:
-            _take_in(layer, other)
-        self._stand_ins = [first, *others]
+    def put(self, stand_in: keras.Variable, *further: keras.Variable) -> None:
+        """Replaces the variable by a stand-in; further ones go to the end."""
+        layer = self._layer
+        variable = self._variable
+        _exchange(layer, variable, stand_in)
+        for further_variable in further:
+            _take_in(layer, further_variable)
+        self._stand_ins = [stand_in, *further]
         variable._value = None
         variable._initializer = self._placeholder
         vars(variable)["assign"] = self._refuse
         _SavedByNumber.of(layer).replaced.add(variable.name)
 
-    def take_away(self, value: Any) -> None:
-        layer, variable = self._layer, self._variable
+    def take_away(self, value: TensorLike) -> None:
+        """Puts the variable back, with a value; the stand-ins leave the layer."""
+        layer = self._layer
+        variable = self._variable
         del vars(variable)["assign"]
-        first, *others = self._stand_ins
-        give_value(variable, value, watched=_is_among(created_trainable(layer), first))
-        _exchange(layer, first, variable)
-        for other in others:
-            untrack_variable(layer, other)
+        stand_in, *further = self._stand_ins
+        watched = _is_among(created_trainable(layer), stand_in)
+        give_value(variable, value, watched=watched)
+        _exchange(layer, stand_in, variable)
+        for further_variable in further:
+            untrack_variable(layer, further_variable)
         _SavedByNumber.of(layer).remove(variable.name)
 
     def _placeholder(self, shape: Any, dtype: Any = None) -> Any:
@@ -405,14 +231,20 @@ class StandIns:
         raise RuntimeError(self._message)
 
 
-def _exchange(layer: Any, old: Any, new: Any) -> None:
+def _exchange(
+    layer: keras.layers.Layer,
+    old: keras.Variable,
+    new: keras.Variable,
+) -> None:
     """Puts a variable in the place of another one in a layer, as trainable as that one is.
 
     Regularizer and constraint are those of the other one, too.
     """
     trainable = old.trainable
     trained = layer._trainable_variables
-    store = trained if _is_among(trained, old) else layer._non_trainable_variables
+    store = layer._non_trainable_variables
+    if _is_among(trained, old):
+        store = trained
     (place,) = [number for number, variable in enumerate(store) if variable is old]
     untrack_variable(layer, old)
     # Keras chooses the store by `trainable`. Unfreezing a layer reaches one of the stores only.
@@ -420,14 +252,15 @@ def _exchange(layer: Any, old: Any, new: Any) -> None:
     _take_in(layer, new)
     store.insert(place, store.pop())
     new.trainable = trainable
-    new.regularizer, new.constraint = old.regularizer, old.constraint
+    new.regularizer = old.regularizer
+    new.constraint = old.constraint
 
 
-def _is_among(variables: Sequence[Any], variable: Any) -> bool:
-    return any(each is variable for each in variables)
+def _is_among(variables: Sequence[keras.Variable], variable: keras.Variable) -> bool:
+    return any(member is variable for member in variables)
 
 
-def _take_in(layer: Any, variable: Any) -> None:
+def _take_in(layer: keras.layers.Layer, variable: keras.Variable) -> None:
     locked = layer._tracker.locked
     layer._tracker.unlock()
     layer._track_variable(variable)
@@ -438,21 +271,22 @@ def _take_in(layer: Any, variable: Any) -> None:
 class _SavedByNumber:
     """Saves and loads a layer by number, not what its `kernel` has, with checks before loading."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: keras.layers.Layer) -> None:
         self._layer = layer
         self.replaced: set[str] = set()
 
     @classmethod
-    def of(cls, layer: Any) -> "_SavedByNumber":
-        found = vars(layer).get("load_own_variables")
-        if not isinstance(found, cls):
-            found = cls(layer)
+    def of(cls, layer: keras.layers.Layer) -> "_SavedByNumber":
+        """The one of a layer, which gets one if it has none."""
+        by_number = vars(layer).get("load_own_variables")
+        if not isinstance(by_number, cls):
+            by_number = cls(layer)
             # Bypass `__setattr__`: Keras would track the value.
             vars(layer)["save_own_variables"] = types.MethodType(
                 keras.layers.Layer.save_own_variables, layer
             )
-            vars(layer)["load_own_variables"] = found
-        return found
+            vars(layer)["load_own_variables"] = by_number
+        return by_number
 
     def remove(self, name: str) -> None:
         """Notes that a variable is back; after the last the layer saves as its class does."""
@@ -466,11 +300,12 @@ class _SavedByNumber:
         keras.layers.Layer.load_own_variables(self._layer, store)
 
 
-def saves_by_itself(layer: Any) -> bool:
+def saves_by_itself(layer: keras.layers.Layer) -> bool:
     """Whether the class of a layer, and not Keras' or ours, says how its variables are saved."""
-    return any(
-        name in vars(kind)
-        and kind.__module__.partition(".")[0] not in ("keras", "keras_sparse_ortho")
-        for kind in type(layer).__mro__
-        for name in _SAVING
-    )
+    for kind in type(layer).__mro__:
+        package = kind.__module__.partition(".")[0]
+        if package in ("keras", "keras_sparse_ortho"):
+            continue
+        if any(name in vars(kind) for name in _SAVING):
+            return True
+    return False

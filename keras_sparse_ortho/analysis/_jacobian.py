@@ -1,7 +1,6 @@
 """`jacobian_singular_values`: the spectrum of the input-output Jacobian."""
 
 import math
-from typing import Any
 
 import keras
 import numpy as np
@@ -10,6 +9,7 @@ from keras_sparse_ortho._backend import compiled, value_and_gradients
 from keras_sparse_ortho._checked_data import check_inputs
 from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._keras_internals import VariableOverrides, from_zero_states
+from keras_sparse_ortho._types import Tensor, TensorLike
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import check_built
@@ -18,7 +18,7 @@ _LARGEST_BATCH = 2**24  # entries in one batch of products: 64 MiB in float32 fi
 
 
 @other_keywords
-def jacobian_singular_values(model: Any, x: Any) -> np.ndarray:
+def jacobian_singular_values(model: keras.layers.Layer, x: TensorLike) -> np.ndarray:
     """Singular values of `J = d output / d input` for every sample, in inference.
 
     All rows of `J` come from products with unit vectors; then a dense SVD. All singular values near
@@ -44,59 +44,110 @@ def jacobian_singular_values(model: Any, x: Any) -> np.ndarray:
 
     Reference: Pennington et al. (NeurIPS 2017), arXiv 1711.04735
     """
-    x = _samples(model, x)
-    states = [v for v in model.variables if keras.backend.is_float_dtype(v.dtype)]
-    xla = keras.backend.backend() == "jax"  # on TensorFlow it takes longer than the products
+    samples = _samples(model, x)
+    products = _Products(model, samples.dtype)
+    output_shape = products.outputs(samples[:1]).shape[1:]
+    unit_vectors = np.eye(math.prod(output_shape), dtype=samples.dtype)
+    # Chunks of equal size: at most two programs are compiled.
+    largest_array = max(samples.size, len(samples) * len(unit_vectors))
+    chunk_size = max(1, _LARGEST_BATCH // largest_array)
+    rows = []
+    for start in range(0, len(unit_vectors), chunk_size):
+        chunk = unit_vectors[start : start + chunk_size]
+        repeated = np.repeat(samples, len(chunk), axis=0)
+        vectors = np.tile(chunk, (len(samples), 1)).reshape(-1, *output_shape)
+        products_of_chunk = products.transpose_times(repeated, vectors)
+        rows.append(products_of_chunk.reshape(len(samples), len(chunk), -1))
+    jacobians = np.concatenate(rows, axis=1).astype("float64")
+    return np.linalg.svd(jacobians, compute_uv=False)
 
-    def outputs(values: list[Any], x: Any) -> Any:
-        pairs = zip(states, map(keras.ops.stop_gradient, values), strict=True)
+
+class _Products:
+    """Outputs of a model in inference, and products with the transpose of its Jacobian.
+
+    Args:
+        model: Model or layer with one output.
+        dtype: Type of its inputs.
+    """
+
+    def __init__(
+        self,
+        model: keras.layers.Layer,
+        dtype: np.dtype,
+    ) -> None:
+        self._model = model
+        self._dtype = dtype.name
+        self._states = [
+            variable for variable in model.variables if keras.backend.is_float_dtype(variable.dtype)
+        ]
+        xla = keras.backend.backend() == "jax"  # on TensorFlow it takes longer than the products
+        self._compiled_outputs = compiled(self._outputs, xla=xla)
+        self._compiled_products = compiled(self._transpose_times, xla=xla)
+
+    def outputs(self, x: np.ndarray) -> np.ndarray:
+        """The outputs for samples."""
+        return to_numpy(self._compiled_outputs(self._values(), keras.ops.convert_to_tensor(x)))
+
+    def transpose_times(
+        self,
+        x: np.ndarray,
+        vectors: np.ndarray,
+    ) -> np.ndarray:
+        """`J^T v` for each sample and its vector: the gradient of `<f(x), v>` at `x`."""
+        arrays = [keras.ops.convert_to_tensor(array) for array in (x, vectors)]
+        return to_numpy(self._compiled_products(self._values(), *arrays))
+
+    def _values(self) -> list[Tensor]:
+        return [variable.value for variable in self._states]
+
+    def _outputs(
+        self,
+        values: list[Tensor],
+        x: Tensor,
+    ) -> Tensor:
+        constants = [keras.ops.stop_gradient(value) for value in values]
+        pairs = zip(self._states, constants, strict=True)
+        model = self._model
         # The outer scope catches and drops updates, of seed states for instance.
         with keras.StatelessScope(), VariableOverrides(pairs), from_zero_states(model):
-            found = keras.tree.flatten(model(x, training=False))
-        if len(found) != 1:
+            outputs = keras.tree.flatten(model(x, training=False))
+        if len(outputs) != 1:
             raise NotPrunableError(
-                f"Jacobians are computed for models with one output. Received: {len(found)} outputs"
+                "Jacobians are computed for models with one output. "
+                f"Received: {len(outputs)} outputs"
             )
-        return keras.ops.cast(found[0], x.dtype)
+        return keras.ops.cast(outputs[0], self._dtype)
 
-    def transpose_times(values: list[Any], x: Any, v: Any) -> Any:
-        """`J^T v`: the gradient of `<f(x), v>` with respect to `x`."""
-        _, (product,) = value_and_gradients(
-            lambda inputs: keras.ops.sum(outputs(values, inputs[0]) * v), [x]
-        )
-        return product
+    def _transpose_times(
+        self,
+        values: list[Tensor],
+        x: Tensor,
+        vectors: Tensor,
+    ) -> Tensor:
+        def product(inputs: list[Tensor]) -> Tensor:
+            return keras.ops.sum(self._outputs(values, inputs[0]) * vectors)
 
-    def run(function: Any, *arrays: np.ndarray) -> np.ndarray:
-        values = [variable.value for variable in states]
-        return to_numpy(function(values, *map(keras.ops.convert_to_tensor, arrays)))
-
-    shape = run(compiled(outputs, xla=xla), x[:1]).shape[1:]
-    step, unit = compiled(transpose_times, xla=xla), np.eye(math.prod(shape))
-    # Chunks of equal size: at most two programs are compiled.
-    at_once = max(1, _LARGEST_BATCH // max(x.size, len(x) * len(unit)))
-    rows = []
-    for start in range(0, len(unit), at_once):
-        chunk = unit[start : start + at_once]
-        v = np.tile(chunk, (len(x), 1)).reshape(-1, *shape).astype(x.dtype)
-        products = run(step, np.repeat(x, len(chunk), axis=0), v)
-        rows.append(products.reshape(len(x), len(chunk), -1))
-    return np.linalg.svd(np.concatenate(rows, axis=1).astype("float64"), compute_uv=False)
+        _, (gradient,) = value_and_gradients(product, [x])
+        return gradient
 
 
-def _samples(model: Any, x: Any) -> np.ndarray:
+def _samples(model: keras.layers.Layer, x: TensorLike) -> np.ndarray:
+    """The samples as a float array of Keras' default type."""
     check_built(model)
     inputs = keras.tree.flatten(x)
     if len(inputs) != 1:
         raise NotPrunableError(
             f"Jacobians are computed for models with one input. Received: {len(inputs)} inputs"
         )
-    (x,) = inputs
-    x = x if isinstance(x, np.ndarray) else to_numpy(x)  # the backend may narrow its dtype
-    if x.ndim < 1 or len(x) == 0 or not np.issubdtype(x.dtype, np.floating):
+    (samples,) = inputs
+    if not isinstance(samples, np.ndarray):  # of which the backend may narrow the dtype
+        samples = to_numpy(samples)
+    is_float = np.issubdtype(samples.dtype, np.floating)
+    if samples.ndim < 1 or len(samples) == 0 or not is_float:
         raise ValueError(
             "`x` must hold float inputs, at least one sample; integers have no derivative "
             "(pass the part of the model after the embedding). "
-            f"Received: x of shape {x.shape} and dtype {x.dtype}"
+            f"Received: x of shape {samples.shape} and dtype {samples.dtype}"
         )
-    check_inputs(model, x, "x")
-    return x.astype(keras.config.floatx())
+    check_inputs(model, samples, "x")
+    return samples.astype(keras.config.floatx())

@@ -1,5 +1,6 @@
 """`orthogonality_error`: how far a kernel is from orthogonal."""
 
+import itertools
 import math
 
 import numpy as np
@@ -32,35 +33,43 @@ def orthogonality_error(
         >>> round(orthogonality_error(np.array([[1.0, 0.0], [0.1, 1.0]])), 2)
         0.1
     """
-    layout = KernelLayout.convolution() if layout is None else layout
+    if layout is None:
+        layout = KernelLayout.convolution()
     canonical = layout.to_canonical(np.asarray(kernel, dtype=np.float64))
-    *spatial, rows, columns = canonical.shape[2:]
+    *tap_counts, rows, columns = canonical.shape[2:]
     if taps == "all":
-        spatial, rows = [], math.prod(spatial) * rows
-    worst = 0.0
-    for matrix in canonical.reshape(-1, *spatial, rows, columns):
-        if rows < columns:
-            matrix = np.swapaxes(matrix, -1, -2)
-        gram = _gram_by_shift(matrix, (*spatial,) or (1,))
-        square = float(np.mean(np.diagonal(gram[0]))) if gain is None else gain**2
-        if square == 0.0:
-            return math.inf
-        gram[0] -= square * np.eye(gram.shape[-1])
-        worst = max(worst, float(np.abs(gram).max()) / square)
-    return worst
+        rows *= math.prod(tap_counts)
+        tap_counts = []
+    matrices = canonical.reshape(-1, *tap_counts, rows, columns)
+    if rows < columns:
+        matrices = np.swapaxes(matrices, -1, -2)
+    errors = [_error_of_matrix(matrix, gain) for matrix in matrices]
+    return max(errors, default=0.0)
 
 
-def _gram_by_shift(matrix: np.ndarray, taps: tuple[int, ...]) -> np.ndarray:
+def _error_of_matrix(taps: np.ndarray, gain: float | None) -> float:
+    """The error of one matrix for each tap, `(*taps, rows, columns)` with the more rows."""
+    grams = _grams_by_shift(taps)
+    square = float(np.mean(np.diagonal(grams[0])))
+    if gain is not None:
+        square = gain**2
+    if square == 0.0:
+        return math.inf
+    grams[0] -= square * np.eye(grams.shape[-1])
+    return float(np.abs(grams).max()) / square
+
+
+def _grams_by_shift(taps: np.ndarray) -> np.ndarray:
     """`sum_s K_s^T K_(s + shift)` for every shift with overlapping taps, shift 0 first."""
-    rows, columns = matrix.shape[-2:]
-    flat: np.ndarray = matrix.reshape(-1, rows, columns)
-    live = [tap for tap in range(len(flat)) if flat[tap].any()]
-    places = np.stack(np.unravel_index(np.arange(len(flat)), taps), axis=-1)
-    none: tuple[int, ...] = (0,) * len(taps)
-    grams: dict[tuple[int, ...], np.ndarray] = {none: np.zeros((columns, columns))}
-    for a in live:
-        for b in live:
-            shift = tuple(int(step) for step in places[b] - places[a])
-            product = flat[a].T @ flat[b]
-            grams[shift] = grams[shift] + product if shift in grams else product
-    return np.stack([grams.pop(none), *grams.values()])
+    *tap_counts, _, columns = taps.shape
+    no_shift = (0,) * len(tap_counts)
+    grams = {no_shift: np.zeros((columns, columns))}
+    live_places = [place for place in np.ndindex(*tap_counts) if taps[place].any()]
+    for first, second in itertools.product(live_places, repeat=2):
+        shift = tuple(np.subtract(second, first).tolist())
+        product = taps[first].T @ taps[second]
+        if shift in grams:
+            grams[shift] = grams[shift] + product
+        else:
+            grams[shift] = product
+    return np.stack(list(grams.values()))

@@ -188,7 +188,9 @@ class SparsityReport(Answering):
 
 
 @other_keywords
-def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) -> SparsityReport:
+def report(
+    model: keras.Model, *, orthogonality: bool | str = True, sample: Any = None
+) -> SparsityReport:
     """Parameters, density, FLOPs, orthogonality and dead outputs of every kernel of a model.
 
     FLOPs are multiply-adds for one sample, counted once each as in the STR and RigL papers: `size *
@@ -315,7 +317,7 @@ def _is_as_drawn(weight: PrunableWeight) -> bool:
     return drawn_by.isometry == "exact" and is_as_drawn(weight)
 
 
-def _itemsize(variable: Any) -> int:
+def _itemsize(variable: keras.Variable) -> int:
     """Bytes of an entry; NumPy lacks bfloat16 and float8, whose names have them."""
     bits = re.search(r"\d+", keras.backend.standardize_dtype(variable.dtype))
     return 1 if bits is None else max(int(bits[0]) // 8, 1)

@@ -11,14 +11,12 @@ from keras_sparse_ortho.calibration._channels import Channels
 from keras_sparse_ortho.calibration._moments import Moments
 from keras_sparse_ortho.calibration._patterns import Blocks, Entries, Pattern
 from keras_sparse_ortho.calibration._rows import as_matrices, canonical_shape, from_matrices
-from keras_sparse_ortho.calibration._solve import obs, refit, wanda
+from keras_sparse_ortho.calibration._scores import LayerScore
+from keras_sparse_ortho.calibration._solve import refit
 from keras_sparse_ortho.errors import BudgetError, LayoutError
 from keras_sparse_ortho.initializers import AnyDraw, Draw, PackedDraw
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import Block, NByM, depthwise_outputs
-
-CALIBRATED = ("obs", "wanda")
-"""The scores that need inputs of each layer."""
 
 _FAR = 0.1  # a deviation of a density that is worth a warning
 
@@ -28,17 +26,19 @@ class Recipe:
     """How the kernels of a model are pruned one by one.
 
     Args:
-        score: str. `"magnitude"`, `"obs"` or `"wanda"`, unless there are `scores`.
+        score: LayerScore. It solves kernels on inputs of their layers; `None` with `scores` or
+            `masks`.
         counts: dict from path to live entries; or
         masks: dict from path to the mask that the kernel gets.
         structure: NByM, Channels or `None`.
         blocks: dict from path to the blocks that a kernel is pruned to.
         positions: dict from path to how many inputs behind a Flatten are one of its channels.
-        refit: bool. Whether live entries get new values; with `"obs"` they always do.
+        refit: bool. Whether live entries of scores and masks get new values; a `score` gives them
+            values of its own.
         scores: dict from path to the scores of entries.
     """
 
-    score: str = "magnitude"
+    score: LayerScore | None = None
     counts: Mapping[str, int] | None = None
     masks: Mapping[str, np.ndarray] | None = None
     structure: NByM | Channels | None = None
@@ -47,28 +47,20 @@ class Recipe:
     refit: bool = False
     scores: Mapping[str, np.ndarray] | None = dataclasses.field(default=None, repr=False)
 
-    @property
-    def needs_data(self) -> bool:
-        """Whether kernels are solved on inputs of their layers."""
-        return self.refit or self.score in CALIBRATED
-
     def solved(
         self,
         weight: PrunableWeight,
         *moments: Moments,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Values and mask for inputs with these moments, or by magnitude."""
+        """Values and mask for inputs with these moments."""
         kernel = as_matrices(weight.finite_raw_value(), weight.layout)
-        if self.masks is not None:
-            mask = as_matrices(self.masks[weight.path], weight.layout)
-        elif self.score == "obs":
-            pattern = self.pattern(weight)
-            kernel, mask = obs(kernel, self._count(weight), pattern, *moments)
+        if self.score is not None:
+            count = self._count(weight)
+            kernel, mask = self.score.solve(kernel, count, self.pattern(weight), *moments)
         else:
-            scores = self._scores(weight, kernel, moments)
-            mask = self.pattern(weight).largest(scores, self._count(weight))
-        if self.refit and self.score != "obs" and moments:
-            kernel = refit(kernel, mask, *moments)
+            mask = self._mask(weight)
+            if self.refit and moments:
+                kernel = refit(kernel, mask, *moments)
         value = from_matrices(kernel, weight.shape, weight.layout)
         return value, from_matrices(mask, weight.shape, weight.layout)
 
@@ -139,17 +131,13 @@ class Recipe:
         floored = structure is None and is_depthwise
         return Entries(structure, math.prod(shape[2:-2]), floored)
 
-    def _scores(
-        self,
-        weight: PrunableWeight,
-        kernel: np.ndarray,
-        moments: Sequence[Moments],
-    ) -> np.ndarray:
-        if self.score == "wanda":
-            return wanda(kernel, sum(moments, Moments()))
-        if self.scores is not None:
-            return as_matrices(self.scores[weight.path], weight.layout)
-        return np.abs(kernel)
+    def _mask(self, weight: PrunableWeight) -> np.ndarray:
+        """The given mask, or that of the largest scores, of matrices."""
+        if self.masks is not None:
+            return as_matrices(self.masks[weight.path], weight.layout)
+        assert self.scores is not None
+        scores = as_matrices(self.scores[weight.path], weight.layout)
+        return self.pattern(weight).largest(scores, self._count(weight))
 
     def _count(self, weight: PrunableWeight) -> int:
         assert self.counts is not None

@@ -7,6 +7,7 @@ import numpy as np
 
 from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._optimizer_slots import zero_slots
+from keras_sparse_ortho._types import Config
 from keras_sparse_ortho.callbacks._target_density import ThresholdSteering
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import model_gap, prunable_weights, watch_saving
@@ -61,23 +62,23 @@ class BestAtDensity(keras.callbacks.Callback):
         super().set_params(params)
         self.callback.set_params(params)
 
-    def set_model(self, model: Any) -> None:
+    def set_model(self, model: keras.Model) -> None:
         super().set_model(model)
         self.callback.set_model(model)
         self._reached = False
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Config | None = None) -> None:
         self._reached = model_gap(self.model) is None
         if self._reached:
             self.callback.on_epoch_end(epoch, logs)
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Config | None = None) -> None:
         if self._reached:
             self.callback.on_train_batch_end(batch, logs)
 
 
 @other_keywords
-def finish(model: Any, density: float | None = None) -> Any:
+def finish(model: keras.Model, density: float | None = None) -> Any:
     """Brings a model to its requested density without training, in place; returns it.
 
     It does what the end of the schedule does: a scheduled mask keeps its `round(d * size)` largest

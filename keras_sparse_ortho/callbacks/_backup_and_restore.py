@@ -13,7 +13,9 @@ from keras_sparse_ortho._backend import global_generators, set_global_generators
 from keras_sparse_ortho._checks import is_integer, other_keywords
 from keras_sparse_ortho._files import atomic_write, shown
 from keras_sparse_ortho._keras_internals import initial_epoch_is
-from keras_sparse_ortho._values import Workers, assign, to_numpy, workers_of
+from keras_sparse_ortho._types import Config
+from keras_sparse_ortho._values import assign, to_numpy
+from keras_sparse_ortho._workers import Workers, workers_of
 
 _RECORD = "latest.json"
 _WEIGHTS = "epoch_{:06d}.weights.h5"
@@ -62,7 +64,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._folder = self.backup_dir
         self._saved: dict[str, Any] | None = None
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: Config | None = None) -> None:
         self._workers = workers_of(self.model)
         if self._workers.count > 1:
             self._folder = self.backup_dir / f"worker_{self._workers.rank}"
@@ -121,7 +123,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         initial_epoch_is(model, epoch)
         self._saved = known
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Config | None = None) -> None:
         model = self.model
         self._folder.mkdir(parents=True, exist_ok=True)
         weights = self._folder / _WEIGHTS.format(epoch + 1)
@@ -140,7 +142,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._delete_weights(but=kept)
         self._saved = saved
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_end(self, logs: Config | None = None) -> None:
         if self.delete_checkpoint:
             self._workers.together(lambda: None)
             (self._folder / _RECORD).unlink(missing_ok=True)
@@ -165,7 +167,7 @@ def _is_record(value: Any) -> bool:
     )
 
 
-def _seed_states(model: Any) -> list[Any]:
+def _seed_states(model: keras.Model) -> list[Any]:
     """The states of all seed generators in a model, in the order of its structure."""
     weights = {id(variable) for variable in model.weights}
     return [variable for variable in model.variables if id(variable) not in weights]

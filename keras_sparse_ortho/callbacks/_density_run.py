@@ -6,6 +6,7 @@ from typing import Any
 from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._keras_internals import after_fit, applied_batches, warn_user
 from keras_sparse_ortho._optimizer_slots import zero_slots
+from keras_sparse_ortho._types import Config
 from keras_sparse_ortho.callbacks._step_callback import Logging, StepCallback, run_position
 from keras_sparse_ortho.errors import DensityWarning, NotPrunableError
 from keras_sparse_ortho.models import (
@@ -99,12 +100,12 @@ class DensityRun(StepCallback):
         self._at_epoch_end = self._not_finite = None
         watch_saving(self._watched, False)
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Config | None = None) -> None:
         super().on_epoch_end(epoch, logs)
         self.sync()
         self._at_epoch_end = self.state()
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_end(self, logs: Config | None = None) -> None:
         super().on_train_end(logs)
         self._last_step = self._loop_step or 0
         if not self.in_loop:
@@ -211,7 +212,7 @@ class UpdateMasks(DensityRun):
         if over and not all(mask.schedule.is_resolved for mask in over):
             self.warn_of_single_epochs(f"{len(over)} masks at their final density")
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Config | None = None) -> None:
         super().on_epoch_begin(epoch, logs)
         self._grown = 0
 

@@ -14,6 +14,7 @@ from keras_sparse_ortho._checked_data import check_batches
 from keras_sparse_ortho._checks import as_text, is_integer, other_keywords
 from keras_sparse_ortho._data import Batch, BatchSource, samples
 from keras_sparse_ortho._foreign_names import step_for
+from keras_sparse_ortho._types import Tensor
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.callbacks._dynamic_sparse_training import DynamicSparseTraining
 from keras_sparse_ortho.kernels import DenseGradient, PrunableWeight, Selection
@@ -142,7 +143,7 @@ def _objective(loss: Any) -> Callable[..., Any]:
         )
     predictions_first = _takes_predictions_first(function)
 
-    def objective(model: Any, x: Any, y: Any, sample_weight: Any, training: bool) -> Any:
+    def objective(model: keras.Model, x: Tensor, y: Any, sample_weight: Any, training: bool) -> Any:
         if y is None:
             raise ValueError(
                 "`loss` compares outputs with labels: give `data` as `(x, y)`, or batches of it. "
@@ -174,7 +175,7 @@ def _takes_predictions_first(function: Callable[..., Any]) -> bool:
     return any(module.startswith(("torch.nn.modules.loss", *_FUNCTIONS)) for module in modules)
 
 
-def _labels_for(y: Any, y_pred: Any) -> Any:
+def _labels_for(y: Any, y_pred: Tensor) -> Any:
     """Integer labels as losses of torch want them: int64 for classes, floats for each output."""
     if keras.backend.backend() != "torch" or keras.backend.is_float_dtype(y.dtype):
         return y

@@ -16,7 +16,9 @@ from keras_sparse_ortho._keras_internals import (
     trains,
     warn_user,
 )
-from keras_sparse_ortho._values import Workers, assign, digest_of, to_numpy, workers_of
+from keras_sparse_ortho._types import Config, Optimizer
+from keras_sparse_ortho._values import assign, to_numpy
+from keras_sparse_ortho._workers import Workers, digest_of, workers_of
 from keras_sparse_ortho.models import prunable_weights
 
 T = TypeVar("T")
@@ -30,14 +32,14 @@ class Logging(keras.callbacks.Callback):
     def logged(self) -> dict[str, float]:
         return {}
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: Config | None = None) -> None:
         self._logs_first = log_first(self, self._add_to)
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Config | None = None) -> None:
         if not self._logs_first:  # outside of `fit`
             self._add_to(logs)
 
-    def _add_to(self, logs: dict[str, Any] | None) -> None:
+    def _add_to(self, logs: Config | None) -> None:
         if logs is not None:
             logs.update(self.logged())
 
@@ -55,11 +57,11 @@ class StepCallback(Logging):
         super().__init__()
         self._reset(None)
 
-    def set_model(self, model: Any) -> None:
+    def set_model(self, model: keras.Model) -> None:
         super().set_model(model)
         self._reset(model)
 
-    def _reset(self, model: Any) -> None:
+    def _reset(self, model: keras.Model) -> None:
         self._watched = model  # on JAX reading `self.model` brings all variables up to date
         self._workers: Workers | None = None
         self._prepared = self._run_begun = False
@@ -84,7 +86,7 @@ class StepCallback(Logging):
         compiled = getattr(self._watched, "optimizer", None)
         return compiled if self._loop_optimizer is None else self._loop_optimizer
 
-    def update(self, step: int, optimizer: Any = None) -> bool:
+    def update(self, step: int, optimizer: Optimizer = None) -> bool:
         """Does what is due before a step of a custom training loop; returns whether anything was.
 
         Call `set_model(model)` first, then this before every step and after the last.
@@ -100,7 +102,7 @@ class StepCallback(Logging):
         return self._update(step, optimizer, lambda: None)
 
     def update_stateless(
-        self, step: int, state: Sequence[Any], optimizer: Any = None
+        self, step: int, state: Sequence[Any], optimizer: Optimizer = None
     ) -> Sequence[Any]:
         """As `update`, for a stateless loop on JAX; returns the state for the next step.
 
@@ -148,7 +150,7 @@ class StepCallback(Logging):
     def prepare(self) -> None:
         """Override. Called when training begins; an error is raised on all workers."""
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: Config | None = None) -> None:
         build_restored_optimizer(self._watched)
         self.workers.together(self.prepare)
         self._prepared = True
@@ -178,7 +180,7 @@ class StepCallback(Logging):
     def on_step(self, step: int, executed: int) -> None:
         """Override. Called before a step that is due."""
 
-    def _add_to(self, logs: dict[str, Any] | None) -> None:
+    def _add_to(self, logs: Config | None) -> None:
         self.sync()
         super()._add_to(logs)
 
@@ -204,7 +206,7 @@ class StepCallback(Logging):
         if keras.backend.backend() == "jax" and isinstance(self._watched, keras.Model):
             self._watched.jax_state_sync()
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Config | None = None) -> None:
         if self.optimizer is None:
             raise ValueError(
                 f"{type(self).__name__} follows the steps of `model.optimizer`: compile the model, "
@@ -220,7 +222,7 @@ class StepCallback(Logging):
         )
         self._begin_run(epoch)
 
-    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Config | None = None) -> None:
         seen = self._epoch_start + batch
         if self._must_read:
             self.sync()
@@ -230,7 +232,7 @@ class StepCallback(Logging):
         if step > before and self.is_due(step, step - before):
             self.on_step(step, step - before)
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_end(self, logs: Config | None = None) -> None:
         """Begins a run that had no epoch left."""
         self.sync()
         if not self.in_loop:
@@ -273,7 +275,7 @@ class StepCallback(Logging):
                 facts[f"variable {number}, {variable.name}"] = digest_of(to_numpy(variable))
             self.workers.compare("before training", {**facts, **self._mask_facts()})
 
-    def _update(self, step: int, optimizer: Any, write: Callable[[], None]) -> bool:
+    def _update(self, step: int, optimizer: Optimizer, write: Callable[[], None]) -> bool:
         step, last = check_integer("step", step, least=0), self._loop_step
         self._take(optimizer)
         if last is not None and step < last:
@@ -303,7 +305,7 @@ class StepCallback(Logging):
         self._weights_before = self._first_weight()
         return True
 
-    def _take(self, optimizer: Any) -> None:
+    def _take(self, optimizer: Optimizer) -> None:
         if self._watched is None:
             raise ValueError("First call `set_model(model)`. Received: no model")
         if optimizer is None or optimizer is self._loop_optimizer:

@@ -13,6 +13,7 @@ import numpy as np
 
 from keras_sparse_ortho._checks import check_seed
 from keras_sparse_ortho._keras_internals import layout_of, restored
+from keras_sparse_ortho._types import Config
 from keras_sparse_ortho._values import placed
 from keras_sparse_ortho.errors import DensityError, NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight
@@ -130,7 +131,7 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
         return layout or KernelLayout.convolution()
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "SparseInitializer":
+    def from_config(cls, config: Config) -> "SparseInitializer":
         for name, today in cls.removed.items():
             if config.get(name, today) not in (None, today):
                 raise ValueError(
@@ -139,8 +140,8 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
         arguments = {name: value for name, value in config.items() if name not in cls.removed}
         return cls(**arguments)
 
-    def get_config(self) -> dict[str, Any]:
-        config: dict[str, Any] = {"seed": self.seed, "layout": None}
+    def get_config(self) -> Config:
+        config: Config = {"seed": self.seed, "layout": None}
         if isinstance(self.layout, KernelLayout):
             config["layout"] = self.layout.get_config()
         elif self.layout is not None:
@@ -235,7 +236,7 @@ class PackedDraw:
         mask: np.ndarray,
         initializer: SparseInitializer | None,
         *,
-        variable: Any = None,
+        variable: keras.Variable = None,
     ) -> "PackedDraw":
         """Packs a kernel; as a tensor like the `variable` that will store it densely, if given."""
         if variable is None:

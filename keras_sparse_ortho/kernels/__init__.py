@@ -8,6 +8,8 @@ from keras_sparse_ortho.kernels._layer_kinds import (
     is_wrapper,
     storages_of,
 )
+from keras_sparse_ortho.kernels._layouts import are_experts, is_table, kernel_layouts
+from keras_sparse_ortho.kernels._selection import Selection, choose, names_in, select
 from keras_sparse_ortho.kernels._storage import (
     DenseGradient,
     PrunableWeight,
@@ -15,17 +17,7 @@ from keras_sparse_ortho.kernels._storage import (
     derived_seed,
     initializer_attribute,
 )
-from keras_sparse_ortho.kernels._walk import (
-    Selection,
-    are_experts,
-    choose,
-    find_kernels,
-    is_table,
-    kernel_layouts,
-    names_in,
-    select,
-    walk,
-)
+from keras_sparse_ortho.kernels._walk import find_kernels, walk
 from keras_sparse_ortho.orthogonal import KernelLayout
 
 __all__ = ["PrunableWeight"]

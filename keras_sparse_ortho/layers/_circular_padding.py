@@ -49,36 +49,43 @@ class CircularPadding(keras.layers.Layer):
         for axis, before, after in self._ends(tuple(inputs.shape)):
             size = keras.ops.shape(inputs)[axis]
             leading = (slice(None),) * axis
-            last_part = inputs[(*leading, slice(size - before, size))]
-            first_part = inputs[(*leading, slice(0, after))]
-            inputs = keras.ops.concatenate([last_part, inputs, first_part], axis=axis)
+            end = inputs[(*leading, slice(size - before, size))]
+            beginning = inputs[(*leading, slice(0, after))]
+            inputs = keras.ops.concatenate([end, inputs, beginning], axis=axis)
         return inputs
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
         shape = list(input_shape)
         for axis, before, after in self._ends(tuple(input_shape)):
             size = shape[axis]
-            shape[axis] = None if size is None else size + before + after
+            if size is not None:
+                shape[axis] = size + before + after
         return tuple(shape)
 
     def compute_output_spec(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
         return keras.KerasTensor(self.compute_output_shape(inputs.shape), inputs.dtype)
 
     def get_config(self) -> Config:
-        return {**super().get_config(), "padding": self.padding, "data_format": self.data_format}
+        config = super().get_config()
+        config["padding"] = self.padding
+        config["data_format"] = self.data_format
+        return config
 
     def _ends(self, shape: tuple[int | None, ...]) -> list[tuple[int, int, int]]:
         """Each spatial axis with its padding before and after; ValueError if it does not fit."""
-        first_axis = 1 if self.data_format == "channels_last" else 2
         axis_count = len(shape) - 2
         pairs = self._pairs(axis_count)
-        if axis_count < 1 or len(pairs) != axis_count or any(len(pair) != 2 for pair in pairs):
+        is_pair = [len(pair) == 2 for pair in pairs]
+        if axis_count < 1 or len(pairs) != axis_count or not all(is_pair):
             raise ValueError(
                 f"The padding of {self.name!r} is not one of the spatial axes of its input. "
                 f"Received: padding={self.padding!r}, input of shape {shape}"
             )
+        axis_before = 0  # the axis in front of the spatial ones
+        if self.data_format == "channels_first":
+            axis_before = 1
         ends = []
-        for axis, (before, after) in enumerate(pairs, first_axis):
+        for axis, (before, after) in enumerate(pairs, axis_before + 1):
             size = shape[axis]
             if size is not None and max(before, after) > size:
                 raise ValueError(
@@ -90,6 +97,12 @@ class CircularPadding(keras.layers.Layer):
 
     def _pairs(self, axis_count: int) -> list[tuple[int, ...]]:
         """The padding of each spatial axis, before and after it."""
-        padding = self.padding
-        by_axis = [padding] * axis_count if isinstance(padding, int) else list(padding)
-        return [(end, end) if isinstance(end, int) else tuple(end) for end in by_axis]
+        if isinstance(self.padding, int):
+            return [(self.padding, self.padding)] * axis_count
+        pairs: list[tuple[int, ...]] = []
+        for ends in self.padding:
+            if isinstance(ends, int):
+                pairs.append((ends, ends))
+            else:
+                pairs.append(tuple(ends))
+        return pairs

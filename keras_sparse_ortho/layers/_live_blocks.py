@@ -1,7 +1,5 @@
 """`LiveBlocks`, the storage of a kernel on live blocks: its form, places, moves and slots."""
 
-from typing import Any
-
 import keras
 import numpy as np
 
@@ -30,7 +28,7 @@ class LiveBlocks(Storage):
     in_blocks = True
 
     # Any: the file of BlockSparseLayer imports this one.
-    def __init__(self, layer: Any, owner: keras.layers.Layer | None = None) -> None:
+    def __init__(self, layer: keras.layers.Layer, owner: keras.layers.Layer | None = None) -> None:
         self._layer = layer
         self.place_size = layer.grid.live // layer.grid.live_blocks
         self._weight = PrunableWeight(

@@ -26,7 +26,8 @@ from keras_sparse_ortho._keras_internals import (
     track_variable,
 )
 from keras_sparse_ortho._types import Config, Nested
-from keras_sparse_ortho._values import assign, check_layouts, to_numpy
+from keras_sparse_ortho._values import assign, to_numpy
+from keras_sparse_ortho._workers import check_layouts
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import (
     LayerWrapper,
@@ -119,7 +120,7 @@ class _State:
         selection = self.selection
         if self.is_from_file and selection is not None and not callable(selection):
             # Exact names: a file could hold a regular expression that Python never finishes.
-            selection = [re.escape(name) for name in names_in(selection) or []]
+            selection = [re.escape(str(name)) for name in names_in(selection) or []]
         return select(weights, selection, "weights")
 
     def detach(self) -> None:

@@ -16,6 +16,7 @@ from keras_sparse_ortho._keras_internals import (
     in_stateless_scope,
     value_in_scope,
 )
+from keras_sparse_ortho._types import Tensor
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import KernelLayout, SparseInitializer
 from keras_sparse_ortho.kernels import (
@@ -34,7 +35,7 @@ _BY_SAMPLE = (  # stateless layers that map sample by sample, with samples first
 )
 
 
-def refuse_unwrappable(layer: Any, *, around_others: bool = False) -> None:
+def refuse_unwrappable(layer: keras.layers.Layer, *, around_others: bool = False) -> None:
     """Raises for a layer whose weights cannot be replaced in a call, `around_others` that are."""
     for inner, path in walk(layer, layer.name):
         reason = None
@@ -57,7 +58,7 @@ def refuse_unwrappable(layer: Any, *, around_others: bool = False) -> None:
             )
 
 
-def refuse_dense_updates(layer: Any) -> Callable[[], None]:
+def refuse_dense_updates(layer: keras.layers.Layer) -> Callable[[], None]:
     """Lets a layer with a parametrized weight refuse `quantize` and `enable_lora`; undoes it."""
     names = ("quantize", "enable_lora")
     kept = {name: vars(layer)[name] for name in names if name in vars(layer)}  # Keras wraps them
@@ -79,7 +80,9 @@ def refuse_dense_updates(layer: Any) -> Callable[[], None]:
     return undo
 
 
-def no_dense_update(layer: Any, name: str, why: str = "without a dense kernel") -> Exception:
+def no_dense_update(
+    layer: keras.layers.Layer, name: str, why: str = "without a dense kernel"
+) -> Exception:
     """The error of `quantize` and `enable_lora` for a layer without a plain dense kernel."""
     # Keras' own type: `Model.quantize` warns of such layers, and leaves them as they are.
     kind: type[Exception] = NotImplementedError
@@ -92,12 +95,12 @@ def no_dense_update(layer: Any, name: str, why: str = "without a dense kernel") 
     )
 
 
-def plain_layer(layer: Any) -> Any:
+def plain_layer(layer: keras.layers.Layer) -> Any:
     """The plain layer, built, for one with kernels in storages; `None` for a plain one."""
     return layer.to_dense_layer() if is_sparse_layer(layer) else None
 
 
-def variable_dtype(layer: Any) -> str:
+def variable_dtype(layer: keras.layers.Layer) -> str:
     policy = getattr(layer, "dtype_policy", None)
     if not isinstance(policy, keras.dtype_policies.DTypePolicy):
         raise ValueError(
@@ -125,7 +128,7 @@ class Recorder:
 
 
 @contextlib.contextmanager
-def recorded_draws(layer: Any) -> Iterator[dict[tuple[int, str | None], Recorder]]:
+def recorded_draws(layer: keras.layers.Layer) -> Iterator[dict[tuple[int, str | None], Recorder]]:
     """Records, by layer and attribute, what sparse initializers of an unbuilt layer draw."""
     # Variables that are initialized later (Keras only traces shapes) keep the recorders until then.
     draws: dict[tuple[int, str | None], Recorder] = {}
@@ -212,7 +215,7 @@ def call_by_shard(
         return call(*args, **kwargs)
     axis, variables = distribution.batch_dim_name, wrapper.variables
 
-    def on_one(x: Any, *values: Any) -> Any:
+    def on_one(x: Tensor, *values: Any) -> Any:
         # Values may differ between devices from here on; those they came from do not.
         own = [jax.lax.pcast(value, axis, to="varying") for value in values]
         with VariableOverrides(zip(variables, own, strict=True)):

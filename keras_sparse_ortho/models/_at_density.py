@@ -58,7 +58,7 @@ def density_gap(parametrizations: Iterable[Any], *, begun: bool = False) -> Dens
     return DensityGap(*(sum(part) for part in zip(*counts, strict=True)))
 
 
-def model_gap(model: Any, *, begun: bool = False) -> DensityGap | None:
+def model_gap(model: keras.Model, *, begun: bool = False) -> DensityGap | None:
     return density_gap([w.parametrization for w in prunable_weights(model)], begun=begun)
 
 
@@ -70,7 +70,7 @@ def warn_of_gap(gap: DensityGap, reason: str) -> None:
     )
 
 
-def warn_unless_at_density(model: Any) -> None:
+def warn_unless_at_density(model: keras.Model) -> None:
     """Warns if training has begun, is not going on, and the density asked for is not there."""
     # A layer has a part of the density of its model.
     if not isinstance(model, keras.Model) or in_fit(model):
@@ -87,7 +87,7 @@ def warn_unless_at_density(model: Any) -> None:
         )
 
 
-def _warn_of_dense_thresholds(model: Any) -> None:
+def _warn_of_dense_thresholds(model: keras.Model) -> None:
     """Warns of trained thresholds without `TargetDensity` that have left nearly all entries."""
     found = [w.parametrization for w in prunable_weights(model)]
     alone = [p for p in found if isinstance(p, LearntThreshold) and p.target_density is None]
@@ -106,6 +106,6 @@ def _warn_of_dense_thresholds(model: Any) -> None:
         )
 
 
-def watch_saving(model: Any, watch: bool) -> None:
+def watch_saving(model: keras.Model, watch: bool) -> None:
     """Warns whenever the model is saved and is not at the density asked for; or not any more."""
     before_save(model, functools.partial(warn_unless_at_density, model) if watch else None)

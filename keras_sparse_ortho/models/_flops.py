@@ -4,22 +4,32 @@ import collections
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import keras
 
 from keras_sparse_ortho._checks import as_text
 from keras_sparse_ortho._interception import observe
 from keras_sparse_ortho._keras_internals import ConvLSTMCell, from_zero_states
+from keras_sparse_ortho._types import Nested, Tensor
 from keras_sparse_ortho.kernels import PrunableWeight, are_experts, is_table, walk
 from keras_sparse_ortho.layers import BlockSparseConv, BlockSparseDense, BlockSparseEinsumDense
 from keras_sparse_ortho.orthogonal import einsum_axes
 
-L = keras.layers
+PositionRule = Callable[[keras.layers.Layer, Tensor, Tensor], int | None]
+
+
+class _Call(NamedTuple):
+    """The first input and output of a call of a layer."""
+
+    inputs: Tensor
+    outputs: Tensor
 
 
 def count_flops(
-    model: Any, weights: Sequence[PrunableWeight], sample: Any = None
+    model: keras.layers.Layer,
+    weights: Sequence[PrunableWeight],
+    sample: Nested = None,
 ) -> dict[int, int]:
     """Multiply-adds for one sample by `id(variable)`, summed over all calls of shared layers.
 
@@ -27,35 +37,61 @@ def count_flops(
     at `positions` pixels or timesteps, costs `size * positions`. Weights of layers without a rule
     (`kernel_positions`) are left out; all are if model and `sample` leave a dimension open.
     """
-    specs = input_specs(model) if sample is None else _specs_of(sample)
+    if sample is None:
+        specs = input_specs(model)
+    else:
+        specs = _specs_of(sample)
     if specs is None:
         return {}
-    calls = _calls(model, {id(weight.owner): weight.owner for weight in weights}, specs)
+    owners = {id(weight.owner): weight.owner for weight in weights}
+    calls = _calls(model, owners, specs)
     table: dict[int, int] = {}
     for weight in weights:
-        positions = [kernel_positions(weight.owner, *call) for call in calls[id(weight.owner)]]
-        known = [count for count in positions if count is not None]
-        if known and len(known) == len(positions):
-            table[id(weight.variable)] = weight.size * sum(known)
+        positions = _positions_of_calls(weight.owner, calls[id(weight.owner)])
+        if positions is not None:
+            table[id(weight.variable)] = weight.size * positions
     return table
 
 
-def _calls(model: Any, owners: Mapping[int, Any], specs: Any) -> dict[int, list[tuple[Any, Any]]]:
-    """The first input and output of each call of layers, both by `id`, in one trace of a model."""
-    # The fused kernels of LSTM and GRU never call the cell, and a scan calls it once for all steps:
-    # a cell is counted where its RNN layer is called.
-    recurrent = [layer for layer, _ in walk(model, "") if isinstance(layer, L.RNN)]
-    cells = {id(layer): getattr(layer.cell, "cells", [layer.cell]) for layer in recurrent}
-    inside = {id(cell) for group in cells.values() for cell in group}
-    observed = [owner for key, owner in owners.items() if key not in inside] + recurrent
-    calls: dict[int, list[tuple[Any, Any]]] = collections.defaultdict(list)
+def _positions_of_calls(layer: keras.layers.Layer, calls: list[_Call]) -> int | None:
+    """The positions in all calls of a layer together; `None` without a rule or a call."""
+    total = 0
+    for call in calls:
+        positions = kernel_positions(layer, call.inputs, call.outputs)
+        if positions is None:
+            return None
+        total += positions
+    return total if calls else None
 
-    def note(layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+
+def _calls(
+    model: keras.layers.Layer,
+    owners: Mapping[int, keras.layers.Layer],
+    specs: Nested,
+) -> dict[int, list[_Call]]:
+    """The calls of layers, by `id`, in one trace of a model.
+
+    The fused kernels of LSTM and GRU never call the cell, and a scan calls it once for all steps:
+    a cell is counted where its RNN layer is called.
+    """
+    recurrent = [layer for layer, _ in walk(model, "") if isinstance(layer, keras.layers.RNN)]
+    cells = {id(layer): getattr(layer.cell, "cells", [layer.cell]) for layer in recurrent}
+    cell_ids = {id(cell) for cells_of_layer in cells.values() for cell in cells_of_layer}
+    observed = [owner for owner_id, owner in owners.items() if owner_id not in cell_ids]
+    observed += recurrent
+    calls: dict[int, list[_Call]] = collections.defaultdict(list)
+
+    def note(
+        layer: keras.layers.Layer,
+        call: Callable[..., Nested],
+        *args: Nested,
+        **kwargs: Nested,
+    ) -> Nested:
         outputs = call(*args, **kwargs)
-        first_input = keras.tree.flatten([*args, *kwargs.values()])[0]
-        first_output = keras.tree.flatten(outputs)[0]
-        for counted in cells.get(id(layer), [layer]):
-            calls[id(counted)].append((first_input, first_output))
+        arguments = keras.tree.flatten([*args, *kwargs.values()])
+        results = keras.tree.flatten(outputs)
+        for counted_layer in cells.get(id(layer), [layer]):
+            calls[id(counted_layer)].append(_Call(arguments[0], results[0]))
         return outputs
 
     with from_zero_states(model), observe(observed, note):
@@ -74,45 +110,54 @@ def _calls(model: Any, owners: Mapping[int, Any], specs: Any) -> dict[int, list[
 class _Trace(keras.layers.Layer):
     """Calls a model it does not track, so that a symbolic call traces all of it."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.layers.Layer) -> None:
         super().__init__()
         self._model = lambda: model
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Nested) -> Nested:
         # In training `RandomCrop` cuts at places that JAX cannot trace.
         return self._model()(inputs, training=False)
 
 
-def input_specs(model: Any) -> Any:
+def input_specs(model: keras.layers.Layer) -> Nested:
     """Symbolic inputs of batch one, in the structure of the model's input, or `None`."""
     inputs = open_specs(model)
-    if inputs is None or any(None in tensor.shape[1:] for tensor in keras.tree.flatten(inputs)):
+    if inputs is None:
+        return None
+    if any(None in tensor.shape[1:] for tensor in keras.tree.flatten(inputs)):
         return None
     return _specs_of(inputs)
 
 
-def open_specs(model: Any) -> Any:
+def open_specs(model: keras.layers.Layer) -> Nested:
     """Symbolic inputs with the dimensions that the model leaves open, or `None`."""
-    inputs = getattr(model, "input", None) if getattr(model, "inputs", None) else None
-    if inputs is not None:
-        return inputs
-    shape = (model.get_build_config() or {}).get("input_shape")
+    if getattr(model, "inputs", None):
+        inputs = getattr(model, "input", None)
+        if inputs is not None:
+            return inputs
+    build_config = model.get_build_config() or {}
+    shape = build_config.get("input_shape")
     if not isinstance(shape, tuple | list) or not shape or isinstance(shape[0], tuple | list):
         return None
     return keras.KerasTensor(tuple(shape), dtype=model.compute_dtype)
 
 
-def _specs_of(sample: Any) -> Any:
-    return keras.tree.map_structure(
-        lambda array: keras.KerasTensor(
-            (1, *array.shape[1:]), dtype=keras.backend.standardize_dtype(array.dtype)
-        ),
-        sample,
-    )
+def _specs_of(sample: Nested) -> Nested:
+    """Symbolic tensors of batch one, in the structure of a sample."""
+
+    def spec_of(array: Tensor) -> keras.KerasTensor:
+        dtype = keras.backend.standardize_dtype(array.dtype)
+        return keras.KerasTensor((1, *array.shape[1:]), dtype=dtype)
+
+    return keras.tree.map_structure(spec_of, sample)
 
 
 @functools.singledispatch
-def kernel_positions(layer: Any, inputs: Any, outputs: Any) -> int | None:
+def kernel_positions(
+    layer: keras.layers.Layer,
+    inputs: Tensor,
+    outputs: Tensor,
+) -> int | None:
     """Counts the positions of a sample at which a layer applies its kernels; `None` if unknown.
 
     Dispatches on the class of `layer`, subclasses included; `inputs` and `outputs` are the first
@@ -121,44 +166,108 @@ def kernel_positions(layer: Any, inputs: Any, outputs: Any) -> int | None:
     """
     if is_table(layer):
         return 0  # it is looked up, or added
-    # Experts get all tokens of a batch, (tokens, features).
-    return inputs.shape[0] if are_experts(layer) else None
+    if are_experts(layer):
+        return int(inputs.shape[0])  # experts get all tokens of a batch, (tokens, features)
+    return None
 
 
-def _places(layer: Any, shape: Sequence[int]) -> int:
-    """Pixels of a tensor `(batch, *places, channels)`, or with the channels first."""
-    first = getattr(layer, "data_format", "channels_last") == "channels_first"
-    return math.prod(shape[2:] if first else shape[1:-1])
+def _pixels(layer: keras.layers.Layer, shape: Sequence[int]) -> int:
+    """Pixels of a tensor `(batch, *pixels, channels)`, or with the channels first."""
+    if getattr(layer, "data_format", "channels_last") == "channels_first":
+        return math.prod(shape[2:])
+    return math.prod(shape[1:-1])
 
 
-def _einsum_dense(layer: Any, inputs: Any, outputs: Any) -> int:
-    data, kernel, _ = einsum_axes(layer.equation, len(inputs.shape))
-    # Every input axis that the kernel does not have repeats it; the batch is one.
-    pairs = zip(data, inputs.shape, strict=True)
-    return math.prod(size for letter, size in pairs if letter not in kernel)
+def _no_positions(
+    layer: keras.layers.Layer,
+    inputs: Tensor,
+    outputs: Tensor,
+) -> int:
+    return 0
 
 
-def _conv_lstm_cell(layer: Any, inputs: Any, outputs: Any) -> int:
-    # Tensors of the RNN layer: both kernels apply at all places of the state, in every step.
-    places = outputs.shape[-len(inputs.shape) + 2 :]
-    return int(inputs.shape[1]) * _places(layer, (1, *places))
+def _input_pixels(
+    layer: keras.layers.Layer,
+    inputs: Tensor,
+    outputs: Tensor,
+) -> int:
+    return _pixels(layer, inputs.shape)
 
 
-_RULES: dict[Callable[[Any, Any, Any], int], tuple[Any, ...]] = {
-    lambda layer, inputs, outputs: 0: (L.Embedding,),  # a look-up
-    lambda layer, inputs, outputs: _places(layer, inputs.shape): (
-        *(L.Dense, BlockSparseDense),
-        *(L.Conv1DTranspose, L.Conv2DTranspose, L.Conv3DTranspose),
+def _output_pixels(
+    layer: keras.layers.Layer,
+    inputs: Tensor,
+    outputs: Tensor,
+) -> int:
+    return _pixels(layer, outputs.shape)
+
+
+def _timesteps(
+    layer: keras.layers.Layer,
+    inputs: Tensor,
+    outputs: Tensor,
+) -> int:
+    """The steps of the RNN layer's inputs, (batch, timesteps, features)."""
+    return int(inputs.shape[1])
+
+
+def _einsum_positions(
+    layer: keras.layers.Layer,
+    inputs: Tensor,
+    outputs: Tensor,
+) -> int:
+    """Every input axis that the kernel does not have repeats it; the batch is one."""
+    letters, kernel_letters, _ = einsum_axes(layer.equation, len(inputs.shape))
+    positions = 1
+    for letter, size in zip(letters, inputs.shape, strict=True):
+        if letter not in kernel_letters:
+            positions *= size
+    return positions
+
+
+def _conv_lstm_positions(
+    layer: keras.layers.Layer,
+    inputs: Tensor,
+    outputs: Tensor,
+) -> int:
+    """Both kernels apply at all pixels of the state, in every step of the RNN layer."""
+    state_rank = len(inputs.shape) - 2
+    pixels = outputs.shape[-state_rank:]
+    return int(inputs.shape[1]) * _pixels(layer, (1, *pixels))
+
+
+_RULES: tuple[tuple[PositionRule, tuple[type, ...]], ...] = (
+    (_no_positions, (keras.layers.Embedding,)),  # a look-up
+    (
+        _input_pixels,
+        (
+            keras.layers.Dense,
+            BlockSparseDense,
+            keras.layers.Conv1DTranspose,
+            keras.layers.Conv2DTranspose,
+            keras.layers.Conv3DTranspose,
+        ),
     ),
-    lambda layer, inputs, outputs: _places(layer, outputs.shape): (
-        *(L.Conv1D, L.Conv2D, L.Conv3D, L.DepthwiseConv1D, L.DepthwiseConv2D),
-        *(L.SeparableConv1D, L.SeparableConv2D, BlockSparseConv),
+    (
+        _output_pixels,
+        (
+            keras.layers.Conv1D,
+            keras.layers.Conv2D,
+            keras.layers.Conv3D,
+            keras.layers.DepthwiseConv1D,
+            keras.layers.DepthwiseConv2D,
+            keras.layers.SeparableConv1D,
+            keras.layers.SeparableConv2D,
+            BlockSparseConv,
+        ),
     ),
-    _einsum_dense: (L.EinsumDense, BlockSparseEinsumDense),
-    # Inputs of the RNN layer: (batch, timesteps, features).
-    lambda layer, inputs, outputs: int(inputs.shape[1]): (L.LSTMCell, L.GRUCell, L.SimpleRNNCell),
-    _conv_lstm_cell: (ConvLSTMCell,),
-}
-for _rule, _kinds in _RULES.items():
+    (_einsum_positions, (keras.layers.EinsumDense, BlockSparseEinsumDense)),
+    (
+        _timesteps,
+        (keras.layers.LSTMCell, keras.layers.GRUCell, keras.layers.SimpleRNNCell),
+    ),
+    (_conv_lstm_positions, (ConvLSTMCell,)),
+)
+for _rule, _kinds in _RULES:
     for _kind in _kinds:
         kernel_positions.register(_kind, _rule)

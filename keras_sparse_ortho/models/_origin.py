@@ -1,18 +1,25 @@
 """Which model a model was made from, while both are there."""
 
 import weakref
-from typing import Any
 
-_ORIGINS: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+import keras
+
+Reference = weakref.ref[keras.Model]
+
+_ORIGINS: weakref.WeakKeyDictionary[keras.Model, Reference] = weakref.WeakKeyDictionary()
 
 
-def remember_origin(model: Any, source: Any) -> None:
+def remember_origin(model: keras.Model, source: keras.Model) -> None:
     """Notes that `model` was made from `source`, or from the origin of `source`."""
     origin = origin_of(source)
-    _ORIGINS[model] = weakref.ref(source if origin is None else origin)
+    if origin is None:
+        origin = source
+    _ORIGINS[model] = weakref.ref(origin)
 
 
-def origin_of(model: Any) -> Any:
+def origin_of(model: keras.Model) -> keras.Model | None:
     """The first model that this one was made from; `None` if there is none, or it is gone."""
-    origin = _ORIGINS.get(model)
-    return None if origin is None else origin()
+    reference = _ORIGINS.get(model)
+    if reference is None:
+        return None
+    return reference()

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho._keras_internals import computes_its_graph, graph_calls, graph_ends
+from keras_sparse_ortho._types import Tensor
 from keras_sparse_ortho.kernels import LayerWrapper
 from keras_sparse_ortho.layers import BlockSparseDense, BlockSparseEinsumDense
 
@@ -87,7 +88,7 @@ class OutputKind:
 UNKNOWN = OutputKind()
 
 
-def output_kinds(model: Any, count: int) -> list[OutputKind]:
+def output_kinds(model: keras.Model, count: int) -> list[OutputKind]:
     """Returns the kind of each output of a model, in the order of `keras.tree.flatten`.
 
     The values of outputs are never looked at: a regressor may answer between 0 and 1, too. The
@@ -120,7 +121,7 @@ def _kind(end: str | None, loss: Any) -> OutputKind:
     return OutputKind(end or _ENDS[answers], answers)
 
 
-def _losses(model: Any, count: int) -> list[Any]:
+def _losses(model: keras.Model, count: int) -> list[Any]:
     """The loss function of each output; `None` where there is none, or where it is not clear."""
     loss = getattr(model, "loss", None) if getattr(model, "compiled", False) else None
     if isinstance(loss, dict):
@@ -135,7 +136,7 @@ def _losses(model: Any, count: int) -> list[Any]:
     return [keras.losses.get(one) if isinstance(one, str) else one for one in losses]
 
 
-def _names_of_outputs(model: Any, default: Sequence[str]) -> Sequence[str]:
+def _names_of_outputs(model: keras.Model, default: Sequence[str]) -> Sequence[str]:
     """The keys of outputs in a dict, which losses go by, else the names of the outputs."""
     if computes_its_graph(model):
         outputs = graph_ends(model)[1]
@@ -145,7 +146,7 @@ def _names_of_outputs(model: Any, default: Sequence[str]) -> Sequence[str]:
     return names or default
 
 
-def _end_of(model: Any, tensor: Any) -> str | None:
+def _end_of(model: keras.Model, tensor: Tensor) -> str | None:
     """The last function before a tensor of a graph, past operations that only reshape."""
     makers = {id(output): call for call in graph_calls(model) for output in call.outputs}
     call = makers[id(tensor)]

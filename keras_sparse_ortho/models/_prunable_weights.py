@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho._checks import other_keywords
-from keras_sparse_ortho._values import check_layouts
+from keras_sparse_ortho._workers import check_layouts
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight, find_kernels, kernel_layouts, walk
 from keras_sparse_ortho.models._flops import count_flops
@@ -53,7 +53,7 @@ def prunable_weights(
     return [dataclasses.replace(w, flops=table.get(id(w.variable))) for w in found]
 
 
-def check_built(model: Any) -> None:
+def check_built(model: keras.Model) -> None:
     """Refuses what is no Keras 3 model or layer, has no weights yet, or unequal layouts."""
     # Layers inside may never be called, as a head for another task, or have no `call` at all.
     if not isinstance(model, keras.layers.Layer):
@@ -77,7 +77,7 @@ def check_built(model: Any) -> None:
     check_layouts()
 
 
-def never_called(model: Any) -> list[str]:
+def never_called(model: keras.Model) -> list[str]:
     """The paths of layers that will have kernels once they are called."""
     return [
         path
@@ -86,19 +86,19 @@ def never_called(model: Any) -> list[str]:
     ]
 
 
-def _has_no_call(model: Any) -> bool:
+def _has_no_call(model: keras.Model) -> bool:
     """Whether a model's class only trains other models, so that it is never built itself."""
     return getattr(type(model), "call", None) is keras.Model.call
 
 
-def weights_of(model: Any) -> list[PrunableWeight]:
+def weights_of(model: keras.Model) -> list[PrunableWeight]:
     """The prunable weights of a model, or the given list (of `keras_sparse_ortho.tfmot`)."""
     if isinstance(model, list | tuple):
         return list(model)
     return prunable_weights(model)
 
 
-def refuse_unfit(model: Any, weights: list[PrunableWeight], lack: str) -> None:
+def refuse_unfit(model: keras.Model, weights: list[PrunableWeight], lack: str) -> None:
     """Raises if there are no weights, or some are wrapped, not dense or not finite."""
     if not weights:
         raise NotPrunableError(

@@ -7,7 +7,8 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._keras_internals import VariableOverrides, from_zero_states, own_variables
-from keras_sparse_ortho._values import digest_of, to_numpy
+from keras_sparse_ortho._values import to_numpy
+from keras_sparse_ortho._workers import digest_of
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import is_wrapper, storages_of, walk
 from keras_sparse_ortho.models._flops import open_specs

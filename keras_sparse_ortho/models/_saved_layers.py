@@ -17,20 +17,21 @@ from keras_sparse_ortho._keras_internals import (
     track_layers,
     track_parameters_anew,
 )
+from keras_sparse_ortho._types import Config
 from keras_sparse_ortho.kernels import LayerWrapper, is_sparse_layer, is_wrapper, walk
 from keras_sparse_ortho.layers import PrunableLayer
 
 
-def is_clonable(model: Any) -> bool:
+def is_clonable(model: keras.Model) -> bool:
     of_keras = type(model).__module__.partition(".")[0] == "keras"
     return of_keras and (isinstance(model, keras.Sequential) or is_graph(model))
 
 
-def is_graph_of_class(model: Any) -> bool:
+def is_graph_of_class(model: keras.Model) -> bool:
     return is_graph(model) and not is_clonable(model)
 
 
-def is_made_from_layers(model: Any) -> bool:
+def is_made_from_layers(model: keras.Model) -> bool:
     """Whether a graph is made again from the layers in its configuration, not by a constructor."""
     if isinstance(model, keras.Sequential):
         kind: Any = class_of(model)
@@ -39,19 +40,19 @@ def is_made_from_layers(model: Any) -> bool:
     return {"layers", "input_layers", "output_layers"} <= set(config)
 
 
-def lists_its_layers(layer: Any) -> bool:
+def lists_its_layers(layer: keras.layers.Layer) -> bool:
     """Whether the configuration of a layer or model has those of the layers inside it."""
     if isinstance(layer, keras.layers.Wrapper | keras.layers.RNN):
         return True
     return is_clonable(layer) or (is_graph_of_class(layer) and is_made_from_layers(layer))
 
 
-def class_of(layer: Any) -> type:
+def class_of(layer: keras.layers.Layer) -> type:
     """The class of a layer or model as it was written, not one derived from it to save it."""
     return getattr(type(layer), "saved_as", type(layer))
 
 
-def save_with_layers(layer: Any) -> None:
+def save_with_layers(layer: keras.layers.Layer) -> None:
     """Derives classes that save layers of ours inside, and takes them back when none is left."""
     for inner, _ in walk(layer, ""):
         if isinstance(inner, SavedWithLayers) and not _holds_ours(inner):
@@ -60,7 +61,7 @@ def save_with_layers(layer: Any) -> None:
     _mark(layer)
 
 
-def _mark(layer: Any) -> None:
+def _mark(layer: keras.layers.Layer) -> None:
     if not _holds_ours(layer):
         return
     try:
@@ -74,12 +75,12 @@ def _mark(layer: Any) -> None:
         layer.__class__ = _derived_class(class_of(layer))
 
 
-def _is_ours(layer: Any) -> bool:
+def _is_ours(layer: keras.layers.Layer) -> bool:
     """Whether a layer is a wrapper, or has live blocks, or is a stack of such layers."""
     return is_wrapper(layer) or is_sparse_layer(layer)
 
 
-def _holds_ours(layer: Any) -> bool:
+def _holds_ours(layer: keras.layers.Layer) -> bool:
     return any(_is_ours(inner) for inner, _ in walk(layer, "") if inner is not layer)
 
 
@@ -87,7 +88,7 @@ def _holds_ours(layer: Any) -> bool:
 class SavedWithLayers:
     """A layer or model with layers inside that its constructor does not make."""
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The layer as its constructor makes it, and the layers that stand in it instead."""
         kind = class_of(self)
         layers = _named(self)
@@ -104,7 +105,7 @@ class SavedWithLayers:
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+    def from_config(cls, config: Config, custom_objects: Any = None) -> Any:
         _check_saved(config)
         # Layers inside are made as their classes make them, whatever stood in them.
         layer = restored(_with_plain_layers(config["model"]), custom_objects)
@@ -127,7 +128,7 @@ class SavedWithLayers:
             return None
         return super().get_build_config()  # type: ignore[misc]
 
-    def build_from_config(self, config: dict[str, Any]) -> None:
+    def build_from_config(self, config: Config) -> None:
         super().build_from_config(config)  # type: ignore[misc]
         if "_layers_to_come" in vars(self) and (
             isinstance(self, keras.Model) or all(layer.built for layer, _ in walk(self, ""))
@@ -169,7 +170,7 @@ def _check_saved(config: Any) -> None:
         )
 
 
-def _with_layers(top: Any, config: dict[str, Any], custom_objects: Any) -> Any:
+def _with_layers(top: Any, config: Config, custom_objects: Any) -> Any:
     """A layer or model whose inner layers get names, and become those of a configuration."""
     names = config["names"]
     layers = [layer for layer, _ in _named(top)]
@@ -197,7 +198,7 @@ def _with_layers(top: Any, config: dict[str, Any], custom_objects: Any) -> Any:
     return top
 
 
-def _described(layer: Any) -> dict[str, Any]:
+def _described(layer: keras.layers.Layer) -> dict[str, Any]:
     """The configuration of a layer; of a wrapper without the layer inside, which a class makes."""
     if isinstance(layer, PrunableLayer):
         return layer.wrapper_config()
@@ -211,7 +212,7 @@ def _described(layer: Any) -> dict[str, Any]:
     }
 
 
-def _made(described: dict[str, Any], layer: Any, custom_objects: Any) -> Any:
+def _made(described: dict[str, Any], layer: keras.layers.Layer, custom_objects: Any) -> Any:
     """Makes a described layer; a wrapper around the layer that a class has made."""
     if "class_name" in described:
         return restored(described, custom_objects)

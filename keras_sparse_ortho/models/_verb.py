@@ -20,9 +20,11 @@ class Verb(Protocol[P]):
 
     def __call__(self, model: keras.Model, *args: P.args, **kwargs: P.kwargs) -> keras.Model: ...
 
-    def plan(self, model: keras.Model, *args: P.args, **kwargs: P.kwargs) -> Plan: ...
+    def plan(self, model: keras.Model, *args: P.args, **kwargs: P.kwargs) -> Plan:
+        """Returns what the new model would be."""
 
-    def in_place(self, model: keras.Model, *args: P.args, **kwargs: P.kwargs) -> keras.Model: ...
+    def in_place(self, model: keras.Model, *args: P.args, **kwargs: P.kwargs) -> keras.Model:
+        """Changes the given model."""
 
 
 def verb(plan: PlanFunction[P]) -> Callable[[ModelFunction[P]], Verb[P]]:
@@ -37,12 +39,17 @@ def verb(plan: PlanFunction[P]) -> Callable[[ModelFunction[P]], Verb[P]]:
         checked_plan = other_keywords(plan)
 
         @functools.wraps(function)
-        def in_place(model: keras.Model, *args: P.args, **kwargs: P.kwargs) -> keras.Model:
-            return carry_out(model, checked_plan(model, *args, **kwargs), in_place=True)
+        def in_place(
+            model: keras.Model,
+            *args: P.args,
+            **kwargs: P.kwargs,
+        ) -> keras.Model:
+            plan_of_model = checked_plan(model, *args, **kwargs)
+            return carry_out(model, plan_of_model, in_place=True)
 
-        act: Any = other_keywords(function)
-        act.plan = checked_plan
-        act.in_place = in_place
-        return cast(Verb[P], act)
+        checked_function: Any = other_keywords(function)
+        checked_function.plan = checked_plan
+        checked_function.in_place = in_place
+        return cast(Verb[P], checked_function)
 
     return decorate

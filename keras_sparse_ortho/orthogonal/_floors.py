@@ -19,7 +19,8 @@ def depthwise_outputs(shape: Sequence[int], layout: KernelLayout | None = None) 
         shape: Shape of the kernel.
         layout: KernelLayout. Meaning of its axes. Default: `(*spatial, in, out)`.
     """
-    layout = layout or default_layout(shape)
+    if layout is None:
+        layout = default_layout(shape)
     batch, parts, *taps, inputs, outputs = layout.canonical_shape(shape)
     if inputs > 1 or math.prod(taps) == 1:
         return 0
@@ -39,47 +40,58 @@ def floored_masks(
         count: int. Live entries of all masks together.
     """
     # Most kernels are not depthwise: they pay for no arrays of floors.
-    outputs = sum(
-        depthwise_outputs(score.shape, layout)
-        for score, layout in zip(scores, layouts, strict=True)
-    )
+    outputs = 0
+    for score, layout in zip(scores, layouts, strict=True):
+        outputs += depthwise_outputs(score.shape, layout)
     if outputs == 0:
         return largest_masks(scores, count)
-    floors = [_floor(score, layout) for score, layout in zip(scores, layouts, strict=True)]
+    floors = []
+    for score, layout in zip(scores, layouts, strict=True):
+        floors.append(_floor(score, layout))
     lowest = min(np.min(score) for score in scores)
     below_all = np.nextafter(lowest, -np.inf)
-    pairs = list(zip(scores, floors, strict=True))
     if outputs >= count:
-        return largest_masks([np.where(floor, score, below_all) for score, floor in pairs], count)
-    others = largest_masks(
-        [np.where(floor, below_all, score) for score, floor in pairs], count - outputs
-    )
-    return [mask | floor for mask, floor in zip(others, floors, strict=True)]
+        scores_of_floors = [
+            np.where(floor, score, below_all) for score, floor in zip(scores, floors, strict=True)
+        ]
+        return largest_masks(scores_of_floors, count)
+    scores_above_floors = [
+        np.where(floor, below_all, score) for score, floor in zip(scores, floors, strict=True)
+    ]
+    masks = largest_masks(scores_above_floors, count - outputs)
+    return [mask | floor for mask, floor in zip(masks, floors, strict=True)]
 
 
-def floored_mask(scores: np.ndarray, layout: KernelLayout | None, count: int) -> np.ndarray:
+def floored_mask(
+    scores: np.ndarray,
+    layout: KernelLayout | None,
+    count: int,
+) -> np.ndarray:
     """As `floored_masks`, of one kernel."""
     return floored_masks([scores], [layout], count)[0]
 
 
 def floored_columns(scores: np.ndarray, count: int) -> np.ndarray:
     """As `floored_mask`, of matrices `(M, k, outputs)` whose columns are the outputs."""
-    if count < scores.shape[0] * scores.shape[2]:
+    matrices, _, outputs = scores.shape
+    if count < matrices * outputs:
         return largest_mask(scores, count)
-    return floored_mask(scores, KernelLayout(inputs=(), outputs=(2,), batch=(0,)), count)
+    layout = KernelLayout(inputs=(), outputs=(2,), batch=(0,))
+    return floored_mask(scores, layout, count)
 
 
 def _floor(scores: np.ndarray, layout: KernelLayout | None) -> np.ndarray:
     """A mask of the largest entry of each output of a depthwise kernel; else of none."""
-    floor = np.zeros(scores.shape, bool)
-    if not depthwise_outputs(scores.shape, layout):
-        return floor
-    layout = layout or default_layout(scores.shape)
+    if depthwise_outputs(scores.shape, layout) == 0:
+        return np.zeros(scores.shape, bool)
+    if layout is None:
+        layout = default_layout(scores.shape)
     canonical = layout.to_canonical(scores)
     batch, parts, *_, outputs = canonical.shape
     by_output = canonical.reshape(batch, parts, -1, outputs)
-    largest = np.zeros(by_output.shape, bool)
-    np.put_along_axis(largest, by_output.argmax(axis=2)[:, :, None], True, axis=2)
-    return np.ascontiguousarray(
-        layout.from_canonical(largest.reshape(canonical.shape), scores.shape)
-    )
+    index = by_output.argmax(axis=2, keepdims=True)
+    is_largest = np.zeros(by_output.shape, bool)
+    np.put_along_axis(is_largest, index, True, axis=2)
+    canonical_mask = is_largest.reshape(canonical.shape)
+    mask = layout.from_canonical(canonical_mask, scores.shape)
+    return np.ascontiguousarray(mask)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.random import Generator
 
 from keras_sparse_ortho._checks import check_density, check_integer, other_keywords
+from keras_sparse_ortho._types import Config
 from keras_sparse_ortho.errors import DensityError, LayoutError
 from keras_sparse_ortho.orthogonal._counts import apportion, live_count, unmask_at_random
 from keras_sparse_ortho.orthogonal._eoi import DrawOptions, write_orthogonal
@@ -102,14 +103,14 @@ class KernelLayout:
                 inputs.append(axis)
         return cls(tuple(inputs), tuple(outputs), tuple(batch))
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         config = dataclasses.asdict(self)
         for name in ("inputs", "outputs", "batch"):
             config[name] = list(config[name])
         return config
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> KernelLayout:
+    def from_config(cls, config: Config) -> KernelLayout:
         removed = ("strides", "transposed")  # in older files
         return cls(**{name: value for name, value in config.items() if name not in removed})
 
@@ -276,11 +277,11 @@ class Structure(abc.ABC):
             )
         return count
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         return dataclasses.asdict(self)  # type: ignore[call-overload]
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Structure:
+    def from_config(cls, config: Config) -> Structure:
         return cls(**config)
 
     def _shares(

@@ -84,8 +84,9 @@ class NByM(Structure):
         lower = max(lower, self.n)
         ranked = self.strongest(scores, min(upper, self.m))
         if upper > lower:
-            is_first = self.strongest(scores, lower) > -1.0
-            ranked[is_first] += scores.max() + 1.0
+            lowest = scores.min()
+            is_first = self.strongest(scores, lower) >= lowest
+            ranked[is_first] += scores.max() - lowest + 1.0
         return largest_mask(ranked, count)
 
     def strongest(
@@ -93,9 +94,9 @@ class NByM(Structure):
         scores: np.ndarray,
         most: int,
     ) -> np.ndarray:
-        """Scores of the `most` largest entries of each group, the first of equals; -2 elsewhere."""
+        """Scores of the `most` largest entries of each group, first of equals; others below all."""
         *outer, inputs, outputs = scores.shape
-        groups = self.in_groups(scores, -3.0)
+        groups = self.in_groups(scores, -np.inf)
         rank = self.m - most
         ascending = np.partition(groups, rank, axis=-2)
         threshold = ascending[..., rank : rank + 1, :]
@@ -106,7 +107,8 @@ class NByM(Structure):
             room = most - larger.sum(axis=-2, keepdims=True)
             is_first = np.cumsum(equal, axis=-2) <= room
             is_live = larger | (equal & is_first)
-        ranked = np.where(is_live, groups, -2.0)
+        below_all = np.nextafter(scores.min(), -np.inf)
+        ranked = np.where(is_live, groups, below_all)
         ranked = ranked.reshape(*outer, -1, outputs)
         return ranked[..., :inputs, :]
 

@@ -13,6 +13,10 @@ from keras_sparse_ortho.parametrizations._fixed_mask import (
     why_needs_dense,
     why_not_compact,
 )
+from keras_sparse_ortho.parametrizations._learnt_threshold import (
+    LearntThreshold,
+    critical_offsets,
+)
 from keras_sparse_ortho.parametrizations._low_rank_soft_threshold import LowRankSoftThreshold
 from keras_sparse_ortho.parametrizations._parametrization import Parametrization, quantized_value
 from keras_sparse_ortho.parametrizations._scheduled_mask import (
@@ -24,9 +28,7 @@ from keras_sparse_ortho.parametrizations._scheduled_mask import (
 )
 from keras_sparse_ortho.parametrizations._soft_threshold import (
     ChannelSoftThreshold,
-    LearntThreshold,
     SoftThreshold,
-    critical_offsets,
 )
 
 __all__ = [

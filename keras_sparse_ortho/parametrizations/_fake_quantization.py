@@ -1,6 +1,6 @@
 """`FakeQuantization`: effective weights rounded to integers, with a straight-through gradient."""
 
-from typing import Any
+import functools
 
 import keras
 import numpy as np
@@ -8,6 +8,7 @@ import numpy as np
 from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._gathers import with_gradient
 from keras_sparse_ortho._keras_internals import restored
+from keras_sparse_ortho._types import Config, Tensor
 
 LEVELS = {"int8": 127, "int4": 7, "ternary": 1}
 _TERNARY_THRESHOLD = 0.7  # smaller entries become 0
@@ -52,56 +53,78 @@ class FakeQuantization:
             raise ValueError(f"`dtype` must be one of {sorted(LEVELS)}. Received: {dtype=}")
         self.dtype = dtype
 
-    def __call__(self, value: Any, outputs: tuple[int, ...]) -> Any:
+    def __call__(self, value: Tensor, outputs: tuple[int, ...]) -> Tensor:
         """The quantized weight; `outputs` is the shape of one number for each output."""
-        ops, axes = keras.ops, _axes(outputs)
+        axes = _axes(outputs)
+        quantized = functools.partial(self._integers, axes=axes)
+        if self.dtype == "ternary":
+            quantized = functools.partial(_ternary, axes=axes)
 
-        def quantized(w: Any) -> Any:
-            wide = ops.cast(w, "float32")
-            magnitude = ops.abs(wide)
-            if self.dtype == "ternary":
-                live = ops.cast(magnitude > 0, "float32")
-                mean = _mean(magnitude, live, axes)
-                kept = ops.cast(magnitude > _TERNARY_THRESHOLD * mean, "float32")
-                result = ops.sign(wide) * kept * _mean(magnitude, kept, axes)
-            else:
-                scale = ops.max(magnitude, axis=axes, keepdims=True) / LEVELS[self.dtype]
-                scale = ops.where(scale > 0, scale, ops.ones_like(scale))
-                result = ops.round(wide / scale) * scale
-            return ops.cast(result, w.dtype)
+        def rounded(w: Tensor) -> Tensor:
+            return keras.ops.cast(quantized(keras.ops.cast(w, "float32")), w.dtype)
 
-        return with_gradient(quantized, lambda _, upstream: (upstream,), [value], [])
+        def gradient(_: Tensor, upstream: Tensor) -> tuple[Tensor]:
+            return (upstream,)
+
+        return with_gradient(rounded, gradient, [value], [])
+
+    def _integers(self, value: Tensor, axes: tuple[int, ...]) -> Tensor:
+        """A float32 weight on the integers of each channel."""
+        ops = keras.ops
+        largest = ops.max(ops.abs(value), axis=axes, keepdims=True)
+        scale = largest / LEVELS[self.dtype]
+        scale = ops.where(scale > 0, scale, ops.ones_like(scale))
+        return ops.round(value / scale) * scale
 
     def integers(
         self, value: np.ndarray, outputs: tuple[int, ...]
     ) -> tuple[np.ndarray, np.ndarray]:
+        """The int8 integers of a weight in NumPy, and the scales of its channels."""
         value = np.asarray(value, np.float32)
-        scale = np.abs(value).max(axis=_axes(outputs), keepdims=True) / LEVELS[self.dtype]
+        largest = np.abs(value).max(axis=_axes(outputs), keepdims=True)
+        scale = largest / LEVELS[self.dtype]
         scale = np.where(scale > 0, scale, 1).astype(np.float32)
-        return np.rint(value / scale).astype(np.int8), scale
+        integers = np.rint(value / scale)
+        return integers.astype(np.int8), scale
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         return {"dtype": self.dtype}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "FakeQuantization":
+    def from_config(cls, config: Config) -> "FakeQuantization":
         return cls(**config)
 
 
 def _axes(outputs: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(k for k, size in enumerate(outputs) if size == 1)
+    """The axes of a weight over which a channel extends."""
+    return tuple(axis for axis, size in enumerate(outputs) if size == 1)
 
 
-def _mean(value: Any, of: Any, axes: tuple[int, ...]) -> Any:
+def _ternary(value: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """A float32 weight on three values in each channel."""
     ops = keras.ops
-    count = ops.maximum(ops.sum(of, axis=axes, keepdims=True), 1.0)
-    return ops.sum(value * of, axis=axes, keepdims=True) / count
+    magnitude = ops.abs(value)
+    live = ops.cast(magnitude > 0, "float32")
+    threshold = _TERNARY_THRESHOLD * _mean(magnitude, live, axes)
+    is_above = ops.cast(magnitude > threshold, "float32")
+    return ops.sign(value) * is_above * _mean(magnitude, is_above, axes)
 
 
-def checked_quantizer(quantizer: Any) -> FakeQuantization:
-    found = restored(quantizer) if isinstance(quantizer, dict) else quantizer
-    if isinstance(found, FakeQuantization):
-        return found
+def _mean(value: Tensor, mask: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """The mean of the entries in a mask of ones and zeros, 0 where there are none."""
+    ops = keras.ops
+    count = ops.sum(mask, axis=axes, keepdims=True)
+    total = ops.sum(value * mask, axis=axes, keepdims=True)
+    return total / ops.maximum(count, 1.0)
+
+
+def checked_quantizer(quantizer: object) -> FakeQuantization:
+    """A quantizer from itself or its configuration; raises ValueError for another value."""
+    checked = quantizer
+    if isinstance(quantizer, dict):
+        checked = restored(quantizer)
+    if isinstance(checked, FakeQuantization):
+        return checked
     raise ValueError(
         "`quantizer` must be a FakeQuantization, such as FakeQuantization('int8'), or None. "
         f"Received: {quantizer=}"

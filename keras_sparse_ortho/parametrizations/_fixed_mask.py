@@ -21,6 +21,7 @@ from keras_sparse_ortho._keras_internals import (
     value_source,
 )
 from keras_sparse_ortho._optimizer_slots import move_slots, zero_slots
+from keras_sparse_ortho._types import Config, Optimizer
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import DensityError, NotPrunableError
 from keras_sparse_ortho.initializers import (
@@ -134,7 +135,7 @@ class FixedMask(Masked):
     def for_density(self, density: float) -> "FixedMask":
         return type(self)(density, None, self.initializer)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         initializer = keras.saving.serialize_keras_object(self.initializer)
         config = {"density": self.density, "initializer": initializer}
         if self._drawn_digest is not None:
@@ -144,7 +145,7 @@ class FixedMask(Masked):
         return config
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "FixedMask":
+    def from_config(cls, config: Config) -> "FixedMask":
         config = dict(config)
         was_given, drawn = config.pop("mask_given", False), config.pop("drawn_digest", None)
         new = cls(**config)
@@ -160,7 +161,7 @@ class FixedMask(Masked):
         drawn = self._drawn_digest
         return drawn is not None and drawn == digest(self.weight.raw_value(copy=False))
 
-    def move(self, live: Any, optimizer: Any) -> None:
+    def move(self, live: Any, optimizer: Optimizer) -> None:
         changed = live ^ self.mask_value()
         self.assign_mask(live)
         zero_slots(optimizer, self.weight.variable, changed)
@@ -325,7 +326,7 @@ class CompactMask(FixedMask):
         assign(self.indices, indices.astype(np.int32))
         assign(self.values, raw[indices])
 
-    def move(self, live: Any, optimizer: Any) -> None:
+    def move(self, live: Any, optimizer: Optimizer) -> None:
         before, after = to_numpy(self.indices), np.flatnonzero(live)
         source = np.searchsorted(before, after)
         source[~np.isin(after, before)] = -1

@@ -1,19 +1,27 @@
 """`LowRankSoftThreshold`: learnt thresholds between two thin factors (low-rank STR)."""
 
-from collections.abc import Callable
-from typing import Any
+from typing import NamedTuple
 
 import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_integer, other_keywords
+from keras_sparse_ortho._types import AddWeight, Tensor
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight
-from keras_sparse_ortho.parametrizations._soft_threshold import (
+from keras_sparse_ortho.parametrizations._learnt_threshold import (
     LearntThreshold,
     add_weight_decay,
 )
+
+
+class _Factors(NamedTuple):
+    """The thin factors of a matrix `left diag(values) right^T`."""
+
+    left: np.ndarray
+    values: np.ndarray
+    right: np.ndarray
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -60,9 +68,9 @@ class LowRankSoftThreshold(LearntThreshold):
 
     counted = "ranks"
     settings = ("rank", *LearntThreshold.settings)
-    left: Any = None
-    values: Any = None
-    right: Any = None
+    left: keras.Variable = None
+    values: keras.Variable = None
+    right: keras.Variable = None
 
     @other_keywords
     def __init__(
@@ -73,43 +81,55 @@ class LowRankSoftThreshold(LearntThreshold):
         weight_decay: float = 0.0,
     ) -> None:
         super().__init__(g, s_init, weight_decay)
-        self.rank = None if rank is None else check_integer("rank", rank)
+        if rank is not None:
+            rank = check_integer("rank", rank)
+        self.rank = rank
 
-    def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
+    def build(
+        self,
+        weight: PrunableWeight,
+        add_weight: AddWeight,
+    ) -> None:
         self._rows = _rows(weight)
         self._build_threshold(weight, add_weight)
-        parts = self._decomposed()
-        self._build_mask(add_weight, parts[1].shape)
-        for name, part in zip(("left", "values", "right"), parts, strict=True):
-            made = add_weight(name=name, shape=part.shape, initializer="zeros", trainable=True)
-            assign(made, part)
-            made.trainable = weight.variable.trainable
+        factors = self._decomposed()
+        self._build_mask(add_weight, factors.values.shape)
+        for name, value in factors._asdict().items():
+            variable = add_weight(
+                name=name,
+                shape=value.shape,
+                initializer="zeros",
+                trainable=True,
+            )
+            assign(variable, value)
+            variable.trainable = weight.variable.trainable
             if self.weight_decay:
-                add_weight_decay(made, self.weight_decay)
-            setattr(self, name, made)
+                add_weight_decay(variable, self.weight_decay)
+            setattr(self, name, variable)
         self.steered = self.values
         self.keep_untrained()
 
     def settle(self) -> None:
-        parts = self._decomposed()
-        for variable, part in zip((self.left, self.values, self.right), parts, strict=True):
-            assign(variable, part)
+        for name, value in self._decomposed()._asdict().items():
+            assign(getattr(self, name), value)
 
     def keep_untrained(self) -> None:
         self.weight.variable.trainable = False  # the factors are trained in its place
 
     @property
-    def trained_variable(self) -> Any:
+    def trained_variable(self) -> keras.Variable:
         return self.values
 
     def release(self) -> None:
         self.weight.variable.trainable = self.values.trainable
 
-    def effective(self, value: Any) -> Any:
+    def effective(self, value: Tensor) -> Tensor:
         ops = keras.ops
         values = self._shrunk(ops.convert_to_tensor(self.values.value))
-        product = ops.matmul(self.left.value * values, ops.transpose(self.right.value))
-        return ops.cast(ops.reshape(product, self.weight.shape), value.dtype)
+        left = self.left.value * values
+        product = ops.matmul(left, ops.transpose(self.right.value))
+        matrix = ops.reshape(product, self.weight.shape)
+        return ops.cast(matrix, value.dtype)
 
     def mask_value(self) -> np.ndarray:
         return np.full(self.weight.shape, self.live_rank > 0)
@@ -123,15 +143,18 @@ class LowRankSoftThreshold(LearntThreshold):
         values = self._numpy_values()
         live = np.flatnonzero(values)
         root = np.sqrt(np.abs(values[live]))
-        left = to_numpy(self.left)[:, live] * (root * np.sign(values[live]))
-        return left, (to_numpy(self.right)[:, live] * root).T
+        signed_root = root * np.sign(values[live])
+        left = to_numpy(self.left)[:, live] * signed_root
+        right = to_numpy(self.right)[:, live] * root
+        return left, right.T
 
     def counts(self) -> tuple[int, int]:
         return self.live_rank, int(self.values.shape[0])
 
     def scales(self) -> np.ndarray:
-        left, values, right = map(to_numpy, (self.left, self.values, self.right))
-        wrong = sum(np.count_nonzero(~np.isfinite(part)) for part in (left, values, right))
+        values = to_numpy(self.values)
+        factors = [to_numpy(self.left), values, to_numpy(self.right)]
+        wrong = sum(np.count_nonzero(~np.isfinite(factor)) for factor in factors)
         if wrong:
             raise NotPrunableError(
                 f"The factors of the weight {self.weight.path!r} are not finite. "
@@ -142,22 +165,33 @@ class LowRankSoftThreshold(LearntThreshold):
     def _numpy_values(self) -> np.ndarray:
         return to_numpy(self._shrunk(keras.ops.convert_to_tensor(self.values)))
 
-    def _decomposed(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _decomposed(self) -> _Factors:
+        """The factors of the largest singular values, of a scale where these are at most 1/2."""
         matrix = self.weight.finite_raw_value().reshape(self._rows, -1)
         left, values, right = np.linalg.svd(matrix.astype(np.float64), full_matrices=False)
-        kept = slice(None, self.rank)
-        scale = 2 * values[0] if values[0] > 0 else 1.0
+        scale = 1.0
+        if values[0] > 0:
+            scale = 2 * values[0]
         root = np.sqrt(scale)
-        parts = left[:, kept] * root, values[kept] / scale, right[kept].T * root
-        return tuple(part.astype(np.float32) for part in parts)  # type: ignore[return-value]
+        ranks = slice(None, self.rank)
+        thin_left = left[:, ranks] * root
+        thin_right = right[ranks].T * root
+        scaled_values = values[ranks] / scale
+        return _Factors(
+            thin_left.astype(np.float32),
+            scaled_values.astype(np.float32),
+            thin_right.astype(np.float32),
+        )
 
 
 def _rows(weight: PrunableWeight) -> int:
     """Number of inputs `m` of a matrix with inputs first."""
-    rank, layout = len(weight.shape), weight.layout or KernelLayout.convolution()
-    inputs, outputs = ({k % rank for k in axes} for axes in (layout.inputs, layout.outputs))
-    split = len(inputs)
-    if inputs != set(range(split)) or outputs != set(range(split, rank)):
+    layout = weight.layout or KernelLayout.convolution()
+    rank = len(weight.shape)
+    input_axes = [axis % rank for axis in layout.inputs]
+    output_axes = [axis % rank for axis in layout.outputs]
+    split = len(input_axes)
+    if sorted(input_axes) + sorted(output_axes) != list(range(rank)):
         raise NotPrunableError(
             f"The weight {weight.path!r} must be a matrix from inputs to outputs to have a rank; "
             "LowRankSoftThreshold is for dense and recurrent layers. "

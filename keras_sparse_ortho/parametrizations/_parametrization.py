@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._keras_internals import in_stateless_scope
+from keras_sparse_ortho._types import Config
 from keras_sparse_ortho._values import assign, placed, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight, Storage
@@ -45,11 +46,11 @@ class Parametrization(Storage):
         """The effective weight for the raw value, both tensors of one shape and dtype."""
 
     @abc.abstractmethod
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """JSON values from which `from_config` makes an unbuilt clone."""
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "Parametrization":
+    def from_config(cls, config: Config) -> "Parametrization":
         return cls(**config)
 
     def clone(self) -> "Parametrization":

@@ -1,8 +1,7 @@
 """Masks by magnitude on a schedule: `MagnitudeMask`, `StraightThroughTopK`, `Feather`."""
 
 import functools
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import keras
 import numpy as np
@@ -15,12 +14,14 @@ from keras_sparse_ortho._keras_internals import (
     restored,
     warn_user,
 )
+from keras_sparse_ortho._types import AddWeight, Config, Tensor, TensorLike
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import DensityError, DensityWarning
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight, storages_of, walk
 from keras_sparse_ortho.orthogonal import (
     Block,
     NByM,
+    StructureLike,
     as_structure,
     best_blocks,
     block_unit,
@@ -30,22 +31,29 @@ from keras_sparse_ortho.orthogonal import (
 from keras_sparse_ortho.parametrizations._parametrization import Masked
 from keras_sparse_ortho.schedules import Schedule, as_schedule
 
-_LEAST = 1e-6  # of 1 - (T / |w|)^p, where a live entry has fallen below T between two updates
+ScheduleLike = Schedule | float | object | None
+"""A schedule, a density, or a schedule of TFMOT."""
+
+_SMALLEST_SHARE = (
+    1e-6  # of 1 - (T / |w|)^p, where a live entry has fallen below T between two updates
+)
 _TINY = 1e-7  # also in float16
-_WHOLE = ("inputs", "outputs", None)
+_WHOLE_LINES = ("inputs", "outputs", None)
 
 
 class ScheduledMask(Masked):
     """A stored mask that the callback `UpdateMasks` updates on a schedule; see `MagnitudeMask`."""
 
-    watched = False  # whether something updates the mask, or a warning has said that nothing does
+    watched = False
+    """Whether something updates the mask, or a warning has said that nothing does."""
+
     settings: ClassVar[tuple[str, ...]] = ("schedule",)
 
     @other_keywords
-    def __init__(self, schedule: Any = None, frequency: int | None = None) -> None:
+    def __init__(self, schedule: ScheduleLike = None, frequency: int | None = None) -> None:
         self.schedule = as_schedule(schedule, frequency)
 
-    def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
+    def build(self, weight: PrunableWeight, add_weight: AddWeight) -> None:
         if self.schedule.density is None:
             name = type(self).__name__
             raise ValueError(
@@ -61,7 +69,7 @@ class ScheduledMask(Masked):
             initializer=keras.initializers.Constant(-1),
         )
 
-    def update(self, step: int, density: float | None = None) -> tuple[Any, int]:
+    def update(self, step: int, density: float | None = None) -> tuple[np.ndarray | None, int]:
         """Ranks the weight and sets the mask for a step, by default to the schedule's density.
 
         Returns a bool array of the entries whose optimizer slots must be reset (`None` for none),
@@ -69,7 +77,9 @@ class ScheduledMask(Masked):
         """
         self.watched = True
         self.clear_dead()
-        mask = self._ranked(self.schedule.at(step) if density is None else density)
+        if density is None:
+            density = self.schedule.at(step)
+        mask = self._ranked(density)
         grown = int(np.count_nonzero(mask & ~self.mask_value()))
         self.assign_mask(mask)
         assign(self._updated, step)
@@ -80,16 +90,22 @@ class ScheduledMask(Masked):
         """The step of the last update, -1 before the first."""
         return int(to_numpy(self._updated))
 
-    def current(self, after: Any = None) -> Any:
-        if not self.watched and (model := model_in_fit()) is not None:
-            after_epochs(model, functools.partial(_warn_after_epoch, model))
+    def current(self, after: Tensor = None) -> Tensor:
+        if not self.watched:
+            model = model_in_fit()
+            if model is not None:
+                after_epochs(model, functools.partial(_warn_after_epoch, model))
         return super().current(after)
 
     def is_overdue(self, steps: int, share: float = 0.0) -> bool:
         """Whether the mask was never updated after `steps`, a `share` of the run, although due."""
         begin = self.schedule.begin_step
-        begun = begin <= share if isinstance(begin, float) else begin <= steps
-        return steps > 0 and begun and self.last_updated < 0 and self.weight.variable.trainable
+        position: float = steps
+        if isinstance(begin, float):
+            position = share
+        if steps == 0 or begin > position:
+            return False
+        return self.last_updated < 0 and self.weight.variable.trainable
 
     def counts(self) -> tuple[int, int]:
         """How many entries are live now, and how many at the end of the schedule."""
@@ -108,13 +124,16 @@ class ScheduledMask(Masked):
     def clone(self) -> "ScheduledMask":
         return type(self)(**{name: getattr(self, name) for name in self.settings})
 
-    def get_config(self) -> dict[str, Any]:
-        serialize = keras.saving.serialize_keras_object
-        own = {name: serialize(getattr(self, name)) for name in self.settings}
-        return {key: value for key, value in own.items() if key != "structure" or value is not None}
+    def get_config(self) -> Config:
+        config = {}
+        for name in self.settings:
+            value = getattr(self, name)
+            if name != "structure" or value is not None:
+                config[name] = keras.saving.serialize_keras_object(value)
+        return config
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "ScheduledMask":
+    def from_config(cls, config: Config) -> "ScheduledMask":
         check_config(cls.__name__, config, *sorted({*cls.settings} - {"structure"}))
         schedule = restored(config["schedule"])
         if not isinstance(schedule, Schedule):  # a file could name any callable
@@ -124,7 +143,7 @@ class ScheduledMask(Masked):
             )
         return cls(**{**config, "schedule": schedule})
 
-    def _slots_to_reset(self, mask: Any) -> Any:
+    def _slots_to_reset(self, mask: np.ndarray) -> np.ndarray | None:
         return np.logical_not(mask)
 
     def _ranked(self, density: float) -> np.ndarray:
@@ -182,29 +201,48 @@ class MagnitudeMask(ScheduledMask):
 
     @other_keywords
     def __init__(
-        self, schedule: Any = None, frequency: int | None = None, structure: Any = None
+        self,
+        schedule: ScheduleLike = None,
+        frequency: int | None = None,
+        structure: StructureLike | Config | None = None,
     ) -> None:
         super().__init__(schedule, frequency)
-        found = restored(structure) if isinstance(structure, dict) else structure
-        self.structure = found if found in _WHOLE else as_structure(found)
-        if self.structure not in _WHOLE and not isinstance(self.structure, Block | NByM):
-            raise ValueError(
-                '`structure` must be Block, NByM, "inputs", "outputs" or None. '
-                f"Received: structure={structure!r}"
-            )
+        checked: object = structure
+        if isinstance(structure, dict):
+            checked = restored(structure)
+        if checked not in _WHOLE_LINES:
+            checked = as_structure(checked)
+            if not isinstance(checked, Block | NByM):
+                raise ValueError(
+                    '`structure` must be Block, NByM, "inputs", "outputs" or None. '
+                    f"Received: structure={structure!r}"
+                )
+        self.structure: Block | NByM | str | None = checked
 
-    def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
+    def build(self, weight: PrunableWeight, add_weight: AddWeight) -> None:
         self._layout = weight.layout or KernelLayout.convolution()
         self._shape = self._layout.canonical_shape(weight.shape)
         *_, inputs, outputs = self._shape
-        whole = {"inputs": Block(1, outputs), "outputs": Block(inputs, 1)}
-        self._pattern = own = whole.get(self.structure, self.structure)
-        if own is not None:
-            own.check(self._shape)
+        self._pattern = self._pattern_for(inputs, outputs)
+        if self._pattern is not None:
+            self._pattern.check(self._shape)
         density = self.schedule.density
-        if isinstance(own, NByM) and density is not None and density > own.n / own.m:
-            raise DensityError(f"{own} allows at most {own.n / own.m:g}. Received: {density=}")
+        if isinstance(self._pattern, NByM) and density is not None:
+            largest = self._pattern.n / self._pattern.m
+            if density > largest:
+                raise DensityError(
+                    f"{self._pattern} allows at most {largest:g}. Received: {density=}"
+                )
         super().build(weight, add_weight)
+
+    def _pattern_for(self, inputs: int, outputs: int) -> Block | NByM | None:
+        """The structure of a matrix: whole inputs and outputs are blocks."""
+        if self.structure == "inputs":
+            return Block(1, outputs)
+        if self.structure == "outputs":
+            return Block(inputs, 1)
+        assert not isinstance(self.structure, str)
+        return self.structure
 
     def live_at(self, density: float) -> int:
         if not isinstance(self._pattern, Block):
@@ -213,16 +251,17 @@ class MagnitudeMask(ScheduledMask):
         return max(round(density * self.weight.size / unit), 1) * unit
 
     def _ranked(self, density: float) -> np.ndarray:
-        own, count = self._pattern, self.live_at(density)
-        if own is None:
+        if self._pattern is None:
             return super()._ranked(density)
+        count = self.live_at(density)
         value = self.weight.finite_raw_value()
         scores = np.asarray(self._layout.to_canonical(value), np.float64) ** 2
-        if isinstance(own, NByM):
-            mask = own.largest(scores, count)
+        if isinstance(self._pattern, NByM):
+            mask = self._pattern.largest(scores, count)
         else:
-            rng, few = np.random.default_rng(0), count <= self.counts()[1]
-            mask = best_blocks(own, scores, count, rng, few=few)
+            _, final_count = self.counts()
+            rng = np.random.default_rng(0)
+            mask = best_blocks(self._pattern, scores, count, rng, few=count <= final_count)
         return np.ascontiguousarray(self._layout.from_canonical(mask, value.shape))
 
     @property
@@ -236,18 +275,21 @@ class MagnitudeMask(ScheduledMask):
         live, final = self.counts()
         return live == final and self.last_updated >= 0
 
-    def support(self) -> list[Any]:
+    def support(self) -> list[keras.Variable]:
         return [self.mask, self._updated]
 
     def unfinished(self) -> str | None:
         if self.last_updated >= 0:
             return None
         begin = self.schedule.begin_step or 1
-        steps = "1 step" if begin == 1 else f"{begin} steps"
-        least = f"{begin:.0%} of the run" if isinstance(begin, float) else steps
+        duration = f"{begin} steps"
+        if isinstance(begin, float):
+            duration = f"{begin:.0%} of the run"
+        elif begin == 1:
+            duration = "1 step"
         return (
             "its mask was never set: train with keras_sparse_ortho.callbacks.UpdateMasks(), for "
-            f"at least {least}"
+            f"at least {duration}"
         )
 
     def _initial_mask(self) -> np.ndarray:
@@ -282,23 +324,23 @@ class StraightThroughTopK(ScheduledMask):
     """
 
     @other_keywords
-    def __init__(self, schedule: Any = None, frequency: int | None = 1) -> None:
+    def __init__(self, schedule: ScheduleLike = None, frequency: int | None = 1) -> None:
         super().__init__(schedule, frequency)
 
-    def effective(self, value: Any) -> Any:
+    def effective(self, value: Tensor) -> Tensor:
         """`w + stop_gradient(where(mask, w, 0) - w)`, which is exactly `w` or exactly 0."""
         return value + keras.ops.stop_gradient(super().effective(value) - value)
 
     def settle(self) -> None:
         assign(self.mask, self._initial_mask())
 
-    def _initial_mask(self) -> Any:
+    def _initial_mask(self) -> np.ndarray:
         return self._ranked(self.schedule.at_start())
 
-    def _clear(self, mask: Any) -> None:
+    def _clear(self, mask: np.ndarray) -> None:
         """Raw weights stay, so that dead entries can come back."""
 
-    def _slots_to_reset(self, mask: Any) -> None: ...
+    def _slots_to_reset(self, mask: np.ndarray) -> None: ...
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -334,34 +376,41 @@ class Feather(StraightThroughTopK):
     @other_keywords
     def __init__(
         self,
-        schedule: Any = None,
+        schedule: ScheduleLike = None,
         frequency: int | None = None,
         power: float = 3.0,
         theta: float = 0.3,
     ) -> None:
         super().__init__(schedule, frequency)
-        self.power, self.theta = check_number("power", power), check_number("theta", theta)
+        self.power = check_number("power", power)
+        self.theta = check_number("theta", theta)
         if self.power <= 0:
             raise ValueError(f"`power` must be greater than 0. Received: power={power!r}")
         if not 0 <= self.theta <= 1:
             raise ValueError(f"`theta` must be in [0, 1]. Received: theta={theta!r}")
 
-    def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
+    def build(self, weight: PrunableWeight, add_weight: AddWeight) -> None:
         super().build(weight, add_weight)
         self._threshold = add_weight(
-            name="threshold", shape=(), trainable=False, initializer=self._largest_dead
+            name="threshold",
+            shape=(),
+            trainable=False,
+            initializer=self._largest_dead,
         )
 
-    def effective(self, value: Any) -> Any:
+    def effective(self, value: Tensor) -> Tensor:
         ops = keras.ops
         threshold = ops.cast(self._threshold.value, value.dtype)
         ratio = threshold / ops.maximum(ops.abs(value), _TINY)
-        shares = ops.maximum(1 - ratio**self.power, _LEAST) ** (1 / self.power)
-        mask, zero = self.mask.value, ops.zeros((), dtype=value.dtype)
-        passed = value * ops.where(mask, ops.ones((), dtype=value.dtype), self.theta)
-        return passed + ops.stop_gradient(ops.where(mask, value * shares, zero) - passed)
+        shares = ops.maximum(1 - ratio**self.power, _SMALLEST_SHARE) ** (1 / self.power)
+        mask = self.mask.value
+        zero = ops.zeros((), dtype=value.dtype)
+        one = ops.ones((), dtype=value.dtype)
+        with_gradient = value * ops.where(mask, one, self.theta)
+        effective = ops.where(mask, value * shares, zero)
+        return with_gradient + ops.stop_gradient(effective - with_gradient)
 
-    def assign_mask(self, mask: Any) -> None:
+    def assign_mask(self, mask: TensorLike) -> None:
         super().assign_mask(mask)
         self._set_threshold()
 
@@ -372,37 +421,46 @@ class Feather(StraightThroughTopK):
     def _set_threshold(self) -> None:
         assign(self._threshold, self._largest_dead())
 
-    def _largest_dead(self, shape: tuple[int, ...] = (), dtype: Any = None) -> Any:
+    def _largest_dead(self, shape: tuple[int, ...] = (), dtype: str | None = None) -> Tensor:
+        """The largest magnitude outside the mask; it has the arguments of an initializer."""
         magnitudes = keras.ops.abs(self.weight.variable.value)
-        dead = keras.ops.where(self.mask.value, keras.ops.zeros_like(magnitudes), magnitudes)
+        zeros = keras.ops.zeros_like(magnitudes)
+        dead = keras.ops.where(self.mask.value, zeros, magnitudes)
         return keras.ops.cast(keras.ops.max(dead), dtype or self._threshold.dtype)
 
 
-def warn_unless_updated(model: Any, share: float = 0.0) -> bool:
-    """Warns of begun masks that nothing updated; returns whether no more warning is to come."""
+def warn_unless_updated(model: keras.Model, share: float = 0.0) -> bool:
+    """Warns of begun masks that nothing updated; returns whether all warnings were given."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         return False
-    own = [storage for layer, _ in walk(model, "") for storage in storages_of(layer).values()]
-    masks = [storage for storage in own if isinstance(storage, ScheduledMask)]
-    seen, accumulated = applied_batches(optimizer)
-    overdue = [mask for mask in masks if mask.is_overdue(seen // accumulated, share)]
+    masks: list[ScheduledMask] = []
+    for layer, _ in walk(model, ""):
+        for storage in storages_of(layer).values():
+            if isinstance(storage, ScheduledMask):
+                masks.append(storage)
+    batches, accumulated = applied_batches(optimizer)
+    steps = batches // accumulated
+    overdue = [mask for mask in masks if mask.is_overdue(steps, share)]
     for mask in overdue:
         mask.watched = True
     if overdue:
-        more = f" and {len(overdue) - 1} more" if len(overdue) > 1 else ""
+        further = ""
+        if len(overdue) > 1:
+            further = f" and {len(overdue) - 1} more"
         warn_user(
             "Masks on a schedule were never updated, so they are as dense as at the start. Pass "
             "callbacks=[keras_sparse_ortho.callbacks.UpdateMasks()] to `fit`; in a custom training "
             "loop call its `update(step)` (docs/custom_loops.md). keras_sparse_ortho.finish(model) "
             "sets them to the final density at once. "
-            f"Received: {overdue[0].weight.path!r}{more}, after {seen // accumulated} steps",
+            f"Received: {overdue[0].weight.path!r}{further}, after {steps} steps",
             DensityWarning,
         )
     return bool(overdue) or all(mask.last_updated >= 0 for mask in masks)
 
 
-def _warn_after_epoch(model: Any, epochs: int) -> bool:
+def _warn_after_epoch(model: keras.Model, epochs: int) -> bool:
     if keras.backend.backend() == "jax":
         model.jax_state_sync()
-    return warn_unless_updated(model, epochs / (model.history.params.get("epochs") or epochs))
+    all_epochs = model.history.params.get("epochs") or epochs
+    return warn_unless_updated(model, epochs / all_epochs)

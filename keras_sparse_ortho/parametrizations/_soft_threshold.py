@@ -1,226 +1,15 @@
-"""Learnt thresholds (STR): `SoftThreshold`, `ChannelSoftThreshold`, and `LearntThreshold`."""
+"""Learnt thresholds (STR) of entries and of channels: `SoftThreshold`, `ChannelSoftThreshold`."""
 
-import abc
-import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any, ClassVar
 
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_number, other_keywords
-from keras_sparse_ortho._gathers import with_gradient
-from keras_sparse_ortho._values import assign, placed, to_numpy
+from keras_sparse_ortho._checks import other_keywords
+from keras_sparse_ortho._types import AddWeight, Tensor
+from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight
-from keras_sparse_ortho.parametrizations._parametrization import Parametrization
-
-
-def _logit(magnitude: np.ndarray) -> np.ndarray:
-    inside = np.minimum(magnitude, 1)
-    return np.log(inside) - np.log1p(-inside)
-
-
-def _inverse_softplus(magnitude: np.ndarray) -> np.ndarray:
-    # log(e^x - 1) = x + log(1 - e^-x), which does not overflow.
-    return magnitude + np.log(-np.expm1(-magnitude))
-
-
-# Increasing functions `g` from the reals to thresholds `>= 0`, with their inverses in NumPy: `-inf`
-# for 0, and `inf` for magnitudes that no threshold reaches.
-_FUNCTIONS: dict[str, tuple[Any, Callable[[np.ndarray], np.ndarray]]] = {
-    "sigmoid": (keras.ops.sigmoid, _logit),
-    "exp": (keras.ops.exp, np.log),
-    "softplus": (keras.ops.softplus, _inverse_softplus),
-}
-
-
-def critical_offsets(g: str, scales: np.ndarray, s: np.ndarray) -> np.ndarray:
-    """`g^-1(scale) - s` in float64; NaN where `s` is not finite."""
-    s = np.where(np.isfinite(s), np.asarray(s, np.float64), np.nan)
-    with np.errstate(divide="ignore"):
-        return np.asarray(_FUNCTIONS[g][1](scales.astype(np.float64)) - s)
-
-
-def shrink(value: Any, threshold: Any) -> Any:
-    """`sign(w) * relu(|w| - t)`, `t` a scalar or of the rank of `w`."""
-    # Its own gradients keep fewer arrays than automatic ones.
-    ops = keras.ops
-    axes = [k for k, size in enumerate(threshold.shape) if size != value.shape[k]]
-
-    def shrunk(w: Any, t: Any) -> Any:
-        # As a difference, which is 0 for w = t = 0: an entry frozen at 0 gets no gradient.
-        return w - ops.clip(w, -t, t)
-
-    def gradient(w: Any, t: Any, upstream: Any) -> tuple[Any, Any]:
-        effective = shrunk(w, t)
-        live = ops.where(effective != 0, upstream, ops.zeros((), dtype=w.dtype))
-        terms = upstream * ops.sign(effective)
-        if len(t.shape) > 0:
-            return live, -ops.sum(terms, axis=axes, keepdims=True)
-        # In two steps: on CPUs XLA is slow to sum to a scalar, and makes one step of two sums.
-        columns = ops.sum(ops.reshape(terms, (-1, terms.shape[-1])), axis=0)
-        return live, -ops.dot(columns, ops.ones_like(columns))
-
-    return with_gradient(shrunk, gradient, [value, threshold], [])
-
-
-class _Sum(keras.regularizers.Regularizer):  # Keras 3.11 accepts no other callables
-    def __init__(self, first: Any, second: Any) -> None:
-        self._terms = (first, second)
-
-    def __call__(self, value: Any) -> Any:
-        return self._terms[0](value) + self._terms[1](value)
-
-
-def add_weight_decay(variable: Any, strength: float) -> None:
-    """Adds `strength / 2 * sum(variable ** 2)` to the loss, beside another regularizer."""
-    decay = keras.regularizers.L2(strength / 2)
-    own = variable.regularizer
-    variable.regularizer = decay if own is None else _Sum(own, decay)
-
-
-class LearntThreshold(Parametrization):
-    """A threshold `t = g(s)` with a trainable `s`, which `callbacks.TargetDensity` can steer.
-
-    While steered `t = g(s + offset)`, and 0 once frozen. From then on a mask keeps dead entries at
-    0: optimizers that the callback does not know still have moments for these. Subclasses define
-    `effective`, `scales`, `freeze` and what counts (`counted`). The arguments are those of
-    `SoftThreshold`.
-    """
-
-    counted = "entries"
-    dies_at_once = 1  # entries that die together
-    steered: Any = None  # the variable whose entries are compared with the threshold
-    settings: ClassVar[tuple[str, ...]] = ("g", "s_init", "weight_decay")
-
-    @other_keywords
-    def __init__(self, g: str = "sigmoid", s_init: float = -8.0, weight_decay: float = 0.0) -> None:
-        self.g = g
-        self.s_init = check_number("s_init", s_init)
-        self.weight_decay = check_number("weight_decay", weight_decay)
-        if self.weight_decay < 0:
-            raise ValueError(f"`weight_decay` must not be negative. Received: {weight_decay=}")
-        if not isinstance(g, str) or g not in _FUNCTIONS:
-            raise ValueError(f"`g` must be one of {sorted(_FUNCTIONS)}. Received: g={g!r}")
-
-    def _build_threshold(
-        self,
-        weight: PrunableWeight,
-        add_weight: Callable[..., Any],
-        shape: tuple[int, ...] = (),
-        shared: bool = False,
-    ) -> None:
-        """Creates `s`, and the offset and switch by which `TargetDensity` steers it.
-
-        Args:
-            weight: PrunableWeight.
-            add_weight: callable. That of the wrapper.
-            shape: tuple of int. That of `s`.
-            shared: bool. Whether all weights of the wrapper have one `s`.
-        """
-        weight.finite_raw_value()
-        self._weight = dataclasses.replace(weight, drawn_mask=None)
-        self.steered = weight.variable
-        self.s = add_weight(
-            name="s",
-            shared=shared,
-            shape=shape,
-            initializer=keras.initializers.Constant(self.s_init),
-            trainable=True,
-        )
-        if not shared:
-            # The threshold of a frozen kernel would change what its layer computes.
-            self.s.trainable = weight.variable.trainable
-        self.offset = add_weight(name="s_offset", shape=(), initializer="zeros", trainable=False)
-        self.active = add_weight(name="s_active", shape=(), initializer="ones", trainable=False)
-        # The density of TargetDensity, 0 without one; and 1 if it freezes the live entries.
-        self._target = add_weight(name="s_target", shape=(2,), initializer="zeros", trainable=False)
-        if self.weight_decay and self.s.regularizer is None:  # a shared one decays once
-            add_weight_decay(self.s, self.weight_decay)
-
-    def _build_mask(self, add_weight: Callable[..., Any], shape: tuple[int, ...]) -> None:
-        """Creates the mask of live entries once frozen; its shape broadcasts to `steered`."""
-        self.frozen_mask = add_weight(
-            name="s_mask", shape=shape, dtype="bool", initializer="ones", trainable=False
-        )
-
-    def _where_live(self, value: Any) -> Any:
-        """`value` with the entries at 0 that were dead when the threshold was frozen."""
-        zero = keras.ops.zeros((), dtype=value.dtype)
-        return keras.ops.where(self.frozen_mask.value, value, zero)
-
-    def _set_frozen(self, mask: Any) -> None:
-        assign(self.frozen_mask, mask)
-        assign(self.active, 0.0)
-
-    def support(self) -> list[Any]:
-        return [self.frozen_mask]
-
-    def clear_dead(self) -> None:
-        assign(self.steered, self._where_live(self.steered.value))
-
-    def _threshold(self) -> Any:
-        t = _FUNCTIONS[self.g][0](self.s.value + self.offset.value)
-        # Unlike a product: 0 for an inactive threshold even where g overflows.
-        return keras.ops.where(self.active.value > 0, t, keras.ops.zeros((), dtype=t.dtype))
-
-    def threshold_value(self) -> np.ndarray:
-        return np.ravel(to_numpy(self._threshold()))
-
-    @property
-    def is_trained(self) -> bool:
-        return bool((to_numpy(self.s) != np.float32(self.s_init)).any())
-
-    @property
-    def frozen(self) -> bool:
-        return not float(to_numpy(self.active))
-
-    def aim(self, density: float, freeze: bool) -> None:
-        """Stores the density of `TargetDensity`, and whether live entries will be fixed there."""
-        assign(self._target, np.array([density, freeze], np.float32))
-
-    @property
-    def target_density(self) -> float | None:
-        """The density asked for, of all steered weights together; `None` without one."""
-        density = to_numpy(self._target)[0]
-        return float(f"{density:.7g}") if density else None  # 0.1, not float32's 0.100000001
-
-    @property
-    def target_is_frozen(self) -> bool:
-        return bool(to_numpy(self._target)[1])
-
-    def counts(self) -> tuple[int, int]:
-        """How many entries (or ranks) are live now, and how many there are."""
-        mask = self.mask_value()
-        return int(np.count_nonzero(mask)), mask.size
-
-    @abc.abstractmethod
-    def scales(self) -> np.ndarray:
-        """The magnitude compared with the threshold, for every entry of `steered`, in NumPy."""
-
-    def critical_offsets(self) -> np.ndarray:
-        """For every entry of `steered` the offset from which on it is dead."""
-        return critical_offsets(self.g, self.scales(), to_numpy(self.s))
-
-    def freeze(self, mask: np.ndarray) -> np.ndarray:
-        """Fixes the live entries of `steered` and returns them; the threshold becomes 0."""
-        ops, raw = keras.ops, keras.ops.convert_to_tensor(self.steered)
-        live, effective = placed(mask, self.steered), self._shrunk(raw)
-        dtype = keras.backend.standardize_dtype(raw.dtype)
-        tiny = np.finfo(np.float16 if dtype == "float16" else np.float32).tiny
-        least = ops.sign(raw) * ops.cast(float(tiny), dtype)  # for entries that are rounded to 0
-        kept = ops.where(effective == 0, least, effective)
-        assign(self.steered, ops.where(live, kept, ops.zeros((), dtype=dtype)))
-        self._set_frozen(live)
-        return mask
-
-    def _shrunk(self, value: Any) -> Any:
-        threshold = keras.ops.cast(self._threshold(), value.dtype)
-        return self._where_live(shrink(value, threshold))
-
-    def get_config(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.settings}
+from keras_sparse_ortho.parametrizations._learnt_threshold import LearntThreshold, add_weight_decay
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -282,21 +71,30 @@ class SoftThreshold(LearntThreshold):
         super().__init__(g, s_init, weight_decay)
         self.granularity = granularity
 
-    def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
-        shape = weight.outputs_shape if self.granularity == "channel" else ()
-        self._build_threshold(weight, add_weight, shape, shared=self.granularity == "global")
+    def build(
+        self,
+        weight: PrunableWeight,
+        add_weight: AddWeight,
+    ) -> None:
+        shape: tuple[int, ...] = ()
+        if self.granularity == "channel":
+            shape = weight.outputs_shape
+        is_shared = self.granularity == "global"
+        self._build_threshold(weight, add_weight, shape, shared=is_shared)
         self._build_mask(add_weight, weight.shape)
         if self.weight_decay:
             add_weight_decay(weight.variable, self.weight_decay)
 
-    def effective(self, value: Any) -> Any:
+    def effective(self, value: Tensor) -> Tensor:
         return self._shrunk(value)
 
     def mask_value(self) -> np.ndarray:
-        return to_numpy(self._shrunk(keras.ops.convert_to_tensor(self.weight.variable)) != 0)
+        raw = keras.ops.convert_to_tensor(self.weight.variable)
+        return to_numpy(self._shrunk(raw) != 0)
 
     def scales(self) -> np.ndarray:
-        return np.abs(self.weight.finite_raw_value()) * to_numpy(self.frozen_mask)
+        magnitudes = np.abs(self.weight.finite_raw_value())
+        return magnitudes * to_numpy(self.frozen_mask)
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -330,22 +128,30 @@ class ChannelSoftThreshold(LearntThreshold):
     and Lin (Journal of the Royal Statistical Society B 68, 2006), for groups.
     """
 
-    _summed: tuple[int, ...] = ()
+    _summed_axes: tuple[int, ...] = ()
 
-    def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
+    def build(
+        self,
+        weight: PrunableWeight,
+        add_weight: AddWeight,
+    ) -> None:
         self._build_threshold(weight, add_weight)
-        one = weight.outputs_shape
-        self._build_mask(add_weight, one)
-        self.dies_at_once = weight.size // math.prod(one)
-        self._summed = tuple(k for k, size in enumerate(weight.shape) if size != one[k])
+        shape = weight.outputs_shape
+        self._build_mask(add_weight, shape)
+        self.dies_at_once = weight.size // math.prod(shape)
+        sizes = zip(weight.shape, shape, strict=True)
+        self._summed_axes = tuple(
+            axis for axis, (size, channels) in enumerate(sizes) if size != channels
+        )
         if self.weight_decay:
             add_weight_decay(weight.variable, self.weight_decay)
 
-    def effective(self, value: Any) -> Any:
+    def effective(self, value: Tensor) -> Tensor:
         scale, live = self._scales(value)
         t = keras.ops.cast(self._threshold(), value.dtype)
-        shrunk = keras.ops.where(live, 1 - t / scale, keras.ops.zeros((), dtype=value.dtype))
-        return value * shrunk
+        zero = keras.ops.zeros((), dtype=value.dtype)
+        factor = keras.ops.where(live, 1 - t / scale, zero)
+        return value * factor
 
     def mask_value(self) -> np.ndarray:
         return np.broadcast_to(self._live(), self.weight.shape)
@@ -354,29 +160,37 @@ class ChannelSoftThreshold(LearntThreshold):
         return np.ravel(self._live())
 
     def _live(self) -> np.ndarray:
-        return to_numpy(self._scales(keras.ops.convert_to_tensor(self.weight.variable))[1])
+        raw = keras.ops.convert_to_tensor(self.weight.variable)
+        _, live = self._scales(raw)
+        return to_numpy(live)
 
     def scales(self) -> np.ndarray:
         """`n_c`, the same for all entries of a channel."""
         raw = self.weight.finite_raw_value()
-        scale = np.sqrt(np.mean(raw**2, axis=self._summed, keepdims=True))
-        return np.broadcast_to(scale * to_numpy(self.frozen_mask), self.weight.shape)
+        mean_square = np.mean(raw**2, axis=self._summed_axes, keepdims=True)
+        scale = np.sqrt(mean_square) * to_numpy(self.frozen_mask)
+        return np.broadcast_to(scale, self.weight.shape)
 
     def freeze(self, mask: np.ndarray) -> np.ndarray:
-        raw = self.weight.variable
-        value = to_numpy(self.effective(keras.ops.convert_to_tensor(raw)))
-        live = np.mean(mask, axis=self._summed, keepdims=True) >= 0.5
-        faint = live & ~value.any(axis=self._summed, keepdims=True)  # rounded to 0
-        value = np.where(faint, 1e-6 * self.weight.raw_value(), value)
-        assign(raw, np.where(live, value, 0).astype(value.dtype))
+        variable = self.weight.variable
+        value = to_numpy(self.effective(keras.ops.convert_to_tensor(variable)))
+        live = np.mean(mask, axis=self._summed_axes, keepdims=True) >= 0.5
+        is_zero = ~value.any(axis=self._summed_axes, keepdims=True)
+        rounded_to_zero = live & is_zero
+        value = np.where(rounded_to_zero, 1e-6 * self.weight.raw_value(), value)
+        live_value = np.where(live, value, 0)
+        assign(variable, live_value.astype(value.dtype))
         self._set_frozen(live)
         return np.broadcast_to(live, self.weight.shape)
 
-    def _scales(self, value: Any) -> tuple[Any, Any]:
+    def _scales(self, value: Tensor) -> tuple[Tensor, Tensor]:
         """The root mean square of every channel, 1 where that is 0, and which channels are live."""
         ops = keras.ops
-        squares = ops.mean(ops.square(value), axis=self._summed, keepdims=True)
+        mean_square = ops.mean(ops.square(value), axis=self._summed_axes, keepdims=True)
+        is_positive = mean_square > 0
         # The root has no derivative at 0, and a NaN would get through `where`.
-        scale = ops.sqrt(ops.where(squares > 0, squares, ops.ones((), dtype=value.dtype)))
-        live = (squares > 0) & (scale > ops.cast(self._threshold(), value.dtype))
+        one = ops.ones((), dtype=value.dtype)
+        scale = ops.sqrt(ops.where(is_positive, mean_square, one))
+        threshold = ops.cast(self._threshold(), value.dtype)
+        live = is_positive & (scale > threshold)
         return scale, ops.logical_and(live, self.frozen_mask.value)

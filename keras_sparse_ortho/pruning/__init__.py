@@ -1,6 +1,8 @@
 """Whole models made sparse: `sparsify`, `prune`, `apply_masks`, `parametrize`, `narrow`."""
 
+from keras_sparse_ortho.pruning._apply_masks import apply_masks
 from keras_sparse_ortho.pruning._blocks import why_not_on_blocks
+from keras_sparse_ortho.pruning._draw_kernels import draw_kernels
 from keras_sparse_ortho.pruning._narrow import narrow
 from keras_sparse_ortho.pruning._parametrize import parametrize
 from keras_sparse_ortho.pruning._planning import (
@@ -9,7 +11,7 @@ from keras_sparse_ortho.pruning._planning import (
     shows_progress,
     weights_to_prune,
 )
-from keras_sparse_ortho.pruning._prune import apply_masks, prune
-from keras_sparse_ortho.pruning._sparsify import draw_kernels, sparsify
+from keras_sparse_ortho.pruning._prune import prune
+from keras_sparse_ortho.pruning._sparsify import sparsify
 
 __all__ = ["apply_masks", "narrow", "parametrize", "prune", "sparsify"]

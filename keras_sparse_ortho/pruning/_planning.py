@@ -24,7 +24,7 @@ from keras_sparse_ortho.models import (
 )
 from keras_sparse_ortho.orthogonal import live_count
 from keras_sparse_ortho.pruning._blocks import BlockPlan
-from keras_sparse_ortho.saliency import SALIENCIES
+from keras_sparse_ortho.saliency import is_model_score
 from keras_sparse_ortho.storages import (
     KernelChange,
     StorageForm,
@@ -42,35 +42,57 @@ BudgetLike = str | Budget | Sensitivity | Densities
 _BUDGETS: dict[str, Callable[..., Budget]] = {"uniform": uniform, "er": er, "erk": erk}
 
 
-def weights_to_prune(model: Any, include: Selection, exclude: Selection) -> list[PrunableWeight]:
+def weights_to_prune(
+    model: keras.Model, include: Selection, exclude: Selection
+) -> list[PrunableWeight]:
     """The weights that `include` and `exclude` select; warns of unregistered ones left dense."""
-    everything = prunable_weights(model, unregistered=True)
-    names = [] if include is None else names_in(include) or []
-    paths = {name for name in names if isinstance(name, str)}
-    known = [weight for weight in everything if weight.registered or weight.path in paths]
-    others = [weight for weight in everything if weight not in known]
-    weights = choose(known, include, exclude, others)
-    if known and not weights:
+    matrices = prunable_weights(model, unregistered=True)
+    included_paths: set[object] = set()
+    if include is not None:
+        included_paths = {name for name in names_in(include) or [] if isinstance(name, str)}
+    kernels = []
+    unregistered = []
+    for weight in matrices:
+        if weight.registered or weight.path in included_paths:
+            kernels.append(weight)
+        else:
+            unregistered.append(weight)
+    weights = choose(kernels, include, exclude, unregistered)
+    if kernels and not weights:
         raise NotPrunableError(
             "`include` and `exclude` leave no kernel. There are: "
-            f"{', '.join(weight.path for weight in known)}. "
+            f"{', '.join(weight.path for weight in kernels)}. "
             f"Received: include={as_text(include)}, exclude={as_text(exclude)}"
         )
     if include is None:
-        named = [] if exclude is None else select(everything, exclude, "exclude")
-        if dense := [weight for weight in others if weight not in named]:
-            share = sum(w.size for w in dense) / sum(w.size for w in everything)
-            listed = ", ".join(f"{weight.path!r} {weight.shape}" for weight in dense[:5])
-            more = f" and {len(dense) - 5} more" if len(dense) > 5 else ""
-            warn_user(
-                f"Matrices with {share:.2%} of all entries stay dense, because the meaning of "
-                "their axes is unknown. Register their layers with keras_sparse_ortho.initializers."
-                "kernel_layouts; or name them by their full paths, in `include` to mask them as "
-                "(*batch, in, out), or in `exclude` to keep them dense without this warning. "
-                f"Received: {listed}{more}"
-            )
+        _warn_of_unregistered(unregistered, exclude, matrices)
     refuse_unfit(model, weights, "no kernel that could be pruned")
     return weights
+
+
+def _warn_of_unregistered(
+    unregistered: list[PrunableWeight],
+    exclude: Selection,
+    matrices: list[PrunableWeight],
+) -> None:
+    """Warns of matrices that stay dense although `exclude` does not name them."""
+    excluded_paths: set[str] = set()
+    if exclude is not None:
+        excluded_paths = {weight.path for weight in select(matrices, exclude, "exclude")}
+    dense = [weight for weight in unregistered if weight.path not in excluded_paths]
+    if not dense:
+        return
+    share = sum(weight.size for weight in dense) / sum(weight.size for weight in matrices)
+    listed = ", ".join(f"{weight.path!r} {weight.shape}" for weight in dense[:5])
+    if len(dense) > 5:
+        listed += f" and {len(dense) - 5} more"
+    warn_user(
+        f"Matrices with {share:.2%} of all entries stay dense, because the meaning of "
+        "their axes is unknown. Register their layers with keras_sparse_ortho.initializers."
+        "kernel_layouts; or name them by their full paths, in `include` to mask them as "
+        "(*batch, in, out), or in `exclude` to keep them dense without this warning. "
+        f"Received: {listed}"
+    )
 
 
 def density_and_budget(density: Any, budget: BudgetLike | None) -> tuple[float | None, Any]:
@@ -98,11 +120,11 @@ def plan_for(
             hint = for_value("budget", budget)
             if budget == "error":
                 hint = ' "error" is a budget of prune, with `data`.'
-            if budget in SALIENCIES:
+            if is_model_score(budget):
                 hint = (
                     f" For masks by {budget} call keras_sparse_ortho.prune(model, density, "
                     f"score={budget!r}); for its densities alone give `budget` the `.budget` of "
-                    f"keras_sparse_ortho.saliency.{budget}(...)."
+                    "its Saliency."
                 )
             raise _unknown(budget, hint)
         return _BUDGETS[budget](weights, check_density(density), orthogonal=orthogonal)
@@ -117,16 +139,25 @@ def plan_for(
             f"Received: density={density!r}"
         )
     if orthogonal:
-        needs = [(weight, needs_of(weight, orthogonal)[1]) for weight in weights]
-        if short := [(w.path, least) for w, least in needs if plan.counts[w.path] < least]:
-            path, least = short[0]
-            raise BudgetError(
-                f"The budget leaves {len(short)} weights too few entries for an exactly orthogonal "
-                "kernel; keras_sparse_ortho.budgets.lift(model, budget) gives them enough (with "
-                f"the `initializer`, unless it is ExactOrthogonal()). The least for {path!r} is "
-                f"{least}. Received: {plan.counts[path]} for {path!r}"
-            )
+        _check_needs(plan, weights, orthogonal)
     return plan
+
+
+def _check_needs(plan: Budget, weights: list[PrunableWeight], orthogonal: Orthogonal) -> None:
+    """Raises BudgetError unless all kernels have the entries that orthogonal ones need."""
+    missing: dict[str, int] = {}
+    for weight in weights:
+        minimum = needs_of(weight, orthogonal).least
+        if plan.counts[weight.path] < minimum:
+            missing[weight.path] = minimum
+    if missing:
+        path = next(iter(missing))
+        raise BudgetError(
+            f"The budget leaves {len(missing)} weights too few entries for an exactly orthogonal "
+            "kernel; keras_sparse_ortho.budgets.lift(model, budget) gives them enough (with "
+            f"the `initializer`, unless it is ExactOrthogonal()). The least for {path!r} is "
+            f"{missing[path]}. Received: {plan.counts[path]} for {path!r}"
+        )
 
 
 def _from_patterns(table: Any, weights: list[PrunableWeight]) -> Budget:
@@ -140,18 +171,20 @@ def _from_patterns(table: Any, weights: list[PrunableWeight]) -> Budget:
         return Budget({w.path: share for w, share in zip(weights, table, strict=True)})
     if not isinstance(table, Mapping):
         raise _unknown(table)
-    chosen: dict[str, tuple[str, float]] = {}
+    densities: dict[str, float] = {}
+    names: dict[str, str] = {}
     paths = {weight.path for weight in weights}
     for name, density in sorted(table.items(), key=lambda item: item[0] in paths):
         for weight in select(weights, name, "budget"):
-            other = chosen.get(weight.path)
-            if other is not None and weight.path != name and other[1] != density:
+            path = weight.path
+            if path in densities and path != name and densities[path] != density:
                 raise BudgetError(
-                    f"Two entries of `budget` name the weight {weight.path!r} with other "
-                    f"densities; name it by its path. Received: {other[0]!r} and {name!r}"
+                    f"Two entries of `budget` name the weight {path!r} with other "
+                    f"densities; name it by its path. Received: {names[path]!r} and {name!r}"
                 )
-            chosen[weight.path] = (name, density)
-    return Budget({path: density for path, (_, density) in chosen.items()})
+            densities[path] = density
+            names[path] = name
+    return Budget(densities)
 
 
 def _unknown(budget: Any, hint: str = "") -> BudgetError:

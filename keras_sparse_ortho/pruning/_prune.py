@@ -1,21 +1,21 @@
-"""`prune` and `apply_masks`: fixed masks on weights as they are, or refitted to data."""
+"""`prune`: masks on the weights of a model by any score, with refits on calibration data."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import pathlib
 from collections.abc import Mapping
-from typing import Any
 
 import keras
-import numpy as np
 
-from keras_sparse_ortho._checks import check_density
+from keras_sparse_ortho._checks import as_text, check_density
 from keras_sparse_ortho._keras_internals import warn_user
+from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.calibration import (
-    CALIBRATED,
     Channels,
+    LayerScore,
     Recipe,
     Sensitivity,
     calibration_batches,
@@ -24,8 +24,8 @@ from keras_sparse_ortho.calibration import (
     measured_errors,
     prune_layers,
 )
-from keras_sparse_ortho.errors import DensityError, NotPrunableError, UnknownWeightError
-from keras_sparse_ortho.initializers import AnyDraw, Draw, SparseInitializer, adopt
+from keras_sparse_ortho.errors import DensityError
+from keras_sparse_ortho.initializers import AnyDraw, Draw
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose
 from keras_sparse_ortho.models import (
     Plan,
@@ -53,20 +53,20 @@ from keras_sparse_ortho.pruning._planning import (
     shows_progress,
     weights_to_prune,
 )
-from keras_sparse_ortho.pruning._sparsify import signs_of_training
-from keras_sparse_ortho.saliency import Saliency, saliency_by_name
-from keras_sparse_ortho.storages import check_storage
+from keras_sparse_ortho.pruning._ranking import Method, check_data, ranking_method, saliency_of
+from keras_sparse_ortho.saliency import Saliency, Score
+from keras_sparse_ortho.storages import BlockForm, check_storage
 
-_OF_FRESH_NETWORKS = ("snip", "grasp", "synflow")
+Pattern = NByM | Block | Channels
 
 
 def plan_prune(
     model: keras.Model,
     density: float | Densities | None = None,
     *,
-    score: str | Saliency = "magnitude",
+    score: str | Score | Saliency = "magnitude",
     budget: BudgetLike | None = None,
-    data: Any = None,
+    data: object = None,
     structure: StructureLike | Channels | None = None,
     include: Selection = None,
     exclude: Selection = None,
@@ -76,52 +76,43 @@ def plan_prune(
     """Plans `prune`, with the same arguments."""
     check_storage(storage)
     density, budget = density_and_budget(density, budget)
-    pattern: Any = None if structure is None else as_structure(structure)
-    by_layer = isinstance(score, str) and score in CALIBRATED
-    refits = by_layer or (isinstance(score, str) and score == "magnitude" and data is not None)
-    _check_layerwise(score, data, pattern, resume, needs_data=refits)
-    if isinstance(score, Saliency):
-        others = {"data": data, "include": include, "exclude": exclude}
-        if given := [name for name, value in others.items() if value is not None]:
-            raise ValueError(
-                "A Saliency says which entries are live; leave the other arguments out. "
-                f"Received: score together with {', '.join(given)}"
-            )
-        weights = choose(prunable_weights(model, unregistered=True), [*score.masks], None)
-        refuse_unfit(model, weights, "no kernel that could be pruned")
-    else:
-        weights = weights_to_prune(model, include, exclude)
-    if density is None and budget is None and not isinstance(score, Saliency):
-        raise DensityError(
-            "prune needs a `density`, the live fraction, or a `budget` that says it. "
-            "Received: density=None, budget=None"
-        )
-    if density is not None and 0.5 < check_density(density) < 1.0:
-        _note_what_stays(float(density))
-    if not refits and pattern is None:
-        return _by_scores(model, weights, density, score, budget, data, storage)
-    batches = None if data is None else calibration_batches(model, data)
-    if budget is None and (by_layer or pattern is not None):
+    pattern = _checked_structure(structure)
+    method = ranking_method(score)
+    check_data(method, score, data, resume)
+    weights = _weights_for(model, method, include, exclude)
+    density = _checked_density(density, budget, method)
+    batches = None
+    if data is not None and method.refits:
+        batches = calibration_batches(model, data)
+    if budget is None and (pattern is not None or isinstance(method, LayerScore)):
         budget = "uniform"
-    elif budget is None:
-        paths = [weight.path for weight in weights]
-        budget = saliency_by_name("magnitude", model, check_density(density), include=paths).budget
-    if by_layer or (batches is not None and budget == "error"):
-        densities = not isinstance(budget, str | Sensitivity)
-        weights = measurable(model, weights, batches or (), given=densities)
-    if batches is not None and isinstance(budget, str) and budget == "error":
-        at = densities_around(check_density(density))
-        budget = measured_errors(model, weights, at, batches, shows_progress())
-    plan = plan_for(density, budget, weights, orthogonal=False)
-    assert isinstance(score, str)
-    blocks, refit = None, data is not None
-    if storage == "blocks" or isinstance(pattern, Block):
-        blocks = BlockPlan.of(weights, plan, pattern, orthogonal=False, budget=budget)
-        weights, counts = blocks.weights, blocks.budget.counts
-        recipe = Recipe(score, counts, blocks=blocks.blocks, refit=refit)
+    if batches is not None and (isinstance(method, LayerScore) or _is_by_error(budget)):
+        names_kernels = not isinstance(budget, str | Sensitivity)
+        weights = measurable(model, weights, batches, given=names_kernels)
+        if _is_by_error(budget):
+            densities = densities_around(check_density(density))
+            budget = measured_errors(model, weights, densities, batches, shows_progress())
+    counts = None
+    if budget is not None:
+        counts = plan_for(density, budget, weights, orthogonal=False)
+    if isinstance(method, LayerScore):
+        assert counts is not None  # by the uniform budget, if no other
+        recipe = Recipe(score=method, counts=counts.counts)
     else:
-        times = flattened(model, weights) if isinstance(pattern, Channels) else {}
-        recipe = Recipe(score, plan.counts, structure=pattern, refit=refit, positions=times)
+        saliency = saliency_of(model, weights, method, density, counts, data)
+        if batches is None and pattern is None and storage != BlockForm.name:
+            draws = _draws_of_masks(saliency, counts)
+            _warn_of_dead_outputs(weights, draws)
+            return plan_of_draws(model, weights, draws, storage)
+        if counts is None:
+            counts = saliency.budget
+        refit = batches is not None
+        recipe = Recipe(scores=saliency.scores, counts=counts.counts, refit=refit)
+    blocks = None
+    if storage == BlockForm.name or isinstance(pattern, Block):
+        blocks = BlockPlan.of(weights, counts, pattern, orthogonal=False, budget=budget)
+        weights = blocks.weights
+    recipe = _with_pattern(recipe, model, weights, pattern, blocks)
     draws = prune_layers(model, weights, recipe, batches, resume, shows_progress())
     if pattern is None:
         _warn_of_dead_outputs(weights, draws)
@@ -133,9 +124,9 @@ def prune(
     model: keras.Model,
     density: float | Densities | None = None,
     *,
-    score: str | Saliency = "magnitude",
+    score: str | Score | Saliency = "magnitude",
     budget: BudgetLike | None = None,
-    data: Any = None,
+    data: object = None,
     structure: StructureLike | Channels | None = None,
     include: Selection = None,
     exclude: Selection = None,
@@ -174,7 +165,8 @@ def prune(
         model: A built Keras 3 model: Sequential, functional, nested, or written as a class.
         density: float in (0, 1]. Global live fraction over the selected kernels, unless a
             `Saliency` or `Budget` says it. A dict or list of densities is taken as the budget.
-        score: `"magnitude"` (default), `"obs"`, `"wanda"`, `"snip"`, `"grasp"` or `"synflow"`; or a
+        score: `"magnitude"` (default), `"obs"`, `"wanda"`, `"snip"`, `"grasp"` or `"synflow"`; a
+            score of yours, by its name or as an object (`saliency.register_score`); or a
             `Saliency`, as the functions of `keras_sparse_ortho.saliency` return.
         budget: Density of each kernel: `"erk"`, `"er"`, `"uniform"`, a `Budget`, or a dict or list
             as for `sparsify`. `None`: scores of all kernels are compared; with `"obs"`, `"wanda"`
@@ -184,20 +176,20 @@ def prune(
             not see there; or the table of these errors that `sensitivity` returns.
         data: For scores of the loss, what `fit` takes: `(x, y)`, `(x, y, sample_weight)`, a
             dataset, a generator of batches. For layers the same, or `x` alone: all rows of arrays,
-            in batches of 64; of others the first 64 batches.
-        structure: For `"obs"`, `"wanda"` and `"magnitude"`. `NByM`, or `"2:4"`: at most `n` live of
-            every `m` consecutive inputs. `Block(rows, cols)`, `"32x32"` or `(32, 32)`: whole blocks
-            live or dead, at all taps of a convolution, in any storage; `convert(pruned, "blocks",
-            block=(rows, cols))` computes on them. Lines have at most 6 different counts on either
-            side, and can be empty; with `regular=True` one, and densities as with
-            `storage="blocks"`: take it where a side has few blocks. `calibration.Channels(group)`:
-            whole inputs, for `remove_channels`.
+            in batches of 64; of others the first 64 batches. Live entries are refitted to them,
+            unless the score is for untrained networks.
+        structure: `NByM`, or `"2:4"`: at most `n` live of every `m` consecutive inputs.
+            `Block(rows, cols)`, `"32x32"` or `(32, 32)`: whole blocks live or dead, at all taps of
+            a convolution, in any storage; `convert(pruned, "blocks", block=(rows, cols))` computes
+            on them. Lines have at most 6 different counts on either side, and can be empty; with
+            `regular=True` one, and densities as with `storage="blocks"`: take it where a side has
+            few blocks. `calibration.Channels(group)`: whole inputs, for `remove_channels`.
         include: Which kernels, as for `sparsify`.
         exclude: Which kernels not.
         storage: str. As for `sparsify`. With `"blocks"` the blocks of largest total score are live;
             with `"obs"` ADMM projects onto them.
-        resume: A folder, for layers pruned on `data`: it gets a file for each finished kernel, and
-            a run with the same model, data and settings goes on from there.
+        resume: A folder, for layers pruned or refitted on `data`: it gets a file for each finished
+            kernel, and a run with the same model, data and settings goes on from there.
 
     Returns:
         As for `sparsify`. Terminals get a progress bar while layers are pruned on `data`, unless
@@ -251,171 +243,108 @@ def prune(
     )
 
 
-def plan_apply_masks(
-    model: keras.Model,
-    masks: Mapping[str, np.ndarray] | None = None,
-    *,
-    data: Any = None,
-    include: Selection = None,
-    exclude: Selection = None,
-    storage: str = "masked",
-) -> Plan:
-    """Plans `apply_masks`, with the same arguments."""
-    check_storage(storage)
-    draws: dict[str, AnyDraw]
-    if masks is not None:
-        found, by_path = _named(model, masks)
-        weights = choose(found, include, exclude)
-        draws = {weight.path: Draw(by_path[weight.path]) for weight in weights}
-    else:
-        found = choose(prunable_weights(model, unregistered=True), include, exclude)
-        weights = [w for w in found if isinstance(w.initializer, SparseInitializer)]
-        refuse_unfit(model, weights, "no layer with one of our initializers")
-        draws = {weight.path: adopt(weight, weight.initializer) for weight in weights}
-    if data is not None:
-        recipe = Recipe(masks={path: draw.mask for path, draw in draws.items()}, refit=True)
-        batches = calibration_batches(model, data)
-        draws = prune_layers(model, weights, recipe, batches, verbose=shows_progress())
-    return plan_of_draws(model, weights, draws, storage)
-
-
-@verb(plan_apply_masks)
-def apply_masks(
-    model: keras.Model,
-    masks: Mapping[str, np.ndarray] | None = None,
-    *,
-    data: Any = None,
-    include: Selection = None,
-    exclude: Selection = None,
-    storage: str = "masked",
-) -> keras.Model:
-    """Holds given masks, or the masks that the layers' own initializers drew: `w_e = M * w`.
-
-    Kernels keep their values, and dead entries stay 0. Initializers see only a shape: if one drew
-    along other axes than its layer's, and the kernel is as drawn, it is drawn again along the true
-    ones.
-
-    Args:
-        model: A built Keras 3 model, as for `sparsify`.
-        masks: dict from weight path to a bool array of its shape, or from the path of a layer with
-            one kernel; other kernels stay dense. `None` (default): the masks that the layers'
-            initializers, such as `initializers.ExactOrthogonal`, drew.
-        data: A few hundred rows of inputs, as for `prune`, on which live entries get the values of
-            least squared error of their layers' outputs. Default: kernels keep their values.
-        include: Which kernels, as for `sparsify`. Default: all that have a mask.
-        exclude: Which kernels not.
-        storage: str. As for `sparsify`; with `"blocks"` masks that were drawn of regular blocks are
-            stored as live blocks, others compactly.
-
-    Returns:
-        As for `sparsify`.
-
-    Raises:
-        NotPrunableError: A model that is not built or has no such initializers; a mask of another
-            shape or type, or without live entries; a trained kernel in which the mask of its
-            initializer would drop nonzero entries; layers that are wrapped or quantized already.
-        UnknownWeightError: A mask, `include` or `exclude` that names nothing.
-
-    Examples:
-        >>> import keras, keras_sparse_ortho as kso
-        >>> orthogonal = kso.initializers.ExactOrthogonal(0.1, seed=0)
-        >>> layer = keras.layers.Dense(100, kernel_initializer=orthogonal)
-        >>> dense = keras.Sequential([keras.Input((64,)), layer, keras.layers.Dense(10)])
-        >>> kso.report(apply_masks(dense)).rows[0].live
-        640
-    """
-    return carry_out(
-        model,
-        plan_apply_masks(
-            model,
-            masks,
-            data=data,
-            include=include,
-            exclude=exclude,
-            storage=storage,
-        ),
+def _checked_structure(structure: StructureLike | Channels | None) -> Pattern | None:
+    """The structure of masks of given weights; raises ValueError for one that only draws have."""
+    if structure is None:
+        return None
+    pattern = as_structure(structure)
+    if isinstance(pattern, Pattern):
+        return pattern
+    raise ValueError(
+        "`structure` must be Block, NByM or Channels; other structures are drawn by sparsify. "
+        f"Received: structure={pattern!r}"
     )
 
 
-def _by_scores(
-    model: Any,
-    weights: list[PrunableWeight],
-    density: float | None,
-    score: str | Saliency,
-    budget: Any,
-    data: Any,
-    storage: str,
-) -> Plan:
-    plan = None if budget is None else plan_for(density, budget, weights, orthogonal=False)
-    if isinstance(score, Saliency):
-        saliency = score
-        if plan is None and density is not None and check_density(density) != score.density:
+def _weights_for(
+    model: keras.Model, method: Method, include: Selection, exclude: Selection
+) -> list[PrunableWeight]:
+    if not isinstance(method, Saliency):
+        return weights_to_prune(model, include, exclude)
+    if include is not None or exclude is not None:
+        raise ValueError(
+            "A Saliency says which kernels are pruned; leave `include` and `exclude` out. "
+            f"Received: include={as_text(include)}, exclude={as_text(exclude)}"
+        )
+    weights = choose(prunable_weights(model, unregistered=True), [*method.scores], None)
+    refuse_unfit(model, weights, "no kernel that could be pruned")
+    return weights
+
+
+def _checked_density(
+    density: float | None, budget: BudgetLike | None, method: Method
+) -> float | None:
+    """The density that is given, or else that of a `Saliency`; `None` where a budget says it."""
+    if density is not None:
+        density = check_density(density)
+        if 0.5 < density < 1.0:
+            _note_what_stays(density)
+        if isinstance(method, Saliency) and budget is None and density != method.density:
             raise DensityError(
-                f"The saliency was made for the density {score.density:.6g}; leave `density` out. "
+                f"The saliency was made for the density {method.density:.6g}; leave `density` out. "
                 f"Received: density={density!r}"
             )
-    else:
-        share: Any = density if plan is None else plan.density
-        options: dict[str, Any] = {"include": [weight.path for weight in weights]}
-        options["on_collapse"] = "error" if plan is None else "ignore"
-        saliency = saliency_by_name(score, model, share, data, **options)
-    if saliency.method.lower() in _OF_FRESH_NETWORKS and (
-        reason := signs_of_training(model, weights)
-    ):
-        warn_user(
-            f"{saliency.method} scores the connections of untrained networks; of trained ones it "
-            'drops what matters. For these use score="obs", or magnitudes, with `data`. '
-            f"{reason}"
+        return density
+    needs_density = budget is None or isinstance(budget, str | Sensitivity)
+    if needs_density and isinstance(method, Saliency):
+        return method.density
+    if budget is None:
+        raise DensityError(
+            "prune needs a `density`, the live fraction, or a `budget` that says it. "
+            "Received: density=None, budget=None"
         )
-    asked = saliency.budget if plan is None else plan  # refuses kernels without a live entry
-    if storage == "blocks":
-        blocks = BlockPlan.of(weights, asked, None, orthogonal=False, budget=budget)
-        counts, scores = blocks.budget.counts, saliency.scores
-        recipe = Recipe(counts=counts, blocks=blocks.blocks, scores=scores)
-        draws = prune_layers(model, blocks.weights, recipe)
-        return plan_of_draws(model, blocks.weights, draws, storage, blocks)
-    masks = saliency.masks if plan is None else saliency.masks_for(plan)
-    drawn: dict[str, AnyDraw] = {path: Draw(mask) for path, mask in masks.items()}
-    _warn_of_dead_outputs(weights, drawn)
-    return plan_of_draws(model, weights, drawn, storage)
+    return None
+
+
+def _is_by_error(budget: BudgetLike | None) -> bool:
+    """Whether a budget is measured on `data`."""
+    return isinstance(budget, str) and budget == "error"
+
+
+def _with_pattern(
+    recipe: Recipe,
+    model: keras.Model,
+    weights: list[PrunableWeight],
+    pattern: Pattern | None,
+    blocks: BlockPlan | None,
+) -> Recipe:
+    """The recipe for masks of whole blocks, groups or channels."""
+    if blocks is not None:
+        counts = blocks.budget.counts
+        return dataclasses.replace(recipe, counts=counts, blocks=blocks.blocks)
+    if isinstance(pattern, Channels):
+        positions = flattened(model, weights)
+        return dataclasses.replace(recipe, structure=pattern, positions=positions)
+    if isinstance(pattern, NByM):
+        return dataclasses.replace(recipe, structure=pattern)
+    return recipe
+
+
+def _draws_of_masks(saliency: Saliency, counts: Budget | None) -> dict[str, AnyDraw]:
+    """The masks of a saliency, with the counts of a budget where there is one."""
+    if counts is None:
+        saliency.refuse_collapse()
+        masks = saliency.masks
+    else:
+        masks = saliency.masks_for(counts)
+    return {path: Draw(mask) for path, mask in masks.items()}
 
 
 def _warn_of_dead_outputs(weights: list[PrunableWeight], draws: Mapping[str, AnyDraw]) -> None:
     """Warns of depthwise kernels whose count does not even leave one entry for each output."""
-    dead = []
+    texts = []
     for weight in weights:
         outputs = depthwise_outputs(weight.shape, weight.layout)
-        if outputs and (count := dead_outputs(draws[weight.path].mask, weight.layout)):
-            dead.append(f"{count} of {outputs} of {weight.path!r}")
-    if dead:
+        if outputs == 0:
+            continue
+        dead = dead_outputs(draws[weight.path].mask, weight.layout)
+        if dead > 0:
+            texts.append(f"{dead} of {outputs} of {weight.path!r}")
+    if texts:
         warn_user(
             "These depthwise kernels have fewer live entries than outputs, so some outputs are "
             "constant: give them a higher density in the `budget`, or `exclude` them. "
-            f"Received: {', '.join(dead)}"
-        )
-
-
-def _check_layerwise(
-    score: Any, data: Any, structure: Any, resume: Any, *, needs_data: bool
-) -> None:
-    if needs_data and data is None:
-        raise ValueError(
-            "Each layer is pruned on its inputs: give `data`, such as a few hundred rows of x. "
-            f"Received: score={score!r}, data=None"
-        )
-    if structure is not None and (
-        not isinstance(structure, NByM | Block | Channels)
-        or score not in ("magnitude", *CALIBRATED)
-    ):
-        raise ValueError(
-            "`structure` must be Block, NByM or Channels, "
-            'with score="obs", "wanda" or "magnitude"; other structures are drawn by sparsify. '
-            f"Received: structure={structure!r}, score={score!r}"
-        )
-    if resume is not None and not needs_data:
-        raise ValueError(
-            'Only layer-by-layer pruning on `data` (score="obs", "wanda", or magnitudes with '
-            f"`data`) goes on from a folder. Received: resume={str(resume)!r}, score={score!r}"
+            f"Received: {', '.join(texts)}"
         )
 
 
@@ -425,27 +354,3 @@ def _note_what_stays(density: float) -> None:
         f"prune keeps {100 * density:g}% of the entries (density={density:g}). To prune that many: "
         f"density={1 - density:.6g}, or sparsity={density:g}."
     )
-
-
-def _named(model: Any, masks: Mapping[str, Any]) -> tuple[list[PrunableWeight], dict[str, Any]]:
-    known = prunable_weights(model, unregistered=True)
-    by_path: dict[str, Any] = {}
-    for name, mask in masks.items():
-        found = [w for w in known if w.path == name or w.path.startswith(f"{name}/")]
-        if len(found) != 1 or found[0].path in by_path:
-            raise UnknownWeightError(
-                "`masks` must name each prunable weight once, by its path, or by its layer's if it "
-                f"is the only one there. There are: {', '.join(w.path for w in known) or 'none'}. "
-                f"Received: {name!r}, which names {[w.path for w in found] or 'none'}"
-            )
-        mask = np.asarray(mask)
-        if mask.dtype != bool or mask.shape != found[0].shape or not mask.any():
-            raise NotPrunableError(
-                f"The mask of {found[0].path!r} must be a bool array of shape {found[0].shape} "
-                f"with at least one live entry. Received: dtype {mask.dtype}, shape {mask.shape}, "
-                f"{np.count_nonzero(mask)} live"
-            )
-        by_path[found[0].path] = mask
-    weights = [weight for weight in known if weight.path in by_path]
-    refuse_unfit(model, weights, "no kernel that is named by `masks`")
-    return weights, by_path

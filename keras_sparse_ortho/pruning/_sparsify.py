@@ -3,40 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from collections.abc import Mapping
-from typing import Any
 
 import keras
-import numpy as np
 
-from keras_sparse_ortho._checks import check_seed
 from keras_sparse_ortho._keras_internals import warn_user
-from keras_sparse_ortho._values import to_numpy
-from keras_sparse_ortho.budgets import Budget, fit_structure
-from keras_sparse_ortho.errors import DensityError, LayoutError
+from keras_sparse_ortho.budgets import Budget
+from keras_sparse_ortho.errors import DensityError
 from keras_sparse_ortho.initializers import (
-    AnyDraw,
-    Draw,
-    ExactOrthogonal,
-    PackedDraw,
-    RandomSparse,
     SparseInitializer,
-    draw,
-    layout_for,
 )
-from keras_sparse_ortho.kernels import PrunableWeight, Selection, derived_seed
+from keras_sparse_ortho.kernels import Selection
 from keras_sparse_ortho.models import Plan, carry_out, verb
 from keras_sparse_ortho.orthogonal import (
     Block,
-    GivenBlocks,
     Structure,
     StructureLike,
     as_structure,
-    dead_outputs,
 )
-from keras_sparse_ortho.pruning._auto_gains import AutoGains, default_initializer
 from keras_sparse_ortho.pruning._blocks import BlockPlan
+from keras_sparse_ortho.pruning._draw_kernels import draw_kernels
 from keras_sparse_ortho.pruning._planning import (
     BudgetLike,
     Densities,
@@ -45,9 +31,8 @@ from keras_sparse_ortho.pruning._planning import (
     plan_of_draws,
     weights_to_prune,
 )
-from keras_sparse_ortho.storages import check_storage
-
-_MOST_ENTRIES = 2**18  # of a kernel that is drawn again; training changes small ones as well
+from keras_sparse_ortho.pruning._signs_of_training import signs_of_training
+from keras_sparse_ortho.storages import BlockForm, check_storage
 
 
 def plan_sparsify(
@@ -65,9 +50,11 @@ def plan_sparsify(
     """Plans `sparsify`, with the same arguments."""
     form = check_storage(storage)
     density, budget = density_and_budget(density, budget)
-    given: Mapping[str, Structure] = {}
+    blocks_of_budget: Mapping[str, Structure] = {}
     if isinstance(budget, Budget) and budget.blocks and structure is None:
-        given, include = budget.blocks, [*budget] if include is None else include
+        blocks_of_budget = budget.blocks
+        if include is None:
+            include = list(budget)
     weights = weights_to_prune(model, include, exclude)
     if density is None and isinstance(budget, str):
         raise DensityError(
@@ -75,15 +62,19 @@ def plan_sparsify(
             "the masks that the layers' own initializers drew, call "
             f"keras_sparse_ortho.apply_masks(model). Received: density=None, budget={budget!r}"
         )
+    pattern: Structure | None = None
+    if structure is not None:
+        pattern = as_structure(structure)
+    structures: Structure | Mapping[str, Structure] | None = blocks_of_budget or pattern
     blocks = None
-    pattern: Structure | None = None if structure is None else as_structure(structure)
-    structures: Structure | Mapping[str, Structure] | None = given or pattern
-    if storage == "blocks" and not given:
+    if storage == BlockForm.name and not blocks_of_budget:
         if isinstance(pattern, Block):  # others are not drawn as blocks alone
             pattern = dataclasses.replace(pattern, regular=True)
         asked = plan_for(density, budget, weights, orthogonal=True)
         blocks = BlockPlan.of(weights, asked, pattern, orthogonal=True, budget=budget)
-        weights, density, budget = blocks.weights, None, blocks.budget
+        weights = blocks.weights
+        density = None
+        budget = blocks.budget
         structures = blocks.blocks
     draws = draw_kernels(
         model,
@@ -95,7 +86,8 @@ def plan_sparsify(
         seed,
         dense=form.keeps_dense_kernel,
     )
-    if reason := signs_of_training(model, weights):
+    reason = signs_of_training(model, weights)
+    if reason is not None:
         warn_user(
             "sparsify draws new kernels, so the trained ones are lost. To keep trained weights and "
             f"mask them, call keras_sparse_ortho.prune(model, density). {reason}"
@@ -210,123 +202,3 @@ def sparsify(
             storage=storage,
         ),
     )
-
-
-def draw_kernels(
-    model: Any,
-    weights: list[PrunableWeight],
-    density: float | None,
-    budget: BudgetLike,
-    pattern: str | SparseInitializer,
-    structure: Structure | Mapping[str, Structure] | None = None,
-    seed: int | None = None,
-    *,
-    dense: bool = False,
-) -> dict[str, AnyDraw]:
-    """Sparse kernels and masks, by path; live values, unless they will be stored `dense`."""
-    base_seed = check_seed(seed)
-    of = structure if isinstance(structure, Mapping) else {w.path: structure for w in weights}
-    patterns = {w.path: _pattern_for(w, pattern, of.get(w.path)) for w in weights}
-    base_seed = random.randrange(2**31) if base_seed is None else base_seed
-    gains = AutoGains(model, weights)
-    patterns |= gains.before_normalization(patterns, pattern == "exact_orthogonal")
-    auto = {path for path, own in patterns.items() if getattr(own, "gain", None) == "auto"}
-    exact = all(own.isometry == "exact" for own in patterns.values())
-    plan = plan_for(density, budget, weights, orthogonal=patterns if exact else False)
-    if any(getattr(own, "structure", None) for own in patterns.values()):
-        plan = fit_structure(plan, weights, patterns)
-    draws: dict[str, AnyDraw] = {}
-    dead: dict[str, int] = {}
-    for weight in weights:
-        path, count = weight.path, plan.counts[weight.path]
-        own = patterns[path]
-        if path in auto:
-            assert isinstance(own, ExactOrthogonal)
-            own = gains.with_gain(weight, own, count)
-        seed = derived_seed(base_seed, path)
-        try:
-            own = own.at_density(plan[path], seed, weight.shape, weight.layout)
-        except LayoutError as error:
-            raise LayoutError(f"The weight {path!r} does not fit: {error}") from None
-        drawn = draw(weight, own)
-        if isinstance(drawn, Draw):
-            assert drawn.kernel is not None
-            assert drawn.initializer is not None
-            if exact and not isinstance(getattr(own, "structure", None), GivenBlocks):
-                dead[path] = dead_outputs(drawn.kernel, layout_for(weight, own))
-            variable = weight.variable if dense else None
-            drawn = PackedDraw.of(drawn.kernel, drawn.mask, drawn.initializer, variable=variable)
-        draws[path] = drawn
-    gains.warn_of_guesses(draws, auto)
-    if found := [f"{count} of {path!r}" for path, count in dead.items() if count]:
-        warn_user(
-            "These kernels have outputs without a nonzero entry, which stay dead under ReLU: the "
-            "density is too low for all outputs, or the kernel's own count in the `budget` is (see "
-            'keras_sparse_ortho.budgets.lift), or start="published" leaves them empty. '
-            f"Received: {', '.join(found)}"
-        )
-    return draws
-
-
-def _pattern_for(weight: PrunableWeight, pattern: Any, structure: Any) -> SparseInitializer:
-    """The initializer of a kernel, without its density; refuses impossible combinations."""
-    if pattern is None:
-        raise ValueError(
-            "sparsify draws new kernels; to keep the weights and mask them, call "
-            "keras_sparse_ortho.prune(model, density). Received: initializer=None"
-        )
-    if pattern not in ("exact_orthogonal", "random_sparse") and not isinstance(
-        pattern, SparseInitializer
-    ):
-        raise ValueError(
-            '`initializer` must be "exact_orthogonal", "random_sparse", or a sparse initializer '
-            f"such as ExactOrthogonal(). Received: initializer={pattern!r}"
-        )
-    if pattern == "exact_orthogonal":
-        own = weight.initializer
-        kept = own.structure if isinstance(own, ExactOrthogonal) else None
-        return ExactOrthogonal(seed=0, structure=structure or kept)
-    if structure is None:
-        if pattern == "random_sparse":
-            return RandomSparse(initializer=default_initializer(weight), seed=0)
-        assert isinstance(pattern, SparseInitializer)
-        return pattern
-    if isinstance(pattern, ExactOrthogonal) and pattern.structure in (None, structure):
-        config = {**pattern.get_config(), "seed": 0, "structure": structure}
-        return ExactOrthogonal.from_config(config)
-    raise ValueError(
-        "A `structure` needs exactly orthogonal kernels, and can be given only once. "
-        f"Received: structure={structure!r}, initializer={pattern!r}"
-    )
-
-
-def signs_of_training(model: Any, weights: list[PrunableWeight]) -> str | None:
-    """Signs that the optimizer has stepped, or a kernel is not as its initializer draws it."""
-    iterations = getattr(getattr(model, "optimizer", None), "iterations", None)
-    if steps := 0 if iterations is None else int(to_numpy(iterations)):
-        return f"Received: a model whose optimizer has made {steps} steps"
-    for weight in sorted(weights, key=lambda weight: weight.size):
-        initializer = weight.initializer
-        # Other initializers may not be reproducible.
-        seed = getattr(initializer, "seed", None)
-        if not isinstance(seed, int) or isinstance(initializer, SparseInitializer):
-            continue
-        if weight.size > _MOST_ENTRIES:
-            return None
-        drawn = to_numpy(initializer(weight.shape, dtype=weight.variable.dtype))
-        if _are_proportional(drawn, weight.raw_value()):
-            return None
-        return (
-            f"Received: the weight {weight.path!r}, which differs from the draw of its initializer "
-            f"{type(initializer).__name__}"
-        )
-    return None
-
-
-def _are_proportional(drawn: np.ndarray, value: np.ndarray) -> bool:
-    """Whether two kernels are equal up to a factor, such as from an equation's fans."""
-    square = np.vdot(drawn, drawn)
-    factor = np.vdot(drawn, value) / square if square > 0 else 1.0
-    # Relative to the largest: small values of a uniform draw are differences of large ones.
-    rounding = 1e-6 * float(np.abs(value).max(initial=0.0))
-    return np.allclose(drawn * factor, value, rtol=0, atol=rounding)

@@ -1,8 +1,8 @@
 """`distill`: trains a sparse or quantized model towards the dense one that it was made from."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -16,13 +16,17 @@ from keras_sparse_ortho._keras_internals import (
     graph_calls,
     graph_ends,
 )
+from keras_sparse_ortho._types import Nested, Tensor
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.callbacks import UpdateMasks
 from keras_sparse_ortho.models import output_kinds, prunable_weights
 from keras_sparse_ortho.parametrizations import ScheduledMask
 
-_WARM = 0.05  # of the steps
-_LEAST = 1e-30  # a probability whose logarithm float32 still knows
+ToLogits = Callable[[Tensor], Tensor]
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+_WARM_UP = 0.05  # of the steps
+_SMALLEST = 1e-30  # a probability whose logarithm float32 still knows
 _ROUNDED = 1e-6  # at this distance from 1 float32 rounds probabilities
 
 
@@ -30,7 +34,7 @@ _ROUNDED = 1e-6  # at this distance from 1 float32 rounds probabilities
 def distill(
     student: keras.Model,
     teacher: keras.Model,
-    data: Any,
+    data: object,
     *,
     epochs: int = 3,
     batch_size: int = 32,
@@ -104,37 +108,23 @@ def distill(
     check_inputs(teacher, x, text=False)
     warn_of_equal_rows([batch])
     warn_of_weights([batch])
-    ends = [student, teacher]
-    if all(map(computes_its_graph, ends)):
-        graphs = [_with_features(model) for model in ends]
-        if [one.shape for one in graphs[0].outputs] == [one.shape for one in graphs[1].outputs]:
-            ends = graphs
-    wanted = keras.tree.flatten(ends[1].predict(x, batch_size=256, verbose=0))
-    given = keras.tree.flatten(ends[0].predict(rows_at(x, slice(0, 1)), verbose=0))
-    shapes = [[one.shape[1:] for one in outputs] for outputs in (given, wanted)]
-    if shapes[0] != shapes[1]:
-        raise ValueError(
-            "`student` must have outputs of the shapes of `teacher`'s. "
-            f"Received: {shapes[0]} and {shapes[1]}"
-        )
-    # A graph has its features behind the outputs.
-    count = len(keras.tree.flatten(teacher.outputs)) if ends[1] is not teacher else len(wanted)
-    kinds = [_LOGITS[name] for name in _output_names(teacher, outputs, count)]
-    kinds += [_same] * (len(wanted) - count)
-    wanted = [to_numpy(of(one)) for of, one in zip(kinds, wanted, strict=True)]
-    names = [f"output_{k}" if k < count else f"feature_{k - count}" for k in range(len(wanted))]
-    rows = _Rows(x, dict(zip(names, wanted, strict=True)), batch_size, seed)
+    targets = _Targets.of(student, teacher, x, outputs)
+    rows = _Rows(x, targets.values, batch_size, seed)
+    steps = epochs * len(rows)
     rate = keras.optimizers.schedules.CosineDecay(
         0.0,
-        max(epochs * len(rows), 2),
+        max(steps, 2),
         warmup_target=learning_rate,
-        warmup_steps=max(round(_WARM * epochs * len(rows)), 1),
+        warmup_steps=max(round(_WARM_UP * steps), 1),
     )
-    trained = _Named(ends[0], names)
-    losses = [_loss(of, one.var()) for of, one in zip(kinds, wanted, strict=True)]
-    trained.compile(keras.optimizers.Adam(rate), dict(zip(names, losses, strict=True)))
-    moving = any(isinstance(w.storage, ScheduledMask) for w in prunable_weights(student))
-    updates = [UpdateMasks()] if moving else None
+    trained = _Named(targets.student, list(targets.values))
+    trained.compile(keras.optimizers.Adam(rate), targets.losses())
+    has_schedules = any(
+        isinstance(weight.storage, ScheduledMask) for weight in prunable_weights(student)
+    )
+    updates = None
+    if has_schedules:
+        updates = [UpdateMasks()]
     with _restored_on_errors(student):
         history = trained.fit(rows, epochs=epochs, verbose=verbose, callbacks=updates)
         if not np.isfinite(history.history["loss"][-1]):
@@ -146,6 +136,77 @@ def distill(
     return history
 
 
+@dataclasses.dataclass(frozen=True)
+class _Targets:
+    """The logits and features that a student is trained towards.
+
+    Args:
+        student: Model that gives outputs, and the features behind them.
+        values: dict from the name of an output to the teacher's values, in the student's order.
+        logits: list of functions from outputs to the values that are compared.
+    """
+
+    student: keras.Model
+    values: dict[str, np.ndarray]
+    logits: list[ToLogits]
+
+    @classmethod
+    def of(
+        cls,
+        student: keras.Model,
+        teacher: keras.Model,
+        x: Nested,
+        outputs: str | Sequence[str] | None,
+    ) -> "_Targets":
+        """The targets for rows `x`; ValueError for models with other outputs."""
+        student_end, teacher_end = _with_equal_features(student, teacher)
+        values = keras.tree.flatten(teacher_end.predict(x, batch_size=256, verbose=0))
+        first_row = rows_at(x, slice(0, 1))
+        student_outputs = keras.tree.flatten(student_end.predict(first_row, verbose=0))
+        student_shapes = [array.shape[1:] for array in student_outputs]
+        teacher_shapes = [array.shape[1:] for array in values]
+        if student_shapes != teacher_shapes:
+            raise ValueError(
+                "`student` must have outputs of the shapes of `teacher`'s. "
+                f"Received: {student_shapes} and {teacher_shapes}"
+            )
+        count = len(values)
+        if teacher_end is not teacher:  # it has its features behind the outputs
+            count = len(keras.tree.flatten(teacher.outputs))
+        feature_count = len(values) - count
+        logits = [_LOGITS[kind] for kind in _output_kinds_of(teacher, outputs, count)]
+        logits += [_unchanged] * feature_count
+        names = [f"output_{number}" for number in range(count)]
+        names += [f"feature_{number}" for number in range(feature_count)]
+        targets = {
+            name: to_numpy(to_logits(array))
+            for name, to_logits, array in zip(names, logits, values, strict=True)
+        }
+        return cls(student_end, targets, logits)
+
+    def losses(self) -> dict[str, Loss]:
+        """The loss of each output: the squared error by the variance of the target."""
+        return {
+            name: _loss(to_logits, array.var())
+            for (name, array), to_logits in zip(self.values.items(), self.logits, strict=True)
+        }
+
+
+def _with_equal_features(
+    student: keras.Model, teacher: keras.Model
+) -> tuple[keras.Model, keras.Model]:
+    """Both models with their features, if both are graphs and have as many; else as they are."""
+    if not (computes_its_graph(student) and computes_its_graph(teacher)):
+        return student, teacher
+    student_end = _with_features(student)
+    teacher_end = _with_features(teacher)
+    student_shapes = [tensor.shape for tensor in student_end.outputs]
+    teacher_shapes = [tensor.shape for tensor in teacher_end.outputs]
+    if student_shapes != teacher_shapes:
+        return student, teacher
+    return student_end, teacher_end
+
+
 @contextlib.contextmanager
 def _restored_on_errors(model: keras.Model) -> Iterator[None]:
     """Gives a model its values back if training fails or is interrupted.
@@ -155,22 +216,34 @@ def _restored_on_errors(model: keras.Model) -> Iterator[None]:
     # Seed states too. As tensors: what compact storage is given as arrays is checked against
     # values that may be freed.
     values = [(variable, keras.ops.copy(variable.value)) for variable in model.variables]
-    try:
-        yield
-    except BaseException:
+
+    def restore() -> None:
         for variable, value in values:
             assign(variable, value)
-        raise
+
+    with contextlib.ExitStack() as on_error:
+        on_error.callback(restore)
+        yield
+        on_error.pop_all()  # nothing failed
 
 
 class _Named(keras.Model):
     """A model with its outputs by name, whatever their structure."""
 
-    def __init__(self, model: keras.Model, names: list[str]) -> None:
+    def __init__(
+        self,
+        model: keras.Model,
+        names: list[str],
+    ) -> None:
         super().__init__(name=f"{model.name}_distilled")
-        self.model, self._names = model, names
+        self.model = model
+        self._names = names
 
-    def call(self, inputs: Any, training: bool | None = None) -> dict[str, Any]:
+    def call(
+        self,
+        inputs: Nested,
+        training: bool | None = None,
+    ) -> dict[str, Tensor]:
         outputs = keras.tree.flatten(self.model(inputs, training=training))
         return dict(zip(self._names, outputs, strict=True))
 
@@ -178,9 +251,16 @@ class _Named(keras.Model):
 class _Rows(keras.utils.PyDataset):
     """Whole batches of rows and targets, in another order in every epoch."""
 
-    def __init__(self, x: Any, targets: dict[str, Any], size: int, seed: int | None) -> None:
+    def __init__(
+        self,
+        x: Nested,
+        targets: dict[str, np.ndarray],
+        size: int,
+        seed: int | None,
+    ) -> None:
         super().__init__()
-        self._x, self._targets = x, targets
+        self._x = x
+        self._targets = targets
         self._rng = np.random.default_rng(seed)
         self._count = len(next(iter(targets.values())))
         self._size = min(size, self._count)
@@ -192,43 +272,51 @@ class _Rows(keras.utils.PyDataset):
     def __len__(self) -> int:
         return len(self._order) // self._size
 
-    def __getitem__(self, number: int) -> tuple[Any, Any]:
-        at = self._order[number * self._size : (number + 1) * self._size]
-        return rows_at(self._x, at), rows_at(self._targets, at)
+    def __getitem__(self, number: int) -> tuple[Nested, Nested]:
+        start = number * self._size
+        indices = self._order[start : start + self._size]
+        return rows_at(self._x, indices), rows_at(self._targets, indices)
 
 
 def _with_features(model: keras.Model) -> keras.Model:
     """The graph with the inputs of its last layers as further outputs."""
     makers = {id(tensor): call for call in graph_calls(model) for tensor in call.outputs}
     outputs = keras.tree.flatten(model.outputs)
-    features: dict[int, Any] = {}
+    features: dict[int, Tensor] = {}
     for tensor in outputs:
         call = makers[id(tensor)]
-        read = _floats(call)
-        while len(read) == 1 and not getattr(call.operation, "weights", None):
-            call = makers[id(read[0])]  # an activation, or a reshape
-            read = _floats(call)
-        for feature in read:
-            if makers[id(feature)].inputs:  # not what goes into the model
+        inputs = _float_inputs(call)
+        while len(inputs) == 1 and not getattr(call.operation, "weights", None):
+            call = makers[id(inputs[0])]  # an activation, or a reshape
+            inputs = _float_inputs(call)
+        for feature in inputs:
+            if makers[id(feature)].inputs:  # no input of the model
                 features[id(feature)] = feature
-    return keras.Model(graph_ends(model)[0], [*outputs, *features.values()])
+    model_inputs, _ = graph_ends(model)
+    return keras.Model(model_inputs, [*outputs, *features.values()])
 
 
-def _floats(call: GraphCall) -> list[Any]:
+def _float_inputs(call: GraphCall) -> list[Tensor]:
     """The inputs of a call without masks and indices, which teach nothing."""
     return [tensor for tensor in call.inputs if keras.backend.is_float_dtype(tensor.dtype)]
 
 
-def _same(values: Any) -> Any:
+def _unchanged(values: Tensor) -> Tensor:
     return values
 
 
-def _output_names(teacher: Any, outputs: str | Sequence[str] | None, count: int) -> list[str]:
+def _output_kinds_of(
+    teacher: keras.Model,
+    outputs: str | Sequence[str] | None,
+    count: int,
+) -> list[str]:
     """The kind of each output, a key of `_LOGITS`: as given, or as the teacher shows."""
     if outputs is None:
         kinds = output_kinds(teacher, count)
         return [kind.probabilities or "values" for kind in kinds]
-    names = [outputs] * count if isinstance(outputs, str) else list(outputs)
+    names = list(outputs)
+    if isinstance(outputs, str):
+        names = [outputs] * count
     if len(names) != count or any(name not in _LOGITS for name in names):
         raise ValueError(
             f"`outputs` must be one of {sorted(_LOGITS)}, or a list with one of them for each of "
@@ -237,26 +325,30 @@ def _output_names(teacher: Any, outputs: str | Sequence[str] | None, count: int)
     return names
 
 
-def _logit(p: Any) -> Any:
+def _logit(p: Tensor) -> Tensor:
     p = keras.ops.clip(p, _ROUNDED, 1.0 - _ROUNDED)
     return keras.ops.log(p) - keras.ops.log(1.0 - p)
 
 
-def _centered_logarithm(p: Any) -> Any:
-    logits = keras.ops.log(keras.ops.maximum(p, _LEAST))
+def _centered_logarithm(p: Tensor) -> Tensor:
+    logits = keras.ops.log(keras.ops.maximum(p, _SMALLEST))
     return logits - keras.ops.mean(logits, axis=-1, keepdims=True)
 
 
 # From outputs of a kind to the logits that the squared error compares.
-_LOGITS: dict[str, Callable[[Any], Any]] = {
+_LOGITS: dict[str, ToLogits] = {
     "softmax": _centered_logarithm,
     "sigmoid": _logit,
-    "values": _same,
+    "values": _unchanged,
 }
 
 
-def _loss(of: Callable[[Any], Any], variance: float) -> Callable[[Any, Any], Any]:
-    def loss(wanted: Any, given: Any) -> Any:
-        return keras.ops.mean(keras.ops.square(wanted - of(given))) / (float(variance) or 1.0)
+def _loss(to_logits: ToLogits, variance: float) -> Loss:
+    """The mean squared error of logits by the variance of the target, or by 1 if that is 0."""
+    scale = float(variance) or 1.0
+
+    def loss(target: Tensor, output: Tensor) -> Tensor:
+        error = target - to_logits(output)
+        return keras.ops.mean(keras.ops.square(error)) / scale
 
     return loss

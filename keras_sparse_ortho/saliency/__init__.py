@@ -1,7 +1,32 @@
-"""Scores for the entries of kernels: SNIP, GraSP, SynFlow, magnitude, random."""
+"""Scores for the entries of kernels: SNIP, GraSP, SynFlow, magnitude, random, and your own."""
 
-from keras_sparse_ortho.saliency._gradient_scores import SALIENCIES, grasp, saliency_by_name, snip
-from keras_sparse_ortho.saliency._saliency import Saliency, magnitude, random
+from keras_sparse_ortho.saliency._grasp import grasp
+from keras_sparse_ortho.saliency._loss_derivatives import LossDerivatives
+from keras_sparse_ortho.saliency._magnitude import magnitude
+from keras_sparse_ortho.saliency._random import random
+from keras_sparse_ortho.saliency._saliency import Saliency
+from keras_sparse_ortho.saliency._score import (
+    LossScore,
+    ModelScore,
+    Need,
+    Score,
+    as_score,
+    is_model_score,
+    register_score,
+)
+from keras_sparse_ortho.saliency._snip import snip
 from keras_sparse_ortho.saliency._synflow import synflow
 
-__all__ = ["Saliency", "grasp", "magnitude", "random", "snip", "synflow"]
+__all__ = [
+    "LossDerivatives",
+    "LossScore",
+    "ModelScore",
+    "Saliency",
+    "Score",
+    "grasp",
+    "magnitude",
+    "random",
+    "register_score",
+    "snip",
+    "synflow",
+]

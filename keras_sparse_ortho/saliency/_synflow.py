@@ -3,35 +3,123 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import ClassVar
 
 import keras
 import numpy as np
 
 from keras_sparse_ortho._backend import compiled, float64_operations, value_and_gradients
 from keras_sparse_ortho._checks import check_integer, other_keywords
+from keras_sparse_ortho._data import Batch
 from keras_sparse_ortho._interception import observe
 from keras_sparse_ortho._keras_internals import VariableOverrides, copy_objects, from_zero_states
+from keras_sparse_ortho._types import Nested, Tensor
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import Selection, walk
+from keras_sparse_ortho.kernels import PrunableWeight, Selection, walk
 from keras_sparse_ortho.models import input_specs
 from keras_sparse_ortho.orthogonal import floored_masks, live_count
-from keras_sparse_ortho.saliency._saliency import Saliency, scored_weights
+from keras_sparse_ortho.saliency._saliency import Saliency
+from keras_sparse_ortho.saliency._score import ModelScore, register_score
 
-L = keras.layers
+Array = np.ndarray
+Gradient = Callable[[Sequence[Array]], tuple[float, list[Array]]]
 
-_IDENTITIES = (  # in a linear network of positive weights, or scales of data
-    *(L.Activation, L.ReLU, L.LeakyReLU, L.PReLU, L.ELU, L.Softmax),
-    *(L.Rescaling, L.Normalization, L.UnitNormalization),
+# They are the identity in a linear network of positive weights, or scale data.
+_IDENTITIES = (
+    keras.layers.Activation,
+    keras.layers.ReLU,
+    keras.layers.LeakyReLU,
+    keras.layers.PReLU,
+    keras.layers.ELU,
+    keras.layers.Softmax,
+    keras.layers.Rescaling,
+    keras.layers.Normalization,
+    keras.layers.UnitNormalization,
 )
-_BY_INPUT = (L.LayerNormalization, L.GroupNormalization, L.RMSNormalization)
+_NORMALIZED_BY_INPUT = (
+    keras.layers.LayerNormalization,
+    keras.layers.GroupNormalization,
+    keras.layers.RMSNormalization,
+)
+
+
+@register_score
+@dataclasses.dataclass(frozen=True)
+class SynFlow(ModelScore):
+    """The score `|w| * dR/d|w|`, see `synflow`.
+
+    Args:
+        rounds: int. In how many steps entries are removed.
+    """
+
+    name: ClassVar[str] = "synflow"
+    label: ClassVar[str | None] = "SynFlow"
+    for_untrained: ClassVar[bool] = True
+    refits: ClassVar[bool] = False
+
+    rounds: int = 100
+
+    def scores(
+        self,
+        model: keras.Model,
+        weights: list[PrunableWeight],
+        density: float,
+        batches: list[Batch],
+    ) -> list[np.ndarray]:
+        rounds = self.rounds
+        size = sum(weight.size for weight in weights)
+        layouts = [weight.layout for weight in weights]
+        values = [np.abs(weight.raw_value()).astype("float64") for weight in weights]
+        masks = [np.ones(weight.shape, dtype=bool) for weight in weights]
+        scores = values
+        variables = [weight.variable for weight in weights]
+        with _synaptic_flow(model, variables) as gradient:
+            for number in range(1, rounds + 1):
+                flow, slopes = gradient(values)
+                _check_flow(flow, slopes, number)
+                scores = [
+                    np.where(mask, value * slope, score_when_removed)
+                    for mask, value, slope, score_when_removed in zip(
+                        masks, values, slopes, scores, strict=True
+                    )
+                ]
+                if number == rounds:
+                    break
+                count = live_count(density ** (number / rounds), size)
+                next_masks = floored_masks(scores, layouts, count)
+                _move_below_zero(scores, masks, next_masks, number - rounds)
+                masks = next_masks
+                values = [value * mask for value, mask in zip(values, masks, strict=True)]
+        return scores
+
+
+def _check_flow(flow: float, slopes: list[Array], number: int) -> None:
+    is_finite = all(np.isfinite(slope).all() for slope in slopes)
+    if not (is_finite and 0 < flow < np.inf):
+        raise NotPrunableError(
+            "The synaptic flow R of the model over- or underflows float64, or no signal "
+            f"reaches the outputs. Received: R={flow} in round {number}"
+        )
+
+
+def _move_below_zero(
+    scores: list[Array], masks: list[Array], next_masks: list[Array], start: int
+) -> None:
+    """Moves the scores of entries that a round removes to [start, start + 1/2], in order."""
+    highest = max(float(score.max()) for score in scores)
+    if highest == 0.0:
+        highest = 1.0
+    for score, mask, next_mask in zip(scores, masks, next_masks, strict=True):
+        removed = np.nonzero(mask & ~next_mask)
+        score[removed] = start + score[removed] / (2 * highest)
 
 
 @other_keywords
 def synflow(
-    model: Any,
+    model: keras.Model,
     density: float,
     *,
     rounds: int = 100,
@@ -70,43 +158,12 @@ def synflow(
 
     Reference: Tanaka, Kunin, Yamins and Ganguli (NeurIPS 2020), arXiv 2006.05467.
     """
-    check_integer("rounds", rounds)
-    weights = scored_weights(model, density, include, exclude, on_collapse)
-    size = sum(weight.size for weight in weights)
-    values = [np.abs(weight.raw_value()).astype("float64") for weight in weights]
-    masks = [np.ones(weight.shape, dtype=bool) for weight in weights]
-    scores = values
-    variables = [weight.variable for weight in weights]
-    with _synaptic_flow(model, variables) as gradient:
-        for number in range(1, rounds + 1):
-            total, gradients = gradient(values)
-            finite = all(np.isfinite(gradient).all() for gradient in gradients)
-            if not (finite and 0 < total < np.inf):
-                raise NotPrunableError(
-                    "The synaptic flow R of the model over- or underflows float64, or no signal "
-                    f"reaches the outputs. Received: R={total} in round {number}"
-                )
-            scores = [
-                np.where(mask, value * slope, dead)
-                for mask, value, slope, dead in zip(masks, values, gradients, scores, strict=True)
-            ]
-            before = masks
-            count = live_count(density ** (number / rounds), size)
-            masks = floored_masks(scores, [weight.layout for weight in weights], count)
-            if number < rounds:
-                # Scores of removed entries go to [number - rounds, that + 1/2], below 0, in order.
-                highest = max(float(score.max()) for score in scores) or 1.0
-                for score, old, new in zip(scores, before, masks, strict=True):
-                    dying = np.nonzero(old & ~new)
-                    score[dying] = number - rounds + score[dying] / (2 * highest)
-            values = [value * mask for value, mask in zip(values, masks, strict=True)]
-    return Saliency("SynFlow", density, weights, scores, on_collapse, masks)
+    score = SynFlow(check_integer("rounds", rounds))
+    return score.saliency(model, density, include=include, exclude=exclude, on_collapse=on_collapse)
 
 
 @contextlib.contextmanager
-def _synaptic_flow(
-    model: Any, variables: list[Any]
-) -> Iterator[Callable[[Sequence[np.ndarray]], tuple[float, list[np.ndarray]]]]:
+def _synaptic_flow(model: keras.Model, variables: Sequence[keras.Variable]) -> Iterator[Gradient]:
     """Makes a linear copy of the model; yields the function `values -> R, dR/dvalues`.
 
     Args:
@@ -114,60 +171,69 @@ def _synaptic_flow(
         variables: list of its variables that the values are for.
     """
     ones = _ones(model)
-    is_float = keras.backend.is_float_dtype  # NumPy has no bfloat16
-    floats = [variable for variable in model.variables if is_float(variable.dtype)]
+    floats = [variable for variable in model.variables if _is_float(variable)]
     linear, copies = copy_objects(model, without_values=floats)
-    scored = [copies[id(variable)] for variable in variables]
-    among_scored = {id(variable) for variable in variables}
-    others = [variable for variable in floats if id(variable) not in among_scored]
+    scored_ids = {id(variable) for variable in variables}
+    constants = [variable for variable in floats if id(variable) not in scored_ids]
+    replaced = [copies[id(variable)] for variable in [*variables, *constants]]
+
+    def flow_and_slopes(
+        values: list[Tensor], constant_values: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        def flow(inner_values: list[Tensor]) -> Tensor:
+            pairs = zip(replaced, [*inner_values, *constant_values], strict=True)
+            # The outer scope catches and drops updates, of seed states for instance.
+            with keras.StatelessScope(), VariableOverrides(pairs), from_zero_states(linear):
+                outputs = keras.tree.flatten(linear(ones, training=False))
+                sums = [keras.ops.sum(keras.ops.cast(output, "float64")) for output in outputs]
+            return sum(sums[1:], sums[0])
+
+        return value_and_gradients(flow, values)
+
     with float64_operations(), _linearized(linear):
-        constants = [_constant_value(variable) for variable in others]
-
-        def pure(values: list[Any], constants: list[Any]) -> Any:
-            def flow(inner: list[Any]) -> Any:
-                held = [*scored, *(copies[id(variable)] for variable in others)]
-                pairs = zip(held, [*inner, *constants], strict=True)
-                # The outer scope catches and drops updates, of seed states for instance.
-                with keras.StatelessScope(), VariableOverrides(pairs), from_zero_states(linear):
-                    outputs = keras.tree.flatten(linear(ones, training=False))
-                    sums = [keras.ops.sum(keras.ops.cast(o, "float64")) for o in outputs]
-                return sum(sums[1:], sums[0])
-
-            return value_and_gradients(flow, values)
-
+        constant_values = [_constant_value(variable) for variable in constants]
         # JAX would be slow without XLA; on TensorFlow XLA compiles for long.
-        step = compiled(pure, xla=keras.backend.backend() == "jax")
+        step = compiled(flow_and_slopes, xla=keras.backend.backend() == "jax")
 
-        def gradient(values: Sequence[np.ndarray]) -> tuple[float, list[np.ndarray]]:
+        def gradient(values: Sequence[Array]) -> tuple[float, list[Array]]:
             tensors = [keras.ops.convert_to_tensor(value, dtype="float64") for value in values]
-            total, gradients = step(tensors, constants)
-            return float(to_numpy(total)), [to_numpy(gradient) for gradient in gradients]
+            total, slopes = step(tensors, constant_values)
+            return float(to_numpy(total)), [to_numpy(slope) for slope in slopes]
 
         yield gradient
 
 
-def _constant_value(variable: Any) -> Any:
+def _is_float(variable: keras.Variable) -> bool:
+    """Whether a variable or spec holds floats; NumPy does not know bfloat16."""
+    return bool(keras.backend.is_float_dtype(variable.dtype))
+
+
+def _constant_value(variable: keras.Variable) -> Tensor:
     value = np.abs(to_numpy(variable))
     if variable.name.endswith("moving_mean"):
         value = np.zeros_like(value)
     return keras.ops.convert_to_tensor(value, dtype="float64")
 
 
-def _ones(model: Any) -> Any:
+def _ones(model: keras.Model) -> Nested:
     specs = input_specs(model)
     if specs is None:
         raise NotPrunableError(
             "SynFlow needs to know the shape of a sample, and that of this model is unknown or not "
             f"fixed. Received: the model {model.name!r}"
         )
-    is_float = keras.backend.is_float_dtype  # NumPy has no bfloat16
-    return keras.tree.map_structure(
-        lambda spec: np.ones(spec.shape, "float32" if is_float(spec.dtype) else spec.dtype), specs
-    )
+
+    def ones(spec: keras.KerasTensor) -> Array:
+        dtype = spec.dtype
+        if keras.backend.is_float_dtype(dtype):
+            dtype = "float32"
+        return np.ones(spec.shape, dtype)
+
+    return keras.tree.map_structure(ones, specs)
 
 
 @contextlib.contextmanager
-def _linearized(model: Any) -> Iterator[None]:
+def _linearized(model: keras.Model) -> Iterator[None]:
     """Makes a model compute in float64 without activations; inside, also without normalization.
 
     Args:
@@ -179,41 +245,50 @@ def _linearized(model: Any) -> Iterator[None]:
             layer.dtype_policy = "float64"
         # Recurrent layers have that of their cell; recurrent_activation, of the gates, stays.
         activation = vars(layer).get("activation")
-        if callable(activation) and not isinstance(activation, L.Layer):
+        if callable(activation) and not isinstance(activation, keras.layers.Layer):
             # Bypass `__setattr__`: Keras would track the value.
             vars(layer)["activation"] = keras.activations.linear
     with observe(layers, _linear_call):
         yield
 
 
-def _linear_call(layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    for kinds, linear in _CALLS:
-        if isinstance(layer, kinds):
-            return linear(layer, *args, **kwargs)
+def _linear_call(
+    layer: keras.layers.Layer, call: Callable[..., Nested], *args: Nested, **kwargs: Nested
+) -> Nested:
+    """The linear form of a layer's call, in its place."""
+    if isinstance(layer, _IDENTITIES):
+        return _inputs_of(*args, **kwargs)
+    if isinstance(layer, keras.layers.Embedding):
+        return _embed_ones(layer, _inputs_of(*args, **kwargs))
+    if isinstance(layer, _NORMALIZED_BY_INPUT):
+        return _scale_and_shift(layer, _inputs_of(*args, **kwargs))
     return call(*args, **kwargs)
 
 
-def _embed_ones(layer: Any, inputs: Any) -> Any:
+def _inputs_of(inputs: Nested, *args: Nested, **kwargs: Nested) -> Nested:
+    """The first argument of a call, by position or by name."""
+    return inputs
+
+
+def _embed_ones(layer: keras.layers.Embedding, inputs: Tensor) -> Tensor:
     row = keras.ops.sum(keras.ops.convert_to_tensor(layer.embeddings), axis=0)
     return keras.ops.broadcast_to(row, (*inputs.shape, *row.shape))
 
 
-def _scale_and_shift(layer: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-    axis = layer.axis
-    axes = [a % len(inputs.shape) for a in (axis if isinstance(axis, list | tuple) else [axis])]
-    shape = [size if k in axes else 1 for k, size in enumerate(inputs.shape)]
+def _scale_and_shift(layer: keras.layers.Layer, inputs: Tensor) -> Tensor:
+    axes = layer.axis
+    if not isinstance(axes, list | tuple):
+        axes = [axes]
+    rank = len(inputs.shape)
+    normalized_axes = [axis % rank for axis in axes]
+    shape = [1] * rank
+    for axis in normalized_axes:
+        shape[axis] = inputs.shape[axis]
     for name in ("gamma", "scale"):
-        value = getattr(layer, name, None)
-        if isinstance(value, keras.Variable):
-            inputs = inputs * keras.ops.reshape(value.value, shape)
-    beta = getattr(layer, "beta", None)
-    if isinstance(beta, keras.Variable):
-        inputs = inputs + keras.ops.reshape(beta.value, shape)
+        scale = getattr(layer, name, None)
+        if isinstance(scale, keras.Variable):
+            inputs = inputs * keras.ops.reshape(scale.value, shape)
+    shift = getattr(layer, "beta", None)
+    if isinstance(shift, keras.Variable):
+        inputs = inputs + keras.ops.reshape(shift.value, shape)
     return inputs
-
-
-_CALLS: tuple[tuple[Any, Callable[..., Any]], ...] = (
-    (_IDENTITIES, lambda layer, inputs, *args, **kwargs: inputs),
-    (L.Embedding, _embed_ones),
-    (_BY_INPUT, _scale_and_shift),
-)

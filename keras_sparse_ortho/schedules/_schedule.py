@@ -18,6 +18,7 @@ from keras_sparse_ortho._checks import (
     check_number,
     other_keywords,
 )
+from keras_sparse_ortho._types import Config
 
 _LEAST_UPDATES = 100
 _MOST_STEPS = 100  # between two updates
@@ -83,12 +84,12 @@ class Schedule(abc.ABC):
     def at(self, step: int) -> float:
         """The live fraction at `step`."""
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         arguments = inspect.signature(type(self)).parameters
         return {name: getattr(self, name) for name in arguments}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "Schedule":
+    def from_config(cls, config: Config) -> "Schedule":
         config = dict(config)
         if "final_density" in config:  # in older files
             config["density"] = config.pop("final_density")
@@ -215,7 +216,7 @@ class OneShot(Constant):
     def __init__(self, density: float | None = None, step: int | float = 0) -> None:
         super().__init__(density, step, step, 1)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         return {"density": self.density, "step": self.begin_step}
 
 
@@ -379,7 +380,7 @@ class TfmotSchedule(Constant):
     """In older files: a schedule of TFMOT."""
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Schedule:
+    def from_config(cls, config: Config) -> Schedule:
         check_config(cls.__name__, config, "schedule")
         schedule = config["schedule"]
         if not isinstance(schedule, dict):

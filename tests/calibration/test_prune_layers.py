@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.calibration import _recipe, _solve
+from keras_sparse_ortho.calibration import _recipe, _scores, _solve
 from keras_sparse_ortho.calibration._moments import Moments
 from keras_sparse_ortho.errors import BudgetError, NotPrunableError
 from tests.helpers import array, assert_same, classifier_loss
@@ -188,7 +188,7 @@ def test_batches_must_reach_what_the_first_one_reaches():
 def test_what_fails_half_way_leaves_the_model_as_it_was(interrupt, monkeypatch):
     dense = network()
     before = dense.get_weights()
-    obs = _recipe.obs
+    obs = _scores.obs
 
     def failing(kernel, *rest):
         if kernel.shape[-1] == 5:  # the head, after all others
@@ -196,7 +196,7 @@ def test_what_fails_half_way_leaves_the_model_as_it_was(interrupt, monkeypatch):
             raise interrupt("half way")
         return obs(kernel, *rest)
 
-    monkeypatch.setattr(_recipe, "obs", failing)
+    monkeypatch.setattr(_scores, "obs", failing)
     with pytest.raises(interrupt, match="half way"):
         kso.prune(dense, 0.3, score="obs", data=rows_of_network())
     assert_same(before, dense.get_weights())
@@ -391,8 +391,6 @@ def test_refusals():
         ValueError, match=r"`structure` must be Block, NByM or Channels.*structure=3"
     ):
         kso.prune(dense, 0.3, score="obs", data=x, structure=3)
-    with pytest.raises(ValueError, match=r"`structure` must be Block, NByM.*score='synflow'"):
-        kso.prune(dense, 0.3, score="synflow", structure=kso.NByM(2, 4))
     with pytest.raises(ValueError, match=r"goes on from a folder. Received: resume='here'"):
         kso.prune(dense, 0.3, resume="here")
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 from keras_sparse_ortho.callbacks import ThresholdSteering
-from keras_sparse_ortho.callbacks._dynamic_sparse_training import (
+from keras_sparse_ortho.callbacks._moves import (
     drop_and_grow,
     largest,
     move_blocks,

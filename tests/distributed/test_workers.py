@@ -13,9 +13,9 @@ import pytest
 
 import keras_sparse_ortho as kso
 from examples.scale.recipe import free_ports
-from keras_sparse_ortho._values import AveragingWorkers, Workers, digest_of
+from keras_sparse_ortho._workers import AveragingWorkers, Workers, digest_of
 from keras_sparse_ortho.errors import WorkerError
-from keras_sparse_ortho.saliency import _gradient_scores
+from keras_sparse_ortho.saliency import _loss_derivatives
 from tests.distributed.recipes import ROOT, environment
 from tests.helpers import slow_on_jax
 
@@ -118,7 +118,7 @@ def test_rigl_with_a_shard_for_each_worker_has_the_masks_of_one_process():
 @pytest.mark.parametrize("score", ["snip", "grasp"])
 def test_scores_of_shards_are_those_of_all_data(monkeypatch, score):
     kernel, of_thread = RNG.normal(size=(8, 8)), threading.local()
-    monkeypatch.setattr(_gradient_scores, "workers_of", lambda model: of_thread.workers)
+    monkeypatch.setattr(_loss_derivatives, "workers_of", lambda model: of_thread.workers)
 
     def scores(workers, rows, factor=1.0):
         of_thread.workers = workers

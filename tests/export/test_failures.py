@@ -1,5 +1,6 @@
 """What goes wrong after the arguments were accepted: what is said, and that it leaves no trace."""
 
+import linecache
 import os
 import re
 import signal
@@ -352,7 +353,9 @@ def interrupted_at(line_number, work):
         nonlocal count
         if frame.f_code.co_filename != _process.__file__:
             return None
-        if event == "line":
+        # Python handles no signal between the body of a `with` and its end, which has its line.
+        line = linecache.getline(_process.__file__, frame.f_lineno)
+        if event == "line" and not line.lstrip().startswith("with "):
             count += 1
             if count == line_number:
                 raise KeyboardInterrupt
