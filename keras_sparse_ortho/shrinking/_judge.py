@@ -30,10 +30,10 @@ _HALVES = {"sigmoid": 0.5, "linear": 0.0}  # between two classes, by the end of 
 def same_class(want: np.ndarray, got: np.ndarray, halves: tuple[float, float] = (0.5, 0.5)) -> Any:
     """Whether the largest entry is the same; of one entry, on which side of its half it is."""
     if want.shape[-1] == 1:
-        same = (want > halves[0]) == (got > halves[1])
+        agrees = (want > halves[0]) == (got > halves[1])
     else:
-        same = (want.argmax(-1) == got.argmax(-1))[..., None]
-    return same.reshape(len(want), -1).mean(axis=1)
+        agrees = (want.argmax(-1) == got.argmax(-1))[..., None]
+    return agrees.reshape(len(want), -1).mean(axis=1)
 
 
 def expected_accuracy(probabilities: np.ndarray, got: np.ndarray, half: float = 0.5) -> np.ndarray:
@@ -43,20 +43,22 @@ def expected_accuracy(probabilities: np.ndarray, got: np.ndarray, half: float = 
     costs little where the dense model is not sure.
     """
     if probabilities.shape[-1] == 1:
-        chosen = np.where(got > half, probabilities, 1.0 - probabilities)
+        expected = np.where(got > half, probabilities, 1.0 - probabilities)
     else:
         classes = got.argmax(-1)[..., None]
-        chosen = np.take_along_axis(probabilities, classes, axis=-1)
-    scores: np.ndarray = chosen.reshape(len(got), -1).mean(axis=1)
+        expected = np.take_along_axis(probabilities, classes, axis=-1)
+    scores: np.ndarray = expected.reshape(len(got), -1).mean(axis=1)
     return scores
 
 
 def closeness(want: np.ndarray, got: np.ndarray) -> np.ndarray:
     """`1 - |got - want|^2 / mean |want - mean want|^2`, at least 0: the explained variance."""
-    want = want.reshape(len(want), -1).astype(float)
-    got = got.reshape(len(want), -1).astype(float)
-    scale = np.mean(np.sum((want - want.mean(axis=0)) ** 2, axis=1)) or 1.0
-    return np.maximum(1.0 - np.sum((got - want) ** 2, axis=1) / scale, 0.0)
+    wanted_rows = want.reshape(len(want), -1).astype(float)
+    file_rows = got.reshape(len(want), -1).astype(float)
+    deviations = wanted_rows - wanted_rows.mean(axis=0)
+    variance = np.mean(np.sum(deviations**2, axis=1)) or 1.0
+    errors = np.sum((file_rows - wanted_rows) ** 2, axis=1)
+    return np.maximum(1.0 - errors / variance, 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,10 +139,10 @@ class Judge:
     def verdict(self, outputs: list[np.ndarray]) -> Verdict:
         """The score, and what is lost in the output that loses most."""
         scores = self._scores(outputs)
-        drops = [dense - own for dense, own in zip(self._dense, scores, strict=True)]
+        drops = [dense - file for dense, file in zip(self._dense, scores, strict=True)]
         losses = [float(drop.mean()) for drop in drops]
         margins = [float(drop.std() / math.sqrt(len(drop))) for drop in drops]
-        worst = int(np.argmax(np.add(losses, margins)))
+        index = int(np.argmax(np.add(losses, margins)))
         agreements = [
             np.mean(output.agreement(array))
             for output, array in zip(self._outputs, outputs, strict=True)
@@ -148,7 +150,7 @@ class Judge:
         ]
         agreement = float(np.mean(agreements)) if agreements else math.nan
         score = _interval(np.mean(scores, axis=0))
-        return Verdict(score, losses[worst], margins[worst], agreement)
+        return Verdict(score, losses[index], margins[index], agreement)
 
     @property
     def is_by_chance(self) -> bool:
@@ -156,8 +158,8 @@ class Judge:
         mean, deviation = self._by_chance
         room = 1.0 - mean
         # Few examples have large deviations, and would never be right.
-        least = min(max(_SURE * deviation, _LEAST_SKILL * room), _MOST_SKILL * room)
-        return self._distinct <= mean + least + _ROUNDING
+        needed = min(max(_SURE * deviation, _LEAST_SKILL * room), _MOST_SKILL * room)
+        return self._distinct <= mean + needed + _ROUNDING
 
     def _scores(self, outputs: list[np.ndarray]) -> list[np.ndarray]:
         """The score of each example, by output."""
@@ -287,9 +289,10 @@ class _Output:
 
     def scores(self, got: np.ndarray) -> np.ndarray:
         """The score of each example."""
+        outputs = got
         if self._want.size == got.size:
-            got = got.reshape(self._want.shape)
-        scores = np.asarray(self._metric(self._want, got), float)
+            outputs = got.reshape(self._want.shape)
+        scores = np.asarray(self._metric(self._want, outputs), float)
         if not scores.ndim or len(scores) != len(got) or not np.isfinite(scores).all():
             raise ValueError(
                 "`metric` must return a finite score for each row. "

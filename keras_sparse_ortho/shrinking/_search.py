@@ -104,7 +104,7 @@ class Search:
         self._try_dense()
         if self._seconds > 0:
             route = self._integer_route()
-            candidates: list[tuple[str, Any]] = [("dense", self._model)]
+            candidates: list[tuple[str, keras.Model]] = [("dense", self._model)]
             candidates += self._try_narrow(route)
             if self._packed:
                 candidates += self._try_zeros(route)
@@ -124,7 +124,7 @@ class Search:
         return {k: zlib.compress(self._files[k].read_bytes(), 1) for k in sorted(numbers)}
 
     def _number_of(self, trial: Trial) -> int:
-        return next(k for k, other in enumerate(self.trials) if other is trial)
+        return next(k for k, entry in enumerate(self.trials) if entry is trial)
 
     # --- dense files ------------------------------------------------------------------------------
 
@@ -149,7 +149,7 @@ class Search:
 
     # --- widths -----------------------------------------------------------------------------------
 
-    def _try_narrow(self, route: str) -> list[tuple[str, Any]]:
+    def _try_narrow(self, route: str) -> list[tuple[str, keras.Model]]:
         """Bisects on the cost of the network, for the smallest one that is good.
 
         Returns the good networks with their names, the smallest last.
@@ -158,8 +158,8 @@ class Search:
         if table is None:
             return []
         cost = _cost_of(table, self._prefer)
-        good: list[tuple[str, Any]] = []
-        seen: list[Mapping[str, int]] = []
+        networks: list[tuple[str, keras.Model]] = []
+        choices: list[Mapping[str, int]] = []
         too_small, small_enough = 0.0, 1.0
         while small_enough - too_small > _NEAR_ENOUGH * small_enough:
             share = _between(too_small, small_enough)
@@ -173,17 +173,17 @@ class Search:
             except BudgetError:  # the narrowest widths cost more
                 too_small = share
                 continue
-            if choice in seen:
+            if choice in choices:
                 too_small = share
                 continue
-            seen.append(choice)
+            choices.append(choice)
             name, model, is_good = self._try_widths(share, choice, table, route)
             if is_good:
-                good.append((name, model))
+                networks.append((name, model))
                 small_enough = share
             else:
                 too_small = share
-        return good
+        return networks
 
     def _width_table(self) -> WidthTable | None:
         """The errors of widths; `None` for a model of which nothing can be narrowed."""
@@ -197,7 +197,7 @@ class Search:
 
     def _try_widths(
         self, share: float, choice: Mapping[str, int], table: WidthTable, route: str
-    ) -> tuple[str, Any, bool]:
+    ) -> tuple[str, keras.Model, bool]:
         """A network of some widths, refitted and, if it lost much, trained.
 
         Returns its name, the model, and whether its file is good.
@@ -219,13 +219,13 @@ class Search:
             return trained_name, trained, trained_trial.loses_at_most(self._max_drop)
         return name, model, trial.loses_at_most(self._max_drop)
 
-    def _narrowed(self, choice: Mapping[str, int], table: WidthTable) -> Any:
+    def _narrowed(self, choice: Mapping[str, int], table: WidthTable) -> keras.Model:
         with without_warnings():
             return narrow(self._model, choice, data=self._examples.calibration, table=table)
 
     # --- zeros ------------------------------------------------------------------------------------
 
-    def _try_zeros(self, route: str) -> list[tuple[str, Any]]:
+    def _try_zeros(self, route: str) -> list[tuple[str, keras.Model]]:
         """Prunes to lower densities while the file is good, else to higher ones.
 
         Each density is reached in one way after the other, until one is good; a way that failed is
@@ -233,27 +233,27 @@ class Search:
 
         Returns the good networks with their names, the smallest last.
         """
-        ways, training = self._ways_to_prune()
+        methods, training = self._ways_to_prune()
         todo = list(_DENSITIES)
         position = _FIRST_DENSITY
-        good: list[tuple[str, Any]] = []
+        networks: list[tuple[str, keras.Model]] = []
         while todo:
             if self._is_late():
                 self.untried.append(f"density {todo[position]:g}")
                 break
             density = todo[position]
-            name, model, way, is_good = self._try_density(density, ways, training, route)
+            name, model, method, is_good = self._try_density(density, methods, training, route)
             # The others start from the first, which is better where training fits its rows.
             if is_good:
-                good.append((name, model))
-                ways = ways[ways.index(way) :]
+                networks.append((name, model))
+                methods = methods[methods.index(method) :]
                 todo = todo[position + 1 :]
                 position = 0
             else:
-                ways = list(dict.fromkeys((ways[0], way)))
+                methods = list(dict.fromkeys((methods[0], method)))
                 todo = todo[:position]
                 position = len(todo) - 1
-        return good
+        return networks
 
     def _ways_to_prune(self) -> tuple[list[str], dict[str, Any]]:
         """The ways of pruning that the time allows, and what training needs."""
@@ -264,31 +264,32 @@ class Search:
         self._solved_on = rows_at(self._examples.calibration, slice(0, max(row_count, _BATCH)))
         training = self._examples.to_train(spare, _PASSES, seed=self._seed)
         if self._by_magnitude:
-            ways = ["by magnitude"]
-            trained_ways = ["gradually"]
+            methods = ["by magnitude"]
+            trained_methods = ["gradually"]
         else:
-            ways = ["at once"]
-            trained_ways = ["at once, trained", "gradually"]
+            methods = ["at once"]
+            trained_methods = ["at once, trained", "gradually"]
         if training:
-            ways += trained_ways
-        return ways, training
+            methods += trained_methods
+        return methods, training
 
     def _try_density(
-        self, density: float, ways: list[str], training: dict[str, Any], route: str
-    ) -> tuple[str, Any, str, bool]:
+        self, density: float, methods: list[str], training: dict[str, Any], route: str
+    ) -> tuple[str, keras.Model, str, bool]:
         """Tries ways until one is good; the best one's name, model, way and verdict."""
-        attempts: list[tuple[Trial, Any, str]] = []
-        for way in ways:
-            make = partial(self._scheduled if way == "gradually" else self._pruned, density)
+        attempts: list[tuple[Trial, keras.Model | None, str]] = []
+        for method in methods:
+            make_pruned = self._scheduled if method == "gradually" else self._pruned
+            make = partial(make_pruned, density)
             rows = {}
-            if training and way in _RATES:
-                rows = {**training, "learning_rate": _RATES[way]}
-            trial, model = self._try_made(f"density {density:g}, {way}", make, rows, route)
-            attempts.append((trial, model, way))
+            if training and method in _RATES:
+                rows = {**training, "learning_rate": _RATES[method]}
+            trial, model = self._try_made(f"density {density:g}, {method}", make, rows, route)
+            attempts.append((trial, model, method))
             if trial.loses_at_most(self._max_drop) or self._is_late():
                 break
-        best, model, way = max(attempts, key=lambda attempt: attempt[0].mean)
-        return best.name, model, way, best.loses_at_most(self._max_drop)
+        trial, model, method = max(attempts, key=lambda attempt: attempt[0].mean)
+        return trial.name, model, method, trial.loses_at_most(self._max_drop)
 
     def _rows_to_solve_on(self, seconds: float) -> int:
         """On how many rows pruning at once takes so long: its solver, and rows in all layers."""
@@ -305,12 +306,12 @@ class Search:
         seconds_of_row = 2 * max(len(shapes), 1) * self._examples.seconds_each
         return int((seconds - seconds_of_product * products) / seconds_of_row)
 
-    def _scheduled(self, density: float) -> Any:
+    def _scheduled(self, density: float) -> keras.Model:
         """Masks on a schedule, with the shares of pruning at once: they gain several points."""
         shares = Budget.from_model(self._pruned(density))
         return parametrize(self._model, MagnitudeMask(Cubic()), budget=shares)
 
-    def _pruned(self, density: float) -> Any:
+    def _pruned(self, density: float) -> keras.Model:
         density_before, model_before = self._pruned_at_once
         if density_before == density:
             return model_before
@@ -327,7 +328,7 @@ class Search:
 
     # --- 4 bits -----------------------------------------------------------------------------------
 
-    def _try_4_bits(self, candidates: list[tuple[str, Any]], route: str) -> None:
+    def _try_4_bits(self, candidates: list[tuple[str, keras.Model]], route: str) -> None:
         """The smallest good network whose kernels lose little in 4 bits, too.
 
         Args:
@@ -361,11 +362,11 @@ class Search:
     def _try_made(
         self,
         name: str,
-        make: Callable[[], Any],
+        make: Callable[[], keras.Model],
         training: dict[str, Any],
         route: str,
         choice: Mapping[str, int] | None = None,
-    ) -> tuple[Trial, Any]:
+    ) -> tuple[Trial, keras.Model | None]:
         """Makes a model, trains it to answer as the dense one if there are rows, and exports it."""
         start = time.monotonic()
         self._say(name)
@@ -384,7 +385,7 @@ class Search:
     def _try(
         self,
         name: str,
-        model: Any,
+        model: keras.Model,
         route: str,
         start: float,
         choice: Mapping[str, int] | None = None,
@@ -478,13 +479,14 @@ def _between(too_small: float, small_enough: float) -> float:
     return 0.5 * (too_small + small_enough)
 
 
-def _in_4_bits(model: Any) -> Any:
+def _in_4_bits(model: keras.Model) -> keras.Model:
     """The model with kernels in 4 bits and masks that stay: schedules would start again."""
     masks = {
         weight.path: weight.mask for weight in prunable_weights(model) if weight.live < weight.size
     }
-    plain = apply_masks(strip(model), masks) if masks else model
-    return quantize_aware(plain, "int4", None)
+    if masks:
+        model = apply_masks(strip(model), masks)
+    return quantize_aware(model, "int4", None)
 
 
 def _shortly(error: Exception) -> str:

@@ -107,11 +107,11 @@ def shrink(
     _check_preference(prefer)
     say = Steps(verbose)
     packed = target.name.endswith(".gz")
-    plain = strip(model)
-    examples = Examples(model, plain, data, metric, seed, seconds)
+    stripped = strip(model)
+    examples = Examples(model, stripped, data, metric, seed, seconds)
     with staging(target.parent, target.name) as folder:
         search = Search(
-            plain,
+            stripped,
             examples,
             folder,
             packed=packed,
@@ -122,12 +122,7 @@ def shrink(
             prefer=prefer,
         )
         search.run()
-        good = [
-            trial
-            for trial in search.trials
-            if trial.loses_at_most(max_drop) and _is_within(trial, limits)
-        ]
-        taken = chosen(good, search.trials, prefer, is_slow_allowed=max_ms is not None)
+        taken = _choice(search.trials, max_drop, limits, prefer)
         report = ShrinkReport(
             str(target),
             taken,
@@ -140,10 +135,10 @@ def shrink(
             search.contents(taken),
         )
         if taken is None:
-            texts = [f"{name}={limit:g}" for name, limit in limits.items()]
+            texts = [f"max_drop={max_drop:g}"]
+            texts += [f"{name}={limit:g}" for name, limit in limits.items()]
             raise ShrinkError(
-                f"No file is within the limits: {', '.join([f'{max_drop=:g}', *texts])}. "
-                f"Received:\n{report}"
+                f"No file is within the limits: {', '.join(texts)}. Received:\n{report}"
             )
         file = search.file_of(taken)
         if packed:
@@ -173,13 +168,21 @@ def _check_preference(prefer: Any) -> None:
         raise ValueError(f"`prefer` must be one of {list(PREFERENCES)}. Received: {prefer=}")
 
 
-def _is_within(trial: Trial, limits: dict[str, float]) -> bool:
-    figures = {"max_bytes": trial.bytes, "max_ms": trial.ms}
-    return all(figures[name] <= limit for name, limit in limits.items())
+def _choice(
+    trials: Sequence[Trial], max_drop: float, limits: dict[str, float], prefer: str
+) -> Trial | None:
+    """The best trial within the limits."""
+    candidates = []
+    for trial in trials:
+        figures = {"max_bytes": trial.bytes, "max_ms": trial.ms}
+        is_within = all(figures[name] <= limit for name, limit in limits.items())
+        if is_within and trial.loses_at_most(max_drop):
+            candidates.append(trial)
+    return chosen(candidates, trials, prefer, is_slow_allowed="max_ms" in limits)
 
 
 def chosen(
-    good: Sequence[Trial],
+    candidates: Sequence[Trial],
     trials: Sequence[Trial],
     prefer: str,
     *,
@@ -188,17 +191,17 @@ def chosen(
     """The best of the files within the limits; `None` if there is none.
 
     Args:
-        good: Trials within the limits.
+        candidates: Trials within the limits.
         trials: All trials, with the dense ones.
         prefer: str. One of `PREFERENCES`.
         is_slow_allowed: bool. Whether the user has said how slow a file may be. Else no file is
             taken that is slower than a dense one in int8, unless `prefer` is "bytes".
     """
     if prefer == "bytes" or (prefer == "both" and is_slow_allowed):
-        return min(good, key=lambda trial: trial.bytes, default=None)
+        return min(candidates, key=lambda trial: trial.bytes, default=None)
     if prefer == "ms":
-        return min(good, key=lambda trial: (trial.ms, trial.bytes), default=None)
-    integers = [trial.ms for trial in trials if trial.name == "dense" and "int8" in trial.route]
-    slowest = _SAME_SPEED * min(integers, default=float("inf"))
-    fast = [trial for trial in good if trial.ms <= slowest]
-    return min(fast or good, key=lambda trial: trial.bytes * trial.ms, default=None)
+        return min(candidates, key=lambda trial: (trial.ms, trial.bytes), default=None)
+    dense_times = [trial.ms for trial in trials if trial.name == "dense" and "int8" in trial.route]
+    slowest = _SAME_SPEED * min(dense_times, default=float("inf"))
+    fast = [trial for trial in candidates if trial.ms <= slowest]
+    return min(fast or candidates, key=lambda trial: trial.bytes * trial.ms, default=None)
