@@ -301,9 +301,10 @@ def test_options_reach_the_functions(model_file, tmp_path, monkeypatch):
     np.save(rows, np.ones((4, 32)))
     limits = ["--max-drop", "0.02", "--max-bytes", "900", "--max-ms", "3", "--minutes", "2"]
     command = ["shrink", str(model_file), "--out", "m.tflite", "--data", str(rows)]
-    assert main([*command, *limits, "--metric", "closeness"]) == 0
+    assert main([*command, *limits, "--metric", "closeness", "--prefer", "ms"]) == 0
     expected = {"max_drop": 0.02, "max_bytes": 900, "max_ms": 3.0, "minutes": 2.0}
-    assert seen == {**expected, "metric": "closeness", "verbose": True}
+    expected |= {"metric": "closeness", "prefer": "ms"}
+    assert seen == {**expected, "verbose": True}
     seen.clear()
 
     def export_litert(*_, **options):

@@ -112,7 +112,7 @@ def test_users_register_rules_for_their_layers():
     layers = [L.Dense(8, name="first"), Halved(name="halved"), L.Dense(3, name="head")]
     model = unsettle(keras.Sequential([rows, *layers]))
     assert not list(kso.channel_groups(model))
-    kso.models.register_channel_rule(Halved, kso.models.elementwise)
+    kso.models.register_channel_rule(Halved, "elementwise")
     try:
         groups = kso.channel_groups(model)
         assert [group.name for group in groups] == ["first"]
@@ -120,9 +120,9 @@ def test_users_register_rules_for_their_layers():
     finally:
         del _registry._RULES[Halved]
     with pytest.raises(TypeError, match=r"class of layers\. Received: kind=5"):
-        kso.models.register_channel_rule(5, kso.models.elementwise)
-    with pytest.raises(TypeError, match=r"`make` must.*Received: make=5"):
-        kso.models.register_channel_rule(Halved, 5)
+        kso.models.register_channel_rule(5, "elementwise")
+    with pytest.raises(TypeError, match=r"`rule` must be one of.*Received: rule='dense'"):
+        kso.models.register_channel_rule(Halved, "dense")
 
 
 @pytest.mark.core
