@@ -65,10 +65,12 @@ class Reader:
         blocks = self.inverse[down, across]
         values = self.kernel[self.rows]
         if self.rows.shape[1] == 1:  # numbers, which take no solver
-            squares = np.sum(values**2, axis=(1, 2))
-            return self.scale * squares / blocks.ravel()
-        products = values * np.linalg.solve(blocks, values)
-        return self.scale * products.sum(axis=(1, 2))
+            products = values * values / blocks
+        else:
+            solved = np.linalg.solve(blocks, values)
+            products = values * solved
+        losses = np.sum(products, axis=(1, 2))
+        return self.scale * losses
 
     def restricted(self, channels: Array) -> "Reader":
         """The rows of some channels alone: enough for their losses while no others go."""
@@ -87,7 +89,8 @@ class Reader:
         between = _block(self.inverse, gone, stays)
         update = np.linalg.solve(block, between).T
         kernel = self.kernel[stays] - update @ self.kernel[gone]
-        inverse = _block(self.inverse, stays, stays) - update @ between
+        square = _block(self.inverse, stays, stays)
+        inverse = square - update @ between
         places = np.cumsum(stays) - 1
         rows = np.delete(self.rows, channels, axis=0)
         return Reader(kernel, inverse, places[rows], self.scale)
@@ -129,22 +132,25 @@ def eliminate(
     readers = {}
     for name in rows:
         readers[name] = Reader.of(kernels[name], grams[name], rows[name])
-        channels = np.arange(len(rows[name]))
+        count = len(rows[name])
+    channels = np.arange(count)
     gone = np.zeros(0, int)
     for width in sorted(widths, reverse=True):
         while len(channels) > width:
             step = max(len(channels) // _SHARE, 1)
             step = min(step, len(channels) - width)
             places = _next_places([*readers.values()], step)
-            readers = {name: reader.without(places) for name, reader in readers.items()}
+            for name, reader in readers.items():
+                readers[name] = reader.without(places)
             gone = np.concatenate([gone, channels[places]])
             channels = np.delete(channels, places)
         refitted = {}
         for name, reader in readers.items():
             removed_rows = rows[name][gone].ravel()
-            stays = _all_but(removed_rows, len(kernels[name]))
-            refitted[name] = np.zeros(kernels[name].shape)
-            refitted[name][stays] = reader.kernel
+            kernel = np.zeros(kernels[name].shape)
+            stays = _all_but(removed_rows, len(kernel))
+            kernel[stays] = reader.kernel
+            refitted[name] = kernel
         yield Stage(width, gone, refitted)
 
 

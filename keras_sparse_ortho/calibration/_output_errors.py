@@ -64,7 +64,8 @@ class OutputErrors:
         answers: list[list[np.ndarray]] = [[] for _ in self._kinds]
         with from_zero_states(self._model), without_gradients():
             for batch in self._batches:
-                outputs = keras.tree.flatten(self._model(batch, training=False))
+                nested = self._model(batch, training=False)
+                outputs = keras.tree.flatten(nested)
                 for answer, output, kind in zip(answers, outputs, self._kinds, strict=True):
                     values = to_numpy(output).astype(np.float64)
                     answer.append(_logits(values, kind))
@@ -73,14 +74,19 @@ class OutputErrors:
 
 def _logits(outputs: np.ndarray, kind: OutputKind) -> np.ndarray:
     """The logits of probabilities, and other outputs as they are, `(rows, values)`."""
-    if kind.probabilities == "softmax":
-        logarithms = np.log(np.maximum(outputs, _UNDERFLOW))
-        # Softmax does not show what all logits of a row have in common.
-        outputs = logarithms - np.mean(logarithms, axis=-1, keepdims=True)
-    elif kind.probabilities == "sigmoid":
+    function = kind.probabilities
+    if function == "softmax":
+        positive = np.maximum(outputs, _UNDERFLOW)
+        logarithms = np.log(positive)
+        # Softmax does not show the common part of all logits of a row.
+        common = np.mean(logarithms, axis=-1, keepdims=True)
+        outputs = logarithms - common
+    elif function == "sigmoid":
         clipped = np.clip(outputs, _ROUNDED, 1.0 - _ROUNDED)
-        outputs = np.log(clipped) - np.log(1.0 - clipped)
-    return outputs.reshape(len(outputs), -1)
+        complements = 1.0 - clipped
+        outputs = np.log(clipped) - np.log(complements)
+    count = len(outputs)
+    return outputs.reshape(count, -1)
 
 
 def _spread(outputs: np.ndarray) -> float:

@@ -88,7 +88,8 @@ class WidthSearch:
 
     def uniform(self, target: float) -> dict[str, int]:
         """The widths of the largest common share of all groups that costs at most the target."""
-        return self._widths(self._uniform(target))
+        place = self._uniform(target)
+        return self._widths(place)
 
     def least_cost(self) -> float:
         """The cost of the narrowest widths."""
@@ -96,43 +97,57 @@ class WidthSearch:
         return self._cost(tuple(last_steps))
 
     def _widths(self, place: Place) -> dict[str, int]:
-        pairs = zip(self._ladders, place, strict=True)
-        return {ladder.name: ladder.widths[step] for ladder, step in pairs}
+        widths = {}
+        for ladder, step in zip(self._ladders, place, strict=True):
+            widths[ladder.name] = ladder.widths[step]
+        return widths
 
     def _error(self, place: Place) -> float:
-        pairs = zip(self._ladders, place, strict=True)
-        return sum(ladder.errors[step] for ladder, step in pairs)
+        error = 0.0
+        for ladder, step in zip(self._ladders, place, strict=True):
+            error += ladder.errors[step]
+        return error
 
     def _cost(self, place: Place) -> float:
         if place not in self._costs:
-            self._costs[place] = self._cost_of_widths(self._widths(place))
+            widths = self._widths(place)
+            self._costs[place] = self._cost_of_widths(widths)
         return self._costs[place]
 
     def _moves(self, place: Place, direction: int) -> Iterator[Move]:
         """All moves of one group: narrower for the direction 1, wider for -1."""
         for group, ladder in enumerate(self._ladders):
             for jump in _JUMPS:
-                step = place[group] + direction * jump
+                step = place[group]
+                error = ladder.errors[step]
+                step += direction * jump
                 if 0 <= step < len(ladder.widths):
-                    change = ladder.errors[step] - ladder.errors[place[group]]
+                    change = ladder.errors[step] - error
                     yield Move(group, step, change)
 
     def _descended(self, target: float) -> Place:
         """From full widths, always the move that saves most cost for its error."""
-        place: Place = (0,) * len(self._ladders)
+        place = self._full_place()
         while self._cost(place) > target:
             cost = self._cost(place)
             # Where single moves save nothing, as below a step of 16, all groups get narrower.
             narrower = self._narrower(place)
             lowest_price = math.inf
             for move in self._moves(place, 1):
+                after = move.applied(place)
                 # Savings below the target do not count.
-                saving = cost - max(self._cost(move.applied(place)), target)
-                if saving > 0.0 and move.change / saving < lowest_price:
-                    narrower = move.applied(place)
-                    lowest_price = move.change / saving
+                saving = cost - max(self._cost(after), target)
+                if saving <= 0.0:
+                    continue
+                price = move.change / saving
+                if price < lowest_price:
+                    narrower = after
+                    lowest_price = price
             place = narrower
         return place
+
+    def _full_place(self) -> Place:
+        return (0,) * len(self._ladders)
 
     def _narrower(self, place: Place) -> Place:
         steps = []
@@ -143,7 +158,7 @@ class WidthSearch:
 
     def _uniform(self, target: float) -> Place:
         """The steps of the largest common share within the target."""
-        place: Place = (0,) * len(self._ladders)
+        place = self._full_place()
         for share in np.linspace(1.0, 0.0, _SHARES):
             steps = [_step_below(ladder, float(share)) for ladder in self._ladders]
             place = tuple(steps)
@@ -177,14 +192,18 @@ class WidthSearch:
         cost = self._cost(place)
         savings = {}
         for move in self._moves(place, 1):
-            savings[move] = cost - self._cost(move.applied(place))
+            after = move.applied(place)
+            savings[move] = cost - self._cost(after)
         exchanges = []
         for wider in self._moves(place, -1):
-            excess = self._cost(wider.applied(place)) - target
+            after = wider.applied(place)
+            excess = self._cost(after) - target
             if excess <= 0.0:
                 exchanges.append(Exchange(wider.change, (wider,)))
             for narrower, saving in savings.items():
-                if narrower.group != wider.group and saving >= _LIKELY * excess:
+                if narrower.group == wider.group:
+                    continue
+                if saving >= _LIKELY * excess:
                     change = wider.change + narrower.change
                     exchanges.append(Exchange(change, (wider, narrower)))
         return [exchange for exchange in exchanges if exchange.change < -_LEAST_GAIN]
