@@ -71,6 +71,16 @@ def test_dead_columns_go_with_their_constants(name):
     np.testing.assert_allclose(outputs(small, rows), outputs(model, rows), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.core
+def test_tensors_in_two_sums_are_one_group():
+    rows = keras.Input((3,))
+    a, b, c = (L.Dense(4, name=name)(rows) for name in "abc")
+    model = keras.Model(rows, L.Dense(2, name="head")(L.Concatenate()([a + b, c + b])))
+    [group] = kso.channel_groups(model)
+    assert sorted(group.makers) == ["a", "b", "c"]
+    assert group.rows["head/kernel"].tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
+
+
 @pytest.mark.tensorflow_only
 def test_streams_go_where_statistics_may_change():
     model = unsettle(transformer())
