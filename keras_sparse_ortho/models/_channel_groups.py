@@ -145,7 +145,10 @@ def channel_groups(
     Raises NotPrunableError for a model that is subclassed, has its own `call`, or is not built.
 
     Limits: the constants of channels behind zero padding, which may keep one channel more, are not
-    counted here. The `rows` of a SeparableConv are those of its pointwise kernel.
+    counted here. The `rows` of a SeparableConv are those of its pointwise kernel. The inputs of a
+    transposed convolution have no rows, so they stay. JAX has one width for queries and values of
+    attention, so `"<layer>/values"` is no group there. Heads and values are rows of one kernel: a
+    row that belongs to two removed channels counts once.
 
     Examples:
         >>> import keras

@@ -17,6 +17,7 @@ from tests.models.zoo import (
     settle,
     transformer,
     unsettle,
+    zero_rows,
 )
 
 L = keras.layers
@@ -71,6 +72,16 @@ def test_dead_columns_go_with_their_constants(name):
     np.testing.assert_allclose(outputs(small, rows), outputs(model, rows), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.core
+def test_tensors_in_two_sums_are_one_group():
+    rows = keras.Input((3,))
+    a, b, c = (L.Dense(4, name=name)(rows) for name in "abc")
+    model = keras.Model(rows, L.Dense(2, name="head")(L.Concatenate()([a + b, c + b])))
+    [group] = kso.channel_groups(model)
+    assert sorted(group.makers) == ["a", "b", "c"]
+    assert group.rows["head/kernel"].tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
+
+
 @pytest.mark.tensorflow_only
 def test_streams_go_where_statistics_may_change():
     model = unsettle(transformer())
@@ -81,6 +92,10 @@ def test_streams_go_where_statistics_may_change():
     stream = groups["stream+attention_0+narrow_0+attention_1+narrow_1"]
     assert stream.makers == ("stream", "attention_0", "narrow_0", "attention_1", "narrow_1")
     assert "attention_0/query/kernel" in stream.rows
+    with zero_rows(model, [(stream, [1, 4, 6])]), pytest.warns(UserWarning, match="train further"):
+        small = kso.remove_channels(model, exact=False)
+    assert all(small.get_layer(name).output.shape[-1] == 5 for name in stream.makers)
+    assert np.isfinite(outputs(small, samples(model))).all()
 
 
 def test_what_stays_is_named_with_the_reason():
@@ -180,6 +195,18 @@ def _application(name):
     make = getattr(keras.applications, name)
     model = make(weights=None, input_shape=(32, 32, 3), classes=5, classifier_activation=None)
     return settle(unsettle(model))
+
+
+@pytest.mark.tensorflow_only
+def test_first_blocks_of_a_network_of_keras():
+    whole = keras.applications.MobileNetV2((32, 32, 3), 0.35, include_top=False, weights=None)
+    x = L.GlobalAveragePooling2D()(whole.get_layer("block_2_add").output)
+    model = settle(unsettle(keras.Model(whole.input, L.Dense(3, name="head")(x))))
+    groups = kso.channel_groups(model)
+    stream = "block_1_project+block_2_project"
+    expected = ["Conv1", "expanded_conv_project", "block_1_expand", stream, "block_2_expand"]
+    assert sorted(group.name for group in groups) == sorted(expected)
+    assert_groups_go(model, groups)
 
 
 APPLICATIONS = {
