@@ -64,9 +64,16 @@ def floored_mask(scores: np.ndarray, layout: KernelLayout | None, count: int) ->
 
 def floored_columns(scores: np.ndarray, count: int) -> np.ndarray:
     """As `floored_mask`, of matrices `(M, k, outputs)` whose columns are the outputs."""
-    if count < scores.shape[0] * scores.shape[2]:
+    outputs = scores.shape[0] * scores.shape[2]
+    if count < outputs:
         return largest_mask(scores, count)
-    return floored_mask(scores, KernelLayout(inputs=(), outputs=(2,), batch=(0,)), count)
+    strongest = scores.argmax(axis=1)[:, None]
+    below_all = np.nextafter(scores.min(), -np.inf)
+    others = scores.copy()
+    np.put_along_axis(others, strongest, below_all, axis=1)
+    mask = largest_mask(others, count - outputs)
+    np.put_along_axis(mask, strongest, True, axis=1)
+    return mask
 
 
 def _floor(scores: np.ndarray, layout: KernelLayout | None) -> np.ndarray:
