@@ -362,6 +362,7 @@ def test_every_public_function_answers_other_keywords():
 # Dataclasses and plain classes, whose constructors are Python's, and functions that dispatch on a
 # layer.
 RECORDS = {
+    *("ChannelCall", "ChannelGroup", "ChannelGroups", "ChannelRule"),
     *("Block", "Channels", "Draw", "KernelChange", "KernelLayout", "NByM", "Plan"),
     *("PrunableWeight", "Saliency", "Sensitivity", "SparsityReport", "Target"),
     *("WidthTable", "WrappedForm", "register_storage", "kernel_layouts", "kernel_positions"),

@@ -18,8 +18,6 @@ from keras_sparse_ortho.models._channel_groups import (
 from keras_sparse_ortho.models._channel_rules import (
     ChannelCall,
     ChannelRule,
-    elementwise,
-    passes_channels,
     register_channel_rule,
 )
 from keras_sparse_ortho.models._convert import convert
@@ -54,9 +52,7 @@ __all__ = [
     "apply",
     "channel_groups",
     "convert",
-    "elementwise",
     "kernel_positions",
-    "passes_channels",
     "prunable_weights",
     "register_channel_rule",
     "remove_channels",

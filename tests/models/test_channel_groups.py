@@ -71,6 +71,16 @@ def test_dead_columns_go_with_their_constants(name):
     np.testing.assert_allclose(outputs(small, rows), outputs(model, rows), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.core
+def test_tensors_in_two_sums_are_one_group():
+    rows = keras.Input((3,))
+    a, b, c = (L.Dense(4, name=name)(rows) for name in "abc")
+    model = keras.Model(rows, L.Dense(2, name="head")(L.Concatenate()([a + b, c + b])))
+    [group] = kso.channel_groups(model)
+    assert sorted(group.makers) == ["a", "b", "c"]
+    assert group.rows["head/kernel"].tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
+
+
 @pytest.mark.tensorflow_only
 def test_streams_go_where_statistics_may_change():
     model = unsettle(transformer())
@@ -112,7 +122,7 @@ def test_users_register_rules_for_their_layers():
     layers = [L.Dense(8, name="first"), Halved(name="halved"), L.Dense(3, name="head")]
     model = unsettle(keras.Sequential([rows, *layers]))
     assert not list(kso.channel_groups(model))
-    kso.models.register_channel_rule(Halved, kso.models.elementwise)
+    kso.models.register_channel_rule(Halved, "elementwise")
     try:
         groups = kso.channel_groups(model)
         assert [group.name for group in groups] == ["first"]
@@ -120,9 +130,9 @@ def test_users_register_rules_for_their_layers():
     finally:
         del _registry._RULES[Halved]
     with pytest.raises(TypeError, match=r"class of layers\. Received: kind=5"):
-        kso.models.register_channel_rule(5, kso.models.elementwise)
-    with pytest.raises(TypeError, match=r"`make` must.*Received: make=5"):
-        kso.models.register_channel_rule(Halved, 5)
+        kso.models.register_channel_rule(5, "elementwise")
+    with pytest.raises(TypeError, match=r"`rule` must be one of.*Received: rule='dense'"):
+        kso.models.register_channel_rule(Halved, "dense")
 
 
 @pytest.mark.core

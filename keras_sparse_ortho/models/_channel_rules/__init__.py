@@ -13,7 +13,7 @@ from keras_sparse_ortho.models._channel_rules._rule import (
     SmallerOperation,
     Tracer,
 )
-from keras_sparse_ortho.models._channel_rules._tied import Tied, elementwise, passes_channels
+from keras_sparse_ortho.models._channel_rules._tied import Tied
 
 __all__ = [
     "Attention",
@@ -27,8 +27,6 @@ __all__ = [
     "SmallerOperation",
     "Tied",
     "Tracer",
-    "elementwise",
-    "passes_channels",
     "register_channel_rule",
     "rule_of",
 ]

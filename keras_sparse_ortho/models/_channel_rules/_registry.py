@@ -4,6 +4,7 @@ from typing import Any
 
 import keras
 
+from keras_sparse_ortho._checks import as_text, other_keywords
 from keras_sparse_ortho.layers import is_elementwise
 from keras_sparse_ortho.models._channel_rules import (
     _attention,
@@ -34,33 +35,40 @@ _RULES: dict[type | str, MakeRule] = {
 _READS_ARGUMENTS = (keras.layers.MultiHeadAttention,)
 
 
-def register_channel_rule(kind: type, make: MakeRule) -> None:
-    """Says what a class of layers does to channels, for `remove_channels` and `channel_groups`.
+_BY_NAME = {"elementwise": _tied.elementwise, "channelwise": _tied.passes_channels}
+
+
+@other_keywords
+def register_channel_rule(kind: type, rule: str | MakeRule) -> None:
+    """Sets the rule of a class of layers, for `remove_channels` and `channel_groups`.
 
     The rule is for the class itself, not for classes derived from it, which may compute something
-    else. `passes_channels` is the one for layers that compute each channel by itself and keep
-    constants; their weights, if any, have one entry for each channel.
+    else.
 
     Args:
         kind: type. A class of layers.
-        make: callable. Takes a `ChannelCall` and returns a `ChannelRule`, or a str: the reason why
-            the channels must stay.
+        rule: `"elementwise"`, `"channelwise"` or a callable. An elementwise layer has no weights,
+            and maps each entry alone. A channelwise one passes channels on, leaves constant ones as
+            they are, and its weights, if any, have one entry for each channel on their last axis. A
+            callable takes a `ChannelCall` and returns a `ChannelRule`, or a str: the reason why the
+            channels must stay.
 
-    Raises TypeError if `kind` is no class of layers, or `make` cannot be called.
+    Raises TypeError if `kind` is no class of layers or `rule` none of these.
 
     Examples:
         >>> import keras
         >>> class Clipped(keras.layers.Layer):
         ...     def call(self, x):
         ...         return keras.ops.clip(x, -1.0, 1.0)
-        >>> register_channel_rule(Clipped, elementwise)
+        >>> register_channel_rule(Clipped, "elementwise")
     """
     if not (isinstance(kind, type) and issubclass(kind, keras.layers.Layer)):
-        raise TypeError(f"`kind` must be a class of layers. Received: kind={kind!r}")
+        raise TypeError(f"`kind` must be a class of layers. Received: kind={as_text(kind)}")
+    make = _BY_NAME.get(rule) if isinstance(rule, str) else rule
     if not callable(make):
         raise TypeError(
-            "`make` must take a ChannelCall and return a ChannelRule or a reason. "
-            f"Received: make={make!r}"
+            f"`rule` must be one of {list(_BY_NAME)}, or take a ChannelCall and return a "
+            f"ChannelRule or a reason. Received: rule={as_text(rule)}"
         )
     _RULES[kind] = make
 

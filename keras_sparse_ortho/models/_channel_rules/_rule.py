@@ -1,6 +1,7 @@
 """The base of all rules about channels, and what rules have in common."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -164,6 +165,7 @@ MakeRule = Callable[[ChannelCall], "ChannelRule | str"]
 def for_single_inputs(make: MakeRule) -> MakeRule:
     """Makes rules where one tensor goes in, whose channels are where the layer has them."""
 
+    @functools.wraps(make)
     def checked(call: ChannelCall) -> ChannelRule | str:
         if len(call.inputs) != 1:
             return f"it is called on {len(call.inputs)} tensors"

@@ -140,13 +140,26 @@ def passes_channels(call: ChannelCall) -> ChannelRule | str:
     """Makes the rule of a layer that passes each channel on, and keeps constants.
 
     Its weights, if it has some, have one entry for each channel on their last axis.
+
+    Args:
+        call: ChannelCall. A call of the layer.
+
+    Returns a ChannelRule, or a str: the reason why the channels of this call must stay.
     """
     return Tied(call.layer, identity_sources(call), _output_axis(call))
 
 
 @for_single_inputs
 def elementwise(call: ChannelCall) -> ChannelRule | str:
-    """Makes the rule of an activation or operation that is elementwise."""
+    """Makes the rule of a layer or operation without weights that maps each entry by itself.
+
+    Constants are computed by calling it on them, in inference.
+
+    Args:
+        call: ChannelCall. A call of the layer or operation.
+
+    Returns a ChannelRule, or a str: the reason why the channels of this call must stay.
+    """
     return Elementwise(call.layer, identity_sources(call), call.inputs[0].axis)
 
 
