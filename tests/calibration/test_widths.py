@@ -181,8 +181,8 @@ def test_probabilities_are_compared_as_logits():
     assert others == pytest.approx(errors, rel=0.1)
 
 
-def test_deep_networks_are_measured_at_three_widths(monkeypatch):
-    monkeypatch.setattr("keras_sparse_ortho.calibration._widths._MANY_GROUPS", 3)
+def test_deep_networks_are_measured_at_few_widths(monkeypatch):
+    monkeypatch.setattr("keras_sparse_ortho.calibration._widths._POINTS", 8)
     keras.utils.set_random_seed(0)
     hidden = [L.Dense(40, "tanh", name=f"hidden_{k}") for k in range(4)]
     model = keras.Sequential([keras.Input((6,)), *hidden, L.Dense(2)])
