@@ -71,4 +71,7 @@ class WidthCurve:
             logarithm = logarithms[0] + slope * (place - places[0])
         else:
             logarithm = np.interp(place, places, logarithms)
-        return float(np.exp(logarithm))
+        error = float(np.exp(logarithm))
+        if error < 2.0 * _LEAST_ERROR:  # dead channels cost nothing
+            return 0.0
+        return error
