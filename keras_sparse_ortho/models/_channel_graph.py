@@ -77,6 +77,12 @@ def _side_by_side(
     return np.concatenate([np.zeros(0, bool), *[values[key] for key in keys]])
 
 
+def _masks_of(call: GraphCall) -> list[int]:
+    """Keys of the masks that Keras passes on beside the tensors of a call."""
+    masks = keras.tree.flatten(call.kwargs.get("mask"))
+    return [id(mask) for mask in masks if keras.utils.is_keras_tensor(mask)]
+
+
 class ChannelGraph:
     """The calls of a model in order, and the channels of its tensors, by `id`.
 
@@ -105,25 +111,22 @@ class ChannelGraph:
         call: GraphCall,
         exact: bool,
     ) -> RuledCall:
-        masks = [
-            id(tensor)
-            for tensor in keras.tree.flatten(call.kwargs.get("mask"))
-            if keras.utils.is_keras_tensor(tensor)
-        ]
-        inputs = [tensor for tensor in call.inputs if id(tensor) not in masks]
+        """The call with its rule; notes the axes of the channels in all its tensors."""
         for tensor in call.inputs:
             self._note(tensor, self._usual_axis(tensor))
+        masks = _masks_of(call)
+        inputs = [tensor for tensor in call.inputs if id(tensor) not in masks]
         rule = self._rule(call, inputs, exact)
         for tensor in call.outputs:
             axis = self._usual_axis(tensor) if isinstance(rule, str) else rule.axis
             self._note(tensor, axis)
         return RuledCall(
-            call.operation,
-            None if isinstance(rule, str) else rule,
-            rule if isinstance(rule, str) else "",
-            [id(tensor) for tensor in inputs],
-            [id(tensor) for tensor in call.outputs],
-            masks,
+            layer=call.operation,
+            rule=None if isinstance(rule, str) else rule,
+            reason=rule if isinstance(rule, str) else "",
+            inputs=[id(tensor) for tensor in inputs],
+            outputs=[id(tensor) for tensor in call.outputs],
+            masks=masks,
         )
 
     def _usual_axis(self, tensor: Any) -> int:

@@ -94,36 +94,36 @@ def remove_channels(
     Reference: Kusupati et al. (ICML 2020), arXiv 2002.03231, for thresholds on channels.
     """
     check_channels_known(model)
-    plain = _of_any_layers(strip(model))
-    changes, staying = _channel_plan(plain, exact)
-    norms = [layer for layer in plain.layers if type(layer) in _OF_ALL_CHANNELS]
+    stripped = _of_any_layers(strip(model))
+    changes, staying = _channel_plan(stripped, exact)
+    norms = [layer for layer in stripped.layers if type(layer) in _OF_ALL_CHANNELS]
     changed = [layer.name for layer in norms if id(layer) in changes]
     if changed:
         warn_user(
             "LayerNormalization has the statistics of the channels that stay: outputs change, so "
             f"train further, for example with `distill`. Received: {changed}"
         )
-    small = _with_small_layers(plain, changes)
-    staying += _inside_unknown(small)
+    narrowed = _with_small_layers(stripped, changes)
+    staying += _inside_unknown(narrowed)
     if staying:
         warn_user(
             "Dead channels stay where a layer is not known to do without them. "
             f"Received: {'; '.join(staying)}"
         )
-    return small
+    return narrowed
 
 
 _OF_ALL_CHANNELS = (L.LayerNormalization, getattr(L, "RMSNormalization", L.LayerNormalization))
 
 
-def _of_any_layers(plain: Any) -> Any:
+def _of_any_layers(stripped: Any) -> Any:
     """The model itself, or one on its layers where its class makes the layers."""
-    if is_clonable(plain) or is_made_from_layers(plain):
-        return plain
-    inputs, outputs = graph_ends(plain)
-    if isinstance(plain, keras.Sequential):
-        return keras.Sequential([inputs, *plain.layers], name=plain.name)
-    return keras.Model(inputs, outputs, name=plain.name)
+    if is_clonable(stripped) or is_made_from_layers(stripped):
+        return stripped
+    inputs, outputs = graph_ends(stripped)
+    if isinstance(stripped, keras.Sequential):
+        return keras.Sequential([inputs, *stripped.layers], name=stripped.name)
+    return keras.Model(inputs, outputs, name=stripped.name)
 
 
 def _channel_plan(model: Any, exact: bool) -> tuple[Changes, list[str]]:
@@ -250,22 +250,22 @@ def _with_small_layers(model: Any, changes: Changes) -> Any:
         leave_graphs(layer)
         return layer
 
-    small = keras.models.clone_model(model, clone_function=layer_for)
-    for old, new in zip(model.layers, small.layers, strict=True):
-        change = changes.get(id(old))
+    narrowed = keras.models.clone_model(model, clone_function=layer_for)
+    for before, after in zip(model.layers, narrowed.layers, strict=True):
+        change = changes.get(id(before))
         if isinstance(change, SmallerLayer):
-            new.set_weights(change.weights)
-            _freeze_like(old, new)
-    return small
+            after.set_weights(change.weights)
+            _freeze_like(before, after)
+    return narrowed
 
 
-def _freeze_like(old: Any, new: Any) -> None:
+def _freeze_like(before: Any, after: Any) -> None:
     """Freezes the variables of a layer that have the names of frozen ones of another."""
 
     def name(variable: Any) -> tuple[str, ...]:
         return tuple(variable.path.split("/")[-2:])  # "query/kernel" in an attention
 
-    frozen = {name(variable) for variable in old.weights if not variable.trainable}
-    for variable in new.weights:
+    frozen = {name(variable) for variable in before.weights if not variable.trainable}
+    for variable in after.weights:
         if name(variable) in frozen:
             variable.trainable = False

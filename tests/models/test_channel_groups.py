@@ -17,6 +17,7 @@ from tests.models.zoo import (
     settle,
     transformer,
     unsettle,
+    zero_rows,
 )
 
 L = keras.layers
@@ -91,6 +92,10 @@ def test_streams_go_where_statistics_may_change():
     stream = groups["stream+attention_0+narrow_0+attention_1+narrow_1"]
     assert stream.makers == ("stream", "attention_0", "narrow_0", "attention_1", "narrow_1")
     assert "attention_0/query/kernel" in stream.rows
+    with zero_rows(model, [(stream, [1, 4, 6])]), pytest.warns(UserWarning, match="train further"):
+        small = kso.remove_channels(model, exact=False)
+    assert all(small.get_layer(name).output.shape[-1] == 5 for name in stream.makers)
+    assert np.isfinite(outputs(small, samples(model))).all()
 
 
 def test_what_stays_is_named_with_the_reason():
@@ -190,6 +195,18 @@ def _application(name):
     make = getattr(keras.applications, name)
     model = make(weights=None, input_shape=(32, 32, 3), classes=5, classifier_activation=None)
     return settle(unsettle(model))
+
+
+@pytest.mark.tensorflow_only
+def test_first_blocks_of_a_network_of_keras():
+    whole = keras.applications.MobileNetV2((32, 32, 3), 0.35, include_top=False, weights=None)
+    x = L.GlobalAveragePooling2D()(whole.get_layer("block_2_add").output)
+    model = settle(unsettle(keras.Model(whole.input, L.Dense(3, name="head")(x))))
+    groups = kso.channel_groups(model)
+    stream = "block_1_project+block_2_project"
+    expected = ["Conv1", "expanded_conv_project", "block_1_expand", stream, "block_2_expand"]
+    assert sorted(group.name for group in groups) == sorted(expected)
+    assert_groups_go(model, groups)
 
 
 APPLICATIONS = {

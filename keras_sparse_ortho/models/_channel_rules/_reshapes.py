@@ -74,12 +74,14 @@ def _tied_by_places(
     """
     for axis in range(places.ndim, 0, -1):
         by_channel = np.moveaxis(places, axis - 1, 0).reshape(places.shape[axis - 1], -1)
+        if (by_channel == by_channel[:, :1]).all():  # the usual case, of many outputs
+            return rule(call.layer, by_channel[:, :1].T, axis)
         sources = [np.unique(line) for line in by_channel]
         count = len(sources[0])
         if any(len(line) != count for line in sources):
             continue
         columns = np.stack(sources, axis=1)
-        if count == 1 or len(np.unique(columns)) == columns.size:
+        if len(np.unique(columns)) == columns.size:
             return rule(call.layer, columns, axis)
     return "no axis of its outputs is one of channels"
 
