@@ -11,6 +11,7 @@ from keras_sparse_ortho.models import ChannelGroup
 _LEAST_SHARE = 1 / 32  # of a group's width
 _RUNGS = 24  # at most, on a ladder
 _NARROW_STEPS = 8  # of a group that is narrower than two multiples
+_STEEPEST = -4.0  # power of the width, below the narrowest one that is measured
 _LEAST_ERROR = 1e-12  # whose logarithm is interpolated
 
 
@@ -68,7 +69,11 @@ class WidthCurve:
         place = np.log(width)
         if place < places[0]:
             slope = (logarithms[1] - logarithms[0]) / (places[1] - places[0])
+            slope = max(slope, _STEEPEST)
             logarithm = logarithms[0] + slope * (place - places[0])
         else:
             logarithm = np.interp(place, places, logarithms)
-        return float(np.exp(logarithm))
+        error = float(np.exp(logarithm))
+        if error < 2.0 * _LEAST_ERROR:  # dead channels cost nothing
+            return 0.0
+        return error

@@ -22,8 +22,8 @@ from keras_sparse_ortho.models import (
     strip,
 )
 
-_MANY_GROUPS = 30  # above, fewer widths of each are measured
-_FEW_WIDTHS = 3
+_POINTS = 120  # that are measured in all: groups times widths
+_FEWEST_WIDTHS = 3  # of a group
 _MOST_WIDTHS = 12
 
 
@@ -72,9 +72,9 @@ def widths(
             different rows.
 
     Limits: memory holds two matrices `k^2` for each reading kernel of `k` inputs (times taps). Each
-    group and width takes a forward pass of a fourth of the rows. With more than 30 groups three
-    widths of each are measured, and the logarithm of the error is interpolated. Channels that
-    LayerNormalization reads stay.
+    width that is measured takes a forward pass of a fourth of the rows: 12 widths of each group, or
+    fewer with more than ten groups, and at least three. Between these the logarithm of the error is
+    interpolated. Channels that LayerNormalization reads stay.
 
     Examples:
         >>> import keras, numpy as np
@@ -112,9 +112,8 @@ def measured_widths(
     errors = {}
     order = {}
     progress = keras.utils.Progbar(len(measurable), verbose=verbose)
-    count = _MOST_WIDTHS
-    if len(measurable) > _MANY_GROUPS:
-        count = _FEW_WIDTHS
+    count = _POINTS // len(measurable)
+    count = max(min(count, _MOST_WIDTHS), _FEWEST_WIDTHS)
     for number, group in enumerate(measurable, 1):
         measured = _measured_widths_of(group, multiple_of, count)
         errors[group.name] = {group.width: 0.0}

@@ -11,7 +11,7 @@ from keras_sparse_ortho.errors import BudgetError, NotPrunableError, UnknownWeig
 from tests.helpers import array, assert_same, slow_on_jax
 
 L = keras.layers
-ROWS = 320
+ROWS = 640
 
 
 @functools.cache
@@ -22,33 +22,42 @@ def digits():
     return (images / 16).astype("float32"), labels
 
 
-def fitted(model, x, y, epochs):
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(3e-3), loss)
-    model.fit(x, y, batch_size=100, epochs=epochs, verbose=0)
+def fitted(model):
+    """Random features, and a head of least squared error to the labels, on all backends the same.
+
+    Training takes longer, for compilation alone.
+    """
+    rng = np.random.default_rng(0)
+    for weight in kso.prunable_weights(model):
+        scale = (2.0 / np.prod(weight.shape[:-1])) ** 0.5
+        weight.variable.assign(scale * rng.normal(size=weight.shape))
+    images, labels = digits()
+    x = images[:1200].reshape(-1, *model.input_shape[1:])
+    head = model.get_layer("head")
+    features = array(keras.Model(model.inputs[0], head.input)(x)).astype("float64")
+    features = np.concatenate([features, np.ones((1200, 1))], axis=1)
+    normal = features.T @ features + 0.1 * np.eye(features.shape[1])
+    weights = np.linalg.solve(normal, features.T @ (10.0 * np.eye(10)[labels[:1200]]))
+    weights += 1e-3 * rng.normal(size=weights.shape)  # no row is 0
+    head.set_weights([weights[:-1], weights[-1]])
     return model
 
 
 @functools.cache
 def mlp():
-    keras.utils.set_random_seed(0)
     hidden = [L.Dense(64, "relu", name="first"), L.Dense(48, "relu", name="second")]
-    model = keras.Sequential([keras.Input((64,)), *hidden, L.Dense(10, name="head")])
-    x, y = digits()
-    return fitted(model, x[:1200], y[:1200], 8)
+    return fitted(keras.Sequential([keras.Input((64,)), *hidden, L.Dense(10, name="head")]))
 
 
 @functools.cache
 def cnn():
     """Convolutions around a residual stream."""
-    keras.utils.set_random_seed(0)
     inputs = keras.Input((8, 8, 1))
     stream = L.Conv2D(16, 3, 2, padding="same", name="stem")(inputs)
     x = L.Conv2D(24, 3, padding="same", activation="relu", name="inner")(L.ReLU()(stream))
     x = L.Add()([stream, L.Conv2D(16, 3, padding="same", name="outer")(x)])
     x = L.Dense(32, "relu", name="hidden")(L.Flatten()(L.ReLU()(x)))
-    x, y = keras.Model(inputs, L.Dense(10, name="head")(x)), digits()[1]
-    return fitted(x, digits()[0][:1200].reshape(-1, 8, 8, 1), y[:1200], 4)
+    return fitted(keras.Model(inputs, L.Dense(10, name="head")(x)))
 
 
 NETWORKS = {"mlp": mlp, "cnn": cnn}
@@ -98,7 +107,7 @@ def test_the_table_has_the_error_of_the_model_on_held_out_rows():
 
 @pytest.mark.parametrize(
     ("name", "targets"),
-    [("mlp", (0.8, 0.6, 0.45, 0.3)), pytest.param("cnn", (0.6, 0.4), marks=slow_on_jax)],
+    [("mlp", (0.8, 0.7, 0.6)), pytest.param("cnn", (0.8, 0.6), marks=slow_on_jax)],
 )
 def test_predicted_errors_are_those_of_narrow_networks(name, targets):
     model, x, others, table = case(name)
@@ -134,7 +143,7 @@ def test_targets_and_costs():
     assert table.cost(table.search(at_most=3000)) <= 3000 < table.cost()
     widths = table.search(error=0.02)
     assert table.predicted(widths) <= 0.02
-    assert table.cost(widths) < 0.6 * table.cost()
+    assert table.cost(widths) < 0.8 * table.cost()
     narrow_second = table.search(0.5, cost=lambda widths: widths["second"])
     assert narrow_second == full | {"second": 24}
     assert all(width % 16 == 0 for width in table.search(0.4, multiple_of=16).values())
@@ -169,11 +178,11 @@ def test_probabilities_are_compared_as_logits():
     with_softmax = kso.widths(keras.Model(model.inputs[0], outputs), x)
     # Logits have a common part in each row that softmax does not show.
     errors, others = (t.errors["first"][16] for t in (table, with_softmax))
-    assert others == pytest.approx(errors, rel=0.3)
+    assert others == pytest.approx(errors, rel=0.1)
 
 
-def test_deep_networks_are_measured_at_three_widths(monkeypatch):
-    monkeypatch.setattr("keras_sparse_ortho.calibration._widths._MANY_GROUPS", 3)
+def test_deep_networks_are_measured_at_few_widths(monkeypatch):
+    monkeypatch.setattr("keras_sparse_ortho.calibration._widths._POINTS", 8)
     keras.utils.set_random_seed(0)
     hidden = [L.Dense(40, "tanh", name=f"hidden_{k}") for k in range(4)]
     model = keras.Sequential([keras.Input((6,)), *hidden, L.Dense(2)])
