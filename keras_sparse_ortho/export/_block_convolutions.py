@@ -154,7 +154,7 @@ class _BlockConvolution(keras.layers.Layer):
             self.places,
             strict=True,
         ):
-            part = self._gathered(x, places)
+            part = _blocks_at(places, x, grid.in_blocks, grid.rows)
             part = ops.reshape(part, (*images, places.size * grid.rows))
             part = ops.conv(part, kernel, *options)
             if bias is not None:
@@ -166,26 +166,12 @@ class _BlockConvolution(keras.layers.Layer):
             return parts[0]
         return self._in_order(ops.concatenate(parts, axis=-1), images)
 
-    def _gathered(self, x: Tensor, places: np.ndarray) -> Tensor:
-        """The input blocks at some places, of rows of all inputs."""
-        grid = self.blocks.grid
-        first = int(places[0])
-        if np.array_equal(places, np.arange(first, first + places.size)):
-            # litert-converter makes a slice of such a gather, which has six axes at most.
-            x = ops.reshape(x, (-1, grid.padded[0]))
-            return x[
-                :,
-                first * grid.rows : (first + places.size) * grid.rows,
-            ]
-        x = ops.reshape(x, (-1, *_SINGLE, grid.in_blocks, grid.rows))
-        return ops.take(x, places, axis=_AXIS_OF_BLOCKS)
-
     def _in_order(self, x: Tensor, images: Sequence[int]) -> Tensor:
         """The output blocks of several convolutions side by side, in the order of the kernel."""
         grid = self.blocks.grid
         size = images if images[0] == 1 else (-1, *x.shape[1:-1])
-        x = ops.reshape(x, (-1, *_SINGLE, grid.out_blocks, grid.cols))
-        x = ops.take(x, grid.of_outputs.place, axis=_AXIS_OF_BLOCKS)
+        order = grid.of_outputs.place
+        x = _blocks_at(order, x, grid.out_blocks, grid.cols)
         return ops.reshape(x, (*size, grid.padded[1]))
 
     def _without_padding(self, x: Tensor) -> Tensor:
@@ -288,6 +274,18 @@ class ConvAsConvolution(_BlockConvolution):
         )
         x = ops.reshape(self._without_padding(x), shape)
         return x if self._is_early else self.activation(x)
+
+
+def _blocks_at(places: np.ndarray, x: Tensor, count: int, width: int) -> Tensor:
+    """The blocks at some places of rows that have `count` blocks of a width."""
+    first = int(places[0])
+    if np.array_equal(places, np.arange(first, first + places.size)):
+        # litert-converter makes a slice of such a gather, which has six axes at most.
+        rows = ops.reshape(x, (-1, count * width))
+        end = first + places.size
+        return rows[:, first * width : end * width]
+    blocks = ops.reshape(x, (-1, *_SINGLE, count, width))
+    return ops.take(blocks, places, axis=_AXIS_OF_BLOCKS)
 
 
 def _transposed(x: Tensor, before: list[str], after: list[str]) -> Tensor:

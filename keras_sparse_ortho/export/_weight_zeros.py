@@ -38,9 +38,9 @@ class WeightZeros:
     """One constant of rank 2 or more in the file.
 
     Attributes:
-        name: str. The path of the kernel; the converter's name of the tensor if it holds no whole
-            kernel, or in a sparse encoding. A kernel of blocks may have several tensors, such as
-            "dense/kernel (1 of 2)".
+        name: str. The path of the kernel. The converter's name of the tensor if it holds no whole
+            kernel, zeros alone, or a sparse encoding. A kernel of blocks may have several tensors,
+            such as "dense/kernel (1 of 2)".
         shape: tuple of int. In LiteRT's layout: `(out, in)` for a Dense kernel.
         dtype: str. How an entry is stored: "float32", "float16", "int8", "int4"...
         size: int. Number of entries.

@@ -92,6 +92,12 @@ def test_files_of_blocks(mode, tmp_path):
 def test_blocks_side_by_side_and_sides_with_padding(tmp_path):
     """Gathers of these are slices, and some gathers share their indices."""
     model, shape = network("dense"), KINDS["dense"][0]
+    kernel = model.layers[-1].kernel
+    value = np.array(array(kernel))
+    value[:, :16] = 0.0
+    value[16:32, :16] = np.random.default_rng(0).normal(size=(16, 16))  # the fewest come first
+    value[:, 16:32] = np.roll(value[:, 32:48], 16, axis=0)
+    kernel.assign(value)
     x = np.random.default_rng(1).normal(size=(24, *shape)).astype("float32")
     report = exported(model, tmp_path / "m.tflite", "int8+blocks", x)
     names = [one.name for one in report.weights]
