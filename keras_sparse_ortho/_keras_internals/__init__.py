@@ -41,6 +41,7 @@ from keras_sparse_ortho._keras_internals._layers import (
     graph_calls,
     graph_ends,
     in_stateless_scope,
+    instead_of_graph,
     is_built_in_calls,
     is_graph,
     leave_graphs,

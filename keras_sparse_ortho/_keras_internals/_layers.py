@@ -10,7 +10,7 @@ from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.layers.rnn.conv_lstm import ConvLSTMCell as ConvLSTMCell
 
 from keras_sparse_ortho._checks import as_text
-from keras_sparse_ortho._interception import intercepted, with_settings
+from keras_sparse_ortho._interception import Enough, intercepted, with_settings
 from keras_sparse_ortho._types import Config
 
 
@@ -63,6 +63,7 @@ class GraphCall(NamedTuple):
     inputs: list[Any]
     outputs: list[Any]
     settings: list[Any]
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]  # all, as `(args, kwargs)`
 
 
 def graph_calls(model: keras.Model) -> list[GraphCall]:
@@ -74,10 +75,34 @@ def graph_calls(model: keras.Model) -> list[GraphCall]:
             list(node.input_tensors),
             list(node.output_tensors),
             [*node.arguments.args[1:], *node.arguments.kwargs.values()],
+            (node.arguments.args, node.arguments.kwargs),
         )
         for depth in sorted(nodes, reverse=True)
         for node in nodes[depth]
     ]
+
+
+@contextlib.contextmanager
+def instead_of_graph(
+    model: keras.Model, function: Callable[[list[Any], Callable[..., Any]], None]
+) -> Iterator[None]:
+    """Inside, in this thread, a call of a model runs a function in the place of its graph.
+
+    The call has converted its inputs, and has set the context that layers ask for `training`. It
+    ends with the function.
+
+    Args:
+        model: Model that `is_graph`.
+        function: callable. Gets the flat list of inputs, and what turns a layer or operation of the
+            graph into the function to call.
+    """
+
+    def run(original: Any, inputs: Any, operation_fn: Callable[..., Any]) -> None:
+        function(keras.tree.flatten(inputs), operation_fn)
+        raise Enough
+
+    with intercepted(graph_of(model), "_run_through_graph", run), contextlib.suppress(Enough):
+        yield
 
 
 def leave_graphs(layer: keras.layers.Layer) -> None:

@@ -20,6 +20,7 @@ PRIVATE_NAMES = {
     "Variable._initialize": "the first value of a variable, in a copy or given later",
     "Variable._layout": "where a variable lies on several devices",
     "Function._nodes_by_depth": "the calls of a functional model, in order",
+    "Function._run_through_graph": "a sweep over layers runs parts of a graph in its place",
     "Function._nodes": "the same as a set of keys, which copies have to make again",
     "Sequential._functional": "the functional model that a Sequential one holds",
     "KerasTensor._keras_mask": "whether a layer is called on a tensor with a mask",

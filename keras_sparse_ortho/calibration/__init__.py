@@ -2,14 +2,13 @@
 
 from keras_sparse_ortho.calibration._channels import Channels
 from keras_sparse_ortho.calibration._layerwise import (
-    Recipe,
     calibration_batches,
-    canonical_shape,
     measurable,
-    other_density,
     prune_layers,
 )
+from keras_sparse_ortho.calibration._recipe import Recipe, other_density
 from keras_sparse_ortho.calibration._restore_statistics import restore_statistics
+from keras_sparse_ortho.calibration._rows import canonical_shape
 from keras_sparse_ortho.calibration._scores import LayerScore
 from keras_sparse_ortho.calibration._shares import Sensitivity, densities_around, measured_errors
 

@@ -50,7 +50,11 @@ class Channels:
                 f"the layer. Received: {inputs} inputs"
             )
 
-    def nearest(self, canonical_shape: Sequence[int], count: int) -> int:
+    def nearest(
+        self,
+        canonical_shape: Sequence[int],
+        count: int,
+    ) -> int:
         _, _, *taps, _, outputs = canonical_shape
         unit = math.prod(taps) * self.group * outputs
         return max(round(count / unit), 1) * unit

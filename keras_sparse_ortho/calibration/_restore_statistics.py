@@ -8,10 +8,11 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import other_keywords
-from keras_sparse_ortho._data import samples
 from keras_sparse_ortho._keras_internals import from_zero_states, warn_user
 from keras_sparse_ortho._values import assign, to_numpy, without_gradients
-from keras_sparse_ortho.calibration._layerwise import calibration_batches, sweep
+from keras_sparse_ortho.calibration._layerwise import calibration_batches
+from keras_sparse_ortho.calibration._moments import samples_in
+from keras_sparse_ortho.calibration._sweep import sweep
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.models import check_built, origin_of
@@ -64,11 +65,11 @@ def restore_statistics(
         UserWarning: Fewer than 16 different rows of data; a model whose layers are all frozen;
             layers that keep their statistics because there is no reference.
 
-    Limits: all batches go through the layers in front of each layer in turn, in both models. Layers
-    called several times get the moments of all their calls. Layers that no batch reaches and frozen
-    ones (`trainable=False`) keep their statistics. Without a reference, layers that were never
-    trained (mean 0, variance 1) get the exact moments of the data. Rows of one class show little of
-    the others, and held-out rows of that class cannot tell: give rows of all classes.
+    Limits: subclassed models compute the layers in front of each layer again, so they take longer.
+    Layers called several times get the moments of all their calls. Layers that no batch reaches and
+    frozen ones (`trainable=False`) keep their statistics. Without a reference, layers that were
+    never trained (mean 0, variance 1) get the exact moments of the data. Rows of one class show
+    little of the others, and held-out rows of that class cannot tell: give rows of all classes.
 
     Examples:
         >>> import keras, numpy as np, keras_sparse_ortho as kso
@@ -105,12 +106,23 @@ def restore_statistics(
     used, held = (batches, batches) if not pairs else _split(model, batches)
     try:
         if pairs:
-            wanted = _outputs(made_from, held)
-            distance = _distance(_outputs(model, held), wanted)
-            _measure_references(made_from, pairs, used, stops, verbose)
-        missed = sweep(model, used, stops, verbose)
+            targets = _outputs(made_from, held)
+            distance = _distance(_outputs(model, held), targets)
+            _measure_references(
+                made_from,
+                pairs,
+                used,
+                stops,
+                verbose,
+            )
+        missed = sweep(
+            model,
+            used,
+            stops,
+            verbose,
+        )
         paths = [stop.path for stop in stops if stop not in missed and stop.is_set]
-        if pairs and not _distance(_outputs(model, held), wanted) <= distance:
+        if pairs and not _distance(_outputs(model, held), targets) <= distance:
             _put_back(variables, before)
             paths = []
     except BaseException:
@@ -119,7 +131,10 @@ def restore_statistics(
     return paths
 
 
-def _put_back(variables: Sequence[Any], values: Sequence[np.ndarray]) -> None:
+def _put_back(
+    variables: Sequence[Any],
+    values: Sequence[np.ndarray],
+) -> None:
     for variable, value in zip(variables, values, strict=True):
         assign(variable, value)
 
@@ -140,7 +155,11 @@ def _is_fresh(layer: Any) -> bool:
     return bool(np.all(mean == 0.0) and np.all(variance == 1.0))
 
 
-def _references(model: Any, reference: Any, layers: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _references(
+    model: Any,
+    reference: Any,
+    layers: dict[str, Any],
+) -> tuple[Any, dict[str, Any]]:
     """The model before pruning, and its layers of the same paths and channels.
 
     Args:
@@ -179,47 +198,63 @@ def _warn_of_lone_layers(paths: Sequence[str]) -> None:
         )
 
 
-def _split(model: Any, batches: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def _split(
+    model: Any,
+    batches: Sequence[Any],
+) -> tuple[list[Any], list[Any]]:
     """Batches of the rows to measure on, and of one row in four, to judge by."""
     inputs = keras.tree.flatten(getattr(model, "inputs", None) or [])
     has_fixed_batches = any(tensor.shape[0] is not None for tensor in inputs)
-    counts = [samples((x, None, None)) for x in batches]
-    if has_fixed_batches or sum(counts) < _FEWEST:
+    count = samples_in(batches)
+    if has_fixed_batches or count < _FEWEST:
         return list(batches), list(batches)
     # At random: rows may come in a cycle of classes.
-    order = np.random.default_rng(0).permutation(sum(counts))
+    order = np.random.default_rng(0).permutation(count)
     used: list[Any] = []
     held: list[Any] = []
-    for x, positions in zip(batches, np.split(order, np.cumsum(counts)[:-1]), strict=True):
+    first = 0
+    for batch in batches:
+        positions = order[first : first + samples_in([batch])]
+        first += len(positions)
         is_held = positions % _HELD == 0
-        for rows, part in ((~is_held, used), (is_held, held)):
-            if rows.any():
-                part.append(_taken(x, np.flatnonzero(rows)))
+        if not is_held.all():
+            used.append(_rows_of(batch, ~is_held))
+        if is_held.any():
+            held.append(_rows_of(batch, is_held))
     return used, held
 
 
-def _taken(x: Any, rows: np.ndarray) -> Any:
-    return keras.tree.map_structure(lambda array: keras.ops.take(array, rows, axis=0), x)
+def _rows_of(
+    batch: Any,
+    is_taken: np.ndarray,
+) -> Any:
+    rows = np.flatnonzero(is_taken)
+    return keras.tree.map_structure(lambda array: keras.ops.take(array, rows, axis=0), batch)
 
 
-def _outputs(model: Any, batches: Sequence[Any]) -> list[np.ndarray]:
+def _outputs(
+    model: Any,
+    batches: Sequence[Any],
+) -> list[np.ndarray]:
     """Each floating-point output of a model, flattened, on all batches."""
-    answers = []
+    outputs_of_batches = []
     with from_zero_states(model), without_gradients():
         for batch in batches:
-            outputs = map(to_numpy, keras.tree.flatten(model(batch, training=False)))
-            answers.append([one.astype(np.float64) for one in outputs if one.dtype.kind != "i"])
-    return [
-        np.concatenate([one.ravel() for one in pieces]) for pieces in zip(*answers, strict=True)
-    ]
+            arrays = map(to_numpy, keras.tree.flatten(model(batch, training=False)))
+            floats = [array.astype(np.float64) for array in arrays if array.dtype.kind != "i"]
+            outputs_of_batches.append([array.ravel() for array in floats])
+    return [np.concatenate(pieces) for pieces in zip(*outputs_of_batches, strict=True)]
 
 
-def _distance(outputs: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float:
+def _distance(
+    outputs: Sequence[np.ndarray],
+    targets: Sequence[np.ndarray],
+) -> float:
     """The squared error of the outputs, of each relative to its variance; infinity for NaN."""
     distance = 0.0
-    for given, target in zip(outputs, wanted, strict=True):
+    for output, target in zip(outputs, targets, strict=True):
         scale = float(np.var(target)) or 1.0
-        distance += float(np.mean((given - target) ** 2)) / scale
+        distance += float(np.mean((output - target) ** 2)) / scale
     return distance if np.isfinite(distance) else np.inf
 
 
@@ -232,7 +267,12 @@ def _measure_references(
 ) -> None:
     """Gives each stop the moments of its layer's twin in the model before pruning."""
     twins = [_MomentStop(layer, path) for path, layer in layers.items()]
-    missed = sweep(reference, batches, twins, verbose)
+    missed = sweep(
+        reference,
+        batches,
+        twins,
+        verbose,
+    )
     moments = {twin.path: twin.moments() for twin in twins if twin not in missed}
     for stop in stops:
         if stop.path in layers:
@@ -251,17 +291,25 @@ class _Moments:
 class _MomentStop:
     """Sums the inputs of a layer and their squares, relative to the first row."""
 
-    def __init__(self, layer: Any, path: str) -> None:
-        self.layer, self.path = layer, path
+    def __init__(
+        self,
+        layer: Any,
+        path: str,
+    ) -> None:
+        self.layer = layer
+        self.path = path
         self._count = 0
         self._start: Any = 0.0
         self._first: Any = 0.0
         self._second: Any = 0.0
 
     def add(self, inputs: Any, reference: Any = None, **options: Any) -> None:
-        x = np.moveaxis(to_numpy(inputs, copy=False).astype(np.float64), self.layer.axis, -1)
-        if options.get("mask") is not None:  # of all axes but the last
-            x = x[to_numpy(options["mask"], copy=False).astype(bool)]
+        """Adds all positions of one call that are not masked."""
+        x = to_numpy(inputs, copy=False).astype(np.float64)
+        x = np.moveaxis(x, self.layer.axis, -1)
+        mask = options.get("mask")  # of all axes but the last
+        if mask is not None:
+            x = x[to_numpy(mask, copy=False).astype(bool)]
         x = x.reshape(-1, x.shape[-1])
         if not self._count and len(x):  # squares of numbers far from the mean lose their digits
             self._start = x[0]
@@ -278,7 +326,8 @@ class _MomentStop:
             raise NotPrunableError(
                 f"The inputs of {self.path!r} must be finite on the data. Received: means {mean}"
             )
-        return _Moments(mean, np.maximum(self._second / self._count - shift * shift, 0.0))
+        variance = self._second / self._count - shift * shift
+        return _Moments(mean, np.maximum(variance, 0.0))
 
     def finish(self) -> None:
         """Nothing: the model before pruning stays as it is."""
@@ -302,12 +351,16 @@ class _RestoringStop(_MomentStop):
             if self.twin_moments is None:
                 return
             moments = _moved(self.twin, self.twin_moments, moments)
-        for variable, value in zip(self.variables, (moments.mean, moments.variance), strict=True):
-            assign(variable, value)
+        assign(self.layer.moving_mean, moments.mean)
+        assign(self.layer.moving_variance, moments.variance)
         self.is_set = True
 
 
-def _moved(twin: Any, before: _Moments, after: _Moments) -> _Moments:
+def _moved(
+    twin: Any,
+    before: _Moments,
+    after: _Moments,
+) -> _Moments:
     """The trained statistics, moved as pruning moved the moments on the rows.
 
     Args:
@@ -319,7 +372,8 @@ def _moved(twin: Any, before: _Moments, after: _Moments) -> _Moments:
     variance = to_numpy(twin.moving_variance.value).astype(np.float64)
     # A channel that is constant on the rows does not show its scale.
     varies = before.variance > 0.0
-    square = np.where(varies, after.variance / np.where(varies, before.variance, 1.0), 1.0)
+    divisor = np.where(varies, before.variance, 1.0)
+    square = np.where(varies, after.variance / divisor, 1.0)
     square = np.where(np.abs(square - 1.0) < _ROUNDING, 1.0, square)
     ratio = np.sqrt(square)
     shift = after.mean - ratio * before.mean

@@ -17,7 +17,7 @@ from keras_sparse_ortho._values import digest_of, to_numpy, without_gradients
 from keras_sparse_ortho.initializers import PackedDraw
 from keras_sparse_ortho.kernels import PrunableWeight
 
-_SOLVER = 5  # files of a run that goes on are those of this version
+_SOLVER = 6  # files of a run that goes on are those of this version
 _SAME = 1e-3  # on GPUs, outputs of one function differ by less from run to run
 
 
@@ -70,17 +70,33 @@ class SavedKernels:
     def load(self, weight: PrunableWeight) -> tuple[np.ndarray, np.ndarray]:
         """Values and mask of a kernel that was solved before."""
         with self._reading(weight) as arrays:
-            draw = PackedDraw(arrays["bits"], arrays["values"], weight.shape, 0, None)
+            draw = PackedDraw(
+                arrays["bits"],
+                arrays["values"],
+                weight.shape,
+                0,
+                None,
+            )
             kernel, mask = draw.kernel, draw.mask
             if not np.isfinite(kernel).all():
                 raise ValueError("values that are not finite")
         return kernel, mask
 
-    def save(self, weight: PrunableWeight, value: np.ndarray, mask: np.ndarray) -> None:
+    def save(
+        self,
+        weight: PrunableWeight,
+        value: np.ndarray,
+        mask: np.ndarray,
+    ) -> None:
         """Writes the file of a kernel."""
         draw = PackedDraw.of(value.astype(weight.raw_value(copy=False).dtype), mask, None)
         stream = io.BytesIO()
-        np.savez(stream, bits=draw.bits, values=draw.values, outputs=self._outputs)
+        np.savez(
+            stream,
+            bits=draw.bits,
+            values=draw.values,
+            outputs=self._outputs,
+        )
         atomic_write_bytes(self.path(weight), stream.getvalue())
 
     @contextlib.contextmanager
@@ -117,7 +133,10 @@ def _kind(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-def _without(config: Any, key: str) -> Any:
+def _without(
+    config: Any,
+    key: str,
+) -> Any:
     """A configuration without a key at any depth."""
     if isinstance(config, dict):
         return {name: _without(value, key) for name, value in config.items() if name != key}
@@ -126,7 +145,10 @@ def _without(config: Any, key: str) -> Any:
     return config
 
 
-def _outputs_in_short(model: Any, batch: Any) -> np.ndarray:
+def _outputs_in_short(
+    model: Any,
+    batch: Any,
+) -> np.ndarray:
     """Three means of each output for a batch: other functions hardly have the same ones."""
     with from_zero_states(model), without_gradients():
         outputs = keras.tree.flatten(model(batch, training=False))

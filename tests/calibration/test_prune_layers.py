@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.calibration import _layerwise, _scores, _solve
-from keras_sparse_ortho.calibration._rows import Moments
+from keras_sparse_ortho.calibration import _recipe, _scores, _solve
+from keras_sparse_ortho.calibration._moments import Moments
 from keras_sparse_ortho.errors import BudgetError, NotPrunableError
 from tests.helpers import array, assert_same, classifier_loss
 from tests.pruning.checks import assert_equal_kernels
@@ -159,13 +159,13 @@ def test_models_written_as_classes_and_layers_that_no_batch_reaches():
 @pytest.mark.core
 def test_a_layer_that_is_called_twice_is_solved_on_the_inputs_of_both_calls(monkeypatch):
     sums = []
-    solved = _layerwise.Recipe.solved
+    solved = _recipe.Recipe.solved
 
     def noted(self, weight, *moments):
         sums.append(moments[0].gram + moments[1].gram)
         return solved(self, weight, *moments)
 
-    monkeypatch.setattr(_layerwise.Recipe, "solved", noted)
+    monkeypatch.setattr(_recipe.Recipe, "solved", noted)
     inputs, twice = keras.Input((6,)), L.Dense(6, name="twice")
     dense = keras.Model(inputs, twice(L.ReLU()(twice(inputs))))
     x = np.random.default_rng(0).normal(size=(80, 6)).astype("float32")
@@ -290,7 +290,7 @@ def test_a_killed_run_goes_on(tmp_path, monkeypatch):
     dense, x = network(), rows_of_network()
     options = {"density": 0.3, "score": "obs", "data": x, "resume": tmp_path / "run"}
     expected = values(kso.prune(dense, 0.3, score="obs", data=x))
-    solved, calls = _layerwise.Recipe.solved, []
+    solved, calls = _recipe.Recipe.solved, []
 
     def run(limit=100, **change):
         def counted(self, weight, *moments):
@@ -300,7 +300,7 @@ def test_a_killed_run_goes_on(tmp_path, monkeypatch):
             return solved(self, weight, *moments)
 
         calls.clear()
-        monkeypatch.setattr(_layerwise.Recipe, "solved", counted)
+        monkeypatch.setattr(_recipe.Recipe, "solved", counted)
         return kso.prune(dense, **options | change)
 
     with pytest.raises(KeyboardInterrupt):
@@ -345,13 +345,13 @@ def of_configuration(first=(), activation="relu"):
 def test_kernels_of_another_configuration_are_not_taken(tmp_path, monkeypatch):
     """The weights are the same, and so were the files' names."""
     x = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
-    solved, calls = _layerwise.Recipe.solved, []
+    solved, calls = _recipe.Recipe.solved, []
 
     def counted(self, weight, *moments):
         calls.append(weight.path)
         return solved(self, weight, *moments)
 
-    monkeypatch.setattr(_layerwise.Recipe, "solved", counted)
+    monkeypatch.setattr(_recipe.Recipe, "solved", counted)
 
     def run(model, **options):
         calls.clear()

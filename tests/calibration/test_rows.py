@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.calibration import _rows
-from keras_sparse_ortho.calibration._rows import as_matrices, stop_of
+from keras_sparse_ortho.calibration import _moments
+from keras_sparse_ortho.calibration._moments import stop_of
+from keras_sparse_ortho.calibration._rows import as_matrices
 from tests.helpers import array
 
 L = keras.layers
@@ -83,7 +84,7 @@ def test_channels_first():
 
 
 def test_large_inputs_are_summed_in_pieces(monkeypatch):
-    monkeypatch.setattr(_rows, "_CHUNK", 1000)
+    monkeypatch.setattr(_moments, "_CHUNK", 1000)
     x = np.random.default_rng(0).normal(size=(9, 9, 8, 3)).astype("float32")
     given = x + np.random.default_rng(1).normal(size=x.shape).astype("float32")
     for layer in (L.Conv2D(4, 3), L.Dense(2)):
@@ -92,6 +93,49 @@ def test_large_inputs_are_summed_in_pieces(monkeypatch):
         sums, turned = moments(stop, x, given), np.swapaxes(rows, 1, 2)
         np.testing.assert_allclose(sums.gram, turned @ rows, rtol=1e-12)
         np.testing.assert_allclose(sums.across, turned @ (wanted - rows), atol=1e-9)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    "layer",
+    [
+        L.Conv2D(4, 3, strides=2, padding="same"),
+        L.DepthwiseConv2D(3),
+        L.SeparableConv2D(4, 3),
+        L.Conv2DTranspose(2, 3),
+    ],
+)
+def test_positions_of_convolutions_are_drawn_where_they_are_many(layer, monkeypatch):
+    """Each sample gives as many rows; all positions take part, the same in both models."""
+    monkeypatch.setattr(_moments, "_FEWEST_ROWS", 1)
+    monkeypatch.setattr(_moments, "_ROWS_AN_INPUT", 2)
+    model, weight = last_kernel(layer, (9, 8, 3))
+    rng = np.random.default_rng(0)
+    x, given = rng.normal(size=(2, 12, 9, 8, 3)).astype("float32")
+    every = stop_at(model, weight)._rows
+    count = every.positions(x)
+    wanted = -(-2 * every(x[:1].astype("float64")).shape[-1] // 12)
+    assert wanted < count
+    stop = stop_of(model, weight, None, samples=12)
+    sums = moments(stop, x, given)
+    assert sums.rows == 12 * wanted
+    # A sample's rows are some of all its rows.
+    chosen = stop_of(model, weight, None, samples=12)._chosen(x)
+    assert chosen.shape == (12, wanted)
+    assert np.bincount(chosen.ravel(), minlength=count).max() <= -(-12 * wanted // count)
+    rows = every(x.astype("float64"))
+    matrices, _, inputs = rows.shape
+    by_sample = rows.reshape(matrices, 12, count, inputs)
+    some = by_sample[:, np.arange(12)[:, None], chosen].reshape(matrices, -1, inputs)
+    np.testing.assert_allclose(sums.gram, np.swapaxes(some, 1, 2) @ some, rtol=1e-5, atol=1e-5)
+    # Batches change nothing, and there is no `across` where both models are the same.
+    small, same = [], stop_of(model, weight, None, samples=12)
+    same._solve = lambda *parts: small.append(parts[0] + parts[1])
+    for start in (0, 8):
+        same.add(x[start : start + 8], x[start : start + 8])
+    same.finish()
+    np.testing.assert_allclose(small[0].gram, sums.gram, rtol=1e-9)
+    assert not small[0].across.any()
 
 
 @pytest.mark.core

@@ -9,7 +9,7 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho import Block, NByM
 from keras_sparse_ortho.calibration import _solve
-from keras_sparse_ortho.calibration._rows import Moments
+from keras_sparse_ortho.calibration._moments import Moments
 from keras_sparse_ortho.calibration._solve import Blocks, Entries
 from keras_sparse_ortho.orthogonal import block_unit
 from tests.helpers import array
@@ -106,7 +106,7 @@ def test_obs_loses_less_than_wanda_and_that_less_than_magnitudes_with_refits(str
     for seed in range(5):
         kernel, moments, fresh = problem(seed)
         count = kernel.size // (2 if structure else 5)
-        scores = _solve.wanda(kernel, (moments[0] + moments[1]).gram)
+        scores = _solve.wanda(kernel, moments[0] + moments[1])
         found = [
             _solve.obs(kernel, count, pattern, *moments)[0],
             _solve.refit(kernel, pattern.largest(scores, count), *moments),
@@ -178,7 +178,7 @@ def test_blocks_have_the_damping_that_held_out_rows_choose_for_them(regular, col
 
 def test_wanda_scores():
     kernel = np.array([[[1.0, -2.0], [3.0, 0.5]]])
-    scores = _solve.wanda(kernel, np.array([[[4.0, 1.0], [1.0, 9.0]]]))
+    scores = _solve.wanda(kernel, Moments(np.array([[[4.0, 1.0], [1.0, 9.0]]])))
     np.testing.assert_allclose(scores, [[[2.0, 4.0], [9.0, 1.5]]])
 
 

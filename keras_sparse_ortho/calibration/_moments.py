@@ -1,0 +1,248 @@
+"""Sums over the rows of a layer's inputs: all that the solver needs to know of the data."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._data import samples
+from keras_sparse_ortho._interception import stand_in
+from keras_sparse_ortho._values import to_numpy
+from keras_sparse_ortho.calibration._rows import Rows, canonical_shape, is_cell, rows_of
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.kernels import PrunableWeight, walk
+
+L = keras.layers
+
+HOLD_OUT = 4  # one of so many rows judges what is made of the others
+_CHUNK = 2**26  # entries of rows in memory at once: half a gigabyte in float64
+_ROWS_AN_INPUT = 32
+_FEWEST_ROWS = 2**13
+
+Solve = Callable[["Moments", "Moments"], None]
+"""Solves a kernel on the moments of used and of held-out rows."""
+
+
+@dataclasses.dataclass
+class Moments:
+    """`X^T X`, and `X^T (Y - X)` with the rows `Y` in the given model, in float64: `(M, k, k)`."""
+
+    gram: Any = 0.0  # of tokens, which are one-hot rows, its diagonal alone, `(M, k)`
+    across: Any = 0.0
+    rows: int = 0
+
+    def __add__(self, other: "Moments") -> "Moments":
+        return Moments(
+            self.gram + other.gram,
+            self.across + other.across,
+            self.rows + other.rows,
+        )
+
+    @property
+    def squares(self) -> np.ndarray:
+        """The sum of squares of each input, `(M, k)`."""
+        if self.gram.ndim == 2:
+            return self.gram
+        return np.diagonal(self.gram, axis1=-2, axis2=-1)
+
+
+class GramStop:
+    """Sums the moments of a layer's rows for `solve(used, held_out)`; a quarter is held out.
+
+    Positions of a convolution are drawn where they are many more than a kernel has inputs: `32 k`
+    rows of `k` inputs say as much of them as all rows, since positions of one image resemble each
+    other. All samples take part, each with as many positions, which the seed 0 draws.
+
+    Args:
+        weight: The kernel.
+        layer: Layer that is called.
+        rows: Makes the rows.
+        solve: Called with the sums.
+        samples: int. How many samples there will be; 0 to take all positions.
+    """
+
+    def __init__(
+        self,
+        weight: PrunableWeight,
+        layer: Any,
+        rows: Rows,
+        solve: Solve,
+        samples: int = 0,
+    ) -> None:
+        self.layer = layer
+        self.path = weight.path
+        self.size = weight.shape[0]
+        self._rows = rows
+        self._solve = solve
+        self._samples = samples
+        self._samples_seen = 0
+        inputs = math.prod(canonical_shape(weight)[2:-1])
+        self._most_rows = max(_ROWS_AN_INPUT * inputs, _FEWEST_ROWS)
+        self._sums = [Moments(), Moments()]
+
+    def add(self, inputs: Any, reference: Any = None, **options: Any) -> None:
+        """Adds the rows of one call, in pieces that fit into memory."""
+        x = to_numpy(inputs, copy=False)
+        y = None if reference is None else to_numpy(reference, copy=False)
+        chosen = self._chosen(x)
+        is_held = np.arange(len(x)) % HOLD_OUT == HOLD_OUT - 1
+        size = self._samples_at_once(x, chosen)
+        for start in range(0, len(x), size):
+            piece = np.arange(start, min(start + size, len(x)))
+            for part, sums in enumerate(self._sums):
+                taken = piece[is_held[piece] == bool(part)]
+                if len(taken):
+                    self._sums[part] = sums + self._moments(
+                        x[taken],
+                        None if y is None else y[taken],
+                        None if chosen is None else chosen[taken],
+                    )
+
+    def finish(self) -> None:
+        """Solves the kernel, and frees the sums."""
+        used, held = self._sums
+        self._sums = []
+        squares = (used + held).squares.sum()
+        if not np.isfinite(squares):
+            raise NotPrunableError(
+                f"The inputs of the layer that owns {self.path!r} must be finite on the "
+                f"calibration data. Received: a sum of squares of {squares}"
+            )
+        self._solve(used, held)
+
+    def _moments(
+        self,
+        x: np.ndarray,
+        y: np.ndarray | None,
+        chosen: np.ndarray | None,
+    ) -> Moments:
+        rows = self._rows(x, chosen)
+        columns = np.swapaxes(rows, -1, -2)
+        gram = columns @ rows
+        if y is None:
+            return Moments(gram, 0.0, rows.shape[1])
+        missed = self._rows(y, chosen) - rows
+        return Moments(gram, columns @ missed, rows.shape[1])
+
+    def _chosen(self, x: np.ndarray) -> np.ndarray | None:
+        """Positions to take of each sample, `(samples, count)`; `None` for all."""
+        positions = self._rows.positions(x) if self._samples else None
+        if positions is None:
+            return None
+        count = -(-self._most_rows // self._samples)
+        if count >= positions:
+            return None
+        order = np.random.default_rng(0).permutation(positions)
+        first = self._samples_seen + np.arange(len(x))
+        self._samples_seen += len(x)
+        # Each sample goes on where the one before ended, so all positions are taken as often.
+        return order[(first[:, None] * count + np.arange(count)) % positions]
+
+    def _samples_at_once(
+        self,
+        x: np.ndarray,
+        chosen: np.ndarray | None,
+    ) -> int:
+        entries = x.size * self._rows.growth()
+        if chosen is not None:
+            entries = max(x.size, entries * chosen.shape[1] // self._rows.positions(x))
+        return max(1, _CHUNK * len(x) // max(1, entries))
+
+
+class _TokenStop(GramStop):
+    """For an embedding: its rows are one-hot, and their moments the counts of the tokens."""
+
+    def _moments(
+        self,
+        x: np.ndarray,
+        y: np.ndarray | None,
+        chosen: np.ndarray | None,
+    ) -> Moments:
+        counts = np.bincount(x.astype(np.int64).ravel(), minlength=self.size)
+        return Moments(counts[None].astype(np.float64), rows=x.size)
+
+
+class _CellStop(GramStop):
+    """For a recurrent layer: unmasked inputs, or the states before them."""
+
+    def add(self, inputs: Any, reference: Any = None, **options: Any) -> None:
+        """Adds the inputs of each step, or the states before it."""
+        mask = options.get("mask")
+        weights = None if mask is None else to_numpy(mask)[..., None]
+        if self.path.endswith("recurrent_kernel"):
+            inputs = self._states(inputs, options)
+            reference = None
+            if weights is not None and self.layer.go_backwards:
+                weights = weights[:, ::-1]
+        if weights is not None:
+            inputs = to_numpy(inputs) * weights
+            if reference is not None:
+                reference = to_numpy(reference) * weights
+        super().add(inputs, reference)
+
+    def _states(
+        self,
+        inputs: Any,
+        options: dict[str, Any],
+    ) -> np.ndarray:
+        """The state before each step."""
+        layer = stand_in(self.layer, return_sequences=True, stateful=False)
+        outputs = keras.tree.flatten(layer.call(inputs, **options))
+        states = to_numpy(outputs[0], copy=False)
+        initial = keras.tree.flatten(options.get("initial_state"))[0]
+        first = np.zeros_like(states[:, 0]) if initial is None else to_numpy(initial)
+        return np.concatenate([first[:, None], states[:, :-1]], axis=1)
+
+
+def stop_of(
+    model: Any,
+    weight: PrunableWeight,
+    solve: Solve,
+    samples: int = 0,
+) -> GramStop | None:
+    """The stop for a kernel of a plain layer; `None` if it is unknown how it is applied.
+
+    Args:
+        model: Model.
+        weight: The kernel.
+        solve: Called with the sums.
+        samples: int. How many samples there will be; 0 to take all positions of convolutions.
+    """
+    owner = weight.owner
+    rows = rows_of(owner, weight.path.rpartition("/")[2])
+    if rows is None:
+        return None
+    if isinstance(owner, L.Embedding):
+        return _TokenStop(
+            weight,
+            owner,
+            rows,
+            solve,
+        )
+    if not is_cell(owner):
+        return GramStop(
+            weight,
+            owner,
+            rows,
+            solve,
+            samples,
+        )
+    around = [
+        layer for layer, _ in walk(model, "") if isinstance(layer, L.RNN) and layer.cell is owner
+    ]
+    if len(around) != 1:
+        return None
+    return _CellStop(
+        weight,
+        around[0],
+        rows,
+        solve,
+    )
+
+
+def samples_in(batches: Sequence[Any]) -> int:
+    """How many samples batches of inputs have."""
+    return sum(samples((batch, None, None)) for batch in batches)
