@@ -297,12 +297,17 @@ class _Problem:
         rates = np.geomspace(_FIRST_RATE, _LAST_RATE, iterations // _EACH)
         rates = np.repeat(rates, _EACH).astype(np.float32)
         for number, rate in enumerate(rates, 1):
-            free = step(target - dual + rate * values, rate)
-            moved = free + dual / rate
+            right = target - dual
+            right += rate * values
+            free = step(right, rate)
+            moved = dual / rate
+            moved += free
             is_last = number == iterations
             mask = self.pattern.largest(moved * moved, count, last=is_last)
             values = moved * mask
-            dual = dual + rate * (free - values)
+            free -= values
+            free *= rate
+            dual += free
         return Solution(values, mask)
 
     @functools.cached_property
@@ -460,7 +465,7 @@ def _refit(
     scale = 1.0 / np.diagonal(normal, axis1=-2, axis2=-1)[..., None]
     goal = tolerance**2 * _dots(target, scale * target)
     values = start * live
-    for dtype in _REFINEMENTS:
+    for dtype in _REFINEMENTS if tolerance < _CLOSE else _REFINEMENTS[:1]:
         residual = target - live * (normal @ values)
         values = values + _conjugate_gradients(
             residual,
@@ -498,13 +503,16 @@ def _conjugate_gradients(
     for number in range(2 * residual.shape[-2] + 100):
         if number % _CHECK_EVERY == 0 and np.all(power <= goal):
             break
-        image = live * (normal @ step)
+        image = normal @ step
+        image *= live
         length = _ratio(power, _dots(step, image))
-        correction = correction + length * step
-        residual = residual - length * image
+        correction += length * step
+        image *= length
+        residual -= image
         ahead = scale * residual
         next_power = _dots(residual, ahead)
-        step = ahead + _ratio(next_power, power) * step
+        step *= _ratio(next_power, power)
+        step += ahead
         power = next_power
     return correction
 

@@ -74,10 +74,16 @@ def floored_mask(
 def floored_columns(scores: np.ndarray, count: int) -> np.ndarray:
     """As `floored_mask`, of matrices `(M, k, outputs)` whose columns are the outputs."""
     matrices, _, outputs = scores.shape
-    if count < matrices * outputs:
+    floor_count = matrices * outputs
+    if count < floor_count:
         return largest_mask(scores, count)
-    layout = KernelLayout(inputs=(), outputs=(2,), batch=(0,))
-    return floored_mask(scores, layout, count)
+    strongest = scores.argmax(axis=1, keepdims=True)
+    below_all = np.nextafter(scores.min(), -np.inf)
+    above_floors = scores.copy()
+    np.put_along_axis(above_floors, strongest, below_all, axis=1)
+    mask = largest_mask(above_floors, count - floor_count)
+    np.put_along_axis(mask, strongest, True, axis=1)
+    return mask
 
 
 def _floor(scores: np.ndarray, layout: KernelLayout | None) -> np.ndarray:
