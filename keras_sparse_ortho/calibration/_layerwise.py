@@ -104,14 +104,13 @@ def prune_layers(
             kernels.add(weight, *saved.load(weight))
         elif stop is not None:
             stops.append(stop)
-    with_reference = recipe.score is not None and recipe.score.uses_reference
     sweep(
         model,
         batches,
         stops,
         verbose,
         kernels.override,
-        with_reference=with_reference,
+        with_reference=recipe.uses_reference,
     )
     unmeasured = [weight for weight in weights if weight.path not in kernels.draws]
     for weight in unmeasured:

@@ -26,16 +26,14 @@ class Recipe:
     """How the kernels of a model are pruned one by one.
 
     Args:
-        score: LayerScore. It solves kernels on inputs of their layers; `None` with `scores` or
-            `masks`.
-        counts: dict from path to live entries; or
+        score: LayerScore that solves each kernel on the inputs of its layer; or
+        scores: dict from path to the scores of entries; or
         masks: dict from path to the mask that the kernel gets.
+        counts: dict from path to live entries, unless there are `masks`.
         structure: NByM, Channels or `None`.
         blocks: dict from path to the blocks that a kernel is pruned to.
         positions: dict from path to how many inputs behind a Flatten are one of its channels.
-        refit: bool. Whether live entries of scores and masks get new values; a `score` gives them
-            values of its own.
-        scores: dict from path to the scores of entries.
+        refit: bool. Whether live entries of `scores` and `masks` get new values.
     """
 
     score: LayerScore | None = None
@@ -46,6 +44,11 @@ class Recipe:
     positions: Mapping[str, int] = dataclasses.field(default_factory=dict)
     refit: bool = False
     scores: Mapping[str, np.ndarray] | None = dataclasses.field(default=None, repr=False)
+
+    @property
+    def uses_reference(self) -> bool:
+        """Whether kernels are solved on the inputs in the model as given, too."""
+        return self.score is not None and self.score.uses_reference
 
     def solved(
         self,

@@ -27,9 +27,8 @@ class LayerScore(Score):
         >>> import keras, numpy as np, keras_sparse_ortho as kso
         >>> class LoudestInputs(kso.calibration.LayerScore):
         ...     name = "loudest_inputs"
-        ...     def layer_scores(self, kernel, gram):
-        ...         squares = np.diagonal(gram, axis1=-2, axis2=-1)
-        ...         return np.broadcast_to(squares[..., None], kernel.shape)
+        ...     def layer_scores(self, kernel, moments):
+        ...         return np.broadcast_to(moments.squares[..., None], kernel.shape)
         >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="a")])
         >>> x = np.random.default_rng(0).normal(size=(64, 8))
         >>> kso.prunable_weights(kso.prune(model, 0.25, score=LoudestInputs(), data=x))
@@ -41,13 +40,14 @@ class LayerScore(Score):
     uses_reference: ClassVar[bool] = False
     """Whether `solve` uses the inputs in the model as given, `Moments.across`, too."""
 
-    def layer_scores(self, kernel: Array, gram: Array) -> Array:
+    def layer_scores(self, kernel: Array, moments: Moments) -> Array:
         """Returns the scores of a kernel's entries, of its shape; the highest are kept.
 
         Args:
             kernel: `(M, k, outputs)`.
-            gram: `X^T X`, `(M, k, k)` or `(1, k, k)` in float64. For embeddings its diagonal, the
-                counts of the tokens, `(M, k)`.
+            moments: Sums over the rows `X` in float64. `moments.gram` is `X^T X`, `(M, k, k)` or
+                `(1, k, k)`; for embeddings its diagonal, the counts of the tokens, `(M, k)`.
+                `moments.squares` is the sum of squares of each input, `(M, k)` or `(1, k)`.
         """
         raise NotImplementedError(f"{type(self).__name__} needs `layer_scores` or `solve`.")
 
@@ -68,8 +68,8 @@ class LayerScore(Score):
             used: Moments of three in four rows.
             held_out: Moments of the other rows, on which `refit` chooses its damping.
         """
-        gram = (used + held_out).gram
-        mask = pattern.largest(self.layer_scores(kernel, gram), count)
+        scores = self.layer_scores(kernel, used + held_out)
+        mask = pattern.largest(scores, count)
         return refit(kernel, mask, used, held_out), mask
 
 
@@ -99,5 +99,5 @@ class Wanda(LayerScore):
 
     name: ClassVar[str] = "wanda"
 
-    def layer_scores(self, kernel: Array, gram: Array) -> Array:
-        return wanda(kernel, Moments(gram))
+    def layer_scores(self, kernel: Array, moments: Moments) -> Array:
+        return wanda(kernel, moments)

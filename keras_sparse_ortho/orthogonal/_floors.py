@@ -73,14 +73,15 @@ def floored_mask(
 
 def floored_columns(scores: np.ndarray, count: int) -> np.ndarray:
     """As `floored_mask`, of matrices `(M, k, outputs)` whose columns are the outputs."""
-    outputs = scores.shape[0] * scores.shape[2]
-    if count < outputs:
+    matrices, _, outputs = scores.shape
+    floor_count = matrices * outputs
+    if count < floor_count:
         return largest_mask(scores, count)
-    strongest = scores.argmax(axis=1)[:, None]
+    strongest = scores.argmax(axis=1, keepdims=True)
     below_all = np.nextafter(scores.min(), -np.inf)
-    others = scores.copy()
-    np.put_along_axis(others, strongest, below_all, axis=1)
-    mask = largest_mask(others, count - outputs)
+    above_floors = scores.copy()
+    np.put_along_axis(above_floors, strongest, below_all, axis=1)
+    mask = largest_mask(above_floors, count - floor_count)
     np.put_along_axis(mask, strongest, True, axis=1)
     return mask
 

@@ -31,8 +31,8 @@ class LastInputs(LayerScore):
 
     name = "last_inputs"
 
-    def layer_scores(self, kernel, gram):
-        assert gram.shape[-1] == kernel.shape[-2]
+    def layer_scores(self, kernel, moments):
+        assert moments.gram.shape[-1] == kernel.shape[-2]
         index = np.arange(kernel.shape[-2])[:, None]
         return np.broadcast_to(index, kernel.shape).astype("float64")
 
@@ -126,9 +126,9 @@ def test_layers_of_a_users_score_go_on_from_a_folder(registered, tmp_path, monke
     calls = []
     ranked = LastInputs.layer_scores
 
-    def counted(self, kernel, gram):
+    def counted(self, kernel, moments):
         calls.append(kernel.shape)
-        return ranked(self, kernel, gram)
+        return ranked(self, kernel, moments)
 
     monkeypatch.setattr(LastInputs, "layer_scores", counted)
     results = [
