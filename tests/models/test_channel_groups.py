@@ -141,6 +141,7 @@ def test_users_register_rules_for_their_layers():
 
 
 @pytest.mark.core
+@slow_on_jax
 def test_a_unit_stays_while_a_live_unit_reads_its_state():
     recurrent = L.SimpleRNN(5, name="recurrent")
     model = keras.Sequential([keras.Input((6, 3)), recurrent, L.Dense(2, name="head")])
