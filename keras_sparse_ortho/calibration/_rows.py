@@ -126,7 +126,8 @@ class _LastAxis(_AllRows):
         x: np.ndarray,
         chosen: np.ndarray | None = None,
     ) -> np.ndarray:
-        return x.astype(np.float64).reshape(1, -1, x.shape[-1])
+        rows = x.astype(np.float64)
+        return rows.reshape(1, -1, x.shape[-1])
 
 
 class _EinsumDense(_AllRows):
@@ -254,8 +255,10 @@ class _Pointwise(_Convolution):
     ) -> np.ndarray:
         kernel = to_numpy(self._layer.depthwise_kernel).astype(np.float64)
         matrices = as_matrices(kernel, KernelLayout.depthwise())
-        by_channel = super().__call__(x, chosen) @ matrices
-        return np.moveaxis(by_channel, 0, 1).reshape(1, by_channel.shape[1], -1)
+        patches = super().__call__(x, chosen)
+        by_channel = patches @ matrices
+        by_position = np.moveaxis(by_channel, 0, 1)
+        return by_position.reshape(1, len(by_position), -1)
 
 
 def _last_axis(layer: Any) -> Rows:

@@ -120,7 +120,7 @@ def test_positions_of_convolutions_are_drawn_where_they_are_many(layer, monkeypa
     sums = moments(stop, x, given)
     assert sums.rows == 12 * wanted
     # A sample's rows are some of all its rows.
-    chosen = stop_of(model, weight, None, samples=12)._chosen(x)
+    chosen = stop_of(model, weight, None, samples=12)._draw_positions(x)
     assert chosen.shape == (12, wanted)
     assert np.bincount(chosen.ravel(), minlength=count).max() <= -(-12 * wanted // count)
     rows = every(x.astype("float64"))
