@@ -17,14 +17,22 @@ from pathlib import Path
 
 # Before anything imports Keras or a backend. An explicit setting of the user wins.
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's C++ start-up messages
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # the same rounding on every machine
+os.environ.setdefault(
+    "TF_CPP_MIN_LOG_LEVEL", "3"
+)  # TensorFlow's C++ start-up messages
+os.environ.setdefault(
+    "TF_ENABLE_ONEDNN_OPTS", "0"
+)  # the same rounding on every machine
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # the tests are for the CPU
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "Agg")
 _TWO_DEVICES = "--xla_force_host_platform_device_count=2"
-if _TWO_DEVICES not in os.environ.get("XLA_FLAGS", ""):  # two JAX devices, for DataParallel
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_TWO_DEVICES}".strip()
+if _TWO_DEVICES not in os.environ.get(
+    "XLA_FLAGS", ""
+):  # two JAX devices, for DataParallel
+    os.environ["XLA_FLAGS"] = (
+        f"{os.environ.get('XLA_FLAGS', '')} {_TWO_DEVICES}".strip()
+    )
 
 import hypothesis
 import pytest
@@ -47,9 +55,13 @@ hypothesis.settings.load_profile("repeatable")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slow", action="store_true", help="run the tests marked slow, too")
     parser.addoption(
-        "--spread", action="store_true", help="run a test of several backends on one of them"
+        "--slow", action="store_true", help="run the tests marked slow, too"
+    )
+    parser.addoption(
+        "--spread",
+        action="store_true",
+        help="run a test of several backends on one of them",
     )
 
 
@@ -62,24 +74,37 @@ def _backends(item: pytest.Item) -> tuple[str, ...]:
         return ("tensorflow",)
     if item.get_closest_marker("not_tensorflow"):
         return ("jax", "torch")
-    return ("tensorflow", "jax", *(("torch",) if item.get_closest_marker("core") else ()))
+    return (
+        "tensorflow",
+        "jax",
+        *(("torch",) if item.get_closest_marker("core") else ()),
+    )
 
 
 def _belongs(item: pytest.Item, config: pytest.Config) -> bool:
     """Whether ``item`` is part of this run."""
     backends = _backends(item)
     if not config.getoption("--slow"):
-        slow = {name for mark in item.iter_markers("slow_on") for name in mark.args}
+        slow = {
+            name for mark in item.iter_markers("slow_on") for name in mark.args
+        }
         everywhere = item.get_closest_marker("slow") is not None
-        backends = tuple(name for name in backends if not everywhere and name not in slow)
-    one = config.getoption("--spread") and item.get_closest_marker("each_backend") is None
+        backends = tuple(
+            name for name in backends if not everywhere and name not in slow
+        )
+    one = (
+        config.getoption("--spread")
+        and item.get_closest_marker("each_backend") is None
+    )
     if one and backends:
         # By its name, so that each run and each worker of xdist draws the same one.
         backends = (backends[zlib.crc32(item.nodeid.encode()) % len(backends)],)
     return BACKEND in backends
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
     deselected = [item for item in items if not _belongs(item, config)]
     if deselected:
         config.hook.pytest_deselected(items=deselected)
@@ -103,9 +128,17 @@ def pytest_report_header() -> str:
 def pytest_configure(config: pytest.Config) -> None:
     """Note `--slow`; split TensorFlow's CPU for MirroredStrategy before any module can start it."""
     if config.getoption("--slow"):
-        os.environ["KSO_SLOW"] = "1"  # for tests.helpers, and for the workers of xdist
-    starts_workers = getattr(config.option, "numprocesses", None)  # xdist: not in the parent
-    if BACKEND == "tensorflow" and not starts_workers and config.option.markexpr != "numpy_only":
+        os.environ["KSO_SLOW"] = (
+            "1"  # for tests.helpers, and for the workers of xdist
+        )
+    starts_workers = getattr(
+        config.option, "numprocesses", None
+    )  # xdist: not in the parent
+    if (
+        BACKEND == "tensorflow"
+        and not starts_workers
+        and config.option.markexpr != "numpy_only"
+    ):
         import tensorflow as tf
 
         cpu = tf.config.list_physical_devices("CPU")[0]
@@ -125,7 +158,9 @@ def _fresh_keras_state() -> Iterator[None]:
         keras.utils.set_random_seed(0)
         keras.config.set_dtype_policy("float32")
     yield
-    if keras is not None:  # fixtures of the next module are made before this one runs again
+    if (
+        keras is not None
+    ):  # fixtures of the next module are made before this one runs again
         keras.config.set_dtype_policy("float32")
 
 
@@ -149,7 +184,9 @@ pytest_collect_file = Sybil(
     parsers=[PythonCodeBlockParser(), SkipParser()],
     patterns=["README.md", "docs/*.md", "docs/tutorials/*.md"],
     # What needs a package that .venv has not is run by `make test-compat`.
-    excludes=[] if importlib.util.find_spec("keras_hub") else ["docs/tutorials/keras_hub.md"],
+    excludes=[]
+    if importlib.util.find_spec("keras_hub")
+    else ["docs/tutorials/keras_hub.md"],
     setup=_enter_scratch,
     teardown=_leave_scratch,
 ).pytest()

@@ -19,9 +19,11 @@ Results go to standard output, progress and warnings to standard error.
 """
 
 # Arguments of `export_litert`, and the options that stand for them.
-_NAMES = {"representative_data": "--data", "batch_size": "--batch-size", "path": "output"} | {
-    name: f"--{name}" for name in ("mode", "sample", "tolerance")
-}
+_NAMES = {
+    "representative_data": "--data",
+    "batch_size": "--batch-size",
+    "path": "output",
+} | {name: f"--{name}" for name in ("mode", "sample", "tolerance")}
 
 
 def main() -> int:
@@ -44,7 +46,9 @@ def silence_libraries() -> None:
     """
     sys.stderr.flush()
     terminal = os.dup(2)
-    sys.stderr = os.fdopen(terminal, "w", 1, sys.stderr.encoding, "backslashreplace")
+    sys.stderr = os.fdopen(
+        terminal, "w", 1, sys.stderr.encoding, "backslashreplace"
+    )
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     os.close(nowhere)
@@ -69,25 +73,47 @@ def parser() -> argparse.ArgumentParser:
         "smallest that keeps the limits; explained in keras_sparse_ortho.shrinking.shrink.",
     )
     shrink.add_argument("model", help="a .keras file")
-    shrink.add_argument("--data", required=True, metavar="FILE", help="rows: .npy, or .npz")
+    shrink.add_argument(
+        "--data", required=True, metavar="FILE", help="rows: .npy, or .npz"
+    )
     shrink.add_argument("--labels", metavar="FILE", help="their labels: .npy")
-    shrink.add_argument("--out", required=True, metavar="FILE", help=".tflite or .tflite.gz")
-    shrink.add_argument("--max-drop", type=float, default=0.01, help="of the score (default .01)")
+    shrink.add_argument(
+        "--out", required=True, metavar="FILE", help=".tflite or .tflite.gz"
+    )
+    shrink.add_argument(
+        "--max-drop",
+        type=float,
+        default=0.01,
+        help="of the score (default .01)",
+    )
     shrink.add_argument("--max-bytes", type=int)
-    shrink.add_argument("--max-ms", type=float, help="for one row on one thread")
-    shrink.add_argument("--minutes", type=float, default=10.0, help="to try (default 10)")
-    shrink.add_argument("--metric", choices=["expected accuracy", "agreement", "closeness"])
-    shrink.add_argument("--prefer", choices=["both", "bytes", "ms"], default="both")
+    shrink.add_argument(
+        "--max-ms", type=float, help="for one row on one thread"
+    )
+    shrink.add_argument(
+        "--minutes", type=float, default=10.0, help="to try (default 10)"
+    )
+    shrink.add_argument(
+        "--metric", choices=["expected accuracy", "agreement", "closeness"]
+    )
+    shrink.add_argument(
+        "--prefer", choices=["both", "bytes", "ms"], default="both"
+    )
     limits = ("max_drop", "max_bytes", "max_ms", "minutes")
     names = {name: f"--{name.replace('_', '-')}" for name in limits}
-    shrink.set_defaults(command="shrink", names=names | {"data": "--data", "path": "--out"})
+    shrink.set_defaults(
+        command="shrink", names=names | {"data": "--data", "path": "--out"}
+    )
 
     report = commands.add_parser(
-        "report", help="density, parameters and FLOPs of every kernel of a Keras model"
+        "report",
+        help="density, parameters and FLOPs of every kernel of a Keras model",
     )
     report.add_argument("model", help="a .keras file")
     report.add_argument(
-        "--no-orthogonality", action="store_true", help="leave out the orthogonality errors"
+        "--no-orthogonality",
+        action="store_true",
+        help="leave out the orthogonality errors",
     )
     report.add_argument("--json", action="store_true", help="print JSON")
     report.set_defaults(command="report", names={})
@@ -106,11 +132,19 @@ def parser() -> argparse.ArgumentParser:
         "default: the smallest float32 file",
     )
     export.add_argument("--batch-size", type=int, default=1, metavar="ROWS")
-    export.add_argument("--sample", metavar="FILE", help="rows to compare on: .npy or .npz")
-    export.add_argument("--data", metavar="FILE", help="rows to calibrate int8 on: .npy or .npz")
+    export.add_argument(
+        "--sample", metavar="FILE", help="rows to compare on: .npy or .npz"
+    )
+    export.add_argument(
+        "--data", metavar="FILE", help="rows to calibrate int8 on: .npy or .npz"
+    )
     export.add_argument("--tolerance", type=float)
-    export.add_argument("--target", help="of --mode fast: arm64, instead of this machine")
-    export.add_argument("--json", action="store_true", help="print the report as JSON")
+    export.add_argument(
+        "--target", help="of --mode fast: arm64, instead of this machine"
+    )
+    export.add_argument(
+        "--json", action="store_true", help="print the report as JSON"
+    )
     export.set_defaults(command="export", names=_NAMES)
 
     bench = commands.add_parser(
@@ -118,9 +152,13 @@ def parser() -> argparse.ArgumentParser:
         help="time LiteRT files",
         description="Times files in interleaved rounds. Prints the median time of one call.",
     )
-    bench.add_argument("files", nargs="+", help=".tflite files, also compressed: .gz")
+    bench.add_argument(
+        "files", nargs="+", help=".tflite files, also compressed: .gz"
+    )
     bench.add_argument("--threads", type=int, nargs="+", default=[1])
-    bench.add_argument("--seconds", type=float, default=5.0, help="for all of them (default 5)")
+    bench.add_argument(
+        "--seconds", type=float, default=5.0, help="for all of them (default 5)"
+    )
     bench.add_argument("--json", action="store_true", help="print JSON")
     bench.set_defaults(command="bench", names={})
     return whole

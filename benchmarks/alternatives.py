@@ -17,7 +17,14 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
-from record import column, groups, machine, markdown, mean_and_deviation, sentences
+from record import (
+    column,
+    groups,
+    machine,
+    markdown,
+    mean_and_deviation,
+    sentences,
+)
 from runner import Measurement, Run, Setting, grid, interleaved, main, peak
 from training import Dataset, first_rows, load, shuffled
 
@@ -41,9 +48,16 @@ def tfmot_start(model: Any, density: float, steps: int) -> tuple[Any, list]:
     # TFMOT prunes at begin + k frequency: the last of these must be the end, or it ends too dense.
     begin, frequency = steps // 10, max(1, steps // 100)
     schedule = tfmot.sparsity.keras.PolynomialDecay(
-        0.0, 1 - density, begin, begin + steps * 6 // 10 // frequency * frequency, 3, frequency
+        0.0,
+        1 - density,
+        begin,
+        begin + steps * 6 // 10 // frequency * frequency,
+        3,
+        frequency,
     )
-    model = tfmot.sparsity.keras.prune_low_magnitude(model, pruning_schedule=schedule)
+    model = tfmot.sparsity.keras.prune_low_magnitude(
+        model, pruning_schedule=schedule
+    )
     return model, [tfmot.sparsity.keras.UpdatePruningStep()]
 
 
@@ -61,7 +75,12 @@ def by_budget_start(model: Any, density: float, steps: int) -> tuple[Any, list]:
     # TFMOT prunes at begin + k frequency: the last of these must be the end, or it ends too dense.
     begin, frequency = steps // 10, max(1, steps // 100)
     schedule = tfmot.sparsity.keras.PolynomialDecay(
-        0.0, 1 - density, begin, begin + steps * 6 // 10 // frequency * frequency, 3, frequency
+        0.0,
+        1 - density,
+        begin,
+        begin + steps * 6 // 10 // frequency * frequency,
+        3,
+        frequency,
     )
     model = kso.tfmot.prune_by_budget(model, density, "erk", schedule)
     return model, [tfmot.sparsity.keras.UpdatePruningStep()]
@@ -126,8 +145,12 @@ def torch_start(model: Any, density: float, steps: int) -> tuple[Any, list]:
 
     def cut(step):
         if step == steps // 2:
-            kernels = [(m, "weight") for m in model if isinstance(m, torch.nn.Linear)]
-            prune.global_unstructured(kernels, prune.L1Unstructured, amount=1 - density)
+            kernels = [
+                (m, "weight") for m in model if isinstance(m, torch.nn.Linear)
+            ]
+            prune.global_unstructured(
+                kernels, prune.L1Unstructured, amount=1 - density
+            )
 
     return model, [cut]
 
@@ -144,16 +167,36 @@ def torch_end(model: Any) -> Any:
 
 USED: dict[str, tuple[str, Callable, Callable, str]] = {
     "dense_tf_keras": ("tf_keras", nothing, as_it_is, "the network itself"),
-    "tfmot": ("tf_keras", tfmot_start, tfmot_end, "TFMOT, one sparsity for every layer"),
-    "tfmot_budget": ("tf_keras", by_budget_start, tfmot_end, "TFMOT under a budget of ours"),
+    "tfmot": (
+        "tf_keras",
+        tfmot_start,
+        tfmot_end,
+        "TFMOT, one sparsity for every layer",
+    ),
+    "tfmot_budget": (
+        "tf_keras",
+        by_budget_start,
+        tfmot_end,
+        "TFMOT under a budget of ours",
+    ),
     "dense_keras": ("keras", nothing, as_it_is, "the network itself"),
-    "by_hand": ("keras", by_hand_start, as_it_is, "random mask, a Keras constraint"),
+    "by_hand": (
+        "keras",
+        by_hand_start,
+        as_it_is,
+        "random mask, a Keras constraint",
+    ),
     "random": ("keras", random_start, ours_end, "ours: random mask"),
     "eoi": ("keras", eoi_start, ours_end, "ours: exactly orthogonal"),
     "gmp": ("keras", gmp_start, ours_end, "ours: gradual magnitude pruning"),
     "str": ("keras", str_start, ours_end, "ours: learnt thresholds"),
     "dense_torch": ("torch", nothing, as_it_is, "the network itself"),
-    "torch_prune": ("torch", torch_start, torch_end, "torch.nn.utils.prune, at half the run"),
+    "torch_prune": (
+        "torch",
+        torch_start,
+        torch_end,
+        "torch.nn.utils.prune, at half the run",
+    ),
 }
 """Library, user code before and after training, and a description."""
 
@@ -166,8 +209,15 @@ def lines_of(*functions: Callable) -> int:
             continue
         for line in inspect.getsource(function).splitlines()[1:]:
             words = line.split()
-            idle = not words or words[0] in ("import", "from") or words[0].startswith("#")
-            count += not idle and line.strip() not in ("return model", "return model, []")
+            idle = (
+                not words
+                or words[0] in ("import", "from")
+                or words[0].startswith("#")
+            )
+            count += not idle and line.strip() not in (
+                "return model",
+                "return model, []",
+            )
     return count
 
 
@@ -199,8 +249,14 @@ class Whole(Measurement):
     page = lines = "alternatives"
     apart = True
     settings = {
-        "methods": Setting([*USED], choices=USED, quick=["tfmot", "by_hand", "gmp", "torch_prune"]),
-        "dataset": Setting("fashion_mnist", choices=["digits", "fashion_mnist"]),
+        "methods": Setting(
+            [*USED],
+            choices=USED,
+            quick=["tfmot", "by_hand", "gmp", "torch_prune"],
+        ),
+        "dataset": Setting(
+            "fashion_mnist", choices=["digits", "fashion_mnist"]
+        ),
         "samples": Setting(int, "train on so many only", quick=2048),
         "epochs": Setting(10, quick=4),
         "density": Setting(0.1),
@@ -211,7 +267,10 @@ class Whole(Measurement):
         given = self.given
         names = ("dataset", "samples", "epochs", "density")
         setting = {name: getattr(given, name) for name in names}
-        return [which | setting for which in grid(seed=given.seeds, method=given.methods)]
+        return [
+            which | setting
+            for which in grid(seed=given.seeds, method=given.methods)
+        ]
 
     def run(self, which: Run) -> Run:
         """One run, in this process."""
@@ -225,7 +284,9 @@ class Whole(Measurement):
         seconds = [seconds for seconds, _ in epochs]
         return {
             "density_reached": density_of(results["kernels"]),
-            "density_in_training": statistics.mean(density for _, density in epochs),
+            "density_in_training": statistics.mean(
+                density for _, density in epochs
+            ),
             "accuracy": results["accuracy"],
             "epoch_seconds": statistics.median(seconds[1:] or seconds),
             "memory_mib": results["peak"] - before,
@@ -234,7 +295,9 @@ class Whole(Measurement):
 
     def report(self, lines: list[Run]) -> str:
         """A table for each setting."""
-        machines = ", ".join(sorted({line["made"]["machine"] for line in lines}))
+        machines = ", ".join(
+            sorted({line["made"]["machine"] for line in lines})
+        )
         about = sentences(
             f"""
             {machines}. MLP 784-512-256-10 (64-512-256-10 for digits), Adam, batch 128, no XLA. Mean
@@ -242,9 +305,15 @@ class Whole(Measurement):
             together.
             """
         )
-        text = "# Beside what one would take instead\n\n" + about.rstrip("\n") + "\n"
+        text = (
+            "# Beside what one would take instead\n\n"
+            + about.rstrip("\n")
+            + "\n"
+        )
         by_setting = groups(lines, "dataset", "samples", "epochs", "density")
-        for setting in sorted(by_setting, key=lambda key: (key[0], key[1] or 0, *key[2:])):
+        for setting in sorted(
+            by_setting, key=lambda key: (key[0], key[1] or 0, *key[2:])
+        ):
             dataset, samples, epochs, density = setting
             some = f", {samples} samples" if samples else ""
             text += f"\n## {dataset}{some}, epochs: {epochs}, density asked for: {density}\n\n"
@@ -260,15 +329,29 @@ def whole_table(lines: list[Run]) -> str:
         runs = by_method.get(method, [])
         if not runs:
             continue
-        names = ("density_reached", "density_in_training", "memory_mib", "file_kib")
-        reached, training, memory, file = (statistics.mean(column(runs, name)) for name in names)
+        names = (
+            "density_reached",
+            "density_in_training",
+            "memory_mib",
+            "file_kib",
+        )
+        reached, training, memory, file = (
+            statistics.mean(column(runs, name)) for name in names
+        )
         seconds = statistics.median(column(runs, "epoch_seconds"))
         dense = column(by_method.get(f"dense_{library}", []), "epoch_seconds")
         row = [method, library, about, f"{reached:.4f}", f"{training:.3f}"]
-        row += [mean_and_deviation(column(runs, "accuracy", 100)), f"{len(runs)}"]
+        row += [
+            mean_and_deviation(column(runs, "accuracy", 100)),
+            f"{len(runs)}",
+        ]
         row.append(f"{seconds:.2f}")
-        row.append(f"{seconds / statistics.median(dense):.2f}" if dense else "-")
-        rows.append([*row, f"{memory:.0f}", f"{file:.0f}", f"{lines_of(start, end)}"])
+        row.append(
+            f"{seconds / statistics.median(dense):.2f}" if dense else "-"
+        )
+        rows.append(
+            [*row, f"{memory:.0f}", f"{file:.0f}", f"{lines_of(start, end)}"]
+        )
     header = ["method", "library", "what", "density reached", "while training"]
     header += ["accuracy [%]", "seeds", "epoch [s]", "to dense", "memory [MiB]"]
     return markdown([*header, "file, gzip [KiB]", "lines"], rows)
@@ -285,23 +368,34 @@ def prepared(library: str, seed: int) -> Any:
 
     import keras_sparse_ortho as kso
 
-    package = kso.tfmot.register_initializers() if library == "tf_keras" else keras
+    package = (
+        kso.tfmot.register_initializers() if library == "tf_keras" else keras
+    )
     package.utils.set_random_seed(seed)
     return package
 
 
 def density_of(kernels: list[np.ndarray]) -> float:
     """The nonzero fraction of all kernels."""
-    return sum(np.count_nonzero(k) for k in kernels) / sum(k.size for k in kernels)
+    return sum(np.count_nonzero(k) for k in kernels) / sum(
+        k.size for k in kernels
+    )
 
 
-def train_keras(library: Any, start: Callable, end: Callable, data: Dataset, which: Run) -> Run:
+def train_keras(
+    library: Any, start: Callable, end: Callable, data: Dataset, which: Run
+) -> Run:
     """A run in Keras 3 or tf_keras."""
     L = library.layers
     steps = len(data.x_train) // BATCH * which["epochs"]
-    hidden = [L.Dense(w, activation="relu", name=f"h{k}") for k, w in enumerate(WIDTHS[:-1])]
+    hidden = [
+        L.Dense(w, activation="relu", name=f"h{k}")
+        for k, w in enumerate(WIDTHS[:-1])
+    ]
     inputs = library.Input(data.x_train.shape[1:])
-    dense = library.Sequential([inputs, L.Flatten(), *hidden, L.Dense(WIDTHS[-1], name="head")])
+    dense = library.Sequential(
+        [inputs, L.Flatten(), *hidden, L.Dense(WIDTHS[-1], name="head")]
+    )
     model, callbacks = start(dense, which["density"], steps)
     ends: list[tuple[float, float]] = []
 
@@ -311,13 +405,25 @@ def train_keras(library: Any, start: Callable, end: Callable, data: Dataset, whi
 
         def on_epoch_end(self, epoch, logs=None):
             seconds = time.perf_counter() - self.began
-            kernels = [np.asarray(w) for w in effective_kernels(library, self.model)]
+            kernels = [
+                np.asarray(w) for w in effective_kernels(library, self.model)
+            ]
             ends.append((seconds, density_of(kernels)))
 
     loss = library.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(library.optimizers.Adam(1e-3), loss, metrics=["accuracy"], jit_compile=False)
+    model.compile(
+        library.optimizers.Adam(1e-3),
+        loss,
+        metrics=["accuracy"],
+        jit_compile=False,
+    )
     rows = shuffled(data.x_train, data.y_train, BATCH, which["seed"])
-    model.fit(**rows, epochs=which["epochs"], verbose=0, callbacks=[*callbacks, Watch()])
+    model.fit(
+        **rows,
+        epochs=which["epochs"],
+        verbose=0,
+        callbacks=[*callbacks, Watch()],
+    )
     memory = peak()
     _, accuracy = model.evaluate(data.x_test, data.y_test, verbose=0)
     stripped = end(model)
@@ -342,7 +448,9 @@ def effective_kernels(library: Any, model: Any) -> list[Any]:
     return [v for v in model.trainable_weights if v.shape.rank == 2]
 
 
-def train_torch(torch: Any, start: Callable, end: Callable, data: Dataset, which: Run) -> Run:
+def train_torch(
+    torch: Any, start: Callable, end: Callable, data: Dataset, which: Run
+) -> Run:
     """A run in torch alone."""
     widths = (int(np.prod(data.x_train.shape[1:])), *WIDTHS)
     modules: list = [torch.nn.Flatten()]
@@ -354,7 +462,10 @@ def train_torch(torch: Any, start: Callable, end: Callable, data: Dataset, which
     steps = len(data.x_train) // BATCH * which["epochs"]
     model, hooks = start(model, which["density"], steps)
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    x, y = torch.tensor(data.x_train), torch.tensor(data.y_train, dtype=torch.long)
+    x, y = (
+        torch.tensor(data.x_train),
+        torch.tensor(data.y_train, dtype=torch.long),
+    )
     ends = []
     step = 0
     for _ in range(which["epochs"]):
@@ -365,7 +476,9 @@ def train_torch(torch: Any, start: Callable, end: Callable, data: Dataset, which
                 hook(step)
             rows = order[first : first + BATCH]
             optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
+            torch.nn.functional.cross_entropy(
+                model(x[rows]), y[rows]
+            ).backward()
             optimizer.step()
             step += 1
         seconds = time.perf_counter() - began
@@ -378,13 +491,21 @@ def train_torch(torch: Any, start: Callable, end: Callable, data: Dataset, which
         path = pathlib.Path(folder) / "model.pt"
         torch.save(plain.state_dict(), path)
         size = len(gzip.compress(path.read_bytes()))
-    results = {"ends": ends, "accuracy": float((classes == data.y_test).mean()), "size": size}
+    results = {
+        "ends": ends,
+        "accuracy": float((classes == data.y_test).mean()),
+        "size": size,
+    }
     return results | {"kernels": torch_kernels(torch, plain), "peak": memory}
 
 
 def torch_kernels(torch: Any, model: Any) -> list[np.ndarray]:
     """The weights of the linear layers."""
-    return [m.weight.detach().numpy() for m in model if isinstance(m, torch.nn.Linear)]
+    return [
+        m.weight.detach().numpy()
+        for m in model
+        if isinstance(m, torch.nn.Linear)
+    ]
 
 
 # --- tfmot ----------------------------------------------------------------------------------------
@@ -426,30 +547,53 @@ class Tfmot(Measurement):
         import keras_sparse_ortho as kso
 
         tf_keras = kso.tfmot.register_initializers()
-        from tensorflow_model_optimization.sparsity.keras import ConstantSparsity
+        from tensorflow_model_optimization.sparsity.keras import (
+            ConstantSparsity,
+        )
 
         cnn = which["network"] == "CNN"
-        dense = tfmot_cnn(tf_keras) if cnn else tfmot_mlp(tf_keras, self.given.width)
-        prune = functools.partial(kso.tfmot.prune_by_budget, dense, 0.1, "uniform")
+        dense = (
+            tfmot_cnn(tf_keras)
+            if cnn
+            else tfmot_mlp(tf_keras, self.given.width)
+        )
+        prune = functools.partial(
+            kso.tfmot.prune_by_budget, dense, 0.1, "uniform"
+        )
         models = {
             "dense": dense,
             BETWEEN: prune(ConstantSparsity(0.9, begin_step=NEVER)),
-            "PruneWithMask": kso.tfmot.prune_exact_orthogonal(dense, 0.1, seed=0),
-            "PruneWithSoftThreshold": kso.tfmot.prune_with_soft_threshold(dense, s_init=-5.0),
+            "PruneWithMask": kso.tfmot.prune_exact_orthogonal(
+                dense, 0.1, seed=0
+            ),
+            "PruneWithSoftThreshold": kso.tfmot.prune_with_soft_threshold(
+                dense, s_init=-5.0
+            ),
             "dense again": tf_keras.models.clone_model(dense),
         }
         jit, batch = which["xla"], which["batch"]
-        rivals = {name: Stepper(tf_keras, model, jit, batch) for name, model in models.items()}
+        rivals = {
+            name: Stepper(tf_keras, model, jit, batch)
+            for name, model in models.items()
+        }
         times = interleaved(rivals, self.given.rounds, warm_up=3)
-        updating = Stepper(tf_keras, prune(ConstantSparsity(0.9, 0, frequency=1)), jit, batch)
+        updating = Stepper(
+            tf_keras, prune(ConstantSparsity(0.9, 0, frequency=1)), jit, batch
+        )
         updating.steps(2)
-        times[UPDATING] = STEPS * interleaved({"": functools.partial(updating.steps, 1)}, 5)[""]
+        times[UPDATING] = (
+            STEPS
+            * interleaved({"": functools.partial(updating.steps, 1)}, 5)[""]
+        )
         models[UPDATING] = updating.model
         update = (times[UPDATING] - times[BETWEEN]) / PERIOD
         times[f"TFMOT, updates every {PERIOD} steps"] = times[BETWEEN] + update
         for name, seconds in times.items():
             line = {"rival": name, "ms": 1e3 * seconds / STEPS}
-            line |= {"to_dense": seconds / times["dense"], "to_tfmot": seconds / times[BETWEEN]}
+            line |= {
+                "to_dense": seconds / times["dense"],
+                "to_tfmot": seconds / times[BETWEEN],
+            }
             if name in models:
                 line["sorts"] = bool(operations(models[name]) & SORTS)
             yield line
@@ -460,11 +604,22 @@ class Tfmot(Measurement):
 
         rows = []
         for line in lines:
-            size = f" 4 x {self.given.width}" if line["network"] == "MLP" else ""
+            size = (
+                f" 4 x {self.given.width}" if line["network"] == "MLP" else ""
+            )
             xla = "XLA" if line["xla"] else "no XLA"
-            row = [f"{line['network']}{size}, batch {line['batch']}, {xla}", line["rival"]]
-            row += [f"{line['ms']:.2f}", f"{line['to_dense']:.3f}", f"{line['to_tfmot']:.3f}"]
-            rows.append([*row, {True: "yes", False: "no", None: ""}[line.get("sorts")]])
+            row = [
+                f"{line['network']}{size}, batch {line['batch']}, {xla}",
+                line["rival"],
+            ]
+            row += [
+                f"{line['ms']:.2f}",
+                f"{line['to_dense']:.3f}",
+                f"{line['to_tfmot']:.3f}",
+            ]
+            rows.append(
+                [*row, {True: "yes", False: "no", None: ""}[line.get("sorts")]]
+            )
         about = sentences(
             f"""
             {machine()}, tf_keras {tf_keras.__version__}, TensorFlow {tf.__version__}. Adam,
@@ -474,16 +629,28 @@ class Tfmot(Measurement):
             above.
             """
         )
-        header = ["model", "rival", "step [ms]", "to dense", "to TFMOT between updates"]
-        title = "# Training step in tf_keras: our wrappers against TFMOT's own\n\n"
+        header = [
+            "model",
+            "rival",
+            "step [ms]",
+            "to dense",
+            "to TFMOT between updates",
+        ]
+        title = (
+            "# Training step in tf_keras: our wrappers against TFMOT's own\n\n"
+        )
         return title + about + markdown([*header, "sort in graph"], rows)
 
 
 def tfmot_mlp(tf_keras: Any, width: int) -> Any:
     """Four layers of one width, and a head."""
     L = tf_keras.layers
-    layers = [L.Dense(width, activation="relu", name=f"hidden_{k}") for k in range(4)]
-    return tf_keras.Sequential([tf_keras.Input((width,)), *layers, L.Dense(10, name="head")])
+    layers = [
+        L.Dense(width, activation="relu", name=f"hidden_{k}") for k in range(4)
+    ]
+    return tf_keras.Sequential(
+        [tf_keras.Input((width,)), *layers, L.Dense(10, name="head")]
+    )
 
 
 def tfmot_cnn(tf_keras: Any) -> Any:
@@ -492,7 +659,14 @@ def tfmot_cnn(tf_keras: Any) -> Any:
     layers = [tf_keras.Input((32, 32, 3))]
     for k, filters in enumerate((32, 64, 64, 128)):
         layers += [
-            L.Conv2D(filters, 3, strides=1 + k % 2, padding="same", use_bias=False, name=f"c{k}"),
+            L.Conv2D(
+                filters,
+                3,
+                strides=1 + k % 2,
+                padding="same",
+                use_bias=False,
+                name=f"c{k}",
+            ),
             L.BatchNormalization(name=f"n{k}"),
             L.ReLU(name=f"r{k}"),
         ]
@@ -503,7 +677,9 @@ def tfmot_cnn(tf_keras: Any) -> Any:
 class Stepper:
     """Trains `STEPS` steps on data that is in memory already."""
 
-    def __init__(self, tf_keras: Any, model: Any, jit: bool, batch: int) -> None:
+    def __init__(
+        self, tf_keras: Any, model: Any, jit: bool, batch: int
+    ) -> None:
         import tensorflow as tf
         from tensorflow_model_optimization.sparsity import keras as sparsity
 
@@ -511,9 +687,15 @@ class Stepper:
         loss = tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(tf_keras.optimizers.Adam(1e-4), loss, jit_compile=jit)
         rng = np.random.default_rng(0)
-        x = rng.normal(size=(4 * batch, *model.input_shape[1:])).astype("float32")
+        x = rng.normal(size=(4 * batch, *model.input_shape[1:])).astype(
+            "float32"
+        )
         y = rng.integers(0, 10, 4 * batch).astype("int32")
-        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch, drop_remainder=True).cache()
+        data = (
+            tf.data.Dataset.from_tensor_slices((x, y))
+            .batch(batch, drop_remainder=True)
+            .cache()
+        )
         self._batches = iter(data.repeat())
         self._train = model.make_train_function()
         update = sparsity.UpdatePruningStep()
@@ -536,7 +718,11 @@ def operations(model: Any) -> set[str]:
     import tensorflow as tf
 
     spec = tf.TensorSpec((1, *model.input_shape[1:]), "float32")
-    graph = tf.function(lambda x: model(x, training=True)).get_concrete_function(spec).graph
+    graph = (
+        tf.function(lambda x: model(x, training=True))
+        .get_concrete_function(spec)
+        .graph
+    )
     definition = graph.as_graph_def()
     kinds = {node.op for node in definition.node}
     for function in definition.library.function:

@@ -31,7 +31,15 @@ from record import (
     mean_and_deviation,
     sentences,
 )
-from runner import Measurement, Run, Setting, beside_first, grid, main, wall_and_cpu
+from runner import (
+    Measurement,
+    Run,
+    Setting,
+    beside_first,
+    grid,
+    main,
+    wall_and_cpu,
+)
 from slice_transformer import decoder
 from training import (
     BATCH,
@@ -87,7 +95,11 @@ class Trained(Measurement):
         """The kinds alternate, so that an interrupted run compares them."""
         given = self.given
         few = {"samples": [given.samples]} if given.samples else {}
-        axes = {"epochs": [given.epochs], "density": [given.density], "rate": [given.rate]}
+        axes = {
+            "epochs": [given.epochs],
+            "density": [given.density],
+            "rate": [given.rate],
+        }
         return grid(seed=range(given.seeds), kind=KINDS, **axes, **few)
 
     def run(self, which: Run) -> Run:
@@ -96,23 +108,34 @@ class Trained(Measurement):
         seed = which["seed"]
         keras.utils.set_random_seed(seed)
         layers = [
-            hidden(which["kind"], k, which["density"], 100 * seed + k) for k in range(len(SIZES))
+            hidden(which["kind"], k, which["density"], 100 * seed + k)
+            for k in range(len(SIZES))
         ]
         inputs = keras.Input(data.x_train.shape[1:])
-        model = keras.Sequential([inputs, L.Flatten(), *layers, L.Dense(data.classes)])
+        model = keras.Sequential(
+            [inputs, L.Flatten(), *layers, L.Dense(data.classes)]
+        )
         steps = which["epochs"] * -(-len(data.x_train) // 256)
         rates = keras.optimizers.schedules.CosineDecay(which["rate"], steps)
         jit = keras.backend.backend() != "torch"
         compiled(model, keras.optimizers.Adam(rates), jit_compile=jit)
         start = time.perf_counter()
-        model.fit(data.x_train, data.y_train, 256, epochs=which["epochs"], verbose=0)
+        model.fit(
+            data.x_train, data.y_train, 256, epochs=which["epochs"], verbose=0
+        )
         seconds = time.perf_counter() - start
         share = accuracy(model, data) / 100
         plain = model if which["kind"] == "dense" else kso.strip(model)
-        kernels = [np.asarray(layer.kernel) for layer in plain.layers if hasattr(layer, "kernel")]
+        kernels = [
+            np.asarray(layer.kernel)
+            for layer in plain.layers
+            if hasattr(layer, "kernel")
+        ]
         return {
             "accuracy": share,
-            "live": int(sum(np.count_nonzero(kernel) for kernel in kernels[:-1])),
+            "live": int(
+                sum(np.count_nonzero(kernel) for kernel in kernels[:-1])
+            ),
             "size": int(sum(kernel.size for kernel in kernels[:-1])),
             "seconds": seconds,
         }
@@ -125,12 +148,18 @@ class Trained(Measurement):
         rows = []
         for kind, members in by_kind.items():
             accuracies = column(members, "accuracy")
-            spread = f" ± {statistics.stdev(accuracies):.2%}" if len(accuracies) > 1 else ""
+            spread = (
+                f" ± {statistics.stdev(accuracies):.2%}"
+                if len(accuracies) > 1
+                else ""
+            )
             mean = statistics.mean(accuracies)
             live = f"{members[0]['live']:,} of {members[0]['size']:,}"
             seconds = statistics.mean(column(members, "seconds"))
             ahead = f"{100 * (mean - dense):+.2f}"
-            rows.append([kind, live, f"{mean:.2%}{spread}", ahead, f"{seconds:.0f}"])
+            rows.append(
+                [kind, live, f"{mean:.2%}{spread}", ahead, f"{seconds:.0f}"]
+            )
         about = sentences(
             f"""
             {machine()}, Keras {keras.__version__} on {keras.backend.backend()}. MLP
@@ -139,7 +168,13 @@ class Trained(Measurement):
             last epoch, mean and standard deviation; `nonzero` is of the three hidden kernels.
             """
         )
-        header = ["hidden kernels", "nonzero", "accuracy", "against dense, points", "training [s]"]
+        header = [
+            "hidden kernels",
+            "nonzero",
+            "accuracy",
+            "against dense, points",
+            "training [s]",
+        ]
         title = f"# The price of blocks: Fashion-MNIST, density {given.density:g}\n\n"
         return title + about + markdown(header, rows) + roads_table(lines)
 
@@ -149,14 +184,22 @@ def hidden(kind: str, k: int, density: float, seed: int) -> keras.Layer:
     inputs, outputs = SIZES[k]
     options: Run = {"activation": "relu", "name": f"h{k}"}
     if kind == "blocks 16x1":
-        start = ExactOrthogonal(density, gain=GAIN, seed=seed, structure=kso.Block(16, 1))
-        return kso.PrunableLayer(L.Dense(outputs, kernel_initializer=start, **options))
+        start = ExactOrthogonal(
+            density, gain=GAIN, seed=seed, structure=kso.Block(16, 1)
+        )
+        return kso.PrunableLayer(
+            L.Dense(outputs, kernel_initializer=start, **options)
+        )
     if kind == "dense":
         start = keras.initializers.Orthogonal(GAIN, seed=seed)
         return L.Dense(outputs, kernel_initializer=start, **options)
-    kernel, mask = exact_orthogonal((inputs, outputs), density, gain=GAIN, seed=seed)
+    kernel, mask = exact_orthogonal(
+        (inputs, outputs), density, gain=GAIN, seed=seed
+    )
     layer = L.Dense(outputs, **options)
-    wrapped = kso.PrunableLayer(layer, kso.parametrizations.FixedMask(mask=mask))
+    wrapped = kso.PrunableLayer(
+        layer, kso.parametrizations.FixedMask(mask=mask)
+    )
     wrapped.build((None, inputs))
     layer.kernel.assign(kernel)
     return wrapped
@@ -185,17 +228,28 @@ class Task:
 
 
 def text_rows(
-    part: str, count: int, seed: int, length: int = READ, *, all_of_them: bool = False
+    part: str,
+    count: int,
+    seed: int,
+    length: int = READ,
+    *,
+    all_of_them: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Random windows of a part of Python's standard library, and the characters that follow."""
     trained_on, others = python_text()
     half = len(others) // 2
-    symbols = {"train": trained_on, "valid": others[:half], "test": others[half:]}[part]
+    symbols = {
+        "train": trained_on,
+        "valid": others[:half],
+        "test": others[half:],
+    }[part]
     x, y = windows(symbols, count, seed, length)
     return x, y if all_of_them else y[:, -1]
 
 
-def image_rows(part: str, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def image_rows(
+    part: str, count: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Pictures of Fashion-MNIST in a random order, of which 10,000 are for validation."""
     data = loaded("fashion_mnist")
     if part == "test":
@@ -208,14 +262,25 @@ def image_rows(part: str, count: int, seed: int) -> tuple[np.ndarray, np.ndarray
     return data.x_train[chosen], data.y_train[chosen]
 
 
-def network_of(units: int, depth: int, classes: int, *inputs: Any) -> keras.Model:
+def network_of(
+    units: int, depth: int, classes: int, *inputs: Any
+) -> keras.Model:
     """An MLP behind layers, which it makes."""
-    like = {"activation": "relu", "kernel_initializer": keras.initializers.Orthogonal(GAIN)}
+    like = {
+        "activation": "relu",
+        "kernel_initializer": keras.initializers.Orthogonal(GAIN),
+    }
     hidden = [L.Dense(units, **like, name=f"h{k}") for k in range(depth)]
-    return keras.Sequential([*(make() for make in inputs), *hidden, L.Dense(classes)])
+    return keras.Sequential(
+        [*(make() for make in inputs), *hidden, L.Dense(classes)]
+    )
 
 
-OF_MLP = {"options": {"initializer": ExactOrthogonal(gain=GAIN)}, "tuned_at": 0.125, "batch": 128}
+OF_MLP = {
+    "options": {"initializer": ExactOrthogonal(gain=GAIN)},
+    "tuned_at": 0.125,
+    "batch": 128,
+}
 LATER = {"options": {}, "tuned_at": 0.25, "block": 16}
 
 
@@ -223,7 +288,10 @@ def on_text(block: int) -> Task:
     """The next character after 16, which uses its inputs unevenly."""
 
     def build() -> keras.Model:
-        inputs = (lambda: keras.Input((READ,), dtype="int32"), lambda: L.Embedding(SYMBOLS, READ))
+        inputs = (
+            lambda: keras.Input((READ,), dtype="int32"),
+            lambda: L.Embedding(SYMBOLS, READ),
+        )
         return network_of(256, 2, SYMBOLS, *inputs, L.Flatten)
 
     rates = (4e-3, 8e-3, 1.6e-2)
@@ -235,7 +303,9 @@ TASKS = {
     "text": on_text(16),
     "text, blocks of 32": on_text(32),
     "images": Task(
-        lambda: network_of(512, 3, 10, lambda: keras.Input((28, 28, 1)), L.Flatten),
+        lambda: network_of(
+            512, 3, 10, lambda: keras.Input((28, 28, 1)), L.Flatten
+        ),
         on_blocks="h[12]/",  # blocks of 16 in 784 x 512 cannot be regular
         block=16,
         steps=2000,
@@ -317,7 +387,9 @@ class Roads(Measurement):
         given = self.given
         pairs = [(task, road) for task in given.tasks for road in given.roads]
         self.make_all(
-            self.case(task, road, rate) for task, road in pairs for rate in TASKS[task].rates
+            self.case(task, road, rate)
+            for task, road in pairs
+            for rate in TASKS[task].rates
         )
         lines = self.finished()
         tuned, untuned = [], []
@@ -327,12 +399,19 @@ class Roads(Measurement):
             best = self.case(task, road, best_rate(lines, task, road))
             tuned += self.tests(best, densities)
             untuned += self.tests(self.case(task, road, UNTUNED), [tuned_at])
-        self.make_all([*tuned, *(which for which in untuned if which not in tuned)])
+        self.make_all(
+            [*tuned, *(which for which in untuned if which not in tuned)]
+        )
 
     def case(self, task: str, road: str, rate: float) -> Run:
         """The settings of a run that chooses a rate."""
         steps = self.given.steps or TASKS[task].steps
-        case = {"task": task, "road": road, "density": TASKS[task].tuned_at, "rate": rate}
+        case = {
+            "task": task,
+            "road": road,
+            "density": TASKS[task].tuned_at,
+            "rate": rate,
+        }
         return case | {"seed": 100, "steps": steps, "part": "valid"}
 
     def tests(self, case: Run, densities: Iterable[float]) -> list[Run]:
@@ -344,8 +423,12 @@ class Roads(Measurement):
         """Makes the runs that are missing, several at a time."""
         missing = [which for which in cases if self.line_of(which) is None]
         context = multiprocessing.get_context("spawn")
-        with concurrent.futures.ProcessPoolExecutor(self.given.jobs, context) as pool:
-            futures = {pool.submit(run_of_road, which): which for which in missing}
+        with concurrent.futures.ProcessPoolExecutor(
+            self.given.jobs, context
+        ) as pool:
+            futures = {
+                pool.submit(run_of_road, which): which for which in missing
+            }
             for future in concurrent.futures.as_completed(futures):
                 self.add(futures[future] | future.result())
 
@@ -359,24 +442,43 @@ def best_rate(lines: list[dict], task: str, road: str) -> float:
 def run_of_road(key: dict) -> dict:
     """One training: the score, accuracy in percent or the negative loss, and what is live."""
     keras.utils.set_random_seed(key["seed"])
-    task, road, density, steps = TASKS[key["task"]], key["road"], key["density"], key["steps"]
+    task, road, density, steps = (
+        TASKS[key["task"]],
+        key["road"],
+        key["density"],
+        key["steps"],
+    )
     model = with_rates(task.build(), key["rate"], steps)
     x, y = task.rows("train", task.batch * steps, 1000 + key["seed"])
     given = task.options | {"storage": "blocks", "seed": key["seed"]}
-    kernels, callbacks, begun = {"include": f".*({task.on_blocks}).*"}, [], time.perf_counter()
+    kernels, callbacks, begun = (
+        {"include": f".*({task.on_blocks}).*"},
+        [],
+        time.perf_counter(),
+    )
     fit = {"batch_size": task.batch, "shuffle": False, "verbose": 0}
     if road in PROBES:
-        probing = {"steps": round(PROBES[road] * steps), "structure": blocks_of(task, False)}
-        found = kso.callbacks.probe(model, density, (x, y), **probing, **kernels, **fit)
+        probing = {
+            "steps": round(PROBES[road] * steps),
+            "structure": blocks_of(task, False),
+        }
+        found = kso.callbacks.probe(
+            model, density, (x, y), **probing, **kernels, **fit
+        )
         model = kso.sparsify(model, budget=found, **given)
     elif road in (SCRATCH, RIGL):
         structure = {"structure": blocks_of(task, False), "budget": "uniform"}
         model = kso.sparsify(model, density, **structure, **kernels, **given)
         if road == RIGL:
-            callbacks = [kso.callbacks.RigL((x, y), task.batch, seed=key["seed"])]
+            callbacks = [
+                kso.callbacks.RigL((x, y), task.batch, seed=key["seed"])
+            ]
     elif road in GRADUAL:
         regular, first, last = GRADUAL[road]
-        ends = (round(first * steps), max(round(last * steps), round(first * steps) + 1))
+        ends = (
+            round(first * steps),
+            max(round(last * steps), round(first * steps) + 1),
+        )
         schedule = kso.schedules.Cubic(density, *ends)
         structure = None if regular is None else blocks_of(task, regular)
         masks = kso.MagnitudeMask(schedule, structure=structure)
@@ -385,10 +487,18 @@ def run_of_road(key: dict) -> dict:
     with_rates(model, key["rate"], steps).fit(x, y, callbacks=callbacks, **fit)
     rows = task.rows(key["part"], 2**16 if y.ndim == 1 else 2**12, 1)
     loss, right = model.evaluate(*rows, batch_size=1024, verbose=0)
-    there = [w for w in kso.prunable_weights(model) if re.search(task.on_blocks, w.path)]
+    there = [
+        w
+        for w in kso.prunable_weights(model)
+        if re.search(task.on_blocks, w.path)
+    ]
     score = -loss if task.in_nats else 100 * right
     live = sum(weight.live for weight in there)
-    return {"score": score, "live": live, "seconds": time.perf_counter() - begun}
+    return {
+        "score": score,
+        "live": live,
+        "seconds": time.perf_counter() - begun,
+    }
 
 
 def blocks_of(task: Task, regular: bool) -> kso.Block:
@@ -434,26 +544,45 @@ def roads_table(lines: list[Run]) -> str:
         percentages are parts of all steps. On JAX.
         """
     )
-    return "\n## Roads to blocks\n\n" + about + "\n## Other networks\n\n".join(tables)
+    return (
+        "\n## Roads to blocks\n\n"
+        + about
+        + "\n## Other networks\n\n".join(tables)
+    )
 
 
-def roads_of_tasks(lines: list[Run], runs: list[Run], names: Iterable[str]) -> str:
+def roads_of_tasks(
+    lines: list[Run], runs: list[Run], names: Iterable[str]
+) -> str:
     """The table of some tasks, or nothing."""
-    columns = sorted({(run["task"], run["density"]) for run in runs}, reverse=True)
+    columns = sorted(
+        {(run["task"], run["density"]) for run in runs}, reverse=True
+    )
     columns = [(task, density) for task, density in columns if task in names]
     rows = []
     for road, tuned in itertools.product(ROADS, (True, False)):
-        cells = [road_cell(lines, runs, road, tuned, *where) for where in columns]
+        cells = [
+            road_cell(lines, runs, road, tuned, *where) for where in columns
+        ]
         if any(cells):
             rows.append([road, "tuned" if tuned else f"{UNTUNED:g}", *cells])
     if not rows:
         return ""
-    header = ["road", "rate", *(f"{task}, {density:g}" for task, density in columns)]
+    header = [
+        "road",
+        "rate",
+        *(f"{task}, {density:g}" for task, density in columns),
+    ]
     return markdown(header, rows)
 
 
 def road_cell(
-    lines: list[Run], runs: list[Run], road: str, tuned: bool, task: str, density: float
+    lines: list[Run],
+    runs: list[Run],
+    road: str,
+    tuned: bool,
+    task: str,
+    density: float,
 ) -> str:
     """Mean and deviation of a road at the tuned rate, or at the one that nobody tuned."""
     members = matching(runs, task=task, density=density, road=road)
@@ -488,7 +617,9 @@ STAY_DENSE = {
 
 def framed_mlp(width: int = MLP_WIDTH) -> keras.Model:
     """Three hidden layers for images with a frame, so that blocks divide the inputs."""
-    hidden = [L.Dense(width, activation="relu", name=f"hidden_{k}") for k in range(3)]
+    hidden = [
+        L.Dense(width, activation="relu", name=f"hidden_{k}") for k in range(3)
+    ]
     head = L.Dense(10, name="head")
     return keras.Sequential([keras.Input((32, 32)), L.Flatten(), *hidden, head])
 
@@ -506,7 +637,8 @@ class Mlp:
         self.images = images
         data = fashion_mnist(images)
         x, x_test = (
-            np.pad(x[..., 0], ((0, 0), (2, 2), (2, 2))) for x in (data.x_train, data.x_test)
+            np.pad(x[..., 0], ((0, 0), (2, 2), (2, 2)))
+            for x in (data.x_train, data.x_test)
         )
         self.data = dataclasses.replace(data, x_train=x, x_test=x_test)
         self.inputs = x[: CALIBRATION["mlp"]]
@@ -516,7 +648,9 @@ class Mlp:
         keras.utils.set_random_seed(seed)
         model = framed_mlp(self.width)
         name = f"{self.width}-{seed}-{self.images}"
-        fit = functools.partial(fit_with_warm_up, model, self.data, MLP_EPOCHS, 1e-3)
+        fit = functools.partial(
+            fit_with_warm_up, model, self.data, MLP_EPOCHS, 1e-3
+        )
         return cached("trained_blocks", name, model, fit)
 
     def train_on(self, model: keras.Model, seed: int) -> None:
@@ -551,7 +685,12 @@ class Text:
 
 
 def on_blocks(
-    model: keras.Model, name: str, method: str, side: int, density: float, inputs: Any
+    model: keras.Model,
+    name: str,
+    method: str,
+    side: int,
+    density: float,
+    inputs: Any,
 ) -> keras.Model:
     """The trained model of a network on live blocks."""
     return kso.prune(
@@ -587,9 +726,19 @@ class Pruned(Measurement):
 
     def runs(self) -> Iterable[Run]:
         given = self.given
-        for seed, network in itertools.product(range(given.seeds), given.networks):
-            setting = {"network": network, "seed": seed, "density": given.density}
-            setting |= {"width": given.width} if network == "mlp" else {"steps": given.steps}
+        for seed, network in itertools.product(
+            range(given.seeds), given.networks
+        ):
+            setting = {
+                "network": network,
+                "seed": seed,
+                "density": given.density,
+            }
+            setting |= (
+                {"width": given.width}
+                if network == "mlp"
+                else {"steps": given.steps}
+            )
             for method, block in [("dense", 0), *CASES[network]]:
                 yield setting | {"method": method, "block": block}
 
@@ -599,15 +748,32 @@ class Pruned(Measurement):
         model = task.trained(seed)
         start = time.perf_counter()
         if method != "dense":
-            model = on_blocks(model, network, method, which["block"], which["density"], task.inputs)
-        results = {"seconds": time.perf_counter() - start, "at_once": task.score(model)}
-        kernels = [weight for weight in kso.prunable_weights(model) if weight.live < weight.size]
+            model = on_blocks(
+                model,
+                network,
+                method,
+                which["block"],
+                which["density"],
+                task.inputs,
+            )
+        results = {
+            "seconds": time.perf_counter() - start,
+            "at_once": task.score(model),
+        }
+        kernels = [
+            weight
+            for weight in kso.prunable_weights(model)
+            if weight.live < weight.size
+        ]
         if kernels:
             live = sum(weight.live for weight in kernels)
             results["live"] = live / sum(weight.size for weight in kernels)
         start = time.perf_counter()
         task.train_on(model, seed)
-        return results | {"training": time.perf_counter() - start, "after": task.score(model)}
+        return results | {
+            "training": time.perf_counter() - start,
+            "after": task.score(model),
+        }
 
     def task(self, network: str) -> Mlp | Text:
         """The data, training and score of a network."""
@@ -638,7 +804,11 @@ class Pruned(Measurement):
         }
         for network, words in about.items():
             members = matching(runs, network=network)
-            members = [run for run in members if run.get("width", given.width) == given.width]
+            members = [
+                run
+                for run in members
+                if run.get("width", given.width) == given.width
+            ]
             if members:
                 heading, _, paragraph = words.partition("\n\n")
                 text += f"## {heading}\n\n{sentences(paragraph)}"
@@ -648,11 +818,17 @@ class Pruned(Measurement):
 
 def pruned_table(network: str, runs: list[Run]) -> str:
     """A row for each method and size of blocks."""
-    dense = {run["seed"]: run["at_once"] for run in matching(runs, method="dense")}
+    dense = {
+        run["seed"]: run["at_once"] for run in matching(runs, method="dense")
+    }
 
     def change(run: Run, key: str) -> float:
         before = dense[run["seed"]]
-        return run[key] - before if network == "mlp" else 100 * (run[key] / before - 1)
+        return (
+            run[key] - before
+            if network == "mlp"
+            else 100 * (run[key] / before - 1)
+        )
 
     rows = []
     for method, block in [("dense", 0), *CASES[network]]:
@@ -662,8 +838,12 @@ def pruned_table(network: str, runs: list[Run]) -> str:
         row = [method, str(block or "")]
         for key in ("at_once", "after"):
             row.append(mean_and_deviation(column(members, key)))
-            row.append(f"{statistics.mean(change(run, key) for run in members):+.2f}")
-        rows.append([*row, f"{statistics.mean(column(members, 'seconds')):.0f}"])
+            row.append(
+                f"{statistics.mean(change(run, key) for run in members):+.2f}"
+            )
+        rows.append(
+            [*row, f"{statistics.mean(column(members, 'seconds')):.0f}"]
+        )
     header = ["method", "block", "at once", "to dense", "after training"]
     return markdown([*header, "then to dense", "time to prune [s]"], rows)
 
@@ -679,7 +859,12 @@ class PrunedTimes(Pruned):
     resumes = False
     settings = Pruned.settings | {
         "timed": Setting(
-            ["mlp-2048-128-12", "mlp-2048-64-20", "text-128-16-24", "text-512-16-4"],
+            [
+                "mlp-2048-128-12",
+                "mlp-2048-64-20",
+                "text-128-16-24",
+                "text-512-16-4",
+            ],
             "network-width-batch-steps",
             quick=["mlp-256-8-2"],
         ),
@@ -696,7 +881,11 @@ class PrunedTimes(Pruned):
         given = self.given
         width, batch = which["width"], which["batch"]
         case = f"{which['timed']}-{width}-{batch}-"
-        steps = next(int(timed.split("-")[3]) for timed in given.timed if timed.startswith(case))
+        steps = next(
+            int(timed.split("-")[3])
+            for timed in given.timed
+            if timed.startswith(case)
+        )
         rng = np.random.default_rng(0)
         count = batch * steps
         if which["timed"] == "mlp":
@@ -725,7 +914,9 @@ class PrunedTimes(Pruned):
             )
         times = beside_first(wall_and_cpu(fits, given.rounds, warm_up=2))
         for side, figures in times.items():
-            of_step = {clock: figures[clock] / steps for clock in ("wall", "cpu")}
+            of_step = {
+                clock: figures[clock] / steps for clock in ("wall", "cpu")
+            }
             line = {"block": side, "density": given.density} | figures | of_step
             yield line | {"backend": keras.backend.backend()}
 
@@ -736,11 +927,23 @@ def pruned_times_table(runs: list[Run]) -> str:
     if not timed:
         return ""
     rows = []
-    for key, run in last_of_each(timed, "backend", "timed", "width", "batch", "block").items():
+    for key, run in last_of_each(
+        timed, "backend", "timed", "width", "batch", "block"
+    ).items():
         times = [f"{1000 * run[clock]:.1f}" for clock in ("wall", "cpu")]
         ratios = [f"{run[f'{clock}_ratio']:.2f}" for clock in ("wall", "cpu")]
-        rows.append([*map(str, key[:4]), str(key[4] or "dense"), *times, *ratios])
-    header = ["backend", "network", "width", "batch", "block", "step [ms]", "cores [ms]"]
+        rows.append(
+            [*map(str, key[:4]), str(key[4] or "dense"), *times, *ratios]
+        )
+    header = [
+        "backend",
+        "network",
+        "width",
+        "batch",
+        "block",
+        "step [ms]",
+        "cores [ms]",
+    ]
     about = sentences(
         """
         Adam, medians of interleaved runs of `fit`; `cores` is the time that all cores have worked;

@@ -14,8 +14,22 @@ import keras
 import numpy as np
 from keras import ops
 from networks import TOKENS, VOCABULARY, WHOLE
-from record import last_of_each, machine, markdown, middle_of_processes, sentences
-from runner import Measurement, Run, Setting, beside_first, grid, main, wall_and_cpu
+from record import (
+    last_of_each,
+    machine,
+    markdown,
+    middle_of_processes,
+    sentences,
+)
+from runner import (
+    Measurement,
+    Run,
+    Setting,
+    beside_first,
+    grid,
+    main,
+    wall_and_cpu,
+)
 from training import training_pass
 
 import keras_sparse_ortho as kso
@@ -27,7 +41,14 @@ from keras_sparse_ortho.orthogonal import Block, best_blocks
 
 L = keras.layers
 SEQUENCE = 128  # tokens in a sample of the Transformer's block
-BYTES = {"bool": 1, "bfloat16": 2, "int32": 4, "int64": 8, "uint32": 4, "float32": 4}
+BYTES = {
+    "bool": 1,
+    "bfloat16": 2,
+    "int32": 4,
+    "int64": 8,
+    "uint32": 4,
+    "float32": 4,
+}
 SPLIT = "split"
 WORD = "one word"
 MASKS = {"masked": kso.FixedMask, "compact": kso.parametrizations.CompactMask}
@@ -43,7 +64,9 @@ def uneven_blocks(size: int, density: float, seed: int) -> np.ndarray:
     return best_blocks(Block(1, 1), scores[None, None], count, rng)[0, 0]
 
 
-def uneven_counts(width: int, block: int, density: float, seed: int) -> list[list[int]]:
+def uneven_counts(
+    width: int, block: int, density: float, seed: int
+) -> list[list[int]]:
     """Their numbers for outputs and inputs, in a square kernel."""
     live = uneven_blocks(width // block, density, seed)
     return [live.sum(axis=axis).tolist() for axis in (0, 1)]
@@ -54,7 +77,9 @@ def dense_layer(units, activation, name, rival, **options):
     plain = {"activation": activation, "name": name}
     if isinstance(rival, tuple):
         block = rival[1]
-        options["counts"] = uneven_counts(units, block, options["density"], int(name[1:]))
+        options["counts"] = uneven_counts(
+            units, block, options["density"], int(name[1:])
+        )
         return BlockSparseDense(units, block=block, seed=0, **options, **plain)
     if isinstance(rival, int):
         return BlockSparseDense(units, block=rival, seed=0, **options, **plain)
@@ -72,7 +97,9 @@ def wrapped(layer, rival, density):
 def mlp(width, rival, density):
     """Four layers of one width."""
     layers = [
-        dense_layer(width, "relu" if k < 3 else None, f"d{k}", rival, density=density)
+        dense_layer(
+            width, "relu" if k < 3 else None, f"d{k}", rival, density=density
+        )
         for k in range(4)
     ]
     return keras.Sequential([keras.Input((width,)), *layers])
@@ -93,10 +120,15 @@ def in_parts(channels, parts, name, **options):
     Without gathers: the time of the backend's own convolutions of so few channels.
     """
     width = channels // parts
-    layers = [L.Conv2D(width, 3, **options, name=f"{name}_{k}") for k in range(parts)]
+    layers = [
+        L.Conv2D(width, 3, **options, name=f"{name}_{k}") for k in range(parts)
+    ]
 
     def call(x):
-        found = [layer(x[..., k * width : (k + 1) * width]) for k, layer in enumerate(layers)]
+        found = [
+            layer(x[..., k * width : (k + 1) * width])
+            for k, layer in enumerate(layers)
+        ]
         return L.Concatenate()(found)
 
     return call
@@ -108,9 +140,13 @@ def stage(size, channels, rival, density):
     def convolution(name):
         options = {"padding": "same", "use_bias": False, "name": name}
         if isinstance(rival, int):
-            return BlockSparseConv2D(channels, 3, density=density, block=rival, seed=0, **options)
+            return BlockSparseConv2D(
+                channels, 3, density=density, block=rival, seed=0, **options
+            )
         if rival == SPLIT:
-            return in_parts(channels, divisor_near(channels, 1 / density), **options)
+            return in_parts(
+                channels, divisor_near(channels, 1 / density), **options
+            )
         return wrapped(L.Conv2D(channels, 3, **options), rival, density)
 
     inputs = keras.Input((size, size, channels))
@@ -134,7 +170,9 @@ MODELS = {
 def model_of(name, rival, density):
     """A model for a rival."""
     if rival == WORD:
-        return kso.sparsify(model_of(name, "dense", density), density, storage="blocks", seed=0)
+        return kso.sparsify(
+            model_of(name, "dense", density), density, storage="blocks", seed=0
+        )
     if name not in WHOLE:
         return MODELS[name](rival, density)
     if isinstance(rival, int):
@@ -146,13 +184,20 @@ def model_of(name, rival, density):
 def given_to(model, count, rng):
     """Random inputs, in a dict where the model takes one."""
     # A Sequential has no `input` before it is called.
-    inputs = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
-    return keras.tree.map_structure(lambda tensor: samples(tensor, count, rng), inputs)
+    inputs = (
+        model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+    )
+    return keras.tree.map_structure(
+        lambda tensor: samples(tensor, count, rng), inputs
+    )
 
 
 def samples(tensor, count, rng):
     """Random data for an input or output of a model; integers are tokens, and none is padding."""
-    shape = (count, *(TOKENS if size is None else size for size in tensor.shape[1:]))
+    shape = (
+        count,
+        *(TOKENS if size is None else size for size in tensor.shape[1:]),
+    )
     if "int" in tensor.dtype:
         return rng.integers(1, VOCABULARY, shape, dtype="int32")
     return rng.standard_normal(shape, dtype="float32")
@@ -165,7 +210,9 @@ def live(model):
 
 def mebibytes(variables):
     """Their size, by shapes: on JAX `fit` holds the values."""
-    sizes = [np.prod(v.shape, dtype=np.int64) * BYTES[v.dtype] for v in variables]
+    sizes = [
+        np.prod(v.shape, dtype=np.int64) * BYTES[v.dtype] for v in variables
+    ]
     return float(sum(sizes)) / 2**20
 
 
@@ -207,7 +254,9 @@ class StepTimes(Measurement):
 
     def runs(self) -> list[Run]:
         given = self.given
-        return grid(model=given.models, batch=given.batches, density=given.densities)
+        return grid(
+            model=given.models, batch=given.batches, density=given.densities
+        )
 
     def rivals(self, name: str) -> dict[str, Any]:
         """By title, what makes the models that train in turn."""
@@ -236,16 +285,24 @@ class StepTimes(Measurement):
             except kso.errors.DensityError as error:
                 print(f"{name}: no {title}: {error}", flush=True)
         # Before `fit`, which on JAX holds the variables.
-        shares = {title: live(model) / live(models["dense"]) for title, model in models.items()}
+        shares = {
+            title: live(model) / live(models["dense"])
+            for title, model in models.items()
+        }
         counted = None if WORD not in models else counts(models[WORD])
         xla = given.xla and keras.backend.backend() != "torch"
         passes = {
-            title: step_pass(model, xla, batch, given.steps) for title, model in models.items()
+            title: step_pass(model, xla, batch, given.steps)
+            for title, model in models.items()
         }
         first = {title: seconds_of(call) for title, call in passes.items()}
         times = beside_first(wall_and_cpu(passes, given.rounds, warm_up=2))
         for title, figures in times.items():
-            line = {"setting": setting_of(xla), "rival": title, "live": shares[title]}
+            line = {
+                "setting": setting_of(xla),
+                "rival": title,
+                "live": shares[title],
+            }
             if title == WORD:
                 line["flops"] = counted.sparse_flops / counted.flops
             yield line | {
@@ -270,12 +327,34 @@ class StepTimes(Measurement):
             cells.append(f"{line['flops']:.4f}" if "flops" in line else "")
             cells.append(f"{line['state_mib']:.1f}")
             cells += [f"{line[name]:.2f}" for name in ("wall_ms", "cpu_ms")]
-            cells += [f"{line[name]:.3f}" for name in ("wall_ratio", "cpu_ratio")]
+            cells += [
+                f"{line[name]:.3f}" for name in ("wall_ratio", "cpu_ratio")
+            ]
             cells.append(f"{line['first_s']:.1f}" if "first_s" in line else "")
             rows.append([*cells, str(line["processes"])])
-        places = "; ".join(sorted({f"{line['machine']}, Keras {line['keras']}" for line in lines}))
-        header = ["setting", "model", "batch", "density", "rival", "live", "FLOPs", "state [MiB]"]
-        header += ["step [ms]", "cores [ms]", "ratio", "ratio of cores", "first [s]", "processes"]
+        places = "; ".join(
+            sorted(
+                {f"{line['machine']}, Keras {line['keras']}" for line in lines}
+            )
+        )
+        header = [
+            "setting",
+            "model",
+            "batch",
+            "density",
+            "rival",
+            "live",
+            "FLOPs",
+            "state [MiB]",
+        ]
+        header += [
+            "step [ms]",
+            "cores [ms]",
+            "ratio",
+            "ratio of cores",
+            "first [s]",
+            "processes",
+        ]
         about = sentences(
             f"""
             {places}. Adam, float32. Medians of interleaved samples in one process; ratios to the
@@ -299,7 +378,9 @@ class OneWord(StepTimes):
     """
 
     page = lines = "one_word"
-    settings = StepTimes.settings | {"models": Setting(["mlp2048"], quick=["mlp256"])}
+    settings = StepTimes.settings | {
+        "models": Setting(["mlp2048"], quick=["mlp256"])
+    }
 
     def rivals(self, name: str) -> dict[str, Any]:
         """The dense model, twice, and the one word."""
@@ -308,7 +389,9 @@ class OneWord(StepTimes):
 
 def kind(line: Run) -> tuple:
     """The identity of a measurement."""
-    return tuple(line[name] for name in ("setting", "model", "batch", "density", "rival"))
+    return tuple(
+        line[name] for name in ("setting", "model", "batch", "density", "rival")
+    )
 
 
 def setting_of(xla: bool) -> str:
@@ -319,12 +402,18 @@ def setting_of(xla: bool) -> str:
     if backend == "jax":
         import jax
 
-        gpus = [device.device_kind for device in jax.devices() if device.platform == "gpu"]
+        gpus = [
+            device.device_kind
+            for device in jax.devices()
+            if device.platform == "gpu"
+        ]
         return " on ".join([backend, *gpus[:1]])
     return backend
 
 
-def step_pass(model: keras.Model, xla: bool, batch: int, steps: int) -> Callable[[], object]:
+def step_pass(
+    model: keras.Model, xla: bool, batch: int, steps: int
+) -> Callable[[], object]:
     """A function that trains some steps on prepared data."""
     model.compile(keras.optimizers.Adam(1e-4), "mse", jit_compile=xla)
     rng = np.random.default_rng(0)
@@ -343,7 +432,9 @@ def seconds_of(call: Callable[[], object]) -> float:
 def counts(model):
     """The report, with multiplications for one sample."""
     rng = np.random.default_rng(0)
-    return kso.report(model, orthogonality=False, sample=given_to(model, 1, rng))
+    return kso.report(
+        model, orthogonality=False, sample=given_to(model, 1, rng)
+    )
 
 
 def state_mib(model):
@@ -390,7 +481,10 @@ class Gpu(Measurement):
         name, is_gpu = device()
         backend = keras.backend.backend()
         if not is_gpu and not given.quick:
-            print(f"{backend} sees no GPU, but {name}: nothing is measured", flush=True)
+            print(
+                f"{backend} sees no GPU, but {name}: nothing is measured",
+                flush=True,
+            )
             return []
         return grid(
             device=[name],
@@ -404,10 +498,15 @@ class Gpu(Measurement):
     def run(self, which: Run) -> Iterator[Run]:
         given = self.given
         width, batch = which["width"], which["batch"]
-        keras.config.set_dtype_policy(which["policy"])  # `clear_session` sets another
+        keras.config.set_dtype_policy(
+            which["policy"]
+        )  # `clear_session` sets another
         rng = np.random.default_rng(0)
         x, y = (
-            ops.convert_to_tensor(rng.standard_normal((batch, width), "float32")) for _ in range(2)
+            ops.convert_to_tensor(
+                rng.standard_normal((batch, width), "float32")
+            )
+            for _ in range(2)
         )
         rivals = {"dense": "dense", "dense again": "dense", "masked": "masked"}
         rivals |= {f"blocks {size}": size for size in given.blocks}
@@ -424,7 +523,9 @@ class Gpu(Measurement):
             state = mebibytes([*model.variables, *optimizer.variables])
             sizes[title] = {"live": live(model), "state_mib": state}
             passes[title] = stepper(model, optimizer, x, y, given.steps)
-        for title, figures in beside_first(wall_and_cpu(passes, given.rounds, warm_up=2)).items():
+        for title, figures in beside_first(
+            wall_and_cpu(passes, given.rounds, warm_up=2)
+        ).items():
             yield sizes[title] | {
                 "rival": title,
                 "live": sizes[title]["live"] / sizes["dense"]["live"],
@@ -435,10 +536,22 @@ class Gpu(Measurement):
 
     def report(self, lines: list[Run]) -> str:
         rows = [
-            [*map(str, case), *(f"{line[name]:{form}}" for name, form in GPU_FORMS.items())]
+            [
+                *map(str, case),
+                *(f"{line[name]:{form}}" for name, form in GPU_FORMS.items()),
+            ]
             for case, line in last_of_each(lines, *GPU_KEYS).items()
         ]
-        header = ["device", "backend", "dtypes", "width", "batch", "density", "kernels", "live"]
+        header = [
+            "device",
+            "backend",
+            "dtypes",
+            "width",
+            "batch",
+            "density",
+            "kernels",
+            "live",
+        ]
         about = sentences(
             """
             MLP of four layers of one width, Adam, on one batch that is on the device. Medians of
@@ -465,7 +578,9 @@ def device() -> tuple[str, bool]:
     return first.device_kind, first.platform == "gpu"
 
 
-def on_jax(model: Any, optimizer: Any, x: Any, y: Any, steps: int) -> Callable[[], None]:
+def on_jax(
+    model: Any, optimizer: Any, x: Any, y: Any, steps: int
+) -> Callable[[], None]:
     """A function that trains some steps, and waits for them."""
     import jax
 
@@ -477,11 +592,17 @@ def on_jax(model: Any, optimizer: Any, x: Any, y: Any, steps: int) -> Callable[[
         trainable, rest, slots = state
         gradient = jax.grad(loss, has_aux=True)
         gradients, rest = gradient(trainable, rest, x, y)
-        trainable, slots = optimizer.stateless_apply(slots, gradients, trainable)
+        trainable, slots = optimizer.stateless_apply(
+            slots, gradients, trainable
+        )
         return trainable, rest, slots
 
     step = jax.jit(step, donate_argnums=0)
-    parts = model.trainable_variables, model.non_trainable_variables, optimizer.variables
+    parts = (
+        model.trainable_variables,
+        model.non_trainable_variables,
+        optimizer.variables,
+    )
     state = tuple([variable.value for variable in part] for part in parts)
 
     def run() -> None:
@@ -493,7 +614,9 @@ def on_jax(model: Any, optimizer: Any, x: Any, y: Any, steps: int) -> Callable[[
     return run
 
 
-def on_torch(model: Any, optimizer: Any, x: Any, y: Any, steps: int) -> Callable[[], None]:
+def on_torch(
+    model: Any, optimizer: Any, x: Any, y: Any, steps: int
+) -> Callable[[], None]:
     """A function that trains some steps, and waits for them."""
     import torch
 
@@ -505,7 +628,9 @@ def on_torch(model: Any, optimizer: Any, x: Any, y: Any, steps: int) -> Callable
             model.zero_grad()
             loss.backward()
             with torch.no_grad():
-                optimizer.apply([variable.value.grad for variable in variables], variables)
+                optimizer.apply(
+                    [variable.value.grad for variable in variables], variables
+                )
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 
@@ -531,7 +656,9 @@ class Taps(Measurement):
     page = lines = "taps"
     resumes = False
     settings = {
-        "sizes": Setting(TAPS_SIZES, "side-channels-batch-block", quick=["4-32-2-8"]),
+        "sizes": Setting(
+            TAPS_SIZES, "side-channels-batch-block", quick=["4-32-2-8"]
+        ),
         "density": Setting(0.1, "or two blocks of each row"),
         "rounds": Setting(9, quick=2),
     }
@@ -552,12 +679,16 @@ class Taps(Measurement):
     def run(self, which: Run) -> Iterator[Run]:
         side, channels, block = which["side"], which["channels"], which["block"]
         rng = np.random.default_rng(0)
-        x = rng.normal(size=(which["batch"], side, side, channels)).astype("float32")
+        x = rng.normal(size=(which["batch"], side, side, channels)).astype(
+            "float32"
+        )
         common = {"kernel_size": 3, "padding": "same", "use_bias": False}
         sparse = {"density": which["density"], "block": block, "seed": 0}
         layers = {
             "dense": L.Conv2D(channels, **common),
-            "blocks of channels": BlockSparseConv2D(channels, **sparse, **common),
+            "blocks of channels": BlockSparseConv2D(
+                channels, **sparse, **common
+            ),
             "blocks of taps": BlocksOfTaps(channels, block, which["density"]),
         }
         calls = {name: taps_pass(layer, x) for name, layer in layers.items()}
@@ -573,8 +704,24 @@ class Taps(Measurement):
             size = f"{side} x {side} x {channels}, batch {batch}"
             cells = [backend, size, str(block), f"{line['density']:.4g}", layer]
             cells += [f"{1000 * line[clock]:.1f}" for clock in ("wall", "cpu")]
-            rows.append([*cells, *(f"{line[f'{clock}_ratio']:.2f}" for clock in ("wall", "cpu"))])
-        header = ["backend", "images", "block", "density", "layer", "step [ms]", "cores [ms]"]
+            rows.append(
+                [
+                    *cells,
+                    *(
+                        f"{line[f'{clock}_ratio']:.2f}"
+                        for clock in ("wall", "cpu")
+                    ),
+                ]
+            )
+        header = [
+            "backend",
+            "images",
+            "block",
+            "density",
+            "layer",
+            "step [ms]",
+            "cores [ms]",
+        ]
         about = sentences(
             """
             A 3x3 convolution and its gradients, compiled by XLA, medians of interleaved calls;
@@ -591,12 +738,16 @@ class BlocksOfTaps(keras.layers.Layer):
     `y[o] = sum_k shift(x, tap[o, k])[input[o, k]] W[o, k]`, with as many `k` for every block `o`.
     """
 
-    def __init__(self, channels: int, block: int, density: float, seed: int = 0) -> None:
+    def __init__(
+        self, channels: int, block: int, density: float, seed: int = 0
+    ) -> None:
         super().__init__()
         rng = np.random.default_rng(seed)
         self.block, blocks = block, channels // block
         count = round(9 * blocks * density)
-        pairs = np.stack([rng.permutation(9 * blocks)[:count] for _ in range(blocks)])
+        pairs = np.stack(
+            [rng.permutation(9 * blocks)[:count] for _ in range(blocks)]
+        )
         self.pairs = np.sort(pairs, axis=1)
         self.values = self.add_weight(
             shape=(blocks, count * block, block), initializer="glorot_uniform"
@@ -607,7 +758,9 @@ class BlocksOfTaps(keras.layers.Layer):
         _, height, width, channels = x.shape
         padded = ops.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
         outputs = []
-        for pairs, values in zip(self.pairs, ops.unstack(1 * self.values), strict=True):
+        for pairs, values in zip(
+            self.pairs, ops.unstack(1 * self.values), strict=True
+        ):
             parts = []
             for pair in pairs:
                 tap, part = divmod(int(pair), channels // self.block)
@@ -639,7 +792,9 @@ def taps_pass(layer: keras.layers.Layer, x: np.ndarray):
         with tf.GradientTape() as tape:
             tape.watch(x)
             total = tf.reduce_sum(layer(x) ** 2)
-        return tape.gradient(total, [x, *[w.value for w in layer.trainable_weights]])
+        return tape.gradient(
+            total, [x, *[w.value for w in layer.trainable_weights]]
+        )
 
     given = tf.constant(x)
     return lambda: [g.numpy() for g in step(given)]

@@ -51,18 +51,28 @@ STARTS = {
     "gain 1": ExactOrthogonal(gain=1.0),
     "auto": ExactOrthogonal(gain="auto"),
     "auto, all taps": ExactOrthogonal(gain="auto", taps="all"),
-    "published": ExactOrthogonal(gain=1.0, start="published", taps="dense_center"),
+    "published": ExactOrthogonal(
+        gain=1.0, start="published", taps="dense_center"
+    ),
 }
 # The starts with even degrees were measured at 72dda44a, and are gone; their lines stay.
 STARTS_SHOWN = [*STARTS]
 STARTS_SHOWN[-1:-1] = ["even, auto", "even, auto, all taps"]
 OPTIMIZERS = {"Adam .001": ("adam", 1e-3), "SGD .1": ("sgd", 0.1)}
 UNTUNED_NETS = {
-    "digits_cnn": {"of": "methods.cnn", "dataset": "digits", "epochs": 20, "batch_size": 32},
+    "digits_cnn": {
+        "of": "methods.cnn",
+        "dataset": "digits",
+        "epochs": 20,
+        "batch_size": 32,
+    },
     "cnn": {"of": "methods.cnn", "epochs": 4},
     "mlp": {"network": "mlp", "dataset": "fashion_mnist", "epochs": 4},
     "resnet20": {"of": "contemporary.resnet20", "epochs": 2},
-    "mobilenet": {"of": "contemporary.mobilenet", "epochs": 4},  # these two on TensorFlow
+    "mobilenet": {
+        "of": "contemporary.mobilenet",
+        "epochs": 4,
+    },  # these two on TensorFlow
 }
 """Settings of `methods.toml` and what differs; `mlp`: 784, 300, 100, 10 units, no normalization."""
 UNTUNED_DENSITY = 0.05
@@ -80,7 +90,9 @@ class Untuned(Measurement):
 
     page = lines = "untuned"
     settings = {
-        "networks": Setting([*UNTUNED_NETS], choices=UNTUNED_NETS, quick=["digits_cnn"]),
+        "networks": Setting(
+            [*UNTUNED_NETS], choices=UNTUNED_NETS, quick=["digits_cnn"]
+        ),
         "starts": Setting([*STARTS], choices=STARTS, quick=["random", "auto"]),
         "seeds": Setting(5, quick=1),
         "samples": Setting(int, "how many images to train on", quick=256),
@@ -96,7 +108,9 @@ class Untuned(Measurement):
 
     def run(self, which: Run) -> Run:
         plan = untuned_plan(which["network"])
-        data = first_rows(load(plan["dataset"]), self.given.samples or plan.get("samples"))
+        data = first_rows(
+            load(plan["dataset"]), self.given.samples or plan.get("samples")
+        )
         shape = data.x_train.shape[1:]
         seed = which["seed"]
         keras.utils.clear_session()
@@ -107,27 +121,57 @@ class Untuned(Measurement):
             dense = NETWORKS[plan["network"]](shape, 10, plan)
         start = STARTS[which["start"]]
         include = plan.get("include")
-        model = kso.sparsify(dense, UNTUNED_DENSITY, initializer=start, seed=seed, include=include)
+        model = kso.sparsify(
+            dense,
+            UNTUNED_DENSITY,
+            initializer=start,
+            seed=seed,
+            include=include,
+        )
         name, rate = OPTIMIZERS[which["optimizer"]]
         optimizer = keras.optimizers.get(name)
         optimizer.learning_rate = rate
         compiled(model, optimizer, jit_compile=plan.get("jit", "auto"))
-        batches = whole_batches(data.x_train, data.y_train, plan.get("batch_size", 128))
+        batches = whole_batches(
+            data.x_train, data.y_train, plan.get("batch_size", 128)
+        )
         model.fit(**batches, epochs=plan["epochs"], verbose=0)
         return {"accuracy": accuracy(model, data)}
 
     def report(self, lines: list[Run]) -> str:
         by_case = groups(lines, "network", "optimizer", "start")
         rows = []
-        for network, optimizer, start in itertools.product(UNTUNED_NETS, OPTIMIZERS, STARTS_SHOWN):
-            accuracies = column(by_case.get((network, optimizer, start), []), "accuracy")
-            rival = column(by_case.get((network, optimizer, "random"), []), "accuracy")
+        for network, optimizer, start in itertools.product(
+            UNTUNED_NETS, OPTIMIZERS, STARTS_SHOWN
+        ):
+            accuracies = column(
+                by_case.get((network, optimizer, start), []), "accuracy"
+            )
+            rival = column(
+                by_case.get((network, optimizer, "random"), []), "accuracy"
+            )
             if not accuracies or not rival:
                 continue
-            beside = ["", ""] if start == "random" else ahead_and_p(accuracies, rival)
-            cells = [mean_and_deviation(accuracies, 1, always=True), str(len(accuracies)), *beside]
+            beside = (
+                ["", ""]
+                if start == "random"
+                else ahead_and_p(accuracies, rival)
+            )
+            cells = [
+                mean_and_deviation(accuracies, 1, always=True),
+                str(len(accuracies)),
+                *beside,
+            ]
             rows.append([network, optimizer, start, *cells])
-        header = ["network", "optimizer", "start", "accuracy", "seeds", "to random", "p"]
+        header = [
+            "network",
+            "optimizer",
+            "start",
+            "accuracy",
+            "seeds",
+            "to random",
+            "p",
+        ]
         about = sentences(
             f"""
             Test accuracy in percent, mean and standard deviation; ERK at
@@ -136,7 +180,11 @@ class Untuned(Measurement):
             for the number of rows.
             """
         )
-        return "# Starts at a rate that nobody tuned\n\n" + about + markdown(header, rows)
+        return (
+            "# Starts at a rate that nobody tuned\n\n"
+            + about
+            + markdown(header, rows)
+        )
 
 
 def untuned_plan(name: str) -> dict[str, Any]:
@@ -149,7 +197,10 @@ def untuned_plan(name: str) -> dict[str, Any]:
 
 # --- one_rate -------------------------------------------------------------------------------------
 
-RATES = {"mlp": [2.0**-k for k in range(12, 6, -1)], "text": [2.0**-k for k in range(11, 6, -1)]}
+RATES = {
+    "mlp": [2.0**-k for k in range(12, 6, -1)],
+    "text": [2.0**-k for k in range(11, 6, -1)],
+}
 WIDTHS = {"mlp": [128, 512], "text": [64, 128]}
 BASE_WIDTH = {"mlp": 128, "text": 64}
 """The widths whose rate at density 1 is the one for all."""
@@ -187,9 +238,13 @@ class OneRate(Measurement):
         given = self.given
         for network in given.networks:
             widths = given.widths or WIDTHS[network]
-            for case in grid(density=given.densities, width=widths, kind=PARAMETRIZATIONS):
+            for case in grid(
+                density=given.densities, width=widths, kind=PARAMETRIZATIONS
+            ):
                 case |= {"network": network, "steps": given.steps}
-                losses = {rate: self.loss(case, rate) for rate in RATES[network]}
+                losses = {
+                    rate: self.loss(case, rate) for rate in RATES[network]
+                }
                 for _ in range(MORE_RATES):
                     best = min(losses, key=losses.__getitem__)
                     if min(losses) < best < max(losses):
@@ -200,7 +255,9 @@ class OneRate(Measurement):
     def loss(self, case: Run, rate: float) -> float:
         """The mean test loss of a rate over the seeds."""
         seeds = range(self.given.seeds)
-        lines = [self.once(case | {"rate": rate, "seed": seed}) for seed in seeds]
+        lines = [
+            self.once(case | {"rate": rate, "seed": seed}) for seed in seeds
+        ]
         return statistics.mean(column(lines, "loss"))
 
     def run(self, which: Run) -> Run:
@@ -219,10 +276,18 @@ class OneRate(Measurement):
         for case, members in groups(same, *names).items():
             by_rate = groups(members, "rate")
             losses[case] = {
-                rate: statistics.mean(column(runs, "loss")) for rate, runs in by_rate.items()
+                rate: statistics.mean(column(runs, "loss"))
+                for rate, runs in by_rate.items()
             }
         rows = [self.row(case, losses) for case in sorted(losses)]
-        header = ["network", "parametrization", "width", "density", "best rate", "loss"]
+        header = [
+            "network",
+            "parametrization",
+            "width",
+            "density",
+            "best rate",
+            "loss",
+        ]
         header += ["with the base's rate", "tries", "edge"]
         about = sentences(
             f"""
@@ -235,16 +300,28 @@ class OneRate(Measurement):
         title = "# One learning rate for all widths and densities\n\n"
         return title + about + markdown(header, rows)
 
-    def row(self, case: tuple, losses: dict[tuple, dict[float, float]]) -> list[str]:
+    def row(
+        self, case: tuple, losses: dict[tuple, dict[float, float]]
+    ) -> list[str]:
         """A row of the table."""
         network, kind, width, density = case
         by_rate = losses[case]
         best = min(by_rate, key=by_rate.__getitem__)
         base = losses[network, kind, BASE_WIDTH[network], 1.0]
         base_rate = min(base, key=base.__getitem__)
-        cost = f"{by_rate[base_rate] - by_rate[best]:+.3f}" if base_rate in by_rate else ""
+        cost = (
+            f"{by_rate[base_rate] - by_rate[best]:+.3f}"
+            if base_rate in by_rate
+            else ""
+        )
         edge = "-" if min(by_rate) < best < max(by_rate) else "yes"
-        cells = [f"2^{np.log2(best):.0f}", f"{by_rate[best]:.3f}", cost, str(len(by_rate)), edge]
+        cells = [
+            f"2^{np.log2(best):.0f}",
+            f"{by_rate[best]:.3f}",
+            cost,
+            str(len(by_rate)),
+            edge,
+        ]
         return [network, kind, str(width), f"{density:g}", *cells]
 
 
@@ -279,7 +356,9 @@ def text_blocks(width: int) -> keras.Model:
     """The blocks of the small language model, without its head."""
     from slice_transformer import decoder
 
-    whole = decoder(LENGTH, SYMBOLS, width, DEPTH, max(width // 32, 2), 4 * width)
+    whole = decoder(
+        LENGTH, SYMBOLS, width, DEPTH, max(width // 32, 2), 4 * width
+    )
     return keras.Model(whole.inputs, whole.get_layer("head").input)
 
 
@@ -289,20 +368,26 @@ NOT_SCALED = ("h0", "classes", "embedding", "positions")
 
 def headed(which: Run) -> keras.Model:
     """A compiled network under a parametrization."""
-    width, density, rate, steps = (which[k] for k in ("width", "density", "rate", "steps"))
+    width, density, rate, steps = (
+        which[k] for k in ("width", "density", "rate", "steps")
+    )
     keras.utils.set_random_seed(which["seed"])
     images = which["network"] == "mlp"
     body = square_mlp(width) if images else text_blocks(width)
     if density < 1:
         hidden = ["h1", "h2"] if images else [".*kernel"]
-        body = kso.sparsify(body, density, "uniform", seed=which["seed"], include=hidden)
+        body = kso.sparsify(
+            body, density, "uniform", seed=which["seed"], include=hidden
+        )
     wide = width / BASE_WIDTH[which["network"]]
     scaled = which["kind"] == "S-muPar"
     outputs = body.outputs[0]
     if scaled:
         outputs = keras.layers.Rescaling(1 / wide)(outputs)
     classes = 10 if images else SYMBOLS
-    head = keras.layers.Dense(classes, kernel_initializer="zeros", name="classes")
+    head = keras.layers.Dense(
+        classes, kernel_initializer="zeros", name="classes"
+    )
     model = keras.Model(body.inputs, head(outputs))
     scales = {
         weight.variable.path: 1 / (wide * density)
@@ -320,7 +405,11 @@ def rows_once(name: str, steps: int) -> tuple:
     """Inputs and targets to train on, once, and to test; and the size of a batch."""
     if name == "text":
         symbols, others = python_text()
-        return (*windows(symbols, BATCH * steps, 0), *windows(others, 256, 1), BATCH)
+        return (
+            *windows(symbols, BATCH * steps, 0),
+            *windows(others, 256, 1),
+            BATCH,
+        )
     images = load("fashion_mnist")
     rows = np.random.default_rng(0).permutation(55000)[: 128 * steps]
     x = images.x_train.reshape(-1, 784)
@@ -369,18 +458,33 @@ class Rigl(Measurement):
             plan = RIGL_NETS[net]
             for epochs in self.given.epochs or plan["epochs"]:
                 default = min(max(3 * steps * epochs // 400, 1), PUBLISHED)
-                case = {"net": net, "density": plan["density"], "rate": plan["rate"]}
-                for frequency in dict.fromkeys([None, PUBLISHED, 2 * default, default]):
-                    yield case | {"epochs": epochs, "frequency": frequency, "seed": seed}
+                case = {
+                    "net": net,
+                    "density": plan["density"],
+                    "rate": plan["rate"],
+                }
+                for frequency in dict.fromkeys(
+                    [None, PUBLISHED, 2 * default, default]
+                ):
+                    yield case | {
+                        "epochs": epochs,
+                        "frequency": frequency,
+                        "seed": seed,
+                    }
 
     def run(self, which: Run) -> Run:
         import methods
 
-        methods.NETWORKS["mlp"] = lambda shape, classes, options: mlp(shape, (300, 300), classes)
+        methods.NETWORKS["mlp"] = lambda shape, classes, options: mlp(
+            shape, (300, 300), classes
+        )
         keras.utils.clear_session()
         frequency = which["frequency"]
         method = "base_erk" if frequency is None else "rigl_random"
-        options = RIGL_OPTIONS | {"epochs": which["epochs"], "frequency": frequency or PUBLISHED}
+        options = RIGL_OPTIONS | {
+            "epochs": which["epochs"],
+            "frequency": frequency or PUBLISHED,
+        }
         model = methods.trained(
             which["net"],
             method,
@@ -394,7 +498,9 @@ class Rigl(Measurement):
 
     def report(self, lines: list[Run]) -> str:
         by_case = groups(lines, "net", "density", "rate", "epochs", "frequency")
-        ordered = sorted(by_case, key=lambda case: [value or 0 for value in case[1:]])
+        ordered = sorted(
+            by_case, key=lambda case: [value or 0 for value in case[1:]]
+        )
         rows = [rigl_row(case, by_case) for case in ordered]
         about = sentences(
             """
@@ -403,7 +509,15 @@ class Rigl(Measurement):
             of Student's test over the seeds at 5%.
             """
         )
-        header = ["net", "density", "epochs", "rate", "method", "every", "test accuracy [%]"]
+        header = [
+            "net",
+            "density",
+            "epochs",
+            "rate",
+            "method",
+            "every",
+            "test accuracy [%]",
+        ]
         header += ["ahead", "verdict", "seeds", "tries", "edge"]
         return "# Moving masks\n\n" + about + markdown(header, rows)
 
@@ -417,7 +531,9 @@ def rigl_row(case: tuple, by_case: dict[tuple, list[Run]]) -> list[str]:
     name = "random mask"
     compared = ["-", "-"]
     if frequency:
-        frequencies = [other[4] for other in by_case if other[4] and other[:4] == case[:4]]
+        frequencies = [
+            other[4] for other in by_case if other[4] and other[:4] == case[:4]
+        ]
         often = {PUBLISHED: "published", min(frequencies): "by default"}
         name = f"RigL, {often.get(frequency, 'rarer')}"
         static = by_case.get((*case[:-1], None))
@@ -426,23 +542,36 @@ def rigl_row(case: tuple, by_case: dict[tuple, list[Run]]) -> list[str]:
                 column(by_case[case], "accuracy"), column(static, "accuracy")
             )
             compared = [ahead, verdict]
-    cells = [net, f"{density:g}", f"{epochs}", f"{rate:g}", name, f"{frequency or '-'}"]
+    cells = [
+        net,
+        f"{density:g}",
+        f"{epochs}",
+        f"{rate:g}",
+        name,
+        f"{frequency or '-'}",
+    ]
     cells += [mean_and_deviation(percent), *compared, f"{len(percent)}"]
     return [*cells, "1", "not tuned"]
 
 
-def turned(images: np.ndarray, copies: int, rng: np.random.Generator) -> np.ndarray:
+def turned(
+    images: np.ndarray, copies: int, rng: np.random.Generator
+) -> np.ndarray:
     """Images of 8 x 8 on 28 x 28, each `copies` times, turned, moved and scaled a little."""
     from scipy import ndimage
 
     enlarged = np.empty((copies * len(images), 28, 28, 1), np.float32)
     for place, image in zip(enlarged, itertools.cycle(images), strict=False):
         angle, scale = rng.uniform(-0.35, 0.35), rng.uniform(0.75, 1.2)
-        turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+        turn = np.array(
+            [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
+        )
         turn *= 7 / 27 / scale
         center = np.array([13.5, 13.5]) + rng.uniform(-3, 3, 2)
         shift = np.array([3.5, 3.5]) - turn @ center
-        place[..., 0] = ndimage.affine_transform(image, turn, shift, (28, 28), order=1)
+        place[..., 0] = ndimage.affine_transform(
+            image, turn, shift, (28, 28), order=1
+        )
     return enlarged + rng.normal(0, 0.15, enlarged.shape).astype(np.float32)
 
 
@@ -461,7 +590,9 @@ def enlarged_digits(copies: int = 12, test_copies: int = 10) -> Dataset:
     mean, std = train.mean(), train.std()
     labels = np.tile(y, copies)
     test_labels = np.tile(y_test, test_copies)
-    return Dataset("digits", (train - mean) / std, labels, (test - mean) / std, test_labels)
+    return Dataset(
+        "digits", (train - mean) / std, labels, (test - mean) / std, test_labels
+    )
 
 
 # --- order ----------------------------------------------------------------------------------------
@@ -469,8 +600,12 @@ def enlarged_digits(copies: int = 12, test_copies: int = 10) -> Dataset:
 ORDER_BATCH = 128
 ORDER_DENSITY = 0.1
 FEEDS: dict[str, Callable[..., dict[str, Any]]] = {
-    "arrays": lambda data, seed: whole_batches(data.x_train, data.y_train, ORDER_BATCH),
-    "dataset": lambda data, seed: shuffled(data.x_train, data.y_train, ORDER_BATCH, seed),
+    "arrays": lambda data, seed: whole_batches(
+        data.x_train, data.y_train, ORDER_BATCH
+    ),
+    "dataset": lambda data, seed: shuffled(
+        data.x_train, data.y_train, ORDER_BATCH, seed
+    ),
 }
 """By name, what makes the arguments of `fit`."""
 
@@ -493,7 +628,9 @@ class Order(Measurement):
     }
 
     def runs(self) -> list[Run]:
-        return grid(how=FEEDS, kind=("dense", "random mask"), seed=self.given.seeds)
+        return grid(
+            how=FEEDS, kind=("dense", "random mask"), seed=self.given.seeds
+        )
 
     def run(self, which: Run) -> Run:
         data = first_rows(load("fashion_mnist"), self.given.samples)
@@ -501,16 +638,24 @@ class Order(Measurement):
         keras.utils.set_random_seed(seed)
         model = mlp(data.x_train.shape[1:], (512, 256))
         if which["kind"] != "dense":
-            model = kso.sparsify(model, ORDER_DENSITY, initializer="random_sparse", seed=seed)
+            model = kso.sparsify(
+                model, ORDER_DENSITY, initializer="random_sparse", seed=seed
+            )
         compiled(model, keras.optimizers.Adam(1e-3), jit_compile=False)
-        model.fit(**FEEDS[which["how"]](data, seed), epochs=self.given.epochs, verbose=0)
+        model.fit(
+            **FEEDS[which["how"]](data, seed),
+            epochs=self.given.epochs,
+            verbose=0,
+        )
         return {"accuracy": accuracy(model, data)}
 
     def report(self, lines: list[Run]) -> str:
         rows = []
         for how, of_feed in groups(lines, "how").items():
             by_kind = groups(of_feed, "kind").values()
-            accuracies = [mean_and_deviation(column(runs, "accuracy")) for runs in by_kind]
+            accuracies = [
+                mean_and_deviation(column(runs, "accuracy")) for runs in by_kind
+            ]
             rows.append([how, f"{orders(how)} of 3", *accuracies])
         about = sentences(
             f"""
@@ -529,16 +674,22 @@ def orders(how: str, epochs: int = 3) -> int:
     seen: list[float] = []
 
     class First(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        def on_train_batch_end(
+            self, batch: int, logs: dict | None = None
+        ) -> None:
             if batch == 0:
                 seen.append(float((logs or {})["loss"]))
 
     rows = np.arange(10 * ORDER_BATCH, dtype="float32")[:, None]
     data = Dataset("rows", rows, rows[:, 0], rows, rows[:, 0])
     keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Activation("linear")])
+    model = keras.Sequential(
+        [keras.Input((1,)), keras.layers.Activation("linear")]
+    )
     model.compile(loss=lambda y, outputs: outputs, jit_compile=False)
-    model.fit(**FEEDS[how](data, 0), epochs=epochs, verbose=0, callbacks=[First()])
+    model.fit(
+        **FEEDS[how](data, 0), epochs=epochs, verbose=0, callbacks=[First()]
+    )
     return len(set(seen))
 
 

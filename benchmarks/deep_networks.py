@@ -78,7 +78,9 @@ class Sweeps(Measurement):
         before = peak()
         worked = time.process_time()
         with WAYS[which["way"]]():
-            kso.prune(model, DENSITY, score="obs", budget=which["budget"], data=x)
+            kso.prune(
+                model, DENSITY, score="obs", budget=which["budget"], data=x
+            )
         return {
             "backend": keras.backend.backend(),
             "kernels": len(kso.prunable_weights(model)),
@@ -90,17 +92,33 @@ class Sweeps(Measurement):
     def report(self, lines: list[Run]) -> str:
         rows = []
         for line in lines:
-            row = [line["network"], str(line["kernels"]), f"{line['weights'] / 1e6:.1f}"]
+            row = [
+                line["network"],
+                str(line["kernels"]),
+                f"{line['weights'] / 1e6:.1f}",
+            ]
             row += [str(line["rows"]), line["budget"], line["way"]]
-            rows.append([*row, f"{line['cpu']:.0f}", f"{line['peak'] / 1024:.1f}"])
-        header = ["network", "kernels", "million weights", "rows", "budget", "sweep"]
-        text = f"# Deep networks, pruned on calibration data (density {DENSITY})\n\n" + sentences(
-            f"""
+            rows.append(
+                [*row, f"{line['cpu']:.0f}", f"{line['peak'] / 1024:.1f}"]
+            )
+        header = [
+            "network",
+            "kernels",
+            "million weights",
+            "rows",
+            "budget",
+            "sweep",
+        ]
+        text = (
+            f"# Deep networks, pruned on calibration data (density {DENSITY})\n\n"
+            + sentences(
+                f"""
             {machine()}, Keras {keras.__version__} on {keras.backend.backend()}. Seconds of the
             processor on one core, for `prune` with `score="obs"` at {SIDE} pixels. "A pass for each
             layer" is the sweep of models that are no graphs, and was that of all models before.
             Memory is the peak above the process with the model.
             """
+            )
         )
         return text + markdown([*header, "CPU [s]", "memory [GiB]"], rows)
 
@@ -160,13 +178,21 @@ class Positions(Measurement):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         self.model.compile(keras.optimizers.Adam(1e-3), loss)
         epochs = self.given.epochs
-        self.model.fit(self.x[:1000], labels[:1000], batch_size=50, epochs=epochs, verbose=0)
+        self.model.fit(
+            self.x[:1000],
+            labels[:1000],
+            batch_size=50,
+            epochs=epochs,
+            verbose=0,
+        )
         super().measure()
 
     def runs(self) -> list[Run]:
         given = self.given
         draws = range(given.draws)
-        return grid(rows_an_input=given.rows_an_input, rows=given.rows, draw=draws)
+        return grid(
+            rows_an_input=given.rows_an_input, rows=given.rows, draw=draws
+        )
 
     def run(self, which: Run) -> Run:
         known, fresh = self.x[:1400], self.x[1400:]
@@ -177,17 +203,28 @@ class Positions(Measurement):
             mock.patch.object(_moments, "_ROWS_AN_INPUT", drawn),
             mock.patch.object(_moments, "_FEWEST_ROWS", 0),
         ):
-            pruned = kso.prune(self.model, 0.15, score="obs", budget="uniform", data=x)
+            pruned = kso.prune(
+                self.model, 0.15, score="obs", budget="uniform", data=x
+            )
         dense = self.model.predict(fresh, verbose=0)
         sparse = pruned.predict(fresh, verbose=0)
-        return {"error": float(np.sum((sparse - dense) ** 2) / np.sum(dense**2))}
+        return {
+            "error": float(np.sum((sparse - dense) ** 2) / np.sum(dense**2))
+        }
 
     def report(self, lines: list[Run]) -> str:
         rows = []
-        for rows_an_input in dict.fromkeys(line["rows_an_input"] for line in lines):
-            errors = [line["error"] for line in matching(lines, rows_an_input=rows_an_input)]
+        for rows_an_input in dict.fromkeys(
+            line["rows_an_input"] for line in lines
+        ):
+            errors = [
+                line["error"]
+                for line in matching(lines, rows_an_input=rows_an_input)
+            ]
             name = str(rows_an_input) if rows_an_input else "all positions"
-            rows.append([name, mean_and_deviation(errors, 4, "±"), str(len(errors))])
+            rows.append(
+                [name, mean_and_deviation(errors, 4, "±"), str(len(errors))]
+            )
         text = "# Drawn positions of convolutions\n\n" + sentences(
             f"""
             {machine()}, Keras {keras.__version__} on {keras.backend.backend()}. A CNN of six
@@ -196,7 +233,9 @@ class Positions(Measurement):
             draws of the 128 rows. `prune` draws 32 rows an input, and at least 8192.
             """
         )
-        return text + markdown(["rows an input of a kernel", "error", "draws"], rows)
+        return text + markdown(
+            ["rows an input of a kernel", "error", "draws"], rows
+        )
 
 
 if __name__ == "__main__":

@@ -22,7 +22,12 @@ from record import RESULTS, groups, last_of_each, machine, markdown, sentences
 from runner import Measurement, Run, Setting, grid, interleaved, main
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.export import ExportReport, export_litert, latencies, load_litert
+from keras_sparse_ortho.export import (
+    ExportReport,
+    export_litert,
+    latencies,
+    load_litert,
+)
 from keras_sparse_ortho.export._worker import refuse_amx
 from keras_sparse_ortho.kernels import kernel_layouts, walk
 from keras_sparse_ortho.orthogonal import regular_pattern
@@ -34,17 +39,25 @@ DENSE = ["float32", "float16", *DENSE_INTEGERS]
 
 
 def exported(
-    model: keras.Model, folder: Path, routes: list[str], data: np.ndarray, batch: int
+    model: keras.Model,
+    folder: Path,
+    routes: list[str],
+    data: np.ndarray,
+    batch: int,
 ) -> dict[str, ExportReport | str]:
     """A verified file for each route, or why there is none."""
     found: dict[str, ExportReport | str] = {}
     for route in routes:
         rows = {"representative_data": data} if route.startswith("int") else {}
         rows |= {"sample": data[: max(8, batch)], "batch_size": batch}
-        if "int4" in route:  # untrained weights lose much in 4 bits, and take as long
+        if (
+            "int4" in route
+        ):  # untrained weights lose much in 4 bits, and take as long
             rows["tolerance"] = 1.0
         try:
-            found[route] = export_litert(model, folder / f"{route}.tflite", mode=route, **rows)
+            found[route] = export_litert(
+                model, folder / f"{route}.tflite", mode=route, **rows
+            )
         except (RuntimeError, ValueError) as error:
             found[route] = str(error)
     return found
@@ -52,7 +65,11 @@ def exported(
 
 def rows_for(model: keras.Model, count: int) -> np.ndarray:
     shape = model.inputs[0].shape[1:]
-    return np.random.default_rng(1).standard_normal((count, *shape)).astype("float32")
+    return (
+        np.random.default_rng(1)
+        .standard_normal((count, *shape))
+        .astype("float32")
+    )
 
 
 def timed_files(
@@ -61,12 +78,18 @@ def timed_files(
     """Lines of every route of a model, timed together."""
     data, rows, files = rows_for(model, max(32, batch)), [], []
     with tempfile.TemporaryDirectory() as folder:
-        for route, report in exported(model, Path(folder), routes, data, batch).items():
+        for route, report in exported(
+            model, Path(folder), routes, data, batch
+        ).items():
             line = row | {"batch": batch, "route": route, "machine": machine()}
             if isinstance(report, str):
                 rows.append(line | {"reason": report})
                 continue
-            line |= {"bytes": report.bytes, "gzip_bytes": report.gzip_bytes, "error": report.error}
+            line |= {
+                "bytes": report.bytes,
+                "gzip_bytes": report.gzip_bytes,
+                "error": report.error,
+            }
             line |= {"zstd_bytes": _zstd(Path(report.path).read_bytes())}
             rows += [line | {"threads": threads} for threads in THREADS]
             files.append(report.path)
@@ -92,10 +115,16 @@ def _zstd(content: bytes) -> int | None:
 SPARSE = ["float32+sp", "float16+sp"]
 
 
-def mlp(inputs: int = 1024, widths: tuple[int, ...] = (2048, 2048, 1024)) -> keras.Model:
-    hidden = [L.Dense(n, activation="relu", name=f"dense_{n}_{k}") for k, n in enumerate(widths)]
+def mlp(
+    inputs: int = 1024, widths: tuple[int, ...] = (2048, 2048, 1024)
+) -> keras.Model:
+    hidden = [
+        L.Dense(n, activation="relu", name=f"dense_{n}_{k}")
+        for k, n in enumerate(widths)
+    ]
     return keras.Sequential(
-        [keras.Input((inputs,), name="x"), *hidden, L.Dense(1000, name="head")], name="mlp"
+        [keras.Input((inputs,), name="x"), *hidden, L.Dense(1000, name="head")],
+        name="mlp",
     )
 
 
@@ -107,10 +136,21 @@ def cnn() -> keras.Model:
         L.ReLU(),
     ]
     for k, (filters, stride) in enumerate(
-        ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1), (512, 1))
+        (
+            (64, 1),
+            (128, 2),
+            (128, 1),
+            (256, 2),
+            (256, 1),
+            (512, 2),
+            (512, 1),
+            (512, 1),
+        )
     ):
         layers += [
-            L.DepthwiseConv2D(3, stride, padding="same", use_bias=False, name=f"depthwise_{k}"),
+            L.DepthwiseConv2D(
+                3, stride, padding="same", use_bias=False, name=f"depthwise_{k}"
+            ),
             L.BatchNormalization(momentum=0.0),
             L.ReLU(),
             L.Conv2D(filters, 1, use_bias=False, name=f"pointwise_{k}"),
@@ -118,7 +158,8 @@ def cnn() -> keras.Model:
             L.ReLU(),
         ]
     return keras.Sequential(
-        [*layers, L.GlobalAveragePooling2D(), L.Dense(1000, name="head")], name="cnn"
+        [*layers, L.GlobalAveragePooling2D(), L.Dense(1000, name="head")],
+        name="cnn",
     )
 
 
@@ -129,14 +170,20 @@ MODELS = {
 }
 
 
-def sparse_kernel(shape: tuple[int, int], density: float, seed: int) -> np.ndarray:
+def sparse_kernel(
+    shape: tuple[int, int], density: float, seed: int
+) -> np.ndarray:
     """Random live entries; columns have the norm that keeps the signal behind a ReLU."""
     rng = np.random.default_rng(seed)
     live = np.zeros(math.prod(shape), bool)
-    live[rng.permutation(live.size)[: max(1, round(density * live.size))]] = True
+    live[rng.permutation(live.size)[: max(1, round(density * live.size))]] = (
+        True
+    )
     kernel = rng.standard_normal(shape) * live.reshape(shape)
     norm = np.linalg.norm(kernel, axis=0, keepdims=True)
-    return np.sqrt(2) * np.divide(kernel, norm, out=np.zeros_like(kernel), where=norm > 0)
+    return np.sqrt(2) * np.divide(
+        kernel, norm, out=np.zeros_like(kernel), where=norm > 0
+    )
 
 
 def network(name: str, density: float) -> keras.Model:
@@ -148,11 +195,17 @@ def network(name: str, density: float) -> keras.Model:
         if isinstance(layer, L.Dense) or layer.name.startswith("pointwise"):
             shape = tuple(layer.kernel.shape)
             flat = (int(np.prod(shape[:-1])), int(shape[-1]))
-            layer.kernel.assign(sparse_kernel(flat, density, seed=k).reshape(shape))
+            layer.kernel.assign(
+                sparse_kernel(flat, density, seed=k).reshape(shape)
+            )
         if isinstance(layer, L.Dense):
             layer.bias.assign(0.05 * rng.standard_normal(layer.bias.shape))
-    if name == "cnn":  # statistics of a batch, or the signal would vanish on its way
-        model(rng.standard_normal((32, *model.inputs[0].shape[1:])), training=True)
+    if (
+        name == "cnn"
+    ):  # statistics of a batch, or the signal would vanish on its way
+        model(
+            rng.standard_normal((32, *model.inputs[0].shape[1:])), training=True
+        )
     return model
 
 
@@ -178,7 +231,9 @@ class Routes(Measurement):
         "density": Setting([0.1, 0.05, 0.02], quick=[0.1]),
         "batch": Setting([1, 8], quick=[1]),
         "seconds": Setting(60.0, "of timing in one part", quick=2.0),
-        "routes": Setting([*DENSE, *SPARSE], quick=["float32", "dynamic_int8", "float32+sp"]),
+        "routes": Setting(
+            [*DENSE, *SPARSE], quick=["float32", "dynamic_int8", "float32+sp"]
+        ),
     }
 
     def runs(self) -> list[Run]:
@@ -204,7 +259,9 @@ class Routes(Measurement):
             """
         )
         by_network = groups(timed, "model", "density")
-        for name, density in sorted(by_network, key=lambda key: (key[0] != "mlp", -key[1])):
+        for name, density in sorted(
+            by_network, key=lambda key: (key[0] != "mlp", -key[1])
+        ):
             members = by_network[name, density]
             text += f"## {name.upper()}, density {density:g}\n\n{latency_table(members)}\n"
             text += fastest(members) + "\n"
@@ -218,9 +275,14 @@ class Routes(Measurement):
 def fastest(lines: list[Run]) -> str:
     """A line for each batch and number of threads."""
     text = ""
-    for (batch, threads), members in sorted(groups(lines, "batch", "threads").items()):
+    for (batch, threads), members in sorted(
+        groups(lines, "batch", "threads").items()
+    ):
         ms = {line["route"]: line["ms"] for line in members}
-        sparse, dense = (min(ms.keys() & names, key=ms.__getitem__) for names in (SPARSE, DENSE))
+        sparse, dense = (
+            min(ms.keys() & names, key=ms.__getitem__)
+            for names in (SPARSE, DENSE)
+        )
         plural = "s" if threads > 1 else ""
         text += f"- batch {batch}, {threads} thread{plural}: `{sparse}` is "
         text += f"{ms[dense] / ms[sparse]:.2f} times as fast as the fastest dense file, `{dense}`\n"
@@ -236,14 +298,23 @@ def latency_table(lines: list[Run]) -> str:
         header += [f"b{batch} t{threads} ms", "x int8", "x int4"]
     rows = []
     for route, members in groups(lines, "route").items():
-        sizes = [members[0][key] for key in ("bytes", "gzip_bytes", "zstd_bytes")]
-        row = [f"`{route}`", *("" if size is None else f"{size / 1e6:.2f}" for size in sizes)]
+        sizes = [
+            members[0][key] for key in ("bytes", "gzip_bytes", "zstd_bytes")
+        ]
+        row = [
+            f"`{route}`",
+            *("" if size is None else f"{size / 1e6:.2f}" for size in sizes),
+        ]
         row.append(f"{max(line['error'] for line in members):.1e}")
         for column in columns:
             ms = {line["route"]: line["ms"] for line in by_column[column]}
             row.append(f"{ms[route]:.3f}")
             for kind in ("int8", "int4"):
-                dense = [ms[name] for name in DENSE_INTEGERS if name in ms and kind in name]
+                dense = [
+                    ms[name]
+                    for name in DENSE_INTEGERS
+                    if name in ms and kind in name
+                ]
                 row.append(f"{min(dense) / ms[route]:.2f}" if dense else "")
         rows.append(row)
     return markdown(header, rows)
@@ -257,12 +328,18 @@ ROUTES = ["float32", *DENSE_INTEGERS, "float32+blocks", *BLOCKS]
 
 def blocks_mlp() -> keras.Model:
     layers = [L.Dense(1024, activation="relu") for _ in range(4)]
-    return keras.Sequential([keras.Input((1024,), name="x"), *layers], name="mlp")
+    return keras.Sequential(
+        [keras.Input((1024,), name="x"), *layers], name="mlp"
+    )
 
 
 def convolutions() -> keras.Model:
-    layers = [L.Conv2D(256, 3, padding="same", activation="relu") for _ in range(4)]
-    return keras.Sequential([keras.Input((14, 14, 256), name="x"), *layers], name="convolutions")
+    layers = [
+        L.Conv2D(256, 3, padding="same", activation="relu") for _ in range(4)
+    ]
+    return keras.Sequential(
+        [keras.Input((14, 14, 256), name="x"), *layers], name="convolutions"
+    )
 
 
 def encoder() -> keras.Model:
@@ -281,7 +358,12 @@ NETWORKS = {"mlp": blocks_mlp, **dict.fromkeys(COMPARED, blocks_mlp)}
 NETWORKS |= {"convolutions": convolutions, "cnn": cnn, "encoder": encoder}
 # Network, side of a block, batch.
 PARTS = [
-    *((name, block, b) for name in ("mlp", *COMPARED) for block in (32, 64) for b in (1, 8)),
+    *(
+        (name, block, b)
+        for name in ("mlp", *COMPARED)
+        for block in (32, 64)
+        for b in (1, 8)
+    ),
     *(("convolutions", block, 1) for block in (32, 64)),
     *(("cnn", block, batch) for block in (32, 64) for batch in (1, 8)),
     *(("encoder", block, batch) for block in (32, 64) for batch in (1, 8)),
@@ -299,19 +381,37 @@ def blocks_network(name: str, block: int) -> keras.Model:
         value = keras.ops.convert_to_numpy(layer.kernel)
         matrix = layout.to_canonical(np.array(value))
         inputs, outputs = matrix.shape[-2:]
-        if inputs % block or outputs % block or min(inputs, outputs) < 4 * block:
+        if (
+            inputs % block
+            or outputs % block
+            or min(inputs, outputs) < 4 * block
+        ):
             continue
         count, lines = inputs // block, outputs // block
         step = count // math.gcd(count, lines)
-        fan_in = max(count // (8 if name != "cnn" or inputs >= 256 else 4) // step, 1) * step
+        fan_in = (
+            max(
+                count // (8 if name != "cnn" or inputs >= 256 else 4) // step, 1
+            )
+            * step
+        )
         live = np.zeros((count, lines), bool)
-        live[regular_pattern(count, lines, fan_in, rng), np.arange(lines)[:, None]] = True
+        live[
+            regular_pattern(count, lines, fan_in, rng),
+            np.arange(lines)[:, None],
+        ] = True
         if name == ANY:
             live = uneven_blocks(count, fan_in / count, int(rng.integers(100)))
-        matrix *= live.repeat(block, axis=0).repeat(block, axis=1) * math.sqrt(count / fan_in)
+        matrix *= live.repeat(block, axis=0).repeat(block, axis=1) * math.sqrt(
+            count / fan_in
+        )
         layer.kernel.assign(layout.from_canonical(matrix, value.shape))
-    if name == "cnn":  # statistics of a batch, or the signal would vanish on its way
-        model(rng.standard_normal((32, *model.inputs[0].shape[1:])), training=True)
+    if (
+        name == "cnn"
+    ):  # statistics of a batch, or the signal would vanish on its way
+        model(
+            rng.standard_normal((32, *model.inputs[0].shape[1:])), training=True
+        )
     return model
 
 
@@ -356,7 +456,12 @@ class Blocks(Measurement):
         "without_amx": Setting(False, "kernels of other processors"),
         "routes": Setting(
             ROUTES,
-            quick=["float32", "dynamic_int8", "float32+blocks", "dynamic_int8+blocks"],
+            quick=[
+                "float32",
+                "dynamic_int8",
+                "float32+blocks",
+                "dynamic_int8+blocks",
+            ],
         ),
     }
 
@@ -369,14 +474,24 @@ class Blocks(Measurement):
     def runs(self) -> Iterable[Run]:
         given = self.given
         for network, block, batch in PARTS:
-            if network in given.network and block in given.block and batch in given.batch:
+            if (
+                network in given.network
+                and block in given.block
+                and batch in given.batch
+            ):
                 yield {"network": network, "block": block, "batch": batch}
 
     def line_of(self, which: Run) -> Run | None:
         """The line of a part on this kind of processor."""
-        here = processor({"machine": machine(), "amx": amx_used(self.given.without_amx)})
+        here = processor(
+            {"machine": machine(), "amx": amx_used(self.given.without_amx)}
+        )
         for line in self.finished():
-            if which.items() <= line.items() and "machine" in line and processor(line) == here:
+            if (
+                which.items() <= line.items()
+                and "machine" in line
+                and processor(line) == here
+            ):
                 return line
         return None
 
@@ -389,8 +504,10 @@ class Blocks(Measurement):
     def report(self, lines: list[Run]) -> str:
         """A line for each network, block, batch and number of threads; and instructions on Arm."""
         timed = [line for line in lines if "ms" in line]
-        text = "# LiteRT: whole blocks against dense int8 and int4\n\n" + sentences(
-            f"""
+        text = (
+            "# LiteRT: whole blocks against dense int8 and int4\n\n"
+            + sentences(
+                f"""
             {"; ".join(dict.fromkeys(line["machine"] for line in timed))}, Keras
             {keras.__version__}. Medians of interleaved short calls in ms; every file agreed with
             Keras before. `x int8`, `x int4`: how many times as fast as the better dense file,
@@ -401,6 +518,7 @@ class Blocks(Measurement):
             none. On a busy machine calls of more than a millisecond are interrupted, and their
             ratios high or low by chance.
             """
+            )
         )
         text += blocks_table(timed) + "\n"
         for line in lines:
@@ -408,29 +526,58 @@ class Blocks(Measurement):
                 reason = line["reason"].splitlines()[0][:200]
                 text += f"- No file: `{line['route']}` of {line['network']}, blocks of "
                 text += f"{line['block']}: {reason}\n"
-        return text + arm_table([line for line in lines if "instructions" in line])
+        return text + arm_table(
+            [line for line in lines if "instructions" in line]
+        )
 
 
 def blocks_table(lines: list[Run]) -> str:
     """Times of dense files and those of blocks."""
     by_row: dict[tuple, dict[str, Run]] = {}
     for line in lines:
-        row = line["network"], line["block"], line["batch"], processor(line), line["threads"]
+        row = (
+            line["network"],
+            line["block"],
+            line["batch"],
+            processor(line),
+            line["threads"],
+        )
         by_row.setdefault(row, {})[line["route"]] = line
     rows = []
     for row, of_route in by_row.items():
         ms = {route: line["ms"] for route, line in of_route.items()}
         kinds = (DENSE_INTEGERS[:2], DENSE_INTEGERS[2:], BLOCKS)
-        int8, int4, best = (min(ms.keys() & {*kind}, key=ms.get, default=None) for kind in kinds)
-        times = [ms.get(route) for route in ("float32", int8, int4, "float32+blocks", *BLOCKS)]
+        int8, int4, best = (
+            min(ms.keys() & {*kind}, key=ms.get, default=None) for kind in kinds
+        )
+        times = [
+            ms.get(route)
+            for route in ("float32", int8, int4, "float32+blocks", *BLOCKS)
+        ]
         cells = ["" if time is None else f"{time:.3f}" for time in times]
-        for dense, sparse in ((int8, best), (int4, best), ("float32", "float32+blocks")):
+        for dense, sparse in (
+            (int8, best),
+            (int4, best),
+            ("float32", "float32+blocks"),
+        ):
             both = dense in ms and sparse in ms
             cells.append(f"{ms[dense] / ms[sparse]:.2f}" if both else "")
         for route in (int8, int4, best):
-            cells.append(f"{of_route[route]['bytes'] / 1e3:.0f}" if route else "")
+            cells.append(
+                f"{of_route[route]['bytes'] / 1e3:.0f}" if route else ""
+            )
         rows.append([*map(str, row), *cells])
-    header = ["network", "block", "batch", "AMX", "threads", "f32", "int8", "int4", "f32+blocks"]
+    header = [
+        "network",
+        "block",
+        "batch",
+        "AMX",
+        "threads",
+        "f32",
+        "int8",
+        "int4",
+        "f32+blocks",
+    ]
     header += ["dynamic+blocks", "int8+blocks", "x int8", "x int4", "x f32"]
     return markdown([*header, "int8 kB", "int4 kB", "kB"], rows)
 
@@ -442,9 +589,19 @@ def arm_table(lines: list[Run]) -> str:
     rows = []
     latest = last_of_each(lines, "network", "cpu", "route").values()
     for (name, cpu), members in groups(latest, "network", "cpu").items():
-        of_route = {line["route"]: f"{line['instructions'] / 1e6:.2f}" for line in members}
+        of_route = {
+            line["route"]: f"{line['instructions'] / 1e6:.2f}"
+            for line in members
+        }
         apart = max(line["apart"] / line["rms"] for line in members)
-        rows.append([name, cpu, *(of_route.get(route, "") for route in ROUTES), f"{apart:.0e}"])
+        rows.append(
+            [
+                name,
+                cpu,
+                *(of_route.get(route, "") for route in ROUTES),
+                f"{apart:.0e}",
+            ]
+        )
     about = sentences(
         """
         Instructions of a call, in millions, of LiteRT's package for Arm under QEMU: no times.
@@ -452,7 +609,11 @@ def arm_table(lines: list[Run]) -> str:
         from this machine's, as a part of their root mean square.
         """
     )
-    return "\n## Arm\n\n" + about + markdown(["network", "processor", *ROUTES, "apart"], rows)
+    return (
+        "\n## Arm\n\n"
+        + about
+        + markdown(["network", "processor", *ROUTES, "apart"], rows)
+    )
 
 
 # --- arm64 ----------------------------------------------------------------------------------------
@@ -460,7 +621,10 @@ def arm_table(lines: list[Run]) -> str:
 # Code of the part, and the features that Linux lists.
 CPUS = {
     "cortex-a72": ("0xd08", "fp asimd crc32 cpuid"),
-    "cortex-a76": ("0xd0b", "fp asimd crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc asimddp"),
+    "cortex-a76": (
+        "0xd0b",
+        "fp asimd crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc asimddp",
+    ),
 }
 PLUGIN = """
 #include <inttypes.h>
@@ -506,7 +670,9 @@ def compiled(folder: str) -> str:
     """QEMU's plugin, which counts instructions."""
     source, plugin = f"{folder}/count.c", f"{folder}/count.so"
     Path(source).write_text(PLUGIN)
-    subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-o", plugin, source], check=True)
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-O2", "-o", plugin, source], check=True
+    )
     return plugin
 
 
@@ -518,18 +684,41 @@ def emulated(
     text = f"Features\t: {features}\nCPU implementer\t: 0x41\nCPU architecture: 8\n"
     text += f"CPU variant\t: 0x1\nCPU part\t: {part}\nCPU revision\t: 1\n\n"
     system = {"proc/cpuinfo": f"processor\t: 0\n{text}"}
-    system |= {f"sys/devices/system/cpu/{name}": "0\n" for name in ("possible", "present")}
+    system |= {
+        f"sys/devices/system/cpu/{name}": "0\n"
+        for name in ("possible", "present")
+    }
     for name, content in system.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(content)
     with tempfile.TemporaryDirectory() as folder:
         given, answer = f"{folder}/x.npy", f"{folder}/y.npy"
         np.save(given, row)
-        python = [f"{root}/usr/bin/python3.11", "-c", CALLED, file, given, answer]
-        command = ["qemu-aarch64", "-cpu", cpu, "-plugin", plugin, "-L", f"{root}", *python]
+        python = [
+            f"{root}/usr/bin/python3.11",
+            "-c",
+            CALLED,
+            file,
+            given,
+            answer,
+        ]
+        command = [
+            "qemu-aarch64",
+            "-cpu",
+            cpu,
+            "-plugin",
+            plugin,
+            "-L",
+            f"{root}",
+            *python,
+        ]
         environment = os.environ | {"PYTHONPATH": f"{root}/site"}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-        first, last = (int(line[6:]) for line in done.stderr.split("\n") if "TOTAL" in line)
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment, check=True
+        )
+        first, last = (
+            int(line[6:]) for line in done.stderr.split("\n") if "TOTAL" in line
+        )
         return last - first, np.load(answer)
 
 
@@ -552,7 +741,9 @@ class Arm64(Blocks):
     resumes = False
     settings = {
         "root": Setting(RESULTS.parent / "out" / "arm64"),
-        "network": Setting(["mlp", "convolutions", "cnn", "encoder"], quick=["mlp"]),
+        "network": Setting(
+            ["mlp", "convolutions", "cnn", "encoder"], quick=["mlp"]
+        ),
         "cpu": Setting([*CPUS], choices=CPUS, quick=["cortex-a76"]),
         "routes": Setting(ROUTES, quick=["float32"]),
     }
@@ -560,7 +751,9 @@ class Arm64(Blocks):
     def measure(self) -> None:
         """Looks for the folder first."""
         if not self.given.root.exists():
-            raise SystemExit(f"there is no {self.given.root}; --help says how to make it")
+            raise SystemExit(
+                f"there is no {self.given.root}; --help says how to make it"
+            )
         Measurement.measure(self)
 
     def runs(self) -> list[Run]:
@@ -573,9 +766,17 @@ class Arm64(Blocks):
         with tempfile.TemporaryDirectory() as folder:
             plugin = compiled(folder)
             reports = exported(model, Path(folder), given.routes, data, 1)
-            files = {name: r.path for name, r in reports.items() if not isinstance(r, str)}
-            for cpu, (route, file) in itertools.product(given.cpu, files.items()):
-                count, output = emulated(given.root, cpu, plugin, file, data[:1])
+            files = {
+                name: r.path
+                for name, r in reports.items()
+                if not isinstance(r, str)
+            }
+            for cpu, (route, file) in itertools.product(
+                given.cpu, files.items()
+            ):
+                count, output = emulated(
+                    given.root, cpu, plugin, file, data[:1]
+                )
                 here = load_litert(file).predict(data[:1])
                 apart = float(np.abs(output - here).max())
                 rms = float(np.sqrt(np.mean(here**2)))
@@ -592,13 +793,17 @@ RUNTIMES_DENSITY = 1 / 8
 def networks(width: int, blocks: list[int]) -> dict[str, keras.Model]:
     """The dense MLP, and that of each size of blocks."""
     keras.utils.set_random_seed(0)
-    hidden = [L.Dense(width, activation="relu", name=f"dense_{k}") for k in range(4)]
+    hidden = [
+        L.Dense(width, activation="relu", name=f"dense_{k}") for k in range(4)
+    ]
     dense = keras.Sequential([keras.Input((width,), name="x"), *hidden])
     found = {"dense": dense}
     for side in blocks:
         structure = kso.Block(side, side, regular=True)
         options = {"structure": structure, "storage": "blocks", "seed": 0}
-        found[f"blocks of {side}"] = kso.sparsify(dense, RUNTIMES_DENSITY, **options)
+        found[f"blocks of {side}"] = kso.sparsify(
+            dense, RUNTIMES_DENSITY, **options
+        )
     return found
 
 
@@ -624,12 +829,16 @@ def onnx_runtime(model: keras.Model, x: np.ndarray, folder: Path) -> Callable:
     return onnx_session(onnx_file(model, x, folder), x)
 
 
-def onnx_runtime_int8(model: keras.Model, x: np.ndarray, folder: Path) -> Callable:
+def onnx_runtime_int8(
+    model: keras.Model, x: np.ndarray, folder: Path
+) -> Callable:
     """Quantized by ONNX Runtime, activations on the fly."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     path = folder / "int8.onnx"
-    quantize_dynamic(onnx_file(model, x, folder), path, weight_type=QuantType.QInt8)
+    quantize_dynamic(
+        onnx_file(model, x, folder), path, weight_type=QuantType.QInt8
+    )
     return onnx_session(str(path), x)
 
 
@@ -640,7 +849,11 @@ def openvino(model: keras.Model, x: np.ndarray, folder: Path) -> Callable:
     spec = [keras.InputSpec(shape=x.shape, dtype="float32")]
     model.export(path, format="openvino", input_signature=spec, verbose=False)
     settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
-    request = openvino.Core().compile_model(path, "CPU", settings).create_infer_request()
+    request = (
+        openvino.Core()
+        .compile_model(path, "CPU", settings)
+        .create_infer_request()
+    )
     return lambda: request.infer([x])[0]
 
 
@@ -654,7 +867,10 @@ def litert_int8(model: keras.Model, x: np.ndarray, folder: Path) -> Callable:
     kso.export_litert(model, path, mode=route, batch_size=len(x), sample=x)
     interpreter = Interpreter(path, num_threads=1)
     interpreter.allocate_tensors()
-    (given,), (found,) = interpreter.get_input_details(), interpreter.get_output_details()
+    (given,), (found,) = (
+        interpreter.get_input_details(),
+        interpreter.get_output_details(),
+    )
 
     def call() -> np.ndarray:
         interpreter.set_tensor(given["index"], x)
@@ -693,9 +909,13 @@ class Runtimes(Measurement):
 
     def measure(self) -> None:
         """Stops where a runtime is missing."""
-        missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+        missing = [
+            name for name in NEEDED if importlib.util.find_spec(name) is None
+        ]
         if missing:
-            print(f"Nothing measured: {', '.join(missing)} missing; install the extra `formats`.")
+            print(
+                f"Nothing measured: {', '.join(missing)} missing; install the extra `formats`."
+            )
             raise SystemExit
         self.models = networks(self.given.width, self.given.blocks)
         super().measure()
@@ -705,7 +925,9 @@ class Runtimes(Measurement):
 
     def run(self, which: Run) -> Iterator[Run]:
         rng = np.random.default_rng(0)
-        x = rng.standard_normal((which["batch"], self.given.width)).astype("float32")
+        x = rng.standard_normal((which["batch"], self.given.width)).astype(
+            "float32"
+        )
         cases = {}
         with tempfile.TemporaryDirectory() as folder:
             for (runtime, make), (name, model) in itertools.product(
@@ -715,23 +937,40 @@ class Runtimes(Measurement):
                 place.mkdir(parents=True)
                 call = cases[runtime, name] = make(model, x, place)
                 expected = keras.ops.convert_to_numpy(model(x))
-                apart = np.sqrt(np.mean((call() - expected) ** 2) / np.mean(expected**2))
+                apart = np.sqrt(
+                    np.mean((call() - expected) ** 2) / np.mean(expected**2)
+                )
                 if not apart < (0.05 if "int8" in runtime else 1e-5):
-                    raise ValueError(f"{runtime} is {apart:.1e} apart from Keras, on {name}")
+                    raise ValueError(
+                        f"{runtime} is {apart:.1e} apart from Keras, on {name}"
+                    )
             times = interleaved(cases, self.given.rounds, warm_up=20)
         for (runtime, name), seconds in times.items():
             ratios = {
                 "to_dense": times[runtime, "dense"] / seconds,
                 "to_float32": times["ONNX Runtime", "dense"] / seconds,
             }
-            yield {"runtime": runtime, "network": name, "ms": 1e3 * seconds} | ratios
+            yield {
+                "runtime": runtime,
+                "network": name,
+                "ms": 1e3 * seconds,
+            } | ratios
 
     def report(self, lines: list[Run]) -> str:
         rows = []
         order = [*RUNTIMES]
-        for line in sorted(lines, key=lambda line: order.index(line["runtime"])):
-            row = [line["runtime"], str(line["batch"]), line["network"], f"{line['ms']:.3f}"]
-            rows.append([*row, f"{line['to_dense']:.2f}", f"{line['to_float32']:.2f}"])
+        for line in sorted(
+            lines, key=lambda line: order.index(line["runtime"])
+        ):
+            row = [
+                line["runtime"],
+                str(line["batch"]),
+                line["network"],
+                f"{line['ms']:.3f}",
+            ]
+            rows.append(
+                [*row, f"{line['to_dense']:.2f}", f"{line['to_float32']:.2f}"]
+            )
         about = sentences(
             f"""
             {machine()}, Keras {keras.__version__}. MLP of four layers of {self.given.width}, one in

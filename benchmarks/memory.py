@@ -38,7 +38,16 @@ MASKS = {"masked": kso.FixedMask, "compact": kso.parametrizations.CompactMask}
 # --- training -------------------------------------------------------------------------------------
 
 STEPS = 3
-FORMS = ("dense", "masked", "compact", "blocks 32", "blocks 64", "sparsify 32", "any 32", "any 64")
+FORMS = (
+    "dense",
+    "masked",
+    "compact",
+    "blocks 32",
+    "blocks 64",
+    "sparsify 32",
+    "any 32",
+    "any 64",
+)
 STORED = ("weights", "optimizer", "file")
 FIGURES = (*STORED, "peak, built", "peak, trained")
 
@@ -63,12 +72,18 @@ class Training(Measurement):
         "width": Setting(4096, quick=512),
         "batch": Setting(128),
         "density": Setting(0.1),
-        "forms": Setting([*FORMS], choices=FORMS, quick=["dense", "masked", "blocks 32"]),
+        "forms": Setting(
+            [*FORMS], choices=FORMS, quick=["dense", "masked", "blocks 32"]
+        ),
     }
 
     def runs(self) -> list[Run]:
         given = self.given
-        sizes = {"width": [given.width], "batch": [given.batch], "density": [given.density]}
+        sizes = {
+            "width": [given.width],
+            "batch": [given.batch],
+            "density": [given.density],
+        }
         return grid(form=given.forms, **sizes)
 
     def run(self, which: Run) -> Run:
@@ -99,14 +114,20 @@ class Training(Measurement):
         }
 
     def report(self, lines: list[Run]) -> str:
-        by_kind = last_of_each(lines, "backend", "width", "batch", "density", "form")
+        by_kind = last_of_each(
+            lines, "backend", "width", "batch", "density", "form"
+        )
         rows = []
-        for kind in sorted(by_kind, key=lambda kind: (kind[:4], FORMS.index(kind[4]))):
+        for kind in sorted(
+            by_kind, key=lambda kind: (kind[:4], FORMS.index(kind[4]))
+        ):
             line = by_kind[kind]
             dense = by_kind.get((*kind[:4], "dense"))
             if dense is None:
                 continue
-            stored = sum(line[name] for name in STORED) / sum(dense[name] for name in STORED)
+            stored = sum(line[name] for name in STORED) / sum(
+                dense[name] for name in STORED
+            )
             trained = line["peak, trained"] / dense["peak, trained"]
             figures = [f"{line[name]:.0f}" for name in FIGURES]
             names = [*map(str, kind[:3]), kind[4]]
@@ -119,23 +140,42 @@ class Training(Measurement):
             layers.BlockSparseDense, sparsify 32 from a dense model by sparsify(storage="blocks").
             """
         )
-        header = ["backend", "width", "batch", "form", *FIGURES, "stored, ratio", "peak, ratio"]
+        header = [
+            "backend",
+            "width",
+            "batch",
+            "form",
+            *FIGURES,
+            "stored, ratio",
+            "peak, ratio",
+        ]
         return "# Memory of training, MiB\n\n" + about + markdown(header, rows)
 
 
 def model_in_form(form: str, width: int, density: float) -> keras.Model:
     """The MLP in one of `FORMS`."""
     kind, _, size = form.partition(" ")
-    layers = [layer_in_form(kind, size, width, density, k) for k in range(LAYERS)]
+    layers = [
+        layer_in_form(kind, size, width, density, k) for k in range(LAYERS)
+    ]
     model = keras.Sequential([keras.Input((width,)), *layers])
     if kind == "sparsify":
         blocks = kso.Block(int(size), int(size), regular=True)
-        model = kso.sparsify(model, density, "uniform", structure=blocks, storage="blocks", seed=0)
+        model = kso.sparsify(
+            model,
+            density,
+            "uniform",
+            structure=blocks,
+            storage="blocks",
+            seed=0,
+        )
         gc.collect()
     return model
 
 
-def layer_in_form(kind: str, size: str, width: int, density: float, k: int) -> keras.Layer:
+def layer_in_form(
+    kind: str, size: str, width: int, density: float, k: int
+) -> keras.Layer:
     """Its layer number `k`."""
     from blocks import uneven_counts
 
@@ -149,13 +189,16 @@ def layer_in_form(kind: str, size: str, width: int, density: float, k: int) -> k
         return L.Dense(width, "relu", kernel_initializer="he_normal", name=name)
     start = kso.initializers.ExactOrthogonal(density, seed=k)
     return kso.PrunableLayer(
-        L.Dense(width, "relu", kernel_initializer=start, name=name), MASKS[kind]()
+        L.Dense(width, "relu", kernel_initializer=start, name=name),
+        MASKS[kind](),
     )
 
 
 def mebibytes(variables: list[Any]) -> float:
     """The size of variables."""
-    sizes = [np.prod(v.shape) * np.dtype(str(v.dtype)).itemsize for v in variables]
+    sizes = [
+        np.prod(v.shape) * np.dtype(str(v.dtype)).itemsize for v in variables
+    ]
     return float(sum(sizes)) / 2**20
 
 
@@ -166,7 +209,9 @@ NETWORKS: dict[str, Callable[[], keras.Model]] = {
     "ResNet-50": lambda: keras.applications.ResNet50(weights=None),
     "ConvNeXtTiny": lambda: keras.applications.ConvNeXtTiny(weights=None),
     "transformer": lambda: transformer(),
-    "small transformer": lambda: transformer(layers=2, width=96, vocabulary=200),
+    "small transformer": lambda: transformer(
+        layers=2, width=96, vocabulary=200
+    ),
 }
 ACTIONS = ("clone", "sparsify", "draws", "strip")
 
@@ -188,7 +233,9 @@ class Sparsify(Measurement):
     page = lines = "sparsify"
     resumes = False
     settings = {
-        "models": Setting([*NETWORKS][:3], choices=NETWORKS, quick=["small transformer"]),
+        "models": Setting(
+            [*NETWORKS][:3], choices=NETWORKS, quick=["small transformer"]
+        ),
         "rounds": Setting(5, quick=2),
     }
 
@@ -201,7 +248,10 @@ class Sparsify(Measurement):
 
     def make(self, which: Run) -> list[Run]:
         """Measures time and memory in two processes."""
-        figures = {part: self.in_new_process(which | {"part": part}) for part in ("time", "memory")}
+        figures = {
+            part: self.in_new_process(which | {"part": part})
+            for part in ("time", "memory")
+        }
         about = {"load": os.getloadavg()[0], "date": time.strftime("%Y-%m-%d")}
         return [self.add(which | figures | about)]
 
@@ -213,16 +263,39 @@ class Sparsify(Measurement):
 
     def report(self, lines: list[Run]) -> str:
         rows = []
-        for (name, backend), line in sorted(last_of_each(lines, "model", "backend").items()):
+        for (name, backend), line in sorted(
+            last_of_each(lines, "model", "backend").items()
+        ):
             figures, used = line["time"], line["memory"]
             cpu, wall = figures["cpu"], figures["wall"]
             row = [name, backend, f"{figures['weights'] / 1e6:.1f}"]
             row += [f"{cpu[action]:.2f}" for action in ACTIONS]
-            row += [f"{clock['sparsify'] / clock['clone']:.1f}" for clock in (cpu, wall)]
+            row += [
+                f"{clock['sparsify'] / clock['clone']:.1f}"
+                for clock in (cpu, wall)
+            ]
             copies = used["peak"] / (figures["weights"] * 4 / 2**20)
-            rows.append([*row, f"{used['peak']:.0f}", f"{copies:.2f}", f"{line['load']:.0f}"])
-        header = ["model", "backend", "million weights", *(f"{action}, s" for action in ACTIONS)]
-        header += ["sparsify / clone", "by the clock", "peak, MiB", "in copies", "load"]
+            rows.append(
+                [
+                    *row,
+                    f"{used['peak']:.0f}",
+                    f"{copies:.2f}",
+                    f"{line['load']:.0f}",
+                ]
+            )
+        header = [
+            "model",
+            "backend",
+            "million weights",
+            *(f"{action}, s" for action in ACTIONS),
+        ]
+        header += [
+            "sparsify / clone",
+            "by the clock",
+            "peak, MiB",
+            "in copies",
+            "load",
+        ]
         about = (
             "`benchmarks/memory.py sparsify`, density 0.1, exactly orthogonal kernels. Seconds of "
             "the\nprocessor, medians of interleaved runs; the last column but one is the largest "
@@ -234,7 +307,9 @@ class Sparsify(Measurement):
         return title + about + markdown(header, rows)
 
 
-def transformer(layers: int = 14, width: int = 768, vocabulary: int = 2000) -> object:
+def transformer(
+    layers: int = 14, width: int = 768, vocabulary: int = 2000
+) -> object:
     """Pre-norm blocks of attention and a feed-forward part: 100 million weights."""
     import keras
 
@@ -242,10 +317,14 @@ def transformer(layers: int = 14, width: int = 768, vocabulary: int = 2000) -> o
     x = keras.layers.Embedding(vocabulary, width, name="tokens")(x)
     for k in range(layers):
         y = keras.layers.LayerNormalization(name=f"norm_{k}")(x)
-        y = keras.layers.MultiHeadAttention(12, width // 12, name=f"attention_{k}")(y, y)
+        y = keras.layers.MultiHeadAttention(
+            12, width // 12, name=f"attention_{k}"
+        )(y, y)
         x = keras.layers.Add(name=f"attended_{k}")([x, y])
         y = keras.layers.LayerNormalization(name=f"second_norm_{k}")(x)
-        y = keras.layers.Dense(4 * width, activation="gelu", name=f"wide_{k}")(y)
+        y = keras.layers.Dense(4 * width, activation="gelu", name=f"wide_{k}")(
+            y
+        )
         y = keras.layers.Dense(width, name=f"narrow_{k}")(y)
         x = keras.layers.Add(name=f"fed_{k}")([x, y])
     return keras.Model(ids, keras.layers.Dense(10, name="head")(x))
@@ -258,7 +337,9 @@ def sparsify_times(model: keras.Model, rounds: int) -> Run:
     cases = {
         "clone": lambda: keras.models.clone_model(model),
         "sparsify": lambda: kso.sparsify(model, DENSITY, seed=0),
-        "draws": lambda: draw_kernels(model, weights, DENSITY, "erk", "exact_orthogonal", seed=0),
+        "draws": lambda: draw_kernels(
+            model, weights, DENSITY, "erk", "exact_orthogonal", seed=0
+        ),
         "strip": lambda: kso.strip(sparse),
     }
     times = wall_and_cpu(cases, rounds)
@@ -332,16 +413,24 @@ class MaskUpdates(Measurement):
         model = network(which["kind"], width)
         for name, arm, call in updates_of(which["kind"], model, width):
             places = ["host", "sorted"] if name.endswith("freeze") else ["host"]
-            for place, medians in measured(arm, call, model, places, self.given.rounds):
+            for place, medians in measured(
+                arm, call, model, places, self.given.rounds
+            ):
                 names = ("wall", "cpu", "host_mb", "device_mb")
-                yield {"update": name, "ranked": place} | dict(zip(names, medians, strict=True))
+                yield {"update": name, "ranked": place} | dict(
+                    zip(names, medians, strict=True)
+                )
 
     def report(self, lines: list[Run]) -> str:
         updates = [line for line in lines if "update" in line]
         rows = []
-        for kind, line in last_of_each(updates, "millions", "update", "ranked").items():
+        for kind, line in last_of_each(
+            updates, "millions", "update", "ranked"
+        ).items():
             figures = [f"{line[clock]:.3f}" for clock in ("wall", "cpu")]
-            figures += [f"{line[moved]:.1f}" for moved in ("host_mb", "device_mb")]
+            figures += [
+                f"{line[moved]:.1f}" for moved in ("host_mb", "device_mb")
+            ]
             rows.append([*map(str, kind), *figures])
         about = sentences(
             f"""
@@ -350,7 +439,13 @@ class MaskUpdates(Measurement):
             `sorted` is the freeze as it was first. RigL's has its dense gradient in it.
             """
         )
-        header = ["million weights", "update", "ranked", "seconds", "of all cores"]
+        header = [
+            "million weights",
+            "update",
+            "ranked",
+            "seconds",
+            "of all cores",
+        ]
         header += ["to host [MB]", "to device [MB]"]
         title = f"# Updates of masks and thresholds on {keras.backend.backend()}, CPU\n\n"
         return title + about + markdown(header, rows)
@@ -358,7 +453,10 @@ class MaskUpdates(Measurement):
 
 def count_bytes() -> None:
     """Counts arrays that are converted to and from NumPy, from now on."""
-    to_numpy, to_tensor = keras.ops.convert_to_numpy, keras.ops.convert_to_tensor
+    to_numpy, to_tensor = (
+        keras.ops.convert_to_numpy,
+        keras.ops.convert_to_tensor,
+    )
 
     def counted_to_numpy(x):
         array = to_numpy(x)
@@ -370,16 +468,25 @@ def count_bytes() -> None:
             _moved["to device"] += x.nbytes
         return to_tensor(x, *args, **kwargs)
 
-    keras.ops.convert_to_numpy, keras.ops.convert_to_tensor = counted_to_numpy, counted_to_tensor
+    keras.ops.convert_to_numpy, keras.ops.convert_to_tensor = (
+        counted_to_numpy,
+        counted_to_tensor,
+    )
 
 
 def network(kind: str, width: int) -> keras.Model:
     """A trained step of the MLP, with masks, thresholds or scheduled masks."""
     keras.utils.set_random_seed(0)
     if kind == "blocks":
-        options = {"density": DENSITY, "block": BLOCK, "kernel_initializer": "glorot_uniform"}
+        options = {
+            "density": DENSITY,
+            "block": BLOCK,
+            "kernel_initializer": "glorot_uniform",
+        }
         layers = [
-            kso.layers.BlockSparseDense(width, seed=k, use_bias=False, **options)
+            kso.layers.BlockSparseDense(
+                width, seed=k, use_bias=False, **options
+            )
             for k in range(LAYERS)
         ]
     else:
@@ -404,7 +511,9 @@ def network(kind: str, width: int) -> keras.Model:
 
 def rows_of(width: int) -> tuple[np.ndarray, np.ndarray]:
     """A batch of inputs and targets."""
-    x, y = np.random.default_rng(0).normal(size=(2, 32, width)).astype("float32")
+    x, y = (
+        np.random.default_rng(0).normal(size=(2, 32, width)).astype("float32")
+    )
     return x, y
 
 
@@ -432,21 +541,38 @@ def updates_of(kind: str, model: keras.Model, width: int):
             lambda: armed(SET(**end), model),
             lambda callback: callback.move(5),
         )
-        rigl = RigL(rows_of(width), batch_size=32, **end)  # its gradient is compiled once
-        yield "RigL" + STORAGE[kind], lambda: armed(rigl, model), lambda masks: masks.move(5)
+        rigl = RigL(
+            rows_of(width), batch_size=32, **end
+        )  # its gradient is compiled once
+        yield (
+            "RigL" + STORAGE[kind],
+            lambda: armed(rigl, model),
+            lambda masks: masks.move(5),
+        )
     if kind == "str":
 
         def steering():
             cubic = kso.schedules.Cubic(DENSITY, 0, 10, frequency=5)
             return armed(TargetDensity(DENSITY, cubic), model)
 
-        yield "TargetDensity, offset", steering, lambda callback: callback.on_step(5, 1)
-        yield "TargetDensity, freeze", steering, lambda callback: callback.on_step(10, 1)
+        yield (
+            "TargetDensity, offset",
+            steering,
+            lambda callback: callback.on_step(5, 1),
+        )
+        yield (
+            "TargetDensity, freeze",
+            steering,
+            lambda callback: callback.on_step(10, 1),
+        )
 
 
 def sorted_freeze(model: keras.Model) -> None:
     """The first implementation of the freeze, in NumPy, with a sort."""
-    thresholds = [weight.parametrization for weight in kso.prunable_weights(model, flops=False)]
+    thresholds = [
+        weight.parametrization
+        for weight in kso.prunable_weights(model, flops=False)
+    ]
     critical = [threshold.critical_offsets() for threshold in thresholds]
     everything = np.concatenate([np.ravel(c) for c in critical])
     count = round(DENSITY * everything.size)
@@ -462,9 +588,17 @@ def sorted_freeze(model: keras.Model) -> None:
     for threshold, part, c in zip(thresholds, parts, critical, strict=True):
         mask = part.reshape(c.shape)
         raw = threshold.weight.variable
-        value = keras.ops.convert_to_numpy(threshold.effective(keras.ops.convert_to_tensor(raw)))
-        least = np.finfo(np.float32).tiny * np.sign(threshold.weight.raw_value())
-        raw.assign(np.where(mask, np.where(value == 0, least, value), 0).astype(value.dtype))
+        value = keras.ops.convert_to_numpy(
+            threshold.effective(keras.ops.convert_to_tensor(raw))
+        )
+        least = np.finfo(np.float32).tiny * np.sign(
+            threshold.weight.raw_value()
+        )
+        raw.assign(
+            np.where(mask, np.where(value == 0, least, value), 0).astype(
+                value.dtype
+            )
+        )
         threshold.active.assign(0.0)
         zero_slots(model.optimizer, raw, ~mask)
 
@@ -481,11 +615,17 @@ def wait(model: keras.Model) -> None:
 
 
 def measured(
-    arm: Callable, call: Callable, model: keras.Model, places: list[str], rounds: int
+    arm: Callable,
+    call: Callable,
+    model: keras.Model,
+    places: list[str],
+    rounds: int,
 ) -> Iterator[tuple[str, list[float]]]:
     """Median wall-clock and CPU seconds, and bytes, for each place."""
     values = [keras.ops.copy(variable.value) for variable in state(model)]
-    samples: dict[str, list[tuple[float, ...]]] = {place: [] for place in places}
+    samples: dict[str, list[tuple[float, ...]]] = {
+        place: [] for place in places
+    }
     for _ in range(rounds + 1):  # the first compiles
         for place in places:
             for variable, value in zip(state(model), values, strict=True):
@@ -501,15 +641,33 @@ def measured(
                 call(callback)
             wait(model)
             seconds = time.perf_counter() - start, time.process_time() - worked
-            samples[place].append((*seconds, *(count / 1e6 for count in _moved.values())))
+            samples[place].append(
+                (*seconds, *(count / 1e6 for count in _moved.values()))
+            )
     for place, rows in samples.items():
-        yield place, [statistics.median(column) for column in zip(*rows[1:], strict=True)]
+        yield (
+            place,
+            [
+                statistics.median(column)
+                for column in zip(*rows[1:], strict=True)
+            ],
+        )
 
 
 # --- traffic --------------------------------------------------------------------------------------
 
 TRAFFIC_FORMS = ("dense", "masked", "compact", "blocks")
-BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "f32": 4, "s32": 4, "u32": 4, "f64": 8}
+BYTES = {
+    "pred": 1,
+    "s8": 1,
+    "u8": 1,
+    "bf16": 2,
+    "f16": 2,
+    "f32": 4,
+    "s32": 4,
+    "u32": 4,
+    "f64": 8,
+}
 _COLLECTIVE = re.compile(
     r"= (?P<shape>\(.*?\)|\S+) "
     r"(?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
@@ -551,18 +709,31 @@ class Traffic(Measurement):
 
     def run(self, which: Run) -> Run:
         given = self.given
-        return traffic_measure(which["form"], given.width, given.density, given.block, given.batch)
+        return traffic_measure(
+            which["form"], given.width, given.density, given.block, given.batch
+        )
 
     def report(self, lines: list[Run]) -> str:
-        by_form = last_of_each([line for line in lines if "form" in line], "form")
-        kinds = sorted({kind for line in by_form.values() for kind in line if "-" in kind})
-        totals = {form: sum(line.get(kind, 0) for kind in kinds) for form, line in by_form.items()}
+        by_form = last_of_each(
+            [line for line in lines if "form" in line], "form"
+        )
+        kinds = sorted(
+            {kind for line in by_form.values() for kind in line if "-" in kind}
+        )
+        totals = {
+            form: sum(line.get(kind, 0) for kind in kinds)
+            for form, line in by_form.items()
+        }
         rows = []
         for form, line in by_form.items():
             counts = [f"{line.get(kind, 0):,}" for kind in kinds]
             ratio = f"{totals[form] / totals['dense']:.4f}"
             rows.append([form, f"{line['trained']:,}", *counts, ratio])
-        header = ["form", "trained [bytes]", *(f"{kind} [bytes]" for kind in kinds)]
+        header = [
+            "form",
+            "trained [bytes]",
+            *(f"{kind} [bytes]" for kind in kinds),
+        ]
         about = sentences(
             f"""
             {machine()}, Keras {keras.__version__}. JAX, `keras.distribution.DataParallel` over two
@@ -575,7 +746,9 @@ class Traffic(Measurement):
         return title + about + markdown([*header, "ratio to dense"], rows)
 
 
-def traffic_network(form: str, width: int, density: float, block: int) -> keras.Model:
+def traffic_network(
+    form: str, width: int, density: float, block: int
+) -> keras.Model:
     """An MLP of square layers in one of the forms, compiled with Adam."""
 
     def layer(k: int) -> keras.layers.Layer:
@@ -584,9 +757,15 @@ def traffic_network(form: str, width: int, density: float, block: int) -> keras.
             options = {"density": density, "block": block, "seed": k}
             return kso.layers.BlockSparseDense(width, **options, **plain)
         dense = L.Dense(width, **plain)
-        return kso.PrunableLayer(dense, MASKS[form](density)) if form in MASKS else dense
+        return (
+            kso.PrunableLayer(dense, MASKS[form](density))
+            if form in MASKS
+            else dense
+        )
 
-    model = keras.Sequential([keras.Input((width,)), *(layer(k) for k in range(LAYERS))])
+    model = keras.Sequential(
+        [keras.Input((width,)), *(layer(k) for k in range(LAYERS))]
+    )
     model.compile("adam", "mse")
     return model
 
@@ -596,7 +775,9 @@ def compiled_step(model: keras.Model, x: np.ndarray, y: np.ndarray) -> str:
     import jax
 
     layout = keras.distribution.distribution().get_data_layout(x.shape)
-    batch = tuple(jax.device_put(part, layout.backend_layout) for part in (x, y))
+    batch = tuple(
+        jax.device_put(part, layout.backend_layout) for part in (x, y)
+    )
     model._symbolic_build(data_batch=batch)
     model.optimizer.build(model.trainable_variables)
     state = tuple(
@@ -608,9 +789,13 @@ def compiled_step(model: keras.Model, x: np.ndarray, y: np.ndarray) -> str:
             model.metrics_variables,
         )
     )
-    step = jax.jit(lambda state, batch: model.train_step(state, batch), donate_argnums=0)
+    step = jax.jit(
+        lambda state, batch: model.train_step(state, batch), donate_argnums=0
+    )
     # `make test` has XLA compile with the older emitters, which share work out in loops.
-    older = "xla_cpu_use_fusion_emitters=false" in os.environ.get("XLA_FLAGS", "")
+    older = "xla_cpu_use_fusion_emitters=false" in os.environ.get(
+        "XLA_FLAGS", ""
+    )
     options = {"xla_cpu_use_fusion_emitters": True} if older else None
     return step.lower(state, batch).compile(options).as_text()
 
@@ -618,24 +803,35 @@ def compiled_step(model: keras.Model, x: np.ndarray, y: np.ndarray) -> str:
 def collectives(program: str) -> dict[str, int]:
     """The bytes of the results of each kind of exchange in a program."""
     if " while(" in program:
-        raise ValueError("The bytes exchanged in a loop cannot be counted. Received: a `while`")
+        raise ValueError(
+            "The bytes exchanged in a loop cannot be counted. Received: a `while`"
+        )
     counts: dict[str, int] = {}
     for match in _COLLECTIVE.finditer(program):
         sizes = [
-            BYTES[part["dtype"]] * int(np.prod([int(n) for n in part["sizes"].split(",") if n]))
+            BYTES[part["dtype"]]
+            * int(np.prod([int(n) for n in part["sizes"].split(",") if n]))
             for part in _SHAPE.finditer(match["shape"])
         ]
         counts[match["kind"]] = counts.get(match["kind"], 0) + sum(sizes)
     return counts
 
 
-def traffic_measure(form: str, width: int, density: float, block: int, batch: int) -> Run:
+def traffic_measure(
+    form: str, width: int, density: float, block: int, batch: int
+) -> Run:
     """The exchanges of a step of one form, and the size of its weights."""
     model = traffic_network(form, width, density, block)
     x, y = np.zeros((2, batch, width), "float32")
     counts = collectives(compiled_step(model, x, y))
     trained = sum(int(np.prod(v.shape)) * 4 for v in model.trainable_variables)
-    return {"form": form, "width": width, "density": density, "trained": trained, **counts}
+    return {
+        "form": form,
+        "width": width,
+        "density": density,
+        "trained": trained,
+        **counts,
+    }
 
 
 # --- planning -------------------------------------------------------------------------------------
@@ -644,16 +840,28 @@ def traffic_measure(form: str, width: int, density: float, block: int, batch: in
 MEMORY = 60e9  # bytes for weights and optimizer, of 80e9; the rest is for activations
 READS = 2.5e12  # bytes per second from its memory
 HOST_LINK = 25e9  # bytes per second between an accelerator and its host
-LINKS = {8: 300e9, 256: 40e9}  # bytes per second of each to the others: one machine, a network
+LINKS = {
+    8: 300e9,
+    256: 40e9,
+}  # bytes per second of each to the others: one machine, a network
 FREQUENCY = 100  # steps between updates
 # From the program of a mask update on a device: passes over weights of 4 bytes,
 # for the counts of two ranks, ties and masks; and weights and two moments, each read and written.
 PASSES = 2 * 18 + 4 + 6
 PLANNED_SIZES = (1e9, 10e9)
 ACCELERATORS = (1, 8, 256)
-PLANNED = {"dense": "dense", "masked": "masked", "compact": "compact", "blocks": "blocks 32"}
+PLANNED = {
+    "dense": "dense",
+    "masked": "masked",
+    "compact": "compact",
+    "blocks": "blocks 32",
+}
 # The callback that updates masks by the dense gradient, in each form.
-PLANNED_UPDATES = {"masked": "RigL", "compact": "RigL, compact", "blocks": "RigL, blocks 25"}
+PLANNED_UPDATES = {
+    "masked": "RigL",
+    "compact": "RigL, compact",
+    "blocks": "RigL, blocks 25",
+}
 
 
 def measured_lines(name: str) -> list[Run]:
@@ -663,8 +871,12 @@ def measured_lines(name: str) -> list[Run]:
 
 def stored() -> dict[str, float]:
     """Measured: bytes of weights, masks, indices and Adam's moments per weight of the network."""
-    lines = [line for line in measured_lines("memory") if line["backend"] == "jax"]
-    by_form = last_of_each([line for line in lines if line["width"] == 4096], "form")
+    lines = [
+        line for line in measured_lines("memory") if line["backend"] == "jax"
+    ]
+    by_form = last_of_each(
+        [line for line in lines if line["width"] == 4096], "form"
+    )
     bytes_of = {}
     for form, title in PLANNED.items():
         line = by_form[title]
@@ -685,9 +897,15 @@ def exchanged() -> dict[str, float]:
 
 def updates() -> dict[str, tuple[float, float]]:
     """Measured: bytes to and from the host, and seconds of cores, per weight, of one update."""
-    lines = [line for line in measured_lines("updates") if line.get("ranked") == "host"]
+    lines = [
+        line
+        for line in measured_lines("updates")
+        if line.get("ranked") == "host"
+    ]
     most = max(line["millions"] for line in lines)
-    by_name = last_of_each([line for line in lines if line["millions"] == most], "update")
+    by_name = last_of_each(
+        [line for line in lines if line["millions"] == most], "update"
+    )
     costs = {}
     for form, name in PLANNED_UPDATES.items():
         line = by_name[name]
@@ -720,7 +938,14 @@ def planned_memory() -> str:
         for form, bytes_each in stored().items():
             whole = size * bytes_each
             shared = [f"{whole / count / 1e9:.2f}" for count in ACCELERATORS]
-            rows.append([f"{size / 1e9:.0f}", form, *shared, str(math.ceil(whole / MEMORY))])
+            rows.append(
+                [
+                    f"{size / 1e9:.0f}",
+                    form,
+                    *shared,
+                    str(math.ceil(whole / MEMORY)),
+                ]
+            )
     header = ["billion weights", "form", "on 1 [GB]"]
     header += [f"sharded over {count} [GB]" for count in ACCELERATORS[1:]]
     return markdown([*header, f"accelerators of {MEMORY / 1e9:.0f} GB"], rows)
@@ -732,9 +957,21 @@ def traffic() -> str:
     for size in PLANNED_SIZES:
         for form, bytes_each in exchanged().items():
             whole = size * bytes_each
-            times = [f"{1e3 * 2 * (n - 1) / n * whole / rate:.1f}" for n, rate in LINKS.items()]
-            rows.append([f"{size / 1e9:.0f}", form, f"{whole / 1e9:.2f}", "0", *times])
-    header = ["billion weights", "form", "all-reduced [GB]", "1 [ms]", "8 [ms]", "256 [ms]"]
+            times = [
+                f"{1e3 * 2 * (n - 1) / n * whole / rate:.1f}"
+                for n, rate in LINKS.items()
+            ]
+            rows.append(
+                [f"{size / 1e9:.0f}", form, f"{whole / 1e9:.2f}", "0", *times]
+            )
+    header = [
+        "billion weights",
+        "form",
+        "all-reduced [GB]",
+        "1 [ms]",
+        "8 [ms]",
+        "256 [ms]",
+    ]
     return markdown(header, rows)
 
 
@@ -745,7 +982,14 @@ def cost_of_updates() -> str:
         for form, place, seconds in update_seconds(size):
             times = [f"{1e3 * second / FREQUENCY:.2f}" for second in seconds]
             rows.append([f"{size / 1e9:.0f}", form, place, *times])
-    header = ["billion weights", "form", "ranked on", "1 [ms]", "8 [ms]", "256 [ms]"]
+    header = [
+        "billion weights",
+        "form",
+        "ranked on",
+        "1 [ms]",
+        "8 [ms]",
+        "256 [ms]",
+    ]
     return markdown(header, rows)
 
 
@@ -756,7 +1000,11 @@ def update_seconds(size: float) -> Iterator[tuple[str, str, list[float]]]:
         on_host = size * (moved / HOST_LINK + work)
         yield form, "host", [on_host for _ in ACCELERATORS]
         if form == "masked":
-            yield form, "device", [size * 4 * PASSES / READS / n for n in ACCELERATORS]
+            yield (
+                form,
+                "device",
+                [size * 4 * PASSES / READS / n for n in ACCELERATORS],
+            )
 
 
 class Planning(Measurement):

@@ -36,7 +36,15 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import keras
 import methods_summary
 import numpy as np
-from methods_summary import CHANCE, CHOOSING, TIMES, identity, latest, missing, tried
+from methods_summary import (
+    CHANCE,
+    CHOOSING,
+    TIMES,
+    identity,
+    latest,
+    missing,
+    tried,
+)
 from methods_table import METHODS, beside_kernels, narrowed
 from networks import NETWORKS, settings
 from record import RESULTS, append
@@ -83,7 +91,9 @@ def build(
     network = NETWORKS[options.get("network", net)]
     make = functools.partial(network, data.x_train.shape[1:], data.classes)
     if method in ("dense_narrow", "dense_shallow"):
-        dense = narrowed(make, options, density, shallow=method == "dense_shallow")
+        dense = narrowed(
+            make, options, density, shallow=method == "dense_shallow"
+        )
     else:
         dense = make(options)
     frequency = options.get("frequency")
@@ -97,12 +107,19 @@ def build(
         "include": options.get("include"),
         "data": (data.x_train, data.y_train),
         "batch_size": options["batch_size"],
-        "str": {"net": net, "epochs": options["epochs"], "density": density, "seed": seed},
+        "str": {
+            "net": net,
+            "epochs": options["epochs"],
+            "density": density,
+            "seed": seed,
+        },
         "budgets": options["budgets"],
         "learning_rate": rate,
     }
     if "activation" in options:
-        plan["gain"] = kso.analysis.critical_gain(options["activation"], options["bias_std"])
+        plan["gain"] = kso.analysis.critical_gain(
+            options["activation"], options["bias_std"]
+        )
     model, callbacks = METHODS[method](dense, plan)
     schedule = keras.optimizers.schedules.CosineDecay(rate, steps)
     optimizer = OPTIMIZERS[options.get("optimizer", "adam")](schedule)
@@ -111,7 +128,11 @@ def build(
 
 
 def fit(
-    model: keras.Model, callbacks: list[Any], data: Dataset, options: Run, seed: int
+    model: keras.Model,
+    callbacks: list[Any],
+    data: Dataset,
+    options: Run,
+    seed: int,
 ) -> list[float]:
     """Trains on whole batches: one compilation; the accuracy after each epoch, with `curve`."""
     size = options["batch_size"]
@@ -124,7 +145,9 @@ def fit(
         epochs=options["epochs"],
         verbose=0,
         callbacks=callbacks,
-        validation_data=(data.x_test, data.y_test) if options.get("curve") else None,
+        validation_data=(data.x_test, data.y_test)
+        if options.get("curve")
+        else None,
         validation_batch_size=500,
     )
     return history.history.get("val_accuracy", [])
@@ -140,21 +163,30 @@ def trained(
     learning_rate: float,
 ) -> keras.Model:
     """A network, trained under a method."""
-    model, callbacks, _ = build(net, method, density, seed, data, options, learning_rate)
+    model, callbacks, _ = build(
+        net, method, density, seed, data, options, learning_rate
+    )
     fit(model, callbacks, data, options, seed)
     return model
 
 
 def live_channels(model: keras.Model, images: np.ndarray) -> list[list[int]]:
     """For each ReLU layer, how many channels differ between images or places, and the total."""
-    layers = [layer for layer in model.layers if isinstance(layer, keras.layers.ReLU)]
+    layers = [
+        layer for layer in model.layers if isinstance(layer, keras.layers.ReLU)
+    ]
     if not layers:
         return []
     ends = []
     for layer in layers:
         places = tuple(range(1, len(layer.output.shape) - 1))
-        ends += [keras.ops.min(layer.output, places), keras.ops.max(layer.output, places)]
-    values = keras.Model(model.inputs, ends).predict(images, batch_size=100, verbose=0)
+        ends += [
+            keras.ops.min(layer.output, places),
+            keras.ops.max(layer.output, places),
+        ]
+    values = keras.Model(model.inputs, ends).predict(
+        images, batch_size=100, verbose=0
+    )
     counts = []
     for low, high in zip(values[::2], values[1::2], strict=True):
         varies = high.max(axis=0) > low.min(axis=0)
@@ -175,16 +207,23 @@ def train(
     start = time.perf_counter()
     keras.utils.clear_session()
     rows = without_tenth(data) if options.get("curve") else data
-    model, callbacks, plan = build(net, method, density, seed, rows, options, learning_rate)
+    model, callbacks, plan = build(
+        net, method, density, seed, rows, options, learning_rate
+    )
     progress = Progress(options.get("progress", 1))
     if options.get("progress"):
         callbacks = [*callbacks, progress]
     curve = fit(model, callbacks, rows, options, seed)
-    accuracy = model.evaluate(data.x_test, data.y_test, batch_size=500, verbose=0)[1]
+    accuracy = model.evaluate(
+        data.x_test, data.y_test, batch_size=500, verbose=0
+    )[1]
     if method == "str" and options.get("final", True):
         budget = kso.Budget.from_model(model)
         sizes = {name: int(size) for name, size in budget.sizes.items()}
-        append(plan["budgets"], plan["str"] | {"densities": dict(budget), "sizes": sizes})
+        append(
+            plan["budgets"],
+            plan["str"] | {"densities": dict(budget), "sizes": sizes},
+        )
     weights = kso.prunable_weights(model, flops=True)
     run = {
         "net": net,
@@ -244,7 +283,9 @@ class Comparison(Measurement):
     def report(self, lines: list[Run]) -> str:
         times = self.file.with_name(TIMES)
         ratios = json.loads(times.read_text()) if times.exists() else {}
-        return methods_summary.summarize(lines, settings(self.lines), ratios, self.heading)
+        return methods_summary.summarize(
+            lines, settings(self.lines), ratios, self.heading
+        )
 
     def measure(self) -> None:
         """Trains what is missing, network by network."""
@@ -254,20 +295,36 @@ class Comparison(Measurement):
             if count := options.get("samples"):
                 few = first_rows(data, count)
                 data = Dataset(
-                    data.name, few.x_train, few.y_train, data.x_test[:count], data.y_test[:count]
+                    data.name,
+                    few.x_train,
+                    few.y_train,
+                    data.x_test[:count],
+                    data.y_test[:count],
                 )
-            methods = self.given.methods or options.get("methods") or list(METHODS)
+            methods = (
+                self.given.methods or options.get("methods") or list(METHODS)
+            )
             self.train_missing(net, methods, data, options)
             if "dense" in methods and not self.given.epochs:
                 for epochs in options.get("shorter", []):
-                    self.train_missing(net, ["dense"], data, options | {"epochs": epochs})
+                    self.train_missing(
+                        net, ["dense"], data, options | {"epochs": epochs}
+                    )
 
     def options_of(self, net: str) -> Run:
         """The settings of a network, as the command line changes them."""
         given = self.given
         options = dict(settings(self.lines)[net])
-        changes = {name: getattr(given, name) for name in OVERRIDES if getattr(given, name)}
-        differing = {name: value for name, value in changes.items() if options.get(name) != value}
+        changes = {
+            name: getattr(given, name)
+            for name in OVERRIDES
+            if getattr(given, name)
+        }
+        differing = {
+            name: value
+            for name, value in changes.items()
+            if options.get(name) != value
+        }
         options |= changes
         options |= {
             "jit": options.get("jit", True) and given.jit,
@@ -279,7 +336,9 @@ class Comparison(Measurement):
         }
         return options
 
-    def train_missing(self, net: str, methods: list[str], data: Dataset, options: Run) -> None:
+    def train_missing(
+        self, net: str, methods: list[str], data: Dataset, options: Run
+    ) -> None:
         """Trains what is missing, `str` before the methods that use its budget."""
         tune = self.given.tune
         seeds = options["final_seeds"]
@@ -294,17 +353,27 @@ class Comparison(Measurement):
         for row in rows:
             for seed in seeds:
                 runs = self.finished()
-                took = [run["seconds"] for run in runs if run["net"] == net and "seconds" in run]
+                took = [
+                    run["seconds"]
+                    for run in runs
+                    if run["net"] == net and "seconds" in run
+                ]
                 choosing = options["seeds"][:CHOOSING]
                 say_left(net, missing(runs, rows, seeds, rates, choosing), took)
                 try:
                     self.train_row(row | {"seed": seed}, data, options)
-                except BudgetError as error:  # a mask that empties a layer: no run, and no line
-                    print(f"{net} {row['method']} {row['density']} seed {seed}: {error}")
+                except (
+                    BudgetError
+                ) as error:  # a mask that empties a layer: no run, and no line
+                    print(
+                        f"{net} {row['method']} {row['density']} seed {seed}: {error}"
+                    )
 
     def train_row(self, which: Run, data: Dataset, options: Run) -> None:
         """Trains a run at the rate that is best for its method, unless it is there."""
-        rate = self.chosen_rate(which, data, options) if self.given.tune else None
+        rate = (
+            self.chosen_rate(which, data, options) if self.given.tune else None
+        )
         line = latest(self.finished()).get(identity(which))
         if line is None or line["learning_rate"] != rate:
             self.add(train(*_case(which), data, options, rate))
@@ -318,7 +387,9 @@ class Comparison(Measurement):
         """
         rates = sorted(options["learning_rates"])
         ratio = rates[-1] / rates[-2] if len(rates) > 1 else 2.0
-        accuracies = {rate: self.validation(which, rate, data, options) for rate in rates}
+        accuracies = {
+            rate: self.validation(which, rate, data, options) for rate in rates
+        }
         for _ in range(WIDENED):
             best = max(accuracies, key=accuracies.__getitem__)
             inside = min(accuracies) < best < max(accuracies)
@@ -333,7 +404,9 @@ class Comparison(Measurement):
             )
         return max(accuracies, key=accuracies.__getitem__)
 
-    def validation(self, which: Run, rate: float, data: Dataset, options: Run) -> float:
+    def validation(
+        self, which: Run, rate: float, data: Dataset, options: Run
+    ) -> float:
         """The mean validation accuracy of a rate over the seeds that choose it."""
         options = options | {"curve": False, "final": False}
         accuracies = []
@@ -342,10 +415,16 @@ class Comparison(Measurement):
             known = tried(self.finished(), case).get(rate, {})
             if seed not in known:
                 try:
-                    run = train(*_case(case), without_tenth(data), options, rate)
+                    run = train(
+                        *_case(case), without_tenth(data), options, rate
+                    )
                     run["validation"] = run.pop("accuracy")
                 except BudgetError as error:
-                    run = case | {"learning_rate": rate, "validation": 0.0, "lost": str(error)}
+                    run = case | {
+                        "learning_rate": rate,
+                        "validation": 0.0,
+                        "lost": str(error),
+                    }
                 known = {seed: self.add(run)["validation"]}
             accuracies.append(known[seed])
         return statistics.mean(accuracies)
@@ -367,7 +446,12 @@ def comparison_settings(
         **quick: Values with `--quick`.
     """
     known = settings(section)
-    small = {"net": nets or list(known), "epochs": 1, "depth": None, "methods": None} | quick
+    small = {
+        "net": nets or list(known),
+        "epochs": 1,
+        "depth": None,
+        "methods": None,
+    } | quick
     return {
         "net": Setting(nets or list(known), choices=known, quick=small["net"]),
         "methods": Setting([str], choices=METHODS, quick=small["methods"]),
@@ -375,11 +459,19 @@ def comparison_settings(
         "seeds": Setting([int], quick=[0]),
         "dataset": Setting(str, choices=["digits", "fashion_mnist", "cifar10"]),
         "samples": Setting(int, "train on so many samples only", quick=2048),
-        "epochs": Setting(int, "instead of those of the settings", quick=small["epochs"]),
-        "depth": Setting(int, "instead of that of the settings", quick=small["depth"]),
+        "epochs": Setting(
+            int, "instead of those of the settings", quick=small["epochs"]
+        ),
+        "depth": Setting(
+            int, "instead of that of the settings", quick=small["depth"]
+        ),
         "jit": Setting(True, "compile with XLA"),
-        "tune": Setting(True, "choose a learning rate for each method", quick=False),
-        "out": Setting(pathlib.Path, "a file of lines instead of the usual one"),
+        "tune": Setting(
+            True, "choose a learning rate for each method", quick=False
+        ),
+        "out": Setting(
+            pathlib.Path, "a file of lines instead of the usual one"
+        ),
     }
 
 
@@ -409,7 +501,10 @@ class Deep(Comparison):
     page = lines = "deep"
     heading = "Deep networks without normalization on Fashion-MNIST"
     settings = comparison_settings(
-        "deep", net=["deep_mlp"], depth=5, methods=["dense", "base_erk", "eoi_auto"]
+        "deep",
+        net=["deep_mlp"],
+        depth=5,
+        methods=["dense", "base_erk", "eoi_auto"],
     )
 
 
@@ -428,7 +523,10 @@ class Contemporary(Comparison):
     page = lines = "contemporary"
     heading = "Contemporary networks"
     settings = comparison_settings(
-        "contemporary", CONTEMPORARY, net=["vit"], methods=["dense", "base_erk", "eoi_auto"]
+        "contemporary",
+        CONTEMPORARY,
+        net=["vit"],
+        methods=["dense", "base_erk", "eoi_auto"],
     )
 
 
@@ -453,7 +551,9 @@ class Faster(Comparison):
     def report(self, lines: list[Run]) -> str:
         file = self.file.with_name(TIMES)
         times = json.loads(file.read_text()) if file.exists() else {}
-        return methods_summary.summarize_faster(lines, settings("faster"), times)
+        return methods_summary.summarize_faster(
+            lines, settings("faster"), times
+        )
 
 
 # --- time_of_training -----------------------------------------------------------------------------
@@ -470,7 +570,9 @@ class Turn(keras.callbacks.Callback):
         super().__init__()
         self.seconds: list[float] = []
 
-    def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
+    def on_train_batch_begin(
+        self, batch: int, logs: dict | None = None
+    ) -> None:
         """Starts the clock: the setup of an epoch sometimes waits for half a second."""
         if batch == 0:
             self._start = time.perf_counter()
@@ -484,9 +586,18 @@ class Turn(keras.callbacks.Callback):
 class Case:
     """A training run that continues one turn at a time."""
 
-    def __init__(self, net: str, method: str, density: float, data: Dataset, options: dict) -> None:
+    def __init__(
+        self,
+        net: str,
+        method: str,
+        density: float,
+        data: Dataset,
+        options: dict,
+    ) -> None:
         seed = options["seeds"][0]
-        self.model, self.callbacks, self.plan = build(net, method, density, seed, data, options)
+        self.model, self.callbacks, self.plan = build(
+            net, method, density, seed, data, options
+        )
         self.steps = self.plan["frequency"] or TURN_STEPS
         count = self.steps * options["batch_size"]
         self.data = data.x_train[:count], data.y_train[:count]
@@ -507,19 +618,29 @@ class Case:
 
 
 def turns(
-    net: str, density: float, data: Dataset, options: Run, rounds: int, methods: Iterable[str]
+    net: str,
+    density: float,
+    data: Dataset,
+    options: Run,
+    rounds: int,
+    methods: Iterable[str],
 ) -> dict[str, float]:
     """Median seconds of a turn of each method, and of the dense network once more."""
     cases: dict[str, Case] = {}
     for name in (*methods, "dense again"):
         try:
-            cases[name] = Case(net, name.removesuffix(" again"), density, data, options)
+            cases[name] = Case(
+                net, name.removesuffix(" again"), density, data, options
+            )
         except BudgetError as error:  # a mask that empties a layer
             print(f"{name}: {error}")
     for _ in range(WARM_UP + rounds):
         for case in cases.values():
             case()
-    return {name: statistics.median(case.turn.seconds[WARM_UP:]) for name, case in cases.items()}
+    return {
+        name: statistics.median(case.turn.seconds[WARM_UP:])
+        for name, case in cases.items()
+    }
 
 
 class TimeOfTraining(Measurement):
@@ -537,12 +658,16 @@ class TimeOfTraining(Measurement):
     """
 
     settings = {
-        "settings": Setting("methods", "of methods.toml", choices=["methods", "faster"]),
+        "settings": Setting(
+            "methods", "of methods.toml", choices=["methods", "faster"]
+        ),
         "net": Setting("cnn"),
         "density": Setting(0.05),
         "rounds": Setting(11, quick=2),
         "jit": Setting(True, "compile with XLA"),
-        "methods": Setting([*METHODS], choices=METHODS, quick=["dense", "base_erk", "gmp"]),
+        "methods": Setting(
+            [*METHODS], choices=METHODS, quick=["dense", "base_erk", "gmp"]
+        ),
     }
 
     def measure(self) -> None:
@@ -551,8 +676,12 @@ class TimeOfTraining(Measurement):
         options = dict(settings(given.settings)[given.net])
         options |= {"jit": given.jit, "budgets": RESULTS / BUDGETS}
         data = load(options["dataset"])
-        seconds = turns(given.net, given.density, data, options, given.rounds, given.methods)
-        ratios = {name: value / seconds["dense"] for name, value in seconds.items()}
+        seconds = turns(
+            given.net, given.density, data, options, given.rounds, given.methods
+        )
+        ratios = {
+            name: value / seconds["dense"] for name, value in seconds.items()
+        }
         for name, value in seconds.items():
             print(f"{name:12} {value:8.3f} s  {ratios[name]:.3f}")
         file = RESULTS / TIMES

@@ -10,7 +10,14 @@ import keras
 import numpy as np
 from methods_table import CANDIDATES, DENSE, METHODS_SHOWN, beside_kernels
 from networks import NETWORKS, settings
-from record import column, groups, machine, markdown, mean_and_deviation, sentences
+from record import (
+    column,
+    groups,
+    machine,
+    markdown,
+    mean_and_deviation,
+    sentences,
+)
 from runner import Run
 from scipy import stats
 
@@ -21,7 +28,11 @@ CHANCE = 0.12
 TIMES = "methods_time.json"
 RIVAL = "base_erk"
 LEVEL = 0.05
-SHAPES = {"digits": (8, 8, 1), "fashion_mnist": (28, 28, 1), "cifar10": (32, 32, 3)}
+SHAPES = {
+    "digits": (8, 8, 1),
+    "fashion_mnist": (28, 28, 1),
+    "cifar10": (32, 32, 3),
+}
 RIVALS = dict.fromkeys(CANDIDATES, "gmp") | {
     "eoi_sign_in": "eoi_auto",
     "base_sign_in": "base_erk",
@@ -36,12 +47,22 @@ RIVALS = dict.fromkeys(CANDIDATES, "gmp") | {
 def identity(run: Run) -> tuple:
     """The key of a run; a dense network has no density."""
     density = None if run["method"] in DENSE else run["density"]
-    return run["net"], run["epochs"], run["method"], density, run["seed"], changed(run)
+    return (
+        run["net"],
+        run["epochs"],
+        run["method"],
+        density,
+        run["seed"],
+        changed(run),
+    )
 
 
 def changed(run: Run) -> str:
     """The settings that differ between a run and the file, as a part of a title."""
-    return "".join(f", {name}: {value}" for name, value in (run.get("settings") or {}).items())
+    return "".join(
+        f", {name}: {value}"
+        for name, value in (run.get("settings") or {}).items()
+    )
 
 
 def latest(runs: list[Run]) -> dict[tuple, Run]:
@@ -55,7 +76,9 @@ def tried(runs: list[Run], like: Run) -> dict[float, dict[int, float]]:
     accuracies: dict[float, dict[int, float]] = {}
     for run in runs:
         if "validation" in run and (identity(run)[:4], changed(run)) == kind:
-            accuracies.setdefault(run["learning_rate"], {})[run["seed"]] = run["validation"]
+            accuracies.setdefault(run["learning_rate"], {})[run["seed"]] = run[
+                "validation"
+            ]
     return accuracies
 
 
@@ -77,13 +100,19 @@ def missing(
     """
     tested = latest(runs)
     count = 0
-    for row in {identity(row | {"seed": None}): row | {"seed": None} for row in rows}.values():
+    for row in {
+        identity(row | {"seed": None}): row | {"seed": None} for row in rows
+    }.values():
         accuracies = tried(runs, row)
-        if accuracies and not any(any(by_seed.values()) for by_seed in accuracies.values()):
+        if accuracies and not any(
+            any(by_seed.values()) for by_seed in accuracies.values()
+        ):
             continue  # lost a layer at every rate
         for rate in rates:
             count += len(set(choosing) - accuracies.get(rate, {}).keys())
-        count += sum(identity(row | {"seed": seed}) not in tested for seed in seeds)
+        count += sum(
+            identity(row | {"seed": seed}) not in tested for seed in seeds
+        )
     return count
 
 
@@ -100,7 +129,10 @@ def beside(accuracies: list[float], rivals: list[float]) -> list[str]:
     ahead = 100 * (statistics.mean(accuracies) - statistics.mean(rivals))
     if min(len(accuracies), len(rivals)) < 2:
         return [f"{ahead:+.2f}", "-", "-"]
-    samples = [(statistics.mean(v), statistics.stdev(v), len(v)) for v in (accuracies, rivals)]
+    samples = [
+        (statistics.mean(v), statistics.stdev(v), len(v))
+        for v in (accuracies, rivals)
+    ]
     if samples[0][1] == samples[1][1] == 0:  # no deviation, and no test of it
         p = float(ahead == 0)
     else:
@@ -113,7 +145,9 @@ def beside(accuracies: list[float], rivals: list[float]) -> list[str]:
 
 def rates_of(runs: list[Run]) -> str:
     """The learning rates of the runs of a row."""
-    return ", ".join(sorted({f"{run.get('learning_rate') or '-'}" for run in runs}))
+    return ", ".join(
+        sorted({f"{run.get('learning_rate') or '-'}" for run in runs})
+    )
 
 
 def tries_and_edge(lines: list[Run], runs: list[Run]) -> list[str]:
@@ -132,7 +166,11 @@ def tries_and_edge(lines: list[Run], runs: list[Run]) -> list[str]:
         return [tries, "chance"]
     chosen = {run.get("learning_rate") for run in runs}
     edges = {"low": min(rates), "high": max(rates)}
-    return [tries, ", ".join(name for name, rate in edges.items() if rate in chosen) or "-"]
+    return [
+        tries,
+        ", ".join(name for name, rate in edges.items() if rate in chosen)
+        or "-",
+    ]
 
 
 def parameters(runs: list[Run], used: Run) -> str:
@@ -140,7 +178,11 @@ def parameters(runs: list[Run], used: Run) -> str:
     counts = []
     for run in runs:
         # Older runs have not recorded it, and none of a network of another shape.
-        others = run["others"] if "others" in run else _others(run["net"], json.dumps(used))
+        others = (
+            run["others"]
+            if "others" in run
+            else _others(run["net"], json.dumps(used))
+        )
         counts.append(run["live"] + others)
     return f"{statistics.mean(counts):.0f}"
 
@@ -165,12 +207,30 @@ def channels(runs: list[list[list[int]]]) -> str:
 # --- tables ---------------------------------------------------------------------------------------
 
 HEADER = [
-    *("density", "method", "test accuracy [%]", "seeds", f"to {RIVAL}", "p", "verdict", "reached"),
-    *("parameters", "MFLOPs", "live channels", "learning rate", "tries", "edge"),
+    *(
+        "density",
+        "method",
+        "test accuracy [%]",
+        "seeds",
+        f"to {RIVAL}",
+        "p",
+        "verdict",
+        "reached",
+    ),
+    *(
+        "parameters",
+        "MFLOPs",
+        "live channels",
+        "learning rate",
+        "tries",
+        "edge",
+    ),
 ]
 
 
-def table(runs: list[Run], ratios: Mapping[str, float], lines: list[Run], used: Run) -> str:
+def table(
+    runs: list[Run], ratios: Mapping[str, float], lines: list[Run], used: Run
+) -> str:
     """Mean and standard deviation over the seeds, for each method and density."""
     densities = {run["density"] for run in runs if run["method"] not in DENSE}
     by_row: dict[tuple, list[Run]] = {}
@@ -184,7 +244,11 @@ def table(runs: list[Run], ratios: Mapping[str, float], lines: list[Run], used: 
             if not members:
                 continue
             accuracies = column(members, "accuracy")
-            compared = beside(accuracies, rival) if rival and method != RIVAL else ["-"] * 3
+            compared = (
+                beside(accuracies, rival)
+                if rival and method != RIVAL
+                else ["-"] * 3
+            )
             flops = np.mean(column(members, "flops")) / 1e6
             row = [
                 "1" if density is None else f"{density}",
@@ -199,7 +263,9 @@ def table(runs: list[Run], ratios: Mapping[str, float], lines: list[Run], used: 
             ]
             if ratios:
                 row.append(f"{ratios[method]:.2f}" if method in ratios else "-")
-            rows.append([*row, rates_of(members), *tries_and_edge(lines, members)])
+            rows.append(
+                [*row, rates_of(members), *tries_and_edge(lines, members)]
+            )
     header = [*HEADER]
     if ratios:
         header.insert(HEADER.index("learning rate"), "time ratio")
@@ -220,21 +286,32 @@ OTHERWISE = {"ai_erk": "ai", "eoi_erk": "eoi_auto"}
 def combinations(runs: list[Run]) -> str:
     """Budgets by starts, where all that a score allows were run: the best of a density is bold."""
     text = ""
-    for density, members in sorted(groups(runs, "density").items(), reverse=True):
+    for density, members in sorted(
+        groups(runs, "density").items(), reverse=True
+    ):
         by_method = {
-            method: column(found, "accuracy") for method, found in groups(members, "method").items()
+            method: column(found, "accuracy")
+            for method, found in groups(members, "method").items()
         }
         rival = by_method.get(RIVAL)
-        if rival is None or not any("uniform" in method for method in by_method):
+        if rival is None or not any(
+            "uniform" in method for method in by_method
+        ):
             continue
         cells: dict[tuple[str, str], list[float]] = {}
         for budget, (start, name) in itertools.product(BUDGETS, STARTS.items()):
             method = name.format(budget)
-            cells[budget, start] = by_method.get(OTHERWISE.get(method, method), [])
-        best = max(cells.values(), key=lambda each: statistics.mean(each or [0]))
+            cells[budget, start] = by_method.get(
+                OTHERWISE.get(method, method), []
+            )
+        best = max(
+            cells.values(), key=lambda each: statistics.mean(each or [0])
+        )
         rows = []
         for budget in BUDGETS:
-            texts = [_combined(cells[budget, start], best, rival) for start in STARTS]
+            texts = [
+                _combined(cells[budget, start], best, rival) for start in STARTS
+            ]
             rows.append([budget, *texts])
         text += f"\nDensity {density}: layer densities by starts, in brackets p against "
         text += f"{RIVAL}. Base, AI and EOI have random masks of these densities.\n\n"
@@ -242,14 +319,20 @@ def combinations(runs: list[Run]) -> str:
     return text
 
 
-def _combined(accuracies: list[float], best: list[float], rival: list[float]) -> str:
+def _combined(
+    accuracies: list[float], best: list[float], rival: list[float]
+) -> str:
     """A cell of `combinations`."""
     if not accuracies:
         return "-"
     value = percent(accuracies)
     if accuracies is best:
         value = f"**{value}**"
-    return value if accuracies is rival else f"{value} ({beside(accuracies, rival)[1]})"
+    return (
+        value
+        if accuracies is rival
+        else f"{value} ({beside(accuracies, rival)[1]})"
+    )
 
 
 def candidates(runs: list[Run]) -> str:
@@ -264,32 +347,59 @@ def candidates(runs: list[Run]) -> str:
             if accuracies and theirs:
                 ahead, _, verdict = beside(accuracies, theirs)
                 seeds = f"{len(accuracies)} and {len(theirs)}"
-                rows.append([f"{density}", method, rival, ahead, verdict, seeds])
+                rows.append(
+                    [f"{density}", method, rival, ahead, verdict, seeds]
+                )
     if not rows:
         return ""
-    header = ["density", "tried", "against", "points ahead", "verdict", "seeds of both"]
+    header = [
+        "density",
+        "tried",
+        "against",
+        "points ahead",
+        "verdict",
+        "seeds of both",
+    ]
     return f"\nTried, and built only where it wins:\n\n{markdown(header, rows)}"
 
 
 ABOUT_KEYS = (
-    *("dataset", "filters", "blocks", "unit", "width", "depth", "activation", "optimizer"),
+    *(
+        "dataset",
+        "filters",
+        "blocks",
+        "unit",
+        "width",
+        "depth",
+        "activation",
+        "optimizer",
+    ),
     *("batch_size", "frequency", "learning_rates", "samples", "include"),
 )
 
 
 def about(runs: list[Run], used: Run) -> str:
     """A line about the settings of a table."""
-    settings_used = ", ".join(f"{key} {used[key]}" for key in ABOUT_KEYS if key in used)
+    settings_used = ", ".join(
+        f"{key} {used[key]}" for key in ABOUT_KEYS if key in used
+    )
     compiled = sorted({run["jit"] for run in runs})
-    text = f"{settings_used}, " + " and ".join("XLA" if jit else "no XLA" for jit in compiled)
+    text = f"{settings_used}, " + " and ".join(
+        "XLA" if jit else "no XLA" for jit in compiled
+    )
     # JAX and torch have a new order of batches in each epoch in any case.
-    if not used.get("reshuffle", True) and any(run["backend"] == "tensorflow" for run in runs):
+    if not used.get("reshuffle", True) and any(
+        run["backend"] == "tensorflow" for run in runs
+    ):
         text += ", one order of batches for all epochs"
     return text
 
 
 def summarize(
-    lines: list[Run], known: Mapping[str, Run], ratios: Mapping[str, Run], title: str
+    lines: list[Run],
+    known: Mapping[str, Run],
+    ratios: Mapping[str, Run],
+    title: str,
 ) -> str:
     """The page of a comparison.
 
@@ -323,12 +433,22 @@ def summarize(
     kinds = sorted({(*identity(run)[:2], changed(run)) for run in runs})
     for net, epochs, other in kinds:
         members = [
-            run for run in runs if (*identity(run)[:2], changed(run)) == (net, epochs, other)
+            run
+            for run in runs
+            if (*identity(run)[:2], changed(run)) == (net, epochs, other)
         ]
         used = known[net] | (members[0].get("settings") or {})
-        timed = ratios.get(net, {}) if known[net] == timed_settings.get(net) else {}
-        text += f"\n## {net}, epochs: {epochs}{other}\n\n{about(members, used)}\n\n"
-        text += table(members, timed, lines, used) + combinations(members) + candidates(members)
+        timed = (
+            ratios.get(net, {}) if known[net] == timed_settings.get(net) else {}
+        )
+        text += (
+            f"\n## {net}, epochs: {epochs}{other}\n\n{about(members, used)}\n\n"
+        )
+        text += (
+            table(members, timed, lines, used)
+            + combinations(members)
+            + candidates(members)
+        )
         if timed:
             text += f"\nThe dense network against itself: {timed['dense again']:.2f}.\n"
     return text
@@ -341,7 +461,10 @@ GOAL = 0.88
 
 def epochs_to_goal(run: Run) -> int | None:
     """The epoch after which the validation accuracy reaches `GOAL`; `None` for never."""
-    return next((k + 1 for k, accuracy in enumerate(run["curve"]) if accuracy >= GOAL), None)
+    return next(
+        (k + 1 for k, accuracy in enumerate(run["curve"]) if accuracy >= GOAL),
+        None,
+    )
 
 
 def steps_of(used: Run) -> int:
@@ -349,7 +472,9 @@ def steps_of(used: Run) -> int:
     return used["samples"] * 9 // 10 // used["batch_size"]
 
 
-def faster_table(runs: list[Run], lines: list[Run], seconds: Mapping[tuple, float]) -> str:
+def faster_table(
+    runs: list[Run], lines: list[Run], seconds: Mapping[tuple, float]
+) -> str:
     """A row for each density, method and number of epochs.
 
     Args:
@@ -357,21 +482,34 @@ def faster_table(runs: list[Run], lines: list[Run], seconds: Mapping[tuple, floa
         lines: These, and the runs that chose their learning rates.
         seconds: The time of an epoch, by method and density.
     """
-    densities = sorted({run["density"] for run in runs if run["method"] not in DENSE}, reverse=True)
+    densities = sorted(
+        {run["density"] for run in runs if run["method"] not in DENSE},
+        reverse=True,
+    )
     lengths = sorted({run["epochs"] for run in runs}, reverse=True)
     rows = []
-    for density, method, epochs in itertools.product([None, *densities], METHODS_SHOWN, lengths):
-        members = [run for run in runs if identity(run)[1:4] == (epochs, method, density)]
+    for density, method, epochs in itertools.product(
+        [None, *densities], METHODS_SHOWN, lengths
+    ):
+        members = [
+            run
+            for run in runs
+            if identity(run)[1:4] == (epochs, method, density)
+        ]
         if not members:
             continue
         reached = [epochs_to_goal(run) for run in members]
         needed = [count for count in reached if count is not None]
         epoch = seconds.get((method, density))
-        seconds_needed = epoch * statistics.mean(needed) if epoch and needed else None
+        seconds_needed = (
+            epoch * statistics.mean(needed) if epoch and needed else None
+        )
         rows.append(
             [
                 "1" if density is None else f"{density}",
-                method if epochs == lengths[0] else f"{method}, {epochs} epochs",
+                method
+                if epochs == lengths[0]
+                else f"{method}, {epochs} epochs",
                 percent(column(members, "accuracy")),
                 f"{len(members)}",
                 f"{len(needed)} of {len(members)}",
@@ -382,12 +520,27 @@ def faster_table(runs: list[Run], lines: list[Run], seconds: Mapping[tuple, floa
                 *tries_and_edge(lines, members),
             ]
         )
-    header = ["density", "method", "test accuracy [%]", "seeds", "reached 88%", "epochs to 88%"]
-    header += ["seconds an epoch", "seconds to 88%", "learning rate", "tries", "edge"]
+    header = [
+        "density",
+        "method",
+        "test accuracy [%]",
+        "seeds",
+        "reached 88%",
+        "epochs to 88%",
+    ]
+    header += [
+        "seconds an epoch",
+        "seconds to 88%",
+        "learning rate",
+        "tries",
+        "edge",
+    ]
     return markdown(header, rows)
 
 
-def summarize_faster(lines: list[Run], known: Mapping[str, Run], times: Mapping[str, Run]) -> str:
+def summarize_faster(
+    lines: list[Run], known: Mapping[str, Run], times: Mapping[str, Run]
+) -> str:
     """The page of `faster`.
 
     Args:
@@ -396,8 +549,10 @@ def summarize_faster(lines: list[Run], known: Mapping[str, Run], times: Mapping[
         times: Seconds of a step, by network, density and method.
     """
     runs = list(latest(lines).values())
-    text = "# Training on live blocks: accuracy, and time to 88%\n\n" + sentences(
-        f"""
+    text = (
+        "# Training on live blocks: accuracy, and time to 88%\n\n"
+        + sentences(
+            f"""
         {machine()}, {", ".join(sorted({run["backend"] for run in runs}))}. Fashion-MNIST, Adam,
         cosine decay over all epochs of a row. 88% are read after each epoch on the last tenth of
         the training set, without which all are trained; the learning rate is the best one there
@@ -406,16 +561,22 @@ def summarize_faster(lines: list[Run], known: Mapping[str, Run], times: Mapping[
         of a step of training times the steps of an epoch, medians of interleaved turns of one
         process (`methods.py time_of_training --settings faster`).
         """
+        )
     )
     text = text.rstrip("\n") + "\n"
     for net, other in sorted({(run["net"], changed(run)) for run in runs}):
-        members = [run for run in runs if (run["net"], changed(run)) == (net, other)]
+        members = [
+            run for run in runs if (run["net"], changed(run)) == (net, other)
+        ]
         used = known[net] | (members[0].get("settings") or {})
-        width_and_depth = json.dumps({key: used[key] for key in ("width", "depth", "samples")})
+        width_and_depth = json.dumps(
+            {key: used[key] for key in ("width", "depth", "samples")}
+        )
         epochs = max(run["epochs"] for run in members)
         text += f"\n## {net}, epochs: {epochs}{other}\n\n{width_and_depth}\n\n"
         seconds = {
-            (method, None if method in DENSE else float(density)): step * steps_of(used)
+            (method, None if method in DENSE else float(density)): step
+            * steps_of(used)
             for density, steps in times.get(net, {}).items()
             for method, step in steps.items()
         }

@@ -68,17 +68,26 @@ Method = Callable[[keras.Model, Plan], tuple[keras.Model, list[Any]]]
 
 def beside_kernels(model: Any) -> int:
     """Entries of biases, normalizations and whatever else is trained and never sparse."""
-    trained = sum(math.prod(variable.shape) for variable in model.trainable_variables)
+    trained = sum(
+        math.prod(variable.shape) for variable in model.trainable_variables
+    )
     return trained - sum(weight.size for weight in kso.prunable_weights(model))
 
 
 def narrowed(
-    build: Callable[[dict[str, Any]], Any], options: dict[str, Any], density: float, shallow: bool
+    build: Callable[[dict[str, Any]], Any],
+    options: dict[str, Any],
+    density: float,
+    shallow: bool,
 ) -> Any:
     """The network of the largest width whose kernels have at most `density` of the entries."""
-    depths = {name: 1 for name in ("depth", "blocks") if shallow and name in options}
+    depths = {
+        name: 1 for name in ("depth", "blocks") if shallow and name in options
+    }
     if shallow and not depths:
-        raise BudgetError(f"Only a network of some depth can be shallower. Received: {options}")
+        raise BudgetError(
+            f"Only a network of some depth can be shallower. Received: {options}"
+        )
 
     def made(share: float) -> Any:
         own = options | depths
@@ -87,7 +96,9 @@ def narrowed(
         if "alpha" in own:
             own["alpha"] = max(own["alpha"] * share, 1 / 32)
         if "filters" in own:
-            own["filters"] = [max(round(width * share), 1) for width in own["filters"]]
+            own["filters"] = [
+                max(round(width * share), 1) for width in own["filters"]
+            ]
         return build(own)
 
     def entries(model: Any) -> int:
@@ -97,23 +108,39 @@ def narrowed(
     low, high = 0.0, 8.0 if shallow else 1.0
     for _ in range(12):
         middle = (low + high) / 2
-        low, high = (middle, high) if entries(made(middle)) <= most else (low, middle)
+        low, high = (
+            (middle, high) if entries(made(middle)) <= most else (low, middle)
+        )
     return made(low)
 
 
-def scored_budget(model: keras.Model, plan: Plan, score: str) -> tuple[kso.Budget, Any]:
+def scored_budget(
+    model: keras.Model, plan: Plan, score: str
+) -> tuple[kso.Budget, Any]:
     """The densities that a score gives, and the model with its own masks."""
     include = plan.get("include")
     if score == "synflow":
         masked = kso.prune(model, plan["density"], score=score, include=include)
     else:
-        model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        options = {"batch_size": plan["batch_size"], "batches": 10, "seed": plan["seed"]}
+        model.compile(
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        )
+        options = {
+            "batch_size": plan["batch_size"],
+            "batches": 10,
+            "seed": plan["seed"],
+        }
         saliency = getattr(kso.saliency, score)
-        scored = saliency(model, plan["density"], plan["data"], include=include, **options)
+        scored = saliency(
+            model, plan["density"], plan["data"], include=include, **options
+        )
         masked = kso.prune(model, score=scored)
-    held = [w for w in kso.prunable_weights(masked) if w.parametrization is not None]
-    return kso.Budget({w.path: w.density for w in held}, {w.path: w.size for w in held}), masked
+    held = [
+        w for w in kso.prunable_weights(masked) if w.parametrization is not None
+    ]
+    return kso.Budget(
+        {w.path: w.density for w in held}, {w.path: w.size for w in held}
+    ), masked
 
 
 def rewound(shuffled: bool) -> Method:
@@ -123,17 +150,30 @@ def rewound(shuffled: bool) -> Method:
         early = max(plan["steps"] // 20, 1)
         epochs = plan["steps"] * plan["batch_size"] // len(plan["data"][0])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        rate = keras.optimizers.schedules.CosineDecay(plan["learning_rate"], plan["steps"])
+        rate = keras.optimizers.schedules.CosineDecay(
+            plan["learning_rate"], plan["steps"]
+        )
         model.compile(keras.optimizers.Adam(rate), loss)
         keep = Keep(early)
         size = plan["batch_size"]
-        model.fit(*plan["data"], batch_size=size, epochs=epochs, verbose=0, callbacks=[keep])
+        model.fit(
+            *plan["data"],
+            batch_size=size,
+            epochs=epochs,
+            verbose=0,
+            callbacks=[keep],
+        )
         pruned = kso.prune(model, plan["density"], include=plan.get("include"))
-        masks = {w.path: w.mask for w in kso.prunable_weights(pruned) if w.storage is not None}
+        masks = {
+            w.path: w.mask
+            for w in kso.prunable_weights(pruned)
+            if w.storage is not None
+        }
         if shuffled:
             rng = np.random.default_rng(plan["seed"])
             masks = {
-                path: rng.permutation(m.reshape(-1)).reshape(m.shape) for path, m in masks.items()
+                path: rng.permutation(m.reshape(-1)).reshape(m.shape)
+                for path, m in masks.items()
             }
         model.set_weights(keep.weights)
         return kso.apply_masks(model, masks), []
@@ -175,7 +215,9 @@ def near_orthogonal(start: Method, factor: float = 1.0) -> Method:
         made, callbacks = start(model, plan)
         for weight in kso.prunable_weights(made):
             if len(weight.shape) == 2 and weight.shape[0] == weight.shape[1]:
-                weight.variable.regularizer = regularizer = OnMask(factor, "columns")
+                weight.variable.regularizer = regularizer = OnMask(
+                    factor, "columns"
+                )
                 if weight.storage is not None:
                     regularizer.live = weight.mask.astype("float32")
         return made, callbacks
@@ -189,17 +231,27 @@ class WholePairs(SparseInitializer):
     isometry = "exact"
 
     def __init__(
-        self, density: float | None = None, gain: float = 1.0, seed: int | None = 0
+        self,
+        density: float | None = None,
+        gain: float = 1.0,
+        seed: int | None = 0,
     ) -> None:
         super().__init__(seed)
         self.density, self.gain = density, gain
 
-    def sample(self, shape: Any, dtype: Any = None, layout: Any = None) -> tuple:
+    def sample(
+        self, shape: Any, dtype: Any = None, layout: Any = None
+    ) -> tuple:
         """Kernel and mask."""
         *taps, inputs, outputs = shape
-        pairs = max(round(self.density * inputs * outputs), min(inputs, outputs))
+        pairs = max(
+            round(self.density * inputs * outputs), min(inputs, outputs)
+        )
         matrix, live = exact_orthogonal(
-            (inputs, outputs), pairs / (inputs * outputs), gain=self.gain, seed=self._draw_seed
+            (inputs, outputs),
+            pairs / (inputs * outputs),
+            gain=self.gain,
+            seed=self._draw_seed,
         )
         kernel = np.zeros(shape, dtype=np.float32)
         kernel[tuple((k - 1) // 2 for k in taps)] = matrix
@@ -215,12 +267,16 @@ class FixedAngles(ExactOrthogonal):
 
     degrees = 1.0
 
-    def sample(self, shape: Any, dtype: Any = None, layout: Any = None) -> tuple:
+    def sample(
+        self, shape: Any, dtype: Any = None, layout: Any = None
+    ) -> tuple:
         """Kernel and mask."""
         uniform = _eoi.cos_sin
         angle = math.radians(self.degrees)
         cos_sin = math.cos(angle), math.sin(angle)
-        _eoi.cos_sin = lambda count, rng: tuple(np.full(count, value) for value in cos_sin)
+        _eoi.cos_sin = lambda count, rng: tuple(
+            np.full(count, value) for value in cos_sin
+        )
         try:
             return super().sample(shape, dtype, layout)
         finally:
@@ -241,19 +297,29 @@ class TopKast(P.StraightThroughTopK):
 
     wider = 4.0
 
-    def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
+    def build(
+        self, weight: PrunableWeight, add_weight: Callable[..., Any]
+    ) -> None:
         """Creates the wider mask, too."""
         super().build(weight, add_weight)
         shape = tuple(weight.shape)
-        self.reached = add_weight(name="reached", shape=shape, initializer="ones", trainable=False)
-        self.share = add_weight(name="share", shape=(), initializer="ones", trainable=False)
+        self.reached = add_weight(
+            name="reached", shape=shape, initializer="ones", trainable=False
+        )
+        self.share = add_weight(
+            name="share", shape=(), initializer="ones", trainable=False
+        )
 
-    def update(self, step: int, density: float | None = None) -> tuple[Any, int]:
+    def update(
+        self, step: int, density: float | None = None
+    ) -> tuple[Any, int]:
         """Sets the wider mask, too."""
         done = super().update(step, density)
         share = self.schedule.at(step) if density is None else density
         ranked = self._ranked(min(self.wider * share, 1.0))
-        self.reached.assign(ops.cast(ops.convert_to_tensor(ranked), self.reached.dtype))
+        self.reached.assign(
+            ops.cast(ops.convert_to_tensor(ranked), self.reached.dtype)
+        )
         self.share.assign(share)
         return done
 
@@ -265,7 +331,9 @@ class TopKast(P.StraightThroughTopK):
 
     def penalty(self, value: Any) -> Any:
         """The exploration loss: decay of live entries, and 1 / density times that of the others."""
-        scale = ops.where(self.mask.value, 1.0, self.reached.value / self.share.value)
+        scale = ops.where(
+            self.mask.value, 1.0, self.reached.value / self.share.value
+        )
         return 1e-4 * ops.sum(ops.square(ops.convert_to_tensor(value)) * scale)
 
 
@@ -283,13 +351,17 @@ class Cycles(kso.schedules.Cubic):
         return super().at(begin + int(share * (end - begin)))
 
 
-def scheduled(template: type, schedule: type = kso.schedules.Cubic, tenths: int = 7) -> Callable:
+def scheduled(
+    template: type, schedule: type = kso.schedules.Cubic, tenths: int = 7
+) -> Callable:
     """A method for `METHODS`: masks of the template, ERK, on a schedule from 10% of the run on."""
 
     def method(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]:
         begin, last = plan["steps"] // 10, tenths * plan["steps"] // 10
         made = template(schedule(1.0, begin, last))
-        model = kso.parametrize(model, made, plan["density"], "erk", include=plan.get("include"))
+        model = kso.parametrize(
+            model, made, plan["density"], "erk", include=plan.get("include")
+        )
         return model, [kso.callbacks.UpdateMasks()]
 
     return method
@@ -298,7 +370,9 @@ def scheduled(template: type, schedule: type = kso.schedules.Cubic, tenths: int 
 def top_kast(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]:
     """Sparse from the first step on, as published."""
     made = TopKast(1.0, max(plan["steps"] // 100, 1))
-    model = kso.parametrize(model, made, plan["density"], "erk", include=plan.get("include"))
+    model = kso.parametrize(
+        model, made, plan["density"], "erk", include=plan.get("include")
+    )
     for weight in kso.prunable_weights(model):
         if isinstance(weight.parametrization, TopKast):
             weight.variable.regularizer = weight.parametrization.penalty
@@ -308,10 +382,14 @@ def top_kast(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]:
 class SignIn(P.FixedMask):
     """`m * w` on the mask. Every epoch begins with `m^2 - w^2 = 1`, at the same product."""
 
-    def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
+    def build(
+        self, weight: PrunableWeight, add_weight: Callable[..., Any]
+    ) -> None:
         """Creates the factor, too."""
         super().build(weight, add_weight)
-        self.factor = add_weight(name="factor", shape=tuple(weight.shape), initializer="ones")
+        self.factor = add_weight(
+            name="factor", shape=tuple(weight.shape), initializer="ones"
+        )
 
     def effective(self, value: Any) -> Any:
         """The product."""
@@ -340,11 +418,20 @@ def sign_in(start: Callable) -> Callable:
 
     def method(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]:
         drawn, _ = start(model, plan)
-        masked = [w for w in kso.prunable_weights(drawn) if w.parametrization is not None]
-        budget = kso.Budget({w.path: w.density for w in masked}, {w.path: w.size for w in masked})
+        masked = [
+            w
+            for w in kso.prunable_weights(drawn)
+            if w.parametrization is not None
+        ]
+        budget = kso.Budget(
+            {w.path: w.density for w in masked},
+            {w.path: w.size for w in masked},
+        )
         names = [weight.path for weight in masked]
         # The live entries are the largest magnitudes, as many as the mask has.
-        made = kso.parametrize(kso.strip(drawn), SignIn(), budget=budget, include=names)
+        made = kso.parametrize(
+            kso.strip(drawn), SignIn(), budget=budget, include=names
+        )
         return made, [Balance()]
 
     return method
@@ -379,7 +466,9 @@ def scaled(gain: float | None) -> Pattern:
     """A random mask, each output scaled to its live fan-in."""
     if gain is None:
         return RandomSparse(None, "glorot_uniform", rescale=True)
-    dense = keras.initializers.VarianceScaling(gain**2, "fan_in", "untruncated_normal", seed=0)
+    dense = keras.initializers.VarianceScaling(
+        gain**2, "fan_in", "untruncated_normal", seed=0
+    )
     return RandomSparse(None, dense, rescale=True)
 
 
@@ -389,11 +478,17 @@ INITIALIZERS: dict[str, Callable[[float | None], Pattern]] = {
     "base_orthogonal": lambda gain: RandomSparse(
         None, keras.initializers.Orthogonal(gain or 1.0, seed=0)
     ),
-    "ai": lambda gain: ApproximateIsometry(1.0, gain or 1.0, max_iterations=300),
-    "eoi_published": lambda gain: ExactOrthogonal(gain=gain or 1.0, start="published"),
+    "ai": lambda gain: ApproximateIsometry(
+        1.0, gain or 1.0, max_iterations=300
+    ),
+    "eoi_published": lambda gain: ExactOrthogonal(
+        gain=gain or 1.0, start="published"
+    ),
     # Where normalization follows, the authors' runs have a denser center tap.
     "eoi_authors": lambda gain: ExactOrthogonal(
-        gain=gain or 1.0, start="published", taps="center" if gain else "dense_center"
+        gain=gain or 1.0,
+        start="published",
+        taps="center" if gain else "dense_center",
     ),
     "eoi_erk": lambda gain: ExactOrthogonal(gain=gain or 1.0),
     "eoi_auto": lambda gain: ExactOrthogonal(gain="auto", taps="center"),
@@ -418,12 +513,16 @@ kernels any more.
 """
 
 
-def sparse(name: str, model: keras.Model, plan: Plan, budget: str | kso.Budget = "erk") -> Any:
+def sparse(
+    name: str, model: keras.Model, plan: Plan, budget: str | kso.Budget = "erk"
+) -> Any:
     """The model with kernels of an entry of `INITIALIZERS`."""
     pattern = INITIALIZERS[name](plan.get("gain"))
     with warnings.catch_warnings():
         # The table shows their number.
-        warnings.filterwarnings("ignore", "These kernels have outputs", UserWarning)
+        warnings.filterwarnings(
+            "ignore", "These kernels have outputs", UserWarning
+        )
         return kso.sparsify(
             model,
             plan["density"] if isinstance(budget, str) else None,
@@ -449,7 +548,9 @@ def under(name: str, score: str) -> Method:
         budget: Any = "uniform"
         if score != "uniform":
             budget, _ = scored_budget(model, plan, score)
-        if score != "uniform" and isinstance(INITIALIZERS[name](None), ExactOrthogonal):
+        if score != "uniform" and isinstance(
+            INITIALIZERS[name](None), ExactOrthogonal
+        ):
             budget = kso.budgets.lift(model, budget)
         return sparse(name, model, plan, budget), []
 
@@ -461,7 +562,11 @@ def rigl_from(name: str) -> Method:
 
     def method(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]:
         callback = kso.callbacks.RigL(
-            plan["data"], plan["batch_size"], plan["frequency"], 0.3, seed=plan["seed"]
+            plan["data"],
+            plan["batch_size"],
+            plan["frequency"],
+            0.3,
+            seed=plan["seed"],
         )
         return sparse(name, model, plan), [callback]
 
@@ -487,8 +592,14 @@ def blocks_of(size: int, moved: bool = False) -> Method:
         model = kso.convert(model, "blocks")
         if not moved:
             return model, []
-        options = {"frequency": plan["frequency"], "fraction": 0.3, "seed": plan["seed"]}
-        return model, [kso.callbacks.RigL(plan["data"], plan["batch_size"], **options)]
+        options = {
+            "frequency": plan["frequency"],
+            "fraction": 0.3,
+            "seed": plan["seed"],
+        }
+        return model, [
+            kso.callbacks.RigL(plan["data"], plan["batch_size"], **options)
+        ]
 
     return method
 
@@ -500,20 +611,34 @@ def sao(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]:
     erk = kso.budgets.erk(model, plan["density"], orthogonal=False)
     square = {}
     for weight in weights:
-        *_, inputs, outputs = canonical = weight.layout.canonical_shape(weight.shape)
+        *_, inputs, outputs = canonical = weight.layout.canonical_shape(
+            weight.shape
+        )
         if inputs == outputs:
             matrices = canonical[0] * canonical[1]  # of a ScannedStack many
-            degree = divisor_near(outputs, erk.counts[weight.path] / (matrices * outputs))
+            degree = divisor_near(
+                outputs, erk.counts[weight.path] / (matrices * outputs)
+            )
             square[weight.path] = matrices * degree * outputs / weight.size
     if not square:
-        raise BudgetError("SAO needs square kernels. Received: a model that has none")
+        raise BudgetError(
+            "SAO needs square kernels. Received: a model that has none"
+        )
     pattern, seed = RamanujanOrthogonal(1, gain or 1.0), plan["seed"]
-    model = kso.sparsify(model, None, square, pattern, seed=seed, include=[*square])
-    rest = {path: density for path, density in erk.items() if path not in square}
-    return kso.sparsify(model, None, rest, scaled(gain), seed=seed, include=[*rest]), []
+    model = kso.sparsify(
+        model, None, square, pattern, seed=seed, include=[*square]
+    )
+    rest = {
+        path: density for path, density in erk.items() if path not in square
+    }
+    return kso.sparsify(
+        model, None, rest, scaled(gain), seed=seed, include=[*rest]
+    ), []
 
 
-def sao_uniform(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]:
+def sao_uniform(
+    model: keras.Model, plan: Plan
+) -> tuple[keras.Model, list[Any]]:
     """The masks of SAO, with uniform values of the same variance ("RG-U")."""
     rng = np.random.default_rng(plan["seed"])
     model, callbacks = sao(model, plan)
@@ -522,12 +647,16 @@ def sao_uniform(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]
         if inputs == outputs:
             raw = ops.convert_to_numpy(weight.variable.value)
             live = raw != 0
-            values = rng.uniform(-1, 1, raw.shape) * np.sqrt(3 * np.square(raw[live]).mean())
+            values = rng.uniform(-1, 1, raw.shape) * np.sqrt(
+                3 * np.square(raw[live]).mean()
+            )
             weight.variable.assign(np.where(live, values, 0).astype(raw.dtype))
     return model, callbacks
 
 
-def dense_orthogonal(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]:
+def dense_orthogonal(
+    model: keras.Model, plan: Plan
+) -> tuple[keras.Model, list[Any]]:
     """Dense orthogonal kernels, at the center tap of convolutions (delta-orthogonal)."""
     pattern = ExactOrthogonal(gain=plan.get("gain") or 1.0)
     model = kso.sparsify(model, 1.0, "uniform", pattern, seed=plan["seed"])
@@ -539,7 +668,9 @@ def dense(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]:
     return model, []
 
 
-def learnt_thresholds(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]:
+def learnt_thresholds(
+    model: keras.Model, plan: Plan
+) -> tuple[keras.Model, list[Any]]:
     """STR with a target density."""
     template = kso.parametrizations.SoftThreshold()
     model = kso.parametrize(model, template, include=plan.get("include"))
@@ -556,18 +687,26 @@ def eoi_str(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]:
         for line in reversed(finished(plan["budgets"]))
         if {key: line[key] for key in plan["str"]} == plan["str"]
     ]
-    budget = kso.budgets.lift(model, kso.Budget(kept["densities"], kept["sizes"]))
+    budget = kso.budgets.lift(
+        model, kso.Budget(kept["densities"], kept["sizes"])
+    )
     return kso.sparsify(model, budget=budget, seed=plan["seed"]), []
 
 
-def straight_through(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]:
+def straight_through(
+    model: keras.Model, plan: Plan
+) -> tuple[keras.Model, list[Any]]:
     """DNW, ERK."""
     template = kso.parametrizations.StraightThroughTopK()
-    model = kso.parametrize(model, template, plan["density"], "erk", include=plan.get("include"))
+    model = kso.parametrize(
+        model, template, plan["density"], "erk", include=plan.get("include")
+    )
     return model, [kso.callbacks.UpdateMasks()]
 
 
-def evolutionary(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]:
+def evolutionary(
+    model: keras.Model, plan: Plan
+) -> tuple[keras.Model, list[Any]]:
     """SET from an exactly orthogonal start, ERK."""
     callback = kso.callbacks.SET(plan["frequency"], 0.3, seed=plan["seed"])
     return sparse("eoi_erk", model, plan), [callback]
@@ -584,7 +723,11 @@ METHODS: dict[str, Method] = {
     **{
         f"{name}_{score}": under(start, score)
         for score in ("uniform", "snip", "grasp", "synflow")
-        for name, start in (("base", "base_erk"), ("ai", "ai"), ("eoi", "eoi_auto"))
+        for name, start in (
+            ("base", "base_erk"),
+            ("ai", "ai"),
+            ("eoi", "eoi_auto"),
+        )
     },
     "grasp": lambda model, plan: (scored_budget(model, plan, "grasp")[1], []),
     "lottery": rewound(shuffled=False),
@@ -597,7 +740,10 @@ METHODS: dict[str, Method] = {
     "sao_uniform": sao_uniform,
     "eoi_str": eoi_str,
     "snip": lambda model, plan: (scored_budget(model, plan, "snip")[1], []),
-    "synflow": lambda model, plan: (scored_budget(model, plan, "synflow")[1], []),
+    "synflow": lambda model, plan: (
+        scored_budget(model, plan, "synflow")[1],
+        [],
+    ),
     "gmp": scheduled(kso.parametrizations.MagnitudeMask),
     "dnw": straight_through,
     **CANDIDATES,

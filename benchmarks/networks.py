@@ -32,7 +32,9 @@ def settings(name: str) -> dict[str, Any]:
 
 def convolution(filters: int, kernel: int, strides: int, name: str) -> Any:
     """Without a bias, because a normalization follows."""
-    return L.Conv2D(filters, kernel, strides, padding="same", use_bias=False, name=name)
+    return L.Conv2D(
+        filters, kernel, strides, padding="same", use_bias=False, name=name
+    )
 
 
 def normalization(name: str) -> Any:
@@ -47,20 +49,30 @@ def augmented(x: Any, options: dict[str, Any]) -> Any:
     if not options.get("augment"):
         return x
     x = L.RandomFlip("horizontal", seed=0, name="mirrored")(x)
-    return L.RandomTranslation(1 / 8, 1 / 8, "constant", "nearest", seed=1, name="moved")(x)
+    return L.RandomTranslation(
+        1 / 8, 1 / 8, "constant", "nearest", seed=1, name="moved"
+    )(x)
 
 
 def mlp(
-    shape: tuple[int, ...], widths: Sequence[int], classes: int | None = 10, prefix: str = "hidden_"
+    shape: tuple[int, ...],
+    widths: Sequence[int],
+    classes: int | None = 10,
+    prefix: str = "hidden_",
 ) -> keras.Model:
     """Dense layers with ReLU, named by a prefix and their number, and a head for the classes."""
-    hidden = [L.Dense(width, "relu", name=f"{prefix}{k}") for k, width in enumerate(widths)]
+    hidden = [
+        L.Dense(width, "relu", name=f"{prefix}{k}")
+        for k, width in enumerate(widths)
+    ]
     flatten = [L.Flatten()] if len(shape) > 1 else []
     head = [L.Dense(classes, name="head")] if classes else []
     return keras.Sequential([keras.Input(shape), *flatten, *hidden, *head])
 
 
-def vgg16(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
+def vgg16(
+    shape: tuple[int, ...], classes: int, options: dict[str, Any]
+) -> keras.Model:
     """Simonyan and Zisserman (2015), D, with batch normalization and one dense layer as head.
 
     `filters` are those of the five stages of two and three 3x3 convolutions.
@@ -70,13 +82,17 @@ def vgg16(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> kera
     for stage, width in enumerate(options["filters"]):
         for block in range(2 if stage < 2 else 3):
             name = f"stage_{stage}_conv_{block}"
-            x = L.ReLU()(normalization(f"{name}_norm")(convolution(width, 3, 1, name)(x)))
+            x = L.ReLU()(
+                normalization(f"{name}_norm")(convolution(width, 3, 1, name)(x))
+            )
         x = L.MaxPooling2D(2, padding="same")(x)
     x = L.GlobalAveragePooling2D()(x)
     return keras.Model(inputs, L.Dense(classes, name="head")(x))
 
 
-def mobilenet(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
+def mobilenet(
+    shape: tuple[int, ...], classes: int, options: dict[str, Any]
+) -> keras.Model:
     """Howard et al. (2017), its width times `alpha`, with a first stride of 1, for small images.
 
     Depthwise 3x3 and pointwise convolutions in turn, each normalized.
@@ -110,7 +126,9 @@ def vision_transformer(
     """
     width = options["width"]
     x = inputs = keras.Input(shape)
-    x = L.Conv2D(width, options["patch"], options["patch"], name="patches")(augmented(x, options))
+    x = L.Conv2D(width, options["patch"], options["patch"], name="patches")(
+        augmented(x, options)
+    )
     tokens = x.shape[1] * x.shape[2]
     x = L.Reshape((tokens, width))(x)
     x = Positions(name="positions")(x)
@@ -134,7 +152,9 @@ class Positions(keras.Layer):
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Creates them."""
         self.vectors = self.add_weight(
-            name="vectors", shape=input_shape[1:], initializer=keras.initializers.RandomNormal(0.02)
+            name="vectors",
+            shape=input_shape[1:],
+            initializer=keras.initializers.RandomNormal(0.02),
         )
 
     def call(self, inputs: Any) -> Any:
@@ -142,7 +162,9 @@ class Positions(keras.Layer):
         return inputs + self.vectors
 
 
-def cnn(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
+def cnn(
+    shape: tuple[int, ...], classes: int, options: dict[str, Any]
+) -> keras.Model:
     """3x3 convolutions with batch normalization, all but the last with stride 2.
 
     `unit` names another activation than ReLU, and `strides` are others than these.
@@ -159,7 +181,9 @@ def cnn(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.
     return keras.Model(inputs, L.Dense(classes, name="head")(x))
 
 
-def resnet(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
+def resnet(
+    shape: tuple[int, ...], classes: int, options: dict[str, Any]
+) -> keras.Model:
     """He et al. (2016), section 4.2, with projections where the width changes.
 
     `blocks` is their n: 3 for ResNet-20, 5 for ResNet-32.
@@ -183,19 +207,25 @@ def resnet(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> ker
     return keras.Model(inputs, L.Dense(classes, name="head")(x))
 
 
-def deep_mlp(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
+def deep_mlp(
+    shape: tuple[int, ...], classes: int, options: dict[str, Any]
+) -> keras.Model:
     """A projection, `depth` square layers of `width` units, a head; no normalization."""
     bias = keras.initializers.RandomNormal(stddev=options["bias_std"])
     x = inputs = keras.Input(shape)
     x = L.Flatten()(x)
     x = L.Rescaling((options["width"] / x.shape[-1]) ** 0.5)(x)
     for k in range(options["depth"] + 1):
-        dense = L.Dense(options["width"], bias_initializer=bias, name=f"dense_{k}")
+        dense = L.Dense(
+            options["width"], bias_initializer=bias, name=f"dense_{k}"
+        )
         x = L.Activation(options["activation"])(dense(x))
     return keras.Model(inputs, L.Dense(classes, name="head")(x))
 
 
-def stacked_mlp(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
+def stacked_mlp(
+    shape: tuple[int, ...], classes: int, options: dict[str, Any]
+) -> keras.Model:
     """As `deep_mlp`, with its square layers in one stack, which is traced once."""
     bias = keras.initializers.RandomNormal(stddev=options["bias_std"])
     how = {"activation": options["activation"], "bias_initializer": bias}
@@ -203,11 +233,15 @@ def stacked_mlp(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -
     x = L.Flatten()(x)
     x = L.Rescaling((options["width"] / x.shape[-1]) ** 0.5)(x)
     x = L.Dense(options["width"], **how, name="stem")(x)
-    x = ScannedStack(L.Dense(options["width"], **how), options["depth"], name="stack")(x)
+    x = ScannedStack(
+        L.Dense(options["width"], **how), options["depth"], name="stack"
+    )(x)
     return keras.Model(inputs, L.Dense(classes, name="head")(x))
 
 
-def deep_cnn(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
+def deep_cnn(
+    shape: tuple[int, ...], classes: int, options: dict[str, Any]
+) -> keras.Model:
     """`depth + 1` circular 3x3 convolutions of `width` channels, the first two with stride 2.
 
     Images are halved and framed, so that 28 x 28 ones have 16 x 16 pixels: both strides are exact.
@@ -218,45 +252,78 @@ def deep_cnn(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> k
     for k in range(options["depth"] + 1):
         strides = 2 if k < 2 else 1
         convolution = L.Conv2D(
-            options["width"], 3, strides, padding="valid", bias_initializer=bias, name=f"conv_{k}"
+            options["width"],
+            3,
+            strides,
+            padding="valid",
+            bias_initializer=bias,
+            name=f"conv_{k}",
         )
-        x = L.Activation(options["activation"])(convolution(CircularPadding(1)(x)))
+        x = L.Activation(options["activation"])(
+            convolution(CircularPadding(1)(x))
+        )
     x = L.GlobalAveragePooling2D()(x)
     return keras.Model(inputs, L.Dense(classes, name="head")(x))
 
 
-def stacked_cnn(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
+def stacked_cnn(
+    shape: tuple[int, ...], classes: int, options: dict[str, Any]
+) -> keras.Model:
     """As `deep_cnn`, with all convolutions but the first two in one stack, which is traced once."""
     bias = keras.initializers.RandomNormal(stddev=options["bias_std"])
-    how = {"padding": "valid", "bias_initializer": bias, "activation": options["activation"]}
+    how = {
+        "padding": "valid",
+        "bias_initializer": bias,
+        "activation": options["activation"],
+    }
 
     def circular(strides: int, **name: str) -> list[keras.Layer]:
-        return [CircularPadding(1), L.Conv2D(options["width"], 3, strides, **how, **name)]
+        return [
+            CircularPadding(1),
+            L.Conv2D(options["width"], 3, strides, **how, **name),
+        ]
 
     x = inputs = keras.Input(shape)
     x = CircularPadding(1)(L.AveragePooling2D(2)(x))
     for layer in (*circular(2, name="conv_0"), *circular(2, name="conv_1")):
         x = layer(x)
-    x = ScannedStack(keras.Sequential(circular(1)), options["depth"] - 1, name="stack")(x)
+    x = ScannedStack(
+        keras.Sequential(circular(1)), options["depth"] - 1, name="stack"
+    )(x)
     x = L.GlobalAveragePooling2D()(x)
     return keras.Model(inputs, L.Dense(classes, name="head")(x))
 
 
-def wide_mlp(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
+def wide_mlp(
+    shape: tuple[int, ...], classes: int, options: dict[str, Any]
+) -> keras.Model:
     """A projection to `width` units, `depth` square layers with ReLU, a head."""
     width = options["width"]
-    layers = [L.Dense(width, activation="relu", name=f"h{k}") for k in range(options["depth"])]
+    layers = [
+        L.Dense(width, activation="relu", name=f"h{k}")
+        for k in range(options["depth"])
+    ]
     stem = L.Dense(width, activation="relu", name="stem")
     return keras.Sequential(
-        [keras.Input(shape), L.Flatten(), stem, *layers, L.Dense(classes, name="head")]
+        [
+            keras.Input(shape),
+            L.Flatten(),
+            stem,
+            *layers,
+            L.Dense(classes, name="head"),
+        ]
     )
 
 
-def wide_cnn(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
+def wide_cnn(
+    shape: tuple[int, ...], classes: int, options: dict[str, Any]
+) -> keras.Model:
     """Patches of 4 x 4 pixels, then `depth` 3x3 convolutions, the first with stride 2."""
     width = options["width"]
     x = inputs = keras.Input(shape)
-    x = L.ReLU()(normalization("stem_norm")(convolution(width, 4, 4, "stem")(x)))
+    x = L.ReLU()(
+        normalization("stem_norm")(convolution(width, 4, 4, "stem")(x))
+    )
     for k in range(options["depth"]):
         x = convolution(width, 3, 1 if k else 2, f"h{k}")(x)
         x = L.ReLU()(normalization(f"norm_{k}")(x))
@@ -272,7 +339,10 @@ class FastGRNNCell(L.Layer):
     """
 
     def __init__(
-        self, units: int, recurrent_initializer: str = "orthogonal", **options: Any
+        self,
+        units: int,
+        recurrent_initializer: str = "orthogonal",
+        **options: Any,
     ) -> None:
         super().__init__(**options)
         self.units = self.state_size = self.output_size = units
@@ -287,7 +357,9 @@ class FastGRNNCell(L.Layer):
             shape=(self.units, self.units),
             initializer=self.recurrent_initializer,
         )
-        self.gate = add(name="gate_bias", shape=(self.units,), initializer="ones")
+        self.gate = add(
+            name="gate_bias", shape=(self.units,), initializer="ones"
+        )
         self.bias = add(name="bias", shape=(self.units,), initializer="zeros")
         start = keras.initializers.Constant
         self.zeta = add(name="zeta_bias", shape=(1,), initializer=start(1.0))
@@ -296,7 +368,9 @@ class FastGRNNCell(L.Layer):
     def call(self, inputs: Any, states: Any) -> tuple[Any, Any]:
         """One step."""
         ops, before = keras.ops, states[0]
-        total = ops.matmul(inputs, self.kernel) + ops.matmul(before, self.recurrent_kernel)
+        total = ops.matmul(inputs, self.kernel) + ops.matmul(
+            before, self.recurrent_kernel
+        )
         z = ops.sigmoid(total + self.gate)
         zeta, nu = ops.sigmoid(self.zeta), ops.sigmoid(self.nu)
         after = (zeta * (1 - z) + nu) * ops.tanh(total + self.bias) + z * before
@@ -304,7 +378,9 @@ class FastGRNNCell(L.Layer):
 
 
 def _two_matrices(_: Any) -> dict[str, Any]:
-    return dict.fromkeys(("kernel", "recurrent_kernel"), KernelLayout.recurrent(1))
+    return dict.fromkeys(
+        ("kernel", "recurrent_kernel"), KernelLayout.recurrent(1)
+    )
 
 
 kernel_layouts.register(FastGRNNCell, _two_matrices)
@@ -335,7 +411,9 @@ def gpt2() -> keras.Model:
     x = inputs = keras.Input((TOKENS, WIDTH))
     for k in range(DEPTH):
         y = L.LayerNormalization(name=f"attention_norm_{k}")(x)
-        attention = L.MultiHeadAttention(HEADS, WIDTH // HEADS, name=f"attention_{k}")
+        attention = L.MultiHeadAttention(
+            HEADS, WIDTH // HEADS, name=f"attention_{k}"
+        )
         x = L.Add()([x, attention(y, y, use_causal_mask=True)])
         y = L.LayerNormalization(name=f"mlp_norm_{k}")(x)
         y = L.Dense(4 * WIDTH, activation="gelu", name=f"mlp_{k}_wide")(y)
@@ -354,8 +432,12 @@ def llama() -> keras.Model:
         x = L.Add()([x, attention(y, y, use_causal_mask=True)])
         y = L.RMSNormalization(name=f"mlp_norm_{k}")(x)
         options: dict[str, Any] = {"use_bias": False}
-        gate = L.Dense(3 * WIDTH, activation="silu", name=f"mlp_{k}_gate", **options)(y)
-        y = L.Multiply()([gate, L.Dense(3 * WIDTH, name=f"mlp_{k}_wide", **options)(y)])
+        gate = L.Dense(
+            3 * WIDTH, activation="silu", name=f"mlp_{k}_gate", **options
+        )(y)
+        y = L.Multiply()(
+            [gate, L.Dense(3 * WIDTH, name=f"mlp_{k}_wide", **options)(y)]
+        )
         x = L.Add()([x, L.Dense(WIDTH, name=f"mlp_{k}_narrow", **options)(y)])
     return keras.Model(inputs, L.RMSNormalization(name="last_norm")(x))
 
@@ -385,7 +467,9 @@ def hub_llama() -> keras.Model:
 
 def vit() -> keras.Model:
     """A vision transformer, 256 wide, 6 deep, of 64 patches of 4 x 4 pixels."""
-    return vision_transformer((32, 32, 3), 10, {"width": 256, "depth": 6, "heads": 4, "patch": 4})
+    return vision_transformer(
+        (32, 32, 3), 10, {"width": 256, "depth": 6, "heads": 4, "patch": 4}
+    )
 
 
 def vgg() -> keras.Model:
@@ -399,7 +483,9 @@ def vgg() -> keras.Model:
 
 def lstm(units: int) -> keras.Model:
     """A layer on 64 steps of as many features."""
-    return keras.Sequential([keras.Input((64, units)), L.LSTM(units, name="lstm")])
+    return keras.Sequential(
+        [keras.Input((64, units)), L.LSTM(units, name="lstm")]
+    )
 
 
 WHOLE = {
@@ -436,10 +522,14 @@ class ScannedStack(keras.layers.Layer):
         **kwargs: As for `keras.layers.Layer`.
     """
 
-    def __init__(self, layer: keras.layers.Layer, depth: int, **kwargs: Any) -> None:
+    def __init__(
+        self, layer: keras.layers.Layer, depth: int, **kwargs: Any
+    ) -> None:
         super().__init__(autocast=False, dtype=layer.variable_dtype, **kwargs)
         self.depth = depth
-        self.activation = getattr(layer, "activation", None)  # what follows its kernels
+        self.activation = getattr(
+            layer, "activation", None
+        )  # what follows its kernels
         self._inside = _Inside(layer)
 
     @property
@@ -450,18 +540,27 @@ class ScannedStack(keras.layers.Layer):
     def build(self, input_shape: Any) -> None:
         """Draws the weights of all layers."""
         config = self.layer.get_config()
-        layers = [self.layer, *(type(self.layer).from_config(config) for _ in range(1, self.depth))]
+        layers = [
+            self.layer,
+            *(
+                type(self.layer).from_config(config)
+                for _ in range(1, self.depth)
+            ),
+        ]
         for layer in layers:
             layer.build(input_shape)
         for k, variable in enumerate(self.layer.trainable_variables):
             drawn = np.stack(
-                [keras.ops.convert_to_numpy(one.trainable_variables[k]) for one in layers]
+                [
+                    keras.ops.convert_to_numpy(one.trainable_variables[k])
+                    for one in layers
+                ]
             )
             weight = self.add_weight(
                 name=variable.name,
                 shape=drawn.shape,
-                initializer=lambda shape, dtype=None, drawn=drawn: keras.ops.convert_to_tensor(
-                    drawn, dtype
+                initializer=lambda shape, dtype=None, drawn=drawn: (
+                    keras.ops.convert_to_tensor(drawn, dtype)
                 ),
                 autocast=False,
             )
@@ -473,7 +572,9 @@ class ScannedStack(keras.layers.Layer):
         weights = [weight.value for weight in self._inside.stacked]
 
         def body(x: Any, own: list[Any]) -> Any:
-            with keras.StatelessScope(state_mapping=zip(variables, own, strict=True)):
+            with keras.StatelessScope(
+                state_mapping=zip(variables, own, strict=True)
+            ):
                 return keras.ops.cast(self.layer(x), inputs.dtype)
 
         return _scan(body, inputs, weights, self.depth)
@@ -487,24 +588,41 @@ def _scan(body: Any, x: Any, weights: list[Any], depth: int) -> Any:
     if keras.backend.backend() == "jax":
         import jax
 
-        return jax.lax.scan(lambda own, rows: (body(own, rows), None), x, weights)[0]
+        return jax.lax.scan(
+            lambda own, rows: (body(own, rows), None), x, weights
+        )[0]
     if keras.backend.backend() == "torch":
-        for rows in zip(*(keras.ops.unstack(weight, depth) for weight in weights), strict=True):
+        for rows in zip(
+            *(keras.ops.unstack(weight, depth) for weight in weights),
+            strict=True,
+        ):
             x = body(x, list(rows))
         return x
     import tensorflow as tf
 
     # A slice would have a gradient as large as the whole.
-    arrays = [tf.TensorArray(w.dtype, depth, element_shape=w.shape[1:]).unstack(w) for w in weights]
-    step = lambda k, own: (k + 1, body(own, [array.read(k) for array in arrays]))  # noqa: E731
+    arrays = [
+        tf.TensorArray(w.dtype, depth, element_shape=w.shape[1:]).unstack(w)
+        for w in weights
+    ]
+
+    def step(k: Any, own: Any) -> tuple[Any, Any]:
+        return k + 1, body(own, [array.read(k) for array in arrays])
+
     start = (tf.constant(0), x)
-    return tf.while_loop(lambda k, _: k < depth, step, start, maximum_iterations=depth)[1]
+    return tf.while_loop(
+        lambda k, _: k < depth, step, start, maximum_iterations=depth
+    )[1]
 
 
 @kernel_layouts.register(ScannedStack)
 def _stack(stack: ScannedStack) -> dict[str, KernelLayout | None]:
-    kernels = {id(found.variable): found for found in find_kernels(stack.layer, "")}
-    pairs = zip(stack.layer.trainable_variables, stack._inside.stacked, strict=False)
+    kernels = {
+        id(found.variable): found for found in find_kernels(stack.layer, "")
+    }
+    pairs = zip(
+        stack.layer.trainable_variables, stack._inside.stacked, strict=False
+    )
     return {
         weight.name: _stacked(kernels[id(variable)].layout, len(variable.shape))
         for variable, weight in pairs
@@ -516,12 +634,17 @@ def _stacked(layout: KernelLayout | None, rank: int) -> KernelLayout:
     """The layout of kernels that are stacked along a new first axis."""
     layout = KernelLayout.convolution() if layout is None else layout
     inputs, outputs = (
-        tuple(axis % rank + 1 for axis in axes) for axes in (layout.inputs, layout.outputs)
+        tuple(axis % rank + 1 for axis in axes)
+        for axes in (layout.inputs, layout.outputs)
     )
-    return dataclasses.replace(layout, inputs=inputs, outputs=outputs, batch=(0,))
+    return dataclasses.replace(
+        layout, inputs=inputs, outputs=outputs, batch=(0,)
+    )
 
 
 @kernel_positions.register(ScannedStack)
 def _positions(stack: ScannedStack, inputs: Any, outputs: Any) -> int | None:
-    (owner,) = {id(found.owner): found.owner for found in find_kernels(stack.layer, "")}.values()
+    (owner,) = {
+        id(found.owner): found.owner for found in find_kernels(stack.layer, "")
+    }.values()
     return kernel_positions(owner, inputs, outputs)

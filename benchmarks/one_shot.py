@@ -18,7 +18,14 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 from networks import resnet
-from record import column, groups, markdown, matching, mean_and_deviation, sentences
+from record import (
+    column,
+    groups,
+    markdown,
+    matching,
+    mean_and_deviation,
+    sentences,
+)
 from runner import Measurement, Run, Setting, grid, interleaved, main
 from training import (
     DEPTH,
@@ -55,8 +62,12 @@ def dense_cnn():
     inputs = x = keras.Input((28, 28, 1))
     for k, channels in enumerate((16, 32, 64)):
         strides = 2 if k else 1
-        x = layers.Conv2D(channels, 3, strides, "same", use_bias=False, name=f"conv_{k}")(x)
-        x = layers.ReLU()(layers.BatchNormalization(momentum=0.9, name=f"norm_{k}")(x))
+        x = layers.Conv2D(
+            channels, 3, strides, "same", use_bias=False, name=f"conv_{k}"
+        )(x)
+        x = layers.ReLU()(
+            layers.BatchNormalization(momentum=0.9, name=f"norm_{k}")(x)
+        )
         x = x if k else layers.MaxPooling2D()(x)
     x = layers.Dense(128, activation="relu", name="hidden")(layers.Flatten()(x))
     return keras.Model(inputs, layers.Dense(10, name="head")(x))
@@ -66,7 +77,9 @@ def network(name: str) -> keras.Model:
     """A network by name."""
     if name == "cnn":
         return dense_cnn()
-    return resnet((14, 14, 1), 10, {"filters": [16, 32, 64], "blocks": RESNETS[name]})
+    return resnet(
+        (14, 14, 1), 10, {"filters": [16, 32, 64], "blocks": RESNETS[name]}
+    )
 
 
 def halved(x: np.ndarray) -> np.ndarray:
@@ -85,15 +98,30 @@ def fashion_mnist(images: int, name: str = "cnn") -> Dataset:
 
 
 def fit_with_warm_up(
-    model: keras.Model, data: Dataset, epochs: int, rate: float, callbacks: Iterable[Any] = ()
+    model: keras.Model,
+    data: Dataset,
+    epochs: int,
+    rate: float,
+    callbacks: Iterable[Any] = (),
 ) -> None:
     """Trains with Adam, whose rate rises shortly and falls along a cosine."""
     steps = epochs * len(data.x_train) // 128
     rates = keras.optimizers.schedules.CosineDecay(
-        rate / 20, steps, alpha=0.02, warmup_target=rate, warmup_steps=max(1, steps // 20)
+        rate / 20,
+        steps,
+        alpha=0.02,
+        warmup_target=rate,
+        warmup_steps=max(1, steps // 20),
     )
     model.compile(keras.optimizers.Adam(rates), crossentropy())
-    model.fit(data.x_train, data.y_train, 128, epochs=epochs, verbose=0, callbacks=[*callbacks])
+    model.fit(
+        data.x_train,
+        data.y_train,
+        128,
+        epochs=epochs,
+        verbose=0,
+        callbacks=[*callbacks],
+    )
 
 
 def trained(name: str, seed: int, epochs: int, data: Dataset) -> keras.Model:
@@ -101,7 +129,9 @@ def trained(name: str, seed: int, epochs: int, data: Dataset) -> keras.Model:
     keras.utils.set_random_seed(seed)
     model = network(name)
     fit = functools.partial(fit_with_warm_up, model, data, epochs, 4e-3)
-    return cached("one_shot", f"{name}-{seed}-{epochs}-{len(data.x_train)}", model, fit)
+    return cached(
+        "one_shot", f"{name}-{seed}-{epochs}-{len(data.x_train)}", model, fit
+    )
 
 
 def percent(model: keras.Model, data: Dataset) -> float:
@@ -159,7 +189,10 @@ class OnImages(Measurement):
     def line_of(self, which: Run) -> Run | None:
         """The line of a run; a rate marks networks that are trained to the end."""
         lines = matching(self.finished(), **which)
-        return next((line for line in lines if ("rate" in line) == ("rate" in which)), None)
+        return next(
+            (line for line in lines if ("rate" in line) == ("rate" in which)),
+            None,
+        )
 
     def runs(self) -> Iterable[Run]:
         given = self.given
@@ -191,7 +224,10 @@ class OnImages(Measurement):
         exclude = ["stem", "head"] if name in RESNETS else STAY_DENSE
         start = time.perf_counter()
         pruned = kso.prune(model, which["density"], exclude=exclude, **options)
-        results = {"seconds": time.perf_counter() - start, "plain": percent(pruned, data)}
+        results = {
+            "seconds": time.perf_counter() - start,
+            "plain": percent(pruned, data),
+        }
         kso.restore_statistics(pruned, x)
         return results | {"restored": percent(pruned, data)}
 
@@ -210,7 +246,9 @@ class OnImages(Measurement):
             """
         )
         for name, title in TITLES.items():
-            members = [run for run in matching(runs, network=name) if "rate" not in run]
+            members = [
+                run for run in matching(runs, network=name) if "rate" not in run
+            ]
             if members:
                 text += f"## {title}\n\n{one_shot_table(members)}\n"
         text += trained_table(matching(runs, rate=given.rate), given)
@@ -223,9 +261,15 @@ def trained_on(which: Run, data: Dataset) -> keras.Model:
     if how is not None and "score" not in how:
         keras.utils.set_random_seed(seed)
         steps = (epochs + 1) * len(data.x_train) // 128
-        masks = kso.MagnitudeMask(kso.schedules.Cubic(None, steps // 10, 7 * steps // 10))
-        model = kso.parametrize(dense_cnn(), masks, TRAINED_DENSITY, exclude=STAY_DENSE, **how)
-        fit_with_warm_up(model, data, epochs + 1, 4e-3, [kso.callbacks.UpdateMasks()])
+        masks = kso.MagnitudeMask(
+            kso.schedules.Cubic(None, steps // 10, 7 * steps // 10)
+        )
+        model = kso.parametrize(
+            dense_cnn(), masks, TRAINED_DENSITY, exclude=STAY_DENSE, **how
+        )
+        fit_with_warm_up(
+            model, data, epochs + 1, 4e-3, [kso.callbacks.UpdateMasks()]
+        )
         return model
     model = trained("cnn", seed, epochs, data)
     if how is not None:
@@ -239,16 +283,23 @@ def trained_on(which: Run, data: Dataset) -> keras.Model:
 
 def one_shot_table(runs: list[Run]) -> str:
     """The table of a network."""
-    dense = {run["seed"]: run["plain"] for run in matching(runs, method="dense")}
+    dense = {
+        run["seed"]: run["plain"] for run in matching(runs, method="dense")
+    }
     rows = [["dense", "1", mean_and_deviation([*dense.values()]), "", "", ""]]
-    densities = sorted({run["density"] for run in runs if run["density"] < 1}, reverse=True)
+    densities = sorted(
+        {run["density"] for run in runs if run["density"] < 1}, reverse=True
+    )
     for density, method in itertools.product(densities, METHODS):
         members = matching(runs, density=density, method=method)
         if not members:
             continue
         lost = [dense[run["seed"]] - run["restored"] for run in members]
         row = [method, f"{density:g}"]
-        row += [mean_and_deviation(column(members, key)) for key in ("plain", "restored")]
+        row += [
+            mean_and_deviation(column(members, key))
+            for key in ("plain", "restored")
+        ]
         seconds = statistics.mean(column(members, "seconds"))
         rows.append([*row, f"{statistics.mean(lost):.1f}", f"{seconds:.1f}"])
     header = ["method", "density", "accuracy [%]", "statistics restored [%]"]
@@ -272,7 +323,11 @@ def trained_table(runs: list[Run], given: argparse.Namespace) -> str:
         the run.
         """
     )
-    return "## One epoch more\n\n" + about + markdown(["method", "accuracy [%]"], rows)
+    return (
+        "## One epoch more\n\n"
+        + about
+        + markdown(["method", "accuracy [%]"], rows)
+    )
 
 
 # --- recovery -------------------------------------------------------------------------------------
@@ -285,7 +340,11 @@ STRUCTURES: dict[str, Run] = {
     "0.1": {"density": 0.1},
     "2:4": {"density": 0.5, "structure": "2:4"},
     "blocks of 16 x 16, 0.25": {"density": 0.25, "structure": "16x16"},
-    "half the channels": {"density": 0.5, "structure": "inputs", "include": ["conv_1", "conv_2"]},
+    "half the channels": {
+        "density": 0.5,
+        "structure": "inputs",
+        "include": ["conv_1", "conv_2"],
+    },
 }
 RECOVERED = {
     "at once": [256],
@@ -319,27 +378,51 @@ class Recovery(OnImages):
     }
 
     def runs(self) -> Iterable[Run]:
-        for seed, pattern in itertools.product(self.given.seeds, self.given.patterns):
+        for seed, pattern in itertools.product(
+            self.given.seeds, self.given.patterns
+        ):
             for method, counts in RECOVERED.items():
-                if method == "the same, one density" and pattern not in ("0.2", "0.1"):
+                if method == "the same, one density" and pattern not in (
+                    "0.2",
+                    "0.1",
+                ):
                     continue
                 for count in counts if pattern == FEW_ROWS_AT else counts[:1]:
-                    yield {"method": method, "pattern": pattern, "rows": count, "seed": seed}
+                    yield {
+                        "method": method,
+                        "pattern": pattern,
+                        "rows": count,
+                        "seed": seed,
+                    }
 
     def run(self, which: Run) -> Run:
         labelled = self.given.labelled
-        x = fashion_mnist(labelled + UNLABELLED).x_train[labelled:][: which["rows"]]
+        x = fashion_mnist(labelled + UNLABELLED).x_train[labelled:][
+            : which["rows"]
+        ]
         data = fashion_mnist(labelled)
         dense = trained("cnn", which["seed"], 4, data)
-        answers = dense.predict(data.x_test, batch_size=500, verbose=0).argmax(1)
+        answers = dense.predict(data.x_test, batch_size=500, verbose=0).argmax(
+            1
+        )
         start = time.perf_counter()
-        sparse = recovered(dense, which["method"], which["pattern"], x, self.given.steps)
+        sparse = recovered(
+            dense, which["method"], which["pattern"], x, self.given.steps
+        )
         seconds = time.perf_counter() - start
         outputs = sparse.predict(data.x_test, batch_size=500, verbose=0)
-        classes = (outputs["outputs"] if isinstance(outputs, dict) else outputs).argmax(1)
-        gained = (classes == data.y_test).mean() - (answers == data.y_test).mean()
+        classes = (
+            outputs["outputs"] if isinstance(outputs, dict) else outputs
+        ).argmax(1)
+        gained = (classes == data.y_test).mean() - (
+            answers == data.y_test
+        ).mean()
         agree = 100 * float((classes == answers).mean())
-        return {"seconds": seconds, "agree": agree, "gained": 100 * float(gained)}
+        return {
+            "seconds": seconds,
+            "agree": agree,
+            "gained": 100 * float(gained),
+        }
 
 
 def with_features(model):
@@ -347,11 +430,18 @@ def with_features(model):
     import keras
 
     head = model.get_layer("head")
-    return keras.Model(model.inputs[0], {"features": head.input, "outputs": head.output})
+    return keras.Model(
+        model.inputs[0], {"features": head.input, "outputs": head.output}
+    )
 
 
 def distilled(
-    student: keras.Model, targets: Run, x: Any, rate: float, steps: int, callbacks: Iterable = ()
+    student: keras.Model,
+    targets: Run,
+    x: Any,
+    rate: float,
+    steps: int,
+    callbacks: Iterable = (),
 ) -> keras.Model:
     """Trains a model of `with_features` on the dense one's outputs; returns the plain one."""
     rates = keras.optimizers.schedules.CosineDecay(
@@ -361,7 +451,9 @@ def distilled(
     losses = dict.fromkeys(targets, "mse")
     student.compile(keras.optimizers.Adam(rates), losses, loss_weights=weights)
     epochs = max(1, round(steps * 32 / len(x)))
-    student.fit(x, targets, 32, epochs=epochs, verbose=0, callbacks=[*callbacks])
+    student.fit(
+        x, targets, 32, epochs=epochs, verbose=0, callbacks=[*callbacks]
+    )
     return keras.Model(student.input, student.output["outputs"])
 
 
@@ -384,14 +476,18 @@ def recovered(
             score="obs",
             data=calibration,
             budget="error" if structure is None else "uniform",
-            structure=kso.calibration.Channels() if structure == "inputs" else structure,
+            structure=kso.calibration.Channels()
+            if structure == "inputs"
+            else structure,
             **how,
         )
         kso.restore_statistics(student, calibration)
         if method == "at once":
             return student
     else:
-        masks = kso.MagnitudeMask(kso.schedules.Cubic(None, 0.0, 0.7), structure=structure)
+        masks = kso.MagnitudeMask(
+            kso.schedules.Cubic(None, 0.0, 0.7), structure=structure
+        )
         shares = "uniform"
         if structure is None and not method.endswith("one density"):
             shares = kso.sensitivity(teacher, calibration, **how)
@@ -409,10 +505,15 @@ def recovery_table(runs: list[Run]) -> str:
     """The section on recovery, if there are runs."""
     rows = []
     by_row = groups(runs, "pattern", "method", "rows")
-    for pattern, (method, counts) in itertools.product(STRUCTURES, RECOVERED.items()):
+    for pattern, (method, counts) in itertools.product(
+        STRUCTURES, RECOVERED.items()
+    ):
         for count in counts:
             if members := by_row.get((pattern, method, count)):
-                cells = [mean_and_deviation(column(members, key)) for key in ("agree", "gained")]
+                cells = [
+                    mean_and_deviation(column(members, key))
+                    for key in ("agree", "gained")
+                ]
                 rows.append([pattern, method, str(count), *cells])
     if not rows:
         return ""
@@ -426,7 +527,13 @@ def recovery_table(runs: list[Run]) -> str:
         {sorted({run["seed"] for run in runs})}.
         """
     )
-    header = ["pattern", "method", "images", "agree [%]", "accuracy gained [points]"]
+    header = [
+        "pattern",
+        "method",
+        "images",
+        "agree [%]",
+        "accuracy gained [points]",
+    ]
     return "\n## Recovery without labels\n\n" + about + markdown(header, rows)
 
 
@@ -441,7 +548,11 @@ TEXT_METHODS: dict[str, Run] = {
     "OBS, shares by error": {"score": "obs", "budget": "error"},
 }
 PATTERNS = {"0.5": 0.5, "2:4": 0.5, "0.2": 0.2}
-SKIPPED = [("OBS, shares by error", "2:4"), ("magnitude, refit", "0.5"), ("Wanda, refit", "0.5")]
+SKIPPED = [
+    ("OBS, shares by error", "2:4"),
+    ("magnitude, refit", "0.5"),
+    ("Wanda, refit", "0.5"),
+]
 SMALLER: dict[str, Any] = {
     "half the feed-forward channels, OBS": {"score": "obs"},
     "half the feed-forward channels, by magnitude": {"score": "magnitude"},
@@ -468,17 +579,28 @@ class OnText(Measurement):
         "seeds": Setting(3, quick=1),
         "steps": Setting(1500, quick=20),
         "windows": Setting(512, "for calibration", quick=64),
-        "patterns": Setting(["1", "smaller", *PATTERNS], quick=["1", "smaller"]),
+        "patterns": Setting(
+            ["1", "smaller", *PATTERNS], quick=["1", "smaller"]
+        ),
     }
 
     def runs(self) -> Iterable[Run]:
         given = self.given
         cases = [("dense", "1"), *((name, "smaller") for name in SMALLER)]
-        cases += [(method, pattern) for pattern in PATTERNS for method in TEXT_METHODS]
+        cases += [
+            (method, pattern) for pattern in PATTERNS for method in TEXT_METHODS
+        ]
         for seed in range(given.seeds):
             for method, pattern in cases:
-                if pattern in given.patterns and (method, pattern) not in SKIPPED:
-                    setting = {"seed": seed, "steps": given.steps, "windows": given.windows}
+                if (
+                    pattern in given.patterns
+                    and (method, pattern) not in SKIPPED
+                ):
+                    setting = {
+                        "seed": seed,
+                        "steps": given.steps,
+                        "windows": given.windows,
+                    }
                     yield setting | {"method": method, "pattern": pattern}
 
     def run(self, which: Run) -> Run:
@@ -507,7 +629,9 @@ class OnText(Measurement):
             with 64 windows: medians of interleaved calls.
             """
         )
-        for steps, members in sorted(groups(lines, "steps").items(), reverse=True):
+        for steps, members in sorted(
+            groups(lines, "steps").items(), reverse=True
+        ):
             text += f"## Trained for {steps} batches\n\n{text_table(members, count)}\n"
         return text
 
@@ -531,14 +655,25 @@ class TextTimes(OnText):
         model = trained_language_model(0, which["steps"])
         x, _ = windows(python_text()[0], 64, 7)
         models = {"dense": model}
-        models |= {name: smaller(model, name, x) for name in SMALLER if "half" in name}
-        calls = {name: functools.partial(m.predict_on_batch, x) for name, m in models.items()}
+        models |= {
+            name: smaller(model, name, x) for name in SMALLER if "half" in name
+        }
+        calls = {
+            name: functools.partial(m.predict_on_batch, x)
+            for name, m in models.items()
+        }
         times = interleaved(calls, self.given.rounds, warm_up=3)
         for name, seconds in times.items():
-            yield {"method": name, "seconds": seconds, "backend": keras.backend.backend()}
+            yield {
+                "method": name,
+                "seconds": seconds,
+                "backend": keras.backend.backend(),
+            }
 
 
-def pruned(model: keras.Model, method: str, pattern: str, x: np.ndarray) -> keras.Model:
+def pruned(
+    model: keras.Model, method: str, pattern: str, x: np.ndarray
+) -> keras.Model:
     """The model with the kernels of its blocks pruned."""
     options: Run = {"exclude": TEXT_STAY_DENSE} | TEXT_METHODS[method]
     if pattern == "2:4":
@@ -558,7 +693,9 @@ def smaller(model: keras.Model, name: str, x: np.ndarray) -> keras.Model:
     options = how | ({"data": x} if how["score"] == "obs" else {})
     options |= {"include": [f"narrow_{k}" for k in range(DEPTH)]}
     channels = kso.calibration.Channels()
-    return kso.remove_channels(kso.prune(model, 0.5, structure=channels, **options))
+    return kso.remove_channels(
+        kso.prune(model, 0.5, structure=channels, **options)
+    )
 
 
 def text_table(lines: list[Run], count: int) -> str:
@@ -568,22 +705,43 @@ def text_table(lines: list[Run], count: int) -> str:
         key = line.get("backend", "jax"), line["method"]
         seconds.setdefault(key, []).append(line["seconds"])
     columns = {
-        backend: title for backend, title in BACKENDS.items() if (backend, "dense") in seconds
+        backend: title
+        for backend, title in BACKENDS.items()
+        if (backend, "dense") in seconds
     }
     runs = matching(lines, windows=count)
-    dense = {run["seed"]: run["perplexity"] for run in matching(runs, method="dense")}
+    dense = {
+        run["seed"]: run["perplexity"] for run in matching(runs, method="dense")
+    }
     rows = []
     for (method, pattern), members in groups(runs, "method", "pattern").items():
-        more = [100 * (run["perplexity"] / dense[run["seed"]] - 1) for run in members]
-        row = [method, pattern, mean_and_deviation(column(members, "perplexity"))]
+        more = [
+            100 * (run["perplexity"] / dense[run["seed"]] - 1)
+            for run in members
+        ]
+        row = [
+            method,
+            pattern,
+            mean_and_deviation(column(members, "perplexity")),
+        ]
         row.append(mean_and_deviation(more))
-        row.append(f"{members[0]['weights']}" if pattern in ("1", "smaller") else "")
+        row.append(
+            f"{members[0]['weights']}" if pattern in ("1", "smaller") else ""
+        )
         row.append(f"{statistics.mean(column(members, 'seconds')):.0f}")
         for backend in columns:
             times = seconds.get((backend, method))
-            row.append(f"{1000 * statistics.median(times):.1f}" if times else "")
+            row.append(
+                f"{1000 * statistics.median(times):.1f}" if times else ""
+            )
         rows.append(row)
-    header = ["method", "pattern", "perplexity", "more than dense [%]", "weights"]
+    header = [
+        "method",
+        "pattern",
+        "perplexity",
+        "more than dense [%]",
+        "weights",
+    ]
     return markdown([*header, "time to prune [s]", *columns.values()], rows)
 
 

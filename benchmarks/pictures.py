@@ -22,7 +22,15 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from record import RESULTS, digest, finished, middle_of_processes, number, one_cell, rounded
+from record import (
+    RESULTS,
+    digest,
+    finished,
+    middle_of_processes,
+    number,
+    one_cell,
+    rounded,
+)
 from runner import Measurement, Setting, main
 
 import keras_sparse_ortho as kso
@@ -56,7 +64,14 @@ mpl.rcParams.update(
         "svg.fonttype": "none",  # text stays text: it can be searched and read aloud
         "svg.hashsalt": "keras_sparse_ortho",  # the same names of clip paths each time
         **dict.fromkeys(
-            ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), _INK
+            (
+                "text.color",
+                "axes.edgecolor",
+                "axes.labelcolor",
+                "xtick.color",
+                "ytick.color",
+            ),
+            _INK,
         ),
     }
 )
@@ -81,10 +96,16 @@ def save(figure: Figure, path: Path, sources: list[str] = ()) -> None:
     if sources:
         marks["Source"] = digest(sources, RESULTS)
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", transparent=True, metadata=marks, dpi=200)
+    figure.savefig(
+        buffer, format="svg", transparent=True, metadata=marks, dpi=200
+    )
     drawn = buffer.getvalue().replace(_INK, "var(--ink)")
-    drawn = re.sub(r"(<svg\b[^>]*>\s*)", lambda found: found[0] + _STYLE, drawn, count=1)
-    path.write_text("\n".join(line.rstrip() for line in drawn.splitlines()) + "\n", "utf-8")
+    drawn = re.sub(
+        r"(<svg\b[^>]*>\s*)", lambda found: found[0] + _STYLE, drawn, count=1
+    )
+    path.write_text(
+        "\n".join(line.rstrip() for line in drawn.splitlines()) + "\n", "utf-8"
+    )
 
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -109,7 +130,9 @@ def faster(setting="jax", model="mlp2048", batch=128):
         for line in finished(RESULTS / "blocks.jsonl")
         if (line["setting"], line["model"], line["batch"]) == wanted
     ]
-    lines = middle_of_processes(found, lambda line: (line["rival"], line["density"]), "wall_ratio")
+    lines = middle_of_processes(
+        found, lambda line: (line["rival"], line["density"]), "wall_ratio"
+    )
     places = {line["machine"] for line in lines.values()}
     title = f"{setting}, {model}, batch {batch}, {'; '.join(sorted(places))}"
     figure = new(5.6)
@@ -118,13 +141,25 @@ def faster(setting="jax", model="mlp2048", batch=128):
     for rival, (label, color, dash) in STYLES.items():
         found = [lines[rival, d] for d in densities if (rival, d) in lines]
         # Blocks are plotted at their actual density.
-        x = [line["density"] if rival == "dense" else line["live"] for line in found]
+        x = [
+            line["density"] if rival == "dense" else line["live"]
+            for line in found
+        ]
         dense = [lines["dense", line["density"]]["state_mib"] for line in found]
-        parts = [line["state_mib"] / base for line, base in zip(found, dense, strict=True)]
-        for panel, y in zip(panels, ([line["wall_ratio"] for line in found], parts), strict=True):
-            panel.plot(x, y, dash, color=color, label=label, marker="o", markersize=4)
+        parts = [
+            line["state_mib"] / base
+            for line, base in zip(found, dense, strict=True)
+        ]
+        for panel, y in zip(
+            panels, ([line["wall_ratio"] for line in found], parts), strict=True
+        ):
+            panel.plot(
+                x, y, dash, color=color, label=label, marker="o", markersize=4
+            )
     for panel, name in zip(
-        panels, ("time of a training step", "weights and optimizer"), strict=True
+        panels,
+        ("time of a training step", "weights and optimizer"),
+        strict=True,
     ):
         panel.set(title=f"{name}, dense = 1", ylim=(0, None))
         panel.set_xticks(densities, [f"{d:g}" for d in densities])
@@ -138,24 +173,45 @@ def growth(rival="blocks 64"):
     """Three panels: the step over width, density and batch, the other two held, and its floor."""
     kind = ("setting", "model", "batch", "density", "rival")
     lines = finished(RESULTS / "blocks.jsonl")
-    found = middle_of_processes(lines, lambda line: tuple(line[k] for k in kind), "wall_ratio")
+    found = middle_of_processes(
+        lines, lambda line: tuple(line[k] for k in kind), "wall_ratio"
+    )
     panels = {
-        "width, density 0.1, batch 128": {w: (w, 128, 0.1) for w in (1024, 2048, 4096)},
-        "density, width 4096, batch 128": {d: (4096, 128, d) for d in (0.05, 0.1, 0.2)},
-        "batch, width 4096, density 0.1": {n: (4096, n, 0.1) for n in (32, 128, 512)},
+        "width, density 0.1, batch 128": {
+            w: (w, 128, 0.1) for w in (1024, 2048, 4096)
+        },
+        "density, width 4096, batch 128": {
+            d: (4096, 128, d) for d in (0.05, 0.1, 0.2)
+        },
+        "batch, width 4096, density 0.1": {
+            n: (4096, n, 0.1) for n in (32, 128, 512)
+        },
     }
     figure = new(7.6)
-    for panel, (title, points) in zip(figure.subplots(3), panels.items(), strict=True):
+    for panel, (title, points) in zip(
+        figure.subplots(3), panels.items(), strict=True
+    ):
         for setting, (label, color) in GROWTH.items():
             each = {
                 x: found[setting, f"mlp{width}", batch, density, rival]
                 for x, (width, batch, density) in points.items()
             }
             ratios = [line["wall_ratio"] for line in each.values()]
-            panel.plot([*each], ratios, color=color, label=label, marker="o", markersize=4)
+            panel.plot(
+                [*each],
+                ratios,
+                color=color,
+                label=label,
+                marker="o",
+                markersize=4,
+            )
         floor = [line["live"] for line in each.values()]
-        panel.plot([*each], floor, "--", color=DENSE, label="floor: live fraction")
-        panel.set(title=f"step over {title}, dense = 1", ylim=(0, None), xscale="log")
+        panel.plot(
+            [*each], floor, "--", color=DENSE, label="floor: live fraction"
+        )
+        panel.set(
+            title=f"step over {title}, dense = 1", ylim=(0, None), xscale="log"
+        )
         panel.set_xticks([*points], [f"{x:g}" for x in points])
         panel.minorticks_off()
     figure.axes[0].legend()
@@ -179,7 +235,9 @@ def value(source: str) -> Decimal:
     return number(one_cell(source, RESULTS))
 
 
-def bars(panel: Axes, rows: list[tuple[str, str, Decimal]], title: str, form: str) -> None:
+def bars(
+    panel: Axes, rows: list[tuple[str, str, Decimal]], title: str, form: str
+) -> None:
     """Horizontal bars with their numbers, from top to bottom."""
     labels, colors, exact = zip(*rows, strict=True)
     values = [float(one) for one in exact]
@@ -192,7 +250,13 @@ def bars(panel: Axes, rows: list[tuple[str, str, Decimal]], title: str, form: st
     panel.set_xticks([])
     panel.spines["bottom"].set_visible(False)
     for place, length in zip(places, exact, strict=True):
-        panel.text(float(length), place, f"\u00a0{rounded(length, form)}", va="center", fontsize=10)
+        panel.text(
+            float(length),
+            place,
+            f"\u00a0{rounded(length, form)}",
+            va="center",
+            fontsize=10,
+        )
 
 
 def gain() -> Figure:
@@ -204,9 +268,21 @@ def gain() -> Figure:
     bars(
         deep,
         [
-            ("dense, orthogonal", DENSE, value(where.format(1, "dense_orthogonal"))),
-            ("5%: exactly orthogonal", OURS, value(where.format(0.05, "eoi_erk"))),
-            ("5%: random, rescaled", PLAIN, value(where.format(0.05, "base_scaled"))),
+            (
+                "dense, orthogonal",
+                DENSE,
+                value(where.format(1, "dense_orthogonal")),
+            ),
+            (
+                "5%: exactly orthogonal",
+                OURS,
+                value(where.format(0.05, "eoi_erk")),
+            ),
+            (
+                "5%: random, rescaled",
+                PLAIN,
+                value(where.format(0.05, "base_scaled")),
+            ),
             ("5%: random mask", PLAIN, value(where.format(0.05, "base_erk"))),
         ],
         "50 tanh layers, no normalization: accuracy, %",
@@ -241,7 +317,11 @@ def gain() -> Figure:
         [
             ("dense", DENSE, value(where.format(1, "dense"))),
             ("10%: random mask", PLAIN, value(where.format(0.1, "base_erk"))),
-            ("10%: exactly orthogonal", OURS, value(where.format(0.1, "eoi_erk"))),
+            (
+                "10%: exactly orthogonal",
+                OURS,
+                value(where.format(0.1, "eoi_erk")),
+            ),
         ],
         "No gain: CNN, batch normalization: accuracy, %",
         ".1f",
@@ -267,17 +347,27 @@ def draw_curves(panel, net: str, key: str, scale: float) -> None:
     runs = [run for run in runs if not run.get("settings")]
     for method, (label, color) in STARTS.items():
         if curves := [run[key] for run in runs if run["method"] == method]:
-            steps = curves[0][0][0] * np.arange(1, len(curves[0]) + 1)  # theirs are of an epoch
-            values = scale * np.array([[value for _, value in curve] for curve in curves])
+            steps = curves[0][0][0] * np.arange(
+                1, len(curves[0]) + 1
+            )  # theirs are of an epoch
+            values = scale * np.array(
+                [[value for _, value in curve] for curve in curves]
+            )
             panel.plot(steps, values.mean(axis=0), color=color, label=label)
             style = {"color": color, "alpha": 0.2}
-            panel.fill_between(steps, values.min(axis=0), values.max(axis=0), **style)
+            panel.fill_between(
+                steps, values.min(axis=0), values.max(axis=0), **style
+            )
 
 
 def under(figure: Figure) -> Figure:
     """The figure with steps on its axis and one legend below."""
     figure.axes[-1].set_xlabel("step")
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower left", ncols=2)
+    figure.legend(
+        *figure.axes[0].get_legend_handles_labels(),
+        loc="outside lower left",
+        ncols=2,
+    )
     return figure
 
 
@@ -288,9 +378,15 @@ def very_deep() -> Figure:
         "circular_cnn": "CNN of 100 tanh layers",
     }
     figure = new(2.7 * len(titles))
-    for panel, (net, title) in zip(figure.subplots(len(titles)), titles.items(), strict=True):
+    for panel, (net, title) in zip(
+        figure.subplots(len(titles)), titles.items(), strict=True
+    ):
         draw_curves(panel, net, "progress", 100)
-        panel.set(title=f"{title}, density 0.125", ylim=(0, 100), ylabel="test accuracy, %")
+        panel.set(
+            title=f"{title}, density 0.125",
+            ylim=(0, 100),
+            ylabel="test accuracy, %",
+        )
     return under(figure)
 
 
@@ -299,8 +395,14 @@ def mlp7_losses() -> Figure:
     figure = new(2.9)
     panel = figure.subplots()
     draw_curves(panel, "mlp7", "losses", 1)
-    panel.set(title="MLP of 7 tanh layers, density 0.05", ylabel="training loss", yscale="log")
-    panel.set_yticks([0.4, 0.6, 1.0, 2.0], ["0.4", "0.6", "1", "2"], minor=False)
+    panel.set(
+        title="MLP of 7 tanh layers, density 0.05",
+        ylabel="training loss",
+        yscale="log",
+    )
+    panel.set_yticks(
+        [0.4, 0.6, 1.0, 2.0], ["0.4", "0.6", "1", "2"], minor=False
+    )
     panel.minorticks_off()
     return under(figure)
 
@@ -319,15 +421,21 @@ def resnet_densities() -> Figure:
     found: dict[float, dict[str, list[float]]] = {}
     for run in finished(RESULTS / "methods.jsonl"):
         if run["net"] == "digits_resnet8" and "accuracy" in run:
-            each = found.setdefault(run["density"], {name: [] for name in COLORS})
+            each = found.setdefault(
+                run["density"], {name: [] for name in COLORS}
+            )
             each[run["method"]].append(100 * run["accuracy"])
-    densities = sorted(d for d, each in found.items() if min(map(len, each.values())) > 2)
+    densities = sorted(
+        d for d, each in found.items() if min(map(len, each.values())) > 2
+    )
     figure = new(3.6)
     panel = figure.subplots()
     for method, (label, color) in COLORS.items():
         values = [found[density][method] for density in densities]
         means = [np.mean(each) for each in values]
-        panel.plot(densities, means, color=color, label=label, marker="o", markersize=4)
+        panel.plot(
+            densities, means, color=color, label=label, marker="o", markersize=4
+        )
         ends = [[end(each) for each in values] for end in (min, max)]
         panel.fill_between(densities, *ends, color=color, alpha=0.2, lw=0)
     panel.set(title="ResNet-8 on digits, 8 epochs", xscale="log")
@@ -348,7 +456,11 @@ def density_law() -> Figure:
         kernel, _ = exact_orthogonal((n, n), density, seed=3)
         mask(panel, np.abs(kernel) > 0, f"density {density:.2f}")
     rotations = np.arange(0, 161, 4)
-    curve.plot(rotations, [expected_density(int(t), n, n) for t in rotations], color=OURS)
+    curve.plot(
+        rotations,
+        [expected_density(int(t), n, n) for t in rotations],
+        color=OURS,
+    )
     curve.set(xlabel="rotations", ylim=(0, None))
     curve.set_title(f"expected density, {n} x {n}")
     return figure
@@ -370,7 +482,9 @@ def thresholds() -> Figure:
     for name, color in (("Cubic", OURS), ("Linear", OTHER), ("OneShot", PLAIN)):
         options = {"step": 400} if name == "OneShot" else end
         schedule = getattr(kso.schedules, name)(0.1, **options)
-        schedules.plot(steps, [schedule.at(int(t)) for t in steps], color=color, label=name)
+        schedules.plot(
+            steps, [schedule.at(int(t)) for t in steps], color=color, label=name
+        )
     schedules.set(xlabel="step", title="density asked for", ylim=(0, 1.05))
     for panel in (function, schedules):
         panel.legend()
@@ -379,14 +493,33 @@ def thresholds() -> Figure:
 
 def forces() -> Figure:
     """How far the penalty and the loss have moved the parameter of each threshold."""
-    [*_, run] = [run for run in finished(RESULTS / "learnt.jsonl") if run["part"] == "forces"]
-    curves = np.array(run["curves"])  # of steps, of s, by decay, by loss and t, of layers
+    [*_, run] = [
+        run
+        for run in finished(RESULTS / "learnt.jsonl")
+        if run["part"] == "forces"
+    ]
+    curves = np.array(
+        run["curves"]
+    )  # of steps, of s, by decay, by loss and t, of layers
     steps = run["epochs"] / len(curves) * np.arange(1, len(curves) + 1)
-    titles = {1: "s, moved by L2", 2: "s, moved by the loss", 3: "threshold t = g(s)"}
+    titles = {
+        1: "s, moved by L2",
+        2: "s, moved by the loss",
+        3: "threshold t = g(s)",
+    }
     figure = new(6.0)
-    for panel, (k, title) in zip(figure.subplots(3, sharex=True), titles.items(), strict=True):
-        for layer, color in zip(range(curves.shape[2]), (OURS, OTHER, GREEN, PLAIN), strict=True):
-            panel.plot(steps, curves[:, k, layer], color=color, label=f"layer {layer + 1}")
+    for panel, (k, title) in zip(
+        figure.subplots(3, sharex=True), titles.items(), strict=True
+    ):
+        for layer, color in zip(
+            range(curves.shape[2]), (OURS, OTHER, GREEN, PLAIN), strict=True
+        ):
+            panel.plot(
+                steps,
+                curves[:, k, layer],
+                color=color,
+                label=f"layer {layer + 1}",
+            )
         panel.set(title=title)
     panel.set_xlabel("epoch")
     panel.legend()
@@ -404,19 +537,29 @@ def structures() -> Figure:
     figure = new(2.2)
     panels = figure.subplots(1, 4)
     for panel, (title, structure) in zip(panels, kinds.items(), strict=True):
-        initializer = kso.initializers.ExactOrthogonal(0.25, seed=1, structure=structure)
+        initializer = kso.initializers.ExactOrthogonal(
+            0.25, seed=1, structure=structure
+        )
         mask(panel, initializer.sample((64, 64))[1], title)
     return figure
 
 
 def taps() -> Figure:
     """Where the matrix H stands in a convolution's kernel, tap by tap."""
-    kinds = {"center": "center tap", "dense_center": "denser center tap", "all": "all taps"}
+    kinds = {
+        "center": "center tap",
+        "dense_center": "denser center tap",
+        "all": "all taps",
+    }
     figure = new(2.2)
-    for panel, (name, title) in zip(figure.subplots(1, 3), kinds.items(), strict=True):
+    for panel, (name, title) in zip(
+        figure.subplots(1, 3), kinds.items(), strict=True
+    ):
         kernel, live = exact_orthogonal((3, 3, 24, 24), 0.1, seed=1, taps=name)
         shades = np.where(kernel != 0, 2, np.where(live, 1, 0))
-        framed = np.pad(shades, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=3)
+        framed = np.pad(
+            shades, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=3
+        )
         panel.imshow(
             np.block([[framed[i, j] for j in range(3)] for i in range(3)]),
             cmap=ListedColormap(["#00000000", OTHER, OURS, DENSE]),
@@ -432,7 +575,10 @@ def taps() -> Figure:
 
 def budgets() -> Figure:
     """The densities of three budgets for the layers of a small CNN."""
-    layers = [keras.layers.Conv2D(f, 3, name=f"conv_{k}") for k, f in enumerate((16, 32, 64))]
+    layers = [
+        keras.layers.Conv2D(f, 3, name=f"conv_{k}")
+        for k, f in enumerate((16, 32, 64))
+    ]
     model = keras.Sequential(
         [
             keras.Input((28, 28, 1)),
@@ -449,9 +595,19 @@ def budgets() -> Figure:
         budget = getattr(kso.budgets, name)(model, 0.1)
         paths = [*budget]
         places = np.arange(len(paths)) + 0.27 * (k - 1)
-        panel.bar(places, [budget[path] for path in paths], 0.25, color=color, label=name)
-    panel.set_xticks(range(len(paths)), [path.removesuffix("/kernel") for path in paths])
-    panel.set(ylabel="density", title="three budgets of one global density, 0.1")
+        panel.bar(
+            places,
+            [budget[path] for path in paths],
+            0.25,
+            color=color,
+            label=name,
+        )
+    panel.set_xticks(
+        range(len(paths)), [path.removesuffix("/kernel") for path in paths]
+    )
+    panel.set(
+        ylabel="density", title="three budgets of one global density, 0.1"
+    )
     panel.legend()
     return figure
 
@@ -464,7 +620,9 @@ def sensitivity() -> Figure:
     keras.utils.set_random_seed(0)
     dense, relu = keras.layers.Dense, {"activation": "relu"}
     hidden = [dense(128, name=f"hidden_{k}", **relu) for k in range(1, 4)]
-    model = keras.Sequential([keras.Input((64,)), *hidden, dense(10, name="head")])
+    model = keras.Sequential(
+        [keras.Input((64,)), *hidden, dense(10, name="head")]
+    )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(2e-3), loss)
     model.fit(images / 16, labels, batch_size=64, epochs=10, verbose=0)
@@ -477,10 +635,17 @@ def sensitivity() -> Figure:
         points = [(x, y) for x, y in errors.items() if not isinstance(x, str)]
         shares, lost = zip(*points, strict=True)
         name = path.removesuffix("/kernel")
-        panel.plot(shares, lost, color=color, label=name, marker="o", markersize=4)
+        panel.plot(
+            shares, lost, color=color, label=name, marker="o", markersize=4
+        )
         of_model = [table.gains[path] * error for error in lost]
         panel.plot(shares, of_model, "--", color=color, linewidth=1)
-    panel.set(xscale="log", yscale="log", xlabel="density", ylabel="relative squared error")
+    panel.set(
+        xscale="log",
+        yscale="log",
+        xlabel="density",
+        ylabel="relative squared error",
+    )
     panel.set_xticks(shares, [f"{share:g}" for share in shares])
     panel.minorticks_off()
     panel.set_title("outputs of a layer; dashed: outputs of the model")
@@ -490,11 +655,18 @@ def sensitivity() -> Figure:
 
 def routes() -> Figure:
     """How many times as fast files of blocks are as the best dense int8 file, as measured."""
-    networks = {"mlp": "MLP", "convolutions": "3x3", "cnn": "CNN", "encoder": "encoder"}
+    networks = {
+        "mlp": "MLP",
+        "convolutions": "3x3",
+        "cnn": "CNN",
+        "encoder": "encoder",
+    }
     where = "litert_blocks | network={}; block={}; batch=1; AMX={}; threads=1 | x int8"
     figure = new(6.0)
     titles = {"yes": "with AMX", "no": "the same processor without AMX"}
-    for panel, (amx, title) in zip(figure.subplots(2), titles.items(), strict=True):
+    for panel, (amx, title) in zip(
+        figure.subplots(2), titles.items(), strict=True
+    ):
         rows = []
         for network, label in networks.items():
             for block in (32, 64):
@@ -512,7 +684,10 @@ STARTS = {
         VIOLET,
         kso.initializers.RandomSparse(initializer="orthogonal", rescale=True),
     ),
-    "random mask": (PLAIN, kso.initializers.RandomSparse(initializer="orthogonal")),
+    "random mask": (
+        PLAIN,
+        kso.initializers.RandomSparse(initializer="orthogonal"),
+    ),
 }
 """By label the colour and the initializer."""
 
@@ -520,7 +695,10 @@ STARTS = {
 def deep(depth: int, density: float, initializer: object) -> keras.Model:
     """A deep tanh network without normalization, made sparse."""
     keras.utils.set_random_seed(0)
-    layers = [keras.layers.Dense(128, activation="tanh", name=f"h{k}") for k in range(depth)]
+    layers = [
+        keras.layers.Dense(128, activation="tanh", name=f"h{k}")
+        for k in range(depth)
+    ]
     dense = keras.Sequential([keras.Input((128,)), *layers])
     return kso.sparsify(dense, density, initializer=initializer, seed=0)
 
@@ -533,7 +711,11 @@ def singular_values() -> Figure:
         (weight,) = kso.prunable_weights(deep(1, 0.125, initializer))
         values = np.linalg.svd(np.array(weight.value), compute_uv=False)
         panel.plot(values, color=color, label=label)
-    panel.set(xlabel="number", ylabel="singular value", title="A kernel of 128 x 128, density 1/8")
+    panel.set(
+        xlabel="number",
+        ylabel="singular value",
+        title="A kernel of 128 x 128, density 1/8",
+    )
     panel.legend()
     return figure
 
@@ -542,18 +724,35 @@ def jacobian() -> Figure:
     """The singular values of the Jacobian of twenty layers, by initialization."""
     figure = new(3.2)
     panel = figure.subplots()
-    rows = 0.1 * np.random.default_rng(0).normal(size=(2, 128)).astype("float32")
+    rows = 0.1 * np.random.default_rng(0).normal(size=(2, 128)).astype(
+        "float32"
+    )
     for label, (color, initializer) in STARTS.items():
-        values = kso.analysis.jacobian_singular_values(deep(20, 0.125, initializer), rows)
+        values = kso.analysis.jacobian_singular_values(
+            deep(20, 0.125, initializer), rows
+        )
         panel.plot(np.sort(values, axis=-1)[0, ::-1], color=color, label=label)
-    panel.set(xlabel="number", ylabel="singular value", yscale="log", ylim=(1e-12, 1e2))
+    panel.set(
+        xlabel="number",
+        ylabel="singular value",
+        yscale="log",
+        ylim=(1e-12, 1e2),
+    )
     panel.set_title("Jacobian of 20 tanh layers, density 1/8")
     panel.legend()
     return figure
 
 
 DRAWN = (gain, routes, very_deep, mlp7_losses, resnet_densities, faster, growth)
-DRAWN += (density_law, thresholds, forces, structures, taps, budgets, sensitivity)
+DRAWN += (
+    density_law,
+    thresholds,
+    forces,
+    structures,
+    taps,
+    budgets,
+    sensitivity,
+)
 DRAWN += (singular_values, jacobian)
 PICTURES = {draw.__name__: draw for draw in DRAWN}
 

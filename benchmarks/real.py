@@ -26,7 +26,15 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
-from record import HERE, QUICK, last_of_each, machine, markdown, matching, sentences
+from record import (
+    HERE,
+    QUICK,
+    last_of_each,
+    machine,
+    markdown,
+    matching,
+    sentences,
+)
 from runner import Measurement, Run, Setting, announced, main
 
 import keras_sparse_ortho as kso
@@ -39,8 +47,18 @@ from keras_sparse_ortho.shrinking._judge import Judge
 layers, ops = keras.layers, keras.ops
 FETCHED = pathlib.Path(os.environ.get("KSO_REAL", HERE / "out/real"))
 _PACKAGES = (
-    *("magika==1.0.3", "mtcnn==1.0.0", "silero-vad==6.2.3", "scikit-image==0.26.0"),
-    *("face-recognition==1.3.0", "onnx==1.23.2", "onnxruntime==1.32.0", "lz4==4.4.5"),
+    *(
+        "magika==1.0.3",
+        "mtcnn==1.0.0",
+        "silero-vad==6.2.3",
+        "scikit-image==0.26.0",
+    ),
+    *(
+        "face-recognition==1.3.0",
+        "onnx==1.23.2",
+        "onnxruntime==1.32.0",
+        "lz4==4.4.5",
+    ),
 )
 
 
@@ -49,9 +67,21 @@ def fetch() -> None:
     for one in _PACKAGES:
         mark = FETCHED / f"{one}.done"
         if not mark.exists():
-            source = ["download", "--no-binary", ":all:", "--dest"]  # has the images
+            source = [
+                "download",
+                "--no-binary",
+                ":all:",
+                "--dest",
+            ]  # has the images
             place = source if "recognition" in one else ["install", "--target"]
-            command = [sys.executable, "-m", "pip", *place[:-1], "--quiet", "--no-deps"]
+            command = [
+                sys.executable,
+                "-m",
+                "pip",
+                *place[:-1],
+                "--quiet",
+                "--no-deps",
+            ]
             subprocess.run([*command, place[-1], str(FETCHED), one], check=True)
             mark.touch()
     if str(FETCHED) not in sys.path:
@@ -72,25 +102,43 @@ def magika() -> keras.Model:
         return found[f"jax2tf_get_logits_/pjit_get_logits_/MagikaV2/{name}:0"]
 
     given = keras.Input((2048,), dtype="int32", name="bytes")
-    y = ops.gelu(layers.Embedding(257, 64, name="embedding")(given), approximate=True)
+    y = ops.gelu(
+        layers.Embedding(257, 64, name="embedding")(given), approximate=True
+    )
     y = layers.Reshape((512, 256))(y)
     y = layers.LayerNormalization(axis=1, epsilon=1e-6, name="norm_0")(y)
     y = ops.gelu(layers.Conv1D(512, 5, name="conv")(y), approximate=True)
     y = layers.GlobalMaxPooling1D()(y)
     y = layers.LayerNormalization(epsilon=1e-6, name="norm_1")(y)
-    model = keras.Model(given, layers.Dense(214, "softmax", name="head")(y), name="magika")
+    model = keras.Model(
+        given, layers.Dense(214, "softmax", name="head")(y), name="magika"
+    )
     table = found["jax2tf_get_logits_/Const:0"] + named("Dense_0/Reshape")[0]
     kernel = named("Conv_0/transpose_3")[..., 0].transpose(2, 1, 0)
     weights = {
         "embedding": [table],
-        "norm_0": [named("LayerNorm_0/Reshape_2"), named("LayerNorm_0/Reshape_3")],
+        "norm_0": [
+            named("LayerNorm_0/Reshape_2"),
+            named("LayerNorm_0/Reshape_3"),
+        ],
         "conv": [kernel, found["const_fold_opt__209"]],
-        "norm_1": [named("LayerNorm_1/Reshape_2"), named("LayerNorm_1/Reshape_3")],
-        "head": [found["jax2tf_get_logits_/Const_24:0"], named("Dense_1/Reshape")],
+        "norm_1": [
+            named("LayerNorm_1/Reshape_2"),
+            named("LayerNorm_1/Reshape_3"),
+        ],
+        "head": [
+            found["jax2tf_get_logits_/Const_24:0"],
+            named("Dense_1/Reshape"),
+        ],
     }
     for name, values in weights.items():
         layer = model.get_layer(name)
-        layer.set_weights([v.reshape(w.shape) for v, w in zip(values, layer.weights, strict=True)])
+        layer.set_weights(
+            [
+                v.reshape(w.shape)
+                for v, w in zip(values, layer.weights, strict=True)
+            ]
+        )
     return model
 
 
@@ -110,13 +158,20 @@ def _session(path: pathlib.Path) -> Any:
     return onnxruntime.InferenceSession(str(path), options)
 
 
-def magika_outputs(rows: np.ndarray, file: pathlib.Path = FETCHED / _MAGIKA) -> list[np.ndarray]:
+def magika_outputs(
+    rows: np.ndarray, file: pathlib.Path = FETCHED / _MAGIKA
+) -> list[np.ndarray]:
     parts = [rows[at : at + 64] for at in range(0, len(rows), 64)]
     found = [_session(file).run(None, {"bytes": part})[0] for part in parts]
     return [np.concatenate(found)]
 
 
-def _mtcnn(size: int, blocks: list[tuple[int, int, int, str]], dense: int, heads: list[int]) -> Any:
+def _mtcnn(
+    size: int,
+    blocks: list[tuple[int, int, int, str]],
+    dense: int,
+    heads: list[int],
+) -> Any:
     """A network of mtcnn; a block is filters, kernel, width of the pool after it, and padding."""
 
     def build() -> keras.Model:
@@ -132,11 +187,17 @@ def _mtcnn(size: int, blocks: list[tuple[int, int, int, str]], dense: int, heads
             _, *places, channels = y.shape
             y = layers.PReLU()(layers.Dense(dense)(layers.Flatten()(y)))
             head = layers.Dense
-        model = keras.Model(given, [head(n, "softmax" if n == 2 else None)(y) for n in heads])
+        model = keras.Model(
+            given, [head(n, "softmax" if n == 2 else None)(y) for n in heads]
+        )
         weights = _mtcnn_weights(size)
         if dense:  # theirs takes columns before rows
-            at, kernel = next((k, w) for k, w in enumerate(weights) if w.ndim == 2)
-            sorted_rows = kernel.reshape(*places[::-1], channels, dense).swapaxes(0, 1)
+            at, kernel = next(
+                (k, w) for k, w in enumerate(weights) if w.ndim == 2
+            )
+            sorted_rows = kernel.reshape(
+                *places[::-1], channels, dense
+            ).swapaxes(0, 1)
             weights[at] = sorted_rows.reshape(kernel.shape)
         model.set_weights(weights)
         return model
@@ -153,11 +214,20 @@ def _mtcnn_weights(size: int) -> list[np.ndarray]:
     return joblib.load(io.BytesIO(lz4.frame.decompress(packed)))
 
 
-pnet = _mtcnn(12, [(10, 3, 2, "same"), (16, 3, 0, ""), (32, 3, 0, "")], 0, [4, 2])
-rnet = _mtcnn(24, [(28, 3, 3, "same"), (48, 3, 3, "valid"), (64, 2, 0, "")], 128, [4, 2])
+pnet = _mtcnn(
+    12, [(10, 3, 2, "same"), (16, 3, 0, ""), (32, 3, 0, "")], 0, [4, 2]
+)
+rnet = _mtcnn(
+    24, [(28, 3, 3, "same"), (48, 3, 3, "valid"), (64, 2, 0, "")], 128, [4, 2]
+)
 onet = _mtcnn(
     48,
-    [(32, 3, 3, "same"), (64, 3, 3, "valid"), (64, 3, 2, "same"), (128, 2, 0, "")],
+    [
+        (32, 3, 3, "same"),
+        (64, 3, 3, "valid"),
+        (64, 3, 2, "same"),
+        (128, 2, 0, ""),
+    ],
     256,
     [4, 10, 2],
 )
@@ -167,7 +237,11 @@ def mtcnn_outputs(rows: np.ndarray) -> list[np.ndarray]:
     from mtcnn import network
 
     size = rows.shape[1]
-    kind = {12: network.pnet.PNet, 24: network.rnet.RNet, 48: network.onet.ONet}[size]
+    kind = {
+        12: network.pnet.PNet,
+        24: network.rnet.RNet,
+        48: network.onet.ONet,
+    }[size]
     model = kind()
     model.build((None, size, size, 3))
     model.set_weights(_mtcnn_weights(size))
@@ -176,7 +250,10 @@ def mtcnn_outputs(rows: np.ndarray) -> list[np.ndarray]:
 
 _STEPS = 32
 _SILERO = "silero_vad/data/silero_vad_16k_op15.onnx"
-_KINDS, _CELL = ("weight", "bias"), ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+_KINDS, _CELL = (
+    ("weight", "bias"),
+    ("weight_ih", "weight_hh", "bias_ih", "bias_hh"),
+)
 
 
 def silero() -> keras.Model:
@@ -186,29 +263,44 @@ def silero() -> keras.Model:
     given = keras.Input((_STEPS, 576), name="sound")
     piece = ops.reshape(given, (-1, 576))
     y = ops.concatenate([piece, ops.flip(piece[:, -65:-1], axis=1)], axis=1)
-    y = layers.Conv1D(258, 256, 128, use_bias=False, name="stft")(ops.expand_dims(y, -1))
+    y = layers.Conv1D(258, 256, 128, use_bias=False, name="stft")(
+        ops.expand_dims(y, -1)
+    )
     y = ops.square(y[..., :129]) + ops.square(y[..., 129:])
     y = ops.sqrt(ops.maximum(y, 1e-12))  # the gradient at 0 would not be finite
-    for number, (filters, stride) in enumerate([(128, 1), (64, 2), (64, 2), (128, 1)]):
+    for number, (filters, stride) in enumerate(
+        [(128, 1), (64, 2), (64, 2), (128, 1)]
+    ):
         y = layers.ZeroPadding1D(1)(y)
-        y = layers.Conv1D(filters, 3, stride, activation="relu", name=f"conv{number}")(y)
+        y = layers.Conv1D(
+            filters, 3, stride, activation="relu", name=f"conv{number}"
+        )(y)
     y = ops.reshape(y, (-1, _STEPS, 128))
     y = layers.LSTM(128, return_sequences=True, name="lstm")(y)
     head = layers.Dense(1, "sigmoid", name="head")
     model = keras.Model(given, head(layers.ReLU()(y)), name="silero")
-    model.get_layer("stft").set_weights([values["model.stft.forward_basis_buffer"].T])
+    model.get_layer("stft").set_weights(
+        [values["model.stft.forward_basis_buffer"].T]
+    )
     for number in range(4):
-        own = [values[f"model.encoder.{number}.reparam_conv.{kind}"].T for kind in _KINDS]
+        own = [
+            values[f"model.encoder.{number}.reparam_conv.{kind}"].T
+            for kind in _KINDS
+        ]
         model.get_layer(f"conv{number}").set_weights(own)
     cell = {kind: values[f"model.decoder.rnn.{kind}"].T for kind in _CELL}
     biases = cell["bias_ih"] + cell["bias_hh"]
-    model.get_layer("lstm").set_weights([cell["weight_ih"], cell["weight_hh"], biases])
+    model.get_layer("lstm").set_weights(
+        [cell["weight_ih"], cell["weight_hh"], biases]
+    )
     last = [values[f"model.decoder.decoder.2.{kind}"] for kind in _KINDS]
     head.set_weights([last[0][..., 0].T, last[1]])
     return model
 
 
-def silero_outputs(rows: np.ndarray, file: pathlib.Path = FETCHED / _SILERO) -> list[np.ndarray]:
+def silero_outputs(
+    rows: np.ndarray, file: pathlib.Path = FETCHED / _SILERO
+) -> list[np.ndarray]:
     session = _session(file)
     state = np.zeros((2, len(rows), 128), "f4")
     found = []
@@ -228,14 +320,28 @@ def bytes_of_files(training: bool) -> tuple[np.ndarray, np.ndarray]:
     At most 12 files of each ending of a package; packages are of one side.
     """
     rng, rows, types, types_of = np.random.default_rng(0), [], [], _types()
-    roots = [*map(pathlib.Path, sys.path), pathlib.Path("/usr/share"), pathlib.Path("/usr/include")]
-    folders = {one for root in roots if root.is_dir() for one in root.iterdir() if one.is_dir()}
+    roots = [
+        *map(pathlib.Path, sys.path),
+        pathlib.Path("/usr/share"),
+        pathlib.Path("/usr/include"),
+    ]
+    folders = {
+        one
+        for root in roots
+        if root.is_dir()
+        for one in root.iterdir()
+        if one.is_dir()
+    }
     for folder in sorted(folders):
         if (_digest(folder.name) % 2 == 0) == training:
             continue
         kinds: dict[str, list[pathlib.Path]] = {}
         for path in sorted(folder.rglob("*")):
-            if path.is_file() and not path.is_symlink() and 16 <= path.stat().st_size < 5e7:
+            if (
+                path.is_file()
+                and not path.is_symlink()
+                and 16 <= path.stat().st_size < 5e7
+            ):
                 kinds.setdefault(path.suffix, []).append(path)
         for paths in kinds.values():
             chosen = rng.permutation(len(paths))[:12]
@@ -248,14 +354,20 @@ def bytes_of_files(training: bool) -> tuple[np.ndarray, np.ndarray]:
 def _types() -> dict[str, int]:
     """The class of each ending that belongs to one type only, by magika's own list."""
     config = FETCHED / _MAGIKA.replace("model.onnx", "config.min.json")
-    about = json.loads((FETCHED / "magika/config/content_types_kb.min.json").read_text())
+    about = json.loads(
+        (FETCHED / "magika/config/content_types_kb.min.json").read_text()
+    )
     names = json.loads(config.read_text())["target_labels_space"]
     found: dict[str, list[str]] = {}
     for name, one in about.items():
         for ending in one["extensions"]:
             found.setdefault(ending, []).append(name)
     single = {ending: of[0] for ending, of in found.items() if len(of) == 1}
-    return {ending: names.index(name) for ending, name in single.items() if name in names}
+    return {
+        ending: names.index(name)
+        for ending, name in single.items()
+        if name in names
+    }
 
 
 def _digest(name: str) -> int:
@@ -293,10 +405,17 @@ def patches(size: int) -> Callable[[bool], np.ndarray]:
 
     def rows(training: bool) -> np.ndarray:
         found = _pieces(training)
-        faces = onet().predict((found - 127.5) / 128, batch_size=256, verbose=0)[-1][:, 1] > 0.5
+        faces = (
+            onet().predict((found - 127.5) / 128, batch_size=256, verbose=0)[
+                -1
+            ][:, 1]
+            > 0.5
+        )
         rng = np.random.default_rng(1)
         others = rng.permutation(np.flatnonzero(~faces))[: 2 * faces.sum()]
-        chosen = rng.permutation(np.concatenate([np.flatnonzero(faces), others]))[:6000]
+        chosen = rng.permutation(
+            np.concatenate([np.flatnonzero(faces), others])
+        )[:6000]
         small = ops.image.resize(found[chosen], (size, size), antialias=True)
         return (np.asarray(small) - 127.5) / 128
 
@@ -325,15 +444,25 @@ def _images(training: bool) -> list[Any]:
     from PIL import Image
 
     folder = FETCHED / "skimage/data"
-    files: list[Any] = [next(folder.glob(f"{n}.*")) for n in _IMAGES[0 if training else 1]]
+    files: list[Any] = [
+        next(folder.glob(f"{n}.*")) for n in _IMAGES[0 if training else 1]
+    ]
     if training:
         archive = tarfile.open(  # noqa: SIM115, is read below
             next(FETCHED.glob("face_recognition-*.tar.gz"))
         )
-        names = [n for n in archive.getnames() if "test_images" in n and n.endswith(".jpg")]
+        names = [
+            n
+            for n in archive.getnames()
+            if "test_images" in n and n.endswith(".jpg")
+        ]
         files += [archive.extractfile(name) for name in names]
     else:
-        files.append(matplotlib.cbook.get_sample_data("grace_hopper.jpg", asfileobj=False))
+        files.append(
+            matplotlib.cbook.get_sample_data(
+                "grace_hopper.jpg", asfileobj=False
+            )
+        )
     images = [Image.open(file).convert("RGB") for file in files]
     for image in images:
         image.thumbnail((600, 600))
@@ -343,7 +472,21 @@ def _images(training: bool) -> list[Any]:
 
 
 _VOICES = (
-    ("en-us", "de", "fr", "es", "it", "pt", "pl", "ru", "cmn", "hi", "en-gb+f2", "de+f3", "fr+m5"),
+    (
+        "en-us",
+        "de",
+        "fr",
+        "es",
+        "it",
+        "pt",
+        "pl",
+        "ru",
+        "cmn",
+        "hi",
+        "en-gb+f2",
+        "de+f3",
+        "fr+m5",
+    ),
     ("en-gb", "nl", "sv", "cs", "tr", "fi", "ja", "en-us+f4", "nl+m3", "sv+f1"),
 )
 
@@ -354,13 +497,22 @@ def sounds(training: bool) -> tuple[np.ndarray, np.ndarray]:
     And whether each piece has speech, which is known before the noise comes.
     """
     rng, rows, spoken = np.random.default_rng(int(training)), [], []
-    texts = [inspect.getdoc(importlib.import_module(name)) for name in _modules()]
-    texts = [text for text in texts if text and len(text) > 80][0 if training else 1 :: 2]
+    texts = [
+        inspect.getdoc(importlib.import_module(name)) for name in _modules()
+    ]
+    texts = [text for text in texts if text and len(text) > 80][
+        0 if training else 1 :: 2
+    ]
     for _ in range(600 if training else 400):
         voice = rng.choice(_VOICES[0 if training else 1])
         text = rng.choice(texts)
         begin = rng.integers(max(len(text) - 80, 1))
-        speech = _spoken(text[begin : begin + 80], voice, rng.integers(110, 240), rng.integers(99))
+        speech = _spoken(
+            text[begin : begin + 80],
+            voice,
+            rng.integers(110, 240),
+            rng.integers(99),
+        )
         pause = lambda: np.zeros(rng.integers(4000, 24000), "float32")  # noqa: E731
         speech = np.concatenate([pause(), speech, pause()])
         sound = speech * 10 ** rng.uniform(-1.5, 0) + _noise(len(speech), rng)
@@ -368,36 +520,63 @@ def sounds(training: bool) -> tuple[np.ndarray, np.ndarray]:
         for at in range(0, len(sound) - 64 - 512 * _STEPS + 1, 512 * _STEPS):
             index = at + 512 * np.arange(_STEPS)[:, None] + np.arange(576)
             rows.append(sound[index])
-            clean = np.abs(np.concatenate([np.zeros(64), speech])[index[:, 64:]])
+            clean = np.abs(
+                np.concatenate([np.zeros(64), speech])[index[:, 64:]]
+            )
             spoken.append(clean.max(axis=1) > 0.02)
     order = rng.permutation(len(rows))
-    return np.stack(rows)[order].astype("float32"), np.stack(spoken)[order].astype(int)
+    return np.stack(rows)[order].astype("float32"), np.stack(spoken)[
+        order
+    ].astype(int)
 
 
 def _modules() -> list[str]:
-    names = (one.name for one in pkgutil.iter_modules([os.path.dirname(os.__file__)]))
-    return [n for n in names if n not in ("antigravity", "this", "idlelib") and n[0] != "_"]
+    names = (
+        one.name for one in pkgutil.iter_modules([os.path.dirname(os.__file__)])
+    )
+    return [
+        n
+        for n in names
+        if n not in ("antigravity", "this", "idlelib") and n[0] != "_"
+    ]
 
 
 def _spoken(text: str, voice: str, speed: int, pitch: int) -> np.ndarray:
     from scipy import signal
 
-    command = ["espeak-ng", "-v", voice, "-s", str(speed), "-p", str(pitch), "--stdout", "--", text]
+    command = [
+        "espeak-ng",
+        "-v",
+        voice,
+        "-s",
+        str(speed),
+        "-p",
+        str(pitch),
+        "--stdout",
+        "--",
+        text,
+    ]
     content = subprocess.run(command, capture_output=True, check=True).stdout
     samples = np.frombuffer(content[44 : len(content) // 2 * 2], "<i2") / 32768
-    return signal.resample_poly(samples, 320, 441).astype("float32")  # from 22,050 to 16,000 Hz
+    return signal.resample_poly(samples, 320, 441).astype(
+        "float32"
+    )  # from 22,050 to 16,000 Hz
 
 
 def _noise(count: int, rng: np.random.Generator) -> np.ndarray:
     """Noise whose power falls with a power of the frequency, and sometimes tones."""
-    spectrum = np.fft.rfft(rng.normal(size=count)) / (1 + np.arange(count // 2 + 1)) ** (
-        rng.uniform(0, 1)
-    )
+    spectrum = np.fft.rfft(rng.normal(size=count)) / (
+        1 + np.arange(count // 2 + 1)
+    ) ** (rng.uniform(0, 1))
     noise = np.fft.irfft(spectrum, count)
     noise /= noise.std()
     if rng.random() < 0.3:
-        pitch = rng.uniform(80, 2000) * (1 + rng.integers(0, 8, count // 4000 + 1) / 12)
-        noise += np.sin(2 * np.pi * np.cumsum(np.repeat(pitch, 4000)[:count]) / 16000)
+        pitch = rng.uniform(80, 2000) * (
+            1 + rng.integers(0, 8, count // 4000 + 1) / 12
+        )
+        noise += np.sin(
+            2 * np.pi * np.cumsum(np.repeat(pitch, 4000)[:count]) / 16000
+        )
     return 10 ** rng.uniform(-3.5, -1.2) * noise
 
 
@@ -431,9 +610,14 @@ _INT8 = "dynamic_int8"
 
 def cases(name: str) -> list[Case]:
     """The cases of a network. Magika's passes take minutes, so it has fewer of them."""
-    dense = [("dense", route) for route in ("float16", _INT8, "int8", "dynamic_int4")]
+    dense = [
+        ("dense", route) for route in ("float16", _INT8, "int8", "dynamic_int4")
+    ]
     first = 0.3 if name == "magika" else 0.2
-    hows = ["dense, 4 bits", *(f"at once, {density}" for density in (0.5, first, 0.1))]
+    hows = [
+        "dense, 4 bits",
+        *(f"at once, {density}" for density in (0.5, first, 0.1)),
+    ]
     hows += [f"gradually, {first}", f"gradually, {first}, 4 bits"]
     found = [*dense, *([_ORT] if NETWORKS[name].onnx else [])]
     if name == "magika":
@@ -442,7 +626,10 @@ def cases(name: str) -> list[Case]:
         found += [("dense, trained", "int8"), ("dense, trained", "int4")]
         hows[-2:-2] = [
             *(f"at once, {density}, distilled" for density in (0.35, 0.2)),
-            *(f"at once, {density}, distilled, 4 bits" for density in (0.35, 0.2)),
+            *(
+                f"at once, {density}, distilled, 4 bits"
+                for density in (0.35, 0.2)
+            ),
         ]
         hows += ["gradually, 0.1"]
     if name != "magika":
@@ -470,7 +657,9 @@ Made = dict[tuple[str, str], tuple[keras.Model, float]]
 """Models by how they were made, and the route where it matters; and seconds."""
 
 
-def made(dense: keras.Model, rows: np.ndarray, how: str, route: str, known: Made) -> Any:
+def made(
+    dense: keras.Model, rows: np.ndarray, how: str, route: str, known: Made
+) -> Any:
     """The model of a case and its seconds; it starts from the models that others made."""
     route = route if "trained" in how else ""
     if (how, route) not in known:
@@ -498,7 +687,9 @@ def _pruned(
     if kind == "gradually":
         at_once, _ = made(dense, rows, f"at once, {density}", "", known)
         shares = kso.Budget.from_model(at_once)
-        model = kso.parametrize(dense, kso.MagnitudeMask(kso.schedules.Cubic()), budget=shares)
+        model = kso.parametrize(
+            dense, kso.MagnitudeMask(kso.schedules.Cubic()), budget=shares
+        )
         distill(model, dense, rows, epochs=PASSES, verbose=2)
         return model
     found = [w for w in kso.prunable_weights(dense) if len(w.shape) > 1]
@@ -513,26 +704,49 @@ def _pruned(
     return kso.prune(dense, density, include=fit, **options)
 
 
-def _of_channels(dense: keras.Model, rows: np.ndarray, step: str) -> keras.Model:
+def _of_channels(
+    dense: keras.Model, rows: np.ndarray, step: str
+) -> keras.Model:
     kernels = [w for w in kso.prunable_weights(dense) if len(w.shape) > 1]
     counts = [int(count) for count in step.split()[1].split("-")]
     before = [w.shape[-1] for w in kernels[: len(counts)]]
-    own = [w.path for w in kernels[1 : len(counts) + 1]]  # whose inputs these are
-    found = [one for one in zip(own, counts, before, strict=True) if one[1] < one[2]]
+    own = [
+        w.path for w in kernels[1 : len(counts) + 1]
+    ]  # whose inputs these are
+    found = [
+        one for one in zip(own, counts, before, strict=True) if one[1] < one[2]
+    ]
     shares = {path: count / all_of_them for path, count, all_of_them in found}
-    options = {"score": "obs", "data": rows[:2048], "structure": kso.calibration.Channels()}
+    options = {
+        "score": "obs",
+        "data": rows[:2048],
+        "structure": kso.calibration.Channels(),
+    }
     pruned = kso.prune(dense, budget=shares, include=[*shares], **options)
-    return kso.remove_channels(pruned, exact=False)  # magika has LayerNormalization
+    return kso.remove_channels(
+        pruned, exact=False
+    )  # magika has LayerNormalization
 
 
 def _trained(
-    dense: keras.Model, rows: np.ndarray, model: keras.Model, step: str, route: str
+    dense: keras.Model,
+    rows: np.ndarray,
+    model: keras.Model,
+    step: str,
+    route: str,
 ) -> keras.Model:
     if step.startswith("then "):
         density = float(step.split()[1])
-        return kso.prune(model, density, budget="error", score="obs", data=rows[:2048])
-    masks = {w.path: w.mask for w in kso.prunable_weights(model) if w.live < w.size}
-    of_blocks = any("Blocks" in type(w.storage).__name__ for w in kso.prunable_weights(model))
+        return kso.prune(
+            model, density, budget="error", score="obs", data=rows[:2048]
+        )
+    masks = {
+        w.path: w.mask for w in kso.prunable_weights(model) if w.live < w.size
+    }
+    of_blocks = any(
+        "Blocks" in type(w.storage).__name__
+        for w in kso.prunable_weights(model)
+    )
     if not of_blocks:  # a copy; and a schedule would start again
         model = kso.strip(model)
         model = kso.apply_masks(model, masks) if masks else model
@@ -545,7 +759,14 @@ def _trained(
     return model
 
 
-def _file(case: Case, name: str, data: Any, file: pathlib.Path, minutes: float, known: Made) -> Any:
+def _file(
+    case: Case,
+    name: str,
+    data: Any,
+    file: pathlib.Path,
+    minutes: float,
+    known: Made,
+) -> Any:
     """Makes the file of a case; what its line says of that."""
     (how, route), (dense, rows), start = case, data, time.monotonic()
     run: dict[str, Any] = {}
@@ -554,7 +775,9 @@ def _file(case: Case, name: str, data: Any, file: pathlib.Path, minutes: float, 
         if case == _ORT:
             from onnxruntime.quantization import QuantType, quantize_dynamic
 
-            quantize_dynamic(FETCHED / NETWORKS[name].onnx, file, weight_type=QuantType.QInt8)
+            quantize_dynamic(
+                FETCHED / NETWORKS[name].onnx, file, weight_type=QuantType.QInt8
+            )
         elif how == "shrink":
             report = shrink(dense, rows, file, minutes=minutes, verbose=True)
             run |= {"report": str(report), "minutes": minutes}
@@ -563,18 +786,35 @@ def _file(case: Case, name: str, data: Any, file: pathlib.Path, minutes: float, 
             start = time.monotonic()
             if route == "dynamic_int4":
                 model = kso.quantize_aware(model, "int4", None)
-            options = {"representative_data": rows[:512] if route == "int8" else None}
-            export_litert(model, file, mode=route, sample=rows[:64], tolerance=10.0, **options)
+            options = {
+                "representative_data": rows[:512] if route == "int8" else None
+            }
+            export_litert(
+                model,
+                file,
+                mode=route,
+                sample=rows[:64],
+                tolerance=10.0,
+                **options,
+            )
     except (ValueError, RuntimeError) as error:
         rule, _, received = str(error).partition("Received: ")
-        run["reason"] = received.splitlines()[0] if "converter" in rule else rule.split(". ")[0]
+        run["reason"] = (
+            received.splitlines()[0]
+            if "converter" in rule
+            else rule.split(". ")[0]
+        )
     return run | {"seconds": round(before + time.monotonic() - start)}
 
 
-def _times(name: str, files: list[pathlib.Path], row: np.ndarray, seconds: float) -> list[float]:
+def _times(
+    name: str, files: list[pathlib.Path], row: np.ndarray, seconds: float
+) -> list[float]:
     """Milliseconds of one call with one row, on one thread; those of ONNX after the others."""
     own = [file for file in files if file.suffix != ".onnx"]
-    found = dict(zip(own, latencies(own, seconds=seconds, timeout=3000.0), strict=True))
+    found = dict(
+        zip(own, latencies(own, seconds=seconds, timeout=3000.0), strict=True)
+    )
     for file in {*files} - {*own}:
         calls = []
         for _ in range(50):
@@ -621,11 +861,16 @@ class Real(Measurement):
         given, name = self.given, which["network"]
         network = NETWORKS[name]
         dense = network.build()
-        (rows, _), (tested, types) = (cached(name, training) for training in (True, False))
+        (rows, _), (tested, types) = (
+            cached(name, training) for training in (True, False)
+        )
         rows, tested = rows[: given.rows], tested[: given.tested]
         theirs = network.outputs(tested[:64])
         ours = keras.tree.flatten(dense.predict(tested[:64], verbose=0))
-        differences = [float(np.abs(a - b).max()) for a, b in zip(ours, theirs, strict=True)]
+        differences = [
+            float(np.abs(a - b).max())
+            for a, b in zip(ours, theirs, strict=True)
+        ]
         expected = keras.tree.flatten(dense.predict(tested, verbose=0))[-1]
         known: Made = {}
         lines: dict[pathlib.Path, Run] = {}
@@ -634,21 +879,36 @@ class Real(Measurement):
             if not notes.exists():
                 if given.made:
                     continue
-                line = _file((how, route), name, (dense, rows), file, given.minutes, known)
+                line = _file(
+                    (how, route),
+                    name,
+                    (dense, rows),
+                    file,
+                    given.minutes,
+                    known,
+                )
                 notes.write_text(json.dumps(line))
             line = json.loads(notes.read_text())
             if "reason" not in line and "mean" not in line:
                 line |= judged(network, file, tested, types, expected)
                 line |= {"rows": len(rows), "tested": len(tested)}
                 notes.write_text(json.dumps(line))
-            lines[file] = {"how": how, "route": route, "apart": max(differences)} | line
+            lines[file] = {
+                "how": how,
+                "route": route,
+                "apart": max(differences),
+            } | line
         timed = [file for file, line in lines.items() if "reason" not in line]
-        for key, times in file_times(name, timed, tested[:1], given.seconds).items():
+        for key, times in file_times(
+            name, timed, tested[:1], given.seconds
+        ).items():
             for file, milliseconds in zip(timed, times, strict=True):
                 lines[file][key] = milliseconds
         return [*lines.values()]
 
-    def paths(self, name: str, how: str, route: str) -> tuple[pathlib.Path, pathlib.Path]:
+    def paths(
+        self, name: str, how: str, route: str
+    ) -> tuple[pathlib.Path, pathlib.Path]:
         """The file of a case, and what is known of it."""
         folder = FETCHED / ("quick" if QUICK else "files") / name
         folder.mkdir(parents=True, exist_ok=True)
@@ -675,7 +935,10 @@ class Real(Measurement):
             """
         )
         for name, about in ABOUT.items():
-            of_case = {(run["how"], run["route"]): run for run in matching(latest, network=name)}
+            of_case = {
+                (run["how"], run["route"]): run
+                for run in matching(latest, network=name)
+            }
             runs = [of_case[case] for case in cases(name) if case in of_case]
             if runs:
                 text += f"## {name}\n\n{about}; {real_section(name, runs)}"
@@ -694,10 +957,14 @@ def judged(
         answers = network.outputs(tested, file)[-1]
     else:
         outputs = load_litert(file).predict(tested)
-        answers = [*outputs.values()][-1] if isinstance(outputs, dict) else outputs
+        answers = (
+            [*outputs.values()][-1] if isinstance(outputs, dict) else outputs
+        )
     content = file.read_bytes()
     packed = file.suffix == ".gz"
-    line = dataclasses.asdict(Judge([expected], None, "agreement").score([answers]))
+    line = dataclasses.asdict(
+        Judge([expected], None, "agreement").score([answers])
+    )
     line["bytes"] = len(gzip.decompress(content) if packed else content)
     line["gzip"] = len(content if packed else gzip.compress(content, 6))
     if types is not None:
@@ -789,19 +1056,29 @@ def real_section(name: str, runs: list[Run]) -> str:
     """The section of a network: sizes of its data, advice, and its table."""
     first = runs[0]
     labelled = "accuracy" in first
-    header = ["model", "route", "score", "95%", *(["accuracy"] if labelled else [])]
+    header = [
+        "model",
+        "route",
+        "score",
+        "95%",
+        *(["accuracy"] if labelled else []),
+    ]
     header += ["bytes", "gzip", "ms", "no AMX", "s"]
     rows = []
     for run in runs:
         row = [run["how"], run["route"]]
         if "reason" in run:
-            rows.append([*row, f"no file: {run['reason']}", *[""] * (len(header) - 3)])
+            rows.append(
+                [*row, f"no file: {run['reason']}", *[""] * (len(header) - 3)]
+            )
             continue
         mean, low, high = (100 * run[key] for key in ("mean", "low", "high"))
         row += [f"{mean:.1f}", f"{low:.1f} to {high:.1f}"]
         row += [f"{100 * run['accuracy']:.1f}"] if labelled else []
         row += [f"{run['bytes']:,}", f"{run['gzip']:,}"]
-        row += [f"{run.get(key, np.nan):.3g}" for key in ("ms", "ms_without_amx")]
+        row += [
+            f"{run.get(key, np.nan):.3g}" for key in ("ms", "ms_without_amx")
+        ]
         rows.append([*row, str(run["seconds"])])
     text = f"{first['rows']:,} rows, {first['tested']:,} to test. Apart: {first['apart']:.1e}.\n\n"
     text += f"{TAKE.get(name, '')}\n\n"

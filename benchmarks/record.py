@@ -28,16 +28,32 @@ COMMAND = tuple(sys.argv)
 """The words of this process, with the name of the measurement, which `runner.main` removes."""
 QUICK = "--quick" in COMMAND
 RESULTS = pathlib.Path(
-    os.environ.setdefault("KSO_RESULTS", str(HERE / ("out/quick" if QUICK else "results")))
+    os.environ.setdefault(
+        "KSO_RESULTS", str(HERE / ("out/quick" if QUICK else "results"))
+    )
 )
 """The folder of this run; processes that it starts inherit it."""
 
 _PACKAGES = (
-    *("keras-sparse-ortho", "keras", "numpy", "scipy", "tensorflow", "jax", "torch", "tf_keras"),
+    *(
+        "keras-sparse-ortho",
+        "keras",
+        "numpy",
+        "scipy",
+        "tensorflow",
+        "jax",
+        "torch",
+        "tf_keras",
+    ),
     *("tensorflow-model-optimization", "ai-edge-litert", "ethos-u-vela"),
     *("onnxruntime", "openvino"),
 )
-_SETTINGS = ("KERAS_BACKEND", "XLA_FLAGS", "OPENBLAS_NUM_THREADS", "GLIBC_TUNABLES")
+_SETTINGS = (
+    "KERAS_BACKEND",
+    "XLA_FLAGS",
+    "OPENBLAS_NUM_THREADS",
+    "GLIBC_TUNABLES",
+)
 
 
 def machine() -> str:
@@ -69,11 +85,20 @@ def commit() -> str:
 
     def git(*arguments: str) -> str:
         command = ["git", *arguments]
-        process = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True)
+        process = subprocess.run(
+            command, cwd=HERE, capture_output=True, text=True, check=True
+        )
         return process.stdout.strip()
 
     try:
-        changed = git("status", "--porcelain", "--", "../keras_sparse_ortho", "*.py", "*.toml")
+        changed = git(
+            "status",
+            "--porcelain",
+            "--",
+            "../keras_sparse_ortho",
+            "*.py",
+            "*.toml",
+        )
         return git("rev-parse", "--short", "HEAD") + "+" * bool(changed)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
@@ -87,7 +112,9 @@ def about(seeds: Iterable[int] = (0,)) -> dict[str, Any]:
         "commit": commit(),
         "machine": machine(),
         "versions": versions(),
-        "settings": {name: os.environ[name] for name in _SETTINGS if name in os.environ},
+        "settings": {
+            name: os.environ[name] for name in _SETTINGS if name in os.environ
+        },
         "load": round(os.getloadavg()[0], 1),
         "seeds": sorted(set(seeds)),
     }
@@ -97,8 +124,16 @@ def append(lines: pathlib.Path, row: dict[str, Any]) -> None:
     """Writes one finished run as a line of JSON, with machine and versions."""
     installed = versions()
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
-    made = {"commit": commit(), "date": datetime.date.today().isoformat(), "machine": machine()}
-    made |= {name: installed[name] for name in ("keras", backend) if name in installed}
+    made = {
+        "commit": commit(),
+        "date": datetime.date.today().isoformat(),
+        "machine": machine(),
+    }
+    made |= {
+        name: installed[name]
+        for name in ("keras", backend)
+        if name in installed
+    }
     lines.parent.mkdir(parents=True, exist_ok=True)
     with lines.open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(row | {"made": made}) + "\n")
@@ -115,10 +150,14 @@ def finished(lines: pathlib.Path) -> list[dict[str, Any]]:
     return runs
 
 
-def write_page(page: pathlib.Path, text: str, seeds: Iterable[int] = (0,)) -> None:
+def write_page(
+    page: pathlib.Path, text: str, seeds: Iterable[int] = (0,)
+) -> None:
     """Prints a result and writes it to a page, with machine, versions and command."""
     origin = about(seeds)
-    packages = ", ".join(f"{name} {version}" for name, version in origin["versions"].items())
+    packages = ", ".join(
+        f"{name} {version}" for name, version in origin["versions"].items()
+    )
     seed_list = ", ".join(map(str, origin["seeds"]))
     text = f"{text.rstrip()}\n\nMade by `{origin['command']}`, commit {origin['commit']}, "
     text += f"{origin['date']}, seeds {seed_list}, load {origin['load']}: {packages}.\n"
@@ -136,32 +175,44 @@ def markdown(header: list[str], rows: list[list[str]]) -> str:
 # --- lines and statistics -------------------------------------------------------------------------
 
 
-def groups(lines: Iterable[dict[str, Any]], *names: str) -> dict[Any, list[dict[str, Any]]]:
+def groups(
+    lines: Iterable[dict[str, Any]], *names: str
+) -> dict[Any, list[dict[str, Any]]]:
     """The lines that agree in some settings, by these; one setting is the key itself."""
     groups_by_key: dict[Any, list[dict[str, Any]]] = {}
     for line in lines:
         key = tuple(line[name] for name in names)
-        groups_by_key.setdefault(key[0] if len(names) == 1 else key, []).append(line)
+        groups_by_key.setdefault(key[0] if len(names) == 1 else key, []).append(
+            line
+        )
     return groups_by_key
 
 
-def last_of_each(lines: Iterable[dict[str, Any]], *names: str) -> dict[Any, dict[str, Any]]:
+def last_of_each(
+    lines: Iterable[dict[str, Any]], *names: str
+) -> dict[Any, dict[str, Any]]:
     """The last line of each kind, by the settings that make it one."""
     return {key: members[-1] for key, members in groups(lines, *names).items()}
 
 
-def matching(lines: Iterable[dict[str, Any]], **which: Any) -> list[dict[str, Any]]:
+def matching(
+    lines: Iterable[dict[str, Any]], **which: Any
+) -> list[dict[str, Any]]:
     """The lines that have these values."""
     return [line for line in lines if which.items() <= line.items()]
 
 
-def column(lines: Iterable[dict[str, Any]], name: str, scale: float = 1.0) -> list[float]:
+def column(
+    lines: Iterable[dict[str, Any]], name: str, scale: float = 1.0
+) -> list[float]:
     """The values of a name, times a factor."""
     return [scale * line[name] for line in lines]
 
 
 def middle_of_processes(
-    lines: Iterable[dict[str, Any]], key: Callable[[dict[str, Any]], Hashable], by: str
+    lines: Iterable[dict[str, Any]],
+    key: Callable[[dict[str, Any]], Hashable],
+    by: str,
 ) -> dict[Hashable, dict[str, Any]]:
     """For each kind of result, the median line of all processes of the last day and commit.
 
@@ -176,7 +227,9 @@ def middle_of_processes(
         occasion = _occasion(members[-1])
         processes = [line for line in members if _occasion(line) == occasion]
         processes.sort(key=lambda line: line[by])
-        medians[kind] = processes[len(processes) // 2] | {"processes": len(processes)}
+        medians[kind] = processes[len(processes) // 2] | {
+            "processes": len(processes)
+        }
     return medians
 
 
@@ -187,7 +240,10 @@ def _occasion(line: dict[str, Any]) -> Hashable:
 
 
 def mean_and_deviation(
-    values: Sequence[float], digits: int = 2, sign: str = "+-", always: bool = False
+    values: Sequence[float],
+    digits: int = 2,
+    sign: str = "+-",
+    always: bool = False,
 ) -> str:
     """Mean and standard deviation as text.
 
@@ -211,7 +267,10 @@ def ahead_and_p(values: Sequence[float], rival: Sequence[float]) -> list[str]:
     from scipy import stats
 
     p = stats.ttest_ind(values, rival, equal_var=False).pvalue
-    return [f"{statistics.mean(values) - statistics.mean(rival):+.1f}", f"{p:.3f}"]
+    return [
+        f"{statistics.mean(values) - statistics.mean(rival):+.1f}",
+        f"{p:.3f}",
+    ]
 
 
 def sentences(text: str) -> str:
@@ -246,7 +305,9 @@ def tables(text: str) -> list[dict[str, Any]]:
                 header.append(f"{name} {before + 1}" if before else name)
             all_tables.append({"section": section, "rows": []})
         elif any(cell.strip(":-") for cell in texts):
-            all_tables[-1]["rows"].append(dict(zip(header, texts, strict=False)))
+            all_tables[-1]["rows"].append(
+                dict(zip(header, texts, strict=False))
+            )
     return all_tables
 
 
@@ -260,12 +321,20 @@ def cells(source: str, results: pathlib.Path) -> list[str]:
     page, _, title = (part.strip() for part in place.partition("#"))
     file = results / f"{page}.md"
     if not file.exists():
-        raise FigureError(f"There is no {file.name} in benchmarks/results. Received: {source!r}")
+        raise FigureError(
+            f"There is no {file.name} in benchmarks/results. Received: {source!r}"
+        )
     page_tables = tables(file.read_text(encoding="utf-8"))
     chosen = [table for table in page_tables if table["section"] == title]
     if not chosen:
-        chosen = [table for table in page_tables if table["section"].startswith(title)]
-    conditions = [condition.partition("=") for condition in re.split(r"; *", where) if condition]
+        chosen = [
+            table for table in page_tables if table["section"].startswith(title)
+        ]
+    conditions = [
+        condition.partition("=")
+        for condition in re.split(r"; *", where)
+        if condition
+    ]
 
     def fits(row: dict[str, str]) -> bool:
         for name, sign, value in conditions:
@@ -273,9 +342,16 @@ def cells(source: str, results: pathlib.Path) -> list[str]:
                 return False
         return column_name in row
 
-    texts = [row[column_name] for table in chosen for row in table["rows"] if fits(row)]
+    texts = [
+        row[column_name]
+        for table in chosen
+        for row in table["rows"]
+        if fits(row)
+    ]
     if not texts:
-        raise FigureError(f"No cell of benchmarks/results is like this. Received: {source!r}")
+        raise FigureError(
+            f"No cell of benchmarks/results is like this. Received: {source!r}"
+        )
     return texts
 
 
@@ -283,7 +359,9 @@ def one_cell(source: str, results: pathlib.Path) -> str:
     """The only cell of that kind."""
     texts = cells(source, results)
     if len(texts) != 1:
-        raise FigureError(f"One cell must be meant, not {len(texts)}. Received: {source!r}")
+        raise FigureError(
+            f"One cell must be meant, not {len(texts)}. Received: {source!r}"
+        )
     return texts[0]
 
 
@@ -298,7 +376,10 @@ def number(text: str) -> Decimal:
 def rounded(value: Decimal, form: str) -> str:
     """A number as text; halves are rounded up."""
     with decimal.localcontext(decimal.Context(rounding=decimal.ROUND_HALF_UP)):
-        return format(value.normalize() if form == "g" else value, "f" if form == "g" else form)
+        return format(
+            value.normalize() if form == "g" else value,
+            "f" if form == "g" else form,
+        )
 
 
 def digest(names: Iterable[str], results: pathlib.Path) -> str:

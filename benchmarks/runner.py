@@ -67,8 +67,12 @@ class Setting:
         """Adds the option to a parser."""
         flag = f"--{name.replace('_', '-')}"
         if isinstance(self.default, bool):
-            switch = argparse.BooleanOptionalAction if self.default else "store_true"
-            parser.add_argument(flag, action=switch, default=self.default, help=self.help)
+            switch = (
+                argparse.BooleanOptionalAction if self.default else "store_true"
+            )
+            parser.add_argument(
+                flag, action=switch, default=self.default, help=self.help
+            )
             return
         several = isinstance(self.default, list | tuple)
         sample = self.default[0] if several else self.default
@@ -144,13 +148,18 @@ class Measurement:
             record.append(self.file, line)
         else:
             self._new.append(line)
-        print({name: value for name, value in line.items() if not _long(value)}, flush=True)
+        print(
+            {name: value for name, value in line.items() if not _long(value)},
+            flush=True,
+        )
         return line
 
     def line_of(self, which: Run) -> Run | None:
         """The line of a run, if there is one."""
         lines = self.finished()
-        return next((line for line in lines if which.items() <= line.items()), None)
+        return next(
+            (line for line in lines if which.items() <= line.items()), None
+        )
 
     def once(self, which: Run) -> Run:
         """The line of a run: the finished one, or else that of the run, which is made now."""
@@ -166,14 +175,18 @@ class Measurement:
         """Makes all runs that are missing."""
         missing = list(self.runs())
         if self.resumes:
-            missing = [which for which in missing if self.line_of(which) is None]
+            missing = [
+                which for which in missing if self.line_of(which) is None
+            ]
         for which in announced(self.title(), missing):
             self.make(which)
 
     def in_new_process(self, which: Run) -> Run:
         """The results of a run in a process of its own."""
         command = [sys.executable, *record.COMMAND, "--one", json.dumps(which)]
-        process = subprocess.run(command, capture_output=True, text=True, check=False)
+        process = subprocess.run(
+            command, capture_output=True, text=True, check=False
+        )
         if process.returncode:
             raise SystemExit(f"{which} has failed:\n{process.stderr[-3000:]}")
         return json.loads(process.stdout.splitlines()[-1])
@@ -184,7 +197,9 @@ class Measurement:
         if self.lines and not lines:
             raise SystemExit("Nothing is measured yet.")
         seeds = {line["seed"] for line in lines if "seed" in line} or self.seeds
-        record.write_page(self.file.with_name(f"{self.page}.md"), self.report(lines), seeds)
+        record.write_page(
+            self.file.with_name(f"{self.page}.md"), self.report(lines), seeds
+        )
 
     @classmethod
     def command(cls, arguments: list[str] | None = None) -> None:
@@ -200,21 +215,34 @@ class Measurement:
             measurement.write()
 
     @classmethod
-    def parser(cls, arguments: list[str] | None = None) -> argparse.ArgumentParser:
+    def parser(
+        cls, arguments: list[str] | None = None
+    ) -> argparse.ArgumentParser:
         """The parser of the settings; `--quick` among the words changes the defaults."""
         parser = argparse.ArgumentParser(
-            description=inspect.getdoc(cls), formatter_class=argparse.RawDescriptionHelpFormatter
+            description=inspect.getdoc(cls),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         for name, setting in cls.settings.items():
             setting.add_to(parser, name)
-        parser.add_argument("--quick", action="store_true", help="a small setting, into out/quick")
-        parser.add_argument("--one", help=argparse.SUPPRESS)  # in a process of its own
+        parser.add_argument(
+            "--quick",
+            action="store_true",
+            help="a small setting, into out/quick",
+        )
+        parser.add_argument(
+            "--one", help=argparse.SUPPRESS
+        )  # in a process of its own
         parser.set_defaults(summary=False)
         if cls.lines and cls.page:
-            parser.add_argument("--summary", action="store_true", help="only write the page")
+            parser.add_argument(
+                "--summary", action="store_true", help="only write the page"
+            )
         if "--quick" in (sys.argv[1:] if arguments is None else arguments):
             small = {name: one.quick for name, one in cls.settings.items()}
-            parser.set_defaults(**{k: v for k, v in small.items() if v is not _SAME})
+            parser.set_defaults(
+                **{k: v for k, v in small.items() if v is not _SAME}
+            )
         return parser
 
 
@@ -225,7 +253,9 @@ def main(*measurements: type[Measurement]) -> None:
         measurements[0].command()
         return
     parser = argparse.ArgumentParser(usage="%(prog)s NAME [--help] ...")
-    parser.add_argument("name", choices=names, metavar="NAME", help=", ".join(names))
+    parser.add_argument(
+        "name", choices=names, metavar="NAME", help=", ".join(names)
+    )
     name = parser.parse_args(sys.argv[1:2]).name
     del sys.argv[1]
     names[name].command()
@@ -243,7 +273,10 @@ def _long(value: object) -> bool:
 
 def grid(**axes: Iterable[Any]) -> list[Run]:
     """All combinations of values, those of the last axis next to each other."""
-    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    return [
+        dict(zip(axes, values, strict=True))
+        for values in itertools.product(*axes.values())
+    ]
 
 
 # --- what is left ---------------------------------------------------------------------------------
@@ -253,7 +286,11 @@ def say_left(part: str, count: int, took: list[float]) -> None:
     """Prints how many runs are left at least, and for how long, as earlier ones took so many s."""
     if not count:
         return
-    minutes = f", about {count * statistics.median(took) / 60:.0f} min" if took else ""
+    minutes = (
+        f", about {count * statistics.median(took) / 60:.0f} min"
+        if took
+        else ""
+    )
     print(f"{LEFT} {part}, {count} runs{minutes}", flush=True)
 
 
@@ -294,7 +331,10 @@ def wall_and_cpu(
             call()
             walls[name].append(time.perf_counter() - start)
             cpus[name].append(time.process_time() - worked)
-    return {name: (statistics.median(walls[name]), statistics.median(cpus[name])) for name in cases}
+    return {
+        name: (statistics.median(walls[name]), statistics.median(cpus[name]))
+        for name in cases
+    }
 
 
 def beside_first(times: Mapping[Any, tuple[float, float]]) -> dict[Any, Run]:
@@ -328,15 +368,23 @@ def parts() -> dict[str, dict]:
     return {part["name"]: part for part in tomllib.loads(text)["part"]}
 
 
-def commands(part: dict, options: argparse.Namespace) -> list[tuple[str, list[str]]]:
+def commands(
+    part: dict, options: argparse.Namespace
+) -> list[tuple[str, list[str]]]:
     """The backend and the arguments of every run of a part; none if it has nothing to do."""
     backends = part.get("backends", ["tensorflow"])
     name = [part["measures"]] if "measures" in part else []
     if options.quick:
         arguments = [*name, "--quick"]
-        return [(backend, arguments) for backend in backends if part.get("quick", True)]
+        return [
+            (backend, arguments)
+            for backend in backends
+            if part.get("quick", True)
+        ]
     if options.tables:
-        return [(backends[0], name + part["tables"])] if "tables" in part else []
+        return (
+            [(backends[0], name + part["tables"])] if "tables" in part else []
+        )
     return [(backend, name + part.get("full", [])) for backend in backends]
 
 
@@ -344,10 +392,18 @@ def set_aside(part: dict, results: pathlib.Path) -> None:
     """Moves the finished runs of a part away, so that it starts over."""
     for name in part.get("lines", []):
         if (results / name).exists():
-            aside = record.HERE / "out" / "aside" / time.strftime("%Y-%m-%d_%H-%M-%S")
+            aside = (
+                record.HERE
+                / "out"
+                / "aside"
+                / time.strftime("%Y-%m-%d_%H-%M-%S")
+            )
             aside.mkdir(parents=True, exist_ok=True)
             shutil.move(results / name, aside / name)
-            print(f"{name} is now in {aside.relative_to(record.HERE.parent)}", flush=True)
+            print(
+                f"{name} is now in {aside.relative_to(record.HERE.parent)}",
+                flush=True,
+            )
 
 
 def cpu() -> float:
@@ -356,7 +412,9 @@ def cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def followed(script: subprocess.Popen, log: pathlib.Path, patience: float) -> int:
+def followed(
+    script: subprocess.Popen, log: pathlib.Path, patience: float
+) -> int:
     """The exit code of a script; meanwhile prints what its log says of the time left.
 
     Raises:
@@ -372,21 +430,30 @@ def followed(script: subprocess.Popen, log: pathlib.Path, patience: float) -> in
             if remaining <= EVERY:
                 raise
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-        message = next((line for line in reversed(lines) if line.startswith(LEFT)), "")
+        message = next(
+            (line for line in reversed(lines) if line.startswith(LEFT)), ""
+        )
         if message != printed:
             printed = message
             print(f"      {message}", flush=True)
 
 
 def run_part(
-    part: dict, backend: str, arguments: list[str], results: pathlib.Path, quick: bool
+    part: dict,
+    backend: str,
+    arguments: list[str],
+    results: pathlib.Path,
+    quick: bool,
 ) -> bool:
     """One run of a script; its output goes to a file."""
     log = results / "logs" / f"{part['name']}_{backend}.txt"
     if not quick:
         log = record.HERE / "out" / "logs" / log.name
     log.parent.mkdir(parents=True, exist_ok=True)
-    environment = os.environ | {"KERAS_BACKEND": backend, "KSO_RESULTS": str(results)}
+    environment = os.environ | {
+        "KERAS_BACKEND": backend,
+        "KSO_RESULTS": str(results),
+    }
     start = time.monotonic()
     cpu_before = cpu()
     note = ""
@@ -410,10 +477,18 @@ def run_part(
     seconds = time.monotonic() - start
     title = f"{'ok  ' if passed else 'FAIL'}  {part['name']:<20}{backend:<12}"
     work = cpu() - cpu_before
-    print(f"{title}{seconds:8.1f} s  {work:8.1f} s of cores  {note}".rstrip(), flush=True)
+    print(
+        f"{title}{seconds:8.1f} s  {work:8.1f} s of cores  {note}".rstrip(),
+        flush=True,
+    )
     if not passed:
-        tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-5:]
-        print("\n".join(f"      {line}" for line in [*tail, f"all of it: {log}"]), flush=True)
+        tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[
+            -5:
+        ]
+        print(
+            "\n".join(f"      {line}" for line in [*tail, f"all of it: {log}"]),
+            flush=True,
+        )
     return passed
 
 
@@ -437,30 +512,52 @@ def suite() -> int:
     parser = argparse.ArgumentParser(
         description=SUITE, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--parts", nargs="+", choices=known, default=[*known], metavar="PART")
-    parser.add_argument("--quick", action="store_true", help="a small setting of each")
-    parser.add_argument("--tables", action="store_true", help="tables and pictures only")
-    parser.add_argument("--again", action="store_true", help="set finished lines aside first")
-    parser.add_argument("--out", type=pathlib.Path, help="a folder instead of the usual one")
-    parser.add_argument("--list", action="store_true", help="name the parts and stop")
+    parser.add_argument(
+        "--parts", nargs="+", choices=known, default=[*known], metavar="PART"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a small setting of each"
+    )
+    parser.add_argument(
+        "--tables", action="store_true", help="tables and pictures only"
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="set finished lines aside first"
+    )
+    parser.add_argument(
+        "--out", type=pathlib.Path, help="a folder instead of the usual one"
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="name the parts and stop"
+    )
     options = parser.parse_args()
     if options.list:
         print("\n".join(known))
         return 0
-    usual = record.HERE / "out" / "quick" if options.quick else record.HERE / "results"
+    usual = (
+        record.HERE / "out" / "quick"
+        if options.quick
+        else record.HERE / "results"
+    )
     results = (options.out or usual).resolve()
     start = time.monotonic()
     failures = 0
     for name in options.parts:
-        if options.quick:  # earlier runs, perhaps with other code, are not resumed
+        if (
+            options.quick
+        ):  # earlier runs, perhaps with other code, are not resumed
             for lines in known[name].get("lines", []):
                 (results / lines).unlink(missing_ok=True)
         elif options.again:
             set_aside(known[name], results)
         for backend, arguments in commands(known[name], options):
-            passed = run_part(known[name], backend, arguments, results, options.quick)
+            passed = run_part(
+                known[name], backend, arguments, results, options.quick
+            )
             failures += not passed
-    print(f"{(time.monotonic() - start) / 60:.1f} minutes; results in {results}")
+    print(
+        f"{(time.monotonic() - start) / 60:.1f} minutes; results in {results}"
+    )
     return int(failures > 0)
 
 

@@ -59,7 +59,10 @@ ROUTES = {
     "dense": ("float32", "int8", "dynamic_int4"),
     "blocks": ("float32+blocks", "int8+blocks"),
 }
-TIMED = [("fashion_mnist", "mlp"), ("fashion_mnist", "cnn")]  # one call, all files in turn
+TIMED = [
+    ("fashion_mnist", "mlp"),
+    ("fashion_mnist", "cnn"),
+]  # one call, all files in turn
 FILE_KINDS = {"float32": "float32", "int8": "int8", "dynamic_int4": "int4"}
 """By route without `+blocks`, its title."""
 
@@ -83,7 +86,9 @@ class Files(Measurement):
         "data": Setting([*WIDTHS], choices=WIDTHS, quick=["digits"]),
         "seeds": Setting(3, quick=1),
         "epochs": Setting(int, "instead of those of the table", quick=1),
-        "samples": Setting(int, "pictures to train on, instead of those of the table"),
+        "samples": Setting(
+            int, "pictures to train on, instead of those of the table"
+        ),
     }
 
     def measure(self) -> None:
@@ -95,9 +100,16 @@ class Files(Measurement):
 
     def runs(self) -> Iterable[Run]:
         given = self.given
-        for seed, ((data, net), epochs) in itertools.product(range(given.seeds), EPOCHS.items()):
+        for seed, ((data, net), epochs) in itertools.product(
+            range(given.seeds), EPOCHS.items()
+        ):
             if data in given.data:
-                setting = {"data": data, "net": net, "seed": seed, "epochs": given.epochs or epochs}
+                setting = {
+                    "data": data,
+                    "net": net,
+                    "seed": seed,
+                    "epochs": given.epochs or epochs,
+                }
                 setting["samples"] = given.samples or SAMPLES.get((data, net))
                 for method in METHODS:
                     yield setting | {"method": method}
@@ -112,9 +124,13 @@ class Files(Measurement):
         runs = [line for line in lines if line["method"] != "timed"]
         wanted = [self.line_of(which) for which in self.runs()]
         runs = [run for run in wanted if run is not None]
-        trained = {(run["data"], run["net"]): (run["epochs"], run["samples"]) for run in runs}
+        trained = {
+            (run["data"], run["net"]): (run["epochs"], run["samples"])
+            for run in runs
+        }
         how = "; ".join(
-            f"{net.upper()} on {data}: {epochs}" + (f" on {samples:,} pictures" if samples else "")
+            f"{net.upper()} on {data}: {epochs}"
+            + (f" on {samples:,} pictures" if samples else "")
             for (data, net), (epochs, samples) in trained.items()
         )
         about = sentences(
@@ -130,8 +146,15 @@ class Files(Measurement):
             turn.
             """
         )
-        times = {(t["data"], t["net"]): t["ms"] for t in matching(lines, method="timed")}
-        return "# Trained networks on blocks, as files\n\n" + about + files_table(runs, times)
+        times = {
+            (t["data"], t["net"]): t["ms"]
+            for t in matching(lines, method="timed")
+        }
+        return (
+            "# Trained networks on blocks, as files\n\n"
+            + about
+            + files_table(runs, times)
+        )
 
 
 def percent(values: Iterable[float]) -> str:
@@ -150,7 +173,13 @@ def files_table(runs: list[Run], times: dict[tuple, Run]) -> str:
             continue
         ms = times.get((data, net), {}).get(method, {})
         first = members[0]
-        row = [data, net, method, f"{first['live']:,}", percent(column(members, "accuracy"))]
+        row = [
+            data,
+            net,
+            method,
+            f"{first['live']:,}",
+            percent(column(members, "accuracy")),
+        ]
         for kind in FILE_KINDS:
             if f"{kind}_bytes" not in first:
                 row += ["", "", ""]
@@ -165,7 +194,9 @@ def files_table(runs: list[Run], times: dict[tuple, Run]) -> str:
     return markdown(header, rows)
 
 
-def file_network(data: Dataset, net: str, method: str, seed: int) -> keras.Model:
+def file_network(
+    data: Dataset, net: str, method: str, seed: int
+) -> keras.Model:
     """A network of `files`, dense or on blocks."""
     keras.utils.set_random_seed(seed)
     shape = data.x_train.shape[1:]
@@ -178,25 +209,40 @@ def file_network(data: Dataset, net: str, method: str, seed: int) -> keras.Model
     if method == "dense":
         return model
     exclude = STAY_DENSE[net]
-    return kso.sparsify(model, DENSITY[net], storage="blocks", exclude=exclude, seed=seed)
+    return kso.sparsify(
+        model, DENSITY[net], storage="blocks", exclude=exclude, seed=seed
+    )
 
 
 def convolutions(
-    shape: tuple[int, ...], strides: int, sizes: Iterable[tuple[int, int]], pool: bool = False
+    shape: tuple[int, ...],
+    strides: int,
+    sizes: Iterable[tuple[int, int]],
+    pool: bool = False,
 ) -> keras.Model:
     """A stem of 32 channels, convolutions of so many channels and strides, and a head."""
     options = {"padding": "same", "activation": "relu"}
-    layers: list[keras.Layer] = [L.Conv2D(32, 3, strides, **options, name="stem")]
+    layers: list[keras.Layer] = [
+        L.Conv2D(32, 3, strides, **options, name="stem")
+    ]
     if pool:
         layers.append(L.MaxPooling2D())
     for k, (channels, stride) in enumerate(sizes):
         layers.append(L.Conv2D(channels, 3, stride, **options, name=f"c{k}"))
     head = L.Dense(10, name="head")
-    return keras.Sequential([keras.Input(shape), *layers, L.GlobalAveragePooling2D(), head])
+    return keras.Sequential(
+        [keras.Input(shape), *layers, L.GlobalAveragePooling2D(), head]
+    )
 
 
 def fit(
-    model: keras.Model, x: np.ndarray, y: np.ndarray, epochs: int, size: int, rate: float, jit: bool
+    model: keras.Model,
+    x: np.ndarray,
+    y: np.ndarray,
+    epochs: int,
+    size: int,
+    rate: float,
+    jit: bool,
 ) -> None:
     """Trains with Adam and cosine decay."""
     steps = epochs * -(-len(x) // size)
@@ -205,7 +251,9 @@ def fit(
     model.fit(x, y, batch_size=size, epochs=epochs, verbose=0)
 
 
-def exported(model: keras.Model, method: str, data: Dataset, folder: Path) -> dict:
+def exported(
+    model: keras.Model, method: str, data: Dataset, folder: Path
+) -> dict:
     """The reports of a model's files, by route without `+blocks`. Convolutions get no int4."""
     files = {}
     for route in ROUTES[method]:
@@ -213,7 +261,9 @@ def exported(model: keras.Model, method: str, data: Dataset, folder: Path) -> di
         if route == "dynamic_int4":
             if any(isinstance(layer, L.Conv2D) for layer in model.layers):
                 continue
-            options = {"tolerance": 1e6}  # written in any case: its accuracy is what is measured
+            options = {
+                "tolerance": 1e6
+            }  # written in any case: its accuracy is what is measured
         elif route.startswith("int8"):
             options = {"representative_data": data.x_train[:500]}
         path = folder / f"{method} {route}.tflite"
@@ -233,7 +283,9 @@ def file_run(data: Dataset, which: Run) -> Run:
     results: Run = {"accuracy": accuracy(model, data) / 100}
     with tempfile.TemporaryDirectory() as folder:
         for kind, report in exported(model, method, data, Path(folder)).items():
-            classes = load_litert(report.path).predict(data.x_test).argmax(axis=1)
+            classes = (
+                load_litert(report.path).predict(data.x_test).argmax(axis=1)
+            )
             results[f"{kind}_accuracy"] = float(np.mean(classes == data.y_test))
             results[f"{kind}_bytes"] = report.bytes
             if kind == "int8":
@@ -251,7 +303,9 @@ def timed(data: Dataset, net: str) -> dict[str, dict[str, float]]:
     with tempfile.TemporaryDirectory() as folder:
         for method in METHODS:
             model = file_network(data, net, method, 0)
-            for kind, report in exported(model, method, data, Path(folder)).items():
+            for kind, report in exported(
+                model, method, data, Path(folder)
+            ).items():
                 paths[method, kind] = report.path
         times = latencies([*paths.values()], seconds=20)
     for (method, kind), milliseconds in zip(paths, times, strict=True):
@@ -261,14 +315,25 @@ def timed(data: Dataset, net: str) -> dict[str, dict[str, float]]:
 
 # --- ethos_u --------------------------------------------------------------------------------------
 
-ACCELERATORS = ("ethos-u55-128", "ethos-u55-256", "ethos-u65-256", "ethos-u85-256")
+ACCELERATORS = (
+    "ethos-u55-128",
+    "ethos-u55-256",
+    "ethos-u65-256",
+    "ethos-u85-256",
+)
 # The weights of the sparse networks in the last epochs.
 QUANTIZED = {"0.1, trained as int8": "int8"}
 SPARSE = ("density 0.1", *QUANTIZED)
 ETHOS_U_METHODS = {"mlp": ("dense", *SPARSE), "cnn": ("dense", *SPARSE, "2:4")}
 # Palettes lost to int4, and are gone since commit 936aadd; their lines stay.
-SHOWN = {net: (*rows[:3], "0.1, palette of 16", *rows[3:]) for net, rows in ETHOS_U_METHODS.items()}
-ETHOS_U_EPOCHS, ETHOS_U_SAMPLES = {"mlp": 5, "cnn": 6}, {"mlp": 60_000, "cnn": 60_000}
+SHOWN = {
+    net: (*rows[:3], "0.1, palette of 16", *rows[3:])
+    for net, rows in ETHOS_U_METHODS.items()
+}
+ETHOS_U_EPOCHS, ETHOS_U_SAMPLES = (
+    {"mlp": 5, "cnn": 6},
+    {"mlp": 60_000, "cnn": 60_000},
+)
 ROWS = 2000  # of the test set, on which the file is run
 
 
@@ -291,12 +356,18 @@ class EthosU(Measurement):
     settings = {
         "seeds": Setting(1),
         "epochs": Setting(int, f"default {ETHOS_U_EPOCHS}", quick=1),
-        "samples": Setting(int, f"pictures to train on, default {ETHOS_U_SAMPLES}", quick=1024),
+        "samples": Setting(
+            int, f"pictures to train on, default {ETHOS_U_SAMPLES}", quick=1024
+        ),
     }
 
-    def runs(self, shown: dict[str, tuple[str, ...]] = ETHOS_U_METHODS) -> Iterable[Run]:
+    def runs(
+        self, shown: dict[str, tuple[str, ...]] = ETHOS_U_METHODS
+    ) -> Iterable[Run]:
         """All methods, or those of the table."""
-        for seed, (net, methods) in itertools.product(range(self.given.seeds), shown.items()):
+        for seed, (net, methods) in itertools.product(
+            range(self.given.seeds), shown.items()
+        ):
             for method in methods:
                 yield {
                     "net": net,
@@ -312,7 +383,9 @@ class EthosU(Measurement):
         data = load("fashion_mnist")
         few = first_rows(data, which["samples"])
         x, y = few.x_train, few.y_train
-        jit = keras.backend.backend() == "jax"  # TensorFlow trains CNNs faster without
+        jit = (
+            keras.backend.backend() == "jax"
+        )  # TensorFlow trains CNNs faster without
         model = ethos_u_network(net, method, which["seed"])
         fit(model, x, y, epochs, 128, RATE, jit)
         if method in QUANTIZED:
@@ -323,8 +396,12 @@ class EthosU(Measurement):
         share = accuracy(model, data) / 100
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, f"{net}.tflite")
-            report = export_litert(model, path, mode="int8", representative_data=calibration)
-            classes = load_litert(path).predict(data.x_test[:ROWS]).argmax(axis=1)
+            report = export_litert(
+                model, path, mode="int8", representative_data=calibration
+            )
+            classes = (
+                load_litert(path).predict(data.x_test[:ROWS]).argmax(axis=1)
+            )
             estimates = {name: vela(path, name) for name in ACCELERATORS}
         return {
             "accuracy": share,
@@ -335,13 +412,21 @@ class EthosU(Measurement):
         }
 
     def report(self, lines: list[Run]) -> str:
-        runs = [run for run in map(self.line_of, self.runs(SHOWN)) if run is not None]
+        runs = [
+            run
+            for run in map(self.line_of, self.runs(SHOWN))
+            if run is not None
+        ]
         trained = "; ".join(
             f"{net.upper()}: {run['epochs']} epochs on {run['samples']:,} pictures"
             for net, run in last_of_each(runs, "net").items()
         )
         compiler = runs[0]["vela"][ACCELERATORS[0]]
-        operators = {name for run in runs for name in run["vela"][ACCELERATORS[0]]["cpu_operators"]}
+        operators = {
+            name
+            for run in runs
+            for name in run["vela"][ACCELERATORS[0]]["cpu_operators"]
+        }
         text = f"# Trained networks on Ethos-U, as Vela {compiler['vela']} estimates them\n\n"
         text += sentences(
             f"""
@@ -376,10 +461,18 @@ def accuracies_table(runs: list[Run]) -> str:
         for method in methods:
             if members := matching(runs, net=net, method=method):
                 names = ("live", "accuracy", "file_accuracy")
-                live, whole, file = (statistics.mean(column(members, name)) for name in names)
-                cells = [f"{live:.3f}", f"{100 * whole:.1f}", f"{100 * file:.1f}"]
+                live, whole, file = (
+                    statistics.mean(column(members, name)) for name in names
+                )
+                cells = [
+                    f"{live:.3f}",
+                    f"{100 * whole:.1f}",
+                    f"{100 * file:.1f}",
+                ]
                 rows.append([net, method, *cells])
-    return markdown(["network", "method", "live", "Keras [%]", "file [%]"], rows)
+    return markdown(
+        ["network", "method", "live", "Keras [%]", "file [%]"], rows
+    )
 
 
 def estimates_table(runs: list[Run]) -> str:
@@ -387,7 +480,10 @@ def estimates_table(runs: list[Run]) -> str:
     rows = []
     for name, (net, methods) in itertools.product(ACCELERATORS, SHOWN.items()):
         estimates = {
-            method: [run["vela"][name] for run in matching(runs, net=net, method=method)]
+            method: [
+                run["vela"][name]
+                for run in matching(runs, net=net, method=method)
+            ]
             for method in methods
         }
         dense = statistics.mean(column(estimates["dense"], "ms"))
@@ -396,9 +492,19 @@ def estimates_table(runs: list[Run]) -> str:
                 ms = statistics.mean(column(members, "ms"))
                 row = [name, net, method, f"{ms:.3f}", f"{dense / ms:.2f}"]
                 for size in ("weight_bytes", "encoded_bytes"):
-                    row.append(f"{statistics.mean(column(members, size)) / 1024:.0f}")
+                    row.append(
+                        f"{statistics.mean(column(members, size)) / 1024:.0f}"
+                    )
                 rows.append(row)
-    header = ["accelerator", "network", "method", "ms", "times as fast", "KiB", "encoded KiB"]
+    header = [
+        "accelerator",
+        "network",
+        "method",
+        "ms",
+        "times as fast",
+        "KiB",
+        "encoded KiB",
+    ]
     return markdown(header, rows)
 
 
@@ -415,13 +521,21 @@ def vela(path: Path, accelerator: str) -> dict:
     """The estimates of Arm's compiler for a static int8 file, by its own command."""
     with tempfile.TemporaryDirectory() as folder:
         command = ["-m", "ethosu.vela", str(path), "--output-dir", folder]
-        command += ["--accelerator-config", accelerator, "--verbose-performance"]
-        subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
+        command += [
+            "--accelerator-config",
+            accelerator,
+            "--verbose-performance",
+        ]
+        subprocess.run(
+            [sys.executable, *command], check=True, stdout=subprocess.DEVNULL
+        )
         [layers] = Path(folder).glob("*_per-layer.csv")
         [summary] = Path(folder).glob("*_summary_*.csv")
         operators = list(csv.DictReader(layers.read_text().splitlines()))
         [one] = csv.DictReader(summary.read_text().splitlines())
-    on_cpu = [row["Original Operator"] for row in operators if row["Target"] == "CPU"]
+    on_cpu = [
+        row["Original Operator"] for row in operators if row["Target"] == "CPU"
+    ]
     return {
         "accelerator": accelerator,
         "system_config": one["system_config"],
@@ -453,7 +567,9 @@ def ethos_u_network(net: str, method: str, seed: int) -> keras.Model:
         return model
     options = {"exclude": STAY_DENSE[net], "seed": seed}
     if method == "2:4":
-        return kso.sparsify(model, 0.5, "uniform", structure=kso.NByM(2, 4), **options)
+        return kso.sparsify(
+            model, 0.5, "uniform", structure=kso.NByM(2, 4), **options
+        )
     return kso.sparsify(model, 0.1, **options)
 
 
@@ -467,7 +583,15 @@ QUANTIZED_NETS = {
     "mobilenet": {"epochs": 3, "rate": 3.2e-2, "more": 1, "more_rate": 2e-3},
 }
 # The weights that are rounded: after training, or in training.
-ROUNDED = ("float", "int8 after", "int8", "int4 after", "int4", "ternary after", "ternary")
+ROUNDED = (
+    "float",
+    "int8 after",
+    "int8",
+    "int4 after",
+    "int4",
+    "ternary after",
+    "ternary",
+)
 # Palettes and learnt scales lost, and are gone since commit 936aadd; their lines stay.
 ROUNDED_SHOWN = (*ROUNDED[:5], "palette 16 after", "palette 16", *ROUNDED[5:])
 ROUNDED_SHOWN += ("int4, learnt scales", "ternary, learnt scales")
@@ -488,7 +612,9 @@ class Quantized(Measurement):
 
     page = lines = "quantized"
     settings = {
-        "nets": Setting([*QUANTIZED_NETS], choices=QUANTIZED_NETS, quick=["cnn"]),
+        "nets": Setting(
+            [*QUANTIZED_NETS], choices=QUANTIZED_NETS, quick=["cnn"]
+        ),
         "seeds": Setting(3, quick=1),
         "images": Setting(10000, quick=512),
         "density": Setting(0.1),
@@ -497,7 +623,11 @@ class Quantized(Measurement):
     def runs(self) -> Iterable[Run]:
         given = self.given
         for net in given.nets:
-            setting = {"net": net, "images": given.images, "density": given.density}
+            setting = {
+                "net": net,
+                "images": given.images,
+                "density": given.density,
+            }
             for which in grid(seed=range(given.seeds), method=ROUNDED):
                 yield setting | QUANTIZED_NETS[net] | which
             for method in ESTIMATED:  # what Vela says of the files of a seed
@@ -505,23 +635,33 @@ class Quantized(Measurement):
 
     def line_of(self, which: Run) -> Run | None:
         """The line of a run; those of Vela's estimates have no epochs."""
-        settings = {name: value for name, value in which.items() if name != "estimated"}
+        settings = {
+            name: value for name, value in which.items() if name != "estimated"
+        }
         lines = matching(self.finished(), **settings)
         estimated = "estimated" in which
-        return next((line for line in lines if ("vela" in line) == estimated), None)
+        return next(
+            (line for line in lines if ("vela" in line) == estimated), None
+        )
 
     def run(self, which: Run) -> Run:
         net, method, seed = which["net"], which["method"], which["seed"]
         data = load("fashion_mnist")
         # The file of `int8 after` is the converter's own, calibrated.
         source = "float" if method == "int8 after" else method
-        model = trained(net, source, seed, data, which["images"], which["density"])
+        model = trained(
+            net, source, seed, data, which["images"], which["density"]
+        )
         if source != "float":
             round_biases(model)
         if "estimated" in which:
             return {"vela": estimates_of(model, data)}
         results = {"accuracy": answered(model, data)}
-        return results if method == "float" else results | accuracy_of_file(model, data)
+        return (
+            results
+            if method == "float"
+            else results | accuracy_of_file(model, data)
+        )
 
     def report(self, lines: list[Run]) -> str:
         given = self.given
@@ -543,12 +683,16 @@ class Quantized(Measurement):
                 text += f"## {net}\n\n{how['epochs']} epochs at {how['rate']:g}, {how['more']} "
                 text += f"more at {how['more_rate']:g}; seeds {seeds}.\n\n{quantized_table(runs)}\n"
         text = text.rstrip("\n") + "\n" + storages_table(lines)
-        return text + vela_table([line for line in matching(lines, **common) if "vela" in line])
+        return text + vela_table(
+            [line for line in matching(lines, **common) if "vela" in line]
+        )
 
 
 def quantized_table(runs: list[Run]) -> str:
     """Means over the seeds."""
-    floats = {run["seed"]: run["accuracy"] for run in matching(runs, method="float")}
+    floats = {
+        run["seed"]: run["accuracy"] for run in matching(runs, method="float")
+    }
     rows = []
     for method in ROUNDED_SHOWN:
         members = matching(runs, method=method)
@@ -558,7 +702,10 @@ def quantized_table(runs: list[Run]) -> str:
         row = [method, mean_and_deviation(column(members, "accuracy"))]
         row.append(mean_and_deviation(column(files, "file")) if files else "")
         # The file where there is one, as it is what ships.
-        ships = [floats[run["seed"]] - run.get("file", run["accuracy"]) for run in members]
+        ships = [
+            floats[run["seed"]] - run.get("file", run["accuracy"])
+            for run in members
+        ]
         row.append(f"{statistics.mean(ships):.2f}" if method != "float" else "")
         if files:
             row.append(f"{100 * max(column(files, 'error')):.2f}")
@@ -567,7 +714,9 @@ def quantized_table(runs: list[Run]) -> str:
             row += ["", ""]
         rows.append(row)
     header = ["weights", "Keras [%]", "int8 file [%]", "points lost"]
-    return markdown([*header, "largest rms of file and Keras [%]", "gzip [kB]"], rows)
+    return markdown(
+        [*header, "largest rms of file and Keras [%]", "gzip [kB]"], rows
+    )
 
 
 def vela_table(runs: list[Run]) -> str:
@@ -577,8 +726,13 @@ def vela_table(runs: list[Run]) -> str:
     rows = []
     for name, run in itertools.product(VELA_OF_QUANTIZED, runs):
         estimate = run["vela"][name]
-        sizes = [f"{estimate[key] / 1024:.1f}" for key in ("weight_bytes", "encoded_bytes")]
-        rows.append([name, run["net"], run["method"], f"{estimate['ms']:.3f}", *sizes])
+        sizes = [
+            f"{estimate[key] / 1024:.1f}"
+            for key in ("weight_bytes", "encoded_bytes")
+        ]
+        rows.append(
+            [name, run["net"], run["method"], f"{estimate['ms']:.3f}", *sizes]
+        )
     about = sentences(
         """
         The int8 files of seed 0, batch 1; nothing was run on a device. KiB of weights before and
@@ -587,7 +741,11 @@ def vela_table(runs: list[Run]) -> str:
     )
     version = runs[0]["vela"][VELA_OF_QUANTIZED[0]]["vela"]
     header = ["accelerator", "network", "weights", "ms", "KiB", "encoded KiB"]
-    return f"\n## On Ethos-U, as Vela {version} estimates\n\n" + about + markdown(header, rows)
+    return (
+        f"\n## On Ethos-U, as Vela {version} estimates\n\n"
+        + about
+        + markdown(header, rows)
+    )
 
 
 def estimates_of(model: keras.Model, data: Dataset) -> Run:
@@ -597,7 +755,9 @@ def estimates_of(model: keras.Model, data: Dataset) -> Run:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.tflite"
         rows = data.x_train[:500]
-        export_litert(model, path, mode="int8", representative_data=rows, tolerance=2.0)
+        export_litert(
+            model, path, mode="int8", representative_data=rows, tolerance=2.0
+        )
         for accelerator in VELA_OF_QUANTIZED:
             estimate = vela(path, accelerator)
             estimates[accelerator] = {name: estimate[name] for name in names}
@@ -612,7 +772,9 @@ def quantized_network(net: str) -> tuple[keras.Model, list[str] | None]:
     return mobilenet((28, 28, 1), 10, {"alpha": 0.25}), [".*_pointwise/kernel"]
 
 
-def fitted(model: keras.Model, data: Dataset, images: int, epochs: int, rate: float) -> None:
+def fitted(
+    model: keras.Model, data: Dataset, images: int, epochs: int, rate: float
+) -> None:
     """Trains a model on the first images."""
     steps = max(1, int(epochs * (images // BATCH)))
     rates = keras.optimizers.schedules.CosineDecay(rate, steps)
@@ -624,7 +786,11 @@ def fitted(model: keras.Model, data: Dataset, images: int, epochs: int, rate: fl
 
 def calibrated(model: keras.Model, data: Dataset) -> None:
     """Sets the ranges of activations, and nothing else, on 1000 images."""
-    norms = [x for x in model._flatten_layers() if isinstance(x, L.BatchNormalization)]
+    norms = [
+        x
+        for x in model._flatten_layers()
+        if isinstance(x, L.BatchNormalization)
+    ]
     for layer in norms:
         layer.trainable = False
     for start in range(0, 1000, 100):
@@ -647,12 +813,18 @@ def accuracy_of_file(model: keras.Model, data: Dataset) -> Run:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.tflite"
         options = {"mode": "int8", "batch_size": size, "tolerance": 2.0}
-        report = export_litert(model, path, representative_data=data.x_train[:size], **options)
+        report = export_litert(
+            model, path, representative_data=data.x_train[:size], **options
+        )
         file = load_litert(path)
         for start in range(0, count, size):
             classes = file.predict(data.x_test[start : start + size]).argmax(1)
             right += int((classes == data.y_test[start : start + size]).sum())
-    return {"file": 100 * right / count, "error": report.error, "gzip": report.gzip_bytes}
+    return {
+        "file": 100 * right / count,
+        "error": report.error,
+        "gzip": report.gzip_bytes,
+    }
 
 
 def trained(
@@ -671,9 +843,13 @@ def trained(
         model = kso.sparsify(dense, density, include=include, seed=seed)
         fitted(model, data, images, how["epochs"], how["rate"])
     else:
-        model = trained(net, "float" if after else "start", seed, data, images, density)
+        model = trained(
+            net, "float" if after else "start", seed, data, images, density
+        )
         if method != "float":
-            model = kso.quantize_aware(model, method.removesuffix(" after"), momentum=0.95)
+            model = kso.quantize_aware(
+                model, method.removesuffix(" after"), momentum=0.95
+            )
         if after:
             calibrated(model, data)
         else:
@@ -705,7 +881,9 @@ def encoder() -> keras.Model:
         x = L.Add()([x, L.MultiHeadAttention(4, 32)(y, y)])
         y = L.Dense(256, activation="relu")(L.LayerNormalization()(x))
         x = L.Add()([x, L.Dense(128)(y)])
-    return keras.Model(inputs, L.Dense(10, name="head")(L.GlobalAveragePooling1D()(x)))
+    return keras.Model(
+        inputs, L.Dense(10, name="head")(L.GlobalAveragePooling1D()(x))
+    )
 
 
 # Networks, densities from the first step (1 is the dense network, the rival), other options.
@@ -741,15 +919,27 @@ class Storages(Quantized):
     def runs(self) -> Iterable[Run]:
         for network in self.given.networks:
             for density in STORED[network][1]:
-                yield {"network": network, "density": density, "images": self.given.images}
+                yield {
+                    "network": network,
+                    "density": density,
+                    "images": self.given.images,
+                }
 
     def run(self, which: Run) -> Iterator[Run]:
         """The files of a network at a density, for each training."""
         data = load("fashion_mnist")
-        network, density, images = which["network"], which["density"], which["images"]
+        network, density, images = (
+            which["network"],
+            which["density"],
+            which["images"],
+        )
         keras.utils.set_random_seed(0)
         build, _, how = STORED[network]
-        base = build() if density == 1 else kso.sparsify(build(), density, seed=0, **how)
+        base = (
+            build()
+            if density == 1
+            else kso.sparsify(build(), density, seed=0, **how)
+        )
         fitted(base, data, images, WIDE["epochs"], WIDE["rate"])
         for training, (arguments, routes) in TRAININGS.items():
             if network != "mlp" and "ternary" in training:
@@ -761,7 +951,9 @@ class Storages(Quantized):
             if arguments == ("int4", "int8"):
                 round_biases(model)
             if "structure" in how:
-                routes = [f"{route}+blocks" for route in routes if "int8" in route]
+                routes = [
+                    f"{route}+blocks" for route in routes if "int8" in route
+                ]
             for line in stored_files(model, routes, data, self.given.seconds):
                 yield {"storages": training} | WIDE | line
 
@@ -777,15 +969,31 @@ def stored_files(
             options = {"representative_data": rows, "sample": data.x_test[:64]}
             path = Path(folder) / mode
             try:
-                reports.append(export_litert(model, path, mode=mode, tolerance=2.0, **options))
+                reports.append(
+                    export_litert(
+                        model, path, mode=mode, tolerance=2.0, **options
+                    )
+                )
             except ExportConversionError as error:  # no Dense kernel of 4 bits
                 print(mode, error, flush=True)
         times = latencies([report.path for report in reports], 1, seconds)
         for report, ms in zip(reports, times, strict=True):
-            classes = load_litert(report.path).predict(data.x_test[:2000]).argmax(1)
-            line = {"route": report.route, "bytes": report.bytes, "gzip": report.gzip_bytes}
-            line |= {"ms": ms, "error": report.error, "keras": answered(model, data)}
-            yield line | {"file": 100 * float((classes == data.y_test[:2000]).mean())}
+            classes = (
+                load_litert(report.path).predict(data.x_test[:2000]).argmax(1)
+            )
+            line = {
+                "route": report.route,
+                "bytes": report.bytes,
+                "gzip": report.gzip_bytes,
+            }
+            line |= {
+                "ms": ms,
+                "error": report.error,
+                "keras": answered(model, data),
+            }
+            yield line | {
+                "file": 100 * float((classes == data.y_test[:2000]).mean())
+            }
 
 
 def storages_table(lines: list[Run]) -> str:
@@ -796,13 +1004,22 @@ def storages_table(lines: list[Run]) -> str:
     by_file = last_of_each(files, "network", "density", "storages", "route")
     order = [*STORED]
     rows = []
-    for kind in sorted(by_file, key=lambda kind: (order.index(kind[0]), -kind[1])):
+    for kind in sorted(
+        by_file, key=lambda kind: (order.index(kind[0]), -kind[1])
+    ):
         network, density, training, route = kind
         line = by_file[kind]
-        row = [network, "dense" if density == 1 else f"{density:g}", training, route]
+        row = [
+            network,
+            "dense" if density == 1 else f"{density:g}",
+            training,
+            route,
+        ]
         row += [f"{line[size] / 1e3:.0f}" for size in ("bytes", "gzip")]
         row += [f"{line['ms']:.3f}", f"{100 * line['error']:.2f}"]
-        rows.append([*row, *(f"{line[name]:.1f}" for name in ("keras", "file"))])
+        rows.append(
+            [*row, *(f"{line[name]:.1f}" for name in ("keras", "file"))]
+        )
     about = sentences(
         f"""
         An MLP 784-1024-1024-10 (blocks: of 16), the CNN of `one_shot.py`, whose Dense kernels alone
@@ -812,7 +1029,16 @@ def storages_table(lines: list[Run]) -> str:
         of Keras (10,000 images) and of the file (the first 2,000).
         """
     )
-    header = ["network", "density", "training", "file", "kB", "gzip [kB]", "ms", "rms [%]"]
+    header = [
+        "network",
+        "density",
+        "training",
+        "file",
+        "kB",
+        "gzip [kB]",
+        "ms",
+        "rms [%]",
+    ]
     table = markdown([*header, "Keras [%]", "file [%]"], rows)
     return "\n## Kernels in 8, 4 and 2 bits\n\n" + about + table
 

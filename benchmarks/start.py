@@ -23,7 +23,15 @@ if {"initializers", "spectrum"} & {*sys.argv}:
 import keras
 import numpy as np
 from networks import cnn
-from record import QUICK, RESULTS, groups, machine, markdown, matching, sentences
+from record import (
+    QUICK,
+    RESULTS,
+    groups,
+    machine,
+    markdown,
+    matching,
+    sentences,
+)
 from runner import Measurement, Run, Setting, grid, interleaved, main
 from training import crossentropy
 
@@ -67,7 +75,11 @@ class Orthogonal(Measurement):
         "widths": Setting([1024, 2048, 4096, 8192], quick=[512, 1024]),
         "densities": Setting([0.1, 0.5, 1.0], quick=[0.1]),
         "blocks": Setting(
-            [f"{n}-{size}-0.1" for n in (1024, 2048, 4096, 8192) for size in (16, 32, 64, 128)]
+            [
+                f"{n}-{size}-0.1"
+                for n in (1024, 2048, 4096, 8192)
+                for size in (16, 32, 64, 128)
+            ]
             + [f"16384-{size}-0.05" for size in (32, 64, 128)],
             "width-block-density",
             quick=["1024-16-0.1", "1024-32-0.1"],
@@ -76,11 +88,18 @@ class Orthogonal(Measurement):
 
     def runs(self) -> list[Run]:
         given = self.given
-        runs = grid(table=["qr"], n=given.qr_widths) + grid(table=["loop"], n=given.loop_widths)
+        runs = grid(table=["qr"], n=given.qr_widths) + grid(
+            table=["loop"], n=given.loop_widths
+        )
         runs += grid(table=["write"], density=given.densities, n=given.widths)
         for case in given.blocks:
             n, size, density = case.split("-")
-            which = {"table": "blocks", "n": int(n), "size": int(size), "asked": float(density)}
+            which = {
+                "table": "blocks",
+                "n": int(n),
+                "size": int(size),
+                "asked": float(density),
+            }
             runs.append(which)
         return runs
 
@@ -88,13 +107,24 @@ class Orthogonal(Measurement):
         n = which["n"]
         if which["table"] == "blocks":
             size, density = which["size"], which["asked"]
-            times = interleaved({"draw": lambda: blocks_of(n, size, density)}, 3)
+            times = interleaved(
+                {"draw": lambda: blocks_of(n, size, density)}, 3
+            )
             drawn = blocks_of(n, size, density)
             zero = float((drawn.blocks == 0).all(axis=(-1, -2)).mean())
-            results = {"density": drawn.density, "zero": zero, "draw": times["draw"]}
+            results = {
+                "density": drawn.density,
+                "zero": zero,
+                "draw": times["draw"],
+            }
             peak = blocks_memory(n, size, density)
-            return results | {"live_mib": drawn.blocks.nbytes / 2**20, "peak_mib": peak}
-        rival = {"qr": dense_qr, "loop": plain_loop, "write": allocate}[which["table"]]
+            return results | {
+                "live_mib": drawn.blocks.nbytes / 2**20,
+                "peak_mib": peak,
+            }
+        rival = {"qr": dense_qr, "loop": plain_loop, "write": allocate}[
+            which["table"]
+        ]
         density = which.get("density", DENSITY)
         cases = {"eoi": lambda: eoi(n, density), "rival": lambda: rival(n)}
         results = interleaved(cases, 5 if which["table"] == "qr" else 3)
@@ -103,40 +133,81 @@ class Orthogonal(Measurement):
         return results
 
     def report(self, lines: list[Run]) -> str:
-        text = f"# EOI initialization, density {DENSITY}, float32, square kernels\n\n" + sentences(
-            f"""
+        text = (
+            f"# EOI initialization, density {DENSITY}, float32, square kernels\n\n"
+            + sentences(
+                f"""
             {machine()}, Keras {keras.__version__} on {keras.backend.backend()}. Medians,
             interleaved; kernel and mask are drawn.
             """
+            )
         )
         text += "Against `keras.initializers.Orthogonal` (dense QR):\n\n"
         text += faster_table(matching(lines, table="qr"), "dense QR")
         text += "\nAgainst the published procedure as a plain loop:\n\n"
         text += faster_table(matching(lines, table="loop"), "plain loop")
-        text += "\nAgainst allocating and writing the output, and how it grows:\n\n"
+        text += (
+            "\nAgainst allocating and writing the output, and how it grows:\n\n"
+        )
         rows = []
         for line in matching(lines, table="write"):
             row = [str(line["density"]), str(line["n"])]
             row += [f"{1e3 * line['eoi']:.1f}", f"{1e3 * line['rival']:.1f}"]
-            rows.append([*row, f"{line['eoi'] / line['rival']:.1f}", f"{line['memory']:.2f}"])
-        header = ["density", "n", "EOI [ms]", "write [ms]", "ratio", "peak memory / output"]
+            rows.append(
+                [
+                    *row,
+                    f"{line['eoi'] / line['rival']:.1f}",
+                    f"{line['memory']:.2f}",
+                ]
+            )
+        header = [
+            "density",
+            "n",
+            "EOI [ms]",
+            "write [ms]",
+            "ratio",
+            "peak memory / output",
+        ]
         text += markdown(header, rows)
         text += "\nRegular blocks, drawn as live blocks alone (float32, all arithmetic in "
         text += "float64):\n\n"
         rows = []
         for line in matching(lines, table="blocks"):
             row = [str(line["n"]), str(line["size"]), f"{line['density']:.4f}"]
-            row += [f"{line['zero']:.3f}", f"{1e3 * line['draw']:.0f}", f"{line['live_mib']:.1f}"]
-            rows.append([*row, f"{line['peak_mib']:.0f}", f"{4 * line['n'] ** 2 / 2**20:.0f}"])
-        header = ["n", "block", "density", "zero blocks", "draw [ms]", "live blocks [MiB]"]
-        return text + markdown([*header, "peak [MiB]", "dense kernel [MiB]"], rows)
+            row += [
+                f"{line['zero']:.3f}",
+                f"{1e3 * line['draw']:.0f}",
+                f"{line['live_mib']:.1f}",
+            ]
+            rows.append(
+                [
+                    *row,
+                    f"{line['peak_mib']:.0f}",
+                    f"{4 * line['n'] ** 2 / 2**20:.0f}",
+                ]
+            )
+        header = [
+            "n",
+            "block",
+            "density",
+            "zero blocks",
+            "draw [ms]",
+            "live blocks [MiB]",
+        ]
+        return text + markdown(
+            [*header, "peak [MiB]", "dense kernel [MiB]"], rows
+        )
 
 
 def faster_table(lines: list[Run], rival: str) -> str:
     """A table of times beside a rival."""
     rows = []
     for line in lines:
-        row = [str(line["n"]), f"{1e3 * line['eoi']:.1f}", f"{1e3 * line['rival']:.0f}"]
+        row = [
+            str(line["n"]),
+            f"{1e3 * line['eoi']:.1f}",
+            f"{1e3 * line['rival']:.0f}",
+        ]
         rows.append([*row, f"{line['rival'] / line['eoi']:.0f}"])
     return markdown(["n", "EOI [ms]", f"{rival} [ms]", "times faster"], rows)
 
@@ -149,8 +220,12 @@ def plain_loop(n: int, density: float = DENSITY, seed: int = 1) -> np.ndarray:
         i, j = rng.choice(n, 2, replace=False)
         angle = rng.uniform(0.0, 2.0 * np.pi)
         rotated = matrix.copy()
-        rotated[:, i] = np.cos(angle) * matrix[:, i] + np.sin(angle) * matrix[:, j]
-        rotated[:, j] = -np.sin(angle) * matrix[:, i] + np.cos(angle) * matrix[:, j]
+        rotated[:, i] = (
+            np.cos(angle) * matrix[:, i] + np.sin(angle) * matrix[:, j]
+        )
+        rotated[:, j] = (
+            -np.sin(angle) * matrix[:, i] + np.cos(angle) * matrix[:, j]
+        )
         matrix = rotated
     return matrix
 
@@ -162,7 +237,9 @@ def allocate(n: int) -> np.ndarray:
 
 
 def dense_qr(n: int) -> np.ndarray:
-    return keras.ops.convert_to_numpy(keras.initializers.Orthogonal(seed=1)((n, n)))
+    return keras.ops.convert_to_numpy(
+        keras.initializers.Orthogonal(seed=1)((n, n))
+    )
 
 
 def eoi(n: int, density: float = DENSITY) -> None:
@@ -189,7 +266,9 @@ idle = peak()
 draw{sizes}
 print((peak() - idle) * 1024)
 """
-    process = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    process = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True
+    )
     return int(process.stdout)
 
 
@@ -244,7 +323,9 @@ class Initializers(Measurement):
     }
 
     def runs(self) -> list[Run]:
-        loops = grid(n=self.given.loop_widths, density=(0.1, 0.3), rule=("SGD", "Adam"))
+        loops = grid(
+            n=self.given.loop_widths, density=(0.1, 0.3), rule=("SGD", "Adam")
+        )
         return [{"width": self.given.width}, *loops]
 
     def run(self, which: Run) -> Run | Iterator[Run]:
@@ -254,14 +335,24 @@ class Initializers(Measurement):
         rng = np.random.default_rng(0)
         mask = rng.random((n, n)) < density
         start = rng.normal(size=mask.shape, scale=1 / np.sqrt(density * n))
-        error, loop = reference_loop(start, mask, which["rule"], self.given.steps)
+        error, loop = reference_loop(
+            start, mask, which["rule"], self.given.steps
+        )
         reached, seconds, iterations = ours(start, mask, error)
-        results = {"error": error, "loop": loop, "reached": reached, "seconds": seconds}
+        results = {
+            "error": error,
+            "loop": loop,
+            "reached": reached,
+            "seconds": seconds,
+        }
         return results | {"iterations": iterations}
 
     def report(self, lines: list[Run]) -> str:
         given = self.given
-        drawn = sorted((line for line in lines if "name" in line), key=lambda line: line["seconds"])
+        drawn = sorted(
+            (line for line in lines if "name" in line),
+            key=lambda line: line["seconds"],
+        )
         rows = []
         for line in drawn:
             cells = [f"{line['live']:.4g}", f"{1e3 * line['seconds']:.1f}"]
@@ -275,7 +366,9 @@ class Initializers(Measurement):
             (AI: one run). Isometry error: `||K K^T - I||_F / sqrt(n)`.
             """
         )
-        text += markdown(["initializer", "density", "time [ms]", "isometry error"], rows)
+        text += markdown(
+            ["initializer", "density", "time [ms]", "isometry error"], rows
+        )
         text += f"\nEOI is number {place} of {len(rows)} in time.\n\n"
         text += "## AI against the loop of its reference\n\n" + sentences(
             f"""
@@ -286,11 +379,36 @@ class Initializers(Measurement):
         rows = []
         for line in (line for line in lines if "rule" in line):
             ratio = f"{line['loop'] / line['seconds']:.1f}"
-            row = [str(line["n"]), str(line["density"]), line["rule"], f"{line['error']:.3g}"]
-            row += [f"{line['loop']:.2f}", f"{line['reached']:.3g}", f"{line['seconds']:.2f}"]
+            row = [
+                str(line["n"]),
+                str(line["density"]),
+                line["rule"],
+                f"{line['error']:.3g}",
+            ]
+            row += [
+                f"{line['loop']:.2f}",
+                f"{line['reached']:.3g}",
+                f"{line['seconds']:.2f}",
+            ]
             row.append(str(line["iterations"]))
-            rows.append([*row, ratio if line["reached"] <= line["error"] else "not reached"])
-        header = ["n", "density", "loop", "least error", "[s]", "ours", "[s]", "iterations"]
+            rows.append(
+                [
+                    *row,
+                    ratio
+                    if line["reached"] <= line["error"]
+                    else "not reached",
+                ]
+            )
+        header = [
+            "n",
+            "density",
+            "loop",
+            "least error",
+            "[s]",
+            "ours",
+            "[s]",
+            "iterations",
+        ]
         return text + markdown([*header, "times faster"], rows)
 
 
@@ -319,27 +437,40 @@ def reference_loop(
     return least / np.sqrt(len(kernel)), time.perf_counter() - began
 
 
-def ours(start: np.ndarray, mask: np.ndarray, tolerance: float) -> tuple[float, float, int]:
+def ours(
+    start: np.ndarray, mask: np.ndarray, tolerance: float
+) -> tuple[float, float, int]:
     """Error, seconds and iterations of ours on the way to `tolerance`."""
 
     def error_after(iterations: int) -> float:
-        limits = {"max_iterations": iterations, "tolerance": 0.0, "min_decrease": 0.0}
+        limits = {
+            "max_iterations": iterations,
+            "tolerance": 0.0,
+            "min_decrease": 0.0,
+        }
         return error_of(approximate_isometry(start, mask, **limits))
 
     began = time.perf_counter()
-    kernel = approximate_isometry(start, mask, tolerance=tolerance, min_decrease=0.0)
+    kernel = approximate_isometry(
+        start, mask, tolerance=tolerance, min_decrease=0.0
+    )
     seconds = time.perf_counter() - began
     error = error_of(kernel)
     # The error never rises.
     counts = range(1, MOST_ITERATIONS)
-    fewer = bisect.bisect_left(counts, True, key=lambda count: error_after(count) <= error)
+    fewer = bisect.bisect_left(
+        counts, True, key=lambda count: error_after(count) <= error
+    )
     return error, seconds, fewer + 1
 
 
 def error_of(kernel: np.ndarray) -> float:
     """`||K K^T - I||_F / sqrt(n)`."""
     kernel = kernel.astype(np.float64)
-    return float(np.linalg.norm(kernel @ kernel.T - np.eye(len(kernel))) / np.sqrt(len(kernel)))
+    return float(
+        np.linalg.norm(kernel @ kernel.T - np.eye(len(kernel)))
+        / np.sqrt(len(kernel))
+    )
 
 
 def drawn_by_all(width: int) -> Iterator[Run]:
@@ -348,11 +479,17 @@ def drawn_by_all(width: int) -> Iterator[Run]:
     density = INITIALIZERS_DENSITY
     sparse = {
         "EOI": ExactOrthogonal(density, seed=1),
-        "EOI, Block(16, 1)": ExactOrthogonal(density, seed=1, structure=Block(16, 1)),
+        "EOI, Block(16, 1)": ExactOrthogonal(
+            density, seed=1, structure=Block(16, 1)
+        ),
         "EOI, 2:4": ExactOrthogonal(density, seed=1, structure=NByM(2, 4)),
         "EOI, 2:4, full": ExactOrthogonal(0.5, seed=1, structure=NByM(2, 4)),
-        "RandomSparse of glorot_uniform": RandomSparse(density, "glorot_uniform", seed=1),
-        "SAO (RamanujanOrthogonal)": RamanujanOrthogonal(round(density * width), seed=1),
+        "RandomSparse of glorot_uniform": RandomSparse(
+            density, "glorot_uniform", seed=1
+        ),
+        "SAO (RamanujanOrthogonal)": RamanujanOrthogonal(
+            round(density * width), seed=1
+        ),
     }
     dense = keras.initializers.Orthogonal(seed=1)
     calls: dict[str, Callable[[], Any]] = {
@@ -371,7 +508,11 @@ def drawn_by_all(width: int) -> Iterator[Run]:
     samples[name] = slow.sample(shape)
     times[name] = time.perf_counter() - began
     for name, (kernel, mask) in samples.items():
-        line = {"name": name, "live": float(mask.mean()), "seconds": times[name]}
+        line = {
+            "name": name,
+            "live": float(mask.mean()),
+            "seconds": times[name],
+        }
         yield line | {"isometry": error_of(kernel)}
 
 
@@ -379,7 +520,9 @@ def drawn_by_all(width: int) -> Iterator[Run]:
 
 NETWORKS = {
     "ResNet-50 (224 pixels)": lambda: keras.applications.ResNet50(weights=None),
-    "a CNN 8-16-16 (28 pixels)": lambda: cnn((28, 28, 1), 10, {"filters": (8, 16, 16)}),
+    "a CNN 8-16-16 (28 pixels)": lambda: cnn(
+        (28, 28, 1), 10, {"filters": (8, 16, 16)}
+    ),
 }
 BIG, SMALL = NETWORKS
 SCORES = ("random", "magnitude", "snip", "grasp", "synflow")
@@ -406,7 +549,9 @@ class Scores(Measurement):
         self.model = NETWORKS[self.given.network]()
         # XLA on TensorFlow compiles longer than the few steps of a saliency take.
         jit = keras.backend.backend() == "jax"
-        self.model.compile(loss="sparse_categorical_crossentropy", jit_compile=jit)
+        self.model.compile(
+            loss="sparse_categorical_crossentropy", jit_compile=jit
+        )
         super().measure()
 
     def runs(self) -> list[Run]:
@@ -415,7 +560,9 @@ class Scores(Measurement):
     def run(self, which: Run) -> Run:
         given, method = self.given, which["method"]
         rng = np.random.default_rng(0)
-        x = rng.normal(size=(given.batch, *self.model.input_shape[1:])).astype("float32")
+        x = rng.normal(size=(given.batch, *self.model.input_shape[1:])).astype(
+            "float32"
+        )
         y = rng.integers(0, self.model.output_shape[-1], given.batch)
         arguments = [(x, y)] if method in ("snip", "grasp") else []
         options: Run = {"on_collapse": "ignore"}
@@ -425,7 +572,9 @@ class Scores(Measurement):
             options["rounds"] = given.rounds
         start = time.perf_counter()
         try:
-            result = getattr(saliency, method)(self.model, DENSITY, *arguments, **options)
+            result = getattr(saliency, method)(
+                self.model, DENSITY, *arguments, **options
+            )
             names = [path.removesuffix("/kernel") for path in result.collapsed]
             note = f"nothing left of {', '.join(names)}" if names else ""
         except ValueError as error:  # float32 overflows, which is the result
@@ -434,11 +583,14 @@ class Scores(Measurement):
 
     def report(self, lines: list[Run]) -> str:
         given, backend = self.given, keras.backend.backend()
-        text = f"# Saliencies of {given.network}, random weights, on {backend}\n\n" + sentences(
-            f"""
+        text = (
+            f"# Saliencies of {given.network}, random weights, on {backend}\n\n"
+            + sentences(
+                f"""
             {machine()}, Keras {keras.__version__}. Density {DENSITY}; one run of each, compilation
             included. `synflow` computes in float64, `synflow32` in float32.
             """
+            )
         )
         if backend == "tensorflow":
             text += sentences(
@@ -447,12 +599,20 @@ class Scores(Measurement):
                 {bare_passes(self.model)}.
                 """
             )
-        used = {"synflow": f"{given.rounds} rounds", "snip": given.batch, "grasp": given.batch}
+        used = {
+            "synflow": f"{given.rounds} rounds",
+            "snip": given.batch,
+            "grasp": given.batch,
+        }
         rows = []
         for line in lines:
             count = str(used.get(line["method"], 0))
-            rows.append([line["method"], count, f"{line['seconds']:.1f}", line["note"]])
-        return text + markdown(["method", "samples or rounds", "seconds", "note"], rows)
+            rows.append(
+                [line["method"], count, f"{line['seconds']:.1f}", line["note"]]
+            )
+        return text + markdown(
+            ["method", "samples or rounds", "seconds", "note"], rows
+        )
 
 
 def bare_passes(model: keras.Model) -> str:
@@ -461,14 +621,18 @@ def bare_passes(model: keras.Model) -> str:
 
     lines = []
     for dtype in ("float32", "float64"):
-        twin = keras.models.clone_model(model, clone_function=lambda layer, d=dtype: cast(layer, d))
+        twin = keras.models.clone_model(
+            model, clone_function=lambda layer, d=dtype: cast(layer, d)
+        )
         x = tf.ones((1, *model.input_shape[1:]), dtype)
 
         @tf.function
         def step(x, twin=twin):
             with tf.GradientTape() as tape:
                 total = tf.reduce_sum(twin(x, training=False))
-            kernels = [v.value for v in twin.trainable_variables if "kernel" in v.path]
+            kernels = [
+                v.value for v in twin.trainable_variables if "kernel" in v.path
+            ]
             return tape.gradient(total, kernels)
 
         seconds = interleaved({dtype: lambda step=step, x=x: step(x)}, 5)[dtype]
@@ -485,7 +649,10 @@ def cast(layer: keras.layers.Layer, dtype: str) -> keras.layers.Layer:
 ROOT = pathlib.Path(__file__).parents[1]
 START = "import sys; from keras_sparse_ortho.cli import main; sys.argv[0] = 'kso'; sys.exit(main())"
 KSO_COMMANDS = [["--help"], ["report", "--help"], ["--version"]]
-KSO_COMMANDS += [["report", f"{name}.keras"] for name in ("dense", "convolutions", "attention")]
+KSO_COMMANDS += [
+    ["report", f"{name}.keras"]
+    for name in ("dense", "convolutions", "attention")
+]
 
 
 class Kso(Measurement):
@@ -514,28 +681,42 @@ class Kso(Measurement):
 
     def run(self, which: Run) -> Run:
         rounds = self.given.rounds
-        return {"cpu": cpu_seconds(which["command"], self.folder, rounds, which["bytecode"])}
+        return {
+            "cpu": cpu_seconds(
+                which["command"], self.folder, rounds, which["bytecode"]
+            )
+        }
 
     def report(self, lines: list[Run]) -> str:
         rows = []
         for first, second in zip(lines[::2], lines[1::2], strict=True):
             command = f"`kso {' '.join(first['command'])}`"
-            rows.append([command, f"{first['cpu']:.2f}", f"{second['cpu']:.2f}"])
+            rows.append(
+                [command, f"{first['cpu']:.2f}", f"{second['cpu']:.2f}"]
+            )
         text = "# The command line: CPU seconds\n\n"
-        text += f"The least of {self.given.rounds} runs, user and system time.\n\n"
+        text += (
+            f"The least of {self.given.rounds} runs, user and system time.\n\n"
+        )
         return text + markdown(["command", "CPU s", "without bytecode"], rows)
 
 
 def save_models(folder: pathlib.Path) -> None:
     """A small sparse model of each kind."""
     layers = keras.layers
-    dense = [keras.Input((64,)), layers.Dense(256, activation="relu"), layers.Dense(10)]
+    dense = [
+        keras.Input((64,)),
+        layers.Dense(256, activation="relu"),
+        layers.Dense(10),
+    ]
     convolutions = [
         *(keras.Input((28, 28, 1)), layers.Conv2D(32, 3, activation="relu")),
         *(layers.GlobalAveragePooling2D(), layers.Dense(10)),
     ]
     x = keras.Input((16, 32))
-    attention = keras.Model(x, layers.Dense(10)(layers.MultiHeadAttention(2, 16)(x, x)))
+    attention = keras.Model(
+        x, layers.Dense(10)(layers.MultiHeadAttention(2, 16)(x, x))
+    )
     models = {
         "dense": keras.Sequential(dense),
         "convolutions": keras.Sequential(convolutions),
@@ -545,15 +726,22 @@ def save_models(folder: pathlib.Path) -> None:
         sparsify(model, 0.25, seed=0).save(folder / f"{name}.keras")
 
 
-def cpu_seconds(arguments: list[str], folder: pathlib.Path, runs: int, bytecode: bool) -> float:
+def cpu_seconds(
+    arguments: list[str], folder: pathlib.Path, runs: int, bytecode: bool
+) -> float:
     """The least CPU time of one command."""
     hidden = ("KERAS_BACKEND", "PYTHONDONTWRITEBYTECODE")
-    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in hidden
+    }
     environment["PYTHONPATH"] = str(ROOT)
     if bytecode:
         environment["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
     else:  # in a folder where there is none, wherever the packages have theirs
-        environment |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": str(folder / "none")}
+        environment |= {
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPYCACHEPREFIX": str(folder / "none"),
+        }
     taken = []
     for _ in range(runs + bytecode):  # the first run writes the bytecode
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -565,7 +753,9 @@ def cpu_seconds(arguments: list[str], folder: pathlib.Path, runs: int, bytecode:
             capture_output=True,
         )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        taken.append(
+            after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        )
     return min(taken)
 
 
@@ -582,7 +772,10 @@ DENSITIES = (0.03, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 FUNCTIONS = {
     "linear": (lambda a: a, np.ones_like),
     "tanh": (np.tanh, lambda a: 1 - np.tanh(a) ** 2),
-    "hard_tanh": (lambda a: np.clip(a, -1, 1), lambda a: (np.abs(a) < 1).astype(float)),
+    "hard_tanh": (
+        lambda a: np.clip(a, -1, 1),
+        lambda a: (np.abs(a) < 1).astype(float),
+    ),
     "relu": (lambda a: np.maximum(a, 0), lambda a: (a > 0).astype(float)),
 }
 
@@ -626,13 +819,16 @@ class Spectrum(Measurement):
         return spectra(inputs, count, given.budgets, given.densities)
 
     def report(self, lines: list[Run]) -> str:
-        text = "# Singular values of the Jacobian of sparse MLPs\n\n" + sentences(
-            f"""
+        text = (
+            "# Singular values of the Jacobian of sparse MLPs\n\n"
+            + sentences(
+                f"""
             {DEPTH} layers of width {WIDTH}, mean of {self.given.seeds} seed(s) and {SAMPLES}
             samples each, on {keras.backend.backend()}. Cells: largest / mean singular value. SAO
             has the nearest admissible degree of each layer, for ReLU in its ReLU form; the last
             column says the density that this is.
             """
+            )
         )
         for inputs, rows in groups(lines, "inputs").items():
             if inputs == WIDTH:
@@ -641,7 +837,9 @@ class Spectrum(Measurement):
                 text += "All kernels have one shape, so ERK is uniform.\n\n"
             else:
                 text += f"\n## With {inputs} inputs, as those of MNIST\n\nOne seed. The first "
-                text += "kernel is not square, so that SAO has no place here.\n\n"
+                text += (
+                    "kernel is not square, so that SAO has no place here.\n\n"
+                )
             text += f"**{verdict(rows)}**\n\nRelative to the dense orthogonal network, at "
             text += f"densities under .2, over all budgets:\n\n{ranges(rows)}\n"
             text += spectrum_table(rows)
@@ -651,7 +849,9 @@ class Spectrum(Measurement):
 def kinds(rows: list[dict]) -> tuple[list[str], list[float]]:
     """The measured budgets and densities."""
     names = {r["budget"] for r in rows}
-    return [name for name in BUDGETS if name in names], sorted({r["asked"] for r in rows})
+    return [name for name in BUDGETS if name in names], sorted(
+        {r["asked"] for r in rows}
+    )
 
 
 def dense_values(rows: list[dict]) -> dict[str, tuple[float, float]]:
@@ -663,14 +863,21 @@ def dense_values(rows: list[dict]) -> dict[str, tuple[float, float]]:
     }
 
 
-def shares(rows: list[dict], start: str, activation: str | None = None) -> np.ndarray:
+def shares(
+    rows: list[dict], start: str, activation: str | None = None
+) -> np.ndarray:
     """`(largest, mean)` relative to the dense network, at densities under .2."""
     dense = dense_values(rows)
     return np.array(
         [
-            (r["largest"] / dense[r["activation"]][0], r["mean"] / dense[r["activation"]][1])
+            (
+                r["largest"] / dense[r["activation"]][0],
+                r["mean"] / dense[r["activation"]][1],
+            )
             for r in rows
-            if r["asked"] < 0.2 and r["start"] == start and activation in (None, r["activation"])
+            if r["asked"] < 0.2
+            and r["start"] == start
+            and activation in (None, r["activation"])
         ]
     )
 
@@ -684,13 +891,28 @@ def verdict(rows: list[dict]) -> str:
             if len(found):
                 kept = bool(((found < KEPT) & (found > 1 / KEPT)).all())
                 keeps.setdefault(start, []).extend([activation] if kept else [])
-    who = "; ".join(f"{start}: {', '.join(found) or 'none'}" for start, found in keeps.items())
-    others = [start for start in keeps if start != "EOI" and set(keeps[start]) & set(keeps["EOI"])]
+    who = "; ".join(
+        f"{start}: {', '.join(found) or 'none'}"
+        for start, found in keeps.items()
+    )
+    others = [
+        start
+        for start in keeps
+        if start != "EOI" and set(keeps[start]) & set(keeps["EOI"])
+    ]
     if not keeps["EOI"]:
         answer = "EOI does not"
     else:
-        answer = f"EOI does, and {' and '.join(others)} too" if others else "Only EOI does"
-        lost = [activation for activation in ACTIVATIONS if activation not in keeps["EOI"]]
+        answer = (
+            f"EOI does, and {' and '.join(others)} too"
+            if others
+            else "Only EOI does"
+        )
+        lost = [
+            activation
+            for activation in ACTIVATIONS
+            if activation not in keeps["EOI"]
+        ]
         answer += f"; under {', '.join(lost)} EOI does not" if lost else ""
     return (
         "At every density under .2 and under every budget, both the largest and the mean singular "
@@ -723,40 +945,75 @@ def spectrum_picture(rows: list[dict]) -> None:
                     ]
                 )
                 style = {"color": colors[start], "zorder": 3 + k}
-                ax.plot(densities, np.median(lines, axis=0), "o-", ms=3, label=start, **style)
-                ax.fill_between(
-                    densities, lines.min(axis=0), lines.max(axis=0), alpha=0.18, lw=0, **style
+                ax.plot(
+                    densities,
+                    np.median(lines, axis=0),
+                    "o-",
+                    ms=3,
+                    label=start,
+                    **style,
                 )
-                if start != "base":  # which GraSP takes far out of the spectrum_picture
+                ax.fill_between(
+                    densities,
+                    lines.min(axis=0),
+                    lines.max(axis=0),
+                    alpha=0.18,
+                    lw=0,
+                    **style,
+                )
+                if (
+                    start != "base"
+                ):  # which GraSP takes far out of the spectrum_picture
                     top = max(top, lines.max())
             value = dense[activation][0 if key == "largest" else 1]
-            ax.axhline(value, color=PLAIN, lw=1, ls=":", label="dense orthogonal")
-            ax.set(xscale="log", ylim=(0, 1.2 * top), title=f"{activation}: {key}")
+            ax.axhline(
+                value, color=PLAIN, lw=1, ls=":", label="dense orthogonal"
+            )
+            ax.set(
+                xscale="log", ylim=(0, 1.2 * top), title=f"{activation}: {key}"
+            )
             shown = densities[::2]  # all would touch each other
             ax.set_xticks(shown, [f"{d:g}" for d in shown], minor=False)
             ax.minorticks_off()
             ax.grid(alpha=0.25)
     for ax in axes[-1]:
         ax.set_xlabel("density asked for")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower left", ncols=3)
+    figure.legend(
+        *axes[0, 0].get_legend_handles_labels(),
+        loc="outside lower left",
+        ncols=3,
+    )
     save(figure, (RESULTS if QUICK else DOCS) / "spectrum.svg")
 
 
 def spectrum_table(rows: list[dict]) -> str:
     """A line for each activation, budget and density: largest / mean of each start."""
-    cells = {(r["activation"], r["budget"], r["asked"], r["start"]): r for r in rows}
-    starts = [start for start in STARTS if any(r["start"] == start for r in rows)]
+    cells = {
+        (r["activation"], r["budget"], r["asked"], r["start"]): r for r in rows
+    }
+    starts = [
+        start for start in STARTS if any(r["start"] == start for r in rows)
+    ]
     lines = []
     budgets, densities = kinds(rows)
     for activation in ACTIVATIONS:
         for name in budgets:
             for density in densities:
                 found = {s: cells[activation, name, density, s] for s in starts}
-                values = [f"{r['largest']:.3g} / {r['mean']:.3g}" for r in found.values()]
-                actual = [f"{found['SAO']['density']:.3g}"] if "SAO" in found else []
-                lines.append([activation, name, f"{density:g}", *values, *actual])
+                values = [
+                    f"{r['largest']:.3g} / {r['mean']:.3g}"
+                    for r in found.values()
+                ]
+                actual = (
+                    [f"{found['SAO']['density']:.3g}"] if "SAO" in found else []
+                )
+                lines.append(
+                    [activation, name, f"{density:g}", *values, *actual]
+                )
     header = ["activation", "budget", "density", *starts]
-    return markdown([*header, "density of SAO"] if "SAO" in starts else header, lines)
+    return markdown(
+        [*header, "density of SAO"] if "SAO" in starts else header, lines
+    )
 
 
 def ranges(rows: list[dict]) -> str:
@@ -765,7 +1022,9 @@ def ranges(rows: list[dict]) -> str:
         found = shares(rows, start, activation)
         if len(found):
             low, high = found.min(axis=0), found.max(axis=0)
-            cells = [f"{a:.3g} to {b:.3g}" for a, b in zip(low, high, strict=True)]
+            cells = [
+                f"{a:.3g} to {b:.3g}" for a, b in zip(low, high, strict=True)
+            ]
             lines.append([activation, start, *cells])
     return markdown(["activation", "start", "largest", "mean"], lines)
 
@@ -773,7 +1032,9 @@ def ranges(rows: list[dict]) -> str:
 def spectrum(activation: str, kernels: Kernels, x: np.ndarray) -> np.ndarray:
     """Singular values of the Jacobian at every sample, by the chain rule."""
     function, slope = FUNCTIONS[activation]
-    jacobian = np.broadcast_to(np.eye(x.shape[1]), (len(x), x.shape[1], x.shape[1]))
+    jacobian = np.broadcast_to(
+        np.eye(x.shape[1]), (len(x), x.shape[1], x.shape[1])
+    )
     for k, kernel in enumerate(kernels):
         x, jacobian = x @ kernel, jacobian @ kernel
         if k < len(kernels) - 1:
@@ -784,7 +1045,10 @@ def spectrum(activation: str, kernels: Kernels, x: np.ndarray) -> np.ndarray:
 def spectrum_mlp(activation: str, kernels: Kernels) -> keras.Model:
     layers = [
         keras.layers.Dense(
-            WIDTH, "linear" if k == DEPTH - 1 else activation, use_bias=False, name=f"layer_{k}"
+            WIDTH,
+            "linear" if k == DEPTH - 1 else activation,
+            use_bias=False,
+            name=f"layer_{k}",
         )
         for k in range(DEPTH)
     ]
@@ -796,7 +1060,9 @@ def spectrum_mlp(activation: str, kernels: Kernels) -> keras.Model:
 
 def dense_kernels(inputs: int, seed: int) -> Kernels:
     return [
-        ExactOrthogonal(1.0, seed=1000 * seed + k).sample((inputs if k == 0 else WIDTH, WIDTH))[0]
+        ExactOrthogonal(1.0, seed=1000 * seed + k).sample(
+            (inputs if k == 0 else WIDTH, WIDTH)
+        )[0]
         for k in range(DEPTH)
     ]
 
@@ -808,7 +1074,12 @@ def gains(activation: str) -> list[float]:
 class Plans:
     """Densities and masks of all budgets for one initialization and activation, scored once."""
 
-    def __init__(self, model: keras.Model, seed: int, synflow: dict[float, saliency.Saliency]):
+    def __init__(
+        self,
+        model: keras.Model,
+        seed: int,
+        synflow: dict[float, saliency.Saliency],
+    ):
         self._model, self._seed, self._synflow = model, seed, synflow
         self._weights = prunable_weights(model)
         rng = np.random.default_rng(seed)
@@ -816,32 +1087,55 @@ class Plans:
         y = rng.integers(0, WIDTH, 256)
         self._scores = {
             name: score(model, 1.0, (x, y), batch_size=256, seed=seed).scores
-            for name, score in (("snip", saliency.snip), ("grasp", saliency.grasp))
+            for name, score in (
+                ("snip", saliency.snip),
+                ("grasp", saliency.grasp),
+            )
         }
 
-    def __call__(self, name: str, density: float) -> tuple[list[float], Kernels]:
+    def __call__(
+        self, name: str, density: float
+    ) -> tuple[list[float], Kernels]:
         """Densities for orthogonal kernels, and masks."""
         paths = [weight.path for weight in self._weights]
         if name in ("uniform", "erk"):
             plan = getattr(budgets, name)(self._model, density)
-            draws = [RandomSparse(plan[p], seed=500 * self._seed + k) for k, p in enumerate(paths)]
-            masks = [d.sample(w.shape)[1] for d, w in zip(draws, self._weights, strict=True)]
+            draws = [
+                RandomSparse(plan[p], seed=500 * self._seed + k)
+                for k, p in enumerate(paths)
+            ]
+            masks = [
+                d.sample(w.shape)[1]
+                for d, w in zip(draws, self._weights, strict=True)
+            ]
             return [plan[path] for path in paths], masks
         if name == "synflow":
             if density not in self._synflow:
-                scored = saliency.synflow(self._model, density, on_collapse="ignore")
+                scored = saliency.synflow(
+                    self._model, density, on_collapse="ignore"
+                )
                 self._synflow[density] = scored
             scored = self._synflow[density]
         else:
             scores = list(self._scores[name].values())
-            scored = saliency.Saliency(name, density, self._weights, scores, "ignore")
+            scored = saliency.Saliency(
+                name, density, self._weights, scores, "ignore"
+            )
         plan = scored.orthogonal_budget
-        return [plan[path] for path in paths], [scored.masks[path] for path in paths]
+        return [plan[path] for path in paths], [
+            scored.masks[path] for path in paths
+        ]
 
 
-def permuted_blocks(density: float, gain: float, seed: int, relu: bool) -> RamanujanOrthogonal:
+def permuted_blocks(
+    density: float, gain: float, seed: int, relu: bool
+) -> RamanujanOrthogonal:
     """SAO of the admissible degree nearest to the wanted one, by ratio."""
-    fit = [d for d in range(1, WIDTH + 1) if WIDTH % d == 0 and not (relu and d % 2)]
+    fit = [
+        d
+        for d in range(1, WIDTH + 1)
+        if WIDTH % d == 0 and not (relu and d % 2)
+    ]
     degree = min(fit, key=lambda d: abs(np.log(d / (density * WIDTH))))
     return RamanujanOrthogonal(degree, gain, seed, relu=relu)
 
@@ -858,17 +1152,32 @@ class Drawer:
     ) -> Iterator[tuple[str, Kernels]]:
         """Name and kernels of every initialization that supports these shapes."""
         gain = gains(activation)
-        yield "base", [g * w * m for g, w, m in zip(gain, self._dense, masks, strict=True)]
+        yield (
+            "base",
+            [
+                g * w * m
+                for g, w, m in zip(gain, self._dense, masks, strict=True)
+            ],
+        )
         isometries = self._isometry(masks)
         yield "AI", [g * w for g, w in zip(gain, isometries, strict=True)]
         seeds = [100 * self._seed + k for k in range(DEPTH)]
         shapes = [mask.shape for mask in masks]
         settings = list(zip(densities, gain, seeds, strict=True))
         if len(set(shapes)) == 1:  # it takes square kernels only
-            sao = [permuted_blocks(*setting, relu=activation == "relu") for setting in settings]
+            sao = [
+                permuted_blocks(*setting, relu=activation == "relu")
+                for setting in settings
+            ]
             yield "SAO", [one.sample(shapes[0])[0] for one in sao]
         eoi = [ExactOrthogonal(*setting) for setting in settings]
-        yield "EOI", [one.sample(shape)[0] for one, shape in zip(eoi, shapes, strict=True)]
+        yield (
+            "EOI",
+            [
+                one.sample(shape)[0]
+                for one, shape in zip(eoi, shapes, strict=True)
+            ],
+        )
 
     def _isometry(self, masks: Kernels) -> Kernels:
         """Linear in the gain, so gain 1 is enough for all activations."""
@@ -876,7 +1185,9 @@ class Drawer:
         if key not in self._isometries:
             self._isometries[key] = [
                 # Replaces a collapsed layer, which has no live entry.
-                approximate_isometry(w * _scale(m), m, max_iterations=300) if m.any() else 0.0 * w
+                approximate_isometry(w * _scale(m), m, max_iterations=300)
+                if m.any()
+                else 0.0 * w
                 for w, m in zip(self._dense, masks, strict=True)
             ]
         return self._isometries[key]
@@ -886,7 +1197,9 @@ def _scale(mask: np.ndarray) -> float:
     return float(np.sqrt(mask.size / mask.sum()))
 
 
-def spectra(inputs: int, seeds: int, chosen: list[str], densities: list[float]) -> list[dict]:
+def spectra(
+    inputs: int, seeds: int, chosen: list[str], densities: list[float]
+) -> list[dict]:
     found: dict[tuple, list[tuple[float, float, float]]] = {}
     differences = []
     for seed in range(seeds):
@@ -894,12 +1207,16 @@ def spectra(inputs: int, seeds: int, chosen: list[str], densities: list[float]) 
         drawer, synflow = Drawer(dense, seed), {}
         x = np.random.default_rng(seed).normal(size=(SAMPLES, inputs))
         for activation in ACTIVATIONS:
-            start = [g * w for g, w in zip(gains(activation), dense, strict=True)]
+            start = [
+                g * w for g, w in zip(gains(activation), dense, strict=True)
+            ]
             model = spectrum_mlp(activation, start)
             # All weights times a constant: SynFlow's masks are those of every gain.
             plans = Plans(model, seed, synflow)
             for name, density in itertools.product(chosen, densities):
-                for method, kernels in drawer(activation, *plans(name, density)):
+                for method, kernels in drawer(
+                    activation, *plans(name, density)
+                ):
                     values = spectrum(activation, kernels, x)
                     live = sum(np.count_nonzero(kernel) for kernel in kernels)
                     share = live / sum(kernel.size for kernel in kernels)
@@ -909,20 +1226,42 @@ def spectra(inputs: int, seeds: int, chosen: list[str], densities: list[float]) 
                     if seed == 0 and (name, density) == ("uniform", 0.2):
                         differences.append(compare(model, kernels, x, values))
                         model.set_weights(start)
-            print(f"{inputs} inputs, seed {seed}, {activation}: done", flush=True)
-    print(f"Largest difference from jacobian_singular_values: {max(differences):.1e}", flush=True)
-    names = ("activation", "budget", "asked", "start", "largest", "mean", "density")
-    means = {key: np.mean(values, axis=0).tolist() for key, values in found.items()}
-    return [dict(zip(names, (*key, *mean), strict=True)) for key, mean in means.items()]
+            print(
+                f"{inputs} inputs, seed {seed}, {activation}: done", flush=True
+            )
+    print(
+        f"Largest difference from jacobian_singular_values: {max(differences):.1e}",
+        flush=True,
+    )
+    names = (
+        "activation",
+        "budget",
+        "asked",
+        "start",
+        "largest",
+        "mean",
+        "density",
+    )
+    means = {
+        key: np.mean(values, axis=0).tolist() for key, values in found.items()
+    }
+    return [
+        dict(zip(names, (*key, *mean), strict=True))
+        for key, mean in means.items()
+    ]
 
 
-def compare(model: keras.Model, kernels: Kernels, x: np.ndarray, values: np.ndarray) -> float:
+def compare(
+    model: keras.Model, kernels: Kernels, x: np.ndarray, values: np.ndarray
+) -> float:
     """Largest difference from the package's own function, relative to the largest value."""
     model.set_weights(kernels)
     found = jacobian_singular_values(model, x.astype("float32"))
     difference = float(np.abs(found - values).max() / max(values.max(), 1.0))
     if difference > 1e-3:
-        raise AssertionError(f"NumPy's Jacobian is another one: it differs by {difference:.2g}")
+        raise AssertionError(
+            f"NumPy's Jacobian is another one: it differs by {difference:.2g}"
+        )
     return difference
 
 

@@ -14,10 +14,27 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
-from networks import cnn, deep_mlp, mlp, resnet, settings, stacked_cnn, stacked_mlp
+from networks import (
+    cnn,
+    deep_mlp,
+    mlp,
+    resnet,
+    settings,
+    stacked_cnn,
+    stacked_mlp,
+)
 from one_shot import dense_cnn
 from record import last_of_each, machine, markdown, sentences
-from runner import Measurement, Run, Setting, beside_first, grid, interleaved, main, wall_and_cpu
+from runner import (
+    Measurement,
+    Run,
+    Setting,
+    beside_first,
+    grid,
+    interleaved,
+    main,
+    wall_and_cpu,
+)
 from training import Dataset, compiled, crossentropy, load, training_pass
 
 import keras_sparse_ortho as kso
@@ -79,7 +96,11 @@ class Parametrizations(Measurement):
         if given.cnn:
             cases.append({"network": "CNN", "batch": 64})
         xla = COMPILED[keras.backend.backend()]
-        return [case | {"xla": jit} for case in cases for jit in (xla[:1] if given.quick else xla)]
+        return [
+            case | {"xla": jit}
+            for case in cases
+            for jit in (xla[:1] if given.quick else xla)
+        ]
 
     def run(self, which: Run) -> Iterator[Run]:
         rounds = self.given.rounds
@@ -88,10 +109,13 @@ class Parametrizations(Measurement):
         # Measurements outside of training come first: on JAX `fit` holds the variables.
         renewals = {key: renewal(rivals[key], 5) for key in list(rivals)[-2:]}
         on_torch = keras.backend.backend() == "torch"
-        masking = float("nan") if on_torch else selects(rivals["fixed mask"], 11)
+        masking = (
+            float("nan") if on_torch else selects(rivals["fixed mask"], 11)
+        )
         rivals["dense again"] = keras.models.clone_model(dense)
         passes = {
-            key: step_pass(model, which["xla"], which["batch"]) for key, model in rivals.items()
+            key: step_pass(model, which["xla"], which["batch"])
+            for key, model in rivals.items()
         }
         times = interleaved(passes, rounds, warm_up=3)
         for key in list(rivals)[1:]:
@@ -111,16 +135,36 @@ class Parametrizations(Measurement):
     def report(self, lines: list[Run]) -> str:
         rows = []
         for line in lines:
-            size = f" 4 x {self.given.width}" if line["network"] == "MLP" else ""
+            size = (
+                f" 4 x {self.given.width}" if line["network"] == "MLP" else ""
+            )
             xla = "XLA" if line["xla"] else "no XLA"
             name = f"{line['network']}{size}, batch {line['batch']}, {xla}"
-            dense, step, renewed = line["dense_ms"], line["ms"], line.get("renewal_ms")
-            row = [name, line["rival"], f"{dense:.2f}", f"{step:.2f}", f"{step / dense:.3f}"]
+            dense, step, renewed = (
+                line["dense_ms"],
+                line["ms"],
+                line.get("renewal_ms"),
+            )
+            row = [
+                name,
+                line["rival"],
+                f"{dense:.2f}",
+                f"{step:.2f}",
+                f"{step / dense:.3f}",
+            ]
             if renewed is None:
                 row += ["", ""]
             else:
-                row += [f"{renewed:.1f}", f"{(step + renewed / PERIOD) / dense:.3f}"]
-            rows.append([*row, f"{line['selects_ms']:.2f}" if "selects_ms" in line else ""])
+                row += [
+                    f"{renewed:.1f}",
+                    f"{(step + renewed / PERIOD) / dense:.3f}",
+                ]
+            rows.append(
+                [
+                    *row,
+                    f"{line['selects_ms']:.2f}" if "selects_ms" in line else "",
+                ]
+            )
         backend = keras.backend.backend()
         text = f"# Training step on {backend}: parametrizations against the dense model\n\n"
         text += sentences(
@@ -137,11 +181,15 @@ class Parametrizations(Measurement):
         return text + markdown(header, rows)
 
 
-def step_pass(model: keras.Model, jit: bool, batch: int) -> Callable[[], object]:
+def step_pass(
+    model: keras.Model, jit: bool, batch: int
+) -> Callable[[], object]:
     """A function that trains `STEPS` steps on data that is on the device already."""
     model.compile(keras.optimizers.Adam(1e-4), crossentropy(), jit_compile=jit)
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(STEPS * batch, *model.inputs[0].shape[1:])).astype("float32")
+    x = rng.normal(size=(STEPS * batch, *model.inputs[0].shape[1:])).astype(
+        "float32"
+    )
     y = rng.integers(0, 10, STEPS * batch).astype("int32")
     return training_pass(model, x, y, batch)
 
@@ -149,23 +197,30 @@ def step_pass(model: keras.Model, jit: bool, batch: int) -> Callable[[], object]
 def renewal(model: keras.Model, rounds: int) -> float:
     """Seconds of `UpdateMasks` for all masks, once every `PERIOD` steps."""
     model.compile(keras.optimizers.Adam(1e-4), "mse")
-    model.optimizer.build(model.trainable_variables)  # its slots are reset with the masks
+    model.optimizer.build(
+        model.trainable_variables
+    )  # its slots are reset with the masks
     callback = kso.callbacks.UpdateMasks()
     callback.set_model(model)
     callback.on_train_begin()
-    return interleaved({"renewal": lambda: callback.on_step(0, 1)}, rounds)["renewal"]
+    return interleaved({"renewal": lambda: callback.on_step(0, 1)}, rounds)[
+        "renewal"
+    ]
 
 
 def selects(model: keras.Model, rounds: int) -> float:
     """Seconds of `where(mask, kernel, 0)` for all kernels, twice: forward and backward."""
     ops = keras.ops
     weights = kso.prunable_weights(model)
-    masks = [ops.convert_to_tensor(w.parametrization.mask_value()) for w in weights]
+    masks = [
+        ops.convert_to_tensor(w.parametrization.mask_value()) for w in weights
+    ]
     kernels = [ops.convert_to_tensor(w.raw_value()) for w in weights]
 
     def select(kernels: list, masks: list) -> list:
         return [
-            ops.where(m, k, ops.zeros((), k.dtype)) for k, m in zip(kernels, masks, strict=False)
+            ops.where(m, k, ops.zeros((), k.dtype))
+            for k, m in zip(kernels, masks, strict=False)
         ]
 
     if keras.backend.backend() == "tensorflow":
@@ -191,8 +246,12 @@ def parametrized(dense: keras.Model) -> dict[str, keras.Model]:
     return {
         "fixed mask": kso.sparsify(dense, 0.1, seed=0),
         "compact": kso.sparsify(dense, 0.1, seed=0, storage="compact"),
-        "soft threshold": kso.parametrize(dense, KINDS.SoftThreshold(s_init=-5.0)),
-        "magnitude mask": kso.parametrize(dense, KINDS.MagnitudeMask(0.1, frequency=PERIOD)),
+        "soft threshold": kso.parametrize(
+            dense, KINDS.SoftThreshold(s_init=-5.0)
+        ),
+        "magnitude mask": kso.parametrize(
+            dense, KINDS.MagnitudeMask(0.1, frequency=PERIOD)
+        ),
         "straight-through top-k": kso.parametrize(dense, straight),
     }
 
@@ -238,8 +297,13 @@ class Quantized(Measurement):
             "int4": kso.quantize_aware(masked, "int4"),
         }
         for model in models.values():
-            model.compile(keras.optimizers.Adam(1e-3), crossentropy(), jit_compile=True)
-        calls = {kind: functools.partial(some_steps, m, x, y) for kind, m in models.items()}
+            model.compile(
+                keras.optimizers.Adam(1e-3), crossentropy(), jit_compile=True
+            )
+        calls = {
+            kind: functools.partial(some_steps, m, x, y)
+            for kind, m in models.items()
+        }
         times = beside_first(wall_and_cpu(calls, self.given.rounds, warm_up=2))
         for kind, figures in times.items():
             yield {
@@ -253,17 +317,33 @@ class Quantized(Measurement):
     def report(self, lines: list[Run]) -> str:
         by_kind = last_of_each(lines, "backend", "network", "kind")
         rows = [
-            [*kind, f"{line['ms']:.1f}", f"{line['relative']:.2f}", f"{line['cpu']:.2f}"]
+            [
+                *kind,
+                f"{line['ms']:.1f}",
+                f"{line['relative']:.2f}",
+                f"{line['cpu']:.2f}",
+            ]
             for kind, line in sorted(by_kind.items())
         ]
-        header = ["backend", "network", "weights", "step [ms]", "to masked", "CPU time to masked"]
+        header = [
+            "backend",
+            "network",
+            "weights",
+            "step [ms]",
+            "to masked",
+            "CPU time to masked",
+        ]
         about = sentences(
             """
             Under XLA, batch 128, density 0.1; medians of interleaved calls. Activations are int8
             but in the second kind.
             """
         )
-        return "# A step of quantization-aware training\n\n" + about + markdown(header, rows)
+        return (
+            "# A step of quantization-aware training\n\n"
+            + about
+            + markdown(header, rows)
+        )
 
 
 def some_steps(model: keras.Model, x: np.ndarray, y: np.ndarray) -> None:
@@ -279,15 +359,25 @@ SHAPE = (28, 28, 1)
 
 def lstm() -> keras.Model:
     """The rows of a picture, one after the other."""
-    layers = [L.LSTM(128, return_sequences=True, name="lower"), L.LSTM(128, name="upper")]
+    layers = [
+        L.LSTM(128, return_sequences=True, name="lower"),
+        L.LSTM(128, name="upper"),
+    ]
     return keras.Sequential(
-        [keras.Input(SHAPE), L.Reshape(SHAPE[:2]), *layers, L.Dense(10, name="head")]
+        [
+            keras.Input(SHAPE),
+            L.Reshape(SHAPE[:2]),
+            *layers,
+            L.Dense(10, name="head"),
+        ]
     )
 
 
 BUILD: dict[str, Callable[[], keras.Model]] = {
     "CNN 32-64-64-128": lambda: cnn(SHAPE, 10, {"filters": (32, 64, 64, 128)}),
-    "ResNet-20 8-16-32": lambda: resnet(SHAPE, 10, {"filters": (8, 16, 32), "blocks": 3}),
+    "ResNet-20 8-16-32": lambda: resnet(
+        SHAPE, 10, {"filters": (8, 16, 32), "blocks": 3}
+    ),
     "MLP 784-512-512-10": lambda: mlp(SHAPE, (512, 512)),
     "LSTM 128-128": lstm,
 }
@@ -327,7 +417,11 @@ class Structures(Measurement):
         rank = RANKS.get(which["network"])
         # Recurrent kernels have no thin form in Keras.
         paths = [weight.path for weight in kso.prunable_weights(dense)]
-        exclude = [path for path in paths if path.endswith(("head/kernel", "/recurrent_kernel"))]
+        exclude = [
+            path
+            for path in paths
+            if path.endswith(("head/kernel", "/recurrent_kernel"))
+        ]
         forms = {"strip": kso.strip}
         if rank is None:
             thresholds = KINDS.ChannelSoftThreshold(s_init=-4.0)
@@ -346,12 +440,23 @@ class Structures(Measurement):
                 line["accuracy"] = accuracies[line["model"]]
             yield line | {"live": live}
 
-    def fitted(self, model: keras.Model, data: Dataset, *callbacks: Any) -> float:
+    def fitted(
+        self, model: keras.Model, data: Dataset, *callbacks: Any
+    ) -> float:
         """Trains the model, and returns its accuracy on the test set."""
         compiled(model, keras.optimizers.Adam(2e-3), jit_compile=False)
         x, y = data.x_train[: self.given.rows], data.y_train[: self.given.rows]
-        model.fit(x, y, 32, epochs=self.given.epochs, verbose=0, callbacks=[*callbacks])
-        return model.evaluate(data.x_test[:2000], data.y_test[:2000], verbose=0)[1]
+        model.fit(
+            x,
+            y,
+            32,
+            epochs=self.given.epochs,
+            verbose=0,
+            callbacks=[*callbacks],
+        )
+        return model.evaluate(
+            data.x_test[:2000], data.y_test[:2000], verbose=0
+        )[1]
 
     def report(self, lines: list[Run]) -> str:
         given = self.given
@@ -359,10 +464,20 @@ class Structures(Measurement):
         for line in lines:
             row = [line["network"], line["model"]]
             wrapped = line["model"] == "wrapped"
-            row += ["", ""] if wrapped else [f"{line['parameters']}", f"{line['flops'] / 1e6:.3f}"]
-            row += [f"{1e3 * line[f'seconds_{batch}']:.2f}" for batch in (64, 1)]
-            row.append(f"{100 * line['accuracy']:.1f}%" if "accuracy" in line else "")
-            row.append("" if line["model"] == "dense" else f"{line['difference']:.1e}")
+            row += (
+                ["", ""]
+                if wrapped
+                else [f"{line['parameters']}", f"{line['flops'] / 1e6:.3f}"]
+            )
+            row += [
+                f"{1e3 * line[f'seconds_{batch}']:.2f}" for batch in (64, 1)
+            ]
+            row.append(
+                f"{100 * line['accuracy']:.1f}%" if "accuracy" in line else ""
+            )
+            row.append(
+                "" if line["model"] == "dense" else f"{line['difference']:.1e}"
+            )
             rows.append(row)
         about = sentences(
             f"""
@@ -375,9 +490,19 @@ class Structures(Measurement):
             outputs from those of the wrapped model, on 512 pictures.
             """
         )
-        header = ["network", "model", "parameters", "million multiply-adds", "ms, batch 64"]
+        header = [
+            "network",
+            "model",
+            "parameters",
+            "million multiply-adds",
+            "ms, batch 64",
+        ]
         header += ["ms, batch 1", "accuracy", "difference"]
-        text = "# Structured STR: before and after\n\n" + about + markdown(header, rows)
+        text = (
+            "# Structured STR: before and after\n\n"
+            + about
+            + markdown(header, rows)
+        )
         text += "\nLive channels, or ranks, of the kernels in order:\n\n"
         for network, line in last_of_each(lines, "network").items():
             text += f"- {network}: {', '.join(line['live'])}\n"
@@ -389,9 +514,15 @@ def figures_of(models: dict[str, keras.Model], data: Dataset) -> Iterator[Run]:
     seconds = {}
     for batch in (64, 1):
         part = data.x_test[:batch]
-        calls = {name: functools.partial(m.predict_on_batch, part) for name, m in models.items()}
+        calls = {
+            name: functools.partial(m.predict_on_batch, part)
+            for name, m in models.items()
+        }
         seconds[batch] = interleaved(calls, rounds=101, warm_up=5)
-    outputs = {name: m.predict(data.x_test[:512], verbose=0) for name, m in models.items()}
+    outputs = {
+        name: m.predict(data.x_test[:512], verbose=0)
+        for name, m in models.items()
+    }
     for name, model in models.items():
         yield {
             "model": name,
@@ -399,7 +530,9 @@ def figures_of(models: dict[str, keras.Model], data: Dataset) -> Iterator[Run]:
             "flops": kso.report(model).flops,
             "seconds_64": seconds[64][name],
             "seconds_1": seconds[1][name],
-            "difference": float(np.abs(outputs[name] - outputs["wrapped"]).max()),
+            "difference": float(
+                np.abs(outputs[name] - outputs["wrapped"]).max()
+            ),
         }
 
 
@@ -409,7 +542,9 @@ def live_structures(model: keras.Model) -> list[str]:
     for weight in kso.prunable_weights(model):
         thresholds = weight.parametrization
         if isinstance(thresholds, KINDS.ChannelSoftThreshold):
-            texts.append(f"{thresholds.live_channels().sum()}/{weight.shape[-1]}")
+            texts.append(
+                f"{thresholds.live_channels().sum()}/{weight.shape[-1]}"
+            )
         elif isinstance(thresholds, KINDS.LowRankSoftThreshold):
             texts.append(f"{thresholds.live_rank}/{min(weight.shape)}")
     return texts
@@ -464,7 +599,9 @@ class VeryDeep(Measurement):
                 if kind == "layers" and depth > given.in_a_row:
                     continue
                 model = deep_network(kind, depth)
-                fit = functools.partial(model.fit, x, y, batch_size=batch, verbose=0)
+                fit = functools.partial(
+                    model.fit, x, y, batch_size=batch, verbose=0
+                )
                 start = time.perf_counter()
                 fit()
                 first[kind, depth] = time.perf_counter() - start
@@ -482,7 +619,11 @@ class VeryDeep(Measurement):
         by_kind = last_of_each(lines, "backend", "depth", "kind")
         for (backend, depth, kind), line in sorted(by_kind.items()):
             step = 1e3 * line["step"]
-            cells = [f"{line['compiling']:.1f}", f"{step:.1f}", f"{step / depth:.2f}"]
+            cells = [
+                f"{line['compiling']:.1f}",
+                f"{step:.1f}",
+                f"{step / depth:.2f}",
+            ]
             rows.append([backend, str(depth), kind, *cells])
         about = sentences(
             f"""
@@ -493,8 +634,19 @@ class VeryDeep(Measurement):
             the median one; steps are medians of interleaved calls by the clock.
             """
         )
-        header = ["backend", "depth", "kind", "compiling [s]", "step [ms]", "step / depth [ms]"]
-        return "# Depth: compiling and a step of training\n\n" + about + markdown(header, rows)
+        header = [
+            "backend",
+            "depth",
+            "kind",
+            "compiling [s]",
+            "step [ms]",
+            "step / depth [ms]",
+        ]
+        return (
+            "# Depth: compiling and a step of training\n\n"
+            + about
+            + markdown(header, rows)
+        )
 
 
 def xla(kind: str) -> bool:
@@ -508,7 +660,9 @@ def deep_network(kind: str, depth: int) -> keras.Model:
     dense = build((28, 28, 1), 10, DEEP[name] | {"depth": depth})
     model = kso.sparsify(dense, 0.125, "uniform", "random_sparse", seed=0)
     optimizer = keras.optimizers.SGD(1e-3, momentum=0.9)
-    model.compile(optimizer, crossentropy(), jit_compile="auto" if xla(kind) else False)
+    model.compile(
+        optimizer, crossentropy(), jit_compile="auto" if xla(kind) else False
+    )
     return model
 
 

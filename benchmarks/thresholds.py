@@ -51,7 +51,9 @@ KINDS = kso.parametrizations
 def density_of(model: keras.Model) -> float:
     """The density of a model's kernels."""
     weights = kso.prunable_weights(model)
-    return sum(weight.live for weight in weights) / sum(weight.size for weight in weights)
+    return sum(weight.live for weight in weights) / sum(
+        weight.size for weight in weights
+    )
 
 
 # --- learnt ---------------------------------------------------------------------------------------
@@ -59,7 +61,11 @@ def density_of(model: keras.Model) -> float:
 DENSITY = 0.05
 BATCH = 32
 EPOCHS = {"digits": 12, "vowels": 50, "keywords": 12}
-RATES = {"digits": [0.1, 0.2], "vowels": [6e-3, 1.2e-2], "keywords": [6e-3, 1.2e-2]}
+RATES = {
+    "digits": [0.1, 0.2],
+    "vowels": [6e-3, 1.2e-2],
+    "keywords": [6e-3, 1.2e-2],
+}
 VALIDATED = 1
 """Seeds that choose a rate."""
 MORE_RATES = 2
@@ -76,7 +82,11 @@ PENALTIES: dict[str, Callable[[float], tuple[Any, Any]]] = {
     "L2 of w, L1 of s": lambda strength: (L2(FIXED_DECAY / 2), L1(strength)),
 }
 """By name, the penalties of weights and of thresholds for a strength."""
-FREE_ROWS = [("sigmoid", "L2 of both"), ("exp", "L2 of both"), ("softplus", "L2 of both")]
+FREE_ROWS = [
+    ("sigmoid", "L2 of both"),
+    ("exp", "L2 of both"),
+    ("softplus", "L2 of both"),
+]
 FREE_ROWS += [("sigmoid", name) for name in PENALTIES if name != "L2 of both"]
 STRENGTHS = (-4.0, -1.0)
 """The decimal logarithms between which strengths are searched."""
@@ -84,7 +94,10 @@ STRENGTHS = (-4.0, -1.0)
 TRANSFER_METHODS = ("GMP", "DNW", "EOI")
 CELLS = {"GRU": L.GRUCell, "FastGRNN": FastGRNNCell}
 UNITS = 64
-RANK_STARTS = {"learnt ranks": "orthogonal", "learnt ranks, Glorot": "glorot_uniform"}
+RANK_STARTS = {
+    "learnt ranks": "orthogonal",
+    "learnt ranks, Glorot": "glorot_uniform",
+}
 """By kind of network, the initializer of recurrent matrices: Keras', and one of spread values."""
 
 
@@ -124,7 +137,11 @@ class Learnt(Measurement):
 
     def case(self, part: str, data: str = "digits", **which: Any) -> Run:
         """The settings of a part's runs."""
-        return {"part": part, "data": data, "epochs": self.given.epochs or EPOCHS[data]} | which
+        return {
+            "part": part,
+            "data": data,
+            "epochs": self.given.epochs or EPOCHS[data],
+        } | which
 
     def tuned(self, **which: Any) -> list[Run]:
         """Runs at the rate that is best on the validation split, one for each seed."""
@@ -132,7 +149,9 @@ class Learnt(Measurement):
 
         def validate(rate: float) -> None:
             case = which | {"rate": rate, "split": "validation"}
-            runs = [self.once(case | {"seed": seed}) for seed in range(VALIDATED)]
+            runs = [
+                self.once(case | {"seed": seed}) for seed in range(VALIDATED)
+            ]
             accuracies[rate] = statistics.mean(column(runs, "accuracy"))
 
         for rate in RATES[which["data"]]:
@@ -145,7 +164,9 @@ class Learnt(Measurement):
             validate(float(f"{beyond:.4g}"))
         best = max(accuracies, key=accuracies.__getitem__)
         case = which | {"rate": best, "split": "test"}
-        return [self.once(case | {"seed": seed}) for seed in range(self.given.seeds)]
+        return [
+            self.once(case | {"seed": seed}) for seed in range(self.given.seeds)
+        ]
 
     def run(self, which: Run) -> Run:
         """Makes a run of a part."""
@@ -163,13 +184,17 @@ class Learnt(Measurement):
     def free(self) -> None:
         """Strengths that end near the density, by bisection with the first seed; then runs."""
         for g, penalty in FREE_ROWS:
-            case = self.case("free", split="test", rate=0.1, g=g, penalty=penalty)
+            case = self.case(
+                "free", split="test", rate=0.1, g=g, penalty=penalty
+            )
             low, high = STRENGTHS
             for k in range(self.given.tries):
                 strength = float(f"{10 ** ((low + high) / 2):.4g}")
                 if k == 0 and (g, penalty) != FREE_ROWS[0]:
                     strength = self.strength_of(*FREE_ROWS[0])
-                reached = self.once(case | {"strength_": strength, "seed": 0})["density"]
+                reached = self.once(case | {"strength_": strength, "seed": 0})[
+                    "density"
+                ]
                 if abs(np.log(max(reached, 1e-9) / DENSITY)) < 0.1:
                     break
                 if reached < DENSITY:
@@ -182,8 +207,13 @@ class Learnt(Measurement):
 
     def strength_of(self, g: str, penalty: str) -> float:
         """The strength of the free runs that ends nearest to the density."""
-        runs = matching(self.finished(), part="free", g=g, penalty=penalty, seed=0)
-        nearest = min(runs, key=lambda run: abs(np.log(max(run["density"], 1e-9) / DENSITY)))
+        runs = matching(
+            self.finished(), part="free", g=g, penalty=penalty, seed=0
+        )
+        nearest = min(
+            runs,
+            key=lambda run: abs(np.log(max(run["density"], 1e-9) / DENSITY)),
+        )
         return nearest["strength_"]
 
     def steered(self) -> None:
@@ -191,31 +221,49 @@ class Learnt(Measurement):
         rows = [(g, "none", 0.0) for g in ("sigmoid", "exp", "softplus")]
         rows.append((*FREE_ROWS[0], self.strength_of(*FREE_ROWS[0])))
         for g, penalty, strength in rows:
-            self.tuned(**self.case("steered", g=g, penalty=penalty, strength_=strength))
+            self.tuned(
+                **self.case("steered", g=g, penalty=penalty, strength_=strength)
+            )
 
     def forces(self) -> None:
         """One free run, step by step."""
         strength = self.strength_of("sigmoid", "L2 of both")
-        self.once(self.case("forces", split="test", rate=0.1, strength_=strength, seed=0))
+        self.once(
+            self.case(
+                "forces", split="test", rate=0.1, strength_=strength, seed=0
+            )
+        )
 
     def transfer(self) -> None:
         """STR, and methods with the budgets uniform, ERK and STR's own."""
         for asked in self.given.densities:
             case = self.case("transfer", asked=asked)
             runs = self.tuned(**case, method="STR", budget="learnt")
-            self.learnt_densities = {run["seed"]: run["densities"] for run in runs}
-            for which in grid(method=TRANSFER_METHODS, budget=("uniform", "erk", "STR")):
+            self.learnt_densities = {
+                run["seed"]: run["densities"] for run in runs
+            }
+            for which in grid(
+                method=TRANSFER_METHODS, budget=("uniform", "erk", "STR")
+            ):
                 self.tuned(**case, **which)
 
     def run_of_transfer(self, which: Run) -> Run:
         """A run of STR, or of a method under a budget."""
         if which["method"] == "STR":
             model = kso.parametrize(small_cnn(), KINDS.SoftThreshold())
-            percent = fitted(model, which, [kso.callbacks.TargetDensity(which["asked"])])
+            percent = fitted(
+                model, which, [kso.callbacks.TargetDensity(which["asked"])]
+            )
             budget = kso.Budget.from_model(model)
-            return {"accuracy": percent, "density": budget.density, "densities": dict(budget)}
+            return {
+                "accuracy": percent,
+                "density": budget.density,
+                "densities": dict(budget),
+            }
         if which["budget"] == "STR":
-            shares = {"budget": kso.Budget(self.learnt_densities[which["seed"]])}
+            shares = {
+                "budget": kso.Budget(self.learnt_densities[which["seed"]])
+            }
         else:
             shares = {"budget": which["budget"], "density": which["asked"]}
         model, callbacks = under_budget(which["method"], shares, which["seed"])
@@ -229,14 +277,20 @@ class Learnt(Measurement):
             self.tuned(**case, kind="full", units=UNITS, share=1.0)
             data = split_data(name, "test")
             sizes = {
-                units: parameters(recurrent_net(cell, units, data)) for units in range(1, UNITS + 1)
+                units: parameters(recurrent_net(cell, units, data))
+                for units in range(1, UNITS + 1)
             }
             for share in self.given.shares:
                 runs = []
                 for kind in RANK_STARTS:
-                    runs += self.tuned(**case, kind=kind, units=UNITS, share=share)
+                    runs += self.tuned(
+                        **case, kind=kind, units=UNITS, share=share
+                    )
                 count = statistics.mean(column(runs, "parameters"))
-                units = min(sizes, key=lambda units, count=count: abs(sizes[units] - count))
+                units = min(
+                    sizes,
+                    key=lambda units, count=count: abs(sizes[units] - count),
+                )
                 self.tuned(**case, kind="narrow", units=units, share=share)
 
     def report(self, lines: list[Run]) -> str:
@@ -261,23 +315,37 @@ class Learnt(Measurement):
 @functools.cache
 def split_data(name: str, split: str) -> Dataset:
     """The data; for validation, every fifth training example stands in for the test set."""
-    data = {"digits": lambda: load("digits"), "vowels": vowels, "keywords": keywords}[name]()
+    data = {
+        "digits": lambda: load("digits"),
+        "vowels": vowels,
+        "keywords": keywords,
+    }[name]()
     if split == "test":
         return data
     number = np.arange(len(data.x_train))
     # Keywords are split by voices, as the test set is.
-    held_back = number >= 0.8 * len(number) if name == "keywords" else number % 5 == 4
+    held_back = (
+        number >= 0.8 * len(number) if name == "keywords" else number % 5 == 4
+    )
     x, y = data.x_train, data.y_train
-    return Dataset(name, x[~held_back], y[~held_back], x[held_back], y[held_back])
+    return Dataset(
+        name, x[~held_back], y[~held_back], x[held_back], y[held_back]
+    )
 
 
-def fitted(model: keras.Model, which: Run, callbacks: Iterable[Any] = ()) -> float:
+def fitted(
+    model: keras.Model, which: Run, callbacks: Iterable[Any] = ()
+) -> float:
     """The test accuracy in percent after training, the rate a cosine over the epochs."""
     data = split_data(which["data"], which["split"])
     epochs = which["epochs"]
     sgd = which["data"] == "digits"
-    optimizer = keras.optimizers.SGD(momentum=0.9) if sgd else keras.optimizers.Adam()
-    rate = keras.callbacks.LearningRateScheduler(lambda k: decayed(which["rate"], k, epochs))
+    optimizer = (
+        keras.optimizers.SGD(momentum=0.9) if sgd else keras.optimizers.Adam()
+    )
+    rate = keras.callbacks.LearningRateScheduler(
+        lambda k: decayed(which["rate"], k, epochs)
+    )
     compiled(model, optimizer)
     batches = whole_batches(data.x_train, data.y_train, BATCH)
     model.fit(**batches, epochs=epochs, verbose=0, callbacks=[rate, *callbacks])
@@ -294,7 +362,9 @@ def small_cnn() -> keras.Model:
     model = NETWORKS["cnn"]((8, 8, 1), 10, settings("methods")["cnn"])
     for layer in model.layers:
         if isinstance(layer, L.BatchNormalization):
-            layer.momentum = 0.9  # Keras' 0.99 remembers weights of before they shrank
+            layer.momentum = (
+                0.9  # Keras' 0.99 remembers weights of before they shrank
+            )
     return model
 
 
@@ -303,14 +373,20 @@ def soft(g: str, penalty: str, strength: float) -> keras.Model:
     model = kso.parametrize(small_cnn(), KINDS.SoftThreshold(g=g))
     for weight in kso.prunable_weights(model) if strength else []:
         regularizers = PENALTIES[penalty](strength)
-        weight.variable.regularizer, weight.parametrization.s.regularizer = regularizers
+        weight.variable.regularizer, weight.parametrization.s.regularizer = (
+            regularizers
+        )
     return model
 
 
 def run_of_soft_thresholds(which: Run) -> Run:
     """A run of the parts `free` and `steered`."""
     model = soft(which["g"], which["penalty"], which["strength_"])
-    steering = [kso.callbacks.TargetDensity(DENSITY)] if which["part"] == "steered" else []
+    steering = (
+        [kso.callbacks.TargetDensity(DENSITY)]
+        if which["part"] == "steered"
+        else []
+    )
     percent = fitted(model, which, steering)
     return {"accuracy": percent, "density": density_of(model)}
 
@@ -322,7 +398,12 @@ class Forces(keras.callbacks.Callback):
     decay's share, and the loss has moved the rest.
     """
 
-    def __init__(self, rate: Callable[[int], float], strength: float, momentum: float = 0.9):
+    def __init__(
+        self,
+        rate: Callable[[int], float],
+        strength: float,
+        momentum: float = 0.9,
+    ):
         super().__init__()
         self.rate, self.strength, self.momentum = rate, strength, momentum
         self.curves: list[
@@ -331,7 +412,9 @@ class Forces(keras.callbacks.Callback):
 
     def _s(self) -> np.ndarray:
         weights = kso.prunable_weights(self.model)
-        return np.array([float(weight.parametrization.s.numpy()) for weight in weights])
+        return np.array(
+            [float(weight.parametrization.s.numpy()) for weight in weights]
+        )
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         """The start."""
@@ -351,20 +434,35 @@ class Forces(keras.callbacks.Callback):
         self.step, self.last = self.step + 1, self._s()
         if self.step % 10 == 0:
             by_loss = self.last - self.first - self.by_decay
-            parts = (self.last, self.by_decay, by_loss, 1 / (1 + np.exp(-self.last)))
-            self.curves.append([[round(float(x), 5) for x in part] for part in parts])
+            parts = (
+                self.last,
+                self.by_decay,
+                by_loss,
+                1 / (1 + np.exp(-self.last)),
+            )
+            self.curves.append(
+                [[round(float(x), 5) for x in part] for part in parts]
+            )
 
 
 def run_of_forces(which: Run) -> Run:
     """A free run with the curves of its forces."""
     epochs = which["epochs"]
-    watch = Forces(lambda epoch: decayed(which["rate"], epoch, epochs), which["strength_"])
+    watch = Forces(
+        lambda epoch: decayed(which["rate"], epoch, epochs), which["strength_"]
+    )
     model = soft("sigmoid", "L2 of both", which["strength_"])
     percent = fitted(model, which, [watch])
-    return {"accuracy": percent, "density": density_of(model), "curves": watch.curves}
+    return {
+        "accuracy": percent,
+        "density": density_of(model),
+        "curves": watch.curves,
+    }
 
 
-def under_budget(method: str, shares: Run, seed: int) -> tuple[keras.Model, list[Any]]:
+def under_budget(
+    method: str, shares: Run, seed: int
+) -> tuple[keras.Model, list[Any]]:
     """The CNN and the callbacks of a method that takes a budget."""
     model = small_cnn()
     updates = [kso.callbacks.UpdateMasks()]
@@ -372,7 +470,9 @@ def under_budget(method: str, shares: Run, seed: int) -> tuple[keras.Model, list
         masks = KINDS.MagnitudeMask(kso.schedules.Cubic())
         return kso.parametrize(model, masks, **shares), updates
     if method == "DNW":
-        return kso.parametrize(model, KINDS.StraightThroughTopK(), **shares), updates
+        return kso.parametrize(
+            model, KINDS.StraightThroughTopK(), **shares
+        ), updates
     budget = shares["budget"]
     if not isinstance(budget, str):
         shares = shares | {"budget": kso.budgets.lift(model, budget)}
@@ -380,7 +480,9 @@ def under_budget(method: str, shares: Run, seed: int) -> tuple[keras.Model, list
     return kso.sparsify(model, **shares, initializer=start, seed=seed), []
 
 
-def recurrent_net(cell: str, units: int, data: Dataset, start: str = "orthogonal") -> keras.Model:
+def recurrent_net(
+    cell: str, units: int, data: Dataset, start: str = "orthogonal"
+) -> keras.Model:
     """One layer and a head."""
     cells = L.RNN(CELLS[cell](units, recurrent_initializer=start), name="cells")
     layers = [cells, L.Dense(data.classes, name="head")]
@@ -391,10 +493,14 @@ def run_of_cells(which: Run) -> Run:
     """A run of the part `recurrent`."""
     data = split_data(which["data"], which["split"])
     start = RANK_STARTS.get(which["kind"])
-    model = recurrent_net(which["cell"], which["units"], data, start or "orthogonal")
+    model = recurrent_net(
+        which["cell"], which["units"], data, start or "orthogonal"
+    )
     callbacks = []
     if start:
-        model = kso.parametrize(model, KINDS.LowRankSoftThreshold(), exclude="head")
+        model = kso.parametrize(
+            model, KINDS.LowRankSoftThreshold(), exclude="head"
+        )
         callbacks = [kso.callbacks.TargetDensity(which["share"])]
     percent = fitted(model, which, callbacks)
     return {"accuracy": percent, "parameters": parameters(model)}
@@ -413,7 +519,9 @@ def parameters(model: keras.Model) -> int:
     for variable in model.trainable_variables:
         # The bias of a GRU has two axes.
         bias = "bias" in variable.path if len(variable.shape) == 1 else False
-        bias = bias or (len(variable.shape) == 2 and variable.path.endswith("bias"))
+        bias = bias or (
+            len(variable.shape) == 2 and variable.path.endswith("bias")
+        )
         total += int(np.prod(variable.shape)) if bias else 0
     return total
 
@@ -450,17 +558,35 @@ def table_of_penalties(part: str, lines: list[Run]) -> str:
     for kind in by_strength:
         by_row.setdefault(kind[:2], []).append(kind)
     chosen = {
-        row: max(kinds, key=lambda kind: len(by_strength[kind])) for row, kinds in by_row.items()
+        row: max(kinds, key=lambda kind: len(by_strength[kind]))
+        for row, kinds in by_row.items()
     }
-    first = chosen.get(("sigmoid", "none" if part == "steered" else "L2 of both"))
+    first = chosen.get(
+        ("sigmoid", "none" if part == "steered" else "L2 of both")
+    )
     rows = []
     for (g, penalty), kind in chosen.items():
         runs = by_strength[kind]
         reached = column(runs, "density")
         densities = f"{min(reached):.4f} to {max(reached):.4f}"
-        cells = [g, penalty, f"{kind[2]:.2g}", str(len(by_row[g, penalty])), densities]
-        rows.append([*cells, spread(runs), *compared(runs, by_strength.get(first))])
-    header = ["g", "penalty", "strength", "strengths tried", "density", "accuracy"]
+        cells = [
+            g,
+            penalty,
+            f"{kind[2]:.2g}",
+            str(len(by_row[g, penalty])),
+            densities,
+        ]
+        rows.append(
+            [*cells, spread(runs), *compared(runs, by_strength.get(first))]
+        )
+    header = [
+        "g",
+        "penalty",
+        "strength",
+        "strengths tried",
+        "density",
+        "accuracy",
+    ]
     return markdown([*header, "to the first", "p"], rows)
 
 
@@ -473,7 +599,10 @@ def table_of_transfer(part: str, lines: list[Run]) -> str:
         reached = f"{statistics.mean(column(runs, 'density')):.4f}"
         cells = [f"{asked:g}", method, budget, reached, spread(runs)]
         rows.append([*cells, *compared(runs, rival)])
-    return markdown(["density", "method", "budget", "reached", "accuracy", "to ERK", "p"], rows)
+    return markdown(
+        ["density", "method", "budget", "reached", "accuracy", "to ERK", "p"],
+        rows,
+    )
 
 
 def table_of_recurrent(part: str, lines: list[Run]) -> str:
@@ -481,11 +610,29 @@ def table_of_recurrent(part: str, lines: list[Run]) -> str:
     by_kind = tested(part, lines, "data", "cell", "kind", "share")
     rows = []
     for (name, cell, kind, share), runs in by_kind.items():
-        rival = by_kind.get((name, cell, "narrow", share)) if kind in RANK_STARTS else None
+        rival = (
+            by_kind.get((name, cell, "narrow", share))
+            if kind in RANK_STARTS
+            else None
+        )
         count = f"{statistics.mean(column(runs, 'parameters')):.0f}"
-        cells = [name, cell, kind, "" if kind == "full" else f"{share:g}", str(runs[0]["units"])]
+        cells = [
+            name,
+            cell,
+            kind,
+            "" if kind == "full" else f"{share:g}",
+            str(runs[0]["units"]),
+        ]
         rows.append([*cells, count, spread(runs), *compared(runs, rival)])
-    header = ["data", "cell", "matrices", "share of ranks", "units", "parameters", "accuracy"]
+    header = [
+        "data",
+        "cell",
+        "matrices",
+        "share of ranks",
+        "units",
+        "parameters",
+        "accuracy",
+    ]
     return markdown([*header, "to narrow", "p"], rows)
 
 
@@ -521,7 +668,12 @@ LEARNT_TABLES = {
 
 # --- floors ---------------------------------------------------------------------------------------
 
-FLOORS_OPTIONS = {"filters": [24, 48, 48], "batch_size": 128, "frequency": 50, "jit": True}
+FLOORS_OPTIONS = {
+    "filters": [24, 48, 48],
+    "batch_size": 128,
+    "frequency": 50,
+    "jit": True,
+}
 FLOORS = {
     "floor, by magnitude": (0.3, True),
     "floor, by place": (0.3, False),
@@ -535,7 +687,9 @@ by_magnitude = _target_density.entries_of
 def by_place(threshold) -> _target_density.Entries:
     """Entries out of reach, all equal, so that the first of them are kept."""
     entries = by_magnitude(threshold)
-    return entries._replace(scales=np.where(entries.critical > -np.inf, 0.0, -np.inf))
+    return entries._replace(
+        scales=np.where(entries.critical > -np.inf, 0.0, -np.inf)
+    )
 
 
 def pooled(data: Dataset) -> Dataset:
@@ -544,7 +698,9 @@ def pooled(data: Dataset) -> Dataset:
     def halved(x: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(x.reshape(-1, 14, 2, 14, 2, 1).mean((2, 4)))
 
-    return dataclasses.replace(data, x_train=halved(data.x_train), x_test=halved(data.x_test))
+    return dataclasses.replace(
+        data, x_train=halved(data.x_train), x_test=halved(data.x_test)
+    )
 
 
 class Floors(Measurement):
@@ -560,7 +716,9 @@ class Floors(Measurement):
 
     page = lines = "floors"
     settings = {
-        "nets": Setting(["cnn14", "cnn"], choices=["cnn14", "cnn"], quick=["cnn14"]),
+        "nets": Setting(
+            ["cnn14", "cnn"], choices=["cnn14", "cnn"], quick=["cnn14"]
+        ),
         "rates": Setting([0.008, 0.016, 0.032, 0.064], quick=[0.032]),
         "seeds": Setting([0, 1, 2], quick=[0]),
         "epochs": Setting(4, quick=1),
@@ -576,7 +734,10 @@ class Floors(Measurement):
             seed=given.seeds,
             epochs=[given.epochs],
         ):
-            ablated = which["net"] == "cnn14" and which["rate"] in (0.016, 0.032)
+            ablated = which["net"] == "cnn14" and which["rate"] in (
+                0.016,
+                0.032,
+            )
             ablated = ablated and which["seed"] == 0
             if ablated or which["variant"] == "floor, by magnitude":
                 yield which
@@ -591,14 +752,23 @@ class Floors(Measurement):
         floor, ranked = FLOORS[which["variant"]]
         _target_density.entries_of = by_magnitude if ranked else by_place
 
-        def method(model: keras.Model, plan: Run) -> tuple[keras.Model, list[Any]]:
+        def method(
+            model: keras.Model, plan: Run
+        ) -> tuple[keras.Model, list[Any]]:
             model = kso.parametrize(model, kso.SoftThreshold())
-            return model, [kso.callbacks.TargetDensity(plan["density"], floor=floor)]
+            return model, [
+                kso.callbacks.TargetDensity(plan["density"], floor=floor)
+            ]
 
         methods.METHODS["floors"] = method
-        options = FLOORS_OPTIONS | {"epochs": which["epochs"], "budgets": RESULTS}
+        options = FLOORS_OPTIONS | {
+            "epochs": which["epochs"],
+            "budgets": RESULTS,
+        }
         seed, rate = which["seed"], which["rate"]
-        model = methods.trained("cnn", "floors", DENSITY, seed, data, options, rate)
+        model = methods.trained(
+            "cnn", "floors", DENSITY, seed, data, options, rate
+        )
         weights = kso.prunable_weights(model)
         return {
             "accuracy": accuracy(model, data) / 100,
@@ -611,7 +781,9 @@ class Floors(Measurement):
         by_row = groups(lines, "net", "variant", "rate")
         order = [*FLOORS]
         rows = []
-        for net, variant, rate in sorted(by_row, key=lambda k: (k[0], order.index(k[1]), k[2])):
+        for net, variant, rate in sorted(
+            by_row, key=lambda k: (k[0], order.index(k[1]), k[2])
+        ):
             runs = by_row[net, variant, rate]
             percent = column(runs, "accuracy", 100)
             shares = np.mean([run["shares"] for run in runs], axis=0)
@@ -631,7 +803,16 @@ class Floors(Measurement):
             the layers in order, the head last.
             """
         )
-        header = ["net", "variant", "rate", "test accuracy [%]", "worst", "shares", "live", "seeds"]
+        header = [
+            "net",
+            "variant",
+            "rate",
+            "test accuracy [%]",
+            "worst",
+            "shares",
+            "live",
+            "seeds",
+        ]
         return "# Floors of TargetDensity\n\n" + about + markdown(header, rows)
 
 
@@ -658,7 +839,9 @@ class Target(Measurement):
     page = lines = "target_density"
     settings = {
         "nets": Setting([*TARGET_NETS], choices=TARGET_NETS, quick=["MLP"]),
-        "optimizers": Setting([*TARGET_OPTIMIZERS], choices=TARGET_OPTIMIZERS, quick=["Adam"]),
+        "optimizers": Setting(
+            [*TARGET_OPTIMIZERS], choices=TARGET_OPTIMIZERS, quick=["Adam"]
+        ),
         "densities": Setting([*TARGETS], quick=[0.1, 0.02]),
         "seeds": Setting([0, 1, 2], quick=[0]),
         "epochs": Setting(TARGET_EPOCHS, quick=4),
@@ -693,19 +876,34 @@ class Target(Measurement):
             options = {"filters": (32, 64, 64), "strides": (1, 2, 1)}
             model = NETWORKS["cnn"]((8, 8, 1), 10, options)
         model = kso.parametrize(model, kso.SoftThreshold())
-        compiled(model, TARGET_OPTIMIZERS[which["optimizer"]](), jit_compile=True)
+        compiled(
+            model, TARGET_OPTIMIZERS[which["optimizer"]](), jit_compile=True
+        )
         steering = kso.callbacks.TargetDensity(which["density"], frequency=20)
         epochs = which["epochs"]
-        model.fit(x[:1440], y[:1440], 32, epochs=epochs, verbose=0, callbacks=[steering])
+        model.fit(
+            x[:1440],
+            y[:1440],
+            32,
+            epochs=epochs,
+            verbose=0,
+            callbacks=[steering],
+        )
         budget = kso.Budget.from_model(model)
         share = model.evaluate(x[1440:], y[1440:], verbose=0)[1]
-        return {"size": budget.size, "live": budget.live, "accuracy": float(share)}
+        return {
+            "size": budget.size,
+            "live": budget.live,
+            "accuracy": float(share),
+        }
 
     def report(self, lines: list[Run]) -> str:
         by_row = groups(lines, "net", "optimizer", "density", "backend")
         backends = sorted({line["backend"] for line in lines})
         rows = []
-        for kind in itertools.product(TARGET_NETS, TARGET_OPTIMIZERS, TARGETS, backends):
+        for kind in itertools.product(
+            TARGET_NETS, TARGET_OPTIMIZERS, TARGETS, backends
+        ):
             if runs := by_row.get(kind):
                 net, optimizer, density, backend = kind
                 reached = [run["live"] / run["size"] for run in runs]
@@ -726,7 +924,15 @@ class Target(Measurement):
             {100 * max(map(miss, lines)):.3f}%.
             """
         )
-        header = ["net", "optimizer", "backend", "asked", "reached", "largest miss", "accuracy"]
+        header = [
+            "net",
+            "optimizer",
+            "backend",
+            "asked",
+            "reached",
+            "largest miss",
+            "accuracy",
+        ]
         title = "# Soft thresholds under TargetDensity: asked and reached densities\n\n"
         return title + about + markdown([*header, "runs"], rows)
 
@@ -771,7 +977,9 @@ class EarlyStopping(Measurement):
         y = few.y_train
         train = (x[: given.samples], y[: given.samples])
         keras.utils.set_random_seed(0)
-        model, callbacks = stopped_network(which["method"], given.density, train)
+        model, callbacks = stopped_network(
+            which["method"], given.density, train
+        )
         compiled(model, keras.optimizers.Adam(1e-3))
         stop = keras.callbacks.EarlyStopping(
             "val_accuracy", mode="max", patience=2, restore_best_weights=True
@@ -785,16 +993,24 @@ class EarlyStopping(Measurement):
                 validation_data=(x[given.samples :], y[given.samples :]),
                 callbacks=[*callbacks, around],
             )
-        weights = [w for w in kso.prunable_weights(model) if w.parametrization is not None]
+        weights = [
+            w
+            for w in kso.prunable_weights(model)
+            if w.parametrization is not None
+        ]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", kso.errors.DensityWarning)
-            _, share = model.evaluate(data.x_test.reshape(-1, 784), data.y_test, verbose=0)
+            _, share = model.evaluate(
+                data.x_test.reshape(-1, 784), data.y_test, verbose=0
+            )
         return {
             "epochs": len(history.history["loss"]),
             "best": stop.best_epoch + 1,
             "size": sum(weight.size for weight in weights),
             "live": sum(weight.live for weight in weights),
-            "warned": any(w.category is kso.errors.DensityWarning for w in caught),
+            "warned": any(
+                w.category is kso.errors.DensityWarning for w in caught
+            ),
             "accuracy": share,
         }
 
@@ -806,7 +1022,10 @@ class EarlyStopping(Measurement):
         """Whether a run ends at another density, and nobody is warned."""
         # To within one entry of each weight, or one channel.
         slack = 784 if line["method"] == "channel STR" else 3
-        away = abs(line["live"] - self.asked(line["method"]) * line["size"]) > slack
+        away = (
+            abs(line["live"] - self.asked(line["method"]) * line["size"])
+            > slack
+        )
         return away and (line["careful"] or not line["warned"])
 
     def report(self, lines: list[Run]) -> str:
@@ -817,8 +1036,14 @@ class EarlyStopping(Measurement):
         for method, runs in groups(lines, "method").items():
             cells = [method, str(self.asked(method))]
             for run in runs:
-                cells += [f"{run['epochs']}, {run['best']}", f"{run['live'] / run['size']:.4f}"]
-                cells += ["yes" if run["warned"] else "no", f"{run['accuracy']:.4f}"]
+                cells += [
+                    f"{run['epochs']}, {run['best']}",
+                    f"{run['live'] / run['size']:.4f}",
+                ]
+                cells += [
+                    "yes" if run["warned"] else "no",
+                    f"{run['accuracy']:.4f}",
+                ]
             rows.append(cells)
         about = sentences(
             f"""
@@ -832,7 +1057,11 @@ class EarlyStopping(Measurement):
         result = ["density", "warned", "accuracy"]
         header = ["method", "asked", "alone: of epochs, the best", *result]
         header += ["`BestAtDensity`: of epochs, the best", *result]
-        return "# EarlyStopping, and the density asked for\n\n" + about + markdown(header, rows)
+        return (
+            "# EarlyStopping, and the density asked for\n\n"
+            + about
+            + markdown(header, rows)
+        )
 
 
 def stopped_network(
@@ -843,14 +1072,21 @@ def stopped_network(
     callbacks = kso.callbacks
     if method in ("FixedMask", "SET", "RigL"):
         model = kso.sparsify(dense, density, seed=0)
-        moving = {"SET": callbacks.SET, "RigL": lambda: callbacks.RigL(train, 128)}
+        moving = {
+            "SET": callbacks.SET,
+            "RigL": lambda: callbacks.RigL(train, 128),
+        }
         return model, [moving[method]()] if method in moving else []
     if method in ("GMP", "DNW"):
-        kind = kso.MagnitudeMask if method == "GMP" else KINDS.StraightThroughTopK
+        kind = (
+            kso.MagnitudeMask if method == "GMP" else KINDS.StraightThroughTopK
+        )
         masks = kind(kso.schedules.Cubic(density))
         return kso.parametrize(dense, masks), [callbacks.UpdateMasks()]
     if method == "STR":
-        return kso.parametrize(dense, kso.SoftThreshold), [callbacks.TargetDensity(density)]
+        return kso.parametrize(dense, kso.SoftThreshold), [
+            callbacks.TargetDensity(density)
+        ]
     model = kso.parametrize(dense, KINDS.ChannelSoftThreshold, exclude="head")
     return model, [callbacks.TargetDensity(0.5)]
 

@@ -17,7 +17,14 @@ import keras
 import numpy as np
 from networks import mlp, resnet
 from one_shot import fit_with_warm_up, halved
-from record import column, groups, markdown, matching, mean_and_deviation, sentences
+from record import (
+    column,
+    groups,
+    markdown,
+    matching,
+    mean_and_deviation,
+    sentences,
+)
 from runner import Measurement, Run, Setting, grid, main
 from training import Dataset, accuracy, cached, compiled, first_rows, load
 
@@ -30,11 +37,27 @@ TITLES = {
     "resnet8": "ResNet-8 of 16 to 64 channels on Fashion-MNIST",
 }
 METHODS = {
-    "searched widths, OBS": {"widths": "searched", "order": "obs", "refit": True},
+    "searched widths, OBS": {
+        "widths": "searched",
+        "order": "obs",
+        "refit": True,
+    },
     "uniform widths, OBS": {"widths": "uniform", "order": "obs", "refit": True},
-    "searched widths, norms, refit": {"widths": "searched", "order": "norms", "refit": True},
-    "uniform widths, norms, refit": {"widths": "uniform", "order": "norms", "refit": True},
-    "uniform widths, norms": {"widths": "uniform", "order": "norms", "refit": False},
+    "searched widths, norms, refit": {
+        "widths": "searched",
+        "order": "norms",
+        "refit": True,
+    },
+    "uniform widths, norms, refit": {
+        "widths": "uniform",
+        "order": "norms",
+        "refit": True,
+    },
+    "uniform widths, norms": {
+        "widths": "uniform",
+        "order": "norms",
+        "refit": False,
+    },
 }
 
 
@@ -43,7 +66,9 @@ def dataset(network: str, images: int | None) -> Dataset:
     if network == "mlp":
         return load("digits")
     data = first_rows(load("fashion_mnist"), images)
-    return dataclasses.replace(data, x_train=halved(data.x_train), x_test=halved(data.x_test))
+    return dataclasses.replace(
+        data, x_train=halved(data.x_train), x_test=halved(data.x_test)
+    )
 
 
 def trained(which: Run, data: Dataset) -> keras.Model:
@@ -62,7 +87,9 @@ def trained(which: Run, data: Dataset) -> keras.Model:
     return cached("widths", name, model, fit)
 
 
-def uniform_widths(table: kso.calibration.WidthTable, share: float) -> dict[str, int]:
+def uniform_widths(
+    table: kso.calibration.WidthTable, share: float
+) -> dict[str, int]:
     """The widths of the largest common share of all groups within a share of the parameters."""
     most = share * table.cost()
     narrow, wide = 0.0, 1.0
@@ -76,13 +103,17 @@ def uniform_widths(table: kso.calibration.WidthTable, share: float) -> dict[str,
     return common_widths(table, narrow)
 
 
-def common_widths(table: kso.calibration.WidthTable, share: float) -> dict[str, int]:
+def common_widths(
+    table: kso.calibration.WidthTable, share: float
+) -> dict[str, int]:
     """One share of the width of every group."""
     full = {name: table.groups[name].width for name in table.errors}
     return {name: max(round(share * width), 1) for name, width in full.items()}
 
 
-def by_norms(model: keras.Model, channel_groups: Iterable[Any]) -> dict[str, np.ndarray]:
+def by_norms(
+    model: keras.Model, channel_groups: Iterable[Any]
+) -> dict[str, np.ndarray]:
     """The channels of each group, those of the smallest kernels that read them first."""
     kernels = kernels_of(model)
     order = {}
@@ -98,11 +129,15 @@ def by_norms(model: keras.Model, channel_groups: Iterable[Any]) -> dict[str, np.
 
 def kernels_of(model: keras.Model) -> dict[str, Any]:
     """The variables of kernels by path."""
-    return {weight.path: weight.variable for weight in kso.prunable_weights(model)}
+    return {
+        weight.path: weight.variable for weight in kso.prunable_weights(model)
+    }
 
 
 def without_refit(
-    model: keras.Model, table: kso.calibration.WidthTable, widths: Mapping[str, int]
+    model: keras.Model,
+    table: kso.calibration.WidthTable,
+    widths: Mapping[str, int],
 ) -> keras.Model:
     """The network without the channels that go first; its other weights stay."""
     copy = keras.models.clone_model(model)
@@ -149,18 +184,29 @@ class Widths(Measurement):
     settings = {
         "networks": Setting([*TITLES], choices=TITLES, quick=["mlp"]),
         "seeds": Setting([0, 1, 2], quick=[0]),
-        "shares": Setting([0.5, 0.25, 0.1, 0.03], "of the parameters", quick=[0.25]),
-        "epochs": Setting(4, "of images; five times as many of digits", quick=1),
+        "shares": Setting(
+            [0.5, 0.25, 0.1, 0.03], "of the parameters", quick=[0.25]
+        ),
+        "epochs": Setting(
+            4, "of images; five times as many of digits", quick=1
+        ),
         "images": Setting(20000, quick=2000),
         "width": Setting(1024, "of the MLP", quick=64),
     }
 
     def runs(self) -> Iterable[Run]:
         given = self.given
-        sizes = {"mlp": {"width": given.width}, "resnet8": {"images": given.images}}
+        sizes = {
+            "mlp": {"width": given.width},
+            "resnet8": {"images": given.images},
+        }
         for seed in given.seeds:
             for network in given.networks:
-                setting = {"network": network, "seed": seed, "epochs": given.epochs}
+                setting = {
+                    "network": network,
+                    "seed": seed,
+                    "epochs": given.epochs,
+                }
                 setting |= sizes[network]
                 yield setting | {"method": "dense", "share": 1.0}
                 for which in grid(share=given.shares, method=METHODS):
@@ -170,17 +216,24 @@ class Widths(Measurement):
         data = dataset(which["network"], which.get("images"))
         model = trained(which, data)
         if which["method"] == "dense":
-            return {"accuracy": percent(model, data), "parameters": model.count_params()}
+            return {
+                "accuracy": percent(model, data),
+                "parameters": model.count_params(),
+            }
         method = METHODS[which["method"]]
         x = data.x_train[:CALIBRATION]
         table, seconds = self.table_of(which, model, x)
         if method["widths"] == "searched":
-            widths = table.search(which["share"], multiple_of=UNITS[which["network"]])
+            widths = table.search(
+                which["share"], multiple_of=UNITS[which["network"]]
+            )
         else:
             widths = uniform_widths(table, which["share"])
         predicted = table.predicted(widths)
         if method["order"] == "norms":
-            order = by_norms(model, [table.groups[name] for name in table.errors])
+            order = by_norms(
+                model, [table.groups[name] for name in table.errors]
+            )
             table = dataclasses.replace(table, order=order)
         start = time.perf_counter()
         small = narrowed(model, table, widths, bool(method["refit"]), x)
@@ -207,8 +260,12 @@ class Widths(Measurement):
 
     def report(self, lines: list[Run]) -> str:
         given = self.given
-        runs = matching(lines, network="mlp", epochs=given.epochs, width=given.width)
-        runs += matching(lines, network="resnet8", epochs=given.epochs, images=given.images)
+        runs = matching(
+            lines, network="mlp", epochs=given.epochs, width=given.width
+        )
+        runs += matching(
+            lines, network="resnet8", epochs=given.epochs, images=given.images
+        )
         text = "# Trained networks made narrower, at once\n\n" + sentences(
             f"""
             Networks trained on digits ({5 * given.epochs} epochs) and Fashion-MNIST of half the
@@ -234,17 +291,28 @@ def percent(model: keras.Model, data: Dataset) -> float:
     return accuracy(compiled(model, "sgd"), data)
 
 
-def relative_error(model: keras.Model, reference: keras.Model, x: np.ndarray) -> float:
+def relative_error(
+    model: keras.Model, reference: keras.Model, x: np.ndarray
+) -> float:
     """The relative squared error of a network's outputs beside another's."""
-    outputs, first = (one.predict(x, batch_size=500, verbose=0) for one in (model, reference))
-    return float(np.sum((outputs - first) ** 2) / np.sum((first - first.mean(axis=0)) ** 2))
+    outputs, first = (
+        one.predict(x, batch_size=500, verbose=0) for one in (model, reference)
+    )
+    return float(
+        np.sum((outputs - first) ** 2)
+        / np.sum((first - first.mean(axis=0)) ** 2)
+    )
 
 
 def table_of_methods(runs: list[Run]) -> str:
     """The table of a network."""
     rows = []
     for (share, method), members in groups(runs, "share", "method").items():
-        row = [f"{share:g}", method, mean_and_deviation(column(members, "accuracy"))]
+        row = [
+            f"{share:g}",
+            method,
+            mean_and_deviation(column(members, "accuracy")),
+        ]
         if method == "dense":
             row += ["", ""]
         else:
@@ -255,7 +323,14 @@ def table_of_methods(runs: list[Run]) -> str:
         rows.append((-share, method, row))
     order = ["dense", *METHODS]
     rows.sort(key=lambda entry: (entry[0], order.index(entry[1])))
-    header = ["share", "method", "accuracy [%]", "error", "predicted", "parameters"]
+    header = [
+        "share",
+        "method",
+        "accuracy [%]",
+        "error",
+        "predicted",
+        "parameters",
+    ]
     return markdown(header, [row for _, _, row in rows])
 
 

@@ -44,7 +44,9 @@ def load(name: str) -> Dataset:
         "cifar10": load_cifar10,
     }
     if name not in loaders:
-        raise DatasetError(f"The dataset must be one of {sorted(loaders)}. Received: {name!r}")
+        raise DatasetError(
+            f"The dataset must be one of {sorted(loaders)}. Received: {name!r}"
+        )
     return loaders[name]()
 
 
@@ -55,7 +57,11 @@ def load_digits() -> Dataset:
 
     images, labels = load_digits(return_X_y=True)
     x_train, x_test, y_train, y_test = train_test_split(
-        images.reshape(-1, 8, 8), labels, test_size=0.25, stratify=labels, random_state=0
+        images.reshape(-1, 8, 8),
+        labels,
+        test_size=0.25,
+        stratify=labels,
+        random_state=0,
     )
     return _standardized("digits", x_train, y_train, x_test, y_test)
 
@@ -93,10 +99,14 @@ def load_cifar10() -> Dataset:
     import keras
 
     try:
-        (x_train, y_train), (x_test, y_test) = keras.datasets.cifar10.load_data()
+        (x_train, y_train), (x_test, y_test) = (
+            keras.datasets.cifar10.load_data()
+        )
     except Exception as error:  # whatever the download raises
         raise DatasetError(f"Keras could not get CIFAR-10: {error}") from error
-    return _standardized("cifar10", x_train, y_train[:, 0], x_test, y_test[:, 0])
+    return _standardized(
+        "cifar10", x_train, y_train[:, 0], x_test, y_test[:, 0]
+    )
 
 
 def read_idx(path: Path, rank: int) -> np.ndarray:
@@ -118,7 +128,9 @@ def read_idx(path: Path, rank: int) -> np.ndarray:
     except FileNotFoundError:
         raise DatasetError(f"The file {path} is missing.") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DatasetError(f"{path} is damaged or no gzip file: {error}") from None
+        raise DatasetError(
+            f"{path} is damaged or no gzip file: {error}"
+        ) from None
     magic = int.from_bytes(content[:4], "big")
     wanted = _BYTES << 8 | rank
     if len(content) < 4 or magic != wanted:
@@ -129,7 +141,9 @@ def read_idx(path: Path, rank: int) -> np.ndarray:
     header = 4 + 4 * rank
     if len(content) < header:
         raise DatasetError(f"{path} ends within its header of {header} bytes.")
-    shape = [int(size) for size in np.frombuffer(content, ">u4", rank, offset=4)]
+    shape = [
+        int(size) for size in np.frombuffer(content, ">u4", rank, offset=4)
+    ]
     if len(content) - header != math.prod(shape):
         raise DatasetError(
             f"{path} must hold {math.prod(shape)} entries, for the shape {tuple(shape)}. "
@@ -150,7 +164,11 @@ def _read_labelled(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _standardized(
-    name: str, x_train: np.ndarray, y_train: np.ndarray, x_test: np.ndarray, y_test: np.ndarray
+    name: str,
+    x_train: np.ndarray,
+    y_train: np.ndarray,
+    x_test: np.ndarray,
+    y_test: np.ndarray,
 ) -> Dataset:
     """Pixels with mean 0 and variance 1 in each channel of the training set, channels last."""
     if x_train.ndim == 3:

@@ -57,9 +57,15 @@ def spectrograms(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     place = (np.arange(FRAMES) - start) / length  # 0 to 1 within the word
     inside = ((place >= 0) & (place <= 1)) * rng.uniform(0.7, 1.3, (rows, 1))
     ends = words[labels] + rng.uniform(-2, 2, (rows, 1, 1))
-    tracks = ends[:, :, :1] + (ends[:, :, 1:] - ends[:, :, :1]) * place[:, None, :]
-    distance = np.arange(BANDS) - tracks[..., None]  # (rows, formants, frames, bands)
-    energy = np.exp(-0.5 * (distance / 1.5) ** 2).sum(axis=1) * inside[..., None]
+    tracks = (
+        ends[:, :, :1] + (ends[:, :, 1:] - ends[:, :, :1]) * place[:, None, :]
+    )
+    distance = (
+        np.arange(BANDS) - tracks[..., None]
+    )  # (rows, formants, frames, bands)
+    energy = (
+        np.exp(-0.5 * (distance / 1.5) ** 2).sum(axis=1) * inside[..., None]
+    )
     noise = 0.6 * rng.standard_normal(energy.shape)
     return (energy + noise).astype("float32"), labels.astype("int32")
 
@@ -71,7 +77,8 @@ def mlp(shape: tuple[int, ...], classes: int) -> keras.Model:
     ]
     head = layers.Dense(classes, name="head")
     return keras.Sequential(
-        [keras.Input(shape, name="x"), layers.Flatten(), *hidden, head], name="mlp"
+        [keras.Input(shape, name="x"), layers.Flatten(), *hidden, head],
+        name="mlp",
     )
 
 
@@ -106,7 +113,9 @@ def keywords() -> Dataset:
     x, y = spectrograms(12_000, seed=1)
     mean, deviation = float(x[:10_000].mean()), float(x[:10_000].std())
     x = (x - mean) / deviation
-    return Dataset("synthetic keywords", x[:10_000], y[:10_000], x[10_000:], y[10_000:])
+    return Dataset(
+        "synthetic keywords", x[:10_000], y[:10_000], x[10_000:], y[10_000:]
+    )
 
 
 class Stopwatch(keras.callbacks.Callback):
@@ -130,15 +139,25 @@ def train(model: keras.Model, data: Dataset, epochs: int) -> dict:
     size = 32 if len(data.x_train) < 5_000 else 128
     steps = epochs * -(-len(data.x_train) // size)
     model.compile(
-        keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(2e-3, steps)),
+        keras.optimizers.Adam(
+            keras.optimizers.schedules.CosineDecay(2e-3, steps)
+        ),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
-        jit_compile=keras.backend.backend() != "torch",  # torch needs a C++ compiler
+        jit_compile=keras.backend.backend()
+        != "torch",  # torch needs a C++ compiler
     )
     watch = Stopwatch()
-    with console.status(f"Training {model.name} for {epochs} epochs on {data.name}"):
+    with console.status(
+        f"Training {model.name} for {epochs} epochs on {data.name}"
+    ):
         model.fit(
-            data.x_train, data.y_train, batch_size=size, epochs=epochs, verbose=0, callbacks=[watch]
+            data.x_train,
+            data.y_train,
+            batch_size=size,
+            epochs=epochs,
+            verbose=0,
+            callbacks=[watch],
         )
     accuracy = float(model.evaluate(data.x_test, data.y_test, verbose=0)[1])
     return {"keras_accuracy": accuracy, "epoch_s": min(watch.seconds)}
@@ -157,10 +176,16 @@ def ship(model: keras.Model, route: str, data: Dataset, path: Path) -> dict:
     path.with_suffix(".json").write_text(report.to_json())
     guesses = load_litert(path).predict(data.x_test).argmax(axis=1)
     accuracy = float(np.mean(guesses == data.y_test))
-    return {"route": report.route, "bytes": report.bytes, "file_accuracy": accuracy}
+    return {
+        "route": report.route,
+        "bytes": report.bytes,
+        "file_accuracy": accuracy,
+    }
 
 
-def run(name: str, data: Dataset, options: argparse.Namespace) -> dict[str, dict]:
+def run(
+    name: str, data: Dataset, options: argparse.Namespace
+) -> dict[str, dict]:
     """The network dense and on blocks, from training to the file."""
     lines: dict[str, dict] = {}
     for kind, route in ROUTES.items():
@@ -177,7 +202,9 @@ def run(name: str, data: Dataset, options: argparse.Namespace) -> dict[str, dict
             )
             console.print(kso.report(model))
         lines[kind] = train(model, data, options.epochs)
-        lines[kind] |= ship(model, route, data, options.output / f"{name}_{kind}.tflite")
+        lines[kind] |= ship(
+            model, route, data, options.output / f"{name}_{kind}.tflite"
+        )
     files = [options.output / f"{name}_{kind}.tflite" for kind in ROUTES]
     for kind, ms in zip(ROUTES, latencies(files), strict=True):
         lines[kind]["latency_ms"] = ms
@@ -207,10 +234,16 @@ NETWORKS = {"mlp": (mlp, fashion), "speech": (speech, keywords)}
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--density", type=float, default=0.125, help="live fraction (default 1/8)")
+    parser.add_argument(
+        "--density",
+        type=float,
+        default=0.125,
+        help="live fraction (default 1/8)",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=[*NETWORKS])
     parser.add_argument("--output", type=Path, default=Path("edge_output"))
@@ -227,7 +260,9 @@ def main() -> int:
                 parser.error(f"--density: {error}")
             results[name] = {"data": data.name, **lines}
             tables.append(compared(name, data, lines))
-    (options.output / "edge.json").write_text(json.dumps(results, indent=1) + "\n")
+    (options.output / "edge.json").write_text(
+        json.dumps(results, indent=1) + "\n"
+    )
     for table in tables:
         console.print(table)
     return 0

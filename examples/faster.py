@@ -29,7 +29,13 @@ import numpy as np
 from data import Dataset, DatasetError, load
 from keras import layers
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+)
 
 import keras_sparse_ortho as kso
 
@@ -46,7 +52,10 @@ def mlp(data: Dataset, width: int, depth: int) -> keras.Model:
         [
             keras.Input(data.x_train.shape[1:]),
             layers.Flatten(),
-            *(layers.Dense(width, activation="relu", name=name) for name in names),
+            *(
+                layers.Dense(width, activation="relu", name=name)
+                for name in names
+            ),
             layers.Dense(data.classes, name="head"),
         ]
     )
@@ -80,12 +89,19 @@ class Twin:
         """Trains and tests once."""
         watch = Stopwatch()
         span = {"initial_epoch": number, "epochs": number + 1}
-        options = {"batch_size": batch, "verbose": 0, "callbacks": [watch], **span}
+        options = {
+            "batch_size": batch,
+            "verbose": 0,
+            "callbacks": [watch],
+            **span,
+        }
         self.model.fit(data.x_train, data.y_train, **options)
         if number:  # the first one compiles
             self.seconds.append(watch.seconds[0])
             self.cpu_seconds.append(watch.seconds[1])
-        _, self.accuracy = self.model.evaluate(data.x_test, data.y_test, verbose=0)
+        _, self.accuracy = self.model.evaluate(
+            data.x_test, data.y_test, verbose=0
+        )
 
     def figures(self, folder: Path) -> dict[str, float]:
         """Medians over the epochs; MiB of the training state and of the file."""
@@ -96,15 +112,24 @@ class Twin:
             "accuracy": self.accuracy,
             "seconds": statistics.median(self.seconds),
             "cpu_seconds": statistics.median(self.cpu_seconds),
-            "memory_mib": sum(math.prod(v.shape) * np.dtype(v.dtype).itemsize for v in held) / MIB,
+            "memory_mib": sum(
+                math.prod(v.shape) * np.dtype(v.dtype).itemsize for v in held
+            )
+            / MIB,
             "file_mib": path.stat().st_size / MIB,
         }
 
 
-def run(data: Dataset, options: argparse.Namespace) -> tuple[dict[str, dict[str, float]], float]:
+def run(
+    data: Dataset, options: argparse.Namespace
+) -> tuple[dict[str, dict[str, float]], float]:
     """Trains both; returns the figures of each and the density of the sparse kernels."""
     dense = mlp(data, options.width, options.depth)
-    size = None if options.block is None else kso.Block(options.block, options.block)
+    size = (
+        None
+        if options.block is None
+        else kso.Block(options.block, options.block)
+    )
     sparse = kso.sparsify(
         dense,
         options.density,
@@ -114,38 +139,63 @@ def run(data: Dataset, options: argparse.Namespace) -> tuple[dict[str, dict[str,
         seed=options.seed,
     )
     console.print(kso.report(sparse))
-    weights = [w for w in kso.prunable_weights(sparse) if w.path.startswith("hidden")]
+    weights = [
+        w for w in kso.prunable_weights(sparse) if w.path.startswith("hidden")
+    ]
     density = sum(w.live for w in weights) / sum(w.size for w in weights)
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    texts = (TextColumn(f"{{task.fields[{name}]}}") for name in ("accuracy", "seconds"))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+    )
+    texts = (
+        TextColumn(f"{{task.fields[{name}]}}")
+        for name in ("accuracy", "seconds")
+    )
     steps = options.epochs * math.ceil(len(data.x_train) / options.batch)
     with Progress(*columns, *texts, console=console) as progress:
         twins = []
         for label, model in (("dense", dense), ("blocks", sparse)):
             model.compile(
-                keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(1e-3, steps)),
+                keras.optimizers.Adam(
+                    keras.optimizers.schedules.CosineDecay(1e-3, steps)
+                ),
                 keras.losses.SparseCategoricalCrossentropy(from_logits=True),
                 metrics=["accuracy"],
-                jit_compile=keras.backend.backend() != "torch",  # XLA; torch needs a C++ compiler
+                jit_compile=keras.backend.backend()
+                != "torch",  # XLA; torch needs a C++ compiler
             )
-            bar = progress.add_task(f"{label:<6}", total=options.epochs, accuracy="", seconds="")
+            bar = progress.add_task(
+                f"{label:<6}", total=options.epochs, accuracy="", seconds=""
+            )
             twins.append(Twin(label, model, bar))
         for number in range(options.epochs):
             for twin in twins:
                 twin.epoch(data, number, options.batch)
-                seconds = f"{twin.seconds[-1]:.2f} s an epoch" if twin.seconds else "compiled"
-                shown = {"accuracy": f"test accuracy {twin.accuracy:.2%}", "seconds": seconds}
+                seconds = (
+                    f"{twin.seconds[-1]:.2f} s an epoch"
+                    if twin.seconds
+                    else "compiled"
+                )
+                shown = {
+                    "accuracy": f"test accuracy {twin.accuracy:.2%}",
+                    "seconds": seconds,
+                }
                 progress.update(twin.bar, completed=number + 1, **shown)
     return {twin.label: twin.figures(options.output) for twin in twins}, density
 
 
-def say(figures: dict[str, dict[str, float]], density: float, title: str) -> None:
+def say(
+    figures: dict[str, dict[str, float]], density: float, title: str
+) -> None:
     """The last lines."""
     dense, blocks = figures["dense"], figures["blocks"]
     ratios = {name: blocks[name] / dense[name] for name in dense}
     print(f"\n{title}; density of the hidden kernels {density:.4f}")
-    print(f"test accuracy      {blocks['accuracy']:.2%} on blocks, {dense['accuracy']:.2%} dense")
+    print(
+        f"test accuracy      {blocks['accuracy']:.2%} on blocks, {dense['accuracy']:.2%} dense"
+    )
     for name, text, unit in (
         ("seconds", "epoch, wall clock", "s"),
         ("cpu_seconds", "epoch, CPU time", "s"),
@@ -155,7 +205,9 @@ def say(figures: dict[str, dict[str, float]], density: float, title: str) -> Non
         each = f"{blocks[name]:.2f} {unit} on blocks, {dense[name]:.2f} {unit} dense"
         print(f"{text:<18} {each}: ratio {ratios[name]:.2f}")
     if ratios["seconds"] < 1:
-        print(f"An epoch on blocks is {1 / ratios['seconds']:.1f} times faster than the dense one.")
+        print(
+            f"An epoch on blocks is {1 / ratios['seconds']:.1f} times faster than the dense one."
+        )
     else:
         print(
             "It is no faster here: blocks pay in wide layers (try --width 2048), with larger "
@@ -165,21 +217,34 @@ def say(figures: dict[str, dict[str, float]], density: float, title: str) -> Non
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--dataset", choices=sorted(EPOCHS), default="digits")
     parser.add_argument("--epochs", type=int, help=f"default: {EPOCHS}")
-    parser.add_argument("--width", type=int, default=2048, help="units of a hidden layer")
+    parser.add_argument(
+        "--width", type=int, default=2048, help="units of a hidden layer"
+    )
     parser.add_argument("--depth", type=int, default=4, help="hidden layers")
-    parser.add_argument("--block", type=int, help="side of a block (default: chosen)")
-    parser.add_argument("--density", type=float, default=0.1, help="live fraction (default 0.1)")
+    parser.add_argument(
+        "--block", type=int, help="side of a block (default: chosen)"
+    )
+    parser.add_argument(
+        "--density", type=float, default=0.1, help="live fraction (default 0.1)"
+    )
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("faster_output"))
     options = parser.parse_args()
     if options.epochs is None:
         options.epochs = EPOCHS[options.dataset]
-    for name, least in (("epochs", 2), ("depth", 2), ("width", 1), ("batch", 1), ("block", 1)):
+    for name, least in (
+        ("epochs", 2),
+        ("depth", 2),
+        ("width", 1),
+        ("batch", 1),
+        ("block", 1),
+    ):
         value = getattr(options, name)
         if value is not None and value < least:
             received = f"--{name} must be {least} or more. Received: {getattr(options, name)}"
@@ -196,10 +261,15 @@ def main() -> int:
     except (kso.errors.DensityError, kso.errors.LayoutError) as error:
         parser.error(str(error))
     size = "a chosen size" if options.block is None else options.block
-    title = f"{data.name}, {options.depth} x {options.width}, blocks of {size}, "
+    title = (
+        f"{data.name}, {options.depth} x {options.width}, blocks of {size}, "
+    )
     title += f"batch {options.batch}, {options.epochs} epochs, {keras.backend.backend()}"
     path = options.output / "faster.json"
-    path.write_text(json.dumps({"density": density, **figures}, indent=1) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps({"density": density, **figures}, indent=1) + "\n",
+        encoding="utf-8",
+    )
     say(figures, density, title)
     return 0
 

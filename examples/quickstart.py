@@ -30,21 +30,36 @@ DENSITY = 0.125  # of the live blocks: one weight in eight
 
 
 def network() -> keras.Model:
-    layers = [keras.layers.Dense(1024, activation="relu", name=f"hidden_{k}") for k in range(3)]
-    return keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(10, name="head")])
+    layers = [
+        keras.layers.Dense(1024, activation="relu", name=f"hidden_{k}")
+        for k in range(3)
+    ]
+    return keras.Sequential(
+        [keras.Input((64,)), *layers, keras.layers.Dense(10, name="head")]
+    )
 
 
 def train(model: keras.Model, data: Dataset, epochs: int) -> float:
     """Trains a model; the seconds that the steps took, without compiling."""
     steps = epochs * -(-len(data.x_train) // 64)
     model.compile(
-        keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(1e-3, steps)),
+        keras.optimizers.Adam(
+            keras.optimizers.schedules.CosineDecay(1e-3, steps)
+        ),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        jit_compile=keras.backend.backend() != "torch",  # XLA; torch needs a C++ compiler
+        jit_compile=keras.backend.backend()
+        != "torch",  # XLA; torch needs a C++ compiler
     )
     model.fit(data.x_train, data.y_train, batch_size=64, epochs=1, verbose=0)
     start = time.perf_counter()
-    model.fit(data.x_train, data.y_train, batch_size=64, initial_epoch=1, epochs=epochs, verbose=0)
+    model.fit(
+        data.x_train,
+        data.y_train,
+        batch_size=64,
+        initial_epoch=1,
+        epochs=epochs,
+        verbose=0,
+    )
     return time.perf_counter() - start
 
 
@@ -54,60 +69,96 @@ def say(text: str, start: float) -> None:
 
 def table(files: dict[str, Path], data: Dataset) -> str:
     """Accuracy, bytes and time of each file; all are timed in turn."""
-    lines = [f"{'file':34}{'test accuracy':>14}{'bytes':>12}{'gzip':>12}{'ms a call':>11}"]
+    lines = [
+        f"{'file':34}{'test accuracy':>14}{'bytes':>12}{'gzip':>12}{'ms a call':>11}"
+    ]
     for (name, path), ms in zip(
-        files.items(), kso.export.latencies([*files.values()], seconds=5), strict=True
+        files.items(),
+        kso.export.latencies([*files.values()], seconds=5),
+        strict=True,
     ):
         answers = kso.load_litert(path).predict(data.x_test).argmax(axis=1)
         accuracy = np.mean(answers == data.y_test)
-        size, packed = path.stat().st_size, len(gzip.compress(path.read_bytes()))
-        lines.append(f"{name:34}{accuracy:14.1%}{size:12,}{packed:12,}{ms:11.3f}")
+        size, packed = (
+            path.stat().st_size,
+            len(gzip.compress(path.read_bytes())),
+        )
+        lines.append(
+            f"{name:34}{accuracy:14.1%}{size:12,}{packed:12,}{ms:11.3f}"
+        )
     return "\n".join(lines)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--epochs", type=int, default=15)
-    parser.add_argument("--minutes", type=float, default=2.0, help="for `kso.shrink`")
+    parser.add_argument(
+        "--minutes", type=float, default=2.0, help="for `kso.shrink`"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, default=Path("quickstart_output"))
+    parser.add_argument(
+        "--output", type=Path, default=Path("quickstart_output")
+    )
     options = parser.parse_args()
     if options.epochs < 2:
         parser.error(f"--epochs must be 2 or more. Received: {options.epochs}")
     start = time.monotonic()
     keras.utils.set_random_seed(options.seed)
     data = load("digits")
-    flat = {name: getattr(data, name).reshape(-1, 64) for name in ("x_train", "x_test")}
+    flat = {
+        name: getattr(data, name).reshape(-1, 64)
+        for name in ("x_train", "x_test")
+    }
     data = dataclasses.replace(data, **flat)
     rows = f"{len(data.x_train)} training and {len(data.x_test)} test images"
     say(f"digits: {rows}; backend {keras.backend.backend()}", start)
 
     dense = network()
     dense_seconds = train(dense, data, options.epochs)
-    say(f"trained a dense network of {dense.count_params():,} parameters", start)
+    say(
+        f"trained a dense network of {dense.count_params():,} parameters", start
+    )
 
     options.output.mkdir(parents=True, exist_ok=True)
     files = {}
-    for name, mode in (("float32", "float32"), ("int8", "int8"), ("int4", "dynamic_int4")):
+    for name, mode in (
+        ("float32", "float32"),
+        ("int8", "int8"),
+        ("int4", "dynamic_int4"),
+    ):
         files[f"dense {name}"] = path = options.output / f"dense_{name}.tflite"
-        calibration = {"representative_data": data.x_train} if mode == "int8" else {}
+        calibration = (
+            {"representative_data": data.x_train} if mode == "int8" else {}
+        )
         kso.export_litert(dense, path, mode=mode, tolerance=1.0, **calibration)
     say("wrote it dense: float32, int8, int4", start)
 
     # A trained model to a file, in one call.
     files["kso.shrink"] = path = options.output / "small.tflite"
-    report = kso.shrink(dense, (data.x_train, data.y_train), path, minutes=options.minutes)
+    report = kso.shrink(
+        dense, (data.x_train, data.y_train), path, minutes=options.minutes
+    )
     say(f"kso.shrink took {report.taken.name}, as {report.taken.route}", start)
 
     # Or trained on one weight in eight from the first step, and shipped on the same blocks.
-    blocks = kso.sparsify(network(), DENSITY, storage="blocks", exclude="head", seed=options.seed)
+    blocks = kso.sparsify(
+        network(), DENSITY, storage="blocks", exclude="head", seed=options.seed
+    )
     block_seconds = train(blocks, data, options.epochs)
-    files["live blocks from the first step"] = path = options.output / "blocks.tflite"
-    kso.export_litert(blocks, path, mode="int8+blocks", representative_data=data.x_train)
+    files["live blocks from the first step"] = path = (
+        options.output / "blocks.tflite"
+    )
+    kso.export_litert(
+        blocks, path, mode="int8+blocks", representative_data=data.x_train
+    )
     faster = dense_seconds / block_seconds
-    say(f"trained it on live blocks: steps {faster:.1f} times as fast as dense", start)
+    say(
+        f"trained it on live blocks: steps {faster:.1f} times as fast as dense",
+        start,
+    )
 
     print(f"\n{table(files, data)}\n")
     say(f"the files are in {options.output}", start)

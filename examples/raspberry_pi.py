@@ -56,27 +56,51 @@ def trained(epochs: int) -> tuple[keras.Model, np.ndarray, np.ndarray]:
     data = load("fashion_mnist" if DEBIAN_FOLDER.exists() else "digits")
     layers: list[keras.layers.Layer] = [keras.Input(data.x_train.shape[1:])]
     for filters in (32, 64):
-        layers += [keras.layers.Conv2D(filters, 3, padding="same", activation="relu")]
+        layers += [
+            keras.layers.Conv2D(filters, 3, padding="same", activation="relu")
+        ]
         layers += [keras.layers.MaxPooling2D()]
-    layers += [keras.layers.Flatten(), keras.layers.Dense(128, activation="relu")]
-    model = keras.Sequential([*layers, keras.layers.Dense(data.classes, activation="softmax")])
-    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    model.fit(data.x_train, data.y_train, batch_size=128, epochs=epochs, verbose=2)
+    layers += [
+        keras.layers.Flatten(),
+        keras.layers.Dense(128, activation="relu"),
+    ]
+    model = keras.Sequential(
+        [*layers, keras.layers.Dense(data.classes, activation="softmax")]
+    )
+    model.compile(
+        "adam", "sparse_categorical_crossentropy", metrics=["accuracy"]
+    )
+    model.fit(
+        data.x_train, data.y_train, batch_size=128, epochs=epochs, verbose=2
+    )
     return model, data.x_train[:6000], data.x_test[:200]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--model", help="a .keras file of one input and one output, of classes")
-    parser.add_argument("--data", help="its rows, .npy; the last 200 only check the file")
-    parser.add_argument("--epochs", type=int, default=3, help="of the CNN, without --model")
-    parser.add_argument("--minutes", type=float, default=3.0, help="for `kso.shrink`")
-    parser.add_argument("--output", type=Path, default=Path("raspberry_pi_output"))
+    parser.add_argument(
+        "--model", help="a .keras file of one input and one output, of classes"
+    )
+    parser.add_argument(
+        "--data", help="its rows, .npy; the last 200 only check the file"
+    )
+    parser.add_argument(
+        "--epochs", type=int, default=3, help="of the CNN, without --model"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=3.0, help="for `kso.shrink`"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("raspberry_pi_output")
+    )
     options = parser.parse_args()
     if (options.model is None) != (options.data is None):
-        parser.error(f"--model and --data go together. Received: {options.model}, {options.data}")
+        parser.error(
+            f"--model and --data go together. Received: {options.model}, {options.data}"
+        )
     if options.model:
         model = keras.saving.load_model(options.model, compile=False)
         rows, checked = np.split(np.load(options.data), [-200])
@@ -86,11 +110,17 @@ def main() -> int:
 
     options.output.mkdir(parents=True, exist_ok=True)
     report = kso.shrink(
-        model, rows, options.output / "model.tflite.gz", minutes=options.minutes, verbose=True
+        model,
+        rows,
+        options.output / "model.tflite.gz",
+        minutes=options.minutes,
+        verbose=True,
     )
     print(report)
     wanted = model.predict(checked, verbose=0)
-    np.savez_compressed(options.output / "rows.npz", rows=checked, wanted=wanted)
+    np.savez_compressed(
+        options.output / "rows.npz", rows=checked, wanted=wanted
+    )
     script = options.output / "run.py"
     script.write_text(RUN)
 
@@ -98,7 +128,9 @@ def main() -> int:
     subprocess.run([sys.executable, str(script)], check=True)
     print("\nOn the Raspberry Pi (64 bits):")
     print(f"    scp -r {options.output} pi@raspberrypi.local:")
-    print("    ssh pi@raspberrypi.local python3 -m pip install numpy ai-edge-litert")
+    print(
+        "    ssh pi@raspberrypi.local python3 -m pip install numpy ai-edge-litert"
+    )
     print(f"    ssh pi@raspberrypi.local python3 {options.output.name}/run.py")
     return 0
 

@@ -29,30 +29,44 @@ class Positions(L.Layer):
 
     def build(self, shape):
         """See `keras.layers.Layer`."""
-        self.table = self.add_weight(shape=shape[1:], initializer="random_normal", name="positions")
+        self.table = self.add_weight(
+            shape=shape[1:], initializer="random_normal", name="positions"
+        )
 
     def call(self, inputs):
         """See `keras.layers.Layer`."""
         return inputs + self.table
 
 
-def decoder(length: int, symbols: int, width: int, depth: int, heads: int, hidden: int):
+def decoder(
+    length: int, symbols: int, width: int, depth: int, heads: int, hidden: int
+):
     """Decoder blocks with normalization in front, for the next of `symbols`."""
     inputs = keras.Input((length,), dtype="int32")
-    x = Positions(name="positions")(L.Embedding(symbols, width, name="embedding")(inputs))
+    x = Positions(name="positions")(
+        L.Embedding(symbols, width, name="embedding")(inputs)
+    )
     for k in range(depth):
         y = L.LayerNormalization(epsilon=EPSILON, name=f"norm_{k}a")(x)
-        x = L.Add(name=f"after_attention_{k}")([x, _attention(heads, width // heads, k)(y)])
+        x = L.Add(name=f"after_attention_{k}")(
+            [x, _attention(heads, width // heads, k)(y)]
+        )
         y = L.LayerNormalization(epsilon=EPSILON, name=f"norm_{k}b")(x)
         y = L.Dense(hidden, activation="gelu", name=f"wide_{k}")(y)
-        x = L.Add(name=f"after_wide_{k}")([x, L.Dense(width, name=f"narrow_{k}")(y)])
+        x = L.Add(name=f"after_wide_{k}")(
+            [x, L.Dense(width, name=f"narrow_{k}")(y)]
+        )
     x = L.LayerNormalization(epsilon=EPSILON, name="norm")(x)
     return keras.Model(inputs, L.Dense(symbols, name="head")(x), name="decoder")
 
 
 def _attention(heads: int, key: int, k: int, width: int | None = None):
     layer = L.MultiHeadAttention(
-        heads, key, output_shape=width, flash_attention=False, name=f"attention_{k}"
+        heads,
+        key,
+        output_shape=width,
+        flash_attention=False,
+        name=f"attention_{k}",
     )
     return lambda x: layer(x, x, use_causal_mask=True)
 
@@ -60,23 +74,36 @@ def _attention(heads: int, key: int, k: int, width: int | None = None):
 def sliced(model: keras.Model, tokens: np.ndarray, width: int) -> keras.Model:
     """A `decoder` whose stream has its `width` principal directions only; all: the same outputs."""
     full = model.get_layer("embedding").output_dim
-    blocks = range(sum(layer.name.startswith("attention_") for layer in model.layers))
-    norms = [model.get_layer(f"norm_{k}{part}") for k in blocks for part in "ab"]
+    blocks = range(
+        sum(layer.name.startswith("attention_") for layer in model.layers)
+    )
+    norms = [
+        model.get_layer(f"norm_{k}{part}") for k in blocks for part in "ab"
+    ]
     norms.append(model.get_layer("norm"))
     center = np.eye(full) - np.full((full, full), 1 / full)
-    streams = keras.Model(model.input, [norm.input for norm in norms]).predict(tokens, verbose=0)
-    bases = [_principal(stream.reshape(-1, full) @ center, width) for stream in streams]
+    streams = keras.Model(model.input, [norm.input for norm in norms]).predict(
+        tokens, verbose=0
+    )
+    bases = [
+        _principal(stream.reshape(-1, full) @ center, width)
+        for stream in streams
+    ]
     small = _small_decoder(model, width, blocks)
 
     def into(kernel, basis):  # what adds to the stream
         return kernel @ center @ basis
 
-    def reading(norm, basis, *denses):  # what reads a normalization: its scale and shift go in
+    def reading(
+        norm, basis, *denses
+    ):  # what reads a normalization: its scale and shift go in
         scale, shift = _values(norm)
         for dense, new in denses:
             kernel, bias = _values(dense)
             flat = kernel.reshape(full, -1)
-            own = (basis.T @ (scale[:, None] * flat)).reshape(width, *kernel.shape[1:])
+            own = (basis.T @ (scale[:, None] * flat)).reshape(
+                width, *kernel.shape[1:]
+            )
             new.set_weights([own, bias + (shift @ flat).reshape(bias.shape)])
 
     for name in ("embedding", "positions"):
@@ -86,21 +113,31 @@ def sliced(model: keras.Model, tokens: np.ndarray, width: int) -> keras.Model:
         start, middle, end = bases[2 * k : 2 * k + 3]
         old, new = (one.get_layer(f"attention_{k}") for one in (model, small))
         parts = ("query_dense", "key_dense", "value_dense")
-        projections = [(getattr(old, part), getattr(new, part)) for part in parts]
+        projections = [
+            (getattr(old, part), getattr(new, part)) for part in parts
+        ]
         reading(norms[2 * k], start, *projections)
         kernel, bias = _values(old.output_dense)
         new.output_dense.set_weights([into(kernel, middle), into(bias, middle)])
         small.get_layer(f"turn_{k}a").set_weights([start.T @ middle])
-        wide, narrow = (model.get_layer(f"{name}_{k}") for name in ("wide", "narrow"))
+        wide, narrow = (
+            model.get_layer(f"{name}_{k}") for name in ("wide", "narrow")
+        )
         reading(norms[2 * k + 1], middle, (wide, small.get_layer(f"wide_{k}")))
         kernel, bias = _values(narrow)
-        small.get_layer(f"narrow_{k}").set_weights([into(kernel, end), into(bias, end)])
+        small.get_layer(f"narrow_{k}").set_weights(
+            [into(kernel, end), into(bias, end)]
+        )
         small.get_layer(f"turn_{k}b").set_weights([middle.T @ end])
-    reading(norms[-1], bases[-1], (model.get_layer("head"), small.get_layer("head")))
+    reading(
+        norms[-1], bases[-1], (model.get_layer("head"), small.get_layer("head"))
+    )
     return small
 
 
-def _small_decoder(model: keras.Model, width: int, blocks: range) -> keras.Model:
+def _small_decoder(
+    model: keras.Model, width: int, blocks: range
+) -> keras.Model:
     """The layers of the sliced model; RMS norms that divide by the length of the full stream."""
     embedding, head = (model.get_layer(name) for name in ("embedding", "head"))
     ratio = embedding.output_dim / width
@@ -118,15 +155,23 @@ def _small_decoder(model: keras.Model, width: int, blocks: range) -> keras.Model
     for k in blocks:
         attention = model.get_layer(f"attention_{k}").get_config()
         y = norm(f"norm_{k}a")(x)
-        y = _attention(attention["num_heads"], attention["key_dim"], k, width)(y)
+        y = _attention(attention["num_heads"], attention["key_dim"], k, width)(
+            y
+        )
         turned = L.Dense(width, use_bias=False, name=f"turn_{k}a")(x)
         x = L.Add(name=f"after_attention_{k}")([turned, y])
         y = norm(f"norm_{k}b")(x)
-        y = L.Dense(model.get_layer(f"wide_{k}").units, activation="gelu", name=f"wide_{k}")(y)
+        y = L.Dense(
+            model.get_layer(f"wide_{k}").units,
+            activation="gelu",
+            name=f"wide_{k}",
+        )(y)
         y = L.Dense(width, name=f"narrow_{k}")(y)
         turned = L.Dense(width, use_bias=False, name=f"turn_{k}b")(x)
         x = L.Add(name=f"after_wide_{k}")([turned, y])
-    return keras.Model(inputs, L.Dense(head.units, name="head")(norm("norm")(x)), name="sliced")
+    return keras.Model(
+        inputs, L.Dense(head.units, name="head")(norm("norm")(x)), name="sliced"
+    )
 
 
 def _principal(rows: np.ndarray, width: int) -> np.ndarray:
@@ -142,15 +187,24 @@ def _values(layer) -> list[np.ndarray]:
 def main() -> None:
     """Slices a decoder of random weights."""
     keras.utils.set_random_seed(0)
-    model = decoder(length=32, symbols=50, width=32, depth=2, heads=4, hidden=64)
+    model = decoder(
+        length=32, symbols=50, width=32, depth=2, heads=4, hidden=64
+    )
     rng = np.random.default_rng(0)
-    model.set_weights([w + 0.1 * rng.normal(size=w.shape) for w in model.get_weights()])
+    model.set_weights(
+        [w + 0.1 * rng.normal(size=w.shape) for w in model.get_weights()]
+    )
     tokens = rng.integers(0, 50, (64, 32)).astype("int32")
     wanted = model.predict(tokens, verbose=0)
     for width in (32, 16):
         small = sliced(model, tokens, width)
-        error = np.abs(small.predict(tokens, verbose=0) - wanted).max() / np.abs(wanted).max()
-        print(f"width {width}: {small.count_params()} weights, relative difference {error:.1e}")
+        error = (
+            np.abs(small.predict(tokens, verbose=0) - wanted).max()
+            / np.abs(wanted).max()
+        )
+        print(
+            f"width {width}: {small.count_params()} weights, relative difference {error:.1e}"
+        )
 
 
 if __name__ == "__main__":

@@ -43,7 +43,9 @@ Masks = dict[str, np.ndarray]
 
 def network(shape: tuple[int, ...], classes: int) -> tf_keras.Model:
     inputs = tf_keras.Input(shape, name="x")
-    x = L.Conv2D(16, 3, padding="same", activation="relu", name="conv_0")(inputs)
+    x = L.Conv2D(16, 3, padding="same", activation="relu", name="conv_0")(
+        inputs
+    )
     x = L.MaxPooling2D()(x)
     x = L.Conv2D(32, 3, padding="same", activation="relu", name="conv_1")(x)
     x = L.Flatten()(L.MaxPooling2D()(x))
@@ -66,7 +68,12 @@ def train(
         jit_compile=jit_compile,
     )
     model.fit(
-        data.x_train, data.y_train, batch_size=64, epochs=epochs, verbose=0, callbacks=callbacks
+        data.x_train,
+        data.y_train,
+        batch_size=64,
+        epochs=epochs,
+        verbose=0,
+        callbacks=callbacks,
     )
 
 
@@ -84,13 +91,20 @@ def file_kernels(interpreter: Interpreter, masks: Masks) -> Masks:
             shape = np.moveaxis(mask, -1, 0).shape
             if tuple(detail["shape"]) == shape and detail["dtype"] == np.int8:
                 if detail["quantization_parameters"]["zero_points"].any():
-                    raise ValueError(f"Kernels are symmetric in int8. Received: {detail}")
-                found[path] = np.moveaxis(interpreter.get_tensor(detail["index"]), 0, -1)
+                    raise ValueError(
+                        f"Kernels are symmetric in int8. Received: {detail}"
+                    )
+                found[path] = np.moveaxis(
+                    interpreter.get_tensor(detail["index"]), 0, -1
+                )
     return found
 
 
 def run_file(interpreter: Interpreter, x: np.ndarray) -> np.ndarray:
-    entry, result = interpreter.get_input_details()[0], interpreter.get_output_details()[0]
+    entry, result = (
+        interpreter.get_input_details()[0],
+        interpreter.get_output_details()[0],
+    )
     answers = []
     for row in x:
         interpreter.set_tensor(entry["index"], row[None])
@@ -106,16 +120,29 @@ class Ledger:
         self.masks = masks
         self.stages: dict[str, dict[str, float]] = {}
         self._data = data
-        self._dead = sum(int(np.count_nonzero(~mask)) for mask in masks.values())
+        self._dead = sum(
+            int(np.count_nonzero(~mask)) for mask in masks.values()
+        )
 
     def note(self, stage: str, kernels: Masks, logits: np.ndarray) -> None:
         """Records a stage; ends the program if a zero was lost."""
-        lost = sum(np.count_nonzero(kernels[path][~mask]) for path, mask in self.masks.items())
+        lost = sum(
+            np.count_nonzero(kernels[path][~mask])
+            for path, mask in self.masks.items()
+        )
         right = float(np.mean(np.argmax(logits, axis=1) == self._data.y_test))
-        print(f"{stage:24} accuracy {right:7.2%}   zeros {self._dead - lost} of {self._dead}")
+        print(
+            f"{stage:24} accuracy {right:7.2%}   zeros {self._dead - lost} of {self._dead}"
+        )
         if lost:
-            raise SystemExit(f"{stage}: {lost} entries that the masks leave out are not 0")
-        self.stages[stage] = {"accuracy": right, "zeros": self._dead, "lost": int(lost)}
+            raise SystemExit(
+                f"{stage}: {lost} entries that the masks leave out are not 0"
+            )
+        self.stages[stage] = {
+            "accuracy": right,
+            "zeros": self._dead,
+            "lost": int(lost),
+        }
 
     def note_model(self, stage: str, model: tf_keras.Model) -> None:
         """Records a stage that has a model."""
@@ -128,8 +155,12 @@ def kernels_of(model: tf_keras.Model, masks: Masks) -> Masks:
     found = {}
     for path, mask in masks.items():
         # Wrappers add to the layer's name, and clustering renames the variable.
-        [layer] = [one for one in model.layers if one.name.endswith(path.split("/")[0])]
-        found[path] = next(v.numpy() for v in layer.weights if v.shape == mask.shape)
+        [layer] = [
+            one for one in model.layers if one.name.endswith(path.split("/")[0])
+        ]
+        found[path] = next(
+            v.numpy() for v in layer.weights if v.shape == mask.shape
+        )
     return found
 
 
@@ -140,13 +171,24 @@ def copy_of(model: tf_keras.Model) -> tf_keras.Model:
     return copy
 
 
-def pipeline(data: Dataset, density: float, epochs: int) -> tuple[dict[str, dict], bytes]:
+def pipeline(
+    data: Dataset, density: float, epochs: int
+) -> tuple[dict[str, dict], bytes]:
     """Runs all stages; returns the records and the file."""
     dense = network(data.x_train.shape[1:], data.classes)
-    model = kso.tfmot.prune_exact_orthogonal(dense, density, budget="erk", seed=0)
+    model = kso.tfmot.prune_exact_orthogonal(
+        dense, density, budget="erk", seed=0
+    )
     weights = kso.tfmot.prunable_weights(model)
-    ledger = Ledger(data, {weight.path: weight.state.mask() for weight in weights})
-    print(kso.Budget({w.path: w.density for w in weights}, {w.path: w.size for w in weights}))
+    ledger = Ledger(
+        data, {weight.path: weight.state.mask() for weight in weights}
+    )
+    print(
+        kso.Budget(
+            {w.path: w.density for w in weights},
+            {w.path: w.size for w in weights},
+        )
+    )
     ledger.note_model("pruned, not trained", model)
 
     update = tfmot.sparsity.keras.UpdatePruningStep()
@@ -163,7 +205,9 @@ def pipeline(data: Dataset, density: float, epochs: int) -> tuple[dict[str, dict
         preserve_sparsity=True,
     )
     train(clustered, data, max(epochs // 4, 1), 3e-4)
-    ledger.note_model("clustered, stripped", clustering.strip_clustering(clustered))
+    ledger.note_model(
+        "clustered, stripped", clustering.strip_clustering(clustered)
+    )
 
     quantization = tfmot.quantization.keras
     quantized = quantization.quantize_apply(
@@ -178,25 +222,40 @@ def pipeline(data: Dataset, density: float, epochs: int) -> tuple[dict[str, dict
     content = converter.convert()
     file = opened(content)
     logits = run_file(file, data.x_test)
-    ledger.note(f"int8 file, {len(content):,} bytes", file_kernels(file, ledger.masks), logits)
+    ledger.note(
+        f"int8 file, {len(content):,} bytes",
+        file_kernels(file, ledger.masks),
+        logits,
+    )
     return ledger.stages, content
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--dataset", choices=["digits", "fashion_mnist"], default="digits")
-    parser.add_argument("--epochs", type=int, help="default: 16 on digits, 3 on Fashion-MNIST")
-    parser.add_argument("--density", type=float, default=0.2, help="live fraction (default 0.2)")
+    parser.add_argument(
+        "--dataset", choices=["digits", "fashion_mnist"], default="digits"
+    )
+    parser.add_argument(
+        "--epochs", type=int, help="default: 16 on digits, 3 on Fashion-MNIST"
+    )
+    parser.add_argument(
+        "--density", type=float, default=0.2, help="live fraction (default 0.2)"
+    )
     parser.add_argument("--output", type=Path, default=Path("tfmot_output"))
     options = parser.parse_args()
-    epochs = options.epochs or {"digits": 16, "fashion_mnist": 3}[options.dataset]
+    epochs = (
+        options.epochs or {"digits": 16, "fashion_mnist": 3}[options.dataset]
+    )
     tf_keras.utils.set_random_seed(0)
     stages, content = pipeline(load(options.dataset), options.density, epochs)
     options.output.mkdir(parents=True, exist_ok=True)
     (options.output / "model.tflite").write_bytes(content)
-    (options.output / "stages.json").write_text(json.dumps(stages, indent=1) + "\n")
+    (options.output / "stages.json").write_text(
+        json.dumps(stages, indent=1) + "\n"
+    )
     return 0
 
 

@@ -20,7 +20,9 @@ import os
 import sys
 from pathlib import Path
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's start-up messages
+os.environ.setdefault(
+    "TF_CPP_MIN_LOG_LEVEL", "3"
+)  # TensorFlow's start-up messages
 
 import keras
 import numpy as np
@@ -33,7 +35,9 @@ import keras_sparse_ortho as kso
 
 EPOCHS = {"digits": 20, "fashion_mnist": 2}
 PATCH = {"digits": 2, "fashion_mnist": 7}
-registered = keras.saving.register_keras_serializable(package="transformer_example")
+registered = keras.saving.register_keras_serializable(
+    package="transformer_example"
+)
 
 console = Console()
 
@@ -50,7 +54,9 @@ class Patches(layers.Layer):
         """The patches, row by row."""
         side, size = images.shape[1] // self.size, self.size
         cut = ops.reshape(images, (-1, side, size, side, size))
-        return ops.reshape(ops.transpose(cut, (0, 1, 3, 2, 4)), (-1, side**2, size**2))
+        return ops.reshape(
+            ops.transpose(cut, (0, 1, 3, 2, 4)), (-1, side**2, size**2)
+        )
 
     def get_config(self) -> dict:
         """With the size."""
@@ -72,7 +78,11 @@ class AddPositions(layers.Layer):
 
     def get_config(self) -> dict:
         """With count and width."""
-        return {**super().get_config(), "count": self.count, "width": self.width}
+        return {
+            **super().get_config(),
+            "count": self.count,
+            "width": self.width,
+        }
 
 
 @registered
@@ -83,7 +93,9 @@ class Block(layers.Layer):
         super().__init__(**kwargs)
         self.width, self.heads, self.hidden = width, heads, hidden
         self.norm_1 = layers.LayerNormalization(epsilon=1e-6, name="norm_1")
-        self.attention = layers.MultiHeadAttention(heads, width // heads, name="attention")
+        self.attention = layers.MultiHeadAttention(
+            heads, width // heads, name="attention"
+        )
         self.norm_2 = layers.LayerNormalization(epsilon=1e-6, name="norm_2")
         self.wide = layers.Dense(hidden, activation="gelu", name="wide")
         self.narrow = layers.Dense(width, name="narrow")
@@ -96,7 +108,11 @@ class Block(layers.Layer):
 
     def get_config(self) -> dict:
         """With the sizes."""
-        sizes = {"width": self.width, "heads": self.heads, "hidden": self.hidden}
+        sizes = {
+            "width": self.width,
+            "heads": self.heads,
+            "hidden": self.hidden,
+        }
         return {**super().get_config(), **sizes}
 
 
@@ -108,9 +124,18 @@ def transformer(data: Dataset, options: argparse.Namespace) -> keras.Model:
     x = layers.Dense(options.width, name="patch")(Patches(size)(images))
     x = AddPositions(count, options.width, name="add_positions")(x)
     for k in range(options.depth):
-        x = Block(options.width, options.heads, 4 * options.width, name=f"block_{k + 1}")(x)
-    x = layers.GlobalAveragePooling1D()(layers.LayerNormalization(epsilon=1e-6)(x))
-    return keras.Model(images, layers.Dense(data.classes, name="head")(x), name="transformer")
+        x = Block(
+            options.width,
+            options.heads,
+            4 * options.width,
+            name=f"block_{k + 1}",
+        )(x)
+    x = layers.GlobalAveragePooling1D()(
+        layers.LayerNormalization(epsilon=1e-6)(x)
+    )
+    return keras.Model(
+        images, layers.Dense(data.classes, name="head")(x), name="transformer"
+    )
 
 
 @dataclasses.dataclass
@@ -125,7 +150,9 @@ class Figures:
     gzip_bytes: int
 
 
-def train(label: str, model: keras.Model, data: Dataset, options: argparse.Namespace) -> float:
+def train(
+    label: str, model: keras.Model, data: Dataset, options: argparse.Namespace
+) -> float:
     """Trains a network, and returns its test accuracy."""
     steps = options.epochs * math.ceil(len(data.x_train) / options.batch)
     rate = keras.optimizers.schedules.CosineDecay(
@@ -135,33 +162,55 @@ def train(label: str, model: keras.Model, data: Dataset, options: argparse.Names
         keras.optimizers.Adam(rate),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
-        jit_compile=keras.backend.backend() != "torch",  # XLA; torch needs a C++ compiler
+        jit_compile=keras.backend.backend()
+        != "torch",  # XLA; torch needs a C++ compiler
     )
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+    )
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task(f"{label:<6}", total=options.epochs)
-        move = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: progress.advance(bar))
-        rows = {"batch_size": options.batch, "epochs": options.epochs, "verbose": 0}
+        move = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda *_: progress.advance(bar)
+        )
+        rows = {
+            "batch_size": options.batch,
+            "epochs": options.epochs,
+            "verbose": 0,
+        }
         model.fit(data.x_train, data.y_train, callbacks=[move], **rows)
     return float(model.evaluate(data.x_test, data.y_test, verbose=0)[1])
 
 
-def figures(label: str, model: keras.Model, accuracy: float, folder: Path) -> Figures:
+def figures(
+    label: str, model: keras.Model, accuracy: float, folder: Path
+) -> Figures:
     """Saves the plain model, and measures it."""
     plain = kso.strip(model)
     path = folder / f"{label}.keras"
     plain.save(path)
     values = [weight.value for weight in kso.prunable_weights(plain)]
-    live, size = sum(map(np.count_nonzero, values)), sum(value.size for value in values)
-    content = b"".join(np.asarray(value).tobytes() for value in plain.get_weights())
+    live, size = (
+        sum(map(np.count_nonzero, values)),
+        sum(value.size for value in values),
+    )
+    content = b"".join(
+        np.asarray(value).tobytes() for value in plain.get_weights()
+    )
     packed = len(gzip.compress(content, mtime=0))
-    return Figures(accuracy, live / size, int(live), size, path.stat().st_size, packed)
+    return Figures(
+        accuracy, live / size, int(live), size, path.stat().st_size, packed
+    )
 
 
 def run(data: Dataset, options: argparse.Namespace) -> dict[str, Figures]:
     """Trains both networks."""
     dense = transformer(data, options)
-    sparse = kso.sparsify(dense, options.density, exclude=["patch", "head"], seed=options.seed)
+    sparse = kso.sparsify(
+        dense, options.density, exclude=["patch", "head"], seed=options.seed
+    )
     console.print(kso.report(sparse))
     found = {}
     for label, model in (("dense", dense), ("sparse", sparse)):
@@ -172,23 +221,32 @@ def run(data: Dataset, options: argparse.Namespace) -> dict[str, Figures]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--dataset", choices=sorted(EPOCHS), default="digits")
     parser.add_argument("--epochs", type=int, help=f"default: {EPOCHS}")
-    parser.add_argument("--density", type=float, default=0.2, help="live fraction (default 0.2)")
-    parser.add_argument("--width", type=int, default=64, help="of a vector in the sequence")
+    parser.add_argument(
+        "--density", type=float, default=0.2, help="live fraction (default 0.2)"
+    )
+    parser.add_argument(
+        "--width", type=int, default=64, help="of a vector in the sequence"
+    )
     parser.add_argument("--depth", type=int, default=3, help="blocks")
     parser.add_argument("--heads", type=int, default=4, help="of the attention")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, default=Path("transformer_output"))
+    parser.add_argument(
+        "--output", type=Path, default=Path("transformer_output")
+    )
     options = parser.parse_args()
     if options.epochs is None:
         options.epochs = EPOCHS[options.dataset]
     for name in ("epochs", "width", "depth", "heads", "batch"):
         if getattr(options, name) < 1:
-            parser.error(f"--{name} must be 1 or more. Received: {getattr(options, name)}")
+            parser.error(
+                f"--{name} must be 1 or more. Received: {getattr(options, name)}"
+            )
     if options.width % options.heads:
         rule = f"--width must be divisible by --heads. Received: {options.width}, {options.heads}"
         parser.error(rule)
@@ -211,7 +269,9 @@ def main() -> int:
         f"\n{data.name}, {options.depth} blocks of width {options.width}, {options.epochs} epochs, "
         f"{keras.backend.backend()}"
     )
-    print(f"test accuracy   {sparse.accuracy:.2%} sparse, {dense.accuracy:.2%} dense")
+    print(
+        f"test accuracy   {sparse.accuracy:.2%} sparse, {dense.accuracy:.2%} dense"
+    )
     print(
         f"kernel weights  {sparse.live:,} of {sparse.weights:,} live: density {sparse.density:.4f}"
     )

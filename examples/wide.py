@@ -54,7 +54,11 @@ def train(form: str, options: argparse.Namespace) -> dict[str, float]:
         settings = {"activation": "relu", "name": f"hidden_{k}"}
         if form == "dense":
             return keras.layers.Dense(options.width, **settings)
-        own = {"density": options.density, "block": options.block, "seed": options.seed + k}
+        own = {
+            "density": options.density,
+            "block": options.block,
+            "seed": options.seed + k,
+        }
         return BlockSparseDense(options.width, **own, **settings)
 
     model = keras.Sequential(
@@ -70,19 +74,24 @@ def train(form: str, options: argparse.Namespace) -> dict[str, float]:
         keras.optimizers.Adam(3e-4),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
-        jit_compile=keras.backend.backend() != "torch",  # XLA; torch needs a C++ compiler
+        jit_compile=keras.backend.backend()
+        != "torch",  # XLA; torch needs a C++ compiler
     )
     # Now, and not within the first step, where a backend that gets no memory may end the process.
     model.optimizer.build(model.trainable_variables)
     console = Console(stderr=True)
     with Progress(console=console) as progress:
         bar = progress.add_task(f"{form:<6}", total=options.epochs)
-        move = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: progress.advance(bar))
+        move = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda *_: progress.advance(bar)
+        )
         start = time.perf_counter()
         rows = {"batch_size": BATCH, "epochs": options.epochs, "verbose": 0}
         model.fit(data.x_train, data.y_train, callbacks=[move], **rows)
         seconds = time.perf_counter() - start
-    _, accuracy = model.evaluate(data.x_test, data.y_test, batch_size=BATCH, verbose=0)
+    _, accuracy = model.evaluate(
+        data.x_test, data.y_test, batch_size=BATCH, verbose=0
+    )
     return {
         "accuracy": float(accuracy),
         "seconds": seconds,
@@ -90,22 +99,40 @@ def train(form: str, options: argparse.Namespace) -> dict[str, float]:
     }
 
 
-def in_child(form: str, options: argparse.Namespace) -> tuple[dict[str, float] | None, str]:
+def in_child(
+    form: str, options: argparse.Namespace
+) -> tuple[dict[str, float] | None, str]:
     """Trains one form in a subprocess under the limit: its figures, or why it ended."""
     command = [sys.executable, "-X", "faulthandler", __file__, "--form", form]
-    for name in ("limit", "width", "depth", "density", "block", "epochs", "seed"):
+    for name in (
+        "limit",
+        "width",
+        "depth",
+        "density",
+        "block",
+        "epochs",
+        "seed",
+    ):
         command += [f"--{name}", str(getattr(options, name))]
     # The bar of the dense twin, and the traces that it ends with, are not shown.
     errors = subprocess.PIPE if form == "dense" else None
-    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=errors, text=True)
+    done = subprocess.run(
+        command, check=False, stdout=subprocess.PIPE, stderr=errors, text=True
+    )
     lines = done.stdout.strip().splitlines()
     if done.returncode == 0:
         return json.loads(lines[-1]), ""
     if done.returncode < 0:
         # Some kernels of TensorFlow do not check what they were given: the signal, and where.
-        frames = [line for line in (done.stderr or "").splitlines() if line.startswith("  File ")]
+        frames = [
+            line
+            for line in (done.stderr or "").splitlines()
+            if line.startswith("  File ")
+        ]
         name = signal.Signals(-done.returncode).name
-        return None, " at".join([name, *(frame.removeprefix("  File") for frame in frames[:1])])
+        return None, " at".join(
+            [name, *(frame.removeprefix("  File") for frame in frames[:1])]
+        )
     return None, lines[-1] if lines else f"exit status {done.returncode}"
 
 
@@ -116,16 +143,27 @@ def state_mib(options: argparse.Namespace, density: float) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--limit", type=int, default=2048, help="MiB for each process")
-    parser.add_argument("--width", type=int, default=16384, help="units of a hidden layer")
-    parser.add_argument("--depth", type=int, default=2, help="kernels of width x width")
-    parser.add_argument("--density", type=float, default=0.05, help="live fraction")
+    parser.add_argument(
+        "--limit", type=int, default=2048, help="MiB for each process"
+    )
+    parser.add_argument(
+        "--width", type=int, default=16384, help="units of a hidden layer"
+    )
+    parser.add_argument(
+        "--depth", type=int, default=2, help="kernels of width x width"
+    )
+    parser.add_argument(
+        "--density", type=float, default=0.05, help="live fraction"
+    )
     parser.add_argument("--block", type=int, default=64, help="side of a block")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--form", choices=["blocks", "dense"], help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--form", choices=["blocks", "dense"], help=argparse.SUPPRESS
+    )
     options = parser.parse_args()
     if options.form:
         limit_memory(options.limit)
@@ -133,7 +171,9 @@ def main() -> int:
             print(json.dumps(train(options.form, options)))
         except Exception as error:  # each backend has its own for memory
             first = str(error).strip().splitlines()
-            print(f"{type(error).__name__}: {first[0] if first else 'without a message'}")
+            print(
+                f"{type(error).__name__}: {first[0] if first else 'without a message'}"
+            )
             return 1
         return 0
 

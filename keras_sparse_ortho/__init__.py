@@ -13,7 +13,11 @@ except ModuleNotFoundError as error:
     if error.name not in ("tensorflow", "jax", "torch"):
         raise
     _all = ("tensorflow", "jax", "torch")
-    _others = [name for name in _all if name != error.name and importlib.util.find_spec(name)]
+    _others = [
+        name
+        for name in _all
+        if name != error.name and importlib.util.find_spec(name)
+    ]
     raise ImportError(
         f"Keras is set to {error.name}, which is not installed. Install tensorflow, jax "
         "or torch. Set the environment variable KERAS_BACKEND before the first import of Keras, to "
@@ -51,12 +55,22 @@ from keras_sparse_ortho.models import (
     strip,
 )
 from keras_sparse_ortho.orthogonal import Block, NByM
-from keras_sparse_ortho.parametrizations import ChannelSoftThreshold as ChannelSoftThreshold
+from keras_sparse_ortho.parametrizations import (
+    ChannelSoftThreshold as ChannelSoftThreshold,
+)
 from keras_sparse_ortho.parametrizations import FixedMask as FixedMask
-from keras_sparse_ortho.parametrizations import LowRankSoftThreshold as LowRankSoftThreshold
+from keras_sparse_ortho.parametrizations import (
+    LowRankSoftThreshold as LowRankSoftThreshold,
+)
 from keras_sparse_ortho.parametrizations import MagnitudeMask as MagnitudeMask
 from keras_sparse_ortho.parametrizations import SoftThreshold as SoftThreshold
-from keras_sparse_ortho.pruning import apply_masks, narrow, parametrize, prune, sparsify
+from keras_sparse_ortho.pruning import (
+    apply_masks,
+    narrow,
+    parametrize,
+    prune,
+    sparsify,
+)
 from keras_sparse_ortho.quantization import quantize_aware
 
 if TYPE_CHECKING:
@@ -102,11 +116,33 @@ __all__ = [
 # The sub-packages are found here, too; `from keras_sparse_ortho import *` leaves them out.
 _ROOMS = (
     *("analysis", "budgets", "calibration", "callbacks", "errors", "export"),
-    *("initializers", "kernels", "layers", "models", "orthogonal", "parametrizations", "pruning"),
-    *("quantization", "recovery", "saliency", "schedules", "shrinking", "storages", "tfmot"),
+    *(
+        "initializers",
+        "kernels",
+        "layers",
+        "models",
+        "orthogonal",
+        "parametrizations",
+        "pruning",
+    ),
+    *(
+        "quantization",
+        "recovery",
+        "saliency",
+        "schedules",
+        "shrinking",
+        "storages",
+        "tfmot",
+    ),
 )
-_LATER = ("export", "shrinking", "tfmot")  # which load when they are used, and then answer, too
-answer(__name__, *(f"{__name__}.{room}" for room in _ROOMS if room not in _LATER))
+_LATER = (
+    "export",
+    "shrinking",
+    "tfmot",
+)  # which load when they are used, and then answer, too
+answer(
+    __name__, *(f"{__name__}.{room}" for room in _ROOMS if room not in _LATER)
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -49,7 +49,8 @@ def set_global_generators(states: Sequence[str]) -> None:
     import torch
 
     host_state, *devices = [
-        torch.frombuffer(bytearray.fromhex(state), dtype=torch.uint8) for state in states
+        torch.frombuffer(bytearray.fromhex(state), dtype=torch.uint8)
+        for state in states
     ]
     torch.set_rng_state(host_state)
     torch.cuda.set_rng_state_all(devices[: torch.cuda.device_count()])
@@ -97,7 +98,9 @@ def _zero(
     tensor = _first_tensor(after, tensor_class)
     # Over several devices the one that has the corner would have to tell the others.
     if tensor is not None and keras.distribution.distribution() is None:
-        corner = tensor[(slice(0, 1),) * len(tensor.shape)]  # a batch may be empty
+        corner = tensor[
+            (slice(0, 1),) * len(tensor.shape)
+        ]  # a batch may be empty
         is_nonzero = keras.ops.any(keras.ops.cast(corner, "bool"))
         is_one = keras.ops.logical_and(is_one, is_nonzero)
     return keras.ops.cast(is_one, dtype)
@@ -172,7 +175,9 @@ def _value_and_gradients_on_torch(
         result = function(leaves)
         if not result.requires_grad:  # it depends on none of them
             return result, [torch.zeros_like(leaf) for leaf in leaves]
-        gradients = torch.autograd.grad(result, leaves, create_graph=is_nested, allow_unused=True)
+        gradients = torch.autograd.grad(
+            result, leaves, create_graph=is_nested, allow_unused=True
+        )
     filled = []
     for gradient, leaf in zip(gradients, leaves, strict=True):
         if gradient is None:
@@ -223,17 +228,25 @@ def _differentiable_twice() -> tuple[ModuleType, str, Operation]:
         return jax.nn, "dot_product_attention", _attention_by_xla
     import torch
 
-    return torch.nn.functional, "scaled_dot_product_attention", _attention_by_products
+    return (
+        torch.nn.functional,
+        "scaled_dot_product_attention",
+        _attention_by_products,
+    )
 
 
-def _attention_by_xla(original: Operation, *args: Any, **settings: Any) -> Tensor:
+def _attention_by_xla(
+    original: Operation, *args: Any, **settings: Any
+) -> Tensor:
     return original(*args, **{**settings, "implementation": "xla"})
 
 
 _choice_of_attention = threading.Lock()  # torch has one for all threads
 
 
-def _attention_by_products(original: Operation, *args: Any, **settings: Any) -> Tensor:
+def _attention_by_products(
+    original: Operation, *args: Any, **settings: Any
+) -> Tensor:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     with _choice_of_attention, sdpa_kernel(SDPBackend.MATH):

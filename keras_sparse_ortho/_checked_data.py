@@ -28,7 +28,12 @@ _LONGEST = 300  # characters of such an error
 
 
 def check_inputs(
-    model: keras.Model, x: Nested, argument: str = "data", *, text: bool = True, first_row: int = 0
+    model: keras.Model,
+    x: Nested,
+    argument: str = "data",
+    *,
+    text: bool = True,
+    first_row: int = 0,
 ) -> None:
     """Raises a ValueError for inputs that a model cannot take.
 
@@ -90,7 +95,11 @@ def check_finite(
 
 
 def check_batches(
-    model: keras.Model, batches: Sequence[Batch], argument: str = "data", *, text: bool = True
+    model: keras.Model,
+    batches: Sequence[Batch],
+    argument: str = "data",
+    *,
+    text: bool = True,
 ) -> None:
     """`check_inputs` for each batch of `(x, y, sample_weight)`, and finite targets and weights."""
     first_row = 0
@@ -125,7 +134,9 @@ def check_targets(
             )
 
 
-def warn_of_few_rows(batches: Sequence[Batch], purpose: str = "Calibration") -> None:
+def warn_of_few_rows(
+    batches: Sequence[Batch], purpose: str = "Calibration"
+) -> None:
     """Warns if there are fewer than 16 different rows."""
     different: set[bytes] = set()
     for x, _, _ in batches:
@@ -155,7 +166,9 @@ def warn_of_equal_rows(batches: Sequence[Batch]) -> bool:
         for array, first_row in zip(arrays, first_rows, strict=True):
             if array.shape[1:] != first_row.shape[1:]:
                 continue
-            if not np.array_equal(array, np.broadcast_to(first_row, array.shape)):
+            if not np.array_equal(
+                array, np.broadcast_to(first_row, array.shape)
+            ):
                 return False
     warn_user(
         "All rows of `data` are equal, so they show one input and no others; give rows of the "
@@ -252,7 +265,10 @@ def _check_shapes(
             )
         if not _fits(shape[1:], expected_shape[1:]):
             names_of_sizes = {None: "any"}
-            sizes = ", ".join(names_of_sizes.get(size, str(size)) for size in expected_shape[1:])
+            sizes = ", ".join(
+                names_of_sizes.get(size, str(size))
+                for size in expected_shape[1:]
+            )
             raise ValueError(
                 f"`{argument}` for input `{name}` must have the shape (rows, {sizes}). "
                 f"Received: shape={shape}"

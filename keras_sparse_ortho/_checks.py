@@ -41,7 +41,9 @@ def check_density(density: object, name: str = "density") -> float:
             f" It is the live fraction, not a percentage: {name}={percent / 100:.6g} keeps "
             f"{percent:g}%, {name}={1 - percent / 100:.6g} prunes {percent:g}%."
         )
-    raise DensityError(f"`{name}` must be in (0, 1].{hint} Received: {name}={as_text(density)}")
+    raise DensityError(
+        f"`{name}` must be in (0, 1].{hint} Received: {name}={as_text(density)}"
+    )
 
 
 def as_float(value: Any) -> float:
@@ -58,7 +60,9 @@ def check_number(name: str, value: object) -> float:
     """Returns `value` as a float; raises ValueError unless it is a finite number."""
     number = as_float(value)
     if not math.isfinite(number):
-        raise ValueError(f"`{name}` must be a finite number. Received: {name}={as_text(value)}")
+        raise ValueError(
+            f"`{name}` must be a finite number. Received: {name}={as_text(value)}"
+        )
     return number
 
 
@@ -81,7 +85,10 @@ def as_text(value: object) -> str:
     """A value for an error message, shortened."""
     try:
         text = repr(value)
-    except (RecursionError, ValueError):  # of too deep lists and too long integers
+    except (
+        RecursionError,
+        ValueError,
+    ):  # of too deep lists and too long integers
         return f"a {type(value).__name__} that is too large to be shown"
     if len(text) <= _LONGEST:
         return text
@@ -100,7 +107,9 @@ def check_integer(name: str, value: object, least: int = 1) -> int:
     kind = "a positive integer"
     if least != 1:
         kind = f"an integer of at least {least}"
-    raise ValueError(f"`{name}` must be {kind}. Received: {name}={as_text(value)}")
+    raise ValueError(
+        f"`{name}` must be {kind}. Received: {name}={as_text(value)}"
+    )
 
 
 def check_moment(name: str, value: object) -> int | float:
@@ -134,7 +143,10 @@ def other_keywords(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        if len(args) > by_position and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        if (
+            len(args) > by_position
+            and inspect.Parameter.VAR_POSITIONAL not in kinds
+        ):
             raise _too_many(_name_of(function, args), signature, args)
         if not kwargs.keys() <= signature.parameters.keys():
             _translate(_name_of(function, args), signature, args, kwargs)
@@ -152,7 +164,9 @@ def _name_of(function: Callable[..., Any], args: tuple[object, ...]) -> str:
     return function.__name__
 
 
-def _too_many(name: str, signature: inspect.Signature, args: tuple[object, ...]) -> TypeError:
+def _too_many(
+    name: str, signature: inspect.Signature, args: tuple[object, ...]
+) -> TypeError:
     """The error for more arguments by position than a function has."""
     step = step_for(f"{name}(...)")
     if step is None:
@@ -164,7 +178,11 @@ def _too_many(name: str, signature: inspect.Signature, args: tuple[object, ...])
 
 
 def _argument_list(signature: inspect.Signature) -> str:
-    names = [name for name in signature.parameters if name not in ("self", "args", "kwargs")]
+    names = [
+        name
+        for name in signature.parameters
+        if name not in ("self", "args", "kwargs")
+    ]
     return ", ".join(names)
 
 
@@ -183,7 +201,10 @@ def _translate(
         kwargs: Arguments by name; foreign ones with a counterpart are replaced in place.
     """
     parameters = signature.parameters
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    takes_any = any(
+        parameter.kind is parameter.VAR_KEYWORD
+        for parameter in parameters.values()
+    )
     given = {*list(parameters)[: len(args)], *kwargs}
     for keyword in [key for key in kwargs if key not in parameters]:
         value = kwargs.pop(keyword)
@@ -223,7 +244,9 @@ def _density_argument(keyword: str, parameters: Collection[str]) -> str | None:
 def _density_of(name: str, sparsity: Any) -> Any:
     """`1 - sparsity`, for each entry of a dict or list as well."""
     if isinstance(sparsity, Mapping):
-        return {key: _density_of(name, value) for key, value in sparsity.items()}
+        return {
+            key: _density_of(name, value) for key, value in sparsity.items()
+        }
     if isinstance(sparsity, list | tuple) or getattr(sparsity, "ndim", 0) == 1:
         return [_density_of(name, value) for value in sparsity]
     value = as_float(sparsity)

@@ -41,7 +41,11 @@ def first_batches(
     source = _source(data)
     if not isinstance(source, _Arrays):
         items = map(_unpacked, source.items())
-        taken = _bounded(items) if batches is None else [*itertools.islice(items, batches)]
+        taken = (
+            _bounded(items)
+            if batches is None
+            else [*itertools.islice(items, batches)]
+        )
         if not taken:
             raise ValueError(_NO_BATCH)
         return taken
@@ -76,7 +80,10 @@ def _concatenated(batches: list[Batch]) -> Batch:
     def joined(*parts: Any) -> Any:
         if parts[0] is None:
             return None
-        arrays = [to_numpy(one) if keras.ops.is_tensor(one) else np.asarray(one) for one in parts]
+        arrays = [
+            to_numpy(one) if keras.ops.is_tensor(one) else np.asarray(one)
+            for one in parts
+        ]
         return np.concatenate(arrays)
 
     try:
@@ -140,13 +147,17 @@ class BatchSource:
             return _unpacked(self._source.item(number))
         rng = np.random.default_rng(derived_seed(self._seed, f"batch/{number}"))
         size = min(self._batch_size, self._source.count)
-        return self._source.rows(np.sort(rng.choice(self._source.count, size, replace=False)))
+        return self._source.rows(
+            np.sort(rng.choice(self._source.count, size, replace=False))
+        )
 
 
 def is_batched(data: Any) -> bool:
     """Whether data come in batches, not as arrays or structures of them."""
     structure = isinstance(data, tuple | list | dict) or data is None
-    return not structure and (callable(data) or _is_iterator(data) or _is_dataset(data))
+    return not structure and (
+        callable(data) or _is_iterator(data) or _is_dataset(data)
+    )
 
 
 def samples(batch: Batch) -> int:
@@ -158,8 +169,12 @@ class _Arrays:
 
     def __init__(self, data: Any) -> None:
         parts = data if isinstance(data, tuple) else (data,)
-        leaves = [leaf for leaf in keras.tree.flatten(parts) if leaf is not None]
-        batched = [leaf for leaf in leaves if _is_dataset(leaf) or _is_iterator(leaf)]
+        leaves = [
+            leaf for leaf in keras.tree.flatten(parts) if leaf is not None
+        ]
+        batched = [
+            leaf for leaf in leaves if _is_dataset(leaf) or _is_iterator(leaf)
+        ]
         if batched:
             raise ValueError(
                 "A data set or generator has its own targets: pass it alone. "
@@ -173,7 +188,11 @@ class _Arrays:
         for leaf in leaves:
             _refuse_sparse(leaf)
         self._parts = keras.tree.map_structure(_sliceable, parts)
-        shapes = [leaf.shape for leaf in keras.tree.flatten(self._parts) if leaf is not None]
+        shapes = [
+            leaf.shape
+            for leaf in keras.tree.flatten(self._parts)
+            if leaf is not None
+        ]
         lengths = {int(shape[0]) if shape else 0 for shape in shapes}
         if len(lengths) != 1 or 0 in lengths:
             raise ValueError(
@@ -186,7 +205,9 @@ class _Arrays:
         def taken(array: Any) -> Any:
             if array is None or isinstance(array, np.ndarray):
                 return None if array is None else array[index]
-            order = np.argsort(index)  # files that are read as arrays need sorted positions
+            order = np.argsort(
+                index
+            )  # files that are read as arrays need sorted positions
             return np.asarray(array[index[order]])[np.argsort(order)]
 
         return _unpacked(keras.tree.map_structure(taken, self._parts))
@@ -213,7 +234,9 @@ class _Indexed:
 class _Iterable:
     """Batches to iterate over: all of them, or one by its number modulo how many there are."""
 
-    def __init__(self, start: Callable[[], Iterator[Any]], restarts: bool = True) -> None:
+    def __init__(
+        self, start: Callable[[], Iterator[Any]], restarts: bool = True
+    ) -> None:
         self.items = start
         self.restarts = restarts
         self._running: Iterator[Any] | None = None
@@ -244,7 +267,11 @@ class _Iterable:
 def _source(data: Any) -> _Arrays | _Indexed | _Iterable:
     if isinstance(data, tuple | dict) or _is_array(data):
         return _Arrays(data)
-    if isinstance(data, list) and data and not isinstance(data[0], tuple | list | dict):
+    if (
+        isinstance(data, list)
+        and data
+        and not isinstance(data[0], tuple | list | dict)
+    ):
         raise ValueError(
             "A list must hold batches, (x, y) each; pass arrays as a tuple, `(x, y)`, and "
             "several inputs as `([a, b], y)`. "
@@ -275,7 +302,9 @@ def _is_iterator(value: Any) -> bool:
 def _is_dataset(value: Any) -> bool:
     if isinstance(value, keras.utils.PyDataset):
         return True
-    return hasattr(value, "__iter__") and not (_is_array(value) or isinstance(value, str | bytes))
+    return hasattr(value, "__iter__") and not (
+        _is_array(value) or isinstance(value, str | bytes)
+    )
 
 
 def _sliceable(part: Any) -> Any:
@@ -284,7 +313,11 @@ def _sliceable(part: Any) -> Any:
         return part
     if keras.ops.is_tensor(part):
         return to_numpy(part)
-    if hasattr(part, "shape") and hasattr(part, "__getitem__") and not hasattr(part, "iloc"):
+    if (
+        hasattr(part, "shape")
+        and hasattr(part, "__getitem__")
+        and not hasattr(part, "iloc")
+    ):
         return part  # a file that is read piece by piece
     return np.asarray(part)
 
@@ -292,7 +325,8 @@ def _sliceable(part: Any) -> Any:
 def _refuse_sparse(array: Any) -> None:
     kind = type(array)
     is_sparse = (
-        kind.__name__ in ("SparseTensor", "SparseTensorValue", "BCOO", "RaggedTensor")
+        kind.__name__
+        in ("SparseTensor", "SparseTensorValue", "BCOO", "RaggedTensor")
         or kind.__module__.startswith("scipy.sparse")
         or "sparse" in str(getattr(array, "layout", ""))  # of torch
     )
@@ -313,7 +347,11 @@ def _unpacked(item: Any) -> Batch:
             "A batch must be `x`, `(x, y)` or `(x, y, sample_weight)` of arrays. "
             f"Received: inputs of type {type(batch[0]).__name__}"
         )
-    shapes = [tuple(leaf.shape) for leaf in keras.tree.flatten(batch) if hasattr(leaf, "shape")]
+    shapes = [
+        tuple(leaf.shape)
+        for leaf in keras.tree.flatten(batch)
+        if hasattr(leaf, "shape")
+    ]
     if any(shape[:1] == (0,) for shape in shapes):
         raise ValueError(
             "A batch must have at least one row; leave empty ones out of the data set. "

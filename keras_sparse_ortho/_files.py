@@ -17,7 +17,11 @@ from typing import Any, TextIO
 
 _NAME_PART = 24  # characters of a file's name that go into the name of its staging folder
 # How the libraries that write files report a full disk, each by another error class.
-_DISK_FULL = ("No space left on device", "Disk quota exceeded", "File too large")
+_DISK_FULL = (
+    "No space left on device",
+    "Disk quota exceeded",
+    "File too large",
+)
 _MOST_TIMES, _ALWAYS_UNPACKED = 100, 1 << 28  # of a compressed file
 _NO_SPACE = "Not enough disk space for the export"
 _LONGEST = 200  # characters of a file's content that an error message shows
@@ -36,7 +40,9 @@ def path_of(argument: str, value: Any) -> pathlib.Path:
     return pathlib.Path(value)
 
 
-def check_not_an_input(argument: str, path: pathlib.Path, inputs: Mapping[str, Any]) -> None:
+def check_not_an_input(
+    argument: str, path: pathlib.Path, inputs: Mapping[str, Any]
+) -> None:
     """Raises ValueError if the file to write is one of those to read: it would be lost.
 
     Args:
@@ -47,7 +53,11 @@ def check_not_an_input(argument: str, path: pathlib.Path, inputs: Mapping[str, A
     if not path.exists():
         return
     for name, source in inputs.items():
-        if source is not None and os.path.exists(source) and os.path.samefile(path, source):
+        if (
+            source is not None
+            and os.path.exists(source)
+            and os.path.samefile(path, source)
+        ):
             raise ValueError(
                 f"`{argument}` must name another file than `{name}`, which would be replaced. "
                 f"Received: {argument}={str(path)!r}, {name}={str(source)!r}"
@@ -97,17 +107,23 @@ def atomic_write_bytes(path: str | pathlib.Path, content: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _atomic(path: str | pathlib.Path, kind: str, **options: Any) -> Iterator[Any]:
+def _atomic(
+    path: str | pathlib.Path, kind: str, **options: Any
+) -> Iterator[Any]:
     target = pathlib.Path(path).resolve()
     if target.exists() and not target.is_file():  # a pipe or device
         with target.open(f"w{kind}", **options) as stream:
             yield stream
         return
     # Only a part of the name, which may be as long as the file system allows.
-    partial = target.with_name(f".{secrets.token_hex(8)}.{target.name[-32:]}.part")
+    partial = target.with_name(
+        f".{secrets.token_hex(8)}.{target.name[-32:]}.part"
+    )
     try:
         with partial.open(f"x{kind}", **options) as stream:
-            if target.exists():  # before anything is written that others may not read
+            if (
+                target.exists()
+            ):  # before anything is written that others may not read
                 partial.chmod(target.stat().st_mode)
             yield stream
             stream.flush()
@@ -122,13 +138,19 @@ def staging(parent: pathlib.Path, name: str) -> Iterator[pathlib.Path]:
     """A hidden folder in `parent` that is removed at the end, as are those of killed processes."""
     _check_utf8(parent / name)
     # Word characters only: TensorFlow takes the path for a glob.
-    prefix = re.sub(r"[^\w.-]", "_", f".{name[:_NAME_PART]}-kso-{socket.gethostname()[:32]}-")
+    prefix = re.sub(
+        r"[^\w.-]",
+        "_",
+        f".{name[:_NAME_PART]}-kso-{socket.gethostname()[:32]}-",
+    )
     for folder in parent.glob(f"{prefix}*"):
         pid = folder.name.removeprefix(prefix).partition("-")[0]
         if pid.isdecimal() and not _is_alive(int(pid)):
             shutil.rmtree(folder, ignore_errors=True)
     prefix += f"{os.getpid()}-"
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as made:
+    with tempfile.TemporaryDirectory(
+        prefix=prefix, dir=parent, ignore_cleanup_errors=True
+    ) as made:
         folder = pathlib.Path(made).absolute()
         try:
             yield folder
@@ -180,7 +202,10 @@ def _is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except (PermissionError, OverflowError):  # another user's process; not a process id
+    except (
+        PermissionError,
+        OverflowError,
+    ):  # another user's process; not a process id
         return True
     return True
 
@@ -188,7 +213,9 @@ def _is_alive(pid: int) -> bool:
 def read_json(path: pathlib.Path, error: type[ValueError]) -> Any:
     """The content of a JSON file in which no name stands twice; `error` if it is anything else."""
     try:
-        return json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_unique)
+        return json.loads(
+            path.read_text(encoding="utf-8-sig"), object_pairs_hook=_unique
+        )
     except json.JSONDecodeError as problem:
         raise error(
             f"{path}, line {problem.lineno}: {problem.msg}. Received: a file that is not JSON"
@@ -210,4 +237,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def shown(value: Any) -> str:
     """A value from a file for an error message, shortened if it is long."""
     text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} characters)"
+    return (
+        text
+        if len(text) <= _LONGEST
+        else f"{text[:_LONGEST]}... ({len(text)} characters)"
+    )

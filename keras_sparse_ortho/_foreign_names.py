@@ -58,7 +58,9 @@ _END = "`end_step`. It is a step, or a fraction of the run such as 0.7"
 _ROWS = ("`representative_data`", "`data`", "`x`")
 _TYPE = ("`mode`", "`weights`", _INTEGERS)
 _LABELS = "`data`. Labels go into it: (x, y)"
-_STEERED = "callbacks.TargetDensity(density) in `fit`; a threshold learns its density"
+_STEERED = (
+    "callbacks.TargetDensity(density) in `fit`; a threshold learns its density"
+)
 _WRAPPED = "`parametrization`: FixedMask(density), or MagnitudeMask(schedule)"
 
 
@@ -67,67 +69,148 @@ _STEPS: tuple[tuple[str, str | tuple[str, ...]], ...] = (
     # --- names: TensorFlow Model Optimization
     ("prune_low_magnitude GMP gradual_pruning magnitude_pruning", _GRADUAL),
     ("magnitude_pruner magnitude_prune gradual_magnitude_pruning", _GRADUAL),
-    ("strip_pruning remove remove_masks remove_mask squash_mask finalize", "strip(model)"),
+    (
+        "strip_pruning remove remove_masks remove_mask squash_mask finalize",
+        "strip(model)",
+    ),
     ("make_permanent strip_clustering strip_masks unwrap bake", "strip(model)"),
-    ("prune_scope", "keras.saving.load_model(path), after `import keras_sparse_ortho`"),
-    ("load load_model", "keras.saving.load_model(path), after `import keras_sparse_ortho`"),
+    (
+        "prune_scope",
+        "keras.saving.load_model(path), after `import keras_sparse_ortho`",
+    ),
+    (
+        "load load_model",
+        "keras.saving.load_model(path), after `import keras_sparse_ortho`",
+    ),
     ("PolynomialDecay", "schedules.Cubic(density), or schedules.Polynomial"),
-    ("polynomial_schedule agp_pruner", "schedules.Cubic(density), or schedules.Polynomial"),
+    (
+        "polynomial_schedule agp_pruner",
+        "schedules.Cubic(density), or schedules.Polynomial",
+    ),
     ("ConstantSparsity ConstantDensity", "schedules.Constant(density)"),
     ("PruningSchedule", "schedules.Schedule"),
     ("UpdatePruningStep pruning_callback", "callbacks.UpdateMasks()"),
-    ("PruningSummaries SparsityLogger log_sparsity", "callbacks.DensityLogger()"),
+    (
+        "PruningSummaries SparsityLogger log_sparsity",
+        "callbacks.DensityLogger()",
+    ),
     ("PruningPolicy prune_for_latency_on_xnnpack layer_filter", _PLAIN),
     ("quantize_model quantize_apply qat prepare_qat", "quantize_aware(model)"),
-    ("quantize_annotate quantize_annotate_layer", "quantize_aware(model, exclude=...)"),
-    ("quantize_annotate_model quantize_scope quantize_wrapper", "quantize_aware(model)"),
+    (
+        "quantize_annotate quantize_annotate_layer",
+        "quantize_aware(model, exclude=...)",
+    ),
+    (
+        "quantize_annotate_model quantize_scope quantize_wrapper",
+        "quantize_aware(model)",
+    ),
     ("cluster cluster_weights clustering", "quantize_aware(model, 'int4')"),
     # --- names: torch.nn.utils.prune, torchao, Torch-Pruning
     ("l1_unstructured", 'prune(model, density, budget="uniform")'),
     ("unstructured global_unstructured global_pruning sparsify_", _ONE_SHOT),
     ("prune_model one_shot sparsify_model make_sparse", _ONE_SHOT),
-    ("random_unstructured", "prune(model, score=saliency.random(model, density))"),
-    ("random_pruning random_prune", "prune(model, score=saliency.random(model, density))"),
+    (
+        "random_unstructured",
+        "prune(model, score=saliency.random(model, density))",
+    ),
+    (
+        "random_pruning random_prune",
+        "prune(model, score=saliency.random(model, density))",
+    ),
     ("ln_structured prune_channels prune_filters filter_pruning", _CHANNELS),
-    ("structured_pruning channel_pruning dependency_graph meta_pruner", _CHANNELS),
-    ("group_norm_pruner bn_scale_pruner network_slimming slim dep_graph", _CHANNELS),
-    ("random_structured", "sparsify(model, density, structure=Block(rows, cols))"),
-    ("custom_from_mask apply_mask set_mask set_masks", "apply_masks(model, {path: mask})"),
+    (
+        "structured_pruning channel_pruning dependency_graph meta_pruner",
+        _CHANNELS,
+    ),
+    (
+        "group_norm_pruner bn_scale_pruner network_slimming slim dep_graph",
+        _CHANNELS,
+    ),
+    (
+        "random_structured",
+        "sparsify(model, density, structure=Block(rows, cols))",
+    ),
+    (
+        "custom_from_mask apply_mask set_mask set_masks",
+        "apply_masks(model, {path: mask})",
+    ),
     ("is_pruned", "report(model).density < 1"),
     ("BasePruningMethod PruningContainer pruner", _ONE_SHOT),
     ("weight_norm_sparsifier base_sparsifier", _ONE_SHOT),
-    ("semi_sparse_weight semi_sparse_weight_config", 'prune(model, structure="2:4")'),
-    ("sparse_24 two_four n_of_m n_m nm_sparsity NxM", 'structure="2:4", or NByM(n, m)'),
-    ("block_sparse block_sparsity block_sparse_weight_config", 'structure="32x32", or Block'),
+    (
+        "semi_sparse_weight semi_sparse_weight_config",
+        'prune(model, structure="2:4")',
+    ),
+    (
+        "sparse_24 two_four n_of_m n_m nm_sparsity NxM",
+        'structure="2:4", or NByM(n, m)',
+    ),
+    (
+        "block_sparse block_sparsity block_sparse_weight_config",
+        'structure="32x32", or Block',
+    ),
     ("quantize int8_weight_only int8_weight_only_config qat_config", _INTEGERS),
-    ("int4_weight_only int4_weight_only_config post_training_quant_config", _INTEGERS),
-    ("quantization_aware_training_config static_quant_config quantizer", _INTEGERS),
+    (
+        "int4_weight_only int4_weight_only_config post_training_quant_config",
+        _INTEGERS,
+    ),
+    (
+        "quantization_aware_training_config static_quant_config quantizer",
+        _INTEGERS,
+    ),
     ("to_int8 int8 int4 ptq dynamic_quant_config quantize_dynamic", _INTEGERS),
     # --- names: neural-compressor, llm-compressor, papers
-    ("weight_pruning_config prepare_pruning prepare_compression prune_config", _GRADUAL),
-    ("SparseGPT sparse_gpt_modifier obc optimal_brain_surgeon exact_obs", _BY_DATA),
+    (
+        "weight_pruning_config prepare_pruning prepare_compression prune_config",
+        _GRADUAL,
+    ),
+    (
+        "SparseGPT sparse_gpt_modifier obc optimal_brain_surgeon exact_obs",
+        _BY_DATA,
+    ),
     ("wanda_sparsifier wanda_pruning_modifier obs_pruner obs", _BY_DATA),
     ("wanda", 'prune(model, density, score="wanda", data=rows)'),
     ("gptq gptq_modifier awq smooth_quant", _INTEGERS),
     ("STR soft_threshold_reparameterization learned_threshold", _LEARNT),
     ("learnt_thresholds TargetSparsity prune_to_sparsity cs", _LEARNT),
     ("STE straight_through", "parametrizations.StraightThroughTopK(schedule)"),
-    ("eoi ExactOrthogonalInit orthogonal_sparse", "initializers.ExactOrthogonal(density)"),
+    (
+        "eoi ExactOrthogonalInit orthogonal_sparse",
+        "initializers.ExactOrthogonal(density)",
+    ),
     ("ai approx_isometry", "initializers.ApproximateIsometry(density)"),
-    ("dst dynamic_sparse_training srigl", "callbacks.RigL((x, y)), or callbacks.SET()"),
+    (
+        "dst dynamic_sparse_training srigl",
+        "callbacks.RigL((x, y)), or callbacks.SET()",
+    ),
     ("lottery_ticket imp iterative_magnitude_pruning rewind", _GRADUAL),
     ("movement_pruning top_kast ac_dc", _LEARNT),
-    ("knowledge_distillation distillation_config distiller distill_model", _DISTILL),
+    (
+        "knowledge_distillation distillation_config distiller distill_model",
+        _DISTILL,
+    ),
     ("fine_tune retrain recover train", _TRAIN),
     ("low_rank svd factorize", "parametrize(model, LowRankSoftThreshold())"),
-    ("sparse_dense sparse_linear sparse_layer", "layers.BlockSparseDense, or PrunableLayer"),
-    ("sparse_conv sparse_conv_2d", "layers.BlockSparseConv2D, or PrunableLayer"),
+    (
+        "sparse_dense sparse_linear sparse_layer",
+        "layers.BlockSparseDense, or PrunableLayer",
+    ),
+    (
+        "sparse_conv sparse_conv_2d",
+        "layers.BlockSparseConv2D, or PrunableLayer",
+    ),
     # --- names: jaxpruner
     ("wrap_optax create_updater_from_config base_updater", _LOOP),
     ("post_gradient_update pre_forward_update instant_sparsify", _LOOP),
     ("global_magnitude_pruning ste_magnitude_pruning", _GRADUAL),
-    ("saliency_pruning global_saliency_pruning", 'prune(model, density, score="snip", data)'),
-    ("static_random_sparse no_pruning", "sparsify(model, density, initializer='random')"),
+    (
+        "saliency_pruning global_saliency_pruning",
+        'prune(model, density, score="snip", data)',
+    ),
+    (
+        "static_random_sparse no_pruning",
+        "sparsify(model, density, initializer='random')",
+    ),
     ("summarize_sparsity sparsity_summary summary", "print(report(model))"),
     ("sparsity_distribution layer_sparsity sparsity_types", _SHARES),
     ("periodic_update_schedule one_shot_update_schedule", "schedules.Schedule"),
@@ -136,57 +219,123 @@ _STEPS: tuple[tuple[str, str | tuple[str, ...]], ...] = (
     ("save save_model", "`save` of the model, as model.save('model.keras')"),
     ("evaluate score", "`evaluate` of the model"),
     ("predict", "`predict` of the model"),
-    ("clone_model early_stopping model_checkpoint tensor_board csv_logger", _KERAS),
+    (
+        "clone_model early_stopping model_checkpoint tensor_board csv_logger",
+        _KERAS,
+    ),
     ("learning_rate_scheduler reduce_lr_on_plateau", _KERAS),
-    ("Dense Conv1D Conv2D Conv3D LSTM GRU Embedding MultiHeadAttention", _KERAS),
-    ("sequential Model Input EinsumDense DepthwiseConv2D SeparableConv2D", _KERAS),
-    ("Orthogonal orthogonal_initializer", "initializers.ExactOrthogonal(density)"),
-    ("glorot_uniform he_normal random_normal", "initializers.RandomSparse(density)"),
-    ("Cosine OneCycle one_cycle_lr CosineDecay cosine_annealing exponential", _FALL),
-    ("exponential_decay step_decay piecewise Sigmoid inverse_time_decay", _FALL),
+    (
+        "Dense Conv1D Conv2D Conv3D LSTM GRU Embedding MultiHeadAttention",
+        _KERAS,
+    ),
+    (
+        "sequential Model Input EinsumDense DepthwiseConv2D SeparableConv2D",
+        _KERAS,
+    ),
+    (
+        "Orthogonal orthogonal_initializer",
+        "initializers.ExactOrthogonal(density)",
+    ),
+    (
+        "glorot_uniform he_normal random_normal",
+        "initializers.RandomSparse(density)",
+    ),
+    (
+        "Cosine OneCycle one_cycle_lr CosineDecay cosine_annealing exponential",
+        _FALL,
+    ),
+    (
+        "exponential_decay step_decay piecewise Sigmoid inverse_time_decay",
+        _FALL,
+    ),
     # --- names: what a model or file is asked for
     ("sparsity", "1 - report(model).density"),
     ("get_sparsity sparsity_of measure_sparsity", "1 - report(model).density"),
     ("density get_density", "report(model).density"),
-    ("flops get_flops count_flops", "report(model).flops, and report(model).sparse_flops"),
-    ("count_params num_params n_params", "report(model).params, or `count_params` of Keras"),
+    (
+        "flops get_flops count_flops",
+        "report(model).flops, and report(model).sparse_flops",
+    ),
+    (
+        "count_params num_params n_params",
+        "report(model).params, or `count_params` of Keras",
+    ),
     ("masks mask get_masks get_mask", _MASKS),
     ("export_tflite to_tflite tflite convert_to_tflite TFLiteConverter", _FILE),
     ("to_litert litert export_model convert_tflite save_tflite", _FILE),
     ("export(...)", _FILE),
     ("export_onnx to_onnx onnx export_openvino openvino", _ONNX),
     ("export_c to_c to_c_array c_code", "export.c_array(file, path)"),
-    ("evaluate_litert run_litert predict_litert interpreter", "load_litert(file).predict(x)"),
+    (
+        "evaluate_litert run_litert predict_litert interpreter",
+        "load_litert(file).predict(x)",
+    ),
     ("load_tflite open_litert", "load_litert(file)"),
     ("benchmark time_litert bench latency", "export.latencies(files)"),
-    ("compress compress_model smallest auto_compress", "shrink(model, data, path)"),
+    (
+        "compress compress_model smallest auto_compress",
+        "shrink(model, data, path)",
+    ),
     ("singular_values spectrum", "analysis.jacobian_singular_values(model, x)"),
-    ("calibrate batch_norm_calibration reset_bn", "restore_statistics(model, data)"),
+    (
+        "calibrate batch_norm_calibration reset_bn",
+        "restore_statistics(model, data)",
+    ),
     ("analyze stats statistics compare", "report(model)"),
     ("sensitivity_analysis sensitivity_scan", "sensitivity(model, data)"),
     ("allocate set_density", _SHARES),
     ("is_sparse", "report(model).density < 1"),
     # --- attributes of our objects
-    ("kernel_mask mask_kernel weight_mask pruning_mask pruning_vars", _OF_LAYER),
-    ("PrunableLayer.mask PrunableLayer.masks PrunableLayer.get_mask", _OF_LAYER),
+    (
+        "kernel_mask mask_kernel weight_mask pruning_mask pruning_vars",
+        _OF_LAYER,
+    ),
+    (
+        "PrunableLayer.mask PrunableLayer.masks PrunableLayer.get_mask",
+        _OF_LAYER,
+    ),
     ("PrunableLayer.density", "prunable_weights(layer)[0].density"),
     ("PrunableLayer.sparsity", "1 - prunable_weights(layer)[0].density"),
-    ("kernel_orig weight_orig raw_kernel", "`raw_value` of prunable_weights(layer)[0]"),
+    (
+        "kernel_orig weight_orig raw_kernel",
+        "`raw_value` of prunable_weights(layer)[0]",
+    ),
     ("SparsityReport.sparsity", "1 - report.density"),
     ("SparsityReport[...]", "{row.path: row for row in report.rows}"),
-    ("SparsityReport.weights SparsityReport.layers SparsityReport.kernels", "report.rows"),
-    ("to_pandas to_dataframe to_df as_dataframe", 'pandas.DataFrame(x.to_dict()["weights"])'),
-    ("SparsityReport.save SparsityReport.write", "`to_csv`, or `to_dict` for JSON"),
+    (
+        "SparsityReport.weights SparsityReport.layers SparsityReport.kernels",
+        "report.rows",
+    ),
+    (
+        "to_pandas to_dataframe to_df as_dataframe",
+        'pandas.DataFrame(x.to_dict()["weights"])',
+    ),
+    (
+        "SparsityReport.save SparsityReport.write",
+        "`to_csv`, or `to_dict` for JSON",
+    ),
     ("SparsityReport.to_json", "json.dumps(report.to_dict())"),
-    ("SparsityReport.summary SparsityReport.show SparsityReport.print", "print(report)"),
+    (
+        "SparsityReport.summary SparsityReport.show SparsityReport.print",
+        "print(report)",
+    ),
     ("ShrinkReport.summary ExportReport.summary Plan.summary", "print(x)"),
     ("ExportReport.size ExportReport.file_size", "`bytes`"),
     ("LiteRTModel(...)", _RUN),
     ("LiteRTModel.run LiteRTModel.invoke LiteRTModel.call", _RUN),
-    ("predict_on_batch set_tensor get_tensor allocate_tensors resize_tensor_input", _RUN),
+    (
+        "predict_on_batch set_tensor get_tensor allocate_tensors resize_tensor_input",
+        _RUN,
+    ),
     ("LiteRTModel.predict_proba LiteRTModel.transform", _RUN),
-    ("LiteRTModel.evaluate LiteRTModel.score LiteRTModel.test_on_batch", _SCORE),
-    ("get_input_details LiteRTModel.input_shape LiteRTModel.input_details", "`inputs`"),
+    (
+        "LiteRTModel.evaluate LiteRTModel.score LiteRTModel.test_on_batch",
+        _SCORE,
+    ),
+    (
+        "get_input_details LiteRTModel.input_shape LiteRTModel.input_details",
+        "`inputs`",
+    ),
     ("get_output_details LiteRTModel.output_details", "`output_names`"),
     ("Budget.sparsity Budget.sparsities", "1 - budget[path] for each path"),
     ("Budget.densities Budget.to_dict", "dict(budget)"),
@@ -197,75 +346,141 @@ _STEPS: tuple[tuple[str, str | tuple[str, ...]], ...] = (
     ("Row.name", "`path`"),
     ("Row.sparsity", "1 - row.density"),
     # --- keywords
-    ("amount= ratio= pruning_ratio= rate= fraction= keep_ratio=", (_FRACTION, _SCHEDULE)),
+    (
+        "amount= ratio= pruning_ratio= rate= fraction= keep_ratio=",
+        (_FRACTION, _SCHEDULE),
+    ),
     ("final_density= target_density=", (_FRACTION, _SCHEDULE)),
     ("density=", _SCHEDULE),
-    ("criterion= method= importance_scores= importance= saliency=", ("`score`", "`initializer`")),
+    (
+        "criterion= method= importance_scores= importance= saliency=",
+        ("`score`", "`initializer`"),
+    ),
     ("pruning_method= algorithm= ranking=", ("`score`", "`initializer`")),
-    ("skip= skip_layers= exclude_layers= ignore= ignored_layers= frozen=", "`exclude`"),
+    (
+        "skip= skip_layers= exclude_layers= ignore= ignored_layers= frozen=",
+        "`exclude`",
+    ),
     ("excluded_op_names= exclude_types= blacklist=", "`exclude`"),
-    ("layers= scope= target= targets= include_layers= op_names= modules=", "`include`"),
+    (
+        "layers= scope= target= targets= include_layers= op_names= modules=",
+        "`include`",
+    ),
     ("parameters= tensors_to_prune= params= kernels= whitelist=", "`include`"),
-    ("global_pruning= scope_global= distribution= sparsity_distribution=", "`budget`"),
+    (
+        "global_pruning= scope_global= distribution= sparsity_distribution=",
+        "`budget`",
+    ),
     ("sparsity_distribution_fn= layer_densities= densities=", "`budget`"),
-    ("block_size= block= sparsity_m_by_n= sparsity_type= pattern= nm=", "`structure`"),
+    (
+        "block_size= block= sparsity_m_by_n= sparsity_type= pattern= nm=",
+        "`structure`",
+    ),
     ("structured= prune_n_low= n= m= granularity= blocks=", "`structure`"),
     ("block_pooling_type= dim=", "`structure`"),
     ("gain=", "initializer=initializers.ExactOrthogonal(gain=...)"),
     ("schedule= pruning_schedule= scheduler=", (_SCHEDULE, _GRADUAL)),
-    ("iterations= iterative_steps= num_iterations= steps_per_prune= n_iter=", _GRADUAL),
+    (
+        "iterations= iterative_steps= num_iterations= steps_per_prune= n_iter=",
+        _GRADUAL,
+    ),
     ("epochs=", (_END, _GRADUAL)),
     ("steps= end= end_epoch= t_end= total_steps= num_steps= stop_step=", _END),
     ("begin= begin_epoch= start= start_step= start_epoch=", _BEGIN),
     ("max_iter=", ("`epochs`", _END)),
-    ("delta_t= delta= update_freq= update_frequency= freq= interval= every=", "`frequency`"),
+    (
+        "delta_t= delta= update_freq= update_frequency= freq= interval= every=",
+        "`frequency`",
+    ),
     ("update_interval= pruning_frequency= period=", "`frequency`"),
-    ("alpha= zeta= drop_fraction= prune_rate= death_rate= drop_rate=", "`fraction`"),
+    (
+        "alpha= zeta= drop_fraction= prune_rate= death_rate= drop_rate=",
+        "`fraction`",
+    ),
     ("growth= epsilon=", "`fraction`"),
     ("random_state= rng= rng_seed= random_seed= key= rngs=", "`seed`"),
     ("masks= mask=", "apply_masks(model, masks)"),
     ("quantize= quantization= dtype= precision= bits= n_bits=", _TYPE),
     ("num_bits= weight_bits= w_bits= optimizations= int8= route=", _TYPE),
     ("activation_bits= a_bits=", "`activations`"),
-    ("representative_dataset= calibration_data= calibration_dataset= calib_data=", _ROWS),
-    ("calib_dataloader= dataset= train_data= rows= dataloader= x= inputs=", _ROWS),
+    (
+        "representative_dataset= calibration_data= calibration_dataset= calib_data=",
+        _ROWS,
+    ),
+    (
+        "calib_dataloader= dataset= train_data= rows= dataloader= x= inputs=",
+        _ROWS,
+    ),
     ("validation_data= val_data= x_train= training_data=", _ROWS),
     ("labels= y= y_true= targets_data=", _LABELS),
     ("target_size= max_size= size_limit= max_kb=", "`max_bytes`"),
     ("time_limit= time_budget= max_time= budget_minutes=", "`minutes`"),
-    ("max_accuracy_drop= accuracy_drop= max_loss= accuracy_loss=", "`max_drop`"),
+    (
+        "max_accuracy_drop= accuracy_drop= max_loss= accuracy_loss=",
+        "`max_drop`",
+    ),
     ("max_latency= latency= target_latency=", "`max_ms`"),
     ("file= filename= filepath= output= output_path= out=", "`path`"),
     ("num_threads= n_jobs= n_threads=", "`threads`"),
     ("lr= rate_of_learning=", "`learning_rate`"),
     ("teacher_model= dense=", "`teacher`"),
     ("student_model= sparse=", "`student`"),
-    ("temperature=", "none: `distill` compares logits, which need no temperature"),
+    (
+        "temperature=",
+        "none: `distill` compares logits, which need no temperature",
+    ),
     ("SoftThreshold(density=) ChannelSoftThreshold(density=)", _STEERED),
     ("SoftThreshold(sparsity=) ChannelSoftThreshold(sparsity=)", _STEERED),
-    ("LowRankSoftThreshold(density=) LowRankSoftThreshold(sparsity=)", _STEERED),
+    (
+        "LowRankSoftThreshold(density=) LowRankSoftThreshold(sparsity=)",
+        _STEERED,
+    ),
     ("PrunableLayer(density=) PrunableLayer(sparsity=)", _WRAPPED),
     # --- arguments by position
-    ("UpdateMasks(...)", "UpdateMasks() in the callbacks of `fit`, which gives it the model"),
-    ("DensityLogger(...)", "DensityLogger() in the callbacks of `fit`, which gives it the model"),
+    (
+        "UpdateMasks(...)",
+        "UpdateMasks() in the callbacks of `fit`, which gives it the model",
+    ),
+    (
+        "DensityLogger(...)",
+        "DensityLogger() in the callbacks of `fit`, which gives it the model",
+    ),
     ("RigL(...)", "RigL((x, y)): one source of batches"),
     ("sensitivity(...)", "sensitivity(model, (x, y))"),
     ("shrink(...)", "shrink(model, (x, y), path)"),
     ("distill(...)", "distill(student, teacher, x), which needs no labels"),
-    ("restore_statistics(...)", "restore_statistics(model, x), which needs no labels"),
+    (
+        "restore_statistics(...)",
+        "restore_statistics(model, x), which needs no labels",
+    ),
     # --- values
     ("mode='int8'", "mode='int8'"),  # in capitals
     ("mode='float16'", "mode='float16'"),
     ("mode='float32'", "mode='float32'"),
     ("mode='int4'", "mode='int4'"),
     ("mode='dynamic_int4'", "mode='dynamic_int4'"),
-    ("mode='fp16' mode='half' mode='f16' mode='float16_quantization'", "mode='float16'"),
+    (
+        "mode='fp16' mode='half' mode='f16' mode='float16_quantization'",
+        "mode='float16'",
+    ),
     ("mode='fp32' mode='float' mode='f32' mode='none'", "mode='float32'"),
-    ("mode='full_int8' mode='full_integer' mode='integer' mode='static_int8'", "mode='int8'"),
-    ("mode='i8' mode='uint8' mode='8bit' mode='int8_static' mode='w8a8'", "mode='int8'"),
-    ("mode='dynamic' mode='int8_dynamic' mode='dynamic_range'", "mode='dynamic_int8'"),
+    (
+        "mode='full_int8' mode='full_integer' mode='integer' mode='static_int8'",
+        "mode='int8'",
+    ),
+    (
+        "mode='i8' mode='uint8' mode='8bit' mode='int8_static' mode='w8a8'",
+        "mode='int8'",
+    ),
+    (
+        "mode='dynamic' mode='int8_dynamic' mode='dynamic_range'",
+        "mode='dynamic_int8'",
+    ),
     ("mode='weight_only' mode='int8_weight_only'", "mode='dynamic_int8'"),
-    ("mode='i4' mode='4bit' mode='w4' mode='int4_weight_only'", "mode='dynamic_int4'"),
+    (
+        "mode='i4' mode='4bit' mode='w4' mode='int4_weight_only'",
+        "mode='dynamic_int4'",
+    ),
     ("mode='smallest' mode='size'", "mode='small'"),
     ("mode='fastest' mode='speed' mode='latency'", "mode='fast'"),
     ("mode='sparse'", "mode='float32+sp'"),
@@ -274,17 +489,32 @@ _STEPS: tuple[tuple[str, str | tuple[str, ...]], ...] = (
     ("structure='blocks' structure='block'", 'structure="32x32"'),
     ("structure='unstructured'", "structure=None"),
     ("structure='n:m' structure='semi_structured'", 'structure="2:4"'),
-    ("metric='accuracy' metric='acc' metric='top1'", "no `metric`, and data=(x, labels)"),
-    ("metric='mse' metric='mae' metric='r2' metric='loss'", 'metric="closeness"'),
+    (
+        "metric='accuracy' metric='acc' metric='top1'",
+        "no `metric`, and data=(x, labels)",
+    ),
+    (
+        "metric='mse' metric='mae' metric='r2' metric='loss'",
+        'metric="closeness"',
+    ),
     ("score='l1' score='weights' score='l2' score='abs'", 'score="magnitude"'),
     ("score='sparsegpt' score='obc' score='hessian'", 'score="obs"'),
     ("score='random'", "score=saliency.random(model, density)"),
     ("score='gradient' score='sensitivity' score='taylor'", 'score="snip"'),
-    ("budget='global' budget='magnitude'", "prune(model, density), which ranks all kernels"),
+    (
+        "budget='global' budget='magnitude'",
+        "prune(model, density), which ranks all kernels",
+    ),
     ("budget='layerwise' budget='local' budget='constant'", 'budget="uniform"'),
-    ("densities='erk' densities='er' densities='uniform'", "budgets.erk(model, density)"),
+    (
+        "densities='erk' densities='er' densities='uniform'",
+        "budgets.erk(model, density)",
+    ),
     ("storage='dense' storage='mask'", 'storage="masked"'),
-    ("storage='csr' storage='sparse' storage='coo' storage='bcoo'", 'storage="compact"'),
+    (
+        "storage='csr' storage='sparse' storage='coo' storage='bcoo'",
+        'storage="compact"',
+    ),
     ("storage='block' storage='bsr'", 'storage="blocks"'),
     ("inference_input_type=int8", 'text: inference_input_type="int8"'),
     ("inference_input_type=uint8", 'text: inference_input_type="uint8"'),
@@ -316,7 +546,11 @@ def step_for(*guesses: str, arguments: Collection[str] = ()) -> str | None:
     for guess in guesses:
         for step in _BY_GUESS.get(_folded(guess), ()):
             argument = re.match(r"`(\w+)`", step)
-            if argument is None or argument[1] in arguments or not guess.endswith("="):
+            if (
+                argument is None
+                or argument[1] in arguments
+                or not guess.endswith("=")
+            ):
                 return step
     return None
 
@@ -344,13 +578,17 @@ def unknown_attribute(owner: Any, name: str) -> AttributeError:
 def not_callable(owner: Any) -> TypeError:
     """The error of an object that users of other packages call."""
     name = type(owner).__name__
-    return TypeError(f"{name!r} object is not callable. Use: {step_for(f'{name}(...)')}")
+    return TypeError(
+        f"{name!r} object is not callable. Use: {step_for(f'{name}(...)')}"
+    )
 
 
 def not_subscriptable(owner: Any) -> TypeError:
     """The error of an object that users of other packages ask for an entry."""
     name = type(owner).__name__
-    return TypeError(f"{name!r} object is not subscriptable. Use: {step_for(f'{name}[...]')}")
+    return TypeError(
+        f"{name!r} object is not subscriptable. Use: {step_for(f'{name}[...]')}"
+    )
 
 
 def unknown_path(path: Any, known: Iterable[str]) -> KeyError:
@@ -370,25 +608,40 @@ class Room(types.ModuleType):
 
     def __dir__(self) -> list[str]:
         public = [*self.__all__, *vars(self).get("_ROOMS", ())]
-        return sorted({*public, *(name for name in vars(self) if name.startswith("__"))})
+        return sorted(
+            {*public, *(name for name in vars(self) if name.startswith("__"))}
+        )
 
     if not TYPE_CHECKING:  # else every name would exist for a type checker
 
         def __getattr__(self, name: str) -> NoReturn:
             text = f"module {self.__name__!r} has no attribute {name!r}"
-            step = None if name.startswith("_") else _room_with(name) or step_for(name)
+            step = (
+                None
+                if name.startswith("_")
+                else _room_with(name) or step_for(name)
+            )
             if step is None:
                 raise AttributeError(text)
             text = f"{text}. In keras_sparse_ortho use: {step}"
             # `from room import name` asks here first. Python replaces an AttributeError by one
             # that says no more than "cannot import name".
             asking = sys._getframe(1).f_globals.get("__name__")
-            raise ImportError(text) if asking == "importlib._bootstrap" else AttributeError(text)
+            raise (
+                ImportError(text)
+                if asking == "importlib._bootstrap"
+                else AttributeError(text)
+            )
 
         def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
             short = self.__name__.removeprefix(f"{_PACKAGE}.")
-            step = step_for(f"{short}(...)") or f"one of its functions: {', '.join(self.__all__)}"
-            raise TypeError(f"module {self.__name__!r} is not callable. Use: {step}")
+            step = (
+                step_for(f"{short}(...)")
+                or f"one of its functions: {', '.join(self.__all__)}"
+            )
+            raise TypeError(
+                f"module {self.__name__!r} is not callable. Use: {step}"
+            )
 
 
 class Answering:
@@ -398,7 +651,9 @@ class Answering:
 
         def __getattr__(self, name: str) -> NoReturn:
             kind = type(self)
-            if hasattr(kind, name):  # a property that has failed: raise its own error
+            if hasattr(
+                kind, name
+            ):  # a property that has failed: raise its own error
                 return object.__getattribute__(self, name)
             raise unknown_attribute(self, name)
 

@@ -97,7 +97,9 @@ def written(value: Tensor, places: Tensor) -> Tensor:
             corner = (slice(1),) * len(value.shape)
             corner_sum = keras.ops.sum(value[corner])
             is_true = keras.ops.logical_or(is_true, corner_sum > 0)
-        return keras.ops.cond(is_true, lambda: value, lambda: keras.ops.zeros_like(value))
+        return keras.ops.cond(
+            is_true, lambda: value, lambda: keras.ops.zeros_like(value)
+        )
 
     return if_compiled_for_cpus(stored, lambda value, _: value, value, places)
 
@@ -115,15 +117,23 @@ def written_both_ways(value: Tensor, places: Tensor) -> Tensor:
     return with_gradient(written, gradient, [value], [places])
 
 
-def if_compiled_for_cpus(function: Function, otherwise: Function, *values: Tensor) -> Tensor:
+def if_compiled_for_cpus(
+    function: Function, otherwise: Function, *values: Tensor
+) -> Tensor:
     """Calls `function` in programs compiled for CPUs, else the equal `otherwise`."""
     backend = keras.backend.backend()
-    if backend == "jax":  # decided when it is compiled, which may be for another device
-        return _jax().lax.platform_dependent(*values, cpu=function, default=otherwise)
+    if (
+        backend == "jax"
+    ):  # decided when it is compiled, which may be for another device
+        return _jax().lax.platform_dependent(
+            *values, cpu=function, default=otherwise
+        )
     if backend == "tensorflow":
         import tensorflow as tf
 
-        if not (tf.executing_eagerly() or tf.config.list_logical_devices("GPU")):
+        if not (
+            tf.executing_eagerly() or tf.config.list_logical_devices("GPU")
+        ):
             return function(*values)
     return otherwise(*values)
 
@@ -151,7 +161,9 @@ def with_gradient(
 
     def with_rule(*values: Tensor) -> tuple[Tensor, Gradient]:
         def rule(*args: Tensor, upstream: Tensor = None) -> Tensor:
-            if upstream is None:  # TensorFlow passes it by position, torch by name
+            if (
+                upstream is None
+            ):  # TensorFlow passes it by position, torch by name
                 upstream = args[0]
             gradients = gradient(*values, *integer_tensors, upstream)
             if len(gradients) == 1:
@@ -168,7 +180,9 @@ def _tensor(value: TensorLike) -> Tensor:
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
-        return tf.convert_to_tensor(value)  # for a variable Keras returns TensorFlow's own
+        return tf.convert_to_tensor(
+            value
+        )  # for a variable Keras returns TensorFlow's own
     return value
 
 
@@ -182,7 +196,9 @@ def _jax_rule(
     def forward(*values: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         return function(*values), values
 
-    def backward(values: tuple[Tensor, ...], upstream: Tensor) -> tuple[Tensor, ...]:
+    def backward(
+        values: tuple[Tensor, ...], upstream: Tensor
+    ) -> tuple[Tensor, ...]:
         no_gradients = [None] * (len(values) - float_count)
         return (*gradient(*values, upstream), *no_gradients)
 
@@ -213,17 +229,23 @@ def map_chunks(
     if keras.backend.backend() == "jax":
         map_on_backend = _map_on_jax
     in_chunks = functools.partial(map_on_backend, function, chunks)
-    return if_compiled_for_cpus(in_chunks, lambda _, *whole: function(*whole), like, *arrays)
+    return if_compiled_for_cpus(
+        in_chunks, lambda _, *whole: function(*whole), like, *arrays
+    )
 
 
-def _map_on_tensorflow(function: Function, chunks: int, like: Tensor, *arrays: Tensor) -> Tensor:
+def _map_on_tensorflow(
+    function: Function, chunks: int, like: Tensor, *arrays: Tensor
+) -> Tensor:
     import tensorflow as tf
 
     length = arrays[0].shape[0]
     stacks = []
     for array in arrays:
         _, *entry_shape = keras.ops.shape(array)
-        stacks.append(tf.reshape(array, (chunks, length // chunks, *entry_shape)))
+        stacks.append(
+            tf.reshape(array, (chunks, length // chunks, *entry_shape))
+        )
     results = tf.map_fn(
         lambda chunk: function(*chunk),
         tuple(stacks),
@@ -234,7 +256,9 @@ def _map_on_tensorflow(function: Function, chunks: int, like: Tensor, *arrays: T
     return tf.reshape(results, (length, *entry_shape))
 
 
-def _map_on_jax(function: Function, chunks: int, like: Tensor, *arrays: Tensor) -> Tensor:
+def _map_on_jax(
+    function: Function, chunks: int, like: Tensor, *arrays: Tensor
+) -> Tensor:
     jax = _jax()
     stacks = []
     for array in arrays:
@@ -242,7 +266,10 @@ def _map_on_jax(function: Function, chunks: int, like: Tensor, *arrays: Tensor) 
         stacks.append(array.reshape(chunks, length // chunks, *entry_shape))
 
     def result_of_chunk(index: Tensor) -> Tensor:
-        chunk = [jax.lax.dynamic_index_in_dim(stack, index, 0, False) for stack in stacks]
+        chunk = [
+            jax.lax.dynamic_index_in_dim(stack, index, 0, False)
+            for stack in stacks
+        ]
         return function(*chunk)
 
     def write(index: Tensor, results: Tensor) -> Tensor:
@@ -262,5 +289,7 @@ def _jax() -> ModuleType:
 
 def divisor_near(number: int, target: float) -> int:
     """Returns the divisor of `number` whose ratio to `target` is nearest to 1."""
-    divisors = [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+    divisors = [
+        divisor for divisor in range(1, number + 1) if number % divisor == 0
+    ]
     return min(divisors, key=lambda divisor: abs(np.log(divisor / target)))

@@ -41,13 +41,17 @@ def observe(layers: Iterable[Any], observer: Observer) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         for layer in {id(layer): layer for layer in layers}.values():
-            stack.enter_context(intercepted(layer, "call", functools.partial(observer, layer)))
+            stack.enter_context(
+                intercepted(layer, "call", functools.partial(observer, layer))
+            )
         with contextlib.suppress(Enough):
             yield
 
 
 @contextlib.contextmanager
-def intercepted(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+def intercepted(
+    owner: Any, name: str, function: Callable[..., Any]
+) -> Iterator[None]:
     """Inside, and in this thread only, `owner.name(...)` is `function(original, ...)`.
 
     Args:
@@ -94,7 +98,9 @@ def without_dispatchers(attributes: Mapping[str, Any]) -> dict[str, Any]:
 class _Wishes(NamedTuple):
     """The changes that a thread asks for, to the calls of one function."""
 
-    functions: tuple[Callable[..., Any], ...] = ()  # the first is the next to the original
+    functions: tuple[
+        Callable[..., Any], ...
+    ] = ()  # the first is the next to the original
     # Attributes of the layer whose `call` it is.
     settings: Mapping[str, Any] = types.MappingProxyType({})
 
@@ -123,7 +129,9 @@ class _Dispatcher:
         self.name = name
         self.original = getattr(owner, name)
         self.users: set[object] = set()
-        self._was_own = name in vars(owner)  # a method is an attribute of the class instead
+        self._was_own = name in vars(
+            owner
+        )  # a method is an attribute of the class instead
         self._own = vars(owner).get(name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -143,7 +151,9 @@ class _Dispatcher:
 
 
 @contextlib.contextmanager
-def _dispatched(owner: Any, name: str, add: Callable[[_Wishes], _Wishes]) -> Iterator[None]:
+def _dispatched(
+    owner: Any, name: str, add: Callable[[_Wishes], _Wishes]
+) -> Iterator[None]:
     """Adds a wish of this thread to the calls of a function, by a dispatcher in its place."""
     user = object()
     try:  # around the beginning as well: an interrupt may come at any line

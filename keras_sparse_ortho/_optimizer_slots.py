@@ -5,13 +5,19 @@ from collections.abc import Callable, Mapping
 import keras
 import numpy as np
 
-from keras_sparse_ortho._keras_internals import Slot, optimizer_slots, slot_pairs
+from keras_sparse_ortho._keras_internals import (
+    Slot,
+    optimizer_slots,
+    slot_pairs,
+)
 from keras_sparse_ortho._types import Optimizer, TensorLike
 from keras_sparse_ortho._values import assign, placed, to_numpy
 
 
 def zero_slots(
-    optimizer: Optimizer | None, variable: keras.Variable, entries: TensorLike | None
+    optimizer: Optimizer | None,
+    variable: keras.Variable,
+    entries: TensorLike | None,
 ) -> None:
     """Resets the slots of entries, which stale momentum would move.
 
@@ -32,7 +38,9 @@ def zero_slots(
         _write(slot, keras.ops.where(mask, start, value))
 
 
-def move_slots(optimizer: Optimizer | None, variable: keras.Variable, source: np.ndarray) -> None:
+def move_slots(
+    optimizer: Optimizer | None, variable: keras.Variable, source: np.ndarray
+) -> None:
     """Moves slots with values or blocks.
 
     Args:

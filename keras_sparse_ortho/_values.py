@@ -5,7 +5,11 @@ import contextlib
 import keras
 import numpy as np
 
-from keras_sparse_ortho._keras_internals import awaits_value, give_value, layout_of
+from keras_sparse_ortho._keras_internals import (
+    awaits_value,
+    give_value,
+    layout_of,
+)
 from keras_sparse_ortho._types import Tensor, TensorLike
 from keras_sparse_ortho._workers import digest_of as digest_of
 from keras_sparse_ortho._workers import workers_of
@@ -32,7 +36,9 @@ def to_numpy(value: TensorLike, *, copy: bool = True) -> np.ndarray:
         if not (value.is_fully_addressable or value.is_fully_replicated):
             from jax.experimental import multihost_utils
 
-            return np.array(multihost_utils.process_allgather(value, tiled=True))
+            return np.array(
+                multihost_utils.process_allgather(value, tiled=True)
+            )
     if copy:
         return keras.ops.convert_to_numpy(value)
     if keras.backend.backend() == "torch":
@@ -85,11 +91,17 @@ def placed(array: TensorLike, like: keras.Variable) -> Tensor:
     if layout is None:
         is_broadcast_number = array.size > 1 and not any(array.strides)
         if is_broadcast_number:
-            return keras.ops.full(array.shape, array.flat[0].item(), dtype=dtype)
+            return keras.ops.full(
+                array.shape, array.flat[0].item(), dtype=dtype
+            )
         return keras.ops.convert_to_tensor(array, dtype=dtype)
     import jax
 
     array = array.astype(jax.numpy.dtype(dtype), copy=False)
     if not layout.is_fully_addressable:
-        workers_of().compare("in the values of a weight", {like.path: digest_of(array)})
-    return jax.make_array_from_callback(array.shape, layout, lambda index: array[index])
+        workers_of().compare(
+            "in the values of a weight", {like.path: digest_of(array)}
+        )
+    return jax.make_array_from_callback(
+        array.shape, layout, lambda index: array[index]
+    )

@@ -53,7 +53,9 @@ class Workers:
     def batches(self, batches: Sequence[Batch]) -> list[Batch]:
         return list(batches)
 
-    def mean(self, arrays: Sequence[np.ndarray], samples: int) -> list[np.ndarray]:
+    def mean(
+        self, arrays: Sequence[np.ndarray], samples: int
+    ) -> list[np.ndarray]:
         """The mean of each array over all workers, weighted by their numbers of samples."""
         return list(arrays)
 
@@ -109,9 +111,14 @@ class Workers:
         marks = self.gather(np.frombuffer(digest, np.int32))
         if (marks == marks[0]).all():
             return
-        by_worker = [json.loads(text_of_worker) for text_of_worker in self.gather_text(text)]
+        by_worker = [
+            json.loads(text_of_worker)
+            for text_of_worker in self.gather_text(text)
+        ]
         differences: dict[str, list[str | None]] = {}
-        for name in dict.fromkeys(name for facts in by_worker for name in facts):
+        for name in dict.fromkeys(
+            name for facts in by_worker for name in facts
+        ):
             values = [facts.get(name) for facts in by_worker]
             if len(set(values)) > 1:
                 differences[name] = values
@@ -128,7 +135,9 @@ def digest_of(*arrays: np.ndarray) -> str:
     state = hashlib.blake2b(digest_size=8)
     for array in arrays:
         state.update(f"{array.shape}{array.dtype}".encode())
-        state.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        state.update(
+            np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        )
     return state.hexdigest()
 
 
@@ -139,17 +148,24 @@ class AveragingWorkers(Workers):
     def _sum(self, array: np.ndarray) -> np.ndarray:
         """The sum over all workers."""
 
-    def mean(self, arrays: Sequence[np.ndarray], samples: int) -> list[np.ndarray]:
+    def mean(
+        self, arrays: Sequence[np.ndarray], samples: int
+    ) -> list[np.ndarray]:
         counts = self.gather_number(samples)
         share = samples / int(counts.sum())
         # Exact for equal counts and a power of two of workers.
-        return [self._sum((array * share).astype(array.dtype)) for array in arrays]
+        return [
+            self._sum((array * share).astype(array.dtype)) for array in arrays
+        ]
 
 
 def _tensorflow_workers(model: keras.Model | None) -> Workers:
     import tensorflow as tf
 
-    strategy = getattr(model, "distribute_strategy", None) or tf.distribute.get_strategy()
+    strategy = (
+        getattr(model, "distribute_strategy", None)
+        or tf.distribute.get_strategy()
+    )
     if not isinstance(
         strategy,
         tf.distribute.MultiWorkerMirroredStrategy
@@ -217,7 +233,9 @@ class _TorchWorkers(AveragingWorkers):
         tensor = self._tensor(numbers)
         gathered = [torch.empty_like(tensor) for _ in range(self.count)]
         distributed.all_gather(gathered, tensor)
-        return np.stack([tensor_of_worker.cpu().numpy() for tensor_of_worker in gathered])
+        return np.stack(
+            [tensor_of_worker.cpu().numpy() for tensor_of_worker in gathered]
+        )
 
     def _sum(self, array: np.ndarray) -> np.ndarray:
         from torch import distributed
@@ -249,7 +267,9 @@ def _jax_workers() -> Workers:
     return _JaxWorkers(jax.process_count(), jax.process_index(), distribution)
 
 
-_checked_distributions: "weakref.WeakSet[keras.distribution.Distribution]" = weakref.WeakSet()
+_checked_distributions: "weakref.WeakSet[keras.distribution.Distribution]" = (
+    weakref.WeakSet()
+)
 
 
 def check_layouts() -> None:
@@ -261,7 +281,9 @@ def check_layouts() -> None:
         return
     distribution = keras.distribution.distribution()
     if distribution is not None and distribution not in _checked_distributions:
-        _jax_workers().compare("in the layouts of variables", layout_entries(distribution))
+        _jax_workers().compare(
+            "in the layouts of variables", layout_entries(distribution)
+        )
         _checked_distributions.add(distribution)
 
 
@@ -294,7 +316,9 @@ class _JaxWorkers(Workers):
     def batch(self, batch: Batch) -> Batch:
         """The global batch; a batch that is the same on all workers counts once."""
         batch = _map(_as_in_fit, batch)
-        leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
+        leaves = [
+            leaf for leaf in keras.tree.flatten(batch) if leaf is not None
+        ]
         digest = np.frombuffer(bytes.fromhex(digest_of(*leaves)), np.int32)
         digests = self.gather(digest)
         inputs = keras.tree.flatten(batch[0])
@@ -316,7 +340,9 @@ class _JaxWorkers(Workers):
         places = layout.mesh.shape[self._distribution.batch_dim_name]
         rows: dict[int, set[int]] = {}
         for device, index in layout.devices_indices_map((places,)).items():
-            rows.setdefault(device.process_index, set()).add(index[0].start or 0)
+            rows.setdefault(device.process_index, set()).add(
+                index[0].start or 0
+            )
         shards = [frozenset(rows[process]) for process in sorted(rows)]
         for earlier, worker in itertools.combinations(range(len(shards)), 2):
             differ = bool((digests[worker] != digests[earlier]).any())
@@ -338,8 +364,12 @@ class _JaxWorkers(Workers):
         layout = self._distribution.get_data_layout(leaf.shape).backend_layout
         devices = layout.mesh.shape[self._distribution.batch_dim_name]
         if leaf.shape[0] % devices:
-            layout = jax.sharding.NamedSharding(layout.mesh, jax.sharding.PartitionSpec())
-        return jax.make_array_from_callback(leaf.shape, layout, lambda index: leaf[index])
+            layout = jax.sharding.NamedSharding(
+                layout.mesh, jax.sharding.PartitionSpec()
+            )
+        return jax.make_array_from_callback(
+            leaf.shape, layout, lambda index: leaf[index]
+        )
 
 
 def _map(function: Callable[[Any], Any], batch: Batch) -> Batch:

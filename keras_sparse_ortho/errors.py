@@ -23,7 +23,12 @@ class _Printable(Exception):
     """The base of all these: a message names layers and files, and their names may be hostile."""
 
     def __init__(self, *arguments: object) -> None:
-        super().__init__(*(printable_lines(a) if isinstance(a, str) else a for a in arguments))
+        super().__init__(
+            *(
+                printable_lines(a) if isinstance(a, str) else a
+                for a in arguments
+            )
+        )
 
 
 class DensityError(_Printable, ValueError):

@@ -14,9 +14,13 @@ import pytest
 # What has no public name, and several tests need, comes from here.
 from keras_sparse_ortho._backend import compiled as compiled
 from keras_sparse_ortho._backend import second_derivatives as second_derivatives
-from keras_sparse_ortho._keras_internals import optimizer_slots as optimizer_slots
+from keras_sparse_ortho._keras_internals import (
+    optimizer_slots as optimizer_slots,
+)
 from keras_sparse_ortho._workers import Workers as Workers
-from keras_sparse_ortho.callbacks._step_callback import StepCallback as StepCallback
+from keras_sparse_ortho.callbacks._step_callback import (
+    StepCallback as StepCallback,
+)
 from keras_sparse_ortho.errors import DensityWarning
 
 
@@ -51,8 +55,13 @@ def on_two_devices():
 
 def run_python(*arguments, cwd=None, **environment):
     """What a process of Python prints, with these arguments and this beside our environment."""
-    command, own = [sys.executable, *map(str, arguments)], {**os.environ, **environment}
-    done = subprocess.run(command, env=own, cwd=cwd, capture_output=True, text=True, check=False)
+    command, own = (
+        [sys.executable, *map(str, arguments)],
+        {**os.environ, **environment},
+    )
+    done = subprocess.run(
+        command, env=own, cwd=cwd, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
     return done.stdout
 
@@ -65,7 +74,9 @@ def array(value):
 def assert_same(one, other):
     """Arrays or variables in order, to the bit."""
     for a, b in zip(one, other, strict=True):
-        np.testing.assert_array_equal(array(a), array(b), err_msg=getattr(a, "path", ""))
+        np.testing.assert_array_equal(
+            array(a), array(b), err_msg=getattr(a, "path", "")
+        )
 
 
 def reloaded(model, folder):
@@ -80,7 +91,9 @@ def jit(*, always=False):
     In the quick run on TensorFlow, where XLA takes long to compile, only with `always`.
     """
     backend = keras.backend.backend()
-    return backend == "jax" or (backend == "tensorflow" and (always or "KSO_SLOW" in os.environ))
+    return backend == "jax" or (
+        backend == "tensorflow" and (always or "KSO_SLOW" in os.environ)
+    )
 
 
 def jit_if_quicker():
@@ -90,7 +103,9 @@ def jit_if_quicker():
 
 slow_on_jax = pytest.mark.slow_on("jax")  # it compiles for long
 slow_on_tensorflow = pytest.mark.slow_on("tensorflow")  # it is traced for long
-slow_where_traced = pytest.mark.slow_on("tensorflow", "jax")  # so many kinds of layers
+slow_where_traced = pytest.mark.slow_on(
+    "tensorflow", "jax"
+)  # so many kinds of layers
 
 
 def slow_case_on_jax(*values):
@@ -114,14 +129,18 @@ def gradients(model, x, y, loss):
 
         with tf.GradientTape() as tape:
             value = loss(y, model(x, training=True))
-        found = tape.gradient(value, [v.value for v in model.trainable_variables])
+        found = tape.gradient(
+            value, [v.value for v in model.trainable_variables]
+        )
         return [array(tf.convert_to_tensor(g)) for g in found]
     if backend == "jax":
         import jax
 
         def objective(trainable):
             fixed = [v.value for v in model.non_trainable_variables]
-            outputs, _ = model.stateless_call(trainable, fixed, x, training=True)
+            outputs, _ = model.stateless_call(
+                trainable, fixed, x, training=True
+            )
             return loss(y, outputs)
 
         trainable = [v.value for v in model.trainable_variables]
@@ -166,7 +185,9 @@ def data(model, classes, count=32, seed=0):
         return rng.normal(size=shape).astype("float32")
 
     x = [values(tensor) for tensor in model.inputs]
-    return x if len(x) > 1 else x[0], rng.integers(0, classes, count).astype("int32")
+    return x if len(x) > 1 else x[0], rng.integers(0, classes, count).astype(
+        "int32"
+    )
 
 
 def classifier_loss():

@@ -19,9 +19,15 @@ Y = np.arange(64) % 3
 @pytest.fixture
 def model():
     keras.utils.set_random_seed(0)
-    layers = [L.Dense(6, "relu", name="a"), L.BatchNormalization(), L.Dense(3, name="b")]
+    layers = [
+        L.Dense(6, "relu", name="a"),
+        L.BatchNormalization(),
+        L.Dense(3, name="b"),
+    ]
     model = keras.Sequential([keras.Input((8,), name="x"), *layers])
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.compile(
+        "sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
     return model
 
 
@@ -42,7 +48,9 @@ USES = {
     "snip": lambda model, x: kso.saliency.snip(model, 0.5, (x, Y[: len(x)])),
     "grasp": lambda model, x: kso.saliency.grasp(model, 0.5, (x, Y[: len(x)])),
     "report": lambda model, x: kso.report(model, sample=x),
-    "spectrum": lambda model, x: kso.analysis.jacobian_singular_values(model, x[:6]),
+    "spectrum": lambda model, x: kso.analysis.jacobian_singular_values(
+        model, x[:6]
+    ),
     "rigl": lambda model, x: rigl(model, x),
 }
 
@@ -50,17 +58,30 @@ USES = {
 def rigl(model, x):
     sparse = kso.sparsify(model, 0.5, seed=0, include="a")
     sparse.compile("sgd", model.loss)
-    callback = kso.callbacks.RigL((x, Y[: len(x)]), batch_size=64, frequency=1, end_step=9)
+    callback = kso.callbacks.RigL(
+        (x, Y[: len(x)]), batch_size=64, frequency=1, end_step=9
+    )
     sparse.fit(X, Y, verbose=0, callbacks=[callback])
 
 
 WRONG = {
     "nan": (not_finite(), r"finite.*Received: NaN or infinity in row"),
-    "infinity": (not_finite(np.inf), r"finite.*Received: NaN or infinity in row"),
-    "shape": (X[:, :7], r"for input `x` must have the shape \(rows, 8\)\. Received: shape="),
+    "infinity": (
+        not_finite(np.inf),
+        r"finite.*Received: NaN or infinity in row",
+    ),
+    "shape": (
+        X[:, :7],
+        r"for input `x` must have the shape \(rows, 8\)\. Received: shape=",
+    ),
 }
 # A report takes the shape of the first row alone.
-CASES = [(use, kind) for use in USES for kind in WRONG if use != "report" or kind == "shape"]
+CASES = [
+    (use, kind)
+    for use in USES
+    for kind in WRONG
+    if use != "report" or kind == "shape"
+]
 
 
 @pytest.mark.parametrize(("use", "kind"), CASES)
@@ -82,7 +103,9 @@ def test_rows_are_named_by_their_number_in_all_batches(model):
 
 def test_a_model_that_fills_gaps_takes_them():
     inputs = keras.Input((8,))
-    filled = L.Lambda(lambda x: keras.ops.where(keras.ops.isnan(x), 0.0, x))(inputs)
+    filled = L.Lambda(lambda x: keras.ops.where(keras.ops.isnan(x), 0.0, x))(
+        inputs
+    )
     model = keras.Model(inputs, L.Dense(3)(filled))
     check_inputs(model, not_finite())
     kso.prune(model, 0.5, score="obs", data=not_finite())
@@ -101,7 +124,9 @@ def test_a_subclassed_model_is_tried():
     model = Subclassed()
     model(X)
     check_inputs(model, X)
-    with pytest.raises(ValueError, match=r"able to compute .*shapes \[\(64, 7\)\], on which") as e:
+    with pytest.raises(
+        ValueError, match=r"able to compute .*shapes \[\(64, 7\)\], on which"
+    ) as e:
         kso.prune(model, 0.5, score="obs", data=X[:, :7])
     assert "\x1b" not in str(e.value)
     assert "\n" not in str(e.value)
@@ -119,15 +144,26 @@ def test_inputs_by_name_and_of_another_number():
     model = keras.Model(inputs, L.Dense(2)(L.Concatenate()([*inputs.values()])))
     check_inputs(model, {"b": X, "a": X, "unused": Y})
     check_inputs(model, [X, X])
-    for x, received in (({"a": X}, r"a dict with the keys \['a'\]"), ([X], "1 arrays")):
-        with pytest.raises(ValueError, match=rf"one array for each input .*Received: {received}"):
+    for x, received in (
+        ({"a": X}, r"a dict with the keys \['a'\]"),
+        ([X], "1 arrays"),
+    ):
+        with pytest.raises(
+            ValueError,
+            match=rf"one array for each input .*Received: {received}",
+        ):
             check_inputs(model, x)
 
 
 def test_text_and_objects_are_no_numbers(model):
-    with pytest.raises(ValueError, match=r"input `x` must be numbers.*inputs? of strings"):
+    with pytest.raises(
+        ValueError, match=r"input `x` must be numbers.*inputs? of strings"
+    ):
         check_inputs(model, np.full((20, 8), "a"))
-    with pytest.raises(ValueError, match=r"arrays of numbers. Received: an input of dtype object"):
+    with pytest.raises(
+        ValueError,
+        match=r"arrays of numbers. Received: an input of dtype object",
+    ):
         check_inputs(model, np.full((20, 8), None))
     for wrong, received in (
         (np.array(["cat", "dog"]), "dtype <U3"),
@@ -135,14 +171,18 @@ def test_text_and_objects_are_no_numbers(model):
     ):
         with pytest.raises(ValueError, match=f"labels of `data`.*{received}"):
             check_targets(wrong)
-    with pytest.raises(ValueError, match="sample weights of `data` must be finite"):
+    with pytest.raises(
+        ValueError, match="sample weights of `data` must be finite"
+    ):
         kso.saliency.snip(model, 0.5, (X, Y, np.full(64, np.inf)))
 
 
 def test_sparse_arrays_are_refused(model):
     from scipy import sparse
 
-    with pytest.raises(ValueError, match=r"dense arrays.*`\.toarray\(\)`.*type csr_matrix"):
+    with pytest.raises(
+        ValueError, match=r"dense arrays.*`\.toarray\(\)`.*type csr_matrix"
+    ):
         kso.prune(model, 0.5, score="obs", data=sparse.csr_matrix(X))
     with pytest.raises(ValueError, match=r"dense arrays"):
         first_batches([(sparse.csr_matrix(X), Y)])
@@ -150,7 +190,9 @@ def test_sparse_arrays_are_refused(model):
 
 def test_equal_rows_and_sample_weights_are_warned_of(model):
     equal = np.ones((64, 8), "float32")
-    with pytest.warns(UserWarning, match="All rows of `data` are equal.*64 equal rows") as told:
+    with pytest.warns(
+        UserWarning, match="All rows of `data` are equal.*64 equal rows"
+    ) as told:
         kso.saliency.snip(model, 0.5, (equal, Y))
     assert told[0].filename == __file__
     with pytest.warns(UserWarning, match="Sample weights are not used here"):
@@ -164,7 +206,9 @@ def endless():
 
 def test_endless_data_are_read_with_a_bound(monkeypatch):
     monkeypatch.setattr(_data, "_MOST_ROWS", 300)
-    with pytest.warns(UserWarning, match=r"may be endless.*Received: 320 rows") as told:
+    with pytest.warns(
+        UserWarning, match=r"may be endless.*Received: 320 rows"
+    ) as told:
         x, y, _ = all_rows(endless())
     assert told[0].filename == __file__
     assert x.shape == (320, 8)
@@ -176,7 +220,9 @@ def test_endless_data_are_read_with_a_bound(monkeypatch):
         all_rows(endless())
     with pytest.warns(UserWarning, match="Received: 64 rows"):
         all_rows(endless(), seconds=0.0)
-    assert len(all_rows((X, Y))[0]) == 64  # arrays are read whole, without a warning
+    assert (
+        len(all_rows((X, Y))[0]) == 64
+    )  # arrays are read whole, without a warning
 
 
 def test_rows_of_several_lengths_are_refused():

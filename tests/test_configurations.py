@@ -25,7 +25,10 @@ LONG = 10**5000  # which Python does not print
 # Keras restores neither of these, with errors of other kinds.
 NOT_RESTORED = [
     {"class_name": "__slice__", "config": {"value": [1, 2, 3]}},
-    {**keras.saving.serialize_keras_object(Constant(0.5)), "build_config": {"input_shape": [1]}},
+    {
+        **keras.saving.serialize_keras_object(Constant(0.5)),
+        "build_config": {"input_shape": [1]},
+    },
 ]
 
 
@@ -72,7 +75,9 @@ def test_layers_inside_a_class(change):
     }
     config = {key: value for key, value in config.items() if value is not ...}
     kind = keras.saving.get_registered_object("keras_sparse_ortho>Rebuilt")
-    with pytest.raises(ValueError, match="The configuration of a layer with others inside"):
+    with pytest.raises(
+        ValueError, match="The configuration of a layer with others inside"
+    ):
         kind.from_config(config)
 
 
@@ -87,22 +92,32 @@ def test_numbers_that_are_none(value):
         lambda: SoftThreshold(s_init=value),
         lambda: ApproximateIsometry(0.5, gain=value),
     ]
-    if not isinstance(value, list):  # Keras itself walks through the arguments of layers
+    if not isinstance(
+        value, list
+    ):  # Keras itself walks through the arguments of layers
         wrong.append(lambda: BlockSparseDense(8, density=0.5, gain=value))
     for make in wrong if not isinstance(value, str) else wrong[1:]:
         with pytest.raises(ValueError, match="Received: "):
             make()
 
 
-@pytest.mark.parametrize("value", [LONG, -LONG, deep()], ids=["long", "negative", "deep"])
+@pytest.mark.parametrize(
+    "value", [LONG, -LONG, deep()], ids=["long", "negative", "deep"]
+)
 def test_integers_and_densities_that_no_message_could_show(value):
-    with pytest.raises(DensityError, match=r"Received: density=a .* too large to be shown"):
+    with pytest.raises(
+        DensityError, match=r"Received: density=a .* too large to be shown"
+    ):
         Constant(value)
-    with pytest.raises(ValueError, match=r"Received: seed=a .* too large to be shown"):
+    with pytest.raises(
+        ValueError, match=r"Received: seed=a .* too large to be shown"
+    ):
         ExactOrthogonal(0.5, seed=value if value != LONG else -LONG)
 
 
-@pytest.mark.parametrize("units", [2**31, 10**30, 10**400], ids=["1", "30", "400"])
+@pytest.mark.parametrize(
+    "units", [2**31, 10**30, 10**400], ids=["1", "30", "400"]
+)
 def test_kernels_that_no_memory_holds(units):
     with pytest.raises(LayoutError, match="has at most 2147483647"):
         BlockSparseDense(units, density=0.5, block=1, seed=0).build((None, 8))
@@ -110,13 +125,20 @@ def test_kernels_that_no_memory_holds(units):
         BlockSparseDense(2**30, density=0.5, block=1, seed=0).build((None, 8))
 
 
-@pytest.mark.parametrize("shape", [{}, None, 3, "abcd", [None], [None, None], [1, "a"], [{}, {}]])
+@pytest.mark.parametrize(
+    "shape", [{}, None, 3, "abcd", [None], [None, None], [1, "a"], [{}, {}]]
+)
 def test_shapes_that_layers_of_live_blocks_are_built_for(shape):
-    layers = [BlockSparseDense(8, density=0.5, block=2), BlockSparseConv2D(8, 3, density=0.5)]
+    layers = [
+        BlockSparseDense(8, density=0.5, block=2),
+        BlockSparseConv2D(8, 3, density=0.5),
+    ]
     for layer in layers:
         with pytest.raises((ValueError, TypeError)):
             layer.build_from_config({"input_shape": shape})
-    with pytest.raises(LayoutError, match="needs inputs with a known size of axis -1"):
+    with pytest.raises(
+        LayoutError, match="needs inputs with a known size of axis -1"
+    ):
         layers[0].build(shape)
 
 
@@ -127,16 +149,24 @@ OUTPUTS = dict(np.load(SAVED / "outputs.npz"))
 @pytest.mark.parametrize("name", sorted(OUTPUTS))
 def test_a_saved_model_loads_and_computes_the_same(name):
     model = keras.saving.load_model(SAVED / f"{name}.keras")
-    x = np.random.default_rng(0).normal(size=(4, *model.inputs[0].shape[1:])).astype("float32")
+    x = (
+        np.random.default_rng(0)
+        .normal(size=(4, *model.inputs[0].shape[1:]))
+        .astype("float32")
+    )
     np.testing.assert_allclose(array(model(x)), OUTPUTS[name], atol=1e-5)
-    assert any(weight.storage is not None for weight in kso.prunable_weights(model))
+    assert any(
+        weight.storage is not None for weight in kso.prunable_weights(model)
+    )
 
 
 @pytest.mark.torch_only  # whose processes can be forked
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 def test_crafted_files_load_or_are_refused_by_name():
     options = ["--parts", "hostile", "--share", "0.046", "--seed", "7"]
-    done = run_python("-W", "ignore", "-m", "tests.faults", *options, cwd=SAVED.parents[1])
+    done = run_python(
+        "-W", "ignore", "-m", "tests.faults", *options, cwd=SAVED.parents[1]
+    )
     rows = re.findall(r"^\| hostile: [^|]+\| (\d+) \|", done, re.MULTILINE)
     assert len(rows) == 7
     assert sum(map(int, rows)) >= 100

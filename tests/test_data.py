@@ -33,19 +33,25 @@ def pieces():
 def tf_dataset():
     import tensorflow as tf
 
-    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(3, drop_remainder=True)
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(
+        3, drop_remainder=True
+    )
 
 
 def torch_loader():
     import torch
 
-    dataset = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+    dataset = torch.utils.data.TensorDataset(
+        torch.from_numpy(X), torch.from_numpy(Y)
+    )
     return torch.utils.data.DataLoader(dataset, batch_size=3, drop_last=True)
 
 
 IN_BATCHES = [
     *(Pieces, pieces, lambda: lambda: iter(pieces()), tf_dataset),
-    pytest.param(torch_loader, marks=pytest.mark.slow_on("tensorflow", "jax")),  # imports torch
+    pytest.param(
+        torch_loader, marks=pytest.mark.slow_on("tensorflow", "jax")
+    ),  # imports torch
 ]
 
 
@@ -89,7 +95,9 @@ def test_samples_of_arrays():
     other.batch(5)
     np.testing.assert_array_equal(other.batch(0)[1], y)
     assert any((source.batch(k)[1] != y).any() for k in range(1, 4))
-    assert any((BatchSource(data, 4, seed=4).batch(k)[1] != y).any() for k in range(3))
+    assert any(
+        (BatchSource(data, 4, seed=4).batch(k)[1] != y).any() for k in range(3)
+    )
     # A batch larger than the data is all of it.
     np.testing.assert_array_equal(BatchSource((X, None), 100, 0).batch(1)[0], X)
     np.testing.assert_array_equal(BatchSource(X, 100, 0).batch(1)[0], X)
@@ -104,15 +112,24 @@ def test_files_give_the_first_batches_in_the_order_drawn(tmp_path):
         from_file = first_batches((file["x"], file["y"]), **options)
         x, y, _ = BatchSource((file["x"], file["y"]), 4, 0).batch(0)
         np.testing.assert_array_equal(x, X[y])
-    for one, other in zip(from_file, first_batches((X, Y), **options), strict=True):
+    for one, other in zip(
+        from_file, first_batches((X, Y), **options), strict=True
+    ):
         np.testing.assert_array_equal(one[0], other[0])
         np.testing.assert_array_equal(one[1], other[1])
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("make", [*IN_BATCHES, lambda: iter(pieces())])  # one pass is enough
+@pytest.mark.parametrize(
+    "make", [*IN_BATCHES, lambda: iter(pieces())]
+)  # one pass is enough
 def test_the_first_batches_of_data_that_come_in_batches(make):
-    for count, expected in ((1, [0]), (2, [0, 3]), (None, [0, 3, 6]), (9, [0, 3, 6])):
+    for count, expected in (
+        (1, [0]),
+        (2, [0, 3]),
+        (None, [0, 3, 6]),
+        (9, [0, 3, 6]),
+    ):
         taken = first_batches(make(), batches=count)
         assert [int(np.asarray(y)[0]) for _, y, _ in taken] == expected
         for x, y, weight in taken:
@@ -122,20 +139,30 @@ def test_the_first_batches_of_data_that_come_in_batches(make):
 
 
 def test_the_first_batches_of_arrays():
-    order = np.random.default_rng(3).permutation(10)  # pinned: seeds draw what they always drew
-    for k, (x, y, weight) in enumerate(first_batches((X, Y), batch_size=4, batches=None, seed=3)):
+    order = np.random.default_rng(3).permutation(
+        10
+    )  # pinned: seeds draw what they always drew
+    for k, (x, y, weight) in enumerate(
+        first_batches((X, Y), batch_size=4, batches=None, seed=3)
+    ):
         np.testing.assert_array_equal(y, order[4 * k : 4 * k + 4])
         np.testing.assert_array_equal(x, X[y])
         assert weight is None
     assert k == 2
-    [(_, y, weight)] = first_batches((X, Y, Y / 10), batch_size=4, shuffle=False)
+    [(_, y, weight)] = first_batches(
+        (X, Y, Y / 10), batch_size=4, shuffle=False
+    )
     np.testing.assert_array_equal(y, Y[:4])
     np.testing.assert_array_equal(weight, Y[:4] / 10)
-    drawn = [first_batches((X, Y), batch_size=4)[0][1] for _ in range(9)]  # a seed of its own
+    drawn = [
+        first_batches((X, Y), batch_size=4)[0][1] for _ in range(9)
+    ]  # a seed of its own
     assert any((drawn[0] != other).any() for other in drawn)
 
 
-@pytest.mark.parametrize("pack", [lambda a: a, lambda a: {"a": a}, lambda a: (a,)])
+@pytest.mark.parametrize(
+    "pack", [lambda a: a, lambda a: {"a": a}, lambda a: (a,)]
+)
 def test_inputs_alone(pack):
     [(x, y, weight)] = first_batches(pack(X), shuffle=False)
     np.testing.assert_array_equal(x["a"] if isinstance(x, dict) else x, X)
@@ -147,7 +174,9 @@ def test_inputs_alone(pack):
 
 def every_use(data):
     """What reads data: the first batches, the n-th one."""
-    return (lambda: first_batches(data)), (lambda: BatchSource(data, 4, 0).batch(0))
+    return (lambda: first_batches(data)), (
+        lambda: BatchSource(data, 4, 0).batch(0)
+    )
 
 
 @pytest.mark.parametrize(
@@ -165,7 +194,10 @@ def every_use(data):
         ((Pieces(), Y), r"its own targets: pass it alone.*a Pieces in it"),
         (lambda: iter(()), "must have at least one batch"),
         ([], "must have at least one batch"),
-        ([[1.0, 2.0], [3.0, 4.0]], r"of arrays. Received: inputs of type float"),
+        (
+            [[1.0, 2.0], [3.0, 4.0]],
+            r"of arrays. Received: inputs of type float",
+        ),
         ([(X[:0], Y[:0])], r"at least one row.*shapes \(0, "),
         ([(X[:3], Y[:0])], r"at least one row.*empty ones out"),
         (3, "Received: data of type int"),
@@ -181,18 +213,28 @@ def test_refusals(data, message):
 
 
 def test_refusals_of_generators_beside_targets_and_where_they_must_start_again():
-    with pytest.raises(ValueError, match=r"its own targets.*a tuple with a generator in it"):
+    with pytest.raises(
+        ValueError, match=r"its own targets.*a tuple with a generator in it"
+    ):
         first_batches(((batch for batch in pieces()), Y))
-    with pytest.raises(ValueError, match=r"cannot start again.*Received: .*generator"):
+    with pytest.raises(
+        ValueError, match=r"cannot start again.*Received: .*generator"
+    ):
         BatchSource((batch for batch in pieces()), 4, 0)
 
 
 @pytest.mark.parametrize("size", [0, -1, 2.5, True, None, "4"])
 def test_what_is_no_number_of_samples(size):
-    with pytest.raises(ValueError, match=rf"`batch_size`.*Received: batch_size={size!r}"):
+    with pytest.raises(
+        ValueError, match=rf"`batch_size`.*Received: batch_size={size!r}"
+    ):
         BatchSource((X, Y), size, 0)
-    with pytest.raises(ValueError, match=rf"`batch_size`.*Received: batch_size={size!r}"):
+    with pytest.raises(
+        ValueError, match=rf"`batch_size`.*Received: batch_size={size!r}"
+    ):
         first_batches((X, Y), batch_size=size)
     if size is not None:
-        with pytest.raises(ValueError, match=rf"`batches`.*Received: batches={size!r}"):
+        with pytest.raises(
+            ValueError, match=rf"`batches`.*Received: batches={size!r}"
+        ):
             first_batches((X, Y), batches=size)

@@ -14,10 +14,36 @@ import pytest
 PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "keras_sparse_ortho"
 FILES = sorted(PACKAGE.rglob("*.py"))
 SETS = ("set", "frozenset", "AbstractSet", "KeysView")
-METHODS = ("union", "intersection", "difference", "symmetric_difference", "copy")
-LISTED = ("list", "tuple", "enumerate", "iter", "map", "zip", "fromkeys", "join")
+METHODS = (
+    "union",
+    "intersection",
+    "difference",
+    "symmetric_difference",
+    "copy",
+)
+LISTED = (
+    "list",
+    "tuple",
+    "enumerate",
+    "iter",
+    "map",
+    "zip",
+    "fromkeys",
+    "join",
+)
 # Calls for which no order counts, if the items are taken as they are.
-UNORDERED = ("set", "frozenset", "sorted", "len", "sum", "min", "max", "any", "all", "bool")
+UNORDERED = (
+    "set",
+    "frozenset",
+    "sorted",
+    "len",
+    "sum",
+    "min",
+    "max",
+    "any",
+    "all",
+    "bool",
+)
 
 
 def is_set_annotation(node):
@@ -38,7 +64,9 @@ class Sets:
 
     def __init__(self, tree, returning):
         self.returning = returning
-        self.names = set()  # with their functions: one name may be a list elsewhere
+        self.names = (
+            set()
+        )  # with their functions: one name may be a list elsewhere
         self.scope_of = {}
         self._note_scopes(tree, tree)
         for _ in range(3):  # a name may be assigned from another one
@@ -54,17 +82,31 @@ class Sets:
     def _key(self, node):
         if isinstance(node, ast.Attribute):
             return ast.unparse(node)
-        return (self.scope_of[node], node.id) if isinstance(node, ast.Name) else None
+        return (
+            (self.scope_of[node], node.id)
+            if isinstance(node, ast.Name)
+            else None
+        )
 
     def _note(self, node):
         match node:
-            case ast.arg(annotation=annotation) if is_set_annotation(annotation):
+            case ast.arg(annotation=annotation) if is_set_annotation(
+                annotation
+            ):
                 self.names.add((self.scope_of[node], node.arg))
-            case ast.AnnAssign(annotation=annotation) if is_set_annotation(annotation):
+            case ast.AnnAssign(annotation=annotation) if is_set_annotation(
+                annotation
+            ):
                 self.names.add(self._key(node.target))
-            case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
+            case ast.Assign(
+                targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)
+            ):
                 pairs = zip(targets, values, strict=False)
-                self.names |= {self._key(target) for target, value in pairs if self.has(value)}
+                self.names |= {
+                    self._key(target)
+                    for target, value in pairs
+                    if self.has(value)
+                }
             case ast.Assign(targets=targets, value=value) if self.has(value):
                 self.names |= {self._key(target) for target in targets}
             case ast.NamedExpr(target=target, value=value) if self.has(value):
@@ -87,19 +129,25 @@ class Sets:
                 return True
             case ast.Name() | ast.Attribute():
                 return self._known(node)
-            case ast.BinOp(op=ast.Sub() | ast.BitAnd() | ast.BitOr() | ast.BitXor()):
+            case ast.BinOp(
+                op=ast.Sub() | ast.BitAnd() | ast.BitOr() | ast.BitXor()
+            ):
                 return self._is_side(node.left) or self._is_side(node.right)
             case ast.IfExp():
                 return self.has(node.body) or self.has(node.orelse)
             case ast.Call(func=ast.Attribute(attr=name, value=value)):
-                return name in self.returning or (name in METHODS and self.has(value))
+                return name in self.returning or (
+                    name in METHODS and self.has(value)
+                )
             case ast.Call(func=ast.Name(id=name)):
                 return name in (*SETS, *self.returning)
         return False
 
     def _is_side(self, node):
         """Also the keys of a dict, which have an order, but not in a difference."""
-        keys = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        keys = isinstance(node, ast.Call) and isinstance(
+            node.func, ast.Attribute
+        )
         return (keys and node.func.attr == "keys") or self.has(node)
 
 
@@ -114,11 +162,19 @@ def reads_nothing(*nodes):
 
 def ordered_uses(tree, sets):
     """The places where a set is iterated in its own order."""
-    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    parents = {
+        child: node
+        for node in ast.walk(tree)
+        for child in ast.iter_child_nodes(node)
+    }
 
     def order_counts(node):
         above = parents.get(node)
-        name = above.func.id if isinstance(above, ast.Call) and hasattr(above.func, "id") else ""
+        name = (
+            above.func.id
+            if isinstance(above, ast.Call) and hasattr(above.func, "id")
+            else ""
+        )
         return name not in UNORDERED
 
     for node in ast.walk(tree):
@@ -127,18 +183,32 @@ def ordered_uses(tree, sets):
         elif isinstance(node, ast.Starred) and sets.has(node.value):
             if not isinstance(parents[node], ast.Set):
                 yield node
-        elif isinstance(node, ast.ListComp | ast.GeneratorExp | ast.SetComp | ast.DictComp):
+        elif isinstance(
+            node, ast.ListComp | ast.GeneratorExp | ast.SetComp | ast.DictComp
+        ):
             if not any(sets.has(one.iter) for one in node.generators):
                 continue
             parts = [test for one in node.generators for test in one.ifs]
-            parts += [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+            parts += (
+                [node.key, node.value]
+                if isinstance(node, ast.DictComp)
+                else [node.elt]
+            )
             unordered = isinstance(node, ast.SetComp) or not order_counts(node)
             if not (unordered and reads_nothing(*parts)):
                 yield node
         elif isinstance(node, ast.Call):
             name = getattr(node.func, "id", getattr(node.func, "attr", ""))
-            popped = name == "pop" and not node.args and sets.has(getattr(node.func, "value", None))
-            listed = name in LISTED and any(map(sets.has, node.args)) and order_counts(node)
+            popped = (
+                name == "pop"
+                and not node.args
+                and sets.has(getattr(node.func, "value", None))
+            )
+            listed = (
+                name in LISTED
+                and any(map(sets.has, node.args))
+                and order_counts(node)
+            )
             if popped or listed:
                 yield node
 
@@ -151,10 +221,20 @@ def uses(tree, public=frozenset()):
 
 @pytest.mark.numpy_only
 def test_no_set_is_iterated_in_its_own_order():
-    trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in FILES}
-    names = {name for tree in trees.values() for name in functions_that_return_sets(tree)}
+    trees = {
+        file: ast.parse(file.read_text(encoding="utf-8")) for file in FILES
+    }
+    names = {
+        name
+        for tree in trees.values()
+        for name in functions_that_return_sets(tree)
+    }
     public = {name for name in names if not name.startswith("_")}
-    found = {file.name: lines for file, tree in trees.items() if (lines := uses(tree, public))}
+    found = {
+        file.name: lines
+        for file, tree in trees.items()
+        if (lines := uses(tree, public))
+    }
     assert not found
 
 

@@ -32,7 +32,9 @@ def one_line(error):
     """The message of an error, which must be one line without nested errors."""
     text = str(error.value)
     assert "\n" not in text
-    assert not any(internal in text for internal in ("DynamicSparseTraining", "__init__()"))
+    assert not any(
+        internal in text for internal in ("DynamicSparseTraining", "__init__()")
+    )
     return text
 
 
@@ -122,7 +124,9 @@ def test_names(name):
 
 def test_imports_of_names_are_answered_as_well():
     """Python's own error would end at "cannot import name"."""
-    with pytest.raises(ImportError, match=r"use: parametrize\(model, SoftThreshold\(\)\)") as error:
+    with pytest.raises(
+        ImportError, match=r"use: parametrize\(model, SoftThreshold\(\)\)"
+    ) as error:
         from keras_sparse_ortho import STR  # noqa: F401
     one_line(error)
     with pytest.raises(ImportError, match=r"use: schedules.Cubic\(density\)"):
@@ -131,16 +135,22 @@ def test_imports_of_names_are_answered_as_well():
         from keras_sparse_ortho import nothing  # noqa: F401
 
 
-@pytest.mark.parametrize("name", ["tflite", "export_onnx", "to_tflite", "evaluate_litert"])
+@pytest.mark.parametrize(
+    "name", ["tflite", "export_onnx", "to_tflite", "evaluate_litert"]
+)
 def test_names_in_the_room_that_loads_later(name):
     with pytest.raises(AttributeError, match="In keras_sparse_ortho use: "):
         getattr(kso.export, name)
 
 
 def test_rooms_are_not_called():
-    with pytest.raises(TypeError, match=r"not callable. Use: export_litert\(model, path\)"):
+    with pytest.raises(
+        TypeError, match=r"not callable. Use: export_litert\(model, path\)"
+    ):
         kso.export(model(), "m.tflite")
-    with pytest.raises(TypeError, match=r"not callable. Use: one of its functions: .*synflow"):
+    with pytest.raises(
+        TypeError, match=r"not callable. Use: one of its functions: .*synflow"
+    ):
         kso.saliency(model())
 
 
@@ -148,27 +158,72 @@ def test_rooms_are_not_called():
 CALLS = {
     # names of arguments
     "prune(amount=)": (lambda: kso.prune(None, amount=0.9), "Use `density`"),
-    "prune(layers=)": (lambda: kso.prune(None, 0.1, layers=["a"]), "Use `include`"),
-    "prune(scope=)": (lambda: kso.prune(None, 0.1, scope="global"), "Use `include`"),
-    "prune(exclude_layers=)": (lambda: kso.prune(None, 0.1, exclude_layers="a"), "Use `exclude`"),
-    "prune(ignored_layers=)": (lambda: kso.prune(None, 0.1, ignored_layers=[]), "Use `exclude`"),
-    "prune(block_size=)": (lambda: kso.prune(None, 0.1, block_size=(1, 1)), "Use `structure`"),
-    "prune(structured=)": (lambda: kso.prune(None, 0.1, structured=True), "Use `structure`"),
+    "prune(layers=)": (
+        lambda: kso.prune(None, 0.1, layers=["a"]),
+        "Use `include`",
+    ),
+    "prune(scope=)": (
+        lambda: kso.prune(None, 0.1, scope="global"),
+        "Use `include`",
+    ),
+    "prune(exclude_layers=)": (
+        lambda: kso.prune(None, 0.1, exclude_layers="a"),
+        "Use `exclude`",
+    ),
+    "prune(ignored_layers=)": (
+        lambda: kso.prune(None, 0.1, ignored_layers=[]),
+        "Use `exclude`",
+    ),
+    "prune(block_size=)": (
+        lambda: kso.prune(None, 0.1, block_size=(1, 1)),
+        "Use `structure`",
+    ),
+    "prune(structured=)": (
+        lambda: kso.prune(None, 0.1, structured=True),
+        "Use `structure`",
+    ),
     "prune(sparsity_m_by_n=)": (
         lambda: kso.prune(None, 0.1, sparsity_m_by_n=(2, 4)),
         "Use `structure`",
     ),
-    "prune(iterations=)": (lambda: kso.prune(None, 0.1, iterations=9), "callbacks.UpdateMasks()"),
-    "prune(importance=)": (lambda: kso.prune(None, 0.1, importance="l1"), "Use `score`"),
-    "prune(calibration_data=)": (lambda: kso.prune(None, 0.1, calibration_data=1), "Use `data`"),
+    "prune(iterations=)": (
+        lambda: kso.prune(None, 0.1, iterations=9),
+        "callbacks.UpdateMasks()",
+    ),
+    "prune(importance=)": (
+        lambda: kso.prune(None, 0.1, importance="l1"),
+        "Use `score`",
+    ),
+    "prune(calibration_data=)": (
+        lambda: kso.prune(None, 0.1, calibration_data=1),
+        "Use `data`",
+    ),
     "prune(x=)": (lambda: kso.prune(None, 0.1, x=1), "Use `data`"),
-    "prune(random_state=)": (lambda: kso.prune(None, 0.1, random_state=0), "arguments are"),
-    "sparsify(random_state=)": (lambda: kso.sparsify(None, 0.1, random_state=0), "Use `seed`"),
+    "prune(random_state=)": (
+        lambda: kso.prune(None, 0.1, random_state=0),
+        "arguments are",
+    ),
+    "sparsify(random_state=)": (
+        lambda: kso.sparsify(None, 0.1, random_state=0),
+        "Use `seed`",
+    ),
     "sparsify(rng=)": (lambda: kso.sparsify(None, 0.1, rng=0), "Use `seed`"),
-    "sparsify(method=)": (lambda: kso.sparsify(None, 0.1, method="eoi"), "Use `initializer`"),
-    "sparsify(distribution=)": (lambda: kso.sparsify(None, 0.1, distribution="erk"), "`budget`"),
-    "quantize_aware(bits=)": (lambda: kso.quantize_aware(None, bits=8), "Use `weights`"),
-    "export_litert(bits=)": (lambda: kso.export_litert(None, "a", bits=8), "Use `mode`"),
+    "sparsify(method=)": (
+        lambda: kso.sparsify(None, 0.1, method="eoi"),
+        "Use `initializer`",
+    ),
+    "sparsify(distribution=)": (
+        lambda: kso.sparsify(None, 0.1, distribution="erk"),
+        "`budget`",
+    ),
+    "quantize_aware(bits=)": (
+        lambda: kso.quantize_aware(None, bits=8),
+        "Use `weights`",
+    ),
+    "export_litert(bits=)": (
+        lambda: kso.export_litert(None, "a", bits=8),
+        "Use `mode`",
+    ),
     "export_litert(calibration_data=)": (
         lambda: kso.export_litert(None, "a", calibration_data=1),
         "Use `representative_data`",
@@ -179,45 +234,114 @@ CALLS = {
     ),
     "shrink(labels=)": (lambda: kso.shrink(None, 1, "a", labels=1), "(x, y)"),
     "shrink(y=)": (lambda: kso.shrink(None, 1, "a", y=1), "(x, y)"),
-    "shrink(target_size=)": (lambda: kso.shrink(None, 1, "a", target_size=1), "Use `max_bytes`"),
-    "shrink(time_limit=)": (lambda: kso.shrink(None, 1, "a", time_limit=1), "Use `minutes`"),
+    "shrink(target_size=)": (
+        lambda: kso.shrink(None, 1, "a", target_size=1),
+        "Use `max_bytes`",
+    ),
+    "shrink(time_limit=)": (
+        lambda: kso.shrink(None, 1, "a", time_limit=1),
+        "Use `minutes`",
+    ),
     "shrink(max_accuracy_drop=)": (
         lambda: kso.shrink(None, 1, "a", max_accuracy_drop=1),
         "Use `max_drop`",
     ),
-    "RigL(alpha=)": (lambda: kso.callbacks.RigL(1, alpha=0.3), "RigL() has no argument `alpha`"),
-    "RigL(delta_t=)": (lambda: kso.callbacks.RigL(1, delta_t=100), "Use `frequency`"),
-    "RigL(update_freq=)": (lambda: kso.callbacks.RigL(1, update_freq=100), "Use `frequency`"),
-    "RigL(drop_fraction=)": (lambda: kso.callbacks.RigL(1, drop_fraction=0.3), "Use `fraction`"),
-    "SET(zeta=)": (lambda: kso.callbacks.SET(zeta=0.3), "SET() has no argument `zeta`"),
+    "RigL(alpha=)": (
+        lambda: kso.callbacks.RigL(1, alpha=0.3),
+        "RigL() has no argument `alpha`",
+    ),
+    "RigL(delta_t=)": (
+        lambda: kso.callbacks.RigL(1, delta_t=100),
+        "Use `frequency`",
+    ),
+    "RigL(update_freq=)": (
+        lambda: kso.callbacks.RigL(1, update_freq=100),
+        "Use `frequency`",
+    ),
+    "RigL(drop_fraction=)": (
+        lambda: kso.callbacks.RigL(1, drop_fraction=0.3),
+        "Use `fraction`",
+    ),
+    "SET(zeta=)": (
+        lambda: kso.callbacks.SET(zeta=0.3),
+        "SET() has no argument `zeta`",
+    ),
     "SET(T_end=)": (lambda: kso.callbacks.SET(T_end=100), "Use `end_step`"),
-    "SET(sparsity=)": (lambda: kso.callbacks.SET(sparsity=0.9), "Its arguments are: frequency"),
-    "load_litert(num_threads=)": (lambda: kso.load_litert("a", num_threads=4), "Use `threads`"),
-    "distill(lr=)": (lambda: kso.recovery.distill(1, 2, 3, lr=1), "Use `learning_rate`"),
-    "distill(temperature=)": (lambda: kso.recovery.distill(1, 2, 3, temperature=1), "logits"),
+    "SET(sparsity=)": (
+        lambda: kso.callbacks.SET(sparsity=0.9),
+        "Its arguments are: frequency",
+    ),
+    "load_litert(num_threads=)": (
+        lambda: kso.load_litert("a", num_threads=4),
+        "Use `threads`",
+    ),
+    "distill(lr=)": (
+        lambda: kso.recovery.distill(1, 2, 3, lr=1),
+        "Use `learning_rate`",
+    ),
+    "distill(temperature=)": (
+        lambda: kso.recovery.distill(1, 2, 3, temperature=1),
+        "logits",
+    ),
     "distill(y=)": (lambda: kso.recovery.distill(1, 2, 3, y=1), "`data`"),
-    "Cubic(final_epoch=)": (lambda: kso.schedules.Cubic(0.1, end_epoch=9), "Use `end_step`"),
-    "restore_statistics(x=)": (lambda: kso.restore_statistics(1, x=1), "Use `data`"),
+    "Cubic(final_epoch=)": (
+        lambda: kso.schedules.Cubic(0.1, end_epoch=9),
+        "Use `end_step`",
+    ),
+    "restore_statistics(x=)": (
+        lambda: kso.restore_statistics(1, x=1),
+        "Use `data`",
+    ),
     # arguments by position
-    "UpdateMasks(model)": (lambda: kso.callbacks.UpdateMasks(1), "UpdateMasks() in the callbacks"),
-    "RigL(x, y)": (lambda: kso.callbacks.RigL(np.ones((4, 2)), np.ones(4)), "Use RigL((x, y))"),
-    "sensitivity(m, x, y)": (lambda: kso.sensitivity(1, 2, 3), "sensitivity(model, (x, y))"),
-    "shrink(m, x, y, p)": (lambda: kso.shrink(1, 2, 3, "a"), "shrink(model, (x, y), path)"),
+    "UpdateMasks(model)": (
+        lambda: kso.callbacks.UpdateMasks(1),
+        "UpdateMasks() in the callbacks",
+    ),
+    "RigL(x, y)": (
+        lambda: kso.callbacks.RigL(np.ones((4, 2)), np.ones(4)),
+        "Use RigL((x, y))",
+    ),
+    "sensitivity(m, x, y)": (
+        lambda: kso.sensitivity(1, 2, 3),
+        "sensitivity(model, (x, y))",
+    ),
+    "shrink(m, x, y, p)": (
+        lambda: kso.shrink(1, 2, 3, "a"),
+        "shrink(model, (x, y), path)",
+    ),
     "distill(s, t, x, y)": (
         lambda: kso.recovery.distill(1, 2, 3, 4),
         "distill(student, teacher, x",
     ),
-    "Budget('erk', 0.1)": (lambda: kso.Budget("erk", 0.1), "Use budgets.erk(model, density)"),
-    "report(m, x)": (lambda: kso.report(model(), 1), "arguments by name: model, orthogonality"),
+    "Budget('erk', 0.1)": (
+        lambda: kso.Budget("erk", 0.1),
+        "Use budgets.erk(model, density)",
+    ),
+    "report(m, x)": (
+        lambda: kso.report(model(), 1),
+        "arguments by name: model, orthogonality",
+    ),
     # values
     "structure='channels'": (
         lambda: kso.prune(model(), 0.5, structure="channels"),
         "structure=calibration.Channels()",
     ),
-    "structure='N:M'": (lambda: kso.prune(model(), 0.5, structure="N:M"), 'structure="2:4"'),
-    "score='l1'": (lambda: kso.prune(model(), 0.5, score="l1"), 'score="magnitude"'),
-    "storage='csr'": (lambda: kso.sparsify(model(), 0.5, storage="csr"), 'storage="compact"'),
-    "budget='layerwise'": (lambda: kso.prune(model(), 0.5, budget="layerwise"), '"uniform"'),
+    "structure='N:M'": (
+        lambda: kso.prune(model(), 0.5, structure="N:M"),
+        'structure="2:4"',
+    ),
+    "score='l1'": (
+        lambda: kso.prune(model(), 0.5, score="l1"),
+        'score="magnitude"',
+    ),
+    "storage='csr'": (
+        lambda: kso.sparsify(model(), 0.5, storage="csr"),
+        'storage="compact"',
+    ),
+    "budget='layerwise'": (
+        lambda: kso.prune(model(), 0.5, budget="layerwise"),
+        '"uniform"',
+    ),
     "weights=8": (lambda: kso.quantize_aware(model(), 8), 'weights="int8"'),
 }
 
@@ -245,7 +369,9 @@ MODES = {
 @pytest.mark.tensorflow_only
 @pytest.mark.parametrize("mode", MODES)
 def test_modes(mode, tmp_path):
-    with pytest.raises(ValueError, match=rf"Use {MODES[mode]}\. Received: mode='{mode}'"):
+    with pytest.raises(
+        ValueError, match=rf"Use {MODES[mode]}\. Received: mode='{mode}'"
+    ):
         kso.export_litert(model(), tmp_path / "m.tflite", mode=mode)
 
 
@@ -254,7 +380,10 @@ def test_types_of_ends_and_metrics(tmp_path):
     import tensorflow as tf
 
     for kind in (tf.int8, np.int8):
-        with pytest.raises(ValueError, match=r'Use text: inference_input_type="int8"\. Received'):
+        with pytest.raises(
+            ValueError,
+            match=r'Use text: inference_input_type="int8"\. Received',
+        ):
             kso.export_litert(
                 model(),
                 tmp_path / "m.tflite",
@@ -263,7 +392,9 @@ def test_types_of_ends_and_metrics(tmp_path):
                 inference_input_type=kind,
             )
     rows = np.random.default_rng(0).normal(size=(40, 8)).astype("float32")
-    with pytest.raises(ValueError, match=r"Use no `metric`, and data=\(x, labels\)\. Received"):
+    with pytest.raises(
+        ValueError, match=r"Use no `metric`, and data=\(x, labels\)\. Received"
+    ):
         kso.shrink(model(), rows, tmp_path / "m.tflite", metric="accuracy")
 
 
@@ -309,10 +440,14 @@ def test_attributes(guess):
 
 def test_entries():
     made = objects()
-    with pytest.raises(TypeError, match=r"Use: {row.path: row for row in report.rows}"):
+    with pytest.raises(
+        TypeError, match=r"Use: {row.path: row for row in report.rows}"
+    ):
         made["report"]["a/kernel"]
     for table in (made["budget"], made["plan"]):
-        with pytest.raises(KeyError, match=r"by path: 'a/kernel', 'b/kernel'. Received: 'a'"):
+        with pytest.raises(
+            KeyError, match=r"by path: 'a/kernel', 'b/kernel'. Received: 'a'"
+        ):
             table["a"]
         assert "a" not in table
         assert table.get("a") is None
@@ -322,9 +457,14 @@ def test_entries():
 def test_files(tmp_path):
     kso.export_litert(model(), tmp_path / "m.tflite")
     file, x = kso.load_litert(tmp_path / "m.tflite"), np.ones((2, 8), "float32")
-    with pytest.raises(TypeError, match=r"'LiteRTModel' object is not callable. Use: `predict`"):
+    with pytest.raises(
+        TypeError, match=r"'LiteRTModel' object is not callable. Use: `predict`"
+    ):
         file(x)
-    for name, step in (("evaluate", "`predict`"), ("get_input_details", "`inputs`")):
+    for name, step in (
+        ("evaluate", "`predict`"),
+        ("get_input_details", "`inputs`"),
+    ):
         with pytest.raises(AttributeError, match=f"'{name}'. Use: {step}"):
             getattr(file, name)
 
@@ -350,12 +490,16 @@ def test_every_public_function_answers_other_keywords():
                 parameters = inspect.signature(function).parameters
             except ValueError:
                 continue
-            takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+            takes_any = any(
+                p.kind is p.VAR_KEYWORD for p in parameters.values()
+            )
             if takes_any or inspect.isabstract(function):
                 continue
             with pytest.raises(TypeError) as error:
                 function(nonsense=1)
-            if "has no argument `nonsense`. Its arguments are: " not in str(error.value):
+            if "has no argument `nonsense`. Its arguments are: " not in str(
+                error.value
+            ):
                 raw.add(name)
     assert raw == RECORDS
 
@@ -364,7 +508,15 @@ def test_every_public_function_answers_other_keywords():
 # layer.
 RECORDS = {
     *("ChannelCall", "ChannelGroup", "ChannelGroups", "ChannelRule"),
-    *("Block", "Channels", "Draw", "KernelChange", "KernelLayout", "NByM", "Plan"),
+    *(
+        "Block",
+        "Channels",
+        "Draw",
+        "KernelChange",
+        "KernelLayout",
+        "NByM",
+        "Plan",
+    ),
     *("PrunableWeight", "Saliency", "Sensitivity", "SparsityReport", "Target"),
     *("LayerScore", "LossDerivatives", "Score", "WidthTable", "register_score"),
     *("WrappedForm", "register_storage", "kernel_layouts", "kernel_positions"),
@@ -372,6 +524,8 @@ RECORDS = {
 
 
 def test_guesses_stand_once_in_the_table():
-    guesses = [guess for line, _ in _foreign_names._STEPS for guess in line.split()]
+    guesses = [
+        guess for line, _ in _foreign_names._STEPS for guess in line.split()
+    ]
     folded = [_foreign_names._folded(guess) for guess in guesses]
     assert len({*folded}) == len(folded)

@@ -9,7 +9,13 @@ pytestmark = pytest.mark.numpy_only
 
 @pytest.mark.parametrize(
     "backend",
-    ["jax", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tensorflow", "torch"))],
+    [
+        "jax",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("tensorflow", "torch")
+        ),
+    ],
 )
 def test_only_the_backend_is_loaded_and_a_missing_extra_is_named(backend):
     code = """
@@ -28,12 +34,18 @@ try:
 except ImportError as error:
     print(error)
 """
-    loaded, missing = run_python("-c", code, KERAS_BACKEND=backend).strip().splitlines()
-    assert loaded.startswith("and by Keras:")  # nothing but what Keras loads itself
+    loaded, missing = (
+        run_python("-c", code, KERAS_BACKEND=backend).strip().splitlines()
+    )
+    assert loaded.startswith(
+        "and by Keras:"
+    )  # nothing but what Keras loads itself
     assert backend in loaded.split()
     ours = {"tf_keras", "tensorflow_model_optimization", "ai_edge_litert"}
     assert not ours & set(loaded.split())
-    assert "[tfmot]" in missing  # the extra of LiteRT: tests/export/test_refusals.py
+    assert (
+        "[tfmot]" in missing
+    )  # the extra of LiteRT: tests/export/test_refusals.py
 
 
 def test_a_missing_backend_is_named_with_the_way_out(tmp_path):
@@ -54,5 +66,11 @@ except ImportError as error:
     # No variable and no keras.json: as after `pip install '.[jax]'` alone.
     message = run_python("-c", code, KERAS_BACKEND="", KERAS_HOME=str(tmp_path))
     message = " ".join(message.split())
-    assert "Set the environment variable KERAS_BACKEND before the first import" in message
-    assert "Received: no module 'tensorflow'; installed: ['jax', 'torch']" in message
+    assert (
+        "Set the environment variable KERAS_BACKEND before the first import"
+        in message
+    )
+    assert (
+        "Received: no module 'tensorflow'; installed: ['jax', 'torch']"
+        in message
+    )

@@ -10,8 +10,17 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho._backend import float64_operations, second_derivatives
-from keras_sparse_ortho._interception import Enough, intercepted, observe, stand_in, with_settings
-from keras_sparse_ortho._keras_internals import from_zero_states, without_warnings
+from keras_sparse_ortho._interception import (
+    Enough,
+    intercepted,
+    observe,
+    stand_in,
+    with_settings,
+)
+from keras_sparse_ortho._keras_internals import (
+    from_zero_states,
+    without_warnings,
+)
 from tests.helpers import array
 
 pytestmark = pytest.mark.core
@@ -29,7 +38,9 @@ class Turns:
 
     def wait(self, letter):
         with self._changed:
-            assert self._changed.wait_for(lambda: self._order[:1] == [letter], timeout=60)
+            assert self._changed.wait_for(
+                lambda: self._order[:1] == [letter], timeout=60
+            )
 
     def done(self):
         with self._changed:
@@ -68,7 +79,10 @@ def overlapping(first, second, between=lambda: None):
 def hooks(model):
     """The layers with a `call` or a setting of their own that their class does not give them."""
     names = ("call", "stateful", "activation", "_fixed", "use_cudnn", "unroll")
-    own = {id(layer): {n: vars(layer).get(n) for n in names} for layer in model._flatten_layers()}
+    own = {
+        id(layer): {n: vars(layer).get(n) for n in names}
+        for layer in model._flatten_layers()
+    }
     return own
 
 
@@ -86,7 +100,9 @@ def test_each_thread_sees_its_own_calls_of_a_layer():
         return lambda: observe([layer, layer, other], observer)
 
     def calls():
-        count = 1 if threading.current_thread() is threading.main_thread() else 3
+        count = (
+            1 if threading.current_thread() is threading.main_thread() else 3
+        )
         layer(X[:count])
 
     overlapping(note("first"), note("second"), calls)
@@ -110,7 +126,9 @@ def test_observers_in_one_thread_see_what_each_other_answers():
 
     plain = array(layer(X))
     with observe([layer], outer), observe([layer], inner):
-        np.testing.assert_allclose(array(layer(X)), 2.0 * (plain + 1.0), rtol=1e-5)
+        np.testing.assert_allclose(
+            array(layer(X)), 2.0 * (plain + 1.0), rtol=1e-5
+        )
     assert order == ["inner", "outer"]
     np.testing.assert_array_equal(array(layer(X)), plain)
 
@@ -173,7 +191,9 @@ def test_settings_add_up_and_observers_see_such_calls():
 
 
 def test_copies_that_another_thread_makes_have_no_hook():
-    model = keras.Sequential([keras.Input((8,)), L.Dense(8, name="d"), L.LayerNormalization()])
+    model = keras.Sequential(
+        [keras.Input((8,)), L.Dense(8, name="d"), L.LayerNormalization()]
+    )
     with observe(model.layers, lambda layer, call, *args: call(*args)):
         copy = kso.prune(model, 0.5)
         changed = kso.prune.in_place(keras.models.clone_model(model), 0.5)
@@ -185,7 +205,12 @@ def test_copies_that_another_thread_makes_have_no_hook():
 def test_a_function_of_a_module_is_another_one_in_one_thread():
     module = types.SimpleNamespace(double=lambda x: 2 * x)
     double, found = module.double, []
-    replace = lambda: intercepted(module, "double", lambda original, x: original(x) + 1)  # noqa: E731
+
+    def replace():
+        return intercepted(
+            module, "double", lambda original, x: original(x) + 1
+        )
+
     overlapping(replace, replace, lambda: found.append(module.double(3)))
     assert found == [7, 7]
     assert module.double is double
@@ -206,11 +231,15 @@ def test_states_of_recurrent_layers_stay_stateful():
     def call():
         inside.append(array(model(sequences)))
 
-    overlapping(lambda: from_zero_states(model), lambda: from_zero_states(model), call)
+    overlapping(
+        lambda: from_zero_states(model), lambda: from_zero_states(model), call
+    )
     assert layer.stateful
     np.testing.assert_allclose(inside[0], first, atol=1e-6)
     np.testing.assert_allclose(inside[1], first, atol=1e-6)
-    assert not np.allclose(array(model(sequences)), first, atol=1e-4)  # it goes on from the state
+    assert not np.allclose(
+        array(model(sequences)), first, atol=1e-4
+    )  # it goes on from the state
 
 
 def test_float64_and_second_derivatives_are_those_of_one_thread():
@@ -219,7 +248,9 @@ def test_float64_and_second_derivatives_are_those_of_one_thread():
 
     plain = kind()
     inside, outside = [], []
-    overlapping(float64_operations, float64_operations, lambda: inside.append(kind()))
+    overlapping(
+        float64_operations, float64_operations, lambda: inside.append(kind())
+    )
     assert set(inside) == {"float64"}
     with float64_operations(), second_derivatives():
         thread = threading.Thread(target=lambda: outside.append(kind()))
@@ -230,7 +261,10 @@ def test_float64_and_second_derivatives_are_those_of_one_thread():
     overlapping(second_derivatives, second_derivatives)
     assert not any(
         type(value).__name__ == "_Dispatcher"
-        for value in (*vars(keras.src.backend.common.dtypes).values(), *functions_of_backend())
+        for value in (
+            *vars(keras.src.backend.common.dtypes).values(),
+            *functions_of_backend(),
+        )
     )
 
 
@@ -256,7 +290,9 @@ def test_our_warnings_are_held_back_in_one_thread():
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             kso.prune(dense, 0.5, score="obs", data=X)  # few rows
-        shown.append(any("different rows" in str(warning.message) for warning in caught))
+        shown.append(
+            any("different rows" in str(warning.message) for warning in caught)
+        )
 
     with without_warnings():
         warn()
@@ -270,9 +306,15 @@ def test_our_warnings_are_held_back_in_one_thread():
 
 WORK = {
     "report": lambda model, rows: kso.report(model).flops,
-    "obs": lambda model, rows: kso.prune(model, 0.5, score="obs", data=rows).get_weights(),
-    "synflow": lambda model, rows: kso.prune(model, 0.5, score="synflow").get_weights(),
-    "grasp": lambda model, rows: kso.saliency.grasp(model, 0.5, (rows, rows)).masks,
+    "obs": lambda model, rows: kso.prune(
+        model, 0.5, score="obs", data=rows
+    ).get_weights(),
+    "synflow": lambda model, rows: kso.prune(
+        model, 0.5, score="synflow"
+    ).get_weights(),
+    "grasp": lambda model, rows: (
+        kso.saliency.grasp(model, 0.5, (rows, rows)).masks
+    ),
     "predict": lambda model, rows: array(model(rows)),
 }
 
@@ -280,7 +322,11 @@ WORK = {
 @pytest.mark.parametrize("name", ["report", "obs", "synflow", "grasp"])
 def test_threads_that_share_a_model(name):
     """Each gets what it gets alone, one that only calls the model as well; nothing stays."""
-    layers = [L.Dense(8, "relu", name="a"), L.LayerNormalization(), L.Dense(8, name="b")]
+    layers = [
+        L.Dense(8, "relu", name="a"),
+        L.LayerNormalization(),
+        L.Dense(8, name="b"),
+    ]
     model = keras.Sequential([keras.Input((8,)), *layers])
     model.compile(loss="mse", jit_compile=False)
     rows = np.random.default_rng(1).normal(size=(64, 8)).astype("float32")
@@ -293,13 +339,18 @@ def test_threads_that_share_a_model(name):
         for _ in range(3):
             found[number] = WORK[jobs[number]](model, rows)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(jobs))]
+    threads = [
+        threading.Thread(target=work, args=(number,))
+        for number in range(len(jobs))
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     for one, other in zip(alone, found, strict=True):
-        for x, y in zip(keras.tree.flatten(one), keras.tree.flatten(other), strict=True):
+        for x, y in zip(
+            keras.tree.flatten(one), keras.tree.flatten(other), strict=True
+        ):
             np.testing.assert_array_equal(x, y)
     assert hooks(model) == before
     assert all(layer.dtype_policy.name == "float32" for layer in model.layers)
@@ -313,7 +364,9 @@ def test_threads_that_call_a_quantized_model():
     inner = model.layers[0].layer
     found = []
     threads = [
-        threading.Thread(target=lambda: found.extend(array(model(X)) for _ in range(20)))
+        threading.Thread(
+            target=lambda: found.extend(array(model(X)) for _ in range(20))
+        )
         for _ in range(4)
     ]
     for thread in threads:

@@ -17,7 +17,14 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "keras_sparse_ortho"
 ROOM = PACKAGE / "_keras_internals"
 # Attributes with a leading underscore that are not Keras'.
 PRIVATE = re.compile(r"keras\.src|tensorflow_model_optimization\.python")
-OTHERS = {"_make", "_getframe", "_modules", "_fields", "_track_trackable", "_delete_tracking"}
+OTHERS = {
+    "_make",
+    "_getframe",
+    "_modules",
+    "_fields",
+    "_track_trackable",
+    "_delete_tracking",
+}
 
 
 def samples():
@@ -42,7 +49,9 @@ def samples():
 def test_keras_has_it(name):
     if name.startswith("keras.src."):
         module, _, attribute = name.rpartition(".")
-        assert hasattr(importlib.import_module(module), attribute), PRIVATE_NAMES[name]
+        assert hasattr(importlib.import_module(module), attribute), (
+            PRIVATE_NAMES[name]
+        )
         return
     kind, _, attribute = name.partition(".")
     sample = samples()[kind]
@@ -51,26 +60,42 @@ def test_keras_has_it(name):
             sample.torch_params  # noqa: B018 - made when it is read
             assert hasattr(sample, attribute), PRIVATE_NAMES[name]
     elif attribute.endswith("..."):
-        assert any(held.startswith(attribute[:-3]) for held in vars(sample)), PRIVATE_NAMES[name]
+        assert any(held.startswith(attribute[:-3]) for held in vars(sample)), (
+            PRIVATE_NAMES[name]
+        )
     else:
         assert hasattr(sample, attribute), PRIVATE_NAMES[name]
 
 
 def used(*paths):
     """What files use of private modules, and attributes with a leading underscore not their own."""
-    nodes = [node for p in paths for node in ast.walk(ast.parse(p.read_text(encoding="utf-8")))]
+    nodes = [
+        node
+        for p in paths
+        for node in ast.walk(ast.parse(p.read_text(encoding="utf-8")))
+    ]
     own, imported, attributes = set(), set(), set()
     for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             own.add(node.name)
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            own |= {node.attr} if getattr(node.value, "id", "") == "self" else set()
+        elif isinstance(node, ast.Attribute) and isinstance(
+            node.ctx, ast.Store
+        ):
+            own |= (
+                {node.attr}
+                if getattr(node.value, "id", "") == "self"
+                else set()
+            )
     for node in nodes:
-        if isinstance(node, ast.ImportFrom) and PRIVATE.match(node.module or ""):
+        if isinstance(node, ast.ImportFrom) and PRIVATE.match(
+            node.module or ""
+        ):
             imported |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Attribute):
             attributes.add(node.attr)
-    private = {name for name in attributes if name.startswith("_") and name[1:2] != "_"}
+    private = {
+        name for name in attributes if name.startswith("_") and name[1:2] != "_"
+    }
     return imported, private - own - OTHERS
 
 
@@ -83,15 +108,23 @@ def test_the_room_uses_what_the_table_names():
             imported, attributes = imported | more[0], attributes | more[1]
     in_table = {name for name in PRIVATE_NAMES if name.startswith("keras.src.")}
     assert imported == in_table
-    assert attributes <= {name.rpartition(".")[2] for name in PRIVATE_NAMES} | {"_overrides"}
+    assert attributes <= {name.rpartition(".")[2] for name in PRIVATE_NAMES} | {
+        "_overrides"
+    }
 
 
 @pytest.mark.numpy_only
 def test_no_other_room_imports_private_keras():
     for path in PACKAGE.rglob("*.py"):
         if ROOM not in path.parents:
-            assert path.name == "_tf_keras_internals.py" or not used(path)[0], path
-    wing = (path for path in (PACKAGE / "tfmot").glob("*.py") if "_tf_keras" not in path.name)
+            assert path.name == "_tf_keras_internals.py" or not used(path)[0], (
+                path
+            )
+    wing = (
+        path
+        for path in (PACKAGE / "tfmot").glob("*.py")
+        if "_tf_keras" not in path.name
+    )
     assert used(*wing) == (set(), set())
 
 
@@ -143,8 +176,13 @@ def test_graphs_call_objects():
 def test_build_is_in_the_dictionary():
     made = layer()
     assert "build" in vars(made)
-    held = [cell.cell_contents for cell in vars(made)["build"].__closure__ or ()]
-    assert any(value is made or getattr(value, "__self__", None) is made for value in held)
+    held = [
+        cell.cell_contents for cell in vars(made)["build"].__closure__ or ()
+    ]
+    assert any(
+        value is made or getattr(value, "__self__", None) is made
+        for value in held
+    )
 
 
 class Overriding(keras.StatelessScope):
@@ -153,7 +191,11 @@ class Overriding(keras.StatelessScope):
         self.pair = (variable, value)
 
     def get_current_value(self, variable):
-        return self.pair[1] if variable is self.pair[0] else super().get_current_value(variable)
+        return (
+            self.pair[1]
+            if variable is self.pair[0]
+            else super().get_current_value(variable)
+        )
 
 
 @behaviour("a variable asks the scope for its value")
@@ -192,7 +234,10 @@ def test_own_variables_are_numbered():
     made, store = Pair(), {}
     made.build(None)
     made.save_own_variables(store)
-    assert {key: np.shape(value) for key, value in store.items()} == {"0": (2,), "1": (3,)}
+    assert {key: np.shape(value) for key, value in store.items()} == {
+        "0": (2,),
+        "1": (3,),
+    }
 
 
 @behaviour("set_weights assigns one variable after the other")
@@ -223,7 +268,12 @@ def test_slots_follow_variables():
     made, adam = layer(), keras.optimizers.Adam()
     adam.build(made.trainable_variables)
     shapes = [tuple(v.shape) for v in adam.variables[2:]]
-    assert shapes == [(4, 3), (3,), (4, 3), (3,)] or shapes == [(4, 3), (4, 3), (3,), (3,)]
+    assert shapes == [(4, 3), (3,), (4, 3), (3,)] or shapes == [
+        (4, 3),
+        (4, 3),
+        (3,),
+        (3,),
+    ]
     assert len(adam._trainable_variables) == 2
 
 

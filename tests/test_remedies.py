@@ -47,13 +47,21 @@ def messages() -> Iterator[tuple[str, str]]:
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"))
         nodes = list(ast.walk(tree))
-        parts = {id(v) for n in nodes if isinstance(n, ast.JoinedStr) for v in n.values}
+        parts = {
+            id(v)
+            for n in nodes
+            if isinstance(n, ast.JoinedStr)
+            for v in n.values
+        }
         parts |= {id(n.value) for n in nodes if isinstance(n, ast.Expr)}
         for node in nodes:
             text = ""
             if isinstance(node, ast.JoinedStr):
                 values = [getattr(part, "value", None) for part in node.values]
-                text = "".join(value if isinstance(value, str) else "{}" for value in values)
+                text = "".join(
+                    value if isinstance(value, str) else "{}"
+                    for value in values
+                )
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 text = node.value
             if id(node) not in parts and " " in text:
@@ -67,7 +75,9 @@ def found(name):
         return operator.attrgetter(rest)(kso)
     if first == "keras":
         return operator.attrgetter(rest)(keras)
-    if first in kso.__all__ and rest and first not in ROOMS:  # sparsify.in_place
+    if (
+        first in kso.__all__ and rest and first not in ROOMS
+    ):  # sparsify.in_place
         return operator.attrgetter(rest)(getattr(kso, first))
     if first in ROOMS and rest:
         return operator.attrgetter(rest)(getattr(kso, first))
@@ -90,14 +100,22 @@ def missing(text):
         except (AttributeError, KeyError):
             wrong.append(name)
             continue
-        if function is None or not callable(function) or text.startswith(f"{name}("):
+        if (
+            function is None
+            or not callable(function)
+            or text.startswith(f"{name}(")
+        ):
             continue  # the last is a repr
         parameters = inspect.signature(function).parameters
         if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             continue
-        for arguments in re.findall(rf"(?<![\w.]){re.escape(name)}\(([^()]*)\)", text):
+        for arguments in re.findall(
+            rf"(?<![\w.]){re.escape(name)}\(([^()]*)\)", text
+        ):
             given = re.findall(r"(\w+)=", arguments)
-            wrong += [f"{name}({key}=)" for key in given if key not in parameters]
+            wrong += [
+                f"{name}({key}=)" for key in given if key not in parameters
+            ]
     return wrong
 
 
@@ -106,7 +124,10 @@ def arguments():
     for place in (kso, *(getattr(kso, room) for room in ROOMS)):
         for name in place.__all__:
             given = getattr(place, name)
-            for function in (given, *(vars(given).values() if inspect.isclass(given) else ())):
+            for function in (
+                given,
+                *(vars(given).values() if inspect.isclass(given) else ()),
+            ):
                 if callable(function):
                     try:
                         yield from inspect.signature(function).parameters
@@ -116,13 +137,17 @@ def arguments():
 
 def test_functions_and_arguments_in_messages_exist():
     known = {*arguments(), "format", "loss", "unroll", "x"}  # Keras has these
-    guesses = {line for line, _ in _foreign_names._STEPS}  # which exist elsewhere
+    guesses = {
+        line for line, _ in _foreign_names._STEPS
+    }  # which exist elsewhere
     wrong = []
     for place, text in messages():
         if text in guesses:
             continue
         wrong += [f"{place}: {name}" for name in missing(text)]
-        options = re.findall(r"""(?<![\w.{"'])([a-z_]+)=(?:"|'|True|None|\.\.\.|\w+\()""", text)
+        options = re.findall(
+            r"""(?<![\w.{"'])([a-z_]+)=(?:"|'|True|None|\.\.\.|\w+\()""", text
+        )
         wrong += [f"{place}: {name}=" for name in options if name not in known]
     assert not wrong
 
@@ -130,8 +155,14 @@ def test_functions_and_arguments_in_messages_exist():
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        ("Call keras_sparse_ortho.nothing(model).", ["keras_sparse_ortho.nothing"]),
-        ("Use callbacks.Nothing, or nothing(x).", ["callbacks.Nothing", "nothing"]),
+        (
+            "Call keras_sparse_ortho.nothing(model).",
+            ["keras_sparse_ortho.nothing"],
+        ),
+        (
+            "Use callbacks.Nothing, or nothing(x).",
+            ["callbacks.Nothing", "nothing"],
+        ),
         ("Use prune(model, on_collapse=True).", ["prune(on_collapse=)"]),
         ("Use strip(model), prune(model, data=x) or keras.Input(shape).", []),
     ],

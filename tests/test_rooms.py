@@ -14,7 +14,15 @@ NAME = "keras_sparse_ortho"
 ROOT = Path(kso.__file__).parent
 # Each room imports only what stands before it; `docs/architecture.md` says what each is for.
 ORDER = (
-    *("_text", "errors", "_types", "_foreign_names", "_checks", "_files", "_interception"),
+    *(
+        "_text",
+        "errors",
+        "_types",
+        "_foreign_names",
+        "_checks",
+        "_files",
+        "_interception",
+    ),
     *(
         "_keras_internals",
         "_workers",
@@ -24,9 +32,33 @@ ORDER = (
         "_optimizer_slots",
         "orthogonal",
     ),
-    *("kernels", "initializers", "schedules", "parametrizations", "layers", "storages", "models"),
-    *("_data", "_checked_data", "budgets", "saliency", "calibration", "pruning", "quantization"),
-    *("export", "callbacks", "recovery", "analysis", "shrinking", "cli", "tfmot"),
+    *(
+        "kernels",
+        "initializers",
+        "schedules",
+        "parametrizations",
+        "layers",
+        "storages",
+        "models",
+    ),
+    *(
+        "_data",
+        "_checked_data",
+        "budgets",
+        "saliency",
+        "calibration",
+        "pruning",
+        "quantization",
+    ),
+    *(
+        "export",
+        "callbacks",
+        "recovery",
+        "analysis",
+        "shrinking",
+        "cli",
+        "tfmot",
+    ),
 )
 
 
@@ -35,7 +67,11 @@ def imports():
     for path in sorted(ROOT.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = []
-            if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            if (
+                isinstance(node, ast.ImportFrom)
+                and node.module
+                and node.level == 0
+            ):
                 names = [node.module]
                 if node.module == NAME:
                     names = [f"{NAME}.{alias.name}" for alias in node.names]
@@ -61,7 +97,8 @@ def test_rooms_import_only_rooms_before_them():
     wrong = [
         f"{path} imports {name}"
         for path, room, name in imports()
-        if room_of(path) in ORDER and ORDER.index(room) > ORDER.index(room_of(path))
+        if room_of(path) in ORDER
+        and ORDER.index(room) > ORDER.index(room_of(path))
     ]
     assert not wrong
 
@@ -70,7 +107,8 @@ def test_nothing_private_is_taken_from_another_room():
     wrong = [
         f"{path} imports {name}"
         for path, room, name in imports()
-        if room != room_of(path) and any(part.startswith("_") for part in name.split(".")[2:])
+        if room != room_of(path)
+        and any(part.startswith("_") for part in name.split(".")[2:])
     ]
     assert not wrong
 
@@ -79,19 +117,28 @@ def test_no_import_circle_within_a_room():
     graph = {}
     for path, room, name in imports():
         if room == room_of(path) and path.name != "__init__.py":
-            module = ".".join([NAME, *path.with_suffix("").parts]).removesuffix(".__init__")
+            module = ".".join([NAME, *path.with_suffix("").parts]).removesuffix(
+                ".__init__"
+            )
             graph.setdefault(module, set()).add(name)
-    graphlib.TopologicalSorter(graph).prepare()  # raises an error that names the circle
+    graphlib.TopologicalSorter(
+        graph
+    ).prepare()  # raises an error that names the circle
 
 
 def test_weights_are_read_and_written_in_one_place():
     """Arrays may lie on devices of several processes: `_values` gathers and lays them out."""
-    free = {"_values", "_keras_internals", "tfmot"}  # the last has tf_keras' own
+    free = {
+        "_values",
+        "_keras_internals",
+        "tfmot",
+    }  # the last has tf_keras' own
     wrong = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in sorted(ROOT.rglob("*.py"))
         if room_of(path.relative_to(ROOT)) not in free
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Attribute) and node.attr in ("convert_to_numpy", "assign")
+        if isinstance(node, ast.Attribute)
+        and node.attr in ("convert_to_numpy", "assign")
     ]
     assert not wrong

@@ -33,7 +33,9 @@ def test_only_what_cannot_be_printed_is_escaped(text, shown):
 
 
 def test_lines_stay_lines():
-    assert printable_lines("one\n\ttwo\x1b[31m\r\n") == "one\n\ttwo\\x1b[31m\\r\n"
+    assert (
+        printable_lines("one\n\ttwo\x1b[31m\r\n") == "one\n\ttwo\\x1b[31m\\r\n"
+    )
 
 
 @pytest.mark.parametrize("name", errors.__all__)
@@ -49,7 +51,10 @@ def test_names_are_quoted_by_repr():
     for path in sorted(ROOT.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.JoinedStr):
-                passed_on += [f"{path.name}:{node.lineno}" for _ in _bare_between_quotes(node)]
+                passed_on += [
+                    f"{path.name}:{node.lineno}"
+                    for _ in _bare_between_quotes(node)
+                ]
     assert not passed_on
 
 
@@ -62,6 +67,10 @@ def _bare_between_quotes(node):
         is_name = isinstance(value.value, ast.Name | ast.Attribute | ast.BoolOp)
         is_class = getattr(value.value, "attr", "") == "__name__"
         quoted = all(isinstance(part, ast.Constant) for part in (before, after))
-        quoted = quoted and before.value.endswith("'") and after.value.startswith("'")
+        quoted = (
+            quoted
+            and before.value.endswith("'")
+            and after.value.startswith("'")
+        )
         if is_name and not is_class and not value.format_spec and quoted:
             yield value

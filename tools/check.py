@@ -48,8 +48,20 @@ COMPILE_QUICKLY_ON_JAX = (
 
 
 # The rooms of `quick`: no export, no callback; on torch, which compiles nothing.
-QUICK = ("analysis", "budgets", "initializers", "layers", "models", "parametrizations", "saliency")
-QUICK_WITHOUT_KERAS = ("tests/test_rooms.py", "tests/orthogonal", "tests/schedules")
+QUICK = (
+    "analysis",
+    "budgets",
+    "initializers",
+    "layers",
+    "models",
+    "parametrizations",
+    "saliency",
+)
+QUICK_WITHOUT_KERAS = (
+    "tests/test_rooms.py",
+    "tests/orthogonal",
+    "tests/schedules",
+)
 
 
 @dataclasses.dataclass
@@ -74,8 +86,14 @@ def python(*arguments: str, **env: str) -> bool:
     Its output is printed at once in the end, as another part may run at the same time.
     """
     command = (sys.executable, *arguments)
-    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | env, check=False, **both)
+    both = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+        "text": True,
+    }
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | env, check=False, **both
+    )
     print(f"{as_typed(command, env)}\n{done.stdout}", end="", flush=True)
     return done.returncode == 0
 
@@ -86,10 +104,22 @@ def pytest(backend: str, *arguments: str, **env: str) -> Result:
         env = COMPILE_QUICKLY | env
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "junit.xml"
-        command = (sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *arguments)
+        command = (
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            f"--junitxml={report}",
+            *arguments,
+        )
         env = {"KERAS_BACKEND": backend} | env
         print(as_typed(command, env), flush=True)
-        ok = subprocess.run(command, cwd=ROOT, env=os.environ | env, check=False).returncode == 0
+        ok = (
+            subprocess.run(
+                command, cwd=ROOT, env=os.environ | env, check=False
+            ).returncode
+            == 0
+        )
         if not report.exists():
             return Result(False, note="no report: pytest did not start")
         suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
@@ -110,7 +140,9 @@ def lint(_: list[str]) -> Result:
         "words": "tools/words.py",
         "names and density of code": "tools/names.py",
     }
-    notes = [note for note, command in found.items() if not python(*command.split())]
+    notes = [
+        note for note, command in found.items() if not python(*command.split())
+    ]
     return Result(not notes, note="; ".join(notes))
 
 
@@ -122,8 +154,19 @@ def types(_: list[str]) -> Result:
 def docs(options: list[str]) -> Result:
     """The examples in docstrings, README.md and docs/."""
     texts = [name for name in ("README.md", "docs") if (ROOT / name).exists()]
-    left = [f"--ignore={page}" for page in LONG_PAGES] if "--spread" in options else []
-    return pytest("tensorflow", "--doctest-modules", PACKAGE, *texts, *left, *TWO_FILES_AT_A_TIME)
+    left = (
+        [f"--ignore={page}" for page in LONG_PAGES]
+        if "--spread" in options
+        else []
+    )
+    return pytest(
+        "tensorflow",
+        "--doctest-modules",
+        PACKAGE,
+        *texts,
+        *left,
+        *TWO_FILES_AT_A_TIME,
+    )
 
 
 def site(_: list[str]) -> Result:
@@ -132,17 +175,27 @@ def site(_: list[str]) -> Result:
         "figures differ from benchmarks/results: make figures": "tools/figures.py --check",
         "the site": "tools/site_check.py",
     }
-    notes = [note for note, command in found.items() if not python(*command.split())]
+    notes = [
+        note for note, command in found.items() if not python(*command.split())
+    ]
     return Result(not notes, note="; ".join(notes))
 
 
 def quick(_: list[str]) -> Result:
     """The rules of the house, and short tests of the core, on torch."""
-    found = pytest("tensorflow", *QUICK_WITHOUT_KERAS, "-m", "numpy_only", *TWO_AT_A_TIME)
+    found = pytest(
+        "tensorflow", *QUICK_WITHOUT_KERAS, "-m", "numpy_only", *TWO_AT_A_TIME
+    )
     core = torch([], *(f"tests/{room}" for room in QUICK))
-    both = zip(dataclasses.astuple(found)[:4], dataclasses.astuple(core)[:4], strict=True)
+    both = zip(
+        dataclasses.astuple(found)[:4],
+        dataclasses.astuple(core)[:4],
+        strict=True,
+    )
     ok, *counts = (one + other for one, other in both)
-    return Result(ok == 2, *counts, "; ".join(filter(None, [found.note, core.note])))
+    return Result(
+        ok == 2, *counts, "; ".join(filter(None, [found.note, core.note]))
+    )
 
 
 def tensorflow(options: list[str]) -> Result:
@@ -155,8 +208,12 @@ def jax(options: list[str]) -> Result:
     flags = COMPILE_QUICKLY_ON_JAX
     with tempfile.TemporaryDirectory() as cache:
         # The oldest versions of JAX do not know the flags, and end a process that names them.
-        if "--slow" in options or not python("-c", "import jax; jax.devices()", XLA_FLAGS=flags):
-            flags = COMPILE_QUICKLY["XLA_FLAGS"] if "--slow" not in options else ""
+        if "--slow" in options or not python(
+            "-c", "import jax; jax.devices()", XLA_FLAGS=flags
+        ):
+            flags = (
+                COMPILE_QUICKLY["XLA_FLAGS"] if "--slow" not in options else ""
+            )
         # Compile runs that are compared with each other, or resumed, only once.
         return pytest(
             "jax",
@@ -174,17 +231,29 @@ def torch(options: list[str], *folders: str) -> Result:
     """The tests on torch."""
     # Two processes of one thread each: the tensors are too small for more threads.
     where = folders or ("tests",)
-    return pytest("torch", *where, *TWO_AT_A_TIME, *options, OMP_NUM_THREADS="1")
+    return pytest(
+        "torch", *where, *TWO_AT_A_TIME, *options, OMP_NUM_THREADS="1"
+    )
 
 
 def wheel(_: list[str]) -> Result:
     """A wheel built from a clean copy holds the package, nothing else, and can be imported."""
-    ignored = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__")
+    ignored = shutil.ignore_patterns(
+        ".*", "build", "dist", "*.egg-info", "__pycache__"
+    )
     with tempfile.TemporaryDirectory() as folder:
         source, site = Path(folder, "source"), Path(folder, "site")
         shutil.copytree(ROOT, source, ignore=ignored)
         pip = ["-m", "pip", "--disable-pip-version-check"]
-        build = ["wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, str(source)]
+        build = [
+            "wheel",
+            "-q",
+            "--no-deps",
+            "--no-build-isolation",
+            "-w",
+            folder,
+            str(source),
+        ]
         if not python(*pip, *build):
             return Result(False, note="the wheel was not built")
         (file,) = Path(folder).glob("*.whl")
@@ -192,13 +261,22 @@ def wheel(_: list[str]) -> Result:
         ours = (f"{PACKAGE}/", f"{PACKAGE}-", f"{PACKAGE}_command.py")
         strays = [n for n in names if not n.startswith(ours)]
         if strays or f"{PACKAGE}/py.typed" not in names:
-            return Result(False, note=f"py.typed is missing, or strays: {strays}")
-        ours = {p.relative_to(ROOT).as_posix() for p in (ROOT / PACKAGE).rglob("*.py")}
+            return Result(
+                False, note=f"py.typed is missing, or strays: {strays}"
+            )
+        ours = {
+            p.relative_to(ROOT).as_posix()
+            for p in (ROOT / PACKAGE).rglob("*.py")
+        }
         if left_out := sorted(ours.difference(names)):
             return Result(False, note=f"left out of the wheel: {left_out}")
-        installed = python(*pip, "install", "-q", "--no-deps", "--target", str(site), str(file))
+        installed = python(
+            *pip, "install", "-q", "--no-deps", "--target", str(site), str(file)
+        )
         code = f"import {PACKAGE} as p; assert p.__file__.startswith({str(site)!r}), p.__file__"
-        imported = installed and python("-P", "-c", code, PYTHONPATH=str(site), KERAS_BACKEND="jax")
+        imported = installed and python(
+            "-P", "-c", code, PYTHONPATH=str(site), KERAS_BACKEND="jax"
+        )
         return Result(imported, note=f"{file.name}, {len(names)} files")
 
 
@@ -219,14 +297,26 @@ def timed(name: str, options: list[str]) -> tuple[str, Result, float]:
 def main() -> int:
     """Run the parts that the command line names; 0 if all pass."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
-    parser.add_argument("--slow", action="store_true", help="with the tests marked slow")
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help=", ".join(PARTS)
+    )
+    parser.add_argument(
+        "--slow", action="store_true", help="with the tests marked slow"
+    )
     arguments = parser.parse_args()
     if unknown := set(arguments.parts).difference(PARTS):
-        parser.error(f"PART must be one of {', '.join(PARTS)}. Received: {', '.join(unknown)}")
+        parser.error(
+            f"PART must be one of {', '.join(PARTS)}. Received: {', '.join(unknown)}"
+        )
 
     names = arguments.parts or [part.__name__ for part in (*ALONE, *TESTED)]
-    options = ["--slow"] if arguments.slow else [] if arguments.parts else ["--spread"]
+    options = (
+        ["--slow"]
+        if arguments.slow
+        else []
+        if arguments.parts
+        else ["--spread"]
+    )
     alone = [name for name in names if PARTS[name] in ALONE]
     with ThreadPoolExecutor(2) as pool:
         rows = [*pool.map(lambda name: timed(name, options), alone)]
@@ -237,7 +327,9 @@ def main() -> int:
         ran = result.passed or result.failed
         tests = f"{result.passed} passed, {result.failed} failed" if ran else ""
         about = ", ".join(filter(None, [tests, result.note]))
-        print(f"{'ok  ' if result.ok else 'FAIL'}  {name:<12}{seconds:7.1f} s  {about}".rstrip())
+        print(
+            f"{'ok  ' if result.ok else 'FAIL'}  {name:<12}{seconds:7.1f} s  {about}".rstrip()
+        )
     passed, failed, skipped = (
         sum(getattr(result, key) for _, result, _ in rows)
         for key in ("passed", "failed", "skipped")

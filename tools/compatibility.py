@@ -18,7 +18,10 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "compatibility.md"
 PAGES = "docs/tutorials/keras_hub.md"  # its code needs keras-hub
-BEGIN, END = "<!--- COMPATIBILITY: written by `make test-compat` -->", "<!--- END COMPATIBILITY -->"
+BEGIN, END = (
+    "<!--- COMPATIBILITY: written by `make test-compat` -->",
+    "<!--- END COMPATIBILITY -->",
+)
 NAMES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "torch"}
 STAGES = ("sparsify", "fit", "strip", "load", "load without the package")
 EXPORT = "LiteRT"
@@ -35,14 +38,26 @@ def run(backend: str, report: Path) -> None:
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-q"]
     # Compiled code runs for milliseconds here; see tools/check.py.
-    quick = {"XLA_FLAGS": "--xla_backend_optimization_level=0", "KERAS_BACKEND": backend}
+    quick = {
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+        "KERAS_BACKEND": backend,
+    }
     print("$", backend, *command, flush=True)
     environment = {**os.environ, **quick}
     # In one process, as the blocks of a page share their names; torch runs none of them.
-    pages = subprocess.run([*command, PAGES], cwd=ROOT, env=environment, check=False)
+    pages = subprocess.run(
+        [*command, PAGES], cwd=ROOT, env=environment, check=False
+    )
     if pages.returncode not in (0, NO_TESTS):
         return
-    command += ["tests/compat", f"--junitxml={report}", "-n", "2", "--dist", "worksteal"]
+    command += [
+        "tests/compat",
+        f"--junitxml={report}",
+        "-n",
+        "2",
+        "--dist",
+        "worksteal",
+    ]
     subprocess.run(command, cwd=ROOT, env=environment, check=False)
 
 
@@ -60,7 +75,9 @@ def read(report: ElementTree.ElementTree) -> Results:
         name = case.get("name", "")
         if not name.startswith("test_the_whole_way["):
             continue
-        noted = {p.get("name", ""): p.get("value", "") for p in case.iter("property")}
+        noted = {
+            p.get("name", ""): p.get("value", "") for p in case.iter("property")
+        }
         results[name.partition("[")[2].removesuffix("]")] = {
             name.removeprefix("stage "): value
             for name, value in noted.items()
@@ -83,7 +100,9 @@ def table(results: dict[str, Results]) -> str:
     exported = results.get("tensorflow", {})
     lines = [" | ".join(["| package", "model", *titles, f"{EXPORT} |"])]
     lines.append("|---" * (3 + len(titles)) + "|")
-    for model in dict.fromkeys(name for found in results.values() for name in found):
+    for model in dict.fromkeys(
+        name for found in results.values() for name in found
+    ):
         package, _, short = model.partition(": ")
         cells = [cell(found.get(model)) for found in results.values()]
         cells.append(exported.get(model, {}).get(EXPORT, ""))
@@ -98,20 +117,28 @@ def write(text: str) -> None:
     _, marker, after = rest.partition(END)
     if not marker:
         raise SystemExit(f"{PAGE} must have the lines {BEGIN!r} and {END!r}")
-    PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+    PAGE.write_text(
+        f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8"
+    )
 
 
 def main() -> int:
     """Run on the backends that the command line names; 0 if every test passed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("backends", nargs="*", metavar="BACKEND", help=", ".join(NAMES))
     parser.add_argument(
-        "--reports", metavar="FOLDER", help="where reports are kept, and taken from"
+        "backends", nargs="*", metavar="BACKEND", help=", ".join(NAMES)
+    )
+    parser.add_argument(
+        "--reports",
+        metavar="FOLDER",
+        help="where reports are kept, and taken from",
     )
     arguments = parser.parse_args()
     chosen = arguments.backends or list(NAMES)
     if unknown := set(chosen).difference(NAMES):
-        parser.error(f"BACKEND must be one of {', '.join(NAMES)}. Received: {sorted(unknown)}")
+        parser.error(
+            f"BACKEND must be one of {', '.join(NAMES)}. Received: {sorted(unknown)}"
+        )
     results, good = {}, True
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(arguments.reports or temporary).resolve()

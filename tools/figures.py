@@ -22,7 +22,9 @@ RESULTS = ROOT / "benchmarks" / "results"
 LIST = Path(__file__).with_name("figures.toml")
 MARKS = {"wins": " ↑", "loses": " ↓"}
 NUMBER = r"-?\d+(?:[.,]\d+)*(?:\s±\s\d+(?:\.\d+)?)?"
-ANCHOR = re.compile(rf"(?P<number>(?:(?<![\d.,]){NUMBER})?)<!--=(?P<name>.*?)-->")
+ANCHOR = re.compile(
+    rf"(?P<number>(?:(?<![\d.,]){NUMBER})?)<!--=(?P<name>.*?)-->"
+)
 TABLE = re.compile(
     r"(?P<head><!--table: (?P<name>\S+)-->\n\s*(?:\|.*\n\|[ :|-]+\n)?)(?P<body>(?:\|.*\n)*)"
 )
@@ -42,7 +44,10 @@ def figure(spec: str | Mapping[str, Any], results: Path = RESULTS) -> str:
     """
     if isinstance(spec, str):
         source, _, form = spec.rpartition("|")
-        parts = [number(part) for part in re.split(r"\+-|±", one_cell(source, results))]
+        parts = [
+            number(part)
+            for part in re.split(r"\+-|±", one_cell(source, results))
+        ]
         return " ± ".join(rounded(part, form.strip()) for part in parts)
     if "pick" in spec:
         value = {"min": min, "max": max}[spec["pick"]](
@@ -72,24 +77,34 @@ def named(name: str, listed: Mapping[str, Any]) -> str | dict[str, Any]:
             for part, one in parts.items()
         }
     except IndexError:
-        raise FigureError(f"The figure {key!r} takes more than that. Received: {name!r}") from None
+        raise FigureError(
+            f"The figure {key!r} takes more than that. Received: {name!r}"
+        ) from None
     return filled.get("", filled)
 
 
-def fill_numbers(page: str, listed: Mapping[str, Any], results: Path = RESULTS) -> str:
+def fill_numbers(
+    page: str, listed: Mapping[str, Any], results: Path = RESULTS
+) -> str:
     """The page with the numbers that stand before the name of a figure."""
 
     def fill(found: re.Match[str]) -> str:
         if not found["number"]:
-            raise FigureError(f"No number stands before the name. Received: {found[0]!r}")
+            raise FigureError(
+                f"No number stands before the name. Received: {found[0]!r}"
+            )
         new = figure(named(found["name"], listed), results)
-        same = found["number"].split() == new.split()  # a line may end inside "1.0 ± 0.1"
+        same = (
+            found["number"].split() == new.split()
+        )  # a line may end inside "1.0 ± 0.1"
         return f"{found['number'] if same else new}<!--={found['name']}-->"
 
     return ANCHOR.sub(fill, page)
 
 
-def fill_tables(page: str, listed: Mapping[str, Any], results: Path = RESULTS) -> str:
+def fill_tables(
+    page: str, listed: Mapping[str, Any], results: Path = RESULTS
+) -> str:
     """The page with the last columns of the tables below the name of one.
 
     With `mark`, the source of a verdict, a figure that wins or loses gets an arrow. `gaps` are
@@ -98,7 +113,9 @@ def fill_tables(page: str, listed: Mapping[str, Any], results: Path = RESULTS) -
 
     def fill(found: re.Match[str]) -> str:
         if found["name"] not in listed or not found["body"]:
-            raise FigureError(f"No table of the list is below this. Received: {found[0]!r}")
+            raise FigureError(
+                f"No table of the list is below this. Received: {found[0]!r}"
+            )
         entry, lines = listed[found["name"]], found["body"].splitlines()
         if len(lines) != len(entry["rows"]):
             raise FigureError(
@@ -114,7 +131,9 @@ def fill_tables(page: str, listed: Mapping[str, Any], results: Path = RESULTS) -
     return TABLE.sub(fill, page)
 
 
-def filled_row(line: str, row: Any, entry: Mapping[str, Any], results: Path) -> str:
+def filled_row(
+    line: str, row: Any, entry: Mapping[str, Any], results: Path
+) -> str:
     """A row of a table with its figures."""
     new = []
     for column in entry["columns"]:
@@ -124,7 +143,9 @@ def filled_row(line: str, row: Any, entry: Mapping[str, Any], results: Path) -> 
             continue
         new.append(figure(source, results))
         if "mark" in entry:
-            verdict = one_cell(entry["mark"].format(row=row, column=column), results)
+            verdict = one_cell(
+                entry["mark"].format(row=row, column=column), results
+            )
             new[-1] += MARKS.get(verdict, "")
     old = [cell.strip() for cell in line.strip().strip("|").split("|")]
     return "| " + " | ".join([*old[: len(old) - len(new)], *new]) + " |\n"
@@ -144,7 +165,8 @@ def stale_pictures(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [
         f"{file} is older than its results: run python benchmarks/pictures.py"
         for file, entry in entries.items()
-        if f"<dc:source>{digest(entry['sources'], RESULTS)}<" not in drawn(ROOT / file)
+        if f"<dc:source>{digest(entry['sources'], RESULTS)}<"
+        not in drawn(ROOT / file)
     ]
 
 
@@ -153,11 +175,16 @@ def drawn(picture: Path) -> str:
     return re.sub(r"\s*\n\s*", "", picture.read_text(encoding="utf-8"))
 
 
-def unused(pages: Iterable[str], listed: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def unused(
+    pages: Iterable[str], listed: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
     """Names of the list that no page has, or more than one table."""
     text = "".join(pages)
     there = {found["name"].partition("/")[0] for found in ANCHOR.finditer(text)}
-    problems = [f"No page has the figure {name!r}" for name in listed["figures"].keys() - there]
+    problems = [
+        f"No page has the figure {name!r}"
+        for name in listed["figures"].keys() - there
+    ]
     tables = [found["name"] for found in TABLE.finditer(text)]
     problems += [
         f"The table {name!r} must stand on a page, once. Received: {tables.count(name)} times"
@@ -170,30 +197,49 @@ def unused(pages: Iterable[str], listed: Mapping[str, Mapping[str, Any]]) -> lis
 def main() -> int:
     """Write the figures, or compare them; 0 if all is well."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing, fail if they differ")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing, fail if they differ",
+    )
     check = parser.parse_args().check
     listed = tomllib.loads(LIST.read_text(encoding="utf-8"))
-    files = [ROOT / "README.md", ROOT / "paper/paper.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    files = [
+        ROOT / "README.md",
+        ROOT / "paper/paper.md",
+        *sorted((ROOT / "docs").rglob("*.md")),
+    ]
     pages = {file: file.read_text(encoding="utf-8") for file in files}
     problems = unused(pages.values(), listed)
     for file, before in pages.items():
         name = file.relative_to(ROOT)
         try:
-            after = fill_tables(fill_numbers(before, listed["figures"]), listed["table"])
+            after = fill_tables(
+                fill_numbers(before, listed["figures"]), listed["table"]
+            )
         except FigureError as error:
             problems.append(f"{name}: {error}")
             continue
         if check and after != before:
             lines = difflib.unified_diff(
-                before.splitlines(), after.splitlines(), "it says", "results", n=0
+                before.splitlines(),
+                after.splitlines(),
+                "it says",
+                "results",
+                n=0,
             )
-            problems.append("\n".join([f"{name} differs from the results:", *lines]))
+            problems.append(
+                "\n".join([f"{name} differs from the results:", *lines])
+            )
         elif after != before:
             file.write_text(after, encoding="utf-8")
             print(f"written: {name}")
     problems += stale_pictures(listed["picture"])
     count = sum(len(ANCHOR.findall(page)) for page in pages.values())
-    print("\n".join(problems) or f"{count} figures and {len(listed['table'])} tables, as measured")
+    print(
+        "\n".join(problems)
+        or f"{count} figures and {len(listed['table'])} tables, as measured"
+    )
     return bool(problems)
 
 

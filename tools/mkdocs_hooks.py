@@ -51,7 +51,13 @@ FIRST = {
     "callbacks": ("UpdateMasks", "TargetDensity", "SET", "RigL"),
     "parametrizations": ("FixedMask", "MagnitudeMask", "SoftThreshold"),
     "initializers": ("ExactOrthogonal", "RandomSparse"),
-    "models": ("strip", "convert", "prunable_weights", "remove_channels", "channel_groups"),
+    "models": (
+        "strip",
+        "convert",
+        "prunable_weights",
+        "remove_channels",
+        "channel_groups",
+    ),
     "schedules": ("Cubic",),
     "budgets": ("Budget", "erk", "uniform"),
 }
@@ -73,23 +79,36 @@ def math_fence(source: str, *_: Any, **__: Any) -> str:
 def rooms() -> dict[str, list[str]]:
     """The public names of each public room, read from the source; "" is the package itself."""
     found = {}
-    for path in [ROOT / PACKAGE / "__init__.py", *sorted((ROOT / PACKAGE).glob("*/__init__.py"))]:
-        found[path.parent.name if path.parent.name != PACKAGE else ""] = exported(path)
+    for path in [
+        ROOT / PACKAGE / "__init__.py",
+        *sorted((ROOT / PACKAGE).glob("*/__init__.py")),
+    ]:
+        found[path.parent.name if path.parent.name != PACKAGE else ""] = (
+            exported(path)
+        )
     found["errors"] = exported(ROOT / PACKAGE / "errors.py")
-    return {room: names for room, names in found.items() if not room.startswith("_")}
+    return {
+        room: names for room, names in found.items() if not room.startswith("_")
+    }
 
 
 def exported(path: Path) -> list[str]:
     """The names in ``__all__`` of a module."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and [ast.unparse(t) for t in node.targets] == ["__all__"]:
+        if isinstance(node, ast.Assign) and [
+            ast.unparse(t) for t in node.targets
+        ] == ["__all__"]:
             return list(ast.literal_eval(node.value))
     return []
 
 
 def documented() -> dict[str, list[str]]:
     """The rooms that have a reference page."""
-    return {room: rooms()[room] for room in sorted(rooms()) if room not in ("", "cli")}
+    return {
+        room: rooms()[room]
+        for room in sorted(rooms())
+        if room not in ("", "cli")
+    }
 
 
 @cache
@@ -97,12 +116,16 @@ def home(name: str) -> str | None:
     """The full name under which the reference has a public name: `sparsify`, `callbacks.SET`."""
     room, _, short = name.rpartition(".")
     if room:
-        return f"{PACKAGE}.{name}" if short in documented().get(room, ()) else None
+        return (
+            f"{PACKAGE}.{name}" if short in documented().get(room, ()) else None
+        )
     if name in documented():
         return f"{PACKAGE}.{name}"
     if name not in rooms()[""]:
         return None
-    where = next((room for room, names in documented().items() if name in names), None)
+    where = next(
+        (room for room, names in documented().items() if name in names), None
+    )
     return f"{PACKAGE}.{where}.{name}" if where else None
 
 
@@ -122,18 +145,23 @@ def on_files(files: Any, config: Any) -> Any:
         first = FIRST.get(room, ())
         ordered = [*first, *(name for name in names if name not in first)]
         members = "".join(f"\n        - {name}" for name in ordered)
-        text = f"---\ntitle: {room}\n---\n\n::: {PACKAGE}.{room}\n    options:\n"
-        text += (
-            f"      heading_level: 1\n      show_root_full_path: true\n      members:{members}\n"
+        text = (
+            f"---\ntitle: {room}\n---\n\n::: {PACKAGE}.{room}\n    options:\n"
         )
-        files.append(File.generated(config, f"reference/{room}.md", content=text))
+        text += "      heading_level: 1\n      show_root_full_path: true\n"
+        text += f"      members:{members}\n"
+        files.append(
+            File.generated(config, f"reference/{room}.md", content=text)
+        )
     results = sorted((ROOT / "benchmarks" / "results").iterdir())
     for path in (one for one in results if one.suffix in (".md", ".svg")):
         name = path.relative_to(ROOT).as_posix()
         files.append(File.generated(config, name, abs_src_path=str(path)))
     for path in sorted((ROOT / "examples").glob("*.py")):
         text = f"# {path.name}\n\n````python\n{path.read_text(encoding='utf-8')}````\n"
-        files.append(File.generated(config, f"examples/{path.stem}.md", content=text))
+        files.append(
+            File.generated(config, f"examples/{path.stem}.md", content=text)
+        )
     for name in ROOT_PAGES:
         source = str(ROOT / name)
         files.append(File.generated(config, name, abs_src_path=source))
@@ -146,7 +174,9 @@ def in_site(repository_path: str) -> str:
         return repository_path.removeprefix("docs/")
     if repository_path == "README.md":
         return "index.md"
-    if repository_path.startswith("examples/") and repository_path.endswith(".py"):
+    if repository_path.startswith("examples/") and repository_path.endswith(
+        ".py"
+    ):
         return repository_path.removesuffix(".py") + ".md"
     return repository_path
 
@@ -154,7 +184,10 @@ def in_site(repository_path: str) -> str:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Turns links of the checkout into those of the site, and names of the API into links."""
     here = page.file.src_uri
-    weight = next((share for start, share in SEARCHED.items() if here.startswith(start)), 1)
+    weight = next(
+        (share for start, share in SEARCHED.items() if here.startswith(start)),
+        1,
+    )
     page.meta["search"] = {"boost": weight} if weight else {"exclude": True}
     generated = not (ROOT / "docs" / here).exists()
     folder = posixpath.dirname(here if generated else f"docs/{here}")
@@ -176,7 +209,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
     def outside_fences(text: str) -> str:
         lines = [_LINK.sub(relink, line) for line in text.split("\n")]
-        return "\n".join(line if line.startswith("#") else _NAME.sub(refer, line) for line in lines)
+        return "\n".join(
+            line if line.startswith("#") else _NAME.sub(refer, line)
+            for line in lines
+        )
 
     markdown = _FIGURE.sub("", markdown)
     parts, end = [], 0
@@ -195,5 +231,7 @@ def on_post_build(config: Any) -> None:
     workers = Path(config.site_dir) / "assets" / "javascripts" / "workers"
     for path in workers.glob("search.*.min.js"):
         text = path.read_text(encoding="utf-8")
-        text = re.sub(r"(\w+)=\1\+(\w+)\+(\w+)\.id\}", r'\1=\1+\2+\3.id+","}', text)
+        text = re.sub(
+            r"(\w+)=\1\+(\w+)\+(\w+)\.id\}", r'\1=\1+\2+\3.id+","}', text
+        )
         path.write_text(text, encoding="utf-8")

@@ -31,7 +31,12 @@ BACKENDS = ("tensorflow", "jax", "torch")
 SECONDS = 900  # for the tests of one fault
 # Exit status of pytest.
 PASSED, FAILED = 0, 1
-MEANING = {2: "interrupted, or not collected", 3: "internal error", 4: "usage", 5: "no test ran"}
+MEANING = {
+    2: "interrupted, or not collected",
+    3: "internal error",
+    4: "usage",
+    5: "no test ran",
+}
 # It finds every fault by its text, and so fails for each.
 OWN_TEST = "tests/tools/test_mutants.py"
 
@@ -78,8 +83,12 @@ class Mutant:
         ]
         inside = [place for place in places if place.room == room]
         if name:
-            inside = named(package, inside, name) or named(package, places, name)
-        pattern = r"\s*".join(map(_pattern_of, re.findall(r"\w+|[^\w\s]", self.find)))
+            inside = named(package, inside, name) or named(
+                package, places, name
+            )
+        pattern = r"\s*".join(
+            map(_pattern_of, re.findall(r"\w+|[^\w\s]", self.find))
+        )
         found = [
             Place(place.file, *match.span())
             for place in inside or places
@@ -131,7 +140,11 @@ def named(package: Path, files: Iterable[Place], name: str) -> list[Place]:
     found = []
     for place in files:
         text = (package / place.file).read_text(encoding="utf-8")
-        found += [Place(place.file, *span) for known, span in definitions(text) if known == name]
+        found += [
+            Place(place.file, *span)
+            for known, span in definitions(text)
+            if known == name
+        ]
     return found
 
 
@@ -142,11 +155,16 @@ def definitions(text: str) -> list[tuple[str, tuple[int, int]]]:
     for line in text.splitlines(keepends=True):
         begins.append(begins[-1] + len(line))
 
-    def walk(node: ast.AST, prefix: str) -> Iterator[tuple[str, tuple[int, int]]]:
+    def walk(
+        node: ast.AST, prefix: str
+    ) -> Iterator[tuple[str, tuple[int, int]]]:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.FunctionDef | ast.ClassDef):
                 name = f"{prefix}{child.name}"
-                yield name, (begins[child.lineno - 1], begins[child.end_lineno or 0])
+                yield (
+                    name,
+                    (begins[child.lineno - 1], begins[child.end_lineno or 0]),
+                )
                 yield from walk(child, f"{name}.")
             else:
                 yield from walk(child, prefix)
@@ -168,20 +186,35 @@ def read_list(path: Path = LIST) -> list[Mutant]:
     """The faults of a file, in its order."""
     table = tomllib.loads(path.read_text(encoding="utf-8"))
     return [
-        Mutant(name, tests=tuple(row.pop("tests")), within=row.pop("in", ""), **row)
+        Mutant(
+            name, tests=tuple(row.pop("tests")), within=row.pop("in", ""), **row
+        )
         for name, row in table.items()
     ]
 
 
 def copy_tree(source: Path, target: Path) -> None:
     """Copy a repository without environments, caches and outputs."""
-    ignored = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__")
+    ignored = shutil.ignore_patterns(
+        ".*", "build", "dist", "*.egg-info", "__pycache__"
+    )
     shutil.copytree(source, target, ignore=ignored)
 
 
-def run_pytest(tree: Path, backend: str, tests: Iterable[str], k: str = "") -> tuple[int, str]:
+def run_pytest(
+    tree: Path, backend: str, tests: Iterable[str], k: str = ""
+) -> tuple[int, str]:
     """Run tests of ``tree`` on its own package; the exit status and the output."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        *tests,
+    ]
     # First in the path, also of the processes that tests start: before any installed package.
     paths = [str(tree), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {
@@ -214,11 +247,15 @@ def first_failure(output: str) -> str:
     return found.group(1) if found else output.strip().rpartition("\n")[2]
 
 
-def check_clean(tree: Path, mutants: Sequence[Mutant], jobs: int = 1) -> str | None:
+def check_clean(
+    tree: Path, mutants: Sequence[Mutant], jobs: int = 1
+) -> str | None:
     """Run all named tests without a fault; the first failure, or `None`."""
     code = f"import importlib.util as u; print(u.find_spec({PACKAGE!r}).origin)"
     environment = {**os.environ, "PYTHONPATH": str(tree)}
-    origin = subprocess.check_output([sys.executable, "-c", code], cwd=tree, env=environment)
+    origin = subprocess.check_output(
+        [sys.executable, "-c", code], cwd=tree, env=environment
+    )
     if not Path(origin.decode().strip()).is_relative_to(tree.resolve()):
         return f"the tests would not see the copy. Received: {origin.decode().strip()}"
     groups: dict[tuple[str, bool], list[Mutant]] = {}
@@ -229,7 +266,11 @@ def check_clean(tree: Path, mutants: Sequence[Mutant], jobs: int = 1) -> str | N
         backend, with_k = group
         some = groups[group]
         tests = dict.fromkeys(test for mutant in some for test in mutant.tests)
-        k = " or ".join(dict.fromkeys(f"({mutant.k})" for mutant in some)) if with_k else ""
+        k = (
+            " or ".join(dict.fromkeys(f"({mutant.k})" for mutant in some))
+            if with_k
+            else ""
+        )
         status, output = run_pytest(tree, backend, tests, k)
         reason = f"{backend}: {first_failure(output)} ({MEANING.get(status, 'failed')})"
         return None if status == PASSED else reason
@@ -248,7 +289,9 @@ def judge(source: Path, mutant: Mutant, whole: bool = False) -> Verdict:
             mutant.apply(tree)
         except BrokenMutantError as error:
             return Verdict(mutant, "broken", str(error))
-        status, output = run_pytest(tree, mutant.backend, mutant.tests, mutant.k)
+        status, output = run_pytest(
+            tree, mutant.backend, mutant.tests, mutant.k
+        )
         if status == PASSED and whole:
             for backend in BACKENDS:
                 everything = ["tests", f"--ignore={OWN_TEST}"]
@@ -257,7 +300,9 @@ def judge(source: Path, mutant: Mutant, whole: bool = False) -> Verdict:
                     break
     seconds = time.monotonic() - start
     if status == PASSED:
-        return Verdict(mutant, "SURVIVED", " ".join([*mutant.tests, mutant.k]), seconds)
+        return Verdict(
+            mutant, "SURVIVED", " ".join([*mutant.tests, mutant.k]), seconds
+        )
     if status == FAILED:
         return Verdict(mutant, "killed", first_failure(output), seconds)
     reason = f"{MEANING.get(status, f'exit status {status}')}: {first_failure(output)}"
@@ -267,10 +312,18 @@ def judge(source: Path, mutant: Mutant, whole: bool = False) -> Verdict:
 def show(verdict: Verdict) -> None:
     """Print one line of the table, and the fault where no test found it."""
     mutant = verdict.mutant
-    note = verdict.note if len(verdict.note) <= 140 else f"{verdict.note[:137]}..."
-    print(f"{verdict.word:<9}{mutant.name:<36}{verdict.seconds:6.1f} s  {note}", flush=True)
+    note = (
+        verdict.note if len(verdict.note) <= 140 else f"{verdict.note[:137]}..."
+    )
+    print(
+        f"{verdict.word:<9}{mutant.name:<36}{verdict.seconds:6.1f} s  {note}",
+        flush=True,
+    )
     if verdict.word != "killed":
-        print(f"{'':9}{mutant.fault}\n{'':9}- {mutant.find}\n{'':9}+ {mutant.replace}", flush=True)
+        print(
+            f"{'':9}{mutant.fault}\n{'':9}- {mutant.find}\n{'':9}+ {mutant.replace}",
+            flush=True,
+        )
 
 
 def chosen(mutants: Sequence[Mutant], names: Sequence[str]) -> list[Mutant]:
@@ -286,18 +339,32 @@ def chosen(mutants: Sequence[Mutant], names: Sequence[str]) -> list[Mutant]:
 
     for name in names:
         if not any(belongs(mutant, name) for mutant in mutants):
-            raise SystemExit(f"NAME must be a fault or a room with one. Received: {name}")
-    return [m for m in mutants if not names or any(belongs(m, name) for name in names)]
+            raise SystemExit(
+                f"NAME must be a fault or a room with one. Received: {name}"
+            )
+    return [
+        m
+        for m in mutants
+        if not names or any(belongs(m, name) for name in names)
+    ]
 
 
 def main() -> int:
     """Try the faults that the command line names; 0 if tests notice all of them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="faults (or a glob), or rooms")
-    parser.add_argument("--list", action="store_true", help="show the faults, try none")
-    parser.add_argument("--jobs", type=int, default=2, help="faults at a time (default 2)")
     parser.add_argument(
-        "--whole", action="store_true", help="run the whole suite before one counts as survived"
+        "names", nargs="*", metavar="NAME", help="faults (or a glob), or rooms"
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="show the faults, try none"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=2, help="faults at a time (default 2)"
+    )
+    parser.add_argument(
+        "--whole",
+        action="store_true",
+        help="run the whole suite before one counts as survived",
     )
     options = parser.parse_args()
     mutants = chosen(read_list(), options.names)
@@ -308,25 +375,39 @@ def main() -> int:
 
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        clean = Path(folder).resolve() / "tree"  # so that later edits do not matter
+        clean = (
+            Path(folder).resolve() / "tree"
+        )  # so that later edits do not matter
         copy_tree(ROOT, clean)
-        print(f"{len(mutants)} faults; their tests without a fault ...", flush=True)
+        print(
+            f"{len(mutants)} faults; their tests without a fault ...",
+            flush=True,
+        )
         if failure := check_clean(clean, mutants, options.jobs):
-            print(f"broken: the tests must pass without a fault. Received: {failure}")
+            print(
+                f"broken: the tests must pass without a fault. Received: {failure}"
+            )
             return 1
         print(f"green after {time.monotonic() - start:.0f} s", flush=True)
         with ThreadPoolExecutor(options.jobs) as pool:
-            tried = [pool.submit(judge, clean, mutant, options.whole) for mutant in mutants]
+            tried = [
+                pool.submit(judge, clean, mutant, options.whole)
+                for mutant in mutants
+            ]
             verdicts = []
             for future in as_completed(tried):
                 verdicts.append(future.result())
                 show(verdicts[-1])
 
     killed = [v for v in verdicts if v.word == "killed"]
-    print(f"\n{len(killed)} of {len(mutants)} killed, in {time.monotonic() - start:.0f} s")
+    print(
+        f"\n{len(killed)} of {len(mutants)} killed, in {time.monotonic() - start:.0f} s"
+    )
     for verdict in verdicts:
         if verdict.word != "killed":
-            print(f"{verdict.word:<9}{verdict.mutant.name}: {verdict.mutant.fault}")
+            print(
+                f"{verdict.word:<9}{verdict.mutant.name}: {verdict.mutant.fault}"
+            )
     return int(len(killed) < len(mutants))
 
 

@@ -55,12 +55,16 @@ def house_limits(figures: reading.Figures) -> dict[str, float]:
         "nodes a line": HOUSE["nodes a line"],
         "vague names": max(1, math.floor(HOUSE["vague names"] * figures.names)),
         "Any": max(1, math.floor(HOUSE["Any"] * figures.code)),
-        "if-expressions": max(1, math.floor(HOUSE["if-expressions"] * figures.code)),
+        "if-expressions": max(
+            1, math.floor(HOUSE["if-expressions"] * figures.code)
+        ),
         "long functions": HOUSE["long functions"],
     }
 
 
-def exceeded(figures: reading.Figures, limits: Limits) -> dict[str, tuple[float, float]]:
+def exceeded(
+    figures: reading.Figures, limits: Limits
+) -> dict[str, tuple[float, float]]:
     """The figures above the limits of the house and of the file, each with the larger limit."""
     above = {}
     house = house_limits(figures)
@@ -74,13 +78,21 @@ def exceeded(figures: reading.Figures, limits: Limits) -> dict[str, tuple[float,
 def needed_limits(figures: reading.Figures) -> dict[str, float]:
     """The limits that a file needs besides those of the house."""
     house = house_limits(figures)
-    return {name: value for name, value in measured(figures).items() if value > house[name]}
+    return {
+        name: value
+        for name, value in measured(figures).items()
+        if value > house[name]
+    }
 
 
 def lowered(figures: reading.Figures, limits: Limits) -> dict[str, float]:
     """The limits of a file, brought down to its figures; none that the house has already."""
     needed = needed_limits(figures)
-    return {name: min(limit, needed[name]) for name, limit in limits.items() if name in needed}
+    return {
+        name: min(limit, needed[name])
+        for name, limit in limits.items()
+        if name in needed
+    }
 
 
 def read_limits() -> dict[str, dict[str, float]]:
@@ -94,7 +106,9 @@ def write_limits(limits: Mapping[str, Limits]) -> None:
     """Write a line for each file that needs limits of its own."""
     lines = []
     for name in sorted(limits):
-        values = ", ".join(f'"{key}" = {value}' for key, value in limits[name].items())
+        values = ", ".join(
+            f'"{key}" = {value}' for key, value in limits[name].items()
+        )
         if values:
             lines.append(f'"{name}" = {{ {values} }}\n')
     LIMITS.write_text(HEAD + "".join(lines), "utf-8")
@@ -103,7 +117,11 @@ def write_limits(limits: Mapping[str, Limits]) -> None:
 def vague_names(source: str) -> list[str]:
     """The vague names of a file, with their lines."""
     names = reading.stored_names(ast.parse(source))
-    return [f"{line}: {name}" for line, name in sorted(names) if reading.is_vague(name)]
+    return [
+        f"{line}: {name}"
+        for line, name in sorted(names)
+        if reading.is_vague(name)
+    ]
 
 
 def report(path: Path, limits: Limits) -> list[str]:
@@ -111,7 +129,8 @@ def report(path: Path, limits: Limits) -> list[str]:
     source = path.read_text("utf-8")
     above = exceeded(reading.figures(source), limits)
     lines = [
-        f"{path}: {what}: {value:g}, limit {limit:g}" for what, (value, limit) in above.items()
+        f"{path}: {what}: {value:g}, limit {limit:g}"
+        for what, (value, limit) in above.items()
     ]
     if "vague names" in above:
         lines += [f"{path}:{place}" for place in vague_names(source)]
@@ -121,9 +140,13 @@ def report(path: Path, limits: Limits) -> list[str]:
 def main(arguments: list[str]) -> int:
     """Print what exceeds its limits; 1 if there is anything."""
     paths = {
-        str(path.relative_to(reading.PACKAGE)): path for path in reading.files_in(reading.PACKAGE)
+        str(path.relative_to(reading.PACKAGE)): path
+        for path in reading.files_in(reading.PACKAGE)
     }
-    figures = {name: reading.figures(path.read_text("utf-8")) for name, path in paths.items()}
+    figures = {
+        name: reading.figures(path.read_text("utf-8"))
+        for name, path in paths.items()
+    }
     limits = read_limits()
     if arguments and arguments[0] == "--accept":
         for argument in arguments[1:]:

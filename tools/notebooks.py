@@ -26,9 +26,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 TUTORIALS = ROOT / "docs" / "tutorials"
 PAGES = ("index.md", "all_on_one_page.md")  # of docs/, which show outputs, too
-NEEDS = {"keras_hub": "keras_hub"}  # packages that .venv has not: `make test-compat` runs these
+NEEDS = {
+    "keras_hub": "keras_hub"
+}  # packages that .venv has not: `make test-compat` runs these
 _BLOCK = re.compile(
-    r'^```python\n(.*?)^```\n(?:\n```text title="Output"\n(.*?)^```\n)?', re.MULTILINE | re.DOTALL
+    r'^```python\n(.*?)^```\n(?:\n```text title="Output"\n(.*?)^```\n)?',
+    re.MULTILINE | re.DOTALL,
 )
 _LINK = re.compile(r"(\]\()(?!\w+://|#)([^)\s]+\))")
 # Writes a list with the outputs of each cell, in the format of notebooks, to its second argument.
@@ -61,38 +64,74 @@ def notebook(markdown: str, to_tutorials: str) -> dict[str, Any]:
         if text.strip():
             source = text.strip("\n").splitlines(keepends=True)
             name = f"{kind}-{len(cells)}"
-            cells.append({"cell_type": kind, "id": name, "metadata": {}, "source": source, **more})
+            cells.append(
+                {
+                    "cell_type": kind,
+                    "id": name,
+                    "metadata": {},
+                    "source": source,
+                    **more,
+                }
+            )
 
     def relink(found: re.Match[str]) -> str:
-        return found[1] + posixpath.normpath(posixpath.join(to_tutorials, found[2]))
+        return found[1] + posixpath.normpath(
+            posixpath.join(to_tutorials, found[2])
+        )
 
     end = 0
     for block in _BLOCK.finditer(markdown):
         add("markdown", _LINK.sub(relink, markdown[end : block.start()]))
         text = (block[2] or "").splitlines(keepends=True)
-        printed = [{"output_type": "stream", "name": "stdout", "text": text}] if text else []
+        printed = (
+            [{"output_type": "stream", "name": "stdout", "text": text}]
+            if text
+            else []
+        )
         add("code", block[1], outputs=printed, execution_count=None)
         end = block.end()
     add("markdown", _LINK.sub(relink, markdown[end:]))
-    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    kernel = {
+        "name": "python3",
+        "display_name": "Python 3",
+        "language": "python",
+    }
     about = {"kernelspec": kernel, "language_info": {"name": "python"}}
-    return {"nbformat": 4, "nbformat_minor": 5, "metadata": about, "cells": cells}
+    return {
+        "nbformat": 4,
+        "nbformat_minor": 5,
+        "metadata": about,
+        "cells": cells,
+    }
 
 
 def run(path: Path) -> bool:
     """Whether the code of a notebook runs; then the notebook has its outputs."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
     environment.setdefault("MPLBACKEND", "Agg")
     with tempfile.TemporaryDirectory() as scratch:
         found = Path(scratch) / "outputs.json"
-        command = [sys.executable, "-c", _RUNNER, str(path.resolve()), str(found)]
-        done = subprocess.run(command, cwd=scratch, env=environment, check=False)
+        command = [
+            sys.executable,
+            "-c",
+            _RUNNER,
+            str(path.resolve()),
+            str(found),
+        ]
+        done = subprocess.run(
+            command, cwd=scratch, env=environment, check=False
+        )
         if done.returncode != 0:
             return False
         outputs = json.loads(found.read_text(encoding="utf-8"))
     made = json.loads(path.read_text(encoding="utf-8"))
     code = [cell for cell in made["cells"] if cell["cell_type"] == "code"]
-    for number, (cell, printed) in enumerate(zip(code, outputs, strict=True), start=1):
+    for number, (cell, printed) in enumerate(
+        zip(code, outputs, strict=True), start=1
+    ):
         cell |= {"outputs": printed, "execution_count": number}
     save(made, path)
     return True
@@ -100,7 +139,9 @@ def run(path: Path) -> bool:
 
 def save(made: dict[str, Any], path: Path) -> None:
     """Writes a notebook."""
-    path.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
 
 
 def with_outputs(markdown: str, made: dict[str, Any]) -> str:
@@ -108,8 +149,14 @@ def with_outputs(markdown: str, made: dict[str, Any]) -> str:
     code = iter([cell for cell in made["cells"] if cell["cell_type"] == "code"])
 
     def fill(block: re.Match[str]) -> str:
-        streams = [out["text"] for out in next(code)["outputs"] if out["output_type"] == "stream"]
-        text = "".join(line.rstrip() + "\n" for lines in streams for line in lines)
+        streams = [
+            out["text"]
+            for out in next(code)["outputs"]
+            if out["output_type"] == "stream"
+        ]
+        text = "".join(
+            line.rstrip() + "\n" for lines in streams for line in lines
+        )
         printed = f'\n```text title="Output"\n{text}```\n' if text else ""
         return f"```python\n{block[1]}```\n{printed}"
 
@@ -120,12 +167,22 @@ def main() -> int:
     """Write the notebooks, and run them if asked; 0 if all is well."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="tutorials; all without one")
-    parser.add_argument("--run", action="store_true", help="run their code, keep its outputs")
-    parser.add_argument("--write", action="store_true", help="run, and put outputs into the pages")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="tutorials; all without one"
+    )
+    parser.add_argument(
+        "--run", action="store_true", help="run their code, keep its outputs"
+    )
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="run, and put outputs into the pages",
+    )
     given = parser.parse_intermixed_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    pages = [page for page in sorted(TUTORIALS.glob("*.md")) if page.stem != "index"]
+    pages = [
+        page for page in sorted(TUTORIALS.glob("*.md")) if page.stem != "index"
+    ]
     pages += [ROOT / "docs" / name for name in PAGES] if given.write else []
     failed = []
     for source in pages:
@@ -138,7 +195,10 @@ def main() -> int:
         there = source.stem not in NEEDS or find_spec(NEEDS[source.stem])
         runs = (given.run or given.write) and there
         good = not runs or run(path)
-        print(f"{path}{': FAILS' if not good else ': runs' if runs else ''}", flush=True)
+        print(
+            f"{path}{': FAILS' if not good else ': runs' if runs else ''}",
+            flush=True,
+        )
         failed += [] if good else [source.stem]
         if given.write and runs and good:
             made = json.loads(path.read_text(encoding="utf-8"))

@@ -13,10 +13,14 @@ TOOLS = ("test", "dev", "compat")
 
 def main() -> None:
     """Read pyproject.toml beside this folder and print one constraint a line."""
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads(
+        (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    )["project"]
     extras = project["optional-dependencies"]
     requirements = list(project["dependencies"])
-    requirements += [r for name, rs in extras.items() if name not in TOOLS for r in rs]
+    requirements += [
+        r for name, rs in extras.items() if name not in TOOLS for r in rs
+    ]
     for requirement in requirements:
         if requirement.startswith(project["name"]):
             continue  # a reference to another extra of ours

@@ -53,7 +53,9 @@ class Figures:
     documented: int = 0
 
     def __add__(self, other: Figures) -> Figures:
-        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        pairs = zip(
+            dataclasses.astuple(self), dataclasses.astuple(other), strict=True
+        )
         return Figures(*(mine + theirs for mine, theirs in pairs))
 
     @property
@@ -94,7 +96,9 @@ def figures(source: str) -> Figures:
     """The figures of a file's source."""
     tree = ast.parse(source)
     docstrings = {id(node): node for node in _docstrings(tree)}
-    hidden = {id(part) for node in docstrings.values() for part in ast.walk(node)}
+    hidden = {
+        id(part) for node in docstrings.values() for part in ast.walk(node)
+    }
     nodes = [node for node in ast.walk(tree) if id(node) not in hidden]
     names = [name for _, name in stored_names(tree)]
     sizes = [
@@ -111,7 +115,9 @@ def figures(source: str) -> Figures:
         if_expressions=sum(isinstance(node, ast.IfExp) for node in nodes),
         long=sum(size > LONGEST for size, _ in sizes),
         to_document=sum(size > SHORT for size, _ in sizes),
-        documented=sum(size > SHORT and has_docstring for size, has_docstring in sizes),
+        documented=sum(
+            size > SHORT and has_docstring for size, has_docstring in sizes
+        ),
     )
 
 
@@ -145,10 +151,15 @@ def _lines_of(node: ast.stmt) -> int:
 
 def _docstring(node: ast.AST) -> ast.Expr | None:
     """The statement of a docstring."""
-    if not isinstance(node, ast.Module | ast.ClassDef | Function) or not node.body:
+    if (
+        not isinstance(node, ast.Module | ast.ClassDef | Function)
+        or not node.body
+    ):
         return None
     statement = node.body[0]
-    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Constant):
+    if not isinstance(statement, ast.Expr) or not isinstance(
+        statement.value, ast.Constant
+    ):
         return None
     if not isinstance(statement.value.value, str):
         return None
@@ -178,7 +189,9 @@ def _code_lines(source: str, docstrings: list[ast.Expr]) -> set[int]:
         if token.type not in no_code:
             lines.update(range(token.start[0], token.end[0] + 1))
     for docstring in docstrings:
-        lines.difference_update(range(docstring.lineno, docstring.lineno + _lines_of(docstring)))
+        lines.difference_update(
+            range(docstring.lineno, docstring.lineno + _lines_of(docstring))
+        )
     return lines
 
 
@@ -195,7 +208,9 @@ def _annotations(nodes: list[ast.AST]) -> Iterator[ast.expr]:
 
 def _has_any(annotation: ast.expr) -> bool:
     nodes = ast.walk(annotation)
-    return any(isinstance(node, ast.Name) and node.id == "Any" for node in nodes)
+    return any(
+        isinstance(node, ast.Name) and node.id == "Any" for node in nodes
+    )
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -213,7 +228,10 @@ def main(arguments: list[str]) -> int:
     paths = [Path(argument) for argument in arguments]
     if paths and paths[0].is_dir():
         folder = paths.pop(0)
-    by_path = {path: figures(path.read_text("utf-8")) for path in paths or files_in(folder)}
+    by_path = {
+        path: figures(path.read_text("utf-8"))
+        for path in paths or files_in(folder)
+    }
     print(HEADER)
     for path in sorted(by_path, key=lambda path: -by_path[path].nodes_a_line):
         name = path.relative_to(folder) if path.is_relative_to(folder) else path

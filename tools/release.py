@@ -24,10 +24,17 @@ BUILD = "import sys, setuptools.build_meta as m; print(getattr(m, sys.argv[1])(s
 
 def run(*command: str, cwd: Path = ROOT, **env: str) -> str:
     """The output of a command; its own message if it fails."""
-    both = {"capture_output": True, "text": True, "check": False, "env": os.environ | env}
+    both = {
+        "capture_output": True,
+        "text": True,
+        "check": False,
+        "env": os.environ | env,
+    }
     done = subprocess.run(command, cwd=cwd, **both)
     if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        raise SystemExit(
+            f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+        )
     return done.stdout
 
 
@@ -39,7 +46,9 @@ def version_of(root: Path = ROOT) -> str:
 
 def built(source: Path, folder: Path, kind: str) -> Path:
     """The archive (``sdist``) or the wheel of a source tree, in a folder."""
-    name = run(sys.executable, "-c", BUILD, f"build_{kind}", str(folder), cwd=source)
+    name = run(
+        sys.executable, "-c", BUILD, f"build_{kind}", str(folder), cwd=source
+    )
     return folder / name.splitlines()[-1]
 
 
@@ -51,12 +60,21 @@ def problems_of(wheel: Path, source: Path, scratch: Path) -> list[str]:
         for path in (source / PACKAGE).rglob("*")
         if path.suffix in (".py", ".csv", ".typed")
     }
-    wanted |= {path.name for path in source.glob(f"{PACKAGE}_*.py")}  # the console command
+    wanted |= {
+        path.name for path in source.glob(f"{PACKAGE}_*.py")
+    }  # the console command
     strays = {name for name in names - wanted if ".dist-info/" not in name}
     found = [f"the wheel lacks {name}" for name in sorted(wanted - names)]
     found += [f"the wheel holds {name}" for name in sorted(strays)]
     site = scratch / "site"
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-q"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "-q",
+    ]
     run(*pip, "--no-deps", "--no-index", "--target", str(site), str(wheel))
     # With what is installed here, on the backend that needs least.
     steps = (sys.executable, "-P", str(ROOT / "tools" / "first_steps.py"))
@@ -69,8 +87,14 @@ def problems_of(wheel: Path, source: Path, scratch: Path) -> list[str]:
 def main() -> int:
     """Build and check; 0 if it can be released."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--any-state", action="store_true", help="of files that are not committed")
-    parser.add_argument("--tag", help="what the release is tagged with; a branch is no tag")
+    parser.add_argument(
+        "--any-state",
+        action="store_true",
+        help="of files that are not committed",
+    )
+    parser.add_argument(
+        "--tag", help="what the release is tagged with; a branch is no tag"
+    )
     given = parser.parse_args()
     any_state, version, problems = given.any_state, version_of(), []
     if (given.tag or "").startswith("v") and given.tag != f"v{version}":
@@ -78,7 +102,9 @@ def main() -> int:
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     if f"[{version}]" not in changes and f"will be {version}" not in changes:
         problems.append(f"CHANGELOG.md says nothing of {version}")
-    if not any_state and (changed := run("git", "status", "--porcelain").strip()):
+    if not any_state and (
+        changed := run("git", "status", "--porcelain").strip()
+    ):
         problems.append(f"not committed:\n{changed}")
     with tempfile.TemporaryDirectory() as folder:
         scratch, source = Path(folder), Path(folder) / "source"
@@ -89,10 +115,15 @@ def main() -> int:
                 shutil.copyfile(ROOT / name, source / name)
         out = scratch / "dist"
         out.mkdir()
-        archive, wheel = built(source, out, "sdist"), built(source, out, "wheel")
+        archive, wheel = (
+            built(source, out, "sdist"),
+            built(source, out, "wheel"),
+        )
         problems += problems_of(wheel, source, scratch)
         if wheel.name.split("-")[1] != version:
-            problems.append(f"the wheel must be of version {version}. Received: {wheel.name}")
+            problems.append(
+                f"the wheel must be of version {version}. Received: {wheel.name}"
+            )
         with tarfile.open(archive) as packed:
             packed.extractall(scratch / "unpacked", filter="data")
         (unpacked,) = (scratch / "unpacked").iterdir()
@@ -103,7 +134,9 @@ def main() -> int:
             set(zipfile.ZipFile(path).namelist()) for path in (wheel, second)
         )
         if first_names != second_names:
-            problems.append(f"the archive builds another wheel: {first_names ^ second_names}")
+            problems.append(
+                f"the archive builds another wheel: {first_names ^ second_names}"
+            )
         if not problems:
             (ROOT / "dist").mkdir(exist_ok=True)
             for path in (archive, wheel):

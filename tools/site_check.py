@@ -30,9 +30,21 @@ _FETCHED = re.compile(
 
 def build(folder: Path) -> bool:
     """Whether mkdocs builds the site without a warning."""
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir"]
-    quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}  # an advertisement, in colors
-    done = subprocess.run([*command, str(folder)], cwd=ROOT, env=quiet, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+    ]
+    quiet = os.environ | {
+        "NO_MKDOCS_2_WARNING": "1"
+    }  # an advertisement, in colors
+    done = subprocess.run(
+        [*command, str(folder)], cwd=ROOT, env=quiet, check=False
+    )
     return done.returncode == 0
 
 
@@ -58,17 +70,29 @@ def lost_equations(folder: Path) -> list[str]:
     for path in sorted((ROOT / "docs").rglob("*.md")):
         wanted = path.read_text(encoding="utf-8").count("\n```math\n")
         page = folder / path.relative_to(ROOT / "docs").with_suffix(".html")
-        if page.read_text(encoding="utf-8").count('<div class="math"><math') != wanted:
-            lost.append(f"{path.relative_to(ROOT)}: not all of its {wanted} equations are drawn")
+        if (
+            page.read_text(encoding="utf-8").count('<div class="math"><math')
+            != wanted
+        ):
+            lost.append(
+                f"{path.relative_to(ROOT)}: not all of its {wanted} equations are drawn"
+            )
     return lost
 
 
 def undocumented(folder: Path) -> list[str]:
     """Public names without a place in the reference."""
     known = inventory(folder)
-    wanted = [f"{PACKAGE}.{room}.{name}" for room, names in documented().items() for name in names]
+    wanted = [
+        f"{PACKAGE}.{room}.{name}"
+        for room, names in documented().items()
+        for name in names
+    ]
     wanted += [home(name) or f"{PACKAGE}.{name}" for name in rooms()[""]]
-    return sorted(f"{name} is not in the reference" for name in set(wanted).difference(known))
+    return sorted(
+        f"{name} is not in the reference"
+        for name in set(wanted).difference(known)
+    )
 
 
 def main() -> int:
@@ -78,10 +102,17 @@ def main() -> int:
         if not build(folder):
             print("mkdocs has not built the site without warnings")
             return 1
-        problems = [*fetched(folder), *lost_equations(folder), *undocumented(folder)]
+        problems = [
+            *fetched(folder),
+            *lost_equations(folder),
+            *undocumented(folder),
+        ]
         problems += site_search.lost(folder)
         pages = len([*folder.rglob("*.html")])
-        print("\n".join(problems) or f"{pages} pages, {len(inventory(folder))} names")
+        print(
+            "\n".join(problems)
+            or f"{pages} pages, {len(inventory(folder))} names"
+        )
         if sys.argv[1:] and not problems:
             print(f"open {folder / 'index.html'}")
     return bool(problems)

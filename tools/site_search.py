@@ -52,7 +52,11 @@ globalThis.console = {log() {}, warn(...words) { told.push(words.map(String).joi
 globalThis.addEventListener = (_, listener) => { receive = listener; };
 globalThis.postMessage = message => { sent.push(message); };
 """
-_FIELDS = {"title": {"boost": 1e3}, "text": {"boost": 1}, "tags": {"boost": 1e6}}
+_FIELDS = {
+    "title": {"boost": 1e3},
+    "text": {"boost": 1},
+    "tags": {"boost": 1e6},
+}
 
 
 class Search:
@@ -62,9 +66,15 @@ class Search:
         from py_mini_racer import MiniRacer
 
         self._engine = MiniRacer()
-        (worker,) = (folder / "assets" / "javascripts" / "workers").glob("search.*.min.js")
+        (worker,) = (folder / "assets" / "javascripts" / "workers").glob(
+            "search.*.min.js"
+        )
         self._engine.eval(_BROWSER + worker.read_text(encoding="utf-8"))
-        index = json.loads((folder / "search" / "search_index.json").read_text(encoding="utf-8"))
+        index = json.loads(
+            (folder / "search" / "search_index.json").read_text(
+                encoding="utf-8"
+            )
+        )
         self.indexed = [entry["location"] for entry in index["docs"]]
         index["config"].setdefault("fields", _FIELDS)
         self._ask(0, {**index, "options": {"suggest": False}})
@@ -78,25 +88,40 @@ class Search:
     def _ask(self, kind: int, data: Any) -> Any:
         message = json.dumps({"data": {"type": kind, "data": data}})
         self._engine.eval(f"sent.length = told.length = 0; receive({message})")
-        sent, told = json.loads(self._engine.eval("JSON.stringify([sent, told])"))
+        sent, told = json.loads(
+            self._engine.eval("JSON.stringify([sent, told])")
+        )
         if told or len(sent) != 1:
-            raise ValueError(f"The search answered {len(sent)} times to {data!r:.80}: {told}")
+            raise ValueError(
+                f"The search answered {len(sent)} times to {data!r:.80}: {told}"
+            )
         return sent[0].get("data")
 
     def __call__(self, query: str) -> list[str]:
         """The pages that a query finds, the first one first."""
-        return [found[0]["location"].split("#")[0] for found in self._ask(2, query)["items"]]
+        return [
+            found[0]["location"].split("#")[0]
+            for found in self._ask(2, query)["items"]
+        ]
 
 
 def lost(folder: Path) -> list[str]:
     """Queries of `WANTED` that do not end on their page first, and sources that are searched."""
     with Search(folder) as search:
-        wrong = [f"{page} can be found" for page in search.indexed if page.startswith(SOURCES)]
+        wrong = [
+            f"{page} can be found"
+            for page in search.indexed
+            if page.startswith(SOURCES)
+        ]
         for query, page in WANTED.items():
             for end in range(1, len(query)):
-                search(query[:end])  # while it is typed: no query may be an error
+                search(
+                    query[:end]
+                )  # while it is typed: no query may be an error
             if (found := search(query))[:1] != [page]:
-                wrong.append(f"a search for {query!r} finds {found[:3]}, not {page} first")
+                wrong.append(
+                    f"a search for {query!r} finds {found[:3]}, not {page} first"
+                )
     return wrong
 
 

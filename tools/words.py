@@ -16,9 +16,20 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXTS = (
-    *("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**/*.md", "benchmarks/README.md"),
+    *(
+        "README.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "docs/**/*.md",
+        "benchmarks/README.md",
+    ),
     "paper/paper.md",
-    *("keras_sparse_ortho/**/*.py", "benchmarks/*.py", "tools/*.py", "examples/*.py"),
+    *(
+        "keras_sparse_ortho/**/*.py",
+        "benchmarks/*.py",
+        "tools/*.py",
+        "examples/*.py",
+    ),
 )
 # This file lists the words.
 EXCEPT = ("tools/words.py",)
@@ -61,10 +72,15 @@ def _of_python(source: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.JoinedStr):
             inside |= {id(part) for part in node.values}
-            parts = [part.value if isinstance(part, ast.Constant) else "x" for part in node.values]
+            parts = [
+                part.value if isinstance(part, ast.Constant) else "x"
+                for part in node.values
+            ]
             yield from _paragraphs(node.lineno, "".join(map(str, parts)))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield from _paragraphs(node.lineno, "" if id(node) in inside else node.value)
+            yield from _paragraphs(
+                node.lineno, "" if id(node) in inside else node.value
+            )
     block: list[str] = []
     last = 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -79,32 +95,53 @@ def _of_python(source: str) -> Iterator[tuple[int, str]]:
 
 
 def _paragraphs(line: int, text: str) -> Iterator[tuple[int, str]]:
-    for part in re.split(r"\n(?=\s*(?:\n|[-*|]|\w[\w., *]*: |>>>|\.\.\.))", text):
+    for part in re.split(
+        r"\n(?=\s*(?:\n|[-*|]|\w[\w., *]*: |>>>|\.\.\.))", text
+    ):
         if part.strip() and not part.lstrip().startswith((">>>", "...")):
-            yield line + len(part) - len(part.lstrip("\n")), " ".join(part.split())
+            yield (
+                line + len(part) - len(part.lstrip("\n")),
+                " ".join(part.split()),
+            )
         line += part.count("\n") + 1
 
 
 def hits(path: Path) -> Iterator[str]:
     """The sentences of a file to rewrite, each with its line and the pattern it has."""
     for line, text in texts(path):
-        for sentence in re.split(r"(?<=[.!?;:]) +|\| ", re.sub(r"`[^`]*`", "`x`", text)):
+        for sentence in re.split(
+            r"(?<=[.!?;:]) +|\| ", re.sub(r"`[^`]*`", "`x`", text)
+        ):
             for name, pattern in PATTERNS.items():
                 if (found := re.search(pattern, sentence)) is not None:
                     at = max(found.start() - 30, 0)
                     yield f"{line}: {name}: {sentence[at : at + 90]}"
     if path.suffix == ".py":
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in NAMES:
+            if (
+                isinstance(node, ast.FunctionDef | ast.ClassDef)
+                and node.name in NAMES
+            ):
                 yield f"{node.lineno}: no term of the field: {node.name}"
 
 
 def main(names: list[str]) -> int:
     """Print the hits in the files; 1 if there are any."""
     paths = [Path(name).resolve() for name in names]
-    paths = paths or sorted({path for pattern in TEXTS for path in ROOT.glob(pattern)})
-    excepted = set() if names else {path for pattern in EXCEPT for path in ROOT.glob(pattern)}
-    found = [f"{path}:{hit}" for path in paths if path not in excepted for hit in hits(path)]
+    paths = paths or sorted(
+        {path for pattern in TEXTS for path in ROOT.glob(pattern)}
+    )
+    excepted = (
+        set()
+        if names
+        else {path for pattern in EXCEPT for path in ROOT.glob(pattern)}
+    )
+    found = [
+        f"{path}:{hit}"
+        for path in paths
+        if path not in excepted
+        for hit in hits(path)
+    ]
     print("\n".join(found), end="\n" if found else "")
     return bool(found)
 

@@ -20,7 +20,9 @@ FOUR_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
 def begin(place):
     distribution = keras.distribution
     if place.processes > 1:
-        distribution.initialize(f"127.0.0.1:{place.ports[0]}", place.processes, place.rank)
+        distribution.initialize(
+            f"127.0.0.1:{place.ports[0]}", place.processes, place.rank
+        )
     if place.way != "one device":
         devices = distribution.list_devices()
         distribution.set_distribution(

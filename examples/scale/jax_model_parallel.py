@@ -23,11 +23,15 @@ FOUR_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
 def begin(place):
     distribution = keras.distribution
     if place.processes > 1:
-        distribution.initialize(f"127.0.0.1:{place.ports[0]}", place.processes, place.rank)
+        distribution.initialize(
+            f"127.0.0.1:{place.ports[0]}", place.processes, place.rank
+        )
     if place.way == "one device":
         return
     devices = distribution.list_devices()
-    mesh = distribution.DeviceMesh((len(devices) // 2, 2), ["batch", "model"], devices)
+    mesh = distribution.DeviceMesh(
+        (len(devices) // 2, 2), ["batch", "model"], devices
+    )
     layout = distribution.LayoutMap(mesh)
     layout["net/(hidden|middle)/kernel"] = (None, "model")
     distribution.set_distribution(
@@ -59,8 +63,16 @@ def check_layouts(model, place):
         return
     for variable in model.weights:
         cut = "model" in str(variable.value.sharding.spec)
-        names = ("kernel", "kernel_mask", "kernel_values", "blocks", "inputs_of")
-        divisible = variable.name != "kernel_values" or variable.shape[0] % 2 == 0
+        names = (
+            "kernel",
+            "kernel_mask",
+            "kernel_values",
+            "blocks",
+            "inputs_of",
+        )
+        divisible = (
+            variable.name != "kernel_values" or variable.shape[0] % 2 == 0
+        )
         if variable.name in names and "head" not in variable.path and divisible:
             assert cut, f"{variable.path} is whole on every device"
 

@@ -37,7 +37,9 @@ def data() -> tuple[np.ndarray, np.ndarray]:
     """Samples in training order."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(BATCH * BATCHES, FEATURES)).astype("float32")
-    return x, (x @ rng.normal(size=(FEATURES, CLASSES))).argmax(axis=1).astype("int32")
+    return x, (x @ rng.normal(size=(FEATURES, CLASSES))).argmax(axis=1).astype(
+        "int32"
+    )
 
 
 def shard(rank: int, workers: int) -> tuple[np.ndarray, np.ndarray]:
@@ -47,7 +49,9 @@ def shard(rank: int, workers: int) -> tuple[np.ndarray, np.ndarray]:
     return x[rows], y[rows]
 
 
-def extra_batches(rank: int, workers: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def extra_batches(
+    rank: int, workers: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
     """For RigL: a worker's part of each batch; the gradient is averaged over all parts."""
     x, y = shard(rank, workers)
     return list(zip(np.split(x, BATCHES), np.split(y, BATCHES), strict=True))
@@ -76,28 +80,39 @@ def sparse_model(method: str):
     import keras_sparse_ortho as kso
 
     keras.utils.set_random_seed(1)
-    dense, steps = dense_model(), {"begin_step": 4, "end_step": 24, "frequency": 4}
+    dense, steps = (
+        dense_model(),
+        {"begin_step": 4, "end_step": 24, "frequency": 4},
+    )
     if method in ("fixed", "rigl", "set"):
         model = kso.sparsify(dense, 0.1, seed=0)
     elif method == "compact":
         model = kso.sparsify(dense, 0.1, seed=0, storage="compact")
     elif method == "blocks":
         block = kso.Block(8, 8, regular=True)
-        model = kso.sparsify(dense, 0.25, "uniform", structure=block, exclude="head", seed=0)
+        model = kso.sparsify(
+            dense, 0.25, "uniform", structure=block, exclude="head", seed=0
+        )
         model = kso.convert(model, "blocks")
     elif method == "str":
         model = kso.parametrize(dense, kso.SoftThreshold())
     elif method == "gmp":
-        model = kso.parametrize(dense, kso.MagnitudeMask(kso.schedules.Cubic(0.1, **steps)))
+        model = kso.parametrize(
+            dense, kso.MagnitudeMask(kso.schedules.Cubic(0.1, **steps))
+        )
     elif method == "dnw":
-        model = kso.parametrize(dense, kso.parametrizations.StraightThroughTopK(0.1, frequency=4))
+        model = kso.parametrize(
+            dense, kso.parametrizations.StraightThroughTopK(0.1, frequency=4)
+        )
     else:
         raise ValueError(f"There are {METHODS}. Received: {method=}")
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     jit = keras.backend.backend() == "jax"
     # Not Adam, which divides gradients by their size: where they are 0 up to rounding, which
     # depends on the number of devices, its steps are not.
-    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss, jit_compile=jit)
+    model.compile(
+        keras.optimizers.SGD(0.05, momentum=0.9), loss, jit_compile=jit
+    )
     return model
 
 
@@ -122,7 +137,9 @@ def first_epoch(model) -> int:
     """For a custom training loop: above 0 if `BackupAndRestore` has restored a backup."""
     import keras
 
-    return int(keras.ops.convert_to_numpy(model.optimizer.iterations)) // BATCHES
+    return (
+        int(keras.ops.convert_to_numpy(model.optimizer.iterations)) // BATCHES
+    )
 
 
 # --- processes ------------------------------------------------------------------------------------
@@ -160,8 +177,12 @@ def main(ways: list[Way], train: Train, begin: Callable[[Place], None]) -> None:
         begin: Called once in every process, before anything is computed.
     """
     parser = argparse.ArgumentParser()
-    parser.add_argument("--methods", nargs="+", default=["rigl"], choices=METHODS)
-    parser.add_argument("--seconds", type=float, default=600.0, help="time limit of each way")
+    parser.add_argument(
+        "--methods", nargs="+", default=["rigl"], choices=METHODS
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=600.0, help="time limit of each way"
+    )
     parser.add_argument("--place", help="for the processes that this starts")
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
@@ -170,8 +191,13 @@ def main(ways: list[Way], train: Train, begin: Callable[[Place], None]) -> None:
         begin(place)
         for method in options.methods:
             model = train(method, place)
-            np.savez(options.folder / f"{place.way}_{method}_{place.rank}.npz", **state(model))
-            print(f"{place.way}, process {place.rank}: {method} done", flush=True)
+            np.savez(
+                options.folder / f"{place.way}_{method}_{place.rank}.npz",
+                **state(model),
+            )
+            print(
+                f"{place.way}, process {place.rank}: {method} done", flush=True
+            )
         return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -189,7 +215,14 @@ def start(way: Way, methods: list[str], folder: Path, seconds: float) -> None:
     running = []
     for rank in range(way.processes):
         place = json.dumps(vars(Place(way.name, rank, way.processes, ports)))
-        command = [sys.executable, sys.argv[0], "--place", place, "--folder", str(folder)]
+        command = [
+            sys.executable,
+            sys.argv[0],
+            "--place",
+            place,
+            "--folder",
+            str(folder),
+        ]
         log = (folder / f"{way.name}_{rank}.log").open("w+")
         running.append(
             (
@@ -204,7 +237,9 @@ def start(way: Way, methods: list[str], folder: Path, seconds: float) -> None:
             )
         )
     end, wrong = time.monotonic() + seconds, None
-    while wrong is None and any(process.poll() is None for process, _ in running):
+    while wrong is None and any(
+        process.poll() is None for process, _ in running
+    ):
         time.sleep(0.1)
         if any(process.poll() for process, _ in running):
             wrong = "a process has failed"
@@ -244,8 +279,13 @@ def state(model) -> dict[str, np.ndarray]:
         own = weight.storage
         value = weight.value
         mask = np.ones(value.shape, bool) if own is None else own.mask_value()
-        assert not value[~mask].any(), f"masked entries of {weight.path} are not 0"
-        found[f"mask {weight.path}"], found[f"value {weight.path}"] = mask, value
+        assert not value[~mask].any(), (
+            f"masked entries of {weight.path} are not 0"
+        )
+        found[f"mask {weight.path}"], found[f"value {weight.path}"] = (
+            mask,
+            value,
+        )
     return found
 
 
@@ -259,11 +299,21 @@ def prove(folder: Path, one: Way, other: Way, method: str) -> None:
         for name in expected:
             if name.startswith("mask"):
                 differ = int((found[name] != expected[name]).sum())
-                assert differ == 0, f"{other.name}, {method}: {differ} entries of {name} differ"
+                assert differ == 0, (
+                    f"{other.name}, {method}: {differ} entries of {name} differ"
+                )
             else:
-                worst = max(worst, float(np.abs(found[name] - expected[name]).max()))
-    live = sum(int(expected[name].sum()) for name in expected if name.startswith("mask"))
-    assert worst < TOLERANCE, f"{other.name}, {method}: weights differ by {worst}"
+                worst = max(
+                    worst, float(np.abs(found[name] - expected[name]).max())
+                )
+    live = sum(
+        int(expected[name].sum())
+        for name in expected
+        if name.startswith("mask")
+    )
+    assert worst < TOLERANCE, (
+        f"{other.name}, {method}: weights differ by {worst}"
+    )
     print(
         f"{method}: {other.name} equals {one.name}: {live} live entries at the same places, "
         f"weights to {worst:.1e}"

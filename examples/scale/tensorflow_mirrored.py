@@ -9,7 +9,9 @@ Make, wrap and compile the model in the strategy's scope; `fit` does the rest. W
 import os
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # two halves of the CPU stand for two GPUs
+os.environ.setdefault(
+    "CUDA_VISIBLE_DEVICES", "-1"
+)  # two halves of the CPU stand for two GPUs
 
 import contextlib
 
@@ -44,4 +46,6 @@ def train(method, place):
 
 
 if __name__ == "__main__":
-    recipe.main([recipe.Way("one device"), recipe.Way("two devices")], train, begin)
+    recipe.main(
+        [recipe.Way("one device"), recipe.Way("two devices")], train, begin
+    )

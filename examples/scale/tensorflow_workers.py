@@ -27,7 +27,9 @@ def begin(place):
     # On a cluster TF_CONFIG is what the scheduler sets.
     hosts = [f"127.0.0.1:{port}" for port in place.ports]
     task = {"type": "worker", "index": place.rank}
-    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": hosts}, "task": task})
+    os.environ["TF_CONFIG"] = json.dumps(
+        {"cluster": {"worker": hosts}, "task": task}
+    )
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
 
@@ -65,4 +67,8 @@ def train(method, place):
 
 
 if __name__ == "__main__":
-    recipe.main([recipe.Way("one process"), recipe.Way("two processes", 2)], train, begin)
+    recipe.main(
+        [recipe.Way("one process"), recipe.Way("two processes", 2)],
+        train,
+        begin,
+    )

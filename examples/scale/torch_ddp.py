@@ -23,7 +23,10 @@ def begin(place):
     if place.processes > 1:
         address = f"tcp://127.0.0.1:{place.ports[0]}"
         distributed.init_process_group(
-            "gloo", init_method=address, rank=place.rank, world_size=place.processes
+            "gloo",
+            init_method=address,
+            rank=place.rank,
+            world_size=place.processes,
         )
 
 
@@ -48,10 +51,14 @@ def train(method, place):
             rows = slice(batch * size, (batch + 1) * size)
             model.zero_grad()
             y_pred = network(torch.tensor(x[rows]))
-            loss = model.compute_loss(x=None, y=torch.tensor(y[rows]), y_pred=y_pred)
+            loss = model.compute_loss(
+                x=None, y=torch.tensor(y[rows]), y_pred=y_pred
+            )
             loss.backward()
             with torch.no_grad():
-                optimizer.apply([weight.value.grad for weight in weights], weights)
+                optimizer.apply(
+                    [weight.value.grad for weight in weights], weights
+                )
             hooks.on_train_batch_end(batch)
         hooks.on_epoch_end(epoch, {})
     hooks.on_train_end()
@@ -59,4 +66,8 @@ def train(method, place):
 
 
 if __name__ == "__main__":
-    recipe.main([recipe.Way("one process"), recipe.Way("two processes", 2)], train, begin)
+    recipe.main(
+        [recipe.Way("one process"), recipe.Way("two processes", 2)],
+        train,
+        begin,
+    )

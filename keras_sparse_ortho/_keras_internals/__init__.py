@@ -5,7 +5,11 @@ from keras_sparse_ortho._keras_internals._assignments import (
     check_assignments,
     check_given,
 )
-from keras_sparse_ortho._keras_internals._become import become, body_of, track_parameters_anew
+from keras_sparse_ortho._keras_internals._become import (
+    become,
+    body_of,
+    track_parameters_anew,
+)
 from keras_sparse_ortho._keras_internals._copies import copy_objects
 from keras_sparse_ortho._keras_internals._distribution import (
     Axes,
@@ -65,7 +69,10 @@ from keras_sparse_ortho._keras_internals._optimizers import (
     slot_pairs,
     trains,
 )
-from keras_sparse_ortho._keras_internals._quantized import packed_shape, unpacked_value
+from keras_sparse_ortho._keras_internals._quantized import (
+    packed_shape,
+    unpacked_value,
+)
 from keras_sparse_ortho._keras_internals._snapshot import Snapshot
 from keras_sparse_ortho._keras_internals._tracking import (
     track_layers,

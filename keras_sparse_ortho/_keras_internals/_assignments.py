@@ -25,11 +25,16 @@ def check_assignments(variable: keras.Variable, check: Check) -> None:
     vars(variable)["assign"] = _CheckedAssignment(variable, check)
 
 
-def check_given(variables: Sequence[keras.Variable], values: Sequence[TensorLike]) -> None:
+def check_given(
+    variables: Sequence[keras.Variable], values: Sequence[TensorLike]
+) -> None:
     """Checks the arrays for all variables of a layer before the first is assigned."""
     if len(variables) != len(values):
         return  # Keras says so
-    new_values = {id(variable): value for variable, value in zip(variables, values, strict=True)}
+    new_values = {
+        id(variable): value
+        for variable, value in zip(variables, values, strict=True)
+    }
 
     def read(variable: keras.Variable) -> np.ndarray:
         return _array(new_values[id(variable)])
@@ -40,7 +45,9 @@ def check_given(variables: Sequence[keras.Variable], values: Sequence[TensorLike
             check(read)
 
 
-def check_stored(layer: keras.layers.Layer, store: Mapping[str, TensorLike]) -> None:
+def check_stored(
+    layer: keras.layers.Layer, store: Mapping[str, TensorLike]
+) -> None:
     """The same for a file in which the layer's own variables are numbered."""
     variables = own_variables(layer)
     numbers = [str(number) for number in range(len(variables))]

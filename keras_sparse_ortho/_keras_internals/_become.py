@@ -5,7 +5,10 @@ import types
 import keras
 
 from keras_sparse_ortho._interception import stand_in
-from keras_sparse_ortho._keras_internals._object_graph import contents, with_cells
+from keras_sparse_ortho._keras_internals._object_graph import (
+    contents,
+    with_cells,
+)
 
 # A layer's place in graphs of calls.
 _PLACE = ("_inbound_nodes", "_outbound_nodes")

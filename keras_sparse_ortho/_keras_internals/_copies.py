@@ -23,7 +23,11 @@ from keras_sparse_ortho._keras_internals._object_graph import (
     tracker_class,
     with_cells,
 )
-from keras_sparse_ortho._keras_internals._variables import await_value, initialize, is_watched
+from keras_sparse_ortho._keras_internals._variables import (
+    await_value,
+    initialize,
+    is_watched,
+)
 from keras_sparse_ortho.errors import NotPrunableError
 
 T = TypeVar("T")
@@ -48,7 +52,10 @@ _ATOMS = (
     types.CodeType,
 )
 # Where TensorFlow notes what checkpoints of an object depend on.
-_TRACKED = ("_self_unconditional_checkpoint_dependencies", "_self_unconditional_dependency_names")
+_TRACKED = (
+    "_self_unconditional_checkpoint_dependencies",
+    "_self_unconditional_dependency_names",
+)
 
 
 def copy_objects(
@@ -72,11 +79,19 @@ class _Copier:
 
     def __init__(self, without_values: Iterable[keras.Variable]) -> None:
         self.copies: dict[int, Any] = {}
-        self._originals: list[object] = []  # kept, so that no other object gets their `id`
-        self._waiting: collections.deque[Callable[[], None]] = collections.deque()
-        self._hashed: list[Callable[[], None]] = []  # their items must be whole to be hashed
+        self._originals: list[
+            object
+        ] = []  # kept, so that no other object gets their `id`
+        self._waiting: collections.deque[Callable[[], None]] = (
+            collections.deque()
+        )
+        self._hashed: list[
+            Callable[[], None]
+        ] = []  # their items must be whole to be hashed
         self._empty = {id(variable) for variable in without_values}
-        self._shared_ids: set[int] = set()  # of objects that are known to lead nowhere
+        self._shared_ids: set[int] = (
+            set()
+        )  # of objects that are known to lead nowhere
         self._place = ""  # the attribute that is being copied, for errors
         shared_kinds, self._states = _kinds_of_backend()
         self._parts = (*_PARTS, tracker_class(), *self._states)
@@ -107,7 +122,9 @@ class _Copier:
         for value in self.copies.values():
             if isinstance(value, tracker_class()):
                 _renew_ids(value)
-            elif isinstance(value, keras.Operation) and hasattr(value, "_nodes_by_depth"):
+            elif isinstance(value, keras.Operation) and hasattr(
+                value, "_nodes_by_depth"
+            ):
                 value._nodes = set(_node_keys(value))
 
     def _note(
@@ -124,12 +141,18 @@ class _Copier:
         if isinstance(value, types.FunctionType):
             return self._function(value)
         if isinstance(value, types.MethodType):
-            return types.MethodType(self.copy(value.__func__), self.copy(value.__self__))
+            return types.MethodType(
+                self.copy(value.__func__), self.copy(value.__self__)
+            )
         if isinstance(value, functools.partial):
             arguments = [self.copy(item) for item in value.args]
-            keywords = {key: self.copy(item) for key, item in value.keywords.items()}
+            keywords = {
+                key: self.copy(item) for key, item in value.keywords.items()
+            }
             function = self.copy(value.func)
-            return self._note(value, functools.partial(function, *arguments, **keywords))
+            return self._note(
+                value, functools.partial(function, *arguments, **keywords)
+            )
         if isinstance(value, self._states):
             return self._note(value, _copy_of_state(value))
         has_attributes = hasattr(value, "__dict__") or slots(value)
@@ -170,7 +193,9 @@ class _Copier:
         if id(variable) in self._empty:
             await_value(variable_copy, watched=watched)
         elif keras.backend.backend() == "torch":  # where it may be a parameter
-            initialize(variable_copy, self.copy(variable._value), watched=watched)
+            initialize(
+                variable_copy, self.copy(variable._value), watched=watched
+            )
         else:
             initialize(variable_copy, ops.copy(variable.value), watched=watched)
 
@@ -181,7 +206,9 @@ class _Copier:
         if isinstance(value, tuple):
             return self._tuple(value)
         if isinstance(value, frozenset):
-            return self._note(value, type(value)(self.copy(item) for item in value))
+            return self._note(
+                value, type(value)(self.copy(item) for item in value)
+            )
         kind = type(value)
         value_copy = self._note(value, kind.__new__(kind))
         if hasattr(value, "__dict__"):
@@ -204,7 +231,10 @@ class _Copier:
     def _tuple(self, value: tuple[object, ...]) -> tuple[object, ...]:
         """The copy of a tuple; itself if all of its items are shared."""
         items = [self.copy(item) for item in value]
-        if all(item is original for item, original in zip(items, value, strict=True)):
+        if all(
+            item is original
+            for item, original in zip(items, value, strict=True)
+        ):
             return value
         make: Callable[[list[object]], tuple[object, ...]] = type(value)
         make = getattr(make, "_make", make)  # of named tuples
@@ -219,7 +249,10 @@ class _Copier:
             value_copy.default_factory = self.copy(value.default_factory)
         if isinstance(value, dict):
             pairs = list(dict.items(value))
-            refill(value_copy, {self.copy(key): self.copy(item) for key, item in pairs})
+            refill(
+                value_copy,
+                {self.copy(key): self.copy(item) for key, item in pairs},
+            )
         else:
             items = list(cast(Iterable[object], value))
             refill(value_copy, [self.copy(item) for item in items])
@@ -269,12 +302,16 @@ def _attributes_to_copy(value: object) -> dict[str, Any]:
     if "_torch_params" in modules:
         # Keras makes it from the variables when it is asked for.
         attributes["_modules"] = {
-            name: module for name, module in modules.items() if name != "_torch_params"
+            name: module
+            for name, module in modules.items()
+            if name != "_torch_params"
         }
     if isinstance(value, keras.Variable):
         attributes["_value"] = None
     elif isinstance(value, keras.Operation):
-        attributes["_outbound_nodes"] = []  # calls in other models as well; nobody reads it
+        attributes[
+            "_outbound_nodes"
+        ] = []  # calls in other models as well; nobody reads it
     for name in _TRACKED:
         if name in attributes:
             attributes[name] = _without_functions(attributes[name])
@@ -284,7 +321,8 @@ def _attributes_to_copy(value: object) -> dict[str, Any]:
 def _renew_ids(tracker: AnyObject) -> None:
     """Lets a copied tracker know the items of its copied stores."""
     tracker.stored_ids = {
-        name: {id(item) for item in store} for name, (_, store) in tracker.config.items()
+        name: {id(item) for item in store}
+        for name, (_, store) in tracker.config.items()
     }
 
 
@@ -301,7 +339,9 @@ def _node_keys(model: keras.Model) -> Iterator[str]:
 
 def _copy_of_state(state: AnyObject) -> AnyObject:
     """The copy of a variable or tensor of the backend."""
-    if not getattr(state, "is_leaf", True):  # of torch, where others cannot be copied
+    if not getattr(
+        state, "is_leaf", True
+    ):  # of torch, where others cannot be copied
         state = state.detach()
     return copy.deepcopy(state)
 
@@ -309,14 +349,20 @@ def _copy_of_state(state: AnyObject) -> AnyObject:
 def _is_hashed(container: object) -> bool:
     """Whether a container hashes items that must have their content for that."""
     if isinstance(container, dict):
-        return any(not isinstance(key, str | int) for key in dict.keys(container))
+        return any(
+            not isinstance(key, str | int) for key in dict.keys(container)
+        )
     return isinstance(container, set)
 
 
 def _without_functions(tracked: AnyObject) -> AnyObject:
     """Leaves compiled functions out, such as the train function, which a copy makes itself."""
     if isinstance(tracked, Mapping):
-        return {key: value for key, value in tracked.items() if not _is_compiled(value)}
+        return {
+            key: value
+            for key, value in tracked.items()
+            if not _is_compiled(value)
+        }
     return [value for value in tracked if not _is_compiled(value)]
 
 
@@ -346,8 +392,16 @@ def _attributes_of_keras() -> tuple[dict[str, Any], frozenset[str]]:
     inputs = keras.Input((1,), name="input")
     model = keras.Model(inputs, inputs, name="plain")
     fresh = dict(vars(model))
-    model.compile(optimizer=keras.optimizers.SGD(name="sgd"), loss="mse", jit_compile=False)
-    changed_names = {"history", "stop_training", "save_own_variables"}  # the last by `before_save`
+    model.compile(
+        optimizer=keras.optimizers.SGD(name="sgd"),
+        loss="mse",
+        jit_compile=False,
+    )
+    changed_names = {
+        "history",
+        "stop_training",
+        "save_own_variables",
+    }  # the last by `before_save`
     for name, value in vars(model).items():
         if name not in fresh or fresh[name] is not value:
             changed_names.add(name)

@@ -70,7 +70,9 @@ def layout_entries(distribution: Distribution) -> dict[str, str]:
     entries = {"mesh": f"{tuple(mesh.shape)} {list(mesh.axis_names)}"}
     for value in vars(distribution).values():
         if isinstance(value, keras.distribution.LayoutMap):
-            entries |= {pattern: str(layout.axes) for pattern, layout in value.items()}
+            entries |= {
+                pattern: str(layout.axes) for pattern, layout in value.items()
+            }
     return entries
 
 
@@ -85,8 +87,12 @@ def create_along(
     distribution = _distribution()
     if distribution is None or axes is None:
         return create()
-    layout = keras.distribution.TensorLayout(tuple(axes), distribution.device_mesh)
-    with intercepted(distribution, "get_variable_layout", lambda original, variable: layout):
+    layout = keras.distribution.TensorLayout(
+        tuple(axes), distribution.device_mesh
+    )
+    with intercepted(
+        distribution, "get_variable_layout", lambda original, variable: layout
+    ):
         variable = create()
     if variable._layout is None:  # one that gets its value later
         variable._layout = layout

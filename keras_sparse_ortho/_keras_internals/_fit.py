@@ -26,7 +26,9 @@ _PACKAGES = (
 def after_fit(model: keras.Model, function: Callable[[], None]) -> None:
     """Calls a function when `fit` ends, after the user's callbacks, which may restore weights."""
     history = getattr(model, "history", None)
-    if not isinstance(history, keras.callbacks.History):  # a custom training loop
+    if not isinstance(
+        history, keras.callbacks.History
+    ):  # a custom training loop
         function()
         return
     before = history.on_train_end
@@ -42,7 +44,9 @@ def after_fit(model: keras.Model, function: Callable[[], None]) -> None:
 def after_epochs(model: keras.Model, function: Callable[[int], bool]) -> None:
     """Calls one function with the epochs done after each of a running `fit`, until it is `True`."""
     history = getattr(model, "history", None)
-    if not isinstance(history, keras.callbacks.History) or "on_epoch_end" in vars(history):
+    if not isinstance(
+        history, keras.callbacks.History
+    ) or "on_epoch_end" in vars(history):
         return
     before = history.on_epoch_end
 
@@ -63,7 +67,9 @@ def log_first(callback: keras.callbacks.Callback, add: AddToLogs) -> bool:
     callbacks = _caller(keras.callbacks.CallbackList)
     if callbacks is None:
         return False
-    functions: dict[int, AddToLogs] = vars(callbacks).setdefault("_kso_log_first", {})
+    functions: dict[int, AddToLogs] = vars(callbacks).setdefault(
+        "_kso_log_first", {}
+    )
     if not functions:
         before = callbacks.on_epoch_end
 
@@ -88,7 +94,9 @@ def _caller(kind: type) -> Any:
     return None
 
 
-def before_save(model: keras.Model, function: Callable[[], None] | None) -> None:
+def before_save(
+    model: keras.Model, function: Callable[[], None] | None
+) -> None:
     """Calls a function whenever the model is saved; `None` undoes it."""
     vars(model).pop("save_own_variables", None)
     if function is None:
@@ -143,7 +151,9 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
         return
     level = 2
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGES):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(
+        _PACKAGES
+    ):
         level += 1
         frame = frame.f_back
     warnings.warn(printable_lines(message), category, stacklevel=level)

@@ -21,7 +21,10 @@ def sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     if not isinstance(layer, keras.Model):
         return held
     graph = {id(inner): inner for inner in layer.layers}
-    return [*graph.values(), *(inner for inner in held if id(inner) not in graph)]
+    return [
+        *graph.values(),
+        *(inner for inner in held if id(inner) not in graph),
+    ]
 
 
 def own_variables(layer: keras.layers.Layer) -> list[Any]:
@@ -37,7 +40,9 @@ def created_trainable(layer: keras.layers.Layer) -> list[Any]:
 def graph_of(model: keras.Model) -> Any:
     # A Sequential model that knows its input holds a functional one.
     inner = model._functional if isinstance(model, keras.Sequential) else model
-    is_model = isinstance(model, keras.Model)  # another layer may show the attributes of one
+    is_model = isinstance(
+        model, keras.Model
+    )  # another layer may show the attributes of one
     return inner if is_model and hasattr(inner, "_nodes_by_depth") else None
 
 
@@ -48,13 +53,18 @@ def is_graph(model: keras.Model) -> bool:
 
 def graph_ends(model: keras.Model) -> tuple[Any, Any]:
     """Inputs and outputs of a model that `is_graph`, nested as it takes and gives them."""
-    graph = graph_of(model)  # `input` of a Sequential model is that of its first call, if any
+    graph = graph_of(
+        model
+    )  # `input` of a Sequential model is that of its first call, if any
     return graph.input, graph.output
 
 
 def computes_its_graph(model: keras.Model) -> bool:
     """Whether this is a graph, and its `call` is Keras' own, which runs the graph."""
-    return is_graph(model) and type(model).call.__module__.partition(".")[0] == "keras"
+    return (
+        is_graph(model)
+        and type(model).call.__module__.partition(".")[0] == "keras"
+    )
 
 
 class GraphCall(NamedTuple):
@@ -90,7 +100,8 @@ def graph_calls(model: keras.Model) -> list[GraphCall]:
 
 @contextlib.contextmanager
 def instead_of_graph(
-    model: keras.Model, function: Callable[[list[Any], Callable[..., Any]], None]
+    model: keras.Model,
+    function: Callable[[list[Any], Callable[..., Any]], None],
 ) -> Iterator[None]:
     """Inside, in this thread, a call of a model runs a function in the place of its graph.
 
@@ -103,11 +114,16 @@ def instead_of_graph(
             graph into the function to call.
     """
 
-    def run(original: Any, inputs: Any, operation_fn: Callable[..., Any]) -> None:
+    def run(
+        original: Any, inputs: Any, operation_fn: Callable[..., Any]
+    ) -> None:
         function(keras.tree.flatten(inputs), operation_fn)
         raise Enough
 
-    with intercepted(graph_of(model), "_run_through_graph", run), contextlib.suppress(Enough):
+    with (
+        intercepted(graph_of(model), "_run_through_graph", run),
+        contextlib.suppress(Enough),
+    ):
         yield
 
 
@@ -121,7 +137,8 @@ def maps_one_tensor(layer: keras.layers.Layer) -> bool:
     """Whether all symbolic calls of a layer are with a single tensor that has no mask."""
     calls = [node.input_tensors for node in layer._inbound_nodes]
     return all(
-        len(tensors) == 1 and getattr(tensors[0], "_keras_mask", None) is None for tensors in calls
+        len(tensors) == 1 and getattr(tensors[0], "_keras_mask", None) is None
+        for tensors in calls
     )
 
 
@@ -131,14 +148,18 @@ def maybe_build(layer: keras.layers.Layer, call_spec: Any) -> None:
         if not layer.built:
             layer._maybe_build(call_spec)
         if any(not inner.built for inner in layer._flatten_layers()):
-            keras.Operation.compute_output_spec(layer, **call_spec.arguments_dict)
+            keras.Operation.compute_output_spec(
+                layer, **call_spec.arguments_dict
+            )
 
 
 def is_built_in_calls(layer: keras.layers.Layer) -> bool:
     """Whether only a call builds a layer: no `build`, or not of Keras and with layers inside."""
     if type(layer).build is keras.layers.Layer.build:
         return True
-    return bool(sublayers(layer)) and not type(layer).__module__.startswith("keras.")
+    return bool(sublayers(layer)) and not type(layer).__module__.startswith(
+        "keras."
+    )
 
 
 _CALL_SETTINGS = ("call_signature_parameters", "supports_masking")
@@ -164,7 +185,11 @@ class WrapperBuiltByCalls(keras.layers.Wrapper):
         """Sets what only the layer inside has, such as `activation`, there."""
         # On torch Keras keeps layers apart from other attributes.
         inside = {**vars(self).get("_modules", {}), **vars(self)}.get("layer")
-        is_own = name.startswith("_") or name in vars(self) or hasattr(type(self), name)
+        is_own = (
+            name.startswith("_")
+            or name in vars(self)
+            or hasattr(type(self), name)
+        )
         if inside is None or is_own or not hasattr(inside, name):
             super().__setattr__(name, value)
         else:
@@ -188,7 +213,11 @@ class WrapperBuiltByCalls(keras.layers.Wrapper):
         return {**self.wrapper_config(), "layer": config}
 
     def get_build_config(self) -> dict[str, Any] | None:
-        return None if is_built_in_calls(self.layer) else super().get_build_config()
+        return (
+            None
+            if is_built_in_calls(self.layer)
+            else super().get_build_config()
+        )
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         return self.layer.compute_output_spec(*args, **kwargs)
@@ -235,7 +264,9 @@ def stand_in_name_scope(wrapper: Any, layer: keras.layers.Layer) -> None:
 def compile_like(model: keras.Model, other: Any) -> bool:
     """Compiles a model with another's arguments; `False` if that was not compiled."""
     # Optimizer and metrics are new, of the same settings; losses keep no state and are shared.
-    if not getattr(other, "compiled", False) or not hasattr(other, "_compile_config"):
+    if not getattr(other, "compiled", False) or not hasattr(
+        other, "_compile_config"
+    ):
         return False
 
     def copy(value: Any) -> Any:
@@ -243,7 +274,9 @@ def compile_like(model: keras.Model, other: Any) -> bool:
             return type(value).from_config(value.get_config())
         return value
 
-    arguments = keras.tree.map_structure(copy, dict(other._compile_config.config))
+    arguments = keras.tree.map_structure(
+        copy, dict(other._compile_config.config)
+    )
     # The name alone would give an optimizer of default settings.
     arguments["optimizer"] = copy(other.optimizer)
     model.compile(**arguments)
@@ -259,7 +292,9 @@ def compiled_loss_waits(model: keras.Model) -> bool:
 def restored(value: Any, custom_objects: dict[str, Any] | None = None) -> Any:
     """Deserializes a part of a configuration; ValueError or TypeError for other values."""
     try:
-        return keras.saving.deserialize_keras_object(value, custom_objects=custom_objects)
+        return keras.saving.deserialize_keras_object(
+            value, custom_objects=custom_objects
+        )
     except (ValueError, TypeError):
         raise
     except Exception as error:
@@ -299,7 +334,11 @@ class VariableOverrides(keras.StatelessScope):
             return self._overrides[id(variable)]
         if id(variable) in self._updates:
             return self._updates[id(variable)][1]
-        return None if self.parent is None else self.parent.get_current_value(variable)
+        return (
+            None
+            if self.parent is None
+            else self.parent.get_current_value(variable)
+        )
 
     def add_update(self, update: tuple[Any, Any]) -> None:
         variable, _ = update
@@ -341,7 +380,9 @@ def float64_not_narrowed() -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def replaced(owner: keras.layers.Layer, name: str, value: Any) -> Iterator[None]:
+def replaced(
+    owner: keras.layers.Layer, name: str, value: Any
+) -> Iterator[None]:
     """Replaces an attribute or dict entry inside. Bypasses `__setattr__`: Keras would track it."""
     own = owner if isinstance(owner, dict) else vars(owner)
     before = own.get(name, own)  # its own dictionary stands for "not there"

@@ -12,7 +12,10 @@ Container = list[object] | set[object] | dict[object, object]
 Items = Iterable[object] | Mapping[object, object]
 
 CONTAINERS = (list, tuple, dict, set, frozenset)
-_NO_ATTRIBUTES = ("__dict__", "__weakref__")  # names in `__slots__` that hold no value
+_NO_ATTRIBUTES = (
+    "__dict__",
+    "__weakref__",
+)  # names in `__slots__` that hold no value
 
 
 def children(value: object) -> list[object]:
@@ -23,7 +26,11 @@ def children(value: object) -> list[object]:
     if isinstance(value, CONTAINERS):
         return list(value)
     if isinstance(value, types.FunctionType):
-        reached: list[object] = [value.__defaults__, value.__kwdefaults__, vars(value)]
+        reached: list[object] = [
+            value.__defaults__,
+            value.__kwdefaults__,
+            vars(value),
+        ]
         for cell in value.__closure__ or ():
             reached += contents(cell)
         return reached
@@ -63,7 +70,9 @@ def contents(cell: types.CellType) -> list[object]:
         return []
 
 
-def with_cells(function: types.FunctionType, cells: Iterable[types.CellType]) -> types.FunctionType:
+def with_cells(
+    function: types.FunctionType, cells: Iterable[types.CellType]
+) -> types.FunctionType:
     """A copy of a function that finds other cells where it reads variables from around it."""
     code = function.__code__
     copy = types.FunctionType(code, function.__globals__, closure=tuple(cells))

@@ -41,7 +41,9 @@ class SlotPair(NamedTuple):
     start: float
 
 
-def optimizer_slots(optimizer: Optimizer, variable: keras.Variable) -> list[Slot]:
+def optimizer_slots(
+    optimizer: Optimizer, variable: keras.Variable
+) -> list[Slot]:
     """The slots of a variable's shape in an optimizer of Keras or `torch.optim`."""
     if is_torch_optimizer(optimizer):
         return _torch_slots(optimizer, variable)
@@ -54,7 +56,10 @@ def optimizer_slots(optimizer: Optimizer, variable: keras.Variable) -> list[Slot
             continue
         for slots in _lists_of_slots(member).values():
             slot = slots[index]
-            if isinstance(slot, keras.Variable) and slot.shape == variable.shape:
+            if (
+                isinstance(slot, keras.Variable)
+                and slot.shape == variable.shape
+            ):
                 matching_slots.append(Slot(slot, _start(member, slot)))
     return matching_slots
 
@@ -78,7 +83,9 @@ def trains(optimizer: Optimizer, variable: keras.Variable) -> bool:
     return any(_index(member, variable) is not None for member in built_members)
 
 
-def _torch_group(optimizer: Optimizer, parameter: Tensor) -> Mapping[str, Any] | None:
+def _torch_group(
+    optimizer: Optimizer, parameter: Tensor
+) -> Mapping[str, Any] | None:
     """The group of an optimizer of torch that has a parameter."""
     for group in optimizer.param_groups:
         if any(other is parameter for other in group["params"]):
@@ -89,7 +96,10 @@ def _torch_group(optimizer: Optimizer, parameter: Tensor) -> Mapping[str, Any] |
 def _torch_slots(optimizer: Optimizer, variable: keras.Variable) -> list[Slot]:
     parameter = variable.value
     group = _torch_group(optimizer, parameter) or {}
-    starts = {"sum": "initial_accumulator_value", "step_size": "lr"}  # Adagrad's, Rprop's
+    starts = {
+        "sum": "initial_accumulator_value",
+        "step_size": "lr",
+    }  # Adagrad's, Rprop's
     slots = []
     for name, tensor in optimizer.state.get(parameter, {}).items():
         if getattr(tensor, "shape", None) == parameter.shape:
@@ -123,7 +133,9 @@ def build_restored_optimizer(model: keras.Model) -> None:
     if optimizer is None:
         return
     waiting = "_self_unconditional_deferred_dependencies"
-    if any(getattr(member, waiting, None) for member in _with_members(optimizer)):
+    if any(
+        getattr(member, waiting, None) for member in _with_members(optimizer)
+    ):
         with model.distribute_strategy.scope():
             optimizer.build(model.trainable_variables)
 
@@ -150,7 +162,11 @@ def _lists_of_slots(optimizer: Optimizer) -> SlotLists:
 
 def _iterations(optimizer: Optimizer) -> keras.Variable:
     # The public `iterations` counts updates, so that it stands still while gradients accumulate.
-    return next(variable for variable in optimizer.variables if variable.name == "iteration")
+    return next(
+        variable
+        for variable in optimizer.variables
+        if variable.name == "iteration"
+    )
 
 
 def _start(optimizer: Optimizer, slot: keras.Variable) -> float:
@@ -161,7 +177,9 @@ def _start(optimizer: Optimizer, slot: keras.Variable) -> float:
     return float(getattr(optimizer, "initial_accumulator_value", 0.0))
 
 
-def refuse_other_slots(optimizer: Optimizer, converted: Iterable[keras.Variable]) -> None:
+def refuse_other_slots(
+    optimizer: Optimizer, converted: Iterable[keras.Variable]
+) -> None:
     """Raises ValueError unless an optimizer keeps scalars and lists by variable alone.
 
     Args:

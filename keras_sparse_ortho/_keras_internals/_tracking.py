@@ -10,7 +10,9 @@ def track_variable(layer: keras.layers.Layer, variable: keras.Variable) -> None:
     _track(layer, variable.name, variable)
 
 
-def untrack_variable(layer: keras.layers.Layer, variable: keras.Variable) -> None:
+def untrack_variable(
+    layer: keras.layers.Layer, variable: keras.Variable
+) -> None:
     """Takes a variable out of a layer, for Keras and for TensorFlow."""
     layer._untrack_variable(variable)
     for name, child in _dependencies(layer):
@@ -38,14 +40,18 @@ def _track(layer: keras.layers.Layer, name: str, child: object) -> None:
 
 def _dependencies(layer: keras.layers.Layer | None) -> list[Dependency]:
     """The variables and layers that TensorFlow saves with a layer, each with its name."""
-    references = getattr(layer, "_self_unconditional_checkpoint_dependencies", [])
+    references = getattr(
+        layer, "_self_unconditional_checkpoint_dependencies", []
+    )
     waiting: list[Dependency] = []
     for reference in references:
         waiting.append((reference.name, reference.ref))
     dependencies: list[Dependency] = []
     while waiting:
         name, child = waiting.pop()
-        child = getattr(child, "__wrapped__", child)  # a dict in TensorFlow's own module
+        child = getattr(
+            child, "__wrapped__", child
+        )  # a dict in TensorFlow's own module
         if isinstance(child, dict):
             child = list(child.values())
         if isinstance(child, list | tuple):

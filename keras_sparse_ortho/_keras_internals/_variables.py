@@ -20,7 +20,10 @@ from keras_sparse_ortho._keras_internals._layers import (
     created_trainable,
     in_stateless_scope,
 )
-from keras_sparse_ortho._keras_internals._tracking import track_variable, untrack_variable
+from keras_sparse_ortho._keras_internals._tracking import (
+    track_variable,
+    untrack_variable,
+)
 from keras_sparse_ortho._types import Tensor, TensorLike
 
 _SAVING = ("save_own_variables", "load_own_variables")
@@ -47,7 +50,9 @@ class DeferredVariables:
             else:
                 self._updates.append((variable, value))
 
-    def initialize(self, layer: keras.layers.Layer, but: list[keras.Variable]) -> None:
+    def initialize(
+        self, layer: keras.layers.Layer, but: list[keras.Variable]
+    ) -> None:
         """Gives the variables of a layer their values, now or when the enclosing scope ends.
 
         Args:
@@ -57,8 +62,12 @@ class DeferredVariables:
         waiting_ids = {id(variable) for variable in but}
         trained_ids: set[int] = set()
         for inner in layer._flatten_layers():
-            trained_ids |= {id(variable) for variable in created_trainable(inner)}
-        without_values = [variable for variable in self._created if variable._value is None]
+            trained_ids |= {
+                id(variable) for variable in created_trainable(inner)
+            }
+        without_values = [
+            variable for variable in self._created if variable._value is None
+        ]
         self._created = []
         ready = []
         for variable in without_values:
@@ -70,7 +79,9 @@ class DeferredVariables:
             _pending().extend(ready)
         else:
             for variable in ready:
-                value = variable._initializer(variable.shape, dtype=variable.dtype)
+                value = variable._initializer(
+                    variable.shape, dtype=variable.dtype
+                )
                 give_value(variable, value, watched=id(variable) in trained_ids)
         for variable, value in self._updates:
             variable.assign(value)
@@ -81,7 +92,9 @@ def _pending() -> list[keras.Variable]:
     """The variables that get their values when the enclosing scope of Keras ends."""
     return cast(
         list[keras.Variable],
-        global_state.get_global_attribute("uninitialized_variables", [], set_to_default=True),
+        global_state.get_global_attribute(
+            "uninitialized_variables", [], set_to_default=True
+        ),
     )
 
 
@@ -118,7 +131,9 @@ def is_watched(variable: keras.Variable) -> bool:
     return bool(getattr(variable._value, "trainable", variable.trainable))
 
 
-def initialize(variable: keras.Variable, value: TensorLike, *, watched: bool) -> None:
+def initialize(
+    variable: keras.Variable, value: TensorLike, *, watched: bool
+) -> None:
     """Gives a variable its first value; `is_watched` is then as said, `trainable` as before."""
     trainable = variable.trainable
     variable.trainable = watched
@@ -140,7 +155,9 @@ def awaits_value(variable: keras.Variable) -> bool:
     return True
 
 
-def give_value(variable: keras.Variable, value: TensorLike, *, watched: bool | None = None) -> None:
+def give_value(
+    variable: keras.Variable, value: TensorLike, *, watched: bool | None = None
+) -> None:
     """Gives a variable that waits for it its first value.
 
     Args:
@@ -158,9 +175,13 @@ def give_value(variable: keras.Variable, value: TensorLike, *, watched: bool | N
 def value_source(variable: keras.Variable) -> tuple[Callable[[], Any], bool]:
     """A function for the value that a variable has or will get, and whether it has it already."""
     if variable._value is not None:
-        return functools.partial(keras.ops.convert_to_tensor, variable._value), True
+        return functools.partial(
+            keras.ops.convert_to_tensor, variable._value
+        ), True
     shape = tuple(variable.shape)
-    return functools.partial(variable._initializer, shape, dtype=variable.dtype), False
+    return functools.partial(
+        variable._initializer, shape, dtype=variable.dtype
+    ), False
 
 
 class StandIns:
@@ -171,7 +192,9 @@ class StandIns:
     traced; other uses raise RuntimeError with the `message`.
     """
 
-    def __init__(self, layer: keras.layers.Layer, variable: keras.Variable, message: str) -> None:
+    def __init__(
+        self, layer: keras.layers.Layer, variable: keras.Variable, message: str
+    ) -> None:
         self._layer = layer
         self._variable = variable
         self._message = message
@@ -187,13 +210,18 @@ class StandIns:
         variable = self._variable
         parent, _, variable_name = variable.path.rpartition("/")
         outer_path, _, scope_name = parent.rpartition("/")
-        scope: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        scope: contextlib.AbstractContextManager[object] = (
+            contextlib.nullcontext()
+        )
         if parent:
             scope = keras.name_scope(scope_name, override_parent=outer_path)
         axes = along_mesh(kwargs["shape"][0], variable)
         with scope:
             return create_along(
-                lambda: keras.Variable(name=f"{variable_name}_{name}", **kwargs), axes
+                lambda: keras.Variable(
+                    name=f"{variable_name}_{name}", **kwargs
+                ),
+                axes,
             )
 
     def put(self, stand_in: keras.Variable, *further: keras.Variable) -> None:
@@ -245,7 +273,9 @@ def _exchange(
     store = layer._non_trainable_variables
     if _is_among(trained, old):
         store = trained
-    (place,) = [number for number, variable in enumerate(store) if variable is old]
+    (place,) = [
+        number for number, variable in enumerate(store) if variable is old
+    ]
     untrack_variable(layer, old)
     # Keras chooses the store by `trainable`. Unfreezing a layer reaches one of the stores only.
     new.trainable = store is trained
@@ -256,7 +286,9 @@ def _exchange(
     new.constraint = old.constraint
 
 
-def _is_among(variables: Sequence[keras.Variable], variable: keras.Variable) -> bool:
+def _is_among(
+    variables: Sequence[keras.Variable], variable: keras.Variable
+) -> bool:
     return any(member is variable for member in variables)
 
 

@@ -8,17 +8,24 @@ import numpy as np
 from keras_sparse_ortho._backend import compiled, value_and_gradients
 from keras_sparse_ortho._checked_data import check_inputs
 from keras_sparse_ortho._checks import other_keywords
-from keras_sparse_ortho._keras_internals import VariableOverrides, from_zero_states
+from keras_sparse_ortho._keras_internals import (
+    VariableOverrides,
+    from_zero_states,
+)
 from keras_sparse_ortho._types import Tensor, TensorLike
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import check_built
 
-_LARGEST_BATCH = 2**24  # entries in one batch of products: 64 MiB in float32 fill the cores
+_LARGEST_BATCH = (
+    2**24
+)  # entries in one batch of products: 64 MiB in float32 fill the cores
 
 
 @other_keywords
-def jacobian_singular_values(model: keras.layers.Layer, x: TensorLike) -> np.ndarray:
+def jacobian_singular_values(
+    model: keras.layers.Layer, x: TensorLike
+) -> np.ndarray:
     """Singular values of `J = d output / d input` for every sample, in inference.
 
     All rows of `J` come from products with unit vectors; then a dense SVD. All singular values near
@@ -78,15 +85,23 @@ class _Products:
         self._model = model
         self._dtype = dtype.name
         self._states = [
-            variable for variable in model.variables if keras.backend.is_float_dtype(variable.dtype)
+            variable
+            for variable in model.variables
+            if keras.backend.is_float_dtype(variable.dtype)
         ]
-        xla = keras.backend.backend() == "jax"  # on TensorFlow it takes longer than the products
+        xla = (
+            keras.backend.backend() == "jax"
+        )  # on TensorFlow it takes longer than the products
         self._compiled_outputs = compiled(self._outputs, xla=xla)
         self._compiled_products = compiled(self._transpose_times, xla=xla)
 
     def outputs(self, x: np.ndarray) -> np.ndarray:
         """The outputs for samples."""
-        return to_numpy(self._compiled_outputs(self._values(), keras.ops.convert_to_tensor(x)))
+        return to_numpy(
+            self._compiled_outputs(
+                self._values(), keras.ops.convert_to_tensor(x)
+            )
+        )
 
     def transpose_times(
         self,
@@ -109,7 +124,11 @@ class _Products:
         pairs = zip(self._states, constants, strict=True)
         model = self._model
         # The outer scope catches and drops updates, of seed states for instance.
-        with keras.StatelessScope(), VariableOverrides(pairs), from_zero_states(model):
+        with (
+            keras.StatelessScope(),
+            VariableOverrides(pairs),
+            from_zero_states(model),
+        ):
             outputs = keras.tree.flatten(model(x, training=False))
         if len(outputs) != 1:
             raise NotPrunableError(
@@ -140,7 +159,9 @@ def _samples(model: keras.layers.Layer, x: TensorLike) -> np.ndarray:
             f"Jacobians are computed for models with one input. Received: {len(inputs)} inputs"
         )
     (samples,) = inputs
-    if not isinstance(samples, np.ndarray):  # of which the backend may narrow the dtype
+    if not isinstance(
+        samples, np.ndarray
+    ):  # of which the backend may narrow the dtype
         samples = to_numpy(samples)
     is_float = np.issubdtype(samples.dtype, np.floating)
     if samples.ndim < 1 or len(samples) == 0 or not is_float:

@@ -64,7 +64,9 @@ def _grams_by_shift(taps: np.ndarray) -> np.ndarray:
     *tap_counts, _, columns = taps.shape
     no_shift = (0,) * len(tap_counts)
     grams = {no_shift: np.zeros((columns, columns))}
-    live_places = [place for place in np.ndindex(*tap_counts) if taps[place].any()]
+    live_places = [
+        place for place in np.ndindex(*tap_counts) if taps[place].any()
+    ]
     for first, second in itertools.product(live_places, repeat=2):
         shift = tuple(np.subtract(second, first).tolist())
         product = taps[first].T @ taps[second]

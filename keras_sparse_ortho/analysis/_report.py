@@ -28,7 +28,10 @@ from keras_sparse_ortho.models import prunable_weights, warn_unless_at_density
 from keras_sparse_ortho.orthogonal import dead_outputs
 from keras_sparse_ortho.pruning import why_not_on_blocks
 
-_UNREADABLE = ("gptq", "awq")  # modes of `Layer.quantize` that pack and transpose kernels
+_UNREADABLE = (
+    "gptq",
+    "awq",
+)  # modes of `Layer.quantize` that pack and transpose kernels
 _TEXT_WIDTH = 120  # columns of the report as a string
 _TOTALS = (
     *("name", "size", "live", "density", "sparse_density", "whole_density"),
@@ -122,7 +125,11 @@ class SparsityReport(Answering):
     @property
     def dense(self) -> dict[str, str]:
         """Why matrices are dense, by path; see `Row`."""
-        return {row.path: row.state for row in self._everything if row.state != "sparse"}
+        return {
+            row.path: row.state
+            for row in self._everything
+            if row.state != "sparse"
+        }
 
     @property
     def _everything(self) -> tuple[Row, ...]:
@@ -147,7 +154,11 @@ class SparsityReport(Answering):
         parts = {"weights": self.rows, "unregistered": self.unregistered}
         return {name: getattr(self, name) for name in _TOTALS} | {
             name: [
-                {**dataclasses.asdict(row), "shape": list(row.shape), "density": row.density}
+                {
+                    **dataclasses.asdict(row),
+                    "shape": list(row.shape),
+                    "density": row.density,
+                }
                 for row in rows
             ]
             for name, rows in parts.items()
@@ -158,12 +169,19 @@ class SparsityReport(Answering):
         figures = self.to_dict()
         rows = [*figures["weights"], *figures["unregistered"]]
         with atomic_write(path) as stream:
-            writer = csv.DictWriter(stream, [*(f.name for f in dataclasses.fields(Row)), "density"])
+            writer = csv.DictWriter(
+                stream, [*(f.name for f in dataclasses.fields(Row)), "density"]
+            )
             writer.writeheader()
-            writer.writerows({**row, "shape": "x".join(map(str, row["shape"]))} for row in rows)
+            writer.writerows(
+                {**row, "shape": "x".join(map(str, row["shape"]))}
+                for row in rows
+            )
 
     def __rich_console__(
-        self, console: rich.console.Console, options: rich.console.ConsoleOptions
+        self,
+        console: rich.console.Console,
+        options: rich.console.ConsoleOptions,
     ) -> rich.console.RenderResult:
         """The tables; terminals of 100 columns and fewer get shorter numbers."""
         yield from tables_of(self, console, options)
@@ -229,23 +247,40 @@ def report(
     if sample is not None:
         sample = first_batches(sample, batch_size=1, shuffle=False)[0][0]
         check_inputs(model, sample, "sample")
-    weights = prunable_weights(model, flops=True, sample=sample, unregistered=True)
-    on_blocks = any(weight.storage is not None and weight.storage.in_blocks for weight in weights)
+    weights = prunable_weights(
+        model, flops=True, sample=sample, unregistered=True
+    )
+    on_blocks = any(
+        weight.storage is not None and weight.storage.in_blocks
+        for weight in weights
+    )
     _refuse_unreadable(weights)
-    rows = [(weight, _row(weight, orthogonality, on_blocks)) for weight in weights]
+    rows = [
+        (weight, _row(weight, orthogonality, on_blocks)) for weight in weights
+    ]
     known = [row for w, row in rows if w.registered or w.storage is not None]
-    stores = [weight.storage for weight in weights if weight.storage is not None]
+    stores = [
+        weight.storage for weight in weights if weight.storage is not None
+    ]
     support = [variable for storage in stores for variable in storage.support()]
     values = [weight.variable for weight in weights]
     return SparsityReport(
         tuple(known),
         str(getattr(model, "name", "")),
         tuple(row for w, row in rows if not w.registered and w.storage is None),
-        bytes=sum(math.prod(v.shape) * _itemsize(v) for v in (*values, *support)),
-        live_bytes=sum(row.live * _itemsize(weight.variable) for weight, row in rows),
+        bytes=sum(
+            math.prod(v.shape) * _itemsize(v) for v in (*values, *support)
+        ),
+        live_bytes=sum(
+            row.live * _itemsize(weight.variable) for weight, row in rows
+        ),
         params=sum(math.prod(variable.shape) for variable in model.weights),
         mask_params=sum(math.prod(variable.shape) for variable in support),
-        unadopted=tuple(w.path for w in weights if w.storage is None and _drawn_by(w) is not None),
+        unadopted=tuple(
+            w.path
+            for w in weights
+            if w.storage is None and _drawn_by(w) is not None
+        ),
     )
 
 
@@ -261,13 +296,17 @@ def _refuse_unreadable(weights: Sequence[PrunableWeight]) -> None:
             )
 
 
-def _row(weight: PrunableWeight, orthogonality: bool | str, on_blocks: bool) -> Row:
+def _row(
+    weight: PrunableWeight, orthogonality: bool | str, on_blocks: bool
+) -> Row:
     live = weight.live
     block = None
     if weight.storage is not None and weight.storage.in_blocks:
         block = weight.storage.block_size
     elsewhere = on_blocks and weight.registered and not block
-    waits = weight.storage is not None and weight.storage.unfinished() is not None
+    waits = (
+        weight.storage is not None and weight.storage.unfinished() is not None
+    )
     sparse = (weight.storage is not None and not waits) or live < weight.size
     drawn_by = _drawn_by(weight)
     dense = "no mask" if weight.registered else "not registered"
@@ -279,9 +318,18 @@ def _row(weight: PrunableWeight, orthogonality: bool | str, on_blocks: bool) -> 
     if orthogonality and (orthogonality == "all" or _is_as_drawn(weight)):
         # A kernel without its initializer may be orthogonal in either way.
         known = getattr(drawn_by, "taps", None) or "center"
-        ways = ("center", "all") if drawn_by is None and len(weight.shape) > 2 else (known,)
-        error = min(orthogonality_error(weight.value, weight.layout, taps=way) for way in ways)
-    if len(weight.shape) < 2 and weight.layout is None:  # the layer names its own weights
+        ways = (
+            ("center", "all")
+            if drawn_by is None and len(weight.shape) > 2
+            else (known,)
+        )
+        error = min(
+            orthogonality_error(weight.value, weight.layout, taps=way)
+            for way in ways
+        )
+    if (
+        len(weight.shape) < 2 and weight.layout is None
+    ):  # the layer names its own weights
         dead = int(np.count_nonzero(weight.value == 0))
     else:
         dead = dead_outputs(weight.value, weight.layout)
@@ -297,13 +345,19 @@ def _row(weight: PrunableWeight, orthogonality: bool | str, on_blocks: bool) -> 
         gain=getattr(drawn_by, "gain", None),
         state="sparse" if sparse else dense,
         block=block,
-        not_on_blocks=why_not_on_blocks(weight, weight.density) if elsewhere else None,
+        not_on_blocks=why_not_on_blocks(weight, weight.density)
+        if elsewhere
+        else None,
         least_density=getattr(weight.storage, "least_density", None),
     )
 
 
 def _drawn_by(weight: PrunableWeight) -> SparseInitializer | None:
-    own = weight.initializer if weight.storage is None else weight.storage.drawn_by
+    own = (
+        weight.initializer
+        if weight.storage is None
+        else weight.storage.drawn_by
+    )
     return own if isinstance(own, SparseInitializer) else None
 
 

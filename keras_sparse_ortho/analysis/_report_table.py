@@ -13,7 +13,10 @@ import rich.text
 from keras_sparse_ortho._text import printable, printable_lines
 
 _WIDE = 100  # columns of a terminal; more have room for all digits
-_NAME_IN_WIDE, _NAME_IN_NARROW = 24, 11  # columns that a long name gets at least
+_NAME_IN_WIDE, _NAME_IN_NARROW = (
+    24,
+    11,
+)  # columns that a long name gets at least
 
 # A `SparsityReport` draws itself by this file, which therefore cannot import its class.
 Number = Callable[[int | None], str]
@@ -55,7 +58,9 @@ def tables_of(
 
     def fits(columns: Sequence[_Column]) -> bool:
         table = _table(names, columns, wide)
-        width = rich.measure.Measurement.get(console, _unlimited(options), table).minimum
+        width = rich.measure.Measurement.get(
+            console, _unlimited(options), table
+        ).minimum
         return width <= options.max_width
 
     columns = _columns(report, in_full if wide else in_short)
@@ -70,7 +75,9 @@ def tables_of(
         columns = columns[count:]
     notes = _notes(report)
     if notes:
-        yield rich.text.Text(printable_lines("\n".join(notes)), style="table.caption")
+        yield rich.text.Text(
+            printable_lines("\n".join(notes)), style="table.caption"
+        )
 
 
 def in_full(value: int | None) -> str:
@@ -88,7 +95,9 @@ def in_short(value: int | None) -> str:
     return str(value)
 
 
-def _unlimited(options: rich.console.ConsoleOptions) -> rich.console.ConsoleOptions:
+def _unlimited(
+    options: rich.console.ConsoleOptions,
+) -> rich.console.ConsoleOptions:
     """Options under which a table is measured as if the terminal had no edge."""
     return options.update(width=1 << 16)
 
@@ -106,7 +115,11 @@ def _title(report: Any) -> str:
 
 def _notes(report: Any) -> list[str]:
     notes = []
-    reasons = [f"{row.path}: {row.not_on_blocks}" for row in report.rows if row.not_on_blocks]
+    reasons = [
+        f"{row.path}: {row.not_on_blocks}"
+        for row in report.rows
+        if row.not_on_blocks
+    ]
     if reasons:
         notes += ["No live blocks:", *reasons]
     if report.unadopted:
@@ -152,12 +165,20 @@ def _columns(report: Any, number: Number) -> list[_Column]:
         for _, counted, with_flops in _totals(report)
     ]
     columns = [
-        _Column("shape", ["x".join(map(str, row.shape)) for row in rows], [""] * len(sums)),
         _Column(
-            "size", [number(row.size) for row in rows], [number(total.size) for total, _ in sums]
+            "shape",
+            ["x".join(map(str, row.shape)) for row in rows],
+            [""] * len(sums),
         ),
         _Column(
-            "live", [number(row.live) for row in rows], [number(total.live) for total, _ in sums]
+            "size",
+            [number(row.size) for row in rows],
+            [number(total.size) for total, _ in sums],
+        ),
+        _Column(
+            "live",
+            [number(row.live) for row in rows],
+            [number(total.live) for total, _ in sums],
         ),
         _Column(
             "density",
@@ -167,41 +188,67 @@ def _columns(report: Any, number: Number) -> list[_Column]:
         _Column(
             "FLOPs",
             [number(row.flops) for row in rows],
-            [number(total.flops) if with_flops else "" for total, with_flops in sums],
+            [
+                number(total.flops) if with_flops else ""
+                for total, with_flops in sums
+            ],
         ),
         _Column(
             "sparse\nFLOPs",
             [number(row.sparse_flops) for row in rows],
-            [number(total.sparse_flops) if with_flops else "" for total, with_flops in sums],
+            [
+                number(total.sparse_flops) if with_flops else ""
+                for total, with_flops in sums
+            ],
         ),
     ]
-    return columns + [column for column in _optional_columns(report) if any(column.kernels)]
+    return columns + [
+        column for column in _optional_columns(report) if any(column.kernels)
+    ]
 
 
 def _optional_columns(report: Any) -> list[_Column]:
     """The columns that not every model needs; all cells of a needless one are empty."""
     rows = _everything(report)
     dense = report.dense
-    tells_why = bool(_sparse(report)) or {"not updated", "not adopted"} & {*dense.values()}
+    tells_why = bool(_sparse(report)) or {"not updated", "not adopted"} & {
+        *dense.values()
+    }
     gains = {row.gain for row in rows if row.gain is not None} - {1.0}
     errors = [
-        "" if row.orthogonality_error is None else f"{row.orthogonality_error:.1e}" for row in rows
+        ""
+        if row.orthogonality_error is None
+        else f"{row.orthogonality_error:.1e}"
+        for row in rows
     ]
-    least = ["" if row.least_density is None else f"{row.least_density:.4f}" for row in rows]
+    least = [
+        "" if row.least_density is None else f"{row.least_density:.4f}"
+        for row in rows
+    ]
     return [
         _Column("|G - I|", errors),
         _Column("dead\noutputs", [str(row.dead_outputs or "") for row in rows]),
         _Column(
             "gain",
-            [f"{row.gain:.4g}" if gains and row.gain is not None else "" for row in rows],
+            [
+                f"{row.gain:.4g}" if gains and row.gain is not None else ""
+                for row in rows
+            ],
         ),
-        _Column("why\ndense", [dense.get(row.path, "") if tells_why else "" for row in rows]),
-        _Column("blocks", ["x".join(map(str, row.block or ())) for row in rows]),
+        _Column(
+            "why\ndense",
+            [dense.get(row.path, "") if tells_why else "" for row in rows],
+        ),
+        _Column(
+            "blocks", ["x".join(map(str, row.block or ())) for row in rows]
+        ),
         _Column("least\ndensity", least),
     ]
 
 
-def _table(names: _Names, columns: Sequence[_Column], wide: bool) -> rich.table.Table:
+def _table(
+    names: _Names, columns: Sequence[_Column], wide: bool
+) -> rich.table.Table:
     """A table of some columns; without totals if none of these columns has one."""
     table = rich.table.Table(
         padding=(0, int(wide)),
@@ -220,6 +267,12 @@ def _table(names: _Names, columns: Sequence[_Column], wide: bool) -> rich.table.
     if any(any(column.totals) for column in columns):
         table.add_section()
         for k, label in enumerate(names.totals):
-            cells = [label, *(column.totals[k] if column.totals else "" for column in columns)]
+            cells = [
+                label,
+                *(
+                    column.totals[k] if column.totals else ""
+                    for column in columns
+                ),
+            ]
             table.add_row(*map(rich.text.Text, cells))
     return table

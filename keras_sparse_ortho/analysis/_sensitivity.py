@@ -64,5 +64,7 @@ def sensitivity(
     shares = [check_density(share) for share in densities]
     check_built(model)
     batches = calibration_batches(model, data)
-    weights = measurable(model, weights_to_prune(model, include, exclude), batches)
+    weights = measurable(
+        model, weights_to_prune(model, include, exclude), batches
+    )
     return measured_errors(model, weights, shares, batches, shows_progress())

@@ -32,7 +32,9 @@ def allocate(
     Raises BudgetError for a density that leaves some weights too few entries.
     """
     if not weights:
-        raise BudgetError("There are no weights to share a budget among. Received: weights=[]")
+        raise BudgetError(
+            "There are no weights to share a budget among. Received: weights=[]"
+        )
     sizes = [weight.size for weight in weights]
     total = live_count(density, sum(sizes))
     needs = [needs_of(weight, orthogonal) for weight in weights]
@@ -50,7 +52,9 @@ def allocate(
     counts = _clipped_shares(total, ideal_counts, lower, upper)
     unbounded = _clipped_shares(total, ideal_counts, [0] * len(weights), sizes)
     lifted = {}
-    for weight, need, share, count in zip(weights, needs, unbounded, counts, strict=True):
+    for weight, need, share, count in zip(
+        weights, needs, unbounded, counts, strict=True
+    ):
         needs_several = orthogonal or need.covering > 1
         if needs_several and share < min(count, need.covering):
             lifted[weight.path] = share
@@ -69,7 +73,9 @@ def _kernels_with_too_few(
         return f"a live entry in every weight is {least_density:.6g}."
     most_needed = max(need.least for need in needs)
     neediest = next(
-        weight for weight, need in zip(weights, needs, strict=True) if need.least == most_needed
+        weight
+        for weight, need in zip(weights, needs, strict=True)
+        if need.least == most_needed
     )
     return (
         f"exactly orthogonal kernels is {least_density:.6g}. "
@@ -130,7 +136,9 @@ def lift(
     weights = [weight for weight in weights_of(model) if weight.path in budget]
     plan = budget.for_weights(weights)
     relative = [plan.counts[weight.path] / weight.size for weight in weights]
-    return allocate(weights, plan.live / plan.size, relative, orthogonal=orthogonal)
+    return allocate(
+        weights, plan.live / plan.size, relative, orthogonal=orthogonal
+    )
 
 
 def fit_structure(
@@ -151,8 +159,12 @@ def fit_structure(
     least_total = sum(need.least for need in needs)
     most_total = sum(need.most for need in needs)
     if not least_total <= plan.live <= most_total:
-        structures = [getattr(pattern, "structure", None) for pattern in patterns.values()]
-        names = sorted({str(structure) for structure in structures if structure})
+        structures = [
+            getattr(pattern, "structure", None) for pattern in patterns.values()
+        ]
+        names = sorted(
+            {str(structure) for structure in structures if structure}
+        )
         raise BudgetError(
             f"Exactly orthogonal kernels with the structure {', '.join(names)} allow global "
             f"densities from {least_total / plan.size:.6g} to {most_total / plan.size:.6g}. "
@@ -163,7 +175,9 @@ def fit_structure(
     clipped_counts = _clipped_shares(plan.live, shares, lower, upper)
     counts = _whole_units(plan.live, clipped_counts, upper, needs)
     lifted = dict(plan.lifted_from)
-    for weight, share, count, bound in zip(weights, shares, counts, lower, strict=True):
+    for weight, share, count, bound in zip(
+        weights, shares, counts, lower, strict=True
+    ):
         if share < bound <= count:
             lifted.setdefault(weight.path, share)
     return _budget(weights, counts, lifted)

@@ -9,7 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import keras
 
-from keras_sparse_ortho._checks import as_text, check_density, is_integer, other_keywords
+from keras_sparse_ortho._checks import (
+    as_text,
+    check_density,
+    is_integer,
+    other_keywords,
+)
 from keras_sparse_ortho._files import atomic_write, shown
 from keras_sparse_ortho._foreign_names import Answering, for_value, unknown_path
 from keras_sparse_ortho._types import Config
@@ -19,7 +24,9 @@ from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.orthogonal import GivenBlocks, live_count
 
-_LARGEST_COUNT = 2**63 - 1  # entries of an array; larger integers overflow as floats
+_LARGEST_COUNT = (
+    2**63 - 1
+)  # entries of an array; larger integers overflow as floats
 
 
 class Budget(Mapping[str, float], Answering):
@@ -57,14 +64,17 @@ class Budget(Mapping[str, float], Answering):
                 f"{for_value('densities', densities)} Received: densities={as_text(densities)}"
             )
         self._densities = {
-            str(path): _check_density_of(path, density) for path, density in densities.items()
+            str(path): _check_density_of(path, density)
+            for path, density in densities.items()
         }
         self.sizes: dict[str, int] = {}
         for path, size in (sizes or {}).items():
             self.sizes[str(path)] = _check_count(f"size of {path!r}", size, 1)
         self.lifted_from: dict[str, int] = {}
         for path, share in (lifted_from or {}).items():
-            self.lifted_from[path] = _check_count(f"`lifted_from` of {path!r}", share, 0)
+            self.lifted_from[path] = _check_count(
+                f"`lifted_from` of {path!r}", share, 0
+            )
         self.blocks = dict(blocks or {})
         paths = [*self.sizes, *self.lifted_from, *self.blocks]
         unknown = [path for path in paths if path not in self._densities]
@@ -87,7 +97,10 @@ class Budget(Mapping[str, float], Answering):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Budget):
             return False
-        return (self._densities, self.blocks) == (other._densities, other.blocks)
+        return (self._densities, self.blocks) == (
+            other._densities,
+            other.blocks,
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -145,7 +158,11 @@ class Budget(Mapping[str, float], Answering):
                     f"The weight {path!r} of {sizes[path]} entries would have no live one. "
                     f"Received: density={density}"
                 )
-        lifted_from = {path: share for path, share in self.lifted_from.items() if path in densities}
+        lifted_from = {
+            path: share
+            for path, share in self.lifted_from.items()
+            if path in densities
+        }
         return Budget(densities, sizes, lifted_from, self.blocks)
 
     def _by_weight(self, sizes: Mapping[str, int]) -> dict[str, float]:
@@ -175,7 +192,9 @@ class Budget(Mapping[str, float], Answering):
         weights = prunable_weights(model)
         empty = [weight.path for weight in weights if weight.live == 0]
         if empty:
-            raise BudgetError(f"All weights need live entries in a budget. Received: {empty}")
+            raise BudgetError(
+                f"All weights need live entries in a budget. Received: {empty}"
+            )
         densities = {weight.path: weight.density for weight in weights}
         sizes = {weight.path: weight.size for weight in weights}
         return cls(densities, sizes)
@@ -194,7 +213,9 @@ class Budget(Mapping[str, float], Answering):
                 row["blocks"] = self.blocks[name].get_config()
             rows.append(row)
         if pathlib.Path(path).suffix != ".json":
-            raise BudgetError(f"A budget file ends in .json. Received: path={str(path)!r}")
+            raise BudgetError(
+                f"A budget file ends in .json. Received: path={str(path)!r}"
+            )
         with atomic_write(path) as stream:
             stream.write(json.dumps({"budget": rows}, indent=1) + "\n")
 
@@ -225,13 +246,19 @@ class Budget(Mapping[str, float], Answering):
             try:
                 name = row["weight"]
                 if not isinstance(name, str) or not name or name in densities:
-                    raise ValueError(f"weight={shown(name)!r} is empty, or named twice")
+                    raise ValueError(
+                        f"weight={shown(name)!r} is empty, or named twice"
+                    )
                 name.encode()  # refuses lone surrogates, which JSON can contain
                 densities[name] = check_density(row["density"])
                 if row.get("size") is not None:
-                    sizes[name] = _check_count(f"size of {shown(name)!r}", row["size"], 1)
+                    sizes[name] = _check_count(
+                        f"size of {shown(name)!r}", row["size"], 1
+                    )
                 if row.get("lifted_from") is not None:
-                    lifted_from[name] = _check_count("`lifted_from`", row["lifted_from"], 0)
+                    lifted_from[name] = _check_count(
+                        "`lifted_from`", row["lifted_from"], 0
+                    )
                 if row.get("blocks") is not None:
                     blocks[name] = GivenBlocks(**row["blocks"])
             except (KeyError, TypeError, ValueError) as error:
@@ -245,7 +272,9 @@ class Budget(Mapping[str, float], Answering):
         has_sizes = len(self.sizes) == len(self)
         title = f"<Budget of {len(self)} weights"
         if has_sizes:
-            title += f", density {self.density:.6g}, {self.live} of {self.size} live"
+            title += (
+                f", density {self.density:.6g}, {self.live} of {self.size} live"
+            )
         lines = [title]
         for path, density in self.items():
             line = f"  {path:<{width}}  {density:<10.6g}"

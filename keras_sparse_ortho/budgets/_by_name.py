@@ -11,7 +11,12 @@ from keras_sparse_ortho.budgets._budget import Budget
 from keras_sparse_ortho.budgets._needs import Orthogonal
 from keras_sparse_ortho.budgets._tables import resnet50, sparsity_to_density
 from keras_sparse_ortho.errors import BudgetError
-from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight, Selection, choose
+from keras_sparse_ortho.kernels import (
+    KernelLayout,
+    PrunableWeight,
+    Selection,
+    choose,
+)
 from keras_sparse_ortho.models import weights_of
 
 _RIVALS_OF_STR = ("uniform", "erk", "snfs", "vd", "gs")  # in its tables
@@ -49,7 +54,9 @@ def uniform(
           b/kernel  0.5         50 of 100>
     """
     weights = choose(weights_of(model), include, exclude)
-    return allocate(weights, density, [1.0] * len(weights), orthogonal=orthogonal)
+    return allocate(
+        weights, density, [1.0] * len(weights), orthogonal=orthogonal
+    )
 
 
 @other_keywords
@@ -68,7 +75,9 @@ def er(
 
     Reference: Mocanu et al. (Nature Communications 2018), arXiv 1707.04780.
     """
-    return _erdos_renyi(model, density, include, exclude, orthogonal, spatial=False)
+    return _erdos_renyi(
+        model, density, include, exclude, orthogonal, spatial=False
+    )
 
 
 @other_keywords
@@ -93,7 +102,9 @@ def erk(
 
     Reference: Evci et al. (ICML 2020), arXiv 1911.11134.
     """
-    return _erdos_renyi(model, density, include, exclude, orthogonal, spatial=True)
+    return _erdos_renyi(
+        model, density, include, exclude, orthogonal, spatial=True
+    )
 
 
 def _erdos_renyi(
@@ -172,6 +183,8 @@ def str_resnet50(density: float | str = 0.0977) -> Budget:
             f"STR's published densities for ResNet-50 are {sorted(published, reverse=True)}, and "
             f"its rivals at 0.1 {_RIVALS_OF_STR}. Received: density={density!r}"
         )
-    densities = {row["layer"]: sparsity_to_density(row[column]) for row in layers}
+    densities = {
+        row["layer"]: sparsity_to_density(row[column]) for row in layers
+    }
     sizes = {row["layer"]: int(row["size"]) for row in layers}
     return Budget(densities, sizes)

@@ -4,7 +4,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from keras_sparse_ortho.errors import LayoutError
-from keras_sparse_ortho.initializers import ExactOrthogonal, SparseInitializer, axes_for, layout_for
+from keras_sparse_ortho.initializers import (
+    ExactOrthogonal,
+    SparseInitializer,
+    axes_for,
+    layout_for,
+)
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import depthwise_outputs
 
@@ -31,17 +36,25 @@ def needs_of(
         return Needs(1, 1, max(outputs, 1), weight.size)
     initializer = _initializer_of(weight, orthogonal)
     try:
-        minimum, covering = initializer.least_counts(weight.shape, axes_for(weight, initializer))
+        minimum, covering = initializer.least_counts(
+            weight.shape, axes_for(weight, initializer)
+        )
     except LayoutError as error:
-        raise LayoutError(f"The weight {weight.path!r} does not fit: {error}") from None
+        raise LayoutError(
+            f"The weight {weight.path!r} does not fit: {error}"
+        ) from None
     structure = getattr(initializer, "structure", None)
     if structure is None:
         return Needs(1, minimum, covering, weight.size)
     shape = layout_for(weight, initializer).canonical_shape(weight.shape)
-    return Needs(structure.unit(shape), minimum, covering, structure.most(shape))
+    return Needs(
+        structure.unit(shape), minimum, covering, structure.most(shape)
+    )
 
 
-def _initializer_of(weight: PrunableWeight, orthogonal: Orthogonal) -> SparseInitializer:
+def _initializer_of(
+    weight: PrunableWeight, orthogonal: Orthogonal
+) -> SparseInitializer:
     """The initializer that will draw a weight, exactly orthogonal by default."""
     if isinstance(orthogonal, bool):
         return ExactOrthogonal(seed=0)

@@ -13,7 +13,10 @@ Column = str | float | None
 """The heading of a budget in a table of several."""
 
 _Line = tuple[str, list[str]]  # its place in the file, and its cells
-_RESNET50_HEADS = ("Layer", "Metric")  # first cells of the tables that STR's authors published
+_RESNET50_HEADS = (
+    "Layer",
+    "Metric",
+)  # first cells of the tables that STR's authors published
 
 
 def read_rows(
@@ -22,7 +25,9 @@ def read_rows(
 ) -> list[Row]:
     """The weights of a file, unchecked: `weight`, `density`, and what else it says of them."""
     if path.suffix not in (".json", ".csv"):
-        raise BudgetError(f"A budget file ends in .json or .csv. Received: path={str(path)!r}")
+        raise BudgetError(
+            f"A budget file ends in .json or .csv. Received: path={str(path)!r}"
+        )
     lines = []
     if path.suffix == ".csv":
         lines = _csv_lines(path)
@@ -60,8 +65,12 @@ def sparsity_to_density(sparsity: str) -> Any:
 
 def resnet50() -> list[dict[str, str]]:
     """Published sparsities of ResNet-50: the row `overall`, then Keras' weights in their order."""
-    resource = importlib.resources.files(__package__).joinpath("data", "str_resnet50.csv")
-    return list(csv.DictReader(resource.read_text(encoding="utf-8").splitlines()))
+    resource = importlib.resources.files(__package__).joinpath(
+        "data", "str_resnet50.csv"
+    )
+    return list(
+        csv.DictReader(resource.read_text(encoding="utf-8").splitlines())
+    )
 
 
 def _number(text: str) -> float | str:
@@ -77,9 +86,16 @@ def _json_rows(path: pathlib.Path) -> list[Row]:
     rows = None
     if isinstance(content, dict):
         rows = content.get("budget")
-        if content and all(isinstance(value, int | float) for value in content.values()):
-            rows = [{"weight": name, "density": value} for name, value in content.items()]
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        if content and all(
+            isinstance(value, int | float) for value in content.values()
+        ):
+            rows = [
+                {"weight": name, "density": value}
+                for name, value in content.items()
+            ]
+    if not isinstance(rows, list) or not all(
+        isinstance(row, dict) for row in rows
+    ):
         raise BudgetError(
             f'{path}, line 1: an object {{"budget": [{{...}}, ...]}} or {{"path": density, ...}} '
             "is needed. Received: other JSON"
@@ -92,7 +108,9 @@ def _csv_lines(path: pathlib.Path) -> list[_Line]:
     try:
         text = path.read_text(encoding="utf-8-sig")
         reader = csv.reader(text.splitlines(), strict=True)
-        return [(f"line {reader.line_num}", cells) for cells in reader if any(cells)]
+        return [
+            (f"line {reader.line_num}", cells) for cells in reader if any(cells)
+        ]
     except (UnicodeDecodeError, csv.Error) as problem:
         raise BudgetError(
             f"{path}: the file is not readable as CSV in UTF-8. "

@@ -10,13 +10,26 @@ from keras_sparse_ortho.calibration._layerwise import (
 from keras_sparse_ortho.calibration._output_errors import OutputErrors
 from keras_sparse_ortho.calibration._readers import ReaderMoments
 from keras_sparse_ortho.calibration._recipe import Recipe, other_density
-from keras_sparse_ortho.calibration._restore_statistics import restore_statistics
+from keras_sparse_ortho.calibration._restore_statistics import (
+    restore_statistics,
+)
 from keras_sparse_ortho.calibration._rows import canonical_shape
 from keras_sparse_ortho.calibration._scores import LayerScore
-from keras_sparse_ortho.calibration._shares import Sensitivity, densities_around, measured_errors
+from keras_sparse_ortho.calibration._shares import (
+    Sensitivity,
+    densities_around,
+    measured_errors,
+)
 from keras_sparse_ortho.calibration._width_search import Costs
-from keras_sparse_ortho.calibration._width_table import WidthTable, checked_widths
-from keras_sparse_ortho.calibration._widths import measured_widths, narrowed, widths
+from keras_sparse_ortho.calibration._width_table import (
+    WidthTable,
+    checked_widths,
+)
+from keras_sparse_ortho.calibration._widths import (
+    measured_widths,
+    narrowed,
+    widths,
+)
 
 __all__ = [
     "Channels",

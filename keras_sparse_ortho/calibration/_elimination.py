@@ -168,7 +168,9 @@ def _next_places(readers: Sequence[Reader], count: int) -> Array:
         index = int(np.argmin(losses))
         places.append(candidates[index])
         candidates = np.delete(candidates, index)
-        restricted = [reader.without(np.array([index])) for reader in restricted]
+        restricted = [
+            reader.without(np.array([index])) for reader in restricted
+        ]
     return np.array(places)
 
 

@@ -55,10 +55,16 @@ class CallRecorder:
         self.calls: list[LayerCall] = []
         self._count = count
 
-    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def __call__(
+        self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
         inputs = args[0] if args else kwargs["inputs"]
         if not is_traced(inputs):
-            options = {name: value for name, value in kwargs.items() if name != "inputs"}
+            options = {
+                name: value
+                for name, value in kwargs.items()
+                if name != "inputs"
+            }
             self.calls.append(LayerCall(inputs, options))
             if len(self.calls) == self._count:
                 raise Enough
@@ -90,11 +96,15 @@ class _Step(NamedTuple):
             value = values[self.slots[id(argument)]]
             return value.read() if isinstance(value, _File) else value
 
-        args, kwargs = keras.tree.map_structure(filled, (self.call.args, self.call.kwargs))
+        args, kwargs = keras.tree.map_structure(
+            filled, (self.call.args, self.call.kwargs)
+        )
         function = operation_call(self.call.operation)
         if self.enters:
             outputs: list[Any] = []
-            with instead_of_graph(self.call.operation, lambda inputs, _: outputs.extend(inputs)):
+            with instead_of_graph(
+                self.call.operation, lambda inputs, _: outputs.extend(inputs)
+            ):
                 function(*args, **kwargs)
         else:
             outputs = keras.tree.flatten(function(*args, **kwargs))
@@ -125,7 +135,9 @@ class GraphWalk:
         self._inputs = self._new_slots(inputs)
         slots = self._slots_of(inputs, self._inputs)
         self._add_steps(model, slots)
-        self._outputs = [slots[id(tensor)] for tensor in keras.tree.flatten(outputs)]
+        self._outputs = [
+            slots[id(tensor)] for tensor in keras.tree.flatten(outputs)
+        ]
         self._last_reads = self._slots_by_last_read()
         self._steps_of_stops: dict[Any, list[int]] = {}
 
@@ -141,11 +153,15 @@ class GraphWalk:
         """How often the first batch calls each stop's layer, in the order of first calls."""
         position = 0
 
-        def note(layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def note(
+            layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any
+        ) -> Any:
             if not is_traced(args[0] if args else kwargs["inputs"]):
                 for stop in stops:
                     if stop.layer is layer:
-                        self._steps_of_stops.setdefault(stop, []).append(position)
+                        self._steps_of_stops.setdefault(stop, []).append(
+                            position
+                        )
             return call(*args, **kwargs)
 
         def run(
@@ -159,7 +175,9 @@ class GraphWalk:
 
         with scope(), observe((stop.layer for stop in stops), note):
             self.in_model(0, run)
-        return {stop: len(steps) for stop, steps in self._steps_of_stops.items()}
+        return {
+            stop: len(steps) for stop, steps in self._steps_of_stops.items()
+        }
 
     def steps_of(self, stop: Any) -> tuple[int, int]:
         """The first and the last step that calls the layer of a stop."""
@@ -210,7 +228,11 @@ class GraphWalk:
             The outputs of the model if the graph ended, else an empty list.
         """
         copy = dict(values)
-        steps = self._steps[first:] if last is None else self._steps[first : last + 1]
+        steps = (
+            self._steps[first:]
+            if last is None
+            else self._steps[first : last + 1]
+        )
         for position, step in enumerate(steps, first):
             step.run(copy, operation_call)
             for slot in self._last_reads[position]:
@@ -225,7 +247,9 @@ class GraphWalk:
         tensors: Any,
         slots: Sequence[int],
     ) -> dict[int, int]:
-        return dict(zip(map(id, keras.tree.flatten(tensors)), slots, strict=True))
+        return dict(
+            zip(map(id, keras.tree.flatten(tensors)), slots, strict=True)
+        )
 
     def _add_steps(
         self,
@@ -235,7 +259,9 @@ class GraphWalk:
         """Adds the steps of a graph, whose tensors get slots."""
         for call in graph_calls(model):
             is_input = isinstance(call.operation, keras.layers.InputLayer)
-            if is_input or any(id(tensor) not in slots for tensor in call.inputs):
+            if is_input or any(
+                id(tensor) not in slots for tensor in call.inputs
+            ):
                 continue  # Keras leaves such calls out, too
             if computes_its_graph(call.operation):
                 self._add_nested(call, slots)
@@ -268,7 +294,9 @@ class GraphWalk:
             )
         )
         self._add_steps(call.operation, inner_slots)
-        results = [inner_slots[id(tensor)] for tensor in keras.tree.flatten(outputs)]
+        results = [
+            inner_slots[id(tensor)] for tensor in keras.tree.flatten(outputs)
+        ]
         slots.update(self._slots_of(call.outputs, results))
 
     def _slots_by_last_read(self) -> list[list[int]]:
@@ -403,7 +431,9 @@ class _File:
         np.save(path, to_numpy(tensor, copy=False))
 
     def read(self) -> Any:
-        return keras.ops.convert_to_tensor(np.load(self._path), dtype=self._dtype)
+        return keras.ops.convert_to_tensor(
+            np.load(self._path), dtype=self._dtype
+        )
 
     def remove(self) -> None:
         self._path.unlink()
@@ -416,11 +446,15 @@ class _Shelf:
         self._folder = folder
         self._numbers = itertools.count()
         self._entries = 0
-        self._dense = type(keras.ops.ones(1))  # sparse and ragged tensors have other types
+        self._dense = type(
+            keras.ops.ones(1)
+        )  # sparse and ragged tensors have other types
 
     def entries(self, values: Values) -> int:
         """How many entries of a batch's values are in memory."""
-        tensors = [value for value in values.values() if isinstance(value, self._dense)]
+        tensors = [
+            value for value in values.values() if isinstance(value, self._dense)
+        ]
         return sum(math.prod(tensor.shape) for tensor in tensors)
 
     def put_away(
@@ -433,8 +467,12 @@ class _Shelf:
         for slot, value in values.items():
             if self._entries > MOST_ENTRIES and self._is_storable(value):
                 self._entries -= math.prod(value.shape)
-                values[slot] = _File(self._folder / f"{next(self._numbers)}.npy", value)
+                values[slot] = _File(
+                    self._folder / f"{next(self._numbers)}.npy", value
+                )
 
     def _is_storable(self, value: Any) -> bool:
         """Whether a file has all of a tensor: a mask would be lost."""
-        return isinstance(value, self._dense) and not hasattr(value, "_keras_mask")
+        return isinstance(value, self._dense) and not hasattr(
+            value, "_keras_mask"
+        )

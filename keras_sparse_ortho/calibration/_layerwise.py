@@ -9,9 +9,17 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checked_data import check_inputs, warn_of_few_rows, warn_of_weights
+from keras_sparse_ortho._checked_data import (
+    check_inputs,
+    warn_of_few_rows,
+    warn_of_weights,
+)
 from keras_sparse_ortho._data import first_batches, is_batched, samples
-from keras_sparse_ortho._keras_internals import VariableOverrides, from_zero_states, warn_user
+from keras_sparse_ortho._keras_internals import (
+    VariableOverrides,
+    from_zero_states,
+    warn_user,
+)
 from keras_sparse_ortho._values import placed, without_gradients
 from keras_sparse_ortho.calibration._moments import Moments, samples_in, stop_of
 from keras_sparse_ortho.calibration._recipe import Recipe
@@ -112,12 +120,16 @@ def prune_layers(
         kernels.override,
         with_reference=recipe.uses_reference,
     )
-    unmeasured = [weight for weight in weights if weight.path not in kernels.draws]
+    unmeasured = [
+        weight for weight in weights if weight.path not in kernels.draws
+    ]
     for weight in unmeasured:
         kernels.add(weight, *recipe.solved(weight))
     if unmeasured:
         names = _names(unmeasured)
-        warn_user(f"{_UNMEASURED}: their live entries keep their values. Received: {names}")
+        warn_user(
+            f"{_UNMEASURED}: their live entries keep their values. Received: {names}"
+        )
     return kernels.draws
 
 
@@ -184,7 +196,9 @@ def calibration_batches(model: Any, data: Any) -> list[Any]:
     warn_of_few_rows(batches)
     warn_of_weights(batches)
     to_tensor = keras.ops.convert_to_tensor
-    return [keras.tree.map_structure(to_tensor, inputs) for inputs, _, _ in batches]
+    return [
+        keras.tree.map_structure(to_tensor, inputs) for inputs, _, _ in batches
+    ]
 
 
 def _names(weights: Sequence[PrunableWeight]) -> str:

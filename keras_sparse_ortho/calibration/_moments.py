@@ -11,7 +11,12 @@ import numpy as np
 from keras_sparse_ortho._data import samples
 from keras_sparse_ortho._interception import stand_in
 from keras_sparse_ortho._values import to_numpy
-from keras_sparse_ortho.calibration._rows import Rows, canonical_shape, is_cell, rows_of
+from keras_sparse_ortho.calibration._rows import (
+    Rows,
+    canonical_shape,
+    is_cell,
+    rows_of,
+)
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight, walk
 
@@ -30,7 +35,9 @@ Solve = Callable[["Moments", "Moments"], None]
 class Moments:
     """`X^T X`, and `X^T (Y - X)` with the rows `Y` in the given model, in float64: `(M, k, k)`."""
 
-    gram: Any = 0.0  # of tokens, which are one-hot rows, its diagonal alone, `(M, k)`
+    gram: Any = (
+        0.0  # of tokens, which are one-hot rows, its diagonal alone, `(M, k)`
+    )
     across: Any = 0.0
     rows: int = 0
 
@@ -93,7 +100,9 @@ class GramStop:
         size = self._samples_at_once(x, positions)
         for start in range(0, len(x), size):
             piece = np.arange(start, min(start + size, len(x)))
-            for number, rows in enumerate((piece[~is_held[piece]], piece[is_held[piece]])):
+            for number, rows in enumerate(
+                (piece[~is_held[piece]], piece[is_held[piece]])
+            ):
                 if len(rows):
                     self._sums[number] += self._moments(
                         x[rows],
@@ -149,7 +158,9 @@ class GramStop:
     ) -> int:
         entries = x.size * self._rows.growth()
         if positions is not None:
-            entries = max(x.size, entries * positions.shape[1] // self._rows.positions(x))
+            entries = max(
+                x.size, entries * positions.shape[1] // self._rows.positions(x)
+            )
         return max(1, _CHUNK * len(x) // max(1, entries))
 
 
@@ -194,7 +205,11 @@ class _CellStop(GramStop):
         outputs = keras.tree.flatten(layer.call(inputs, **options))
         states = to_numpy(outputs[0], copy=False)
         initial = keras.tree.flatten(options.get("initial_state"))[0]
-        first = np.zeros_like(states[:, 0]) if initial is None else to_numpy(initial)
+        first = (
+            np.zeros_like(states[:, 0])
+            if initial is None
+            else to_numpy(initial)
+        )
         return np.concatenate([first[:, None], states[:, :-1]], axis=1)
 
 
@@ -232,7 +247,9 @@ def stop_of(
             samples,
         )
     around = [
-        layer for layer, _ in walk(model, "") if isinstance(layer, L.RNN) and layer.cell is owner
+        layer
+        for layer, _ in walk(model, "")
+        if isinstance(layer, L.RNN) and layer.cell is owner
     ]
     if len(around) != 1:
         return None

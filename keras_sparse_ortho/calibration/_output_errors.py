@@ -6,7 +6,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._keras_internals import VariableOverrides, from_zero_states
+from keras_sparse_ortho._keras_internals import (
+    VariableOverrides,
+    from_zero_states,
+)
 from keras_sparse_ortho._values import to_numpy, without_gradients
 from keras_sparse_ortho.calibration._moments import HOLD_OUT
 from keras_sparse_ortho.models import OutputKind
@@ -38,7 +41,10 @@ class OutputErrors:
     """
 
     def __init__(
-        self, model: keras.Model, batches: Iterable[Any], kinds: Sequence[OutputKind]
+        self,
+        model: keras.Model,
+        batches: Iterable[Any],
+        kinds: Sequence[OutputKind],
     ) -> None:
         self._model = model
         self._batches = [held_out_rows(batch) for batch in batches]
@@ -66,7 +72,9 @@ class OutputErrors:
             for batch in self._batches:
                 nested = self._model(batch, training=False)
                 outputs = keras.tree.flatten(nested)
-                for answer, output, kind in zip(answers, outputs, self._kinds, strict=True):
+                for answer, output, kind in zip(
+                    answers, outputs, self._kinds, strict=True
+                ):
                     values = to_numpy(output).astype(np.float64)
                     answer.append(_logits(values, kind))
         return [np.concatenate(answer) for answer in answers]

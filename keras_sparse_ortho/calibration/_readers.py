@@ -11,7 +11,11 @@ import numpy as np
 from keras_sparse_ortho._keras_internals import warn_user
 from keras_sparse_ortho._values import placed
 from keras_sparse_ortho.calibration._moments import Moments, stop_of
-from keras_sparse_ortho.calibration._rows import as_matrices, canonical_shape, from_matrices
+from keras_sparse_ortho.calibration._rows import (
+    as_matrices,
+    canonical_shape,
+    from_matrices,
+)
 from keras_sparse_ortho.calibration._sweep import sweep
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight
@@ -38,7 +42,11 @@ class ReaderMoments:
 
     @classmethod
     def measured(
-        cls, model: Any, groups: Iterable[ChannelGroup], batches: Sequence[Any], verbose: int = 0
+        cls,
+        model: Any,
+        groups: Iterable[ChannelGroup],
+        batches: Sequence[Any],
+        verbose: int = 0,
     ) -> "ReaderMoments":
         """Measures the inputs of all readers that can be measured, in one sweep.
 
@@ -50,12 +58,16 @@ class ReaderMoments:
         """
         paths = {path for group in groups for path in group.rows}
         weights = {
-            weight.path: weight for weight in prunable_weights(model) if weight.path in paths
+            weight.path: weight
+            for weight in prunable_weights(model)
+            if weight.path in paths
         }
         used: dict[str, Moments] = {}
         held_out: dict[str, Moments] = {}
 
-        def take(path: str, used_moments: Moments, held_out_moments: Moments) -> None:
+        def take(
+            path: str, used_moments: Moments, held_out_moments: Moments
+        ) -> None:
             if np.ndim(used_moments.gram) == 3 and len(used_moments.gram) == 1:
                 used[path] = used_moments
                 held_out[path] = held_out_moments
@@ -72,7 +84,11 @@ class ReaderMoments:
         """The groups of which all readers were measured; warns of the others."""
         groups = list(groups)
         listed = self._unmeasured(groups)
-        measured = [group for group in groups if self.weights.keys() >= group.rows.keys()]
+        measured = [
+            group
+            for group in groups
+            if self.weights.keys() >= group.rows.keys()
+        ]
         if not measured:
             raise NotPrunableError(
                 "No group of channels can be narrowed: `kso.channel_groups(model)` lists groups "

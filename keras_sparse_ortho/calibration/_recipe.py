@@ -10,7 +10,11 @@ from keras_sparse_ortho._keras_internals import warn_user
 from keras_sparse_ortho.calibration._channels import Channels
 from keras_sparse_ortho.calibration._moments import Moments
 from keras_sparse_ortho.calibration._patterns import Blocks, Entries, Pattern
-from keras_sparse_ortho.calibration._rows import as_matrices, canonical_shape, from_matrices
+from keras_sparse_ortho.calibration._rows import (
+    as_matrices,
+    canonical_shape,
+    from_matrices,
+)
 from keras_sparse_ortho.calibration._scores import LayerScore
 from keras_sparse_ortho.calibration._solve import refit
 from keras_sparse_ortho.errors import BudgetError, LayoutError
@@ -43,7 +47,9 @@ class Recipe:
     blocks: Mapping[str, Block] = dataclasses.field(default_factory=dict)
     positions: Mapping[str, int] = dataclasses.field(default_factory=dict)
     refit: bool = False
-    scores: Mapping[str, np.ndarray] | None = dataclasses.field(default=None, repr=False)
+    scores: Mapping[str, np.ndarray] | None = dataclasses.field(
+        default=None, repr=False
+    )
 
     @property
     def uses_reference(self) -> bool:
@@ -59,7 +65,9 @@ class Recipe:
         kernel = as_matrices(weight.finite_raw_value(), weight.layout)
         if self.score is not None:
             count = self._count(weight)
-            kernel, mask = self.score.solve(kernel, count, self.pattern(weight), *moments)
+            kernel, mask = self.score.solve(
+                kernel, count, self.pattern(weight), *moments
+            )
         else:
             mask = self._mask(weight)
             if self.refit and moments:
@@ -103,7 +111,9 @@ class Recipe:
             try:
                 self.structure.check(shape)
             except LayoutError as error:
-                raise LayoutError(f"The weight {weight.path!r} does not fit: {error}") from None
+                raise LayoutError(
+                    f"The weight {weight.path!r} does not fit: {error}"
+                ) from None
             assert self.counts is not None
             count = self._count(weight)
             deviations += other_density(
@@ -112,14 +122,18 @@ class Recipe:
                 self.counts[weight.path],
                 weight.size,
             )
-            if isinstance(self.structure, NByM) and count > self.structure.most(shape):
+            if isinstance(self.structure, NByM) and count > self.structure.most(
+                shape
+            ):
                 raise BudgetError(
                     f"{self.structure} allows at most {self.structure.most(shape)} live entries "
                     f"in {weight.path!r}. Received: {count}"
                 )
         if deviations:
             text = "; ".join(deviations)
-            warn_user(f"{self.structure} allows whole groups only. Received: {text}")
+            warn_user(
+                f"{self.structure} allows whole groups only. Received: {text}"
+            )
 
     def pattern(self, weight: PrunableWeight) -> Pattern:
         """The pattern that a kernel is projected onto."""
@@ -168,4 +182,6 @@ def other_density(
     """A warning's text for a density that is off by more than a tenth; else nothing."""
     if abs(count - budgeted) <= _FAR * budgeted:
         return []
-    return [f"{name} has the density {count / size:.4g} instead of {budgeted / size:.4g}"]
+    return [
+        f"{name} has the density {count / size:.4g} instead of {budgeted / size:.4g}"
+    ]

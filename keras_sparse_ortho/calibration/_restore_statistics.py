@@ -97,9 +97,15 @@ def restore_statistics(
         return []
     batches = calibration_batches(model, data)
     made_from, pairs = _references(model, reference, free)
-    fresh = [] if reference is not None else [path for path in free if _is_fresh(free[path])]
+    fresh = (
+        []
+        if reference is not None
+        else [path for path in free if _is_fresh(free[path])]
+    )
     pairs = {path: layer for path, layer in pairs.items() if path not in fresh}
-    _warn_of_lone_layers([path for path in free if path not in pairs and path not in fresh])
+    _warn_of_lone_layers(
+        [path for path in free if path not in pairs and path not in fresh]
+    )
     stops = [_RestoringStop(free[path], path) for path in [*fresh, *pairs]]
     variables = [variable for stop in stops for variable in stop.variables]
     before = [to_numpy(variable.value) for variable in variables]
@@ -121,7 +127,9 @@ def restore_statistics(
             stops,
             verbose,
         )
-        paths = [stop.path for stop in stops if stop not in missed and stop.is_set]
+        paths = [
+            stop.path for stop in stops if stop not in missed and stop.is_set
+        ]
         if pairs and not _distance(_outputs(model, held), targets) <= distance:
             _put_back(variables, before)
             paths = []
@@ -175,7 +183,8 @@ def _references(
     pairs = {
         path: others[path]
         for path, layer in layers.items()
-        if path in others and others[path].moving_mean.shape == layer.moving_mean.shape
+        if path in others
+        and others[path].moving_mean.shape == layer.moving_mean.shape
     }
     alone = [path for path in layers if path not in pairs]
     if alone and reference is not None:
@@ -229,7 +238,9 @@ def _rows_of(
     is_taken: np.ndarray,
 ) -> Any:
     rows = np.flatnonzero(is_taken)
-    return keras.tree.map_structure(lambda array: keras.ops.take(array, rows, axis=0), batch)
+    return keras.tree.map_structure(
+        lambda array: keras.ops.take(array, rows, axis=0), batch
+    )
 
 
 def _outputs(
@@ -240,10 +251,19 @@ def _outputs(
     outputs_of_batches = []
     with from_zero_states(model), without_gradients():
         for batch in batches:
-            arrays = map(to_numpy, keras.tree.flatten(model(batch, training=False)))
-            floats = [array.astype(np.float64) for array in arrays if array.dtype.kind != "i"]
+            arrays = map(
+                to_numpy, keras.tree.flatten(model(batch, training=False))
+            )
+            floats = [
+                array.astype(np.float64)
+                for array in arrays
+                if array.dtype.kind != "i"
+            ]
             outputs_of_batches.append([array.ravel() for array in floats])
-    return [np.concatenate(pieces) for pieces in zip(*outputs_of_batches, strict=True)]
+    return [
+        np.concatenate(pieces)
+        for pieces in zip(*outputs_of_batches, strict=True)
+    ]
 
 
 def _distance(
@@ -273,7 +293,9 @@ def _measure_references(
         twins,
         verbose,
     )
-    moments = {twin.path: twin.moments() for twin in twins if twin not in missed}
+    moments = {
+        twin.path: twin.moments() for twin in twins if twin not in missed
+    }
     for stop in stops:
         if stop.path in layers:
             stop.twin = layers[stop.path]
@@ -311,7 +333,9 @@ class _MomentStop:
         if mask is not None:
             x = x[to_numpy(mask, copy=False).astype(bool)]
         x = x.reshape(-1, x.shape[-1])
-        if not self._count and len(x):  # squares of numbers far from the mean lose their digits
+        if not self._count and len(
+            x
+        ):  # squares of numbers far from the mean lose their digits
             self._start = x[0]
         x = x - self._start
         self._count += len(x)

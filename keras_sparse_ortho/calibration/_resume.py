@@ -54,7 +54,10 @@ class SavedKernels:
 
     def path(self, weight: PrunableWeight) -> pathlib.Path:
         """The file of a kernel."""
-        return self._folder / f"{self._key}-{digest_of(_as_bytes(weight.path))}.npz"
+        return (
+            self._folder
+            / f"{self._key}-{digest_of(_as_bytes(weight.path))}.npz"
+        )
 
     def has(self, weight: PrunableWeight) -> bool:
         """Whether there is a file of this kernel, solved in a model with the same outputs."""
@@ -89,7 +92,9 @@ class SavedKernels:
         mask: np.ndarray,
     ) -> None:
         """Writes the file of a kernel."""
-        draw = PackedDraw.of(value.astype(weight.raw_value(copy=False).dtype), mask, None)
+        draw = PackedDraw.of(
+            value.astype(weight.raw_value(copy=False).dtype), mask, None
+        )
         stream = io.BytesIO()
         np.savez(
             stream,
@@ -107,7 +112,9 @@ class SavedKernels:
             check_archive(path)
             with np.load(path) as arrays:
                 yield arrays
-        except Exception as error:  # any: NumPy's readers of a damaged file raise all kinds
+        except (
+            Exception
+        ) as error:  # any: NumPy's readers of a damaged file raise all kinds
             raise ValueError(
                 f"`resume` goes on from files of an earlier run. Delete this one: {weight.path!r} "
                 f"is then solved again. Received: {str(path)!r}, {type(error).__name__}: {error}"
@@ -122,7 +129,9 @@ def configuration_of(model: Any) -> str:
     """
     try:
         config = keras.saving.serialize_keras_object(model)
-        text = json.dumps(_without(config, "compile_config"), sort_keys=True, default=_kind)
+        text = json.dumps(
+            _without(config, "compile_config"), sort_keys=True, default=_kind
+        )
     except Exception:  # any: the class may be a user's
         return f"{type(model).__module__}.{type(model).__qualname__}"
     return re.sub(r'_\d+(?=")', "", text)
@@ -139,7 +148,11 @@ def _without(
 ) -> Any:
     """A configuration without a key at any depth."""
     if isinstance(config, dict):
-        return {name: _without(value, key) for name, value in config.items() if name != key}
+        return {
+            name: _without(value, key)
+            for name, value in config.items()
+            if name != key
+        }
     if isinstance(config, list | tuple):
         return [_without(value, key) for value in config]
     return config
@@ -156,7 +169,9 @@ def _outputs_in_short(
     for output in outputs:
         values = to_numpy(output, copy=False).astype(np.float64).ravel()
         order = np.cos(np.arange(values.size))
-        means.append([np.abs(values).mean(), values.mean(), (order * values).mean()])
+        means.append(
+            [np.abs(values).mean(), values.mean(), (order * values).mean()]
+        )
     return np.array(means)
 
 

@@ -93,7 +93,9 @@ def from_matrices(
 ) -> np.ndarray:
     """The kernel of a shape that `as_matrices` gives these matrices for."""
     layout = layout or KernelLayout.convolution()
-    return layout.from_canonical(matrices.reshape(layout.canonical_shape(shape)), shape)
+    return layout.from_canonical(
+        matrices.reshape(layout.canonical_shape(shape)), shape
+    )
 
 
 def _has_other_call(
@@ -143,7 +145,9 @@ class _EinsumDense(_AllRows):
     ) -> np.ndarray:
         data, kernel, output = einsum_axes(self._equation, x.ndim)
         batch = [name for name in kernel if name in data and name in output]
-        summed = [name for name in kernel if name in data and name not in output]
+        summed = [
+            name for name in kernel if name in data and name not in output
+        ]
         free = [name for name in data if name in output and name not in kernel]
         order = [data.index(name) for name in (*batch, *free, *summed)]
         ordered = np.einsum(x.astype(np.float64), range(x.ndim), order)
@@ -205,7 +209,9 @@ class _Convolution:
         if self._layer.data_format == "channels_first":
             x = np.moveaxis(x, 1, -1)
         if self._layer.padding == "causal":
-            span = self._layer.dilation_rate[0] * (self._layer.kernel_size[0] - 1)
+            span = self._layer.dilation_rate[0] * (
+                self._layer.kernel_size[0] - 1
+            )
             x = np.pad(x, ((0, 0), (span, 0), (0, 0)))
         return x
 
@@ -288,7 +294,10 @@ _KINDS: dict[tuple[type, ...], RowsByKernel] = {
     (L.Dense,): {"kernel": _last_axis},
     (L.EinsumDense,): {"kernel": _einsum},
     (*_PLAIN, *_TRANSPOSED): {"kernel": _Convolution},
-    _SEPARABLE: {"depthwise_kernel": _Convolution, "pointwise_kernel": _Pointwise},
+    _SEPARABLE: {
+        "depthwise_kernel": _Convolution,
+        "pointwise_kernel": _Pointwise,
+    },
     _CELLS: {"kernel": _last_axis, "recurrent_kernel": _states},
     (L.Embedding,): {"embeddings": _last_axis},
 }

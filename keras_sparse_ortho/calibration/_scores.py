@@ -49,7 +49,9 @@ class LayerScore(Score):
                 `(1, k, k)`; for embeddings its diagonal, the counts of the tokens, `(M, k)`.
                 `moments.squares` is the sum of squares of each input, `(M, k)` or `(1, k)`.
         """
-        raise NotImplementedError(f"{type(self).__name__} needs `layer_scores` or `solve`.")
+        raise NotImplementedError(
+            f"{type(self).__name__} needs `layer_scores` or `solve`."
+        )
 
     def solve(
         self,

@@ -10,10 +10,18 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from keras_sparse_ortho._foreign_names import Answering
-from keras_sparse_ortho._keras_internals import VariableOverrides, from_zero_states
+from keras_sparse_ortho._keras_internals import (
+    VariableOverrides,
+    from_zero_states,
+)
 from keras_sparse_ortho._values import placed, to_numpy, without_gradients
 from keras_sparse_ortho.budgets import Budget, allocate
-from keras_sparse_ortho.calibration._moments import HOLD_OUT, Moments, samples_in, stop_of
+from keras_sparse_ortho.calibration._moments import (
+    HOLD_OUT,
+    Moments,
+    samples_in,
+    stop_of,
+)
 from keras_sparse_ortho.calibration._patterns import Entries
 from keras_sparse_ortho.calibration._rows import as_matrices, from_matrices
 from keras_sparse_ortho.calibration._solve import errors_of, relative_error
@@ -45,13 +53,18 @@ class Sensitivity(Answering):
 
     def __str__(self) -> str:
         columns = [*next(iter(self.errors.values()))]
-        heads = [column if isinstance(column, str) else f"{column:.3g}" for column in columns]
+        heads = [
+            column if isinstance(column, str) else f"{column:.3g}"
+            for column in columns
+        ]
         rows = [["error at", *heads, "gain"]]
         for path, errors in self.errors.items():
             numbers = [*map(errors.get, columns), self.gains[path]]
             cells = [f"{number:.2g}" for number in numbers]
             rows.append([path, *cells])
-        widths = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
+        widths = [
+            max(map(len, column)) + 2 for column in zip(*rows, strict=True)
+        ]
         lines = []
         for row in rows:
             padded = map(str.ljust, row, widths)
@@ -220,7 +233,9 @@ def _errors_of_layer(
     """The relative squared errors of a layer's outputs by density and type of integers."""
     kernel = as_matrices(weight.finite_raw_value(), weight.layout)
     counts = [max(live_count(share, weight.size), 1) for share in densities]
-    pattern = Entries(floored=depthwise_outputs(weight.shape, weight.layout) > 0)
+    pattern = Entries(
+        floored=depthwise_outputs(weight.shape, weight.layout) > 0
+    )
     pruned = errors_of(
         kernel,
         counts,
@@ -231,7 +246,9 @@ def _errors_of_layer(
     errors: dict[float | str, float] = dict(zip(densities, pruned, strict=True))
     judge = held if held.rows else used
     for name in _LEVELS:
-        errors[name] = relative_error(_rounded(kernel, name), kernel, judge.gram)
+        errors[name] = relative_error(
+            _rounded(kernel, name), kernel, judge.gram
+        )
     return errors
 
 
@@ -259,8 +276,14 @@ def _lost_in_model(
 
     rows = [keras.tree.map_structure(held_out, batch) for batch in batches]
     with from_zero_states(model), without_gradients():
-        outputs = [keras.tree.flatten(model(batch, training=False)) for batch in rows]
-    arrays = [to_numpy(tensor).astype(np.float64) for tensors in outputs for tensor in tensors]
+        outputs = [
+            keras.tree.flatten(model(batch, training=False)) for batch in rows
+        ]
+    arrays = [
+        to_numpy(tensor).astype(np.float64)
+        for tensors in outputs
+        for tensor in tensors
+    ]
     whole = sum(float(np.sum(array**2)) for array in arrays)
     by_path = {weight.path: weight for weight in weights}
     lost: dict[str, float] = {}
@@ -269,8 +292,12 @@ def _lost_in_model(
         # An override changes no variable: other threads may use the model.
         weight = by_path[stop.path]
         matrices = as_matrices(weight.finite_raw_value(), weight.layout)
-        coarse = from_matrices(_rounded(matrices, _COARSE), weight.shape, weight.layout)
-        return VariableOverrides([(weight.variable, placed(coarse, weight.variable))])
+        coarse = from_matrices(
+            _rounded(matrices, _COARSE), weight.shape, weight.layout
+        )
+        return VariableOverrides(
+            [(weight.variable, placed(coarse, weight.variable))]
+        )
 
     def compare(
         stop: Any,

@@ -24,7 +24,9 @@ EXTRA = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """More damping, for the unit diagonal of `H`; held-out rows choose."""
 
 TOLERANCE = 1e-7
-_WIDE = 8  # neighbours with one mask for which a direct solution takes less time
+_WIDE = (
+    8  # neighbours with one mask for which a direct solution takes less time
+)
 _CLOSE = 1e-3  # where refits are only compared
 _FEW_ITERATIONS = 16  # where only errors are needed
 _OUTPUTS = 64  # that are refitted to choose the damping
@@ -75,7 +77,9 @@ def obs(
         )
     problem = _Problem(kernel, moments, pattern)
     iterations = ITERATIONS if kernel.shape[1] > 256 else _MORE
-    if isinstance(pattern, Blocks):  # their mask cannot follow few rows, its values can
+    if isinstance(
+        pattern, Blocks
+    ):  # their mask cannot follow few rows, its values can
         start = problem.pruned(count, 0.0, iterations)
         extra = _extra(
             kernel,
@@ -385,7 +389,9 @@ def _of_tokens(
         counts: Array,
         extra: float,
     ) -> Array:
-        shift = (DAMPING + extra) * counts.mean()  # for tokens that do not occur
+        shift = (
+            DAMPING + extra
+        ) * counts.mean()  # for tokens that do not occur
         scores = squares * (counts + shift)[..., None]
         return pattern.largest(scores, count)
 
@@ -445,7 +451,9 @@ def _refit_directly(
             live = np.flatnonzero(mask[matrix, :, outputs[0]])
             at = np.ix_(live, outputs)
             square = np.ix_(live, live)
-            values[matrix][at] = np.linalg.solve(hessian[square], target[matrix][at])
+            values[matrix][at] = np.linalg.solve(
+                hessian[square], target[matrix][at]
+            )
     return values
 
 

@@ -12,9 +12,17 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._interception import observe
-from keras_sparse_ortho._keras_internals import computes_its_graph, from_zero_states
+from keras_sparse_ortho._keras_internals import (
+    computes_its_graph,
+    from_zero_states,
+)
 from keras_sparse_ortho._values import is_traced, to_numpy, without_gradients
-from keras_sparse_ortho.calibration._graph_sweep import CallRecorder, GraphWalk, LayerCall, Scope
+from keras_sparse_ortho.calibration._graph_sweep import (
+    CallRecorder,
+    GraphWalk,
+    LayerCall,
+    Scope,
+)
 from keras_sparse_ortho.errors import NotPrunableError
 
 
@@ -93,7 +101,9 @@ class CallWalk:
         """How often the first batch calls each stop's layer, in the order of first calls."""
         counts: collections.Counter[Any] = collections.Counter()
 
-        def count(layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def count(
+            layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any
+        ) -> Any:
             if not is_traced(args[0] if args else kwargs["inputs"]):
                 counts.update(stop for stop in stops if stop.layer is layer)
             return call(*args, **kwargs)
@@ -137,7 +147,9 @@ class CallStream:
     ) -> list[Any]:
         """The model's outputs for a batch, with the values of both scopes."""
         with self._scope(), scope():
-            outputs = self._walk.model(self._walk.batches[number], training=False)
+            outputs = self._walk.model(
+                self._walk.batches[number], training=False
+            )
         return keras.tree.flatten(outputs)
 
 
@@ -168,10 +180,16 @@ def sweep(
         NotPrunableError: A batch that does not reach a layer that the first one reaches.
     """
     progress = keras.utils.Progbar(len(stops), verbose=verbose)
-    with from_zero_states(model), without_gradients(), _walk_of(model, batches) as walk:
+    with (
+        from_zero_states(model),
+        without_gradients(),
+        _walk_of(model, batches) as walk,
+    ):
         counts = walk.count_calls(stops, changed)
         stream = walk.stream(changed)
-        as_given = walk.stream(contextlib.nullcontext) if with_reference else None
+        as_given = (
+            walk.stream(contextlib.nullcontext) if with_reference else None
+        )
         for done, (stop, count) in enumerate(counts.items(), 1):
             for number in range(len(batches)):
                 _add_batch(
@@ -207,13 +225,19 @@ def change_each(
         verbose: As for `fit`.
     """
     progress = keras.utils.Progbar(len(stops), verbose=verbose)
-    with from_zero_states(model), without_gradients(), _walk_of(model, batches) as walk:
+    with (
+        from_zero_states(model),
+        without_gradients(),
+        _walk_of(model, batches) as walk,
+    ):
         counts = walk.count_calls(stops, contextlib.nullcontext)
         stream = walk.stream(contextlib.nullcontext)
         for done, stop in enumerate(counts, 1):
             outputs: list[np.ndarray] = []
             for number in range(len(batches)):
-                tensors = stream.outputs(stop, functools.partial(change, stop), number)
+                tensors = stream.outputs(
+                    stop, functools.partial(change, stop), number
+                )
                 outputs.extend(map(to_numpy, tensors))
             take(stop, outputs)
             progress.update(done)
@@ -227,7 +251,9 @@ def _walk_of(
     if not computes_its_graph(model):
         yield CallWalk(model, batches)
         return
-    with tempfile.TemporaryDirectory(prefix="kso-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="kso-", ignore_cleanup_errors=True
+    ) as folder:
         yield GraphWalk(model, batches, pathlib.Path(folder))
 
 

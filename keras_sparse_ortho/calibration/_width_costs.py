@@ -8,13 +8,19 @@ import numpy as np
 
 from keras_sparse_ortho.calibration._readers import ReaderMoments
 from keras_sparse_ortho.kernels import PrunableWeight
-from keras_sparse_ortho.models import ChannelGroup, prunable_weights, shapes_without
+from keras_sparse_ortho.models import (
+    ChannelGroup,
+    prunable_weights,
+    shapes_without,
+)
 
 Array = np.ndarray
 
 COSTS = ("parameters", "flops", "bytes")
 
-_FLOATS_BELOW = 1024  # entries: LiteRT's converter leaves smaller kernels in floats
+_FLOATS_BELOW = (
+    1024  # entries: LiteRT's converter leaves smaller kernels in floats
+)
 _FLOAT_BYTES = 4
 _OUTPUT_BYTES = 12  # scale and zero point of an output of a kernel in integers
 
@@ -76,7 +82,10 @@ class WidthCosts:
             narrower = _aligned(weights, shapes_without(model, pairs), rank)
             losses.append(dense - narrower)
         sizes = {id(weight): tuple(weight.shape) for weight in weights}
-        kernels = {id(kernel.variable): kernel for kernel in prunable_weights(model, flops=True)}
+        kernels = {
+            id(kernel.variable): kernel
+            for kernel in prunable_weights(model, flops=True)
+        }
         positions = [_positions(kernels.get(id(weight))) for weight in weights]
         is_kernel = [id(weight) in kernels for weight in weights]
         folded = _folded_weights(model)
@@ -141,7 +150,9 @@ class WidthCosts:
 
 
 def _aligned(
-    weights: Sequence[keras.Variable], shapes: Mapping[int, tuple[int, ...]], rank: int
+    weights: Sequence[keras.Variable],
+    shapes: Mapping[int, tuple[int, ...]],
+    rank: int,
 ) -> Array:
     """The shapes of weights, `(weights, axes)`, with ones in front of those with fewer axes."""
     aligned = np.ones((len(weights), rank), int)
@@ -163,5 +174,7 @@ def _folded_weights(model: keras.Model) -> set[int]:
     for layer in model.layers:
         if isinstance(layer, keras.layers.BatchNormalization):
             shift = layer.beta if layer.center else layer.moving_mean
-            folded |= {id(weight) for weight in layer.weights if weight is not shift}
+            folded |= {
+                id(weight) for weight in layer.weights if weight is not shift
+            }
     return folded

@@ -160,7 +160,9 @@ class WidthSearch:
         """The steps of the largest common share within the target."""
         place = self._full_place()
         for share in np.linspace(1.0, 0.0, _SHARES):
-            steps = [_step_below(ladder, float(share)) for ladder in self._ladders]
+            steps = [
+                _step_below(ladder, float(share)) for ladder in self._ladders
+            ]
             place = tuple(steps)
             if self._cost(place) <= target:
                 break
@@ -206,7 +208,9 @@ class WidthSearch:
                 if saving >= _LIKELY * excess:
                     change = wider.change + narrower.change
                     exchanges.append(Exchange(change, (wider, narrower)))
-        return [exchange for exchange in exchanges if exchange.change < -_LEAST_GAIN]
+        return [
+            exchange for exchange in exchanges if exchange.change < -_LEAST_GAIN
+        ]
 
 
 def _step_below(ladder: Ladder, share: float) -> int:

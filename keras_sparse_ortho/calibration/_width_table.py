@@ -6,11 +6,20 @@ from typing import Any
 
 import numpy as np
 
-from keras_sparse_ortho._checks import as_float, as_text, check_integer, is_integer
+from keras_sparse_ortho._checks import (
+    as_float,
+    as_text,
+    check_integer,
+    is_integer,
+)
 from keras_sparse_ortho._foreign_names import Answering
 from keras_sparse_ortho.calibration._width_costs import COSTS, WidthCosts
 from keras_sparse_ortho.calibration._width_ladder import WidthCurve, ladder_of
-from keras_sparse_ortho.calibration._width_search import Costs, Ladder, WidthSearch
+from keras_sparse_ortho.calibration._width_search import (
+    Costs,
+    Ladder,
+    WidthSearch,
+)
 from keras_sparse_ortho.errors import BudgetError, UnknownWeightError
 from keras_sparse_ortho.models import ChannelGroups
 
@@ -40,7 +49,9 @@ class WidthTable(Answering):
     costs: WidthCosts
 
     def __str__(self) -> str:
-        header = f"{'error at a share of the width':<{_NAME_LENGTH}}{'width':>7}"
+        header = (
+            f"{'error at a share of the width':<{_NAME_LENGTH}}{'width':>7}"
+        )
         for share in _PRINTED_SHARES:
             header += f"{share:>9.3g}"
         lines = [header]
@@ -72,7 +83,9 @@ class WidthTable(Answering):
                 if width < full_width:
                     shares.append(width / full_width)
                     values.append(errors[width])
-            axes.plot(shares, values, marker="o", label=f"{name} ({full_width})")
+            axes.plot(
+                shares, values, marker="o", label=f"{name} ({full_width})"
+            )
         axes.set(
             xscale="log",
             yscale="log",
@@ -96,7 +109,9 @@ class WidthTable(Answering):
         return sum(self._error(name, width) for name, width in checked.items())
 
     def cost(
-        self, widths: Mapping[str, int] | None = None, cost: str | Costs = "parameters"
+        self,
+        widths: Mapping[str, int] | None = None,
+        cost: str | Costs = "parameters",
     ) -> float:
         """The cost of a model with these widths; without widths that of the dense model.
 
@@ -142,7 +157,9 @@ class WidthTable(Answering):
             ValueError: An unknown cost.
         """
         cost_of = self._cost_of(cost)
-        limit = self._limit(cost_of, target=target, at_most=at_most, error=error)
+        limit = self._limit(
+            cost_of, target=target, at_most=at_most, error=error
+        )
         search = WidthSearch(self._ladders(multiple_of), cost_of)
         if error is not None:
             return self._cheapest(search, cost_of, limit)
@@ -221,7 +238,9 @@ class WidthTable(Answering):
             return number * cost_of(self._full_widths())
         return number
 
-    def _cheapest(self, search: WidthSearch, cost_of: Costs, error: float) -> dict[str, int]:
+    def _cheapest(
+        self, search: WidthSearch, cost_of: Costs, error: float
+    ) -> dict[str, int]:
         """The cheapest widths of at most an error, by bisection of the cost."""
         cheapest = self._full_widths()
         low = 0.0
@@ -246,7 +265,9 @@ class WidthTable(Answering):
         return WidthCurve(full_width, narrower).at(width)
 
 
-def checked_widths(groups: ChannelGroups, widths: Mapping[str, int]) -> dict[str, int]:
+def checked_widths(
+    groups: ChannelGroups, widths: Mapping[str, int]
+) -> dict[str, int]:
     """Widths as a dict of ints; raises for unknown groups, and widths that a group cannot have.
 
     Args:

@@ -96,7 +96,9 @@ def widths(
     kinds = output_kinds(model, len(stripped.outputs))
     moments = ReaderMoments.measured(stripped, groups, batches, verbose)
     errors = OutputErrors(stripped, batches, kinds)
-    return measured_widths(stripped, groups, moments, errors, multiple_of, verbose)
+    return measured_widths(
+        stripped, groups, moments, errors, multiple_of, verbose
+    )
 
 
 def measured_widths(
@@ -118,11 +120,16 @@ def measured_widths(
         measured = _measured_widths_of(group, multiple_of, count)
         errors[group.name] = {group.width: 0.0}
         error = 0.0
-        for stage in narrowed(group, moments, [width // group.unit for width in measured]):
+        for stage in narrowed(
+            group, moments, [width // group.unit for width in measured]
+        ):
             order[group.name] = stage.gone
             width = group.unit * stage.width
             if width in measured:
-                pairs = [moments.pair(path, kernel) for path, kernel in stage.kernels.items()]
+                pairs = [
+                    moments.pair(path, kernel)
+                    for path, kernel in stage.kernels.items()
+                ]
                 # An error that falls with the width comes from few rows.
                 error = max(error, output_errors.error(pairs))
                 errors[group.name][width] = error
@@ -133,7 +140,9 @@ def measured_widths(
     return WidthTable(errors, groups, order, costs)
 
 
-def narrowed(group: ChannelGroup, moments: ReaderMoments, steps: Sequence[int]) -> Any:
+def narrowed(
+    group: ChannelGroup, moments: ReaderMoments, steps: Sequence[int]
+) -> Any:
     """Yields the stages of a group with so many steps left, and at the end with one."""
     paths = [*group.rows]
     kernels = {path: moments.kernel(path) for path in paths}
@@ -141,7 +150,9 @@ def narrowed(group: ChannelGroup, moments: ReaderMoments, steps: Sequence[int]) 
     return eliminate(kernels, grams, group.rows, sorted({*steps, 1}))
 
 
-def _measured_widths_of(group: ChannelGroup, multiple_of: int, count: int) -> list[int]:
+def _measured_widths_of(
+    group: ChannelGroup, multiple_of: int, count: int
+) -> list[int]:
     """The widths of a group's ladder that are measured: at most so many, with both ends."""
     ladder = ladder_of(group, multiple_of)[1:]
     count = min(count, len(ladder))

@@ -2,7 +2,11 @@
 
 from keras_sparse_ortho.callbacks._at_density import BestAtDensity, finish
 from keras_sparse_ortho.callbacks._backup_and_restore import BackupAndRestore
-from keras_sparse_ortho.callbacks._density_run import DensityLogger, UpdateMasks, warn_not_finite
+from keras_sparse_ortho.callbacks._density_run import (
+    DensityLogger,
+    UpdateMasks,
+    warn_not_finite,
+)
 from keras_sparse_ortho.callbacks._dynamic_sparse_training import SET
 from keras_sparse_ortho.callbacks._probe import probe
 from keras_sparse_ortho.callbacks._rigl import RigL

@@ -46,12 +46,16 @@ class BestAtDensity(keras.callbacks.Callback):
     def __init__(self, callback: keras.callbacks.Callback) -> None:
         super().__init__()
         if not isinstance(callback, keras.callbacks.Callback):
-            raise ValueError(f"`callback` must be a Keras callback. Received: {callback=}")
+            raise ValueError(
+                f"`callback` must be a Keras callback. Received: {callback=}"
+            )
         self.callback = callback
         # Keras waits in each step for callbacks that are not safe.
         kind, base = type(callback), keras.callbacks.Callback
         ends = [name for name in dir(base) if name.endswith("batch_end")]
-        default = all(getattr(kind, name) is getattr(base, name) for name in ends)
+        default = all(
+            getattr(kind, name) is getattr(base, name) for name in ends
+        )
         self.async_safe = default or getattr(callback, "async_safe", False)
         self._reached = False
         for name in dir(callback):
@@ -72,7 +76,9 @@ class BestAtDensity(keras.callbacks.Callback):
         if self._reached:
             self.callback.on_epoch_end(epoch, logs)
 
-    def on_train_batch_end(self, batch: int, logs: Config | None = None) -> None:
+    def on_train_batch_end(
+        self, batch: int, logs: Config | None = None
+    ) -> None:
         if self._reached:
             self.callback.on_train_batch_end(batch, logs)
 
@@ -116,7 +122,11 @@ def finish(model: keras.Model, density: float | None = None) -> Any:
             "Masks on a schedule have the density with which it ends: make the model again with "
             f"another, or call `kso.prune(strip(model), density)`. Received: {density=}"
         )
-    asked = [density] if density is not None else [t.target_density for t in thresholds]
+    asked = (
+        [density]
+        if density is not None
+        else [t.target_density for t in thresholds]
+    )
     targets = {target for target in asked if target is not None}
     if thresholds and len(targets) != 1:
         raise NotPrunableError(
@@ -127,14 +137,18 @@ def finish(model: keras.Model, density: float | None = None) -> Any:
     for mask in masks:
         live, final = mask.counts()
         if live != final:  # from step 0 on, the mask counts as updated
-            reset, _ = mask.update(max(mask.last_updated, 0), mask.schedule.density)
+            reset, _ = mask.update(
+                max(mask.last_updated, 0), mask.schedule.density
+            )
             zero_slots(optimizer, mask.weight.variable, reset)
     if thresholds:
         (target,) = targets
         steering = ThresholdSteering(target)
         steering.take(thresholds)
         # All of them if another run has frozen them at another density.
-        for threshold, kept in steering.cut(steering.thresholds or thresholds, target, freeze=True):
+        for threshold, kept in steering.cut(
+            steering.thresholds or thresholds, target, freeze=True
+        ):
             zero_slots(optimizer, threshold.steered, np.logical_not(kept))
         for threshold in thresholds:
             threshold.aim(target, freeze=True)

@@ -55,7 +55,10 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     @other_keywords
     def __init__(
-        self, backup_dir: str | os.PathLike[str], *, delete_checkpoint: bool = True
+        self,
+        backup_dir: str | os.PathLike[str],
+        *,
+        delete_checkpoint: bool = True,
     ) -> None:
         super().__init__()
         self.backup_dir = pathlib.Path(backup_dir)
@@ -87,7 +90,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         try:
             known = json.loads(record.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:  # no JSON, or not UTF-8
-            raise self._damaged(f"{type(error).__name__} in {str(record)!r}") from error
+            raise self._damaged(
+                f"{type(error).__name__} in {str(record)!r}"
+            ) from error
         before = known.pop("before", None) if isinstance(known, dict) else None
         records = [known] if before is None else [known, before]
         if wrong := [one for one in records if not _is_record(one)]:
@@ -103,23 +108,32 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _restore(self, records: list[dict[str, Any]], epoch: int) -> None:
         model, states = self.model, _seed_states(self.model)
-        known = next((record for record in records if record["epoch"] == epoch), None)
+        known = next(
+            (record for record in records if record["epoch"] == epoch), None
+        )
         if known is None:
             raise ValueError(
                 f"All processes must have a backup of one epoch, and another process has only "
                 f"{epoch}. Received: {str(self._folder)!r} with {[r['epoch'] for r in records]}"
             )
         if len(states) != len(known["seeds"]):
-            raise self._damaged(f"{len(known['seeds'])} seed generators, for {len(states)}")
+            raise self._damaged(
+                f"{len(known['seeds'])} seed generators, for {len(states)}"
+            )
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         try:
             model.load_weights(self._folder / _WEIGHTS.format(epoch))
             for state, value in zip(states, known["seeds"], strict=True):
-                assign(state, np.array(value, dtype=state.dtype).reshape(state.shape))
+                assign(
+                    state,
+                    np.array(value, dtype=state.dtype).reshape(state.shape),
+                )
             set_global_generators(known["generators"])
         except Exception as error:  # of HDF5, of the backends: any kind
-            raise self._damaged(f"epoch {epoch}, {type(error).__name__}: {error}") from error
+            raise self._damaged(
+                f"epoch {epoch}, {type(error).__name__}: {error}"
+            ) from error
         initial_epoch_is(model, epoch)
         self._saved = known
 
@@ -131,7 +145,11 @@ class BackupAndRestore(keras.callbacks.Callback):
         with weights.open("rb") as stream:
             os.fsync(stream.fileno())
         seeds = [to_numpy(state).tolist() for state in _seed_states(model)]
-        saved = {"epoch": epoch + 1, "seeds": seeds, "generators": global_generators()}
+        saved = {
+            "epoch": epoch + 1,
+            "seeds": seeds,
+            "generators": global_generators(),
+        }
         kept, record = {weights}, saved
         # No process is more than one epoch ahead, as every step waits for all of them.
         if self._workers.count > 1 and self._saved is not None:
@@ -149,7 +167,9 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._delete_weights()
 
     def _delete_weights(self, but: Collection[pathlib.Path] = ()) -> None:
-        for path in self._folder.glob(_WEIGHTS.format(0).replace("000000", "*")):
+        for path in self._folder.glob(
+            _WEIGHTS.format(0).replace("000000", "*")
+        ):
             if path not in but:
                 path.unlink(missing_ok=True)
 
@@ -161,7 +181,10 @@ def _is_record(value: Any) -> bool:
     seeds = value.get("seeds")
     return (
         (is_integer(epoch) and 0 < epoch < 2**31)
-        and (isinstance(seeds, list) and all(isinstance(state, list) for state in seeds))
+        and (
+            isinstance(seeds, list)
+            and all(isinstance(state, list) for state in seeds)
+        )
         and all(is_integer(number) for state in seeds for number in state)
         and isinstance(value.get("generators"), list)
     )
@@ -170,4 +193,6 @@ def _is_record(value: Any) -> bool:
 def _seed_states(model: keras.Model) -> list[Any]:
     """The states of all seed generators in a model, in the order of its structure."""
     weights = {id(variable) for variable in model.weights}
-    return [variable for variable in model.variables if id(variable) not in weights]
+    return [
+        variable for variable in model.variables if id(variable) not in weights
+    ]

@@ -4,10 +4,18 @@ import abc
 from typing import Any
 
 from keras_sparse_ortho._checks import other_keywords
-from keras_sparse_ortho._keras_internals import after_fit, applied_batches, warn_user
+from keras_sparse_ortho._keras_internals import (
+    after_fit,
+    applied_batches,
+    warn_user,
+)
 from keras_sparse_ortho._optimizer_slots import zero_slots
 from keras_sparse_ortho._types import Config
-from keras_sparse_ortho.callbacks._step_callback import Logging, StepCallback, run_position
+from keras_sparse_ortho.callbacks._step_callback import (
+    Logging,
+    StepCallback,
+    run_position,
+)
 from keras_sparse_ortho.errors import DensityWarning, NotPrunableError
 from keras_sparse_ortho.models import (
     DensityGap,
@@ -16,7 +24,11 @@ from keras_sparse_ortho.models import (
     warn_of_gap,
     watch_saving,
 )
-from keras_sparse_ortho.parametrizations import Parametrization, ScheduledMask, StraightThroughTopK
+from keras_sparse_ortho.parametrizations import (
+    Parametrization,
+    ScheduledMask,
+    StraightThroughTopK,
+)
 from keras_sparse_ortho.schedules import Schedule
 
 
@@ -46,11 +58,21 @@ class DensityLogger(Logging):
 
 def _density_and_threshold(model: Any) -> dict[str, float]:
     weights = prunable_weights(model)
-    entries = {"density": sum(w.live for w in weights) / sum(w.size for w in weights)}
-    made = [w.parametrization for w in weights if isinstance(w.parametrization, Parametrization)]
+    entries = {
+        "density": sum(w.live for w in weights) / sum(w.size for w in weights)
+    }
+    made = [
+        w.parametrization
+        for w in weights
+        if isinstance(w.parametrization, Parametrization)
+    ]
     found = [own.threshold_value() for own in made]
-    means = [float(threshold.mean()) for threshold in found if threshold is not None]
-    return {**entries, "threshold": sum(means) / len(means)} if means else entries
+    means = [
+        float(threshold.mean()) for threshold in found if threshold is not None
+    ]
+    return (
+        {**entries, "threshold": sum(means) / len(means)} if means else entries
+    )
 
 
 def warn_not_finite(callback: str, error: NotPrunableError) -> None:
@@ -73,7 +95,9 @@ class DensityRun(StepCallback):
         self._own: list[Any] = []
         self._at_epoch_end: list[Any] | None = None
         self._last_step = 0
-        self._not_finite: NotPrunableError | None = None  # why the last step was not done
+        self._not_finite: NotPrunableError | None = (
+            None  # why the last step was not done
+        )
 
     def logged(self) -> dict[str, float]:
         return _density_and_threshold(self._watched)
@@ -90,7 +114,9 @@ class DensityRun(StepCallback):
         return self.is_due(step, executed)
 
     def prepare(self) -> None:
-        found = [weight.parametrization for weight in prunable_weights(self._watched)]
+        found = [
+            weight.parametrization for weight in prunable_weights(self._watched)
+        ]
         self._own = [own for own in found if isinstance(own, self._kind)]
         if not self._own:
             raise NotPrunableError(
@@ -110,19 +136,27 @@ class DensityRun(StepCallback):
         self._last_step = self._loop_step or 0
         if not self.in_loop:
             seen, accumulated = applied_batches(self._watched.optimizer)
-            step, executed = seen // accumulated, self._watched.steps_per_execution
+            step, executed = (
+                seen // accumulated,
+                self._watched.steps_per_execution,
+            )
             self._last_step = step
             if not self._were_restored():  # no training would follow a cut
                 try:
                     if self.is_due_at_end(step, executed):
                         self.on_step(step, executed)
-                except NotPrunableError as error:  # an error here would cost `fit` its History
+                except (
+                    NotPrunableError
+                ) as error:  # an error here would cost `fit` its History
                     self._not_finite = error
                 self._at_epoch_end = self.state()
         after_fit(self._watched, self._check_density)
 
     def _were_restored(self) -> bool:
-        return self._at_epoch_end is not None and self._at_epoch_end != self.state()
+        return (
+            self._at_epoch_end is not None
+            and self._at_epoch_end != self.state()
+        )
 
     def _check_density(self) -> None:
         if self._not_finite is not None:
@@ -202,15 +236,21 @@ class UpdateMasks(DensityRun):
 
     def on_run_begin(self, step: int, start: int, steps: int | None) -> None:
         self.sync()
-        plans = [(mask, mask.schedule.resolved(steps, start)) for mask in self._own]
+        plans = [
+            (mask, mask.schedule.resolved(steps, start)) for mask in self._own
+        ]
         over = [mask for mask, plan in plans if _is_over(mask, plan, step)]
         self._plans = [pair for pair in plans if pair[0] not in over]
         for mask, _ in self._plans:
-            if mask.last_updated > run_position(step, start, mask.schedule.is_resolved):
+            if mask.last_updated > run_position(
+                step, start, mask.schedule.is_resolved
+            ):
                 found = f"and the mask of {mask.weight.path!r} updated at step {mask.last_updated}"
                 raise self.restart_error(step, found)
         if over and not all(mask.schedule.is_resolved for mask in over):
-            self.warn_of_single_epochs(f"{len(over)} masks at their final density")
+            self.warn_of_single_epochs(
+                f"{len(over)} masks at their final density"
+            )
 
     def on_epoch_begin(self, epoch: int, logs: Config | None = None) -> None:
         super().on_epoch_begin(epoch, logs)
@@ -243,7 +283,11 @@ class UpdateMasks(DensityRun):
         return entries
 
     def end_step(self) -> int | None:
-        ends = [int(plan.end_step) for _, plan in self._plans if plan.end_step is not None]
+        ends = [
+            int(plan.end_step)
+            for _, plan in self._plans
+            if plan.end_step is not None
+        ]
         return max(ends, default=None)
 
 

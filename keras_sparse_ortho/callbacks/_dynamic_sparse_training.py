@@ -9,14 +9,28 @@ from collections.abc import Sequence
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density, check_integer, other_keywords
+from keras_sparse_ortho._checks import (
+    check_density,
+    check_integer,
+    other_keywords,
+)
 from keras_sparse_ortho._keras_internals import applied_batches, warn_user
 from keras_sparse_ortho._types import Config
-from keras_sparse_ortho.callbacks._moves import drop_and_grow, move_blocks, move_regular
+from keras_sparse_ortho.callbacks._moves import (
+    drop_and_grow,
+    move_blocks,
+    move_regular,
+)
 from keras_sparse_ortho.callbacks._step_callback import StepCallback
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import ExactOrthogonal, layout_for
-from keras_sparse_ortho.kernels import PrunableWeight, Selection, Storage, choose, derived_seed
+from keras_sparse_ortho.kernels import (
+    PrunableWeight,
+    Selection,
+    Storage,
+    choose,
+    derived_seed,
+)
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.orthogonal import Block, Structure
 from keras_sparse_ortho.schedules import default_frequency
@@ -145,14 +159,21 @@ class DynamicSparseTraining(StepCallback):
         def update() -> int:
             scores = self.growth_scores(self._weights, step)
             pairs = list(zip(self._weights, scores, strict=True))
-            wrong_paths = [weight.path for weight, score in pairs if not np.isfinite(score).all()]
+            wrong_paths = [
+                weight.path
+                for weight, score in pairs
+                if not np.isfinite(score).all()
+            ]
             if wrong_paths:
                 warn_user(
                     f"{type(self).__name__} skipped its update at step {step}: the scores of "
                     f"{wrong_paths[:3]} are not finite."
                 )
                 return 0
-            return sum(self._move_weight(weight, score, step) for weight, score in pairs)
+            return sum(
+                self._move_weight(weight, score, step)
+                for weight, score in pairs
+            )
 
         return self.change_masks(step, update)
 
@@ -164,7 +185,9 @@ class DynamicSparseTraining(StepCallback):
     ) -> int:
         """Moves live entries or blocks of one weight; returns how many entries have moved."""
         storage = _storage_of(weight)
-        rng = np.random.default_rng(derived_seed(self.seed, f"{step}/{weight.path}"))
+        rng = np.random.default_rng(
+            derived_seed(self.seed, f"{step}/{weight.path}")
+        )
         move = _moved_entries
         if storage.in_blocks:
             move = _moved_blocks
@@ -175,7 +198,11 @@ class DynamicSparseTraining(StepCallback):
 
     def _movable_weights(self, model: keras.Model) -> list[PrunableWeight]:
         """The weights to train; raises NotPrunableError where no update can move one."""
-        sparse = [weight for weight in prunable_weights(model) if weight.storage is not None]
+        sparse = [
+            weight
+            for weight in prunable_weights(model)
+            if weight.storage is not None
+        ]
         rule = f"{type(self).__name__} trains weights with a `FixedMask` or live blocks: "
         for weight in sparse:
             if weight.storage is not None and not weight.storage.movable:
@@ -294,7 +321,8 @@ def _moved_entries(
     assert isinstance(structure, Block)  # `_movable_weights` refuses others
     layout = layout_for(weight, weight.parametrization.drawn_by)
     canonical_value, canonical_mask, canonical_scores = (
-        np.ascontiguousarray(layout.to_canonical(array)) for array in (value, mask, scores)
+        np.ascontiguousarray(layout.to_canonical(array))
+        for array in (value, mask, scores)
     )
     moved_mask = move_blocks(
         structure,

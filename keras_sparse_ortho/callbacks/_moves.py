@@ -69,7 +69,9 @@ def move_regular(
         dropped = live[place] & ~stays
         row_counts = dropped.sum(axis=1)
         column_counts = dropped.sum(axis=0)
-        stays |= matched_by_score(stays, row_counts, column_counts, scores[place], rng)
+        stays |= matched_by_score(
+            stays, row_counts, column_counts, scores[place], rng
+        )
     return moved
 
 
@@ -97,7 +99,9 @@ def move_blocks(
     axes_of_block: tuple[int, ...] = (-3, -1)
     if structure.regular:
         axes_of_block = (*taps, -3, -1)
-    magnitudes = np.asarray(to_blocks(np.abs(value), rows, cols).sum(axis=axes_of_block))
+    magnitudes = np.asarray(
+        to_blocks(np.abs(value), rows, cols).sum(axis=axes_of_block)
+    )
     totals = np.asarray(to_blocks(scores, rows, cols).sum(axis=axes_of_block))
     live = np.asarray(to_blocks(mask, rows, cols).any(axis=axes_of_block))
     block_count = count * np.count_nonzero(live) // np.count_nonzero(mask)

@@ -12,9 +12,19 @@ from keras_sparse_ortho.callbacks._density_run import UpdateMasks
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError
 from keras_sparse_ortho.kernels import KernelLayout, Selection
 from keras_sparse_ortho.models import prunable_weights
-from keras_sparse_ortho.orthogonal import Block, GivenBlocks, StructureLike, as_structure
+from keras_sparse_ortho.orthogonal import (
+    Block,
+    GivenBlocks,
+    StructureLike,
+    as_structure,
+)
 from keras_sparse_ortho.parametrizations import MagnitudeMask
-from keras_sparse_ortho.pruning import BudgetLike, parametrize, weights_to_prune, why_not_on_blocks
+from keras_sparse_ortho.pruning import (
+    BudgetLike,
+    parametrize,
+    weights_to_prune,
+    why_not_on_blocks,
+)
 from keras_sparse_ortho.schedules import Cubic
 
 
@@ -67,13 +77,21 @@ def probe(
     """
     size = as_structure(structure)
     if not isinstance(size, Block):
-        raise ValueError(f"`structure` must be a size of blocks. Received: structure={size!r}")
+        raise ValueError(
+            f"`structure` must be a size of blocks. Received: structure={size!r}"
+        )
     steps, size = check_integer("steps", steps), Block(size.rows, size.cols)
     weights = weights_to_prune(model, include, exclude)
     reasons = {w.path: why_not_on_blocks(w, density, size) for w in weights}
-    if not (fitting := [path for path, reason in reasons.items() if reason is None]):
-        raise LayoutError(f"There is no kernel that {size} fits. Received: {reasons}")
-    template = MagnitudeMask(Cubic(begin_step=0, end_step=steps), structure=size)
+    if not (
+        fitting := [path for path, reason in reasons.items() if reason is None]
+    ):
+        raise LayoutError(
+            f"There is no kernel that {size} fits. Received: {reasons}"
+        )
+    template = MagnitudeMask(
+        Cubic(begin_step=0, end_step=steps), structure=size
+    )
     copy = parametrize(model, template, density, budget, include=fitting)
     if not compile_like(copy, model):
         raise NotPrunableError(
@@ -87,10 +105,14 @@ def probe(
     for weight in prunable_weights(copy):
         if isinstance(weight.storage, MagnitudeMask):
             if not weight.storage.fixed:
-                raise NotPrunableError(f"The data must last. Received: fewer than {steps} steps")
+                raise NotPrunableError(
+                    f"The data must last. Received: fewer than {steps} steps"
+                )
             layout = weight.layout or KernelLayout.convolution()
             densities[weight.path] = weight.density
-            blocks[weight.path] = GivenBlocks.of_mask(layout.to_canonical(weight.mask), size)
+            blocks[weight.path] = GivenBlocks.of_mask(
+                layout.to_canonical(weight.mask), size
+            )
     return Budget(densities, blocks=blocks)
 
 
@@ -99,5 +121,8 @@ def _fit_arguments(model: keras.Model, data: Any) -> dict[str, Any]:
     if not isinstance(data, tuple):
         return {"x": data}  # a data set, which is read only once
     arguments = dict(zip(("x", "y", "sample_weight"), data, strict=False))
-    check_batches(model, [(arguments["x"], arguments.get("y"), arguments.get("sample_weight"))])
+    check_batches(
+        model,
+        [(arguments["x"], arguments.get("y"), arguments.get("sample_weight"))],
+    )
     return arguments

@@ -16,7 +16,9 @@ from keras_sparse_ortho._data import Batch, BatchSource, samples
 from keras_sparse_ortho._foreign_names import step_for
 from keras_sparse_ortho._types import Tensor
 from keras_sparse_ortho._values import to_numpy
-from keras_sparse_ortho.callbacks._dynamic_sparse_training import DynamicSparseTraining
+from keras_sparse_ortho.callbacks._dynamic_sparse_training import (
+    DynamicSparseTraining,
+)
 from keras_sparse_ortho.kernels import DenseGradient, PrunableWeight, Selection
 from keras_sparse_ortho.models import StatelessLoss
 
@@ -93,18 +95,26 @@ class RigL(DynamicSparseTraining):
 
     def prepare(self) -> None:
         super().prepare()
-        held_by = [weight.parametrization or weight.owner for weight in self._weights]
+        held_by = [
+            weight.parametrization or weight.owner for weight in self._weights
+        ]
         variables = [weight.variable for weight in self._weights]
         # Kept for the next `fit` until the model is compiled again, like Keras' own step.
         step = getattr(self._watched, "train_function", None)
         belongs_to = [self._watched, step, *held_by, *variables]
-        if step is not None and [*map(id, belongs_to)] == [*map(id, self._made_for)]:
+        if step is not None and [*map(id, belongs_to)] == [
+            *map(id, self._made_for)
+        ]:
             return
         own: list[Any] = [weight.storage for weight in self._weights]
         self._kernels = [storage.dense_gradient() for storage in own]
         self._loss = StatelessLoss(
             self._watched,
-            [variable for kernel in self._kernels for variable in kernel.variables],
+            [
+                variable
+                for kernel in self._kernels
+                for variable in kernel.variables
+            ],
             held=[pair for kernel in self._kernels for pair in kernel.replaced],
             objective=self._objective,
         )
@@ -115,7 +125,9 @@ class RigL(DynamicSparseTraining):
         check_batches(self._watched, [batch])
         return batch
 
-    def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[Any]:
+    def growth_scores(
+        self, weights: Sequence[PrunableWeight], step: int
+    ) -> list[Any]:
         # The other workers would wait for the gradient of one that failed.
         number = step // self._every - 1
         batch = self.workers.together(lambda: self._checked_batch(number))
@@ -123,13 +135,19 @@ class RigL(DynamicSparseTraining):
 
         def gradients() -> list[np.ndarray]:
             assert self._loss is not None
-            values = [value for kernel in self._kernels for value in kernel.values()]
+            values = [
+                value for kernel in self._kernels for value in kernel.values()
+            ]
             return [to_numpy(g) for g in self._loss.gradients(values, *shared)]
 
-        found = iter(self.workers.mean(self.workers.together(gradients), samples(batch)))
+        found = iter(
+            self.workers.mean(self.workers.together(gradients), samples(batch))
+        )
         own: list[Any] = [weight.storage for weight in weights]
         return [
-            storage.place_sums(kernel.collect(*(next(found) for _ in kernel.variables)))
+            storage.place_sums(
+                kernel.collect(*(next(found) for _ in kernel.variables))
+            )
             for storage, kernel in zip(own, self._kernels, strict=True)
         ]
 
@@ -143,7 +161,13 @@ def _objective(loss: Any) -> Callable[..., Any]:
         )
     predictions_first = _takes_predictions_first(function)
 
-    def objective(model: keras.Model, x: Tensor, y: Any, sample_weight: Any, training: bool) -> Any:
+    def objective(
+        model: keras.Model,
+        x: Tensor,
+        y: Any,
+        sample_weight: Any,
+        training: bool,
+    ) -> Any:
         if y is None:
             raise ValueError(
                 "`loss` compares outputs with labels: give `data` as `(x, y)`, or batches of it. "
@@ -158,7 +182,9 @@ def _objective(loss: Any) -> Callable[..., Any]:
                 f"Received: sample weights, loss={loss!r}"
             )
         elif predictions_first:
-            values = _called(function, "(y_pred, y_true)", y_pred, _labels_for(y, y_pred))
+            values = _called(
+                function, "(y_pred, y_true)", y_pred, _labels_for(y, y_pred)
+            )
         else:
             values = _called(function, "(y_true, y_pred)", y, y_pred)
         return keras.ops.mean(values) + sum(model.losses)
@@ -172,12 +198,17 @@ def _takes_predictions_first(function: Callable[..., Any]) -> bool:
         function = function.func
     modules = [kind.__module__ for kind in type(function).__mro__]
     modules.append(getattr(inspect.unwrap(function), "__module__", None) or "")
-    return any(module.startswith(("torch.nn.modules.loss", *_FUNCTIONS)) for module in modules)
+    return any(
+        module.startswith(("torch.nn.modules.loss", *_FUNCTIONS))
+        for module in modules
+    )
 
 
 def _labels_for(y: Any, y_pred: Tensor) -> Any:
     """Integer labels as losses of torch want them: int64 for classes, floats for each output."""
-    if keras.backend.backend() != "torch" or keras.backend.is_float_dtype(y.dtype):
+    if keras.backend.backend() != "torch" or keras.backend.is_float_dtype(
+        y.dtype
+    ):
         return y
     dtype = y_pred.dtype if y.shape == y_pred.shape else "int64"
     return keras.ops.cast(y, dtype)
@@ -189,7 +220,8 @@ def _called(function: Callable[..., Any], order: str, *arguments: Any) -> Any:
         return function(*arguments)
     except Exception as error:
         kinds = [
-            f"{keras.backend.standardize_dtype(one.dtype)} {tuple(one.shape)}" for one in arguments
+            f"{keras.backend.standardize_dtype(one.dtype)} {tuple(one.shape)}"
+            for one in arguments
         ]
         raise ValueError(
             f"RigL calls its `loss` as loss{order}, and it raised an error: give it labels as it "

@@ -62,7 +62,9 @@ class StepCallback(Logging):
         self._reset(model)
 
     def _reset(self, model: keras.Model) -> None:
-        self._watched = model  # on JAX reading `self.model` brings all variables up to date
+        self._watched = (
+            model  # on JAX reading `self.model` brings all variables up to date
+        )
         self._workers: Workers | None = None
         self._prepared = self._run_begun = False
         self._epoch_start, self._accumulated = 0, 1
@@ -84,7 +86,9 @@ class StepCallback(Logging):
     def optimizer(self) -> Any:
         """The optimizer passed to `update`, else that of the compiled model; `None` without one."""
         compiled = getattr(self._watched, "optimizer", None)
-        return compiled if self._loop_optimizer is None else self._loop_optimizer
+        return (
+            compiled if self._loop_optimizer is None else self._loop_optimizer
+        )
 
     def update(self, step: int, optimizer: Optimizer = None) -> bool:
         """Does what is due before a step of a custom training loop; returns whether anything was.
@@ -130,7 +134,10 @@ class StepCallback(Logging):
 
         def write() -> None:
             lists = kept()
-            sizes = [[len(part) for part in parts] for parts in (lists, state[: len(lists)])]
+            sizes = [
+                [len(part) for part in parts]
+                for parts in (lists, state[: len(lists)])
+            ]
             if sizes[0] != sizes[1]:
                 raise ValueError(
                     "`state` must hold the values of the model's trainable variables, of its other "
@@ -144,7 +151,9 @@ class StepCallback(Logging):
         begun = self.in_loop
         if not self._update(step, optimizer, write) and begun:
             return state
-        values = [[variable.value for variable in variables] for variables in kept()]
+        values = [
+            [variable.value for variable in variables] for variables in kept()
+        ]
         return type(state)((*values, *state[len(values) :]))  # type: ignore[call-arg]
 
     def prepare(self) -> None:
@@ -161,12 +170,17 @@ class StepCallback(Logging):
         self.sync()
         result = self.workers.together(change)
         if self.workers.count > 1:
-            self.workers.compare(f"after the update at step {step}", self._mask_facts())
+            self.workers.compare(
+                f"after the update at step {step}", self._mask_facts()
+            )
         return result
 
     def _mask_facts(self) -> dict[str, str]:
         weights = prunable_weights(self._watched)
-        return {weight.path: digest_of(np.packbits(weight.mask)) for weight in weights}
+        return {
+            weight.path: digest_of(np.packbits(weight.mask))
+            for weight in weights
+        }
 
     def on_run_begin(self, step: int, start: int, steps: int | None) -> None:
         """Override. Called before the first epoch, when all state has been restored."""
@@ -203,7 +217,9 @@ class StepCallback(Logging):
 
     def sync(self) -> None:
         """Brings the model's variables up to date, which are stale on JAX during `fit`."""
-        if keras.backend.backend() == "jax" and isinstance(self._watched, keras.Model):
+        if keras.backend.backend() == "jax" and isinstance(
+            self._watched, keras.Model
+        ):
             self._watched.jax_state_sync()
 
     def on_epoch_begin(self, epoch: int, logs: Config | None = None) -> None:
@@ -222,13 +238,18 @@ class StepCallback(Logging):
         )
         self._begin_run(epoch)
 
-    def on_train_batch_begin(self, batch: int, logs: Config | None = None) -> None:
+    def on_train_batch_begin(
+        self, batch: int, logs: Config | None = None
+    ) -> None:
         seen = self._epoch_start + batch
         if self._must_read:
             self.sync()
             seen, _ = applied_batches(self._watched.optimizer)
         executed = self._watched.steps_per_execution
-        step, before = seen // self._accumulated, (seen - executed) // self._accumulated
+        step, before = (
+            seen // self._accumulated,
+            (seen - executed) // self._accumulated,
+        )
         if step > before and self.is_due(step, step - before):
             self.on_step(step, step - before)
 
@@ -238,14 +259,20 @@ class StepCallback(Logging):
         if not self.in_loop:
             self._begin_run((self.params or {}).get("epochs") or 0)
 
-    def restart_error(self, step: int, found: str, *, can_begin: bool = False) -> ValueError:
+    def restart_error(
+        self, step: int, found: str, *, can_begin: bool = False
+    ) -> ValueError:
         """The error for a run that resumes with an optimizer that counts from the start."""
         if self.in_loop:
             return ValueError(
                 f"{type(self).__name__} follows the steps given to `update`: count on over all "
                 f"epochs and after a restart. Received: step={step}, {found}"
             )
-        restart = "To start a new run call `fit` without `initial_epoch`. " if can_begin else ""
+        restart = (
+            "To start a new run call `fit` without `initial_epoch`. "
+            if can_begin
+            else ""
+        )
         return ValueError(
             f"{type(self).__name__} follows the steps of the optimizer, and these were lost. Build "
             "it before weights are loaded, `model.optimizer.build(model.trainable_variables)`, or "
@@ -269,13 +296,29 @@ class StepCallback(Logging):
         self._run_begun = True
         self.workers.together(lambda: self.on_run_begin(step, start, steps))
         if self.workers.count > 1:
-            own = {name: value for name, value in vars(self).items() if not name.startswith("_")}
-            facts = {repr(k): repr(v) for k, v in own.items() if isinstance(v, int | float)}
-            for number, variable in enumerate(self._watched.trainable_variables):
-                facts[f"variable {number}, {variable.name}"] = digest_of(to_numpy(variable))
-            self.workers.compare("before training", {**facts, **self._mask_facts()})
+            own = {
+                name: value
+                for name, value in vars(self).items()
+                if not name.startswith("_")
+            }
+            facts = {
+                repr(k): repr(v)
+                for k, v in own.items()
+                if isinstance(v, int | float)
+            }
+            for number, variable in enumerate(
+                self._watched.trainable_variables
+            ):
+                facts[f"variable {number}, {variable.name}"] = digest_of(
+                    to_numpy(variable)
+                )
+            self.workers.compare(
+                "before training", {**facts, **self._mask_facts()}
+            )
 
-    def _update(self, step: int, optimizer: Optimizer, write: Callable[[], None]) -> bool:
+    def _update(
+        self, step: int, optimizer: Optimizer, write: Callable[[], None]
+    ) -> bool:
         step, last = check_integer("step", step, least=0), self._loop_step
         self._take(optimizer)
         if last is not None and step < last:
@@ -307,15 +350,21 @@ class StepCallback(Logging):
 
     def _take(self, optimizer: Optimizer) -> None:
         if self._watched is None:
-            raise ValueError("First call `set_model(model)`. Received: no model")
+            raise ValueError(
+                "First call `set_model(model)`. Received: no model"
+            )
         if optimizer is None or optimizer is self._loop_optimizer:
             return
-        if not isinstance(optimizer, keras.Optimizer) and not is_torch_optimizer(optimizer):
+        if not isinstance(
+            optimizer, keras.Optimizer
+        ) and not is_torch_optimizer(optimizer):
             raise TypeError(
                 "`optimizer` must be a Keras optimizer or, on the torch backend, one of "
                 f"torch.optim; leave others out. Received: {optimizer=}"
             )
-        if not any(trains(optimizer, one) for one in self._watched.trainable_variables):
+        if not any(
+            trains(optimizer, one) for one in self._watched.trainable_variables
+        ):
             raise ValueError(
                 "`optimizer` must train this model: make it after `sparsify` or `parametrize`, "
                 f"from the model that these return. Received: a {type(optimizer).__name__} that "
@@ -326,7 +375,11 @@ class StepCallback(Logging):
     def _warn_if_untrained(self) -> None:
         """Warns of a stateless loop that leaves the model as it is; only JAX can tell."""
         before = self._weights_before()
-        if self._may_warn and before is not None and self._first_weight()() is before:
+        if (
+            self._may_warn
+            and before is not None
+            and self._first_weight()() is before
+        ):
             self._may_warn = False
             warn_user(
                 f"{type(self).__name__} finds the model's weights as at the last update. In a "
@@ -336,7 +389,10 @@ class StepCallback(Logging):
 
     def _first_weight(self) -> Callable[[], Any]:
         """A weak reference to the array of the first trainable variable, on JAX."""
-        if keras.backend.backend() != "jax" or not self._watched.trainable_variables:
+        if (
+            keras.backend.backend() != "jax"
+            or not self._watched.trainable_variables
+        ):
             return lambda: None
         return weakref.ref(self._watched.trainable_variables[0].value)
 

@@ -7,7 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density, check_integer, check_number, other_keywords
+from keras_sparse_ortho._checks import (
+    check_density,
+    check_integer,
+    check_number,
+    other_keywords,
+)
 from keras_sparse_ortho._keras_internals import warn_user
 from keras_sparse_ortho._optimizer_slots import zero_slots
 from keras_sparse_ortho._values import assign, to_numpy
@@ -38,12 +43,18 @@ class ThresholdSteering:
     ) -> None:
         self.floor = check_number("floor", floor)
         if not 0 <= self.floor <= 1:
-            raise ValueError(f"`floor` must be in [0, 1]. Received: floor={floor!r}")
+            raise ValueError(
+                f"`floor` must be in [0, 1]. Received: floor={floor!r}"
+            )
         self.density = check_density(density)
-        self.frequency = None if frequency is None else check_integer("frequency", frequency)
+        self.frequency = (
+            None if frequency is None else check_integer("frequency", frequency)
+        )
         self.freeze = freeze
         self._needs_length = schedule is None
-        self.schedule = (schedule or Cubic(1.0, frequency=self.frequency)).with_density(density)
+        self.schedule = (
+            schedule or Cubic(1.0, frequency=self.frequency)
+        ).with_density(density)
         self._plan = self.schedule
         self._thresholds: list[Any] = []
         self._all_frozen = False
@@ -77,7 +88,9 @@ class ThresholdSteering:
 
     @property
     def thresholds(self) -> list[Any]:
-        return [threshold for threshold in self._thresholds if not threshold.frozen]
+        return [
+            threshold for threshold in self._thresholds if not threshold.frozen
+        ]
 
     def is_due(self, step: int, executed: int) -> bool:
         """Whether to `steer` before this step, `executed` updates after the last call."""
@@ -86,7 +99,9 @@ class ThresholdSteering:
             return due
         # A run that was resumed after the end freezes now; without `freeze` updates go on.
         frequency = self._plan.frequency or 1
-        return not self._all_frozen if self.freeze else step % frequency < executed
+        return (
+            not self._all_frozen if self.freeze else step % frequency < executed
+        )
 
     def is_due_at_end(self, step: int, executed: int) -> bool:
         plan = self._plan
@@ -114,13 +129,19 @@ class ThresholdSteering:
         for threshold, offset in zip(thresholds, found.offsets, strict=True):
             assign(threshold.offset, offset)
         pairs = zip(thresholds, found.masks, strict=True)
-        return [(threshold, threshold.freeze(mask)) for threshold, mask in pairs] if freeze else []
+        return (
+            [(threshold, threshold.freeze(mask)) for threshold, mask in pairs]
+            if freeze
+            else []
+        )
 
     def has_ended(self, step: int) -> bool:
         end = self.end_step()
         return end is not None and step >= end
 
-    def _warn(self, found: "Cut", thresholds: Sequence[Any], count: int) -> None:
+    def _warn(
+        self, found: "Cut", thresholds: Sequence[Any], count: int
+    ) -> None:
         if found.unreachable > count:
             self._tell(
                 ["unreachable"],
@@ -134,7 +155,11 @@ class ThresholdSteering:
         )
         pairs = zip(thresholds, found.masks, strict=True)
         self._tell(
-            [threshold.weight.path for threshold, mask in pairs if not mask.any()],
+            [
+                threshold.weight.path
+                for threshold, mask in pairs
+                if not mask.any()
+            ],
             "TargetDensity leaves weights without a live entry: their magnitudes are small "
             "compared with the other weights. A model that needs them may be at chance. `exclude` "
             "them from `parametrize`, or ask for a higher density",
@@ -213,7 +238,9 @@ class TargetDensity(ThresholdSteering, DensityRun):
         floor: float = DEFAULT_FLOOR,
     ) -> None:
         DensityRun.__init__(self)
-        ThresholdSteering.__init__(self, density, schedule, frequency, freeze, floor)
+        ThresholdSteering.__init__(
+            self, density, schedule, frequency, freeze, floor
+        )
 
     def prepare(self) -> None:
         super().prepare()
@@ -223,20 +250,37 @@ class TargetDensity(ThresholdSteering, DensityRun):
         self.sync()
         in_steps = self.schedule.is_resolved
         gap = density_gap(self._own)
-        steered = any(to_numpy(threshold.offset).item() for threshold in self._own)
-        if gap is not None and steered and not run_position(step, start, in_steps):
-            raise self.restart_error(step, f"and thresholds that were steered to {gap}")
+        steered = any(
+            to_numpy(threshold.offset).item() for threshold in self._own
+        )
+        if (
+            gap is not None
+            and steered
+            and not run_position(step, start, in_steps)
+        ):
+            raise self.restart_error(
+                step, f"and thresholds that were steered to {gap}"
+            )
         self.resolve(steps, start)
         end = self.end_step()
-        if not in_steps and end is not None and step < end and not self.thresholds:
-            self.warn_of_single_epochs("thresholds that were fixed by another run")
+        if (
+            not in_steps
+            and end is not None
+            and step < end
+            and not self.thresholds
+        ):
+            self.warn_of_single_epochs(
+                "thresholds that were fixed by another run"
+            )
         for threshold in self._own:
             threshold.aim(self.density, self.freeze and end is not None)
 
     def on_step(self, step: int, executed: int) -> None:
         def steer() -> None:
             for threshold, live in self.steer(step):
-                zero_slots(self.optimizer, threshold.steered, np.logical_not(live))
+                zero_slots(
+                    self.optimizer, threshold.steered, np.logical_not(live)
+                )
 
         self.change_masks(step, steer)
 
@@ -267,7 +311,10 @@ def entries_of(threshold: Any) -> Entries:
 
 
 def floors_of(
-    thresholds: Sequence[Any], sizes: Sequence[int], density: float, share: float
+    thresholds: Sequence[Any],
+    sizes: Sequence[int],
+    density: float,
+    share: float,
 ) -> list[int]:
     """The floor of each weight: `share` of its ERK count, or less if not all can have that."""
     units = [getattr(threshold, "dies_at_once", 1) for threshold in thresholds]
@@ -279,7 +326,10 @@ def floors_of(
         budget = erk([t.weight for t in thresholds], density, orthogonal=False)
         wanted = [float(budget.counts[t.weight.path]) for t in thresholds]
     pairs = zip(wanted, units, strict=True)
-    floors = [max(math.ceil(share * one / unit - 1e-9), 1) * unit for one, unit in pairs]
+    floors = [
+        max(math.ceil(share * one / unit - 1e-9), 1) * unit
+        for one, unit in pairs
+    ]
     return floors if sum(floors) <= count else units
 
 
@@ -290,16 +340,24 @@ class Cut:
     masks: list[np.ndarray]
     offsets: list[float]
     unreachable: int  # entries that no offset kills, if these are more than may live; else 0
-    held: list[int] = dataclasses.field(default_factory=list)  # the weights at their floor
+    held: list[int] = dataclasses.field(
+        default_factory=list
+    )  # the weights at their floor
 
 
-def floored_cut(entries: Sequence[Entries], count: int, floors: Sequence[int]) -> Cut:
+def floored_cut(
+    entries: Sequence[Entries], count: int, floors: Sequence[int]
+) -> Cut:
     """The `count` entries of largest critical offset, and at least `floors` of each weight."""
-    can_live = [int(np.count_nonzero(one.critical > -np.inf)) for one in entries]
+    can_live = [
+        int(np.count_nonzero(one.critical > -np.inf)) for one in entries
+    ]
     bounds = [min(pair) for pair in zip(floors, can_live, strict=True)]
     free, held = list(range(len(entries))), list[int]()
     while True:
-        found = cut([entries[k] for k in free], count - sum(bounds[k] for k in held))
+        found = cut(
+            [entries[k] for k in free], count - sum(bounds[k] for k in held)
+        )
         shares = zip(free, found.masks, strict=True)
         low = [k for k, mask in shares if np.count_nonzero(mask) < bounds[k]]
         if not low:
@@ -309,9 +367,14 @@ def floored_cut(entries: Sequence[Entries], count: int, floors: Sequence[int]) -
     held.sort()
     empty: list[Any] = [None] * len(entries)
     made = Cut(empty, [0.0] * len(entries), 0, held)
-    for places, part in [(free, found), *(([k], cut([entries[k]], bounds[k])) for k in held)]:
+    for places, part in [
+        (free, found),
+        *(([k], cut([entries[k]], bounds[k])) for k in held),
+    ]:
         made.unreachable += part.unreachable
-        for k, mask, offset in zip(places, part.masks, part.offsets, strict=True):
+        for k, mask, offset in zip(
+            places, part.masks, part.offsets, strict=True
+        ):
             made.masks[k], made.offsets[k] = mask, offset
     return made
 
@@ -320,21 +383,35 @@ def cut(entries: Sequence[Entries], count: int) -> Cut:
     """The `count` entries of largest critical offset, ties to the first weight and flat index."""
     # Entries that no offset kills are ranked by their scale.
     critical = [one.critical for one in entries]
-    unreachable = sum(int(np.count_nonzero(np.isposinf(one))) for one in critical)
+    unreachable = sum(
+        int(np.count_nonzero(np.isposinf(one))) for one in critical
+    )
     unreachable = unreachable if unreachable > count else 0
     ranked = [np.clip(one, -_LARGEST, _LARGEST) for one in critical]
     if unreachable:
-        ranked = [np.where(np.isposinf(one.critical), one.scales, -1.0) for one in entries]
+        ranked = [
+            np.where(np.isposinf(one.critical), one.scales, -1.0)
+            for one in entries
+        ]
     masks = largest_masks(ranked, count)
     pairs = list(zip(critical, masks, strict=True))
-    below = max((one[~mask].max(initial=-np.inf) for one, mask in pairs), default=-np.inf)
+    below = max(
+        (one[~mask].max(initial=-np.inf) for one, mask in pairs),
+        default=-np.inf,
+    )
     alive = [one[mask & (one > -np.inf)] for one, mask in pairs]
     above = min((one.min(initial=np.inf) for one in alive), default=np.inf)
     if below == np.inf:  # no offset kills this many
-        largest = max(one[one < np.inf].max(initial=-np.inf) for one in critical)
+        largest = max(
+            one[one < np.inf].max(initial=-np.inf) for one in critical
+        )
         offset = max(float(largest), 0.0) + 1.0
     elif below == -np.inf:  # no others, or all of them are exactly 0
         offset = min(float(above), 0.0) - 1.0
     else:
-        offset = float(below + above) / 2 if np.isfinite(above) else float(below) + 1.0
+        offset = (
+            float(below + above) / 2
+            if np.isfinite(above)
+            else float(below) + 1.0
+        )
     return Cut(masks, [offset] * len(masks), unreachable)

@@ -45,11 +45,15 @@ def read_keras(path: str, *, compiled: bool = False) -> Any:
         raise InputFileError(f"{rule}. Received: {path!r}")
     _check_unpacked_size(path)
     if compiled:
-        with contextlib.suppress(Exception):  # a loss or metric of the user's own module
+        with contextlib.suppress(
+            Exception
+        ):  # a loss or metric of the user's own module
             return keras.saving.load_model(path)
     try:
         return keras.saving.load_model(path, compile=False)
-    except Exception as error:  # a damaged archive or an unknown class: any kind
+    except (
+        Exception
+    ) as error:  # a damaged archive or an unknown class: any kind
         raise InputFileError(
             "Keras must be able to load the model; its custom classes must be registered and "
             f"importable. Received: {path!r}, {type(error).__name__}: {error}"
@@ -97,7 +101,9 @@ def check_output(path: str, inputs: dict[str, str | None]) -> None:
 
 def _check_exists(path: str) -> None:
     if Path(path).is_dir():
-        raise InputFileError(f"A file is needed, but this is a folder. Received: {path!r}")
+        raise InputFileError(
+            f"A file is needed, but this is a folder. Received: {path!r}"
+        )
     if not Path(path).is_file():
         raise InputFileError(
             "There is no such file; check its name and the current folder. "

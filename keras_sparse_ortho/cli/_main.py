@@ -13,7 +13,12 @@ from rich.console import Console
 from keras_sparse_ortho._files import shown
 from keras_sparse_ortho._interception import intercepted
 from keras_sparse_ortho._text import printable, printable_lines
-from keras_sparse_ortho.cli._files import InputFileError, check_output, read_keras, read_rows
+from keras_sparse_ortho.cli._files import (
+    InputFileError,
+    check_output,
+    read_keras,
+    read_rows,
+)
 from keras_sparse_ortho_command import parser
 
 OK, FAILED, USAGE, BAD_FILE = 0, 1, 2, 3
@@ -40,9 +45,15 @@ def run(options: argparse.Namespace) -> int:
     """Runs the command of arguments that were read; returns the exit status."""
     console = Console(stderr=True)
 
-    def show(_: Any, message: Warning | str, category: type[Warning], *place: Any) -> None:
+    def show(
+        _: Any, message: Warning | str, category: type[Warning], *place: Any
+    ) -> None:
         if issubclass(category, UserWarning):
-            _print(console, f"warning: {_in_options(str(message), options)}", "yellow")
+            _print(
+                console,
+                f"warning: {_in_options(str(message), options)}",
+                "yellow",
+            )
 
     with intercepted(warnings, "showwarning", show):
         try:
@@ -54,7 +65,9 @@ def run(options: argparse.Namespace) -> int:
             status = USAGE if isinstance(error, ValueError) else FAILED
             _print(console, _in_options(_text_of(error), options), "red")
             return status
-        except Exception as error:  # any: a layer, or a backend, may raise its own kinds
+        except (
+            Exception
+        ) as error:  # any: a layer, or a backend, may raise its own kinds
             _print(console, _text_of(error, type(error).__name__), "red")
             return FAILED
     return OK
@@ -62,7 +75,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _print(console: Any, text: str, style: str) -> None:
     text = printable_lines(f"kso: {text}")
-    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        text, style=style, markup=False, highlight=False, soft_wrap=True
+    )
 
 
 def _show(text: str) -> None:
@@ -86,7 +101,11 @@ def _in_options(message: str, options: argparse.Namespace) -> str:
     names: dict[str, str] = options.names
     # Quoted or before "=", but no input or output of the model that has such a name.
     found = rf"(?<!put `)\b({'|'.join(names)})(?:=(?=`)|(?=[`=]))"
-    return re.sub(found, lambda match: names[match[1]], message) if names else message
+    return (
+        re.sub(found, lambda match: names[match[1]], message)
+        if names
+        else message
+    )
 
 
 def _report(options: argparse.Namespace, console: Any) -> None:
@@ -96,7 +115,9 @@ def _report(options: argparse.Namespace, console: Any) -> None:
         model = read_keras(options.model)
     try:
         found = report(model, orthogonality=not options.no_orthogonality)
-    except ValueError as error:  # there is no other argument that could be wrong
+    except (
+        ValueError
+    ) as error:  # there is no other argument that could be wrong
         raise InputFileError(
             "The model in the file must be one that the backend can call, with names of layers "
             "that it takes. "
@@ -114,7 +135,11 @@ def _report(options: argparse.Namespace, console: Any) -> None:
 def _shrink(options: argparse.Namespace, console: Any) -> None:
     from keras_sparse_ortho.shrinking import shrink
 
-    inputs = {"model": options.model, "--data": options.data, "--labels": options.labels}
+    inputs = {
+        "model": options.model,
+        "--data": options.data,
+        "--labels": options.labels,
+    }
     check_output(options.out, inputs)
     rows, labels = read_rows(options.data), read_rows(options.labels)
     with console.status("Loading the model"):
@@ -133,15 +158,26 @@ def _shrink(options: argparse.Namespace, console: Any) -> None:
 def _export(options: argparse.Namespace, console: Any) -> None:
     from keras_sparse_ortho.export import export_litert
 
-    inputs = {"model": options.model, "--sample": options.sample, "--data": options.data}
+    inputs = {
+        "model": options.model,
+        "--sample": options.sample,
+        "--data": options.data,
+    }
     check_output(options.output, inputs)
     sample, data = read_rows(options.sample), read_rows(options.data)
     with console.status("Loading the model") as status:
         model = read_keras(options.model)
         status.update("Converting, running and comparing, in other processes")
-        given = {k: vars(options)[k] for k in ("mode", "batch_size", "tolerance", "target")}
+        given = {
+            k: vars(options)[k]
+            for k in ("mode", "batch_size", "tolerance", "target")
+        }
         report = export_litert(
-            model, options.output, sample=sample, representative_data=data, **given
+            model,
+            options.output,
+            sample=sample,
+            representative_data=data,
+            **given,
         )
     _show(report.to_json() if options.json else str(report))
 
@@ -165,10 +201,19 @@ def _bench(options: argparse.Namespace, console: Any) -> None:
                 raise InputFileError(str(error)) from error
         status.update("Timing")
         for threads in options.threads:
-            times = latencies(options.files, threads, options.seconds / len(options.threads))
+            times = latencies(
+                options.files, threads, options.seconds / len(options.threads)
+            )
             for name, one, ms in zip(options.files, opened, times, strict=True):
                 about = {"route": one.route, "batch_size": one.batch_size}
-                timings.append({"file": name, "threads": threads, "latency_ms": ms, **about})
+                timings.append(
+                    {
+                        "file": name,
+                        "threads": threads,
+                        "latency_ms": ms,
+                        **about,
+                    }
+                )
     if options.json:
         print(json.dumps(timings, indent=2))
         return
@@ -179,4 +224,9 @@ def _bench(options: argparse.Namespace, console: Any) -> None:
         )
 
 
-_COMMANDS = {"shrink": _shrink, "report": _report, "export": _export, "bench": _bench}
+_COMMANDS = {
+    "shrink": _shrink,
+    "report": _report,
+    "export": _export,
+    "bench": _bench,
+}

@@ -36,7 +36,9 @@ def canonical_kernel(
     """The kernel of a layer as `(*taps, inputs, outputs)`."""
     layout = kernel_layouts(layer)["kernel"]
     assert layout is not None
-    kernel: np.ndarray = layout.to_canonical(np.asarray(to_numpy(layer.kernel)))[0, 0]
+    kernel: np.ndarray = layout.to_canonical(
+        np.asarray(to_numpy(layer.kernel))
+    )[0, 0]
     return kernel
 
 
@@ -48,7 +50,9 @@ def grouped_kernels(kernel: np.ndarray, blocks: ZeroBlocks) -> list[np.ndarray]:
         blocks: `ZeroBlocks`. Its blocks. Each count of live blocks is a convolution of its own.
     """
     grid = blocks.grid
-    size_of_block = grid.blocks_shape[-len(grid.taps) - 2 :]  # (*taps, rows, cols)
+    size_of_block = grid.blocks_shape[
+        -len(grid.taps) - 2 :
+    ]  # (*taps, rows, cols)
     values = grid.blocks(kernel, blocks.inputs_of).reshape(-1, *size_of_block)
     taps = (*grid.taps, 1, 1)[:2]
     kernels = []
@@ -108,14 +112,18 @@ class _BlockConvolution(keras.layers.Layer):
             else:
                 self.late_bias = self._weight("bias", values)
         # LiteRT fuses an activation that comes before the axes are restored.
-        self._is_early = self.late_bias is None and is_elementwise(layer.activation)
+        self._is_early = self.late_bias is None and is_elementwise(
+            layer.activation
+        )
         self.kernels = []
         self.biases: list[keras.Variable | None] = []
         self.places = []
         lines = blocks.grid.of_outputs
         inputs_of = blocks.inputs_of.ravel()
         kernels = grouped_kernels(canonical_kernel(layer), blocks)
-        for kernel, outputs, slots in zip(kernels, lines.groups, lines.spans, strict=True):
+        for kernel, outputs, slots in zip(
+            kernels, lines.groups, lines.spans, strict=True
+        ):
             self.kernels.append(self._weight("kernel", kernel))
             self.places.append(inputs_of[slots])
             if columns is None:

@@ -74,7 +74,9 @@ def as_convolutions(model: keras.Model, rows_apart: bool) -> keras.Model:
     return rewrite(model, replace)
 
 
-def kernels_of_blocks(model: keras.Model, plan: BlockPlan) -> dict[str, list[np.ndarray]]:
+def kernels_of_blocks(
+    model: keras.Model, plan: BlockPlan
+) -> dict[str, list[np.ndarray]]:
     """The kernels of the grouped convolutions of a plain model, by path of its kernel."""
     kernels = {}
     for layer, _ in walk(model, ""):

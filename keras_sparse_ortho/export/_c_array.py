@@ -100,7 +100,9 @@ def c_array(
     return operators
 
 
-def _in_one_piece(content: bytes, file: str) -> tuple[bytes, tuple[str, ...], list[str]]:
+def _in_one_piece(
+    content: bytes, file: str
+) -> tuple[bytes, tuple[str, ...], list[str]]:
     """The file in one lean flatbuffer, Micro's operators, and scales of inputs and outputs."""
     try:
         model = read_model(content)
@@ -141,7 +143,9 @@ def _operators(model: ModelT) -> tuple[str, ...]:
             used.add(name.title().replace("_", ""))
     operators = []
     for name in sorted(used):
-        operators.append(name.replace("Lstm", "LSTM").replace("Matmul", "MatMul"))
+        operators.append(
+            name.replace("Lstm", "LSTM").replace("Matmul", "MatMul")
+        )
     return tuple(operators)
 
 

@@ -60,7 +60,9 @@ def candidates(
         size: callable. The bytes that a file counts as. With it the smallest file is compared
             first, and the others only until one agrees.
     """
-    fitting = [route for route in routes if task.blocks.found or not route.of_blocks]
+    fitting = [
+        route for route in routes if task.blocks.found or not route.of_blocks
+    ]
     if not fitting:
         return [_failed(routes[0], _no_blocks(task, routes[0]))]
     tried = []
@@ -72,7 +74,9 @@ def candidates(
             tried.append(_failed(route, file))
     order = list(converted)
     if size is not None:
-        sizes = {route: size(file.read_bytes()) for route, file in converted.items()}
+        sizes = {
+            route: size(file.read_bytes()) for route, file in converted.items()
+        }
         order.sort(key=lambda route: sizes[route])
     for route in order:
         with workspace.timed(route, "compared"):
@@ -84,14 +88,22 @@ def candidates(
             break
     for candidate in tried:
         seconds = workspace.seconds[candidate.route.name]
-        candidate.outcome = dataclasses.replace(candidate.outcome, seconds=seconds)
-    failures = [str(candidate.failure) for candidate in tried if candidate.failure is not None]
+        candidate.outcome = dataclasses.replace(
+            candidate.outcome, seconds=seconds
+        )
+    failures = [
+        str(candidate.failure)
+        for candidate in tried
+        if candidate.failure is not None
+    ]
     if failures and is_full(workspace.folder, failures):
         raise disk_full(workspace.folder.parent, failures[0])
     return tried
 
 
-def _failed(route: Route, failure: Exception, error: float | None = None) -> Candidate:
+def _failed(
+    route: Route, failure: Exception, error: float | None = None
+) -> Candidate:
     outcome = RouteOutcome(route.name, str(failure), error=error)
     return Candidate(route, outcome, failure=failure)
 
@@ -124,7 +136,11 @@ def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
         return _failed(route, failure, comparison.error)
     blocks = task.blocks if route.of_blocks else BlockPlan({}, {})
     # The file lacks the zeros between blocks.
-    whole = {path: value for path, value in task.kernels.items() if path not in blocks.found}
+    whole = {
+        path: value
+        for path, value in task.kernels.items()
+        if path not in blocks.found
+    }
     left_out = 0
     for path, zero_blocks in blocks.found.items():
         left_out += task.kernels[path].size - zero_blocks.stored
@@ -143,7 +159,9 @@ def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
     return Candidate(route, outcome, file)
 
 
-def _with_names(task: Task, route: Route, content: bytes) -> tuple[bytes, tuple[WeightZeros, ...]]:
+def _with_names(
+    task: Task, route: Route, content: bytes
+) -> tuple[bytes, tuple[WeightZeros, ...]]:
     """A converted file with the names of kernels and our record; and its weights."""
     record = {
         "route": route.name,

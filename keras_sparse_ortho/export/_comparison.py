@@ -13,7 +13,9 @@ from keras_sparse_ortho.export._signature import full_batches
 from keras_sparse_ortho.export._task import Task
 from keras_sparse_ortho.export._weight_zeros import WeightZeros
 
-_LOST_SHARE = 0.01  # of a kernel's zeros: a tensor that lacks more is not the kernel
+_LOST_SHARE = (
+    0.01  # of a kernel's zeros: a tensor that lacks more is not the kernel
+)
 
 
 class Comparison(NamedTuple):
@@ -51,7 +53,9 @@ def litert_outputs(file: Path, task: Task) -> list[np.ndarray]:
         ) from None
     rows = len(compared[0])
     with np.load(result) as arrays:
-        return [arrays[f"arr_{number}"][:rows] for number in range(len(task.names))]
+        return [
+            arrays[f"arr_{number}"][:rows] for number in range(len(task.names))
+        ]
 
 
 def compare(

@@ -36,7 +36,9 @@ def convert(
 ) -> dict[Route, Path | ExportConversionError]:
     """An unverified file, or an error, for each route."""
     files: dict[Route, Path | ExportConversionError] = {}
-    with tempfile.TemporaryDirectory() as folder:  # TensorFlow takes other names for patterns
+    with (
+        tempfile.TemporaryDirectory() as folder
+    ):  # TensorFlow takes other names for patterns
         converter = _Converter(task, workspace, Path(folder))
         for route in routes:
             with workspace.timed(route, "converted"):
@@ -126,7 +128,10 @@ def _trace(task: Task, folder: Path, form: Job) -> None:
         **form,
     }
     backend = converter_backend()
-    if keras.backend.backend() == backend and keras.distribution.distribution() is None:
+    if (
+        keras.backend.backend() == backend
+        and keras.distribution.distribution() is None
+    ):
         write_traced(task.model, **arguments)
         return
     file = folder / "plain.keras"
@@ -142,7 +147,9 @@ def _trace(task: Task, folder: Path, form: Job) -> None:
             **arguments,
         }
         shared_worker().run("trace", task.timeout, **job)
-    except Exception as error:  # any: a custom class may do anything in get_config
+    except (
+        Exception
+    ) as error:  # any: a custom class may do anything in get_config
         title = _TITLES[backend]
         raise ExportConversionError(
             f"Model {task.model.name!r} could not be rebuilt on the {title} backend in a new "
@@ -152,7 +159,9 @@ def _trace(task: Task, folder: Path, form: Job) -> None:
         ) from None
 
 
-def _conversion_error(task: Task, route: Route, failure: Exception) -> ExportConversionError:
+def _conversion_error(
+    task: Task, route: Route, failure: Exception
+) -> ExportConversionError:
     if isinstance(failure, ExportConversionError):
         return failure
     missing = set()
@@ -179,7 +188,9 @@ def _modules_of_custom_objects() -> list[str]:
     for name in sorted(names):
         if name.partition(".")[0] in _WITHOUT_CUSTOM_OBJECTS:
             continue
-        with contextlib.suppress(ImportError, ValueError):  # an empty name, for example
+        with contextlib.suppress(
+            ImportError, ValueError
+        ):  # an empty name, for example
             if importlib.util.find_spec(name):
                 modules.append(name)
     return modules

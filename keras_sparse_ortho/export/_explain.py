@@ -99,7 +99,9 @@ def explained(task: Task, tried: Candidate, folder: Path) -> Exception:
     where = "" if layer is None else f"The difference starts at {source}. "
     rule, _, received = str(failure).partition("Received: ")
     remedy = _remedy(task, route, layer)
-    return ExportVerificationError(f"{rule}{where}{remedy} Received: {received}")
+    return ExportVerificationError(
+        f"{rule}{where}{remedy} Received: {received}"
+    )
 
 
 def error_source(
@@ -107,10 +109,16 @@ def error_source(
 ) -> tuple[GraphOperation | None, str]:
     """The first layer of a graph with a larger error behind it; converts it with all as outputs."""
     if computes_its_graph(task.model):
-        with contextlib.suppress(Exception):  # the failure that is being explained counts
+        with contextlib.suppress(
+            Exception
+        ):  # the failure that is being explained counts
             layer, error = _first_wrong_layer(task, route, least, folder)
             kind = type(innermost(layer)).__name__
-            category = "layer" if isinstance(layer, keras.layers.Layer) else "operation"
+            category = (
+                "layer"
+                if isinstance(layer, keras.layers.Layer)
+                else "operation"
+            )
             return (
                 layer,
                 f"{category} {layer.name!r} ({kind}): error {error:.3g} behind it",
@@ -142,7 +150,9 @@ def _first_wrong_layer(
     if isinstance(file, Exception):
         raise file
     results = litert_outputs(file, task)
-    for layer, name, expected, actual in zip(layers, names, outputs, results, strict=True):
+    for layer, name, expected, actual in zip(
+        layers, names, outputs, results, strict=True
+    ):
         error = compare([name], [expected], [actual], route.measure).error
         if not error <= least:
             return layer, error

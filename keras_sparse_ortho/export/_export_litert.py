@@ -59,7 +59,9 @@ _OTHER_KINDS = {
     ".zip",
 }
 _NEAR = 1.05  # the speed that "fast" gives up for a smaller file, within the noise of the clock
-_LEAST_ZEROS = 0.3  # of a kernel: below this the indices cost more than the zeros save
+_LEAST_ZEROS = (
+    0.3  # of a kernel: below this the indices cost more than the zeros save
+)
 
 
 @other_keywords
@@ -165,7 +167,9 @@ def export_litert(
     _require_litert()
     if not isinstance(model, keras.Model):
         kind = type(model).__name__
-        raise ValueError(f"`model` must be a Keras model. Received: model of type {kind}")
+        raise ValueError(
+            f"`model` must be a Keras model. Received: model of type {kind}"
+        )
     batch_size = check_integer("batch_size", batch_size)
     timeout = check_number("timeout", timeout)
     file = check_path(path)
@@ -184,17 +188,25 @@ def export_litert(
         ends=ends,
     )
     warn_of_rows(task)
-    has_zeros = any((value == 0).mean() >= _LEAST_ZEROS for value in task.kernels.values())
+    has_zeros = any(
+        (value == 0).mean() >= _LEAST_ZEROS for value in task.kernels.values()
+    )
     if mode is None and not has_zeros:
         routes = routes[:1]
     # On the target's file system, so that the last step is one atomic rename.
     with staging(file.parent, file.name) as folder:
-        workspace = Workspace(folder, Steps("auto" if len(routes) > 1 else False))
+        workspace = Workspace(
+            folder, Steps("auto" if len(routes) > 1 else False)
+        )
         size = {None: len, "small": len, "gzip": _zipped}.get(mode)
         tried = candidates(task, routes, workspace, size)
-        verified = [candidate for candidate in tried if candidate.file is not None]
+        verified = [
+            candidate for candidate in tried if candidate.file is not None
+        ]
         if not verified:
-            failed = next(candidate for candidate in tried if candidate.route == routes[0])
+            failed = next(
+                candidate for candidate in tried if candidate.route == routes[0]
+            )
             raise explained(task, failed, folder)
         best = verified[0]
         if mode == "fast":
@@ -241,7 +253,9 @@ def _check_arguments(
     """
     are_static = all(route.needs_data for route in routes)
     allowed = ENDS if are_static else ENDS[:1]
-    if not all(isinstance(end, str) and end in allowed for end in ends):  # tf.int8 equals "int8"
+    if not all(
+        isinstance(end, str) and end in allowed for end in ends
+    ):  # tf.int8 equals "int8"
         raise ValueError(
             f"`inference_input_type` and `inference_output_type` must be of {ENDS}, and 'float32' "
             "but with a mode of static integers, such as 'int8'."
@@ -258,20 +272,28 @@ def _check_arguments(
         return
     needs_data = routes[0].needs_data
     # With trained ranges, data are rows to compare on.
-    if needs_data != (representative_data is not None) and not (trained and needs_data):
+    if needs_data != (representative_data is not None) and not (
+        trained and needs_data
+    ):
         raise ValueError(
             f"`representative_data` is {'needed' if needs_data else 'unused'} with "
             f"mode={mode!r}. Received: {representative_data=!r:.60}"
         )
 
 
-def _time(verified: Sequence[Candidate], timeout: float, target: str | None) -> None:
+def _time(
+    verified: Sequence[Candidate], timeout: float, target: str | None
+) -> None:
     """Measures the time of files, and notes it in their outcomes."""
-    files = [candidate.file for candidate in verified if candidate.file is not None]
+    files = [
+        candidate.file for candidate in verified if candidate.file is not None
+    ]
     times = latencies(files, timeout=timeout, target=target)
     for candidate, milliseconds in zip(verified, times, strict=True):
         outcome = candidate.outcome
-        candidate.outcome = dataclasses.replace(outcome, latency_ms=milliseconds)
+        candidate.outcome = dataclasses.replace(
+            outcome, latency_ms=milliseconds
+        )
 
 
 def _zipped(content: bytes) -> int:
@@ -285,7 +307,11 @@ def choose(timed: Sequence[Candidate]) -> Candidate:
         return candidate.outcome.latency_ms or 0.0
 
     fastest = min(milliseconds(candidate) for candidate in timed)
-    near = [candidate for candidate in timed if milliseconds(candidate) <= _NEAR * fastest]
+    near = [
+        candidate
+        for candidate in timed
+        if milliseconds(candidate) <= _NEAR * fastest
+    ]
     return min(near, key=lambda candidate: candidate.outcome.bytes or 0)
 
 
@@ -310,7 +336,9 @@ def check_path(path: str | os.PathLike[str]) -> Path:
 
 def _require_litert() -> None:
     others = ("jax", "litert_converter")
-    without = converter_backend() != "tensorflow" and not any(map(is_missing, others))
+    without = converter_backend() != "tensorflow" and not any(
+        map(is_missing, others)
+    )
     require(
         (
             *(others if without else ("tensorflow",)),

@@ -22,7 +22,9 @@ OperatorT: TypeAlias = Any
 
 MARK = "kso_range_"  # of an extra output of a float32 file: a number and two doubles in hex follow
 _IDENTIFIER = b"TFL3"
-_ALIGNMENT = 16  # required of the data of a buffer by the schema (`force_align`)
+_ALIGNMENT = (
+    16  # required of the data of a buffer by the schema (`force_align`)
+)
 _PLACEHOLDER = 1  # an offset of a buffer without data
 
 
@@ -34,7 +36,9 @@ def read_model(content: bytes) -> ModelT:
     model = schema.ModelT.InitFromObj(root)
     for buffer in model.buffers:
         if buffer.offset > _PLACEHOLDER and buffer.size:
-            buffer.data = np.frombuffer(content, np.uint8, buffer.size, buffer.offset)
+            buffer.data = np.frombuffer(
+                content, np.uint8, buffer.size, buffer.offset
+            )
             buffer.offset = 0
             buffer.size = 0
     return model
@@ -42,7 +46,9 @@ def read_model(content: bytes) -> ModelT:
 
 def write_model(model: ModelT) -> bytes:
     """The flatbuffer of a `ModelT`, with all used buffers in it, where LiteRT Micro needs them."""
-    used = {tensor.buffer for graph in model.subgraphs for tensor in graph.tensors}
+    used = {
+        tensor.buffer for graph in model.subgraphs for tensor in graph.tensors
+    }
     used |= {entry.buffer for entry in model.metadata or []}
     size = 0
     for index, buffer in enumerate(model.buffers):
@@ -121,7 +127,9 @@ def _kinds() -> dict[int, str]:
     """The kinds of operations by their numbers in the schema."""
     from ai_edge_litert import schema_py_generated as schema
 
-    return {number: name for name, number in vars(schema.BuiltinOperator).items()}
+    return {
+        number: name for name, number in vars(schema.BuiltinOperator).items()
+    }
 
 
 def name_of(tensor: TensorT) -> str:

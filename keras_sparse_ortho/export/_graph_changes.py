@@ -116,7 +116,9 @@ def _slice(
 def part_outputs(model: ModelT) -> None:
     """Gives outputs that operations read as well their own tensors; AEQ confuses the two."""
     graph = model.subgraphs[0]
-    read = {int(index) for operator in graph.operators for index in operator.inputs}
+    read = {
+        int(index) for operator in graph.operators for index in operator.inputs
+    }
     outputs = {int(index) for index in graph.outputs}
     for index in sorted(read & outputs):
         end = copy_tensor(model, graph, index, "output")
@@ -162,7 +164,9 @@ def _replaced(indices: Iterable[int], index: int, other: int) -> list[int]:
     return [other if item == index else int(item) for item in indices]
 
 
-def copy_tensor(model: ModelT, graph: SubGraphT, index: int, suffix: str) -> int:
+def copy_tensor(
+    model: ModelT, graph: SubGraphT, index: int, suffix: str
+) -> int:
     """Adds a copy of a tensor with a name of its own to a graph; returns its index."""
     tensor = copy.copy(graph.tensors[index])
     tensor.name = _new_name(model, f"{name_of(tensor)}/{suffix}").encode()
@@ -191,7 +195,9 @@ def _add_integers(
 
 def _new_name(model: ModelT, name: str) -> str:
     """A name that no tensor has: AEQ finds tensors by their names."""
-    names = {name_of(tensor) for graph in model.subgraphs for tensor in graph.tensors}
+    names = {
+        name_of(tensor) for graph in model.subgraphs for tensor in graph.tensors
+    }
     number = 0
     numbered = name
     while numbered in names:
@@ -200,7 +206,9 @@ def _new_name(model: ModelT, name: str) -> str:
     return numbered
 
 
-def _integers_of(model: ModelT, graph: SubGraphT, index: int) -> np.ndarray | None:
+def _integers_of(
+    model: ModelT, graph: SubGraphT, index: int
+) -> np.ndarray | None:
     """The values of a constant of int32; None for other tensors."""
     tensor = graph.tensors[index]
     data = model.buffers[tensor.buffer].data

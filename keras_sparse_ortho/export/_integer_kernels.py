@@ -54,7 +54,9 @@ class IntegerKernel:
         return 2 ** (self.bits - 1) - 1
 
 
-def integer_kernels(model: ModelT, kind: str, widths: Sequence[int]) -> list[IntegerKernel]:
+def integer_kernels(
+    model: ModelT, kind: str, widths: Sequence[int]
+) -> list[IntegerKernel]:
     """The kernels that AEQ quantizes, with the bits that they need and their bounds.
 
     Args:
@@ -63,7 +65,9 @@ def integer_kernels(model: ModelT, kind: str, widths: Sequence[int]) -> list[Int
         widths: Bits that large kernels of Dense layers may have, besides 8, in ascending order.
     """
     kernels = _kernels(model)
-    large = [kernel for kernel in kernels if kernel.values.size >= _LEAST_CERTAIN]
+    large = [
+        kernel for kernel in kernels if kernel.values.size >= _LEAST_CERTAIN
+    ]
     are_trained = any(kernel.steps.min() >= 0 for kernel in large)
     for kernel in kernels:
         largest = _LARGEST if are_trained else _LARGEST_OF_4_BITS
@@ -115,7 +119,11 @@ def _bounds(kernel: IntegerKernel) -> np.ndarray:
     values = kernel.values
     steps = kernel.steps
     largest = kernel.largest_integer
-    peaks = magnitudes(values, kernel.axis).max(axis=1, initial=0).astype(np.float64)
+    peaks = (
+        magnitudes(values, kernel.axis)
+        .max(axis=1, initial=0)
+        .astype(np.float64)
+    )
     is_trained = (steps > 0) & (steps <= largest)
     whole_steps = largest // np.maximum(steps, 1) * steps
     integers_of_peaks = np.where(is_trained, whole_steps, largest)

@@ -81,13 +81,18 @@ def in_storage(
             measured = calibrated(content, batches)
         part_outputs(model)
         ranges, in_floats = implied_ranges(model, measured, recipe)
-        ranges = {name: wide_enough(measured) for name, measured in ranges.items()}
+        ranges = {
+            name: wide_enough(measured) for name, measured in ranges.items()
+        }
         round_floats(model, trained, ranges, in_floats)
         recipe += _rules_of_ends(ends)
     kernels = integer_kernels(model, kind, _FEW_BITS.get(storage, ()))
     fit_steps(model, ranges, {kernel.name: kernel for kernel in kernels})
     recipe += _rules_of_few_bits(kernels, storage, kind)
-    recipe += [_rule(_scope(graph, operator), "*", None) for graph, operator in in_floats]
+    recipe += [
+        _rule(_scope(graph, operator), "*", None)
+        for graph, operator in in_floats
+    ]
     table = _table(model, kernels, ranges)
     aeq = quantizer.Quantizer(bytearray(write_model(model)), recipe)
     result = aeq.quantize(table or None, enable_progress_report=False)
@@ -142,12 +147,16 @@ def _rules_of_ends(dtypes: Sequence[str]) -> list[Rule]:
     for end, dtype in zip(("INPUT", "OUTPUT"), dtypes, strict=True):
         settings = None
         if dtype != "float32":
-            settings = _settings("static", dtype=dtype.removesuffix("8").upper())
+            settings = _settings(
+                "static", dtype=dtype.removesuffix("8").upper()
+            )
         rules.append(_rule(".*", end, settings))
     return rules
 
 
-def _rules_of_few_bits(kernels: Sequence[IntegerKernel], storage: str, kind: str) -> list[Rule]:
+def _rules_of_few_bits(
+    kernels: Sequence[IntegerKernel], storage: str, kind: str
+) -> list[Rule]:
     """The rules for kernels of fewer than 8 bits; ValueError if a storage needs one."""
     rules = []
     for kernel in kernels:
@@ -161,7 +170,9 @@ def _rules_of_few_bits(kernels: Sequence[IntegerKernel], storage: str, kind: str
                 )
             )
     if storage in _FEW_BITS and not rules:
-        raise ValueError(f"no weight of a Dense layer that fits fewer than 8 bits in {storage}")
+        raise ValueError(
+            f"no weight of a Dense layer that fits fewer than 8 bits in {storage}"
+        )
     return rules
 
 

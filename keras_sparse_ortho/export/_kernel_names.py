@@ -60,7 +60,9 @@ def name_kernels(
             if len(parts) > 1:
                 name = f"{path} ({number} of {len(parts)})"
             holder.tensor.name = name.encode()
-            unnamed = [constant for constant in unnamed if constant is not holder]
+            unnamed = [
+                constant for constant in unnamed if constant is not holder
+            ]
 
 
 def _constants(model: ModelT) -> list[_Constant]:
@@ -70,7 +72,9 @@ def _constants(model: ModelT) -> list[_Constant]:
             continue
         values = weight.values()
         by_first_axis = values.reshape(len(values), -1)
-        by_last_axis = values.reshape(-1, values.shape[-1]).T  # of depthwise kernels, embeddings
+        by_last_axis = values.reshape(
+            -1, values.shape[-1]
+        ).T  # of depthwise kernels, embeddings
         matrices = [
             _sampled(by_first_axis),
             _sampled(by_last_axis),
@@ -79,7 +83,9 @@ def _constants(model: ModelT) -> list[_Constant]:
     return constants
 
 
-def _holder_of(kernel: np.ndarray, constants: Iterable[_Constant]) -> _Constant | None:
+def _holder_of(
+    kernel: np.ndarray, constants: Iterable[_Constant]
+) -> _Constant | None:
     """The constant that holds a kernel, if there is one."""
     matrices = []
     for axis in range(1, kernel.ndim):  # the first one that may be of outputs
@@ -104,7 +110,9 @@ def _sampled(matrix: np.ndarray) -> _Matrix:
         matrix = matrix.T
     height, width = matrix.shape
     rows = np.linspace(0, height - 1, min(height, _SAMPLED_ROWS)).astype(int)
-    columns = np.linspace(0, width - 1, min(width, _SAMPLED_COLUMNS)).astype(int)
+    columns = np.linspace(0, width - 1, min(width, _SAMPLED_COLUMNS)).astype(
+        int
+    )
     return _Matrix(
         matrix.shape,
         matrix[np.ix_(rows, columns)].astype(np.float64),

@@ -65,7 +65,9 @@ class LiteRTModel(Answering):
     pickle holds the file, and opens it again with as many threads.
     """
 
-    def __init__(self, content: bytes, record: Record, threads: int = 1) -> None:
+    def __init__(
+        self, content: bytes, record: Record, threads: int = 1
+    ) -> None:
         _check_names(record)
         self._opened_with = content, record, threads
         self.route: str | None = record.get("route")
@@ -73,12 +75,16 @@ class LiteRTModel(Answering):
         self.output_names: list[str] = record["output_names"]
         input_names: list[str] = record["input_names"]
         try:
-            interpreter = interpreter_of(model_content=content, num_threads=threads)
+            interpreter = interpreter_of(
+                model_content=content, num_threads=threads
+            )
             interpreter.allocate_tensors()
             self._runner = interpreter.get_signature_runner()
             self._inputs = self._runner.get_input_details()
             self._outputs = self._runner.get_output_details()
-            if {*self._inputs} != {*input_names} or {*self._outputs} != {*self.output_names}:
+            if {*self._inputs} != {*input_names} or {*self._outputs} != {
+                *self.output_names
+            }:
                 raise ValueError(
                     f"inputs {sorted(self._inputs)} and outputs {sorted(self._outputs)}"
                 )
@@ -96,7 +102,9 @@ class LiteRTModel(Answering):
             spec = InputSpec(name, shape, details["dtype"].__name__)
             specs.append(spec)
             scale, _ = details["quantization"]
-            float_specs.append(dataclasses.replace(spec, dtype="float32") if scale else spec)
+            float_specs.append(
+                dataclasses.replace(spec, dtype="float32") if scale else spec
+            )
         self.inputs = tuple(specs)
         self._lock = threading.Lock()
         # In the order of the record, for any nesting of the Keras model.
@@ -122,7 +130,9 @@ class LiteRTModel(Answering):
         for batch in full_batches(arrays, self.batch_size):
             batches.append(self._outputs_on(batch))
         outputs = {}
-        for name, pieces in zip(self.output_names, zip(*batches, strict=True), strict=True):
+        for name, pieces in zip(
+            self.output_names, zip(*batches, strict=True), strict=True
+        ):
             outputs[name] = np.concatenate(pieces)[: len(arrays[0])]
         if len(outputs) == 1:
             return outputs[self.output_names[0]]
@@ -135,13 +145,19 @@ class LiteRTModel(Answering):
             integers[spec.name] = to_integers(value, self._inputs[spec.name])
         with self._lock:
             answers = self._runner(**integers)
-            return [to_floats(answers[name], self._outputs[name]) for name in self.output_names]
+            return [
+                to_floats(answers[name], self._outputs[name])
+                for name in self.output_names
+            ]
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
         raise not_callable(self)
 
     def __repr__(self) -> str:
-        texts = [f"{spec.name}: {spec.dtype}{list(spec.shape)}" for spec in self.inputs]
+        texts = [
+            f"{spec.name}: {spec.dtype}{list(spec.shape)}"
+            for spec in self.inputs
+        ]
         inputs = ", ".join(texts)
         return f"LiteRTModel(route={self.route!r}, inputs=[{inputs}], outputs={self.output_names})"
 
@@ -208,7 +224,9 @@ def load_litert(
     )
     name = str(path)
     if not path_of("path", path).is_file():
-        raise FileNotFoundError(f"`path` must name a LiteRT file. Received: path={name!r}")
+        raise FileNotFoundError(
+            f"`path` must name a LiteRT file. Received: path={name!r}"
+        )
     content = read_packed(Path(path))
     record = read_record(content, name)
     digest = hashlib.sha256(content).digest()
@@ -337,7 +355,9 @@ class _TimedFile:
         """Adds the times of some calls; ExportVerificationError if they fail."""
         timeout = max(deadline - time.monotonic(), 0.0)
         try:
-            self.times += self._worker.run("bench", timeout, calls=calls, **self._job)
+            self.times += self._worker.run(
+                "bench", timeout, calls=calls, **self._job
+            )
         except JobError as error:
             raise ExportVerificationError(
                 f"Every file must run while it is timed. Received: {self._name!r}, {error}"

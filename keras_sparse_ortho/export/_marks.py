@@ -36,7 +36,9 @@ MOVING = (
     "TILE",
     "SPACE_TO_DEPTH",
 )
-_OUTSIDE = 0.1  # of a range's width: how far 0, which integers need, may be from it
+_OUTSIDE = (
+    0.1  # of a range's width: how far 0, which integers need, may be from it
+)
 _SAME_NUMBER = 1e-6  # relative difference of entries of a constant that count as one number
 
 
@@ -99,7 +101,9 @@ def _take_barrier(
     graph.operators.remove(barrier)
     for operator in graph.operators:
         inputs = map(int, operator.inputs)
-        operator.inputs = [source if index == marked else index for index in inputs]
+        operator.inputs = [
+            source if index == marked else index for index in inputs
+        ]
     for end in signature.outputs:
         if end.tensorIndex == marked:
             end.tensorIndex = source
@@ -168,7 +172,9 @@ def range_before(
         return after
     if kind not in ("ADD", "SUB", "MUL", "DIV"):
         return None
-    first, second = (_constant(model, graph, int(index)) for index in operator.inputs)
+    first, second = (
+        _constant(model, graph, int(index)) for index in operator.inputs
+    )
     constant = second if first is None else first
     if constant is None or constant.size == 0:
         return None
@@ -185,7 +191,9 @@ def range_before(
     return min(low, 0.0), max(high, 0.0)
 
 
-def _inverse(kind: str, number: float, *, number_is_first: bool) -> Callable[[float], float] | None:
+def _inverse(
+    kind: str, number: float, *, number_is_first: bool
+) -> Callable[[float], float] | None:
     """The inverse of an operation of a tensor and a number; None if it has none, or is curved."""
     if kind == "ADD":
         return lambda y: y - number
@@ -202,10 +210,14 @@ def _inverse(kind: str, number: float, *, number_is_first: bool) -> Callable[[fl
     return lambda y: y * number
 
 
-def _varying_inputs(model: ModelT, graph: SubGraphT, operator: OperatorT) -> list[int]:
+def _varying_inputs(
+    model: ModelT, graph: SubGraphT, operator: OperatorT
+) -> list[int]:
     """The inputs of an operation that are no constants of floats."""
     indices = map(int, operator.inputs)
-    return [index for index in indices if _constant(model, graph, index) is None]
+    return [
+        index for index in indices if _constant(model, graph, index) is None
+    ]
 
 
 def _constant(model: ModelT, graph: SubGraphT, index: int) -> np.ndarray | None:

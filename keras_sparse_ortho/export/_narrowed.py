@@ -31,7 +31,11 @@ def narrowed(content: bytes, kind: str) -> bytes:
     code = add_code(model, "DEQUANTIZE", 3)
     narrow_buffers: dict[int, int] = {}  # by the buffer of the floats
     for graph in model.subgraphs:
-        read = {int(index) for operator in graph.operators for index in operator.inputs}
+        read = {
+            int(index)
+            for operator in graph.operators
+            for index in operator.inputs
+        }
         outputs = {int(index) for index in graph.outputs}
         for index in sorted(read - outputs - {-1}):
             tensor = graph.tensors[index]
@@ -72,7 +76,9 @@ def _in_float16(values: np.ndarray) -> tuple[TensorT, np.ndarray]:
     """A tensor of float16, and its entries."""
     tensor = schema.TensorT()
     tensor.type = schema.TensorType.FLOAT16
-    with np.errstate(over="ignore"):  # the comparison with Keras refuses infinities
+    with np.errstate(
+        over="ignore"
+    ):  # the comparison with Keras refuses infinities
         return tensor, values.astype("<f2")
 
 

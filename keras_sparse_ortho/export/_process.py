@@ -74,12 +74,16 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         text = json.dumps({"number": number, "task": task, "arguments": job})
         end = time.monotonic() + timeout
         process = self._running()
-        timer = threading.Timer(min(timeout, threading.TIMEOUT_MAX), process.kill)
+        timer = threading.Timer(
+            min(timeout, threading.TIMEOUT_MAX), process.kill
+        )
         timer.daemon = True
         self._has_answered = False
         try:
             timer.start()
-            with contextlib.suppress(BrokenPipeError):  # the process has died; see below
+            with contextlib.suppress(
+                BrokenPipeError
+            ):  # the process has died; see below
                 _write(process, f"{text}\n".encode())
             answer = self._answer_to(number)
         finally:
@@ -163,7 +167,9 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         self._lock = threading.Lock()  # a thread of the parent may have held it
         self._last_words = _LastWords()
         if process is not None:
-            process.returncode = 0  # not a child of this process: nothing to wait for
+            process.returncode = (
+                0  # not a child of this process: nothing to wait for
+            )
             _close(process.stdin, process.stdout, process.stderr)
 
 
@@ -172,7 +178,9 @@ class _LastWords:
 
     def __init__(self, stream: Any = None) -> None:
         self._text = b""
-        self._thread = threading.Thread(target=self._read, args=(stream,), daemon=True)
+        self._thread = threading.Thread(
+            target=self._read, args=(stream,), daemon=True
+        )
         if stream is not None:
             self._thread.start()
 
@@ -201,7 +209,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_all_to_parent)
 
 _shared = Worker()
-atexit.register(_shared._end)  # a thread that waits for an answer may hold the lock
+atexit.register(
+    _shared._end
+)  # a thread that waits for an answer may hold the lock
 
 
 def shared_worker() -> Worker:
@@ -253,7 +263,9 @@ def converter_backend() -> str:
 def _environment() -> dict[str, str]:
     """The environment of a worker: on CPU, with the backend of the converter and our `sys.path`."""
     here = []
-    with contextlib.suppress(FileNotFoundError):  # the current folder was removed
+    with contextlib.suppress(
+        FileNotFoundError
+    ):  # the current folder was removed
         # Last: its modules hide no package.
         here = [os.getcwd()] if "" in sys.path else []
     return dict(

@@ -80,7 +80,9 @@ def calibrated(content: bytes, batches: Batches) -> dict[str, Range]:
         runner(**batch)
         for index in range(len(graph.tensors)):
             for name in _float_activations(model, graph, [index]):
-                with contextlib.suppress(ValueError):  # nothing has written to it
+                with contextlib.suppress(
+                    ValueError
+                ):  # nothing has written to it
                     value = interpreter.get_tensor(index)
                     low, high = ranges.get(name, (0.0, 0.0))
                     ranges[name] = (
@@ -131,7 +133,9 @@ def implied_ranges(
     in_floats = []
     for step in steps:
         _imply_forward(step, ranges)
-        is_read = all((id(step.graph), index) in read for index in step.operator.outputs)
+        is_read = all(
+            (id(step.graph), index) in read for index in step.operator.outputs
+        )
         # AEQ leaves outputs that nothing reads in floats.
         if not is_read or not _is_quantizable(step, ranges, manager):
             in_floats.append((step.graph, step.operator))
@@ -144,7 +148,9 @@ def _imply_backward(
     ranges: dict[str, Range],
 ) -> None:
     """Adds the ranges of inputs of operations that only move them about, or scale them."""
-    readers = collections.Counter(name for step in steps for name in step.sources)
+    readers = collections.Counter(
+        name for step in steps for name in step.sources
+    )
     for step in reversed(steps):
         result = name_of(step.graph.tensors[step.operator.outputs[0]])
         if result not in ranges:
@@ -191,10 +197,15 @@ def _is_quantizable(
         return False
     if any(name not in ranges for name in (*step.sources, *step.results)):
         return False
-    key, _ = manager.get_quantization_configs(qtyping.TFLOperationName(step.kind), ";")
+    key, _ = manager.get_quantization_configs(
+        qtyping.TFLOperationName(step.kind), ";"
+    )
     if key == "no_quantize":
         return False
-    return step.kind not in _PASS_ON or ranges[step.results[0]] == ranges[step.sources[0]]
+    return (
+        step.kind not in _PASS_ON
+        or ranges[step.results[0]] == ranges[step.sources[0]]
+    )
 
 
 def wide_enough(measured: Range) -> Range:
@@ -240,7 +251,10 @@ def fit_steps(
         # The first input of a transposed convolution is a shape.
         first = 1 if kind == "CONV_2D_TRANSPOSE" else 0
         places = [int(index) for index in operator.inputs]
-        if kind not in files.TFL_OP_TO_WEIGHT_QUANTIZED_DIM or len(places) < 2 + first:
+        if (
+            kind not in files.TFL_OP_TO_WEIGHT_QUANTIZED_DIM
+            or len(places) < 2 + first
+        ):
             continue
         source = name_of(graph.tensors[places[2 * first]])
         kernel = kernels.get(name_of(graph.tensors[places[1]]))
@@ -257,12 +271,16 @@ def fit_steps(
             )
             kernel.bounds = bounds.astype(np.float32)
         if output in ranges:
-            product_step = step * float(kernel.bounds.max()) / kernel.largest_integer
+            product_step = (
+                step * float(kernel.bounds.max()) / kernel.largest_integer
+            )
             least_width = product_step / _MOST_RATIO * _STEPS
             ranges[output] = _widened(ranges[output], least_width)
 
 
-def _float_vector(model: ModelT, graph: SubGraphT, places: Sequence[int]) -> np.ndarray | None:
+def _float_vector(
+    model: ModelT, graph: SubGraphT, places: Sequence[int]
+) -> np.ndarray | None:
     """The values of the first of the tensors if there is one, a constant of floats."""
     if not places or places[0] < 0:
         return None
@@ -272,7 +290,9 @@ def _float_vector(model: ModelT, graph: SubGraphT, places: Sequence[int]) -> np.
     return values.reshape(-1)
 
 
-def _float_activations(model: ModelT, graph: SubGraphT, places: Iterable[int]) -> list[str]:
+def _float_activations(
+    model: ModelT, graph: SubGraphT, places: Iterable[int]
+) -> list[str]:
     """The names of the tensors of floats that are no constants."""
     names = []
     for index in places:

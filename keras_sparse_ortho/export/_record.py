@@ -44,7 +44,11 @@ def with_record(model: ModelT, record: Record) -> bytes:
     buffer.data = np.frombuffer(text, np.uint8)
     model.buffers.append(buffer)
     names = (_NAME, _NAME.encode())
-    others = [metadata for metadata in model.metadata or [] if metadata.name not in names]
+    others = [
+        metadata
+        for metadata in model.metadata or []
+        if metadata.name not in names
+    ]
     model.metadata = [*others, entry]
     return with_digest(write_model(model))
 
@@ -68,7 +72,9 @@ def read_record(content: bytes, path: str) -> Record | None:
             "The file must be as `export_litert` wrote it: it is corrupted, truncated, or was "
             f"edited since. Received: {path!r} with {len(content)} bytes and another SHA-256"
         )
-    text = content[match.start() : match.start() + _LARGEST].decode("utf-8", "replace")
+    text = content[match.start() : match.start() + _LARGEST].decode(
+        "utf-8", "replace"
+    )
     try:
         return _checked_record(text)
     except (

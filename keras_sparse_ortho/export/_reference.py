@@ -26,7 +26,9 @@ def plain_model(
 ) -> tuple[keras.Model, keras.Model]:
     """The plain float32 model to convert, and the one to agree with: this, or the user's."""
     stripped = model
-    if is_graph(model) or any(is_sparse_layer(layer) for layer, _ in walk(model, "")):
+    if is_graph(model) or any(
+        is_sparse_layer(layer) for layer, _ in walk(model, "")
+    ):
         stripped = strip(model)
         _drop_negative_zeros(stripped)
     if not any(layer.compute_dtype in _HALF for layer, _ in walk(stripped, "")):
@@ -88,7 +90,9 @@ def keras_outputs(
         batches.append([np.asarray(to_numpy(tensor)) for _, tensor in answers])
     output_names = getattr(model, "output_names", None) or []
     if len(output_names) == len(keys):
-        keys = [key or name for key, name in zip(keys, output_names, strict=True)]
+        keys = [
+            key or name for key, name in zip(keys, output_names, strict=True)
+        ]
     names = unique_names(keys, "output")
     outputs = []
     for pieces in zip(*batches, strict=True):
@@ -106,7 +110,9 @@ def kernels_of(model: keras.Model) -> dict[str, np.ndarray]:
     """Values of kernels by name, and of other weights with zeros, none of which may be lost."""
     kernels = {}
     for variable in model.weights:
-        if len(variable.shape) < 2 or "bias" in variable.name:  # which the converter may fold
+        if (
+            len(variable.shape) < 2 or "bias" in variable.name
+        ):  # which the converter may fold
             continue
         value = np.asarray(to_numpy(variable.value))
         is_kernel = "kernel" in variable.name or "embedding" in variable.name

@@ -27,7 +27,9 @@ TOLERANCES = {
     "int4": 0.1,
 }
 ENDS = ("float32", "int8", "uint8")  # types of inputs and outputs
-TARGETS = {"arm64": "times are those of this machine without AMX; arm64 has int8 dot products"}
+TARGETS = {
+    "arm64": "times are those of this machine without AMX; arm64 has int8 dot products"
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +42,11 @@ class Route:
     @property
     def name(self) -> str:
         """Such as "dynamic_int8+blocks"."""
-        return self.storage if self.encoding == "dense" else f"{self.storage}+{self.encoding}"
+        return (
+            self.storage
+            if self.encoding == "dense"
+            else f"{self.storage}+{self.encoding}"
+        )
 
     @property
     def measure(self) -> str:
@@ -65,17 +71,27 @@ class Route:
 
 ROUTES: Final[tuple[Route, ...]] = (
     *map(Route, TOLERANCES),
-    *(Route(storage, "sp") for storage in ("float32", "float16")),  # XNNPACK crashes on others
-    *(Route(storage, "blocks") for storage in TOLERANCES if "int4" not in storage),
+    *(
+        Route(storage, "sp") for storage in ("float32", "float16")
+    ),  # XNNPACK crashes on others
+    *(
+        Route(storage, "blocks")
+        for storage in TOLERANCES
+        if "int4" not in storage
+    ),
 )
 
 
 def routes_of(mode: str | None, has_data: bool) -> list[Route]:
     """The routes that a mode tries; without data no static integers."""
     has_tensorflow = converter_backend() == "tensorflow"
-    available = [route for route in ROUTES if has_tensorflow or route.encoding != "sp"]
+    available = [
+        route for route in ROUTES if has_tensorflow or route.encoding != "sp"
+    ]
     if mode in MODES:
-        return [route for route in available if has_data or not route.needs_data]
+        return [
+            route for route in available if has_data or not route.needs_data
+        ]
     if mode is None:
         return [route for route in available if route.storage == "float32"]
     by_name = {route.name: route for route in ROUTES}
@@ -181,7 +197,10 @@ class ExportReport(RouteOutcome):
 
     def to_dict(self) -> dict[str, Any]:
         """All figures, totals included, as plain Python values."""
-        totals = {name: getattr(self, name) for name in ("total_weights", "total_zeros", "density")}
+        totals = {
+            name: getattr(self, name)
+            for name in ("total_weights", "total_zeros", "density")
+        }
         return dataclasses.asdict(self) | totals
 
     def to_json(self, indent: int | None = 2) -> str:
@@ -190,9 +209,13 @@ class ExportReport(RouteOutcome):
 
     def plot(self, ax: Any = None) -> Any:
         """Bytes and milliseconds of every file of `mode="fast"`, on Matplotlib's `ax`."""
-        timed = [outcome for outcome in self.routes if outcome.latency_ms is not None]
+        timed = [
+            outcome for outcome in self.routes if outcome.latency_ms is not None
+        ]
         if not timed:
-            raise ValueError(f"Only mode='fast' measures time. Received: mode={self.mode!r}")
+            raise ValueError(
+                f"Only mode='fast' measures time. Received: mode={self.mode!r}"
+            )
         if ax is None:
             import matplotlib.pyplot as plt
 
@@ -235,7 +258,9 @@ class ExportReport(RouteOutcome):
             shape = " x ".join(map(str, weight.shape))
             kind = f"sparse {weight.dtype}" if weight.sparse else weight.dtype
             live = f"{weight.size - weight.zeros:,} of {weight.size:,} live"
-            lines.append(f"  {weight.name:{width}}  {shape:>16}  {kind:>14}  {live}")
+            lines.append(
+                f"  {weight.name:{width}}  {shape:>16}  {kind:>14}  {live}"
+            )
         return lines
 
     def _figures(self) -> dict[str, str]:
@@ -279,7 +304,9 @@ class ExportReport(RouteOutcome):
 
 def counts_by_kind(in_floats: Sequence[str]) -> str:
     """Operations counted by their kind, such as "2 MEAN, 1 SUB"."""
-    kinds = collections.Counter(operation.partition(" ")[0] for operation in in_floats)
+    kinds = collections.Counter(
+        operation.partition(" ")[0] for operation in in_floats
+    )
     return ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
 
 
@@ -297,6 +324,8 @@ def installed_versions() -> dict[str, str]:
     ):
         try:
             versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:  # e.g. tensorflow-cpu, a build of another name
+        except (
+            metadata.PackageNotFoundError
+        ):  # e.g. tensorflow-cpu, a build of another name
             versions[name] = "unknown"
     return versions

@@ -31,8 +31,14 @@ def inputs_of(data: Nested, count: int | None) -> Nested:
     """The inputs alone of a tuple as for `fit`, or of batches; `count` if that is known."""
     if is_batched(data):
         batches = [x for x, _, _ in first_batches(data, batches=_MOST_BATCHES)]
-        return keras.tree.map_structure(lambda *parts: np.concatenate(parts), *batches)
-    if isinstance(data, tuple) and count is not None and len(leaves(data)) != count:
+        return keras.tree.map_structure(
+            lambda *parts: np.concatenate(parts), *batches
+        )
+    if (
+        isinstance(data, tuple)
+        and count is not None
+        and len(leaves(data)) != count
+    ):
         return data[0]
     return data
 
@@ -44,7 +50,9 @@ def count_of_inputs(model: keras.Model) -> int | None:
     if not model.built:
         return None
     shape = (model.get_build_config() or {}).get("input_shape")
-    if not isinstance(shape, tuple | list) or isinstance(shape[0], tuple | list):
+    if not isinstance(shape, tuple | list) or isinstance(
+        shape[0], tuple | list
+    ):
         return None
     return 1
 
@@ -74,7 +82,9 @@ def rows_of(
     calibrating = None if trained else representative
     if sample is not None:
         origin = "sample"
-        if calibrating is not None and _bytes_of(sample) <= _bytes_of(calibrating):
+        if calibrating is not None and _bytes_of(sample) <= _bytes_of(
+            calibrating
+        ):
             origin += _HAVE_CALIBRATED
         return Rows(calibrating, sample, origin)
     if representative is None:
@@ -122,18 +132,28 @@ def doubts(
         signs.append("1 row is few" if count == 1 else f"{count} rows are few")
     if count > 1 and all(np.all(array == array[:1]) for array in rows):
         return [*signs, "all rows are equal"]
-    magnitudes = [float(np.abs(array).max()) for array in rows if array.dtype.kind == "f"]
+    magnitudes = [
+        float(np.abs(array).max()) for array in rows if array.dtype.kind == "f"
+    ]
     largest = max(magnitudes, default=1.0)
     if count < 2 or _SMALL_INPUT <= largest <= _LARGE_VALUE:
         return signs
     places = np.unique(np.linspace(0, count - 1, _MOST_HELD_OUT).astype(int))
-    _, outputs = keras_outputs(model, signature, [array[places] for array in rows])
+    _, outputs = keras_outputs(
+        model, signature, [array[places] for array in rows]
+    )
     spread = max(_spread(output) for output in outputs)
     share_at_ends = np.mean([_share_of_0_and_1(output) for output in outputs])
     if largest < _SMALL_INPUT and spread < _NO_SPREAD:
-        signs.append(f"the inputs are at most {largest:.2g}, and the outputs hardly vary")
-    if largest > _LARGE_VALUE and (spread > _LARGE_VALUE or share_at_ends > 0.9):
-        signs.append(f"the inputs are up to {largest:.3g}, and the outputs extreme")
+        signs.append(
+            f"the inputs are at most {largest:.2g}, and the outputs hardly vary"
+        )
+    if largest > _LARGE_VALUE and (
+        spread > _LARGE_VALUE or share_at_ends > 0.9
+    ):
+        signs.append(
+            f"the inputs are up to {largest:.3g}, and the outputs extreme"
+        )
     return signs
 
 

@@ -167,7 +167,9 @@ def signature_of(
     return Signature(tuple(specs), nesting_of(structure))
 
 
-def leaves(structure: Nested, key: str | None = None) -> list[tuple[str | None, Any]]:
+def leaves(
+    structure: Nested, key: str | None = None
+) -> list[tuple[str | None, Any]]:
     """Each leaf with the innermost dict key above it, dict keys in sorted order."""
     pairs = []
     if isinstance(structure, dict):
@@ -217,7 +219,9 @@ def unique_names(names: Sequence[str | None], fallback: str) -> list[str]:
     return unique
 
 
-def full_batches(sample: Sequence[np.ndarray], rows: int) -> list[list[np.ndarray]]:
+def full_batches(
+    sample: Sequence[np.ndarray], rows: int
+) -> list[list[np.ndarray]]:
     """Batches of a static size; the last one is padded with copies of the last row."""
     count = len(sample[0])
     batches = []
@@ -255,7 +259,9 @@ def _static_shape(
     )
 
 
-def _checked_array(spec: InputSpec, data: TensorLike, argument: str) -> np.ndarray:
+def _checked_array(
+    spec: InputSpec, data: TensorLike, argument: str
+) -> np.ndarray:
     """An array of an input, in its dtype; ValueError if it does not fit."""
     array = np.asarray(data)
     if array.ndim == 0 or array.shape[1:] != spec.shape[1:]:
@@ -263,8 +269,12 @@ def _checked_array(spec: InputSpec, data: TensorLike, argument: str) -> np.ndarr
             f"`{argument}` for input `{spec.name}` must have the shape "
             f"(rows, {', '.join(map(str, spec.shape[1:]))}). Received: shape={array.shape}"
         )
-    are_integers = array.dtype.kind in "iu" and np.dtype(spec.dtype).kind in "iu"
-    if not are_integers and not np.can_cast(array.dtype, spec.dtype, casting="same_kind"):
+    are_integers = (
+        array.dtype.kind in "iu" and np.dtype(spec.dtype).kind in "iu"
+    )
+    if not are_integers and not np.can_cast(
+        array.dtype, spec.dtype, casting="same_kind"
+    ):
         raise ValueError(
             f"`{argument}` for input `{spec.name}` must be of dtype {spec.dtype}. "
             f"Received: dtype={array.dtype}"

@@ -25,7 +25,10 @@ def with_densify(content: bytes) -> bytes:
     for graph in model.subgraphs:
         for reader in list(graph.operators):
             source = int(reader.inputs[0]) if len(reader.inputs) else -1
-            if model.operatorCodes[reader.opcodeIndex].builtinCode != dequantize:
+            if (
+                model.operatorCodes[reader.opcodeIndex].builtinCode
+                != dequantize
+            ):
                 continue
             if graph.tensors[source].sparsity is None:
                 continue

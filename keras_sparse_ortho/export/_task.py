@@ -142,8 +142,12 @@ def task_of(
         of_blocks: bool. Whether some route has live blocks.
         ends: Types of inputs and outputs of the file.
     """
-    if tolerance is not None and not tolerance >= 0:  # `not` refuses NaN as well
-        raise ValueError(f"`tolerance` must be 0 or more. Received: tolerance={tolerance!r}")
+    if (
+        tolerance is not None and not tolerance >= 0
+    ):  # `not` refuses NaN as well
+        raise ValueError(
+            f"`tolerance` must be 0 or more. Received: tolerance={tolerance!r}"
+        )
     signature, compared, representative = _checked_rows(
         model, batch_size, sample, representative_data
     )
@@ -184,7 +188,9 @@ def _checked_rows(
         count = len(leaves(sample))
     data = inputs_of(representative_data, count)
     check_numbers(model, data, "representative_data")
-    signature = signature_of(model, batch_size, data if sample is None else sample)
+    signature = signature_of(
+        model, batch_size, data if sample is None else sample
+    )
     representative = None
     if data is not None:
         representative = signature.flatten(data, "representative_data")

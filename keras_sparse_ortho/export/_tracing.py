@@ -77,8 +77,12 @@ class _Trace:
 
     def mark(self, x: Tensor, low: float, high: float) -> Tensor:
         """Notes the range of a tensor; returns the tensor, or one that has that range only."""
-        ranges = [(mark.low, mark.high) for mark in self._marks if mark.tensor is x]
-        if ranges and (low, high) not in ranges:  # from one range to another, in floats
+        ranges = [
+            (mark.low, mark.high) for mark in self._marks if mark.tensor is x
+        ]
+        if (
+            ranges and (low, high) not in ranges
+        ):  # from one range to another, in floats
             for start, end in (*ranges, (low, high)):
                 x = _rounded(x, start, end)
         if len(self._marks) in self._apart:
@@ -153,7 +157,11 @@ def float_file(path: str) -> bytes:
     converted = Path(f"{path}.tflite")
     if not converted.exists():
         is_of_jax = Path(path).is_file()
-        content = _by_jax(path) if is_of_jax else by_tensorflow(path, "float32", False)
+        content = (
+            _by_jax(path)
+            if is_of_jax
+            else by_tensorflow(path, "float32", False)
+        )
         converted.write_bytes(content)
     return converted.read_bytes()
 
@@ -174,25 +182,35 @@ def by_tensorflow(saved_model: str, storage: str, sparse: bool) -> bytes:
     return bytes(converter.convert())
 
 
-def _write_saved_model(traced: _Trace, inputs: list[dict[str, Any]], folder: str) -> None:
+def _write_saved_model(
+    traced: _Trace, inputs: list[dict[str, Any]], folder: str
+) -> None:
     import tensorflow as tf
 
     def serve(*flat: Tensor) -> dict[str, Tensor]:
         outputs = traced(*flat)
         return dict(zip(traced.names, outputs, strict=True))
 
-    specs = [tf.TensorSpec(spec["shape"], spec["dtype"], name=spec["name"]) for spec in inputs]
+    specs = [
+        tf.TensorSpec(spec["shape"], spec["dtype"], name=spec["name"])
+        for spec in inputs
+    ]
     archive = keras.export.ExportArchive()
     archive.track(traced.model)
     archive.add_endpoint(SIGNATURE, serve, input_signature=specs)
     archive.write_out(folder, verbose=False)
 
 
-def _write_stablehlo(traced: _Trace, inputs: list[dict[str, Any]], file: str) -> None:
+def _write_stablehlo(
+    traced: _Trace, inputs: list[dict[str, Any]], file: str
+) -> None:
     """Writes the text of StableHLO, and the names of inputs and outputs, as JSON."""
     import jax
 
-    shapes = [jax.ShapeDtypeStruct(tuple(spec["shape"]), spec["dtype"]) for spec in inputs]
+    shapes = [
+        jax.ShapeDtypeStruct(tuple(spec["shape"]), spec["dtype"])
+        for spec in inputs
+    ]
     with intercepted(jax.nn, "gelu", _gelu):
         # An input that nothing reads would be dropped.
         staged = jax.jit(traced, keep_unused=True).trace(*shapes)
@@ -215,13 +233,19 @@ def _by_jax(file: str) -> bytes:
     converter.prepare_mlir_context(context)
     with context:
         module = ir.Module.parse(text)
-        converter.set_signature(module.operation, SIGNATURE, input_names, output_names)
+        converter.set_signature(
+            module.operation, SIGNATURE, input_names, output_names
+        )
         config = converter.ConvertToTFLConfig()
-        converter.run_convert_to_tfl_passes(module, passmanager.PassManager(), config)
+        converter.run_convert_to_tfl_passes(
+            module, passmanager.PassManager(), config
+        )
         return bytes(converter.export_flatbuffer_to_bytes(module.operation))
 
 
-def _gelu(plain: Callable[..., Tensor], x: Tensor, approximate: bool = True) -> Tensor:
+def _gelu(
+    plain: Callable[..., Tensor], x: Tensor, approximate: bool = True
+) -> Tensor:
     """JAX's GELU as one operation, which LiteRT has, not as its 60 parts."""
     import jax
 

@@ -98,7 +98,9 @@ class StoredWeight(NamedTuple):
 
     def values(self) -> np.ndarray:
         """The entries as floats."""
-        return (self.entries.astype(np.float32) - self.zero_points) * self.scales
+        return (
+            self.entries.astype(np.float32) - self.zero_points
+        ) * self.scales
 
 
 def stored_weights(model: ModelT) -> Iterator[StoredWeight]:
@@ -135,7 +137,9 @@ def _stored_weight(model: ModelT, tensor: TensorT) -> StoredWeight | None:
     """The data of a tensor; None if it is no constant, or has another type than weights."""
     from ai_edge_litert import schema_py_generated as schema
 
-    type_names = {number: name for name, number in vars(schema.TensorType).items()}
+    type_names = {
+        number: name for name, number in vars(schema.TensorType).items()
+    }
     kind = type_names.get(tensor.type, "")
     if kind not in _DTYPES:
         return None
@@ -159,12 +163,18 @@ def _stored_weight(model: ModelT, tensor: TensorT) -> StoredWeight | None:
     scales = np.ones(())
     if entries.dtype.kind != "f":
         settings = tensor.quantization
-        if settings is None or settings.scale is None or len(settings.scale) == 0:
+        if (
+            settings is None
+            or settings.scale is None
+            or len(settings.scale) == 0
+        ):
             return None
         scales = _by_entry(settings.scale, tensor)
         if settings.zeroPoint is not None:
             zero_points = _by_entry(settings.zeroPoint, tensor)
-    return StoredWeight(tensor, shape, dtype, entries, zero_points, scales, is_sparse)
+    return StoredWeight(
+        tensor, shape, dtype, entries, zero_points, scales, is_sparse
+    )
 
 
 def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:

@@ -128,7 +128,9 @@ def run(
         output_names: The outputs in order.
         result: str. Where to write.
     """
-    runner = interpreter_of(model_path=file).get_signature_runner("serving_default")
+    runner = interpreter_of(model_path=file).get_signature_runner(
+        "serving_default"
+    )
     input_details = runner.get_input_details()
     output_details = runner.get_output_details()
     for spec in inputs:
@@ -144,7 +146,12 @@ def run(
         for name, value in batch.items():
             integers[name] = to_integers(value, input_details[name])
         answers = runner(**integers)
-        batches.append([to_floats(answers[name], output_details[name]) for name in output_names])
+        batches.append(
+            [
+                to_floats(answers[name], output_details[name])
+                for name in output_names
+            ]
+        )
     np.savez(result, *map(np.concatenate, zip(*batches, strict=True)))
 
 
@@ -245,7 +252,9 @@ def _load_converter() -> None:
 def _load(keras_file: str, modules: list[str]) -> Any:
     import keras
 
-    load = functools.partial(keras.saving.load_model, compile=False, safe_mode=False)
+    load = functools.partial(
+        keras.saving.load_model, compile=False, safe_mode=False
+    )
     with contextlib.suppress(Exception):
         return load(keras_file)
     # Registered objects need their module; importing a user's module may have side effects.
@@ -254,14 +263,21 @@ def _load(keras_file: str, modules: list[str]) -> Any:
     return load(keras_file)
 
 
-def _batches(file: str, inputs: list[InputDict]) -> Iterator[dict[str, np.ndarray]]:
+def _batches(
+    file: str, inputs: list[InputDict]
+) -> Iterator[dict[str, np.ndarray]]:
     """Whole batches of the rows in an NPZ file, by name."""
     with np.load(file) as data:
-        arrays = {spec["name"]: data[f"arr_{index}"] for index, spec in enumerate(inputs)}
+        arrays = {
+            spec["name"]: data[f"arr_{index}"]
+            for index, spec in enumerate(inputs)
+        }
     size = inputs[0]["shape"][0]
     rows = len(arrays[inputs[0]["name"]])
     for start in range(0, rows - size + 1, size):
-        yield {name: array[start : start + size] for name, array in arrays.items()}
+        yield {
+            name: array[start : start + size] for name, array in arrays.items()
+        }
 
 
 def to_integers(value: np.ndarray, details: TensorDetails) -> np.ndarray:
@@ -299,7 +315,9 @@ def _warm_interpreter(file: str, threads: int) -> Any:
         values = np.zeros(details["shape"])
         if np.issubdtype(details["dtype"], np.floating):
             values = rng.standard_normal(details["shape"])
-        interpreter.set_tensor(details["index"], values.astype(details["dtype"]))
+        interpreter.set_tensor(
+            details["index"], values.astype(details["dtype"])
+        )
     for _ in range(3):
         interpreter.invoke()
     return interpreter
@@ -313,7 +331,9 @@ def refuse_amx() -> None:
         return
     code = b"".join(struct.pack("HBBI", *step) for step in _AMX_IS_REFUSED)
     instructions = ctypes.create_string_buffer(code, len(code))
-    program = struct.pack("HQ", len(_AMX_IS_REFUSED), ctypes.addressof(instructions))
+    program = struct.pack(
+        "HQ", len(_AMX_IS_REFUSED), ctypes.addressof(instructions)
+    )
     system = ctypes.CDLL(None, use_errno=True)
     failed = system.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     if not failed:
@@ -330,7 +350,9 @@ def _limit_memory() -> None:
         import resource
 
         lines = Path("/proc/meminfo").read_text().splitlines()
-        (available,) = [line for line in lines if line.startswith("MemAvailable:")]
+        (available,) = [
+            line for line in lines if line.startswith("MemAvailable:")
+        ]
         free_bytes = 1024 * int(available.split()[1])
         used_pages = int(Path("/proc/self/statm").read_text().split()[0])
         used_bytes = used_pages * resource.getpagesize()

@@ -18,7 +18,9 @@ from keras_sparse_ortho.orthogonal import (
 _LEAST_SIDE, _MOST_SIDE = 8, 256
 _POWERS = [2**exponent for exponent in range(3, 9)]
 _PADDED_SIDE = 1.05  # relative to the side
-_STORED_SHARE = 0.7  # of a kernel's entries: if more of them are stored, there is no gain
+_STORED_SHARE = (
+    0.7  # of a kernel's entries: if more of them are stored, there is no gain
+)
 _NEAR_FEWEST = 1.05  # entries of a cut over those of the cut with the fewest
 # Counts of live blocks are raised to so many different ones, each a convolution of its own; to just
 # one if that stores at most a tenth more.
@@ -61,10 +63,14 @@ def zero_blocks(kernel: np.ndarray) -> ZeroBlocks | str:
             f"its zeros are not in whole blocks of {_LEAST_SIDE} x {_LEAST_SIDE} or more: in the "
             f"best cut the blocks with other values are {fewest / live.size:.0%} of the kernel"
         )
-    grid = _fastest([grid for stored, grid in cuts if stored <= _NEAR_FEWEST * fewest])
+    grid = _fastest(
+        [grid for stored, grid in cuts if stored <= _NEAR_FEWEST * fewest]
+    )
     is_live = to_blocks(live, grid.rows, grid.cols).any(axis=(1, 3))
     counts = _raised(np.maximum(is_live.sum(axis=0), 1))
-    order = np.argsort(~is_live, axis=0, kind="stable")  # live blocks come first
+    order = np.argsort(
+        ~is_live, axis=0, kind="stable"
+    )  # live blocks come first
     rank = np.argsort(order, axis=0)
     is_stored = rank < counts
     if (counts == counts[0]).all():
@@ -79,7 +85,9 @@ def zero_blocks(kernel: np.ndarray) -> ZeroBlocks | str:
     return ZeroBlocks(grid, grid.pattern(is_stored))
 
 
-def _cuts(live: np.ndarray, taps: tuple[int, ...]) -> list[tuple[int, BlockGrid]]:
+def _cuts(
+    live: np.ndarray, taps: tuple[int, ...]
+) -> list[tuple[int, BlockGrid]]:
     """Every cut of a matrix into blocks, with the entries of its live blocks at one tap.
 
     Args:
@@ -89,7 +97,9 @@ def _cuts(live: np.ndarray, taps: tuple[int, ...]) -> list[tuple[int, BlockGrid]
     inputs, outputs = live.shape
     cuts = []
     for rows in _widths(inputs):
-        live_columns = np.any(to_blocks(live, rows, 1)[..., 0], axis=1)  # (I, outputs)
+        live_columns = np.any(
+            to_blocks(live, rows, 1)[..., 0], axis=1
+        )  # (I, outputs)
         for cols in _widths(outputs):
             is_live = to_blocks(live_columns, 1, cols).any(axis=(1, 3))
             counts = np.maximum(is_live.sum(axis=0), 1)
@@ -100,7 +110,11 @@ def _cuts(live: np.ndarray, taps: tuple[int, ...]) -> list[tuple[int, BlockGrid]
 
 def _widths(side: int) -> list[int]:
     """The sizes of blocks that cut a side into two or more, with at most little padding."""
-    divisors = [width for width in range(_LEAST_SIDE, _MOST_SIDE + 1) if side % width == 0]
+    divisors = [
+        width
+        for width in range(_LEAST_SIDE, _MOST_SIDE + 1)
+        if side % width == 0
+    ]
     widths = []
     for width in sorted({*_POWERS, *divisors}):
         if width >= side or whole_blocks(side, width) <= 0:

@@ -6,7 +6,10 @@ from keras_sparse_ortho.initializers._baselines import (
     RandomSparse,
 )
 from keras_sparse_ortho.initializers._exact_orthogonal import ExactOrthogonal
-from keras_sparse_ortho.initializers._gains import activation_gain, critical_gain
+from keras_sparse_ortho.initializers._gains import (
+    activation_gain,
+    critical_gain,
+)
 from keras_sparse_ortho.initializers._sparse_initializer import (
     AnyDraw,
     BlockDraw,

@@ -8,7 +8,12 @@ import keras
 import numpy as np
 from numpy.random import Generator
 
-from keras_sparse_ortho._checks import check_density, check_integer, check_number, other_keywords
+from keras_sparse_ortho._checks import (
+    check_density,
+    check_integer,
+    check_number,
+    other_keywords,
+)
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import LayoutError
 from keras_sparse_ortho.initializers._sparse_initializer import (
@@ -70,7 +75,10 @@ class RandomSparse(SparseInitializer):
         self.density = None if density is None else check_density(density)
         self.initializer = keras.initializers.get(initializer)
         self.rescale = bool(rescale)
-        if isinstance(self.initializer, SparseInitializer) or self.initializer is None:
+        if (
+            isinstance(self.initializer, SparseInitializer)
+            or self.initializer is None
+        ):
             raise ValueError(
                 "`initializer` must be a dense Keras initializer. "
                 f"Received: initializer={initializer!r}"
@@ -89,9 +97,13 @@ class RandomSparse(SparseInitializer):
         mask = _random_mask(shape, density, self._draw_seed)
         if depthwise_outputs(shape, layout):
             scores = np.random.default_rng(self._draw_seed).random(tuple(shape))
-            mask = floored_mask(scores, layout, live_count(density, scores.size))
+            mask = floored_mask(
+                scores, layout, live_count(density, scores.size)
+            )
         initializer = _with_fans_of(layout, mask.ndim, self.initializer)
-        drawn_dtype = "float64" if target == np.float64 else "float32"  # rounded later
+        drawn_dtype = (
+            "float64" if target == np.float64 else "float32"
+        )  # rounded later
         kernel = to_numpy(initializer(shape, dtype=drawn_dtype)) * mask
         if self.rescale:
             kernel = kernel * _fan_scale(mask, layout)
@@ -108,7 +120,10 @@ class RandomSparse(SparseInitializer):
         config = self.get_config()
         dense = config["initializer"]
         if "seed" in dense["config"]:
-            config["initializer"] = {**dense, "config": {**dense["config"], "seed": seed}}
+            config["initializer"] = {
+                **dense,
+                "config": {**dense["config"], "seed": seed},
+            }
         return self.from_config({**config, "density": density, "seed": seed})
 
 
@@ -185,7 +200,9 @@ class RamanujanOrthogonal(SparseInitializer):
         center = center_of(canonical)
         values = np.zeros(canonical)
         for matrix in np.ndindex(canonical[:2]):
-            values[(*matrix, *center)] = self.gain * self._draw_matrix(width, rng)
+            values[(*matrix, *center)] = self.gain * self._draw_matrix(
+                width, rng
+            )
         kernel = np.ascontiguousarray(layout.from_canonical(values, shape))
         return kernel.astype(target), kernel != 0
 
@@ -230,7 +247,9 @@ class RamanujanOrthogonal(SparseInitializer):
                 f"{' and '.join(nearest)}. "
                 f"Received: density={density:.6g}, a degree of {exact_degree:.6g}"
             )
-        return self.from_config({**self.get_config(), "degree": degree, "seed": seed})
+        return self.from_config(
+            {**self.get_config(), "degree": degree, "seed": seed}
+        )
 
     def least_counts(
         self,
@@ -249,12 +268,20 @@ class RamanujanOrthogonal(SparseInitializer):
         *_, inputs, width = canonical_shape
         step = self._step
         if inputs != width or width % step:
-            kernels = "square kernels of even width" if self.relu else "square kernels"
+            kernels = (
+                "square kernels of even width"
+                if self.relu
+                else "square kernels"
+            )
             raise LayoutError(
                 f"RamanujanOrthogonal needs {kernels}; ExactOrthogonal takes every shape. "
                 f"Received: {inputs} inputs x {width} outputs"
             )
-        return [degree for degree in range(step, width + 1, step) if width % degree == 0]
+        return [
+            degree
+            for degree in range(step, width + 1, step)
+            if width % degree == 0
+        ]
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -316,7 +343,9 @@ class ApproximateIsometry(SparseInitializer):
         batch, parts, *rows, columns = layout.canonical_shape(shape)
         rng = np.random.default_rng(self._draw_seed)
         mask = _random_mask(shape, self.density, rng)
-        vectors = batch * parts * min(math.prod(rows), columns)  # their norms start at about `gain`
+        vectors = (
+            batch * parts * min(math.prod(rows), columns)
+        )  # their norms start at about `gain`
         scale = self.gain * np.sqrt(vectors / mask.sum())
         start = rng.normal(size=mask.shape, scale=scale)
         kernel = approximate_isometry(
@@ -336,7 +365,9 @@ def _random_mask(
 ) -> np.ndarray:
     """A uniformly random mask with exactly `round(density * size)` live entries."""
     mask = np.zeros(tuple(int(size) for size in shape), dtype=bool)
-    unmask_at_random(mask, live_count(density, mask.size), np.random.default_rng(seed))
+    unmask_at_random(
+        mask, live_count(density, mask.size), np.random.default_rng(seed)
+    )
     return mask
 
 
@@ -356,12 +387,18 @@ def _with_fans_of(
     dense: keras.initializers.Initializer,
 ) -> keras.initializers.Initializer:
     """The dense initializer with the fans of a layout, as newer versions of Keras use them."""
-    if rank < 3 or layout.batch or rank != len(layout.inputs) + len(layout.outputs):
+    if (
+        rank < 3
+        or layout.batch
+        or rank != len(layout.inputs) + len(layout.outputs)
+    ):
         return dense
     if not isinstance(dense, keras.initializers.VarianceScaling):
         return dense
     config = dense.get_config()
-    if config.get("input_axes", ()) is not None:  # set by the user, or an older version
+    if (
+        config.get("input_axes", ()) is not None
+    ):  # set by the user, or an older version
         return dense
     config["seed"] = dense.seed
     config["input_axes"] = list(layout.inputs)

@@ -9,7 +9,11 @@ from typing import Any, ClassVar
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density, check_number, other_keywords
+from keras_sparse_ortho._checks import (
+    check_density,
+    check_number,
+    other_keywords,
+)
 from keras_sparse_ortho._keras_internals import restored
 from keras_sparse_ortho.initializers._sparse_initializer import (
     Layout,
@@ -33,8 +37,14 @@ from keras_sparse_ortho.orthogonal import (
     regular_blocks,
 )
 
-for _structure in (Block, GivenBlocks, NByM):  # here, as `orthogonal` does not import Keras
-    keras.saving.register_keras_serializable(package="keras_sparse_ortho")(_structure)
+for _structure in (
+    Block,
+    GivenBlocks,
+    NByM,
+):  # here, as `orthogonal` does not import Keras
+    keras.saving.register_keras_serializable(package="keras_sparse_ortho")(
+        _structure
+    )
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -89,7 +99,9 @@ class ExactOrthogonal(SparseInitializer):
 
     isometry = "exact"
     settings = ("density", "gain", "structure", "start", "taps")
-    removed: ClassVar = dict.fromkeys(("norms", "center_density", "rotations", "angles"))
+    removed: ClassVar = dict.fromkeys(
+        ("norms", "center_density", "rotations", "angles")
+    )
 
     @other_keywords
     def __init__(
@@ -139,8 +151,12 @@ class ExactOrthogonal(SparseInitializer):
             return None
         target = numpy_dtype(None)
         arguments = self._draw_arguments(shape, layout, target)
-        drawn = regular_blocks(shape, self.need_density(self.density), structure, **arguments)
-        return dataclasses.replace(drawn, blocks=drawn.blocks.astype(target, copy=False))
+        drawn = regular_blocks(
+            shape, self.need_density(self.density), structure, **arguments
+        )
+        return dataclasses.replace(
+            drawn, blocks=drawn.blocks.astype(target, copy=False)
+        )
 
     def _draw_arguments(
         self,
@@ -176,7 +192,9 @@ class ExactOrthogonal(SparseInitializer):
             self.structure.check(canonical_shape)
             least = self.structure.least(canonical_shape)
             covering = self.structure.covering(canonical_shape)
-        if self.start == "published" or inputs >= outputs:  # a tall kernel has no zero output
+        if (
+            self.start == "published" or inputs >= outputs
+        ):  # a tall kernel has no zero output
             return least, least
         return least, max(least, covering)
 
@@ -190,11 +208,15 @@ def _check_gain(gain: float | str) -> float | str:
     if not isinstance(gain, str):
         return check_number("gain", gain)
     if gain != "auto":
-        raise ValueError(f'`gain` must be a number or "auto". Received: gain={gain!r}')
+        raise ValueError(
+            f'`gain` must be a number or "auto". Received: gain={gain!r}'
+        )
     return gain
 
 
-def _check_structure(structure: StructureLike | dict[str, Any] | None) -> Structure | None:
+def _check_structure(
+    structure: StructureLike | dict[str, Any] | None,
+) -> Structure | None:
     """The structure for a short form or a configuration of one, or raises a ValueError."""
     if structure is None:
         return None
@@ -202,5 +224,7 @@ def _check_structure(structure: StructureLike | dict[str, Any] | None) -> Struct
         structure = restored(structure)
     structure = as_structure(structure)
     if not isinstance(structure, Structure):
-        raise ValueError(f"`structure` must be Block, NByM or None. Received: {structure=}")
+        raise ValueError(
+            f"`structure` must be Block, NByM or None. Received: {structure=}"
+        )
     return structure

@@ -13,12 +13,18 @@ from keras_sparse_ortho._backend import float64_operations, value_and_gradients
 from keras_sparse_ortho._checks import check_number, other_keywords
 from keras_sparse_ortho._values import to_numpy
 
-_VARIANCES = np.geomspace(1e-6, 1e3, 73)  # of pre-activations, between which a fixed point lies
+_VARIANCES = np.geomspace(
+    1e-6, 1e3, 73
+)  # of pre-activations, between which a fixed point lies
 _TINY_VARIANCE = _VARIANCES[0] * 1e-6  # stands for 0
 _TINY_EXCESS = 1e-6  # of the fixed point 0
-_HOMOGENEOUS = 1e-9  # largest r(q) / q - 1 at which an activation counts as homogeneous
+_HOMOGENEOUS = (
+    1e-9  # largest r(q) / q - 1 at which an activation counts as homogeneous
+)
 # Where activations are probed for being elementwise and odd.
-_PROBES = np.array([0.1, 0.5, 1.0, 2.0, 5.0, -0.3, -1.5, -4.0], dtype=np.float32)
+_PROBES = np.array(
+    [0.1, 0.5, 1.0, 2.0, 5.0, -0.3, -1.5, -4.0], dtype=np.float32
+)
 _UNIT_PROBE = 2  # the place of 1.0
 # Edges of the panels of Gauss-Legendre quadrature: fine near 0 for small variances, and with all
 # multiples of 1/16 up to 16, as activations have kinks at such numbers.
@@ -64,7 +70,9 @@ def critical_gain(activation: Activation, bias_std: float = 0.0) -> float:
     1806.05393.
     """
     if check_number("bias_std", bias_std) < 0:
-        raise ValueError(f"`bias_std` must be at least 0. Received: bias_std={bias_std!r}")
+        raise ValueError(
+            f"`bias_std` must be at least 0. Received: bias_std={bias_std!r}"
+        )
     square, squared_slope = np.square(_with_slope(activation))
 
     def excess(q: float) -> float:
@@ -132,8 +140,12 @@ def activation_gain(
             outputs_of(_PROBES[half:]),
         ]
     )
-    if outputs.shape != in_halves.shape or not np.allclose(outputs, in_halves, rtol=1e-5):
-        raise ValueError(f"Only elementwise activations have a gain. Received: {activation=}")
+    if outputs.shape != in_halves.shape or not np.allclose(
+        outputs, in_halves, rtol=1e-5
+    ):
+        raise ValueError(
+            f"Only elementwise activations have a gain. Received: {activation=}"
+        )
     mirrored = -outputs_of(-_PROBES)
     is_odd = np.allclose(outputs, mirrored, rtol=1e-5)
     is_linear = np.allclose(outputs, outputs[_UNIT_PROBE] * _PROBES)
@@ -152,7 +164,9 @@ def _quadrature() -> tuple[np.ndarray, np.ndarray]:
     positive = positive.ravel()
     scaled = widths * weights / 2
     scaled = scaled.ravel()
-    return np.concatenate([-positive, positive]), np.concatenate([scaled, scaled])
+    return np.concatenate([-positive, positive]), np.concatenate(
+        [scaled, scaled]
+    )
 
 
 _NODES, _WEIGHTS = _quadrature()
@@ -171,10 +185,14 @@ def _mean(
 def _with_slope(activation: Activation) -> np.ndarray:
     """An elementwise function and its derivative in float64 at the nodes, stacked."""
     function: Callable[[Any], Any] = keras.activations.get(activation)
-    if isinstance(function, keras.layers.Layer):  # a float32 layer would round its input
+    if isinstance(
+        function, keras.layers.Layer
+    ):  # a float32 layer would round its input
         config = {**function.get_config(), "dtype": "float64"}
         function = type(function).from_config(config)
     with float64_operations():
         nodes = keras.ops.convert_to_tensor(_NODES)
-        _, [slope] = value_and_gradients(lambda x: keras.ops.sum(function(x[0])), [nodes])
+        _, [slope] = value_and_gradients(
+            lambda x: keras.ops.sum(function(x[0])), [nodes]
+        )
         return np.stack([to_numpy(function(nodes)), to_numpy(slope)])

@@ -20,7 +20,9 @@ from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import KernelLayout, RegularBlocks
 
 Layout = KernelLayout | None
-Sampled = tuple[np.ndarray, np.ndarray]  # a kernel, and the bool mask of its live entries
+Sampled = tuple[
+    np.ndarray, np.ndarray
+]  # a kernel, and the bool mask of its live entries
 LayoutLike = KernelLayout | Callable[[tuple[int, ...]], KernelLayout] | None
 """A layout, or a callable that finds one for a shape."""
 
@@ -45,13 +47,25 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
     removed: ClassVar[Mapping[str, Any]] = {}
     """Arguments that only files of earlier versions have, each with its one value of today."""
 
-    def __init__(self, seed: int | None = None, layout: LayoutLike = None) -> None:
+    def __init__(
+        self, seed: int | None = None, layout: LayoutLike = None
+    ) -> None:
         self.seed = check_seed(seed)
-        self._draw_seed = random.randrange(2**31) if self.seed is None else self.seed
+        self._draw_seed = (
+            random.randrange(2**31) if self.seed is None else self.seed
+        )
         if isinstance(layout, dict):
             is_ours = "class_name" not in layout
-            layout = KernelLayout.from_config(layout) if is_ours else restored(layout)
-        if not (layout is None or isinstance(layout, KernelLayout) or callable(layout)):
+            layout = (
+                KernelLayout.from_config(layout)
+                if is_ours
+                else restored(layout)
+            )
+        if not (
+            layout is None
+            or isinstance(layout, KernelLayout)
+            or callable(layout)
+        ):
             raise ValueError(
                 "`layout` must be a KernelLayout, a callable shape -> KernelLayout, or None. "
                 f"Received: layout={layout!r}"
@@ -79,7 +93,9 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
         """The live blocks that `sample` draws, or `None` if these are not regular blocks."""
         return None
 
-    def __call__(self, shape: Sequence[int], dtype: Any = None, **kwargs: Any) -> Any:
+    def __call__(
+        self, shape: Sequence[int], dtype: Any = None, **kwargs: Any
+    ) -> Any:
         """Returns the kernel as a tensor of the backend; for tf_keras as an array."""
         kernel, _ = self.sample(shape, dtype)
         if hasattr(dtype, "as_numpy_dtype"):
@@ -101,7 +117,9 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
                 "initializer of the layers, and call keras_sparse_ortho.apply_masks(model). "
                 f"Received: initializer={self!r}"
             )
-        return type(self).from_config({**config, "density": density, "seed": seed})
+        return type(self).from_config(
+            {**config, "density": density, "seed": seed}
+        )
 
     def least_counts(
         self,
@@ -127,7 +145,11 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
     ) -> KernelLayout:
         """The given layout, else the initializer's own, else the default."""
         if layout is None:
-            layout = self.layout(tuple(shape)) if callable(self.layout) else self.layout
+            layout = (
+                self.layout(tuple(shape))
+                if callable(self.layout)
+                else self.layout
+            )
         return layout or KernelLayout.convolution()
 
     @classmethod
@@ -137,7 +159,11 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
                 raise ValueError(
                     f"`{name}` has been removed; use the default. Received: {name}={config[name]!r}"
                 )
-        arguments = {name: value for name, value in config.items() if name not in cls.removed}
+        arguments = {
+            name: value
+            for name, value in config.items()
+            if name not in cls.removed
+        }
         return cls(**arguments)
 
     def get_config(self) -> Config:
@@ -147,7 +173,9 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
         elif self.layout is not None:
             config["layout"] = keras.saving.serialize_keras_object(self.layout)
         for name in self.settings:
-            config[name] = keras.saving.serialize_keras_object(getattr(self, name))
+            config[name] = keras.saving.serialize_keras_object(
+                getattr(self, name)
+            )
         return config
 
 
@@ -159,7 +187,9 @@ def numpy_dtype(dtype: Any) -> np.dtype:
             "A sparse kernel needs the dtype bfloat16, float16, float32 or float64. "
             f"Received: dtype={dtype!r}"
         )
-    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
+    return (
+        np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,7 +252,9 @@ class BlockDraw:
 class PackedDraw:
     """A mask packed in bits, with values; without an initializer these are trained ones."""
 
-    bits: np.ndarray  # the mask, eight entries a byte, in the order of flat indices
+    bits: (
+        np.ndarray
+    )  # the mask, eight entries a byte, in the order of flat indices
     values: Any  # the kernel, possibly as a tensor; or the values of the live entries alone
     shape: tuple[int, ...]
     live: int
@@ -276,7 +308,9 @@ def draw(weight: PrunableWeight, initializer: SparseInitializer) -> AnyDraw:
     axes = axes_for(weight, initializer)
     blocks = initializer.sample_blocks(weight.shape, layout=axes)
     if blocks is not None:
-        return BlockDraw(blocks, weight.shape, layout_for(weight, initializer), initializer)
+        return BlockDraw(
+            blocks, weight.shape, layout_for(weight, initializer), initializer
+        )
     kernel, mask = initializer.sample(weight.shape, layout=axes)
     return Draw(mask, kernel, initializer, fresh=True)
 
@@ -293,13 +327,19 @@ def adopt(weight: PrunableWeight, initializer: SparseInitializer) -> AnyDraw:
     drawn = draw(weight, initializer)
     assert drawn.kernel is not None
     if axes_for(weight, initializer) not in (None, KernelLayout.convolution()):
-        without_axes, _ = initializer.sample(weight.shape, weight.variable.dtype)
+        without_axes, _ = initializer.sample(
+            weight.shape, weight.variable.dtype
+        )
         if np.array_equal(without_axes.astype(value.dtype), value):
             return drawn
     lost = int(np.count_nonzero(value[~drawn.mask]))
     if not lost:
-        stored = drawn.kernel.astype(numpy_dtype(weight.variable.dtype)).astype(value.dtype)
-        return Draw(drawn.mask, None, initializer, fresh=np.array_equal(stored, value))
+        stored = drawn.kernel.astype(numpy_dtype(weight.variable.dtype)).astype(
+            value.dtype
+        )
+        return Draw(
+            drawn.mask, None, initializer, fresh=np.array_equal(stored, value)
+        )
     raise NotPrunableError(
         f"The weight {weight.path!r} has changed since its initializer drew it, and the "
         "initializer's mask would drop nonzero entries. An initializer alone does not keep its "
@@ -317,9 +357,13 @@ def axes_for(
     return weight.layout if initializer.layout is None else None
 
 
-def layout_for(weight: PrunableWeight, initializer: SparseInitializer) -> KernelLayout:
+def layout_for(
+    weight: PrunableWeight, initializer: SparseInitializer
+) -> KernelLayout:
     """The layout that a weight is drawn with."""
-    return initializer.resolve_layout(weight.shape, axes_for(weight, initializer))
+    return initializer.resolve_layout(
+        weight.shape, axes_for(weight, initializer)
+    )
 
 
 def is_as_drawn(weight: PrunableWeight) -> bool:

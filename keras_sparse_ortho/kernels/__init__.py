@@ -8,8 +8,17 @@ from keras_sparse_ortho.kernels._layer_kinds import (
     is_wrapper,
     storages_of,
 )
-from keras_sparse_ortho.kernels._layouts import are_experts, is_table, kernel_layouts
-from keras_sparse_ortho.kernels._selection import Selection, choose, names_in, select
+from keras_sparse_ortho.kernels._layouts import (
+    are_experts,
+    is_table,
+    kernel_layouts,
+)
+from keras_sparse_ortho.kernels._selection import (
+    Selection,
+    choose,
+    names_in,
+    select,
+)
 from keras_sparse_ortho.kernels._storage import (
     DenseGradient,
     PrunableWeight,

@@ -63,20 +63,26 @@ def declares_kernels(layer: keras.layers.Layer) -> bool:
     """Whether a layer's kernels are declared, so that none of its other weights is one."""
     if hasattr(layer, "get_prunable_weights"):  # the duck type of TFMOT
         return True
-    if isinstance(layer, SparseLayer | LayerWrapper) or _is_of_keras(type(layer)):
+    if isinstance(layer, SparseLayer | LayerWrapper) or _is_of_keras(
+        type(layer)
+    ):
         return True
     if _is_preprocessing(layer):
         return True
     kinds = [kind for kind in type(layer).__mro__ if kind is not object]
-    return any(kind in kernel_layouts.registry for kind in kinds if not _is_of_keras(kind))
+    return any(
+        kind in kernel_layouts.registry
+        for kind in kinds
+        if not _is_of_keras(kind)
+    )
 
 
 def _is_preprocessing(layer: keras.layers.Layer) -> bool:
     """Whether a layer prepares data, so that its matrices are constants: of Fourier transforms."""
     # keras-hub's converters of sounds, images and text have one base class.
-    return isinstance(layer, keras.layers.STFTSpectrogram) or "PreprocessingLayer" in _hub_names(
-        layer
-    )
+    return isinstance(
+        layer, keras.layers.STFTSpectrogram
+    ) or "PreprocessingLayer" in _hub_names(layer)
 
 
 def constants(layer: keras.layers.Layer) -> set[int]:
@@ -89,8 +95,13 @@ def constants(layer: keras.layers.Layer) -> set[int]:
     Args:
         layer: Layer. Built.
     """
-    registered = next(kind for kind in type(layer).__mro__ if kind in kernel_layouts.registry)
-    if not _is_of_keras(registered) or getattr(layer, "quantization_mode", None) is not None:
+    registered = next(
+        kind for kind in type(layer).__mro__ if kind in kernel_layouts.registry
+    )
+    if (
+        not _is_of_keras(registered)
+        or getattr(layer, "quantization_mode", None) is not None
+    ):
         return set()
     trained = {id(variable) for variable in created_trainable(layer)}
     constants = set()
@@ -99,7 +110,9 @@ def constants(layer: keras.layers.Layer) -> set[int]:
         attribute = initializer_attribute(layer, variable.name)
         if attribute is not None:
             initializer = getattr(layer, attribute)
-        if id(variable) not in trained or isinstance(initializer, keras.initializers.STFT):
+        if id(variable) not in trained or isinstance(
+            initializer, keras.initializers.STFT
+        ):
             constants.add(id(variable))
     return constants
 
@@ -112,7 +125,9 @@ def _is_of_keras(kind: type) -> bool:
         keras.layers.FlaxLayer,
         keras.layers.TFSMLayer,
     )
-    return kind.__module__.partition(".")[0] == "keras" and not issubclass(kind, foreign)
+    return kind.__module__.partition(".")[0] == "keras" and not issubclass(
+        kind, foreign
+    )
 
 
 def _gates(number: int) -> Layouts:
@@ -125,7 +140,11 @@ def _gates(number: int) -> Layouts:
 @kernel_layouts.register(keras.layers.Embedding)
 def _tables_and_matrices(layer: keras.layers.Layer) -> Layouts:
     layout = KernelLayout.dense()
-    return {"kernel": layout, "embeddings": layout, "reverse_embeddings": layout}
+    return {
+        "kernel": layout,
+        "embeddings": layout,
+        "reverse_embeddings": layout,
+    }
 
 
 @kernel_layouts.register(keras.layers.Conv1D)
@@ -180,17 +199,26 @@ def _lstm_cells(layer: keras.layers.Layer) -> Layouts:
 
 # keras-hub's layers are known by name: nothing of it is imported.
 _TABLE = KernelLayout.dense()  # (entries, features), as of an Embedding
-_ONE_TABLE = KernelLayout(inputs=(1,), outputs=(2,), batch=(0,))  # (1, entries, features)
-_MAP = KernelLayout(inputs=(1, 2), outputs=(3,), batch=(0,))  # (1, height, width, features)
+_ONE_TABLE = KernelLayout(
+    inputs=(1,), outputs=(2,), batch=(0,)
+)  # (1, entries, features)
+_MAP = KernelLayout(
+    inputs=(1, 2), outputs=(3,), batch=(0,)
+)  # (1, height, width, features)
 _HEADS = KernelLayout(inputs=(0,), outputs=(1, 2))  # (in, heads, features)
 _CHANNELS = KernelLayout(inputs=(), outputs=(), batch=(0,))  # (channels, taps)
-_EXPERTS = KernelLayout(inputs=(1,), outputs=(2,), batch=(0,))  # (experts, in, out)
-_TWO_EACH = KernelLayout(inputs=(1,), outputs=(2,), batch=(0,), gates=2)  # side by side
+_EXPERTS = KernelLayout(
+    inputs=(1,), outputs=(2,), batch=(0,)
+)  # (experts, in, out)
+_TWO_EACH = KernelLayout(
+    inputs=(1,), outputs=(2,), batch=(0,), gates=2
+)  # side by side
 
 # By class: matrices that are not called `kernel`, `*_kernel` or `embeddings`, or have other axes.
 _OF_EXPERTS: dict[str, dict[str, KernelLayout]] = {
     "MixtralMoeExperts": {
-        f"expert_feedforward_{name}_dense": _EXPERTS for name in ("gate", "intermediate", "output")
+        f"expert_feedforward_{name}_dense": _EXPERTS
+        for name in ("gate", "intermediate", "output")
     },
     **{
         kind: {
@@ -199,7 +227,9 @@ _OF_EXPERTS: dict[str, dict[str, KernelLayout]] = {
         }
         for kind in ("QwenMoeExperts", "Qwen3MoeExperts", "Qwen3_5MoeExperts")
     },
-    "Gemma4MoEBlock": dict.fromkeys(("gate_proj", "up_proj", "down_proj"), _EXPERTS),
+    "Gemma4MoEBlock": dict.fromkeys(
+        ("gate_proj", "up_proj", "down_proj"), _EXPERTS
+    ),
     # GPT-OSS interleaves gate and input, so that they count as one matrix.
     "GptOssExperts": {"gate_up_proj": _EXPERTS, "down_proj": _EXPERTS},
 }
@@ -207,7 +237,10 @@ _OF_KERAS_HUB: dict[str, dict[str, KernelLayout]] = {
     **_OF_EXPERTS,
     "RelativeEmbedding": {"rel_embedding": _TABLE},
     "WindowAttention": {"relative_position_bias_table": _TABLE},
-    "AddRelativePositionalEmbedding": {"rel_pos_h": _TABLE, "rel_pos_w": _TABLE},
+    "AddRelativePositionalEmbedding": {
+        "rel_pos_h": _TABLE,
+        "rel_pos_w": _TABLE,
+    },
     "AddPositionalEmbedding": {"pos_embed": _MAP},
     "DeiTEmbeddings": {"position_embedding": _ONE_TABLE},
     # The other table, `position_embeddings`, is neither trained nor used.
@@ -215,7 +248,9 @@ _OF_KERAS_HUB: dict[str, dict[str, KernelLayout]] = {
     "XLNetEncoder": {"segment_encoding": _HEADS},
     "Gemma4AudioRelativePositionEmbedding": {"pos_proj": _TABLE},
     "Qwen3_5GatedDeltaNet": {"conv1d_kernel": _CHANNELS},
-    "RWKV7TimeMix": dict.fromkeys(("w1", "w2", "a1", "a2", "v1", "v2", "g1", "g2"), _TABLE),
+    "RWKV7TimeMix": dict.fromkeys(
+        ("w1", "w2", "a1", "a2", "v1", "v2", "g1", "g2"), _TABLE
+    ),
 }
 
 _TABLES = {
@@ -243,4 +278,8 @@ def is_table(layer: keras.layers.Layer) -> bool:
 
 def _hub_names(layer: keras.layers.Layer) -> list[str]:
     kinds = type(layer).__mro__
-    return [kind.__name__ for kind in kinds if kind.__module__.partition(".")[0] == "keras_hub"]
+    return [
+        kind.__name__
+        for kind in kinds
+        if kind.__module__.partition(".")[0] == "keras_hub"
+    ]

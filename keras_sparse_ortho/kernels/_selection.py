@@ -15,7 +15,9 @@ Match = Callable[[str, str], object]
 
 Name: TypeAlias = str | int | keras.layers.Layer | type[keras.layers.Layer]
 
-Selection: TypeAlias = Name | Sequence[Name] | Callable[[PrunableWeight], bool] | None
+Selection: TypeAlias = (
+    Name | Sequence[Name] | Callable[[PrunableWeight], bool] | None
+)
 """Weight paths, layer paths, regular expressions, layers, classes of layers, indices (one or a
 list); a predicate."""
 
@@ -79,7 +81,9 @@ def _names_nothing(
 
 def names_in(selection: Selection) -> list[Name] | None:
     """The names in a selection; `None` for a predicate."""
-    if isinstance(selection, str | keras.layers.Layer | type) or is_integer(selection):
+    if isinstance(selection, str | keras.layers.Layer | type) or is_integer(
+        selection
+    ):
         return [cast(Name, selection)]
     if callable(selection):
         return None
@@ -89,10 +93,14 @@ def names_in(selection: Selection) -> list[Name] | None:
 def _named_paths(weights: Sequence[PrunableWeight], name: object) -> set[str]:
     """The paths of the weights that a name stands for."""
     if isinstance(name, str):
-        return {weight.path for weight in weights if _is_named(name, weight.path)}
+        return {
+            weight.path for weight in weights if _is_named(name, weight.path)
+        }
     if isinstance(name, keras.layers.Layer):
         layer_ids = {id(layer) for layer, _ in walk(name, "")}
-        return {weight.path for weight in weights if id(weight.owner) in layer_ids}
+        return {
+            weight.path for weight in weights if id(weight.owner) in layer_ids
+        }
     if isinstance(name, type):
         return {weight.path for weight in weights if _is_inside(weight, name)}
     registered = [weight.path for weight in weights if weight.registered]

@@ -65,7 +65,9 @@ class Storage(abc.ABC):
 
     def raw_value(self, *, copy: bool = True) -> np.ndarray:
         """The dense raw kernel; without `copy` perhaps the memory of the variable."""
-        return to_numpy(keras.ops.convert_to_tensor(self.weight.variable), copy=copy)
+        return to_numpy(
+            keras.ops.convert_to_tensor(self.weight.variable), copy=copy
+        )
 
     @abc.abstractmethod
     def mask_value(self) -> np.ndarray:
@@ -195,7 +197,9 @@ class PrunableWeight(Answering):
     def shape(self) -> tuple[int, ...]:
         if self.storage is not None:
             return self.storage.shape
-        return packed_shape(self.owner, self.variable) or tuple(self.variable.shape)
+        return packed_shape(self.owner, self.variable) or tuple(
+            self.variable.shape
+        )
 
     @property
     def size(self) -> int:
@@ -204,12 +208,20 @@ class PrunableWeight(Answering):
     @property
     def mask(self) -> np.ndarray:
         """Which entries are live, a bool array: the mask, or the nonzeros in a plain layer."""
-        return self.value != 0 if self.storage is None else self.storage.mask_value()
+        return (
+            self.value != 0
+            if self.storage is None
+            else self.storage.mask_value()
+        )
 
     @property
     def live(self) -> int:
         """Number of live entries: of the mask, or of nonzeros in a plain layer."""
-        return int(np.count_nonzero(self.value)) if self.storage is None else self.storage.live
+        return (
+            int(np.count_nonzero(self.value))
+            if self.storage is None
+            else self.storage.live
+        )
 
     @property
     def density(self) -> float:
@@ -219,12 +231,20 @@ class PrunableWeight(Answering):
     @property
     def sparse_flops(self) -> int | None:
         """Multiply-adds of the live entries for one sample."""
-        return None if self.flops is None else round(self.flops * self.live / self.size)
+        return (
+            None
+            if self.flops is None
+            else round(self.flops * self.live / self.size)
+        )
 
     @property
     def initializer(self) -> Any:
         """The initializer that the owner has for the weight, `None` if it has none."""
-        name = self.variable.name if self.storage is None else self.path.rpartition("/")[2]
+        name = (
+            self.variable.name
+            if self.storage is None
+            else self.path.rpartition("/")[2]
+        )
         attribute = initializer_attribute(self.owner, name)
         return None if attribute is None else getattr(self.owner, attribute)
 
@@ -234,7 +254,10 @@ class PrunableWeight(Answering):
         layout = self.layout or KernelLayout.convolution()
         rank = len(self.shape)
         output_axes = {axis % rank for axis in (*layout.batch, *layout.outputs)}
-        return tuple(size if axis in output_axes else 1 for axis, size in enumerate(self.shape))
+        return tuple(
+            size if axis in output_axes else 1
+            for axis, size in enumerate(self.shape)
+        )
 
     def raw_value(self, *, copy: bool = True) -> np.ndarray:
         """The raw weight (bfloat16 as float32); without `copy` it may be the weight's memory."""
@@ -259,14 +282,18 @@ class PrunableWeight(Answering):
     @property
     def value(self) -> np.ndarray:
         """The effective weight as a NumPy array (bfloat16 as float32)."""
-        return self.raw_value() if self.storage is None else self.storage.value()
+        return (
+            self.raw_value() if self.storage is None else self.storage.value()
+        )
 
     def __repr__(self) -> str:
         flops = "" if self.flops is None else f", flops={self.flops}"
         return f"<{printable(self.path)} shape={self.shape}, density={self.density:.6g}{flops}>"
 
 
-def initializer_attribute(layer: keras.layers.Layer, weight_name: str) -> str | None:
+def initializer_attribute(
+    layer: keras.layers.Layer, weight_name: str
+) -> str | None:
     """The attribute in which a layer has the initializer of a weight; `None` if it has none."""
     # DepthwiseConv calls its weight "kernel" and the initializer "depthwise_initializer".
     for stem in (weight_name, weight_name.removesuffix("_kernel"), "depthwise"):
@@ -280,4 +307,6 @@ def derived_seed(seed: int, path: str) -> int:
     digest = hashlib.blake2b(
         f"{seed}/{path}".encode(errors="surrogatepass"), digest_size=4
     ).digest()
-    return int.from_bytes(digest, "little") >> 1  # 31 bits: some backends take no more
+    return (
+        int.from_bytes(digest, "little") >> 1
+    )  # 31 bits: some backends take no more

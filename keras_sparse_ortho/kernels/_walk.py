@@ -14,7 +14,12 @@ from keras_sparse_ortho.kernels._layer_kinds import (
     WholeLayer,
     storages_of,
 )
-from keras_sparse_ortho.kernels._layouts import Layouts, constants, declares_kernels, kernel_layouts
+from keras_sparse_ortho.kernels._layouts import (
+    Layouts,
+    constants,
+    declares_kernels,
+    kernel_layouts,
+)
 from keras_sparse_ortho.kernels._storage import PrunableWeight
 from keras_sparse_ortho.orthogonal import KernelLayout
 
@@ -46,7 +51,9 @@ def walk(
     """Yields `layer` and every layer inside it with its path, each layer once, depth first."""
     seen: set[int] = set()
 
-    def visit(current: keras.layers.Layer, current_path: str) -> Iterator[Child]:
+    def visit(
+        current: keras.layers.Layer, current_path: str
+    ) -> Iterator[Child]:
         if id(current) in seen:
             return
         seen.add(id(current))
@@ -71,7 +78,11 @@ def own_kernels(layer: keras.layers.Layer, path: str) -> list[PrunableWeight]:
     kernels = []
     for name, storage in storages_of(layer).items():
         kernel_path = _join(path, name)
-        kernels.append(dataclasses.replace(storage.weight, path=kernel_path, storage=storage))
+        kernels.append(
+            dataclasses.replace(
+                storage.weight, path=kernel_path, storage=storage
+            )
+        )
     excluded_ids = {id(kernel.variable) for kernel in kernels}
     for child in sublayers(layer):
         excluded_ids |= {id(variable) for variable in child.weights}
@@ -84,11 +95,17 @@ def own_kernels(layer: keras.layers.Layer, path: str) -> list[PrunableWeight]:
     for variable in layer.weights:
         name = variable.name
         if name in layouts and id(variable) not in excluded_ids:
-            kernels.append(PrunableWeight(_join(path, name), variable, layer, layouts[name]))
+            kernels.append(
+                PrunableWeight(
+                    _join(path, name), variable, layer, layouts[name]
+                )
+            )
     return kernels
 
 
-def own_unregistered(layer: keras.layers.Layer, path: str) -> list[PrunableWeight]:
+def own_unregistered(
+    layer: keras.layers.Layer, path: str
+) -> list[PrunableWeight]:
     """The matrices that a layer itself owns and that are not known to be kernels.
 
     They are created as trainable, with at least two axes longer than 1, and no `bias` or `*_bias`.
@@ -104,8 +121,12 @@ def own_unregistered(layer: keras.layers.Layer, path: str) -> list[PrunableWeigh
         if name in layouts or is_bias or long_axes < 2:
             continue
         *batch, inputs, outputs = range(len(variable.shape))  # likeliest
-        layout = KernelLayout(inputs=(inputs,), outputs=(outputs,), batch=tuple(batch))
-        matrix = PrunableWeight(_join(path, name), variable, layer, layout, registered=False)
+        layout = KernelLayout(
+            inputs=(inputs,), outputs=(outputs,), batch=tuple(batch)
+        )
+        matrix = PrunableWeight(
+            _join(path, name), variable, layer, layout, registered=False
+        )
         matrices.append(matrix)
     return matrices
 
@@ -134,7 +155,9 @@ def find_kernels(
     return list(kernels.values())
 
 
-def _kinds_around(path: str, kinds: Mapping[str, list[type]]) -> tuple[type, ...]:
+def _kinds_around(
+    path: str, kinds: Mapping[str, list[type]]
+) -> tuple[type, ...]:
     """The classes of the layers on the way to a path, the outermost first."""
     names = path.split("/")
     kinds_around: list[type] = []

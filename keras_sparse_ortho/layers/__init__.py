@@ -1,6 +1,11 @@
 """Layers: `PrunableLayer`, which lets any Keras layer use effective weights; live blocks."""
 
-from keras_sparse_ortho.layers._block_grid import BlockGrid, Counts, check_block, pattern_of
+from keras_sparse_ortho.layers._block_grid import (
+    BlockGrid,
+    Counts,
+    check_block,
+    pattern_of,
+)
 from keras_sparse_ortho.layers._block_layer_like import (
     BlockLayer,
     block_layer_like,
@@ -16,7 +21,10 @@ from keras_sparse_ortho.layers._block_sparse_dense import (
     BlockSparseEinsumDense,
     is_elementwise,
 )
-from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer, constant
+from keras_sparse_ortho.layers._block_sparse_layer import (
+    BlockSparseLayer,
+    constant,
+)
 from keras_sparse_ortho.layers._block_sparse_rnn import (
     BlockSparseGRUCell,
     BlockSparseLSTMCell,

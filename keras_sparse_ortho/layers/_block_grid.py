@@ -26,7 +26,9 @@ from keras_sparse_ortho.orthogonal import (
     whole_blocks,
 )
 
-_LARGEST_MISS = 0.25  # the part of a density by which the nearest grid may be off
+_LARGEST_MISS = (
+    0.25  # the part of a density by which the nearest grid may be off
+)
 _LARGEST_NAMED_DIVISOR = 256  # in errors
 LARGEST = 2**31 - 1  # sides, and live entries, are numbered by int32
 
@@ -52,7 +54,10 @@ class Lines:
         """The lines of each group, int32; those without blocks are in none."""
         counts = np.asarray(self.counts)
         group_counts = np.unique(counts[counts > 0])
-        return [np.flatnonzero(counts == count).astype(np.int32) for count in group_counts]
+        return [
+            np.flatnonzero(counts == count).astype(np.int32)
+            for count in group_counts
+        ]
 
     @functools.cached_property
     def are_regular(self) -> bool:
@@ -129,13 +134,17 @@ class BlockGrid:
         density = check_density(density)
         rows, cols = block
         all_inputs = block_count(inputs, rows)
-        dense = cls(inputs, outputs, rows, cols, fan_in=all_inputs, taps=tuple(taps))
+        dense = cls(
+            inputs, outputs, rows, cols, fan_in=all_inputs, taps=tuple(taps)
+        )
         dense.check_sides()
         step = fan_step(dense.in_blocks, dense.out_blocks)
         fan_in = max(round(density * all_inputs / step) * step, step)
         if abs(fan_in / all_inputs - density) > _LARGEST_MISS * density:
             fan_below = math.floor(density * all_inputs / step) * step
-            possible = [fan / all_inputs for fan in (fan_below, fan_below + step) if fan]
+            possible = [
+                fan / all_inputs for fan in (fan_below, fan_below + step) if fan
+            ]
             raise DensityError(
                 f"Blocks of {rows} x {cols} in a kernel of {inputs} inputs x {outputs} "
                 f"outputs are regular both ways at multiples of the density "
@@ -149,7 +158,9 @@ class BlockGrid:
     def check_sides(self) -> None:
         """Refuses sides that the block does not divide, or that no memory could hold."""
         if max(self.inputs, self.outputs, *self.taps) > LARGEST:
-            raise LayoutError(f"A side has at most {LARGEST} entries. Received: {self.shape}")
+            raise LayoutError(
+                f"A side has at most {LARGEST} entries. Received: {self.shape}"
+            )
         if Block(self.rows, self.cols, regular=True).divides(self.shape):
             return
         if self.inputs % self.rows:
@@ -157,10 +168,18 @@ class BlockGrid:
         else:
             side, size, width = "outputs", self.outputs, self.cols
         size_below = size // width * width
-        sizes = " and ".join(str(value) for value in (size_below, size_below + width) if value)
+        sizes = " and ".join(
+            str(value) for value in (size_below, size_below + width) if value
+        )
         largest_divisor = min(size - 1, _LARGEST_NAMED_DIVISOR)
-        divisors = [str(k) for k in range(2, largest_divisor + 1) if size % k == 0]
-        hint = f"Or take blocks of one of {', '.join(divisors)}." if divisors else ""
+        divisors = [
+            str(k) for k in range(2, largest_divisor + 1) if size % k == 0
+        ]
+        hint = (
+            f"Or take blocks of one of {', '.join(divisors)}."
+            if divisors
+            else ""
+        )
         raise LayoutError(
             f"Blocks need {side} that {width} divides: {sizes} are nearest. {hint} "
             f"Received: {size} {side}"
@@ -206,10 +225,16 @@ class BlockGrid:
     @property
     def live(self) -> int:
         """Live entries, without padding."""
-        short_outputs = self.of_outputs.counts[whole_blocks(self.outputs, self.cols) :]
-        short_inputs = self.of_inputs.counts[whole_blocks(self.inputs, self.rows) :]
+        short_outputs = self.of_outputs.counts[
+            whole_blocks(self.outputs, self.cols) :
+        ]
+        short_inputs = self.of_inputs.counts[
+            whole_blocks(self.inputs, self.rows) :
+        ]
         padding = sum(short_outputs) * self.rows + sum(short_inputs) * self.cols
-        return math.prod(self.taps) * (self.live_blocks * self.rows * self.cols - padding)
+        return math.prod(self.taps) * (
+            self.live_blocks * self.rows * self.cols - padding
+        )
 
     @property
     def padded(self) -> tuple[int, int]:
@@ -238,22 +263,32 @@ class BlockGrid:
         rank = len(self.taps)
         return (*range(2, 2 + rank), 1, rank + 2, 0, rank + 3)
 
-    def side_by_side(self, drawn: RegularBlocks) -> tuple[np.ndarray, np.ndarray]:
+    def side_by_side(
+        self, drawn: RegularBlocks
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Blocks `(J, k, *taps, r, c)` and `inputs_of` of a draw, whose gates follow each other."""
         blocks = drawn.with_taps()[0]
         inputs_of = drawn.inputs_of[0]
-        return blocks.reshape(self.blocks_shape), inputs_of.reshape(-1, self.fan_in)
+        return blocks.reshape(self.blocks_shape), inputs_of.reshape(
+            -1, self.fan_in
+        )
 
     def draw_pattern(self, seed: int) -> np.ndarray:
         """A random `inputs_of`; LayoutError for counts that no pattern has."""
         rng = np.random.default_rng(seed)
         if self.counts is None:
-            return regular_pattern(self.in_blocks, self.out_blocks, self.fan_in, rng)
+            return regular_pattern(
+                self.in_blocks, self.out_blocks, self.fan_in, rng
+            )
         live = np.zeros((self.out_blocks, self.in_blocks), dtype=bool)
         output_counts, input_counts = map(np.asarray, self.counts)
         has_all_lines = (len(output_counts), len(input_counts)) == live.shape
         has_one_sum = output_counts.sum() == input_counts.sum() > 0
-        if not (has_all_lines and has_one_sum and complete(live, output_counts, input_counts, rng)):
+        if not (
+            has_all_lines
+            and has_one_sum
+            and complete(live, output_counts, input_counts, rng)
+        ):
             raise LayoutError(
                 f"`counts` must say how many live blocks each of {len(live)} output blocks and "
                 f"each of {self.in_blocks} input blocks has, such that there is a pattern. "
@@ -264,15 +299,23 @@ class BlockGrid:
     def pattern(self, live: np.ndarray) -> np.ndarray:
         """`inputs_of` of live blocks `(I, J)`."""
         order = np.concatenate(self.of_outputs.groups)
-        return np.nonzero(live.T[order])[1].reshape(self.places_shape).astype(np.int32)
+        return (
+            np.nonzero(live.T[order])[1]
+            .reshape(self.places_shape)
+            .astype(np.int32)
+        )
 
     def slots_of(self, inputs_of: np.ndarray) -> np.ndarray:
         """The slots of each input block, `(I, J fan_in / I)`, or `(N,)` by groups of these."""
-        order = np.argsort(self.of_inputs.place[inputs_of.ravel()], kind="stable")
+        order = np.argsort(
+            self.of_inputs.place[inputs_of.ravel()], kind="stable"
+        )
         shape = (-1,) if self.counts is not None else (self.in_blocks, -1)
         return order.reshape(shape).astype(np.int32)
 
-    def check_pattern(self, inputs_of: Sequence[int] | np.ndarray) -> np.ndarray:
+    def check_pattern(
+        self, inputs_of: Sequence[int] | np.ndarray
+    ) -> np.ndarray:
         """`inputs_of` as an int32 array; ValueError if it is not one for this grid."""
         pattern = np.asarray(inputs_of)
         if pattern.shape != self.places_shape:
@@ -280,19 +323,29 @@ class BlockGrid:
                 f"`inputs_of` must have the shape {self.places_shape}: an input block for each "
                 f"live block. Received: shape {pattern.shape}"
             )
-        check_pattern(pattern.ravel(), self.of_outputs.of_slots, self.of_inputs.counts)
+        check_pattern(
+            pattern.ravel(), self.of_outputs.of_slots, self.of_inputs.counts
+        )
         return pattern.astype(np.int32)
 
-    def at_places(self, values: np.ndarray, inputs_of: np.ndarray) -> np.ndarray:
+    def at_places(
+        self, values: np.ndarray, inputs_of: np.ndarray
+    ) -> np.ndarray:
         """Values of live blocks in an array of all blocks `(J, I, ...)`, zero elsewhere."""
         value_shape = values.shape[len(self.places_shape) :]
-        table = np.zeros((self.out_blocks, self.in_blocks, *value_shape), values.dtype)
-        table[self.of_outputs.of_slots, inputs_of.ravel()] = values.reshape(-1, *value_shape)
+        table = np.zeros(
+            (self.out_blocks, self.in_blocks, *value_shape), values.dtype
+        )
+        table[self.of_outputs.of_slots, inputs_of.ravel()] = values.reshape(
+            -1, *value_shape
+        )
         return table
 
     def kernel(self, blocks: np.ndarray, inputs_of: np.ndarray) -> np.ndarray:
         """The kernel with these live blocks, zero elsewhere."""
-        dense = self.at_places(blocks, inputs_of).transpose(self.columns_order())
+        dense = self.at_places(blocks, inputs_of).transpose(
+            self.columns_order()
+        )
         return from_blocks(dense, self.inputs, self.outputs)
 
     def mask(self, inputs_of: np.ndarray) -> np.ndarray:
@@ -303,7 +356,9 @@ class BlockGrid:
         """The live blocks of a dense kernel; the inverse of `kernel`."""
         split = to_blocks(kernel, self.rows, self.cols)
         table = split.transpose(np.argsort(self.columns_order()))
-        return table[self.of_outputs.of_slots, inputs_of.ravel()].reshape(self.blocks_shape)
+        return table[self.of_outputs.of_slots, inputs_of.ravel()].reshape(
+            self.blocks_shape
+        )
 
 
 def pattern_of(
@@ -325,7 +380,9 @@ def pattern_of(
     grid = BlockGrid(inputs, outputs, *block, taps=tuple(taps))
     grid.check_sides()
     block_axes_of_table = (*range(len(taps)), len(taps) + 1, len(taps) + 3)
-    live = np.asarray(to_blocks(mask, *block, fill=True).all(axis=block_axes_of_table))
+    live = np.asarray(
+        to_blocks(mask, *block, fill=True).all(axis=block_axes_of_table)
+    )
     touched = to_blocks(mask, *block, fill=False).any(axis=block_axes_of_table)
     partly_live = int((live != touched).sum())
     if partly_live or not live.any():
@@ -348,7 +405,9 @@ def check_block(block: int | Sequence[int]) -> tuple[int, int]:
     """`block` as `(rows, cols)`: a positive integer for both, or a pair of them."""
     pair = tuple(block) if isinstance(block, tuple | list) else (block, block)
     if len(pair) != 2:
-        raise ValueError(f"`block` must be an integer or a pair (rows, cols). Received: {block=}")
+        raise ValueError(
+            f"`block` must be an integer or a pair (rows, cols). Received: {block=}"
+        )
     return check_integer("block", pair[0]), check_integer("block", pair[1])
 
 
@@ -360,12 +419,15 @@ def checked_counts(counts: Sequence[Sequence[int]]) -> Counts:
             f"block. Received: counts={counts!r}"
         )
     output_counts, input_counts = (
-        tuple(check_integer("counts", count, least=0) for count in side) for side in counts
+        tuple(check_integer("counts", count, least=0) for count in side)
+        for side in counts
     )
     return output_counts, input_counts
 
 
-def block_axes(path: str, grid: BlockGrid) -> tuple[Axes | None, Axes | None, Axes | None]:
+def block_axes(
+    path: str, grid: BlockGrid
+) -> tuple[Axes | None, Axes | None, Axes | None]:
     """The mesh axes of `blocks`, `inputs_of` and `slots_of` of a layer; `None` without a layout.
 
     A `LayoutMap` entry for the replaced layer's kernel, `"hidden/kernel"`, shards output blocks
@@ -383,7 +445,9 @@ def block_axes(path: str, grid: BlockGrid) -> tuple[Axes | None, Axes | None, Ax
         kernel_entry = layer_entry or axes_at(f"{path}/kernel")
         if kernel_entry is None:
             return None, None, None
-        sharded_axes = [axis for axis in reversed(kernel_entry) if axis is not None]
+        sharded_axes = [
+            axis for axis in reversed(kernel_entry) if axis is not None
+        ]
         blocks_entry = (sharded_axes[0] if sharded_axes else None,)
     axis = blocks_entry[0] if blocks_entry else None
     if axis is not None and grid.blocks_shape[0] % mesh_size(axis):

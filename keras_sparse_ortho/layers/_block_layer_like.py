@@ -38,7 +38,12 @@ _KINDS: dict[Any, type[BlockSparseLayer]] = {
     )
 }
 # In the configurations of plain layers only; LoRA and quantization are refused below.
-_NOT_TAKEN = ("lora_rank", "lora_alpha", "quantization_config", "gptq_unpacked_column_size")
+_NOT_TAKEN = (
+    "lora_rank",
+    "lora_alpha",
+    "quantization_config",
+    "gptq_unpacked_column_size",
+)
 
 
 def block_layer_like(
@@ -64,13 +69,26 @@ def block_layer_like(
     Raises NotPrunableError for a layer that has no such form.
     """
     if (reason := why_no_block_form(layer)) is not None:
-        raise NotPrunableError(f"{reason}. Received: layer={type(layer).__name__}")
+        raise NotPrunableError(
+            f"{reason}. Received: layer={type(layer).__name__}"
+        )
     given = counts or {}
     if type(layer) in CELLS:
-        sizes = {name: (density[name], block[name], given.get(name)) for name in density}
+        sizes = {
+            name: (density[name], block[name], given.get(name))
+            for name in density
+        }
         return recurrent_like(layer, sizes, seed)
-    config = {key: value for key, value in layer.get_config().items() if key not in _NOT_TAKEN}
-    own: dict[str, Any] = {"density": density["kernel"], "block": block["kernel"], "seed": seed}
+    config = {
+        key: value
+        for key, value in layer.get_config().items()
+        if key not in _NOT_TAKEN
+    }
+    own: dict[str, Any] = {
+        "density": density["kernel"],
+        "block": block["kernel"],
+        "seed": seed,
+    }
     own["counts"] = given.get("kernel")
     initializers = keras.initializers
     whole = SparseInitializer | initializers.Orthogonal | initializers.Identity
@@ -97,8 +115,12 @@ def why_no_block_form(layer: keras.layers.Layer) -> str | None:
         return "it is quantized"
     if getattr(layer, "groups", 1) != 1:
         return f"it has groups={layer.groups}"
-    if reason := why_needs_dense(layer.kernel_regularizer, layer.kernel_constraint):
+    if reason := why_needs_dense(
+        layer.kernel_regularizer, layer.kernel_constraint
+    ):
         return reason
-    if isinstance(layer, keras.layers.EinsumDense) and why_no_matrix(layer.equation):
+    if isinstance(layer, keras.layers.EinsumDense) and why_no_matrix(
+        layer.equation
+    ):
         return f"in {layer.equation!r} its kernel is not one matrix"
     return None

@@ -6,7 +6,10 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._gathers import concatenate, gather, reshape, transpose
-from keras_sparse_ortho._keras_internals import DeferredVariables, value_in_scope
+from keras_sparse_ortho._keras_internals import (
+    DeferredVariables,
+    value_in_scope,
+)
 from keras_sparse_ortho._types import Tensor, TensorLike
 from keras_sparse_ortho.layers._block_grid import BlockGrid, Lines
 from keras_sparse_ortho.orthogonal import block_count, whole_blocks
@@ -39,7 +42,10 @@ class BlockOperands:
     @property
     def places_by_slot(self) -> list[Tensor]:
         """`inputs_of` and `slots_of` as `(N,)`."""
-        return [ops.reshape(places, (-1,)) for places in (self.inputs_of, self.slots_of)]
+        return [
+            ops.reshape(places, (-1,))
+            for places in (self.inputs_of, self.slots_of)
+        ]
 
 
 class WholeKernel:
@@ -53,7 +59,10 @@ class WholeKernel:
         if self._variable is None:
             with DeferredVariables().creating():
                 self._variable = keras.Variable(
-                    "zeros", shape=_whole(grid).blocks_shape, dtype=dtype, name="whole_kernel"
+                    "zeros",
+                    shape=_whole(grid).blocks_shape,
+                    dtype=dtype,
+                    name="whole_kernel",
                 )
         return self._variable
 
@@ -65,7 +74,9 @@ class WholeKernel:
         if kernel is None:
             return None
         whole_grid = _whole(grid)
-        pattern = np.tile(np.arange(grid.in_blocks, dtype=np.int32), (grid.out_blocks, 1))
+        pattern = np.tile(
+            np.arange(grid.in_blocks, dtype=np.int32), (grid.out_blocks, 1)
+        )
         return BlockOperands(
             whole_grid,
             ops.cast(kernel, dtype),
@@ -143,7 +154,9 @@ def _resize_blocks(
     shape = list(ops.shape(short_part))
     if axis:
         shape[0] = -1  # no shape depends on the batch, for files
-    short_blocks = reshape(short_part, [*shape[:axis], count - whole, before, *shape[axis + 1 :]])
+    short_blocks = reshape(
+        short_part, [*shape[:axis], count - whole, before, *shape[axis + 1 :]]
+    )
     if after > before:
         padding = [[0, 0] for _ in short_blocks.shape]
         padding[axis + 1][1] = 1

@@ -36,7 +36,9 @@ from keras_sparse_ortho.layers._row_products import gather_rows
 
 ops = keras.ops
 
-_CHUNK_BYTES = 3 * 2**19  # gathered inputs that fit a core's cache beside weights and results
+_CHUNK_BYTES = (
+    3 * 2**19
+)  # gathered inputs that fit a core's cache beside weights and results
 _USUAL_COLUMNS = 128  # where their number is not known when the call is traced
 
 GroupProduct = Callable[[Tensor, Tensor], Tensor]
@@ -64,7 +66,10 @@ def product_features_first(x: Tensor, kernel: BlockOperands) -> Tensor:
     x = reshape(x, (grid.in_blocks, grid.rows, columns))
     rule = _FeaturesFirst(grid)
     outputs = with_gradient(
-        rule.product, rule.gradient, [x, kernel.blocks_by_slot], kernel.places_by_slot
+        rule.product,
+        rule.gradient,
+        [x, kernel.blocks_by_slot],
+        kernel.places_by_slot,
     )
     outputs = reshape(outputs, (grid.padded[1], columns))
     return drop_padding(outputs, 0, grid.outputs, grid.cols)
@@ -78,63 +83,101 @@ class _FeaturesFirst:
         self._outputs = grid.of_outputs
         self._inputs = grid.of_inputs
 
-    def product(self, x: Tensor, blocks: Tensor, places: Tensor, slots: Tensor) -> Tensor:
+    def product(
+        self, x: Tensor, blocks: Tensor, places: Tensor, slots: Tensor
+    ) -> Tensor:
         """`(J, c, n)`."""
         x = self._read_once(x, places)
 
-        def product_of_group(group_places: Tensor, group_blocks: Tensor) -> Tensor:
+        def product_of_group(
+            group_places: Tensor, group_blocks: Tensor
+        ) -> Tensor:
             # Transposed by chunks: no second copy of all blocks.
             weights = transpose_matrices(lines_of_blocks(group_blocks))
             return matmul(weights, _gather_lines(x, group_places))
 
         group_blocks = self._outputs.pieces(blocks)
-        parts = _by_groups(product_of_group, self._outputs, places, group_blocks, x, like=x)
+        parts = _by_groups(
+            product_of_group, self._outputs, places, group_blocks, x, like=x
+        )
         return join_lines(parts, self._outputs)
 
     def gradient(
-        self, x: Tensor, blocks: Tensor, places: Tensor, slots: Tensor, upstream: Tensor
+        self,
+        x: Tensor,
+        blocks: Tensor,
+        places: Tensor,
+        slots: Tensor,
+        upstream: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """The gradients of `x` and of the blocks."""
         x = self._read_once(x, places)
         upstream = self._read_once(upstream, places)
         blocks_gradient = self._blocks_gradient(x, places, upstream)
 
-        def product_of_group(group_slots: Tensor, group_outputs: Tensor) -> Tensor:
+        def product_of_group(
+            group_slots: Tensor, group_outputs: Tensor
+        ) -> Tensor:
             weights = gather_rows(blocks, group_slots)
             return matmul(weights, _gather_lines(upstream, group_outputs))
 
         group_outputs = self._inputs.pieces(outputs_of_slots(self._grid, slots))
         parts = _by_groups(
-            product_of_group, self._inputs, slots, group_outputs, upstream, like=upstream
+            product_of_group,
+            self._inputs,
+            slots,
+            group_outputs,
+            upstream,
+            like=upstream,
         )
         x_gradient = join_lines(parts, self._inputs)
         return x_gradient, reshape(blocks_gradient, blocks.shape)
 
-    def _blocks_gradient(self, x: Tensor, places: Tensor, upstream: Tensor) -> Tensor:
+    def _blocks_gradient(
+        self, x: Tensor, places: Tensor, upstream: Tensor
+    ) -> Tensor:
         """`dW`, a product for each group of output blocks, or one for all live blocks."""
         if self._outputs.are_regular or keras.backend.backend() != "tensorflow":
 
-            def product_of_group(group_places: Tensor, group_upstream: Tensor) -> Tensor:
-                return matmul(_gather_lines(x, group_places), transpose_matrices(group_upstream))
+            def product_of_group(
+                group_places: Tensor, group_upstream: Tensor
+            ) -> Tensor:
+                return matmul(
+                    _gather_lines(x, group_places),
+                    transpose_matrices(group_upstream),
+                )
 
             group_upstream = split_lines(upstream, self._outputs)
             parts = _by_groups(
-                product_of_group, self._outputs, places, group_upstream, x, like=upstream
+                product_of_group,
+                self._outputs,
+                places,
+                group_upstream,
+                x,
+                like=upstream,
             )
             return stack(parts, (self._grid.rows, self._grid.cols))
 
         # One product is slower on TensorFlow, and compiles in half the time.
-        def product_of_blocks(block_places: Tensor, block_outputs: Tensor) -> Tensor:
+        def product_of_blocks(
+            block_places: Tensor, block_outputs: Tensor
+        ) -> Tensor:
             block_upstream = gather(upstream, block_outputs)
-            return matmul(gather(x, block_places), transpose_matrices(block_upstream))
+            return matmul(
+                gather(x, block_places), transpose_matrices(block_upstream)
+            )
 
         outputs = ops.convert_to_tensor(self._outputs.of_slots)
         chunks = _chunk_count(x, outputs[:, None])
-        return map_chunks(product_of_blocks, [places, outputs], chunks, upstream)
+        return map_chunks(
+            product_of_blocks, [places, outputs], chunks, upstream
+        )
 
     def _read_once(self, value: Tensor, places: Tensor) -> Tensor:
         """Keeps XLA from computing a value again in each gather."""
-        value = made_once(value)  # enough for loops over chunks; into other gathers XLA fuses it
+        value = made_once(
+            value
+        )  # enough for loops over chunks; into other gathers XLA fuses it
         return value if self._grid.counts is None else written(value, places)
 
 
@@ -148,7 +191,9 @@ def _gather_lines(x: Tensor, places: Tensor) -> Tensor:
 def _chunk_count(x: Tensor, places: Tensor) -> int:
     """The chunks of lines whose gathered inputs fit the cache."""
     rows, columns = x.shape[1:3]
-    if not (isinstance(columns, int) and columns):  # None, or a symbol of jax.export
+    if not (
+        isinstance(columns, int) and columns
+    ):  # None, or a symbol of jax.export
         columns = _USUAL_COLUMNS
     is_half = keras.backend.standardize_dtype(x.dtype).endswith("float16")
     line_count, fan = places.shape
@@ -188,8 +233,12 @@ def _by_groups(
     for group_places, other in zip(pieces, others, strict=True):
         if parts and keras.backend.backend() != "torch":
             is_lost = ops.isnan(parts[-1][0, 0, 0])  # what XLA cannot know
-            group_places = ops.where(is_lost, ops.zeros_like(group_places), group_places)
-            if len(other.shape) == 2:  # places, by which the product gathers, too
+            group_places = ops.where(
+                is_lost, ops.zeros_like(group_places), group_places
+            )
+            if (
+                len(other.shape) == 2
+            ):  # places, by which the product gathers, too
                 other = ops.where(is_lost, ops.zeros_like(other), other)
         parts.append(product(group_places, other))
     return parts

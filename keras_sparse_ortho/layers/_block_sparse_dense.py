@@ -11,7 +11,11 @@ from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho._types import Config, Tensor
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.layers._block_grid import BlockGrid
-from keras_sparse_ortho.layers._block_operands import BlockOperands, drop_padding, pad_blocks
+from keras_sparse_ortho.layers._block_operands import (
+    BlockOperands,
+    drop_padding,
+    pad_blocks,
+)
 from keras_sparse_ortho.layers._block_products import product_features_first
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
 from keras_sparse_ortho.layers._row_products import spread_blocks
@@ -22,10 +26,42 @@ ops = keras.ops
 
 Activation: TypeAlias = str | Callable[[Tensor], Tensor] | None
 _ELEMENTWISE = (  # without softmax, log_softmax, sparsemax and glu, which mix channels
-    *("celu", "elu", "exponential", "gelu", "hard_shrink", "hard_sigmoid", "hard_silu"),
-    *("hard_swish", "hard_tanh", "leaky_relu", "linear", "log_sigmoid", "mish", "relu", "relu6"),
-    *("selu", "sigmoid", "silu", "soft_shrink", "softplus", "softsign", "sparse_plus"),
-    *("sparse_sigmoid", "squareplus", "swish", "tanh", "tanh_shrink", "threshold"),
+    *(
+        "celu",
+        "elu",
+        "exponential",
+        "gelu",
+        "hard_shrink",
+        "hard_sigmoid",
+        "hard_silu",
+    ),
+    *(
+        "hard_swish",
+        "hard_tanh",
+        "leaky_relu",
+        "linear",
+        "log_sigmoid",
+        "mish",
+        "relu",
+        "relu6",
+    ),
+    *(
+        "selu",
+        "sigmoid",
+        "silu",
+        "soft_shrink",
+        "softplus",
+        "softsign",
+        "sparse_plus",
+    ),
+    *(
+        "sparse_sigmoid",
+        "squareplus",
+        "swish",
+        "tanh",
+        "tanh_shrink",
+        "threshold",
+    ),
 )
 
 
@@ -83,7 +119,11 @@ class BlockSparseDense(BlockSparseLayer):
     settings = ("units", "use_bias")
 
     def __init__(
-        self, units: int, activation: Activation = None, use_bias: bool = True, **kwargs: Any
+        self,
+        units: int,
+        activation: Activation = None,
+        use_bias: bool = True,
+        **kwargs: Any,
     ) -> None:
         super().__init__(activation=activation, **kwargs)
         self.units = check_integer("units", units)
@@ -157,7 +197,9 @@ class BlockSparseEinsumDense(BlockSparseLayer):
     ) -> None:
         super().__init__(activation=activation, **kwargs)
         self.equation = equation
-        sizes = (output_shape,) if isinstance(output_shape, int) else output_shape
+        sizes = (
+            (output_shape,) if isinstance(output_shape, int) else output_shape
+        )
         self.partial_output_shape = tuple(sizes)
         self.bias_axes = bias_axes
         reason = why_no_matrix(equation)
@@ -176,7 +218,9 @@ class BlockSparseEinsumDense(BlockSparseLayer):
         features = [letter for letter in kernel if letter not in data]
         sizes = dict(zip(data, ops.shape(inputs), strict=True))
         sizes.update(zip(kernel, self.kernel_shape, strict=True))
-        x = ops.transpose(inputs, [data.index(letter) for letter in (*positions, *summed)])
+        x = ops.transpose(
+            inputs, [data.index(letter) for letter in (*positions, *summed)]
+        )
         position_count = math.prod(sizes[letter] for letter in positions)
         x = ops.reshape(x, (position_count, self.grid.inputs))
         x = product_by_token(x, self.operands())
@@ -188,7 +232,10 @@ class BlockSparseEinsumDense(BlockSparseLayer):
         return self.activation(x)
 
     def get_config(self) -> Config:
-        return {**super().get_config(), "output_shape": self.partial_output_shape}
+        return {
+            **super().get_config(),
+            "output_shape": self.partial_output_shape,
+        }
 
 
 class BlockSparseConv(BlockSparseLayer):
@@ -222,7 +269,13 @@ class BlockSparseConv(BlockSparseLayer):
             )
         check_integer("filters", filters)
         plain = self.namesake(  # checks the other arguments
-            filters, kernel_size, strides, padding, data_format, dilation_rate, use_bias=use_bias
+            filters,
+            kernel_size,
+            strides,
+            padding,
+            data_format,
+            dilation_rate,
+            use_bias=use_bias,
         )
         for name in ("rank", "input_spec", *self.settings):
             setattr(self, name, getattr(plain, name))
@@ -249,12 +302,20 @@ class BlockSparseConv(BlockSparseLayer):
                 data_format=self.data_format,
             )
             for part, kernel in zip(
-                self._channels_by_line(channels, grid), self._kernels(operands), strict=True
+                self._channels_by_line(channels, grid),
+                self._kernels(operands),
+                strict=True,
             )
         ]
-        outputs.append(ops.zeros_like(outputs[0]))  # of lines without live blocks
+        outputs.append(
+            ops.zeros_like(outputs[0])
+        )  # of lines without live blocks
         outputs = [outputs[place] for place in grid.of_outputs.place]
-        result = outputs[0] if len(outputs) == 1 else ops.concatenate(outputs, axis=axis)
+        result = (
+            outputs[0]
+            if len(outputs) == 1
+            else ops.concatenate(outputs, axis=axis)
+        )
         result = drop_padding(result, axis, grid.outputs, grid.cols)
         if self.bias is not None:
             # TensorFlow's ops.add would take channels for columns where they are as many.
@@ -277,12 +338,17 @@ class BlockSparseConv(BlockSparseLayer):
         places, slots = operands.places_by_slot
         inputs = pad_blocks(inputs, axis, grid.inputs, grid.rows)
         sizes = list(ops.shape(inputs))
-        x = ops.reshape(inputs, (*sizes[:axis], grid.in_blocks, grid.rows, *sizes[axis + 1 :]))
+        x = ops.reshape(
+            inputs,
+            (*sizes[:axis], grid.in_blocks, grid.rows, *sizes[axis + 1 :]),
+        )
         x = spread_blocks(x, places, slots, grid.of_inputs, axis)
         sizes[axis] = grid.live_blocks * grid.rows
         return ops.reshape(x, sizes)
 
-    def _channels_by_line(self, channels: Tensor, grid: BlockGrid) -> list[Tensor]:
+    def _channels_by_line(
+        self, channels: Tensor, grid: BlockGrid
+    ) -> list[Tensor]:
         """The live channels of each output block, in the order of the groups of lines."""
         lines = grid.of_outputs
         axis = self._features_axis
@@ -291,7 +357,9 @@ class BlockSparseConv(BlockSparseLayer):
             # A slice for each line would have gradients as large as all of them.
             group_channels = channels
             if not lines.are_regular:
-                group_span = slice(span.start * grid.rows, span.stop * grid.rows)
+                group_span = slice(
+                    span.start * grid.rows, span.stop * grid.rows
+                )
                 group_channels = channels[(*(slice(None),) * axis, group_span)]
             channels_by_line += ops.split(group_channels, len(group), axis=axis)
         return channels_by_line
@@ -304,9 +372,14 @@ class BlockSparseConv(BlockSparseLayer):
         for piece in grid.of_outputs.pieces(operands.blocks_by_slot):
             line_count, fan_in = piece.shape[:2]
             # From (m, k, *taps, r, c) to (m, *taps, k, r, c).
-            piece = ops.transpose(piece, (0, *range(2, 2 + rank), 1, rank + 2, rank + 3))
+            piece = ops.transpose(
+                piece, (0, *range(2, 2 + rank), 1, rank + 2, rank + 3)
+            )
             shape = (*grid.taps, fan_in * grid.rows, grid.cols)
-            kernels += [ops.reshape(line, shape) for line in ops.split(piece, line_count, axis=0)]
+            kernels += [
+                ops.reshape(line, shape)
+                for line in ops.split(piece, line_count, axis=0)
+            ]
         return kernels
 
 
@@ -357,7 +430,9 @@ class BlockSparseConv3D(BlockSparseConv):
 def why_no_matrix(equation: str) -> str | None:
     """Says why the kernel of an einsum equation is not one matrix; `None` if it is."""
     dots = r"((?:\.\.\.)?[a-zA-Z]*(?:\.\.\.)?)"
-    match = re.fullmatch(rf"{dots},([a-zA-Z]+)->{dots}", equation.replace(" ", ""))
+    match = re.fullmatch(
+        rf"{dots},([a-zA-Z]+)->{dots}", equation.replace(" ", "")
+    )
     if match is None:
         return "it must have the form 'input,kernel->output'"
     data, kernel, output = match.groups()
@@ -382,5 +457,7 @@ def is_elementwise(activation: Activation | keras.Operation) -> bool:
         class_names = {name.replace("_", "") for name in _ELEMENTWISE}
         return type(activation).__name__.lower() in class_names
     # Some activations are newer than the oldest Keras.
-    functions = [getattr(keras.activations, name, None) for name in _ELEMENTWISE]
+    functions = [
+        getattr(keras.activations, name, None) for name in _ELEMENTWISE
+    ]
     return any(activation is function for function in functions)

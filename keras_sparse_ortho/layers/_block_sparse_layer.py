@@ -39,7 +39,11 @@ from keras_sparse_ortho.layers._block_grid import (
     check_block,
     checked_counts,
 )
-from keras_sparse_ortho.layers._block_operands import BlockOperands, WholeKernel, stack
+from keras_sparse_ortho.layers._block_operands import (
+    BlockOperands,
+    WholeKernel,
+    stack,
+)
 from keras_sparse_ortho.layers._drawn_blocks import (
     EXACT_ORTHOGONAL,
     BlockInitializer,
@@ -121,33 +125,49 @@ class BlockSparseLayer(OnBlocks, SparseLayer, keras.layers.Layer):
     ) -> None:
         functions = {"bias_initializer": "zeros", **kwargs}
         super().__init__(
-            **{name: value for name, value in kwargs.items() if name not in _FUNCTIONS}
+            **{
+                name: value
+                for name, value in kwargs.items()
+                if name not in _FUNCTIONS
+            }
         )
         if getattr(self.dtype_policy, "quantization_mode", None) is not None:
             raise NotPrunableError(str(no_dense_update(self, "quantize")))
         for name, module in _FUNCTIONS.items():
             setattr(self, name, module.get(functions.get(name)))
-        reason = why_needs_dense(self.kernel_regularizer, self.kernel_constraint)
+        reason = why_needs_dense(
+            self.kernel_regularizer, self.kernel_constraint
+        )
         if reason is not None:
-            raise NotPrunableError(f"The layer {self.name!r} cannot be on blocks: {reason}")
+            raise NotPrunableError(
+                f"The layer {self.name!r} cannot be on blocks: {reason}"
+            )
         self._asked_density = check_density(density)
         self.block = check_block(block)
         self.counts = None if counts is None else checked_counts(counts)
         self.gain = check_number("gain", gain)
         self.seed = check_seed(seed)
-        self._draw_seed = random.randrange(2**31) if self.seed is None else self.seed
+        self._draw_seed = (
+            random.randrange(2**31) if self.seed is None else self.seed
+        )
         self.kernel_initializer = checked_initializer(kernel_initializer)
-        self.quantizer = None if quantizer is None else checked_quantizer(quantizer)
+        self.quantizer = (
+            None if quantizer is None else checked_quantizer(quantizer)
+        )
         self._grid: BlockGrid | None = None
         self._whole_kernel = WholeKernel()
-        self.drawn_digest: int | None = None  # of live blocks that were drawn orthogonal
+        self.drawn_digest: int | None = (
+            None  # of live blocks that were drawn orthogonal
+        )
         self.bias: keras.Variable | None = None
 
     def build(self, input_shape: Sequence[int | None]) -> None:
         if self._checks_features:
             self._check_features(input_shape)
         plain = self._plain()
-        with DeferredVariables().creating():  # it knows the shapes, and gets no values
+        with (
+            DeferredVariables().creating()
+        ):  # it knows the shapes, and gets no values
             plain.build(input_shape)
         self.layout = self._layout_of(plain)
         self.kernel_shape = tuple(plain.kernel.shape)
@@ -163,7 +183,9 @@ class BlockSparseLayer(OnBlocks, SparseLayer, keras.layers.Layer):
         self.input_spec = plain.input_spec
         self.built = True
 
-    def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
+    def compute_output_shape(
+        self, input_shape: Sequence[int | None]
+    ) -> tuple[int | None, ...]:
         return tuple(self._plain().compute_output_shape(tuple(input_shape)))
 
     def _layout_of(self, plain: keras.layers.Layer) -> KernelLayout:
@@ -171,7 +193,9 @@ class BlockSparseLayer(OnBlocks, SparseLayer, keras.layers.Layer):
 
     def _add_kernel(self) -> None:
         """Draws the live blocks and creates the variables that hold them."""
-        _, self.parts, *taps, inputs, outputs = self.layout.canonical_shape(self.kernel_shape)
+        _, self.parts, *taps, inputs, outputs = self.layout.canonical_shape(
+            self.kernel_shape
+        )
         try:
             grid = self._fitting_grid(inputs, outputs, tuple(taps))
             values, pattern = self._drawn(grid)
@@ -187,18 +211,26 @@ class BlockSparseLayer(OnBlocks, SparseLayer, keras.layers.Layer):
             constraint=self.kernel_constraint,
         )
         self.inputs_of = self._add_indices(inputs_axes, "inputs_of", pattern)
-        self.slots_of = self._add_indices(slots_axes, "slots_of", grid.slots_of(pattern))
+        self.slots_of = self._add_indices(
+            slots_axes, "slots_of", grid.slots_of(pattern)
+        )
         check_assignments(self.inputs_of, self._check_inputs)
         check_assignments(self.slots_of, self._check_slots)
-        is_orthogonal = self.kernel_initializer == EXACT_ORTHOGONAL and self.counts is None
+        is_orthogonal = (
+            self.kernel_initializer == EXACT_ORTHOGONAL and self.counts is None
+        )
         if is_orthogonal and not self.awaits_values:
             stored = values.astype(numpy_dtype(self.variable_dtype))
             if self.variable_dtype == "bfloat16":
                 stored = stored.astype(np.float32)  # as it is read back
             self.drawn_digest = digest(stored)
 
-    def _add_indices(self, axes: Axes | None, name: str, value: np.ndarray) -> keras.Variable:
-        return self._add_along(axes, name, value, dtype="int32", trainable=False, autocast=False)
+    def _add_indices(
+        self, axes: Axes | None, name: str, value: np.ndarray
+    ) -> keras.Variable:
+        return self._add_along(
+            axes, name, value, dtype="int32", trainable=False, autocast=False
+        )
 
     def _add_along(
         self, axes: Axes | None, name: str, value: np.ndarray, **settings: Any
@@ -206,7 +238,10 @@ class BlockSparseLayer(OnBlocks, SparseLayer, keras.layers.Layer):
         """A variable with a value, cut along axes of the device mesh."""
         return create_along(
             lambda: self.add_weight(
-                name=name, shape=value.shape, initializer=constant(value), **settings
+                name=name,
+                shape=value.shape,
+                initializer=constant(value),
+                **settings,
             ),
             axes,
         )
@@ -224,7 +259,9 @@ class BlockSparseLayer(OnBlocks, SparseLayer, keras.layers.Layer):
                 f"Received: input_shape={as_text(input_shape)}"
             )
 
-    def _fitting_grid(self, inputs: int, outputs: int, taps: tuple[int, ...]) -> BlockGrid:
+    def _fitting_grid(
+        self, inputs: int, outputs: int, taps: tuple[int, ...]
+    ) -> BlockGrid:
         """The grid of all parts (gates), which stand side by side; each is of regular blocks."""
         rows, cols = self.block
         if self.parts > 1 and outputs % cols:
@@ -235,20 +272,28 @@ class BlockSparseLayer(OnBlocks, SparseLayer, keras.layers.Layer):
         all_outputs = self.parts * outputs
         if self.counts is None:
             density = self._asked_density
-            grid_of_part = BlockGrid.for_density(inputs, outputs, self.block, density, taps)
+            grid_of_part = BlockGrid.for_density(
+                inputs, outputs, self.block, density, taps
+            )
             grid = dataclasses.replace(grid_of_part, outputs=all_outputs)
         else:
-            grid = BlockGrid(inputs, all_outputs, rows, cols, taps=taps, counts=self.counts)
+            grid = BlockGrid(
+                inputs, all_outputs, rows, cols, taps=taps, counts=self.counts
+            )
             grid.check_sides()
         live = math.prod(grid.blocks_shape)  # `grid.live` lists all lines
         if live > LARGEST:
-            raise LayoutError(f"A kernel has at most {LARGEST} live entries. Received: {live}")
+            raise LayoutError(
+                f"A kernel has at most {LARGEST} live entries. Received: {live}"
+            )
         return grid
 
     def _drawn(self, grid: BlockGrid) -> tuple[np.ndarray, np.ndarray]:
         """Values `(J, k, *taps, r, c)` and places `(J, k)` of the live blocks, or by slot."""
         if self.awaits_values:
-            return np.zeros(grid.blocks_shape, np.float32), grid.draw_pattern(self._draw_seed)
+            return np.zeros(grid.blocks_shape, np.float32), grid.draw_pattern(
+                self._draw_seed
+            )
         return draw_blocks(
             grid,
             self.kernel_initializer,
@@ -287,18 +332,26 @@ class BlockSparseLayer(OnBlocks, SparseLayer, keras.layers.Layer):
         """The live blocks, rounded; all of them inside a scope that gives the whole kernel."""
         operands = self._whole_kernel.operands(self.grid, self.compute_dtype)
         if operands is None:
-            operands = BlockOperands(self.grid, self.blocks, self.inputs_of, self.slots_of)
+            operands = BlockOperands(
+                self.grid, self.blocks, self.inputs_of, self.slots_of
+            )
         if self.quantizer is None:
             return operands
         blocks = operands.blocks_by_slot
         inner_axes = (1,) * (len(operands.grid.taps) + 2)
         pieces = [
-            self.quantizer(piece, (piece.shape[0], *inner_axes, piece.shape[-1]))
+            self.quantizer(
+                piece, (piece.shape[0], *inner_axes, piece.shape[-1])
+            )
             for piece in operands.grid.of_outputs.pieces(blocks)
         ]
-        return dataclasses.replace(operands, blocks=stack(pieces, blocks.shape[1:]))
+        return dataclasses.replace(
+            operands, blocks=stack(pieces, blocks.shape[1:])
+        )
 
-    def set_quantizer(self, quantizer: FakeQuantization | Mapping[str, FakeQuantization]) -> None:
+    def set_quantizer(
+        self, quantizer: FakeQuantization | Mapping[str, FakeQuantization]
+    ) -> None:
         """Rounds the live blocks; a dict names the kernel."""
         if isinstance(quantizer, Mapping):
             quantizer = quantizer["kernel"]
@@ -306,7 +359,9 @@ class BlockSparseLayer(OnBlocks, SparseLayer, keras.layers.Layer):
 
     def kernel_value(self, *, quantized: bool = True) -> np.ndarray:
         """The kernel in the shape that the namesake has, as a NumPy array (bfloat16 as float32)."""
-        kernel = self.grid.kernel(to_numpy(self.blocks), to_numpy(self.inputs_of))
+        kernel = self.grid.kernel(
+            to_numpy(self.blocks), to_numpy(self.inputs_of)
+        )
         if quantized:
             outputs = (1,) * (kernel.ndim - 1) + kernel.shape[-1:]
             kernel = quantized_value(self.quantizer, kernel, outputs)
@@ -343,14 +398,19 @@ class BlockSparseLayer(OnBlocks, SparseLayer, keras.layers.Layer):
             store[variable.name] = variable
 
     def load_own_variables(self, store: Any) -> None:
-        own_shapes = {variable.name: tuple(variable.shape) for variable in self.weights}
-        stored_shapes = {name: tuple(store[name].shape) for name in store.keys()}  # noqa: SIM118
+        own_shapes = {
+            variable.name: tuple(variable.shape) for variable in self.weights
+        }
+        names = list(store.keys())
+        stored_shapes = {name: tuple(store[name].shape) for name in names}
         if stored_shapes != own_shapes:
             raise ValueError(
                 f"The file does not fit the layer {self.name!r}, which has {own_shapes}. "
                 f"Received: {stored_shapes}"
             )
-        check_given(self.weights, [store[variable.name] for variable in self.weights])
+        check_given(
+            self.weights, [store[variable.name] for variable in self.weights]
+        )
         for variable in self.weights:
             assign(variable, store[variable.name])
 
@@ -394,7 +454,9 @@ class BlockSparseLayer(OnBlocks, SparseLayer, keras.layers.Layer):
 
     def _plain(self) -> keras.layers.Layer:
         config = {
-            key: value for key, value in self.get_config().items() if key not in _BLOCK_ARGUMENTS
+            key: value
+            for key, value in self.get_config().items()
+            if key not in _BLOCK_ARGUMENTS
         }
         if self.kernel_initializer == EXACT_ORTHOGONAL:
             del config["kernel_initializer"]
@@ -429,7 +491,13 @@ class BlockSparseLayer(OnBlocks, SparseLayer, keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: Config) -> "BlockSparseLayer":
-        return cls(**{name: value for name, value in config.items() if name != "inputs_of"})
+        return cls(
+            **{
+                name: value
+                for name, value in config.items()
+                if name != "inputs_of"
+            }
+        )
 
 
 def constant(value: np.ndarray) -> Callable[..., Tensor]:

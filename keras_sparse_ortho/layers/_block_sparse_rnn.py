@@ -10,12 +10,23 @@ from keras_sparse_ortho._keras_internals import stand_in_name_scope
 from keras_sparse_ortho._types import Config, Tensor
 from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import KernelLayout, SparseLayer, WholeLayer, derived_seed
+from keras_sparse_ortho.kernels import (
+    KernelLayout,
+    SparseLayer,
+    WholeLayer,
+    derived_seed,
+)
 from keras_sparse_ortho.layers._block_grid import Counts
-from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer, OnBlocks
+from keras_sparse_ortho.layers._block_sparse_layer import (
+    BlockSparseLayer,
+    OnBlocks,
+)
 from keras_sparse_ortho.layers._live_blocks import LiveBlocks
 from keras_sparse_ortho.layers._row_products import product_of_rows
-from keras_sparse_ortho.parametrizations import FakeQuantization, why_needs_dense
+from keras_sparse_ortho.parametrizations import (
+    FakeQuantization,
+    why_needs_dense,
+)
 
 ops = keras.ops
 
@@ -33,7 +44,10 @@ class _Blocks(NamedTuple):
 
 
 _DENSE = _Blocks(None, 32, None)
-_PREFIXES = {"": "kernel", "recurrent_": "recurrent_kernel"}  # of arguments, by kernel
+_PREFIXES = {
+    "": "kernel",
+    "recurrent_": "recurrent_kernel",
+}  # of arguments, by kernel
 
 
 class BlockSparseGates(BlockSparseLayer):
@@ -91,10 +105,14 @@ class GatesOnBlocks(WholeLayer, _Cell):
             )
         self._blocks = {
             "kernel": _Blocks(density, block, counts),
-            "recurrent_kernel": _Blocks(recurrent_density, recurrent_block, recurrent_counts),
+            "recurrent_kernel": _Blocks(
+                recurrent_density, recurrent_block, recurrent_counts
+            ),
         }
         self.gain = gain
-        self.takes_products = False  # whether a call is given products instead of inputs
+        self.takes_products = (
+            False  # whether a call is given products instead of inputs
+        )
         self.awaits_values = False  # whether live blocks are set after `build`
 
     def add_weight(
@@ -104,7 +122,9 @@ class GatesOnBlocks(WholeLayer, _Cell):
         name = kwargs.get("name", "")
         blocks = self._blocks.get(name, _DENSE)
         if blocks.density is None:
-            return super().add_weight(shape=shape, initializer=initializer, **kwargs)
+            return super().add_weight(
+                shape=shape, initializer=initializer, **kwargs
+            )
         gates = BlockSparseGates(
             self.gates,
             self.units,
@@ -132,7 +152,9 @@ class GatesOnBlocks(WholeLayer, _Cell):
             return products
         if len(self.bias.shape) == 1:
             return products + self.bias
-        return products + self.bias[0]  # a GRU has a bias for each of its products
+        return (
+            products + self.bias[0]
+        )  # a GRU has a bias for each of its products
 
     def _drop(self, inputs: Tensor) -> Tensor:
         """Dropout by the same mask in all steps."""
@@ -142,13 +164,17 @@ class GatesOnBlocks(WholeLayer, _Cell):
         return inputs * mask[:, None]
 
     def _input_products(self, inputs: Tensor, training: bool) -> Tensor:
-        return inputs if self.takes_products else self.products(inputs, training)
+        return (
+            inputs if self.takes_products else self.products(inputs, training)
+        )
 
     def on_blocks(self) -> dict[str, BlockSparseGates]:
         """The kernels that are live blocks, by name."""
         kernels = {name: getattr(self, name, None) for name in _KERNELS}
         return {
-            name: kernel for name, kernel in kernels.items() if isinstance(kernel, BlockSparseGates)
+            name: kernel
+            for name, kernel in kernels.items()
+            if isinstance(kernel, BlockSparseGates)
         }
 
     def get_config(self) -> Config:
@@ -203,9 +229,13 @@ class BlockSparseLSTMCell(GatesOnBlocks, keras.layers.LSTMCell):
         hidden, carry = states
         products = self._input_products(inputs, training)
         products = products + _product(hidden, self.recurrent_kernel)
-        input_gate, forget_gate, candidate, output_gate = ops.split(products, 4, axis=-1)
+        input_gate, forget_gate, candidate, output_gate = ops.split(
+            products, 4, axis=-1
+        )
         sigmoid = self.recurrent_activation
-        carry = sigmoid(forget_gate) * carry + sigmoid(input_gate) * self.activation(candidate)
+        carry = sigmoid(forget_gate) * carry + sigmoid(
+            input_gate
+        ) * self.activation(candidate)
         hidden = sigmoid(output_gate) * self.activation(carry)
         return hidden, [hidden, carry]
 
@@ -231,7 +261,10 @@ class BlockSparseGRUCell(GatesOnBlocks, keras.layers.GRUCell):
     gates = 3
 
     def call(
-        self, inputs: Tensor, states: Tensor | list[Tensor], training: bool = False
+        self,
+        inputs: Tensor,
+        states: Tensor | list[Tensor],
+        training: bool = False,
     ) -> tuple[Tensor, Tensor | list[Tensor]]:
         has_list = isinstance(states, list | tuple)
         hidden = states[0] if has_list else states
@@ -308,7 +341,11 @@ class BlockSparseRNN(OnBlocks, SparseLayer, keras.layers.RNN):
         config = super().get_config()
         # Built first, the cell would lack the layer's name, by which torch tells the parameters of
         # Bidirectional apart.
-        cell = {key: value for key, value in config["cell"].items() if key != "build_config"}
+        cell = {
+            key: value
+            for key, value in config["cell"].items()
+            if key != "build_config"
+        }
         return {**config, "cell": cell}
 
     def storages(self) -> dict[str, LiveBlocks]:
@@ -327,7 +364,10 @@ class BlockSparseRNN(OnBlocks, SparseLayer, keras.layers.RNN):
         )
 
     def get_build_config(self) -> Config:
-        digests = {name: gates.drawn_digest for name, gates in self.cell.on_blocks().items()}
+        digests = {
+            name: gates.drawn_digest
+            for name, gates in self.cell.on_blocks().items()
+        }
         return {**super().get_build_config(), "drawn_digests": digests}
 
     def build_from_config(self, config: Config) -> None:
@@ -339,16 +379,23 @@ class BlockSparseRNN(OnBlocks, SparseLayer, keras.layers.RNN):
 
     def to_dense_layer(self) -> keras.layers.Layer:
         """The plain LSTM or GRU with the same settings and weights."""
-        plain_class = next(kind for kind, cell in CELLS.items() if isinstance(self.cell, cell))
+        plain_class = next(
+            kind for kind, cell in CELLS.items() if isinstance(self.cell, cell)
+        )
         arguments = plain_class(1).cell.get_config().keys()
         config = {
-            name: value for name, value in self.cell.get_config().items() if name in arguments
+            name: value
+            for name, value in self.cell.get_config().items()
+            if name in arguments
         }
         plain = plain_class(**{**config, **_layer_config(self)})
         plain.cell.name = self.cell.name
         stand_in_name_scope(plain, self)
         plain.build((None, None, _feature_count(self.cell)))
-        variables = {variable.name: variable for variable in self.cell._trainable_variables}
+        variables = {
+            variable.name: variable
+            for variable in self.cell._trainable_variables
+        }
         on_blocks = self.cell.on_blocks()
         for variable in plain.cell.weights:
             if variable.name in on_blocks:
@@ -364,7 +411,9 @@ class BlockSparseRNN(OnBlocks, SparseLayer, keras.layers.RNN):
         self.cell.awaits_values = True
         stand_in_name_scope(self, plain)
         self.build((None, None, _feature_count(plain.cell)))
-        plain_variables = {variable.name: variable for variable in plain.cell.weights}
+        plain_variables = {
+            variable.name: variable for variable in plain.cell.weights
+        }
         for variable in self.cell.weights:
             if variable.name in plain_variables:
                 _assign_copy(variable, plain_variables[variable.name])
@@ -398,13 +447,15 @@ def why_no_gates(cell: keras.layers.Layer) -> str | None:
         return "with `recurrent_dropout` or implementation=1 each gate reads other inputs"
     if not getattr(cell, "reset_after", True):
         return "it has reset_after=False"
-    return why_needs_dense(cell.kernel_regularizer, cell.kernel_constraint) or why_needs_dense(
-        cell.recurrent_regularizer, cell.recurrent_constraint
-    )
+    return why_needs_dense(
+        cell.kernel_regularizer, cell.kernel_constraint
+    ) or why_needs_dense(cell.recurrent_regularizer, cell.recurrent_constraint)
 
 
 def _assign_copy(variable: keras.Variable, source: keras.Variable) -> None:
-    assign(variable, ops.copy(source.value))  # on JAX `fit` frees the arrays of its model
+    assign(
+        variable, ops.copy(source.value)
+    )  # on JAX `fit` frees the arrays of its model
     variable.trainable = source.trainable
 
 

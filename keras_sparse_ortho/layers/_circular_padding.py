@@ -43,7 +43,9 @@ class CircularPadding(keras.layers.Layer):
         for end in keras.tree.flatten(padding):
             check_integer("padding", end, least=0)
         self.padding = padding
-        self.data_format = keras.layers.Conv1D(1, 1, data_format=data_format).data_format
+        self.data_format = keras.layers.Conv1D(
+            1, 1, data_format=data_format
+        ).data_format
 
     def call(self, inputs: Tensor) -> Tensor:
         for axis, before, after in self._ends(tuple(inputs.shape)):
@@ -54,7 +56,9 @@ class CircularPadding(keras.layers.Layer):
             inputs = keras.ops.concatenate([end, inputs, beginning], axis=axis)
         return inputs
 
-    def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
+    def compute_output_shape(
+        self, input_shape: Sequence[int | None]
+    ) -> tuple[int | None, ...]:
         shape = list(input_shape)
         for axis, before, after in self._ends(tuple(input_shape)):
             size = shape[axis]
@@ -62,8 +66,12 @@ class CircularPadding(keras.layers.Layer):
                 shape[axis] = size + before + after
         return tuple(shape)
 
-    def compute_output_spec(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
-        return keras.KerasTensor(self.compute_output_shape(inputs.shape), inputs.dtype)
+    def compute_output_spec(
+        self, inputs: keras.KerasTensor
+    ) -> keras.KerasTensor:
+        return keras.KerasTensor(
+            self.compute_output_shape(inputs.shape), inputs.dtype
+        )
 
     def get_config(self) -> Config:
         config = super().get_config()
@@ -71,7 +79,9 @@ class CircularPadding(keras.layers.Layer):
         config["data_format"] = self.data_format
         return config
 
-    def _ends(self, shape: tuple[int | None, ...]) -> list[tuple[int, int, int]]:
+    def _ends(
+        self, shape: tuple[int | None, ...]
+    ) -> list[tuple[int, int, int]]:
         """Each spatial axis with its padding before and after; ValueError if it does not fit."""
         axis_count = len(shape) - 2
         pairs = self._pairs(axis_count)

@@ -9,7 +9,12 @@ import numpy as np
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.kernels import KernelLayout
 from keras_sparse_ortho.layers._block_grid import BlockGrid
-from keras_sparse_ortho.orthogonal import Block, clear_padding, random_orthogonal, regular_blocks
+from keras_sparse_ortho.orthogonal import (
+    Block,
+    clear_padding,
+    random_orthogonal,
+    regular_blocks,
+)
 
 EXACT_ORTHOGONAL = "exact_orthogonal"
 
@@ -39,7 +44,12 @@ def checked_initializer(initializer: BlockInitializer) -> BlockInitializer:
 
 
 def draw_blocks(
-    grid: BlockGrid, initializer: BlockInitializer, *, gain: float, seed: int, gates: int
+    grid: BlockGrid,
+    initializer: BlockInitializer,
+    *,
+    gain: float,
+    seed: int,
+    gates: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draws the live blocks of a grid.
 
@@ -78,7 +88,9 @@ def draw_blocks(
         groups.append(blocks.reshape(-1, *grid.taps, grid.rows, grid.cols))
     values = np.concatenate(groups).astype(np.float32)
     # No gradient reaches the padding.
-    clear_padding(values, pattern.ravel(), lines.of_slots, grid.inputs, grid.outputs)
+    clear_padding(
+        values, pattern.ravel(), lines.of_slots, grid.inputs, grid.outputs
+    )
     return values.reshape(grid.blocks_shape), pattern
 
 
@@ -97,13 +109,18 @@ def _orthogonal_group(
 
 
 def _initialized_group(
-    grid: BlockGrid, fan_in: int, line_count: int, initializer: keras.initializers.Initializer
+    grid: BlockGrid,
+    fan_in: int,
+    line_count: int,
+    initializer: keras.initializers.Initializer,
 ) -> np.ndarray:
     """Blocks of a kernel of the live inputs that an initializer draws, `(J, k, *taps, r, c)`."""
     shape = (*grid.taps, fan_in * grid.rows, line_count * grid.cols)
     columns = to_numpy(initializer(shape, dtype="float32"))
     columns = columns * _fan_correction(grid, fan_in, initializer)
-    blocks = columns.reshape(*grid.taps, fan_in, grid.rows, line_count, grid.cols)
+    blocks = columns.reshape(
+        *grid.taps, fan_in, grid.rows, line_count, grid.cols
+    )
     return blocks.transpose(np.argsort(grid.columns_order()))
 
 

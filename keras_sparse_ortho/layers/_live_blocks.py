@@ -28,7 +28,9 @@ class LiveBlocks(Storage):
     in_blocks = True
 
     # Any: the file of BlockSparseLayer imports this one.
-    def __init__(self, layer: keras.layers.Layer, owner: keras.layers.Layer | None = None) -> None:
+    def __init__(
+        self, layer: keras.layers.Layer, owner: keras.layers.Layer | None = None
+    ) -> None:
         self._layer = layer
         self.place_size = layer.grid.live // layer.grid.live_blocks
         self._weight = PrunableWeight(
@@ -57,7 +59,10 @@ class LiveBlocks(Storage):
         grid = self._layer.grid
         if grid.counts is not None:
             return 1.0 / (grid.in_blocks * grid.out_blocks)
-        return fan_step(grid.in_blocks, grid.out_blocks // self._layer.parts) / grid.in_blocks
+        return (
+            fan_step(grid.in_blocks, grid.out_blocks // self._layer.parts)
+            / grid.in_blocks
+        )
 
     @property
     def quantizer(self) -> FakeQuantization | None:
@@ -99,11 +104,15 @@ class LiveBlocks(Storage):
     def drawn_by(self) -> ExactOrthogonal:
         layer = self._layer
         structure = Block(*layer.block, regular=layer.grid.counts is None)
-        return ExactOrthogonal(layer.density, layer.gain, seed=layer.seed, structure=structure)
+        return ExactOrthogonal(
+            layer.density, layer.gain, seed=layer.seed, structure=structure
+        )
 
     def is_as_drawn(self) -> bool:
         drawn_digest = self._layer.drawn_digest
-        return drawn_digest is not None and drawn_digest == digest(to_numpy(self._layer.blocks))
+        return drawn_digest is not None and drawn_digest == digest(
+            to_numpy(self._layer.blocks)
+        )
 
     def mark_as_drawn(self) -> None:
         """Notes that the live blocks are as an orthogonal initializer drew them."""
@@ -115,7 +124,9 @@ class LiveBlocks(Storage):
 
     def live_sums(self) -> np.ndarray:
         magnitudes = np.abs(to_numpy(self._layer.blocks))
-        block_axes = tuple(range(len(self._layer.grid.places_shape), magnitudes.ndim))
+        block_axes = tuple(
+            range(len(self._layer.grid.places_shape), magnitudes.ndim)
+        )
         return self.place_sums(self._at_places(magnitudes.sum(axis=block_axes)))
 
     def place_sums(self, gradient: np.ndarray) -> np.ndarray:
@@ -147,7 +158,9 @@ class LiveBlocks(Storage):
         pattern = grid.pattern(live)
         lines = grid.of_outputs.of_slots
         old_slots = np.full(live.T.shape, -1)
-        old_slots[lines, to_numpy(self._layer.inputs_of).ravel()] = np.arange(pattern.size)
+        old_slots[lines, to_numpy(self._layer.inputs_of).ravel()] = np.arange(
+            pattern.size
+        )
         return pattern, old_slots[lines, pattern.ravel()].reshape(pattern.shape)
 
     def dense_gradient(self) -> DenseGradient:
@@ -161,16 +174,24 @@ class LiveBlocks(Storage):
         return DenseGradient(
             variables=[whole_kernel, self._layer.blocks],
             values=values,
-            collect=lambda gradient, of_blocks: gradient + self._at_places(of_blocks),
+            collect=lambda gradient, of_blocks: (
+                gradient + self._at_places(of_blocks)
+            ),
         )
 
     def _at_places(self, values: np.ndarray) -> np.ndarray:
-        return self._layer.grid.at_places(values, to_numpy(self._layer.inputs_of))
+        return self._layer.grid.at_places(
+            values, to_numpy(self._layer.inputs_of)
+        )
 
     def slot_to_dense(self, slot: np.ndarray, start: float) -> np.ndarray:
         layer = self._layer
-        kernel = layer.shaped(layer.grid.kernel(slot, to_numpy(layer.inputs_of)))
-        return np.where(self.mask_value(), kernel, np.asarray(start, kernel.dtype))
+        kernel = layer.shaped(
+            layer.grid.kernel(slot, to_numpy(layer.inputs_of))
+        )
+        return np.where(
+            self.mask_value(), kernel, np.asarray(start, kernel.dtype)
+        )
 
     def slot_from_dense(self, slot: np.ndarray) -> np.ndarray:
         layer = self._layer

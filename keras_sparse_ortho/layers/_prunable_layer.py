@@ -79,7 +79,10 @@ class _State:
     """
 
     def __init__(
-        self, template: Template, selection: Selection, quantizer: Quantizers | None
+        self,
+        template: Template,
+        selection: Selection,
+        quantizer: Quantizers | None,
     ) -> None:
         self.template = template
         self.selection = selection
@@ -103,10 +106,14 @@ class _State:
             return self.template[weight.path]
         return self.template
 
-    def creating(self, layer: keras.layers.Layer) -> contextlib.AbstractContextManager[None]:
+    def creating(
+        self, layer: keras.layers.Layer
+    ) -> contextlib.AbstractContextManager[None]:
         """Creates variables without values: a kernel that is not stored is never allocated."""
         templates = (
-            list(self.template.values()) if isinstance(self.template, dict) else [self.template]
+            list(self.template.values())
+            if isinstance(self.template, dict)
+            else [self.template]
         )
         if not layer.built and any(template.compact for template in templates):
             return self.deferred.creating()
@@ -118,9 +125,15 @@ class _State:
             exact_names = [re.escape(name) for name in self.template]
             return select(weights, exact_names, "parametrization")
         selection = self.selection
-        if self.is_from_file and selection is not None and not callable(selection):
+        if (
+            self.is_from_file
+            and selection is not None
+            and not callable(selection)
+        ):
             # Exact names: a file could hold a regular expression that Python never finishes.
-            selection = [re.escape(str(name)) for name in names_in(selection) or []]
+            selection = [
+                re.escape(str(name)) for name in names_in(selection) or []
+            ]
         return select(weights, selection, "weights")
 
     def detach(self) -> None:
@@ -174,18 +187,26 @@ class PrunableLayer(SparseLayer, LayerWrapper, WrapperBuiltByCalls):
     def __init__(
         self,
         layer: keras.layers.Layer,
-        parametrization: Parametrization | Mapping[str, Parametrization] | None = None,
+        parametrization: Parametrization
+        | Mapping[str, Parametrization]
+        | None = None,
         *,
         weights: Selection = None,
-        quantizer: FakeQuantization | Mapping[str, FakeQuantization] | None = None,
+        quantizer: FakeQuantization
+        | Mapping[str, FakeQuantization]
+        | None = None,
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
         if not isinstance(layer, keras.layers.Layer):
-            raise NotPrunableError(f"PrunableLayer wraps a Keras 3 layer. Received: {layer=}")
+            raise NotPrunableError(
+                f"PrunableLayer wraps a Keras 3 layer. Received: {layer=}"
+            )
         is_named = isinstance(parametrization, Mapping)
         refuse_unwrappable(layer, around_others=is_named)
-        kwargs.setdefault("dtype", variable_dtype(layer))  # the inner layer casts by itself
+        kwargs.setdefault(
+            "dtype", variable_dtype(layer)
+        )  # the inner layer casts by itself
         kwargs.setdefault("trainable", layer.trainable)
         super().__init__(layer, name=name or layer.name, **kwargs)
         if parametrization is None:
@@ -195,7 +216,9 @@ class PrunableLayer(SparseLayer, LayerWrapper, WrapperBuiltByCalls):
                 "`weights` says for which weights one parametrization is used; a dict of "
                 f"parametrizations names them itself. Received: weights={weights!r}"
             )
-        quantizers = None if quantizer is None else _checked_quantizers(quantizer)
+        quantizers = (
+            None if quantizer is None else _checked_quantizers(quantizer)
+        )
         self._state = _State(_checked(parametrization), weights, quantizers)
 
     @contextlib.contextmanager
@@ -217,7 +240,9 @@ class PrunableLayer(SparseLayer, LayerWrapper, WrapperBuiltByCalls):
         state = self._state
         refuse_unwrappable(self.layer, around_others=state.names_weights)
         self._restore_names()
-        wrappable = _wrappable_weights(self.layer, unregistered=state.names_weights)
+        wrappable = _wrappable_weights(
+            self.layer, unregistered=state.names_weights
+        )
         weights = state.choose(wrappable)
         if not weights:
             raise NotPrunableError(
@@ -239,25 +264,34 @@ class PrunableLayer(SparseLayer, LayerWrapper, WrapperBuiltByCalls):
                 for name, parametrization in state.parametrizations.items()
             }
         owners = {id(weight.owner): weight.owner for weight in weights}
-        state.undo_functions += [refuse_dense_updates(owner) for owner in owners.values()]
+        state.undo_functions += [
+            refuse_dense_updates(owner) for owner in owners.values()
+        ]
 
     def _restore_names(self) -> None:
         """Gives the layers inside the names that the configuration has for them."""
         layers = [layer for layer, _ in walk(self.layer, "")]
         if len(layers) == len(self._state.layer_names):
-            for layer, name in zip(layers, self._state.layer_names, strict=True):
+            for layer, name in zip(
+                layers, self._state.layer_names, strict=True
+            ):
                 layer.name = name
 
     def _parametrize_all(self, weights: list[PrunableWeight]) -> None:
         state = self._state
-        compact_weights = [weight for weight in weights if state.template_for(weight).compact]
+        compact_weights = [
+            weight for weight in weights if state.template_for(weight).compact
+        ]
         for weight in compact_weights:
             refuse_compact(weight)
         unstored = [weight.variable for weight in compact_weights]
         state.deferred.initialize(self.layer, but=unstored)
         state.layer_weights = list(self.layer.weights)
         for weight in weights:
-            self._parametrize(self._with_drawn_mask(weight), state.template_for(weight).clone())
+            self._parametrize(
+                self._with_drawn_mask(weight),
+                state.template_for(weight).clone(),
+            )
         if state.quantizer is not None:
             self.set_quantizer(state.quantizer)
 
@@ -271,12 +305,16 @@ class PrunableLayer(SparseLayer, LayerWrapper, WrapperBuiltByCalls):
         drawn_mask = functools.partial(recorder.masks.__getitem__, weight.shape)
         return dataclasses.replace(weight, drawn_mask=drawn_mask)
 
-    def _parametrize(self, weight: PrunableWeight, parametrization: Parametrization) -> None:
+    def _parametrize(
+        self, weight: PrunableWeight, parametrization: Parametrization
+    ) -> None:
         """Builds a parametrization, whose variables become the wrapper's."""
         prefix = weight.path.replace("/", "_")
         shared_variables = self._state.shared_variables
 
-        def add_weight(name: str, shared: bool = False, **kwargs: Any) -> keras.Variable:
+        def add_weight(
+            name: str, shared: bool = False, **kwargs: Any
+        ) -> keras.Variable:
             if shared and name in shared_variables:
                 return shared_variables[name]
             full_name = name if shared else f"{prefix}_{name}"
@@ -290,7 +328,9 @@ class PrunableLayer(SparseLayer, LayerWrapper, WrapperBuiltByCalls):
             return variable
 
         full_path = f"{self.layer.name}/{weight.path}"
-        parametrization.build(dataclasses.replace(weight, path=full_path), add_weight)
+        parametrization.build(
+            dataclasses.replace(weight, path=full_path), add_weight
+        )
         self._state.parametrizations[weight.path] = parametrization
 
     @property
@@ -303,7 +343,9 @@ class PrunableLayer(SparseLayer, LayerWrapper, WrapperBuiltByCalls):
         for parametrization in self._state.parametrizations.values():
             parametrization.keep_untrained()
 
-    def set_quantizer(self, quantizer: FakeQuantization | Mapping[str, FakeQuantization]) -> None:
+    def set_quantizer(
+        self, quantizer: FakeQuantization | Mapping[str, FakeQuantization]
+    ) -> None:
         """Rounds the effective weights: all of them alike, or only the names of a dict."""
         by_name = self._quantizers_by_name(quantizer)
         for name, weight_quantizer in by_name.items():
@@ -355,19 +397,30 @@ class PrunableLayer(SparseLayer, LayerWrapper, WrapperBuiltByCalls):
 
     def __getattr__(self, name: str) -> Any:
         """Attributes of the layer inside: `units`, `kernel` (its effective value), methods."""
-        inherited = getattr(super(), "__getattr__", None)  # where torch has submodules
+        inherited = getattr(
+            super(), "__getattr__", None
+        )  # where torch has submodules
         if inherited is not None:
             with contextlib.suppress(AttributeError):
                 return inherited(name)
-        if name.startswith("_") or name == "layer" or "_state" not in vars(self):
-            raise AttributeError(f"'{type(self).__name__}' object has no attribute {name!r}")
+        if (
+            name.startswith("_")
+            or name == "layer"
+            or "_state" not in vars(self)
+        ):
+            raise AttributeError(
+                f"'{type(self).__name__}' object has no attribute {name!r}"
+            )
         if not hasattr(self.layer, name):
             raise unknown_attribute(self, name)
         effective_values = {
             id(parametrization.layer_variable): parametrization.current
             for parametrization in self._state.parametrizations.values()
         }
-        return getattr(ShownLayer(self.layer, effective_values, self._effective_weights), name)
+        return getattr(
+            ShownLayer(self.layer, effective_values, self._effective_weights),
+            name,
+        )
 
     @property
     def parametrizations(self) -> dict[str, Parametrization]:
@@ -382,15 +435,26 @@ class PrunableLayer(SparseLayer, LayerWrapper, WrapperBuiltByCalls):
         """The reverse of `get_weights`; nothing is set if an array does not fit."""
         variables = self._in_order_of_layer()
         check_given(variables, weights)
-        values = {id(variable): value for variable, value in zip(variables, weights, strict=False)}
-        ordered = [values[id(variable)] for variable in self.weights if id(variable) in values]
+        values = {
+            id(variable): value
+            for variable, value in zip(variables, weights, strict=False)
+        }
+        ordered = [
+            values[id(variable)]
+            for variable in self.weights
+            if id(variable) in values
+        ]
         surplus = weights[len(values) :]  # refused by Keras, as too few are
         super().set_weights([*ordered, *surplus])
 
     def _in_order_of_layer(self) -> list[keras.Variable]:
         layer_variables = self.layer.weights
         layer_ids = {id(variable) for variable in layer_variables}
-        others = [variable for variable in self.weights if id(variable) not in layer_ids]
+        others = [
+            variable
+            for variable in self.weights
+            if id(variable) not in layer_ids
+        ]
         return [*layer_variables, *others]
 
     @property
@@ -419,7 +483,9 @@ class PrunableLayer(SparseLayer, LayerWrapper, WrapperBuiltByCalls):
             if isinstance(parametrization, LearntThreshold)
         }
         older_variables = [
-            variable for variable in own_variables(self) if id(variable) not in frozen_masks
+            variable
+            for variable in own_variables(self)
+            if id(variable) not in frozen_masks
         ]
         if not frozen_masks or len(store.keys()) != len(older_variables):
             super().load_own_variables(store)
@@ -448,21 +514,28 @@ class PrunableLayer(SparseLayer, LayerWrapper, WrapperBuiltByCalls):
         config = keras.layers.Layer.get_config(self)
         table = state.parametrizations or state.template
         if isinstance(table, dict):
-            config["parametrization"] = {name: serialize(value) for name, value in table.items()}
+            config["parametrization"] = {
+                name: serialize(value) for name, value in table.items()
+            }
             config["weights"] = None
         else:
             config["parametrization"] = serialize(table)
             selection = state.selection
-            config["weights"] = serialize(selection) if callable(selection) else selection
+            config["weights"] = (
+                serialize(selection) if callable(selection) else selection
+            )
         if isinstance(state.quantizer, dict):
             config["quantizer"] = {
-                name: serialize(quantizer) for name, quantizer in state.quantizer.items()
+                name: serialize(quantizer)
+                for name, quantizer in state.quantizer.items()
             }
         elif state.quantizer is not None:
             config["quantizer"] = serialize(state.quantizer)
         config["layer_names"] = state.layer_names
         if self.built:
-            config["layer_names"] = [inner.name for inner, _ in walk(self.layer, "")]
+            config["layer_names"] = [
+                inner.name for inner, _ in walk(self.layer, "")
+            ]
         return config
 
     @classmethod
@@ -489,7 +562,9 @@ def _restored(
         if isinstance(value, dict):
             is_single = "class_name" in value
             arguments[name] = (
-                restore(value) if is_single else {key: restore(part) for key, part in value.items()}
+                restore(value)
+                if is_single
+                else {key: restore(part) for key, part in value.items()}
             )
     for name in ("layer", "weights"):
         if isinstance(arguments.get(name), dict):
@@ -497,12 +572,23 @@ def _restored(
     return arguments, layer_names
 
 
-def _check_config(arguments: dict[str, Any], layer_names: Any, config: Config) -> None:
+def _check_config(
+    arguments: dict[str, Any], layer_names: Any, config: Config
+) -> None:
     """Refuses the configuration of something else, or a damaged one."""
     weights = arguments.get("weights")
-    has_selection = weights is None or isinstance(weights, str | dict) or _are_names(weights)
+    has_selection = (
+        weights is None
+        or isinstance(weights, str | dict)
+        or _are_names(weights)
+    )
     has_parametrization = isinstance(arguments.get("parametrization"), dict)
-    if "layer" in arguments and has_parametrization and _are_names(layer_names) and has_selection:
+    if (
+        "layer" in arguments
+        and has_parametrization
+        and _are_names(layer_names)
+        and has_selection
+    ):
         return
     raise ValueError(
         "The configuration of a PrunableLayer holds its `layer`, its `parametrization`, which "
@@ -512,15 +598,21 @@ def _check_config(arguments: dict[str, Any], layer_names: Any, config: Config) -
 
 
 def _are_names(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
+    return isinstance(value, list | tuple) and all(
+        isinstance(name, str) for name in value
+    )
 
 
-def _checked(parametrization: Parametrization | Mapping[str, Parametrization]) -> Template:
+def _checked(
+    parametrization: Parametrization | Mapping[str, Parametrization],
+) -> Template:
     """The template as it is stored; ValueError for anything else."""
     values: list[object] = [parametrization]
     if isinstance(parametrization, Mapping):
         values = list(parametrization.values())
-    if not values or not all(isinstance(value, Parametrization) for value in values):
+    if not values or not all(
+        isinstance(value, Parametrization) for value in values
+    ):
         raise ValueError(
             "`parametrization` must be a Parametrization, or a dict from weight name to one. "
             f"Received: parametrization={parametrization!r}"
@@ -535,11 +627,15 @@ def _checked_quantizers(
 ) -> Quantizers:
     """Quantizers as they are stored; ValueError for anything else."""
     if isinstance(quantizer, Mapping) and "class_name" not in quantizer:
-        return {name: checked_quantizer(value) for name, value in quantizer.items()}
+        return {
+            name: checked_quantizer(value) for name, value in quantizer.items()
+        }
     return checked_quantizer(quantizer)
 
 
-def _wrappable_weights(layer: keras.layers.Layer, *, unregistered: bool) -> list[PrunableWeight]:
+def _wrappable_weights(
+    layer: keras.layers.Layer, *, unregistered: bool
+) -> list[PrunableWeight]:
     """The kernels (and, if `unregistered`, matrices) in a layer that no wrapper inside it holds."""
     wrapped_ids = {
         id(weight.variable)
@@ -548,4 +644,6 @@ def _wrappable_weights(layer: keras.layers.Layer, *, unregistered: bool) -> list
         for weight in wrapper.prunable_weights
     }
     weights = find_kernels(layer, "", unregistered=unregistered)
-    return [weight for weight in weights if id(weight.variable) not in wrapped_ids]
+    return [
+        weight for weight in weights if id(weight.variable) not in wrapped_ids
+    ]

@@ -31,7 +31,9 @@ from keras_sparse_ortho.layers._block_operands import (
 ops = keras.ops
 
 
-def spread_blocks(x: Tensor, places: Tensor, slots: Tensor, lines: Lines, axis: int) -> Tensor:
+def spread_blocks(
+    x: Tensor, places: Tensor, slots: Tensor, lines: Lines, axis: int
+) -> Tensor:
     """Returns the blocks of `x` along an axis that `places` name.
 
         Y[.., s, ..] = X[.., places[s], ..],    dX[.., i, ..] = sum_s dY[.., s, ..]
@@ -49,7 +51,9 @@ def spread_blocks(x: Tensor, places: Tensor, slots: Tensor, lines: Lines, axis: 
     def spread(x: Tensor, places: Tensor, slots: Tensor) -> Tensor:
         return gather(x, places, axis)
 
-    def collect(x: Tensor, places: Tensor, slots: Tensor, upstream: Tensor) -> tuple[Tensor]:
+    def collect(
+        x: Tensor, places: Tensor, slots: Tensor, upstream: Tensor
+    ) -> tuple[Tensor]:
         sums = []
         for group_slots in lines.pieces(slots):
             total = gather(upstream, group_slots[:, 0], axis)
@@ -89,9 +93,13 @@ def product_of_rows(x: Tensor, kernel: BlockOperands) -> Tensor:
         slots = reshape(inverse_permutation(order), (-1,))
         places = outputs_of_slots(grid, order)
         single_lines = Lines((1,) * grid.live_blocks)
-        blocks = spread_blocks(transpose(blocks, (0, 2, 1)), order, slots, single_lines, 0)
+        blocks = spread_blocks(
+            transpose(blocks, (0, 2, 1)), order, slots, single_lines, 0
+        )
     x = pad_blocks(x, 1, grid.inputs, grid.rows)
-    outputs = with_gradient(rule.product, rule.gradient, [x, blocks], [places, slots])
+    outputs = with_gradient(
+        rule.product, rule.gradient, [x, blocks], [places, slots]
+    )
     return drop_padding(outputs, 1, grid.outputs, grid.cols)
 
 
@@ -104,14 +112,19 @@ class _Rows:
         width: int. Entries of a block of the gathered side.
     """
 
-    def __init__(self, matrix_lines: Lines, gathered_lines: Lines, width: int) -> None:
+    def __init__(
+        self, matrix_lines: Lines, gathered_lines: Lines, width: int
+    ) -> None:
         self._matrix_lines = matrix_lines
         self._gathered_lines = gathered_lines
         self._width = width
 
     def _gather(self, parts: Tensor, places: Tensor) -> list[Tensor]:
         """`G` of each group of lines."""
-        return [gather_rows(parts, piece) for piece in self._matrix_lines.pieces(places)]
+        return [
+            gather_rows(parts, piece)
+            for piece in self._matrix_lines.pieces(places)
+        ]
 
     def _times_matrices(self, gathered: list[Tensor], blocks: Tensor) -> Tensor:
         """`G A` of all lines."""
@@ -122,7 +135,9 @@ class _Rows:
         ]
         return join_lines(products, self._matrix_lines)
 
-    def _times_transposed(self, parts: Tensor, blocks: Tensor, slots: Tensor) -> Tensor:
+    def _times_transposed(
+        self, parts: Tensor, blocks: Tensor, slots: Tensor
+    ) -> Tensor:
         """The columns of `parts A^T`, summed over the slots of each gathered line."""
         groups = split_lines(parts, self._matrix_lines)
         pieces = self._matrix_lines.pieces(blocks)
@@ -132,7 +147,9 @@ class _Rows:
         ]
         return _sum_columns(products, slots, self._width, self._gathered_lines)
 
-    def _matrices_gradient(self, gathered: list[Tensor], upstream: Tensor) -> list[Tensor]:
+    def _matrices_gradient(
+        self, gathered: list[Tensor], upstream: Tensor
+    ) -> list[Tensor]:
         """`G^T dY` of each group of lines."""
         groups = split_lines(upstream, self._matrix_lines)
         return [
@@ -148,19 +165,30 @@ class _NarrowInputs(_Rows):
         super().__init__(grid.of_outputs, grid.of_inputs, grid.rows)
         self._grid = grid
 
-    def product(self, x: Tensor, blocks: Tensor, places: Tensor, slots: Tensor) -> Tensor:
+    def product(
+        self, x: Tensor, blocks: Tensor, places: Tensor, slots: Tensor
+    ) -> Tensor:
         """`(n, outputs)`."""
         inputs = _blocks_of(x, self._grid.rows)
-        return _side_by_side(self._times_matrices(self._gather(inputs, places), blocks))
+        return _side_by_side(
+            self._times_matrices(self._gather(inputs, places), blocks)
+        )
 
     def gradient(
-        self, x: Tensor, blocks: Tensor, places: Tensor, slots: Tensor, upstream: Tensor
+        self,
+        x: Tensor,
+        blocks: Tensor,
+        places: Tensor,
+        slots: Tensor,
+        upstream: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """The gradients of `x` and of the blocks."""
         inputs = _blocks_of(x, self._grid.rows)
         outputs = _blocks_of(upstream, self._grid.cols)
         x_gradient = self._times_transposed(outputs, blocks, slots)
-        matrices = self._matrices_gradient(self._gather(inputs, places), outputs)
+        matrices = self._matrices_gradient(
+            self._gather(inputs, places), outputs
+        )
         return _side_by_side(x_gradient), stack(matrices, blocks.shape[1:])
 
 
@@ -171,13 +199,20 @@ class _NarrowOutputs(_Rows):
         super().__init__(grid.of_inputs, grid.of_outputs, grid.cols)
         self._grid = grid
 
-    def product(self, x: Tensor, blocks: Tensor, places: Tensor, slots: Tensor) -> Tensor:
+    def product(
+        self, x: Tensor, blocks: Tensor, places: Tensor, slots: Tensor
+    ) -> Tensor:
         """`(n, outputs)`."""
         inputs = _blocks_of(x, self._grid.rows)
         return _side_by_side(self._times_transposed(inputs, blocks, slots))
 
     def gradient(
-        self, x: Tensor, blocks: Tensor, places: Tensor, slots: Tensor, upstream: Tensor
+        self,
+        x: Tensor,
+        blocks: Tensor,
+        places: Tensor,
+        slots: Tensor,
+        upstream: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """The gradients of `x` and of the blocks."""
         inputs = _blocks_of(x, self._grid.rows)
@@ -212,10 +247,14 @@ def gather_rows(parts: Tensor, places: Tensor) -> Tensor:
     width = parts.shape[2]
     gathered = gather(parts, reshape(places, (-1,)))
     gathered = reshape(gathered, (line_count, fan, -1, width))
-    return reshape(transpose(gathered, (0, 2, 1, 3)), (line_count, -1, fan * width))
+    return reshape(
+        transpose(gathered, (0, 2, 1, 3)), (line_count, -1, fan * width)
+    )
 
 
-def _sum_columns(products: list[Tensor], slots: Tensor, width: int, lines: Lines) -> Tensor:
+def _sum_columns(
+    products: list[Tensor], slots: Tensor, width: int, lines: Lines
+) -> Tensor:
     """`(lines, n, width)`: the columns of `(m, n, k width)` in the slots of each line, summed."""
     columns_by_group = []
     for product in products:

@@ -20,7 +20,9 @@ def product_by_token(x: Tensor, kernel: BlockOperands) -> Tensor:
     if gathers_little(kernel.grid):
         outputs = product_of_rows(x, kernel)
     else:
-        outputs = ops.transpose(product_features_first(ops.transpose(x), kernel))
+        outputs = ops.transpose(
+            product_features_first(ops.transpose(x), kernel)
+        )
     return written_both_ways(outputs, kernel.inputs_of)
 
 

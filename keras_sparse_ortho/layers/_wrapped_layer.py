@@ -35,7 +35,9 @@ _BY_SAMPLE = (  # stateless layers that map sample by sample, with samples first
 )
 
 
-def refuse_unwrappable(layer: keras.layers.Layer, *, around_others: bool = False) -> None:
+def refuse_unwrappable(
+    layer: keras.layers.Layer, *, around_others: bool = False
+) -> None:
     """Raises for a layer whose weights cannot be replaced in a call, `around_others` that are."""
     for inner, path in walk(layer, layer.name):
         reason = None
@@ -61,7 +63,9 @@ def refuse_unwrappable(layer: keras.layers.Layer, *, around_others: bool = False
 def refuse_dense_updates(layer: keras.layers.Layer) -> Callable[[], None]:
     """Lets a layer with a parametrized weight refuse `quantize` and `enable_lora`; undoes it."""
     names = ("quantize", "enable_lora")
-    kept = {name: vars(layer)[name] for name in names if name in vars(layer)}  # Keras wraps them
+    kept = {
+        name: vars(layer)[name] for name in names if name in vars(layer)
+    }  # Keras wraps them
 
     def refusing(name: str) -> Callable[..., None]:
         def refused(*args: Any, **kwargs: Any) -> None:
@@ -88,7 +92,10 @@ def no_dense_update(
     kind: type[Exception] = NotImplementedError
     what = f"The layer {layer.name!r} cannot be quantized"
     if name != "quantize":
-        kind, what = NotPrunableError, f"LoRA cannot be enabled on {layer.name!r}"
+        kind, what = (
+            NotPrunableError,
+            f"LoRA cannot be enabled on {layer.name!r}",
+        )
     return kind(
         f"{what} {why}. Strip the model first (keras_sparse_ortho.strip). "
         f"Received: {name} of {type(layer).__name__}"
@@ -112,7 +119,9 @@ def variable_dtype(layer: keras.layers.Layer) -> str:
 class Recorder:
     """Draws as a sparse initializer does, along the axes of the layer, and keeps the mask."""
 
-    def __init__(self, initializer: SparseInitializer, layout: KernelLayout | None) -> None:
+    def __init__(
+        self, initializer: SparseInitializer, layout: KernelLayout | None
+    ) -> None:
         self.initializer = initializer
         self.layout = layout if initializer.layout is None else None
         # By shape: an initializer of several weights gives the same values for a shape.
@@ -128,7 +137,9 @@ class Recorder:
 
 
 @contextlib.contextmanager
-def recorded_draws(layer: keras.layers.Layer) -> Iterator[dict[tuple[int, str | None], Recorder]]:
+def recorded_draws(
+    layer: keras.layers.Layer,
+) -> Iterator[dict[tuple[int, str | None], Recorder]]:
     """Records, by layer and attribute, what sparse initializers of an unbuilt layer draw."""
     # Variables that are initialized later (Keras only traces shapes) keep the recorders until then.
     draws: dict[tuple[int, str | None], Recorder] = {}
@@ -142,7 +153,9 @@ def recorded_draws(layer: keras.layers.Layer) -> Iterator[dict[tuple[int, str | 
             }
             for attribute, value in list(vars(inner).items()):
                 # Private ones are patterns, of which layers such as MultiHeadAttention make copies.
-                is_own = attribute.endswith("_initializer") and not attribute.startswith("_")
+                is_own = attribute.endswith(
+                    "_initializer"
+                ) and not attribute.startswith("_")
                 if is_own and isinstance(value, SparseInitializer):
                     recorder = Recorder(value, layouts.get(attribute))
                     draws[id(inner), attribute] = recorder
@@ -178,7 +191,9 @@ class ShownLayer:
         if isinstance(value, keras.Variable):
             return effective[id(value)]() if id(value) in effective else value
         if isinstance(value, keras.layers.Layer):
-            masked = any(id(variable) in effective for variable in value.variables)
+            masked = any(
+                id(variable) in effective for variable in value.variables
+            )
             return ShownLayer(value, effective, scope) if masked else value
         if inspect.ismethod(value) and value.__self__ is layer:
 
@@ -190,16 +205,25 @@ class ShownLayer:
             return method
         if isinstance(value, dict):
             table = {key: self._show(item) for key, item in value.items()}
-            return table if any(table[key] is not item for key, item in value.items()) else value
+            return (
+                table
+                if any(table[key] is not item for key, item in value.items())
+                else value
+            )
         if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
             items = [self._show(item) for item in value]
-            if any(new is not old for new, old in zip(items, value, strict=True)):
+            if any(
+                new is not old for new, old in zip(items, value, strict=True)
+            ):
                 return tuple(items) if isinstance(value, tuple) else items
         return value
 
 
 def call_by_shard(
-    wrapper: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    wrapper: Any,
+    call: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
     """`call(*args, **kwargs)`, under data parallelism on JAX by `shard_map` over the samples."""
     # Outside of `shard_map` XLA all-reduces dense gradients, inside those of live values. Only in
@@ -221,13 +245,18 @@ def call_by_shard(
         with VariableOverrides(zip(variables, own, strict=True)):
             return call(x, **kwargs)
 
-    split, whole = jax.sharding.PartitionSpec(axis), jax.sharding.PartitionSpec()
+    split, whole = (
+        jax.sharding.PartitionSpec(axis),
+        jax.sharding.PartitionSpec(),
+    )
     specs = (split, *(whole for _ in variables))
     on_all = jax.shard_map(on_one, mesh=mesh, in_specs=specs, out_specs=split)
     return on_all(args[0], *(variable.value for variable in variables))
 
 
-def _can_be_split(wrapper: Any, args: Any, kwargs: dict[str, Any], devices: int) -> bool:
+def _can_be_split(
+    wrapper: Any, args: Any, kwargs: dict[str, Any], devices: int
+) -> bool:
     import jax
 
     layer, own = wrapper.layer, wrapper.storages().values()
@@ -239,6 +268,10 @@ def _can_be_split(wrapper: Any, args: Any, kwargs: dict[str, Any], devices: int)
         and len(args) == 1
         and isinstance(args[0], jax.core.Tracer)
         and args[0].shape[0] % devices == 0
-        and not any(keras.ops.is_tensor(argument) for argument in kwargs.values())
-        and all(p.compact and value_in_scope(p.layer_variable) is None for p in own)
+        and not any(
+            keras.ops.is_tensor(argument) for argument in kwargs.values()
+        )
+        and all(
+            p.compact and value_in_scope(p.layer_variable) is None for p in own
+        )
     )

@@ -23,7 +23,11 @@ from keras_sparse_ortho.models._channel_rules import (
 from keras_sparse_ortho.models._convert import convert
 from keras_sparse_ortho.models._flops import input_specs, kernel_positions
 from keras_sparse_ortho.models._origin import origin_of
-from keras_sparse_ortho.models._output_kinds import UNKNOWN, OutputKind, output_kinds
+from keras_sparse_ortho.models._output_kinds import (
+    UNKNOWN,
+    OutputKind,
+    output_kinds,
+)
 from keras_sparse_ortho.models._places import places_to_wrap
 from keras_sparse_ortho.models._plan import LayerChange, Plan
 from keras_sparse_ortho.models._prunable_weights import (
@@ -36,7 +40,10 @@ from keras_sparse_ortho.models._prunable_weights import (
 from keras_sparse_ortho.models._remove_channels import remove_channels
 from keras_sparse_ortho.models._rewrite import rewrite
 from keras_sparse_ortho.models._shapes_without import shapes_without
-from keras_sparse_ortho.models._stateless_loss import StatelessLoss, check_labels
+from keras_sparse_ortho.models._stateless_loss import (
+    StatelessLoss,
+    check_labels,
+)
 from keras_sparse_ortho.models._strip import strip
 from keras_sparse_ortho.models._verb import verb
 from keras_sparse_ortho.storages import Target

@@ -14,11 +14,18 @@ from keras_sparse_ortho.models._plan import Plan
 from keras_sparse_ortho.models._prunable_weights import prunable_weights
 from keras_sparse_ortho.models._result_checks import ResultChecks
 from keras_sparse_ortho.models._rewrite import rewrite
-from keras_sparse_ortho.storages import KernelChange, Target, form_layer, storage_form
+from keras_sparse_ortho.storages import (
+    KernelChange,
+    Target,
+    form_layer,
+    storage_form,
+)
 
 
 @other_keywords
-def apply(model: keras.Model, plan: Plan, *, in_place: bool = False) -> keras.Model:
+def apply(
+    model: keras.Model, plan: Plan, *, in_place: bool = False
+) -> keras.Model:
     """Returns a model whose kernels have become what a plan says.
 
     `kso.sparsify(model, 0.1)` is `apply(model, kso.sparsify.plan(model, 0.1))`; so are the other
@@ -45,16 +52,23 @@ def apply(model: keras.Model, plan: Plan, *, in_place: bool = False) -> keras.Mo
         >>> kso.models.apply(dense, plan).count_params()  # with the mask
         68
     """
-    return carry_out(model, dataclasses.replace(plan, targets=dict(plan.targets)), in_place)
+    return carry_out(
+        model, dataclasses.replace(plan, targets=dict(plan.targets)), in_place
+    )
 
 
-def carry_out(model: keras.Model, plan: Plan, in_place: bool = False) -> keras.Model:
+def carry_out(
+    model: keras.Model, plan: Plan, in_place: bool = False
+) -> keras.Model:
     """Applies a plan and uses it up: each draw is freed once its layer has it.
 
     So a model and all its draws are not in memory at once. Arguments and errors are those of
     `apply`.
     """
-    weights = {weight.path: weight for weight in prunable_weights(model, unregistered=True)}
+    weights = {
+        weight.path: weight
+        for weight in prunable_weights(model, unregistered=True)
+    }
     _check_model(plan, weights)
     places = _places(model, plan)
     checks = ResultChecks(model, plan, list(weights))
@@ -80,7 +94,9 @@ def carry_out(model: keras.Model, plan: Plan, in_place: bool = False) -> keras.M
             return formed
         return layer_change.change(layer_copy, formed)
 
-    result = rewrite(model, replace, checks.complete, variables_set_later, in_place)
+    result = rewrite(
+        model, replace, checks.complete, variables_set_later, in_place
+    )
     if result is not model:
         remember_origin(result, model)
     return result
@@ -89,7 +105,11 @@ def carry_out(model: keras.Model, plan: Plan, in_place: bool = False) -> keras.M
 def _check_model(plan: Plan, weights: Mapping[str, PrunableWeight]) -> None:
     """Refuses a plan that was made for another model, a twin with the same paths included."""
     variables = {id(weight.variable) for weight in weights.values()}
-    known_paths = {weight.path for weight in plan.weights if id(weight.variable) in variables}
+    known_paths = {
+        weight.path
+        for weight in plan.weights
+        if id(weight.variable) in variables
+    }
     unknown = sorted(plan.targets.keys() - known_paths)
     if unknown:
         raise UnknownWeightError(
@@ -114,7 +134,9 @@ def _take_target(plan: Plan, path: str) -> Target:
     return target
 
 
-def _places(model: keras.Model, plan: Plan) -> dict[int, dict[str, PrunableWeight]]:
+def _places(
+    model: keras.Model, plan: Plan
+) -> dict[int, dict[str, PrunableWeight]]:
     """The layers to replace, by `id`: their kernels by the names below the layer."""
     planned = [weight for weight in plan.weights if weight.path in plan.targets]
     by_path = {weight.path: weight for weight in planned}
@@ -124,7 +146,11 @@ def _places(model: keras.Model, plan: Plan) -> dict[int, dict[str, PrunableWeigh
             model, [weight for weight in planned if weight.storage is None]
         ).items()
     }
-    stored = {id(weight.variable): weight for weight in planned if weight.storage is not None}
+    stored = {
+        id(weight.variable): weight
+        for weight in planned
+        if weight.storage is not None
+    }
     if not stored:
         return places
     for layer, path in walk(model, ""):

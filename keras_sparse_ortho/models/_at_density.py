@@ -11,7 +11,11 @@ from keras_sparse_ortho._keras_internals import before_save, in_fit, warn_user
 from keras_sparse_ortho.errors import DensityWarning
 from keras_sparse_ortho.models._prunable_weights import prunable_weights
 from keras_sparse_ortho.orthogonal import live_count
-from keras_sparse_ortho.parametrizations import LearntThreshold, ScheduledMask, warn_unless_updated
+from keras_sparse_ortho.parametrizations import (
+    LearntThreshold,
+    ScheduledMask,
+    warn_unless_updated,
+)
 
 _DRIFT = 0.02  # of the count asked for, by which thresholds that still learn may drift
 _DENSE = 0.95  # above this density learnt thresholds have done nothing worth it
@@ -32,7 +36,9 @@ class DensityGap:
         )
 
 
-def density_gap(parametrizations: Iterable[Any], *, begun: bool = False) -> DensityGap | None:
+def density_gap(
+    parametrizations: Iterable[Any], *, begun: bool = False
+) -> DensityGap | None:
     """How far weights are from the density asked for; `None` if they have it, or none was asked."""
     # That of a `ScheduledMask` is the final one of its schedule; thresholds steered together share
     # one, frozen if `TargetDensity` freezes. With `begun` masks never updated are left out.
@@ -45,21 +51,28 @@ def density_gap(parametrizations: Iterable[Any], *, begun: bool = False) -> Dens
     thresholds = [p for p in found if isinstance(p, LearntThreshold)]
     steered = [p for p in thresholds if p.target_density is not None]
     if steered:
-        live, size = (sum(part) for part in zip(*(p.counts() for p in steered), strict=True))
+        live, size = (
+            sum(part)
+            for part in zip(*(p.counts() for p in steered), strict=True)
+        )
         # All have the same, except in a model assembled from several.
         asked = live_count(max(p.target_density or 0.0 for p in steered), size)
         counts.append((live, asked, size))
         moving = [threshold for threshold in steered if not threshold.frozen]
         slack = max(threshold.dies_at_once for threshold in steered)
         drift = max(slack, _DRIFT * asked) if moving else slack
-        missed |= abs(live - asked) > drift or any(t.target_is_frozen for t in moving)
+        missed |= abs(live - asked) > drift or any(
+            t.target_is_frozen for t in moving
+        )
     if not missed:
         return None
     return DensityGap(*(sum(part) for part in zip(*counts, strict=True)))
 
 
 def model_gap(model: keras.Model, *, begun: bool = False) -> DensityGap | None:
-    return density_gap([w.parametrization for w in prunable_weights(model)], begun=begun)
+    return density_gap(
+        [w.parametrization for w in prunable_weights(model)], begun=begun
+    )
 
 
 def warn_of_gap(gap: DensityGap, reason: str) -> None:
@@ -90,11 +103,17 @@ def warn_unless_at_density(model: keras.Model) -> None:
 def _warn_of_dense_thresholds(model: keras.Model) -> None:
     """Warns of trained thresholds without `TargetDensity` that have left nearly all entries."""
     found = [w.parametrization for w in prunable_weights(model)]
-    alone = [p for p in found if isinstance(p, LearntThreshold) and p.target_density is None]
+    alone = [
+        p
+        for p in found
+        if isinstance(p, LearntThreshold) and p.target_density is None
+    ]
     moving = [p for p in alone if not p.frozen]
     if not any(threshold.is_trained for threshold in moving):
         return
-    live, size = (sum(part) for part in zip(*(p.counts() for p in moving), strict=True))
+    live, size = (
+        sum(part) for part in zip(*(p.counts() for p in moving), strict=True)
+    )
     if live > _DENSE * size:
         warn_user(
             "Training has left nearly all entries above their learnt thresholds. Without "
@@ -108,4 +127,7 @@ def _warn_of_dense_thresholds(model: keras.Model) -> None:
 
 def watch_saving(model: keras.Model, watch: bool) -> None:
     """Warns whenever the model is saved and is not at the density asked for; or not any more."""
-    before_save(model, functools.partial(warn_unless_at_density, model) if watch else None)
+    before_save(
+        model,
+        functools.partial(warn_unless_at_density, model) if watch else None,
+    )

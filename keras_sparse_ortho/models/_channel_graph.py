@@ -8,7 +8,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._keras_internals import GraphCall, computes_its_graph, graph_calls
+from keras_sparse_ortho._keras_internals import (
+    GraphCall,
+    computes_its_graph,
+    graph_calls,
+)
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.models._channel_rules import (
@@ -101,7 +105,9 @@ class ChannelGraph:
         self._tensors: dict[int, ChannelTensor] = {}
         calls = graph_calls(model)
         self._times = collections.Counter(id(call.operation) for call in calls)
-        formats = [getattr(call.operation, "data_format", None) for call in calls]
+        formats = [
+            getattr(call.operation, "data_format", None) for call in calls
+        ]
         self._second_axis = "channels_first" in formats
         for call in calls:
             self.calls.append(self._ruled(call, exact))
@@ -118,7 +124,9 @@ class ChannelGraph:
         inputs = [tensor for tensor in call.inputs if id(tensor) not in masks]
         rule = self._rule(call, inputs, exact)
         for tensor in call.outputs:
-            axis = self._usual_axis(tensor) if isinstance(rule, str) else rule.axis
+            axis = (
+                self._usual_axis(tensor) if isinstance(rule, str) else rule.axis
+            )
             self._note(tensor, axis)
         return RuledCall(
             layer=call.operation,
@@ -154,17 +162,25 @@ class ChannelGraph:
         if not inputs:
             return "the model is given them"
         # A layer that changes would have to shrink alike for all calls.
-        changes = bool(getattr(layer, "weights", None)) or isinstance(layer, L.Reshape)
+        changes = bool(getattr(layer, "weights", None)) or isinstance(
+            layer, L.Reshape
+        )
         if changes and self._times[id(layer)] > 1:
             return "it is called more than once"
-        kwargs = {name: value for name, value in call.kwargs.items() if name != "mask"}
+        kwargs = {
+            name: value for name, value in call.kwargs.items() if name != "mask"
+        }
         tensors = tuple(self._tensors[id(tensor)] for tensor in inputs)
         shapes = tuple(tuple(tensor.shape) for tensor in call.outputs)
-        return rule_of(ChannelCall(layer, tensors, shapes, call.args, kwargs, exact))
+        return rule_of(
+            ChannelCall(layer, tensors, shapes, call.args, kwargs, exact)
+        )
 
     def constants(self) -> dict[int, Constants]:
         """The constant channels of each tensor, which are computed from constants only."""
-        constants = {key: np.full(size, np.nan) for key, size in self.sizes.items()}
+        constants = {
+            key: np.full(size, np.nan) for key, size in self.sizes.items()
+        }
         for call in self.calls:
             if call.rule is not None:
                 outputs = call.rule.constants(call.of_inputs(constants))
@@ -181,7 +197,11 @@ class ChannelGraph:
         return dict(zip(keys, np.split(channels, ends[:-1]), strict=True))
 
     def spread(
-        self, constants: Mapping[int, Constants], live: dict[int, Mask], *, outputs: bool = True
+        self,
+        constants: Mapping[int, Constants],
+        live: dict[int, Mask],
+        *,
+        outputs: bool = True,
     ) -> bool:
         """Adds the channels that calls need, from the last to the first; whether there were any.
 
@@ -208,11 +228,15 @@ class ChannelGraph:
         live: dict[int, Mask],
     ) -> None:
         read, needed = rule.needed(
-            call.of_inputs(constants), call.of_inputs(live), call.of_outputs(live)
+            call.of_inputs(constants),
+            call.of_inputs(live),
+            call.of_outputs(live),
         )
         live.update(self.split(call.outputs, needed))
         ends = np.cumsum([self.sizes[key] for key in call.inputs])
-        for key, mask in zip(call.inputs, np.split(read, ends[:-1]), strict=True):
+        for key, mask in zip(
+            call.inputs, np.split(read, ends[:-1]), strict=True
+        ):
             live[key] = live[key] | mask  # one tensor may be several inputs
 
 
@@ -232,6 +256,11 @@ def flattened(model: Any, weights: Sequence[PrunableWeight]) -> dict[str, int]:
         times_of_layers[id(call.layer)] = times
         if graph is not None and isinstance(call.rule, Tied):
             if type(call.layer) is L.Flatten:
-                times = graph.sizes[call.outputs[0]] // graph.sizes[call.inputs[0]]
+                times = (
+                    graph.sizes[call.outputs[0]] // graph.sizes[call.inputs[0]]
+                )
             times_of_tensors[call.outputs[0]] = times
-    return {weight.path: times_of_layers.get(id(weight.owner), 1) for weight in weights}
+    return {
+        weight.path: times_of_layers.get(id(weight.owner), 1)
+        for weight in weights
+    }

@@ -81,7 +81,9 @@ class ChannelGroups(Sequence[ChannelGroup]):
         if isinstance(index, str):
             names = [group.name for group in self._groups]
             if index not in names:
-                raise KeyError(f"There is no such group; choose one of {names}. Received: {index}")
+                raise KeyError(
+                    f"There is no such group; choose one of {names}. Received: {index}"
+                )
             index = names.index(index)
         return self._groups[index]
 
@@ -96,7 +98,11 @@ class ChannelGroups(Sequence[ChannelGroup]):
         lines = [_table_line("group", "width", "unit", "read by")]
         for group in self._groups:
             readers = ", ".join(group.rows)
-            lines.append(_table_line(group.name, str(group.width), str(group.unit), readers))
+            lines.append(
+                _table_line(
+                    group.name, str(group.width), str(group.unit), readers
+                )
+            )
         for holder, staying in self.stays.items():
             text = f"{staying.count} stay in {holder}: {staying.reason}"
             lines += textwrap.wrap(text, _WIDTH, subsequent_indent="  ")
@@ -194,7 +200,10 @@ class _Tracing:
         model: Any,
         exact: bool,
     ) -> None:
-        self.paths = {id(weight.variable): weight.path for weight in prunable_weights(model)}
+        self.paths = {
+            id(weight.variable): weight.path
+            for weight in prunable_weights(model)
+        }
         self.parents: list[int] = []
         self.holders: dict[int, _Holder] = {}
         self.makers: dict[int, str] = {}
@@ -262,7 +271,9 @@ class _Tracing:
         ends = {id(tensor) for tensor in model.outputs}
         for call in self.graph.calls:
             for key in ends.intersection(call.outputs):
-                self.hold(self.numbers[key], call.layer, "the model returns them")
+                self.hold(
+                    self.numbers[key], call.layer, "the model returns them"
+                )
 
     def groups(self) -> ChannelGroups:
         """Classes of the same makers and readers as groups, in the order of their makers."""
@@ -281,11 +292,15 @@ class _Tracing:
         for (makers_of_kind, _), classes in alike.items():
             if len(classes) > 1:  # one channel must stay
                 groups.append(_group(dict(makers_of_kind), classes))
-        return ChannelGroups(_with_names_of_their_own(groups), _by_holder(stays))
+        return ChannelGroups(
+            _with_names_of_their_own(groups), _by_holder(stays)
+        )
 
     def _makers_of_classes(self) -> dict[int, collections.Counter[str]]:
         """How many channels of a class each layer makes, by the root of the class."""
-        makers: dict[int, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+        makers: dict[int, collections.Counter[str]] = collections.defaultdict(
+            collections.Counter
+        )
         for number, name in self.makers.items():
             if name:
                 makers[self._root(number)][name] += 1
@@ -295,7 +310,9 @@ class _Tracing:
         """The rows of each reading kernel, by the root of the class."""
         rows: dict[int, _Rows] = collections.defaultdict(dict)
         for reading in self.readings:
-            for number, of_channel in zip(reading.channels, reading.rows, strict=True):
+            for number, of_channel in zip(
+                reading.channels, reading.rows, strict=True
+            ):
                 of_class = rows[self._root(int(number))]
                 of_class.setdefault(reading.path, []).extend(of_channel)
         return rows
@@ -323,7 +340,9 @@ def _group(makers: dict[str, int], classes: Sequence[_Rows]) -> ChannelGroup:
     )
 
 
-def _with_names_of_their_own(groups: Sequence[ChannelGroup]) -> list[ChannelGroup]:
+def _with_names_of_their_own(
+    groups: Sequence[ChannelGroup],
+) -> list[ChannelGroup]:
     """Numbers groups of the same makers: of a layer whose channels have other readers by parts."""
     times: collections.Counter[str] = collections.Counter()
     numbered = []

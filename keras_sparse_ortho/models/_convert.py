@@ -8,18 +8,33 @@ from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight, storages_of, walk
 from keras_sparse_ortho.models._apply import carry_out
 from keras_sparse_ortho.models._plan import Plan
-from keras_sparse_ortho.models._prunable_weights import check_built, prunable_weights
+from keras_sparse_ortho.models._prunable_weights import (
+    check_built,
+    prunable_weights,
+)
 from keras_sparse_ortho.models._verb import verb
-from keras_sparse_ortho.storages import KernelChange, StorageForm, Target, check_storage
+from keras_sparse_ortho.storages import (
+    KernelChange,
+    StorageForm,
+    Target,
+    check_storage,
+)
 
 
 def plan_convert(
-    model: keras.Model, storage: str, *, block: int | tuple[int, int] | None = None
+    model: keras.Model,
+    storage: str,
+    *,
+    block: int | tuple[int, int] | None = None,
 ) -> Plan:
     """Plans `convert`, with the same arguments."""
     form = check_storage(storage)
     check_built(model)
-    weights = [weight for weight in prunable_weights(model) if weight.storage is not None]
+    weights = [
+        weight
+        for weight in prunable_weights(model)
+        if weight.storage is not None
+    ]
     _refuse_quantized(weights)
     if not weights:
         raise NotPrunableError(
@@ -42,7 +57,10 @@ def plan_convert(
 
 @verb(plan_convert)
 def convert(
-    model: keras.Model, storage: str, *, block: int | tuple[int, int] | None = None
+    model: keras.Model,
+    storage: str,
+    *,
+    block: int | tuple[int, int] | None = None,
 ) -> keras.Model:
     """Stores the fixed masks of a model in another way; outputs stay equal.
 
@@ -106,7 +124,9 @@ def _refuse_quantized(weights: Sequence[PrunableWeight]) -> None:
 
 
 def _to_convert(
-    form: StorageForm, weights: Sequence[PrunableWeight], targets: dict[str, Target]
+    form: StorageForm,
+    weights: Sequence[PrunableWeight],
+    targets: dict[str, Target],
 ) -> list[PrunableWeight]:
     """The weights that another form replaces; refuses weights that cannot have the form."""
     for weight in weights:
@@ -117,7 +137,9 @@ def _to_convert(
             if reason is not None:
                 raise NotPrunableError(reason)
     return [
-        weight for weight in weights if weight.storage is not None and form.replaces(weight.storage)
+        weight
+        for weight in weights
+        if weight.storage is not None and form.replaces(weight.storage)
     ]
 
 
@@ -136,10 +158,12 @@ def _that_fit(
         if not any(form.replaces(storage) for storage in storages.values()):
             continue
         kernels = {
-            name: by_variable[id(storage.weight.variable)] for name, storage in storages.items()
+            name: by_variable[id(storage.weight.variable)]
+            for name, storage in storages.items()
         }
         changes = {
-            name: KernelChange(weight, targets[weight.path]) for name, weight in kernels.items()
+            name: KernelChange(weight, targets[weight.path])
+            for name, weight in kernels.items()
         }
         reason = form.why_not(layer, changes)
         if reason is None:

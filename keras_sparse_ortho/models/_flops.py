@@ -12,8 +12,17 @@ from keras_sparse_ortho._checks import as_text
 from keras_sparse_ortho._interception import observe
 from keras_sparse_ortho._keras_internals import ConvLSTMCell, from_zero_states
 from keras_sparse_ortho._types import Nested, Tensor
-from keras_sparse_ortho.kernels import PrunableWeight, are_experts, is_table, walk
-from keras_sparse_ortho.layers import BlockSparseConv, BlockSparseDense, BlockSparseEinsumDense
+from keras_sparse_ortho.kernels import (
+    PrunableWeight,
+    are_experts,
+    is_table,
+    walk,
+)
+from keras_sparse_ortho.layers import (
+    BlockSparseConv,
+    BlockSparseDense,
+    BlockSparseEinsumDense,
+)
 from keras_sparse_ortho.orthogonal import einsum_axes
 
 PositionRule = Callable[[keras.layers.Layer, Tensor, Tensor], int | None]
@@ -53,7 +62,9 @@ def count_flops(
     return table
 
 
-def _positions_of_calls(layer: keras.layers.Layer, calls: list[_Call]) -> int | None:
+def _positions_of_calls(
+    layer: keras.layers.Layer, calls: list[_Call]
+) -> int | None:
     """The positions in all calls of a layer together; `None` without a rule or a call."""
     total = 0
     for call in calls:
@@ -74,10 +85,21 @@ def _calls(
     The fused kernels of LSTM and GRU never call the cell, and a scan calls it once for all steps:
     a cell is counted where its RNN layer is called.
     """
-    recurrent = [layer for layer, _ in walk(model, "") if isinstance(layer, keras.layers.RNN)]
-    cells = {id(layer): getattr(layer.cell, "cells", [layer.cell]) for layer in recurrent}
-    cell_ids = {id(cell) for cells_of_layer in cells.values() for cell in cells_of_layer}
-    observed = [owner for owner_id, owner in owners.items() if owner_id not in cell_ids]
+    recurrent = [
+        layer
+        for layer, _ in walk(model, "")
+        if isinstance(layer, keras.layers.RNN)
+    ]
+    cells = {
+        id(layer): getattr(layer.cell, "cells", [layer.cell])
+        for layer in recurrent
+    }
+    cell_ids = {
+        id(cell) for cells_of_layer in cells.values() for cell in cells_of_layer
+    }
+    observed = [
+        owner for owner_id, owner in owners.items() if owner_id not in cell_ids
+    ]
     observed += recurrent
     calls: dict[int, list[_Call]] = collections.defaultdict(list)
 
@@ -137,7 +159,11 @@ def open_specs(model: keras.layers.Layer) -> Nested:
             return inputs
     build_config = model.get_build_config() or {}
     shape = build_config.get("input_shape")
-    if not isinstance(shape, tuple | list) or not shape or isinstance(shape[0], tuple | list):
+    if (
+        not isinstance(shape, tuple | list)
+        or not shape
+        or isinstance(shape[0], tuple | list)
+    ):
         return None
     return keras.KerasTensor(tuple(shape), dtype=model.compute_dtype)
 
@@ -167,7 +193,9 @@ def kernel_positions(
     if is_table(layer):
         return 0  # it is looked up, or added
     if are_experts(layer):
-        return int(inputs.shape[0])  # experts get all tokens of a batch, (tokens, features)
+        return int(
+            inputs.shape[0]
+        )  # experts get all tokens of a batch, (tokens, features)
     return None
 
 
@@ -264,7 +292,11 @@ _RULES: tuple[tuple[PositionRule, tuple[type, ...]], ...] = (
     (_einsum_positions, (keras.layers.EinsumDense, BlockSparseEinsumDense)),
     (
         _timesteps,
-        (keras.layers.LSTMCell, keras.layers.GRUCell, keras.layers.SimpleRNNCell),
+        (
+            keras.layers.LSTMCell,
+            keras.layers.GRUCell,
+            keras.layers.SimpleRNNCell,
+        ),
     ),
     (_conv_lstm_positions, (ConvLSTMCell,)),
 )

@@ -6,7 +6,9 @@ import keras
 
 Reference = weakref.ref[keras.Model]
 
-_ORIGINS: weakref.WeakKeyDictionary[keras.Model, Reference] = weakref.WeakKeyDictionary()
+_ORIGINS: weakref.WeakKeyDictionary[keras.Model, Reference] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def remember_origin(model: keras.Model, source: keras.Model) -> None:

@@ -6,7 +6,11 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._keras_internals import computes_its_graph, graph_calls, graph_ends
+from keras_sparse_ortho._keras_internals import (
+    computes_its_graph,
+    graph_calls,
+    graph_ends,
+)
 from keras_sparse_ortho._types import Tensor
 from keras_sparse_ortho.kernels import LayerWrapper
 from keras_sparse_ortho.layers import BlockSparseDense, BlockSparseEinsumDense
@@ -40,8 +44,15 @@ _LOSSES = {
         "kl_divergence",
     ),
 }
-_HINGES = ("categorical_hinge", "hinge", "squared_hinge")  # their outputs are no probabilities
-_ENDS = {"classes": "softmax", "bits": "sigmoid"}  # of a loss that takes probabilities
+_HINGES = (
+    "categorical_hinge",
+    "hinge",
+    "squared_hinge",
+)  # their outputs are no probabilities
+_ENDS = {
+    "classes": "softmax",
+    "bits": "sigmoid",
+}  # of a loss that takes probabilities
 # Layers whose `activation` is the last thing that they compute.
 _ACTIVATED = (
     L.Activation,
@@ -61,7 +72,13 @@ _ACTIVATED = (
     BlockSparseEinsumDense,
 )
 # Operations behind which an output has the values that it had in front, perhaps in another shape.
-_RESHAPING = ("ActivityRegularization", "Dropout", "Flatten", "Identity", "Reshape")
+_RESHAPING = (
+    "ActivityRegularization",
+    "Dropout",
+    "Flatten",
+    "Identity",
+    "Reshape",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +98,9 @@ class OutputKind:
     @property
     def probabilities(self) -> str | None:
         """The function from logits to the output; `None` for values, as those of a regressor."""
-        is_probability = self.end in ("softmax", "sigmoid") and self.answers != "values"
+        is_probability = (
+            self.end in ("softmax", "sigmoid") and self.answers != "values"
+        )
         return self.end if is_probability else None
 
 
@@ -108,9 +127,13 @@ def output_kinds(model: keras.Model, count: int) -> list[OutputKind]:
 
 def _kind(end: str | None, loss: Any) -> OutputKind:
     """The kind of an output with this end and this loss, either of which may be unknown."""
-    function = getattr(loss, "fn", loss)  # an instance of Keras' losses wraps a function
+    function = getattr(
+        loss, "fn", loss
+    )  # an instance of Keras' losses wraps a function
     name = getattr(function, "__name__", None)
-    answers = next((kind for kind, names in _LOSSES.items() if name in names), None)
+    answers = next(
+        (kind for kind, names in _LOSSES.items() if name in names), None
+    )
     if answers is None:
         return OutputKind(end, "classes" if end == "softmax" else None)
     if end in ("softmax", "sigmoid") or answers == "values":
@@ -123,7 +146,11 @@ def _kind(end: str | None, loss: Any) -> OutputKind:
 
 def _losses(model: keras.Model, count: int) -> list[Any]:
     """The loss function of each output; `None` where there is none, or where it is not clear."""
-    loss = getattr(model, "loss", None) if getattr(model, "compiled", False) else None
+    loss = (
+        getattr(model, "loss", None)
+        if getattr(model, "compiled", False)
+        else None
+    )
     if isinstance(loss, dict):
         names = _names_of_outputs(model, sorted(loss))
         losses = [loss.get(name) for name in names]
@@ -133,10 +160,14 @@ def _losses(model: keras.Model, count: int) -> list[Any]:
         losses = [loss] * count
     if len(losses) != count:
         return [None] * count
-    return [keras.losses.get(one) if isinstance(one, str) else one for one in losses]
+    return [
+        keras.losses.get(one) if isinstance(one, str) else one for one in losses
+    ]
 
 
-def _names_of_outputs(model: keras.Model, default: Sequence[str]) -> Sequence[str]:
+def _names_of_outputs(
+    model: keras.Model, default: Sequence[str]
+) -> Sequence[str]:
     """The keys of outputs in a dict, which losses go by, else the names of the outputs."""
     if computes_its_graph(model):
         outputs = graph_ends(model)[1]
@@ -148,7 +179,11 @@ def _names_of_outputs(model: keras.Model, default: Sequence[str]) -> Sequence[st
 
 def _end_of(model: keras.Model, tensor: Tensor) -> str | None:
     """The last function before a tensor of a graph, past operations that only reshape."""
-    makers = {id(output): call for call in graph_calls(model) for output in call.outputs}
+    makers = {
+        id(output): call
+        for call in graph_calls(model)
+        for output in call.outputs
+    }
     call = makers[id(tensor)]
     while type(call.operation).__name__ in _RESHAPING and len(call.inputs) == 1:
         call = makers[id(call.inputs[0])]

@@ -38,7 +38,9 @@ def places_to_wrap(
         layer = holders.layer_of(weight)
         if id(layer) not in names_below:
             kernels = find_kernels(layer, "", unregistered=True)
-            names_below[id(layer)] = {id(kernel.variable): kernel.path for kernel in kernels}
+            names_below[id(layer)] = {
+                id(kernel.variable): kernel.path for kernel in kernels
+            }
         name = names_below[id(layer)][id(weight.variable)]
         places.setdefault(id(layer), {})[name] = weight.path
     paths = [weight.path for weight in weights]
@@ -85,7 +87,9 @@ class _Holders:
             )
         return layer
 
-    def _innermost_around(self, candidates: Layers, owners: Layers) -> keras.layers.Layer | None:
+    def _innermost_around(
+        self, candidates: Layers, owners: Layers
+    ) -> keras.layers.Layer | None:
         """The innermost layer, no model, through which every way to some layers leads."""
         owner_ids = {id(owner) for owner in owners}
         for layer in reversed(candidates):

@@ -71,10 +71,16 @@ class Plan(Mapping[str, Target], Answering):
         return len(self.targets)
 
     def __str__(self) -> str:
-        rows: list[tuple[str, ...]] = [("kernel", "shape", "becomes", "live", "density", "values")]
-        rows += [_row(weight, self.targets[weight.path]) for weight in self.weights]
+        rows: list[tuple[str, ...]] = [
+            ("kernel", "shape", "becomes", "live", "density", "values")
+        ]
+        rows += [
+            _row(weight, self.targets[weight.path]) for weight in self.weights
+        ]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+        lines = (
+            "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows
+        )
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -83,7 +89,11 @@ class Plan(Mapping[str, Target], Answering):
 def _row(weight: PrunableWeight, target: Target) -> tuple[str, ...]:
     """The texts of a kernel in the table of a plan."""
     parametrization = target.parametrization
-    becomes = target.storage if parametrization is None else type(parametrization).__name__
+    becomes = (
+        target.storage
+        if parametrization is None
+        else type(parametrization).__name__
+    )
     becomes += _outputs_note(weight, target.draw)
     if target.quantizer is not None:
         becomes += f", {type(target.quantizer).__name__}"
@@ -93,7 +103,14 @@ def _row(weight: PrunableWeight, target: Target) -> tuple[str, ...]:
         live = weight.live if target.draw is None else target.draw.live
         live_text, density_text = f"{live:,}", f"{live / weight.size:.4g}"
     values = "new" if target.sets_values else "kept"
-    return weight.path, f"{weight.shape}", becomes, live_text, density_text, values
+    return (
+        weight.path,
+        f"{weight.shape}",
+        becomes,
+        live_text,
+        density_text,
+        values,
+    )
 
 
 def _outputs_note(weight: PrunableWeight, draw: AnyDraw | None) -> str:

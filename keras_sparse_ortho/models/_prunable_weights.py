@@ -8,7 +8,12 @@ import keras
 from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._workers import check_layouts
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import PrunableWeight, find_kernels, kernel_layouts, walk
+from keras_sparse_ortho.kernels import (
+    PrunableWeight,
+    find_kernels,
+    kernel_layouts,
+    walk,
+)
 from keras_sparse_ortho.models._flops import count_flops
 
 
@@ -50,7 +55,9 @@ def prunable_weights(
     if not flops:
         return found
     table = count_flops(model, found, sample)
-    return [dataclasses.replace(w, flops=table.get(id(w.variable))) for w in found]
+    return [
+        dataclasses.replace(w, flops=table.get(id(w.variable))) for w in found
+    ]
 
 
 def check_built(model: keras.Model) -> None:
@@ -65,10 +72,18 @@ def check_built(model: keras.Model) -> None:
             f"Received: model={model!r} of type {type(model).__name__}"
         )
     if not ((model.built or _has_no_call(model)) and model.weights):
-        unbuilt = [path or layer.name for layer, path in walk(model, "") if not layer.built]
+        unbuilt = [
+            path or layer.name
+            for layer, path in walk(model, "")
+            if not layer.built
+        ]
         # A subclassed model such as Keras' Distiller may only have the weights of its layers.
-        builds_nothing = getattr(type(model), "build", None) is keras.Model.build
-        if unbuilt and not (unbuilt == [model.name] and builds_nothing and model.weights):
+        builds_nothing = (
+            getattr(type(model), "build", None) is keras.Model.build
+        )
+        if unbuilt and not (
+            unbuilt == [model.name] and builds_nothing and model.weights
+        ):
             raise NotPrunableError(
                 "The model must be built, so that its weights have shapes: give it an Input, or "
                 "call it once on data. "
@@ -98,13 +113,17 @@ def weights_of(model: keras.Model) -> list[PrunableWeight]:
     return prunable_weights(model)
 
 
-def refuse_unfit(model: keras.Model, weights: list[PrunableWeight], lack: str) -> None:
+def refuse_unfit(
+    model: keras.Model, weights: list[PrunableWeight], lack: str
+) -> None:
     """Raises if there are no weights, or some are wrapped, not dense or not finite."""
     if not weights:
         raise NotPrunableError(
             f"The model has {lack}. Received: model={getattr(model, 'name', model)!r}"
         )
-    wrapped = [weight.path for weight in weights if weight.parametrization is not None]
+    wrapped = [
+        weight.path for weight in weights if weight.parametrization is not None
+    ]
     if wrapped:
         raise NotPrunableError(
             "These weights are wrapped already; strip the model first, or `exclude` them. "

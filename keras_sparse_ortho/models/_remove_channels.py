@@ -7,7 +7,11 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import other_keywords
-from keras_sparse_ortho._keras_internals import graph_ends, leave_graphs, warn_user
+from keras_sparse_ortho._keras_internals import (
+    graph_ends,
+    leave_graphs,
+    warn_user,
+)
 from keras_sparse_ortho.models._channel_graph import (
     ChannelGraph,
     RuledCall,
@@ -21,7 +25,10 @@ from keras_sparse_ortho.models._channel_rules import (
     SmallerOperation,
 )
 from keras_sparse_ortho.models._prunable_weights import prunable_weights
-from keras_sparse_ortho.models._saved_layers import is_clonable, is_made_from_layers
+from keras_sparse_ortho.models._saved_layers import (
+    is_clonable,
+    is_made_from_layers,
+)
 from keras_sparse_ortho.models._strip import strip
 from keras_sparse_ortho.orthogonal import dead_outputs
 
@@ -96,7 +103,9 @@ def remove_channels(
     check_channels_known(model)
     stripped = _of_any_layers(strip(model))
     changes, staying = _channel_plan(stripped, exact)
-    norms = [layer for layer in stripped.layers if type(layer) in _OF_ALL_CHANNELS]
+    norms = [
+        layer for layer in stripped.layers if type(layer) in _OF_ALL_CHANNELS
+    ]
     changed = [layer.name for layer in norms if id(layer) in changes]
     if changed:
         warn_user(
@@ -113,7 +122,10 @@ def remove_channels(
     return narrowed
 
 
-_OF_ALL_CHANNELS = (L.LayerNormalization, getattr(L, "RMSNormalization", L.LayerNormalization))
+_OF_ALL_CHANNELS = (
+    L.LayerNormalization,
+    getattr(L, "RMSNormalization", L.LayerNormalization),
+)
 
 
 def _of_any_layers(stripped: Any) -> Any:
@@ -134,7 +146,9 @@ def _channel_plan(model: Any, exact: bool) -> tuple[Changes, list[str]]:
     graph = ChannelGraph(model, exact)
     constants = graph.constants()
     ends = {id(tensor) for tensor in (*model.inputs, *model.outputs)}
-    live = {key: np.full(size, key in ends) for key, size in graph.sizes.items()}
+    live = {
+        key: np.full(size, key in ends) for key, size in graph.sizes.items()
+    }
     wanted = dict(live)
     graph.spread(constants, wanted, outputs=False)
     staying = _unread(graph, wanted)
@@ -152,11 +166,15 @@ def _channel_plan(model: Any, exact: bool) -> tuple[Changes, list[str]]:
 
 
 def _smaller(
-    call: RuledCall, constants: Mapping[int, Constants], live: Mapping[int, Mask]
+    call: RuledCall,
+    constants: Mapping[int, Constants],
+    live: Mapping[int, Mask],
 ) -> SmallerLayer | SmallerOperation | None:
     rule = call.rule
     read, outputs = call.of_inputs(live), call.of_outputs(live)
-    if rule is None or (read.all() and outputs.all() and not isinstance(rule, Attention)):
+    if rule is None or (
+        read.all() and outputs.all() and not isinstance(rule, Attention)
+    ):
         return None
     return rule.smaller(call.of_inputs(constants), read, outputs)
 
@@ -171,7 +189,9 @@ def _unread(
         for key in call.outputs:
             count = int(np.count_nonzero(~wanted[key]))
             if call.rule is None and 0 < count < graph.sizes[key]:
-                texts.append(f"{count} of {_named(call.layer)}, which nothing reads")
+                texts.append(
+                    f"{count} of {_named(call.layer)}, which nothing reads"
+                )
     return texts
 
 
@@ -212,14 +232,20 @@ def _inside_unknown(model: Any) -> list[str]:
         elif isinstance(call.rule, Attention):
             dead = call.rule.count_constant_values()
             if dead:
-                texts.append(f"{dead} of '{call.layer.name}/value/kernel' in {_named(call.layer)}")
+                texts.append(
+                    f"{dead} of '{call.layer.name}/value/kernel' in {_named(call.layer)}"
+                )
     for layer in unknown.values():
-        for weight in prunable_weights(layer) if getattr(layer, "weights", None) else ():
+        for weight in (
+            prunable_weights(layer) if getattr(layer, "weights", None) else ()
+        ):
             if weight.layout is not None and not weight.layout.inputs:
                 continue  # depthwise
             dead = dead_outputs(weight.value, weight.layout)
             if dead:
-                texts.append(f"{dead} of '{layer.name}/{weight.path}' in {_named(layer)}")
+                texts.append(
+                    f"{dead} of '{layer.name}/{weight.path}' in {_named(layer)}"
+                )
     return texts
 
 
@@ -263,9 +289,13 @@ def _freeze_like(before: Any, after: Any) -> None:
     """Freezes the variables of a layer that have the names of frozen ones of another."""
 
     def name(variable: Any) -> tuple[str, ...]:
-        return tuple(variable.path.split("/")[-2:])  # "query/kernel" in an attention
+        return tuple(
+            variable.path.split("/")[-2:]
+        )  # "query/kernel" in an attention
 
-    frozen = {name(variable) for variable in before.weights if not variable.trainable}
+    frozen = {
+        name(variable) for variable in before.weights if not variable.trainable
+    }
     for variable in after.weights:
         if name(variable) in frozen:
             variable.trainable = False

@@ -8,7 +8,10 @@ from keras_sparse_ortho._optimizer_slots import copy_slots
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import Storage, storages_of, walk
 from keras_sparse_ortho.models._plan import Plan
-from keras_sparse_ortho.models._prunable_weights import check_built, prunable_weights
+from keras_sparse_ortho.models._prunable_weights import (
+    check_built,
+    prunable_weights,
+)
 from keras_sparse_ortho.models._same_function import SameFunction, probe_of_copy
 
 
@@ -21,7 +24,9 @@ class ResultChecks:
         paths: list of str. Paths of all kernels of the model, unregistered ones included.
     """
 
-    def __init__(self, model: keras.Model, plan: Plan, paths: list[str]) -> None:
+    def __init__(
+        self, model: keras.Model, plan: Plan, paths: list[str]
+    ) -> None:
         check_built(model)
         self._model = model
         self._plan = plan
@@ -33,12 +38,20 @@ class ResultChecks:
             if target.draw is not None
         }
         self._quantized_paths = [
-            path for path, target in plan.targets.items() if target.quantizer is not None
+            path
+            for path, target in plan.targets.items()
+            if target.quantizer is not None
         ]
-        self._changes_outputs = bool(self._quantized_paths or plan.layer_changes)
-        self._same_function = SameFunction(model) if plan.keeps_function else None
+        self._changes_outputs = bool(
+            self._quantized_paths or plan.layer_changes
+        )
+        self._same_function = (
+            SameFunction(model) if plan.keeps_function else None
+        )
         self._optimizer = self._optimizer_to_carry()
-        self._variables = _variables_in_order(model) if plan.keeps_training else []
+        self._variables = (
+            _variables_in_order(model) if plan.keeps_training else []
+        )
 
     def complete(self, result: keras.Model) -> keras.Model:
         """Checks the new model and carries the training state over; returns it."""
@@ -59,14 +72,22 @@ class ResultChecks:
         optimizer = getattr(self._model, "optimizer", None)
         if not getattr(optimizer, "built", False):
             return None
-        refuse_other_slots(optimizer, [weight.variable for weight in self._plan.weights])
+        refuse_other_slots(
+            optimizer, [weight.variable for weight in self._plan.weights]
+        )
         return optimizer
 
     def _check_counts(self, result: keras.Model) -> None:
         """Refuses a model with other kernels, live counts or quantizers than were planned."""
         weights = prunable_weights(result, unregistered=True)
-        storages = {weight.path: weight.storage for weight in weights if weight.storage is not None}
-        wrong_paths = set(self._paths).symmetric_difference(weight.path for weight in weights)
+        storages = {
+            weight.path: weight.storage
+            for weight in weights
+            if weight.storage is not None
+        }
+        wrong_paths = set(self._paths).symmetric_difference(
+            weight.path for weight in weights
+        )
         wrong_paths |= set(self._planned_paths) - storages.keys()
         # All processes gather live counts, so the order must be the same in each.
         for path, live_count in self._live_counts.items():
@@ -89,7 +110,9 @@ class ResultChecks:
         result.optimizer.build(result.trainable_variables)
         pairs = zip(self._variables, _variables_in_order(result), strict=True)
         partners = {id(old): new for old, new in pairs}
-        new_storages = {weight.path: weight.storage for weight in prunable_weights(result)}
+        new_storages = {
+            weight.path: weight.storage for weight in prunable_weights(result)
+        }
         storage_pairs: dict[int, tuple[Storage, Storage]] = {}
         for weight in self._plan.weights:
             new_storage = new_storages[weight.path]
@@ -97,11 +120,15 @@ class ResultChecks:
             assert new_storage is not None
             storage_pairs[id(weight.variable)] = weight.storage, new_storage
 
-        def converted(variable: keras.Variable, slot: np.ndarray, start: float) -> np.ndarray:
+        def converted(
+            variable: keras.Variable, slot: np.ndarray, start: float
+        ) -> np.ndarray:
             if id(variable) not in storage_pairs:
                 return slot
             old_storage, new_storage = storage_pairs[id(variable)]
-            return new_storage.slot_from_dense(old_storage.slot_to_dense(slot, start))
+            return new_storage.slot_from_dense(
+                old_storage.slot_to_dense(slot, start)
+            )
 
         copy_slots(self._optimizer, result.optimizer, partners, converted)
 
@@ -118,6 +145,8 @@ def _variables_in_order(model: keras.Model) -> list[keras.Variable]:
     kernels = [weight.variable for weight in weights]
     kernel_ids = {id(kernel) for kernel in kernels}
     others = [
-        variable for variable in model.weights if id(variable) not in support_ids | kernel_ids
+        variable
+        for variable in model.weights
+        if id(variable) not in support_ids | kernel_ids
     ]
     return kernels + others

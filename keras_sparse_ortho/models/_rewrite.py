@@ -43,7 +43,9 @@ def rewrite(
         in_place: bool. Changes the model itself.
     """
     snapshot = Snapshot(model) if in_place else None
-    target, copies = (model, {}) if in_place else copy_objects(model, without_values)
+    target, copies = (
+        (model, {}) if in_place else copy_objects(model, without_values)
+    )
     is_complete = False
     try:
         _replace_layers(model, replace, copies)
@@ -57,9 +59,15 @@ def rewrite(
     return result
 
 
-def _replace_layers(model: Layer, replace: Replace, copies: dict[int, Layer]) -> None:
+def _replace_layers(
+    model: Layer, replace: Replace, copies: dict[int, Layer]
+) -> None:
     layers = list(walk(model, ""))
-    wrapped_ids = {id(layer.layer) for layer, _ in layers if isinstance(layer, PrunableLayer)}
+    wrapped_ids = {
+        id(layer.layer)
+        for layer, _ in layers
+        if isinstance(layer, PrunableLayer)
+    }
     for layer, path in reversed(layers):
         if id(layer) in wrapped_ids:
             continue

@@ -6,7 +6,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._keras_internals import VariableOverrides, from_zero_states, own_variables
+from keras_sparse_ortho._keras_internals import (
+    VariableOverrides,
+    from_zero_states,
+    own_variables,
+)
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho._workers import digest_of
 from keras_sparse_ortho.errors import NotPrunableError
@@ -32,7 +36,10 @@ class SameFunction:
         self._divided_paths = tuple(
             f"{path}/"
             for layer, path in walk(model, "")
-            if any(isinstance(own, LowRankSoftThreshold) for own in storages_of(layer).values())
+            if any(
+                isinstance(own, LowRankSoftThreshold)
+                for own in storages_of(layer).values()
+            )
         )
         self._digests = self._kernel_digests(model)
         self._other_count = _count_of_others(model)
@@ -43,8 +50,14 @@ class SameFunction:
         digests = self._kernel_digests(model)
         other_count = _count_of_others(model)
         paths = sorted(digests.keys() | self._digests.keys())
-        wrong_paths = [path for path in paths if digests.get(path) != self._digests.get(path)]
-        has_other_count = other_count != self._other_count and not self._divided_paths
+        wrong_paths = [
+            path
+            for path in paths
+            if digests.get(path) != self._digests.get(path)
+        ]
+        has_other_count = (
+            other_count != self._other_count and not self._divided_paths
+        )
         if wrong_paths or has_other_count:
             raise NotPrunableError(
                 f"The model {self._name!r} would not keep all of its weights. Received: other "
@@ -69,7 +82,9 @@ def _count_of_others(model: keras.Model) -> int:
         for storage in storages_of(layer).values():
             beside_kernels |= {id(variable) for variable in storage.support()}
         if is_wrapper(layer):
-            beside_kernels |= {id(variable) for variable in own_variables(layer)}
+            beside_kernels |= {
+                id(variable) for variable in own_variables(layer)
+            }
     return len({id(variable) for variable in model.weights} - beside_kernels)
 
 
@@ -85,7 +100,11 @@ class Probe:
     """
 
     def __init__(
-        self, model: keras.Model, values: VariableValues = (), *, always: bool = False
+        self,
+        model: keras.Model,
+        values: VariableValues = (),
+        *,
+        always: bool = False,
     ) -> None:
         self._name = getattr(model, "name", model)
         self._sample = None
@@ -98,11 +117,15 @@ class Probe:
         try:
             outputs = _outputs(model, self._sample, values)
             repeated_outputs = _outputs(model, self._sample, values)
-        except Exception:  # of someone else's code, on inputs that it has not chosen
+        except (
+            Exception
+        ):  # of someone else's code, on inputs that it has not chosen
             return
         # Layers that draw random numbers in calls never give the same twice.
         is_repeatable = all(map(np.array_equal, outputs, repeated_outputs))
-        if is_repeatable and all(np.isfinite(output).all() for output in outputs):
+        if is_repeatable and all(
+            np.isfinite(output).all() for output in outputs
+        ):
             self._outputs = outputs
 
     def check(self, model: keras.Model) -> None:
@@ -112,7 +135,9 @@ class Probe:
         dtypes = {layer.compute_dtype for layer, _ in walk(model, "")}
         has_full_precision = dtypes <= {"float32", "float64"}
         tolerance = _TOLERANCE if has_full_precision else _TOLERANCE_16_BIT
-        for before, after in zip(self._outputs, _outputs(model, self._sample), strict=True):
+        for before, after in zip(
+            self._outputs, _outputs(model, self._sample), strict=True
+        ):
             error = float(np.max(np.abs(after - before), initial=0.0))
             scale = float(np.max(np.abs(before), initial=1e-6))
             if not error <= tolerance * scale:
@@ -129,19 +154,24 @@ def probe_of_copy(model: keras.Model, model_copy: keras.Model) -> Probe:
     if not _has_foreign_layers(model):
         return Probe(model)  # which compares nothing
     new_weights = {
-        weight.path: weight for weight in prunable_weights(model_copy, unregistered=True)
+        weight.path: weight
+        for weight in prunable_weights(model_copy, unregistered=True)
     }
     values = []
     for weight in prunable_weights(model, unregistered=True):
         variable = weight.variable
-        kernel = keras.ops.convert_to_tensor(new_weights[weight.path].value, variable.dtype)
+        kernel = keras.ops.convert_to_tensor(
+            new_weights[weight.path].value, variable.dtype
+        )
         values.append((variable, kernel))
     return Probe(model, values)
 
 
 def _has_foreign_layers(model: keras.Model) -> bool:
     """Whether a model holds, or is of, a class that is neither Keras' nor ours."""
-    packages = {type(layer).__module__.partition(".")[0] for layer, _ in walk(model, "")}
+    packages = {
+        type(layer).__module__.partition(".")[0] for layer, _ in walk(model, "")
+    }
     return not packages <= {"keras", __name__.partition(".")[0]}
 
 
@@ -153,9 +183,13 @@ def _sample_for(model: keras.Model) -> Any | None:
     rng = np.random.default_rng(0)
 
     def draw(spec: keras.KerasTensor) -> keras.KerasTensor:
-        sizes = (_UNKNOWN_SIZE if size is None else size for size in spec.shape[1:])
+        sizes = (
+            _UNKNOWN_SIZE if size is None else size for size in spec.shape[1:]
+        )
         # From [0, 1): it may be cast to an index, which is 0 then.
-        return keras.ops.convert_to_tensor(rng.random((1, *sizes)), dtype=spec.dtype)
+        return keras.ops.convert_to_tensor(
+            rng.random((1, *sizes)), dtype=spec.dtype
+        )
 
     try:
         return keras.tree.map_structure(draw, specs)
@@ -163,9 +197,19 @@ def _sample_for(model: keras.Model) -> Any | None:
         return None
 
 
-def _outputs(model: keras.Model, sample: Any, values: VariableValues = ()) -> list[np.ndarray]:
+def _outputs(
+    model: keras.Model, sample: Any, values: VariableValues = ()
+) -> list[np.ndarray]:
     """The floating-point outputs for a sample; no state of the model changes."""
-    with keras.StatelessScope(), VariableOverrides(values), from_zero_states(model):
+    with (
+        keras.StatelessScope(),
+        VariableOverrides(values),
+        from_zero_states(model),
+    ):
         outputs = keras.tree.flatten(model(sample, training=False))
     # A class that is changed may round its integers, or find another largest one, elsewhere.
-    return [to_numpy(output) for output in outputs if keras.backend.is_float_dtype(output.dtype)]
+    return [
+        to_numpy(output)
+        for output in outputs
+        if keras.backend.is_float_dtype(output.dtype)
+    ]

@@ -18,7 +18,12 @@ from keras_sparse_ortho._keras_internals import (
     track_parameters_anew,
 )
 from keras_sparse_ortho._types import Config
-from keras_sparse_ortho.kernels import LayerWrapper, is_sparse_layer, is_wrapper, walk
+from keras_sparse_ortho.kernels import (
+    LayerWrapper,
+    is_sparse_layer,
+    is_wrapper,
+    walk,
+)
 from keras_sparse_ortho.layers import PrunableLayer
 
 
@@ -35,7 +40,9 @@ def is_made_from_layers(model: keras.Model) -> bool:
     """Whether a graph is made again from the layers in its configuration, not by a constructor."""
     if isinstance(model, keras.Sequential):
         kind: Any = class_of(model)
-        return kind.from_config.__func__ is keras.Sequential.from_config.__func__
+        return (
+            kind.from_config.__func__ is keras.Sequential.from_config.__func__
+        )
     config = class_of(model).get_config(model)  # type: ignore[attr-defined]
     return {"layers", "input_layers", "output_layers"} <= set(config)
 
@@ -44,7 +51,9 @@ def lists_its_layers(layer: keras.layers.Layer) -> bool:
     """Whether the configuration of a layer or model has those of the layers inside it."""
     if isinstance(layer, keras.layers.Wrapper | keras.layers.RNN):
         return True
-    return is_clonable(layer) or (is_graph_of_class(layer) and is_made_from_layers(layer))
+    return is_clonable(layer) or (
+        is_graph_of_class(layer) and is_made_from_layers(layer)
+    )
 
 
 def class_of(layer: keras.layers.Layer) -> type:
@@ -81,10 +90,14 @@ def _is_ours(layer: keras.layers.Layer) -> bool:
 
 
 def _holds_ours(layer: keras.layers.Layer) -> bool:
-    return any(_is_ours(inner) for inner, _ in walk(layer, "") if inner is not layer)
+    return any(
+        _is_ours(inner) for inner, _ in walk(layer, "") if inner is not layer
+    )
 
 
-@keras.saving.register_keras_serializable(package="keras_sparse_ortho", name="Rebuilt")
+@keras.saving.register_keras_serializable(
+    package="keras_sparse_ortho", name="Rebuilt"
+)
 class SavedWithLayers:
     """A layer or model with layers inside that its constructor does not make."""
 
@@ -101,7 +114,11 @@ class SavedWithLayers:
             },
             "build_config": self.get_build_config(),
             "names": [layer.name for layer, _ in layers],
-            "layers": {path: _described(layer) for layer, path in layers if _is_ours(layer)},
+            "layers": {
+                path: _described(layer)
+                for layer, path in layers
+                if _is_ours(layer)
+            },
         }
 
     @classmethod
@@ -114,13 +131,22 @@ class SavedWithLayers:
                 "The configuration of a layer with others inside must name its class. "
                 f"Received: model={as_text(config['model'])}"
             )
-        if isinstance(layer, keras.Sequential) and not layer.built and config.get("build_config"):
+        if (
+            isinstance(layer, keras.Sequential)
+            and not layer.built
+            and config.get("build_config")
+        ):
             layer.build_from_config(config["build_config"])  # without an Input
-        if is_graph_of_class(layer):  # other layers are there once it is built, or called
+        if is_graph_of_class(
+            layer
+        ):  # other layers are there once it is built, or called
             return _with_layers(layer, config, custom_objects)
         if config["layers"]:
             layer.__class__ = _derived_class(class_of(layer))
-            vars(layer)["_layers_to_come"] = config, custom_objects  # not for Keras to track
+            vars(layer)["_layers_to_come"] = (
+                config,
+                custom_objects,
+            )  # not for Keras to track
         return layer
 
     def get_build_config(self) -> dict[str, Any] | None:
@@ -131,7 +157,8 @@ class SavedWithLayers:
     def build_from_config(self, config: Config) -> None:
         super().build_from_config(config)  # type: ignore[misc]
         if "_layers_to_come" in vars(self) and (
-            isinstance(self, keras.Model) or all(layer.built for layer, _ in walk(self, ""))
+            isinstance(self, keras.Model)
+            or all(layer.built for layer, _ in walk(self, ""))
         ):
             _with_layers(self, *vars(self).pop("_layers_to_come"))
 
@@ -150,7 +177,9 @@ def _with_plain_layers(config: Any) -> Any:
     if not isinstance(config, dict):
         return config
     plain = {key: _with_plain_layers(value) for key, value in config.items()}
-    if {"model", "names", "layers"} <= plain.keys() and isinstance(plain["layers"], dict):
+    if {"model", "names", "layers"} <= plain.keys() and isinstance(
+        plain["layers"], dict
+    ):
         plain["layers"] = {}
     return plain
 
@@ -212,40 +241,64 @@ def _described(layer: keras.layers.Layer) -> dict[str, Any]:
     }
 
 
-def _made(described: dict[str, Any], layer: keras.layers.Layer, custom_objects: Any) -> Any:
+def _made(
+    described: dict[str, Any], layer: keras.layers.Layer, custom_objects: Any
+) -> Any:
     """Makes a described layer; a wrapper around the layer that a class has made."""
     if "class_name" in described:
         return restored(described, custom_objects)
     if "wrapper" not in described:
-        return PrunableLayer.from_config({**described, "layer": body_of(layer)}, custom_objects)
-    check_config("wrapper inside a layer", described, "wrapper", "config", "inside")
+        return PrunableLayer.from_config(
+            {**described, "layer": body_of(layer)}, custom_objects
+        )
+    check_config(
+        "wrapper inside a layer", described, "wrapper", "config", "inside"
+    )
     kind = keras.saving.get_registered_object(str(described["wrapper"]))
     inside, config = described["inside"], described["config"]
     is_wrapper_class = isinstance(kind, type) and issubclass(kind, LayerWrapper)
-    if not (is_wrapper_class and isinstance(config, dict) and isinstance(inside, dict | None)):
+    if not (
+        is_wrapper_class
+        and isinstance(config, dict)
+        and isinstance(inside, dict | None)
+    ):
         raise ValueError(
             "The configuration of a wrapper inside a layer must name its class, and hold its "
             f"`config` and what is `inside`. Received: {as_text(described)}"
         )
-    inner = body_of(layer) if inside is None else _made(inside, layer, custom_objects)
+    inner = (
+        body_of(layer)
+        if inside is None
+        else _made(inside, layer, custom_objects)
+    )
     return kind.from_config({**config, "layer": inner}, custom_objects)
 
 
 @functools.cache
 def _derived_class(kind: type) -> type:
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    made = type(kind.__name__, (SavedWithLayers, kind), {**names, "saved_as": kind})
-    keras.saving.register_keras_serializable("keras_sparse_ortho", name="Rebuilt")(made)
+    made = type(
+        kind.__name__, (SavedWithLayers, kind), {**names, "saved_as": kind}
+    )
+    keras.saving.register_keras_serializable(
+        "keras_sparse_ortho", name="Rebuilt"
+    )(made)
     return made
 
 
 def _named(top: Any) -> list[tuple[Any, str]]:
     """The layers inside a layer or model with their paths, a wrapper for all that it holds."""
     found = [pair for pair in walk(top, "") if pair[0] is not top]
-    wrapped = {id(inner) for layer, _ in found if is_wrapper(layer) for inner in sublayers(layer)}
+    wrapped = {
+        id(inner)
+        for layer, _ in found
+        if is_wrapper(layer)
+        for inner in sublayers(layer)
+    }
     return [
         (layer, path)
         for layer, path in found
         # The copy of a graph may have other inputs.
-        if id(layer) not in wrapped and not isinstance(layer, keras.layers.InputLayer)
+        if id(layer) not in wrapped
+        and not isinstance(layer, keras.layers.InputLayer)
     ]

@@ -24,11 +24,15 @@ def shapes_without(
     """
     with VariableOverrides(values):
         changes, _ = _channel_plan(model, exact=True)
-    shapes: dict[int, Shape] = {id(weight): tuple(weight.shape) for weight in model.weights}
+    shapes: dict[int, Shape] = {
+        id(weight): tuple(weight.shape) for weight in model.weights
+    }
     for layer in model.layers:
         change = changes.get(id(layer))
         if isinstance(change, SmallerLayer):
             # A bias that the layer did not have is the last of the new weights.
-            for weight, array in zip(layer.weights, change.weights, strict=False):
+            for weight, array in zip(
+                layer.weights, change.weights, strict=False
+            ):
                 shapes[id(weight)] = tuple(array.shape)
     return shapes

@@ -6,7 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 import keras
 import numpy as np
 
-from keras_sparse_ortho._backend import ScalarFunction, compiled, value_and_gradients
+from keras_sparse_ortho._backend import (
+    ScalarFunction,
+    compiled,
+    value_and_gradients,
+)
 from keras_sparse_ortho._keras_internals import compiled_loss_waits
 from keras_sparse_ortho._types import Nested, Tensor, TensorLike
 from keras_sparse_ortho._values import placed, to_numpy
@@ -45,7 +49,9 @@ def check_labels(model: keras.Model, y: Nested) -> None:
     has_loss = any(loss is not None for loss in losses)
     has_labels = any(label is not None for label in keras.tree.flatten(y))
     overrides_loss = type(model).compute_loss is not keras.Model.compute_loss
-    if has_loss and not has_labels and not overrides_loss:  # one of its own may need none
+    if (
+        has_loss and not has_labels and not overrides_loss
+    ):  # one of its own may need none
         raise ValueError(
             "The loss that the model was compiled with compares outputs with labels: give `data` "
             "as `(x, y)`, batches of a data set as well, or an `objective` that needs no labels. "
@@ -114,11 +120,16 @@ class StatelessLoss:
         gradients = self._gradients(values, x, y, sample_weight, scale)
         if scale == 1:
             return gradients
-        return [keras.ops.cast(gradient, "float32") / float(scale) for gradient in gradients]
+        return [
+            keras.ops.cast(gradient, "float32") / float(scale)
+            for gradient in gradients
+        ]
 
     @functools.cached_property
     def _gradients(self) -> GradientFunction:
-        def function(loss: ScalarFunction, values: list[Tensor], scale: Tensor) -> list[Tensor]:
+        def function(
+            loss: ScalarFunction, values: list[Tensor], scale: Tensor
+        ) -> list[Tensor]:
             def scaled(inner_values: list[Tensor]) -> Tensor:
                 value = loss(inner_values)
                 return value * keras.ops.cast(scale, value.dtype)
@@ -128,7 +139,9 @@ class StatelessLoss:
 
         return self.compiled(function)
 
-    def compiled(self, function: Callable[..., Nested]) -> Callable[..., Nested]:
+    def compiled(
+        self, function: Callable[..., Nested]
+    ) -> Callable[..., Nested]:
         """Compiles `function(loss, values, *extra)`, where `loss(values)` has batch and state.
 
         Returns `run(values, x, y=None, sample_weight=None, *extra)`, of the same tensors; `extra`
@@ -148,7 +161,9 @@ class StatelessLoss:
             return function(loss, values, *extra)
 
         if not getattr(self.model, "run_eagerly", False):
-            step = compiled(step, xla=bool(getattr(self.model, "jit_compile", False)))
+            step = compiled(
+                step, xla=bool(getattr(self.model, "jit_compile", False))
+            )
 
         def run(
             values: Sequence[TensorLike] | None,
@@ -161,14 +176,21 @@ class StatelessLoss:
             if values is None:
                 values = [variable.value for variable in self.variables]
             pairs = zip(self.variables, values, strict=True)
-            tensors = [_tensor_like(variable, value) for variable, value in pairs]
-            constants = [_tensor_like(variable, value) for variable, value in self._constants]
+            tensors = [
+                _tensor_like(variable, value) for variable, value in pairs
+            ]
+            constants = [
+                _tensor_like(variable, value)
+                for variable, value in self._constants
+            ]
             if self._waits and compiled_loss_waits(self.model):
                 # A loss that creates variables at its first call cannot do so while tracing.
                 self._scoped_loss(tensors, constants, None, batch)
             self._waits = False
             state = None
-            if keras.backend.backend() == "jax":  # which would trace these as constants
+            if (
+                keras.backend.backend() == "jax"
+            ):  # which would trace these as constants
                 state = [variable.value for variable in self._state_variables]
             return step(tensors, constants, state, batch, _tensors(extra))
 
@@ -178,9 +200,14 @@ class StatelessLoss:
     def _state_variables(self) -> list[keras.Variable]:
         """The variables of the model without values of their own here."""
         constant_variables = [variable for variable, _ in self._constants]
-        excluded_ids = {id(variable) for variable in [*self.variables, *constant_variables]}
+        excluded_ids = {
+            id(variable) for variable in [*self.variables, *constant_variables]
+        }
         state_variables: dict[int, keras.Variable] = {}
-        for variable in [*self.model.variables, *getattr(self.model, "metrics_variables", [])]:
+        for variable in [
+            *self.model.variables,
+            *getattr(self.model, "metrics_variables", []),
+        ]:
             if id(variable) not in excluded_ids:
                 state_variables[id(variable)] = variable
         return list(state_variables.values())

@@ -10,17 +10,26 @@ from keras_sparse_ortho.kernels import Storage, storages_of, walk
 from keras_sparse_ortho.models._apply import carry_out
 from keras_sparse_ortho.models._at_density import warn_unless_at_density
 from keras_sparse_ortho.models._plan import LayerChange, Plan
-from keras_sparse_ortho.models._prunable_weights import check_built, prunable_weights
+from keras_sparse_ortho.models._prunable_weights import (
+    check_built,
+    prunable_weights,
+)
 from keras_sparse_ortho.models._saved_layers import lists_its_layers
 from keras_sparse_ortho.models._verb import verb
-from keras_sparse_ortho.storages import Target, factored_kernel, forget_sparse_initializers
+from keras_sparse_ortho.storages import (
+    Target,
+    factored_kernel,
+    forget_sparse_initializers,
+)
 
 
 def plan_strip(model: keras.Model) -> Plan:
     """Plans `strip`."""
     check_built(model)
     storages = _finished_storages(model)
-    if not all(storage.movable for storage in storages):  # fixed masks have their density
+    if not all(
+        storage.movable for storage in storages
+    ):  # fixed masks have their density
         warn_unless_at_density(model)
     thin_variables = _variables_of_thin_layers(model)
     weights = [
@@ -29,13 +38,18 @@ def plan_strip(model: keras.Model) -> Plan:
         if weight.storage is not None
     ]
     targets = {
-        weight.path: Target("thin" if id(weight.variable) in thin_variables else "dense")
+        weight.path: Target(
+            "thin" if id(weight.variable) in thin_variables else "dense"
+        )
         for weight in weights
     }
     layer_changes: dict[keras.layers.Layer, LayerChange] = {
         layer: _WithoutSparseInitializers()
         for layer, _ in walk(model, "")
-        if any(isinstance(value, SparseInitializer) for value in vars(layer).values())
+        if any(
+            isinstance(value, SparseInitializer)
+            for value in vars(layer).values()
+        )
     }
     return Plan(weights, targets, layer_changes, keeps_function=True)
 
@@ -109,7 +123,9 @@ def _variables_of_thin_layers(model: keras.Model) -> set[int]:
     }
 
 
-def _layers_of_graphs(model: keras.layers.Layer) -> Iterator[keras.layers.Layer]:
+def _layers_of_graphs(
+    model: keras.layers.Layer,
+) -> Iterator[keras.layers.Layer]:
     """The layers that functional and Sequential models hold, whose classes do not make them."""
     if not isinstance(model, keras.Model) or not lists_its_layers(model):
         return

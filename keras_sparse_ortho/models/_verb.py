@@ -18,12 +18,18 @@ ModelFunction = Callable[Concatenate[keras.Model, P], keras.Model]
 class Verb(Protocol[P]):
     """Makes a new model; `plan` returns the plan alone, `in_place` changes the given model."""
 
-    def __call__(self, model: keras.Model, *args: P.args, **kwargs: P.kwargs) -> keras.Model: ...
+    def __call__(
+        self, model: keras.Model, *args: P.args, **kwargs: P.kwargs
+    ) -> keras.Model: ...
 
-    def plan(self, model: keras.Model, *args: P.args, **kwargs: P.kwargs) -> Plan:
+    def plan(
+        self, model: keras.Model, *args: P.args, **kwargs: P.kwargs
+    ) -> Plan:
         """Returns what the new model would be."""
 
-    def in_place(self, model: keras.Model, *args: P.args, **kwargs: P.kwargs) -> keras.Model:
+    def in_place(
+        self, model: keras.Model, *args: P.args, **kwargs: P.kwargs
+    ) -> keras.Model:
         """Changes the given model."""
 
 
@@ -35,7 +41,9 @@ def verb(plan: PlanFunction[P]) -> Callable[[ModelFunction[P]], Verb[P]]:
     """
 
     def decorate(function: ModelFunction[P]) -> Verb[P]:
-        plan.__name__ = function.__name__  # errors about keywords name the public function
+        plan.__name__ = (
+            function.__name__
+        )  # errors about keywords name the public function
         checked_plan = other_keywords(plan)
 
         @functools.wraps(function)

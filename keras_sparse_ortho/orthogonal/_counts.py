@@ -9,11 +9,19 @@ import scipy.optimize
 import scipy.special
 from numpy.random import Generator
 
-from keras_sparse_ortho._checks import check_density, check_integer, other_keywords
+from keras_sparse_ortho._checks import (
+    check_density,
+    check_integer,
+    other_keywords,
+)
 from keras_sparse_ortho.errors import DensityError
 
-_LIST_DEAD_BELOW = 0.25  # of dead entries; listing them is then faster than rejection
-_LARGE_ROOT = 500.0  # beyond it e^z may overflow, and a short continued fraction is exact
+_LIST_DEAD_BELOW = (
+    0.25  # of dead entries; listing them is then faster than rejection
+)
+_LARGE_ROOT = (
+    500.0  # beyond it e^z may overflow, and a short continued fraction is exact
+)
 _FRACTION_TERMS = 20
 
 
@@ -32,11 +40,15 @@ def apportion(
     """Splits `total` in proportion to `weights` by largest remainder, ties to the earlier one."""
     scale = math.fsum(weights)
     if not scale > 0:
-        raise ValueError(f"`weights` must have a positive sum. Received: weights={weights}")
+        raise ValueError(
+            f"`weights` must have a positive sum. Received: weights={weights}"
+        )
     shares = [total * weight / scale for weight in weights]
     counts = list(map(math.floor, shares))
     overshoots = list(map(operator.sub, counts, shares))
-    by_remainder = sorted(range(len(counts)), key=overshoots.__getitem__)  # stable for ties
+    by_remainder = sorted(
+        range(len(counts)), key=overshoots.__getitem__
+    )  # stable for ties
     missing = total - sum(counts)
     for k in by_remainder[:missing]:
         counts[k] += 1
@@ -85,9 +97,13 @@ def largest_masks(
     """Masks of the `count` largest entries over all arrays, ties to earlier arrays and indices."""
     size = sum(score.size for score in scores)
     if not 0 <= count <= size:
-        raise ValueError(f"`count` must be in [0, {size}]. Received: count={count}")
+        raise ValueError(
+            f"`count` must be in [0, {size}]. Received: count={count}"
+        )
     if not all(np.isfinite(score).all() for score in scores):
-        raise ValueError("Scores must be finite to be ranked. Received: infinite or NaN scores")
+        raise ValueError(
+            "Scores must be finite to be ranked. Received: infinite or NaN scores"
+        )
     if count in (0, size):
         return [np.full(score.shape, count > 0) for score in scores]
     threshold = _kth_largest(scores, count)
@@ -254,5 +270,7 @@ def _check_sides(
     if rows is not None:
         n = check_integer("rows", rows)
     if n > m:
-        raise ValueError(f"`rows` must be at most `width`. Received: rows={rows}, width={width}")
+        raise ValueError(
+            f"`rows` must be at most `width`. Received: rows={rows}, width={width}"
+        )
     return m, n

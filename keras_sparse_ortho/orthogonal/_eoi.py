@@ -52,7 +52,9 @@ class DrawOptions:
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.gain):
-            raise ValueError(f"`gain` must be finite. Received: gain={self.gain!r}")
+            raise ValueError(
+                f"`gain` must be finite. Received: gain={self.gain!r}"
+            )
 
 
 def cos_sin(
@@ -184,7 +186,9 @@ def random_orthogonal(
         seats = np.concatenate([[0], circle])
         rows = seats[:half]
         opposite = seats[: half - 1 : -1]
-        paired = np.maximum(rows, opposite) < size  # with an odd size one row sits out each round
+        paired = (
+            np.maximum(rows, opposite) < size
+        )  # with an odd size one row sits out each round
         rows = rows[paired]
         opposite = opposite[paired]
         cos, sin = cos_sin((count, len(rows), 1), rng)
@@ -297,7 +301,9 @@ def write_orthogonal(
     gain = options.gain
     rows, width = sorted(out.shape)
     if count < rows:
-        raise DensityError(f"An orthogonal {rows} x {width} matrix has at least {rows} entries.")
+        raise DensityError(
+            f"An orthogonal {rows} x {width} matrix has at least {rows} entries."
+        )
     if width == 1:
         out[0, 0] = gain if rng.random() < 0.5 else -gain
         return

@@ -9,7 +9,9 @@ from keras_sparse_ortho.orthogonal._counts import largest_mask, largest_masks
 from keras_sparse_ortho.orthogonal._kernel import KernelLayout, default_layout
 
 
-def depthwise_outputs(shape: Sequence[int], layout: KernelLayout | None = None) -> int:
+def depthwise_outputs(
+    shape: Sequence[int], layout: KernelLayout | None = None
+) -> int:
     """Number of outputs of a kernel whose outputs all read the taps of one input; else 0.
 
     These are depthwise kernels, those of convolutions with as many groups as inputs, and those on
@@ -28,7 +30,9 @@ def depthwise_outputs(shape: Sequence[int], layout: KernelLayout | None = None) 
 
 
 def floored_masks(
-    scores: Sequence[np.ndarray], layouts: Sequence[KernelLayout | None], count: int
+    scores: Sequence[np.ndarray],
+    layouts: Sequence[KernelLayout | None],
+    count: int,
 ) -> list[np.ndarray]:
     """As `largest_masks`, but each output of a depthwise kernel keeps its largest entry.
 
@@ -52,11 +56,13 @@ def floored_masks(
     below_all = np.nextafter(lowest, -np.inf)
     if outputs >= count:
         scores_of_floors = [
-            np.where(floor, score, below_all) for score, floor in zip(scores, floors, strict=True)
+            np.where(floor, score, below_all)
+            for score, floor in zip(scores, floors, strict=True)
         ]
         return largest_masks(scores_of_floors, count)
     scores_above_floors = [
-        np.where(floor, below_all, score) for score, floor in zip(scores, floors, strict=True)
+        np.where(floor, below_all, score)
+        for score, floor in zip(scores, floors, strict=True)
     ]
     masks = largest_masks(scores_above_floors, count - outputs)
     return [mask | floor for mask, floor in zip(masks, floors, strict=True)]

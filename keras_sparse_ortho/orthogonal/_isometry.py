@@ -63,7 +63,9 @@ def approximate_isometry(
     _check_arguments(kernel, mask, gain, tolerance, min_decrease)
     check_integer("max_iterations", max_iterations)
     layout = layout or KernelLayout.convolution()
-    batch, parts, *_, outputs = canonical_shape = layout.canonical_shape(kernel.shape)
+    batch, parts, *_, outputs = canonical_shape = layout.canonical_shape(
+        kernel.shape
+    )
     is_tall = math.prod(canonical_shape[2:-1]) > outputs
 
     def matrices(array: np.ndarray) -> np.ndarray:
@@ -98,7 +100,9 @@ def _check_arguments(
             f"{np.count_nonzero(mask)} live, kernel of shape {kernel.shape}"
         )
     if not np.isfinite(kernel).all():
-        raise ValueError("`kernel` must be finite. Received: infinite or NaN entries")
+        raise ValueError(
+            "`kernel` must be finite. Received: infinite or NaN entries"
+        )
     if not (math.isfinite(gain) and gain > 0):
         raise ValueError(f"`gain` must be positive. Received: {gain=}")
     if not (tolerance >= 0 and 0 <= min_decrease < 1):
@@ -166,7 +170,10 @@ def _minimize(
         loss_before = loss
         loss = float(intermediate_result.fun)
         decrease = loss_before - loss
-        if math.sqrt(loss) <= tolerance or decrease < min_decrease * loss_before:
+        if (
+            math.sqrt(loss) <= tolerance
+            or decrease < min_decrease * loss_before
+        ):
             raise StopIteration
 
     options = {

@@ -11,10 +11,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.random import Generator
 
-from keras_sparse_ortho._checks import check_density, check_integer, other_keywords
+from keras_sparse_ortho._checks import (
+    check_density,
+    check_integer,
+    other_keywords,
+)
 from keras_sparse_ortho._types import Config
 from keras_sparse_ortho.errors import DensityError, LayoutError
-from keras_sparse_ortho.orthogonal._counts import apportion, live_count, unmask_at_random
+from keras_sparse_ortho.orthogonal._counts import (
+    apportion,
+    live_count,
+    unmask_at_random,
+)
 from keras_sparse_ortho.orthogonal._eoi import DrawOptions, write_orthogonal
 
 
@@ -59,8 +67,14 @@ class KernelLayout:
             object.__setattr__(self, name, tuple(map(int, axes)))
         for name in ("groups", "gates"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise LayoutError(f"`{name}` must be a positive integer. Received: {name}={value}")
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int)
+                or value < 1
+            ):
+                raise LayoutError(
+                    f"`{name}` must be a positive integer. Received: {name}={value}"
+                )
 
     @classmethod
     def dense(cls) -> KernelLayout:
@@ -112,7 +126,13 @@ class KernelLayout:
     @classmethod
     def from_config(cls, config: Config) -> KernelLayout:
         removed = ("strides", "transposed")  # in older files
-        return cls(**{name: value for name, value in config.items() if name not in removed})
+        return cls(
+            **{
+                name: value
+                for name, value in config.items()
+                if name not in removed
+            }
+        )
 
     @property
     def parts(self) -> int:
@@ -147,9 +167,13 @@ class KernelLayout:
 
     def to_canonical(self, kernel: np.ndarray) -> np.ndarray:
         """Moves a kernel to `(batch, parts, *spatial, inputs, outputs)`; a view where possible."""
-        batch, parts, *taps, inputs, outputs = self.canonical_shape(kernel.shape)
+        batch, parts, *taps, inputs, outputs = self.canonical_shape(
+            kernel.shape
+        )
         order = self._resolved(kernel.shape).in_order
-        moved = kernel.transpose(order).reshape(batch, *taps, inputs, parts, outputs)
+        moved = kernel.transpose(order).reshape(
+            batch, *taps, inputs, parts, outputs
+        )
         return np.moveaxis(moved, -2, 1)
 
     def from_canonical(
@@ -171,13 +195,17 @@ class KernelLayout:
             for axes in (self.batch, self.inputs, self.outputs)
         )
         named = batch + inputs + outputs
-        if len(set(named)) < len(named) or any(not 0 <= axis < rank for axis in named):
+        if len(set(named)) < len(named) or any(
+            not 0 <= axis < rank for axis in named
+        ):
             raise LayoutError(
                 f"The layout's axes must be distinct axes of the kernel of shape {tuple(shape)}. "
                 f"Received: layout={self}"
             )
         if any(size < 1 for size in shape):
-            raise LayoutError(f"All dimensions of a kernel must be positive. Received: {shape=}")
+            raise LayoutError(
+                f"All dimensions of a kernel must be positive. Received: {shape=}"
+            )
         spatial = tuple(axis for axis in range(rank) if axis not in named)
         return _Axes(batch, spatial, inputs, outputs)
 
@@ -269,7 +297,9 @@ class Structure(abc.ABC):
         least = self.least(canonical_shape)
         most = self.most(canonical_shape)
         if not least <= count <= most:
-            word, bound = ("least", least) if count < least else ("largest", most)
+            word, bound = (
+                ("least", least) if count < least else ("largest", most)
+            )
             raise DensityError(
                 f"An exactly orthogonal kernel of {describe(canonical_shape)} with the structure "
                 f"{self} has {least} to {most} live entries: the {word} density is "
@@ -345,7 +375,9 @@ def least_count(
 
 
 @other_keywords
-def covering_count(shape: Sequence[int], layout: KernelLayout | None = None) -> int:
+def covering_count(
+    shape: Sequence[int], layout: KernelLayout | None = None
+) -> int:
     """Fewest live entries of an exactly orthogonal kernel without dead outputs: `out` a matrix.
 
     >>> covering_count((100, 400)), covering_count((400, 100))
@@ -443,9 +475,13 @@ def exact_orthogonal(
     shape = tuple(int(size) for size in shape)
     layout = layout or default_layout(shape)
     check_options(structure, start, taps)
-    options = DrawOptions(np.random.default_rng(seed), gain, cover=start != "published")
+    options = DrawOptions(
+        np.random.default_rng(seed), gain, cover=start != "published"
+    )
     if structure is not None:
-        return _draw_structure(shape, density, layout, structure, options, dtype)
+        return _draw_structure(
+            shape, density, layout, structure, options, dtype
+        )
     kernel = _draw_matrices(shape, density, layout, taps, options, dtype)
     mask = kernel != 0
     kernel = np.ascontiguousarray(layout.from_canonical(kernel, shape))
@@ -466,7 +502,9 @@ def _draw_structure(
     canonical_shape = layout.canonical_shape(shape)
     structure.check(canonical_shape)
     count = structure.live_count(canonical_shape, density)
-    kernel, mask = structure.draw(canonical_shape, count, float(density), options)
+    kernel, mask = structure.draw(
+        canonical_shape, count, float(density), options
+    )
     kernel = np.ascontiguousarray(layout.from_canonical(kernel, shape))
     mask = np.ascontiguousarray(layout.from_canonical(mask, shape))
     return kernel.astype(dtype, copy=False), mask
@@ -514,10 +552,14 @@ def _draw_matrices(
     if matrix_shape == (1, 1):  # all at once: depthwise ones are many
         single_entries: tuple[Any, ...] = (..., *center, 0, 0)
         is_positive = options.rng.random(kernel[single_entries].shape) < 0.5
-        kernel[single_entries] = np.where(is_positive, options.gain, -options.gain)
+        kernel[single_entries] = np.where(
+            is_positive, options.gain, -options.gain
+        )
         return kernel
     counts = apportion(entries, [1.0] * matrices)
-    for matrix, matrix_count in zip(np.ndindex(canonical_shape[:2]), counts, strict=True):
+    for matrix, matrix_count in zip(
+        np.ndindex(canonical_shape[:2]), counts, strict=True
+    ):
         values = kernel[(*matrix, *center)].reshape(matrix_shape)
         write_orthogonal(values, matrix_count, options)
         if taps == "all":  # the diagonal of `[I | 0]` is of no one tap
@@ -532,9 +574,13 @@ def check_options(
 ) -> None:
     """Raises a ValueError for an unknown option, or one that a structure does not take."""
     if start not in ("covering", "published"):
-        raise ValueError(f'`start` must be "covering" or "published". Received: {start=}')
+        raise ValueError(
+            f'`start` must be "covering" or "published". Received: {start=}'
+        )
     if taps not in ("center", "dense_center", "all"):
-        raise ValueError(f'`taps` must be "center", "dense_center" or "all". Received: {taps=}')
+        raise ValueError(
+            f'`taps` must be "center", "dense_center" or "all". Received: {taps=}'
+        )
     if structure is not None and taps != "center":
         raise ValueError(
             "With a `structure` the matrix is at the center tap: leave out `taps`. "
@@ -557,5 +603,7 @@ def _matrix_shape(
 def default_layout(shape: Sequence[int]) -> KernelLayout:
     """`(*spatial, in, out)`; refuses vectors."""
     if len(shape) < 2:
-        raise DensityError(f"Orthogonal kernels need rank 2 or more. Received: {shape=}")
+        raise DensityError(
+            f"Orthogonal kernels need rank 2 or more. Received: {shape=}"
+        )
     return KernelLayout.convolution()

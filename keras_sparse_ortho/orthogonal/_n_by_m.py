@@ -54,7 +54,9 @@ class NByM(Structure):
         self._check_sides("n", "m")
         is_divided = self.m % self.n == 0
         if not is_divided or self.m > _LARGEST_M:
-            raise ValueError(f"`n` must divide an `m` of at most {_LARGEST_M:,}. Received: {self}")
+            raise ValueError(
+                f"`n` must divide an `m` of at most {_LARGEST_M:,}. Received: {self}"
+            )
 
     def in_groups(
         self,
@@ -236,7 +238,9 @@ class NByM(Structure):
         output_order = shuffled(outputs, rng)
         beyond_groups = in_groups + shuffled(inputs - in_groups, rng)
         classes = []
-        for k, (input_count, output_count) in enumerate(zip(rows, cols, strict=True)):
+        for k, (input_count, output_count) in enumerate(
+            zip(rows, cols, strict=True)
+        ):
             start = k * self.n
             class_places = places[:, start : start + self.n]
             of_groups = class_places.reshape(-1)

@@ -34,13 +34,19 @@ from keras_sparse_ortho.orthogonal._regular_pattern import (
     shuffled,
 )
 
-_WIDE_START_ROUNDS = 4  # rotations of every column, after which no two are parallel
+_WIDE_START_ROUNDS = (
+    4  # rotations of every column, after which no two are parallel
+)
 _LARGEST_DENSE = 64  # larger blocks begin as smaller ones: rotating all row pairs takes cubic time
-_ENTRIES_AT_ONCE = 1 << 17  # that are rotated at once, which bounds temporary memory
+_ENTRIES_AT_ONCE = (
+    1 << 17
+)  # that are rotated at once, which bounds temporary memory
 # Their products are at most a seventh below any number; larger cells would leave disconnected
 # parts.
 _CELL_SIZES = (5, 3, 2)
-_MOST_CHOICES = 3  # of cell sizes, where supports overlap or cannot be completed
+_MOST_CHOICES = (
+    3  # of cell sizes, where supports overlap or cannot be completed
+)
 _GOOD_FAN = 0.95  # part of the bound on the fan that few draws reach
 
 Cells = list[list[int]]
@@ -75,7 +81,11 @@ class RegularBlocks:
 
     @property
     def live(self) -> int:
-        return math.prod(self.canonical_shape) * self.blocks.shape[3] // self.in_blocks
+        return (
+            math.prod(self.canonical_shape)
+            * self.blocks.shape[3]
+            // self.in_blocks
+        )
 
     def with_taps(self) -> np.ndarray:
         """The live blocks at all taps, `(batch, parts, J, k, *taps, r, c)`."""
@@ -92,7 +102,9 @@ class RegularBlocks:
         """The dense kernel in its canonical shape, for small ones."""
         kernel = np.zeros(self.canonical_shape, self.blocks.dtype)
         every_matrix = (slice(None),) * 2
-        kernel[every_matrix + center_of(self.canonical_shape)] = self._matrices(self.blocks)
+        kernel[every_matrix + center_of(self.canonical_shape)] = self._matrices(
+            self.blocks
+        )
         return kernel
 
     def mask(self) -> np.ndarray:
@@ -105,17 +117,25 @@ class RegularBlocks:
     def _matrices(self, values: np.ndarray) -> np.ndarray:
         """Values of the live blocks at one tap as dense matrices."""
         *outer, lines, _, rows, cols = values.shape
-        by_block = np.zeros((*outer, lines, self.in_blocks, rows, cols), values.dtype)
-        np.put_along_axis(by_block, self.inputs_of[..., None, None], values, axis=3)
+        by_block = np.zeros(
+            (*outer, lines, self.in_blocks, rows, cols), values.dtype
+        )
+        np.put_along_axis(
+            by_block, self.inputs_of[..., None, None], values, axis=3
+        )
         inputs, outputs = self.canonical_shape[-2:]
-        return from_blocks(by_block.transpose(0, 1, 3, 4, 2, 5), inputs, outputs)
+        return from_blocks(
+            by_block.transpose(0, 1, 3, 4, 2, 5), inputs, outputs
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class _MixingPlan:
     """The lines and groups of a start, the levels that mix it, and the pattern of the result."""
 
-    lines: np.ndarray  # line numbers `(d, lines / d)` of each dense matrix of the start
+    lines: (
+        np.ndarray
+    )  # line numbers `(d, lines / d)` of each dense matrix of the start
     groups: np.ndarray  # its group numbers `(d, groups / d)`, ascending
     levels: list[Cells]
     live: np.ndarray  # bool `(lines, groups)`, the regular pattern
@@ -134,7 +154,9 @@ class _MixingPlan:
         groups_of = shuffled(groups, rng).reshape(parts, -1)
         groups_of.sort(axis=1)
         start = [0] * lines
-        for part_lines, part_groups in zip(lines_of.tolist(), groups_of.tolist(), strict=True):
+        for part_lines, part_groups in zip(
+            lines_of.tolist(), groups_of.tolist(), strict=True
+        ):
             support = sum(1 << group for group in part_groups)
             for line in part_lines:
                 start[line] = support
@@ -158,7 +180,9 @@ def _cell_sizes(
     """Mean fan and sizes of the cells of each level; larger fans first, then more levels."""
     mean_sizes = {size: _mean_size(lines, size) for size in _CELL_SIZES}
     choices = []
-    for levels in itertools.product(range(times.bit_length()), repeat=len(_CELL_SIZES)):
+    for levels in itertools.product(
+        range(times.bit_length()), repeat=len(_CELL_SIZES)
+    ):
         sizes: list[int] = []
         for size, count in zip(_CELL_SIZES, levels, strict=True):
             sizes += [size] * count
@@ -166,7 +190,10 @@ def _cell_sizes(
             fan = math.prod(mean_sizes[size] for size in sizes)
             choices.append((fan, sizes))
     # Rounded: the same order on every machine.
-    return sorted(choices, key=lambda choice: (-round(choice[0], 6), -len(choice[1]), choice[1]))
+    return sorted(
+        choices,
+        key=lambda choice: (-round(choice[0], 6), -len(choice[1]), choice[1]),
+    )
 
 
 def _mean_size(
@@ -321,7 +348,9 @@ def draw_regular(
     output_blocks = block_count(outputs, cols)
     grid = BlockGrid.of(input_blocks, output_blocks, rows, cols)
     times = fan_in // fan_step(input_blocks, output_blocks)
-    blocks = np.zeros((batch, parts, output_blocks, fan_in, rows, cols), dtype=dtype)
+    blocks = np.zeros(
+        (batch, parts, output_blocks, fan_in, rows, cols), dtype=dtype
+    )
     inputs_of = np.empty(blocks.shape[:4], dtype=np.int32)
     outputs_of = np.arange(output_blocks)[:, None].repeat(fan_in, axis=1)
     for matrix in np.ndindex(batch, parts):
@@ -336,7 +365,9 @@ def draw_regular(
         inputs_of[matrix] = live_inputs.reshape(output_blocks, fan_in)
         _write_blocks(blocks[matrix], inputs_of[matrix], plan, grid, options)
         # Only the shorter side may be padded; the other rows stay orthonormal.
-        clear_padding(blocks[matrix], inputs_of[matrix], outputs_of, inputs, outputs)
+        clear_padding(
+            blocks[matrix], inputs_of[matrix], outputs_of, inputs, outputs
+        )
     return RegularBlocks(blocks, inputs_of, shape)
 
 

@@ -9,7 +9,9 @@ from numpy.random import Generator
 
 from keras_sparse_ortho._checks import as_text
 
-_TRADE_ROUNDS = 16  # four times as many change nothing that two of 16 to 1024 lines share
+_TRADE_ROUNDS = (
+    16  # four times as many change nothing that two of 16 to 1024 lines share
+)
 _PRICE_ROUNDS = 60  # after 8 of them .1 to .3% of the sum are lost
 _MOST_SEGMENT_ENDS = 512  # of `few_counts`: very many lines are cut in steps
 
@@ -103,7 +105,9 @@ def to_blocks(
     padded_inputs = input_blocks * rows
     padded_outputs = output_blocks * cols
     if padded_inputs > inputs or padded_outputs > outputs:
-        padded = np.full((*outer, padded_inputs, padded_outputs), fill, kernel.dtype)
+        padded = np.full(
+            (*outer, padded_inputs, padded_outputs), fill, kernel.dtype
+        )
         input_places = _places(inputs, rows)[:, None]
         output_places = _places(outputs, cols)
         padded[..., input_places, output_places] = kernel
@@ -278,7 +282,9 @@ def _augment(
     Returns:
         Whether there was such a path.
     """
-    group_to_hand_over: dict[int, int] = {start: -1}  # by the lines of the search
+    group_to_hand_over: dict[int, int] = {
+        start: -1
+    }  # by the lines of the search
     line_before_group: dict[int, int] = {}
     reached = np.zeros(len(needs), dtype=bool)
     queue = [start]
@@ -339,7 +345,9 @@ def matched_by_score(
     worth = np.where(candidates, scores, hopeless)
     worth = worth - _prices(worth, input_fans, output_fans)
     entries = np.flatnonzero(candidates)
-    entries = entries[shuffled(len(entries), rng)]  # the order would decide between equals
+    entries = entries[
+        shuffled(len(entries), rng)
+    ]  # the order would decide between equals
     worth = worth.ravel()[entries]
     entries = entries[np.argsort(-worth, kind="stable")]
     missing = input_fans.tolist()
@@ -357,7 +365,9 @@ def matched_by_score(
         np.array(needs),
     )
     if not could_complete:
-        raise RuntimeError("There is no pattern with the numbers that are given")
+        raise RuntimeError(
+            "There is no pattern with the numbers that are given"
+        )
     return chosen
 
 
@@ -421,7 +431,10 @@ def few_counts(
     spread_of_equal = np.where(high == 0, spread, np.inf)
     spread_of_two = np.where(high > 0, spread, np.inf)
     for values in range(1, most + 1):
-        for values_used, segment_spread in ((1, spread_of_equal), (2, spread_of_two))[:values]:
+        for values_used, segment_spread in (
+            (1, spread_of_equal),
+            (2, spread_of_two),
+        )[:values]:
             costs = least_spread[values - values_used][:, None] + segment_spread
             least_costs = costs.min(axis=0)
             is_better = least_costs < least_spread[values]
@@ -478,13 +491,21 @@ def check_pattern(
     Raises ValueError for other places.
     """
     input_blocks = len(uses)
-    are_integers = inputs_of.size > 0 and np.issubdtype(inputs_of.dtype, np.integer)
-    if not (are_integers and 0 <= inputs_of.min() <= inputs_of.max() < input_blocks):
+    are_integers = inputs_of.size > 0 and np.issubdtype(
+        inputs_of.dtype, np.integer
+    )
+    if not (
+        are_integers and 0 <= inputs_of.min() <= inputs_of.max() < input_blocks
+    ):
         rule = f"integers from 0 to {input_blocks - 1}"
-    elif len(np.unique(outputs_of.astype(np.int64) * input_blocks + inputs_of)) < len(inputs_of):
+    elif len(
+        np.unique(outputs_of.astype(np.int64) * input_blocks + inputs_of)
+    ) < len(inputs_of):
         rule = "each at most once for an output block"
     elif (np.bincount(inputs_of, minlength=input_blocks) != uses).any():
         rule = f"each as often as its count, {as_text(list(uses))}"
     else:
         return
-    raise ValueError(f"`inputs_of` must name input blocks, {rule}. Received: {as_text(inputs_of)}")
+    raise ValueError(
+        f"`inputs_of` must name input blocks, {rule}. Received: {as_text(inputs_of)}"
+    )

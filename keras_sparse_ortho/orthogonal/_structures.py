@@ -13,7 +13,11 @@ from keras_sparse_ortho._checks import is_integer, other_keywords
 from keras_sparse_ortho._foreign_names import for_value
 from keras_sparse_ortho.errors import LayoutError
 from keras_sparse_ortho.orthogonal._block_draws import block_orthogonal, draw_on
-from keras_sparse_ortho.orthogonal._counts import largest_mask, live_count, unmask_at_random
+from keras_sparse_ortho.orthogonal._counts import (
+    largest_mask,
+    live_count,
+    unmask_at_random,
+)
 from keras_sparse_ortho.orthogonal._eoi import DrawOptions
 from keras_sparse_ortho.orthogonal._kernel import (
     KernelLayout,
@@ -23,7 +27,10 @@ from keras_sparse_ortho.orthogonal._kernel import (
     describe,
 )
 from keras_sparse_ortho.orthogonal._n_by_m import NByM as NByM
-from keras_sparse_ortho.orthogonal._regular_blocks import RegularBlocks, draw_regular
+from keras_sparse_ortho.orthogonal._regular_blocks import (
+    RegularBlocks,
+    draw_regular,
+)
 from keras_sparse_ortho.orthogonal._regular_pattern import (
     BlockGrid,
     block_count,
@@ -37,7 +44,9 @@ from keras_sparse_ortho.orthogonal._regular_pattern import (
 StructureLike = Structure | str | tuple[int, int]
 """A structure, or a short form of one: `"2:4"`, `"32x32"` or `(32, 32)`."""
 
-_MOST_PADDING = 1.05  # a padded side relative to the side: what the padding may cost
+_MOST_PADDING = (
+    1.05  # a padded side relative to the side: what the padding may cost
+)
 _MOST_COUNTS = 6  # of a side of live blocks: each is a product, which takes time to compile
 
 
@@ -85,7 +94,9 @@ class Block(Structure):
     def __post_init__(self) -> None:
         self._check_sides("rows", "cols")
         if not isinstance(self.regular, bool):
-            raise ValueError(f"`regular` must be a bool. Received: regular={self.regular!r}")
+            raise ValueError(
+                f"`regular` must be a bool. Received: regular={self.regular!r}"
+            )
 
     def divides(self, canonical_shape: Sequence[int]) -> bool:
         """Whether inputs and outputs can be divided into blocks, regular ones with padding."""
@@ -114,7 +125,9 @@ class Block(Structure):
         if not self.regular:
             return unit
         input_blocks, output_blocks = self._block_counts(canonical_shape)
-        return math.prod(canonical_shape) // math.gcd(input_blocks, output_blocks)
+        return math.prod(canonical_shape) // math.gcd(
+            input_blocks, output_blocks
+        )
 
     def _block_counts(self, canonical_shape: Sequence[int]) -> tuple[int, int]:
         *_, inputs, outputs = canonical_shape
@@ -134,7 +147,9 @@ class Block(Structure):
         if self.regular:
             return self.unit(canonical_shape)
         if max(self.rows, self.cols) % min(self.rows, self.cols):
-            raise ValueError(f"One of `rows` and `cols` must divide the other. Received: {self}")
+            raise ValueError(
+                f"One of `rows` and `cols` must divide the other. Received: {self}"
+            )
         batch, parts, *_, inputs, outputs = canonical_shape
         blocks = min(inputs, outputs) // min(self.rows, self.cols)
         return batch * parts * blocks * self.unit(canonical_shape)
@@ -163,11 +178,15 @@ class Block(Structure):
         """See `Structure.draw`. Regular blocks always cover."""
         if self.regular:
             fan_in = self.fan_in(canonical_shape, count)
-            drawn = draw_regular(canonical_shape, self.rows, self.cols, fan_in, options)
+            drawn = draw_regular(
+                canonical_shape, self.rows, self.cols, fan_in, options
+            )
             return drawn.dense(), drawn.mask()
         batch, parts, *taps, inputs, outputs = canonical_shape
         unit = self.rows * self.cols
-        blocks_at_center = live_count(density, batch * parts * inputs * outputs // unit)
+        blocks_at_center = live_count(
+            density, batch * parts * inputs * outputs // unit
+        )
         at_center = min(blocks_at_center * unit, count)
         shares = self._shares(canonical_shape, at_center, count, options)
         grid = self._grid(canonical_shape)
@@ -179,7 +198,9 @@ class Block(Structure):
             index = (*matrix, *center)
             values = block_orthogonal(grid, share, options)
             kernel[index] = options.gain * values
-            live[index] = to_blocks(values != 0, self.rows, self.cols).any(axis=(1, 3))
+            live[index] = to_blocks(values != 0, self.rows, self.cols).any(
+                axis=(1, 3)
+            )
         unmask_at_random(live, count // unit, options.rng)
         return kernel, _entries_of(live, self.rows, self.cols)
 
@@ -224,7 +245,9 @@ class GivenBlocks(Block):
         lengths = {len(line) for line in self.live}
         digits = set("".join(self.live))
         if len(lengths) != 1 or digits - set("01"):
-            raise ValueError(f"Blocks are equal strings of 0 and 1. Received: {self.live!r:.200}")
+            raise ValueError(
+                f"Blocks are equal strings of 0 and 1. Received: {self.live!r:.200}"
+            )
 
     def __str__(self) -> str:
         text = "\n".join(self.live)
@@ -241,12 +264,18 @@ class GivenBlocks(Block):
         by_matrix = mask.reshape(math.prod(mask.shape[:2]), -1, inputs, outputs)
         live = to_blocks(by_matrix, block.rows, block.cols).any(axis=(1, 3, 5))
         lines = np.concatenate(live, axis=-1).astype(int)
-        return cls(block.rows, block.cols, tuple("".join(map(str, line)) for line in lines))
+        return cls(
+            block.rows,
+            block.cols,
+            tuple("".join(map(str, line)) for line in lines),
+        )
 
     @property
     def array(self) -> np.ndarray:
         """Bool `(I, J)`."""
-        return np.array([[digit == "1" for digit in line] for line in self.live])
+        return np.array(
+            [[digit == "1" for digit in line] for line in self.live]
+        )
 
     def check(self, canonical_shape: Sequence[int]) -> None:
         super().check(canonical_shape)
@@ -298,7 +327,11 @@ def as_structure(value: Any) -> Any:
         if separator == ":":
             return NByM(int(before), int(after))
         return Block(int(before), int(after))
-    if isinstance(value, list | tuple) and len(value) == 2 and all(map(is_integer, value)):
+    if (
+        isinstance(value, list | tuple)
+        and len(value) == 2
+        and all(map(is_integer, value))
+    ):
         rows, cols = value
         return Block(int(rows), int(cols))
     return value
@@ -336,13 +369,19 @@ def regular_blocks(
             f"stored without the dense kernel. Received: structure={structure!r}"
         )
     if not np.issubdtype(np.dtype(dtype), np.floating):
-        raise ValueError(f"`dtype` must be a NumPy floating type. Received: dtype={dtype!r}")
+        raise ValueError(
+            f"`dtype` must be a NumPy floating type. Received: dtype={dtype!r}"
+        )
     shape = tuple(int(size) for size in shape)
     canonical = (layout or default_layout(shape)).canonical_shape(shape)
     structure.check(canonical)
-    fan_in = structure.fan_in(canonical, structure.live_count(canonical, density))
+    fan_in = structure.fan_in(
+        canonical, structure.live_count(canonical, density)
+    )
     options = DrawOptions(np.random.default_rng(seed), gain)
-    return draw_regular(canonical, structure.rows, structure.cols, fan_in, options, dtype)
+    return draw_regular(
+        canonical, structure.rows, structure.cols, fan_in, options, dtype
+    )
 
 
 def block_unit(
@@ -402,7 +441,9 @@ def _best_regular(
     nothing = np.zeros((rows, cols), dtype=bool)
     live = []
     for matrix in scores:
-        live.append(matched_by_score(nothing, input_fans, output_fans, matrix, rng))
+        live.append(
+            matched_by_score(nothing, input_fans, output_fans, matrix, rng)
+        )
     return np.stack(live)
 
 
@@ -423,5 +464,7 @@ def _best_in_all(
         input_fans = few_counts(input_fans, _MOST_COUNTS)
         output_fans = few_counts(output_fans, _MOST_COUNTS)
         nothing = np.zeros_like(live)
-        live = matched_by_score(nothing, input_fans, output_fans, side_by_side, rng)
+        live = matched_by_score(
+            nothing, input_fans, output_fans, side_by_side, rng
+        )
     return np.stack(np.split(live, len(scores), axis=1))

@@ -17,8 +17,13 @@ from keras_sparse_ortho.parametrizations._learnt_threshold import (
     LearntThreshold,
     critical_offsets,
 )
-from keras_sparse_ortho.parametrizations._low_rank_soft_threshold import LowRankSoftThreshold
-from keras_sparse_ortho.parametrizations._parametrization import Parametrization, quantized_value
+from keras_sparse_ortho.parametrizations._low_rank_soft_threshold import (
+    LowRankSoftThreshold,
+)
+from keras_sparse_ortho.parametrizations._parametrization import (
+    Parametrization,
+    quantized_value,
+)
 from keras_sparse_ortho.parametrizations._scheduled_mask import (
     Feather,
     MagnitudeMask,

@@ -50,7 +50,9 @@ class FakeQuantization:
     @other_keywords
     def __init__(self, dtype: str = "int8") -> None:
         if dtype not in LEVELS:
-            raise ValueError(f"`dtype` must be one of {sorted(LEVELS)}. Received: {dtype=}")
+            raise ValueError(
+                f"`dtype` must be one of {sorted(LEVELS)}. Received: {dtype=}"
+            )
         self.dtype = dtype
 
     def __call__(self, value: Tensor, outputs: tuple[int, ...]) -> Tensor:
@@ -61,7 +63,9 @@ class FakeQuantization:
             quantized = functools.partial(_ternary, axes=axes)
 
         def rounded(w: Tensor) -> Tensor:
-            return keras.ops.cast(quantized(keras.ops.cast(w, "float32")), w.dtype)
+            return keras.ops.cast(
+                quantized(keras.ops.cast(w, "float32")), w.dtype
+            )
 
         def gradient(_: Tensor, upstream: Tensor) -> tuple[Tensor]:
             return (upstream,)

@@ -34,10 +34,17 @@ from keras_sparse_ortho.initializers import (
 )
 from keras_sparse_ortho.kernels import DenseGradient, PrunableWeight, Storage
 from keras_sparse_ortho.orthogonal import floored_mask, live_count
-from keras_sparse_ortho.parametrizations._parametrization import Masked, quantized_value
+from keras_sparse_ortho.parametrizations._parametrization import (
+    Masked,
+    quantized_value,
+)
 
 _LARGEST = 2**31 - 1
-_SUMS_OVER_ENTRIES = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
+_SUMS_OVER_ENTRIES = (
+    keras.regularizers.L1,
+    keras.regularizers.L2,
+    keras.regularizers.L1L2,
+)
 _PART = 1 << 16  # entries of a kernel that are digested at once
 
 
@@ -86,7 +93,9 @@ class FixedMask(Masked):
         initializer: SparseInitializer | None = None,
     ) -> None:
         initializer = keras.initializers.get(initializer)
-        if initializer is not None and not isinstance(initializer, SparseInitializer):
+        if initializer is not None and not isinstance(
+            initializer, SparseInitializer
+        ):
             raise ValueError(
                 "`initializer` must be one that draws a mask, such as ExactOrthogonal. "
                 f"Received: initializer={initializer!r}"
@@ -94,7 +103,9 @@ class FixedMask(Masked):
         self.density = None if density is None else check_density(density)
         self.initializer = initializer
         self._given = None if mask is None else self._checked(mask)
-        self._was_given = mask is not None  # not drawn by the layer's own initializer
+        self._was_given = (
+            mask is not None
+        )  # not drawn by the layer's own initializer
 
     def _checked(self, mask: Any) -> np.ndarray:
         mask = np.asarray(mask)
@@ -104,7 +115,10 @@ class FixedMask(Masked):
                 "`mask` must be a bool array with at least one live entry. "
                 f"Received: mask of dtype {mask.dtype} with {live} live"
             )
-        if self.density is not None and live_count(self.density, mask.size) != live:
+        if (
+            self.density is not None
+            and live_count(self.density, mask.size) != live
+        ):
             raise DensityError(
                 f"`mask` has the density {live / mask.size:.6g}. Received: density={self.density!r}"
             )
@@ -147,19 +161,27 @@ class FixedMask(Masked):
     @classmethod
     def from_config(cls, config: Config) -> "FixedMask":
         config = dict(config)
-        was_given, drawn = config.pop("mask_given", False), config.pop("drawn_digest", None)
+        was_given, drawn = (
+            config.pop("mask_given", False),
+            config.pop("drawn_digest", None),
+        )
         new = cls(**config)
         new._was_given, new._drawn_digest = was_given is True, drawn
         return new
 
     def mark_as_drawn(self, kernel: Any = None) -> None:
-        if not isinstance(kernel, np.ndarray) or kernel.dtype.name != self.weight.variable.dtype:
+        if (
+            not isinstance(kernel, np.ndarray)
+            or kernel.dtype.name != self.weight.variable.dtype
+        ):
             kernel = self.weight.raw_value(copy=False)
         self._drawn_digest = digest(kernel)
 
     def is_as_drawn(self) -> bool:
         drawn = self._drawn_digest
-        return drawn is not None and drawn == digest(self.weight.raw_value(copy=False))
+        return drawn is not None and drawn == digest(
+            self.weight.raw_value(copy=False)
+        )
 
     def move(self, live: Any, optimizer: Optimizer) -> None:
         changed = live ^ self.mask_value()
@@ -192,10 +214,16 @@ class FixedMask(Masked):
             return Draw(self._given, None, self.initializer)
         if self.initializer is not None:
             return draw(weight, self.initializer)
-        if isinstance(weight.initializer, SparseInitializer) and not self._was_given:
+        if (
+            isinstance(weight.initializer, SparseInitializer)
+            and not self._was_given
+        ):
             drawn = adopt(weight, weight.initializer)
             live = int(np.count_nonzero(drawn.mask))
-            if self.density is not None and live_count(self.density, drawn.mask.size) != live:
+            if (
+                self.density is not None
+                and live_count(self.density, drawn.mask.size) != live
+            ):
                 raise DensityError(
                     f"The initializer of {weight.path!r} has a mask of density "
                     f"{live / drawn.mask.size:.6g}. Received: density={self.density!r}"
@@ -256,11 +284,15 @@ class CompactMask(FixedMask):
     layer_variable: Any = None
     shape: tuple[int, ...] = ()
     live = 0
-    _source: Callable[[], Any] | None = None  # gives the dense kernel until `values` holds it
+    _source: Callable[[], Any] | None = (
+        None  # gives the dense kernel until `values` holds it
+    )
     _has_value = False
     _drawn: tuple[np.ndarray, np.ndarray] | None = None
 
-    def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
+    def build(
+        self, weight: PrunableWeight, add_weight: Callable[..., Any]
+    ) -> None:
         variable = self.layer_variable = weight.variable
         self.shape = weight.shape
         self._source, self._has_value = value_source(variable)
@@ -284,7 +316,11 @@ class CompactMask(FixedMask):
             initializer=self._initial_values,
         )
         self.indices = stand_ins.create(
-            "indices", shape=shape, dtype="int32", initializer=self._initial_indices, **settings
+            "indices",
+            shape=shape,
+            dtype="int32",
+            initializer=self._initial_indices,
+            **settings,
         )
         self._weight = dataclasses.replace(self.weight, variable=self.values)
         stand_ins.put(self.values, self.indices)
@@ -292,15 +328,21 @@ class CompactMask(FixedMask):
 
     def effective(self, value: Any, after: Any = None) -> Any:
         """The dense kernel for the live values, which XLA makes once `after` is there."""
-        flat = scatter_sorted(value, self.indices.value, self.weight.size, after)
+        flat = scatter_sorted(
+            value, self.indices.value, self.weight.size, after
+        )
         return keras.ops.reshape(flat, self.weight.shape)
 
     def current(self, after: Any = None) -> Any:
         given = value_in_scope(self.layer_variable)  # for dense gradients
-        return self.quantized(self.effective(self.values.value, after) if given is None else given)
+        return self.quantized(
+            self.effective(self.values.value, after) if given is None else given
+        )
 
     def value(self) -> np.ndarray:
-        return quantized_value(self.quantizer, self.raw_value(), self.weight.outputs_shape)
+        return quantized_value(
+            self.quantizer, self.raw_value(), self.weight.outputs_shape
+        )
 
     def raw_value(self, *, copy: bool = True) -> np.ndarray:
         if self._source is not None:
@@ -316,7 +358,11 @@ class CompactMask(FixedMask):
     def assign_mask(self, mask: np.ndarray) -> None:
         mask = np.asarray(mask)
         count = int(np.count_nonzero(mask))
-        if mask.shape != self.weight.shape or mask.dtype != bool or count != self.live:
+        if (
+            mask.shape != self.weight.shape
+            or mask.dtype != bool
+            or count != self.live
+        ):
             raise ValueError(
                 f"In compact storage the mask of {self.weight.path!r} is a bool array of shape "
                 f"{self.weight.shape} with {self.live} live entries, for which there is room. "
@@ -338,7 +384,9 @@ class CompactMask(FixedMask):
         return DenseGradient(
             variables=[self.layer_variable, self.values],
             values=lambda: [self.raw_value(), to_numpy(self.values)],
-            collect=lambda gradient, of_values: gradient + self.slot_to_dense(of_values, 0),
+            collect=lambda gradient, of_values: (
+                gradient + self.slot_to_dense(of_values, 0)
+            ),
         )
 
     def slot_to_dense(self, slot: np.ndarray, start: float) -> np.ndarray:
@@ -361,7 +409,9 @@ class CompactMask(FixedMask):
 
     def release(self) -> None:
         self._stand_ins.take_away(self.value())
-        self._weight = dataclasses.replace(self.weight, variable=self.layer_variable, storage=None)
+        self._weight = dataclasses.replace(
+            self.weight, variable=self.layer_variable, storage=None
+        )
 
     def _count(self) -> int:
         weight, drawn_by = self.weight, self.drawn_by
@@ -370,7 +420,11 @@ class CompactMask(FixedMask):
         # Only shapes are traced now; kernel and mask are drawn when the variables get values.
         if drawn_by is not None:
             layout = axes_for(weight, drawn_by)
-            return int(np.count_nonzero(drawn_by.sample(weight.shape, layout=layout)[1]))
+            return int(
+                np.count_nonzero(
+                    drawn_by.sample(weight.shape, layout=layout)[1]
+                )
+            )
         if self.density is None:
             return self.resolve(weight).mask.size  # raises
         return live_count(self.density, weight.size)
@@ -379,12 +433,20 @@ class CompactMask(FixedMask):
         if self._drawn is not None:
             return self._drawn
         assert self._source is not None
-        if self._given is not None and self.awaits_values and not self._has_value:
+        if (
+            self._given is not None
+            and self.awaits_values
+            and not self._has_value
+        ):
             indices = np.flatnonzero(self.resolve(self.weight).mask)
             values = np.zeros(indices.size, dtype=np.float32)
         else:
-            kernel = to_numpy(self._source())  # first, as an initializer then knows the mask
-            self._source = functools.partial(keras.ops.convert_to_tensor, kernel)
+            kernel = to_numpy(
+                self._source()
+            )  # first, as an initializer then knows the mask
+            self._source = functools.partial(
+                keras.ops.convert_to_tensor, kernel
+            )
             drawn = self.resolve(self.weight)
             kernel = kernel if drawn.kernel is None else drawn.kernel
             indices = np.flatnonzero(drawn.mask)
@@ -399,15 +461,21 @@ class CompactMask(FixedMask):
             return keras.ops.zeros(shape, dtype=dtype)
         return keras.ops.convert_to_tensor(self._draw()[0], dtype=dtype)
 
-    def _initial_indices(self, shape: tuple[int, ...], dtype: Any = None) -> Any:
+    def _initial_indices(
+        self, shape: tuple[int, ...], dtype: Any = None
+    ) -> Any:
         if in_stateless_scope():
             return keras.ops.zeros(shape, dtype=dtype)
         indices = keras.ops.convert_to_tensor(self._draw()[1])
-        self._drawn = self._source = self._given = None  # both variables hold them now
+        self._drawn = self._source = self._given = (
+            None  # both variables hold them now
+        )
         self._weight = dataclasses.replace(self.weight, drawn_mask=None)
         return indices
 
-    def _scattered(self, values: np.ndarray, indices: np.ndarray, start: float = 0) -> np.ndarray:
+    def _scattered(
+        self, values: np.ndarray, indices: np.ndarray, start: float = 0
+    ) -> np.ndarray:
         dense = np.full(self.shape, start, dtype=values.dtype)
         dense.reshape(-1)[indices] = values
         return dense
@@ -443,9 +511,13 @@ def refuse_compact(weight: PrunableWeight) -> None:
 
 def why_not_compact(weight: PrunableWeight) -> str | None:
     """Says why compact storage cannot hold a weight; `None` if it can."""
-    reason = why_needs_dense(weight.variable.regularizer, weight.variable.constraint)
+    reason = why_needs_dense(
+        weight.variable.regularizer, weight.variable.constraint
+    )
     if weight.size > _LARGEST:
-        reason = f"its flat indices are no int32. Received: {weight.size} entries"
+        reason = (
+            f"its flat indices are no int32. Received: {weight.size} entries"
+        )
     elif reason is None and saves_by_itself(weight.owner):
         reason = (
             "the class of its layer overrides `save_own_variables`, which would read the kernel. "
@@ -461,7 +533,10 @@ def why_needs_dense(regularizer: Any, constraint: Any) -> str | None:
     needs = "needs the dense kernel: it must be"
     if regularizer is not None and type(regularizer) not in _SUMS_OVER_ENTRIES:
         return f"its regularizer {needs} L1 or L2. Received: kernel_regularizer={regularizer!r}"
-    if constraint is not None and type(constraint) is not keras.constraints.NonNeg:
+    if (
+        constraint is not None
+        and type(constraint) is not keras.constraints.NonNeg
+    ):
         return f"its constraint {needs} NonNeg. Received: kernel_constraint={constraint!r}"
     return None
 

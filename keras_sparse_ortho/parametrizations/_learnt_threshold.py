@@ -62,7 +62,11 @@ def shrink(value: Tensor, threshold: Tensor) -> Tensor:
     """
     ops = keras.ops
     sizes = zip(threshold.shape, value.shape, strict=False)
-    axes = [axis for axis, (size, size_of_value) in enumerate(sizes) if size != size_of_value]
+    axes = [
+        axis
+        for axis, (size, size_of_value) in enumerate(sizes)
+        if size != size_of_value
+    ]
 
     def shrunk(w: Tensor, t: Tensor) -> Tensor:
         # As a difference, which is 0 for w = t = 0: an entry frozen at 0 gets no gradient.
@@ -140,9 +144,13 @@ class LearntThreshold(Parametrization):
         self.s_init = check_number("s_init", s_init)
         self.weight_decay = check_number("weight_decay", weight_decay)
         if self.weight_decay < 0:
-            raise ValueError(f"`weight_decay` must not be negative. Received: {weight_decay=}")
+            raise ValueError(
+                f"`weight_decay` must not be negative. Received: {weight_decay=}"
+            )
         if not isinstance(g, str) or g not in _FUNCTIONS:
-            raise ValueError(f"`g` must be one of {sorted(_FUNCTIONS)}. Received: g={g!r}")
+            raise ValueError(
+                f"`g` must be one of {sorted(_FUNCTIONS)}. Received: g={g!r}"
+            )
 
     def _build_threshold(
         self,
@@ -172,11 +180,19 @@ class LearntThreshold(Parametrization):
         if not shared:
             # The threshold of a frozen kernel would change what its layer computes.
             self.s.trainable = weight.variable.trainable
-        self.offset = add_weight(name="s_offset", shape=(), initializer="zeros", trainable=False)
-        self.active = add_weight(name="s_active", shape=(), initializer="ones", trainable=False)
+        self.offset = add_weight(
+            name="s_offset", shape=(), initializer="zeros", trainable=False
+        )
+        self.active = add_weight(
+            name="s_active", shape=(), initializer="ones", trainable=False
+        )
         # The density of TargetDensity, 0 without one; and 1 if it freezes the live entries.
-        self._target = add_weight(name="s_target", shape=(2,), initializer="zeros", trainable=False)
-        if self.weight_decay and self.s.regularizer is None:  # a shared one decays once
+        self._target = add_weight(
+            name="s_target", shape=(2,), initializer="zeros", trainable=False
+        )
+        if (
+            self.weight_decay and self.s.regularizer is None
+        ):  # a shared one decays once
             add_weight_decay(self.s, self.weight_decay)
 
     def _build_mask(
@@ -270,7 +286,9 @@ class LearntThreshold(Parametrization):
         tiny = float(np.finfo(np.float32).tiny)
         if dtype == "float16":
             tiny = float(np.finfo(np.float16).tiny)
-        smallest = ops.sign(raw) * ops.cast(tiny, dtype)  # for entries that are rounded to 0
+        smallest = ops.sign(raw) * ops.cast(
+            tiny, dtype
+        )  # for entries that are rounded to 0
         live_values = ops.where(effective == 0, smallest, effective)
         values = ops.where(live, live_values, ops.zeros((), dtype=dtype))
         assign(self.steered, values)

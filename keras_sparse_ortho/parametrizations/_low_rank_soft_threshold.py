@@ -114,7 +114,9 @@ class LowRankSoftThreshold(LearntThreshold):
             assign(getattr(self, name), value)
 
     def keep_untrained(self) -> None:
-        self.weight.variable.trainable = False  # the factors are trained in its place
+        self.weight.variable.trainable = (
+            False  # the factors are trained in its place
+        )
 
     @property
     def trained_variable(self) -> keras.Variable:
@@ -154,7 +156,9 @@ class LowRankSoftThreshold(LearntThreshold):
     def scales(self) -> np.ndarray:
         values = to_numpy(self.values)
         factors = [to_numpy(self.left), values, to_numpy(self.right)]
-        wrong = sum(np.count_nonzero(~np.isfinite(factor)) for factor in factors)
+        wrong = sum(
+            np.count_nonzero(~np.isfinite(factor)) for factor in factors
+        )
         if wrong:
             raise NotPrunableError(
                 f"The factors of the weight {self.weight.path!r} are not finite. "
@@ -168,7 +172,9 @@ class LowRankSoftThreshold(LearntThreshold):
     def _decomposed(self) -> _Factors:
         """The factors of the largest singular values, of a scale where these are at most 1/2."""
         matrix = self.weight.finite_raw_value().reshape(self._rows, -1)
-        left, values, right = np.linalg.svd(matrix.astype(np.float64), full_matrices=False)
+        left, values, right = np.linalg.svd(
+            matrix.astype(np.float64), full_matrices=False
+        )
         scale = 1.0
         if values[0] > 0:
             scale = 2 * values[0]

@@ -30,11 +30,15 @@ class Parametrization(Storage):
         """The weight it was built for."""
         if self._weight is None:
             name = type(self).__name__
-            raise ValueError(f"This {name} is not built: wrap a layer with it and build that.")
+            raise ValueError(
+                f"This {name} is not built: wrap a layer with it and build that."
+            )
         return self._weight
 
     @abc.abstractmethod
-    def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
+    def build(
+        self, weight: PrunableWeight, add_weight: Callable[..., Any]
+    ) -> None:
         """Creates the state for `weight` with the wrapper's `add_weight`.
 
         That is Keras' own, with names that are unique to the weight; with `shared=True` all weights
@@ -120,7 +124,9 @@ class Masked(Parametrization):
     awaits_values = False
     """Whether the raw weight is set after `build`, so that `build` leaves its values alone."""
 
-    def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
+    def build(
+        self, weight: PrunableWeight, add_weight: Callable[..., Any]
+    ) -> None:
         self._weight = weight
         self.mask = add_weight(
             name="mask",
@@ -132,7 +138,9 @@ class Masked(Parametrization):
 
     def effective(self, value: Any) -> Any:
         """`where(mask, w, 0)`; unlike a product it gives 0 for masked infinities and gradients."""
-        return keras.ops.where(self.mask.value, value, keras.ops.zeros((), dtype=value.dtype))
+        return keras.ops.where(
+            self.mask.value, value, keras.ops.zeros((), dtype=value.dtype)
+        )
 
     def mask_value(self) -> np.ndarray:
         return to_numpy(self.mask)
@@ -144,7 +152,10 @@ class Masked(Parametrization):
         """Sets another mask, a bool array of the shape, and the raw weight to zero elsewhere."""
         if not keras.ops.is_tensor(mask):
             mask = np.asarray(mask)
-        shape, dtype = tuple(mask.shape), keras.backend.standardize_dtype(mask.dtype)
+        shape, dtype = (
+            tuple(mask.shape),
+            keras.backend.standardize_dtype(mask.dtype),
+        )
         if shape != self.weight.shape or dtype != "bool":
             raise ValueError(
                 f"The mask of {self.weight.path!r} must be bool, of shape {self.weight.shape}. "
@@ -167,7 +178,12 @@ class Masked(Parametrization):
 
     def _clear(self, mask: Any) -> None:
         raw = self.weight.variable
-        assign(raw, keras.ops.where(mask, raw.value, keras.ops.zeros((), dtype=raw.dtype)))
+        assign(
+            raw,
+            keras.ops.where(
+                mask, raw.value, keras.ops.zeros((), dtype=raw.dtype)
+            ),
+        )
 
     def _initialize(self, shape: tuple[int, ...], dtype: Any = None) -> Any:
         if in_stateless_scope():  # only shapes are traced
@@ -179,7 +195,9 @@ class Masked(Parametrization):
         return keras.ops.convert_to_tensor(mask)
 
 
-def quantized_value(quantizer: Any, value: np.ndarray, outputs: tuple[int, ...]) -> np.ndarray:
+def quantized_value(
+    quantizer: Any, value: np.ndarray, outputs: tuple[int, ...]
+) -> np.ndarray:
     if quantizer is None:
         return value
     return to_numpy(quantizer(keras.ops.convert_to_tensor(value), outputs))

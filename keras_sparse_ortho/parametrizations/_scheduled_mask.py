@@ -6,7 +6,11 @@ from typing import ClassVar
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_config, check_number, other_keywords
+from keras_sparse_ortho._checks import (
+    check_config,
+    check_number,
+    other_keywords,
+)
 from keras_sparse_ortho._keras_internals import (
     after_epochs,
     applied_batches,
@@ -17,7 +21,12 @@ from keras_sparse_ortho._keras_internals import (
 from keras_sparse_ortho._types import AddWeight, Config, Tensor, TensorLike
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import DensityError, DensityWarning
-from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight, storages_of, walk
+from keras_sparse_ortho.kernels import (
+    KernelLayout,
+    PrunableWeight,
+    storages_of,
+    walk,
+)
 from keras_sparse_ortho.orthogonal import (
     Block,
     NByM,
@@ -34,9 +43,8 @@ from keras_sparse_ortho.schedules import Schedule, as_schedule
 ScheduleLike = Schedule | float | object | None
 """A schedule, a density, or a schedule of TFMOT."""
 
-_SMALLEST_SHARE = (
-    1e-6  # of 1 - (T / |w|)^p, where a live entry has fallen below T between two updates
-)
+# A share 1 - (T / |w|)^p; here a live entry has fallen below T between two updates.
+_SMALLEST_SHARE = 1e-6
 _TINY = 1e-7  # also in float16
 _WHOLE_LINES = ("inputs", "outputs", None)
 
@@ -50,7 +58,9 @@ class ScheduledMask(Masked):
     settings: ClassVar[tuple[str, ...]] = ("schedule",)
 
     @other_keywords
-    def __init__(self, schedule: ScheduleLike = None, frequency: int | None = None) -> None:
+    def __init__(
+        self, schedule: ScheduleLike = None, frequency: int | None = None
+    ) -> None:
         self.schedule = as_schedule(schedule, frequency)
 
     def build(self, weight: PrunableWeight, add_weight: AddWeight) -> None:
@@ -69,7 +79,9 @@ class ScheduledMask(Masked):
             initializer=keras.initializers.Constant(-1),
         )
 
-    def update(self, step: int, density: float | None = None) -> tuple[np.ndarray | None, int]:
+    def update(
+        self, step: int, density: float | None = None
+    ) -> tuple[np.ndarray | None, int]:
         """Ranks the weight and sets the mask for a step, by default to the schedule's density.
 
         Returns a bool array of the entries whose optimizer slots must be reset (`None` for none),
@@ -122,7 +134,9 @@ class ScheduledMask(Masked):
         return clone
 
     def clone(self) -> "ScheduledMask":
-        return type(self)(**{name: getattr(self, name) for name in self.settings})
+        return type(self)(
+            **{name: getattr(self, name) for name in self.settings}
+        )
 
     def get_config(self) -> Config:
         config = {}
@@ -134,7 +148,9 @@ class ScheduledMask(Masked):
 
     @classmethod
     def from_config(cls, config: Config) -> "ScheduledMask":
-        check_config(cls.__name__, config, *sorted({*cls.settings} - {"structure"}))
+        check_config(
+            cls.__name__, config, *sorted({*cls.settings} - {"structure"})
+        )
         schedule = restored(config["schedule"])
         if not isinstance(schedule, Schedule):  # a file could name any callable
             raise ValueError(
@@ -148,7 +164,9 @@ class ScheduledMask(Masked):
 
     def _ranked(self, density: float) -> np.ndarray:
         magnitudes = np.abs(self.weight.finite_raw_value())
-        return floored_mask(magnitudes, self.weight.layout, self.live_at(density))
+        return floored_mask(
+            magnitudes, self.weight.layout, self.live_at(density)
+        )
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -261,8 +279,12 @@ class MagnitudeMask(ScheduledMask):
         else:
             _, final_count = self.counts()
             rng = np.random.default_rng(0)
-            mask = best_blocks(self._pattern, scores, count, rng, few=count <= final_count)
-        return np.ascontiguousarray(self._layout.from_canonical(mask, value.shape))
+            mask = best_blocks(
+                self._pattern, scores, count, rng, few=count <= final_count
+            )
+        return np.ascontiguousarray(
+            self._layout.from_canonical(mask, value.shape)
+        )
 
     @property
     def block_size(self) -> tuple[int, int] | None:
@@ -324,7 +346,9 @@ class StraightThroughTopK(ScheduledMask):
     """
 
     @other_keywords
-    def __init__(self, schedule: ScheduleLike = None, frequency: int | None = 1) -> None:
+    def __init__(
+        self, schedule: ScheduleLike = None, frequency: int | None = 1
+    ) -> None:
         super().__init__(schedule, frequency)
 
     def effective(self, value: Tensor) -> Tensor:
@@ -385,9 +409,13 @@ class Feather(StraightThroughTopK):
         self.power = check_number("power", power)
         self.theta = check_number("theta", theta)
         if self.power <= 0:
-            raise ValueError(f"`power` must be greater than 0. Received: power={power!r}")
+            raise ValueError(
+                f"`power` must be greater than 0. Received: power={power!r}"
+            )
         if not 0 <= self.theta <= 1:
-            raise ValueError(f"`theta` must be in [0, 1]. Received: theta={theta!r}")
+            raise ValueError(
+                f"`theta` must be in [0, 1]. Received: theta={theta!r}"
+            )
 
     def build(self, weight: PrunableWeight, add_weight: AddWeight) -> None:
         super().build(weight, add_weight)
@@ -402,7 +430,9 @@ class Feather(StraightThroughTopK):
         ops = keras.ops
         threshold = ops.cast(self._threshold.value, value.dtype)
         ratio = threshold / ops.maximum(ops.abs(value), _TINY)
-        shares = ops.maximum(1 - ratio**self.power, _SMALLEST_SHARE) ** (1 / self.power)
+        shares = ops.maximum(1 - ratio**self.power, _SMALLEST_SHARE) ** (
+            1 / self.power
+        )
         mask = self.mask.value
         zero = ops.zeros((), dtype=value.dtype)
         one = ops.ones((), dtype=value.dtype)
@@ -421,12 +451,16 @@ class Feather(StraightThroughTopK):
     def _set_threshold(self) -> None:
         assign(self._threshold, self._largest_dead())
 
-    def _largest_dead(self, shape: tuple[int, ...] = (), dtype: str | None = None) -> Tensor:
+    def _largest_dead(
+        self, shape: tuple[int, ...] = (), dtype: str | None = None
+    ) -> Tensor:
         """The largest magnitude outside the mask; it has the arguments of an initializer."""
         magnitudes = keras.ops.abs(self.weight.variable.value)
         zeros = keras.ops.zeros_like(magnitudes)
         dead = keras.ops.where(self.mask.value, zeros, magnitudes)
-        return keras.ops.cast(keras.ops.max(dead), dtype or self._threshold.dtype)
+        return keras.ops.cast(
+            keras.ops.max(dead), dtype or self._threshold.dtype
+        )
 
 
 def warn_unless_updated(model: keras.Model, share: float = 0.0) -> bool:

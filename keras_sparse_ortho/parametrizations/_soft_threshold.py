@@ -9,7 +9,10 @@ from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._types import AddWeight, Tensor
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight
-from keras_sparse_ortho.parametrizations._learnt_threshold import LearntThreshold, add_weight_decay
+from keras_sparse_ortho.parametrizations._learnt_threshold import (
+    LearntThreshold,
+    add_weight_decay,
+)
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -141,7 +144,9 @@ class ChannelSoftThreshold(LearntThreshold):
         self.dies_at_once = weight.size // math.prod(shape)
         sizes = zip(weight.shape, shape, strict=True)
         self._summed_axes = tuple(
-            axis for axis, (size, channels) in enumerate(sizes) if size != channels
+            axis
+            for axis, (size, channels) in enumerate(sizes)
+            if size != channels
         )
         if self.weight_decay:
             add_weight_decay(weight.variable, self.weight_decay)
@@ -186,7 +191,9 @@ class ChannelSoftThreshold(LearntThreshold):
     def _scales(self, value: Tensor) -> tuple[Tensor, Tensor]:
         """The root mean square of every channel, 1 where that is 0, and which channels are live."""
         ops = keras.ops
-        mean_square = ops.mean(ops.square(value), axis=self._summed_axes, keepdims=True)
+        mean_square = ops.mean(
+            ops.square(value), axis=self._summed_axes, keepdims=True
+        )
         is_positive = mean_square > 0
         # The root has no derivative at 0, and a NaN would get through `where`.
         one = ops.ones((), dtype=value.dtype)

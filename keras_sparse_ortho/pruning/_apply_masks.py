@@ -7,11 +7,26 @@ from collections.abc import Mapping
 import keras
 import numpy as np
 
-from keras_sparse_ortho.calibration import Recipe, calibration_batches, prune_layers
+from keras_sparse_ortho.calibration import (
+    Recipe,
+    calibration_batches,
+    prune_layers,
+)
 from keras_sparse_ortho.errors import NotPrunableError, UnknownWeightError
-from keras_sparse_ortho.initializers import AnyDraw, Draw, SparseInitializer, adopt
+from keras_sparse_ortho.initializers import (
+    AnyDraw,
+    Draw,
+    SparseInitializer,
+    adopt,
+)
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose
-from keras_sparse_ortho.models import Plan, carry_out, prunable_weights, refuse_unfit, verb
+from keras_sparse_ortho.models import (
+    Plan,
+    carry_out,
+    prunable_weights,
+    refuse_unfit,
+    verb,
+)
 from keras_sparse_ortho.pruning._planning import plan_of_draws, shows_progress
 from keras_sparse_ortho.storages import check_storage
 
@@ -37,18 +52,30 @@ def plan_apply_masks(
         ]
         refuse_unfit(model, masked, "no kernel that is named by `masks`")
         weights = choose(masked, include, exclude)
-        draws = {weight.path: Draw(masks_by_path[weight.path]) for weight in weights}
+        draws = {
+            weight.path: Draw(masks_by_path[weight.path]) for weight in weights
+        }
     else:
-        selected = choose(prunable_weights(model, unregistered=True), include, exclude)
+        selected = choose(
+            prunable_weights(model, unregistered=True), include, exclude
+        )
         weights = [
-            weight for weight in selected if isinstance(weight.initializer, SparseInitializer)
+            weight
+            for weight in selected
+            if isinstance(weight.initializer, SparseInitializer)
         ]
         refuse_unfit(model, weights, "no layer with one of our initializers")
-        draws = {weight.path: adopt(weight, weight.initializer) for weight in weights}
+        draws = {
+            weight.path: adopt(weight, weight.initializer) for weight in weights
+        }
     if data is not None:
-        recipe = Recipe(masks={path: draw.mask for path, draw in draws.items()}, refit=True)
+        recipe = Recipe(
+            masks={path: draw.mask for path, draw in draws.items()}, refit=True
+        )
         batches = calibration_batches(model, data)
-        draws = prune_layers(model, weights, recipe, batches, verbose=shows_progress())
+        draws = prune_layers(
+            model, weights, recipe, batches, verbose=shows_progress()
+        )
     return plan_of_draws(model, weights, draws, storage)
 
 
@@ -110,7 +137,9 @@ def apply_masks(
     )
 
 
-def _masks_by_path(model: keras.Model, masks: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _masks_by_path(
+    model: keras.Model, masks: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
     """The masks by the paths of their weights; a layer's name stands for its only kernel."""
     weights = prunable_weights(model, unregistered=True)
     masks_by_path: dict[str, np.ndarray] = {}

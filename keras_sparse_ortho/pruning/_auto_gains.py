@@ -47,8 +47,16 @@ _RESCALING = (
 )
 # Class names of layers, and of operations of keras.ops, whose classes are not public.
 _SUMS = {"Add", "Subtract", "Average"}
-_PASSED_OPERATIONS = _SUMS | {"Concatenate", "Reshape", "Transpose", "Mean", "Max"}
-_ACTIVATIONS = {name.replace("_", "") for name in dir(keras.activations)} - {"linear"}
+_PASSED_OPERATIONS = _SUMS | {
+    "Concatenate",
+    "Reshape",
+    "Transpose",
+    "Mean",
+    "Max",
+}
+_ACTIVATIONS = {name.replace("_", "") for name in dir(keras.activations)} - {
+    "linear"
+}
 _linear = keras.activations.linear
 
 
@@ -77,7 +85,9 @@ class _End(NamedTuple):
 class AutoGains:
     """Chooses gains by the operations behind the layers of weights."""
 
-    def __init__(self, model: keras.Model, weights: list[PrunableWeight]) -> None:
+    def __init__(
+        self, model: keras.Model, weights: list[PrunableWeight]
+    ) -> None:
         self._model = model
         self._weights = weights
         self._of_keras = isinstance(model, keras.layers.Layer)
@@ -88,7 +98,10 @@ class AutoGains:
         owners = {weight.path: weight.owner for weight in self._weights}
         if not computes_its_graph(self._model):
             reason = "the model is subclassed"
-            return {path: _own_activation(owner, reason) for path, owner in owners.items()}
+            return {
+                path: _own_activation(owner, reason)
+                for path, owner in owners.items()
+            }
         graph = _Graph(self._model)
         return {path: graph.following(owner) for path, owner in owners.items()}
 
@@ -102,13 +115,18 @@ class AutoGains:
             if not isinstance(pattern, ExactOrthogonal):
                 continue
             is_auto = pattern.gain == "auto"
-            if not (by_name or is_auto) or not self._following[weight.path].normalized:
+            if (
+                not (by_name or is_auto)
+                or not self._following[weight.path].normalized
+            ):
                 continue
             if is_auto or _is_norm(_mean_square(weight)):
                 taps = pattern.taps
                 if not taps and pattern.structure is None:
                     taps = "all"
-                normalized[weight.path] = pattern.but_with(gain="auto", taps=taps)
+                normalized[weight.path] = pattern.but_with(
+                    gain="auto", taps=taps
+                )
         return normalized
 
     def with_gain(
@@ -123,7 +141,10 @@ class AutoGains:
         following = self._following[weight.path]
         if following.normalized:
             return pattern.but_with(gain=default_gain(weight, pattern, live))
-        gains = [self._gain(weight, activation) for activation in following.activations]
+        gains = [
+            self._gain(weight, activation)
+            for activation in following.activations
+        ]
         if not gains:
             gains = [1.0]
         if max(gains) - min(gains) > 1e-6:
@@ -134,7 +155,9 @@ class AutoGains:
             )
         return pattern.but_with(gain=gains[0])
 
-    def warn_of_guesses(self, draws: Mapping[str, AnyDraw], auto: set[str]) -> None:
+    def warn_of_guesses(
+        self, draws: Mapping[str, AnyDraw], auto: set[str]
+    ) -> None:
         """Warns of `auto` gains that rely on their layer's own activation alone."""
         lines = []
         for path, kernel_draw in draws.items():
@@ -143,7 +166,9 @@ class AutoGains:
             reason = self._following[path].unknown
             if reason is not None:
                 assert isinstance(kernel_draw.initializer, ExactOrthogonal)
-                lines.append(f"{path!r} ({reason}): gain={kernel_draw.initializer.gain:.6g}")
+                lines.append(
+                    f"{path!r} ({reason}): gain={kernel_draw.initializer.gain:.6g}"
+                )
         if lines:
             warn_user(
                 "It is not known what follows these layers, so gains were chosen by their own "
@@ -156,7 +181,10 @@ class AutoGains:
             return 1.0
         bias = getattr(weight.owner, "bias_initializer", None)
         bias_std = 0.0
-        if isinstance(bias, keras.initializers.RandomNormal) and weight.owner.bias is not None:
+        if (
+            isinstance(bias, keras.initializers.RandomNormal)
+            and weight.owner.bias is not None
+        ):
             bias_std = float(bias.stddev)
         key = (id(activation), bias_std)
         if key not in self._gains:
@@ -184,9 +212,13 @@ class _Graph:
         for call in graph_calls(model):
             layer = call.operation
             if computes_its_graph(layer):
-                for inside, outside in zip(layer.inputs, call.inputs, strict=False):
+                for inside, outside in zip(
+                    layer.inputs, call.inputs, strict=False
+                ):
                     self._aliases[id(outside)].append(inside)
-                for inside, outside in zip(layer.outputs, call.outputs, strict=True):
+                for inside, outside in zip(
+                    layer.outputs, call.outputs, strict=True
+                ):
                     self._aliases[id(inside)].append(outside)
                 if id(layer) not in self._calls:
                     self._add(layer)
@@ -211,9 +243,15 @@ class _Graph:
                 ends += self._ends(tensor, activation, seen)
         for end in ends:
             if end.kind == "unknown":
-                return _own_activation(layer, f"its output goes to {end.unknown_name!r}")
-        activations = [end.activation for end in ends if end.activation is not None]
-        is_normalized = bool(ends) and all(end.kind == "normalization" for end in ends)
+                return _own_activation(
+                    layer, f"its output goes to {end.unknown_name!r}"
+                )
+        activations = [
+            end.activation for end in ends if end.activation is not None
+        ]
+        is_normalized = bool(ends) and all(
+            end.kind == "normalization" for end in ends
+        )
         return _Following(activations, is_normalized)
 
     def _ends(
@@ -234,8 +272,12 @@ class _Graph:
             operation = call.operation
             if isinstance(operation, _NORMALIZATIONS):
                 yield _End("normalization")
-            elif isinstance(operation, keras.layers.Layer) and find_kernels(operation, ""):
-                yield _End("kernel", _linear if activation is None else activation)
+            elif isinstance(operation, keras.layers.Layer) and find_kernels(
+                operation, ""
+            ):
+                yield _End(
+                    "kernel", _linear if activation is None else activation
+                )
             elif not _is_passed(operation):
                 yield _End("unknown", unknown_name=operation.name)
             else:
@@ -247,7 +289,9 @@ class _Graph:
 
 
 def _own_activation(layer: keras.layers.Layer, why: str) -> _Following:
-    return _Following([getattr(layer, "activation", None) or _linear], unknown=why)
+    return _Following(
+        [getattr(layer, "activation", None) or _linear], unknown=why
+    )
 
 
 def _is_passed(operation: keras.Operation) -> bool:
@@ -258,7 +302,11 @@ def _is_passed(operation: keras.Operation) -> bool:
     if isinstance(operation, CircularPadding):
         return True
     of_keras = type(operation).__module__.startswith("keras.")
-    return of_keras and not operation.weights and not isinstance(operation, _RESCALING)
+    return (
+        of_keras
+        and not operation.weights
+        and not isinstance(operation, _RESCALING)
+    )
 
 
 def _activation_of(operation: keras.Operation) -> Activation | None:
@@ -275,14 +323,18 @@ def _activation_of(operation: keras.Operation) -> Activation | None:
     return None
 
 
-def default_gain(weight: PrunableWeight, pattern: ExactOrthogonal, live: int) -> float:
+def default_gain(
+    weight: PrunableWeight, pattern: ExactOrthogonal, live: int
+) -> float:
     """The gain that gives a kernel the expected norm of its default one under the same mask.
 
     With `n` singular values, all `gain`, and the mean square `v` of the layer's own initializer,
     `gain^2 n = live v`: for Glorot's `gain^2 = 2 density in out / ((in + out) n)`.
     """
     layout = layout_for(weight, pattern)
-    singular_values = least_count(weight.shape, layout, pattern.taps or "center")
+    singular_values = least_count(
+        weight.shape, layout, pattern.taps or "center"
+    )
     mean_square = _mean_square(weight)
     if not _is_norm(mean_square):
         raise ValueError(
@@ -293,7 +345,9 @@ def default_gain(weight: PrunableWeight, pattern: ExactOrthogonal, live: int) ->
     return math.sqrt(live * mean_square / singular_values)
 
 
-def default_initializer(weight: PrunableWeight) -> keras.initializers.Initializer:
+def default_initializer(
+    weight: PrunableWeight,
+) -> keras.initializers.Initializer:
     """The initializer of a kernel's layer, or Keras' default in place of a sparse one."""
     initializer = weight.initializer
     if initializer is None or isinstance(initializer, SparseInitializer):
@@ -306,7 +360,9 @@ def _mean_square(weight: PrunableWeight) -> float:
     default = default_initializer(weight)
     if isinstance(default, keras.initializers.VarianceScaling):
         shape: tuple[int, ...] = weight.shape
-        if weight.layout is not None and isinstance(weight.owner, keras.layers.EinsumDense):
+        if weight.layout is not None and isinstance(
+            weight.owner, keras.layers.EinsumDense
+        ):
             # Its fans are those of the equation, not of a convolution's kernel.
             shape = weight.layout.canonical_shape(shape)[2:]
         *taps, rows, columns = shape

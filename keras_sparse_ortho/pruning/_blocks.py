@@ -11,7 +11,11 @@ import keras
 
 from keras_sparse_ortho._keras_internals import warn_user
 from keras_sparse_ortho.budgets import Budget, Orthogonal, allocate
-from keras_sparse_ortho.calibration import Sensitivity, canonical_shape, other_density
+from keras_sparse_ortho.calibration import (
+    Sensitivity,
+    canonical_shape,
+    other_density,
+)
 from keras_sparse_ortho.errors import BudgetError
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.layers import why_no_block_form
@@ -19,7 +23,12 @@ from keras_sparse_ortho.models import Plan, prunable_weights
 from keras_sparse_ortho.orthogonal import Block, block_unit
 from keras_sparse_ortho.storages import BlockForm
 
-_SIDES = (128, 64, 32, 16)  # larger blocks are faster (benchmarks/results/blocks.md)
+_SIDES = (
+    128,
+    64,
+    32,
+    16,
+)  # larger blocks are faster (benchmarks/results/blocks.md)
 _CLOSE = 0.75  # blocks are taken if they reach this part of the density; smaller ones come closer
 _FEWEST_FANS = 2  # fans in multiples of the least, at which a kernel falls into separate matrices
 _SMALL_PART = 0.1  # of the live entries: the excess of kernels not on blocks that stay dense
@@ -67,9 +76,13 @@ class BlockPlan:
             orthogonal: As in `budgets.uniform`.
             budget: The argument of the user.
         """
-        names_kernels = not (budget is None or isinstance(budget, str | Sensitivity))
+        names_kernels = not (
+            budget is None or isinstance(budget, str | Sensitivity)
+        )
         checked_size = _checked_size(size, weights)
-        request = _Request(weights, asked, checked_size, orthogonal, names_kernels)
+        request = _Request(
+            weights, asked, checked_size, orthogonal, names_kernels
+        )
         fitted = None
         if not names_kernels:
             masked, blocks, fitted = request.fitted(_LIFT)
@@ -91,10 +104,14 @@ class BlockPlan:
         missed = []
         for weight in self.weights:
             form_name = plan[weight.path].storage
-            has_planned_mask = storage != BlockForm.name and weight.path in self.blocks
+            has_planned_mask = (
+                storage != BlockForm.name and weight.path in self.blocks
+            )
             if form_name == BlockForm.name or has_planned_mask:
                 continue
-            reason = why_not_on_blocks(weight, self.budget[weight.path], self.size)
+            reason = why_not_on_blocks(
+                weight, self.budget[weight.path], self.size
+            )
             missed.append(f"{weight.path!r} is not on live blocks ({reason})")
         live_counts = self._live_counts(model, plan)
         rows = [
@@ -144,7 +161,9 @@ def _checked_size(size: object, weights: list[PrunableWeight]) -> Block | None:
     return size
 
 
-def _enlarge(blocks: dict[str, Block], weights: list[PrunableWeight], budget: Budget) -> None:
+def _enlarge(
+    blocks: dict[str, Block], weights: list[PrunableWeight], budget: Budget
+) -> None:
     """Takes larger blocks where the density that a kernel has got allows them."""
     for weight in weights:
         path = weight.path
@@ -154,7 +173,9 @@ def _enlarge(blocks: dict[str, Block], weights: list[PrunableWeight], budget: Bu
         if block is None:
             continue
         unit = block_unit(block, canonical_shape(weight))
-        if budget.counts[path] % unit == 0 and _area(block) > _area(blocks[path]):
+        if budget.counts[path] % unit == 0 and _area(block) > _area(
+            blocks[path]
+        ):
             blocks[path] = block
 
 
@@ -172,7 +193,9 @@ class _Request:
     orthogonal: Orthogonal
     names_kernels: bool
 
-    def fitted(self, lift: float) -> tuple[list[PrunableWeight], dict[str, Block], Budget | None]:
+    def fitted(
+        self, lift: float
+    ) -> tuple[list[PrunableWeight], dict[str, Block], Budget | None]:
         """The kernels with masks, their blocks, and a budget that the blocks can have.
 
         Args:
@@ -182,7 +205,9 @@ class _Request:
         budget, masked, blocks = self._masked(lift)
         return masked, blocks, _in_whole_blocks(budget, masked, blocks)
 
-    def _masked(self, lift: float) -> tuple[Budget, list[PrunableWeight], dict[str, Block]]:
+    def _masked(
+        self, lift: float
+    ) -> tuple[Budget, list[PrunableWeight], dict[str, Block]]:
         """The budget of the kernels that do not stay dense, these, and their blocks."""
         budget = self.asked
         masked = self.weights
@@ -201,12 +226,16 @@ class _Request:
                 dense_size += weight.size
                 excess += weight.size - budget.counts[weight.path]
             dense_paths = {weight.path for weight in dense}
-            masked = [weight for weight in masked if weight.path not in dense_paths]
+            masked = [
+                weight for weight in masked if weight.path not in dense_paths
+            ]
             if masked:
                 size = sum(weight.size for weight in masked)
                 density = (self.asked.live - dense_size) / size
                 shares = [budget[weight.path] for weight in masked]
-                budget = allocate(masked, density, shares, orthogonal=self.orthogonal)
+                budget = allocate(
+                    masked, density, shares, orthogonal=self.orthogonal
+                )
         raise BudgetError(
             "No kernel would be sparse: all of them are too small for blocks. "
             f"Received: density={self.asked.density:.6g}"
@@ -287,7 +316,10 @@ def _in_whole_blocks(
 
 
 def block_for(
-    weight: PrunableWeight, density: float, size: Block | None = None, lift: float = 1.0
+    weight: PrunableWeight,
+    density: float,
+    size: Block | None = None,
+    lift: float = 1.0,
 ) -> Block | None:
     """The blocks for a kernel, of one `size` or regular; `None` if none has so low a density.
 
@@ -322,7 +354,9 @@ def why_not_on_blocks(
     if reason is not None:
         return reason
     if block_for(weight, density, size) is not None:
-        if isinstance(weight.owner, keras.layers.LSTMCell | keras.layers.GRUCell):
+        if isinstance(
+            weight.owner, keras.layers.LSTMCell | keras.layers.GRUCell
+        ):
             return "it needs an LSTM or GRU layer without states, both of whose kernels fit blocks"
         return None
     shape = canonical_shape(weight)
@@ -364,7 +398,11 @@ def _fits(block: Block, shape: Sequence[int]) -> bool:
 
 def _fitting(shape: Sequence[int], side: int) -> list[Block]:
     *_, inputs, outputs = shape
-    return [block for block in _of_side(inputs, outputs, side) if _fits(block, shape)]
+    return [
+        block
+        for block in _of_side(inputs, outputs, side)
+        if _fits(block, shape)
+    ]
 
 
 @functools.lru_cache(maxsize=256)

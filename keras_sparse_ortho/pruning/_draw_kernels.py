@@ -28,7 +28,10 @@ from keras_sparse_ortho.orthogonal import (
     Structure,
     dead_outputs,
 )
-from keras_sparse_ortho.pruning._auto_gains import AutoGains, default_initializer
+from keras_sparse_ortho.pruning._auto_gains import (
+    AutoGains,
+    default_initializer,
+)
 from keras_sparse_ortho.pruning._planning import (
     BudgetLike,
     plan_for,
@@ -63,9 +66,15 @@ def draw_kernels(
     if base_seed is None:
         base_seed = random.randrange(2**31)
     gains = AutoGains(model, weights)
-    patterns |= gains.before_normalization(patterns, pattern == "exact_orthogonal")
-    automatic_paths = {path for path in patterns if _gain_of(patterns[path]) == "auto"}
-    is_exact = all(initializer.isometry == "exact" for initializer in patterns.values())
+    patterns |= gains.before_normalization(
+        patterns, pattern == "exact_orthogonal"
+    )
+    automatic_paths = {
+        path for path in patterns if _gain_of(patterns[path]) == "auto"
+    }
+    is_exact = all(
+        initializer.isometry == "exact" for initializer in patterns.values()
+    )
     orthogonal: Orthogonal = False
     if is_exact:
         orthogonal = patterns
@@ -79,11 +88,17 @@ def draw_kernels(
         initializer = patterns[path]
         if path in automatic_paths:
             assert isinstance(initializer, ExactOrthogonal)
-            initializer = gains.with_gain(weight, initializer, plan.counts[path])
-        initializer = _at_density(initializer, weight, plan[path], derived_seed(base_seed, path))
+            initializer = gains.with_gain(
+                weight, initializer, plan.counts[path]
+            )
+        initializer = _at_density(
+            initializer, weight, plan[path], derived_seed(base_seed, path)
+        )
         kernel_draw = draw(weight, initializer)
         if isinstance(kernel_draw, Draw):
-            if is_exact and not isinstance(_structure_of(initializer), GivenBlocks):
+            if is_exact and not isinstance(
+                _structure_of(initializer), GivenBlocks
+            ):
                 assert kernel_draw.kernel is not None
                 layout = layout_for(weight, initializer)
                 dead[path] = dead_outputs(kernel_draw.kernel, layout)
@@ -110,12 +125,18 @@ def _at_density(
 ) -> SparseInitializer:
     """An initializer for one kernel; a LayoutError names it."""
     try:
-        return initializer.at_density(density, seed, weight.shape, weight.layout)
+        return initializer.at_density(
+            density, seed, weight.shape, weight.layout
+        )
     except LayoutError as error:
-        raise LayoutError(f"The weight {weight.path!r} does not fit: {error}") from None
+        raise LayoutError(
+            f"The weight {weight.path!r} does not fit: {error}"
+        ) from None
 
 
-def _packed(kernel_draw: Draw, weight: PrunableWeight, dense: bool) -> PackedDraw:
+def _packed(
+    kernel_draw: Draw, weight: PrunableWeight, dense: bool
+) -> PackedDraw:
     """A draw as it waits for the new model: its mask as bits, values as they will be stored."""
     assert kernel_draw.kernel is not None
     assert kernel_draw.initializer is not None
@@ -132,7 +153,9 @@ def _packed(kernel_draw: Draw, weight: PrunableWeight, dense: bool) -> PackedDra
 
 def _warn_of_dead_outputs(dead: Mapping[str, int]) -> None:
     """Warns of kernels with outputs that no input reaches, by their numbers."""
-    texts = [f"{count} of {path!r}" for path, count in dead.items() if count > 0]
+    texts = [
+        f"{count} of {path!r}" for path, count in dead.items() if count > 0
+    ]
     if texts:
         warn_user(
             "These kernels have outputs without a nonzero entry, which stay dead under ReLU: the "
@@ -153,7 +176,9 @@ def _patterns(
         structure_of_weight = structure
         if isinstance(structure, Mapping):
             structure_of_weight = structure.get(weight.path)
-        patterns[weight.path] = _pattern_for(weight, pattern, structure_of_weight)
+        patterns[weight.path] = _pattern_for(
+            weight, pattern, structure_of_weight
+        )
     return patterns
 
 
@@ -183,7 +208,10 @@ def _pattern_for(
         )
     elif structure is None:
         return pattern
-    if isinstance(pattern, ExactOrthogonal) and pattern.structure in (None, structure):
+    if isinstance(pattern, ExactOrthogonal) and pattern.structure in (
+        None,
+        structure,
+    ):
         config = {**pattern.get_config(), "seed": 0, "structure": structure}
         return ExactOrthogonal.from_config(config)
     raise ValueError(

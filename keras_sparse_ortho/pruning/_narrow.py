@@ -111,28 +111,48 @@ def narrow(
         new_widths = checked_widths(groups, widths)
     else:
         if table is None:
-            moments = ReaderMoments.measured(zeroed, groups, batches, shows_progress())
+            moments = ReaderMoments.measured(
+                zeroed, groups, batches, shows_progress()
+            )
             kinds = output_kinds(model, len(zeroed.outputs))
             errors = OutputErrors(zeroed, batches, kinds)
-            table = measured_widths(zeroed, groups, moments, errors, multiple_of, shows_progress())
+            table = measured_widths(
+                zeroed, groups, moments, errors, multiple_of, shows_progress()
+            )
         new_widths = table.search(widths, cost=cost, multiple_of=multiple_of)
-    narrower = [group for group in groups if new_widths.get(group.name, group.width) < group.width]
+    narrower = [
+        group
+        for group in groups
+        if new_widths.get(group.name, group.width) < group.width
+    ]
     if moments is None:
-        moments = ReaderMoments.measured(zeroed, narrower, batches, shows_progress())
-    order = _order(narrower, new_widths, moments) if table is None else _order_of(table, narrower)
+        moments = ReaderMoments.measured(
+            zeroed, narrower, batches, shows_progress()
+        )
+    order = (
+        _order(narrower, new_widths, moments)
+        if table is None
+        else _order_of(table, narrower)
+    )
     for path, rows in _rows_to_remove(narrower, new_widths, order).items():
-        kernel = refitted_without(moments.kernel(path), moments.gram(path), rows)
+        kernel = refitted_without(
+            moments.kernel(path), moments.gram(path), rows
+        )
         variable, value = moments.pair(path, kernel)
         assign(variable, value)
     if _has_statistics(zeroed):
-        restore_statistics(zeroed, [(batch,) for batch in batches], reference=model)
+        restore_statistics(
+            zeroed, [(batch,) for batch in batches], reference=model
+        )
     narrowed_model = remove_channels(zeroed)
     _check_widths(narrowed_model, new_widths)
     return narrowed_model
 
 
 def _order(
-    groups: Sequence[ChannelGroup], widths: Mapping[str, int], moments: ReaderMoments
+    groups: Sequence[ChannelGroup],
+    widths: Mapping[str, int],
+    moments: ReaderMoments,
 ) -> dict[str, np.ndarray]:
     """For each group its steps, in the order in which they go, as far as its width."""
     order = {}
@@ -144,7 +164,9 @@ def _order(
     return order
 
 
-def _order_of(table: WidthTable, groups: Sequence[ChannelGroup]) -> dict[str, np.ndarray]:
+def _order_of(
+    table: WidthTable, groups: Sequence[ChannelGroup]
+) -> dict[str, np.ndarray]:
     """The order of a table; raises if it is that of another model."""
     for group in groups:
         steps = len(table.order.get(group.name, ()))
@@ -157,7 +179,9 @@ def _order_of(table: WidthTable, groups: Sequence[ChannelGroup]) -> dict[str, np
 
 
 def _rows_to_remove(
-    groups: Sequence[ChannelGroup], widths: Mapping[str, int], order: Mapping[str, np.ndarray]
+    groups: Sequence[ChannelGroup],
+    widths: Mapping[str, int],
+    order: Mapping[str, np.ndarray],
 ) -> dict[str, np.ndarray]:
     """By the path of each kernel the rows of channels that go, in all groups."""
     removed: dict[str, list[np.ndarray]] = collections.defaultdict(list)
@@ -172,7 +196,10 @@ def _rows_to_remove(
 def _has_statistics(model: keras.Model) -> bool:
     """Whether there is batch normalization that is not frozen."""
     for layer, _ in walk(model, ""):
-        if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
+        if (
+            isinstance(layer, keras.layers.BatchNormalization)
+            and layer.trainable
+        ):
             return True
     return False
 

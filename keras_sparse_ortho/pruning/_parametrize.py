@@ -32,7 +32,9 @@ def plan_parametrize(
 ) -> Plan:
     """Plans `parametrize`, with the same arguments."""
     density, budget = density_and_budget(density, budget)
-    if isinstance(parametrization, type) and issubclass(parametrization, Parametrization):
+    if isinstance(parametrization, type) and issubclass(
+        parametrization, Parametrization
+    ):
         parametrization = parametrization()
     if not isinstance(parametrization, Parametrization):
         raise ValueError(
@@ -49,10 +51,20 @@ def plan_parametrize(
     if density is None and budget is None:
         table = {weight.path: parametrization.clone() for weight in weights}
     else:
-        plan = plan_for(density, "erk" if budget is None else budget, weights, orthogonal=False)
+        plan = plan_for(
+            density,
+            "erk" if budget is None else budget,
+            weights,
+            orthogonal=False,
+        )
         _warn_of_another_density(parametrization, plan)
-        table = {path: parametrization.for_density(share) for path, share in plan.items()}
-    if parametrization.movable:  # a fixed mask, found for the weights as they are
+        table = {
+            path: parametrization.for_density(share)
+            for path, share in plan.items()
+        }
+    if (
+        parametrization.movable
+    ):  # a fixed mask, found for the weights as they are
         draws = {w.path: table[w.path].resolve(w) for w in weights}  # type: ignore[attr-defined]
         return plan_of_draws(model, weights, draws, parametrization.form_name)
     targets = {
@@ -123,9 +135,15 @@ def parametrize(
     )
 
 
-def _warn_of_another_density(parametrization: Parametrization, plan: Budget) -> None:
+def _warn_of_another_density(
+    parametrization: Parametrization, plan: Budget
+) -> None:
     schedule = getattr(parametrization, "schedule", None)
-    own = getattr(parametrization, "density", None) if schedule is None else schedule.density
+    own = (
+        getattr(parametrization, "density", None)
+        if schedule is None
+        else schedule.density
+    )
     if own not in (None, 1.0) and live_count(own, plan.size) != plan.live:
         kind = type(parametrization).__name__
         warn_user(

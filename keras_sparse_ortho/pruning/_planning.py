@@ -10,11 +10,25 @@ import numpy as np
 from keras_sparse_ortho._checks import as_text, check_density
 from keras_sparse_ortho._foreign_names import for_value
 from keras_sparse_ortho._keras_internals import warn_user
-from keras_sparse_ortho.budgets import Budget, Orthogonal, er, erk, needs_of, uniform
+from keras_sparse_ortho.budgets import (
+    Budget,
+    Orthogonal,
+    er,
+    erk,
+    needs_of,
+    uniform,
+)
 from keras_sparse_ortho.calibration import Sensitivity
 from keras_sparse_ortho.errors import BudgetError, NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw
-from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose, names_in, select, walk
+from keras_sparse_ortho.kernels import (
+    PrunableWeight,
+    Selection,
+    choose,
+    names_in,
+    select,
+    walk,
+)
 from keras_sparse_ortho.models import (
     Plan,
     never_called,
@@ -39,7 +53,11 @@ Densities = Mapping[str, float] | Sequence[float] | np.ndarray
 BudgetLike = str | Budget | Sensitivity | Densities
 """The name of a budget, a `Budget`, measured errors, or a density for each kernel."""
 
-_BUDGETS: dict[str, Callable[..., Budget]] = {"uniform": uniform, "er": er, "erk": erk}
+_BUDGETS: dict[str, Callable[..., Budget]] = {
+    "uniform": uniform,
+    "er": er,
+    "erk": erk,
+}
 
 
 def weights_to_prune(
@@ -49,7 +67,9 @@ def weights_to_prune(
     matrices = prunable_weights(model, unregistered=True)
     included_paths: set[object] = set()
     if include is not None:
-        included_paths = {name for name in names_in(include) or [] if isinstance(name, str)}
+        included_paths = {
+            name for name in names_in(include) or [] if isinstance(name, str)
+        }
     kernels = []
     unregistered = []
     for weight in matrices:
@@ -78,12 +98,20 @@ def _warn_of_unregistered(
     """Warns of matrices that stay dense although `exclude` does not name them."""
     excluded_paths: set[str] = set()
     if exclude is not None:
-        excluded_paths = {weight.path for weight in select(matrices, exclude, "exclude")}
-    dense = [weight for weight in unregistered if weight.path not in excluded_paths]
+        excluded_paths = {
+            weight.path for weight in select(matrices, exclude, "exclude")
+        }
+    dense = [
+        weight for weight in unregistered if weight.path not in excluded_paths
+    ]
     if not dense:
         return
-    share = sum(weight.size for weight in dense) / sum(weight.size for weight in matrices)
-    listed = ", ".join(f"{weight.path!r} {weight.shape}" for weight in dense[:5])
+    share = sum(weight.size for weight in dense) / sum(
+        weight.size for weight in matrices
+    )
+    listed = ", ".join(
+        f"{weight.path!r} {weight.shape}" for weight in dense[:5]
+    )
     if len(dense) > 5:
         listed += f" and {len(dense) - 5} more"
     warn_user(
@@ -95,7 +123,9 @@ def _warn_of_unregistered(
     )
 
 
-def density_and_budget(density: Any, budget: BudgetLike | None) -> tuple[float | None, Any]:
+def density_and_budget(
+    density: Any, budget: BudgetLike | None
+) -> tuple[float | None, Any]:
     """A density for all kernels, and a budget: densities for each kernel are one."""
     if not isinstance(density, Mapping) and np.ndim(density) == 0:
         return density, budget
@@ -127,7 +157,9 @@ def plan_for(
                     "its Saliency."
                 )
             raise _unknown(budget, hint)
-        return _BUDGETS[budget](weights, check_density(density), orthogonal=orthogonal)
+        return _BUDGETS[budget](
+            weights, check_density(density), orthogonal=orthogonal
+        )
     if isinstance(budget, Sensitivity) and not orthogonal:
         return budget.budget(weights, check_density(density))
     if not isinstance(budget, Budget):
@@ -143,7 +175,9 @@ def plan_for(
     return plan
 
 
-def _check_needs(plan: Budget, weights: list[PrunableWeight], orthogonal: Orthogonal) -> None:
+def _check_needs(
+    plan: Budget, weights: list[PrunableWeight], orthogonal: Orthogonal
+) -> None:
     """Raises BudgetError unless all kernels have the entries that orthogonal ones need."""
     missing: dict[str, int] = {}
     for weight in weights:
@@ -168,16 +202,24 @@ def _from_patterns(table: Any, weights: list[PrunableWeight]) -> Budget:
                 f"A list of densities needs one for each of the {len(weights)} kernels: "
                 f"{', '.join(weight.path for weight in weights)}. Received: {len(table)} densities"
             )
-        return Budget({w.path: share for w, share in zip(weights, table, strict=True)})
+        return Budget(
+            {w.path: share for w, share in zip(weights, table, strict=True)}
+        )
     if not isinstance(table, Mapping):
         raise _unknown(table)
     densities: dict[str, float] = {}
     names: dict[str, str] = {}
     paths = {weight.path for weight in weights}
-    for name, density in sorted(table.items(), key=lambda item: item[0] in paths):
+    for name, density in sorted(
+        table.items(), key=lambda item: item[0] in paths
+    ):
         for weight in select(weights, name, "budget"):
             path = weight.path
-            if path in densities and path != name and densities[path] != density:
+            if (
+                path in densities
+                and path != name
+                and densities[path] != density
+            ):
                 raise BudgetError(
                     f"Two entries of `budget` name the weight {path!r} with other "
                     f"densities; name it by its path. Received: {names[path]!r} and {name!r}"
@@ -236,7 +278,9 @@ def _targets_that_fit(
         layer_form = form
         while True:
             changes = {
-                name: KernelChange(by_path[path], Target(layer_form.name, draws[path]))
+                name: KernelChange(
+                    by_path[path], Target(layer_form.name, draws[path])
+                )
                 for name, path in paths.items()
             }
             reason = layer_form.why_not(layer, changes)
@@ -245,12 +289,16 @@ def _targets_that_fit(
             if layer_form.fallback is None:
                 raise NotPrunableError(reason)
             layer_form = storage_form(layer_form.fallback)
-        targets |= {paths[name]: change.target for name, change in changes.items()}
+        targets |= {
+            paths[name]: change.target for name, change in changes.items()
+        }
     return {weight.path: targets[weight.path] for weight in weights}
 
 
 def plan_of_targets(
-    model: keras.Model, weights: list[PrunableWeight], targets: dict[str, Target]
+    model: keras.Model,
+    weights: list[PrunableWeight],
+    targets: dict[str, Target],
 ) -> Plan:
     """The plan of targets; warns of layers that have no weights yet."""
     paths = never_called(model)

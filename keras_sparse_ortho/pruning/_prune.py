@@ -53,7 +53,12 @@ from keras_sparse_ortho.pruning._planning import (
     shows_progress,
     weights_to_prune,
 )
-from keras_sparse_ortho.pruning._ranking import Method, check_data, ranking_method, saliency_of
+from keras_sparse_ortho.pruning._ranking import (
+    Method,
+    check_data,
+    ranking_method,
+    saliency_of,
+)
 from keras_sparse_ortho.saliency import Saliency, Score
 from keras_sparse_ortho.storages import BlockForm, check_storage
 
@@ -84,14 +89,20 @@ def plan_prune(
     batches = None
     if data is not None and method.refits:
         batches = calibration_batches(model, data)
-    if budget is None and (pattern is not None or isinstance(method, LayerScore)):
+    if budget is None and (
+        pattern is not None or isinstance(method, LayerScore)
+    ):
         budget = "uniform"
-    if batches is not None and (isinstance(method, LayerScore) or _is_by_error(budget)):
+    if batches is not None and (
+        isinstance(method, LayerScore) or _is_by_error(budget)
+    ):
         names_kernels = not isinstance(budget, str | Sensitivity)
         weights = measurable(model, weights, batches, given=names_kernels)
         if _is_by_error(budget):
             densities = densities_around(check_density(density))
-            budget = measured_errors(model, weights, densities, batches, shows_progress())
+            budget = measured_errors(
+                model, weights, densities, batches, shows_progress()
+            )
     counts = None
     if budget is not None:
         counts = plan_for(density, budget, weights, orthogonal=False)
@@ -107,13 +118,19 @@ def plan_prune(
         if counts is None:
             counts = saliency.budget
         refit = batches is not None
-        recipe = Recipe(scores=saliency.scores, counts=counts.counts, refit=refit)
+        recipe = Recipe(
+            scores=saliency.scores, counts=counts.counts, refit=refit
+        )
     blocks = None
     if storage == BlockForm.name or isinstance(pattern, Block):
-        blocks = BlockPlan.of(weights, counts, pattern, orthogonal=False, budget=budget)
+        blocks = BlockPlan.of(
+            weights, counts, pattern, orthogonal=False, budget=budget
+        )
         weights = blocks.weights
     recipe = _with_pattern(recipe, model, weights, pattern, blocks)
-    draws = prune_layers(model, weights, recipe, batches, resume, shows_progress())
+    draws = prune_layers(
+        model, weights, recipe, batches, resume, shows_progress()
+    )
     if pattern is None:
         _warn_of_dead_outputs(weights, draws)
     return plan_of_draws(model, weights, draws, storage, blocks)
@@ -243,7 +260,9 @@ def prune(
     )
 
 
-def _checked_structure(structure: StructureLike | Channels | None) -> Pattern | None:
+def _checked_structure(
+    structure: StructureLike | Channels | None,
+) -> Pattern | None:
     """The structure of masks of given weights; raises ValueError for one that only draws have."""
     if structure is None:
         return None
@@ -266,7 +285,9 @@ def _weights_for(
             "A Saliency says which kernels are pruned; leave `include` and `exclude` out. "
             f"Received: include={as_text(include)}, exclude={as_text(exclude)}"
         )
-    weights = choose(prunable_weights(model, unregistered=True), [*method.scores], None)
+    weights = choose(
+        prunable_weights(model, unregistered=True), [*method.scores], None
+    )
     refuse_unfit(model, weights, "no kernel that could be pruned")
     return weights
 
@@ -279,7 +300,11 @@ def _checked_density(
         density = check_density(density)
         if 0.5 < density < 1.0:
             _note_what_stays(density)
-        if isinstance(method, Saliency) and budget is None and density != method.density:
+        if (
+            isinstance(method, Saliency)
+            and budget is None
+            and density != method.density
+        ):
             raise DensityError(
                 f"The saliency was made for the density {method.density:.6g}; leave `density` out. "
                 f"Received: density={density!r}"
@@ -314,13 +339,17 @@ def _with_pattern(
         return dataclasses.replace(recipe, counts=counts, blocks=blocks.blocks)
     if isinstance(pattern, Channels):
         positions = flattened(model, weights)
-        return dataclasses.replace(recipe, structure=pattern, positions=positions)
+        return dataclasses.replace(
+            recipe, structure=pattern, positions=positions
+        )
     if isinstance(pattern, NByM):
         return dataclasses.replace(recipe, structure=pattern)
     return recipe
 
 
-def _draws_of_masks(saliency: Saliency, counts: Budget | None) -> dict[str, AnyDraw]:
+def _draws_of_masks(
+    saliency: Saliency, counts: Budget | None
+) -> dict[str, AnyDraw]:
     """The masks of a saliency, with the counts of a budget where there is one."""
     if counts is None:
         saliency.refuse_collapse()
@@ -330,7 +359,9 @@ def _draws_of_masks(saliency: Saliency, counts: Budget | None) -> dict[str, AnyD
     return {path: Draw(mask) for path, mask in masks.items()}
 
 
-def _warn_of_dead_outputs(weights: list[PrunableWeight], draws: Mapping[str, AnyDraw]) -> None:
+def _warn_of_dead_outputs(
+    weights: list[PrunableWeight], draws: Mapping[str, AnyDraw]
+) -> None:
     """Warns of depthwise kernels whose count does not even leave one entry for each output."""
     texts = []
     for weight in weights:

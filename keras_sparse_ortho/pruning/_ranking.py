@@ -93,7 +93,11 @@ def saliency_of(
             density = counts.density
         paths = [weight.path for weight in weights]
         saliency = saliency.saliency(
-            model, check_density(density), data, include=paths, on_collapse="ignore"
+            model,
+            check_density(density),
+            data,
+            include=paths,
+            on_collapse="ignore",
         )
     if saliency.for_untrained:
         reason = signs_of_training(model, weights)

@@ -11,10 +11,14 @@ from keras_sparse_ortho.initializers import (
 )
 from keras_sparse_ortho.kernels import PrunableWeight
 
-_LARGEST_REDRAWN = 2**18  # of a kernel that is drawn again; training changes small ones as well
+_LARGEST_REDRAWN = (
+    2**18
+)  # of a kernel that is drawn again; training changes small ones as well
 
 
-def signs_of_training(model: keras.Model, weights: list[PrunableWeight]) -> str | None:
+def signs_of_training(
+    model: keras.Model, weights: list[PrunableWeight]
+) -> str | None:
     """Signs that the optimizer has stepped, or a kernel is not as its initializer draws it."""
     iterations = getattr(getattr(model, "optimizer", None), "iterations", None)
     if iterations is not None:
@@ -25,7 +29,9 @@ def signs_of_training(model: keras.Model, weights: list[PrunableWeight]) -> str 
         initializer = weight.initializer
         # Other initializers may not be reproducible.
         seed = getattr(initializer, "seed", None)
-        if not isinstance(seed, int) or isinstance(initializer, SparseInitializer):
+        if not isinstance(seed, int) or isinstance(
+            initializer, SparseInitializer
+        ):
             continue
         if weight.size > _LARGEST_REDRAWN:
             return None

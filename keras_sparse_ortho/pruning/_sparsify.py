@@ -65,13 +65,17 @@ def plan_sparsify(
     pattern: Structure | None = None
     if structure is not None:
         pattern = as_structure(structure)
-    structures: Structure | Mapping[str, Structure] | None = blocks_of_budget or pattern
+    structures: Structure | Mapping[str, Structure] | None = (
+        blocks_of_budget or pattern
+    )
     blocks = None
     if storage == BlockForm.name and not blocks_of_budget:
         if isinstance(pattern, Block):  # others are not drawn as blocks alone
             pattern = dataclasses.replace(pattern, regular=True)
         asked = plan_for(density, budget, weights, orthogonal=True)
-        blocks = BlockPlan.of(weights, asked, pattern, orthogonal=True, budget=budget)
+        blocks = BlockPlan.of(
+            weights, asked, pattern, orthogonal=True, budget=budget
+        )
         weights = blocks.weights
         density = None
         budget = blocks.budget

@@ -8,7 +8,10 @@ from keras_sparse_ortho.quantization._fake_quantize import (
     ranges_of,
 )
 from keras_sparse_ortho.quantization._quantize_aware import quantize_aware
-from keras_sparse_ortho.quantization._quantize_wrapper import QuantizeWrapper, innermost
+from keras_sparse_ortho.quantization._quantize_wrapper import (
+    QuantizeWrapper,
+    innermost,
+)
 from keras_sparse_ortho.quantization._round_biases import round_biases
 
 __all__ = ["quantize_aware", "round_biases"]

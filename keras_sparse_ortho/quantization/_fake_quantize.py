@@ -56,7 +56,9 @@ class FakeQuantize(keras.layers.Layer):
         super().__init__(**kwargs)
         self.momentum = check_number("momentum", momentum)
         if not 0 <= self.momentum < 1:
-            raise ValueError(f"`momentum` must be in [0, 1). Received: momentum={momentum!r}")
+            raise ValueError(
+                f"`momentum` must be in [0, 1). Received: momentum={momentum!r}"
+            )
         self.supports_masking = True
         self._fixed: _FixedRange | None = None
 
@@ -99,7 +101,9 @@ class FakeQuantize(keras.layers.Layer):
             return rounded
         return ops.where(self.seen > 0, rounded, inputs)
 
-    def compute_output_spec(self, inputs: Tensor, training: bool | None = None) -> Tensor:
+    def compute_output_spec(
+        self, inputs: Tensor, training: bool | None = None
+    ) -> Tensor:
         return keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
 
     def step(self) -> float:
@@ -132,13 +136,17 @@ def integers_of(
     if weight.storage is None or weight.storage.quantizer is None:
         return None
     quantizer = weight.storage.quantizer
-    parts: tuple[np.ndarray, np.ndarray] = quantizer.integers(weight.value, weight.outputs_shape)
+    parts: tuple[np.ndarray, np.ndarray] = quantizer.integers(
+        weight.value, weight.outputs_shape
+    )
     return parts
 
 
 def ranges_of(model: keras.Model) -> list[FakeQuantize]:
     """The layers of a model that round activations."""
-    return [layer for layer, _ in walk(model, "") if isinstance(layer, FakeQuantize)]
+    return [
+        layer for layer, _ in walk(model, "") if isinstance(layer, FakeQuantize)
+    ]
 
 
 def has_trained_ranges(model: keras.Model) -> bool:
@@ -157,7 +165,9 @@ def has_trained_ranges(model: keras.Model) -> bool:
 
 
 @contextlib.contextmanager
-def fixed_ranges(model: keras.Model, mark: Mark | None = None) -> Iterator[None]:
+def fixed_ranges(
+    model: keras.Model, mark: Mark | None = None
+) -> Iterator[None]:
     """Inside, inference does not check whether ranges are set; `mark(x, low, high)` may round."""
     with contextlib.ExitStack() as stack:
         for layer in ranges_of(model):

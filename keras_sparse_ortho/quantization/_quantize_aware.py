@@ -89,7 +89,9 @@ def _checked_quantizer(
     weights: str | FakeQuantization | None, activations: str | None
 ) -> FakeQuantization | None:
     """The quantizer of weights; ValueError for settings that do not fit each other."""
-    quantizer = FakeQuantization(weights) if isinstance(weights, str) else weights
+    quantizer = (
+        FakeQuantization(weights) if isinstance(weights, str) else weights
+    )
     is_fit = isinstance(quantizer, FakeQuantization)
     if quantizer is None:
         is_fit = bool(activations)
@@ -179,7 +181,9 @@ def quantize_aware(
     )
 
 
-def _target(weight: PrunableWeight, quantizer: FakeQuantization | None) -> Target:
+def _target(
+    weight: PrunableWeight, quantizer: FakeQuantization | None
+) -> Target:
     """The rounded form of a kernel; a plain one gets a full mask to be wrapped."""
     if weight.storage is not None:
         return Target("rounded", quantizer=quantizer)
@@ -212,18 +216,28 @@ def _chosen(
     exclude: Selection,
 ) -> tuple[list[PrunableWeight], set[int]]:
     """The weights to quantize, and the layers, by `id`, that stay in floats."""
-    layers = {path: layer for layer, path in reversed(list(walk(model, ""))) if path}
+    layers = {
+        path: layer for layer, path in reversed(list(walk(model, ""))) if path
+    }
     paths, selection = _parted(layers, exclude)
     excluded_weights = select(known, selection, "exclude") if selection else []
     excluded_paths = {weight.path for weight in excluded_weights}
     chosen = []
     for weight in known:
         is_table = isinstance(weight.owner, keras.layers.Embedding)
-        is_recurrent = any(issubclass(kind, keras.layers.RNN) for kind in weight.inside)
-        if weight.path not in excluded_paths and not is_table and not is_recurrent:
+        is_recurrent = any(
+            issubclass(kind, keras.layers.RNN) for kind in weight.inside
+        )
+        if (
+            weight.path not in excluded_paths
+            and not is_table
+            and not is_recurrent
+        ):
             chosen.append(weight)
     owners = {id(weight.owner) for weight in chosen}
-    excluded_owners = {id(weight.owner) for weight in known if weight.path in excluded_paths}
+    excluded_owners = {
+        id(weight.owner) for weight in known if weight.path in excluded_paths
+    }
     left_out = {id(layers[path]) for path in paths}
     for layer in layers.values():
         inside = {id(inner) for inner, _ in walk(layer, "")}
@@ -243,7 +257,11 @@ def _parted(
         return [], exclude
     paths = []
     for name in names:
-        if isinstance(name, str) and name in layers and not find_kernels(layers[name], ""):
+        if (
+            isinstance(name, str)
+            and name in layers
+            and not find_kernels(layers[name], "")
+        ):
             paths.append(name)
     return paths, [name for name in names if name not in paths]
 
@@ -269,7 +287,11 @@ _OF_ANY_RANK = (
     L.GaussianNoise,
     L.AlphaDropout,
 )
-_OF_ONE_RANK = [getattr(L, f"{name}{rank}D") for name in _PASS_ON_BY_RANK for rank in (1, 2, 3)]
+_OF_ONE_RANK = [
+    getattr(L, f"{name}{rank}D")
+    for name in _PASS_ON_BY_RANK
+    for rank in (1, 2, 3)
+]
 _PASS_ON = (*_OF_ANY_RANK, *_OF_ONE_RANK)
 # Operations of a graph that only move entries about.
 _MOVING = (
@@ -307,7 +329,9 @@ Roundings: TypeAlias = dict[int, tuple[int, bool]]
 """By `id` of a layer: how many of its inputs are rounded, and whether its output is."""
 
 
-def _place(model: keras.Model, left_out: set[int], roundings: Roundings) -> None:
+def _place(
+    model: keras.Model, left_out: set[int], roundings: Roundings
+) -> None:
     """Notes the layers to wrap.
 
     Outputs of LiteRT's operations are rounded: a convolution with the normalization and ReLU behind
@@ -341,10 +365,16 @@ def _place(model: keras.Model, left_out: set[int], roundings: Roundings) -> None
             of_operations |= outputs
         elif id(layer) not in left_out and len(call.outputs) == 1:
             count, rounds_output = roundings.get(id(layer), (0, False))
-            if outputs and fixed_step(inner) is None and not _is_fused(call, calls, ends):
+            if (
+                outputs
+                and fixed_step(inner) is None
+                and not _is_fused(call, calls, ends)
+            ):
                 rounds_output = True
                 rounded |= outputs
-            needs_rounding = bool(find_kernels(layer, "")) and not inputs <= rounded
+            needs_rounding = (
+                bool(find_kernels(layer, "")) and not inputs <= rounded
+            )
             if needs_rounding or inputs & of_operations:
                 count = len(float_tensors(call.inputs))
             rounds_inside = activation_of(layer) not in (
@@ -358,7 +388,11 @@ def _place(model: keras.Model, left_out: set[int], roundings: Roundings) -> None
 
 def float_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Those of floats: a call has masks and indices among its inputs as well."""
-    return [tensor for tensor in tensors if keras.backend.is_float_dtype(tensor.dtype)]
+    return [
+        tensor
+        for tensor in tensors
+        if keras.backend.is_float_dtype(tensor.dtype)
+    ]
 
 
 def _place_inside(
@@ -432,8 +466,14 @@ def _is_relu(layer: keras.Operation) -> bool:
     name = type(layer).__name__
     if isinstance(layer, L.Activation):
         return layer.activation in FUSED[1:]
-    if isinstance(layer, L.ReLU) or (name == "ReLU" and not isinstance(layer, L.Layer)):
-        return layer.max_value in (None, 6) and not layer.negative_slope and not layer.threshold
+    if isinstance(layer, L.ReLU) or (
+        name == "ReLU" and not isinstance(layer, L.Layer)
+    ):
+        return (
+            layer.max_value in (None, 6)
+            and not layer.negative_slope
+            and not layer.threshold
+        )
     return name in ("Relu", "Relu6") and not isinstance(layer, L.Layer)
 
 
@@ -461,7 +501,9 @@ def _is_fused(call: GraphCall, calls: list[GraphCall], ends: set[int]) -> bool:
         next_readers = readers_of(result, calls)
         if id(result) in ends or not next_readers:
             return False
-        if not all(isinstance(reader.operation, L.Layer) for reader in next_readers):
+        if not all(
+            isinstance(reader.operation, L.Layer) for reader in next_readers
+        ):
             return False
     if isinstance(layer, L.BatchNormalization | L.Add | L.Subtract):
         return _is_relu(behind)

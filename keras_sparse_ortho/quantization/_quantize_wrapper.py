@@ -39,7 +39,9 @@ FUSED = (
 )
 
 _SEPARABLE = keras.layers.SeparableConv1D | keras.layers.SeparableConv2D
-_MOST_INPUTS = 64  # each has variables: a damaged file must not ask for millions
+_MOST_INPUTS = (
+    64  # each has variables: a damaged file must not ask for millions
+)
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -85,7 +87,9 @@ class QuantizeWrapper(LayerWrapper, WrapperBuiltByCalls):
         def rounding(name: str) -> FakeQuantize:
             return FakeQuantize(momentum, name=name, dtype=policy)
 
-        self.of_inputs = [rounding(f"input_{number}") for number in range(inputs)]
+        self.of_inputs = [
+            rounding(f"input_{number}") for number in range(inputs)
+        ]
         self.of_output = rounding("output") if output else None
         is_apart = activation_of(layer) not in (None, *FUSED)
         self.of_activation = rounding("activation") if is_apart else None
@@ -134,8 +138,8 @@ class QuantizeWrapper(LayerWrapper, WrapperBuiltByCalls):
         def rounded(x: Nested) -> Nested:
             return next(ranges)(x) if _is_float(x) else x
 
-        arguments: tuple[tuple[Nested, ...], dict[str, Nested]] = keras.tree.map_structure(
-            rounded, (args, kwargs)
+        arguments: tuple[tuple[Nested, ...], dict[str, Nested]] = (
+            keras.tree.map_structure(rounded, (args, kwargs))
         )
         return arguments
 
@@ -151,7 +155,9 @@ class QuantizeWrapper(LayerWrapper, WrapperBuiltByCalls):
                 activation = _after(of_activation, activation)
                 stack.enter_context(with_settings(layer, activation=activation))
             if of_between is not None:
-                halves = functools.partial(_in_halves, layer, activation, of_between)
+                halves = functools.partial(
+                    _in_halves, layer, activation, of_between
+                )
                 stack.enter_context(
                     intercepted(
                         layer,
@@ -163,12 +169,20 @@ class QuantizeWrapper(LayerWrapper, WrapperBuiltByCalls):
 
     def __getattr__(self, name: str) -> Any:
         """Attributes of the layer inside."""
-        inherited = getattr(super(), "__getattr__", None)  # where torch has submodules
+        inherited = getattr(
+            super(), "__getattr__", None
+        )  # where torch has submodules
         if inherited is not None:
             with contextlib.suppress(AttributeError):
                 return inherited(name)
-        if name.startswith("_") or name == "layer" or "momentum" not in vars(self):
-            raise AttributeError(f"'{type(self).__name__}' object has no attribute {name!r}")
+        if (
+            name.startswith("_")
+            or name == "layer"
+            or "momentum" not in vars(self)
+        ):
+            raise AttributeError(
+                f"'{type(self).__name__}' object has no attribute {name!r}"
+            )
         return getattr(self.layer, name)
 
     @property
@@ -197,7 +211,9 @@ class QuantizeWrapper(LayerWrapper, WrapperBuiltByCalls):
             )
 
     @classmethod
-    def from_config(cls, config: Config, custom_objects: Any = None) -> "QuantizeWrapper":
+    def from_config(
+        cls, config: Config, custom_objects: Any = None
+    ) -> "QuantizeWrapper":
         check_config("QuantizeWrapper", config, "layer")
         layer = config["layer"]
         if not isinstance(layer, keras.layers.Layer):

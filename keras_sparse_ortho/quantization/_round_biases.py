@@ -101,10 +101,14 @@ def _rounded_variables(
 ) -> Iterator[tuple[keras.Variable, np.ndarray]]:
     """The biases of a model, and those of normalizations, with the values that a file can hold."""
     has_trained_ranges(model)  # raises where one is not set
-    scales: dict[int, np.ndarray] = {}  # of kernels, by `id` of the layer that has it
+    scales: dict[
+        int, np.ndarray
+    ] = {}  # of kernels, by `id` of the layer that has it
     for weight in prunable_weights(model):
         # The bias is added by the second half of a separable convolution.
-        if is_separable(weight.owner) and weight.path.endswith("depthwise_kernel"):
+        if is_separable(weight.owner) and weight.path.endswith(
+            "depthwise_kernel"
+        ):
             continue
         parts = integers_of(weight)
         if parts is None:
@@ -115,12 +119,16 @@ def _rounded_variables(
     for call in _layer_calls(model, {}):
         if id(call.layer) not in scales:
             continue
-        scale = scales.pop(id(call.layer))  # once, where a layer is called several times
+        scale = scales.pop(
+            id(call.layer)
+        )  # once, where a layer is called several times
         if call.step is not None:
             yield from _rounded_bias(call.layer, call.step * scale, call.behind)
 
 
-def _layer_calls(model: keras.Model, steps: dict[int, float | None]) -> Iterator[_LayerCall]:
+def _layer_calls(
+    model: keras.Model, steps: dict[int, float | None]
+) -> Iterator[_LayerCall]:
     """The calls of layers in a graph.
 
     Args:
@@ -136,13 +144,17 @@ def _layer_calls(model: keras.Model, steps: dict[int, float | None]) -> Iterator
         if isinstance(inner, keras.Model):
             yield from _layer_calls(inner, steps)
             _, outputs = graph_ends(inner)
-            output_steps = [steps.get(id(tensor)) for tensor in keras.tree.flatten(outputs)]
+            output_steps = [
+                steps.get(id(tensor)) for tensor in keras.tree.flatten(outputs)
+            ]
             _note(call.outputs, output_steps, steps)
             continue
         output_step = None
         if passes_on(call):
             output_step = step
-        if isinstance(inner, L.Layer):  # an operation, such as `a + b`, has no bias
+        if isinstance(
+            inner, L.Layer
+        ):  # an operation, such as `a + b`, has no bias
             yield from _calls_inside(layer, input_steps)
             between = None
             rounded = None
@@ -163,7 +175,9 @@ def _layer_calls(model: keras.Model, steps: dict[int, float | None]) -> Iterator
         )
 
 
-def _steps_of_inputs(call: GraphCall, steps: dict[int, float | None]) -> list[float | None]:
+def _steps_of_inputs(
+    call: GraphCall, steps: dict[int, float | None]
+) -> list[float | None]:
     """The steps of the inputs of a call, rounded by the layer itself or before."""
     layer = call.operation
     if isinstance(layer, QuantizeWrapper) and layer.of_inputs:
@@ -186,7 +200,9 @@ def _note(
         steps[id(tensor)] = step
 
 
-def _layer_behind(call: GraphCall, calls: list[GraphCall]) -> keras.layers.Layer | None:
+def _layer_behind(
+    call: GraphCall, calls: list[GraphCall]
+) -> keras.layers.Layer | None:
     """The layer that alone reads the output of a call, unless that is rounded before."""
     layer = call.operation
     if isinstance(layer, QuantizeWrapper) and layer.of_output is not None:
@@ -197,7 +213,9 @@ def _layer_behind(call: GraphCall, calls: list[GraphCall]) -> keras.layers.Layer
     return innermost(readers[0].operation) if len(readers) == 1 else None
 
 
-def _calls_inside(layer: keras.layers.Layer, steps: list[float | None]) -> Iterator[_LayerCall]:
+def _calls_inside(
+    layer: keras.layers.Layer, steps: list[float | None]
+) -> Iterator[_LayerCall]:
     """Layers inside another one, such as an attention, with the steps of their inputs."""
     inner = innermost(layer)
     # Attention takes query, value (and key); with a key apart the order is unknown.
@@ -214,7 +232,11 @@ def _calls_inside(layer: keras.layers.Layer, steps: list[float | None]) -> Itera
         ):
             yield _LayerCall(innermost(part), step, None)
     for part, _ in walk(inner, ""):
-        if part is not layer and isinstance(part, QuantizeWrapper) and part.of_inputs:
+        if (
+            part is not layer
+            and isinstance(part, QuantizeWrapper)
+            and part.of_inputs
+        ):
             yield _LayerCall(
                 innermost(part),
                 part.of_inputs[0].step(),

@@ -7,8 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checked_data import check_inputs, warn_of_equal_rows, warn_of_weights
-from keras_sparse_ortho._checks import check_integer, check_number, other_keywords
+from keras_sparse_ortho._checked_data import (
+    check_inputs,
+    warn_of_equal_rows,
+    warn_of_weights,
+)
+from keras_sparse_ortho._checks import (
+    check_integer,
+    check_number,
+    other_keywords,
+)
 from keras_sparse_ortho._data import all_rows, rows_at
 from keras_sparse_ortho._keras_internals import (
     GraphCall,
@@ -120,13 +128,16 @@ def distill(
     trained = _Named(targets.student, list(targets.values))
     trained.compile(keras.optimizers.Adam(rate), targets.losses())
     has_schedules = any(
-        isinstance(weight.storage, ScheduledMask) for weight in prunable_weights(student)
+        isinstance(weight.storage, ScheduledMask)
+        for weight in prunable_weights(student)
     )
     updates = None
     if has_schedules:
         updates = [UpdateMasks()]
     with _restored_on_errors(student):
-        history = trained.fit(rows, epochs=epochs, verbose=verbose, callbacks=updates)
+        history = trained.fit(
+            rows, epochs=epochs, verbose=verbose, callbacks=updates
+        )
         if not np.isfinite(history.history["loss"][-1]):
             raise ValueError(
                 "The loss must stay finite: lower `learning_rate`, or look for a layer whose "
@@ -160,9 +171,13 @@ class _Targets:
     ) -> "_Targets":
         """The targets for rows `x`; ValueError for models with other outputs."""
         student_end, teacher_end = _with_equal_features(student, teacher)
-        values = keras.tree.flatten(teacher_end.predict(x, batch_size=256, verbose=0))
+        values = keras.tree.flatten(
+            teacher_end.predict(x, batch_size=256, verbose=0)
+        )
         first_row = rows_at(x, slice(0, 1))
-        student_outputs = keras.tree.flatten(student_end.predict(first_row, verbose=0))
+        student_outputs = keras.tree.flatten(
+            student_end.predict(first_row, verbose=0)
+        )
         student_shapes = [array.shape[1:] for array in student_outputs]
         teacher_shapes = [array.shape[1:] for array in values]
         if student_shapes != teacher_shapes:
@@ -174,13 +189,17 @@ class _Targets:
         if teacher_end is not teacher:  # it has its features behind the outputs
             count = len(keras.tree.flatten(teacher.outputs))
         feature_count = len(values) - count
-        logits = [_LOGITS[kind] for kind in _output_kinds_of(teacher, outputs, count)]
+        logits = [
+            _LOGITS[kind] for kind in _output_kinds_of(teacher, outputs, count)
+        ]
         logits += [_unchanged] * feature_count
         names = [f"output_{number}" for number in range(count)]
         names += [f"feature_{number}" for number in range(feature_count)]
         targets = {
             name: to_numpy(to_logits(array))
-            for name, to_logits, array in zip(names, logits, values, strict=True)
+            for name, to_logits, array in zip(
+                names, logits, values, strict=True
+            )
         }
         return cls(student_end, targets, logits)
 
@@ -188,7 +207,9 @@ class _Targets:
         """The loss of each output: the squared error by the variance of the target."""
         return {
             name: _loss(to_logits, array.var())
-            for (name, array), to_logits in zip(self.values.items(), self.logits, strict=True)
+            for (name, array), to_logits in zip(
+                self.values.items(), self.logits, strict=True
+            )
         }
 
 
@@ -215,7 +236,10 @@ def _restored_on_errors(model: keras.Model) -> Iterator[None]:
     """
     # Seed states too. As tensors: what compact storage is given as arrays is checked against
     # values that may be freed.
-    values = [(variable, keras.ops.copy(variable.value)) for variable in model.variables]
+    values = [
+        (variable, keras.ops.copy(variable.value))
+        for variable in model.variables
+    ]
 
     def restore() -> None:
         for variable, value in values:
@@ -280,7 +304,11 @@ class _Rows(keras.utils.PyDataset):
 
 def _with_features(model: keras.Model) -> keras.Model:
     """The graph with the inputs of its last layers as further outputs."""
-    makers = {id(tensor): call for call in graph_calls(model) for tensor in call.outputs}
+    makers = {
+        id(tensor): call
+        for call in graph_calls(model)
+        for tensor in call.outputs
+    }
     outputs = keras.tree.flatten(model.outputs)
     features: dict[int, Tensor] = {}
     for tensor in outputs:
@@ -298,7 +326,11 @@ def _with_features(model: keras.Model) -> keras.Model:
 
 def _float_inputs(call: GraphCall) -> list[Tensor]:
     """The inputs of a call without masks and indices, which teach nothing."""
-    return [tensor for tensor in call.inputs if keras.backend.is_float_dtype(tensor.dtype)]
+    return [
+        tensor
+        for tensor in call.inputs
+        if keras.backend.is_float_dtype(tensor.dtype)
+    ]
 
 
 def _unchanged(values: Tensor) -> Tensor:

@@ -45,7 +45,8 @@ class Grasp(LossScore):
         derivatives = LossDerivatives(model, weights, batches, change)
         products = derivatives.hessian_times(derivatives.gradient())
         return [
-            weight.raw_value() * product for weight, product in zip(weights, products, strict=True)
+            weight.raw_value() * product
+            for weight, product in zip(weights, products, strict=True)
         ]
 
 
@@ -86,7 +87,12 @@ def grasp(
     Reference: Wang, Zhang and Grosse (ICLR 2020), arXiv 2002.07376.
     """
     return Grasp(batch_size, batches, shuffle, seed).saliency(
-        model, density, data, include=include, exclude=exclude, on_collapse=on_collapse
+        model,
+        density,
+        data,
+        include=include,
+        exclude=exclude,
+        on_collapse=on_collapse,
     )
 
 
@@ -135,7 +141,8 @@ def _softened(model: keras.Model, y_pred: Tensor) -> Tensor:
             f"Received: {len(losses)} losses for {len(outputs)} outputs"
         )
     scaled = [
-        _scaled(output, _cross_entropy(loss)) for output, loss in zip(outputs, losses, strict=True)
+        _scaled(output, _cross_entropy(loss))
+        for output, loss in zip(outputs, losses, strict=True)
     ]
     return keras.tree.pack_sequence_as(y_pred, scaled)
 

@@ -71,7 +71,9 @@ class LossDerivatives:
         self._sample_count = sum(samples(batch) for batch in batches)
         self._batches = self._workers.batches(batches)
 
-    def gradient(self, of_batch: Callable[[Array], Array] | None = None) -> list[Array]:
+    def gradient(
+        self, of_batch: Callable[[Array], Array] | None = None
+    ) -> list[Array]:
         """Returns the gradient for each weight, or a mean of a function of each batch's gradient.
 
         Args:
@@ -80,7 +82,10 @@ class LossDerivatives:
         """
 
         def derivatives(batch: Batch) -> list[Array]:
-            gradients = [to_numpy(tensor) for tensor in self._loss.gradients(None, *batch)]
+            gradients = [
+                to_numpy(tensor)
+                for tensor in self._loss.gradients(None, *batch)
+            ]
             if of_batch is None:
                 return gradients
             return [of_batch(gradient) for gradient in gradients]
@@ -92,7 +97,9 @@ class LossDerivatives:
         run = self._loss.compiled(hessian_vector_product)
         tensors = [
             placed(vector, variable)
-            for vector, variable in zip(vectors, self._loss.variables, strict=True)
+            for vector, variable in zip(
+                vectors, self._loss.variables, strict=True
+            )
         ]
 
         def derivatives(batch: Batch) -> list[Array]:
@@ -105,10 +112,14 @@ class LossDerivatives:
 
         def mean_of_worker() -> list[Array]:
             total = sum(samples(batch) for batch in self._batches)
-            mean = [np.zeros(variable.shape) for variable in self._loss.variables]
+            mean = [
+                np.zeros(variable.shape) for variable in self._loss.variables
+            ]
             for batch in self._batches:
                 share = samples(batch) / total
-                for sum_of_shares, array in zip(mean, derivatives(batch), strict=True):
+                for sum_of_shares, array in zip(
+                    mean, derivatives(batch), strict=True
+                ):
                     sum_of_shares += share * array.astype("float64")
             return mean
 

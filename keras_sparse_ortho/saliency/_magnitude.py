@@ -51,5 +51,9 @@ def magnitude(
           a/kernel  20 of 200>
     """
     return Magnitude().saliency(
-        model, density, include=include, exclude=exclude, on_collapse=on_collapse
+        model,
+        density,
+        include=include,
+        exclude=exclude,
+        on_collapse=on_collapse,
     )

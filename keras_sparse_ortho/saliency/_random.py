@@ -58,5 +58,9 @@ def random(
     other arguments and errors are those of `magnitude`.
     """
     return Random(seed).saliency(
-        model, density, include=include, exclude=exclude, on_collapse=on_collapse
+        model,
+        density,
+        include=include,
+        exclude=exclude,
+        on_collapse=on_collapse,
     )

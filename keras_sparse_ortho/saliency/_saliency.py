@@ -13,9 +13,15 @@ from keras_sparse_ortho._foreign_names import Answering
 from keras_sparse_ortho.budgets import Budget, allocate
 from keras_sparse_ortho.errors import BudgetError, NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight
-from keras_sparse_ortho.orthogonal import floored_mask, floored_masks, live_count
+from keras_sparse_ortho.orthogonal import (
+    floored_mask,
+    floored_masks,
+    live_count,
+)
 
-_ALMOST_NOTHING = 1e-9  # live entries of a collapsed weight, for a share that can be scaled
+_ALMOST_NOTHING = (
+    1e-9  # live entries of a collapsed weight, for a share that can be scaled
+)
 
 
 class Saliency(Answering):
@@ -86,7 +92,10 @@ class Saliency(Answering):
     @property
     def counts(self) -> dict[str, int]:
         """Live entries of every weight."""
-        return {path: int(np.count_nonzero(mask)) for path, mask in self.masks.items()}
+        return {
+            path: int(np.count_nonzero(mask))
+            for path, mask in self.masks.items()
+        }
 
     @property
     def collapsed(self) -> list[str]:
@@ -98,7 +107,9 @@ class Saliency(Answering):
         """The density of every weight; BudgetError if one has no live entry."""
         self.refuse_collapse()
         sizes = {path: mask.size for path, mask in self.masks.items()}
-        densities = {path: count / sizes[path] for path, count in self.counts.items()}
+        densities = {
+            path: count / sizes[path] for path, count in self.counts.items()
+        }
         return Budget(densities, sizes)
 
     @property
@@ -110,7 +121,8 @@ class Saliency(Answering):
         """
         counts = self.counts
         relative = [
-            max(counts[weight.path], _ALMOST_NOTHING) / weight.size for weight in self._weights
+            max(counts[weight.path], _ALMOST_NOTHING) / weight.size
+            for weight in self._weights
         ]
         return allocate(self._weights, self.density, relative, orthogonal=True)
 
@@ -118,7 +130,9 @@ class Saliency(Answering):
         """Returns masks with a budget's counts for these weights; ties go to lower indices."""
         counts = budget.for_weights(self._weights).counts
         return {
-            weight.path: floored_mask(self.scores[weight.path], weight.layout, counts[weight.path])
+            weight.path: floored_mask(
+                self.scores[weight.path], weight.layout, counts[weight.path]
+            )
             for weight in self._weights
         }
 
@@ -139,7 +153,9 @@ class Saliency(Answering):
         return "\n".join(lines) + ">"
 
 
-def _checked(scores: np.ndarray, weight: PrunableWeight, method: str) -> np.ndarray:
+def _checked(
+    scores: np.ndarray, weight: PrunableWeight, method: str
+) -> np.ndarray:
     """The scores of a weight; raises NotPrunableError unless all are finite, of its shape."""
     if scores.shape != weight.shape:
         raise NotPrunableError(

@@ -13,7 +13,12 @@ from keras_sparse_ortho._checked_data import check_batches, warn_of_equal_rows
 from keras_sparse_ortho._checks import check_density, other_keywords
 from keras_sparse_ortho._data import Batch, first_batches
 from keras_sparse_ortho._foreign_names import for_value
-from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose, names_in
+from keras_sparse_ortho.kernels import (
+    PrunableWeight,
+    Selection,
+    choose,
+    names_in,
+)
 from keras_sparse_ortho.models import prunable_weights, refuse_unfit, weights_of
 from keras_sparse_ortho.saliency._saliency import Saliency
 
@@ -206,7 +211,9 @@ def scored_weights(
     """The weights to score; unregistered matrices only if `include` lists their paths."""
     check_density(density)
     if on_collapse not in ("error", "ignore"):
-        raise ValueError(f'`on_collapse` must be "error" or "ignore". Received: {on_collapse=}')
+        raise ValueError(
+            f'`on_collapse` must be "error" or "ignore". Received: {on_collapse=}'
+        )
     weights = list(weights_of(model))
     paths = None
     if include is not None:

@@ -96,5 +96,10 @@ def snip(
     Reference: Lee, Ajanthan and Torr (ICLR 2019), arXiv 1810.02340.
     """
     return Snip(batch_size, batches, shuffle, seed).saliency(
-        model, density, data, include=include, exclude=exclude, on_collapse=on_collapse
+        model,
+        density,
+        data,
+        include=include,
+        exclude=exclude,
+        on_collapse=on_collapse,
     )

@@ -10,11 +10,19 @@ from typing import ClassVar
 import keras
 import numpy as np
 
-from keras_sparse_ortho._backend import compiled, float64_operations, value_and_gradients
+from keras_sparse_ortho._backend import (
+    compiled,
+    float64_operations,
+    value_and_gradients,
+)
 from keras_sparse_ortho._checks import check_integer, other_keywords
 from keras_sparse_ortho._data import Batch
 from keras_sparse_ortho._interception import observe
-from keras_sparse_ortho._keras_internals import VariableOverrides, copy_objects, from_zero_states
+from keras_sparse_ortho._keras_internals import (
+    VariableOverrides,
+    copy_objects,
+    from_zero_states,
+)
 from keras_sparse_ortho._types import Nested, Tensor
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
@@ -72,7 +80,9 @@ class SynFlow(ModelScore):
         rounds = self.rounds
         size = sum(weight.size for weight in weights)
         layouts = [weight.layout for weight in weights]
-        values = [np.abs(weight.raw_value()).astype("float64") for weight in weights]
+        values = [
+            np.abs(weight.raw_value()).astype("float64") for weight in weights
+        ]
         masks = [np.ones(weight.shape, dtype=bool) for weight in weights]
         scores = values
         variables = [weight.variable for weight in weights]
@@ -92,7 +102,10 @@ class SynFlow(ModelScore):
                 next_masks = floored_masks(scores, layouts, count)
                 _move_below_zero(scores, masks, next_masks, number - rounds)
                 masks = next_masks
-                values = [value * mask for value, mask in zip(values, masks, strict=True)]
+                values = [
+                    value * mask
+                    for value, mask in zip(values, masks, strict=True)
+                ]
         return scores
 
 
@@ -159,11 +172,19 @@ def synflow(
     Reference: Tanaka, Kunin, Yamins and Ganguli (NeurIPS 2020), arXiv 2006.05467.
     """
     score = SynFlow(check_integer("rounds", rounds))
-    return score.saliency(model, density, include=include, exclude=exclude, on_collapse=on_collapse)
+    return score.saliency(
+        model,
+        density,
+        include=include,
+        exclude=exclude,
+        on_collapse=on_collapse,
+    )
 
 
 @contextlib.contextmanager
-def _synaptic_flow(model: keras.Model, variables: Sequence[keras.Variable]) -> Iterator[Gradient]:
+def _synaptic_flow(
+    model: keras.Model, variables: Sequence[keras.Variable]
+) -> Iterator[Gradient]:
     """Makes a linear copy of the model; yields the function `values -> R, dR/dvalues`.
 
     Args:
@@ -174,18 +195,29 @@ def _synaptic_flow(model: keras.Model, variables: Sequence[keras.Variable]) -> I
     floats = [variable for variable in model.variables if _is_float(variable)]
     linear, copies = copy_objects(model, without_values=floats)
     scored_ids = {id(variable) for variable in variables}
-    constants = [variable for variable in floats if id(variable) not in scored_ids]
+    constants = [
+        variable for variable in floats if id(variable) not in scored_ids
+    ]
     replaced = [copies[id(variable)] for variable in [*variables, *constants]]
 
     def flow_and_slopes(
         values: list[Tensor], constant_values: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
         def flow(inner_values: list[Tensor]) -> Tensor:
-            pairs = zip(replaced, [*inner_values, *constant_values], strict=True)
+            pairs = zip(
+                replaced, [*inner_values, *constant_values], strict=True
+            )
             # The outer scope catches and drops updates, of seed states for instance.
-            with keras.StatelessScope(), VariableOverrides(pairs), from_zero_states(linear):
+            with (
+                keras.StatelessScope(),
+                VariableOverrides(pairs),
+                from_zero_states(linear),
+            ):
                 outputs = keras.tree.flatten(linear(ones, training=False))
-                sums = [keras.ops.sum(keras.ops.cast(output, "float64")) for output in outputs]
+                sums = [
+                    keras.ops.sum(keras.ops.cast(output, "float64"))
+                    for output in outputs
+                ]
             return sum(sums[1:], sums[0])
 
         return value_and_gradients(flow, values)
@@ -196,7 +228,10 @@ def _synaptic_flow(model: keras.Model, variables: Sequence[keras.Variable]) -> I
         step = compiled(flow_and_slopes, xla=keras.backend.backend() == "jax")
 
         def gradient(values: Sequence[Array]) -> tuple[float, list[Array]]:
-            tensors = [keras.ops.convert_to_tensor(value, dtype="float64") for value in values]
+            tensors = [
+                keras.ops.convert_to_tensor(value, dtype="float64")
+                for value in values
+            ]
             total, slopes = step(tensors, constant_values)
             return float(to_numpy(total)), [to_numpy(slope) for slope in slopes]
 
@@ -245,7 +280,9 @@ def _linearized(model: keras.Model) -> Iterator[None]:
             layer.dtype_policy = "float64"
         # Recurrent layers have that of their cell; recurrent_activation, of the gates, stays.
         activation = vars(layer).get("activation")
-        if callable(activation) and not isinstance(activation, keras.layers.Layer):
+        if callable(activation) and not isinstance(
+            activation, keras.layers.Layer
+        ):
             # Bypass `__setattr__`: Keras would track the value.
             vars(layer)["activation"] = keras.activations.linear
     with observe(layers, _linear_call):
@@ -253,7 +290,10 @@ def _linearized(model: keras.Model) -> Iterator[None]:
 
 
 def _linear_call(
-    layer: keras.layers.Layer, call: Callable[..., Nested], *args: Nested, **kwargs: Nested
+    layer: keras.layers.Layer,
+    call: Callable[..., Nested],
+    *args: Nested,
+    **kwargs: Nested,
 ) -> Nested:
     """The linear form of a layer's call, in its place."""
     if isinstance(layer, _IDENTITIES):

@@ -22,7 +22,9 @@ from keras_sparse_ortho._types import Config
 
 _LEAST_UPDATES = 100
 _MOST_STEPS = 100  # between two updates
-_LONG_RUN = 10**9  # steps of a run in which every fraction but 0 is a later step
+_LONG_RUN = (
+    10**9
+)  # steps of a run in which every fraction but 0 is a later step
 _ROUNDING = 1e-9  # of a fraction of a run: 0.29 of 100 steps are 28.999... in floating point
 
 
@@ -71,14 +73,18 @@ class Schedule(abc.ABC):
         """Refuses an end before the begin, where both are known; sets the default frequency."""
         if isinstance(self.end_step, int) and self.begin_step == 0:
             self.begin_step = 0  # not 0.0, the start of each `fit`: steps count over all of them
-        if self.end_step is not None and type(self.begin_step) is type(self.end_step):
+        if self.end_step is not None and type(self.begin_step) is type(
+            self.end_step
+        ):
             if self.end_step < self.begin_step:
                 raise ValueError(
                     "`end_step` must not come before `begin_step`. "
                     f"Received: begin_step={self.begin_step}, end_step={self.end_step}"
                 )
             if self.frequency is None and isinstance(self.begin_step, int):
-                self.frequency = default_frequency(int(self.end_step) - self.begin_step)
+                self.frequency = default_frequency(
+                    int(self.end_step) - self.begin_step
+                )
 
     @abc.abstractmethod
     def at(self, step: int) -> float:
@@ -102,7 +108,9 @@ class Schedule(abc.ABC):
     @property
     def is_resolved(self) -> bool:
         """Whether begin and end are steps; `at` and `due` need that."""
-        return not isinstance(self.begin_step, float) and not isinstance(self.end_step, float)
+        return not isinstance(self.begin_step, float) and not isinstance(
+            self.end_step, float
+        )
 
     def resolved(self, steps: int | None, start: int = 0) -> "Schedule":
         """Returns this schedule for a run of `steps`, with `start` steps before it.
@@ -125,7 +133,9 @@ class Schedule(abc.ABC):
         end = None
         if self.end_step is not None:
             end = _step(self.end_step, steps, start)
-            if isinstance(self.begin_step, float) and isinstance(self.end_step, float):
+            if isinstance(self.begin_step, float) and isinstance(
+                self.end_step, float
+            ):
                 after_begin = begin + (self.end_step > self.begin_step)
                 end = max(end, after_begin)  # in very short runs
             if end < begin:
@@ -183,7 +193,9 @@ class Schedule(abc.ABC):
         return begin, int(self.end_step)
 
     def __repr__(self) -> str:
-        fields = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
+        fields = ", ".join(
+            f"{name}={value!r}" for name, value in self.get_config().items()
+        )
         return f"{type(self).__name__}({fields})"
 
 
@@ -213,7 +225,9 @@ class OneShot(Constant):
     """
 
     @other_keywords
-    def __init__(self, density: float | None = None, step: int | float = 0) -> None:
+    def __init__(
+        self, density: float | None = None, step: int | float = 0
+    ) -> None:
         super().__init__(density, step, step, 1)
 
     def get_config(self) -> Config:
@@ -250,13 +264,18 @@ class Polynomial(Schedule):
         frequency: int | None = None,
     ) -> None:
         super().__init__(density, begin_step, end_step, frequency)
-        if type(self.begin_step) is type(self.end_step) and end_step <= begin_step:
+        if (
+            type(self.begin_step) is type(self.end_step)
+            and end_step <= begin_step
+        ):
             raise ValueError(
                 f"`end_step` must come after `begin_step`. Received: {begin_step=}, {end_step=}"
             )
         self.power = check_number("power", power)
         if self.power <= 0:
-            raise ValueError(f"`power` must be positive. Received: power={power!r}")
+            raise ValueError(
+                f"`power` must be positive. Received: power={power!r}"
+            )
         self.initial_density = check_density(initial_density)
 
     def at(self, step: int) -> float:
@@ -266,7 +285,10 @@ class Polynomial(Schedule):
         progress = (step - begin) / max(end - begin, 1)
         progress = min(progress, 1.0)
         final = self._final_density()
-        return final + (self.initial_density - final) * (1 - progress) ** self.power
+        return (
+            final
+            + (self.initial_density - final) * (1 - progress) ** self.power
+        )
 
 
 class _FixedPower(Polynomial):
@@ -283,7 +305,14 @@ class _FixedPower(Polynomial):
         initial_density: float = 1.0,
         frequency: int | None = None,
     ) -> None:
-        super().__init__(density, begin_step, end_step, initial_density, self._POWER, frequency)
+        super().__init__(
+            density,
+            begin_step,
+            end_step,
+            initial_density,
+            self._POWER,
+            frequency,
+        )
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -367,7 +396,9 @@ def _like_tfmot(name: object, config: Any) -> Schedule:
             end = None
         return Constant(density, begin, end, frequency)
     initial = _density(config.get("initial_sparsity"))
-    return Polynomial(density, begin, end, initial, config.get("power"), frequency)
+    return Polynomial(
+        density, begin, end, initial, config.get("power"), frequency
+    )
 
 
 def _density(sparsity: Any) -> float:

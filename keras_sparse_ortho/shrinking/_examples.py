@@ -58,7 +58,9 @@ class Examples:
         seed: int,
         seconds: float,
     ) -> None:
-        rows = all_rows(data, seconds=max(_READING_SHARE * seconds, _LEAST_READING))
+        rows = all_rows(
+            data, seconds=max(_READING_SHARE * seconds, _LEAST_READING)
+        )
         self._inputs, labels, _ = rows
         check_inputs(original, self._inputs, text=False)
         check_targets(labels)
@@ -71,10 +73,14 @@ class Examples:
                 f"make the files. Received: {count} rows"
             )
         order = np.random.default_rng(seed).permutation(count)
-        self.seconds_each = _time_of_one(model, rows_at(self._inputs, order[:_BATCH]))
+        self.seconds_each = _time_of_one(
+            model, rows_at(self._inputs, order[:_BATCH])
+        )
         # A file of a large model may take three times as long: a tenth of the time.
         fitting = seconds / 30 / self.seconds_each
-        judging_count = int(min(_HELD_SHARE * count, _MOST_HELD, max(_FEWEST_HELD, fitting)))
+        judging_count = int(
+            min(_HELD_SHARE * count, _MOST_HELD, max(_FEWEST_HELD, fitting))
+        )
         judging = order[:judging_count]
         self._training = order[judging_count:]
         self.held = rows_at(self._inputs, judging)
@@ -110,9 +116,13 @@ class Examples:
         """
         (inputs,) = training["data"]
         passes = training["epochs"] * len(keras.tree.flatten(inputs)[0])
-        self.seconds_each = max(self.seconds_each, seconds / (_STEP_COST * passes))
+        self.seconds_each = max(
+            self.seconds_each, seconds / (_STEP_COST * passes)
+        )
 
-    def to_train(self, seconds: float, passes: int, **options: Any) -> dict[str, Any]:
+    def to_train(
+        self, seconds: float, passes: int, **options: Any
+    ) -> dict[str, Any]:
         """Arguments of `distill` for the examples that the time allows; none if they are too few.
 
         Args:
@@ -120,12 +130,19 @@ class Examples:
             passes: int. How often it sees each example.
             options: Other arguments of `distill`.
         """
-        count = int(max(seconds, 0.0) / (_STEP_COST * passes * self.seconds_each))
+        count = int(
+            max(seconds, 0.0) / (_STEP_COST * passes * self.seconds_each)
+        )
         chosen = self._training[:count]
         if len(chosen) < _LEAST_TO_TRAIN:
             return {}
         data = (rows_at(self._inputs, chosen),)
-        return {**options, "outputs": self.logits, "data": data, "epochs": passes}
+        return {
+            **options,
+            "outputs": self.logits,
+            "data": data,
+            "epochs": passes,
+        }
 
 
 def _time_of_one(model: keras.Model, inputs: Any) -> float:

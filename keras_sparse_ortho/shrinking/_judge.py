@@ -24,10 +24,15 @@ _SURE = 3.0  # standard deviations
 # refused; the second is enough.
 _LEAST_SKILL, _MOST_SKILL = 0.1, 0.5
 _ROUNDING = 1e-6  # of a metric of the user beyond 0 and 1
-_HALVES = {"sigmoid": 0.5, "linear": 0.0}  # between two classes, by the end of their one output
+_HALVES = {
+    "sigmoid": 0.5,
+    "linear": 0.0,
+}  # between two classes, by the end of their one output
 
 
-def same_class(want: np.ndarray, got: np.ndarray, halves: tuple[float, float] = (0.5, 0.5)) -> Any:
+def same_class(
+    want: np.ndarray, got: np.ndarray, halves: tuple[float, float] = (0.5, 0.5)
+) -> Any:
     """Whether the largest entry is the same; of one entry, on which side of its half it is."""
     if want.shape[-1] == 1:
         agrees = (want > halves[0]) == (got > halves[1])
@@ -36,7 +41,9 @@ def same_class(want: np.ndarray, got: np.ndarray, halves: tuple[float, float] = 
     return agrees.reshape(len(want), -1).mean(axis=1)
 
 
-def expected_accuracy(probabilities: np.ndarray, got: np.ndarray, half: float = 0.5) -> np.ndarray:
+def expected_accuracy(
+    probabilities: np.ndarray, got: np.ndarray, half: float = 0.5
+) -> np.ndarray:
     """The dense model's probability of the class that the file answers, for each example.
 
     The mean is the accuracy that the dense model itself expects of the file. A changed answer
@@ -122,9 +129,13 @@ class Judge:
             kinds = [UNKNOWN] * len(outputs)
         self._outputs = [
             _Output(dense, label, metric, kind)
-            for dense, label, kind in zip(outputs, labels_by_output, kinds, strict=True)
+            for dense, label, kind in zip(
+                outputs, labels_by_output, kinds, strict=True
+            )
         ]
-        self.name = " and ".join(sorted({output.name for output in self._outputs}))
+        self.name = " and ".join(
+            sorted({output.name for output in self._outputs})
+        )
         self._dense = self._scores(outputs)
         self.dense = self.score(outputs)
         self._distinct = float(np.mean(self._answers(outputs)))
@@ -139,7 +150,10 @@ class Judge:
     def verdict(self, outputs: list[np.ndarray]) -> Verdict:
         """The score, and what is lost in the output that loses most."""
         scores = self._scores(outputs)
-        drops = [dense - file for dense, file in zip(self._dense, scores, strict=True)]
+        drops = [
+            dense - file
+            for dense, file in zip(self._dense, scores, strict=True)
+        ]
         losses = [float(drop.mean()) for drop in drops]
         margins = [float(drop.std() / math.sqrt(len(drop))) for drop in drops]
         index = int(np.argmax(np.add(losses, margins)))
@@ -158,12 +172,17 @@ class Judge:
         mean, deviation = self._by_chance
         room = 1.0 - mean
         # Few examples have large deviations, and would never be right.
-        needed = min(max(_SURE * deviation, _LEAST_SKILL * room), _MOST_SKILL * room)
+        needed = min(
+            max(_SURE * deviation, _LEAST_SKILL * room), _MOST_SKILL * room
+        )
         return self._distinct <= mean + needed + _ROUNDING
 
     def _scores(self, outputs: list[np.ndarray]) -> list[np.ndarray]:
         """The score of each example, by output."""
-        return [output.scores(array) for output, array in zip(self._outputs, outputs, strict=True)]
+        return [
+            output.scores(array)
+            for output, array in zip(self._outputs, outputs, strict=True)
+        ]
 
     def _answers(self, outputs: list[np.ndarray]) -> list[np.ndarray]:
         """Whether the answer to each example is the wanted one, by output.
@@ -171,15 +190,22 @@ class Judge:
         That is the score, but for expected accuracies: a model that is never sure of its classes
         scores low, and still tells examples apart.
         """
-        return [output.answers(array) for output, array in zip(self._outputs, outputs, strict=True)]
+        return [
+            output.answers(array)
+            for output, array in zip(self._outputs, outputs, strict=True)
+        ]
 
-    def _answers_by_chance(self, outputs: list[np.ndarray]) -> tuple[float, float]:
+    def _answers_by_chance(
+        self, outputs: list[np.ndarray]
+    ) -> tuple[float, float]:
         """Mean and deviation of the answers of the dense model in other orders."""
         rng = np.random.default_rng(0)
         means = []
         for _ in range(_ORDERS):
             order = rng.permutation(len(outputs[0]))
-            means.append(np.mean(self._answers([array[order] for array in outputs])))
+            means.append(
+                np.mean(self._answers([array[order] for array in outputs]))
+            )
         return float(np.mean(means)), float(np.std(means))
 
     def _check_direction(self, outputs: list[np.ndarray]) -> None:
@@ -187,7 +213,9 @@ class Judge:
         mean, deviation = self._by_chance
         lower_is_better = self._distinct < mean - _SURE * deviation
         scores = np.mean(self._scores(outputs), axis=0)
-        in_range = scores.min() >= -_ROUNDING and scores.max() <= 1.0 + _ROUNDING
+        in_range = (
+            scores.min() >= -_ROUNDING and scores.max() <= 1.0 + _ROUNDING
+        )
         if lower_is_better or not in_range:
             raise ValueError(
                 "`metric` must score each row between 0 and 1, and higher must be better, such as "
@@ -219,7 +247,11 @@ class _Output:
     """The wanted values of one output, and their metric."""
 
     def __init__(
-        self, dense: np.ndarray, label: Any, metric: str | Metric | None, kind: OutputKind
+        self,
+        dense: np.ndarray,
+        label: Any,
+        metric: str | Metric | None,
+        kind: OutputKind,
     ) -> None:
         self._dense = dense
         self._want = dense
@@ -230,9 +262,13 @@ class _Output:
         self.is_class = kind.answers == "classes" or is_one_bit
         judged_as_class = self.is_class
         wanted_half = self._half
-        if label is not None and (not callable(metric) or np.size(label) == dense.size):
+        if label is not None and (
+            not callable(metric) or np.size(label) == dense.size
+        ):
             self._want = _like(dense, checked_labels(label))
-            judged_as_class, several = _are_classes(kind, self._want, np.size(label) == dense.size)
+            judged_as_class, several = _are_classes(
+                kind, self._want, np.size(label) == dense.size
+            )
             wanted_half = 0.5
             if judged_as_class and several:
                 self._want = self._want[..., None]
@@ -245,7 +281,9 @@ class _Output:
             self._expect_accuracy(kind)
         elif metric == "agreement" or (metric is None and judged_as_class):
             self.name = "agreement" if label is None else "accuracy"
-            self._metric = functools.partial(same_class, halves=self._halves(wanted_half))
+            self._metric = functools.partial(
+                same_class, halves=self._halves(wanted_half)
+            )
 
     def _expect_accuracy(self, kind: OutputKind) -> None:
         """Sets the metric of outputs of classes without labels."""
@@ -293,7 +331,11 @@ class _Output:
         if self._want.size == got.size:
             outputs = got.reshape(self._want.shape)
         scores = np.asarray(self._metric(self._want, outputs), float)
-        if not scores.ndim or len(scores) != len(got) or not np.isfinite(scores).all():
+        if (
+            not scores.ndim
+            or len(scores) != len(got)
+            or not np.isfinite(scores).all()
+        ):
             raise ValueError(
                 "`metric` must return a finite score for each row. "
                 f"Received: {self.name}, which returned an array of shape {scores.shape} for "
@@ -316,7 +358,9 @@ def _probabilities(outputs: np.ndarray, kind: OutputKind) -> np.ndarray:
     return np.asarray(probabilities)
 
 
-def _are_classes(kind: OutputKind, labels: np.ndarray, in_full: bool) -> tuple[bool, bool]:
+def _are_classes(
+    kind: OutputKind, labels: np.ndarray, in_full: bool
+) -> tuple[bool, bool]:
     """Whether labels in the shape of the output are of classes, and whether several hold at once.
 
     Args:
@@ -332,7 +376,9 @@ def _are_classes(kind: OutputKind, labels: np.ndarray, in_full: bool) -> tuple[b
         return True, False
     if kind.answers is None and not np.isin(labels, (0, 1)).all():
         return False, False
-    one_of_several = labels.shape[-1] > 1 and bool(np.all(labels.sum(axis=-1) == 1))
+    one_of_several = labels.shape[-1] > 1 and bool(
+        np.all(labels.sum(axis=-1) == 1)
+    )
     return True, kind.answers == "bits" or not one_of_several
 
 
@@ -352,7 +398,10 @@ def _like(output: np.ndarray, label: np.ndarray) -> np.ndarray:
     if label.size == output.size:
         return label.reshape(output.shape)
     classes = output.shape[-1]
-    if label.size * classes != output.size or not 0 <= label.min() <= label.max() < classes:
+    if (
+        label.size * classes != output.size
+        or not 0 <= label.min() <= label.max() < classes
+    ):
         raise ValueError(
             "Labels must have the shape of the output, or be numbers of its classes. "
             f"Received: labels of shape {label.shape} up to {label.max()} for an output of shape "

@@ -16,7 +16,11 @@ import numpy as np
 from keras_sparse_ortho._data import rows_at
 from keras_sparse_ortho._keras_internals import without_warnings
 from keras_sparse_ortho.budgets import Budget
-from keras_sparse_ortho.calibration import WidthTable, restore_statistics, widths
+from keras_sparse_ortho.calibration import (
+    WidthTable,
+    restore_statistics,
+    widths,
+)
 from keras_sparse_ortho.errors import (
     BudgetError,
     ExportConversionError,
@@ -24,7 +28,12 @@ from keras_sparse_ortho.errors import (
     ExportVerificationError,
     NotPrunableError,
 )
-from keras_sparse_ortho.export import Steps, export_litert, latencies, load_litert
+from keras_sparse_ortho.export import (
+    Steps,
+    export_litert,
+    latencies,
+    load_litert,
+)
 from keras_sparse_ortho.models import prunable_weights, strip
 from keras_sparse_ortho.parametrizations import MagnitudeMask
 from keras_sparse_ortho.pruning import apply_masks, narrow, parametrize, prune
@@ -42,7 +51,9 @@ _NEAR_ENOUGH = 0.08  # between a share that is good and one that is not, relativ
 _COMPARED = 16  # examples, one by one in Keras with a file
 _BATCH = 64
 _PASSES = 3
-_LONGEST_SOLVING = 60.0  # seconds of pruning at once, if that is less than half of the time
+_LONGEST_SOLVING = (
+    60.0  # seconds of pruning at once, if that is less than half of the time
+)
 _RATES = {"at once, trained": 1e-3, "gradually": 3e-3}
 _LOW_RATE = 3e-4  # of training in 4 bits, and of networks that have lost little
 _NARROW_RATE = 1e-3
@@ -52,7 +63,12 @@ _TRAINING_SHARE = 1 / 6  # of the time, for one training
 Costs = Callable[[Mapping[str, int]], float]
 """From the width of each group to a cost."""
 
-_REFUSALS = (ExportRouteError, ExportConversionError, ExportVerificationError, NotPrunableError)
+_REFUSALS = (
+    ExportRouteError,
+    ExportConversionError,
+    ExportVerificationError,
+    NotPrunableError,
+)
 
 
 class Search:
@@ -121,7 +137,10 @@ class Search:
         if taken is not None:
             kept_trials.append(taken)
         numbers = {self._number_of(trial) for trial in kept_trials}
-        return {k: zlib.compress(self._files[k].read_bytes(), 1) for k in sorted(numbers)}
+        return {
+            k: zlib.compress(self._files[k].read_bytes(), 1)
+            for k in sorted(numbers)
+        }
 
     def _number_of(self, trial: Trial) -> int:
         return next(k for k, entry in enumerate(self.trials) if entry is trial)
@@ -134,17 +153,24 @@ class Search:
 
     def _integer_route(self) -> str:
         """The route of smaller networks: int8, of which the dense file is the best."""
-        files = [k for k, trial in enumerate(self.trials) if trial.reason is None]
+        files = [
+            k for k, trial in enumerate(self.trials) if trial.reason is None
+        ]
         integers = [k for k in files if "int8" in self.trials[k].route]
         if not integers:
             return self.trials[files[0]].route if files else "float16"
-        good = [k for k in integers if self.trials[k].loses_at_most(self._max_drop)]
+        good = [
+            k for k in integers if self.trials[k].loses_at_most(self._max_drop)
+        ]
         if len(good) < 2:
             return max(
-                (self.trials[k] for k in good or integers), key=lambda trial: trial.mean
+                (self.trials[k] for k in good or integers),
+                key=lambda trial: trial.mean,
             ).route
         times = latencies([self._files[k] for k in good])
-        costs = [ms * self.trials[k].bytes for k, ms in zip(good, times, strict=True)]
+        costs = [
+            ms * self.trials[k].bytes for k, ms in zip(good, times, strict=True)
+        ]
         return self.trials[good[int(np.argmin(costs))]].route
 
     # --- widths -----------------------------------------------------------------------------------
@@ -191,12 +217,18 @@ class Search:
         try:
             with without_warnings():
                 return widths(self._model, self._examples.calibration)
-        except Exception as error:  # any: there are other ways, and the dense files
+        except (
+            Exception
+        ) as error:  # any: there are other ways, and the dense files
             self.trials.append(Trial("narrowed", "", reason=_shortly(error)))
             return None
 
     def _try_widths(
-        self, share: float, choice: Mapping[str, int], table: WidthTable, route: str
+        self,
+        share: float,
+        choice: Mapping[str, int],
+        table: WidthTable,
+        route: str,
     ) -> tuple[str, keras.Model, bool]:
         """A network of some widths, refitted and, if it lost much, trained.
 
@@ -205,23 +237,43 @@ class Search:
         name = f"narrowed to {share:.2g}"
         make = partial(self._narrowed, choice, table)
         trial, model = self._try_made(name, make, {}, route, choice)
-        if trial.loses_at_most(_WORTH_TRAINING * self._max_drop) or model is None:
+        if (
+            trial.loses_at_most(_WORTH_TRAINING * self._max_drop)
+            or model is None
+        ):
             return name, model, trial.loses_at_most(self._max_drop)
         is_little = table.predicted(choice) < _LITTLE
         rate = _LOW_RATE if is_little else _NARROW_RATE
-        seconds = min(_TRAINING_SHARE * self._seconds, self._seconds - self._say())
-        training = self._examples.to_train(seconds, _PASSES, seed=self._seed, learning_rate=rate)
+        seconds = min(
+            _TRAINING_SHARE * self._seconds, self._seconds - self._say()
+        )
+        training = self._examples.to_train(
+            seconds, _PASSES, seed=self._seed, learning_rate=rate
+        )
         if not training:
             return name, model, trial.loses_at_most(self._max_drop)
         trained_name = f"{name}, trained"
-        trained_trial, trained = self._try_made(trained_name, make, training, route, choice)
+        trained_trial, trained = self._try_made(
+            trained_name, make, training, route, choice
+        )
         if trained_trial.mean > trial.mean:
-            return trained_name, trained, trained_trial.loses_at_most(self._max_drop)
+            return (
+                trained_name,
+                trained,
+                trained_trial.loses_at_most(self._max_drop),
+            )
         return name, model, trial.loses_at_most(self._max_drop)
 
-    def _narrowed(self, choice: Mapping[str, int], table: WidthTable) -> keras.Model:
+    def _narrowed(
+        self, choice: Mapping[str, int], table: WidthTable
+    ) -> keras.Model:
         with without_warnings():
-            return narrow(self._model, choice, data=self._examples.calibration, table=table)
+            return narrow(
+                self._model,
+                choice,
+                data=self._examples.calibration,
+                table=table,
+            )
 
     # --- zeros ------------------------------------------------------------------------------------
 
@@ -242,7 +294,9 @@ class Search:
                 self.untried.append(f"density {todo[position]:g}")
                 break
             density = todo[position]
-            name, model, method, is_good = self._try_density(density, methods, training, route)
+            name, model, method, is_good = self._try_density(
+                density, methods, training, route
+            )
             # The others start from the first, which is better where training fits its rows.
             if is_good:
                 networks.append((name, model))
@@ -261,7 +315,9 @@ class Search:
         solving = max(spare, min(_LONGEST_SOLVING, self._seconds / 2))
         row_count = self._rows_to_solve_on(solving)
         self._by_magnitude = row_count < _BATCH
-        self._solved_on = rows_at(self._examples.calibration, slice(0, max(row_count, _BATCH)))
+        self._solved_on = rows_at(
+            self._examples.calibration, slice(0, max(row_count, _BATCH))
+        )
         training = self._examples.to_train(spare, _PASSES, seed=self._seed)
         if self._by_magnitude:
             methods = ["by magnitude"]
@@ -274,21 +330,31 @@ class Search:
         return methods, training
 
     def _try_density(
-        self, density: float, methods: list[str], training: dict[str, Any], route: str
+        self,
+        density: float,
+        methods: list[str],
+        training: dict[str, Any],
+        route: str,
     ) -> tuple[str, keras.Model, str, bool]:
         """Tries ways until one is good; the best one's name, model, way and verdict."""
         attempts: list[tuple[Trial, keras.Model | None, str]] = []
         for method in methods:
-            make_pruned = self._scheduled if method == "gradually" else self._pruned
+            make_pruned = (
+                self._scheduled if method == "gradually" else self._pruned
+            )
             make = partial(make_pruned, density)
             rows = {}
             if training and method in _RATES:
                 rows = {**training, "learning_rate": _RATES[method]}
-            trial, model = self._try_made(f"density {density:g}, {method}", make, rows, route)
+            trial, model = self._try_made(
+                f"density {density:g}, {method}", make, rows, route
+            )
             attempts.append((trial, model, method))
             if trial.loses_at_most(self._max_drop) or self._is_late():
                 break
-        trial, model, method = max(attempts, key=lambda attempt: attempt[0].mean)
+        trial, model, method = max(
+            attempts, key=lambda attempt: attempt[0].mean
+        )
         return trial.name, model, method, trial.loses_at_most(self._max_drop)
 
     def _rows_to_solve_on(self, seconds: float) -> int:
@@ -302,7 +368,9 @@ class Search:
             for weight in prunable_weights(self._model)
             if "embeddings" not in weight.path
         ]
-        products = sum(1000 * math.prod(shape[:-1]) ** 2 * shape[-1] for shape in shapes)
+        products = sum(
+            1000 * math.prod(shape[:-1]) ** 2 * shape[-1] for shape in shapes
+        )
         seconds_of_row = 2 * max(len(shapes), 1) * self._examples.seconds_each
         return int((seconds - seconds_of_product * products) / seconds_of_row)
 
@@ -317,18 +385,26 @@ class Search:
             return model_before
         data = (self._solved_on,)
         if self._by_magnitude:
-            model = prune(self._model, density, score="magnitude", budget="uniform")
+            model = prune(
+                self._model, density, score="magnitude", budget="uniform"
+            )
         else:
-            model = prune(self._model, density, score="obs", budget="error", data=data)
+            model = prune(
+                self._model, density, score="obs", budget="error", data=data
+            )
         model.trainable = True  # frozen statistics as well
-        with contextlib.suppress(NotPrunableError):  # without batch normalization
+        with contextlib.suppress(
+            NotPrunableError
+        ):  # without batch normalization
             restore_statistics(model, data, reference=self._model)
         self._pruned_at_once = (density, model)
         return model
 
     # --- 4 bits -----------------------------------------------------------------------------------
 
-    def _try_4_bits(self, candidates: list[tuple[str, keras.Model]], route: str) -> None:
+    def _try_4_bits(
+        self, candidates: list[tuple[str, keras.Model]], route: str
+    ) -> None:
         """The smallest good network whose kernels lose little in 4 bits, too.
 
         Args:
@@ -339,7 +415,9 @@ class Search:
             if self._is_late():
                 self.untried.append(f"{name} in 4 bits")
                 return
-            seconds = min(_TRAINING_SHARE * self._seconds, self._seconds - self._say())
+            seconds = min(
+                _TRAINING_SHARE * self._seconds, self._seconds - self._say()
+            )
             options = {"learning_rate": _LOW_RATE, "seed": self._seed}
             training = self._examples.to_train(seconds, _PASSES, **options)
             if not training:
@@ -375,9 +453,16 @@ class Search:
             if training:
                 model.trainable = True  # frozen layers as well
                 began = time.monotonic()
-                distill(model, self._model, verbose=2 if self._say.loud else 0, **training)
+                distill(
+                    model,
+                    self._model,
+                    verbose=2 if self._say.loud else 0,
+                    **training,
+                )
                 self._examples.took(time.monotonic() - began, training)
-        except Exception as error:  # any: there are other ways, and the dense files
+        except (
+            Exception
+        ) as error:  # any: there are other ways, and the dense files
             self.trials.append(Trial(name, "", reason=_shortly(error)))
             return self.trials[-1], None
         return self._try(name, model, route, start, choice), model
@@ -431,14 +516,20 @@ class Search:
     def _answers(self, path: Path) -> list[np.ndarray]:
         """The outputs of a file on the held examples."""
         answers = load_litert(path).predict(self._examples.held)
-        outputs = [*answers.values()] if isinstance(answers, dict) else [answers]
+        outputs = (
+            [*answers.values()] if isinstance(answers, dict) else [answers]
+        )
         if not all(np.isfinite(output).all() for output in outputs):
-            raise ExportVerificationError("The file gives values that are not finite")
+            raise ExportVerificationError(
+                "The file gives values that are not finite"
+            )
         return outputs
 
     def _is_late(self) -> bool:
         """Whether another trial, of as many seconds as a dense file takes, would end too late."""
-        trial_times = [trial.seconds for trial in self.trials if trial.name == "dense"]
+        trial_times = [
+            trial.seconds for trial in self.trials if trial.name == "dense"
+        ]
         return self._say() + max(trial_times, default=0.0) > self._seconds
 
     def _time_files(self) -> None:
@@ -467,7 +558,9 @@ def _cost_of(table: WidthTable, prefer: str) -> Costs:
     def mean_share(choice: Mapping[str, int]) -> float:
         return 0.5 * (share_of_bytes(choice) + share_of_flops(choice))
 
-    return {"bytes": share_of_bytes, "ms": share_of_flops, "both": mean_share}[prefer]
+    return {"bytes": share_of_bytes, "ms": share_of_flops, "both": mean_share}[
+        prefer
+    ]
 
 
 def _between(too_small: float, small_enough: float) -> float:
@@ -482,7 +575,9 @@ def _between(too_small: float, small_enough: float) -> float:
 def _in_4_bits(model: keras.Model) -> keras.Model:
     """The model with kernels in 4 bits and masks that stay: schedules would start again."""
     masks = {
-        weight.path: weight.mask for weight in prunable_weights(model) if weight.live < weight.size
+        weight.path: weight.mask
+        for weight in prunable_weights(model)
+        if weight.live < weight.size
     }
     if masks:
         model = apply_masks(strip(model), masks)

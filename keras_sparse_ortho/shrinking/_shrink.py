@@ -147,10 +147,16 @@ def shrink(
     return report
 
 
-def _checked_limits(max_bytes: int | None, max_ms: float | None) -> dict[str, float]:
+def _checked_limits(
+    max_bytes: int | None, max_ms: float | None
+) -> dict[str, float]:
     """The limits that were given, by name."""
     limits = {"max_bytes": max_bytes, "max_ms": max_ms}
-    return {name: check_number(name, limit) for name, limit in limits.items() if limit is not None}
+    return {
+        name: check_number(name, limit)
+        for name, limit in limits.items()
+        if limit is not None
+    }
 
 
 def _checked_minutes(minutes: Any) -> float:
@@ -165,20 +171,29 @@ def _checked_minutes(minutes: Any) -> float:
 
 def _check_preference(prefer: Any) -> None:
     if prefer not in PREFERENCES:
-        raise ValueError(f"`prefer` must be one of {list(PREFERENCES)}. Received: {prefer=}")
+        raise ValueError(
+            f"`prefer` must be one of {list(PREFERENCES)}. Received: {prefer=}"
+        )
 
 
 def _choice(
-    trials: Sequence[Trial], max_drop: float, limits: dict[str, float], prefer: str
+    trials: Sequence[Trial],
+    max_drop: float,
+    limits: dict[str, float],
+    prefer: str,
 ) -> Trial | None:
     """The best trial within the limits."""
     candidates = []
     for trial in trials:
         figures = {"max_bytes": trial.bytes, "max_ms": trial.ms}
-        is_within = all(figures[name] <= limit for name, limit in limits.items())
+        is_within = all(
+            figures[name] <= limit for name, limit in limits.items()
+        )
         if is_within and trial.loses_at_most(max_drop):
             candidates.append(trial)
-    return chosen(candidates, trials, prefer, is_slow_allowed="max_ms" in limits)
+    return chosen(
+        candidates, trials, prefer, is_slow_allowed="max_ms" in limits
+    )
 
 
 def chosen(
@@ -200,8 +215,18 @@ def chosen(
     if prefer == "bytes" or (prefer == "both" and is_slow_allowed):
         return min(candidates, key=lambda trial: trial.bytes, default=None)
     if prefer == "ms":
-        return min(candidates, key=lambda trial: (trial.ms, trial.bytes), default=None)
-    dense_times = [trial.ms for trial in trials if trial.name == "dense" and "int8" in trial.route]
+        return min(
+            candidates, key=lambda trial: (trial.ms, trial.bytes), default=None
+        )
+    dense_times = [
+        trial.ms
+        for trial in trials
+        if trial.name == "dense" and "int8" in trial.route
+    ]
     slowest = _SAME_SPEED * min(dense_times, default=float("inf"))
     fast = [trial for trial in candidates if trial.ms <= slowest]
-    return min(fast or candidates, key=lambda trial: trial.bytes * trial.ms, default=None)
+    return min(
+        fast or candidates,
+        key=lambda trial: trial.bytes * trial.ms,
+        default=None,
+    )

@@ -53,7 +53,9 @@ class Trial(Answering):
     lost: float = math.inf
     margin: float = 0.0
     agreement: float = math.nan
-    widths: Mapping[str, int] = dataclasses.field(default_factory=dict, repr=False)
+    widths: Mapping[str, int] = dataclasses.field(
+        default_factory=dict, repr=False
+    )
     in_floats: tuple[str, ...] = ()
 
     @property
@@ -63,20 +65,30 @@ class Trial(Answering):
 
     def loses_at_most(self, max_drop: float) -> bool:
         """Whether there is a file, and its loss with one standard error is within the limit."""
-        return self.reason is None and round(self.lost + self.margin, _DIGITS) <= max_drop
+        return (
+            self.reason is None
+            and round(self.lost + self.margin, _DIGITS) <= max_drop
+        )
 
     def beats(self, other: "Trial") -> bool:
         """Whether the file is at least as good in score, bytes and time, and better in one."""
         own_figures = (self.lost, self.bytes, self.ms)
         other_figures = (other.lost, other.bytes, other.ms)
         pairs = list(zip(own_figures, other_figures, strict=True))
-        return all(own <= theirs for own, theirs in pairs) and own_figures != other_figures
+        return (
+            all(own <= theirs for own, theirs in pairs)
+            and own_figures != other_figures
+        )
 
 
 def frontier_of(trials: Sequence[Trial]) -> tuple[Trial, ...]:
     """The files that no other beats, the largest first."""
     files = [trial for trial in trials if trial.reason is None]
-    unbeaten = [trial for trial in files if not any(other.beats(trial) for other in files)]
+    unbeaten = [
+        trial
+        for trial in files
+        if not any(other.beats(trial) for other in files)
+    ]
     return tuple(sorted(unbeaten, key=lambda trial: -trial.bytes))
 
 
@@ -147,10 +159,14 @@ class ShrinkReport(Answering):
             *self._words_on_what_else(self.taken, good),
         )
 
-    def _words_on_the_choice(self, taken: Trial, good: list[Trial]) -> list[str]:
+    def _words_on_the_choice(
+        self, taken: Trial, good: list[Trial]
+    ) -> list[str]:
         smallest = min(good, key=lambda trial: trial.bytes, default=taken)
         if smallest.bytes >= taken.bytes:
-            return [f"Taken: {taken.name}, {taken.route}: the fewest bytes within the limits."]
+            return [
+                f"Taken: {taken.name}, {taken.route}: the fewest bytes within the limits."
+            ]
         words = [f"Taken: {taken.name}, {taken.route}."]
         if smallest.ms > taken.ms:
             words.append(
@@ -165,30 +181,42 @@ class ShrinkReport(Answering):
             f"It loses {100 * taken.lost:.2f} points of {self.measure} on {self.rows} held rows."
         ]
         if not math.isnan(taken.agreement) and self.measure != "agreement":
-            words.append(f"{100 * taken.agreement:.1f}% of its classes are the dense model's.")
+            words.append(
+                f"{100 * taken.agreement:.1f}% of its classes are the dense model's."
+            )
         if 100 * (taken.score.high - taken.score.low) > _WIDE:
             words.append("These rows are few: on others it may lose more.")
         if taken.in_floats:
             count = len(taken.in_floats)
-            words.append(f"{count} operations of the file are in floats: `taken.in_floats`.")
+            words.append(
+                f"{count} operations of the file are in floats: `taken.in_floats`."
+            )
         return words
 
     def _words_on_rivals(self, taken: Trial, files: list[Trial]) -> list[str]:
         if taken.name == "dense":
             return ["No smaller network within the limits was found."]
-        rivals = [trial for trial in files if trial.name == "dense" and "int8" in trial.route]
+        rivals = [
+            trial
+            for trial in files
+            if trial.name == "dense" and "int8" in trial.route
+        ]
         if not rivals:
             return []
         rival = max(rivals, key=lambda trial: trial.mean)
         size = rival.bytes / taken.bytes
         speed = rival.ms / taken.ms
-        return [f"A dense {rival.route} file has {size:.2f} its bytes, {speed:.2f} its time."]
+        return [
+            f"A dense {rival.route} file has {size:.2f} its bytes, {speed:.2f} its time."
+        ]
 
     def _words_on_what_else(self, taken: Trial, good: list[Trial]) -> list[str]:
         words = []
         packed = min(good, key=lambda trial: trial.gzip_bytes, default=taken)
         if packed.gzip_bytes < 0.9 * taken.gzip_bytes:
-            words.append(f"Under gzip {packed.name}, {packed.route} has fewest; for *.tflite.gz.")
+            words.append(
+                f"Under gzip {packed.name}, {packed.route} has fewest; for *.tflite.gz."
+            )
         if self.untried:
             words.append(f"More minutes would allow {self.untried[0]}.")
         return words
@@ -221,8 +249,12 @@ class ShrinkReport(Answering):
 
     def __str__(self) -> str:
         frontier = self.frontier
-        titles = f"  {'made by':{_NAME_WIDTH}}{'route':14}{'score':>8}{'95%':>14}"
-        lines = [f"{titles}{'lost':>7}{'bytes':>12}{'gzip':>12}{'ms':>9}{'s':>5}"]
+        titles = (
+            f"  {'made by':{_NAME_WIDTH}}{'route':14}{'score':>8}{'95%':>14}"
+        )
+        lines = [
+            f"{titles}{'lost':>7}{'bytes':>12}{'gzip':>12}{'ms':>9}{'s':>5}"
+        ]
         for trial in self.trials:
             mark = " "
             if trial is self.taken:
@@ -253,7 +285,11 @@ class ShrinkReport(Answering):
             above = trial.score.high - trial.score.mean
             mark = "o" if trial is self.taken else "."
             ax.errorbar(
-                trial.bytes, trial.score.mean, yerr=[[below], [above]], fmt=mark, color="C0"
+                trial.bytes,
+                trial.score.mean,
+                yerr=[[below], [above]],
+                fmt=mark,
+                color="C0",
             )
             text = f" {trial.name}, {trial.route}"
             ax.annotate(text, (trial.bytes, trial.score.mean), fontsize=7)
@@ -261,5 +297,9 @@ class ShrinkReport(Answering):
         sizes = [trial.bytes for trial in frontier]
         scores = [trial.score.mean for trial in frontier]
         ax.plot(sizes, scores, color="C1", linewidth=1, zorder=0)
-        ax.set(xscale="log", xlabel="bytes", ylabel=f"{self.measure} on {self.rows} held rows")
+        ax.set(
+            xscale="log",
+            xlabel="bytes",
+            ylabel=f"{self.measure} on {self.rows} held rows",
+        )
         return ax

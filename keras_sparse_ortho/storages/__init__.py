@@ -16,7 +16,11 @@ from keras_sparse_ortho.storages._storage_form import (
     storage_form,
 )
 from keras_sparse_ortho.storages._target import KernelChange, Target, mask_of
-from keras_sparse_ortho.storages._wrapped import MaskedForm, WrappedForm, form_layer
+from keras_sparse_ortho.storages._wrapped import (
+    MaskedForm,
+    WrappedForm,
+    form_layer,
+)
 
 __all__ = [
     "KernelChange",

@@ -19,7 +19,10 @@ from keras_sparse_ortho.layers import (
     why_no_block_form,
 )
 from keras_sparse_ortho.orthogonal import Block
-from keras_sparse_ortho.storages._storage_form import StorageForm, register_storage
+from keras_sparse_ortho.storages._storage_form import (
+    StorageForm,
+    register_storage,
+)
 from keras_sparse_ortho.storages._target import KernelChange, quantizer_of
 
 
@@ -39,7 +42,9 @@ class BlockForm(StorageForm):
     keeps_dense_kernel = False
     fallback = "compact"
 
-    def why_not(self, layer: keras.layers.Layer, changes: Mapping[str, KernelChange]) -> str | None:
+    def why_not(
+        self, layer: keras.layers.Layer, changes: Mapping[str, KernelChange]
+    ) -> str | None:
         plain = _layer_inside(layer)
         reason = why_no_block_form(plain)
         if reason is not None:
@@ -89,9 +94,14 @@ def _layer_inside(layer: keras.layers.Layer) -> keras.layers.Layer:
     return layer.layer if isinstance(layer, PrunableLayer) else layer
 
 
-def _unbuilt_layer(plain: keras.layers.Layer, changes: Mapping[str, KernelChange]) -> BlockLayer:
+def _unbuilt_layer(
+    plain: keras.layers.Layer, changes: Mapping[str, KernelChange]
+) -> BlockLayer:
     """The layer on blocks for a plain one; NotPrunableError or LayoutError says why not."""
-    kernels = {name.rpartition("/")[2]: _grid_of(change) for name, change in changes.items()}
+    kernels = {
+        name.rpartition("/")[2]: _grid_of(change)
+        for name, change in changes.items()
+    }
     return block_layer_like(
         plain,
         density={name: grid.density for name, grid in kernels.items()},

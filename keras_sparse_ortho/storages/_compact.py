@@ -5,7 +5,11 @@ from collections.abc import Mapping
 import keras
 
 from keras_sparse_ortho.kernels import PrunableWeight, Storage
-from keras_sparse_ortho.parametrizations import CompactMask, refuse_unless_fixed, why_not_compact
+from keras_sparse_ortho.parametrizations import (
+    CompactMask,
+    refuse_unless_fixed,
+    why_not_compact,
+)
 from keras_sparse_ortho.storages._storage_form import register_storage
 from keras_sparse_ortho.storages._target import KernelChange
 from keras_sparse_ortho.storages._wrapped import WrappedForm
@@ -19,7 +23,9 @@ class CompactForm(WrappedForm):
     keeps_dense_kernel = False
     parametrization_class = CompactMask
 
-    def why_not(self, layer: keras.layers.Layer, changes: Mapping[str, KernelChange]) -> str | None:
+    def why_not(
+        self, layer: keras.layers.Layer, changes: Mapping[str, KernelChange]
+    ) -> str | None:
         for change in changes.values():
             reason = why_not_compact(change.weight)
             if reason is not None:
@@ -29,7 +35,9 @@ class CompactForm(WrappedForm):
     def refuse_parametrization(self, weight: PrunableWeight) -> None:
         storage = weight.storage
         assert storage is not None
-        refuse_unless_fixed(storage, f"{weight.path!r} with {type(storage).__name__}")
+        refuse_unless_fixed(
+            storage, f"{weight.path!r} with {type(storage).__name__}"
+        )
 
     def replaces(self, storage: Storage) -> bool:
         return not isinstance(storage.parametrization, CompactMask)

@@ -11,7 +11,10 @@ from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.kernels import storages_of
 from keras_sparse_ortho.layers import PrunableLayer, plain_layer
 from keras_sparse_ortho.parametrizations import LowRankSoftThreshold
-from keras_sparse_ortho.storages._storage_form import StorageForm, register_storage
+from keras_sparse_ortho.storages._storage_form import (
+    StorageForm,
+    register_storage,
+)
 from keras_sparse_ortho.storages._target import KernelChange, quantizer_of
 
 L = keras.layers
@@ -46,7 +49,9 @@ class ThinForm(StorageForm):
     name = "thin"
     is_choice = False
 
-    def why_not(self, layer: keras.layers.Layer, changes: Mapping[str, KernelChange]) -> str | None:
+    def why_not(
+        self, layer: keras.layers.Layer, changes: Mapping[str, KernelChange]
+    ) -> str | None:
         if factored_kernel(layer) is None:
             return "two layers are for smaller factors in layers of one input and one output"
         return None
@@ -66,7 +71,9 @@ class ThinForm(StorageForm):
             trainable=layer.trainable,
         )
         second = type(inner).from_config(inner.get_config())
-        both = keras.Sequential([thin, second], name=inner.name, trainable=layer.trainable)
+        both = keras.Sequential(
+            [thin, second], name=inner.name, trainable=layer.trainable
+        )
         both.build(inner.get_build_config()["input_shape"])
         assign(thin.kernel, left)
         parametrizations = {
@@ -82,7 +89,9 @@ class ThinForm(StorageForm):
                 trained_variable = parametrization.trained_variable
                 if parametrization.layer_variable is product.layer_variable:
                     value = right
-            assign(new, keras.ops.copy(value))  # on JAX `fit` frees the arrays of its model
+            assign(
+                new, keras.ops.copy(value)
+            )  # on JAX `fit` frees the arrays of its model
             new.trainable = trained_variable.trainable
         thin.kernel.trainable = product.trained_variable.trainable
         forget_sparse_initializers(second)
@@ -113,7 +122,9 @@ def factored_kernel(layer: keras.layers.Layer) -> LowRankSoftThreshold | None:
     else:
         return None
     kernel = storages_of(layer).get(name)
-    if not isinstance(kernel, LowRankSoftThreshold) or not maps_one_tensor(layer):
+    if not isinstance(kernel, LowRankSoftThreshold) or not maps_one_tensor(
+        layer
+    ):
         return None
     left, right = kernel.factors()
     if 0 < left.size + right.size < kernel.weight.size:

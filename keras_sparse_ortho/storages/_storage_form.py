@@ -39,7 +39,9 @@ class StorageForm(abc.ABC):
     fallback: ClassVar[str | None] = None
     """The form of kernels that cannot have this one. A warning names them."""
 
-    def why_not(self, layer: keras.layers.Layer, changes: Mapping[str, KernelChange]) -> str | None:
+    def why_not(
+        self, layer: keras.layers.Layer, changes: Mapping[str, KernelChange]
+    ) -> str | None:
         """Says why a layer cannot have this form.
 
         Args:

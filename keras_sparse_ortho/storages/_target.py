@@ -8,7 +8,10 @@ import numpy as np
 
 from keras_sparse_ortho.initializers import AnyDraw, Draw
 from keras_sparse_ortho.kernels import PrunableWeight, Storage
-from keras_sparse_ortho.parametrizations import FakeQuantization, Parametrization
+from keras_sparse_ortho.parametrizations import (
+    FakeQuantization,
+    Parametrization,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +95,9 @@ def quantizer_of(
     if not quantizers:
         return None
     first = next(iter(quantizers.values()))
-    is_same_for_all = all(quantizer is first for quantizer in quantizers.values())
+    is_same_for_all = all(
+        quantizer is first for quantizer in quantizers.values()
+    )
     if is_same_for_all and len(quantizers) == len(changes):
         return first
     return quantizers

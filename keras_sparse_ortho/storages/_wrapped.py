@@ -10,7 +10,11 @@ from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import Storage, is_sparse_layer
 from keras_sparse_ortho.layers import PrunableLayer, plain_layer
 from keras_sparse_ortho.parametrizations import FixedMask, Parametrization
-from keras_sparse_ortho.storages._storage_form import StorageForm, register_storage, storage_form
+from keras_sparse_ortho.storages._storage_form import (
+    StorageForm,
+    register_storage,
+    storage_form,
+)
 from keras_sparse_ortho.storages._target import KernelChange, quantizer_of
 
 
@@ -30,7 +34,9 @@ class WrappedForm(StorageForm):
         if change.target.parametrization is not None:
             return change.target.parametrization
         draw = change.mask_draw
-        return self.parametrization_class.awaiting_values(draw.mask, draw.initializer)
+        return self.parametrization_class.awaiting_values(
+            draw.mask, draw.initializer
+        )
 
 
 def form_layer(
@@ -50,14 +56,18 @@ def form_layer(
         return forms[0].form(layer, changes)
     if all(isinstance(form, WrappedForm) for form in forms):
         return wrap(layer, changes)
-    planned = ", ".join(f"{name!r} {change.target.storage}" for name, change in changes.items())
+    planned = ", ".join(
+        f"{name!r} {change.target.storage}" for name, change in changes.items()
+    )
     raise NotPrunableError(
         f"The kernels of the layer {layer.name!r} must have one storage, or be masked and compact: "
         f"other storages replace the whole layer. Received: {planned}"
     )
 
 
-def wrap(layer: keras.layers.Layer, changes: Mapping[str, KernelChange]) -> PrunableLayer:
+def wrap(
+    layer: keras.layers.Layer, changes: Mapping[str, KernelChange]
+) -> PrunableLayer:
     """Wraps a layer whose kernels have wrapped forms, which may differ.
 
     Args:
@@ -94,7 +104,11 @@ def _set_values(parametrization: Parametrization, change: KernelChange) -> None:
     new_kernel = None if draw is None else draw.kernel
     if new_kernel is not None:
         parametrization.assign_raw(new_kernel)
-    elif is_plain and parametrization.compact and parametrization.layer_variable is not variable:
+    elif (
+        is_plain
+        and parametrization.compact
+        and parametrization.layer_variable is not variable
+    ):
         # The variable of a copied layer has no value where it will not be stored.
         parametrization.assign_raw(variable.value)
     if new_kernel is None or not parametrization.movable:

@@ -12,9 +12,16 @@ from keras_sparse_ortho.tfmot._prune_with_soft_threshold import (
     TargetDensity,
     prune_with_soft_threshold,
 )
-from keras_sparse_ortho.tfmot._tf_keras_internals import PrunePreserveQuantizeScheme
-from keras_sparse_ortho.tfmot._weights import prunable_weights, register_initializers
-from keras_sparse_ortho.tfmot._weights import register_layouts as _register_layouts
+from keras_sparse_ortho.tfmot._tf_keras_internals import (
+    PrunePreserveQuantizeScheme,
+)
+from keras_sparse_ortho.tfmot._weights import (
+    prunable_weights,
+    register_initializers,
+)
+from keras_sparse_ortho.tfmot._weights import (
+    register_layouts as _register_layouts,
+)
 
 __all__ = [
     "PrunePreserveQuantizeScheme",

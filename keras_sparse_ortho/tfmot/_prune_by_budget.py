@@ -12,7 +12,11 @@ from keras_sparse_ortho.tfmot._tf_keras_internals import (
     build_attention,
     tfmot,
 )
-from keras_sparse_ortho.tfmot._weights import find_kernels, rewrite, select_weights
+from keras_sparse_ortho.tfmot._weights import (
+    find_kernels,
+    rewrite,
+    select_weights,
+)
 
 
 def prune_by_budget(
@@ -63,23 +67,34 @@ def prune_by_budget(
             f"Received: schedule={schedule!r}"
         )
 
-    def wrap(copy: Any, indices: list[int], kernels: list[PrunableWeight]) -> Any:
+    def wrap(
+        copy: Any, indices: list[int], kernels: list[PrunableWeight]
+    ) -> Any:
         own = [weight.path for weight in kernels]
-        if not (PruneRegistry.supports(copy) or hasattr(copy, "get_prunable_weights")):
+        if not (
+            PruneRegistry.supports(copy)
+            or hasattr(copy, "get_prunable_weights")
+        ):
             raise NotPrunableError(
                 f"TFMOT does not know how to prune the layer {copy.name!r}, which holds {own}. "
                 "`exclude` it, or use prune_with_mask or prune_with_soft_threshold, which accept "
                 f"every layer. Received: layer={type(copy).__name__}"
             )
-        build_attention(copy)  # TFMOT asks for kernels that would be created in the first call
+        build_attention(
+            copy
+        )  # TFMOT asks for kernels that would be created in the first call
         live = sum(plan.counts[path] for path in own)
         size = sum(plan.sizes[path] for path in own)
         if live == size:
             return copy
-        return PruneLowMagnitude(copy, _schedule_for(schedule, live / size, own))
+        return PruneLowMagnitude(
+            copy, _schedule_for(schedule, live / size, own)
+        )
 
     result, wrapped = rewrite(model, weights, wrap)
-    pruned = [each for each in wrapped if isinstance(each[0], PruneLowMagnitude)]
+    pruned = [
+        each for each in wrapped if isinstance(each[0], PruneLowMagnitude)
+    ]
     for layer, indices, own in pruned:
         _check_pruned(layer, indices, own)
     if not pruned:
@@ -95,7 +110,14 @@ def _schedule_for(schedule: Any, density: float, paths: list[str]) -> Any:
         return schedule(1 - density)
     config = schedule.get_config()
     config = config.get("config", config)
-    last = next((name for name in ("final_sparsity", "target_sparsity") if name in config), None)
+    last = next(
+        (
+            name
+            for name in ("final_sparsity", "target_sparsity")
+            if name in config
+        ),
+        None,
+    )
     if last is None:
         raise ValueError(
             "The schedule must have `final_sparsity` or `target_sparsity`, which the budget "
@@ -111,11 +133,21 @@ def _schedule_for(schedule: Any, density: float, paths: list[str]) -> Any:
     return made
 
 
-def _check_pruned(wrapper: Any, indices: list[int], selected: list[PrunableWeight]) -> None:
+def _check_pruned(
+    wrapper: Any, indices: list[int], selected: list[PrunableWeight]
+) -> None:
     pruned = {id(variable) for variable, _, _ in wrapper.pruning_vars}
     kernels = find_kernels(wrapper.layer, wrapper.layer.name)
-    by_tfmot = {k: weight.path for k, weight in enumerate(kernels) if id(weight.variable) in pruned}
-    left = [w.path for k, w in zip(indices, selected, strict=True) if k not in by_tfmot]
+    by_tfmot = {
+        k: weight.path
+        for k, weight in enumerate(kernels)
+        if id(weight.variable) in pruned
+    }
+    left = [
+        w.path
+        for k, w in zip(indices, selected, strict=True)
+        if k not in by_tfmot
+    ]
     more = [path for k, path in by_tfmot.items() if k not in indices]
     if left or more:
         raise NotPrunableError(

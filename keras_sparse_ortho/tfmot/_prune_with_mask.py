@@ -8,7 +8,13 @@ import numpy as np
 from keras_sparse_ortho._checks import check_density, other_keywords
 from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.initializers import AnyDraw, Draw, SparseInitializer, adopt, draw
+from keras_sparse_ortho.initializers import (
+    AnyDraw,
+    Draw,
+    SparseInitializer,
+    adopt,
+    draw,
+)
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, select
 from keras_sparse_ortho.orthogonal import Structure, floored_mask, live_count
 from keras_sparse_ortho.pruning import BudgetLike, draw_kernels, plan_for
@@ -73,11 +79,15 @@ class PruneWithMask(EffectiveWeightWrapper):
         **kwargs: Any,
     ) -> None:
         if sum(source is not None for source in (masks, live, density)) > 1:
-            raise ValueError(f"Give only one of these. Received: {masks=}, {live=}, {density=}")
+            raise ValueError(
+                f"Give only one of these. Received: {masks=}, {live=}, {density=}"
+            )
         self._density = None if density is None else check_density(density)
         self._pending = None if masks is None else dict(masks)
         get = tf_keras.initializers.get
-        self._initializers = None if initializers is None else [get(one) for one in initializers]
+        self._initializers = (
+            None if initializers is None else [get(one) for one in initializers]
+        )
         self._live = None if live is None else [int(count) for count in live]
         super().__init__(layer, selected, **kwargs)
 
@@ -91,10 +101,15 @@ class PruneWithMask(EffectiveWeightWrapper):
                     f"`masks` must name kernels of the layer {self.layer.name!r}, which are "
                     f"{names}. Received: masks={list(self._pending)}"
                 )
-            self._selected = [k for k, name in enumerate(names) if name in self._pending]
+            self._selected = [
+                k for k, name in enumerate(names) if name in self._pending
+            ]
         if self._selected is not None:
             paths = [paths[k] for k in self._selected]
-        for name, values in (("initializers", self._initializers), ("live", self._live)):
+        for name, values in (
+            ("initializers", self._initializers),
+            ("live", self._live),
+        ):
             if values is not None and paths and len(values) != len(paths):
                 raise ValueError(
                     f"`{name}` must hold one for each kernel, which are {paths}. "
@@ -103,7 +118,9 @@ class PruneWithMask(EffectiveWeightWrapper):
         super().build(input_shape)
         self._pending = self._density = None
 
-    def _new_state(self, index: int, weight: TfKerasWeight, mask: Any, threshold: Any) -> Any:
+    def _new_state(
+        self, index: int, weight: TfKerasWeight, mask: Any, threshold: Any
+    ) -> Any:
         state = Masked(weight, weight.variable, mask)
         _hold(state, self._drawn(index, weight))
         return state
@@ -117,7 +134,9 @@ class PruneWithMask(EffectiveWeightWrapper):
         if own is not None:
             return draw(weight, own)
         if self._live is not None:
-            return Draw(floored_mask(magnitudes, weight.layout, self._live[index]))
+            return Draw(
+                floored_mask(magnitudes, weight.layout, self._live[index])
+            )
         if self._density is not None:
             count = live_count(self._density, weight.size)
             return Draw(floored_mask(magnitudes, weight.layout, count))
@@ -139,7 +158,9 @@ class PruneWithMask(EffectiveWeightWrapper):
     def get_config(self) -> dict[str, Any]:
         made = self._initializers
         if made is not None:
-            made = [one and tf_keras.initializers.serialize(one) for one in made]
+            made = [
+                one and tf_keras.initializers.serialize(one) for one in made
+            ]
         live = [int(state.mask().sum()) for state in self.states] or self._live
         own = {"initializers": made, "live": live, "density": self._density}
         return super().get_config() | own
@@ -202,7 +223,9 @@ def prune_with_mask(
         [<hidden/kernel shape=(16, 8), density=0.25>]
     """
     by_density = density is not None or isinstance(budget, Budget)
-    if masks is not None and (by_density or include is not None or exclude is not None):
+    if masks is not None and (
+        by_density or include is not None or exclude is not None
+    ):
         raise ValueError(
             f"Give `masks` or the other arguments. Received: {density=}, {include=}, {exclude=}"
         )
@@ -210,32 +233,52 @@ def prune_with_mask(
         weights = select_weights(model, lambda w: w.path in masks, None)
         for path in masks:
             select(weights, path, "masks")
-        return _with_masks(model, {w.path: Draw(np.asarray(masks[w.path])) for w in weights})
+        return _with_masks(
+            model, {w.path: Draw(np.asarray(masks[w.path])) for w in weights}
+        )
     weights = select_weights(model, include, exclude)
     if by_density:
         counts = plan_for(density, budget, weights, orthogonal=False).counts
         drawn = {
-            w.path: floored_mask(np.abs(w.raw_value()), w.layout, counts[w.path]) for w in weights
+            w.path: floored_mask(
+                np.abs(w.raw_value()), w.layout, counts[w.path]
+            )
+            for w in weights
         }
-        return _with_masks(model, {path: Draw(mask) for path, mask in drawn.items()})
-    own = [(w, w.initializer) for w in weights if isinstance(w.initializer, SparseInitializer)]
+        return _with_masks(
+            model, {path: Draw(mask) for path, mask in drawn.items()}
+        )
+    own = [
+        (w, w.initializer)
+        for w in weights
+        if isinstance(w.initializer, SparseInitializer)
+    ]
     if not own:
         raise NotPrunableError(
             "No layer of the model has a sparse initializer, and neither `masks` nor `density` was "
             f"given. Received: model={model.name!r}"
         )
-    adopted = {weight.path: adopt(weight, initializer) for weight, initializer in own}
+    adopted = {
+        weight.path: adopt(weight, initializer) for weight, initializer in own
+    }
     # Without the initializer: the layer keeps it, and clones draw their masks from it.
-    return _with_masks(model, {path: Draw(one.mask, one.kernel) for path, one in adopted.items()})
+    return _with_masks(
+        model,
+        {path: Draw(one.mask, one.kernel) for path, one in adopted.items()},
+    )
 
 
 def _with_masks(model: Any, table: Mapping[str, AnyDraw]) -> Any:
     """A copy of a model in which the weights of `table` have these masks and values."""
     weights = select_weights(model, lambda w: w.path in table, None)
 
-    def wrap(copy: Any, indices: list[int], kernels: list[PrunableWeight]) -> PruneWithMask:
+    def wrap(
+        copy: Any, indices: list[int], kernels: list[PrunableWeight]
+    ) -> PruneWithMask:
         # Built with full masks: the weights of the given model are copied afterwards.
-        return PruneWithMask(copy, selected=indices, live=[w.size for w in kernels])
+        return PruneWithMask(
+            copy, selected=indices, live=[w.size for w in kernels]
+        )
 
     result, wrapped = rewrite(model, weights, wrap)
     for wrapper, _, kernels in wrapped:
@@ -271,5 +314,7 @@ def prune_exact_orthogonal(
         <head/kernel shape=(128, 10), density=0.309375>
     """
     weights = select_weights(model, include, exclude)
-    draws = draw_kernels(weights, weights, density, budget, initializer, structure, seed)
+    draws = draw_kernels(
+        weights, weights, density, budget, initializer, structure, seed
+    )
     return _with_masks(model, draws)

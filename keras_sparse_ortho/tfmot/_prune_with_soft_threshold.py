@@ -8,12 +8,21 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_sparse_ortho.callbacks import DEFAULT_FLOOR, ThresholdSteering, warn_not_finite
+from keras_sparse_ortho.callbacks import (
+    DEFAULT_FLOOR,
+    ThresholdSteering,
+    warn_not_finite,
+)
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import Selection
 from keras_sparse_ortho.parametrizations import SoftThreshold, critical_offsets
 from keras_sparse_ortho.schedules import as_schedule
-from keras_sparse_ortho.tfmot._tf_keras_internals import own_weights, tf_keras, track, zero_slots
+from keras_sparse_ortho.tfmot._tf_keras_internals import (
+    own_weights,
+    tf_keras,
+    track,
+    zero_slots,
+)
 from keras_sparse_ortho.tfmot._weights import (
     TfKerasWeight,
     as_numpy,
@@ -29,7 +38,9 @@ _FUNCTIONS = {"sigmoid": tf.sigmoid, "exp": tf.exp, "softplus": tf.nn.softplus}
 
 def _shrink(value: Any, threshold: Any) -> Any:
     """`sign(w) * relu(|w| - t)`, with the gradients given in `PruneWithSoftThreshold`."""
-    axes = [k for k, size in enumerate(threshold.shape) if size != value.shape[k]]
+    axes = [
+        k for k, size in enumerate(threshold.shape) if size != value.shape[k]
+    ]
 
     @tf.custom_gradient
     def shrunk(w: Any, t: Any) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
@@ -40,7 +51,9 @@ def _shrink(value: Any, threshold: Any) -> Any:
             live = tf.where(effective != 0, upstream, tf.zeros((), w.dtype))
             terms = upstream * tf.sign(effective)
             scalar = len(t.shape) == 0
-            total = tf.reduce_sum(terms, None if scalar else axes, keepdims=not scalar)
+            total = tf.reduce_sum(
+                terms, None if scalar else axes, keepdims=not scalar
+            )
             return live, -total
 
         return effective, gradient
@@ -79,7 +92,9 @@ class SoftThresholdState:
     def settle(self) -> None:
         effective, (_, threshold) = self.show(), self.kept
         self._assign_mask(effective != 0)
-        threshold.assign(tf.cast(tf.reduce_mean(self.threshold()), threshold.dtype))
+        threshold.assign(
+            tf.cast(tf.reduce_mean(self.threshold()), threshold.dtype)
+        )
 
     def _assign_mask(self, live: Any) -> None:
         mask = self.kept[0]
@@ -89,7 +104,9 @@ class SoftThresholdState:
         """Sets the raw weight so that the kernel is effective: `w = w_e + sign(w_e) * t`."""
         value = tf.convert_to_tensor(self.weight.variable)
         self._assign_mask(value != 0)
-        self.raw.assign(value + tf.sign(value) * tf.cast(self.threshold(), value.dtype))
+        self.raw.assign(
+            value + tf.sign(value) * tf.cast(self.threshold(), value.dtype)
+        )
         self.settle()
 
     @property
@@ -106,7 +123,9 @@ class SoftThresholdState:
         """Fixes the live entries: `w` becomes `w_e` on the mask and 0 elsewhere, `t` becomes 0."""
         raw, value = as_numpy(self.raw), as_numpy(self.effective())
         # An entry of the mask at the threshold may round to 0: it keeps its sign.
-        value = np.where(value == 0, np.finfo(np.float32).tiny * np.sign(raw), value)
+        value = np.where(
+            value == 0, np.finfo(np.float32).tiny * np.sign(raw), value
+        )
         tf_keras.backend.set_value(self.raw, np.where(mask, value, 0))
         self._assign_mask(mask)
         self.active.assign(0.0)
@@ -169,7 +188,9 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
         **kwargs: Any,
     ) -> None:
         if granularity not in ("layer", "channel"):
-            raise ValueError(f"`granularity` is 'layer' or 'channel'. Received: {granularity=}")
+            raise ValueError(
+                f"`granularity` is 'layer' or 'channel'. Received: {granularity=}"
+            )
         checked = SoftThreshold(granularity, g, s_init, weight_decay)
         self.granularity, self.g = granularity, g
         self.s_init, self.weight_decay = checked.s_init, checked.weight_decay
@@ -179,7 +200,10 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
     def layer(self) -> Any:
         # One replica of a strategy must not assign to all.
         distribute = tf.distribute
-        in_replica = distribute.has_strategy() and not distribute.in_cross_replica_context()
+        in_replica = (
+            distribute.has_strategy()
+            and not distribute.in_cross_replica_context()
+        )
         if tf.executing_eagerly() and not in_replica:
             for state in self.states:
                 state.settle()
@@ -199,12 +223,24 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
     @property
     def non_trainable_weights(self) -> list[Any]:
         trained = {id(v) for v in self.trainable_weights}
-        return [v for v in [*self._inner.weights, *own_weights(self)] if id(v) not in trained]
+        return [
+            v
+            for v in [*self._inner.weights, *own_weights(self)]
+            if id(v) not in trained
+        ]
 
-    def _new_state(self, index: int, weight: TfKerasWeight, mask: Any, threshold: Any) -> Any:
+    def _new_state(
+        self, index: int, weight: TfKerasWeight, mask: Any, threshold: Any
+    ) -> Any:
         value, variable = weight.finite_raw_value(), weight.variable
         add = functools.partial(self._add, index, weight)
-        raw = add("raw", 0.0, shape=weight.shape, trainable=True, constraint=variable.constraint)
+        raw = add(
+            "raw",
+            0.0,
+            shape=weight.shape,
+            trainable=True,
+            constraint=variable.constraint,
+        )
         shape = weight.outputs_shape if self.granularity == "channel" else ()
 
         def show_kernel(s: Any) -> Any:
@@ -214,15 +250,24 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
         # The constraint of `s` runs after the update of the raw weight, which comes first. (A
         # replica of a strategy could not assign to the kernel.)
         update = None if tf.distribute.has_strategy() else show_kernel
-        s = add("s", self.s_init, shape=shape, trainable=True, constraint=update)
+        s = add(
+            "s", self.s_init, shape=shape, trainable=True, constraint=update
+        )
         offset, active = add("s_offset", 0.0), add("s_active", 1.0)
-        state = SoftThresholdState(weight, raw, self.g, s, offset, active, (mask, threshold))
+        state = SoftThresholdState(
+            weight, raw, self.g, s, offset, active, (mask, threshold)
+        )
         raw.assign(value)
         state.settle()
         regularizer = weight.of_owner("regularizer")
         if regularizer is not None:
             # Replaces the penalty that the layer adds for the kernel, which has no gradient.
-            self.add_loss(lambda: regularizer(state.raw) - tf.stop_gradient(regularizer(variable)))
+            self.add_loss(
+                lambda: (
+                    regularizer(state.raw)
+                    - tf.stop_gradient(regularizer(variable))
+                )
+            )
         if self.weight_decay:
             decay = tf_keras.regularizers.L2(self.weight_decay / 2)
             self.add_loss(lambda: decay(state.raw) + decay(state.s))
@@ -230,7 +275,9 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
 
     def get_config(self) -> dict[str, Any]:
         names = ("granularity", "g", "s_init", "weight_decay")
-        return super().get_config() | {name: getattr(self, name) for name in names}
+        return super().get_config() | {
+            name: getattr(self, name) for name in names
+        }
 
 
 def prune_with_soft_threshold(
@@ -263,10 +310,16 @@ def prune_with_soft_threshold(
         [<a/kernel shape=(64, 34), density=0.125>]
     """
 
-    def wrap(copy: Any, indices: list[int], kernels: Any) -> PruneWithSoftThreshold:
-        return PruneWithSoftThreshold(copy, granularity, g, s_init, weight_decay, selected=indices)
+    def wrap(
+        copy: Any, indices: list[int], kernels: Any
+    ) -> PruneWithSoftThreshold:
+        return PruneWithSoftThreshold(
+            copy, granularity, g, s_init, weight_decay, selected=indices
+        )
 
-    result, wrapped = rewrite(model, select_weights(model, include, exclude), wrap)
+    result, wrapped = rewrite(
+        model, select_weights(model, include, exclude), wrap
+    )
     for wrapper, *_ in wrapped:
         for state in wrapper.states:
             state.raw.assign(tf.convert_to_tensor(state.weight.variable))
@@ -299,7 +352,9 @@ class TargetDensity(tf_keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         plan = None if schedule is None else as_schedule(schedule)
-        self._steering = ThresholdSteering(density, plan, frequency, freeze, floor)
+        self._steering = ThresholdSteering(
+            density, plan, frequency, freeze, floor
+        )
         self._last: int | None = None  # step that began
         self._calls = 0
 
@@ -316,7 +371,9 @@ class TargetDensity(tf_keras.callbacks.Callback):
         self._steering.resolve(epochs * steps if epochs and steps else None)
         self._last, self._calls = None, 0
 
-    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_train_batch_begin(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         step = self._step()
         self._calls += 1
         executed = 1 if self._last is None else step - self._last
@@ -325,15 +382,22 @@ class TargetDensity(tf_keras.callbacks.Callback):
             if self._steering.is_due(step, executed):
                 self._steer(step)
 
-    def on_epoch_end(self, epoch: int = -1, logs: Any = None, *, batch: int = -1) -> None:
+    def on_epoch_end(
+        self, epoch: int = -1, logs: Any = None, *, batch: int = -1
+    ) -> None:
         # Loops of one's own have no `on_train_end`; TFMOT's guide calls the argument `batch`.
         step = self._step()
         if self._steering.freeze and self._steering.has_ended(step):
             self._steer_at_end(step)
         if logs is not None:
             weights = prunable_weights(self.model)
-            means = [np.mean(as_numpy(state.threshold())) for state in _thresholds(weights)]
-            logs["density"] = sum(w.live for w in weights) / sum(w.size for w in weights)
+            means = [
+                np.mean(as_numpy(state.threshold()))
+                for state in _thresholds(weights)
+            ]
+            logs["density"] = sum(w.live for w in weights) / sum(
+                w.size for w in weights
+            )
             logs["threshold"] = float(np.mean(means))
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -344,16 +408,22 @@ class TargetDensity(tf_keras.callbacks.Callback):
     def _steer_at_end(self, step: int) -> None:
         try:
             self._steer(step)
-        except NotPrunableError as error:  # an error here would cost `fit` its History
+        except (
+            NotPrunableError
+        ) as error:  # an error here would cost `fit` its History
             warn_not_finite("TargetDensity", error)
 
     def _step(self) -> int:
-        made = getattr(getattr(self.model, "optimizer", None), "iterations", self._calls)
+        made = getattr(
+            getattr(self.model, "optimizer", None), "iterations", self._calls
+        )
         return int(tf_keras.backend.get_value(made))
 
     def _steer(self, step: int) -> None:
         state: Any
         for state, _ in self._steering.steer(step):
-            zero_slots(self.model.optimizer, state.raw, as_numpy(state.raw) == 0)
+            zero_slots(
+                self.model.optimizer, state.raw, as_numpy(state.raw) == 0
+            )
         for state in self._steering.thresholds:  # frozen ones are up to date
             state.settle()

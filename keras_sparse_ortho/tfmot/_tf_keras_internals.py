@@ -39,8 +39,12 @@ def _import() -> tuple[Any, Any]:
 
 tf_keras, tfmot = _import()
 
-from tensorflow_model_optimization.python.core.keras.utils import smart_cond as smart_cond
-from tensorflow_model_optimization.python.core.quantization.keras import collab_opts
+from tensorflow_model_optimization.python.core.keras.utils import (
+    smart_cond as smart_cond,
+)
+from tensorflow_model_optimization.python.core.quantization.keras import (
+    collab_opts,
+)
 from tensorflow_model_optimization.python.core.sparsity.keras.prune_registry import (
     PruneRegistry as PruneRegistry,
 )
@@ -53,8 +57,12 @@ from tf_keras.src import initializers as tf_keras_initializers
 def serializing_other_initializers() -> contextlib.AbstractContextManager[None]:
     """Lets tf_keras serialize initializers of this package, in this thread, without a warning."""
 
-    def serialize(original: Any, initializer: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(initializer, keras.initializers.Initializer):  # of Keras 3
+    def serialize(
+        original: Any, initializer: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if isinstance(
+            initializer, keras.initializers.Initializer
+        ):  # of Keras 3
             return tf_keras.saving.serialize_keras_object(initializer)
         return original(initializer, *args, **kwargs)
 
@@ -71,7 +79,10 @@ def every_layer_is_built(layer: Any) -> bool:
 
 def build_attention(layer: Any) -> None:
     """Builds the projections of a MultiHeadAttention that was called once, or is a copy of such."""
-    if not isinstance(layer, tf_keras.layers.MultiHeadAttention) or layer._query_shape is None:
+    if (
+        not isinstance(layer, tf_keras.layers.MultiHeadAttention)
+        or layer._query_shape is None
+    ):
         return
     heads = [*layer._query_shape[:-1], layer._num_heads, layer._value_dim]
     for projection, shape in (
@@ -89,7 +100,9 @@ def build_by_calling(layer: Any, args: Any, kwargs: Any) -> None:
     """Builds a layer whose sublayers get their weights in its first call."""
     before = len(layer._inbound_nodes)
     layer(*args, **kwargs)
-    for node in layer._inbound_nodes[before:]:  # a symbolic call leaves nodes; remove them
+    for node in layer._inbound_nodes[
+        before:
+    ]:  # a symbolic call leaves nodes; remove them
         layer._inbound_nodes.remove(node)
         for tensor in node.keras_inputs:
             outbound = tensor._keras_history.layer._outbound_nodes
@@ -121,7 +134,9 @@ def takes(layer: Any, argument: str) -> bool:
 
 def known_to_tfmot(layer: Any) -> contextlib.AbstractContextManager[None]:
     """Lets TFMOT's wrapper accept any layer; the method must not stay, see `strip_pruning`."""
-    if not isinstance(layer, tf_keras.layers.Layer) or "get_prunable_weights" in vars(layer):
+    if not isinstance(
+        layer, tf_keras.layers.Layer
+    ) or "get_prunable_weights" in vars(layer):
         return contextlib.nullcontext()
     return replaced(layer, "get_prunable_weights", list)
 
@@ -134,7 +149,9 @@ def forget_calls(layer: Any) -> None:
 
 
 @contextlib.contextmanager
-def attribute_overrides(overrides: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+def attribute_overrides(
+    overrides: Iterable[tuple[Any, str, Any]],
+) -> Iterator[None]:
     """Replaces attributes that hold variables by tensors: `(owner, attribute, tensor)` triples."""
     overrides = list(overrides)
     with contextlib.ExitStack() as stack:
@@ -154,17 +171,28 @@ def zero_slots(optimizer: Any, variable: Any, entries: np.ndarray) -> None:
     """Resets the optimizer slots of some entries of a weight."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     if hasattr(optimizer, "get_slot_names"):  # legacy
-        slots = {name: optimizer.get_slot(variable, name) for name in optimizer.get_slot_names()}
+        slots = {
+            name: optimizer.get_slot(variable, name)
+            for name in optimizer.get_slot_names()
+        }
     else:
         index = getattr(optimizer, "_index_dict", {})
         place: Any = index.get(optimizer._var_key(variable)) if index else None
         slots = {
             name: value[place]
-            for name, value in (() if place is None else vars(optimizer).items())
-            if isinstance(value, list) and len(value) == len(index) and name != "_variables"
+            for name, value in (
+                () if place is None else vars(optimizer).items()
+            )
+            if isinstance(value, list)
+            and len(value) == len(index)
+            and name != "_variables"
         }
     for name, slot in slots.items():
-        if isinstance(slot, tf.Variable) and slot is not variable and slot.shape == variable.shape:
+        if (
+            isinstance(slot, tf.Variable)
+            and slot is not variable
+            and slot.shape == variable.shape
+        ):
             # Adagrad's accumulators do not start from 0.
             start = getattr(optimizer, "initial_accumulator_value", 0.0)
             start = start if "accumulator" in name else 0.0
@@ -174,7 +202,9 @@ def zero_slots(optimizer: Any, variable: Any, entries: np.ndarray) -> None:
 _preserving: Any = collab_opts.prune_preserve.prune_preserve_quantize_registry
 
 
-class _KeepsDepthwiseZeros(_preserving.Default8bitPrunePreserveQuantizeRegistry):
+class _KeepsDepthwiseZeros(
+    _preserving.Default8bitPrunePreserveQuantizeRegistry
+):
     _DISABLE_PRUNE_PRESERVE: ClassVar[frozenset[Any]] = frozenset()
     _LAYERS_CONFIG_MAP: ClassVar[dict[Any, Any]] = {
         **_preserving.Default8bitPrunePreserveQuantizeRegistry._LAYERS_CONFIG_MAP,

@@ -10,8 +10,17 @@ import tensorflow as tf
 
 from keras_sparse_ortho import kernels
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.initializers import ExactOrthogonal, KernelLayout, RandomSparse
-from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose, kernel_layouts
+from keras_sparse_ortho.initializers import (
+    ExactOrthogonal,
+    KernelLayout,
+    RandomSparse,
+)
+from keras_sparse_ortho.kernels import (
+    PrunableWeight,
+    Selection,
+    choose,
+    kernel_layouts,
+)
 from keras_sparse_ortho.tfmot._tf_keras_internals import (
     PruneLowMagnitude,
     is_graph,
@@ -31,20 +40,34 @@ def register_initializers() -> Any:
     Importing `keras_sparse_ortho.tfmot` does this, and registers the wrappers.
     """
     for initializer in (ExactOrthogonal, RandomSparse):
-        tf_keras.saving.register_keras_serializable(package="keras_sparse_ortho")(initializer)
-        tf_keras.saving.get_custom_objects()[initializer.__name__] = initializer  # for .h5 files
+        tf_keras.saving.register_keras_serializable(
+            package="keras_sparse_ortho"
+        )(initializer)
+        tf_keras.saving.get_custom_objects()[initializer.__name__] = (
+            initializer  # for .h5 files
+        )
     return tf_keras
 
 
 def register_layouts() -> None:
     """Registers tf_keras' kernels, most as those of Keras' layers of one name."""
-    names = ["Dense", "Embedding", "EinsumDense", "SeparableConv1D", "SeparableConv2D"]
-    names += [f"Conv{n}D{suffix}" for n in (1, 2, 3) for suffix in ("", "Transpose")]
+    names = [
+        "Dense",
+        "Embedding",
+        "EinsumDense",
+        "SeparableConv1D",
+        "SeparableConv2D",
+    ]
+    names += [
+        f"Conv{n}D{suffix}" for n in (1, 2, 3) for suffix in ("", "Transpose")
+    ]
     for name in [*names, "SimpleRNNCell", "GRUCell", "LSTMCell"]:
         layouts = kernel_layouts.dispatch(getattr(keras.layers, name))
         kernel_layouts.register(getattr(L, name), layouts)
     for kind in (L.DepthwiseConv1D, L.DepthwiseConv2D):
-        kernel_layouts.register(kind, lambda _: {"depthwise_kernel": KernelLayout.depthwise()})
+        kernel_layouts.register(
+            kind, lambda _: {"depthwise_kernel": KernelLayout.depthwise()}
+        )
 
 
 def layouts_of(layer: Any) -> Layouts:
@@ -70,7 +93,11 @@ class TfKerasWeight(PrunableWeight):
 
     @property
     def live(self) -> int:
-        return int(np.count_nonzero(self.value if self.state is None else self.state.mask()))
+        return int(
+            np.count_nonzero(
+                self.value if self.state is None else self.state.mask()
+            )
+        )
 
     @property
     def initializer(self) -> Any:
@@ -78,14 +105,22 @@ class TfKerasWeight(PrunableWeight):
 
     def of_owner(self, what: str) -> Any:
         short = f"{self.attribute.removesuffix('_kernel')}_{what}"
-        return getattr(self.owner, f"{self.attribute}_{what}", getattr(self.owner, short, None))
+        return getattr(
+            self.owner,
+            f"{self.attribute}_{what}",
+            getattr(self.owner, short, None),
+        )
 
     def raw_value(self, *, copy: bool = True) -> np.ndarray:
         return as_numpy(self.variable if self.state is None else self.state.raw)
 
     @property
     def value(self) -> np.ndarray:
-        return self.raw_value() if self.state is None else as_numpy(self.state.effective())
+        return (
+            self.raw_value()
+            if self.state is None
+            else as_numpy(self.state.effective())
+        )
 
 
 def as_numpy(value: Any) -> np.ndarray:
@@ -98,7 +133,9 @@ def find_kernels(layer: Any, path: str) -> list[TfKerasWeight]:
     """All kernels of a built tf_keras layer or model and its sublayers, each once."""
     found: dict[int, TfKerasWeight] = {}
     for inner, here in walk(layer, path):
-        kernels = _wrapped if isinstance(inner, PruneLowMagnitude) else _own_kernels
+        kernels = (
+            _wrapped if isinstance(inner, PruneLowMagnitude) else _own_kernels
+        )
         for weight in kernels(inner, here):
             found.setdefault(id(weight.variable), weight)
     return list(found.values())
@@ -126,7 +163,11 @@ def prunable_weights(model: Any) -> list[PrunableWeight]:
             "keras_sparse_ortho.tfmot is for tf_keras models; for Keras 3 use keras_sparse_ortho."
             f"sparsify. Received: {model=} of type {type(model).__module__}.{type(model).__name__}"
         )
-    return [*find_kernels(model, "" if isinstance(model, tf_keras.Model) else model.name)]
+    return [
+        *find_kernels(
+            model, "" if isinstance(model, tf_keras.Model) else model.name
+        )
+    ]
 
 
 def walk(layer: Any, path: str) -> Iterator[tuple[Any, str]]:
@@ -135,7 +176,9 @@ def walk(layer: Any, path: str) -> Iterator[tuple[Any, str]]:
 
 
 def _children(layer: Any) -> Iterator[tuple[Any, str]]:
-    for child in () if isinstance(layer, PruneLowMagnitude) else sublayers(layer):
+    for child in (
+        () if isinstance(layer, PruneLowMagnitude) else sublayers(layer)
+    ):
         named = child.layer if isinstance(child, PruneLowMagnitude) else child
         yield child, str(named.name)
 
@@ -150,9 +193,12 @@ def _own_kernels(layer: Any, path: str) -> list[TfKerasWeight]:
     # A subclass of a layer of tf_keras may hold a constant in the place of its kernel.
     is_registered = type(layer) in kernel_layouts.registry
     return [
-        TfKerasWeight(f"{path}/{name}", variable, layer, layouts[name], attribute=name)
+        TfKerasWeight(
+            f"{path}/{name}", variable, layer, layouts[name], attribute=name
+        )
         for name, variable in held.items()
-        if isinstance(variable, tf.Variable) and (variable.trainable or is_registered)
+        if isinstance(variable, tf.Variable)
+        and (variable.trainable or is_registered)
     ]
 
 
@@ -163,7 +209,9 @@ def _held(layer: Any, path: str, variable: Any) -> TfKerasWeight:
                 layout: KernelLayout | None = None
                 if not hasattr(type(inner), "get_prunable_weights"):
                     layout = layouts_of(inner).get(name)
-                return TfKerasWeight(f"{here}/{name}", variable, inner, layout, attribute=name)
+                return TfKerasWeight(
+                    f"{here}/{name}", variable, inner, layout, attribute=name
+                )
     raise NotPrunableError(
         f"The layer {path!r} returns a weight from get_prunable_weights that is not an attribute "
         "of it or of a sublayer (it may be in a list). "
@@ -198,17 +246,29 @@ class Masked:
 
 
 def _wrapped(wrapper: Any, path: str) -> list[TfKerasWeight]:
-    own = {id(weight.variable): weight for weight in find_kernels(wrapper.layer, path)}
-    known = [(own.get(id(raw)), raw, mask) for raw, mask, _ in wrapper.pruning_vars]
-    states: dict[int, Any] = {id(raw): Masked(w, raw, mask) for w, raw, mask in known if w}
-    states |= {id(state.weight.variable): state for state in getattr(wrapper, "states", ())}
+    own = {
+        id(weight.variable): weight
+        for weight in find_kernels(wrapper.layer, path)
+    }
+    known = [
+        (own.get(id(raw)), raw, mask) for raw, mask, _ in wrapper.pruning_vars
+    ]
+    states: dict[int, Any] = {
+        id(raw): Masked(w, raw, mask) for w, raw, mask in known if w
+    }
+    states |= {
+        id(state.weight.variable): state
+        for state in getattr(wrapper, "states", ())
+    }
     return [
         dataclasses.replace(weight, state=states.get(key), wrapped=True)
         for key, weight in own.items()
     ]
 
 
-def select_weights(model: Any, include: Selection, exclude: Selection) -> list[PrunableWeight]:
+def select_weights(
+    model: Any, include: Selection, exclude: Selection
+) -> list[PrunableWeight]:
     """The weights to prune; raises for models, layers and weights that cannot be pruned."""
     found = prunable_weights(model)
     if not isinstance(model, tf_keras.Model):
@@ -223,7 +283,9 @@ def select_weights(model: Any, include: Selection, exclude: Selection) -> list[P
             "Nothing in the model would be pruned: it has no kernels, or none is selected. "
             f"Received: model={model.name!r}"
         )
-    if wrapped := [weight.path for weight in weights if getattr(weight, "wrapped", False)]:
+    if wrapped := [
+        weight.path for weight in weights if getattr(weight, "wrapped", False)
+    ]:
         raise NotPrunableError(
             "These weights have a pruning wrapper already: call TFMOT's strip_pruning first, or "
             f"`exclude` them. Received: {wrapped}"
@@ -238,7 +300,9 @@ Wrap = Callable[[Any, list[int], list[PrunableWeight]], Any]
 Wrapped = list[tuple[Any, list[int], list[PrunableWeight]]]
 
 
-def rewrite(model: Any, weights: Sequence[PrunableWeight], wrap: Wrap) -> tuple[Any, Wrapped]:
+def rewrite(
+    model: Any, weights: Sequence[PrunableWeight], wrap: Wrap
+) -> tuple[Any, Wrapped]:
     """A copy of a model with every layer that holds some of `weights` wrapped."""
     chosen = {id(weight.variable): weight for weight in weights}
     wrapped: Wrapped = []
@@ -253,7 +317,9 @@ def rewrite(model: Any, weights: Sequence[PrunableWeight], wrap: Wrap) -> tuple[
         pairs.append((layer, copy))
         if isinstance(layer, PruneLowMagnitude):
             return copy
-        own = [chosen.get(id(w.variable)) for w in find_kernels(layer, layer.name)]
+        own = [
+            chosen.get(id(w.variable)) for w in find_kernels(layer, layer.name)
+        ]
         indices = [k for k, weight in enumerate(own) if weight is not None]
         if not indices:
             return copy
@@ -272,7 +338,9 @@ def rewrite(model: Any, weights: Sequence[PrunableWeight], wrap: Wrap) -> tuple[
 
 
 def _check_model(model: Any, path: str) -> None:
-    wrong = None if model.built else "not built: give it an Input or call it once"
+    wrong = (
+        None if model.built else "not built: give it an Input or call it once"
+    )
     if not isinstance(model, tf_keras.Sequential) and not is_graph(model):
         wrong = (
             "a subclassed model, into which TFMOT's wrappers cannot be put. Wrap its layers where "

@@ -25,7 +25,12 @@ from keras_sparse_ortho.tfmot._tf_keras_internals import (
 from keras_sparse_ortho.tfmot._weights import TfKerasWeight, find_kernels
 
 # Arguments by which TFMOT's wrapper ranks magnitudes.
-_RANKING = {"pruning_schedule", "block_size", "block_pooling_type", "sparsity_m_by_n"}
+_RANKING = {
+    "pruning_schedule",
+    "block_size",
+    "block_pooling_type",
+    "sparsity_m_by_n",
+}
 
 
 class EffectiveWeightWrapper(PruneLowMagnitude):
@@ -33,8 +38,12 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
 
     states: list[Any]  # of the pruned weights; empty before the layer is built
 
-    def __init__(self, layer: Any, selected: Sequence[int] | None = None, **kwargs: Any) -> None:
-        if given := {name: kwargs[name] for name in sorted(_RANKING.intersection(kwargs))}:
+    def __init__(
+        self, layer: Any, selected: Sequence[int] | None = None, **kwargs: Any
+    ) -> None:
+        if given := {
+            name: kwargs[name] for name in sorted(_RANKING.intersection(kwargs))
+        }:
             raise ValueError(
                 f"{type(self).__name__} does not rank magnitudes, so {list(given)} would have no "
                 "effect. For TFMOT's own pruning with a density for each layer use "
@@ -42,7 +51,9 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
                 "such `masks`, or the layer an initializer ExactOrthogonal(structure=Block(...) "
                 f"or NByM(...)). Received: {given}"
             )
-        self._selected = None if selected is None else [int(k) for k in selected]
+        self._selected = (
+            None if selected is None else [int(k) for k in selected]
+        )
         # Bypass `Layer.__setattr__`: tf_keras would track the states.
         self.__dict__["states"] = []
         # The layers inside cast inputs and weights; parametrizations see full precision.
@@ -51,7 +62,9 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
         # TFMOT's wrapper wants a schedule; masks and thresholds here do not use it.
         never = tfmot.sparsity.keras.ConstantSparsity(0.0, begin_step=0)
         with known_to_tfmot(layer):
-            super().__init__(layer, pruning_schedule=never, autocast=False, **kwargs)
+            super().__init__(
+                layer, pruning_schedule=never, autocast=False, **kwargs
+            )
         self.supports_masking = self._inner.supports_masking
         # Before the first call, so that TFMOT's callbacks find it in an unbuilt model.
         self.pruning_step = self.add_weight(
@@ -76,7 +89,9 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
         weights = [found[k] for k in chosen]
         super(PruneLowMagnitude, self).build(input_shape)
         # Bypass `Layer.__setattr__`: it would track them as the wrapper's own and save them twice.
-        self.__dict__["prunable_weights"] = [weight.variable for weight in weights]
+        self.__dict__["prunable_weights"] = [
+            weight.variable for weight in weights
+        ]
         del self.pruning_vars
         self.__dict__["pruning_vars"] = []
         for index, weight in enumerate(weights):
@@ -87,7 +102,14 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
             self.states.append(self._new_state(index, weight, mask, threshold))
         self.pruning_obj = types.SimpleNamespace(weight_mask_op=self._settle)
 
-    def _add(self, index: int, weight: TfKerasWeight, name: str, fill: float, **kwargs: Any) -> Any:
+    def _add(
+        self,
+        index: int,
+        weight: TfKerasWeight,
+        name: str,
+        fill: float,
+        **kwargs: Any,
+    ) -> Any:
         return self.add_weight(
             f"{name}_{index}" if index else name,
             initializer=tf_keras.initializers.Constant(fill),
@@ -104,7 +126,9 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
 
     def build_from_config(self, config: dict[str, Any]) -> None:
         if config.get("input_shape") is not None:
-            shape = tf.TensorShape(config["input_shape"])  # a list where it comes from a file
+            shape = tf.TensorShape(
+                config["input_shape"]
+            )  # a list where it comes from a file
             self._build_layer(shape)
             if find_kernels(self._inner, self._inner.name):
                 self.build(shape)
@@ -115,7 +139,9 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
         return super().__call__(*args, **kwargs)
 
     @abc.abstractmethod
-    def _new_state(self, index: int, weight: TfKerasWeight, mask: Any, threshold: Any) -> Any:
+    def _new_state(
+        self, index: int, weight: TfKerasWeight, mask: Any, threshold: Any
+    ) -> Any:
         """The state of a weight, given its variables for mask (ones) and threshold (0)."""
 
     def _settle(self) -> Any:
@@ -130,16 +156,27 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
         return vars(self)["layer"]
 
     def call(
-        self, inputs: Any, *args: Any, training: Any = None, mask: Any = None, **kwargs: Any
+        self,
+        inputs: Any,
+        *args: Any,
+        training: Any = None,
+        mask: Any = None,
+        **kwargs: Any,
     ) -> Any:
-        learning = tf_keras.backend.learning_phase() if training is None else training
+        learning = (
+            tf_keras.backend.learning_phase() if training is None else training
+        )
         smart_cond(learning, self._count_step, tf.no_op)
         for name, value in {"training": training, "mask": mask}.items():
             if value is not None and takes(self._inner, name):
                 kwargs[name] = value
         owned = [(state, state.weight.owner) for state in self.states]
         with attribute_overrides(
-            (owner, state.weight.attribute, tf.cast(state.effective(), owner.compute_dtype))
+            (
+                owner,
+                state.weight.attribute,
+                tf.cast(state.effective(), owner.compute_dtype),
+            )
             for state, owner in owned
         ):
             outputs = self._inner(inputs, *args, **kwargs)
@@ -173,11 +210,15 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
 
     @classmethod
     def from_config(
-        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+        cls,
+        config: dict[str, Any],
+        custom_objects: dict[str, Any] | None = None,
     ) -> "EffectiveWeightWrapper":
         config = dict(config)
         layer = config.pop("layer")
-        legacy = "module" not in layer  # the format of `.h5` files and SavedModel
+        legacy = (
+            "module" not in layer
+        )  # the format of `.h5` files and SavedModel
         layer = tf_keras.layers.deserialize(
             layer, custom_objects=custom_objects, use_legacy_format=legacy
         )

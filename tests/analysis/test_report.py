@@ -34,11 +34,19 @@ def sparse():
 def test_figures_and_totals():
     model = sparse()
     summary = kso.report(model)
-    masks = {w.path: w.parametrization.mask_value() for w in kso.prunable_weights(model)}
+    masks = {
+        w.path: w.parametrization.mask_value()
+        for w in kso.prunable_weights(model)
+    }
     assert [row.path for row in summary.rows] == list(SIZES)
     for row in summary.rows:
         size, flops, mask = SIZES[row.path], FLOPS[row.path], masks[row.path]
-        assert (row.shape, row.size, row.live, row.flops) == (mask.shape, size, mask.sum(), flops)
+        assert (row.shape, row.size, row.live, row.flops) == (
+            mask.shape,
+            size,
+            mask.sum(),
+            flops,
+        )
         assert row.density == row.live / row.size
         assert row.sparse_flops == flops // size * row.live
         assert row.orthogonality_error < 1e-6
@@ -54,7 +62,9 @@ def test_plain_models_count_nonzero_entries():
     kernel = np.zeros((3, 3, 3, 8), dtype="float32")
     kernel[1, 1, :, :3] = 2.0 * np.eye(3)
     model.layers[0].kernel.assign(kernel)
-    rows = {row.path: row for row in kso.report(model, orthogonality="all").rows}
+    rows = {
+        row.path: row for row in kso.report(model, orthogonality="all").rows
+    }
     assert rows["conv/kernel"].live == 3
     assert rows["conv/kernel"].sparse_flops == 3 * 64
     assert rows["conv/kernel"].orthogonality_error < 1e-6
@@ -63,25 +73,43 @@ def test_plain_models_count_nonzero_entries():
 
 def test_a_stripped_model_has_the_orthogonality_and_flops_of_the_wrapped_one():
     model = sparse()
-    wrapped, plain = kso.report(model), kso.report(kso.strip(model), orthogonality="all")
+    wrapped, plain = (
+        kso.report(model),
+        kso.report(kso.strip(model), orthogonality="all"),
+    )
     for ours, theirs in zip(wrapped.rows, plain.rows, strict=True):
-        assert (ours.path, ours.shape, ours.flops) == (theirs.path, theirs.shape, theirs.flops)
+        assert (ours.path, ours.shape, ours.flops) == (
+            theirs.path,
+            theirs.shape,
+            theirs.flops,
+        )
         assert ours.orthogonality_error == theirs.orthogonality_error
-        assert theirs.live <= ours.live  # trainable zeros are live only in the mask
+        assert (
+            theirs.live <= ours.live
+        )  # trainable zeros are live only in the mask
 
 
 def test_trained_kernels_and_random_ones_have_no_orthogonality_error(tmp_path):
     model = sparse()
     assert all(row.orthogonality_error < 1e-6 for row in kso.report(model).rows)
     loaded = reloaded(model, tmp_path)
-    assert all(row.orthogonality_error < 1e-6 for row in kso.report(loaded).rows)
+    assert all(
+        row.orthogonality_error < 1e-6 for row in kso.report(loaded).rows
+    )
     assert "|G - I|" in str(kso.report(loaded))
     kernel = model.get_layer("hidden").layer.kernel
     kernel.assign(keras.ops.multiply(kernel, 1.001))
-    errors = {row.path: row.orthogonality_error for row in kso.report(model).rows}
-    assert [path for path, error in errors.items() if error is None] == ["hidden/kernel"]
+    errors = {
+        row.path: row.orthogonality_error for row in kso.report(model).rows
+    }
+    assert [path for path, error in errors.items() if error is None] == [
+        "hidden/kernel"
+    ]
     random = kso.sparsify(network(), 0.2, initializer="random_sparse", seed=0)
-    for without in (kso.report(random), kso.report(sparse(), orthogonality=False)):
+    for without in (
+        kso.report(random),
+        kso.report(sparse(), orthogonality=False),
+    ):
         assert {row.orthogonality_error for row in without.rows} == {None}
     assert "|G - I|" not in str(kso.report(random))
 
@@ -89,13 +117,26 @@ def test_trained_kernels_and_random_ones_have_no_orthogonality_error(tmp_path):
 def test_dict_csv_and_table_have_every_figure(tmp_path):
     summary = kso.report(sparse())
     figures = json.loads(json.dumps(summary.to_dict()))
-    totals = ("size", "live", "density", "sparse_density", "whole_density", "flops", "sparse_flops")
-    assert {name: figures.pop(name) for name in totals} == {k: getattr(summary, k) for k in totals}
+    totals = (
+        "size",
+        "live",
+        "density",
+        "sparse_density",
+        "whole_density",
+        "flops",
+        "sparse_flops",
+    )
+    assert {name: figures.pop(name) for name in totals} == {
+        k: getattr(summary, k) for k in totals
+    }
     first, *others = figures.pop("weights")
     assert len(others) == 2
     assert figures == {"name": "net", "unregistered": []}
     row = summary.rows[0]
-    assert first == dataclasses.asdict(row) | {"shape": [3, 3, 3, 8], "density": row.density}
+    assert first == dataclasses.asdict(row) | {
+        "shape": [3, 3, 3, 8],
+        "density": row.density,
+    }
     assert 0 < row.gain < 1  # before normalization
     assert (row.state, row.dead_outputs) == ("sparse", 0)
 
@@ -103,16 +144,34 @@ def test_dict_csv_and_table_have_every_figure(tmp_path):
     with (tmp_path / "report.csv").open(newline="", encoding="utf-8") as stream:
         lines = list(csv.DictReader(stream))
     for line, row in zip(lines, summary.rows, strict=True):
-        assert (line["path"], line["shape"]) == (row.path, "x".join(map(str, row.shape)))
-        for name in ("size", "live", "flops", "sparse_flops", "density", "orthogonality_error"):
+        assert (line["path"], line["shape"]) == (
+            row.path,
+            "x".join(map(str, row.shape)),
+        )
+        for name in (
+            "size",
+            "live",
+            "flops",
+            "sparse_flops",
+            "density",
+            "orthogonality_error",
+        ):
             assert line[name] == str(getattr(row, name))
 
     lines = [line.split() for line in str(summary).splitlines()]
     assert lines[0] == ["Kernels", "of", "'net'"]
     for row in summary.rows:
         [line] = [line for line in lines if line[:1] == [row.path]]
-        assert {f"{row.live:,}", f"{row.density:.4f}", f"{row.sparse_flops:,}"} <= {*line}
-    totals = [f"{summary.size:,}", f"{summary.live:,}", f"{summary.density:.4f}"]
+        assert {
+            f"{row.live:,}",
+            f"{row.density:.4f}",
+            f"{row.sparse_flops:,}",
+        } <= {*line}
+    totals = [
+        f"{summary.size:,}",
+        f"{summary.live:,}",
+        f"{summary.density:.4f}",
+    ]
     assert lines[-1][:5] == ["all", "kernels", *totals]
 
 
@@ -135,14 +194,26 @@ def test_bytes_are_those_of_the_storage():
     masked = sparse()
     size, live = sum(SIZES.values()), round(0.2 * sum(SIZES.values()))
     summary = kso.report(masked)
-    assert (summary.bytes, summary.live_bytes) == (4 * size + size, 4 * live)  # float32, bool
-    assert (summary.params, summary.mask_params) == (masked.count_params(), size)
+    assert (summary.bytes, summary.live_bytes) == (
+        4 * size + size,
+        4 * live,
+    )  # float32, bool
+    assert (summary.params, summary.mask_params) == (
+        masked.count_params(),
+        size,
+    )
     compact = kso.report(kso.convert(masked, "compact"))
-    assert (compact.bytes, compact.live_bytes) == (8 * live, 4 * live)  # float32, int32
+    assert (compact.bytes, compact.live_bytes) == (
+        8 * live,
+        4 * live,
+    )  # float32, int32
     assert compact.params == masked.count_params() - 2 * (size - live)
     assert compact.mask_params == live
     head = " ".join(str(summary).split("weight")[0].split())
-    assert f"{masked.count_params():,} parameters in summary(), 8,472 of them masks or" in head
+    assert (
+        f"{masked.count_params():,} parameters in summary(), 8,472 of them masks or"
+        in head
+    )
     assert "kernels take 42.4kB, their live values 6.78kB" in head
     plain = kso.report(kso.strip(masked))
     assert (plain.bytes, plain.mask_params) == (4 * size, 0)
@@ -150,7 +221,9 @@ def test_bytes_are_those_of_the_storage():
     assert plain.params == masked.count_params() - size
     blocks = kso.Block(4, 4, regular=True)
     wide = keras.Sequential([keras.Input((64,)), L.Dense(64, dtype="bfloat16")])
-    wide = kso.convert(kso.sparsify(wide, 0.25, structure=blocks, seed=0), "blocks")
+    wide = kso.convert(
+        kso.sparsify(wide, 0.25, structure=blocks, seed=0), "blocks"
+    )
     summary = kso.report(wide)
     stored = wide.layers[0].blocks.dtype
     assert summary.live_bytes == 1024 * (2 if stored == "bfloat16" else 4)
@@ -169,11 +242,17 @@ def test_masks_that_wait_for_their_first_update_are_told():
 def test_an_initializer_alone_is_told_with_the_next_step():
     drawn = kso.initializers.ExactOrthogonal(0.1, seed=0)
     hidden = L.Dense(32, kernel_initializer=drawn, name="hidden")
-    model = keras.Sequential([keras.Input((16,)), hidden, L.Dense(4, name="head")])
+    model = keras.Sequential(
+        [keras.Input((16,)), hidden, L.Dense(4, name="head")]
+    )
     summary = kso.report(model)
     assert summary.unadopted == ("hidden/kernel",)
-    assert "Before training, call apply_masks(model). hidden/k" in " ".join(str(summary).split())
-    assert summary.dense == {"head/kernel": "no mask"}  # it is sparse until it is trained
+    assert "Before training, call apply_masks(model). hidden/k" in " ".join(
+        str(summary).split()
+    )
+    assert summary.dense == {
+        "head/kernel": "no mask"
+    }  # it is sparse until it is trained
     for made in (kso.apply_masks(model), kso.strip(kso.apply_masks(model))):
         assert not kso.report(made).unadopted
         assert "apply_masks" not in str(kso.report(made))
@@ -183,7 +262,9 @@ def test_an_initializer_alone_is_told_with_the_next_step():
 
 
 def test_notebooks_get_the_table_escaped():
-    empty = kso.report(keras.Sequential([keras.Input((4,)), L.BatchNormalization()]))
+    empty = kso.report(
+        keras.Sequential([keras.Input((4,)), L.BatchNormalization()])
+    )
     assert (empty.rows, empty.size, empty.live, empty.flops) == ((), 0, 0, 0)
     summary = dataclasses.replace(kso.report(sparse()), name="<script>")
     assert repr(summary) == str(summary)
@@ -194,7 +275,9 @@ def test_notebooks_get_the_table_escaped():
 
 
 def test_a_matrix_on_all_taps_is_reported_as_one():
-    model = keras.Sequential([keras.Input((8, 8, 4)), keras.layers.Conv2D(16, 3, name="c")])
+    model = keras.Sequential(
+        [keras.Input((8, 8, 4)), keras.layers.Conv2D(16, 3, name="c")]
+    )
     pattern = kso.initializers.ExactOrthogonal(taps="all")
     sparse = kso.sparsify(model, 0.3, initializer=pattern, seed=0)
     (row,) = kso.report(sparse).rows
@@ -212,28 +295,60 @@ def drawn(summary, width):
 
 
 def test_names_are_text_and_not_commands():
-    names = ["conv[bn]", "[red]", ":smile:", "b\x1b]0;title\x07", "line\nbreak", "\ud800"]
-    row = kso.report(sparse()).rows[0]  # TensorFlow could not call a model with such names
+    names = [
+        "conv[bn]",
+        "[red]",
+        ":smile:",
+        "b\x1b]0;title\x07",
+        "line\nbreak",
+        "\ud800",
+    ]
+    row = kso.report(sparse()).rows[
+        0
+    ]  # TensorFlow could not call a model with such names
     rows = [dataclasses.replace(row, path=f"{name}/kernel") for name in names]
     summary = kso.analysis.SparsityReport(tuple(rows), "[bold]m\x1b[31m")
-    for text in (str(summary), repr(summary), drawn(summary, 80), summary._repr_html_()):
+    for text in (
+        str(summary),
+        repr(summary),
+        drawn(summary, 80),
+        summary._repr_html_(),
+    ):
         assert "\x1b" not in text
         text.encode()  # half a surrogate pair would raise
     text = str(summary)
-    for name in ("conv[bn]", "[red]", ":smile:", r"b\x1b]0;title\x07", r"line\nbreak", r"\ud800"):
+    for name in (
+        "conv[bn]",
+        "[red]",
+        ":smile:",
+        r"b\x1b]0;title\x07",
+        r"line\nbreak",
+        r"\ud800",
+    ):
         assert f"{name}/kernel" in text
     assert r"Kernels of '[bold]m\x1b[31m'" in text
     weight = kso.prunable_weights(sparse())[0]
-    assert repr(dataclasses.replace(weight, path=names[3])).startswith(r"<b\x1b]0;title\x07 shape")
+    assert repr(dataclasses.replace(weight, path=names[3])).startswith(
+        r"<b\x1b]0;title\x07 shape"
+    )
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 110, 120, 200])
 def test_no_column_is_cut_off(width):
     rows = [
-        dataclasses.replace(row, block=(32, 32), least_density=0.03125, gain=1.4142, dead_outputs=7)
+        dataclasses.replace(
+            row,
+            block=(32, 32),
+            least_density=0.03125,
+            gain=1.4142,
+            dead_outputs=7,
+        )
         for row in kso.report(sparse()).rows
     ]
-    many = [dataclasses.replace(row, size=10**9, live=10**8, flops=10**12) for row in rows]
+    many = [
+        dataclasses.replace(row, size=10**9, live=10**8, flops=10**12)
+        for row in rows
+    ]
     text = drawn(kso.analysis.SparsityReport(tuple(many), "net"), width)
     assert max(len(line) for line in text.splitlines()) <= width
     words = text.split()
@@ -268,16 +383,25 @@ def test_kernels_that_keras_quantized_have_their_own_figures(mode):
     for row, other in zip(after.rows, before.rows, strict=True):
         # Values near 0 are rounded to it.
         assert 0.8 * other.live <= row.live <= other.live
-    zeros = {weight.path: weight.value == 0 for weight in kso.prunable_weights(plain)}
-    assert all(zeros[path].shape == row.shape for path, row in zip(zeros, after.rows, strict=True))
+    zeros = {
+        weight.path: weight.value == 0 for weight in kso.prunable_weights(plain)
+    }
+    assert all(
+        zeros[path].shape == row.shape
+        for path, row in zip(zeros, after.rows, strict=True)
+    )
 
 
 def test_kernels_that_cannot_be_read_are_refused_by_name(monkeypatch):
     """GPTQ and AWQ need trained layers and minutes; the check is the same for all modes."""
-    monkeypatch.setattr("keras_sparse_ortho.analysis._report._UNREADABLE", ("int8",))
+    monkeypatch.setattr(
+        "keras_sparse_ortho.analysis._report._UNREADABLE", ("int8",)
+    )
     model = network()
     model.get_layer("hidden").quantize("int8")
-    with pytest.raises(NotPrunableError, match=r"'hidden/kernel' is packed.*Dense of 'int8'"):
+    with pytest.raises(
+        NotPrunableError, match=r"'hidden/kernel' is packed.*Dense of 'int8'"
+    ):
         kso.report(model)
 
 
@@ -288,6 +412,8 @@ def test_a_saved_model_in_a_layer_is_listed(tmp_path):
     layer = L.TFSMLayer(tmp_path / "saved", call_endpoint="serve")
     x = keras.Input((10, 10, 3))
     summary = kso.report(keras.Model(x, layer(x)))
-    assert sorted(row.size for row in summary.unregistered) == sorted(SIZES.values())
+    assert sorted(row.size for row in summary.unregistered) == sorted(
+        SIZES.values()
+    )
     assert {row.state for row in summary.unregistered} == {"not registered"}
     assert summary.rows == ()

@@ -16,13 +16,18 @@ def test_collectives_are_counted_by_their_shapes(memory):
       %g = bf16[8]{0} all-gather(%d), channel_id=3
       %not = f32[100]{0} add(%a, %all-reduce.1)
     """
-    assert memory.collectives(program) == {"all-reduce": 48 + 8 + 4, "all-gather": 16}
+    assert memory.collectives(program) == {
+        "all-reduce": 48 + 8 + 4,
+        "all-gather": 16,
+    }
     with pytest.raises(ValueError, match="in a loop"):
         memory.collectives("%w = (s32[]) while(%x), condition=%c")
 
 
 @pytest.mark.jax_only
-def test_live_values_and_blocks_are_a_tenth_of_what_a_dense_model_exchanges(memory):
+def test_live_values_and_blocks_are_a_tenth_of_what_a_dense_model_exchanges(
+    memory,
+):
     keras.distribution.set_distribution(keras.distribution.DataParallel())
     try:
         lines = {
@@ -32,7 +37,8 @@ def test_live_values_and_blocks_are_a_tenth_of_what_a_dense_model_exchanges(memo
     finally:
         keras.distribution.set_distribution(None)
     totals = {
-        form: sum(n for kind, n in line.items() if "-" in kind) for form, line in lines.items()
+        form: sum(n for kind, n in line.items() if "-" in kind)
+        for form, line in lines.items()
     }
     kernels = 4 * 4 * 320**2
     assert kernels <= totals["dense"] <= 1.01 * kernels
@@ -42,8 +48,12 @@ def test_live_values_and_blocks_are_a_tenth_of_what_a_dense_model_exchanges(memo
 
 @pytest.mark.core
 def test_a_sparse_stack_is_its_layers_in_a_row(networks):
-    stack = networks.ScannedStack(keras.layers.Dense(8, activation="tanh"), 3, name="stack")
-    model = kso.sparsify(keras.Sequential([keras.Input((8,)), stack]), 0.5, seed=0)
+    stack = networks.ScannedStack(
+        keras.layers.Dense(8, activation="tanh"), 3, name="stack"
+    )
+    model = kso.sparsify(
+        keras.Sequential([keras.Input((8,)), stack]), 0.5, seed=0
+    )
     (weight,) = kso.prunable_weights(model)
     assert (weight.shape, weight.live) == ((3, 8, 8), 96)
     assert kso.report(model).rows[0].orthogonality_error < 1e-6

@@ -15,8 +15,21 @@ SMALL = ["--dataset", "digits", "--epochs", "1", "--densities"]
 def run(net, method, density, seed, options, rate, accuracy, **more):
     """What training gives, without any."""
     return {
-        **{"net": net, "method": method, "density": density, "seed": seed, "accuracy": accuracy},
-        **{"epochs": 1, "learning_rate": rate, "jit": False, "live": 1, "size": 2, "flops": 3},
+        **{
+            "net": net,
+            "method": method,
+            "density": density,
+            "seed": seed,
+            "accuracy": accuracy,
+        },
+        **{
+            "epochs": 1,
+            "learning_rate": rate,
+            "jit": False,
+            "live": 1,
+            "size": 2,
+            "flops": 3,
+        },
         **{"backend": "none", "settings": options["settings"], **more},
     }
 
@@ -28,23 +41,39 @@ def test_rates_are_chosen_without_the_test_set(methods, monkeypatch, tmp_path):
     seen, final = [], []
 
     def train(net, method, density, seed, data, options, rate=None):
-        final.append(options.get("final", True))  # only these keep the budget of STR
+        final.append(
+            options.get("final", True)
+        )  # only these keep the budget of STR
         seen.append((data.name, len(data.x_train), len(data.x_test), rate))
         accuracy = {low: 0.2, best: 0.9, high: 1.0}[rate]
-        accuracy *= 1 - (rate == high) * seed  # the best one with one seed, of no use with another
+        accuracy *= (
+            1 - (rate == high) * seed
+        )  # the best one with one seed, of no use with another
         return run(net, method, density, seed, options, rate, accuracy)
 
     monkeypatch.setattr(methods, "train", train)
-    small = [*SMALL, "0.1", "--tune", "--out", str(lines), "--methods", "base_erk"]
+    small = [
+        *SMALL,
+        "0.1",
+        "--tune",
+        "--out",
+        str(lines),
+        "--methods",
+        "base_erk",
+    ]
     methods.Methods.command([*small, "--seeds", "0"])
     twice = [low, low, best, best, high, high]
     assert [rate for *_, rate in seen] == [*twice, best]
     assert final == [False] * 6 + [True]
     samples = len(methods.load("digits").x_train)
     kept = samples * 9 // 10
-    assert [(train, test) for _, train, test, _ in seen[:6]] == [(kept, samples - kept)] * 6
+    assert [(train, test) for _, train, test, _ in seen[:6]] == [
+        (kept, samples - kept)
+    ] * 6
     assert seen[6][1] == samples
-    methods.Methods.command([*small, "--seeds", "0", "1"])  # what is there is not repeated
+    methods.Methods.command(
+        [*small, "--seeds", "0", "1"]
+    )  # what is there is not repeated
     assert [rate for *_, rate in seen[7:]] == [best]
     table = lines.with_suffix(".md").read_text()
     assert "| 0.1 | base_erk | 90.00 +- 0.00 | 2 |" in table
@@ -55,12 +84,19 @@ def test_rates_are_chosen_without_the_test_set(methods, monkeypatch, tmp_path):
     monkeypatch.setattr(methods, "WIDENED", 0)
     methods.Methods.command([*small, "--seeds", "0", "1"])
     assert [rate for *_, rate in seen[8:]] == [high, high]
-    assert "| 0.1 | base_erk | 50.00 +- 70.71 | 2 |" in lines.with_suffix(".md").read_text()
+    assert (
+        "| 0.1 | base_erk | 50.00 +- 70.71 | 2 |"
+        in lines.with_suffix(".md").read_text()
+    )
 
 
 @pytest.mark.parametrize(
     ("peak", "expected"),
-    [(0.128, "0.128 | 5 x 2 | -"), (0.002, "0.002 | 7 x 2 | -"), (64.0, "1.024 | 7 x 2 | high")],
+    [
+        (0.128, "0.128 | 5 x 2 | -"),
+        (0.002, "0.002 | 7 x 2 | -"),
+        (64.0, "1.024 | 7 x 2 | high"),
+    ],
 )
 def test_a_grid_goes_on_where_the_best_is_at_its_edge(
     methods, monkeypatch, tmp_path, peak, expected
@@ -70,12 +106,23 @@ def test_a_grid_goes_on_where_the_best_is_at_its_edge(
     def train(net, method, density, seed, data, options, rate=None):
         seen.append(rate)
         if peak == 0.128 and rate < 0.01:  # counts as tried
-            raise methods.BudgetError("The layer 'a' has no live entry. Received: 0 entries")
+            raise methods.BudgetError(
+                "The layer 'a' has no live entry. Received: 0 entries"
+            )
         accuracy = 1 / (1 + 0.1 * abs(np.log2(rate / peak)))
         return run(net, method, density, seed, options, rate, accuracy)
 
     monkeypatch.setattr(methods, "train", train)
-    small = [*SMALL, "0.1", "--seeds", "0", "--out", str(lines), "--methods", "base_erk"]
+    small = [
+        *SMALL,
+        "0.1",
+        "--seeds",
+        "0",
+        "--out",
+        str(lines),
+        "--methods",
+        "base_erk",
+    ]
     methods.Methods.command(small)
     count = len(seen)
     methods.Methods.command(small)  # what is there is not repeated
@@ -83,7 +130,9 @@ def test_a_grid_goes_on_where_the_best_is_at_its_edge(
     assert f"| {expected} |" in lines.with_suffix(".md").read_text()
 
 
-def test_a_grid_at_chance_does_not_go_on(methods, record, monkeypatch, tmp_path, capsys):
+def test_a_grid_at_chance_does_not_go_on(
+    methods, record, monkeypatch, tmp_path, capsys
+):
     lines = tmp_path / "runs.jsonl"
     settings = methods.settings("methods")
     rates = settings["cnn"]["learning_rates"]
@@ -93,36 +142,61 @@ def test_a_grid_at_chance_does_not_go_on(methods, record, monkeypatch, tmp_path,
 
     monkeypatch.setattr(methods, "train", train)
     small = [*SMALL, "0.1", "0.2", "--seeds", "0"]
-    methods.Methods.command([*small, "--out", str(lines), "--methods", "base_erk", "dense"])
-    found = [one["learning_rate"] for one in record.finished(lines) if "validation" in one]
+    methods.Methods.command(
+        [*small, "--out", str(lines), "--methods", "base_erk", "dense"]
+    )
+    found = [
+        one["learning_rate"]
+        for one in record.finished(lines)
+        if "validation" in one
+    ]
     assert sorted(found) == sorted(6 * rates)  # three rows, two seeds
     table = lines.with_suffix(".md").read_text()
     assert table.count(f"| {len(rates)} x 2 | chance |") == 3
     # Before each row: what is left, and from the second row on how long that takes.
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("left")]
+    said = [
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("left")
+    ]
     # The dense row is that of both densities.
     counts = [k * (2 * len(rates) + 1) for k in (3, 2, 1, 1)]
     assert said[0] == f"left at least: cnn, {counts[0]} runs"
     assert said[1:] == [
-        f"left at least: cnn, {n} runs, about {round(n * 1.5)} min" for n in counts[1:]
+        f"left at least: cnn, {n} runs, about {round(n * 1.5)} min"
+        for n in counts[1:]
     ]
 
 
 def test_where_a_method_wins_ties_or_loses(methods_summary):
-    mine, ahead, noisy = [0.80, 0.81, 0.82], [0.85, 0.86, 0.87], [0.5, 0.9, 0.99]
+    mine, ahead, noisy = (
+        [0.80, 0.81, 0.82],
+        [0.85, 0.86, 0.87],
+        [0.5, 0.9, 0.99],
+    )
     assert methods_summary.beside(ahead, mine) == ["+5.00", "0.004", "wins"]
     assert methods_summary.beside(mine, ahead) == ["-5.00", "0.004", "loses"]
     assert methods_summary.beside(mine, noisy)[2] == "ties"
     assert methods_summary.beside(mine[:1], ahead) == ["-6.00", "-", "-"]
-    assert methods_summary.beside([0.1] * 3, [0.1] * 3) == ["+0.00", "1.000", "ties"]
-    assert methods_summary.beside([0.2] * 3, [0.1] * 3) == ["+10.00", "<.001", "wins"]
+    assert methods_summary.beside([0.1] * 3, [0.1] * 3) == [
+        "+0.00",
+        "1.000",
+        "ties",
+    ]
+    assert methods_summary.beside([0.2] * 3, [0.1] * 3) == [
+        "+10.00",
+        "<.001",
+        "wins",
+    ]
 
 
 def test_live_channels(methods):
     inputs = keras.Input((4, 4, 2))
     x = keras.layers.Conv2D(3, 1, name="a")(inputs)
     x = keras.layers.ReLU()(x)
-    x = keras.layers.ReLU()(keras.layers.Dense(5, name="b")(keras.layers.Flatten()(x)))
+    x = keras.layers.ReLU()(
+        keras.layers.Dense(5, name="b")(keras.layers.Flatten()(x))
+    )
     model = keras.Model(inputs, x)
     kernel, bias = model.get_layer("a").get_weights()
     kernel[..., 1], bias[:] = 0, 1  # constant, though not 0
@@ -130,15 +204,31 @@ def test_live_channels(methods):
     kernel, bias = model.get_layer("b").get_weights()
     bias[[0, 3]] = -1e6
     model.get_layer("b").set_weights([kernel, bias])
-    images = np.random.default_rng(0).normal(size=(50, 4, 4, 2)).astype("float32")
+    images = (
+        np.random.default_rng(0).normal(size=(50, 4, 4, 2)).astype("float32")
+    )
     assert methods.live_channels(model, images) == [[2, 3], [3, 5]]
-    assert methods.live_channels(keras.Sequential([keras.Input((2,))]), images) == []
+    assert (
+        methods.live_channels(keras.Sequential([keras.Input((2,))]), images)
+        == []
+    )
 
 
 def test_what_is_tried_stands_beside_its_rival(methods_summary):
     runs = [
-        {"net": "cnn", "method": method, "density": 0.1, "seed": seed, "epochs": 1, "accuracy": one}
-        for method, found in {"gmp": [0.8, 0.81], "feather": [0.9, 0.91], "dnw": [0.5]}.items()
+        {
+            "net": "cnn",
+            "method": method,
+            "density": 0.1,
+            "seed": seed,
+            "epochs": 1,
+            "accuracy": one,
+        }
+        for method, found in {
+            "gmp": [0.8, 0.81],
+            "feather": [0.9, 0.91],
+            "dnw": [0.5],
+        }.items()
         for seed, one in enumerate(found)
     ]
     text = methods_summary.candidates(runs)
@@ -148,9 +238,19 @@ def test_what_is_tried_stands_beside_its_rival(methods_summary):
 
 
 def test_budgets_stand_beside_starts(methods_summary):
-    found = {"base_erk": [0.8, 0.81], "base_uniform": [0.7, 0.71], "eoi_snip": [0.9, 0.91]}
+    found = {
+        "base_erk": [0.8, 0.81],
+        "base_uniform": [0.7, 0.71],
+        "eoi_snip": [0.9, 0.91],
+    }
     runs = [
-        {"net": "cnn", "method": method, "density": 0.1, "seed": seed, "accuracy": one}
+        {
+            "net": "cnn",
+            "method": method,
+            "density": 0.1,
+            "seed": seed,
+            "accuracy": one,
+        }
         for method, accuracies in found.items()
         for seed, one in enumerate(accuracies)
     ]
@@ -163,7 +263,10 @@ def test_budgets_stand_beside_starts(methods_summary):
 
 def test_parameters_are_those_that_are_trained(methods, methods_summary):
     used = methods.settings("methods")["cnn"]
-    old = {"net": "cnn", "live": 100}  # normalizations of 120 channels, ten biases of the head
+    old = {
+        "net": "cnn",
+        "live": 100,
+    }  # normalizations of 120 channels, ten biases of the head
     assert methods_summary.parameters([old], used) == "350"
     assert methods_summary.parameters([old | {"others": 7}], used) == "107"
     made = methods.functools.partial(methods.NETWORKS["cnn"], (28, 28, 1), 10)
@@ -178,10 +281,18 @@ def test_parameters_are_those_that_are_trained(methods, methods_summary):
 def test_the_networks_have_the_sizes_of_their_papers(methods):
     found = methods.settings("contemporary")
     assert set(methods.CONTEMPORARY) < set(found)
-    assert all(name.startswith("cifar10_") for name in set(found) - set(methods.CONTEMPORARY))
+    assert all(
+        name.startswith("cifar10_")
+        for name in set(found) - set(methods.CONTEMPORARY)
+    )
     # Convolutions and dense kernels, for CIFAR-10's images: He et al. (2016), table 6, of whose
     # shortcuts ours are projections; VGG-16 with one dense layer; MobileNetV1 with ten classes.
-    sizes = {"resnet20": 0.27e6, "resnet32": 0.46e6, "vgg16": 14.7e6, "mobilenet": 3.2e6}
+    sizes = {
+        "resnet20": 0.27e6,
+        "resnet32": 0.46e6,
+        "vgg16": 14.7e6,
+        "mobilenet": 3.2e6,
+    }
     for name, size in sizes.items():
         options = found[f"cifar10_{name}"]
         model = methods.NETWORKS[name]((32, 32, 3), 10, options)
@@ -192,7 +303,10 @@ def test_the_networks_have_the_sizes_of_their_papers(methods):
 
 
 def epochs(rows, count=3):
-    return [np.concatenate([x for x, _ in rows["x"].as_numpy_iterator()]) for _ in range(count)]
+    return [
+        np.concatenate([x for x, _ in rows["x"].as_numpy_iterator()])
+        for _ in range(count)
+    ]
 
 
 def test_every_epoch_has_its_own_order_of_all_rows(training):
@@ -200,9 +314,13 @@ def test_every_epoch_has_its_own_order_of_all_rows(training):
     x = np.arange(50)
     found = epochs(training.shuffled(x, -x, 8, seed=3))
     for order in found:
-        np.testing.assert_array_equal(np.sort(order), x[:48])  # whole batches only
+        np.testing.assert_array_equal(
+            np.sort(order), x[:48]
+        )  # whole batches only
     assert len({tuple(order) for order in found}) == 3
-    again, other = (epochs(training.shuffled(x, -x, 8, seed)) for seed in (3, 4))
+    again, other = (
+        epochs(training.shuffled(x, -x, 8, seed)) for seed in (3, 4)
+    )
     np.testing.assert_array_equal(again, found)
     assert not np.array_equal(other, found)
 
@@ -210,4 +328,6 @@ def test_every_epoch_has_its_own_order_of_all_rows(training):
 def test_labels_stay_with_their_rows_and_steps_are_known(training):
     rows = training.shuffled(np.arange(20), -np.arange(20), 5, seed=0)["x"]
     assert rows.cardinality() == 4
-    assert all((x == -y).all() and x.shape == (5,) for x, y in rows.as_numpy_iterator())
+    assert all(
+        (x == -y).all() and x.shape == (5,) for x, y in rows.as_numpy_iterator()
+    )

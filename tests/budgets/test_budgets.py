@@ -21,9 +21,14 @@ def model():
     return keras.Sequential([keras.Input((8,)), *layers])
 
 
-@given(st.dictionaries(st.text(min_size=1), st.floats(1e-9, 1.0), min_size=1), st.booleans())
+@given(
+    st.dictionaries(st.text(min_size=1), st.floats(1e-9, 1.0), min_size=1),
+    st.booleans(),
+)
 def test_files_give_back_the_same_budget(tmp_path_factory, densities, sized):
-    densities = {name: d for name, d in densities.items() if name.isprintable()} or {"x": 0.5}
+    densities = {
+        name: d for name, d in densities.items() if name.isprintable()
+    } or {"x": 0.5}
     sizes = dict.fromkeys(densities, 1000) if sized else {}
     budget = Budget(densities, sizes, {next(iter(densities)): 7})
     path = tmp_path_factory.mktemp("budget") / "budget.json"
@@ -37,7 +42,9 @@ def test_files_give_back_the_same_budget(tmp_path_factory, densities, sized):
 @pytest.mark.numpy_only
 def test_a_part_of_a_file_is_refused(tmp_path):
     names = [f"layer_{k}/kernel" for k in range(4)]
-    budget = Budget(dict.fromkeys(names, 0.25), dict.fromkeys(names, 1000), {names[1]: 7})
+    budget = Budget(
+        dict.fromkeys(names, 0.25), dict.fromkeys(names, 1000), {names[1]: 7}
+    )
     path, part = tmp_path / "whole.json", tmp_path / "part.json"
     budget.save(path)
     content = path.read_bytes()
@@ -47,7 +54,9 @@ def test_a_part_of_a_file_is_refused(tmp_path):
             Budget.load(part)
 
 
-def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+def test_a_file_that_cannot_be_written_leaves_the_old_one(
+    tmp_path, monkeypatch
+):
     path = tmp_path / "budget.json"
     Budget({"a": 0.5}).save(path)
     path.chmod(0o640)
@@ -64,7 +73,9 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch)
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
     link = tmp_path / "link.json"
     link.symlink_to(path)
-    Budget({"b": 0.25}).save(link)  # through the link, with the rights of before
+    Budget({"b": 0.25}).save(
+        link
+    )  # through the link, with the rights of before
     assert link.is_symlink()
     assert list(Budget.load(path)) == ["b"]
     assert path.stat().st_mode & 0o777 == 0o640
@@ -74,7 +85,10 @@ MANGLED = [
     (b'{"budget": [\n{"weight": "a",}]}', "line 2: "),
     (b'{"weights": []}', "line 1: an object"),
     (b'{"budget": [{"weight": "a"}]}', "entry 1: 'density'"),
-    (b'{"budget": [{"weight": "a", "density": 1.5}]}', r"entry 1: .*must be in \(0, 1\]"),
+    (
+        b'{"budget": [{"weight": "a", "density": 1.5}]}',
+        r"entry 1: .*must be in \(0, 1\]",
+    ),
     (b'{"budget": []}', "A budget needs weights"),
     (b'{"a": 0.5, "b": 2}', r"entry 2: .*must be in \(0, 1\]"),
     (b'{"a": 0.5, "a": 0.25}', "a name stands twice"),
@@ -85,7 +99,12 @@ MANGLED = [
     (b'{"budget": {}}', None),
     (b'{"budget": ["ab"]}', None),
     (b'{"budget": [{"weight": "a", "density": 0.5, "size": Infinity}]}', None),
-    (b'{"budget": [{"weight": "a", "density": 0.5, "size": ' + b"9" * 5000 + b"}]}", None),
+    (
+        b'{"budget": [{"weight": "a", "density": 0.5, "size": '
+        + b"9" * 5000
+        + b"}]}",
+        None,
+    ),
     (b'{"budget": [{"weight": "\\ud800", "density": 0.5}]}', None),
     (b'{"budget": [{"weight": ["x"], "density": 0.5}]}', None),
     (b'{"budget": [{"weight": "a", "density": {"x": 1}}]}', None),
@@ -93,15 +112,21 @@ MANGLED = [
 ]
 
 
-@pytest.mark.parametrize(("content", "message"), MANGLED, ids=range(len(MANGLED)))
-def test_whatever_a_file_holds_it_is_a_budget_or_refused(tmp_path, content, message):
+@pytest.mark.parametrize(
+    ("content", "message"), MANGLED, ids=range(len(MANGLED))
+)
+def test_whatever_a_file_holds_it_is_a_budget_or_refused(
+    tmp_path, content, message
+):
     path = tmp_path / "mangled.json"
     path.write_bytes(content)
     with pytest.raises(BudgetError, match=message) as caught:
         Budget.load(path)
     assert len(str(caught.value)) < 1000
     # A byte order mark is none of the content.
-    path.write_bytes(b'\xef\xbb\xbf{"budget": [{"weight": "a", "density": 0.5}]}')
+    path.write_bytes(
+        b'\xef\xbb\xbf{"budget": [{"weight": "a", "density": 0.5}]}'
+    )
     assert dict(Budget.load(path)) == {"a": 0.5}
 
 
@@ -148,13 +173,17 @@ def test_refusals(model, tmp_path):
     with pytest.raises(BudgetError, match=r"ends in .json or .csv. Received"):
         Budget.load(tmp_path / "budget.txt")
     Budget({"a": 0.5}).save(tmp_path / "one.json")
-    with pytest.raises(BudgetError, match=r"`column` is for.*Received: column='GS' for"):
+    with pytest.raises(
+        BudgetError, match=r"`column` is for.*Received: column='GS' for"
+    ):
         Budget.load(tmp_path / "one.json", column="GS")
     with pytest.raises(BudgetError, match=r"ends in .json. Received"):
         Budget({"a": 0.5}).save(tmp_path / "budget.txt")
     with pytest.raises(BudgetError, match=r"budget of 'a': .*density=0"):
         Budget({"a": 0})
-    with pytest.raises(BudgetError, match=r"unknown weights. Received: \['b'\]"):
+    with pytest.raises(
+        BudgetError, match=r"unknown weights. Received: \['b'\]"
+    ):
         Budget({"a": 0.5}, {"b": 3})
     with pytest.raises(BudgetError, match="Counts need the sizes"):
         _ = Budget({"a": 0.5}).live
@@ -165,21 +194,27 @@ def test_refusals(model, tmp_path):
         (Budget({**full, "x": 0.5}), r"unknown \['x'\], missing \[\]"),
         (Budget({"hidden/kernel": 0.5}), r"missing \['head/kernel'\]"),
         (Budget(small), r"'head/kernel' of 112 entries would have no live one"),
-        (Budget(full, {"head/kernel": 5}), r"made for a weight 'head/kernel' of 5 entries"),
+        (
+            Budget(full, {"head/kernel": 5}),
+            r"made for a weight 'head/kernel' of 5 entries",
+        ),
     ):
         with pytest.raises(BudgetError, match=message):
             budget.for_weights(weights)
 
 
 @pytest.mark.parametrize(
-    "count", [2**63, 10**400, pytest.param(10**5000, id="5001 digits"), 0.5, True, -1]
+    "count",
+    [2**63, 10**400, pytest.param(10**5000, id="5001 digits"), 0.5, True, -1],
 )
 def test_sizes_and_counts_are_bounded(tmp_path, count):
     with pytest.raises(
         BudgetError, match=r"size of 'a' must be .* 1 to 2\^63 - 1. Received"
     ) as size:
         Budget({"a": 0.5}, {"a": count})
-    with pytest.raises(BudgetError, match=r"`lifted_from` of 'a' must be .* 0 to 2\^63 - 1"):
+    with pytest.raises(
+        BudgetError, match=r"`lifted_from` of 'a' must be .* 0 to 2\^63 - 1"
+    ):
         Budget({"a": 0.5}, {"a": 8}, {"a": count})
     assert len(str(size.value)) < 1000
     if abs(count) > 10**4000:  # neither Python nor JSON writes these
@@ -189,31 +224,50 @@ def test_sizes_and_counts_are_bounded(tmp_path, count):
         row[column] = count
         file = tmp_path / "budget.json"
         file.write_text(json.dumps({"budget": [row]}))
-        with pytest.raises(BudgetError, match=rf"entry 1: .*{column}.* from {least} to 2\^63 - 1"):
+        with pytest.raises(
+            BudgetError,
+            match=rf"entry 1: .*{column}.* from {least} to 2\^63 - 1",
+        ):
             Budget.load(file)
 
 
 def test_the_largest_size_is_shown():
     budget = Budget({"a": 0.5}, {"a": 2**63 - 1}, {"a": 0})
-    assert repr(budget).endswith("4611686018427387904 of 9223372036854775807  (lifted from 0)>")
+    assert repr(budget).endswith(
+        "4611686018427387904 of 9223372036854775807  (lifted from 0)>"
+    )
 
 
 def test_names_of_layers_stand_for_their_kernels(tmp_path):
-    model = keras.Sequential([keras.Input((4, 8)), L.GRU(8, name="gru"), L.Dense(4, name="head")])
+    model = keras.Sequential(
+        [keras.Input((4, 8)), L.GRU(8, name="gru"), L.Dense(4, name="head")]
+    )
     names = {"gru/gru_cell/kernel": 0.25, "gru": 0.5, "head": 0.75}
     Budget(names).save(tmp_path / "b.json")
-    plan = Budget.load(tmp_path / "b.json").for_weights(kso.prunable_weights(model))
+    plan = Budget.load(tmp_path / "b.json").for_weights(
+        kso.prunable_weights(model)
+    )
     assert [*plan.items()] == [
         ("gru/gru_cell/kernel", 0.25),
         ("gru/gru_cell/recurrent_kernel", 0.5),
         ("head/kernel", 0.75),
     ]
-    assert kso.prune(model, budget=Budget(names)).count_params() > model.count_params()
-    for wrong in (Budget({**names, "tail": 0.5}), Budget({**names, "hea": 0.5})):
-        with pytest.raises(BudgetError, match=r"unknown \['(tail|hea)'\], missing \[\]"):
+    assert (
+        kso.prune(model, budget=Budget(names)).count_params()
+        > model.count_params()
+    )
+    for wrong in (
+        Budget({**names, "tail": 0.5}),
+        Budget({**names, "hea": 0.5}),
+    ):
+        with pytest.raises(
+            BudgetError, match=r"unknown \['(tail|hea)'\], missing \[\]"
+        ):
             wrong.for_weights(kso.prunable_weights(model))
     sized = Budget(names, {"head": 32})
-    with pytest.raises(BudgetError, match=r"unknown \['head'\], missing \['head/kernel'\]"):
+    with pytest.raises(
+        BudgetError, match=r"unknown \['head'\], missing \['head/kernel'\]"
+    ):
         sized.for_weights(kso.prunable_weights(model))
 
 

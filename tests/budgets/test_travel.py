@@ -20,11 +20,15 @@ L = keras.layers
 @pytest.fixture(scope="module")
 def resnet50():
     keras.backend.clear_session()
-    return kso.prunable_weights(keras.applications.ResNet50(weights=None), flops=True)
+    return kso.prunable_weights(
+        keras.applications.ResNet50(weights=None), flops=True
+    )
 
 
 def table():
-    path = importlib.resources.files(budgets).joinpath("data", "str_resnet50.csv")
+    path = importlib.resources.files(budgets).joinpath(
+        "data", "str_resnet50.csv"
+    )
     with path.open(newline="") as stream:
         return list(csv.DictReader(stream))
 
@@ -35,7 +39,10 @@ def test_layers_are_those_of_keras_in_name_shape_and_flops(resnet50):
     assert set(budget) == {weight.path for weight in resnet50}
     fitted = budget.for_weights(resnet50)
     assert fitted.size == 25502912
-    published = {name: int(row["flops"]) for name, row in zip(budget, table()[1:], strict=True)}
+    published = {
+        name: int(row["flops"])
+        for name, row in zip(budget, table()[1:], strict=True)
+    }
     elsewhere = {f"conv{stage}_block1_1_conv/kernel" for stage in (3, 4, 5)}
     for weight in resnet50:
         if weight.path in elsewhere:
@@ -49,22 +56,35 @@ def test_layers_are_those_of_keras_in_name_shape_and_flops(resnet50):
 @pytest.mark.parametrize("column", range(1, 17))
 def test_parameter_totals_are_the_printed_ones(resnet50, column):
     printed = table()[0][f"sparsity_{column}"]
-    budget = budgets.str_resnet50(round(1 - float(printed) / 100, 6)).for_weights(resnet50)
+    budget = budgets.str_resnet50(
+        round(1 - float(printed) / 100, 6)
+    ).for_weights(resnet50)
     if printed == "95.03":  # whose printed layers add up to 95.024
         assert 100 * (1 - budget.density) == pytest.approx(95.03, abs=0.01)
     else:
         assert f"{100 * (1 - budget.density):.2f}" == f"{float(printed):.2f}"
-    assert budget.live == sum(round(d * budget.sizes[path]) for path, d in budget.items())
+    assert budget.live == sum(
+        round(d * budget.sizes[path]) for path, d in budget.items()
+    )
 
 
 def test_unpublished_densities_are_refused():
     for wanted in (0.1, "sparsity_4"):
-        with pytest.raises(BudgetError, match=r"are \[0.2045, .*0.009\].*'vd'.*Received: density="):
+        with pytest.raises(
+            BudgetError,
+            match=r"are \[0.2045, .*0.009\].*'vd'.*Received: density=",
+        ):
             budgets.str_resnet50(wanted)
 
 
 # Of the paper's table of budgets at 90%.
-RIVALS = {"uniform": 90.0, "erk": 90.07, "snfs": 90.06, "vd": 90.27, "gs": 89.54}
+RIVALS = {
+    "uniform": 90.0,
+    "erk": 90.07,
+    "snfs": 90.06,
+    "vd": 90.27,
+    "gs": 89.54,
+}
 
 
 @pytest.mark.parametrize("name", RIVALS)
@@ -79,7 +99,11 @@ def published(kind):
         head = ["Layer,STR,Uniform,ERK,SNFS,VD,GS"]
         keys, form, name = ("sparsity_4", *RIVALS), "{:.2f}%", "{}"
     else:
-        keys, form, name = [f"sparsity_{k}" for k in range(1, 17)], "{:g}", "Layer {} - conv"
+        keys, form, name = (
+            [f"sparsity_{k}" for k in range(1, 17)],
+            "{:g}",
+            "Layer {} - conv",
+        )
         totals = ",".join(table()[0][key] for key in keys)
         head = [
             "Metric,Params,FLOPs,Sparsity (%)" + 15 * ",",
@@ -96,7 +120,11 @@ def published(kind):
         )
         for number, row in enumerate(table()[1:], 1)
     ]
-    tail = ["AP - average pool before fc,0,100352" + 16 * ",100"] if kind == "learnt" else []
+    tail = (
+        ["AP - average pool before fc,0,100352" + 16 * ",100"]
+        if kind == "learnt"
+        else []
+    )
     return "\n".join([*head, *lines, *tail]) + "\n"
 
 
@@ -107,18 +135,30 @@ def test_published_tables_load_as_they_are(tmp_path):
         found = kso.Budget.load(path, column=column)
         assert found == budgets.str_resnet50(density)
         assert found.size == 25502912
-    with pytest.raises(BudgetError, match=r"one of \['79.55', .*Received: column=None"):
+    with pytest.raises(
+        BudgetError, match=r"one of \['79.55', .*Received: column=None"
+    ):
         kso.Budget.load(path)
     with pytest.raises(BudgetError, match=r"Received: column='4089284608'"):
         kso.Budget.load(path, column="4089284608")
     path.write_text(published("rivals"))
     for name in RIVALS:
         column = name.capitalize() if name == "uniform" else name.upper()
-        assert kso.Budget.load(path, column=column) == budgets.str_resnet50(name)
+        assert kso.Budget.load(path, column=column) == budgets.str_resnet50(
+            name
+        )
     assert kso.Budget.load(path, "STR") == budgets.str_resnet50()
     for old, new, message in (
-        ("\n7,", "\nX,", "the 54 layers of ResNet-50 are needed, in order. Received: 53"),
-        ("\n54,", "\nX,", "the 54 layers of ResNet-50 are needed, in order. Received: 53"),
+        (
+            "\n7,",
+            "\nX,",
+            "the 54 layers of ResNet-50 are needed, in order. Received: 53",
+        ),
+        (
+            "\n54,",
+            "\nX,",
+            "the 54 layers of ResNet-50 are needed, in order. Received: 53",
+        ),
         ("\n54,", "\n55,", "in order. Received: 54 layers"),
         ("35.11%", "?", r"line 2: .*Give a number, not text.*density='\?'"),
         ("35.11%", "100.00%", r"line 2: .*must be in \(0, 1\]"),
@@ -134,11 +174,22 @@ def test_lifting_for_orthogonal_kernels_keeps_the_global_count(resnet50):
     assert lifted.live == sparse.live
     assert lifted.lifted
     for weight in resnet50:
-        count, enough = lifted.counts[weight.path], covering_count(weight.shape, weight.layout)
+        count, enough = (
+            lifted.counts[weight.path],
+            covering_count(weight.shape, weight.layout),
+        )
         assert count >= max(enough, least_count(weight.shape, weight.layout))
-        assert (sparse.counts[weight.path] < enough) == (weight.path in lifted.lifted)
-        assert lifted.lifted_from.get(weight.path, count) in (count, sparse.counts[weight.path])
-    covering = {weight.path: covering_count(weight.shape, weight.layout) for weight in resnet50}
+        assert (sparse.counts[weight.path] < enough) == (
+            weight.path in lifted.lifted
+        )
+        assert lifted.lifted_from.get(weight.path, count) in (
+            count,
+            sparse.counts[weight.path],
+        )
+    covering = {
+        weight.path: covering_count(weight.shape, weight.layout)
+        for weight in resnet50
+    }
     rest = [path for path in sparse if lifted.counts[path] > covering[path]]
     ratios = [lifted.counts[path] / sparse.counts[path] for path in rest]
     assert max(ratios) <= 1
@@ -146,7 +197,9 @@ def test_lifting_for_orthogonal_kernels_keeps_the_global_count(resnet50):
 
 
 def test_a_learnt_budget_becomes_exactly_orthogonal_kernels(tmp_path):
-    model = keras.Sequential([keras.Input((32,)), L.Dense(64, name="a"), L.Dense(8, name="b")])
+    model = keras.Sequential(
+        [keras.Input((32,)), L.Dense(64, name="a"), L.Dense(8, name="b")]
+    )
     learnt = kso.parametrize(model, kso.parametrizations.SoftThreshold())
     first, second = (w.parametrization for w in kso.prunable_weights(learnt))
     for parametrization, share in ((first, 0.999), (second, 0.7)):
@@ -158,11 +211,15 @@ def test_a_learnt_budget_becomes_exactly_orthogonal_kernels(tmp_path):
     assert kso.Budget.from_model(kso.strip(learnt)) == budget
     loaded = kso.Budget.load(tmp_path / "learnt.json")
     assert loaded == budget
-    with pytest.raises(BudgetError, match=r"budgets\.lift.*is 32. Received: 3 for 'a/kernel'"):
+    with pytest.raises(
+        BudgetError, match=r"budgets\.lift.*is 32. Received: 3 for 'a/kernel'"
+    ):
         kso.sparsify(model, budget=loaded, seed=0)
     lifted = budgets.lift(model, loaded)
     assert lifted.lifted == ("a/kernel",)
     sparse = kso.sparsify(model, budget=lifted, seed=0)
     weights = kso.prunable_weights(sparse, flops=True)
     assert sum(w.live for w in weights) == budget.live
-    assert all(kso.analysis.orthogonality_error(w.value) < 1e-6 for w in weights)
+    assert all(
+        kso.analysis.orthogonality_error(w.value) < 1e-6 for w in weights
+    )

@@ -16,14 +16,20 @@ pytestmark = pytest.mark.core
 def network(axis=-1):
     keras.utils.set_random_seed(0)
     inputs = keras.Input((5, 4))
-    x = L.BatchNormalization(axis=axis, name="first")(L.Dense(6, name="hidden")(inputs))
-    x = L.BatchNormalization(name="second")(L.Dense(3, name="head")(L.ReLU()(x)))
+    x = L.BatchNormalization(axis=axis, name="first")(
+        L.Dense(6, name="hidden")(inputs)
+    )
+    x = L.BatchNormalization(name="second")(
+        L.Dense(3, name="head")(L.ReLU()(x))
+    )
     return keras.Model(inputs, x)
 
 
 def rows(count=150):
     rng = np.random.default_rng(0)
-    return (rng.normal(size=(count, 5, 4)) * 3 + np.arange(5.0)[:, None]).astype("float32")
+    return (
+        rng.normal(size=(count, 5, 4)) * 3 + np.arange(5.0)[:, None]
+    ).astype("float32")
 
 
 @pytest.mark.parametrize("axis", [-1, 1])
@@ -33,12 +39,18 @@ def test_moments_are_exact_and_those_of_the_restored_layers_before(axis):
     assert kso.restore_statistics(model, x) == ["first", "second"]
     others = (0, 1) if axis == -1 else (0, 2)
     first = model.get_layer("first")
-    np.testing.assert_allclose(array(first.moving_mean), hidden.mean(others), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(array(first.moving_variance), hidden.var(others), rtol=1e-4)
+    np.testing.assert_allclose(
+        array(first.moving_mean), hidden.mean(others), rtol=1e-4, atol=1e-5
+    )
+    np.testing.assert_allclose(
+        array(first.moving_variance), hidden.var(others), rtol=1e-4
+    )
     outputs = array(model(x, training=False))  # normalized: gamma is 1, beta 0
     np.testing.assert_allclose(outputs.mean((0, 1)), 0, atol=1e-4)
     variance = array(model.get_layer("second").moving_variance)
-    np.testing.assert_allclose(outputs.var((0, 1)), variance / (variance + 1e-3), rtol=1e-4)
+    np.testing.assert_allclose(
+        outputs.var((0, 1)), variance / (variance + 1e-3), rtol=1e-4
+    )
 
 
 def test_masked_positions_do_not_count():
@@ -50,12 +62,16 @@ def test_masked_positions_do_not_count():
     kso.restore_statistics(model, x)
     kept = x[:, :3].reshape(-1, 2)
     np.testing.assert_allclose(array(norm.moving_mean), kept.mean(0), atol=1e-6)
-    np.testing.assert_allclose(array(norm.moving_variance), kept.var(0), atol=1e-5)
+    np.testing.assert_allclose(
+        array(norm.moving_variance), kept.var(0), atol=1e-5
+    )
 
 
 def test_refusals_and_failures():
     plain = keras.Sequential([keras.Input((4,)), L.Dense(3)])
-    with pytest.raises(NotPrunableError, match=r"must have layers BatchNormalization. Received"):
+    with pytest.raises(
+        NotPrunableError, match=r"must have layers BatchNormalization. Received"
+    ):
         kso.restore_statistics(plain, np.zeros((4, 4), "float32"))
 
     class Failing(L.Layer):
@@ -113,7 +129,9 @@ def test_frozen_layers_keep_their_statistics():
     assert np.abs(array(second.moving_mean)).max() > 0.01
     model.trainable = False
     statistics = second.get_weights()
-    with pytest.warns(UserWarning, match=r"Set `trainable = True`.*for 'first', 'second'") as told:
+    with pytest.warns(
+        UserWarning, match=r"Set `trainable = True`.*for 'first', 'second'"
+    ) as told:
         assert kso.restore_statistics(model, x) == []
     assert told[0].filename == __file__
     assert_same(statistics, second.get_weights())
@@ -128,9 +146,15 @@ def trained():
     x = (centers[classes] + rng.normal(size=(800, 16))).astype("float32")
     layers = [keras.Input((16,))]
     for k in range(2):
-        layers += [L.Dense(24, use_bias=False), L.BatchNormalization(name=f"norm_{k}"), L.ReLU()]
+        layers += [
+            L.Dense(24, use_bias=False),
+            L.BatchNormalization(name=f"norm_{k}"),
+            L.ReLU(),
+        ]
     model = keras.Sequential([*layers, L.Dense(4, activation="softmax")])
-    model.compile(keras.optimizers.Adam(1e-2), "sparse_categorical_crossentropy")
+    model.compile(
+        keras.optimizers.Adam(1e-2), "sparse_categorical_crossentropy"
+    )
     model.fit(x, classes, epochs=8, batch_size=50, verbose=0)
     for norm in (model.get_layer("norm_0"), model.get_layer("norm_1")):
         assert not np.all(array(norm.moving_mean) == 0)
@@ -150,11 +174,15 @@ def distance(one, other, x):
     return np.mean((array(one(x)) - array(other(x))) ** 2)
 
 
-def test_statistics_of_a_network_that_was_not_pruned_stay_to_the_last_bit(of_four):
+def test_statistics_of_a_network_that_was_not_pruned_stay_to_the_last_bit(
+    of_four,
+):
     model, x, classes = of_four
     before = [array(value) for value in model.get_weights()]
     other_rows = x[classes == 0]
-    with pytest.warns(UserWarning, match=r"reference=dense\).*for 'norm_0', 'norm_1'") as told:
+    with pytest.warns(
+        UserWarning, match=r"reference=dense\).*for 'norm_0', 'norm_1'"
+    ) as told:
         assert kso.restore_statistics(model, other_rows) == []
     (warning,) = [each for each in told if each.category is UserWarning]
     assert warning.filename == __file__
@@ -163,7 +191,9 @@ def test_statistics_of_a_network_that_was_not_pruned_stay_to_the_last_bit(of_fou
     whole = kso.prune(model, 1.0)
     kso.restore_statistics(whole, other_rows)
     for name in ("norm_0", "norm_1"):
-        assert_same(model.get_layer(name).weights, whole.get_layer(name).weights)
+        assert_same(
+            model.get_layer(name).weights, whole.get_layer(name).weights
+        )
 
 
 def test_rows_like_those_of_training_restore_statistics(of_four):
@@ -171,7 +201,10 @@ def test_rows_like_those_of_training_restore_statistics(of_four):
     reference = kso.strip(model)  # another object with the same weights
     pruned = kso.prune(model, 0.08, budget="uniform")
     before = distance(pruned, model, x[256:])
-    assert kso.restore_statistics(pruned, x[:256]) == ["norm_0", "norm_1"]  # made from `model`
+    assert kso.restore_statistics(pruned, x[:256]) == [
+        "norm_0",
+        "norm_1",
+    ]  # made from `model`
     assert distance(pruned, model, x[256:]) < before
     again = kso.prune(model, 0.08, budget="uniform")
     kso.restore_statistics(again, x[:256], reference=reference)
@@ -186,7 +219,9 @@ def test_rows_of_one_class_cost_less_than_their_exact_moments(of_four):
     kso.restore_statistics(pruned, rows)
     for name in ("norm_0", "norm_1"):
         reset(of_rows.get_layer(name))
-    fresh = from_nothing(of_rows)  # without a reference: layers get the moments of the rows
+    fresh = from_nothing(
+        of_rows
+    )  # without a reference: layers get the moments of the rows
     kso.restore_statistics(fresh, rows)
     assert agreement(pruned, model, x) > agreement(fresh, model, x) + 0.05
 
@@ -207,31 +242,41 @@ def from_nothing(model):
 
 def test_statistics_move_with_scale_and_shift():
     inputs = keras.Input((2,))
-    dense = keras.Model(inputs, L.BatchNormalization(name="norm")(L.Dense(2, name="a")(inputs)))
+    dense = keras.Model(
+        inputs, L.BatchNormalization(name="norm")(L.Dense(2, name="a")(inputs))
+    )
     dense.get_layer("a").set_weights([np.eye(2), np.zeros(2)])
     statistics = np.array([3.0, -1.0]), np.array([4.0, 9.0])
     dense.get_layer("norm").set_weights([np.ones(2), np.zeros(2), *statistics])
     other = keras.models.clone_model(dense)
     other.set_weights(dense.get_weights())
-    other.get_layer("a").set_weights([np.diag([0.5, 1.0]), np.array([1.0, 0.0])])
+    other.get_layer("a").set_weights(
+        [np.diag([0.5, 1.0]), np.array([1.0, 0.0])]
+    )
     kso.restore_statistics(other, some_rows(40, 2), reference=dense)
     *_, mean, variance = other.get_layer("norm").get_weights()
     np.testing.assert_allclose(mean, [0.5 * 3.0 + 1.0, -1.0], rtol=1e-5)
     np.testing.assert_allclose(variance, [0.25 * 4.0, 9.0], rtol=1e-5)
 
 
-def test_held_out_rows_keep_the_statistics_that_they_prefer(of_four, monkeypatch):
+def test_held_out_rows_keep_the_statistics_that_they_prefer(
+    of_four, monkeypatch
+):
     model, x, _ = of_four
     pruned = kso.prune(model, 0.12, budget="uniform")
     before = [array(value) for value in pruned.get_weights()]
     distances = iter([1.0, 2.0])
-    monkeypatch.setattr(_restore_statistics, "_distance", lambda *_: next(distances))
+    monkeypatch.setattr(
+        _restore_statistics, "_distance", lambda *_: next(distances)
+    )
     assert kso.restore_statistics(pruned, x[:64]) == []
     assert_same(before, pruned.get_weights())
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, ValueError])
-def test_an_interrupt_at_the_end_puts_statistics_back(of_four, interrupt, monkeypatch):
+def test_an_interrupt_at_the_end_puts_statistics_back(
+    of_four, interrupt, monkeypatch
+):
     model, x, _ = of_four
     pruned = kso.prune(model, 0.12, budget="uniform")
     before = [array(value) for value in pruned.get_weights()]
@@ -251,18 +296,28 @@ def test_an_interrupt_at_the_end_puts_statistics_back(of_four, interrupt, monkey
 
 def test_a_reference_of_another_form_is_refused(of_four):
     model, x, _ = of_four
-    with pytest.raises(ValueError, match=r"`reference` must be .*lacks 'norm_0', 'norm_1'"):
-        kso.restore_statistics(kso.prune(model, 0.5), x[:64], reference=small(16))
+    with pytest.raises(
+        ValueError, match=r"`reference` must be .*lacks 'norm_0', 'norm_1'"
+    ):
+        kso.restore_statistics(
+            kso.prune(model, 0.5), x[:64], reference=small(16)
+        )
 
 
 def small(inputs=6):
     keras.utils.set_random_seed(0)
-    layers = [L.Dense(8, name="a"), L.BatchNormalization(), L.Dense(3, name="b")]
+    layers = [
+        L.Dense(8, name="a"),
+        L.BatchNormalization(),
+        L.Dense(3, name="b"),
+    ]
     return keras.Sequential([keras.Input((inputs,)), *layers])
 
 
 def some_rows(count, inputs=6):
-    return np.random.default_rng(0).normal(size=(count, inputs)).astype("float32")
+    return (
+        np.random.default_rng(0).normal(size=(count, inputs)).astype("float32")
+    )
 
 
 USES = {
@@ -280,9 +335,15 @@ def test_few_rows_and_equal_rows_warn_at_the_line_of_the_user(use):
         (np.repeat(some_rows(1), 70, axis=0), "1 different among 70 rows"),
         ([(some_rows(10),)] * 3, "10 different among 30 rows"),
     ):
-        with pytest.warns(UserWarning, match=f"at least 16 different rows.*{received}") as told:
+        with pytest.warns(
+            UserWarning, match=f"at least 16 different rows.*{received}"
+        ) as told:
             USES[use](small(), x)
-        ours = {warning.filename for warning in told if "different" in str(warning.message)}
+        ours = {
+            warning.filename
+            for warning in told
+            if "different" in str(warning.message)
+        }
         assert ours == {__file__}
     USES[use](small(), some_rows(16))  # no warning
 

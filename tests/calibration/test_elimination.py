@@ -3,7 +3,10 @@
 import numpy as np
 import pytest
 
-from keras_sparse_ortho.calibration._elimination import eliminate, refitted_without
+from keras_sparse_ortho.calibration._elimination import (
+    eliminate,
+    refitted_without,
+)
 from keras_sparse_ortho.calibration._solve import damped
 
 pytestmark = pytest.mark.numpy_only
@@ -14,7 +17,9 @@ def problem(channels, rows_of_channel, outputs, others=0, seed=0):
     rng = np.random.default_rng(seed)
     size = channels * rows_of_channel + others
     inputs = rng.normal(size=(4 * size, size)) @ rng.normal(size=(size, size))
-    rows = rng.permutation(size)[: channels * rows_of_channel].reshape(channels, rows_of_channel)
+    rows = rng.permutation(size)[: channels * rows_of_channel].reshape(
+        channels, rows_of_channel
+    )
     return rng.normal(size=(size, outputs)), inputs.T @ inputs, rows
 
 
@@ -22,13 +27,17 @@ def lost(kernel, gram, rows):
     """The relative error of the kernel of least error without some rows."""
     hessian = damped(gram[None])[0]
     change = refitted_without(kernel, gram, rows) - kernel
-    return np.sum(change * (hessian @ change)) / np.sum(kernel * (hessian @ kernel))
+    return np.sum(change * (hessian @ change)) / np.sum(
+        kernel * (hessian @ kernel)
+    )
 
 
 def test_stages_have_the_kernels_of_least_error():
     kernels, grams, rows = {}, {}, {}
     for name, of_channel, others in (("a", 1, 0), ("b", 3, 7)):
-        kernels[name], grams[name], rows[name] = problem(70, of_channel, 5, others)
+        kernels[name], grams[name], rows[name] = problem(
+            70, of_channel, 5, others
+        )
     stages = [*eliminate(kernels, grams, rows, [8, 40])]
     assert [stage.width for stage in stages] == [40, 8]
     np.testing.assert_array_equal(stages[0].gone, stages[1].gone[:30])
@@ -51,7 +60,11 @@ def test_the_channel_of_least_loss_in_all_readers_goes_first():
     for _ in range(3):
         losses = {
             channel: sum(
-                lost(kernels[name], grams[name], rows[name][[*order, channel]].ravel())
+                lost(
+                    kernels[name],
+                    grams[name],
+                    rows[name][[*order, channel]].ravel(),
+                )
                 for name in kernels
             )
             for channel in range(9)
@@ -65,10 +78,14 @@ def test_the_channel_of_least_loss_in_all_readers_goes_first():
 def test_one_of_two_equal_channels_goes_even_where_many_go_at_once():
     rng = np.random.default_rng(0)
     inputs = rng.normal(size=(1000, 128))
-    inputs = np.concatenate([inputs, inputs + 1e-3 * rng.normal(size=inputs.shape)], axis=1)
+    inputs = np.concatenate(
+        [inputs, inputs + 1e-3 * rng.normal(size=inputs.shape)], axis=1
+    )
     kernel = rng.normal(size=(256, 6))
     rows = np.arange(256)[:, None]
-    [stage] = eliminate({"a": kernel}, {"a": inputs.T @ inputs}, {"a": rows}, [128])
+    [stage] = eliminate(
+        {"a": kernel}, {"a": inputs.T @ inputs}, {"a": rows}, [128]
+    )
     assert sorted(stage.gone % 128) == [*range(128)]
 
 

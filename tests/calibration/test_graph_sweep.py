@@ -19,7 +19,10 @@ class Block(L.Layer):
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
-        self.first, self.second = L.Dense(6, "relu", name="first"), L.Dense(4, name="second")
+        self.first, self.second = (
+            L.Dense(6, "relu", name="first"),
+            L.Dense(4, name="second"),
+        )
         self.dropout = L.Dropout(0.5)
 
     def build(self, shape):
@@ -38,7 +41,9 @@ def residual():
     """Branches, and tensors that later calls read."""
     inputs = keras.Input((6, 4))
     x = L.Conv1D(4, 3, padding="same", name="conv")(inputs)
-    y = L.SeparableConv1D(4, 3, padding="same", name="separable")(L.BatchNormalization()(x))
+    y = L.SeparableConv1D(4, 3, padding="same", name="separable")(
+        L.BatchNormalization()(x)
+    )
     z = L.Add()([x, y, keras.ops.relu(inputs)])
     return keras.Model(inputs, L.Dense(3, name="head")(L.Dropout(0.5)(z)))
 
@@ -47,8 +52,12 @@ def nested():
     """A graph within a graph, called twice, whose dtype and structure of inputs are its own."""
     one, other = keras.Input((4,), name="one"), keras.Input((4,), name="other")
     x = L.Dense(4, name="inner")(L.Add()([one, keras.ops.tanh(other)]))
-    inner = keras.Model([one, other], [x, L.Dense(4, name="last")(x)], name="nested")
-    tail = keras.Sequential([keras.Input((4,)), L.Dense(5, "relu", name="a"), L.Dense(2, name="b")])
+    inner = keras.Model(
+        [one, other], [x, L.Dense(4, name="last")(x)], name="nested"
+    )
+    tail = keras.Sequential(
+        [keras.Input((4,)), L.Dense(5, "relu", name="a"), L.Dense(2, name="b")]
+    )
     inputs = keras.Input((4,))
     first = inner([inputs, L.Dense(4, name="before")(inputs)], training=True)
     second = inner([first[1], first[0]])
@@ -66,19 +75,28 @@ def composite():
     """Layers with kernels inside, whose inputs depend on each other."""
     inputs = keras.Input((6, 4))
     x = L.MultiHeadAttention(2, 3, name="attention")(inputs, inputs)
-    x = L.TimeDistributed(L.Dense(4, name="each"), name="steps")(Block(name="block")(x))
+    x = L.TimeDistributed(L.Dense(4, name="each"), name="steps")(
+        Block(name="block")(x)
+    )
     return keras.Model(inputs, L.Dense(3, name="head")(x))
 
 
 def with_masks():
     inputs = keras.Input((6,), dtype="int32")
     x = L.Embedding(9, 4, mask_zero=True, name="words")(inputs)
-    x = L.Dense(4, name="middle")(L.SimpleRNN(4, return_sequences=True, name="rnn")(x))
-    return keras.Model(inputs, L.Dense(3, name="head")(L.BatchNormalization()(x)))
+    x = L.Dense(4, name="middle")(
+        L.SimpleRNN(4, return_sequences=True, name="rnn")(x)
+    )
+    return keras.Model(
+        inputs, L.Dense(3, name="head")(L.BatchNormalization()(x))
+    )
 
 
 def of_a_dictionary():
-    inputs = {"b": keras.Input((4,), name="b"), "a": keras.Input((4,), name="a")}
+    inputs = {
+        "b": keras.Input((4,), name="b"),
+        "a": keras.Input((4,), name="a"),
+    }
     x = L.Concatenate()([L.Dense(3, name="of_b")(inputs["b"]), inputs["a"]])
     return keras.Model(inputs, {"out": L.Dense(2, name="head")(x)})
 
@@ -92,8 +110,14 @@ MODELS = {
     "nested": (nested, lambda: numbers(4)),
     "shared": (shared, lambda: numbers(4)),
     "composite": (composite, lambda: numbers(6, 4)),
-    "masks": (with_masks, lambda: np.random.default_rng(0).integers(0, 9, (24, 6), "int32")),
-    "dictionary": (of_a_dictionary, lambda: {"a": numbers(4), "b": 2 * numbers(4)}),
+    "masks": (
+        with_masks,
+        lambda: np.random.default_rng(0).integers(0, 9, (24, 6), "int32"),
+    ),
+    "dictionary": (
+        of_a_dictionary,
+        lambda: {"a": numbers(4), "b": 2 * numbers(4)},
+    ),
 }
 
 
@@ -106,7 +130,9 @@ class Halving:
         self._variable, self._overrides = weight.variable, overrides
 
     def add(self, inputs, reference=None, **options):
-        masks = [x for x in keras.tree.flatten(options) if keras.ops.is_tensor(x)]
+        masks = [
+            x for x in keras.tree.flatten(options) if keras.ops.is_tensor(x)
+        ]
         references = [] if reference is None else [reference]
         self.seen.append([array(x) for x in (inputs, *references, *masks)])
 
@@ -119,27 +145,41 @@ def swept(model, x, by_calls, monkeypatch, with_reference=True):
     keras.utils.set_random_seed(0)
     rows = keras.tree.map_structure(lambda a: [a[:16], a[16:]], x)
     batches = [
-        {k: v[n] for k, v in rows.items()} if isinstance(x, dict) else rows[n] for n in (0, 1)
+        {k: v[n] for k, v in rows.items()} if isinstance(x, dict) else rows[n]
+        for n in (0, 1)
     ]
-    batches = [keras.tree.map_structure(keras.ops.convert_to_tensor, batch) for batch in batches]
+    batches = [
+        keras.tree.map_structure(keras.ops.convert_to_tensor, batch)
+        for batch in batches
+    ]
     overrides = []
     weights = kso.prunable_weights(model)
-    cells = {layer.cell: layer for layer in model.layers if isinstance(layer, L.RNN)}
-    stops = [Halving(weight, cells.get(weight.owner), overrides) for weight in weights]
+    cells = {
+        layer.cell: layer for layer in model.layers if isinstance(layer, L.RNN)
+    }
+    stops = [
+        Halving(weight, cells.get(weight.owner), overrides)
+        for weight in weights
+    ]
     with monkeypatch.context() as patch:
         if by_calls:
             patch.setattr(_sweep, "computes_its_graph", lambda model: False)
         scope = lambda: VariableOverrides(overrides)  # noqa: E731
-        missed = _sweep.sweep(model, batches, stops, 0, scope, with_reference=with_reference)
+        missed = _sweep.sweep(
+            model, batches, stops, 0, scope, with_reference=with_reference
+        )
     assert not missed
     order = [variable.path for variable, _ in overrides]
     return order, {stop.path: stop.seen for stop in stops}
 
 
 @pytest.mark.parametrize(
-    ("name", "on_disk"), [*((name, False) for name in MODELS), ("nested", True), ("masks", True)]
+    ("name", "on_disk"),
+    [*((name, False) for name in MODELS), ("nested", True), ("masks", True)],
 )
-def test_stops_get_what_passes_up_to_each_layer_give(name, on_disk, monkeypatch):
+def test_stops_get_what_passes_up_to_each_layer_give(
+    name, on_disk, monkeypatch
+):
     make, data = MODELS[name]
     keras.utils.set_random_seed(0)
     model, x = make(), data()
@@ -152,7 +192,9 @@ def test_stops_get_what_passes_up_to_each_layer_give(name, on_disk, monkeypatch)
         assert len(found[path]) == len(calls)
         for one, other in zip(found[path], calls, strict=True):
             for tensor, wanted in zip(one, other, strict=True):
-                np.testing.assert_allclose(tensor, wanted, rtol=1e-5, atol=1e-6, err_msg=path)
+                np.testing.assert_allclose(
+                    tensor, wanted, rtol=1e-5, atol=1e-6, err_msg=path
+                )
 
 
 def chain(depth):
@@ -197,7 +239,9 @@ def test_files_are_gone_and_nothing_stays_on_the_model(monkeypatch, tmp_path):
     assert most[0] >= 4
     assert most[3] == 4
     assert not list(tmp_path.iterdir())
-    hooks = [name for name in ("call", "_run_through_graph") if name in vars(model)]
+    hooks = [
+        name for name in ("call", "_run_through_graph") if name in vars(model)
+    ]
     assert not hooks
     assert not any("call" in vars(layer) for layer in model.layers)
 
@@ -207,7 +251,9 @@ def test_pruned_models_are_those_of_passes_up_to_each_layer(monkeypatch):
     model, x = residual(), numbers(6, 4)
     found = kso.prune(model, 0.4, score="obs", data=x)
     monkeypatch.setattr(_sweep, "computes_its_graph", lambda model: False)
-    assert_equal_kernels(found, kso.prune(model, 0.4, score="obs", data=x), atol=1e-5)
+    assert_equal_kernels(
+        found, kso.prune(model, 0.4, score="obs", data=x), atol=1e-5
+    )
 
 
 def test_a_mixed_policy_casts_inputs_as_in_the_model(monkeypatch):
@@ -234,5 +280,9 @@ def test_models_with_a_call_of_their_own_are_swept_by_calls(monkeypatch):
 
     inputs = keras.Input((4,))
     model = Doubled(inputs, L.Dense(3, name="head")(inputs))
-    _, found = swept(model, numbers(4), False, monkeypatch, with_reference=False)
-    np.testing.assert_allclose(found["head/kernel"][0][0], 2.0 * numbers(4)[:16], rtol=1e-6)
+    _, found = swept(
+        model, numbers(4), False, monkeypatch, with_reference=False
+    )
+    np.testing.assert_allclose(
+        found["head/kernel"][0][0], 2.0 * numbers(4)[:16], rtol=1e-6
+    )

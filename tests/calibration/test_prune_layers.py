@@ -22,13 +22,17 @@ def network():
     keras.utils.set_random_seed(0)
     inputs = keras.Input((8, 4))
     x = L.Conv1D(8, 3, activation="relu", name="conv")(inputs)
-    x = L.EinsumDense("abc,cd->abd", (6, 6), name="mixer")(L.BatchNormalization()(x))
+    x = L.EinsumDense("abc,cd->abd", (6, 6), name="mixer")(
+        L.BatchNormalization()(x)
+    )
     return keras.Model(inputs, L.Dense(5, name="head")(L.Flatten()(x)))
 
 
 def rows_of_network(count=96):
     rng = np.random.default_rng(0)
-    return rng.normal(size=(count, 8, 4)).astype("float32") + rng.normal(size=(4,))
+    return rng.normal(size=(count, 8, 4)).astype("float32") + rng.normal(
+        size=(4,)
+    )
 
 
 def values(model):
@@ -36,7 +40,11 @@ def values(model):
 
 
 def masks(model):
-    return {w.path: w.storage.mask_value() for w in kso.prunable_weights(model) if w.storage}
+    return {
+        w.path: w.storage.mask_value()
+        for w in kso.prunable_weights(model)
+        if w.storage
+    }
 
 
 @pytest.mark.core
@@ -44,7 +52,9 @@ def masks(model):
 def test_counts_are_exact_and_the_model_stays_as_it_was(score):
     dense, x = network(), rows_of_network()
     before = dense.get_weights()
-    pruned = kso.prune(dense, 0.3, data=(x, np.zeros(len(x))), budget="erk", score=score)
+    pruned = kso.prune(
+        dense, 0.3, data=(x, np.zeros(len(x))), budget="erk", score=score
+    )
     counts = kso.budgets.erk(dense, 0.3, orthogonal=False).counts
     assert {w.path: w.live for w in kso.prunable_weights(pruned)} == counts
     for path, mask in masks(pruned).items():
@@ -59,17 +69,30 @@ def test_obs_keeps_more_of_a_trained_network_than_refits_and_these_than_magnitud
     images, labels = load_digits(return_X_y=True)
     x = (images / 16).astype("float32")
     keras.utils.set_random_seed(0)
-    layers = [L.Dense(48, activation="relu", name="a"), L.Dense(48, activation="relu", name="b")]
-    dense = keras.Sequential([keras.Input((64,)), *layers, L.Dense(10, name="head")])
+    layers = [
+        L.Dense(48, activation="relu", name="a"),
+        L.Dense(48, activation="relu", name="b"),
+    ]
+    dense = keras.Sequential(
+        [keras.Input((64,)), *layers, L.Dense(10, name="head")]
+    )
     dense.compile(keras.optimizers.Adam(5e-3), classifier_loss())
     dense.fit(x[:1200], labels[:1200], batch_size=50, epochs=8, verbose=0)
 
     def accuracy(model):
-        return float(np.mean(array(model(x[1200:])).argmax(-1) == labels[1200:]))
+        return float(
+            np.mean(array(model(x[1200:])).argmax(-1) == labels[1200:])
+        )
 
     found = [
-        accuracy(kso.prune(dense, 0.12, budget="uniform", exclude="head", **options))
-        for options in ({}, {"data": x[:256]}, {"score": "obs", "data": x[:256]})
+        accuracy(
+            kso.prune(dense, 0.12, budget="uniform", exclude="head", **options)
+        )
+        for options in (
+            {},
+            {"data": x[:256]},
+            {"score": "obs", "data": x[:256]},
+        )
     ]
     assert found[0] + 0.05 < found[1] < found[2]
     assert found[2] > accuracy(dense) - 0.06
@@ -79,7 +102,9 @@ def test_obs_keeps_more_of_a_trained_network_than_refits_and_these_than_magnitud
 def test_small_batches_give_the_masks_and_weights_of_large_ones(score):
     dense, x = network(), rows_of_network()
     batches = [(x[k : k + 20],) for k in range(0, 96, 20)]
-    one, several = (kso.prune(dense, 0.3, data=data, score=score) for data in (x, batches))
+    one, several = (
+        kso.prune(dense, 0.3, data=data, score=score) for data in (x, batches)
+    )
     assert_equal_kernels(one, several, atol=1e-5)
 
 
@@ -92,12 +117,17 @@ def test_each_layer_is_solved_on_the_inputs_that_the_pruned_ones_give():
     found = values(kso.prune(dense, 0.5, score="obs", data=x))
     first, bias, second, _ = (array(v).astype("float64") for v in dense.weights)
     wide = x.astype("float64")
-    given, hidden = (np.maximum(wide @ w + bias, 0) for w in (first, found["a/kernel"]))
+    given, hidden = (
+        np.maximum(wide @ w + bias, 0) for w in (first, found["a/kernel"])
+    )
     held = np.arange(50) % 4 == 3
 
     def moments(rows, wanted):
         parts = [(rows[own], wanted[own]) for own in (~held, held)]
-        return [Moments((x.T @ x)[None], (x.T @ (y - x))[None], len(x)) for x, y in parts]
+        return [
+            Moments((x.T @ x)[None], (x.T @ (y - x))[None], len(x))
+            for x, y in parts
+        ]
 
     for path, kernel, sums in (
         ("a/kernel", first, moments(wide, wide)),
@@ -121,13 +151,19 @@ class Block(keras.Model):
     def __init__(self, threshold=None, **kwargs):
         super().__init__(**kwargs)
         self.threshold = threshold
-        self.first, self.second = L.Dense(8, name="first"), L.Dense(8, name="second")
+        self.first, self.second = (
+            L.Dense(8, name="first"),
+            L.Dense(8, name="second"),
+        )
         self.unused = L.Dense(8, name="unused")
         self.unused.build((None, 8))
 
     def call(self, x):
         order = [self.first, self.second]
-        if self.threshold is not None and float(array(x).mean()) > self.threshold:
+        if (
+            self.threshold is not None
+            and float(array(x).mean()) > self.threshold
+        ):
             order = order[:1]
         for layer in order:
             x = layer(x)
@@ -142,22 +178,32 @@ def built(threshold=None):
 
 def rows(count=128):
     rng = np.random.default_rng(0)
-    return rng.normal(size=(count, 8)).astype("float32") + 4.0 * (np.arange(count) > 100)[:, None]
+    return (
+        rng.normal(size=(count, 8)).astype("float32")
+        + 4.0 * (np.arange(count) > 100)[:, None]
+    )
 
 
 @pytest.mark.core
 def test_models_written_as_classes_and_layers_that_no_batch_reaches():
     model = built()
-    with pytest.warns(UserWarning, match=r"they stay dense.*Received: 'unused/kernel'$"):
+    with pytest.warns(
+        UserWarning, match=r"they stay dense.*Received: 'unused/kernel'$"
+    ):
         pruned = kso.prune(model, 0.25, score="obs", data=rows())
     assert [w.live for w in kso.prunable_weights(pruned)] == [16, 16, 64]
-    with pytest.warns(UserWarning, match=r"entries keep their values. Received: 'unused/kernel'$"):
+    with pytest.warns(
+        UserWarning,
+        match=r"entries keep their values. Received: 'unused/kernel'$",
+    ):
         pruned = kso.prune(model, 0.25, data=rows(), budget="uniform")
     assert [w.live for w in kso.prunable_weights(pruned)] == [16, 16, 16]
 
 
 @pytest.mark.core
-def test_a_layer_that_is_called_twice_is_solved_on_the_inputs_of_both_calls(monkeypatch):
+def test_a_layer_that_is_called_twice_is_solved_on_the_inputs_of_both_calls(
+    monkeypatch,
+):
     sums = []
     solved = _recipe.Recipe.solved
 
@@ -171,13 +217,17 @@ def test_a_layer_that_is_called_twice_is_solved_on_the_inputs_of_both_calls(monk
     x = np.random.default_rng(0).normal(size=(80, 6)).astype("float32")
     kso.prune(dense, 0.5, score="obs", data=x)
     second = np.maximum(x @ array(twice.kernel), 0)
-    np.testing.assert_allclose(sums[0][0], x.T @ x + second.T @ second, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(
+        sums[0][0], x.T @ x + second.T @ second, rtol=1e-4, atol=1e-3
+    )
 
 
 def test_batches_must_reach_what_the_first_one_reaches():
     model, x = built(-1.0), rows() - 2.0
     before = model.get_weights()
-    with pytest.raises(NotPrunableError, match=r"must reach 'second/kernel'.*Received"):
+    with pytest.raises(
+        NotPrunableError, match=r"must reach 'second/kernel'.*Received"
+    ):
         kso.prune(model, 0.25, score="obs", data=x, exclude="unused")
     assert_same(before, model.get_weights())
     assert "call" not in vars(model.first)
@@ -206,7 +256,9 @@ def test_what_fails_half_way_leaves_the_model_as_it_was(interrupt, monkeypatch):
 def test_inputs_must_be_finite():
     dense, x = network(), rows_of_network()
     x[70, 2] = np.nan
-    with pytest.raises(ValueError, match=r"`data` must be finite.*Received: NaN .* in row 70"):
+    with pytest.raises(
+        ValueError, match=r"`data` must be finite.*Received: NaN .* in row 70"
+    ):
         kso.prune(dense, 0.3, score="wanda", data=x)
 
 
@@ -216,7 +268,10 @@ def test_inputs_of_layers_must_be_finite():
     hidden = L.Dense(3, name="hidden")(square)
     model = keras.Model(inputs, keras.ops.tanh(hidden))
     x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
-    with pytest.raises(NotPrunableError, match=r"'hidden/kernel' must be finite.*Received: .*inf"):
+    with pytest.raises(
+        NotPrunableError,
+        match=r"'hidden/kernel' must be finite.*Received: .*inf",
+    ):
         kso.prune(model, 0.3, score="wanda", data=x)
 
 
@@ -228,22 +283,33 @@ def test_embeddings_and_recurrent_kernels_are_measured_and_others_stay_dense():
     other = L.GRU(6, name="other", reset_after=False)(L.Reshape((1, 6))(x))
     dense = keras.Model(inputs, L.Dense(4, name="head")(other))
     tokens = np.random.default_rng(0).integers(0, 9, (64, 5))
-    with pytest.warns(UserWarning, match=r"they stay dense.*'other/gru_cell") as told:
+    with pytest.warns(
+        UserWarning, match=r"they stay dense.*'other/gru_cell"
+    ) as told:
         pruned = kso.prune(dense, 0.25, score="obs", data=tokens)
     (text,) = {str(w.message) for w in told if "dense" in str(w.message)}
     assert text.endswith("Received: 'other/gru_cell/recurrent_kernel'")
     live = {w.path: (w.live, w.size) for w in kso.prunable_weights(pruned)}
     assert live.pop("other/gru_cell/recurrent_kernel") == (108, 108)
     assert all(n == round(0.25 * size) for n, size in live.values())
-    words, own = (kso.prunable_weights(model)[0].value for model in (dense, pruned))
+    words, own = (
+        kso.prunable_weights(model)[0].value for model in (dense, pruned)
+    )
     counts = np.bincount(tokens.ravel(), minlength=11)[:, None]
     kept = own != 0
     np.testing.assert_array_equal(own[kept], words[kept])
     scores = words**2 * (counts + 0.01 * counts.mean())
-    assert np.mean(scores[kept].min() >= scores[~kept]) > 0.9  # but for the damping
-    with pytest.raises(NotPrunableError, match=r"`exclude` them.*Received: 'other/gru_cell/rec"):
+    assert (
+        np.mean(scores[kept].min() >= scores[~kept]) > 0.9
+    )  # but for the damping
+    with pytest.raises(
+        NotPrunableError, match=r"`exclude` them.*Received: 'other/gru_cell/rec"
+    ):
         kso.prune(
-            dense, {"gru": 0.5, "other": 0.5, "words": 0.5, "head": 0.5}, score="obs", data=tokens
+            dense,
+            {"gru": 0.5, "other": 0.5, "words": 0.5, "head": 0.5},
+            score="obs",
+            data=tokens,
         )
 
 
@@ -251,34 +317,51 @@ def test_embeddings_and_recurrent_kernels_are_measured_and_others_stay_dense():
 @pytest.mark.parametrize("score", SCORES)
 def test_n_by_m(score):
     keras.utils.set_random_seed(0)
-    layers = [L.Conv1D(8, 3, name="conv"), L.EinsumDense("abc,cde->abde", (None, 2, 4), name="e")]
+    layers = [
+        L.Conv1D(8, 3, name="conv"),
+        L.EinsumDense("abc,cde->abde", (None, 2, 4), name="e"),
+    ]
     dense = keras.Sequential([keras.Input((7, 4)), *layers])
     x = np.random.default_rng(0).normal(size=(20, 7, 4)).astype("float32")
     data = {} if score == "magnitude" else {"data": x}
-    pruned = kso.prune(dense, 0.5, score=score, structure=kso.NByM(2, 4), **data)
+    pruned = kso.prune(
+        dense, 0.5, score=score, structure=kso.NByM(2, 4), **data
+    )
     for mask in masks(pruned).values():
         groups = mask.reshape(-1, 4, 8).sum(axis=1)
         assert set(groups.ravel()) == {2}
     # Where 4 does not divide the inputs, the last group of each tap is smaller.
     keras.utils.set_random_seed(0)
-    odd = keras.Sequential([keras.Input((7, 3)), L.Conv1D(8, 3, name="conv"), L.Dense(4)])
+    odd = keras.Sequential(
+        [keras.Input((7, 3)), L.Conv1D(8, 3, name="conv"), L.Dense(4)]
+    )
     data_of_odd = {} if score == "magnitude" else {"data": x[..., :3]}
-    conv, last = masks(kso.prune(odd, 0.5, score=score, structure="2:4", **data_of_odd)).values()
+    conv, last = masks(
+        kso.prune(odd, 0.5, score=score, structure="2:4", **data_of_odd)
+    ).values()
     assert (conv.sum(), last.sum(), conv.sum(axis=1).max()) == (36, 16, 2)
-    with pytest.raises(BudgetError, match=r"at most 48 live entries in 'conv/kernel'.*72"):
+    with pytest.raises(
+        BudgetError, match=r"at most 48 live entries in 'conv/kernel'.*72"
+    ):
         kso.prune(dense, 0.75, score=score, structure=kso.NByM(2, 4), **data)
 
 
 def test_a_refit_takes_masks_of_any_origin():
     dense, x = network(), rows_of_network()
     score = kso.saliency.magnitude(dense, 0.3)
-    given = {path: mask for path, mask in score.masks.items() if path.startswith("conv")}
+    given = {
+        path: mask
+        for path, mask in score.masks.items()
+        if path.startswith("conv")
+    }
     live = given["conv/kernel"]
     for some in (given, score.masks):
         pruned = kso.apply_masks(dense, some, data=x)
         for path, mask in some.items():
             np.testing.assert_array_equal(masks(pruned)[path], mask)
-        before, after = (values(model)["conv/kernel"][live] for model in (dense, pruned))
+        before, after = (
+            values(model)["conv/kernel"][live] for model in (dense, pruned)
+        )
         assert not np.allclose(before, after)
     # Magnitudes of all kernels are compared, with data as without.
     for path, mask in masks(kso.prune(dense, 0.3, data=x)).items():
@@ -288,7 +371,12 @@ def test_a_refit_takes_masks_of_any_origin():
 @pytest.mark.core
 def test_a_killed_run_goes_on(tmp_path, monkeypatch):
     dense, x = network(), rows_of_network()
-    options = {"density": 0.3, "score": "obs", "data": x, "resume": tmp_path / "run"}
+    options = {
+        "density": 0.3,
+        "score": "obs",
+        "data": x,
+        "resume": tmp_path / "run",
+    }
     expected = values(kso.prune(dense, 0.3, score="obs", data=x))
     solved, calls = _recipe.Recipe.solved, []
 
@@ -311,18 +399,32 @@ def test_a_killed_run_goes_on(tmp_path, monkeypatch):
     with np.load(file) as found:
         arrays = dict(found)
     np.savez(file, **arrays | {"values": arrays["values"] * np.nan})
-    for content in (file.read_bytes(), good[:300], b"", bytes(range(7, 256)) * 4):
+    for content in (
+        file.read_bytes(),
+        good[:300],
+        b"",
+        bytes(range(7, 256)) * 4,
+    ):
         file.write_bytes(content)
-        with pytest.raises(ValueError, match=f"Delete this one: '{solved_one}'.*{file.name}"):
+        with pytest.raises(
+            ValueError, match=f"Delete this one: '{solved_one}'.*{file.name}"
+        ):
             run()
     file.write_bytes(good)
     resumed = values(run())
     assert len(calls) == 2
     for path, value in expected.items():
         np.testing.assert_allclose(resumed[path], value, atol=1e-6)
-    for change in ({"density": 0.4}, {"data": x + 1e-3}, {"exclude": "head"}, {"score": "wanda"}):
+    for change in (
+        {"density": 0.4},
+        {"data": x + 1e-3},
+        {"exclude": "head"},
+        {"score": "wanda"},
+    ):
         run(**change)
-        assert len(calls) == 3 - ("exclude" in change)  # nothing of another run is taken
+        assert len(calls) == 3 - (
+            "exclude" in change
+        )  # nothing of another run is taken
 
 
 class Scaled(L.Layer):
@@ -388,17 +490,23 @@ def test_a_terminal_shows_progress(monkeypatch, capsys):
 def test_refusals():
     dense, x = network(), rows_of_network()
     with pytest.raises(
-        ValueError, match=r"`structure` must be Block, NByM or Channels.*structure=3"
+        ValueError,
+        match=r"`structure` must be Block, NByM or Channels.*structure=3",
     ):
         kso.prune(dense, 0.3, score="obs", data=x, structure=3)
-    with pytest.raises(ValueError, match=r"goes on from a folder. Received: resume='here'"):
+    with pytest.raises(
+        ValueError, match=r"goes on from a folder. Received: resume='here'"
+    ):
         kso.prune(dense, 0.3, resume="here")
 
 
 @pytest.mark.core
 @pytest.mark.parametrize("score", ["snip", "grasp", "synflow"])
 def test_scores_for_untrained_networks_warn_on_trained_ones(score):
-    layers = [L.Dense(16, activation="relu", name="hidden"), L.Dense(3, name="head")]
+    layers = [
+        L.Dense(16, activation="relu", name="hidden"),
+        L.Dense(3, name="head"),
+    ]
     model = keras.Sequential([keras.Input((8,)), *layers])
     model.compile("sgd", classifier_loss())
     x, y = np.random.default_rng(0).normal(size=(32, 8)), np.arange(32) % 3
@@ -406,7 +514,13 @@ def test_scores_for_untrained_networks_warn_on_trained_ones(score):
     kso.prune(model, 0.5, score=score, **data)  # fresh: not a word
     model.fit(x, y, verbose=0)
     function = getattr(kso.saliency, score)
-    for given in ({"score": score, **data}, {"score": function(model, 0.5, *data.values())}):
+    for given in (
+        {"score": score, **data},
+        {"score": function(model, 0.5, *data.values())},
+    ):
         density = 0.5 if given["score"] == score else None
-        with pytest.warns(UserWarning, match=r"untrained networks.*score=\"obs\".*made 1 steps"):
+        with pytest.warns(
+            UserWarning,
+            match=r"untrained networks.*score=\"obs\".*made 1 steps",
+        ):
             kso.prune(model, density, **given)

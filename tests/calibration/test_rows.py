@@ -14,12 +14,24 @@ L = keras.layers
 
 LAYERS = {
     "dense": (L.Dense(7), (5, 6)),
-    "even taps": (L.Conv2D(4, (4, 2), strides=(3, 1), padding="same"), (9, 8, 3)),
-    "same dilation": (L.Conv2D(4, 3, dilation_rate=(2, 1), padding="same"), (9, 8, 3)),
+    "even taps": (
+        L.Conv2D(4, (4, 2), strides=(3, 1), padding="same"),
+        (9, 8, 3),
+    ),
+    "same dilation": (
+        L.Conv2D(4, 3, dilation_rate=(2, 1), padding="same"),
+        (9, 8, 3),
+    ),
     "causal": (L.Conv1D(4, 3, padding="causal", dilation_rate=2), (9, 3)),
     "groups": (L.Conv1D(4, 4, strides=3, padding="same", groups=2), (11, 6)),
-    "three axes": (L.Conv3D(4, (2, 3, 1), strides=(1, 2, 1), padding="same"), (4, 5, 3, 2)),
-    "depthwise": (L.DepthwiseConv2D(3, depth_multiplier=2, padding="same"), (6, 5, 3)),
+    "three axes": (
+        L.Conv3D(4, (2, 3, 1), strides=(1, 2, 1), padding="same"),
+        (4, 5, 3, 2),
+    ),
+    "depthwise": (
+        L.DepthwiseConv2D(3, depth_multiplier=2, padding="same"),
+        (6, 5, 3),
+    ),
     "depthwise strides": (L.DepthwiseConv1D(3, strides=2), (7, 3)),
     "heads": (L.EinsumDense("abc,cde->abde", (None, 2, 4)), (5, 6)),
     "from heads": (L.EinsumDense("abcd,cde->abe", (None, 6)), (5, 2, 4)),
@@ -27,8 +39,14 @@ LAYERS = {
     "many matrices": (L.EinsumDense("abc,bcd->abd", (5, 6)), (5, 4)),
     "summed": (L.EinsumDense("abc,cd->ad", (6,)), (5, 4)),
     "transposed": (L.Conv1DTranspose(4, 3, strides=2, padding="same"), (7, 3)),
-    "transposed, two axes": (L.Conv2DTranspose(2, (3, 4), strides=(2, 3)), (5, 4, 3)),
-    "pointwise": (L.SeparableConv2D(4, 3, strides=2, depth_multiplier=2), (9, 8, 3)),
+    "transposed, two axes": (
+        L.Conv2DTranspose(2, (3, 4), strides=(2, 3)),
+        (5, 4, 3),
+    ),
+    "pointwise": (
+        L.SeparableConv2D(4, 3, strides=2, depth_multiplier=2),
+        (9, 8, 3),
+    ),
 }
 
 
@@ -67,20 +85,30 @@ def test_rows_times_matrices_are_the_layers_call(name):
     # Each matrix gives some of the outputs at every position.
     found = np.moveaxis(rows @ matrices, 0, 1)
     expected = array(layer(x))
-    np.testing.assert_allclose(found.reshape(expected.shape), expected, atol=1e-5)
+    np.testing.assert_allclose(
+        found.reshape(expected.shape), expected, atol=1e-5
+    )
     sums = moments(stop, x)
-    np.testing.assert_allclose(sums.gram, np.swapaxes(rows, 1, 2) @ rows, atol=1e-9)
+    np.testing.assert_allclose(
+        sums.gram, np.swapaxes(rows, 1, 2) @ rows, atol=1e-9
+    )
     assert sums.rows == rows.shape[1]
 
 
 @pytest.mark.jax_only  # TensorFlow has no such convolution on the CPU
 def test_channels_first():
-    layer = L.Conv2D(4, 3, strides=2, padding="same", data_format="channels_first")
+    layer = L.Conv2D(
+        4, 3, strides=2, padding="same", data_format="channels_first"
+    )
     model, weight = last_kernel(layer, (3, 9, 8))
     x = np.random.default_rng(0).normal(size=(2, 3, 9, 8)).astype("float32")
-    found = rows_at(model, weight)(x) @ as_matrices(weight.raw_value(), weight.layout)
+    found = rows_at(model, weight)(x) @ as_matrices(
+        weight.raw_value(), weight.layout
+    )
     expected = np.moveaxis(array(layer(x)), 1, -1)
-    np.testing.assert_allclose(found.reshape(expected.shape), expected, atol=1e-5)
+    np.testing.assert_allclose(
+        found.reshape(expected.shape), expected, atol=1e-5
+    )
 
 
 def test_large_inputs_are_summed_in_pieces(monkeypatch):
@@ -89,10 +117,14 @@ def test_large_inputs_are_summed_in_pieces(monkeypatch):
     given = x + np.random.default_rng(1).normal(size=x.shape).astype("float32")
     for layer in (L.Conv2D(4, 3), L.Dense(2)):
         stop = stop_at(*last_kernel(layer, (9, 8, 3)))
-        rows, wanted = (stop._rows(inputs.astype("float64")) for inputs in (x, given))
+        rows, wanted = (
+            stop._rows(inputs.astype("float64")) for inputs in (x, given)
+        )
         sums, turned = moments(stop, x, given), np.swapaxes(rows, 1, 2)
         np.testing.assert_allclose(sums.gram, turned @ rows, rtol=1e-12)
-        np.testing.assert_allclose(sums.across, turned @ (wanted - rows), atol=1e-9)
+        np.testing.assert_allclose(
+            sums.across, turned @ (wanted - rows), atol=1e-9
+        )
 
 
 @pytest.mark.core
@@ -105,7 +137,9 @@ def test_large_inputs_are_summed_in_pieces(monkeypatch):
         L.Conv2DTranspose(2, 3),
     ],
 )
-def test_positions_of_convolutions_are_drawn_where_they_are_many(layer, monkeypatch):
+def test_positions_of_convolutions_are_drawn_where_they_are_many(
+    layer, monkeypatch
+):
     """Each sample gives as many rows; all positions take part, the same in both models."""
     monkeypatch.setattr(_moments, "_FEWEST_ROWS", 1)
     monkeypatch.setattr(_moments, "_ROWS_AN_INPUT", 2)
@@ -122,12 +156,18 @@ def test_positions_of_convolutions_are_drawn_where_they_are_many(layer, monkeypa
     # A sample's rows are some of all its rows.
     chosen = stop_of(model, weight, None, samples=12)._draw_positions(x)
     assert chosen.shape == (12, wanted)
-    assert np.bincount(chosen.ravel(), minlength=count).max() <= -(-12 * wanted // count)
+    assert np.bincount(chosen.ravel(), minlength=count).max() <= -(
+        -12 * wanted // count
+    )
     rows = every(x.astype("float64"))
     matrices, _, inputs = rows.shape
     by_sample = rows.reshape(matrices, 12, count, inputs)
-    some = by_sample[:, np.arange(12)[:, None], chosen].reshape(matrices, -1, inputs)
-    np.testing.assert_allclose(sums.gram, np.swapaxes(some, 1, 2) @ some, rtol=1e-5, atol=1e-5)
+    some = by_sample[:, np.arange(12)[:, None], chosen].reshape(
+        matrices, -1, inputs
+    )
+    np.testing.assert_allclose(
+        sums.gram, np.swapaxes(some, 1, 2) @ some, rtol=1e-5, atol=1e-5
+    )
     # Batches change nothing, and there is no `across` where both models are the same.
     small, same = [], stop_of(model, weight, None, samples=12)
     same._solve = lambda *parts: small.append(parts[0] + parts[1])
@@ -141,35 +181,51 @@ def test_positions_of_convolutions_are_drawn_where_they_are_many(layer, monkeypa
 @pytest.mark.core
 @pytest.mark.parametrize("kind", [L.SimpleRNN, L.GRU, L.LSTM])
 @pytest.mark.parametrize("backwards", [False, True])
-def test_kernels_of_cells_multiply_inputs_and_the_states_before_them(kind, backwards):
+def test_kernels_of_cells_multiply_inputs_and_the_states_before_them(
+    kind, backwards
+):
     """Their moments are those of a loop over the steps, without those that are masked."""
     layer = kind(3, go_backwards=backwards, name="rnn")
     model = keras.Sequential([keras.Input((6, 4)), L.Masking(), layer])
     x = np.random.default_rng(0).normal(size=(5, 6, 4)).astype("float32")
     mask = np.arange(6) < np.array([6, 4, 2, 5, 3])[:, None]
-    weights = {w.path.rpartition("/")[2]: w for w in kso.prunable_weights(model)}
+    weights = {
+        w.path.rpartition("/")[2]: w for w in kso.prunable_weights(model)
+    }
     order = slice(None, None, -1) if backwards else slice(None)
-    states, grams = layer.cell.get_initial_state(batch_size=5), np.zeros((2, 4, 4))
+    states, grams = (
+        layer.cell.get_initial_state(batch_size=5),
+        np.zeros((2, 4, 4)),
+    )
     for step in range(6):
         live = mask[:, order][:, step]
         now, before = x[:, order][:, step], array(states[0])
         grams[0] += now[live].T @ now[live]
         grams[1, :3, :3] += before[live].T @ before[live]
         _, after = layer.cell(now, states)
-        states = [keras.ops.where(live[:, None], a, b) for a, b in zip(after, states, strict=True)]
+        states = [
+            keras.ops.where(live[:, None], a, b)
+            for a, b in zip(after, states, strict=True)
+        ]
     tensor = keras.ops.convert_to_tensor(mask)
     inputs = moments(stop_at(model, weights["kernel"]), x, mask=tensor)
     np.testing.assert_allclose(inputs.gram[0], grams[0], atol=1e-4)
-    recurrent = moments(stop_at(model, weights["recurrent_kernel"]), x, mask=tensor)
+    recurrent = moments(
+        stop_at(model, weights["recurrent_kernel"]), x, mask=tensor
+    )
     np.testing.assert_allclose(recurrent.gram[0], grams[1, :3, :3], atol=1e-4)
     assert layer.return_sequences is False
 
 
 def test_tokens_are_counted():
-    model = keras.Sequential([keras.Input((6,), dtype="int32"), L.Embedding(7, 3)])
+    model = keras.Sequential(
+        [keras.Input((6,), dtype="int32"), L.Embedding(7, 3)]
+    )
     tokens = np.random.default_rng(0).integers(0, 6, (8, 6))
     sums = moments(stop_at(model, kso.prunable_weights(model)[0]), tokens)
-    np.testing.assert_array_equal(sums.gram, np.bincount(tokens.ravel(), minlength=7)[None])
+    np.testing.assert_array_equal(
+        sums.gram, np.bincount(tokens.ravel(), minlength=7)[None]
+    )
 
 
 class Doubled(L.Dense):

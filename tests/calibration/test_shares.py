@@ -17,7 +17,11 @@ L = keras.layers
 def network():
     """A narrow layer that everything goes through, and a wide one with little in it."""
     keras.utils.set_random_seed(0)
-    layers = [L.Dense(12, name="narrow"), L.Dense(96, name="wide"), L.Dense(6, name="head")]
+    layers = [
+        L.Dense(12, name="narrow"),
+        L.Dense(96, name="wide"),
+        L.Dense(6, name="head"),
+    ]
     model = keras.Sequential([keras.Input((8,)), *layers])
     kernel, bias = model.get_layer("head").get_weights()
     kernel[:9] *= 20.0
@@ -43,7 +47,15 @@ def test_totals_are_exact_and_the_model_stays(density):
 def test_shares_by_error_lose_less_than_one_density():
     dense, x = network(), rows()
     lost = [
-        float(np.mean((array(kso.prune(dense, 0.2, data=x, **options)(x)) - array(dense(x))) ** 2))
+        float(
+            np.mean(
+                (
+                    array(kso.prune(dense, 0.2, data=x, **options)(x))
+                    - array(dense(x))
+                )
+                ** 2
+            )
+        )
         for options in (
             {"score": "obs", "budget": "error"},
             {"score": "obs"},
@@ -58,8 +70,13 @@ def test_shares_by_error_lose_less_than_one_density():
 def test_an_embedding_gets_what_its_tokens_are_worth():
     keras.utils.set_random_seed(0)
     inputs = keras.Input((5,), dtype="int32")
-    dense = keras.Model(inputs, L.Dense(4, name="head")(L.Embedding(50, 8, name="words")(inputs)))
-    tokens = np.random.default_rng(0).integers(0, 5, (64, 5))  # five of fifty words
+    dense = keras.Model(
+        inputs,
+        L.Dense(4, name="head")(L.Embedding(50, 8, name="words")(inputs)),
+    )
+    tokens = np.random.default_rng(0).integers(
+        0, 5, (64, 5)
+    )  # five of fifty words
     pruned = kso.prune(dense, 0.25, score="obs", data=tokens, budget="error")
     words, head = kso.prunable_weights(pruned)
     assert words.live + head.live == round(0.25 * (400 + 32))
@@ -69,7 +86,9 @@ def test_an_embedding_gets_what_its_tokens_are_worth():
 def test_refusals():
     dense = network()
     for options in ({}, {"score": "random"}):
-        with pytest.raises(BudgetError, match=r"budget of prune, with `data`.*budget='error'"):
+        with pytest.raises(
+            BudgetError, match=r"budget of prune, with `data`.*budget='error'"
+        ):
             kso.prune(dense, 0.2, budget="error", **options)
     with pytest.raises(kso.errors.DensityError):
         kso.prune(dense, score="obs", data=rows(), budget="error")
@@ -77,7 +96,9 @@ def test_refusals():
 
 def test_too_few_rows_to_hold_any_out_are_used_as_they_are():
     with pytest.warns(UserWarning, match="3 different among 3 rows"):
-        pruned = kso.prune(network(), 0.5, score="obs", data=rows()[:3], budget="error")
+        pruned = kso.prune(
+            network(), 0.5, score="obs", data=rows()[:3], budget="error"
+        )
     assert sum(w.live for w in kso.prunable_weights(pruned)) == 912
 
 
@@ -87,13 +108,19 @@ def test_sensitivity_has_errors_of_layers_and_predicts_that_of_the_model():
     before = dense.get_weights()
     table = kso.sensitivity(dense, x, densities=(0.5, 0.2))
     assert_same(before, dense.get_weights())
-    assert [*table.errors] == [*table.gains] == ["narrow/kernel", "wide/kernel", "head/kernel"]
+    assert (
+        [*table.errors]
+        == [*table.gains]
+        == ["narrow/kernel", "wide/kernel", "head/kernel"]
+    )
     # The first layer, on the rows that are held out.
     held, kernel = x[3::4], before[0]
     scale = np.abs(kernel).max(axis=0) / 7
     lost = held @ (np.rint(kernel / scale) * scale - kernel)
     error = table.errors["narrow/kernel"]
-    assert error["int4"] == pytest.approx(np.sum(lost**2) / np.sum((held @ kernel) ** 2), rel=1e-3)
+    assert error["int4"] == pytest.approx(
+        np.sum(lost**2) / np.sum((held @ kernel) ** 2), rel=1e-3
+    )
     assert error[0.2] > error[0.5] > error["int4"] > error["int8"] > 0
     # All layers are linear, without biases: this error goes through those behind.
     for name in ("wide", "head"):
@@ -103,7 +130,9 @@ def test_sensitivity_has_errors_of_layers_and_predicts_that_of_the_model():
     assert table.gains["narrow/kernel"] == pytest.approx(gain, rel=1e-3)
     assert table.gains["head/kernel"] == pytest.approx(1.0, rel=1e-3)
     middle = (error[0.5] + error[0.2]) / 2
-    assert table.predicted({"narrow/kernel": 0.35}) == pytest.approx(gain * middle, rel=1e-3)
+    assert table.predicted({"narrow/kernel": 0.35}) == pytest.approx(
+        gain * middle, rel=1e-3
+    )
 
 
 def test_sensitivity_is_a_budget_with_gains_and_prints_and_draws():
@@ -111,22 +140,31 @@ def test_sensitivity_is_a_budget_with_gains_and_prints_and_draws():
     density = 0.25
     measured = calibration.densities_around(density)
     table = kso.sensitivity(dense, x, densities=measured)
-    found = [kso.prune(dense, density, score="obs", data=x, budget=b) for b in ("error", table)]
+    found = [
+        kso.prune(dense, density, score="obs", data=x, budget=b)
+        for b in ("error", table)
+    ]
     assert_same(*(model.get_weights() for model in found))
     scheduled = kso.parametrize(dense, kso.MagnitudeMask, density, table)
-    assert [w.parametrization.schedule.density for w in kso.prunable_weights(scheduled)] == [
-        w.density for w in kso.prunable_weights(found[0])
-    ]
+    assert [
+        w.parametrization.schedule.density
+        for w in kso.prunable_weights(scheduled)
+    ] == [w.density for w in kso.prunable_weights(found[0])]
     assert all(word in str(table) for word in ("wide/kernel", "int4", "gain"))
     lines = table.plot().axes[0].lines
     assert [line.get_label() for line in lines] == [*table.errors]
     assert sorted(measured) == [*lines[0].get_xdata()]
     # Gains count: what a layer loses that nothing is left of costs nothing.
     free = dataclasses.replace(table, gains=table.gains | {"wide/kernel": 0.0})
-    live = {w.path: w.live for w in kso.prunable_weights(kso.prune(dense, 0.6, budget=free))}
+    live = {
+        w.path: w.live
+        for w in kso.prunable_weights(kso.prune(dense, 0.6, budget=free))
+    }
     assert live["wide/kernel"] == round(0.6 * 1824) - 96 - 576
     some = kso.sensitivity(dense, x, include="wide")
-    with pytest.raises(BudgetError, match=r"'narrow/kernel' were not measured.*Received"):
+    with pytest.raises(
+        BudgetError, match=r"'narrow/kernel' were not measured.*Received"
+    ):
         kso.prune(dense, density, score="obs", data=x, budget=some)
     with pytest.raises(BudgetError, match=r"`budget` must be one of"):
         kso.sparsify(dense, density, budget=table)

@@ -33,7 +33,10 @@ def problem(seed, shape=(2, 1, 24, 5), rows=60, noise=0.0, fresh=2000):
     rng = np.random.default_rng(seed)
     batch, parts, *taps, inputs, outputs = shape
     k = int(np.prod(taps)) * inputs
-    mixed = rng.normal(size=(batch * parts, k, k)) * (np.arange(k) + 1.0)[:, None] ** -0.7
+    mixed = (
+        rng.normal(size=(batch * parts, k, k))
+        * (np.arange(k) + 1.0)[:, None] ** -0.7
+    )
 
     def moments(count):
         x = rng.normal(size=(batch * parts, count, k)) @ mixed
@@ -41,11 +44,17 @@ def problem(seed, shape=(2, 1, 24, 5), rows=60, noise=0.0, fresh=2000):
         return Moments(np.swapaxes(x, 1, 2) @ x, rows=count)
 
     kernel = rng.normal(size=(batch * parts, k, outputs))
-    return kernel, (moments(rows - rows // 4), moments(rows // 4)), moments(fresh).gram
+    return (
+        kernel,
+        (moments(rows - rows // 4), moments(rows // 4)),
+        moments(fresh).gram,
+    )
 
 
 def by_magnitude(kernel, count, moments, pattern):
-    return _solve.refit(kernel, pattern.largest(np.abs(kernel), count), *moments)
+    return _solve.refit(
+        kernel, pattern.largest(np.abs(kernel), count), *moments
+    )
 
 
 def least_squares(kernel, mask, moments, extra, lines=None):
@@ -58,19 +67,25 @@ def least_squares(kernel, mask, moments, extra, lines=None):
     for m, o in np.ndindex(len(kernel), kernel.shape[-1]):
         h = damped[m] * (1 + extra * together)
         live = mask[m, :, o]
-        found[m, live, o] = np.linalg.solve(h[np.ix_(live, live)], (h @ kernel[m])[live, o])
+        found[m, live, o] = np.linalg.solve(
+            h[np.ix_(live, live)], (h @ kernel[m])[live, o]
+        )
     return found
 
 
 def loss(kernel, mask, moments):
     """The least damped error of a mask."""
     left = least_squares(kernel, mask, moments, 0.0) - kernel
-    return float(np.sum(left * (_solve.damped((moments[0] + moments[1]).gram) @ left)))
+    return float(
+        np.sum(left * (_solve.damped((moments[0] + moments[1]).gram) @ left))
+    )
 
 
 @pytest.mark.parametrize("extra", [0.0, 0.3])
 @pytest.mark.parametrize("rows", [10, 500], ids=["few rows", "many rows"])
-def test_a_refit_solves_the_normal_equations_of_each_output(rows, extra, monkeypatch):
+def test_a_refit_solves_the_normal_equations_of_each_output(
+    rows, extra, monkeypatch
+):
     monkeypatch.setattr(_solve, "EXTRA", (extra,))
     for seed in range(3):
         kernel, moments, _ = problem(seed, rows=rows)
@@ -84,12 +99,16 @@ def test_a_refit_solves_the_normal_equations_of_each_output(rows, extra, monkeyp
     whole = _solve.refit(kernel, np.ones_like(mask), *moments)
     np.testing.assert_allclose(whole, kernel, atol=1e-9)
     none = [Moments(0 * part.gram, rows=part.rows) for part in moments]
-    np.testing.assert_allclose(_solve.refit(kernel, mask, *none), kernel * mask, atol=1e-12)
+    np.testing.assert_allclose(
+        _solve.refit(kernel, mask, *none), kernel * mask, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("structure", [None, NByM(2, 4)])
 @pytest.mark.parametrize("count", [1, 23, 97, 120])
-def test_obs_has_the_exact_count_and_the_values_of_a_refit(count, structure, monkeypatch):
+def test_obs_has_the_exact_count_and_the_values_of_a_refit(
+    count, structure, monkeypatch
+):
     monkeypatch.setattr(_solve, "EXTRA", (0.1,))
     kernel, moments, _ = problem(1)
     found, mask = _solve.obs(kernel, count, Entries(structure), *moments)
@@ -97,11 +116,15 @@ def test_obs_has_the_exact_count_and_the_values_of_a_refit(count, structure, mon
     assert not found[~mask].any()
     if structure is not None:
         assert mask.reshape(2, 6, 4, 5).sum(axis=2).max() <= 2
-    np.testing.assert_allclose(found, least_squares(kernel, mask, moments, 0.1), atol=1e-4)
+    np.testing.assert_allclose(
+        found, least_squares(kernel, mask, moments, 0.1), atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("structure", [None, NByM(2, 4)])
-def test_obs_loses_less_than_wanda_and_that_less_than_magnitudes_with_refits(structure):
+def test_obs_loses_less_than_wanda_and_that_less_than_magnitudes_with_refits(
+    structure,
+):
     pattern, lost = Entries(structure), np.zeros(4)
     for seed in range(5):
         kernel, moments, fresh = problem(seed)
@@ -124,8 +147,13 @@ def test_the_mask_is_nearly_the_best_of_all(monkeypatch):
     ratios = []
     for seed in range(6):
         kernel, moments, _ = problem(seed, (1, 1, 12, 1), rows=200)
-        masks = [np.isin(np.arange(12), live) for live in itertools.combinations(range(12), 5)]
-        least = min(loss(kernel, live[None, :, None], moments) for live in masks)
+        masks = [
+            np.isin(np.arange(12), live)
+            for live in itertools.combinations(range(12), 5)
+        ]
+        least = min(
+            loss(kernel, live[None, :, None], moments) for live in masks
+        )
         _, mask = _solve.obs(kernel, 5, Entries(), *moments)
         ratios.append(loss(kernel, mask, moments) / least)
     assert sorted(ratios)[3] < 1.001
@@ -137,7 +165,9 @@ def test_damping_is_chosen_on_held_out_rows(monkeypatch):
     lost, chosen = np.zeros((2, 2)), np.zeros((2, 4))
     for seed in range(4):
         for k, rows in enumerate((40, 4000)):
-            kernel, moments, fresh = problem(seed, (1, 1, 64, 16), rows, noise=0.5)
+            kernel, moments, fresh = problem(
+                seed, (1, 1, 64, 16), rows, noise=0.5
+            )
             mask = Entries().largest(np.abs(kernel), 400)
             chosen[k, seed] = _solve._extra(kernel, mask, *moments, Entries())
             for which, extra in enumerate((_solve.EXTRA, (0.0,))):
@@ -153,17 +183,28 @@ def test_damping_is_chosen_on_held_out_rows(monkeypatch):
 
 
 @pytest.mark.parametrize("cols", [8, 4])
-@pytest.mark.parametrize("regular", [True, False], ids=["regular", "any pattern"])
-def test_blocks_have_the_damping_that_held_out_rows_choose_for_them(regular, cols, monkeypatch):
+@pytest.mark.parametrize(
+    "regular", [True, False], ids=["regular", "any pattern"]
+)
+def test_blocks_have_the_damping_that_held_out_rows_choose_for_them(
+    regular, cols, monkeypatch
+):
     """Their mask has none: it is the same whatever held-out rows choose."""
-    pattern, damping = Blocks(Block(4, cols, regular=regular), (1, 1, 32, 32)), set()
+    pattern, damping = (
+        Blocks(Block(4, cols, regular=regular), (1, 1, 32, 32)),
+        set(),
+    )
     for seed, rows in itertools.product(range(3), (16, 48, 4000)):
         kernel, moments, _ = problem(seed, pattern.shape, rows, noise=0.3)
         found, mask = _solve.obs(kernel, kernel.size // 4, pattern, *moments)
         lost = []
         for extra in _solve.EXTRA:
-            tried = least_squares(kernel, mask, (moments[0], Moments()), extra, pattern.lines)
-            lost.append(np.sum((tried - kernel) * (moments[1].gram @ (tried - kernel))))
+            tried = least_squares(
+                kernel, mask, (moments[0], Moments()), extra, pattern.lines
+            )
+            lost.append(
+                np.sum((tried - kernel) * (moments[1].gram @ (tried - kernel)))
+            )
         best = _solve.EXTRA[int(np.argmin(lost))]
         expected = least_squares(kernel, mask, moments, best, pattern.lines)
         np.testing.assert_allclose(found, expected, atol=1e-4)
@@ -215,11 +256,15 @@ def test_obs_on_blocks(name, monkeypatch):
     else:
         whole = canonical.reshape(2, 4, 2, 3, 4)
         assert (whole == whole.max(axis=(2, 4), keepdims=True)).all()
-    np.testing.assert_allclose(found, least_squares(kernel, mask, moments, 0.0), atol=1e-4)
+    np.testing.assert_allclose(
+        found, least_squares(kernel, mask, moments, 0.0), atol=1e-4
+    )
     assert pattern.largest(np.abs(kernel), count).sum() == count
 
 
-@pytest.mark.parametrize("block", [Block(2, 2, regular=True), Block(2, 2)], ids=["regular", "free"])
+@pytest.mark.parametrize(
+    "block", [Block(2, 2, regular=True), Block(2, 2)], ids=["regular", "free"]
+)
 def test_obs_on_blocks_loses_less_than_magnitudes_with_a_refit(block):
     pattern, lost = Blocks(block, (1, 1, 16, 16)), np.zeros(2)
     for seed in range(4):
@@ -237,7 +282,9 @@ def test_obs_on_blocks_loses_less_than_magnitudes_with_a_refit(block):
 def test_n_by_m_keeps_the_largest_of_each_group_and_no_more_where_entries_are_equal():
     pattern, (kernel, _, _) = Entries(NByM(2, 8)), problem(0, (1, 1, 16, 5))
     scores = np.abs(kernel)
-    ranks = np.argsort(np.argsort(-scores.reshape(1, 2, 8, 5), axis=2), axis=2).reshape(1, 16, 5)
+    ranks = np.argsort(
+        np.argsort(-scores.reshape(1, 2, 8, 5), axis=2), axis=2
+    ).reshape(1, 16, 5)
     np.testing.assert_array_equal(pattern.largest(scores, 20), ranks < 2)
     few = pattern.largest(scores, 15)
     assert few.sum() == 15
@@ -246,9 +293,13 @@ def test_n_by_m_keeps_the_largest_of_each_group_and_no_more_where_entries_are_eq
     assert (equal.reshape(2, 8, 5).sum(axis=1) == 2).all()
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 12, 5), (1, 1, 3, 8, 6), (2, 1, 8, 4)])
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 12, 5), (1, 1, 3, 8, 6), (2, 1, 8, 4)]
+)
 @pytest.mark.parametrize("group", [1, 4])
-def test_whole_inputs_that_go_are_nearly_the_best_to_go(shape, group, monkeypatch):
+def test_whole_inputs_that_go_are_nearly_the_best_to_go(
+    shape, group, monkeypatch
+):
     monkeypatch.setattr(_solve, "EXTRA", (0.0,))
     pattern = Blocks(Block(group, shape[-1]), shape, few=False)
     kernel, moments, _ = problem(0, shape, 200)
@@ -264,13 +315,20 @@ def test_whole_inputs_that_go_are_nearly_the_best_to_go(shape, group, monkeypatc
     found, mask = _solve.obs(kernel, 2 * unit, pattern, *moments)
     assert mask.sum() == 2 * unit
     groups = mask.reshape(*shape[:-2], -1, group, shape[-1])
-    assert (groups == groups.max(axis=(*range(2, len(shape) - 2), -2, -1), keepdims=True)).all()
-    np.testing.assert_allclose(found, least_squares(kernel, mask, moments, 0.0), atol=1e-4)
+    assert (
+        groups
+        == groups.max(axis=(*range(2, len(shape) - 2), -2, -1), keepdims=True)
+    ).all()
+    np.testing.assert_allclose(
+        found, least_squares(kernel, mask, moments, 0.0), atol=1e-4
+    )
 
 
 def test_errors_are_those_on_rows_that_are_held_out():
     keras.utils.set_random_seed(0)
-    dense = keras.Sequential([keras.Input((48,)), L.Dense(16, use_bias=False, name="a")])
+    dense = keras.Sequential(
+        [keras.Input((48,)), L.Dense(16, use_bias=False, name="a")]
+    )
     x, fresh = (
         np.random.default_rng(0).normal(size=(32, 48)),
         np.random.default_rng(1).normal(size=(2000, 48)),

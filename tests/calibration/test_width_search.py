@@ -29,12 +29,18 @@ def chain(widths):
 
 
 def error_of(made, widths):
-    return sum(ladder.errors[ladder.widths.index(widths[ladder.name])] for ladder in made)
+    return sum(
+        ladder.errors[ladder.widths.index(widths[ladder.name])]
+        for ladder in made
+    )
 
 
 def all_widths(made):
     for widths in itertools.product(*(ladder.widths for ladder in made)):
-        yield {ladder.name: width for ladder, width in zip(made, widths, strict=True)}
+        yield {
+            ladder.name: width
+            for ladder, width in zip(made, widths, strict=True)
+        }
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -46,7 +52,9 @@ def test_widths_are_within_the_cost_and_near_the_best(seed, share):
     widths, uniform = search.within(target), search.uniform(target)
     assert chain(widths) <= target
     assert chain(uniform) <= target
-    best = min(error_of(made, w) for w in all_widths(made) if chain(w) <= target)
+    best = min(
+        error_of(made, w) for w in all_widths(made) if chain(w) <= target
+    )
     assert best <= error_of(made, widths) <= 1.05 * best
     assert error_of(made, widths) <= error_of(made, uniform)
 
@@ -64,14 +72,19 @@ def test_a_cost_in_steps_is_reached():
     def stairs(widths):
         return sum(16 * -(-width // 16) for width in widths.values())
 
-    widths = WidthSearch(made, stairs).within(0.5 * stairs({k: 40 for k in "abc"}))
+    widths = WidthSearch(made, stairs).within(
+        0.5 * stairs({k: 40 for k in "abc"})
+    )
     assert stairs(widths) <= 72
 
 
 def test_no_widths_are_cheap_enough():
     made = ladders(2, 0)
     least = chain({ladder.name: 8 for ladder in made})
-    assert WidthSearch(made, chain).within(least) == {"group_0": 8, "group_1": 8}
+    assert WidthSearch(made, chain).within(least) == {
+        "group_0": 8,
+        "group_1": 8,
+    }
     assert WidthSearch(made, chain).within(least - 1) is None
 
 
@@ -83,6 +96,8 @@ def test_many_groups_take_few_costs():
         calls.append(1)
         return chain(widths)
 
-    widths = WidthSearch(made, cost).within(0.3 * chain({k: 96 for k in range(24)}))
+    widths = WidthSearch(made, cost).within(
+        0.3 * chain({k: 96 for k in range(24)})
+    )
     assert widths is not None
     assert len(calls) < 20_000

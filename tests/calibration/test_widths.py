@@ -7,7 +7,11 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.errors import BudgetError, NotPrunableError, UnknownWeightError
+from keras_sparse_ortho.errors import (
+    BudgetError,
+    NotPrunableError,
+    UnknownWeightError,
+)
 from tests.helpers import array, assert_same, slow_on_jax
 
 L = keras.layers
@@ -34,10 +38,14 @@ def fitted(model):
     images, labels = digits()
     x = images[:1200].reshape(-1, *model.input_shape[1:])
     head = model.get_layer("head")
-    features = array(keras.Model(model.inputs[0], head.input)(x)).astype("float64")
+    features = array(keras.Model(model.inputs[0], head.input)(x)).astype(
+        "float64"
+    )
     features = np.concatenate([features, np.ones((1200, 1))], axis=1)
     normal = features.T @ features + 0.1 * np.eye(features.shape[1])
-    weights = np.linalg.solve(normal, features.T @ (10.0 * np.eye(10)[labels[:1200]]))
+    weights = np.linalg.solve(
+        normal, features.T @ (10.0 * np.eye(10)[labels[:1200]])
+    )
     weights += 1e-3 * rng.normal(size=weights.shape)  # no row is 0
     head.set_weights([weights[:-1], weights[-1]])
     return model
@@ -45,8 +53,15 @@ def fitted(model):
 
 @functools.cache
 def mlp():
-    hidden = [L.Dense(64, "relu", name="first"), L.Dense(48, "relu", name="second")]
-    return fitted(keras.Sequential([keras.Input((64,)), *hidden, L.Dense(10, name="head")]))
+    hidden = [
+        L.Dense(64, "relu", name="first"),
+        L.Dense(48, "relu", name="second"),
+    ]
+    return fitted(
+        keras.Sequential(
+            [keras.Input((64,)), *hidden, L.Dense(10, name="head")]
+        )
+    )
 
 
 @functools.cache
@@ -54,7 +69,9 @@ def cnn():
     """Convolutions around a residual stream."""
     inputs = keras.Input((8, 8, 1))
     stream = L.Conv2D(16, 3, 2, padding="same", name="stem")(inputs)
-    x = L.Conv2D(24, 3, padding="same", activation="relu", name="inner")(L.ReLU()(stream))
+    x = L.Conv2D(24, 3, padding="same", activation="relu", name="inner")(
+        L.ReLU()(stream)
+    )
     x = L.Add()([stream, L.Conv2D(16, 3, padding="same", name="outer")(x)])
     x = L.Dense(32, "relu", name="hidden")(L.Flatten()(L.ReLU()(x)))
     return fitted(keras.Model(inputs, L.Dense(10, name="head")(x)))
@@ -74,7 +91,10 @@ def case(name):
 def error(model, other, x):
     """The relative squared error of the outputs of one model beside another's."""
     first, outputs = array(model(x)), array(other(x))
-    return float(np.sum((outputs - first) ** 2) / np.sum((first - first.mean(axis=0)) ** 2))
+    return float(
+        np.sum((outputs - first) ** 2)
+        / np.sum((first - first.mean(axis=0)) ** 2)
+    )
 
 
 @pytest.mark.core
@@ -88,9 +108,9 @@ def test_the_table_has_the_error_of_the_model_on_held_out_rows():
     assert errors == sorted(errors)
     assert errors[0] == 0.0 < errors[1]
     # The last hidden layer: its reader is the head, whose outputs are those of the model.
-    inputs = array(keras.Model(model.inputs[0], model.get_layer("second").output)(x)).astype(
-        "float64"
-    )
+    inputs = array(
+        keras.Model(model.inputs[0], model.get_layer("second").output)(x)
+    ).astype("float64")
     stays = table.order["second"][-16:]
     kernel = before[-2].astype("float64")
     used = np.delete(inputs, np.s_[3::4], axis=0)
@@ -101,13 +121,18 @@ def test_the_table_has_the_error_of_the_model_on_held_out_rows():
     change = held_out[:, stays] @ refitted - held_out @ kernel
     outputs = held_out @ kernel
     spread = np.sum((outputs - outputs.mean(axis=0)) ** 2)
-    assert table.errors["second"][16] == pytest.approx(np.sum(change**2) / spread, rel=1e-3)
+    assert table.errors["second"][16] == pytest.approx(
+        np.sum(change**2) / spread, rel=1e-3
+    )
     assert_same(before, model.get_weights())
 
 
 @pytest.mark.parametrize(
     ("name", "targets"),
-    [("mlp", (0.8, 0.7, 0.6)), pytest.param("cnn", (0.8, 0.6), marks=slow_on_jax)],
+    [
+        ("mlp", (0.8, 0.7, 0.6)),
+        pytest.param("cnn", (0.8, 0.6), marks=slow_on_jax),
+    ],
 )
 def test_predicted_errors_are_those_of_narrow_networks(name, targets):
     model, x, others, table = case(name)
@@ -115,8 +140,15 @@ def test_predicted_errors_are_those_of_narrow_networks(name, targets):
     for target in targets:
         widths = table.search(target)
         small = kso.narrow(model, target, data=x, table=table)
-        predicted, measured = table.predicted(widths), error(model, small, others)
-        assert small.count_params() == table.cost(widths) <= target * model.count_params()
+        predicted, measured = (
+            table.predicted(widths),
+            error(model, small, others),
+        )
+        assert (
+            small.count_params()
+            == table.cost(widths)
+            <= target * model.count_params()
+        )
         if 1e-3 < predicted <= 0.1:
             compared += 1
             assert predicted / 1.5 < measured < 1.5 * predicted
@@ -138,7 +170,9 @@ def test_targets_and_costs():
     assert table.cost() == 64 * 64 + 64 + 64 * 48 + 48 + 48 * 10 + 10
     assert table.cost({"second": 16}, "flops") == 64 * 64 + 64 * 16 + 16 * 10
     # Kernels of 1,024 entries are integers with 12 bytes for an output, others are floats.
-    expected = (64 * 64 + 12 * 64) + (64 * 16 + 12 * 16) + 4 * (64 + 16 + 16 * 10 + 10)
+    expected = (
+        (64 * 64 + 12 * 64) + (64 * 16 + 12 * 16) + 4 * (64 + 16 + 16 * 10 + 10)
+    )
     assert table.cost({"second": 16}, "bytes") == expected
     assert table.cost(table.search(at_most=3000)) <= 3000 < table.cost()
     widths = table.search(error=0.02)
@@ -146,7 +180,9 @@ def test_targets_and_costs():
     assert table.cost(widths) < 0.8 * table.cost()
     narrow_second = table.search(0.5, cost=lambda widths: widths["second"])
     assert narrow_second == full | {"second": 24}
-    assert all(width % 16 == 0 for width in table.search(0.4, multiple_of=16).values())
+    assert all(
+        width % 16 == 0 for width in table.search(0.4, multiple_of=16).values()
+    )
     unusual = table.search(0.4, multiple_of=5)
     assert all(width % 5 == 0 for width in unusual.values())
     assert table.cost(unusual) <= 0.4 * table.cost()
@@ -156,10 +192,15 @@ def test_errors_between_measured_widths():
     table = case("mlp")[3]
     errors = table.errors["first"]
     predicted = [table.predicted({"first": width}) for width in (56, 50, 48)]
-    assert predicted[0] == errors[56] < predicted[1] < predicted[2] == errors[48]
+    assert (
+        predicted[0] == errors[56] < predicted[1] < predicted[2] == errors[48]
+    )
     assert table.predicted({"first": 60}) == pytest.approx(0.5 * errors[56])
     assert table.predicted({"first": 4}) > errors[8]
-    assert table.predicted({"first": 48, "second": 40}) == errors[48] + table.errors["second"][40]
+    assert (
+        table.predicted({"first": 48, "second": 40})
+        == errors[48] + table.errors["second"][40]
+    )
 
 
 def test_print_and_plot():
@@ -168,7 +209,10 @@ def test_print_and_plot():
     assert [line.split()[0] for line in lines[1:]] == ["first", "second"]
     assert max(map(len, lines)) <= 100
     axes = table.plot().axes[0]
-    assert [line.get_label() for line in axes.lines] == ["first (64)", "second (48)"]
+    assert [line.get_label() for line in axes.lines] == [
+        "first (64)",
+        "second (48)",
+    ]
 
 
 @pytest.mark.core
@@ -205,17 +249,28 @@ def test_refusals():
     ):
         with pytest.raises(BudgetError, match=f"Received: .*{received}"):
             table.search(**options)
-    with pytest.raises(ValueError, match=r"`cost` must be one of .*Received: cost='time'"):
+    with pytest.raises(
+        ValueError, match=r"`cost` must be one of .*Received: cost='time'"
+    ):
         table.search(0.5, cost="time")
-    with pytest.raises(ValueError, match="`multiple_of` must be a positive integer"):
+    with pytest.raises(
+        ValueError, match="`multiple_of` must be a positive integer"
+    ):
         table.search(0.5, multiple_of=0)
-    with pytest.raises(UnknownWeightError, match=r"groups of `kso.channel_groups.*'third'"):
+    with pytest.raises(
+        UnknownWeightError, match=r"groups of `kso.channel_groups.*'third'"
+    ):
         table.predicted({"third": 8})
     for width in (0, 65, 8.5, True):
-        with pytest.raises(ValueError, match=r"'first' must be an integer from 1 to 64. Received"):
+        with pytest.raises(
+            ValueError,
+            match=r"'first' must be an integer from 1 to 64. Received",
+        ):
             table.predicted({"first": width})
     shallow = keras.Sequential([keras.Input((4,)), L.Dense(3)])
-    with pytest.raises(NotPrunableError, match="No group of channels can be narrowed"):
+    with pytest.raises(
+        NotPrunableError, match="No group of channels can be narrowed"
+    ):
         kso.widths(shallow, np.zeros((20, 4)) + np.arange(20)[:, None])
     with pytest.raises(ValueError, match="shape"):
         kso.widths(model, x[:, :5])

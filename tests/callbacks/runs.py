@@ -12,7 +12,10 @@ SIZE = 16 * 32 + 32 * 8
 
 
 def dense():
-    layers = [L.Dense(32, activation="relu", name="hidden"), L.Dense(8, name="head")]
+    layers = [
+        L.Dense(32, activation="relu", name="hidden"),
+        L.Dense(8, name="head"),
+    ]
     return keras.Sequential([keras.Input((16,)), *layers])
 
 
@@ -35,7 +38,9 @@ def xy(count=64):
 def fit(model, *callbacks, epochs=2, count=64, **options):
     """Eight steps an epoch, or an eighth of `count`."""
     options = {"batch_size": 8, "verbose": 0} | options
-    return model.fit(*xy(count), epochs=epochs, callbacks=list(callbacks), **options)
+    return model.fit(
+        *xy(count), epochs=epochs, callbacks=list(callbacks), **options
+    )
 
 
 def weights(model):

@@ -22,8 +22,13 @@ FALL = Cubic(0.25, begin_step=0, end_step=16, frequency=2)
 
 def page(*replaced, end="## Every method"):
     """What docs/custom_loops.md defines: data, a network, and a loop for each backend."""
-    text = (pathlib.Path(__file__).parents[2] / "docs/custom_loops.md").read_text(encoding="utf-8")
-    names, blocks = {}, re.findall(r"```python\n(.*?)```", text.partition(end)[0], re.DOTALL)
+    text = (
+        pathlib.Path(__file__).parents[2] / "docs/custom_loops.md"
+    ).read_text(encoding="utf-8")
+    names, blocks = (
+        {},
+        re.findall(r"```python\n(.*?)```", text.partition(end)[0], re.DOTALL),
+    )
     exec("\n".join(blocks).replace(*(replaced or ("", ""))), names)
     return names
 
@@ -51,11 +56,16 @@ def keras_on_torch(model, callback, optimizer=None):
         trainable_weights = list(model.trainable_weights)
         loss.backward()
         with torch.no_grad():
-            optimizer.apply([v.value.grad for v in trainable_weights], trainable_weights)
+            optimizer.apply(
+                [v.value.grad for v in trainable_weights], trainable_weights
+            )
     callback.update(step + 1, optimizer)
 
 
-LOOPS = [PAGE[f"{BACKEND}_loop"], *([keras_on_torch] if BACKEND == "torch" else [])]
+LOOPS = [
+    PAGE[f"{BACKEND}_loop"],
+    *([keras_on_torch] if BACKEND == "torch" else []),
+]
 METHODS = {
     "UpdateMasks": (lambda: pruned(), UpdateMasks),
     "TargetDensity": (
@@ -63,7 +73,10 @@ METHODS = {
         lambda: TargetDensity(0.25, FALL),
     ),
     "SET": (lambda: sparse(), lambda: SET(frequency=2, end_step=16)),
-    "RigL": (lambda: sparse(), lambda: RigL(DATA, 8, frequency=2, end_step=16, loss=LOSS)),
+    "RigL": (
+        lambda: sparse(),
+        lambda: RigL(DATA, 8, frequency=2, end_step=16, loss=LOSS),
+    ),
 }
 
 
@@ -86,7 +99,9 @@ def untrained(callback, model, steps):
     due = []
     for step in steps:
         first = model.trainable_variables[0]
-        first.assign(first.value + 0)  # what JAX takes for a step of training: other arrays
+        first.assign(
+            first.value + 0
+        )  # what JAX takes for a step of training: other arrays
         due += [step] * callback.update(step)
     return due
 
@@ -120,14 +135,29 @@ def test_a_loop_as_in_the_guides(method, loop):
 def test_a_loop_does_what_fit_does(method):
     make, callback = METHODS[method]
     whole, model = make(), make()
-    whole.compile(keras.optimizers.SGD(0.05), LOSS, run_eagerly=BACKEND != "jax")
-    whole.fit(*DATA, batch_size=32, epochs=5, shuffle=False, verbose=0, callbacks=[callback()])
-    loop = functools.partial(keras_on_torch, optimizer=keras.optimizers.SGD(0.05))
+    whole.compile(
+        keras.optimizers.SGD(0.05), LOSS, run_eagerly=BACKEND != "jax"
+    )
+    whole.fit(
+        *DATA,
+        batch_size=32,
+        epochs=5,
+        shuffle=False,
+        verbose=0,
+        callbacks=[callback()],
+    )
+    loop = functools.partial(
+        keras_on_torch, optimizer=keras.optimizers.SGD(0.05)
+    )
     if BACKEND != "torch":
-        loop = page("keras.optimizers.Adam(1e-2)", "keras.optimizers.SGD(0.05)")[f"{BACKEND}_loop"]
+        loop = page(
+            "keras.optimizers.Adam(1e-2)", "keras.optimizers.SGD(0.05)"
+        )[f"{BACKEND}_loop"]
     loop(model, callback())
     for theirs, ours in zip(whole.weights, model.weights, strict=True):
-        np.testing.assert_allclose(array(ours), array(theirs), atol=1e-5, err_msg=ours.path)
+        np.testing.assert_allclose(
+            array(ours), array(theirs), atol=1e-5, err_msg=ours.path
+        )
 
 
 def test_only_what_is_due_is_done():
@@ -139,10 +169,14 @@ def test_only_what_is_due_is_done():
 def test_steps_that_start_again_in_each_epoch_are_refused():
     model, callback = pruned(), UpdateMasks()
     assert untrained(callback, model, range(4)) == [0, 2]
-    with pytest.raises(ValueError, match=r"over epochs.*Received: step=0, after step=3"):
+    with pytest.raises(
+        ValueError, match=r"over epochs.*Received: step=0, after step=3"
+    ):
         callback.update(0)
     again = began(UpdateMasks(), model)
-    with pytest.raises(ValueError, match=r"given to `update`.*Received: step=0, and the mask"):
+    with pytest.raises(
+        ValueError, match=r"given to `update`.*Received: step=0, and the mask"
+    ):
         again.update(0)
     again.update(4)  # a run that goes on
     assert live(model) < SIZE
@@ -159,7 +193,9 @@ def test_a_run_that_is_resumed_goes_on():
 
 def test_the_length_of_a_loop():
     model = kso.parametrize(network(), kso.SoftThreshold())
-    with pytest.raises(ValueError, match=r"needs a `schedule`.*Received: schedule=None"):
+    with pytest.raises(
+        ValueError, match=r"needs a `schedule`.*Received: schedule=None"
+    ):
         began(TargetDensity(0.25), model).update(0)
     model = kso.parametrize(network(), kso.MagnitudeMask(Cubic(0.25)))
     callback = UpdateMasks()
@@ -175,14 +211,20 @@ def test_the_length_of_a_loop():
 @pytest.mark.core
 def test_optimizers_that_are_refused():
     callback = SET(frequency=1, end_step=9)
-    with pytest.raises(ValueError, match=r"call `set_model\(model\)`.*Received: no model"):
+    with pytest.raises(
+        ValueError, match=r"call `set_model\(model\)`.*Received: no model"
+    ):
         callback.update(0)
     began(callback, sparse())
-    with pytest.raises(TypeError, match=r"must be a Keras optimizer.*optimizer='adam'"):
+    with pytest.raises(
+        TypeError, match=r"must be a Keras optimizer.*optimizer='adam'"
+    ):
         callback.update(0, "adam")
     other = keras.optimizers.Adam()
     other.build(network().trainable_variables)
-    with pytest.raises(ValueError, match=r"must train this model.*Received: a Adam that"):
+    with pytest.raises(
+        ValueError, match=r"must train this model.*Received: a Adam that"
+    ):
         callback.update(0, other)
     if BACKEND == "torch":
         import torch
@@ -190,14 +232,20 @@ def test_optimizers_that_are_refused():
         with pytest.raises(ValueError, match="must train this model"):
             callback.update(0, torch.optim.SGD(network().parameters(), lr=0.1))
     assert callback.optimizer is None
-    with pytest.raises(ValueError, match=r"call `update\(step\)`.*Received: model=.*not compiled"):
+    with pytest.raises(
+        ValueError,
+        match=r"call `update\(step\)`.*Received: model=.*not compiled",
+    ):
         callback.on_epoch_begin(0)
 
 
 def test_the_end_of_a_loop_checks_the_density():
     model, callback = pruned(), UpdateMasks()
     untrained(callback, model, range(9))
-    with pytest.warns(kso.errors.DensityWarning, match="ends at step 16, and the run at step 8"):
+    with pytest.warns(
+        kso.errors.DensityWarning,
+        match="ends at step 16, and the run at step 8",
+    ):
         callback.on_train_end()
     with pytest.warns(kso.errors.DensityWarning):
         kso.strip(model)
@@ -207,7 +255,9 @@ def test_the_end_of_a_loop_checks_the_density():
 def test_a_stateless_loop_that_leaves_the_model_as_it_is():
     callback = began(UpdateMasks(), pruned())
     callback.update(0)
-    with pytest.warns(UserWarning, match=r"update_stateless\(step.*after step=0"):
+    with pytest.warns(
+        UserWarning, match=r"update_stateless\(step.*after step=0"
+    ):
         callback.update(2)
     callback.update(4)  # told once
 
@@ -220,7 +270,9 @@ def test_state_that_is_no_state_of_the_model():
     after = callback.update_stateless(0, (*state, "metrics"))
     assert after[2] == "metrics"
     assert callback.update_stateless(1, state) is state  # nothing was due
-    with pytest.raises(ValueError, match=r"`state` must hold.*Received: \[4, 3\] values"):
+    with pytest.raises(
+        ValueError, match=r"`state` must hold.*Received: \[4, 3\] values"
+    ):
         callback.update_stateless(2, (state[0], state[1][:3]))
 
 
@@ -231,7 +283,9 @@ def test_values_that_a_step_frees_are_not_read():
     model = sparse()
     before = live(model)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, "jit", functools.partial(jax.jit, donate_argnums=(0,)))
+        patch.setattr(
+            jax, "jit", functools.partial(jax.jit, donate_argnums=(0,))
+        )
         LOOPS[0](model, SET(frequency=2, end_step=16))
     assert live(model) == before
 
@@ -252,7 +306,9 @@ def test_the_state_of_torch_optimizers(name, options, starts):
     import torch
 
     model = sparse()
-    optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.01, **options)
+    optimizer = getattr(torch.optim, name)(
+        model.parameters(), lr=0.01, **options
+    )
     callback = began(SET(frequency=1, fraction=1.0, end_step=100), model)
     callback.update(0, optimizer)
     for _ in range(2):
@@ -271,10 +327,14 @@ def test_the_state_of_torch_optimizers(name, options, starts):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("loss", ["sparse_categorical_crossentropy", "function", "torch"])
+@pytest.mark.parametrize(
+    "loss", ["sparse_categorical_crossentropy", "function", "torch"]
+)
 def test_the_loss_of_rigl(loss):
     model, compiled, (x, y) = sparse(), sparse(), DATA
-    compiled.compile(loss=LOSS if loss != "sparse_categorical_crossentropy" else loss)
+    compiled.compile(
+        loss=LOSS if loss != "sparse_categorical_crossentropy" else loss
+    )
     if loss == "torch" and BACKEND == "torch":
         import torch
 
@@ -284,7 +344,9 @@ def test_the_loss_of_rigl(loss):
     options = {"batch_size": 8, "frequency": 1, "end_step": 9}
     began(RigL((x, y), loss=loss, **options), model).update(1)
     began(RigL(DATA, **options), compiled).update(1)
-    for a, b in zip(kso.prunable_weights(model), kso.prunable_weights(compiled), strict=True):
+    for a, b in zip(
+        kso.prunable_weights(model), kso.prunable_weights(compiled), strict=True
+    ):
         np.testing.assert_array_equal(a.mask, b.mask)
 
 
@@ -297,7 +359,13 @@ def test_what_rigl_refuses():
         ((x, y, np.ones(len(x))), "Sample weights need"),
         ([(x[:8],)], r"give `data` as `\(x, y\)`.*Received: y=None"),
     ):
-        rigl = RigL(given, 8, frequency=1, end_step=9, loss=lambda y, y_pred: LOSS(y, y_pred))
+        rigl = RigL(
+            given,
+            8,
+            frequency=1,
+            end_step=9,
+            loss=lambda y, y_pred: LOSS(y, y_pred),
+        )
         with pytest.raises(ValueError, match=message):
             began(rigl, sparse()).update(1)
 
@@ -306,4 +374,6 @@ def test_what_rigl_refuses():
 @pytest.mark.core
 def test_the_page_on_torch():
     """On the other backends the tests of the pages run it."""
-    assert kso.report(page(end="\0")["model"]).density == pytest.approx(0.1, abs=0.01)
+    assert kso.report(page(end="\0")["model"]).density == pytest.approx(
+        0.1, abs=0.01
+    )

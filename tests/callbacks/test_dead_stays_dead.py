@@ -21,7 +21,10 @@ LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 def network():
     keras.utils.set_random_seed(0)
-    layers = [keras.layers.Dense(32, "relu", name="a"), keras.layers.Dense(4, name="b")]
+    layers = [
+        keras.layers.Dense(32, "relu", name="a"),
+        keras.layers.Dense(4, name="b"),
+    ]
     return keras.Sequential([keras.Input((24,)), *layers])
 
 
@@ -29,12 +32,17 @@ class Momentum:
     """An optimizer of somebody else: moments, and a weight decay that pushes everything."""
 
     def __init__(self, variables):
-        self.moments = [np.zeros(variable.shape, "float32") for variable in variables]
+        self.moments = [
+            np.zeros(variable.shape, "float32") for variable in variables
+        ]
 
     def step(self, values, gradients):
         pairs = zip(self.moments, gradients, values, strict=True)
         self.moments = [0.9 * m + array(g) - 0.01 for m, g, _ in pairs]
-        return [array(w) - 0.05 * m for w, m in zip(values, self.moments, strict=True)]
+        return [
+            array(w) - 0.05 * m
+            for w, m in zip(values, self.moments, strict=True)
+        ]
 
 
 def stateless(model, callback):
@@ -66,10 +74,15 @@ def on_torch(model, callback):
     for step in range(STEPS):
         callback.update(step)
         model.zero_grad()
-        LOSS(torch.from_numpy(Y[step]), model(torch.from_numpy(X[step]), training=True)).backward()
+        LOSS(
+            torch.from_numpy(Y[step]),
+            model(torch.from_numpy(X[step]), training=True),
+        ).backward()
         variables = model.trainable_variables
         gradients = [variable.value.grad.detach() for variable in variables]
-        for variable, value in zip(variables, optimizer.step(variables, gradients), strict=True):
+        for variable, value in zip(
+            variables, optimizer.step(variables, gradients), strict=True
+        ):
             variable.assign(value)
     callback.update(STEPS)
 
@@ -83,13 +96,19 @@ def on_tensorflow(model, callback):
         variables = model.trainable_variables
         with tf.GradientTape() as tape:
             loss = LOSS(Y[step], model(X[step], training=True))
-        gradients = tape.gradient(loss, [variable.value for variable in variables])
-        for variable, value in zip(variables, optimizer.step(variables, gradients), strict=True):
+        gradients = tape.gradient(
+            loss, [variable.value for variable in variables]
+        )
+        for variable, value in zip(
+            variables, optimizer.step(variables, gradients), strict=True
+        ):
             variable.assign(value)
     callback.update(STEPS)
 
 
-LOOP = {"jax": stateless, "torch": on_torch, "tensorflow": on_tensorflow}[BACKEND]
+LOOP = {"jax": stateless, "torch": on_torch, "tensorflow": on_tensorflow}[
+    BACKEND
+]
 THRESHOLDS = {
     "layer": kso.SoftThreshold(),
     "channel": kso.SoftThreshold("channel"),
@@ -100,7 +119,9 @@ THRESHOLDS = {
 
 def share(model):
     own = [weight.parametrization for weight in kso.prunable_weights(model)]
-    live, size = (sum(part) for part in zip(*(one.counts() for one in own), strict=True))
+    live, size = (
+        sum(part) for part in zip(*(one.counts() for one in own), strict=True)
+    )
     return live / size
 
 
@@ -113,7 +134,9 @@ def test_frozen_thresholds_end_at_their_density(name, tmp_path):
     callback.on_train_end()  # a warning would be an error
     assert share(model) == pytest.approx(0.3, abs=0.03)
     expected = array(model(X[0]))
-    np.testing.assert_allclose(array(kso.strip(model)(X[0])), expected, atol=1e-5)
+    np.testing.assert_allclose(
+        array(kso.strip(model)(X[0])), expected, atol=1e-5
+    )
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     np.testing.assert_allclose(array(loaded(X[0])), expected, atol=1e-6)
@@ -128,7 +151,10 @@ def test_frozen_thresholds_end_at_their_density(name, tmp_path):
 
 
 OTHERS = {
-    "UpdateMasks": (lambda: kso.parametrize(network(), kso.MagnitudeMask(FALL)), UpdateMasks),
+    "UpdateMasks": (
+        lambda: kso.parametrize(network(), kso.MagnitudeMask(FALL)),
+        UpdateMasks,
+    ),
     "SET": (
         lambda: kso.sparsify(network(), 0.3, seed=0),
         lambda: SET(frequency=2, end_step=20),
@@ -201,7 +227,11 @@ def foreign_losses():
         import optax
 
         loss = optax.softmax_cross_entropy_with_integer_labels
-        return [loss, jax.jit(loss), optax.losses.softmax_cross_entropy_with_integer_labels]
+        return [
+            loss,
+            jax.jit(loss),
+            optax.losses.softmax_cross_entropy_with_integer_labels,
+        ]
     if BACKEND == "torch":
         import functools
 
@@ -211,7 +241,12 @@ def foreign_losses():
             pass
 
         loss = torch.nn.functional.cross_entropy
-        return [loss, functools.partial(loss, reduction="sum"), torch.nn.CrossEntropyLoss(), Own()]
+        return [
+            loss,
+            functools.partial(loss, reduction="sum"),
+            torch.nn.CrossEntropyLoss(),
+            Own(),
+        ]
     return []
 
 
@@ -228,9 +263,14 @@ def test_integer_labels_for_each_output_become_floats():
     import torch
 
     bits = np.eye(4, dtype="int64")[Y[0]]
-    floats = rigl(torch.nn.functional.binary_cross_entropy_with_logits, bits.astype("float32"))
+    floats = rigl(
+        torch.nn.functional.binary_cross_entropy_with_logits,
+        bits.astype("float32"),
+    )
     for mask, other in zip(
-        rigl(torch.nn.functional.binary_cross_entropy_with_logits, bits), floats, strict=True
+        rigl(torch.nn.functional.binary_cross_entropy_with_logits, bits),
+        floats,
+        strict=True,
     ):
         np.testing.assert_array_equal(mask, other)
 
@@ -247,7 +287,9 @@ def test_a_loss_that_raises_is_named_with_its_arguments():
     with pytest.raises(ValueError, match=message):
         rigl(broken)
     for loss in foreign_losses()[:1]:
-        with pytest.raises(ValueError, match=r"RigL calls its `loss` as loss\(y_pred, y_true\)"):
+        with pytest.raises(
+            ValueError, match=r"RigL calls its `loss` as loss\(y_pred, y_true\)"
+        ):
             rigl(loss, np.zeros((16, 3, 2), "float32"))
 
 
@@ -262,4 +304,6 @@ def test_a_compiled_model_takes_the_state_of_another_optimizer():
         [v.value for v in model.non_trainable_variables],
     )
     state = callback.update_stateless(0, state)
-    assert [len(part) for part in callback.update_stateless(1, state)] == [len(p) for p in state]
+    assert [len(part) for part in callback.update_stateless(1, state)] == [
+        len(p) for p in state
+    ]

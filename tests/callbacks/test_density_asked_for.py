@@ -5,7 +5,12 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.callbacks import SET, BestAtDensity, TargetDensity, UpdateMasks
+from keras_sparse_ortho.callbacks import (
+    SET,
+    BestAtDensity,
+    TargetDensity,
+    UpdateMasks,
+)
 from keras_sparse_ortho.errors import DensityWarning, NotPrunableError
 from keras_sparse_ortho.parametrizations import (
     ChannelSoftThreshold,
@@ -29,7 +34,9 @@ RESTORED = r"an earlier epoch were restored.*BestAtDensity.*finish\(model\)"
 
 def network(parametrization, optimizer=None):
     optimizer = optimizer or keras.optimizers.SGD(0.01)
-    return runs.network(parametrization, optimizer, jit_compile=False, **EAGERLY)
+    return runs.network(
+        parametrization, optimizer, jit_compile=False, **EAGERLY
+    )
 
 
 def fit(model, *callbacks, epochs=4, **options):
@@ -92,12 +99,20 @@ def test_weights_of_a_denser_epoch_are_restored(method, first, tmp_path):
     # They are as they were in that epoch, and not pruned without training.
     assert density(model) == watch.seen[0] > 0.3
     assert watch.seen[-1] == REACHED
-    for act in (kso.report, kso.strip, lambda model: model.save(tmp_path / "model.keras")):
-        with pytest.warns(DensityWarning, match=r"restored or saved as the best.*finish") as caught:
+    for act in (
+        kso.report,
+        kso.strip,
+        lambda model: model.save(tmp_path / "model.keras"),
+    ):
+        with pytest.warns(
+            DensityWarning, match=r"restored or saved as the best.*finish"
+        ) as caught:
             act(model)
         assert places(caught) == [__file__]
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    with pytest.warns(DensityWarning, match=r"\(\d+ of 768 live\), where .* was asked for"):
+    with pytest.warns(
+        DensityWarning, match=r"\(\d+ of 768 live\), where .* was asked for"
+    ):
         kso.strip(loaded)
     for each in (model, loaded):  # every warning is an error from here on
         assert kso.finish(each) is each
@@ -109,7 +124,13 @@ def test_weights_of_a_denser_epoch_are_restored(method, first, tmp_path):
 @pytest.mark.core
 @pytest.mark.parametrize(
     "method",
-    ["STR", *(pytest.param(name, marks=pytest.mark.slow) for name in ("GMP", "DNW"))],
+    [
+        "STR",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("GMP", "DNW")
+        ),
+    ],
     indirect=True,
 )
 def test_only_epochs_at_the_density_count(method, tmp_path):
@@ -118,12 +139,16 @@ def test_only_epochs_at_the_density_count(method, tmp_path):
     checkpoint = keras.callbacks.ModelCheckpoint(
         best, monitor="density", mode="max", save_best_only=True
     )
-    slower = keras.callbacks.ReduceLROnPlateau("density", mode="max", patience=3, factor=0.5)
+    slower = keras.callbacks.ReduceLROnPlateau(
+        "density", mode="max", patience=3, factor=0.5
+    )
     wrapped = [BestAtDensity(c) for c in (stop, checkpoint, slower)]
     watch = Watch(density)
     fit(model, *wrapped[:1], callback(), *wrapped[1:], watch, epochs=6)
     # Masks have the count with the update before the last, thresholds are fixed in the fifth.
-    assert stop.best_epoch == (4 if isinstance(made(model), SoftThreshold) else 3)
+    assert stop.best_epoch == (
+        4 if isinstance(made(model), SoftThreshold) else 3
+    )
     assert watch.seen[2] > watch.seen[stop.best_epoch] == REACHED
     assert density(model) == REACHED
     kso.strip(keras.saving.load_model(best))
@@ -137,20 +162,25 @@ RAMP = Cubic(ASKED, 0, 20)
     ("parametrization", "callback"),
     [
         (MagnitudeMask(RAMP), UpdateMasks()),
-        pytest.param(SoftThreshold(), TargetDensity(ASKED, RAMP), marks=pytest.mark.slow),
+        pytest.param(
+            SoftThreshold(), TargetDensity(ASKED, RAMP), marks=pytest.mark.slow
+        ),
     ],
 )
 @slow_on_jax
 def test_a_run_that_ends_before_its_schedule(parametrization, callback):
     model = network(parametrization)
     with pytest.warns(
-        DensityWarning, match=r"ends at step 20, and the run at step 4.*follow its length"
+        DensityWarning,
+        match=r"ends at step 20, and the run at step 4.*follow its length",
     ):
         fit(model, callback, epochs=1)
     assert density(model) > 0.3
     # A stop is another reason.
     stop = Watch(lambda model: setattr(model, "stop_training", True))
-    with pytest.warns(DensityWarning, match=r"stopped at step 8, before .* step 20"):
+    with pytest.warns(
+        DensityWarning, match=r"stopped at step 8, before .* step 20"
+    ):
         fit(model, callback, stop, epochs=2)
     fit(model, callback, epochs=3)  # goes on at step 8
     assert density(model) == REACHED
@@ -160,7 +190,9 @@ def test_a_run_that_ends_before_its_schedule(parametrization, callback):
 def test_nothing_is_said_before_training_and_within():
     model = network(MagnitudeMask(Cubic(ASKED)))
     kso.report(model)
-    watch = Watch(lambda model: (kso.report(model).density, kso.strip(model))[0])
+    watch = Watch(
+        lambda model: (kso.report(model).density, kso.strip(model))[0]
+    )
     fit(model, UpdateMasks(), watch)
     assert watch.seen[0] > 0.3
     # An interrupted run leaves nothing behind that would keep it quiet.
@@ -177,7 +209,9 @@ def test_a_later_run_does_not_undo_it():
     fit(model, UpdateMasks())
     before = [w.mask for w in weights(model)]
     watch = Watch(density)
-    fit(model, UpdateMasks(), watch, epochs=2)  # whose schedule would begin with all entries
+    fit(
+        model, UpdateMasks(), watch, epochs=2
+    )  # whose schedule would begin with all entries
     assert watch.seen == [density(model)] * 2
     model.compile("sgd", "mse", **EAGERLY)  # steps count from 0 again
     fit(model, UpdateMasks(), watch, epochs=2)
@@ -189,17 +223,23 @@ def test_a_later_run_does_not_undo_it():
 def test_thresholds_that_were_fixed_stay_and_it_is_said():
     model = network(SoftThreshold())
     fit(model, TargetDensity(0.5), epochs=2)
-    with pytest.warns(DensityWarning, match=r"fixed before, by another run.*where 0.1003"):
+    with pytest.warns(
+        DensityWarning, match=r"fixed before, by another run.*where 0.1003"
+    ):
         fit(model, TargetDensity(ASKED), epochs=2)
     assert density(kso.finish(model)) == REACHED
-    with pytest.warns(DensityWarning, match=r"more entries than that are already 0"):
+    with pytest.warns(
+        DensityWarning, match=r"more entries than that are already 0"
+    ):
         fit(model, TargetDensity(0.5), epochs=2)
 
 
 @slow_on_jax
 def test_a_second_fit_is_a_run_of_its_own():
     model = network(SoftThreshold())
-    fit(model, epochs=2)  # the optimizer has made as many steps as the schedule takes
+    fit(
+        model, epochs=2
+    )  # the optimizer has made as many steps as the schedule takes
     watch = Watch(density)
     fit(model, TargetDensity(ASKED), watch, epochs=3)
     assert watch.seen[0] > 0.3
@@ -230,7 +270,10 @@ def test_no_false_alarm(parametrization, options):
 @pytest.mark.parametrize("learnt", [True, False])
 @slow_on_jax
 def test_finish_forgets_what_dies(learnt):
-    model = network(SoftThreshold() if learnt else MagnitudeMask(Linear(0.25, 0, 1000)), "adam")
+    model = network(
+        SoftThreshold() if learnt else MagnitudeMask(Linear(0.25, 0, 1000)),
+        "adam",
+    )
     with part_of_a_run():
         fit(model, *([] if learnt else [UpdateMasks()]), epochs=1)
     kso.finish(model, 0.25 if learnt else None)
@@ -251,22 +294,35 @@ def test_the_best_of_a_second_fit_is_not_judged_by_the_first():
     assert seen  # after the first epoch at the density
     seen.clear()
     with pytest.warns(DensityWarning):  # a schedule longer than the run
-        fit(network(MagnitudeMask(Cubic(ASKED, 0, 100))), UpdateMasks(), best, epochs=1)
+        fit(
+            network(MagnitudeMask(Cubic(ASKED, 0, 100))),
+            UpdateMasks(),
+            best,
+            epochs=1,
+        )
     assert not seen
 
 
 def test_refusals():
     model = network(SoftThreshold())
-    with pytest.raises(NotPrunableError, match=r"needs a `density`.*density=None"):
+    with pytest.raises(
+        NotPrunableError, match=r"needs a `density`.*density=None"
+    ):
         kso.finish(model)
     assert density(kso.finish(model, 0.25)) == 0.25
     assert density(kso.finish(model, 0.125)) == 0.125  # another one after that
     kso.strip(model)
-    with pytest.raises(NotPrunableError, match=r"finish\(\) is for.*Received: model='seq"):
+    with pytest.raises(
+        NotPrunableError, match=r"finish\(\) is for.*Received: model='seq"
+    ):
         kso.finish(runs.dense())
-    with pytest.raises(NotPrunableError, match=r"have the density.*Received: density=0.5"):
+    with pytest.raises(
+        NotPrunableError, match=r"have the density.*Received: density=0.5"
+    ):
         kso.finish(network(MagnitudeMask(0.1)), 0.5)
-    with pytest.raises(ValueError, match=r"must be a Keras callback.*Received: callback=3"):
+    with pytest.raises(
+        ValueError, match=r"must be a Keras callback.*Received: callback=3"
+    ):
         BestAtDensity(3)
 
 
@@ -278,10 +334,18 @@ def test_a_run_that_ends_with_nan_has_its_history(method):
     stop = keras.callbacks.TerminateOnNaN()
     told = r"could not bring.*left infinite or NaN ones.*Received: The weight '.*' is not finite"
     with pytest.warns(DensityWarning, match=told) as caught:
-        history = model.fit(x, y * np.nan, batch_size=32, verbose=0, callbacks=[stop, callback()])
+        history = model.fit(
+            x,
+            y * np.nan,
+            batch_size=32,
+            verbose=0,
+            callbacks=[stop, callback()],
+        )
     assert np.isnan(history.history["loss"]).all()
     assert places(caught) == [__file__]
-    model = network(made(model).clone())  # the same callback in a run that is fine
+    model = network(
+        made(model).clone()
+    )  # the same callback in a run that is fine
     fit(model, callback())
 
 
@@ -290,7 +354,9 @@ def test_thresholds_that_nothing_steers_are_told_when_they_stay_dense(tmp_path):
     model = network(SoftThreshold())
     kso.strip(model)  # not trained
     fit(model, epochs=1)
-    told = r"nearly all entries.*TargetDensity\(density\).*Received: density=0.9"
+    told = (
+        r"nearly all entries.*TargetDensity\(density\).*Received: density=0.9"
+    )
     for act in (kso.report, kso.strip):
         with pytest.warns(DensityWarning, match=told) as caught:
             act(model)
@@ -319,7 +385,9 @@ def test_a_fit_for_each_epoch_is_told_of_its_schedule(method):
 
 @pytest.mark.core
 def test_a_schedule_in_steps_spans_fits_of_one_epoch():
-    ramp = Cubic(ASKED, end_step=12, frequency=1)  # its begin is step 0 of the optimizer
+    ramp = Cubic(
+        ASKED, end_step=12, frequency=1
+    )  # its begin is step 0 of the optimizer
     model, watch = network(MagnitudeMask(ramp)), Watch(density)
     for _ in range(3):
         with part_of_a_run():
@@ -333,6 +401,8 @@ def test_a_schedule_in_steps_spans_fits_of_one_epoch():
 def test_dynamic_training_in_a_fit_for_each_epoch():
     model = network(None)
     fit(model, SET(frequency=1), epochs=1)
-    with pytest.warns(UserWarning, match=r"no update: its default `end_step`.*at step 4"):
+    with pytest.warns(
+        UserWarning, match=r"no update: its default `end_step`.*at step 4"
+    ):
         fit(model, SET(frequency=1), epochs=1)
     fit(model, SET(frequency=1, end_step=20), epochs=1)

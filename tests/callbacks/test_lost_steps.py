@@ -6,7 +6,12 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho.callbacks import SET, TargetDensity, UpdateMasks
 from keras_sparse_ortho.schedules import Cubic
 from tests.callbacks import runs
-from tests.helpers import StepCallback, jit_if_quicker, part_of_a_run, slow_on_jax
+from tests.helpers import (
+    StepCallback,
+    jit_if_quicker,
+    part_of_a_run,
+    slow_on_jax,
+)
 
 X, Y = (part[:16] for part in runs.xy())
 IN_STEPS = Cubic(0.25, begin_step=0, end_step=12, frequency=2)
@@ -19,19 +24,28 @@ def network(parametrization=None):
 
 CASES = {
     "masks": lambda: (network(kso.MagnitudeMask(IN_STEPS)), UpdateMasks()),
-    "thresholds": lambda: (network(kso.SoftThreshold()), TargetDensity(0.25, IN_STEPS)),
+    "thresholds": lambda: (
+        network(kso.SoftThreshold()),
+        TargetDensity(0.25, IN_STEPS),
+    ),
     "SET": lambda: (network(), SET(frequency=2)),
 }
 
 
 def fit(model, *callbacks, epochs, initial_epoch=0):
     """Four steps an epoch."""
-    options = {"batch_size": 4, "shuffle": False, "initial_epoch": initial_epoch}
+    options = {
+        "batch_size": 4,
+        "shuffle": False,
+        "initial_epoch": initial_epoch,
+    }
     with part_of_a_run():
         return runs.fit(model, *callbacks, count=16, epochs=epochs, **options)
 
 
-@pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer:UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore:Skipping variable loading for optimizer:UserWarning"
+)
 @pytest.mark.parametrize(
     "case",
     [
@@ -41,7 +55,9 @@ def fit(model, *callbacks, epochs, initial_epoch=0):
     ],
 )
 @slow_on_jax
-def test_a_schedule_whose_steps_were_lost_is_refused_and_the_way_out_goes_on(case, tmp_path):
+def test_a_schedule_whose_steps_were_lost_is_refused_and_the_way_out_goes_on(
+    case, tmp_path
+):
     model, callback = CASES[case]()
     fit(model, callback, epochs=2)
     with part_of_a_run():
@@ -78,7 +94,9 @@ def test_parts_of_a_run_go_on_where_it_stands_without_the_optimizers_steps():
     watch = runs.Watch(look)
     fit(model, UpdateMasks(), watch, epochs=4)
     assert watch.seen[0] > watch.seen[1] > whole
-    model.compile("adam", "mse", jit_compile=jit_if_quicker())  # a new optimizer
+    model.compile(
+        "adam", "mse", jit_compile=jit_if_quicker()
+    )  # a new optimizer
     fit(model, UpdateMasks(), epochs=4, initial_epoch=2)
     assert runs.live(model) == whole
 
@@ -94,7 +112,13 @@ class Began(StepCallback):
 def test_a_run_that_goes_on_inside_an_epoch_counts_whole_ones():
     model, began = network(), Began()
     model.optimizer.build(model.trainable_variables)
-    for seen, epoch, start in ((6, 1, 0), (6, 0, 4), (8, 2, 0), (8, 1, 4), (2, 1, -4)):
+    for seen, epoch, start in (
+        (6, 1, 0),
+        (6, 0, 4),
+        (8, 2, 0),
+        (8, 1, 4),
+        (2, 1, -4),
+    ):
         model.optimizer.iterations.assign(seen)
         fit(model, began, epochs=3, initial_epoch=epoch)
         assert began.at == (seen, start, 12)

@@ -17,7 +17,12 @@ from keras_sparse_ortho.callbacks._moves import (
     move_blocks,
     move_regular,
 )
-from keras_sparse_ortho.callbacks._target_density import Entries, cut, floored_cut, floors_of
+from keras_sparse_ortho.callbacks._target_density import (
+    Entries,
+    cut,
+    floored_cut,
+    floors_of,
+)
 from keras_sparse_ortho.orthogonal import Block, KernelLayout, exact_orthogonal
 from keras_sparse_ortho.schedules import Constant, Linear
 from tests.helpers import assert_same
@@ -27,7 +32,11 @@ pytestmark = pytest.mark.numpy_only
 
 def drawn(mask, rng, ties):
     """Values on a mask, and the scores of all entries."""
-    draw = rng.integers(0, 3, mask.shape).astype(float) if ties else rng.normal(size=mask.shape)
+    draw = (
+        rng.integers(0, 3, mask.shape).astype(float)
+        if ties
+        else rng.normal(size=mask.shape)
+    )
     return draw * mask, rng.permutation(draw.reshape(-1)).reshape(mask.shape)
 
 
@@ -44,7 +53,9 @@ def test_counts_and_choices(shape, seed, share, ties):
     live = np.count_nonzero(mask)
     count = int(share * live)
     before = mask.copy()
-    after = drop_and_grow(value, mask, count, scores, np.random.default_rng(seed))
+    after = drop_and_grow(
+        value, mask, count, scores, np.random.default_rng(seed)
+    )
     np.testing.assert_array_equal(mask, before)
     assert after.shape == mask.shape
     assert np.count_nonzero(after) == live
@@ -62,10 +73,16 @@ def test_counts_and_choices(shape, seed, share, ties):
 def test_what_was_just_dropped_may_come_back():
     value, mask = np.array([2.0, 1.0, 0.0]), np.array([True, True, False])
     rng = np.random.default_rng(0)
-    assert drop_and_grow(value, mask, 1, np.array([0.0, 5.0, 4.0]), rng).tolist() == [1, 1, 0]
-    assert drop_and_grow(value, mask, 1, np.array([9.0, 3.0, 4.0]), rng).tolist() == [1, 0, 1]
+    assert drop_and_grow(
+        value, mask, 1, np.array([0.0, 5.0, 4.0]), rng
+    ).tolist() == [1, 1, 0]
+    assert drop_and_grow(
+        value, mask, 1, np.array([9.0, 3.0, 4.0]), rng
+    ).tolist() == [1, 0, 1]
     # A full layer has nowhere else to go.
-    assert drop_and_grow(np.arange(4.0), np.ones(4, bool), 3, np.arange(4.0), rng).all()
+    assert drop_and_grow(
+        np.arange(4.0), np.ones(4, bool), 3, np.arange(4.0), rng
+    ).all()
 
 
 def test_equals_are_drawn_evenly():
@@ -92,7 +109,11 @@ def regular(matrices, lines, fan, rng):
 
 
 @hypothesis.given(
-    st.integers(1, 3), st.integers(1, 9), st.integers(0, 2**32 - 1), st.floats(0, 1), st.booleans()
+    st.integers(1, 3),
+    st.integers(1, 9),
+    st.integers(0, 2**32 - 1),
+    st.floats(0, 1),
+    st.booleans(),
 )
 def test_fans_counts_and_what_is_dropped(matrices, lines, seed, share, ties):
     rng = np.random.default_rng(seed)
@@ -100,7 +121,9 @@ def test_fans_counts_and_what_is_dropped(matrices, lines, seed, share, ties):
     value, scores = drawn(live, rng, ties)
     magnitudes = np.abs(value)
     count, before = int(share * live.sum()), live.copy()
-    after = move_regular(magnitudes, live, count, scores, np.random.default_rng(seed))
+    after = move_regular(
+        magnitudes, live, count, scores, np.random.default_rng(seed)
+    )
     np.testing.assert_array_equal(live, before)
     for axis in (1, 2):
         np.testing.assert_array_equal(after.sum(axis=axis), live.sum(axis=axis))
@@ -118,9 +141,15 @@ def test_the_best_of_all_ways(seed):
     live = regular(1, 4, 2, rng)
     scores = rng.normal(size=live.shape)
     after = move_regular(live * 1.0, live, 8, scores, rng)[0]
-    rows = [np.array(row) for row in itertools.product([0, 1], repeat=4) if sum(row) == 2]
+    rows = [
+        np.array(row)
+        for row in itertools.product([0, 1], repeat=4)
+        if sum(row) == 2
+    ]
     ways = [np.stack(way) for way in itertools.product(rows, repeat=4)]
-    best = max((scores[0] * way).sum() for way in ways if (way.sum(axis=0) == 2).all())
+    best = max(
+        (scores[0] * way).sum() for way in ways if (way.sum(axis=0) == 2).all()
+    )
     assert (scores[0] * after).sum() == pytest.approx(best, abs=1e-9)
 
 
@@ -134,7 +163,12 @@ CASES = [
 
 def sums(structure, array):
     *outer, inputs, outputs = array.shape
-    grid = (*outer, inputs // structure.rows, structure.rows, outputs // structure.cols)
+    grid = (
+        *outer,
+        inputs // structure.rows,
+        structure.rows,
+        outputs // structure.cols,
+    )
     taps = tuple(range(2, len(outer))) if structure.regular else ()
     return array.reshape(*grid, structure.cols).sum(axis=(*taps, -3, -1))
 
@@ -145,13 +179,17 @@ def sums(structure, array):
 def test_blocks_move_as_a_whole(structure, shape, layout, seed, share, ties):
     rng = np.random.default_rng(seed)
     layout = layout or KernelLayout.convolution()
-    _, mask = exact_orthogonal(shape, 0.25, seed=seed, structure=structure, layout=layout)
+    _, mask = exact_orthogonal(
+        shape, 0.25, seed=seed, structure=structure, layout=layout
+    )
     mask = np.ascontiguousarray(layout.to_canonical(mask))
     value, scores = drawn(mask, rng, ties)
     scores = np.abs(scores)
     live, before = np.count_nonzero(mask), mask.copy()
     count = int(share * live)
-    after = move_blocks(structure, value, mask, count, scores, np.random.default_rng(seed))
+    after = move_blocks(
+        structure, value, mask, count, scores, np.random.default_rng(seed)
+    )
     np.testing.assert_array_equal(mask, before)
     assert after.dtype == bool
     assert np.count_nonzero(after) == live
@@ -166,7 +204,9 @@ def test_blocks_move_as_a_whole(structure, shape, layout, seed, share, ties):
     left, stayed = was & ~now, was & now
     if structure.regular:
         for axis in (-2, -1):
-            np.testing.assert_array_equal(now.sum(axis=axis), was.sum(axis=axis))
+            np.testing.assert_array_equal(
+                now.sum(axis=axis), was.sum(axis=axis)
+            )
     elif (now & ~was).any() and (~now).any():
         assert scores[now & ~was].min() >= scores[~now].max()
     count //= unit
@@ -183,8 +223,13 @@ def sorted_masks(entries, count):
     second = np.where(np.isposinf(everything), scales, 0.0)
     live = np.zeros(everything.size, bool)
     live[np.lexsort((-second, -everything))[:count]] = True
-    parts = np.split(live, np.cumsum([one.critical.size for one in entries])[:-1])
-    return [part.reshape(one.critical.shape) for part, one in zip(parts, entries, strict=True)]
+    parts = np.split(
+        live, np.cumsum([one.critical.size for one in entries])[:-1]
+    )
+    return [
+        part.reshape(one.critical.shape)
+        for part, one in zip(parts, entries, strict=True)
+    ]
 
 
 def check(entries, count):
@@ -197,14 +242,32 @@ def check(entries, count):
     assert np.isfinite(offset)
     ranked = np.sort(everything)[::-1]
     with np.errstate(invalid="ignore"):  # of two that are infinite
-        apart = count in (0, ranked.size) or ranked[count - 1] - ranked[count] > 1e-9
-    if apart and not (count < ranked.size and ranked[count] == np.inf) and ranked[-1] > -np.inf:
+        apart = (
+            count in (0, ranked.size)
+            or ranked[count - 1] - ranked[count] > 1e-9
+        )
+    if (
+        apart
+        and not (count < ranked.size and ranked[count] == np.inf)
+        and ranked[-1] > -np.inf
+    ):
         assert (everything > offset).sum() == count
 
 
-few = [-np.inf, -1.5, -1e-30, -0.0, 0.0, 0.25, 0.5, np.inf]  # so that there are ties
+few = [
+    -np.inf,
+    -1.5,
+    -1e-30,
+    -0.0,
+    0.0,
+    0.25,
+    0.5,
+    np.inf,
+]  # so that there are ties
 values = st.sampled_from(few) | st.floats(-4, 4)
-rows = st.lists(st.lists(values, min_size=1, max_size=6), min_size=1, max_size=4)
+rows = st.lists(
+    st.lists(values, min_size=1, max_size=6), min_size=1, max_size=4
+)
 
 
 def entries(row):
@@ -228,7 +291,9 @@ def test_floors_are_kept_and_the_count_is_exact(rows, data):
     found = floored_cut(made, count, floors)
     shares = [mask.sum() for mask in found.masks]
     assert sum(shares) == count
-    for place, (one, share, floor) in enumerate(zip(made, shares, floors, strict=True)):
+    for place, (one, share, floor) in enumerate(
+        zip(made, shares, floors, strict=True)
+    ):
         least = min(floor, np.count_nonzero(one.critical > -np.inf))
         assert share >= least
         assert place not in found.held or share == least
@@ -240,9 +305,14 @@ def test_floors_are_kept_and_the_count_is_exact(rows, data):
 
 def thresholds(**options):
     """Two weights as `ThresholdSteering` sees them before it steers."""
-    made = [SimpleNamespace(counted="entries", frozen=False, **options) for _ in range(2)]
+    made = [
+        SimpleNamespace(counted="entries", frozen=False, **options)
+        for _ in range(2)
+    ]
     for one, size in zip(made, (64, 8), strict=True):
-        one.weight = SimpleNamespace(path=f"w{size}", shape=(8, size // 8), size=size, layout=None)
+        one.weight = SimpleNamespace(
+            path=f"w{size}", shape=(8, size // 8), size=size, layout=None
+        )
     return made
 
 
@@ -254,12 +324,19 @@ def steering(schedule, steps=None, **options):
 
 
 def due(steering, *steps):
-    return [step for step in range(*steps) if steering.is_due(step, (*steps, 1)[2])]
+    return [
+        step for step in range(*steps) if steering.is_due(step, (*steps, 1)[2])
+    ]
 
 
 def test_when_the_offset_is_set():
     # Until it is frozen, as where a run is resumed; without freezing again and again.
-    assert due(steering(Linear(0.25, 2, 8, frequency=2)), 0, 20) == [2, 4, 6, *range(8, 20)]
+    assert due(steering(Linear(0.25, 2, 8, frequency=2)), 0, 20) == [
+        2,
+        4,
+        6,
+        *range(8, 20),
+    ]
     open_ended = steering(Linear(0.5, 0, 6, frequency=3), freeze=False)
     assert due(open_ended, 0, 20) == [0, 3, 6, 9, 12, 15, 18]
     assert due(open_ended, 6, 20, 4) == [6, 10, 14, 18]
@@ -269,9 +346,17 @@ def test_when_the_offset_is_set():
 
 def test_what_is_due_at_the_end():
     endless = steering(Constant(0.5, frequency=5))
-    assert all(endless.is_due_at_end(step, 1) for step in range(11))  # at whatever step that is
+    assert all(
+        endless.is_due_at_end(step, 1) for step in range(11)
+    )  # at whatever step that is
     ending = steering(Linear(0.5, 2, 8, frequency=3))
-    assert [step for step in range(11) if ending.is_due_at_end(step, 1)] == [2, 5, 8, 9, 10]
+    assert [step for step in range(11) if ending.is_due_at_end(step, 1)] == [
+        2,
+        5,
+        8,
+        9,
+        10,
+    ]
 
 
 def test_floors_that_exceed_the_total_give_way():
@@ -280,6 +365,9 @@ def test_floors_that_exceed_the_total_give_way():
     assert sum(floors(0.25, 1.0)) == 18 == round(0.25 * 72)
     assert floors(0.03, 1.0) == [1, 1]  # 2 of 72
     many[0].dies_at_once, many[1].dies_at_once = 8, 2
-    assert floors(10 / 72, 1.0) == [8, 2]  # a channel of each, as a share of 10 is more
+    assert floors(10 / 72, 1.0) == [
+        8,
+        2,
+    ]  # a channel of each, as a share of 10 is more
     assert floors(9 / 72, 1.0) == [0, 0]
     assert floors(0.25, 0.0) == [0, 0]

@@ -16,13 +16,21 @@ STEPS, FREQUENCY, BATCH = 8, 3, 4
 def network(storage):
     keras.utils.clear_session()
     keras.utils.set_random_seed(5)
-    layers = [L.Conv2D(4, 3), L.BatchNormalization(), L.ReLU(), L.Flatten(), L.Dense(3)]
+    layers = [
+        L.Conv2D(4, 3),
+        L.BatchNormalization(),
+        L.ReLU(),
+        L.Flatten(),
+        L.Dense(3),
+    ]
     dense = keras.Sequential([keras.Input((5, 5, 2)), *layers])
     if storage in LEARNT:
         model = kso.parametrize(dense, LEARNT[storage]())
     else:
         model = kso.sparsify(dense, 0.4, seed=0, storage=storage)
-    optimizer = keras.optimizers.AdamW(1e-2, weight_decay=0.05, use_ema=True, ema_momentum=0.9)
+    optimizer = keras.optimizers.AdamW(
+        1e-2, weight_decay=0.05, use_ema=True, ema_momentum=0.9
+    )
     model.compile(optimizer, classifier_loss(), jit_compile=jit())
     return model
 
@@ -56,7 +64,14 @@ def train(model, kind, after, callbacks=()):
     # A new callback each time, as in a new process.
     callbacks = [CALLBACKS[kind](), *callbacks]
     with part_of_a_run():
-        model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0, callbacks=callbacks)
+        model.fit(
+            x,
+            y,
+            batch_size=BATCH,
+            shuffle=False,
+            verbose=0,
+            callbacks=callbacks,
+        )
 
 
 RUNS = [
@@ -64,7 +79,9 @@ RUNS = [
     pytest.param(("RigL", "masked"), id="RigL-masked", marks=pytest.mark.slow),
     pytest.param(("RigL", "compact"), id="RigL-compact"),
     pytest.param(("TargetDensity", "soft"), id="soft"),
-    pytest.param(("UpdateMasks", "magnitude"), id="magnitude", marks=pytest.mark.slow),
+    pytest.param(
+        ("UpdateMasks", "magnitude"), id="magnitude", marks=pytest.mark.slow
+    ),
     pytest.param(("UpdateMasks", "top k"), id="top k", marks=pytest.mark.slow),
 ]
 
@@ -75,13 +92,17 @@ def whole(request, tmp_path_factory):
     kind, storage = request.param
     folder = tmp_path_factory.mktemp(kind)
     model = network(storage)
-    save = keras.callbacks.ModelCheckpoint(folder / "{batch}.keras", save_freq=1)
+    save = keras.callbacks.ModelCheckpoint(
+        folder / "{batch}.keras", save_freq=1
+    )
     train(model, kind, 0, [save])
     return (kind, storage), folder, state(model)
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("killed", [2, 3, 4])  # before, at and after the first update
+@pytest.mark.parametrize(
+    "killed", [2, 3, 4]
+)  # before, at and after the first update
 def test_loaded_from_a_file(whole, killed):
     (kind, _), folder, expected = whole
     model = keras.models.load_model(folder / f"{killed}.keras")

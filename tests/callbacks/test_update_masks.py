@@ -12,9 +12,21 @@ from keras_sparse_ortho.errors import (
     LayoutError,
     NotPrunableError,
 )
-from keras_sparse_ortho.parametrizations import MagnitudeMask, StraightThroughTopK
+from keras_sparse_ortho.parametrizations import (
+    MagnitudeMask,
+    StraightThroughTopK,
+)
 from keras_sparse_ortho.schedules import Cubic, OneShot
-from tests.callbacks.runs import HERE, Watch, fit, network, same, state, weights, xy
+from tests.callbacks.runs import (
+    HERE,
+    Watch,
+    fit,
+    network,
+    same,
+    state,
+    weights,
+    xy,
+)
 from tests.helpers import jit, moments, part_of_a_run
 
 L = keras.layers
@@ -25,8 +37,27 @@ def test_the_density_follows_the_cubic_schedule():
     schedule = Cubic(0.1, begin_step=2, end_step=12, frequency=4)
     watch = Watch(lambda model: weights(model)[0].live, steps=True)
     fit(network(MagnitudeMask(schedule)), UpdateMasks(), watch)
-    steps = [0, 0, 2, 2, 2, 2, 6, 6, 6, 6, 10, 10, 12, 12, 12, 12]  # of the last update
-    assert watch.seen == [round(schedule.at(t) * 512) if t else 512 for t in steps]
+    steps = [
+        0,
+        0,
+        2,
+        2,
+        2,
+        2,
+        6,
+        6,
+        6,
+        6,
+        10,
+        10,
+        12,
+        12,
+        12,
+        12,
+    ]  # of the last update
+    assert watch.seen == [
+        round(schedule.at(t) * 512) if t else 512 for t in steps
+    ]
     assert watch.seen[-1] == 51
 
 
@@ -40,7 +71,10 @@ def test_magnitude_masks_keep_the_largest_and_forget_the_rest():
     before = np.abs(watch.seen[5])  # the watch comes first: as step 5 found it
     assert mask.sum() == 128
     assert before[mask].min() >= before[~mask].max()
-    for values in (weight.raw_value(), *moments(model.optimizer, weight.variable)):
+    for values in (
+        weight.raw_value(),
+        *moments(model.optimizer, weight.variable),
+    ):
         assert not values[~mask].any()
         assert values[mask].any()
 
@@ -56,7 +90,9 @@ def test_dead_entries_of_a_straight_through_mask_come_back():
     assert 0 < history["moved"][-1] < 1
     assert weight.mask.sum() == 128
     assert (weight.mask & ~first).any()
-    assert weight.raw_value()[~weight.mask].all()  # raw weights stay dense, and trained
+    assert weight.raw_value()[
+        ~weight.mask
+    ].all()  # raw weights stay dense, and trained
     assert (start != weight.raw_value()).mean() > 0.9
 
 
@@ -70,10 +106,13 @@ def test_refusals():
     never = network(MagnitudeMask(OneShot(0.1, step=100)))
     fit(never)
     with pytest.raises(
-        NotPrunableError, match=r"'hidden/kernel' cannot be stripped.*UpdateMasks\(\).*at least 100"
+        NotPrunableError,
+        match=r"'hidden/kernel' cannot be stripped.*UpdateMasks\(\).*at least 100",
     ):
         kso.strip(never)
-    with pytest.raises(NotPrunableError, match=r"UpdateMasks needs.*Received: model="):
+    with pytest.raises(
+        NotPrunableError, match=r"UpdateMasks needs.*Received: model="
+    ):
         fit(network(), UpdateMasks())
     model = network(MagnitudeMask(0.5, frequency=2))
     weight = weights(model)[1]
@@ -93,7 +132,9 @@ def test_training_without_the_callback_is_told_once(kind):
     model = network(kind(Cubic(0.1)))
     with pytest.warns(DensityWarning, match=NEVER) as caught:
         fit(model, epochs=3)
-    (told,) = [warning for warning in caught if warning.category is DensityWarning]
+    (told,) = [
+        warning for warning in caught if warning.category is DensityWarning
+    ]
     assert told.filename == HERE
     fit(model, epochs=1)  # told before
     with pytest.warns(DensityWarning, match="never updated.*after 32 steps"):
@@ -112,18 +153,28 @@ def test_masks_that_somebody_updates_are_not_asked_for():
     model = network(MagnitudeMask(schedule))
     update(model)  # a custom training loop
     x = np.ones((4, 16), "float32")
-    model(x), model.predict(x, verbose=0), model.evaluate(x, np.ones((4, 8)), verbose=0)
+    (
+        model(x),
+        model.predict(x, verbose=0),
+        model.evaluate(x, np.ones((4, 8)), verbose=0),
+    )
     fit(model)
     kso.report(model)
     assert weights(model)[0].live == 51
 
 
 def test_a_schedule_that_begins_later_is_waited_for(recwarn):
-    fit(network(MagnitudeMask(Cubic(0.1, begin_step=17, end_step=20))))  # 16 steps
+    fit(
+        network(MagnitudeMask(Cubic(0.1, begin_step=17, end_step=20)))
+    )  # 16 steps
     assert DensityWarning not in [warning.category for warning in recwarn]
     for begin, end in ((9, 20), (0.6, 0.8)):
         with pytest.warns(DensityWarning, match="after 16 steps"):
-            fit(network(MagnitudeMask(Cubic(0.1, begin_step=begin, end_step=end))))
+            fit(
+                network(
+                    MagnitudeMask(Cubic(0.1, begin_step=begin, end_step=end))
+                )
+            )
 
 
 def test_masks_that_are_not_trained_are_not_asked_for():
@@ -144,7 +195,9 @@ class Distiller(keras.Model):
     def call(self, x):
         return self.student(x)
 
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, **kwargs):
+    def compute_loss(
+        self, x=None, y=None, y_pred=None, sample_weight=None, **kwargs
+    ):
         return keras.ops.mean((y_pred - self.teacher(x, training=False)) ** 2)
 
 
@@ -159,14 +212,18 @@ def test_a_student_inside_of_a_model():
     fit(model, UpdateMasks())
     assert kso.report(student).density == 0.25
     # Layers that are not built, or could get weights of their own, are refused as before.
-    with pytest.raises(NotPrunableError, match="give it an Input, or call it once"):
+    with pytest.raises(
+        NotPrunableError, match="give it an Input, or call it once"
+    ):
         weights(Distiller(student, keras.Sequential([L.Dense(8)])))
 
     class Own(Distiller):
         def build(self, shape):
             self.scale = self.add_weight(shape=(1,))
 
-    with pytest.raises(NotPrunableError, match=r"layers \['own'\] are not built"):
+    with pytest.raises(
+        NotPrunableError, match=r"layers \['own'\] are not built"
+    ):
         weights(Own(student, teacher))
 
 
@@ -188,7 +245,8 @@ STRUCTURES = {
 def groups(mask, structure):
     """The mask of each group as a row."""
     rows, cols = {"inputs": (1, mask.shape[1]), "outputs": (len(mask), 1)}.get(
-        structure, (4, 4 if structure == "regular" else 2 if structure == "any" else 1)
+        structure,
+        (4, 4 if structure == "regular" else 2 if structure == "any" else 1),
     )
     split = mask.reshape(len(mask) // rows, rows, mask.shape[1] // cols, cols)
     return split.transpose(0, 2, 1, 3).reshape(-1, rows * cols)
@@ -200,16 +258,30 @@ def test_structures_have_exact_counts_and_go_on_from_files(kind, tmp_path):
     structure, *units = STRUCTURES[kind]
     keras.utils.set_random_seed(3)
     model = network(MagnitudeMask(RAMP, structure=structure))
-    watch = Watch(lambda model: [weight.live for weight in weights(model)], steps=True)
+    watch = Watch(
+        lambda model: [weight.live for weight in weights(model)], steps=True
+    )
     fit(model, UpdateMasks(), watch, shuffle=False)
     for step, live in zip(
-        [2, 2, 2, 2, 6, 6, 6, 6, 10, 10, 12, 12, 12, 12], watch.seen[2:], strict=True
+        [2, 2, 2, 2, 6, 6, 6, 6, 10, 10, 12, 12, 12, 12],
+        watch.seen[2:],
+        strict=True,
     ):
-        wanted = [RAMP.at(step) * size / unit for size, unit in zip((512, 256), units, strict=True)]
-        assert live == [max(round(n), 1) * unit for n, unit in zip(wanted, units, strict=True)]
+        wanted = [
+            RAMP.at(step) * size / unit
+            for size, unit in zip((512, 256), units, strict=True)
+        ]
+        assert live == [
+            max(round(n), 1) * unit
+            for n, unit in zip(wanted, units, strict=True)
+        ]
     for weight in weights(model):
         found = groups(weight.mask, kind)
-        assert (found.sum(axis=1) == 1).all() if kind == "1:4" else (found[:, 0] == found.T).all()
+        assert (
+            (found.sum(axis=1) == 1).all()
+            if kind == "1:4"
+            else (found[:, 0] == found.T).all()
+        )
         assert not weight.raw_value()[~weight.mask].any()
     keras.utils.set_random_seed(3)
     half = network(MagnitudeMask(RAMP, structure=structure))
@@ -230,15 +302,24 @@ def test_what_has_stopped_at_the_end_of_its_schedule_goes_on_on_blocks(policy):
     models = []
     for stop in (False, True):
         keras.utils.set_random_seed(3)
-        executed = 1 if keras.backend.backend() == "torch" else 2  # which takes no other
-        model = network(MagnitudeMask(RAMP, structure=(4, 4)), steps_per_execution=executed)
+        executed = (
+            1 if keras.backend.backend() == "torch" else 2
+        )  # which takes no other
+        model = network(
+            MagnitudeMask(RAMP, structure=(4, 4)), steps_per_execution=executed
+        )
         with part_of_a_run():
-            model.fit(*xy(), epochs=1, **options, callbacks=[UpdateMasks(stop=stop)])
+            model.fit(
+                *xy(), epochs=1, **options, callbacks=[UpdateMasks(stop=stop)]
+            )
         models.append(model)
     whole, model = models
     fit_on = {**options, "epochs": 2, "initial_epoch": 1}
     whole.fit(*xy(), **fit_on, callbacks=[UpdateMasks()])
-    with pytest.raises(NotPrunableError, match=r"whose schedule has ended. Received: MagnitudeM"):
+    with pytest.raises(
+        NotPrunableError,
+        match=r"whose schedule has ended. Received: MagnitudeM",
+    ):
         kso.convert(model, "blocks")
     model.fit(*xy(), **fit_on, callbacks=[UpdateMasks(stop=True)])
     steps = int(model.optimizer.iterations)
@@ -246,12 +327,18 @@ def test_what_has_stopped_at_the_end_of_its_schedule_goes_on_on_blocks(policy):
     expected = model.predict(xy()[0], verbose=0)
     model = kso.convert(model, "blocks")
     assert all(weight.storage.in_blocks for weight in weights(model))
-    np.testing.assert_allclose(model.predict(xy()[0], verbose=0), expected, **rounded)
+    np.testing.assert_allclose(
+        model.predict(xy()[0], verbose=0), expected, **rounded
+    )
     model.fit(*(part[8 * (steps - 8) :] for part in xy()), epochs=1, **options)
-    assert int(model.optimizer.iterations) == int(whole.optimizer.iterations) == 16
+    assert (
+        int(model.optimizer.iterations) == int(whole.optimizer.iterations) == 16
+    )
     for ours, theirs in zip(weights(model), weights(whole), strict=True):
         np.testing.assert_array_equal(ours.mask, theirs.mask)
-        np.testing.assert_allclose(ours.value, theirs.value, rtol=1e-5, **rounded)
+        np.testing.assert_allclose(
+            ours.value, theirs.value, rtol=1e-5, **rounded
+        )
 
 
 def test_structures_that_do_not_fit():

@@ -35,11 +35,19 @@ ROWS = 4
 
 
 def numbers(*shape, seed=0):
-    return lambda: np.random.default_rng(seed).normal(size=(ROWS, *shape)).astype("float32")
+    return lambda: (
+        np.random.default_rng(seed)
+        .normal(size=(ROWS, *shape))
+        .astype("float32")
+    )
 
 
 def ids(length=8, size=50, seed=0):
-    return lambda: np.random.default_rng(seed).integers(1, size, (ROWS, length)).astype("int32")
+    return lambda: (
+        np.random.default_rng(seed)
+        .integers(1, size, (ROWS, length))
+        .astype("int32")
+    )
 
 
 def text():
@@ -52,11 +60,18 @@ def segments():
 
 def two_texts():
     sides = ("encoder", "decoder")
-    return {f"{side}_{name}": value for side in sides for name, value in text().items()}
+    return {
+        f"{side}_{name}": value
+        for side in sides
+        for name, value in text().items()
+    }
 
 
 def positions():
-    return {**segments(), "mask_positions": np.tile(np.arange(2, dtype="int32"), (ROWS, 1))}
+    return {
+        **segments(),
+        "mask_positions": np.tile(np.arange(2, dtype="int32"), (ROWS, 1)),
+    }
 
 
 def whisper_data():
@@ -73,7 +88,11 @@ def ratings():
 
 
 def clicks():
-    return {"numbers": numbers(6)(), "user": ids(1, 20)()[:, 0], "item": ids(3, 30)()}
+    return {
+        "numbers": numbers(6)(),
+        "user": ids(1, 20)()[:, 0],
+        "item": ids(3, 30)(),
+    }
 
 
 # --- keras.applications ---------------------------------------------------------------------------
@@ -81,13 +100,27 @@ def clicks():
 
 def application(name, side=32, **options):
     make = getattr(applications, name)
-    settings = {"weights": None, "classes": 4, "classifier_activation": None, **options}
-    return Case(lambda: make(input_shape=(side, side, 3), **settings), numbers(side, side, 3))
+    settings = {
+        "weights": None,
+        "classes": 4,
+        "classifier_activation": None,
+        **options,
+    }
+    return Case(
+        lambda: make(input_shape=(side, side, 3), **settings),
+        numbers(side, side, 3),
+    )
 
 
 APPLICATIONS = {
     name: application(name)
-    for name in ("EfficientNetB0", "DenseNet121", "ConvNeXtTiny", "ResNet50", "ResNet50V2")
+    for name in (
+        "EfficientNetB0",
+        "DenseNet121",
+        "ConvNeXtTiny",
+        "ResNet50",
+        "ResNet50V2",
+    )
 }
 APPLICATIONS |= {
     "MobileNetV2": application("MobileNetV2", alpha=0.35),
@@ -101,7 +134,12 @@ APPLICATIONS |= {
 
 # --- keras-hub ------------------------------------------------------------------------------------
 
-SMALL = {"vocabulary_size": 50, "num_layers": 2, "hidden_dim": 16, "intermediate_dim": 32}
+SMALL = {
+    "vocabulary_size": 50,
+    "num_layers": 2,
+    "hidden_dim": 16,
+    "intermediate_dim": 32,
+}
 HEADS = {"num_query_heads": 2, "num_key_value_heads": 1}
 IMAGE = {"image_shape": (16, 16, 3)}
 
@@ -111,7 +149,9 @@ LENGTH = {"max_sequence_length": 8}
 
 def backbone(kind, *common, **sizes):
     """A function that makes a backbone of keras-hub, with sizes that many of them share."""
-    options = {key: value for part in common for key, value in part.items()} | sizes
+    options = {
+        key: value for part in common for key, value in part.items()
+    } | sizes
     return lambda: getattr(hub, f"{kind}Backbone")(**options)
 
 
@@ -120,7 +160,15 @@ gpt2 = backbone("GPT2", SMALL, LENGTH, num_heads=2)
 gemma = backbone("Gemma", SMALL, HEADS, head_dim=8)
 bart = backbone("Bart", SMALL, LENGTH, num_heads=2)
 opt = backbone("OPT", SMALL, LENGTH, num_heads=2)
-vit = backbone("ViT", IMAGE, patch_size=8, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=32)
+vit = backbone(
+    "ViT",
+    IMAGE,
+    patch_size=8,
+    num_layers=2,
+    num_heads=2,
+    hidden_dim=16,
+    mlp_dim=32,
+)
 resnet = backbone(
     "ResNet",
     IMAGE,
@@ -153,7 +201,9 @@ whisper = backbone(
 def of_hub(make, data, task=None, **options):
     """A backbone, or a task around it without its preprocessor."""
     return Case(
-        make if task is None else lambda: task(make(), preprocessor=None, **options),
+        make
+        if task is None
+        else lambda: task(make(), preprocessor=None, **options),
         data,
         ("keras_hub",),
     )
@@ -161,7 +211,9 @@ def of_hub(make, data, task=None, **options):
 
 HUB = {
     "BERT": of_hub(bert, segments),
-    "BERT classifier": of_hub(bert, segments, hub.BertTextClassifier, num_classes=3),
+    "BERT classifier": of_hub(
+        bert, segments, hub.BertTextClassifier, num_classes=3
+    ),
     "BERT masked LM": of_hub(bert, positions, hub.BertMaskedLM),
     "GPT2": of_hub(gpt2, text),
     "GPT2 causal LM": of_hub(gpt2, text, hub.GPT2CausalLM),
@@ -169,15 +221,24 @@ HUB = {
     "Gemma causal LM": of_hub(gemma, text, hub.GemmaCausalLM),
     "Llama": of_hub(backbone("Llama", SMALL, HEADS), text),
     "T5": of_hub(backbone("T5", SMALL, num_heads=2), two_texts),
-    "Mixtral": of_hub(backbone("Mixtral", SMALL, HEADS, num_experts=2, top_k=1), text),
+    "Mixtral": of_hub(
+        backbone("Mixtral", SMALL, HEADS, num_experts=2, top_k=1), text
+    ),
     "Qwen MoE": of_hub(qwen_moe, text),
-    "ALBERT": of_hub(backbone("Albert", SMALL, LENGTH, num_heads=2, embedding_dim=8), segments),
+    "ALBERT": of_hub(
+        backbone("Albert", SMALL, LENGTH, num_heads=2, embedding_dim=8),
+        segments,
+    ),
     "BART": of_hub(bart, two_texts),
     "BART seq2seq LM": of_hub(bart, two_texts, hub.BartSeq2SeqLM),
     "FNet": dataclasses.replace(
         of_hub(
             backbone("FNet", SMALL, LENGTH),
-            lambda: {name: value for name, value in segments().items() if name != "padding_mask"},
+            lambda: {
+                name: value
+                for name, value in segments().items()
+                if name != "padding_mask"
+            },
         ),
         litert="FFT2D",
     ),
@@ -191,7 +252,9 @@ HUB = {
     "OPT causal LM": of_hub(opt, text, hub.OPTCausalLM),
     "Whisper": of_hub(whisper, whisper_data),
     "ViT": of_hub(vit, numbers(16, 16, 3)),
-    "ViT classifier": of_hub(vit, numbers(16, 16, 3), hub.ViTImageClassifier, num_classes=3),
+    "ViT classifier": of_hub(
+        vit, numbers(16, 16, 3), hub.ViTImageClassifier, num_classes=3
+    ),
     "ResNet": of_hub(resnet, numbers(16, 16, 3)),
     "ResNet classifier": of_hub(
         resnet, numbers(16, 16, 3), hub.ResNetImageClassifier, num_classes=3
@@ -206,7 +269,9 @@ def dcn():
     x = features
     for projection in (None, 4):
         x = keras_rs.layers.FeatureCross(projection_dim=projection)(features, x)
-    return keras.Model(features, layers.Dense(1)(layers.Dense(16, activation="relu")(x)))
+    return keras.Model(
+        features, layers.Dense(1)(layers.Dense(16, activation="relu")(x))
+    )
 
 
 def dlrm():
@@ -215,13 +280,19 @@ def dlrm():
     user = keras.Input((), dtype="int32", name="user")
     item = keras.Input((3,), dtype="int32", name="item")
     parts = [
-        layers.Dense(8, activation="relu")(layers.Dense(16, activation="relu")(numbers)),
+        layers.Dense(8, activation="relu")(
+            layers.Dense(16, activation="relu")(numbers)
+        ),
         layers.Embedding(20, 8)(user),
         keras_rs.layers.EmbedReduce(30, 8)(item),
     ]
     met = keras_rs.layers.DotInteraction()(parts)
-    x = layers.Dense(16, activation="relu")(layers.Concatenate()([parts[0], met]))
-    return keras.Model({"numbers": numbers, "user": user, "item": item}, layers.Dense(1)(x))
+    x = layers.Dense(16, activation="relu")(
+        layers.Concatenate()([parts[0], met])
+    )
+    return keras.Model(
+        {"numbers": numbers, "user": user, "item": item}, layers.Dense(1)(x)
+    )
 
 
 RECOMMENDERS = {
@@ -235,13 +306,21 @@ RECOMMENDERS = {
 EXAMPLES = {
     "TransformerBlock": Case(keras_io.text_transformer, ids()),
     "U-Net": Case(keras_io.unet, numbers(16, 16, 3)),
-    "Siamese": Case(keras_io.siamese, both(numbers(16, 16, 1), numbers(16, 16, 1, seed=1))),
-    "seq2seq with attention": Case(keras_io.translation, both(ids(), ids(seed=1))),
+    "Siamese": Case(
+        keras_io.siamese, both(numbers(16, 16, 1), numbers(16, 16, 1, seed=1))
+    ),
+    "seq2seq with attention": Case(
+        keras_io.translation, both(ids(), ids(seed=1))
+    ),
     "switch transformer": Case(keras_io.switch_transformer, ids()),
     "masked LM, tied by hand": Case(keras_io.masked_language_model, ids()),
-    "causal LM, ReversibleEmbedding": Case(keras_io.causal_language_model, ids()),
+    "causal LM, ReversibleEmbedding": Case(
+        keras_io.causal_language_model, ids()
+    ),
     "ConvLSTM": Case(keras_io.next_frame, numbers(4, 8, 8, 1)),
-    "timeseries autoencoder": Case(keras_io.timeseries_autoencoder, numbers(24, 1)),
+    "timeseries autoencoder": Case(
+        keras_io.timeseries_autoencoder, numbers(24, 1)
+    ),
     "MLP-Mixer": Case(keras_io.mlp_mixer, numbers(16, 16, 3)),
     "VAE": Case(keras_io.VariationalAutoencoder, numbers(8, 8, 1)),
 }

@@ -18,10 +18,21 @@ def in_a_fresh_process(folder, x, modules=()):
     """The outputs of `plain.keras`, loaded without the package, and of `sparse.keras`."""
     from tests.helpers import run_python
 
-    files = {name: str(folder / f"{name}.keras") for name in ("plain", "sparse")}
-    job = {"inputs": x, "modules": modules, "outputs": str(folder / "outputs.pickle"), **files}
+    files = {
+        name: str(folder / f"{name}.keras") for name in ("plain", "sparse")
+    }
+    job = {
+        "inputs": x,
+        "modules": modules,
+        "outputs": str(folder / "outputs.pickle"),
+        **files,
+    }
     (folder / "job.pickle").write_bytes(pickle.dumps(job))
-    run_python(__file__, folder / "job.pickle", PYTHONPATH=str(Path(__file__).parents[2]))
+    run_python(
+        __file__,
+        folder / "job.pickle",
+        PYTHONPATH=str(Path(__file__).parents[2]),
+    )
     return pickle.loads((folder / "outputs.pickle").read_bytes())
 
 

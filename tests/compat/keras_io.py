@@ -26,7 +26,9 @@ class TokenAndPosition(layers.Layer):
 class TransformerBlock(layers.Layer):
     def __init__(self, width=16, heads=2, hidden=32, **kwargs):
         super().__init__(**kwargs)
-        self.attention = layers.MultiHeadAttention(num_heads=heads, key_dim=width // heads)
+        self.attention = layers.MultiHeadAttention(
+            num_heads=heads, key_dim=width // heads
+        )
         self.feed_forward = keras.Sequential(
             [layers.Dense(hidden, activation="relu"), layers.Dense(width)]
         )
@@ -36,8 +38,12 @@ class TransformerBlock(layers.Layer):
         self.dropout_2 = layers.Dropout(0.1)
 
     def call(self, x, training=None):
-        x = self.norm_1(x + self.dropout_1(self.attention(x, x), training=training))
-        return self.norm_2(x + self.dropout_2(self.feed_forward(x), training=training))
+        x = self.norm_1(
+            x + self.dropout_1(self.attention(x, x), training=training)
+        )
+        return self.norm_2(
+            x + self.dropout_2(self.feed_forward(x), training=training)
+        )
 
 
 @registered
@@ -64,7 +70,9 @@ class Attention(layers.Layer):
         self.score = layers.Dense(1)
 
     def call(self, query, values):
-        together = ops.expand_dims(self.query(query), 2) + ops.expand_dims(self.key(values), 1)
+        together = ops.expand_dims(self.query(query), 2) + ops.expand_dims(
+            self.key(values), 1
+        )
         weights = ops.softmax(self.score(ops.tanh(together))[..., 0])
         return ops.matmul(weights, values)
 
@@ -76,14 +84,22 @@ class MixtureOfExperts(layers.Layer):
     def __init__(self, experts=3, width=16, **kwargs):
         super().__init__(**kwargs)
         self.experts = [
-            keras.Sequential([layers.Dense(2 * width, activation="relu"), layers.Dense(width)])
+            keras.Sequential(
+                [
+                    layers.Dense(2 * width, activation="relu"),
+                    layers.Dense(width),
+                ]
+            )
             for _ in range(experts)
         ]
         self.router = layers.Dense(experts, activation="softmax")
 
     def call(self, x):
         shares = self.router(x)
-        parts = [shares[..., k : k + 1] * expert(x) for k, expert in enumerate(self.experts)]
+        parts = [
+            shares[..., k : k + 1] * expert(x)
+            for k, expert in enumerate(self.experts)
+        ]
         return sum(parts[1:], start=parts[0])
 
 
@@ -97,7 +113,9 @@ class MaskedLanguageHead(layers.Layer):
         self.dense = layers.Dense(width, activation="gelu")
 
     def call(self, x):
-        return ops.matmul(self.dense(x), ops.transpose(self.embedding.embeddings))
+        return ops.matmul(
+            self.dense(x), ops.transpose(self.embedding.embeddings)
+        )
 
     def get_config(self):
         embedding = keras.saving.serialize_keras_object(self.embedding)
@@ -105,7 +123,9 @@ class MaskedLanguageHead(layers.Layer):
 
     @classmethod
     def from_config(cls, config):
-        embedding = keras.saving.deserialize_keras_object(config.pop("embedding"))
+        embedding = keras.saving.deserialize_keras_object(
+            config.pop("embedding")
+        )
         return cls(embedding=embedding, **config)
 
 
@@ -131,18 +151,30 @@ class VariationalAutoencoder(keras.Model):
         image = keras.Input((8, 8, 1))
         x = layers.Conv2D(8, 3, 2, padding="same", activation="relu")(image)
         x = layers.Dense(16, activation="relu")(layers.Flatten()(x))
-        self.encoder = keras.Model(image, [layers.Dense(4)(x), layers.Dense(4)(x)])
+        self.encoder = keras.Model(
+            image, [layers.Dense(4)(x), layers.Dense(4)(x)]
+        )
         self.sampling = Sampling()
         code = keras.Input((4,))
-        x = layers.Reshape((4, 4, 8))(layers.Dense(4 * 4 * 8, activation="relu")(code))
-        x = layers.Conv2DTranspose(8, 3, 2, padding="same", activation="relu")(x)
-        self.decoder = keras.Model(code, layers.Conv2DTranspose(1, 3, padding="same")(x))
+        x = layers.Reshape((4, 4, 8))(
+            layers.Dense(4 * 4 * 8, activation="relu")(code)
+        )
+        x = layers.Conv2DTranspose(8, 3, 2, padding="same", activation="relu")(
+            x
+        )
+        self.decoder = keras.Model(
+            code, layers.Conv2DTranspose(1, 3, padding="same")(x)
+        )
 
     def call(self, images, training=None):
         mean, log_variance = self.encoder(images)
-        divergence = -0.5 * (1 + log_variance - ops.square(mean) - ops.exp(log_variance))
+        divergence = -0.5 * (
+            1 + log_variance - ops.square(mean) - ops.exp(log_variance)
+        )
         self.add_loss(1e-3 * ops.mean(divergence))
-        return self.decoder(self.sampling(mean, log_variance, training=training))
+        return self.decoder(
+            self.sampling(mean, log_variance, training=training)
+        )
 
 
 @registered
@@ -151,8 +183,12 @@ class TwoTowers(keras.Model):
 
     def __init__(self, users=20, items=30, width=8, **kwargs):
         super().__init__(**kwargs)
-        self.user = keras.Sequential([layers.Embedding(users, width), layers.Dense(width)])
-        self.item = keras.Sequential([layers.Embedding(items, width), layers.Dense(width)])
+        self.user = keras.Sequential(
+            [layers.Embedding(users, width), layers.Dense(width)]
+        )
+        self.item = keras.Sequential(
+            [layers.Embedding(items, width), layers.Dense(width)]
+        )
 
     def call(self, inputs):
         user, item = self.user(inputs["user"]), self.item(inputs["item"])
@@ -172,7 +208,9 @@ def text_transformer():
 def unet():
     def twice(x, filters):
         for _ in range(2):
-            x = layers.SeparableConv2D(filters, 3, padding="same")(layers.ReLU()(x))
+            x = layers.SeparableConv2D(filters, 3, padding="same")(
+                layers.ReLU()(x)
+            )
             x = layers.BatchNormalization()(x)
         return x
 
@@ -185,17 +223,25 @@ def unet():
     for filters, skip in ((16, kept[1]), (8, kept[0])):
         x = layers.Conv2DTranspose(filters, 3, 2, padding="same")(x)
         x = twice(layers.Concatenate()([x, skip]), filters)
-    return keras.Model(images, layers.Conv2D(2, 3, padding="same", activation="softmax")(x))
+    return keras.Model(
+        images, layers.Conv2D(2, 3, padding="same", activation="softmax")(x)
+    )
 
 
 def siamese():
     image = keras.Input((16, 16, 1))
-    x = layers.Conv2D(4, 5, activation="tanh")(layers.BatchNormalization()(image))
+    x = layers.Conv2D(4, 5, activation="tanh")(
+        layers.BatchNormalization()(image)
+    )
     x = layers.Conv2D(8, 5, activation="tanh")(layers.AveragePooling2D(2)(x))
-    tower = keras.Model(image, layers.Dense(10, activation="tanh")(layers.Flatten()(x)))
+    tower = keras.Model(
+        image, layers.Dense(10, activation="tanh")(layers.Flatten()(x))
+    )
     sides = keras.Input((16, 16, 1)), keras.Input((16, 16, 1))
     distance = layers.Subtract()([tower(side) for side in sides])
-    return keras.Model(sides, layers.Dense(1)(layers.BatchNormalization()(distance)))
+    return keras.Model(
+        sides, layers.Dense(1)(layers.BatchNormalization()(distance))
+    )
 
 
 def translation():
@@ -203,10 +249,14 @@ def translation():
     source, target = (keras.Input((8,), dtype="int32") for _ in range(2))
     embedding = layers.Embedding(50, 16, mask_zero=False)
     recurrent = layers.GRU(16, return_sequences=True)
-    encoded = layers.Bidirectional(recurrent, merge_mode="sum")(embedding(source))
+    encoded = layers.Bidirectional(recurrent, merge_mode="sum")(
+        embedding(source)
+    )
     decoded = layers.LSTM(16, return_sequences=True)(embedding(target))
     context = layers.Concatenate()([decoded, Attention()(decoded, encoded)])
-    return keras.Model([source, target], layers.TimeDistributed(layers.Dense(50))(context))
+    return keras.Model(
+        [source, target], layers.TimeDistributed(layers.Dense(50))(context)
+    )
 
 
 def switch_transformer():
@@ -214,7 +264,9 @@ def switch_transformer():
     x = TokenAndPosition()(tokens)
     x = x + layers.MultiHeadAttention(2, 8)(x, x)
     x = layers.LayerNormalization()(x + MixtureOfExperts()(x))
-    return keras.Model(tokens, layers.Dense(2)(layers.GlobalAveragePooling1D()(x)))
+    return keras.Model(
+        tokens, layers.Dense(2)(layers.GlobalAveragePooling1D()(x))
+    )
 
 
 def masked_language_model():
@@ -238,13 +290,17 @@ def next_frame():
     x = layers.ConvLSTM2D(8, 1, padding="same", return_sequences=True)(
         layers.BatchNormalization()(x)
     )
-    return keras.Model(frames, layers.Conv3D(1, 3, activation="sigmoid", padding="same")(x))
+    return keras.Model(
+        frames, layers.Conv3D(1, 3, activation="sigmoid", padding="same")(x)
+    )
 
 
 def timeseries_autoencoder():
     series = keras.Input((24, 1))
     x = layers.Conv1D(16, 7, 2, padding="same", activation="relu")(series)
-    x = layers.Conv1D(8, 7, 2, padding="same", activation="relu")(layers.Dropout(0.2)(x))
+    x = layers.Conv1D(8, 7, 2, padding="same", activation="relu")(
+        layers.Dropout(0.2)(x)
+    )
     x = layers.Conv1DTranspose(8, 7, 2, padding="same", activation="relu")(x)
     x = layers.Conv1DTranspose(16, 7, 2, padding="same", activation="relu")(x)
     return keras.Model(series, layers.Conv1DTranspose(1, 7, padding="same")(x))
@@ -260,4 +316,6 @@ def mlp_mixer():
         x = x + layers.Dense(16)(
             layers.Dense(32, activation="gelu")(layers.LayerNormalization()(x))
         )
-    return keras.Model(images, layers.Dense(5)(layers.GlobalAveragePooling1D()(x)))
+    return keras.Model(
+        images, layers.Dense(5)(layers.GlobalAveragePooling1D()(x))
+    )

@@ -33,7 +33,9 @@ class Patches(layers.Layer):
 
     def call(self, images):
         patches = ops.image.extract_patches(images, size=self.size)
-        return ops.reshape(patches, (ops.shape(images)[0], -1, patches.shape[-1]))
+        return ops.reshape(
+            patches, (ops.shape(images)[0], -1, patches.shape[-1])
+        )
 
     def get_config(self):
         return {**super().get_config(), "size": self.size}
@@ -63,7 +65,9 @@ class Tokenizer(layers.Layer):
         super().__init__(**kwargs)
         self.body = keras.Sequential()
         for count in filters:
-            self.body.add(layers.Conv2D(count, 3, use_bias=False, activation="relu"))
+            self.body.add(
+                layers.Conv2D(count, 3, use_bias=False, activation="relu")
+            )
             self.body.add(layers.ZeroPadding2D(1))
             self.body.add(layers.MaxPooling2D(3, 2, "same"))
 
@@ -77,11 +81,16 @@ class Positions(layers.Layer):
 
     def __init__(self, length, initializer="glorot_uniform", **kwargs):
         super().__init__(**kwargs)
-        self.length, self.initializer = length, keras.initializers.get(initializer)
+        self.length, self.initializer = (
+            length,
+            keras.initializers.get(initializer),
+        )
 
     def build(self, input_shape):
         self.table = self.add_weight(
-            shape=(self.length, input_shape[-1]), initializer=self.initializer, name="embeddings"
+            shape=(self.length, input_shape[-1]),
+            initializer=self.initializer,
+            name="embeddings",
         )
 
     def call(self, x):
@@ -122,8 +131,12 @@ def transformer(augmentation, embed, pool):
     normal = layers.LayerNormalization(epsilon=1e-6)(x)
     attended = layers.MultiHeadAttention(2, 8, dropout=0.1)(normal, normal)
     x = layers.Add()([x, StochasticDepth(0.1)(attended)])
-    branch = layers.Dense(WIDTH, activation=ops.gelu)(layers.LayerNormalization()(x))
-    x = pool(layers.Add()([x, StochasticDepth(0.1)(layers.Dropout(0.1)(branch))]))
+    branch = layers.Dense(WIDTH, activation=ops.gelu)(
+        layers.LayerNormalization()(x)
+    )
+    x = pool(
+        layers.Add()([x, StochasticDepth(0.1)(layers.Dropout(0.1)(branch))])
+    )
     return keras.Model(inputs, layers.Dense(CLASSES, activation="softmax")(x))
 
 
@@ -131,7 +144,11 @@ def vision_transformer():
     normalization = layers.Normalization()
     normalization.adapt(images())
     augmentation = [
-        *(normalization, layers.Resizing(16, 16), layers.RandomFlip("horizontal")),
+        *(
+            normalization,
+            layers.Resizing(16, 16),
+            layers.RandomFlip("horizontal"),
+        ),
         *(layers.RandomRotation(0.02), layers.RandomZoom(0.2, 0.2)),
     ]
     encoder = lambda x: PatchEncoder(16, WIDTH)(Patches(4)(x))  # noqa: E731
@@ -140,7 +157,9 @@ def vision_transformer():
 
 def compact_transformer():
     augmentation = [layers.Rescaling(1 / 255), layers.RandomCrop(SIDE, SIDE)]
-    return transformer(augmentation, lambda x: Positions(9)(Tokenizer()(x)), SequencePooling())
+    return transformer(
+        augmentation, lambda x: Positions(9)(Tokenizer()(x)), SequencePooling()
+    )
 
 
 class BagAttention(layers.Layer):
@@ -148,16 +167,27 @@ class BagAttention(layers.Layer):
 
     def __init__(self, width, regularizer=None, **kwargs):
         super().__init__(**kwargs)
-        self.width, self.regularizer = width, keras.regularizers.get(regularizer)
+        self.width, self.regularizer = (
+            width,
+            keras.regularizers.get(regularizer),
+        )
 
     def build(self, input_shape):
         inside = (input_shape[0][1], self.width)
-        for name, shape in (("v", inside), ("w", (self.width, 1)), ("u", inside)):
-            weight = self.add_weight(shape=shape, regularizer=self.regularizer, name=name)
+        for name, shape in (
+            ("v", inside),
+            ("w", (self.width, 1)),
+            ("u", inside),
+        ):
+            weight = self.add_weight(
+                shape=shape, regularizer=self.regularizer, name=name
+            )
             setattr(self, name, weight)
 
     def call(self, instances):
-        shares = ops.softmax(ops.stack([self.score(one) for one in instances]), axis=0)
+        shares = ops.softmax(
+            ops.stack([self.score(one) for one in instances]), axis=0
+        )
         return [shares[place] for place in range(len(instances))]
 
     def score(self, one):
@@ -169,8 +199,12 @@ def multiple_instances():
     hidden = layers.Dense(WIDTH, activation="relu")
     bag = [keras.Input((8, 8)) for _ in range(3)]
     features = [hidden(layers.Flatten()(one)) for one in bag]
-    shares = BagAttention(24, keras.regularizers.L2(0.01), name="shares")(features)
-    weighted = [layers.multiply(pair) for pair in zip(shares, features, strict=True)]
+    shares = BagAttention(24, keras.regularizers.L2(0.01), name="shares")(
+        features
+    )
+    weighted = [
+        layers.multiply(pair) for pair in zip(shares, features, strict=True)
+    ]
     x = layers.concatenate(weighted, axis=1)
     return keras.Model(bag, layers.Dense(CLASSES, activation="softmax")(x))
 
@@ -182,7 +216,9 @@ class Sampling(layers.Layer):
         import tensorflow as tf
 
         mean, log_variance = inputs
-        return mean + tf.exp(0.5 * log_variance) * tf.random.normal(tf.shape(mean))
+        return mean + tf.exp(0.5 * log_variance) * tf.random.normal(
+            tf.shape(mean)
+        )
 
 
 class Autoencoder(keras.Model):
@@ -198,28 +234,45 @@ class Autoencoder(keras.Model):
         with tf.GradientTape() as tape:
             mean, log_variance, code = self.encoder(images)
             loss = tf.reduce_mean(tf.square(images - self.decoder(code)))
-            loss += tf.reduce_mean(tf.square(mean) + tf.exp(log_variance) - 1 - log_variance)
+            loss += tf.reduce_mean(
+                tf.square(mean) + tf.exp(log_variance) - 1 - log_variance
+            )
         gradients = tape.gradient(loss, self.trainable_weights)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
+        self.optimizer.apply_gradients(
+            zip(gradients, self.trainable_weights, strict=True)
+        )
         return {"loss": loss}
 
 
 def autoencoder():
     image, code = keras.Input((8, 8, 1)), keras.Input((2,))
-    x = layers.Flatten()(layers.Conv2D(8, 3, 2, padding="same", activation="relu")(image))
-    moments = layers.Dense(2, name="mean")(x), layers.Dense(2, name="variance")(x)
-    encoder = keras.Model(image, [*moments, Sampling()(moments)], name="encoder")
+    x = layers.Flatten()(
+        layers.Conv2D(8, 3, 2, padding="same", activation="relu")(image)
+    )
+    moments = (
+        layers.Dense(2, name="mean")(x),
+        layers.Dense(2, name="variance")(x),
+    )
+    encoder = keras.Model(
+        image, [*moments, Sampling()(moments)], name="encoder"
+    )
     x = layers.Reshape((8, 8, 2))(layers.Dense(128, activation="relu")(code))
     x = layers.Conv2DTranspose(1, 3, padding="same")(x)
     return Autoencoder(encoder, keras.Model(code, x, name="decoder"))
 
 
 def images():
-    return np.random.default_rng(0).uniform(0, 255, (ROWS, SIDE, SIDE, 3)).astype("float32")
+    return (
+        np.random.default_rng(0)
+        .uniform(0, 255, (ROWS, SIDE, SIDE, 3))
+        .astype("float32")
+    )
 
 
 def bags():
-    return list(np.random.default_rng(0).uniform(size=(3, ROWS, 8, 8)).astype("float32"))
+    return list(
+        np.random.default_rng(0).uniform(size=(3, ROWS, 8, 8)).astype("float32")
+    )
 
 
 # Models with a `call`, and their data.
@@ -244,7 +297,9 @@ def test_the_one_line(name, tmp_path):
 
 @pytest.mark.tensorflow_only
 def test_a_training_step_around_two_models(tmp_path):
-    images = np.random.default_rng(0).uniform(size=(4, 8, 8, 1)).astype("float32")
+    images = (
+        np.random.default_rng(0).uniform(size=(4, 8, 8, 1)).astype("float32")
+    )
     codes = np.ones((2, 2), "float32")
 
     def answers(encoder, decoder):
@@ -253,9 +308,13 @@ def test_a_training_step_around_two_models(tmp_path):
 
     model = kso.sparsify(autoencoder(), 0.2)
     model.compile("adam", jit_compile=False)
-    assert np.isfinite(model.fit(images, batch_size=2, verbose=0).history["loss"]).all()
+    assert np.isfinite(
+        model.fit(images, batch_size=2, verbose=0).history["loss"]
+    ).all()
     for weight in kso.prunable_weights(model):
-        assert not weight.raw_value()[~weight.parametrization.mask_value()].any(), weight.path
+        assert not weight.raw_value()[
+            ~weight.parametrization.mask_value()
+        ].any(), weight.path
     assert kso.report(model).density == pytest.approx(0.2, abs=1e-3)
     expected = answers(model.encoder, model.decoder)
     plain = kso.strip(model)
@@ -264,6 +323,8 @@ def test_a_training_step_around_two_models(tmp_path):
         for part in (kept.encoder, kept.decoder):
             part.save(tmp_path / "part.keras")
             custom = {"Sampling": Sampling}
-            loaded.append(keras.saving.load_model(tmp_path / "part.keras", custom))
+            loaded.append(
+                keras.saving.load_model(tmp_path / "part.keras", custom)
+            )
         assert_same(answers(*loaded), answers(kept.encoder, kept.decoder))
     assert_same(answers(plain.encoder, plain.decoder), expected)

@@ -19,7 +19,9 @@ pytestmark = [
 L = keras.layers
 BATCH, BATCHES = 4, 5
 RNG = np.random.default_rng(0)
-X, Y = (RNG.normal(size=(BATCH * BATCHES, n)).astype("float32") for n in (12, 4))
+X, Y = (
+    RNG.normal(size=(BATCH * BATCHES, n)).astype("float32") for n in (12, 4)
+)
 
 
 class Samples:
@@ -67,10 +69,22 @@ METHODS = {
         kso.parametrize(dense, kso.MagnitudeMask(kso.schedules.Cubic(0.25))),
         UpdateMasks(),
     ),
-    "DNW": lambda dense, data: (kso.parametrize(dense, P.StraightThroughTopK(0.25)), UpdateMasks()),
-    "STR": lambda dense, data: (kso.parametrize(dense, kso.SoftThreshold()), TargetDensity(0.25)),
-    "SET": lambda dense, data: (kso.sparsify(dense, 0.25, seed=0), SET(frequency=2)),
-    "RigL": lambda dense, data: (kso.sparsify(dense, 0.25, seed=0), RigL(data, frequency=2)),
+    "DNW": lambda dense, data: (
+        kso.parametrize(dense, P.StraightThroughTopK(0.25)),
+        UpdateMasks(),
+    ),
+    "STR": lambda dense, data: (
+        kso.parametrize(dense, kso.SoftThreshold()),
+        TargetDensity(0.25),
+    ),
+    "SET": lambda dense, data: (
+        kso.sparsify(dense, 0.25, seed=0),
+        SET(frequency=2),
+    ),
+    "RigL": lambda dense, data: (
+        kso.sparsify(dense, 0.25, seed=0),
+        RigL(data, frequency=2),
+    ),
 }
 # Those whose schedule is in parts of the run.
 NEED_LENGTH = ("GMP", "STR", "SET", "RigL")
@@ -79,10 +93,19 @@ NEED_LENGTH = ("GMP", "STR", "SET", "RigL")
 def trained(method, feed, jit_compile, **options):
     keras.utils.clear_session()
     keras.utils.set_random_seed(0)
-    dense = keras.Sequential([keras.Input((12,)), L.Dense(16, activation="relu"), L.Dense(4)])
+    dense = keras.Sequential(
+        [keras.Input((12,)), L.Dense(16, activation="relu"), L.Dense(4)]
+    )
     model, callback = METHODS[method](dense, feed)
     model.compile("adam", "mse", jit_compile=jit_compile)
-    model.fit(feed, epochs=4, shuffle=False, verbose=0, callbacks=[callback], **options)
+    model.fit(
+        feed,
+        epochs=4,
+        shuffle=False,
+        verbose=0,
+        callbacks=[callback],
+        **options,
+    )
     return [array(v) for v in model.weights]
 
 
@@ -95,7 +118,9 @@ def test_the_same_weights_from_every_feed(feed, method):
     iterated = feed == "grain, iterated"
     if iterated and method in NEED_LENGTH:
         once = FEEDS["grain"]().to_iter_dataset()  # which has no length
-        with pytest.raises(ValueError, match=r"a `schedule`|`end_step` must|a number of steps"):
+        with pytest.raises(
+            ValueError, match=r"a `schedule`|`end_step` must|a number of steps"
+        ):
             trained(method, once, jit_compile)
     options = {"steps_per_epoch": BATCHES} if iterated else {}
     found = trained(method, FEEDS[feed](), jit_compile, **options)

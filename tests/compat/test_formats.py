@@ -8,7 +8,10 @@ import keras_sparse_ortho as kso
 from tests.export.models import X, stored
 from tests.helpers import array
 
-pytestmark = [pytest.mark.core, pytest.mark.filterwarnings("ignore")]  # of the exporters
+pytestmark = [
+    pytest.mark.core,
+    pytest.mark.filterwarnings("ignore"),
+]  # of the exporters
 
 L = keras.layers
 BACKEND = keras.backend.backend()
@@ -26,13 +29,21 @@ def of_layer(shape, layer):
 KINDS = {
     "Dense": of_layer((64,), lambda: L.Dense(64, name="a")),
     "Dense on sequences": of_layer((8, 64), lambda: L.Dense(64, name="a")),
-    "EinsumDense": of_layer((8, 64), lambda: L.EinsumDense("abc,cde->abde", (8, 4, 16), name="a")),
+    "EinsumDense": of_layer(
+        (8, 64), lambda: L.EinsumDense("abc,cde->abde", (8, 4, 16), name="a")
+    ),
     "MultiHeadAttention": attention,
-    "Conv1D": of_layer((16, 32), lambda: L.Conv1D(64, 3, padding="causal", name="a")),
+    "Conv1D": of_layer(
+        (16, 32), lambda: L.Conv1D(64, 3, padding="causal", name="a")
+    ),
     "Conv2D": of_layer((8, 8, 32), lambda: L.Conv2D(64, 3, name="a")),
-    "Conv3D": of_layer((4, 6, 6, 32), lambda: L.Conv3D(32, 3, padding="same", name="a")),
+    "Conv3D": of_layer(
+        (4, 6, 6, 32), lambda: L.Conv3D(32, 3, padding="same", name="a")
+    ),
     "LSTM": of_layer((6, 32), lambda: L.LSTM(32, name="a")),
-    "GRU": of_layer((6, 32), lambda: L.GRU(32, return_sequences=True, name="a")),
+    "GRU": of_layer(
+        (6, 32), lambda: L.GRU(32, return_sequences=True, name="a")
+    ),
 }
 RECURRENT = {"LSTM", "GRU"}
 SEQUENCES = {"Dense on sequences", "EinsumDense", "MultiHeadAttention"}
@@ -47,12 +58,18 @@ STRIP = {
     ("torch", "onnx"): set(KINDS),
     ("torch", "openvino"): set(KINDS),
 }
-NOT_AT_ALL = {("jax", "onnx"): {"Conv3D"}, ("tensorflow", "openvino"): RECURRENT}
+NOT_AT_ALL = {
+    ("jax", "onnx"): {"Conv3D"},
+    ("tensorflow", "openvino"): RECURRENT,
+}
 
 
 def answer(model, form, x, folder, fixed=BACKEND == "torch"):
     path = str(
-        folder / {"tf_saved_model": "s", "torch": "m.pt2", "openvino": "m.xml"}.get(form, "m.onnx")
+        folder
+        / {"tf_saved_model": "s", "torch": "m.pt2", "openvino": "m.xml"}.get(
+            form, "m.onnx"
+        )
     )
     # Programs of torch have a fixed batch here.
     shape = x.shape if fixed else (None, *x.shape[1:])
@@ -84,8 +101,19 @@ def answer(model, form, x, folder, fixed=BACKEND == "torch"):
 def test_live_blocks_or_the_stripped_model_go(kind, form, tmp_path):
     keras.utils.set_random_seed(0)
     blocks = kso.Block(8, 8, regular=True)
-    model = kso.sparsify(KINDS[kind](), 0.25, "uniform", structure=blocks, storage="blocks", seed=0)
-    x = np.random.default_rng(0).normal(size=(2, *model.inputs[0].shape[1:])).astype("float32")
+    model = kso.sparsify(
+        KINDS[kind](),
+        0.25,
+        "uniform",
+        structure=blocks,
+        storage="blocks",
+        seed=0,
+    )
+    x = (
+        np.random.default_rng(0)
+        .normal(size=(2, *model.inputs[0].shape[1:]))
+        .astype("float32")
+    )
     expected = array(model(x))
     if kind in NOT_AT_ALL.get((BACKEND, form), ()):
         with pytest.raises(Exception, match=r"\S"):
@@ -95,7 +123,9 @@ def test_live_blocks_or_the_stripped_model_go(kind, form, tmp_path):
         with pytest.raises(Exception, match=r"\S"):
             answer(model, form, x, tmp_path)
         model = kso.strip(model)
-    np.testing.assert_allclose(answer(model, form, x, tmp_path), expected, atol=1e-4)
+    np.testing.assert_allclose(
+        answer(model, form, x, tmp_path), expected, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("form", ["onnx", "openvino"])
@@ -104,14 +134,21 @@ def test_live_blocks_or_the_stripped_model_go(kind, form, tmp_path):
 )
 def test_storages(storage, form, tmp_path):
     model, expected_error = stored(storage), None
-    if (BACKEND, form) == ("jax", "openvino"):  # as of a plain model: it is not converted
+    if (BACKEND, form) == (
+        "jax",
+        "openvino",
+    ):  # as of a plain model: it is not converted
         expected_error = "XlaCallModule"
     elif BACKEND == "torch" and storage == "blocks":
-        expected_error = {"onnx": r"(?s)onnx|ONNX", "openvino": "BlockSparse"}[form]
+        expected_error = {"onnx": r"(?s)onnx|ONNX", "openvino": "BlockSparse"}[
+            form
+        ]
     if expected_error:
         with pytest.raises(Exception, match=expected_error):
             answer(model, form, X, tmp_path, fixed=True)
     else:
         np.testing.assert_allclose(
-            answer(model, form, X, tmp_path, fixed=True), array(model(X)), atol=1e-5
+            answer(model, form, X, tmp_path, fixed=True),
+            array(model(X)),
+            atol=1e-5,
         )

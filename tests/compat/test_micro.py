@@ -17,7 +17,9 @@ def test_blocks_run_on_microcontrollers(route, tmp_path):
 
     keras.utils.set_random_seed(0)
     blocks = kso.Block(8, 8, regular=True)
-    model = kso.convert(kso.sparsify(dense(), 0.5, structure=blocks, seed=0), "blocks")
+    model = kso.convert(
+        kso.sparsify(dense(), 0.5, structure=blocks, seed=0), "blocks"
+    )
     path = tmp_path / "blocks.tflite"
     data = {"representative_data": X} if route == "int8+blocks" else {}
     export_litert(model, path, mode=route, sample=X, **data)

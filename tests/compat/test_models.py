@@ -33,9 +33,13 @@ def assert_equal(found, expected):
 
 def train(model, x, jit=None):
     """Two steps towards zero."""
-    target = keras.tree.map_structure(lambda value: np.zeros(value.shape, "float32"), model(x))
+    target = keras.tree.map_structure(
+        lambda value: np.zeros(value.shape, "float32"), model(x)
+    )
     jit = jit_if_quicker() if jit is None else jit
-    model.compile("adam", "mse", metrics=[], weighted_metrics=[], jit_compile=jit)
+    model.compile(
+        "adam", "mse", metrics=[], weighted_metrics=[], jit_compile=jit
+    )
     model.fit(x, target, batch_size=2, verbose=0)
 
 
@@ -48,14 +52,18 @@ def with_known_sizes(model, x):
     if isinstance(x, dict):
         inputs = {name: entry(name, value) for name, value in x.items()}
     elif isinstance(x, list):
-        inputs = [entry(f"input_{place}", value) for place, value in enumerate(x)]
+        inputs = [
+            entry(f"input_{place}", value) for place, value in enumerate(x)
+        ]
     else:
         inputs = entry("input", x)
     return keras.Model(inputs, model(inputs))
 
 
 def export(model, x, path):
-    return kso.export_litert(with_known_sizes(model, x), path, sample=x, tolerance=1e-4)
+    return kso.export_litert(
+        with_known_sizes(model, x), path, sample=x, tolerance=1e-4
+    )
 
 
 @pytest.fixture
@@ -68,7 +76,9 @@ def stages(record_property):
     return note
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if BACKEND in case.backends])
+@pytest.mark.parametrize(
+    "name", [name for name, case in CASES.items() if BACKEND in case.backends]
+)
 def test_the_whole_way(name, tmp_path, stages):
     case = CASES[name]
     model, x = case.make(), case.data()
@@ -82,11 +92,17 @@ def test_the_whole_way(name, tmp_path, stages):
         assert_equal(outputs(model, x), before)
     weights = kso.prunable_weights(sparse)
     assert sorted(weight.path for weight in weights) == paths
-    assert sum(w.live for w in weights) == round(DENSITY * sum(w.size for w in weights))
-    assert len(sparse.weights) == count + len(weights)  # one mask each, nothing twice
+    assert sum(w.live for w in weights) == round(
+        DENSITY * sum(w.size for w in weights)
+    )
+    assert len(sparse.weights) == count + len(
+        weights
+    )  # one mask each, nothing twice
     stages("sparsify")
 
-    raw = [np.array(weight.raw_value()) for weight in weights]  # torch would share the memory
+    raw = [
+        np.array(weight.raw_value()) for weight in weights
+    ]  # torch would share the memory
     live = [weight.live for weight in weights]
     train(sparse, x)
     moved = 0
@@ -103,7 +119,9 @@ def test_the_whole_way(name, tmp_path, stages):
     plain = kso.strip(sparse)
     assert isinstance(plain, type(model))
     assert_equal(outputs(plain, x), expected)
-    assert sorted(weight.path for weight in kso.prunable_weights(plain)) == paths
+    assert (
+        sorted(weight.path for weight in kso.prunable_weights(plain)) == paths
+    )
     stages("strip")
     plain.save(tmp_path / "plain.keras")
     alone, loaded = in_a_fresh_process(tmp_path, x, case.modules)

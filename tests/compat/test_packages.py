@@ -26,7 +26,9 @@ def test_matrices_of_flax_modules_stay_dense_and_are_named():
     from flax import linen
 
     inner = L.FlaxLayer(linen.Dense(12), name="module")
-    model = keras.Sequential([keras.Input((12,)), inner, L.Dense(4, name="head")])
+    model = keras.Sequential(
+        [keras.Input((12,)), inner, L.Dense(4, name="head")]
+    )
     with pytest.warns(UserWarning, match="Matrices with .* stay dense"):
         sparse = kso.sparsify(model, 0.5, seed=0)
     assert list(kso.report(sparse).dense.values()) == ["not registered"]
@@ -47,19 +49,36 @@ def build(hp):
 
 def test_a_search(tmp_path):
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(32, 12)).astype("float32"), rng.normal(size=(32, 1)).astype("float32")
+    x, y = (
+        rng.normal(size=(32, 12)).astype("float32"),
+        rng.normal(size=(32, 1)).astype("float32"),
+    )
     tuner = keras_tuner.RandomSearch(
-        build, "val_loss", max_trials=3, seed=0, directory=tmp_path, project_name="search"
+        build,
+        "val_loss",
+        max_trials=3,
+        seed=0,
+        directory=tmp_path,
+        project_name="search",
     )
     tuner.search(x, y, epochs=2, validation_data=(x, y), verbose=0)
-    (best,), (parameters,) = tuner.get_best_models(1), tuner.get_best_hyperparameters(1)
+    (best,), (parameters,) = (
+        tuner.get_best_models(1),
+        tuner.get_best_hyperparameters(1),
+    )
     weights = kso.prunable_weights(best)
     size = sum(weight.size for weight in weights)
-    assert sum(weight.live for weight in weights) == round(parameters["density"] * size)
+    assert sum(weight.live for weight in weights) == round(
+        parameters["density"] * size
+    )
     for weight in weights:
-        assert not weight.raw_value()[~weight.parametrization.mask_value()].any()
+        assert not weight.raw_value()[
+            ~weight.parametrization.mask_value()
+        ].any()
     loss = best.evaluate(x, y, verbose=0)
-    assert loss == pytest.approx(tuner.oracle.get_best_trials(1)[0].score, rel=1e-6)
+    assert loss == pytest.approx(
+        tuner.oracle.get_best_trials(1)[0].score, rel=1e-6
+    )
     again = reloaded(best, tmp_path)
     np.testing.assert_array_equal(array(again(x)), array(best(x)))
     plain = kso.strip(best)
@@ -76,7 +95,9 @@ def test_a_preprocessor_comes_along():
     )
     sparse = kso.sparsify(classifier, 0.5, initializer="random_sparse", seed=0)
     assert sparse.preprocessor is add_segments
-    sparse.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    sparse.compile(
+        "adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
     sparse.fit(text(), np.zeros(4, "int32"), batch_size=2, verbose=0)
     assert sparse.predict(text(), verbose=0).shape == (4, 3)
 
@@ -100,15 +121,24 @@ def test_generate():
 
 IDS = np.random.default_rng(0).integers(0, 100, (4, 8)).astype("int32")
 X = {"token_ids": IDS, "padding_mask": np.ones_like(IDS)}
-COMMON = {"vocabulary_size": 128, "num_layers": 1, "hidden_dim": 256, "intermediate_dim": 512}
+COMMON = {
+    "vocabulary_size": 128,
+    "num_layers": 1,
+    "hidden_dim": 256,
+    "intermediate_dim": 512,
+}
 
 
 def wide_gpt2():
-    return keras_hub.models.GPT2Backbone(num_heads=4, max_sequence_length=8, **COMMON)
+    return keras_hub.models.GPT2Backbone(
+        num_heads=4, max_sequence_length=8, **COMMON
+    )
 
 
 def wide_llama():
-    return keras_hub.models.LlamaBackbone(num_query_heads=4, num_key_value_heads=2, **COMMON)
+    return keras_hub.models.LlamaBackbone(
+        num_query_heads=4, num_key_value_heads=2, **COMMON
+    )
 
 
 @pytest.mark.parametrize("make", [wide_gpt2, wide_llama])
@@ -122,13 +152,23 @@ def test_live_blocks_the_whole_way(make, tmp_path):
         exclude=".*embedding.*",
         seed=0,
     )
-    stored = [weight for weight in kso.prunable_weights(sparse) if "embedding" not in weight.path]
-    assert len(stored) == (6 if make is wide_gpt2 else 7)  # attention 4, feed-forward 2 or 3
+    stored = [
+        weight
+        for weight in kso.prunable_weights(sparse)
+        if "embedding" not in weight.path
+    ]
+    assert len(stored) == (
+        6 if make is wide_gpt2 else 7
+    )  # attention 4, feed-forward 2 or 3
     for weight in stored:
-        assert type(weight.owner).__name__.startswith("BlockSparse"), weight.path
+        assert type(weight.owner).__name__.startswith("BlockSparse"), (
+            weight.path
+        )
     target = np.zeros((4, 8, 256), "float32")
     sparse.compile("adam", "mse", jit_compile=False)
-    moving = kso.callbacks.RigL((X, target), 2, frequency=1, fraction=0.3, seed=0)
+    moving = kso.callbacks.RigL(
+        (X, target), 2, frequency=1, fraction=0.3, seed=0
+    )
     before = {weight.path: weight.storage.mask_value() for weight in stored}
     sparse.fit(X, target, epochs=2, batch_size=2, verbose=0, callbacks=[moving])
     for weight in stored:

@@ -16,7 +16,11 @@ import recipe
 import keras_sparse_ortho as kso
 from tests.distributed.recipes import BACKEND, model_parallel, recipe_of_two
 
-RANK, PORTS, OUTPUT = int(sys.argv[1]), [int(port) for port in sys.argv[2:4]], sys.argv[4]
+RANK, PORTS, OUTPUT = (
+    int(sys.argv[1]),
+    [int(port) for port in sys.argv[2:4]],
+    sys.argv[4],
+)
 CASES = {}
 
 
@@ -27,7 +31,11 @@ def case(function):
 
 def dense(width=16):
     return keras.Sequential(
-        [keras.Input((8,)), keras.layers.Dense(width, name="a"), keras.layers.Dense(4, name="b")]
+        [
+            keras.Input((8,)),
+            keras.layers.Dense(width, name="a"),
+            keras.layers.Dense(4, name="b"),
+        ]
     )
 
 
@@ -56,7 +64,9 @@ def nothing_wrong():
     started(sparse(), moving()).move(4)
     rng = np.random.default_rng(RANK)
     batches = [(rng.normal(size=(4, 8)), rng.normal(size=(4, 4)))]
-    started(sparse(), kso.callbacks.RigL(batches, frequency=4, end_step=80)).move(4)
+    started(
+        sparse(), kso.callbacks.RigL(batches, frequency=4, end_step=80)
+    ).move(4)
 
 
 @case
@@ -98,7 +108,9 @@ def no_data_on_one():
             raise OSError("the disk is gone")
         yield np.ones((4, 8)), np.ones((4, 4))
 
-    started(sparse(), kso.callbacks.RigL(batches, frequency=4, end_step=80)).move(4)
+    started(
+        sparse(), kso.callbacks.RigL(batches, frequency=4, end_step=80)
+    ).move(4)
 
 
 @case
@@ -106,7 +118,9 @@ def masks_came_apart():
     model = sparse()
     callback = started(model, moving())
     own = kso.prunable_weights(model)[0].parametrization
-    own.assign_mask(np.roll(own.mask_value(), RANK, axis=0))  # on JAX it raises here
+    own.assign_mask(
+        np.roll(own.mask_value(), RANK, axis=0)
+    )  # on JAX it raises here
     callback.move(4)
 
 
@@ -138,8 +152,18 @@ if BACKEND == "jax":
 
     SHARDED = {
         "sharded_masks": ("masked", "compact", "pruned", "adopted", "stripped"),
-        "sharded_blocks": ("blocks", "to_blocks", "to_masked", "stripped, blocks"),
-        "sharded_thresholds": ("soft threshold", "magnitude", "feather", "quantized"),
+        "sharded_blocks": (
+            "blocks",
+            "to_blocks",
+            "to_masked",
+            "stripped, blocks",
+        ),
+        "sharded_thresholds": (
+            "soft threshold",
+            "magnitude",
+            "feather",
+            "quantized",
+        ),
     }
     for name, storages in SHARDED.items():
         CASES[name] = functools.partial(sharded, storages, "attention")
@@ -154,7 +178,11 @@ def mesh(pattern):
 def main():
     module, found = recipe_of_two(), {}
     module.begin(recipe.Place("two processes", RANK, 2, PORTS))
-    scope = module.strategy.scope if BACKEND == "tensorflow" else contextlib.nullcontext
+    scope = (
+        module.strategy.scope
+        if BACKEND == "tensorflow"
+        else contextlib.nullcontext
+    )
     for name in sys.argv[5:]:
         try:
             with scope():

@@ -27,7 +27,10 @@ import keras_sparse_ortho as kso
 from tests.distributed.recipes import recipe_of_two
 from tests.faults.counting import ended, started
 
-KILLED_AT = 2, 5  # epoch and batch: masks move before the steps 4, 8, 12, 16 and, in it, 20
+KILLED_AT = (
+    2,
+    5,
+)  # epoch and batch: masks move before the steps 4, 8, 12, 16 and, in it, 20
 SECONDS = 300  # for a process that has lost the other one, or that trains
 ALONE = "str alone"  # learnt thresholds that nobody steers
 
@@ -38,30 +41,43 @@ def main(folder, *cases):
 
     def sparse_model(method):
         model = made("str" if method == ALONE else method)
-        model.compile(keras.optimizers.Adam(0.01), model.loss, jit_compile=model.jit_compile)
+        model.compile(
+            keras.optimizers.Adam(0.01),
+            model.loss,
+            jit_compile=model.jit_compile,
+        )
         return model
 
     recipe.sparse_model = sparse_model
     for number, case in enumerate(cases):
         at, begun = pathlib.Path(folder) / case, time.monotonic()
-        victim = number % 2  # the one that coordinates the others, and the other one, by turns
+        victim = (
+            number % 2
+        )  # the one that coordinates the others, and the other one, by turns
         told = {"case": case, "victim": victim}
         told["whole"] = job(module, case, at / "whole", None)
         told["killed"] = job(module, case, at / "killed", victim)
         told["again"] = job(module, case, at / "killed", None)
         for part in ("epochs", "moved"):
             notes = (at / "killed" / f"{rank}.{part}" for rank in range(2))
-            told[part] = [note.read_text() if note.exists() else "" for note in notes]
+            told[part] = [
+                note.read_text() if note.exists() else "" for note in notes
+            ]
         if told["whole"] == told["again"] == [0, 0]:
             told |= compared(at)
-        print(json.dumps({**told, "seconds": round(time.monotonic() - begun)}), flush=True)
+        print(
+            json.dumps({**told, "seconds": round(time.monotonic() - begun)}),
+            flush=True,
+        )
 
 
 def job(module, case, folder, victim):
     """The exit statuses of both processes; `None` for one that hung."""
     folder.mkdir(parents=True, exist_ok=True)
     ports = recipe.free_ports(2)
-    places = [recipe.Place("two processes", rank, 2, ports) for rank in range(2)]
+    places = [
+        recipe.Place("two processes", rank, 2, ports) for rank in range(2)
+    ]
     until = time.monotonic() + SECONDS
     children = [
         started(
@@ -71,7 +87,9 @@ def job(module, case, folder, victim):
         for place in places
     ]
     # A moment for each, whatever the other one has taken: it may have ended long ago.
-    return [ended(child, max(1, until - time.monotonic())) for child in children]
+    return [
+        ended(child, max(1, until - time.monotonic())) for child in children
+    ]
 
 
 def run(module, case, folder, place, victim):
@@ -83,15 +101,22 @@ def run(module, case, folder, place, victim):
         if kind == "keras":
             backup = keras.callbacks.BackupAndRestore(str(own))
         else:
-            backup = kso.callbacks.BackupAndRestore(folder / "backup")  # of both processes
-        watch = Watch(folder, place.rank, moment if place.rank == victim else None)
+            backup = kso.callbacks.BackupAndRestore(
+                folder / "backup"
+            )  # of both processes
+        watch = Watch(
+            folder, place.rank, moment if place.rank == victim else None
+        )
         return [*used, watch, backup]
 
     recipe.callbacks = callbacks
     module.begin(place)
     model = module.train(method, place)
     variables = [*model.variables, *model.optimizer.variables]
-    found = {f"{k} {v.path}": keras.ops.convert_to_numpy(v) for k, v in enumerate(variables)}
+    found = {
+        f"{k} {v.path}": keras.ops.convert_to_numpy(v)
+        for k, v in enumerate(variables)
+    }
     names = {name.replace("/", "|"): value for name, value in found.items()}
     np.savez(folder / f"{place.rank}.npz", **names)
 
@@ -111,7 +136,10 @@ class Watch(keras.callbacks.Callback):
         with (self.folder / f"{self.rank}.epochs").open("a") as notes:
             notes.write(str(epoch))
         if self.moment and epoch == KILLED_AT[0]:
-            moved = [(a != b).sum() for a, b in zip(self.first, self.masks(), strict=True)]
+            moved = [
+                (a != b).sum()
+                for a, b in zip(self.first, self.masks(), strict=True)
+            ]
             (self.folder / f"{self.rank}.moved").write_text(str(sum(moved)))
             if self.moment == "saving":
                 vars(self.model)["save_weights"] = self.die_half_way
@@ -131,9 +159,14 @@ class Watch(keras.callbacks.Callback):
     def saved_by(self, rank):
         """The epoch of the other process' backup, of either kind, if it can be read just now."""
         found = []
-        for name in (f"backup_{rank}/training_metadata.json", f"backup/worker_{rank}/latest.json"):
+        for name in (
+            f"backup_{rank}/training_metadata.json",
+            f"backup/worker_{rank}/latest.json",
+        ):
             with contextlib.suppress(OSError, ValueError):
-                found.append(json.loads((self.folder / name).read_text())["epoch"])
+                found.append(
+                    json.loads((self.folder / name).read_text())["epoch"]
+                )
         return found
 
     def masks(self):
@@ -144,10 +177,14 @@ class Watch(keras.callbacks.Callback):
 def compared(folder):
     differing, count = set(), 0
     for rank in range(2):
-        one, other = (np.load(folder / job / f"{rank}.npz") for job in ("whole", "killed"))
+        one, other = (
+            np.load(folder / job / f"{rank}.npz") for job in ("whole", "killed")
+        )
         assert one.files == other.files
         count += len(one.files)
-        differing |= {k for k in one.files if one[k].tobytes() != other[k].tobytes()}
+        differing |= {
+            k for k in one.files if one[k].tobytes() != other[k].tobytes()
+        }
     return {"variables": count, "differing": sorted(differing)}
 
 

@@ -10,7 +10,11 @@ import keras
 ROOT = Path(__file__).resolve().parents[2]
 SCALE = ROOT / "examples" / "scale"
 BACKEND = os.environ["KERAS_BACKEND"]
-RECIPE = {"tensorflow": "tensorflow_workers", "jax": "jax_data_parallel", "torch": "torch_ddp"}
+RECIPE = {
+    "tensorflow": "tensorflow_workers",
+    "jax": "jax_data_parallel",
+    "torch": "torch_ddp",
+}
 
 
 def recipe_of_two():
@@ -21,8 +25,17 @@ def recipe_of_two():
 def environment(*, one_device=True, **changes):
     """That of a process that finds the recipes, the package and its tests."""
     flags = os.environ.get("XLA_FLAGS", "").split()
-    own = {"XLA_FLAGS": " ".join(f for f in flags if not (one_device and "device_count" in f))}
-    return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{SCALE}", **own, **changes}
+    own = {
+        "XLA_FLAGS": " ".join(
+            f for f in flags if not (one_device and "device_count" in f)
+        )
+    }
+    return {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{SCALE}",
+        **own,
+        **changes,
+    }
 
 
 @contextlib.contextmanager

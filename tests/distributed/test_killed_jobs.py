@@ -8,14 +8,26 @@ from tests.distributed.recipes import ROOT, SCALE, environment
 from tests.helpers import run_python
 
 STILL = "fixed"  # its masks never move
-METHODS = (STILL, "str", "str alone", "gmp", "dnw", "set", "rigl", "compact", "blocks")
+METHODS = (
+    STILL,
+    "str",
+    "str alone",
+    "gmp",
+    "dnw",
+    "set",
+    "rigl",
+    "compact",
+    "blocks",
+)
 
 
 @pytest.mark.slow
 @pytest.mark.core
 def test_a_job_that_lost_a_process_ends_as_one_that_was_left_alone(tmp_path):
     """Bit by bit, variables of the model and of the optimizer, in each of the two processes."""
-    cases = [f"{method}:keras:training" for method in METHODS] + ["rigl:ours:saving"]
+    cases = [f"{method}:keras:training" for method in METHODS] + [
+        "rigl:ours:saving"
+    ]
     for found in run(tmp_path, cases):
         assert found["again"] == [0, 0], found
         victim, epochs = found["victim"], found["epochs"]
@@ -23,7 +35,9 @@ def test_a_job_that_lost_a_process_ends_as_one_that_was_left_alone(tmp_path):
         others = ["01223", "012323"] if "saving" in found["case"] else ["01223"]
         assert epochs[victim] == "01223", found
         assert epochs[1 - victim] in others, found
-        assert (int(found["moved"][victim]) > 0) == (STILL not in found["case"]), found
+        assert (int(found["moved"][victim]) > 0) == (
+            STILL not in found["case"]
+        ), found
         assert found["variables"] > 40, found
         assert found["differing"] == [], found
 
@@ -47,14 +61,21 @@ def run(folder, cases):
     script = ROOT / "tests" / "distributed" / "killed_jobs.py"
     done = run_python(script, folder, *cases, **environment(**once))
     print(done)
-    logs = "\n".join(log.read_text()[-2000:] for log in sorted(folder.glob("*/*/*.log")))
-    told = [json.loads(line) for line in done.splitlines() if line.startswith("{")]
+    logs = "\n".join(
+        log.read_text()[-2000:] for log in sorted(folder.glob("*/*/*.log"))
+    )
+    told = [
+        json.loads(line) for line in done.splitlines() if line.startswith("{")
+    ]
     assert [found["case"] for found in told] == list(cases)
     for found in told:
         victim = found["victim"]
         assert found["whole"] == [0, 0], (found, logs[-20000:])
         assert found["killed"][victim] == -9, (found, logs[-20000:])
-        assert found["killed"][1 - victim] not in (None, 0), (found, logs[-20000:])  # no hang
+        assert found["killed"][1 - victim] not in (None, 0), (
+            found,
+            logs[-20000:],
+        )  # no hang
     return told
 
 
@@ -65,8 +86,12 @@ def run_recipe(name, *methods, seconds=600):
     """Runs a recipe; it fails by itself where a process hangs or a way differs from the first."""
     own = environment()
     own["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
-    done = run_python(SCALE / f"{name}.py", "--methods", *methods, "--seconds", seconds, **own)
-    return [line.split(":")[0] for line in done.splitlines() if " equals " in line]
+    done = run_python(
+        SCALE / f"{name}.py", "--methods", *methods, "--seconds", seconds, **own
+    )
+    return [
+        line.split(":")[0] for line in done.splitlines() if " equals " in line
+    ]
 
 
 RECIPES = {
@@ -79,7 +104,9 @@ RECIPES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(k, marks=mark) for k, mark in RECIPES.items()])
+@pytest.mark.parametrize(
+    "name", [pytest.param(k, marks=mark) for k, mark in RECIPES.items()]
+)
 def test_all_ways_of_a_recipe_agree(name):
     ways = 2 if name.startswith("jax") else 1  # beside the first
     assert run_recipe(name, *EQUAL) == [*EQUAL] * ways

@@ -20,7 +20,9 @@ from tests.distributed.recipes import ROOT, environment
 from tests.helpers import slow_on_jax
 
 # A strategy of TensorFlow hands out the first worker's initial values.
-MADE_EQUAL = {"tensorflow": ["other_weights", "other_weights_where_they_are_scored"]}
+MADE_EQUAL = {
+    "tensorflow": ["other_weights", "other_weights_where_they_are_scored"]
+}
 
 
 class Threads(AveragingWorkers):
@@ -71,7 +73,11 @@ def test_what_fails_on_one_worker_stops_all():
         assert isinstance(error, WorkerError)
         assert "Worker 1 of 3" in str(error)
         assert "no such layer" in str(error)
-    assert on_all(lambda workers: workers.together(lambda: workers.rank)) == [0, 1, 2]
+    assert on_all(lambda workers: workers.together(lambda: workers.rank)) == [
+        0,
+        1,
+        2,
+    ]
 
 
 @pytest.mark.numpy_only
@@ -89,17 +95,24 @@ def test_facts_that_differ_are_named_on_all_workers():
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(2, 12, 8)).astype("float32")
-SHARDS = [slice(0, 2), slice(2, 12)]  # of other sizes: samples count, not workers
+SHARDS = [
+    slice(0, 2),
+    slice(2, 12),
+]  # of other sizes: samples count, not workers
 
 
 @slow_on_jax
 @pytest.mark.core
 def test_rigl_with_a_shard_for_each_worker_has_the_masks_of_one_process():
     def update(workers, rows):
-        dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8, name="a")])
+        dense = keras.Sequential(
+            [keras.Input((8,)), keras.layers.Dense(8, name="a")]
+        )
         model = kso.sparsify(dense, 0.25, seed=0)
         model.compile("sgd", "mse", run_eagerly=True)
-        rigl = kso.callbacks.RigL([(X[rows], Y[rows])], frequency=1, end_step=9, fraction=0.9)
+        rigl = kso.callbacks.RigL(
+            [(X[rows], Y[rows])], frequency=1, end_step=9, fraction=0.9
+        )
         rigl.set_model(model)
         rigl._workers = workers
         rigl.on_train_begin()
@@ -109,7 +122,9 @@ def test_rigl_with_a_shard_for_each_worker_has_the_masks_of_one_process():
     expected = update(None, slice(12))
     apart = [update(None, shard) for shard in SHARDS]
     assert all((mask != expected).any() for mask in apart)
-    for found in on_all(lambda workers: update(workers, SHARDS[workers.rank]), count=2):
+    for found in on_all(
+        lambda workers: update(workers, SHARDS[workers.rank]), count=2
+    ):
         np.testing.assert_array_equal(found, expected)
 
 
@@ -118,7 +133,9 @@ def test_rigl_with_a_shard_for_each_worker_has_the_masks_of_one_process():
 @pytest.mark.parametrize("score", ["snip", "grasp"])
 def test_scores_of_shards_are_those_of_all_data(monkeypatch, score):
     kernel, of_thread = RNG.normal(size=(8, 8)), threading.local()
-    monkeypatch.setattr(_loss_derivatives, "workers_of", lambda model: of_thread.workers)
+    monkeypatch.setattr(
+        _loss_derivatives, "workers_of", lambda model: of_thread.workers
+    )
 
     def scores(workers, rows, factor=1.0):
         of_thread.workers = workers
@@ -128,12 +145,20 @@ def test_scores_of_shards_are_those_of_all_data(monkeypatch, score):
         model.set_weights([factor * kernel])
         model.compile("sgd", "mse", run_eagerly=True)
         ask = {"batch_size": 3, "batches": None}
-        return getattr(kso.saliency, score)(model, 0.5, (X[rows], Y[rows]), **ask).scores
+        return getattr(kso.saliency, score)(
+            model, 0.5, (X[rows], Y[rows]), **ask
+        ).scores
 
     expected = scores(Workers(), slice(12))["a/kernel"]
-    for found in on_all(lambda workers: scores(workers, SHARDS[workers.rank]), count=2):
-        np.testing.assert_allclose(found["a/kernel"], expected, rtol=1e-4, atol=1e-6)
-    for error in on_all(lambda workers: scores(workers, slice(12), 1.0 + workers.rank), count=2):
+    for found in on_all(
+        lambda workers: scores(workers, SHARDS[workers.rank]), count=2
+    ):
+        np.testing.assert_allclose(
+            found["a/kernel"], expected, rtol=1e-4, atol=1e-6
+        )
+    for error in on_all(
+        lambda workers: scores(workers, slice(12), 1.0 + workers.rank), count=2
+    ):
         assert isinstance(error, WorkerError)
         assert "where weights are scored" in str(error)
 
@@ -147,7 +172,13 @@ def test_digests_tell_shapes_types_and_bits_apart():
 
 
 CASES = (
-    *("nothing_wrong", "other_seeds", "other_weights", "other_callbacks", "no_data_on_one"),
+    *(
+        "nothing_wrong",
+        "other_seeds",
+        "other_weights",
+        "other_callbacks",
+        "no_data_on_one",
+    ),
     *("masks_came_apart", "other_weights_where_they_are_scored"),
 )
 
@@ -159,7 +190,9 @@ def test_workers_that_do_not_agree_all_stop_before_the_first_step(tmp_path):
     assert [said.pop("nothing_wrong") for said in found] == ["", ""]
     for name in CASES[1:]:
         texts = [said[name] for said in found]
-        assert all(texts) or name in MADE_EQUAL.get(keras.backend.backend(), []), f"{name}: {texts}"
+        assert all(texts) or name in MADE_EQUAL.get(
+            keras.backend.backend(), []
+        ), f"{name}: {texts}"
     assert "OSError: the disk is gone" in found[1]["no_data_on_one"]
     assert "Worker 1 of 2 has failed" in found[0]["no_data_on_one"]
     assert "'seed'" in found[0]["other_callbacks"]
@@ -188,16 +221,32 @@ def run_two(folder, cases, seconds=300):
     """What two processes of `bad_workers.py` have noted for each case; fails if they hang."""
     script = ROOT / "tests" / "distributed" / "bad_workers.py"
     ports = [str(port) for port in free_ports(2)]
-    logs, outputs = ([folder / f"{rank}.{kind}" for rank in range(2)] for kind in ("log", "json"))
+    logs, outputs = (
+        [folder / f"{rank}.{kind}" for rank in range(2)]
+        for kind in ("log", "json")
+    )
     running = []
     for rank in range(2):
         with logs[rank].open("w") as log:
-            command = [sys.executable, script, str(rank), *ports, outputs[rank], *cases]
+            command = [
+                sys.executable,
+                script,
+                str(rank),
+                *ports,
+                outputs[rank],
+                *cases,
+            ]
             # Sets have another order in each.
             own = environment(one_device=False, PYTHONHASHSEED=str(rank + 1))
-            running.append(subprocess.Popen(command, env=own, stdout=log, stderr=subprocess.STDOUT))
+            running.append(
+                subprocess.Popen(
+                    command, env=own, stdout=log, stderr=subprocess.STDOUT
+                )
+            )
     end = time.monotonic() + seconds
-    while time.monotonic() < end and any(process.poll() is None for process in running):
+    while time.monotonic() < end and any(
+        process.poll() is None for process in running
+    ):
         time.sleep(0.1)
     ended = [process.poll() for process in running]
     for process in running:
@@ -208,6 +257,9 @@ def run_two(folder, cases, seconds=300):
     found = [json.loads(o.read_text()) if o.exists() else {} for o in outputs]
     # A process that the engine has ended has not noted why.
     ends = [f"ended with {end}" if end else "" for end in ended]
-    found = [{**dict.fromkeys(cases, end), **said} for said, end in zip(found, ends, strict=True)]
+    found = [
+        {**dict.fromkeys(cases, end), **said}
+        for said, end in zip(found, ends, strict=True)
+    ]
     print(told)
     return found

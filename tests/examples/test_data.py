@@ -14,11 +14,16 @@ pytestmark = pytest.mark.numpy_only
 def idx(array, magic=None):
     """`array` as IDX bytes."""
     header = 0x800 | array.ndim if magic is None else magic
-    return struct.pack(f">{1 + array.ndim}I", header, *array.shape) + array.tobytes()
+    return (
+        struct.pack(f">{1 + array.ndim}I", header, *array.shape)
+        + array.tobytes()
+    )
 
 
 IMAGES = np.arange(3 * 4 * 5, dtype=np.uint8).reshape(3, 4, 5)
-PACKED = gzip.compress(idx(np.random.default_rng(0).integers(0, 256, (8, 9, 9)).astype(np.uint8)))
+PACKED = gzip.compress(
+    idx(np.random.default_rng(0).integers(0, 256, (8, 9, 9)).astype(np.uint8))
+)
 FLIPPED = bytearray(PACKED)
 FLIPPED[len(PACKED) // 2] ^= 0xFF
 REFUSED = {
@@ -45,7 +50,10 @@ REFUSED = {
 def folder(tmp_path):
     """A tiny Fashion-MNIST in Debian's layout."""
     for part in ("train", "t10k"):
-        for kind, array in (("images-idx3", IMAGES), ("labels-idx1", np.uint8([0, 1, 2]))):
+        for kind, array in (
+            ("images-idx3", IMAGES),
+            ("labels-idx1", np.uint8([0, 1, 2])),
+        ):
             path = tmp_path / f"{part}-{kind}-ubyte.gz"
             path.write_bytes(gzip.compress(idx(array)))
     return tmp_path
@@ -81,7 +89,9 @@ def test_fashion_mnist_is_standardized(folder):
 
 def test_fashion_mnist_with_a_missing_or_a_short_file(folder):
     (folder / "t10k-labels-idx1-ubyte.gz").rename(folder / "elsewhere")
-    with pytest.raises(data.DatasetError, match=r"t10k-labels-idx1-ubyte.gz is missing"):
+    with pytest.raises(
+        data.DatasetError, match=r"t10k-labels-idx1-ubyte.gz is missing"
+    ):
         data.load_fashion_mnist(folder)
     (folder / "elsewhere").rename(folder / "t10k-labels-idx1-ubyte.gz")
     path = folder / "train-labels-idx1-ubyte.gz"
@@ -98,7 +108,9 @@ def test_without_folder_and_network(tmp_path, monkeypatch):
     import keras
 
     monkeypatch.setattr(keras.datasets.fashion_mnist, "load_data", offline)
-    with pytest.raises(data.DatasetError, match=r"apt-get install .*no network"):
+    with pytest.raises(
+        data.DatasetError, match=r"apt-get install .*no network"
+    ):
         data.load_fashion_mnist(tmp_path / "none")
     monkeypatch.setattr(keras.datasets.cifar10, "load_data", offline)
     with pytest.raises(data.DatasetError, match="CIFAR-10: no network"):
@@ -110,7 +122,9 @@ def test_without_folder_and_network(tmp_path, monkeypatch):
 def test_cifar10_has_three_channels_each_standardized(monkeypatch):
     import keras
 
-    pixels = np.random.default_rng(0).integers(0, 256, (20, 32, 32, 3), dtype=np.uint8)
+    pixels = np.random.default_rng(0).integers(
+        0, 256, (20, 32, 32, 3), dtype=np.uint8
+    )
     pixels[..., 2] //= 4  # a darker channel
     labels = np.arange(20, dtype=np.uint8)[:, None] % 10
 
@@ -121,7 +135,9 @@ def test_cifar10_has_three_channels_each_standardized(monkeypatch):
     found = data.load("cifar10")
     assert found.x_train.shape == (20, 32, 32, 3)
     assert found.x_train.dtype == np.float32
-    x = found.x_train.astype(np.float64)  # sums over long axes lose digits in float32
+    x = found.x_train.astype(
+        np.float64
+    )  # sums over long axes lose digits in float32
     np.testing.assert_allclose(x.mean((0, 1, 2)), 0, atol=1e-6)
     np.testing.assert_allclose(x.std((0, 1, 2)), 1, atol=1e-6)
     assert found.y_test.tolist() == [0, 1, 2, 3, 4]

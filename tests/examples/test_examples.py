@@ -17,8 +17,30 @@ FOLDER = Path(__file__).resolve().parents[2] / "examples"
 BACKEND = keras.backend.backend()
 SMALL = {
     "quickstart": (),
-    "transformer": ("--width", 16, "--heads", 2, "--depth", 1, "--batch", 32, "--epochs", 4),
-    "faster": ("--width", 64, "--depth", 2, "--block", 8, "--batch", 32, "--epochs", 2),
+    "transformer": (
+        "--width",
+        16,
+        "--heads",
+        2,
+        "--depth",
+        1,
+        "--batch",
+        32,
+        "--epochs",
+        4,
+    ),
+    "faster": (
+        "--width",
+        64,
+        "--depth",
+        2,
+        "--block",
+        8,
+        "--batch",
+        32,
+        "--epochs",
+        2,
+    ),
 }
 
 
@@ -28,7 +50,13 @@ def run_example(monkeypatch, tmp_path):
 
     def run(name, *arguments):
         script = FOLDER / f"{name}.py"
-        given = [script, *SMALL.get(name, ()), *arguments, "--output", tmp_path / "out"]
+        given = [
+            script,
+            *SMALL.get(name, ()),
+            *arguments,
+            "--output",
+            tmp_path / "out",
+        ]
         monkeypatch.setattr(sys, "argv", [str(argument) for argument in given])
         monkeypatch.syspath_prepend(FOLDER)
         with pytest.raises(SystemExit) as end:
@@ -42,13 +70,29 @@ def run_example(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("name", "arguments", "rule"),
     [
-        ("quickstart", ["--epochs", 1], "--epochs must be 2 or more. Received: 1"),
-        ("transformer", ["--epochs", 0], "--epochs must be 1 or more. Received: 0"),
-        ("transformer", ["--heads", 3], "--width must be divisible by --heads. Received: 16, 3"),
+        (
+            "quickstart",
+            ["--epochs", 1],
+            "--epochs must be 2 or more. Received: 1",
+        ),
+        (
+            "transformer",
+            ["--epochs", 0],
+            "--epochs must be 1 or more. Received: 0",
+        ),
+        (
+            "transformer",
+            ["--heads", 3],
+            "--width must be divisible by --heads. Received: 16, 3",
+        ),
         ("transformer", ["--density", 0.01], "The least global density"),
         ("faster", ["--epochs", 1], "--epochs must be 2 or more. Received: 1"),
         ("faster", ["--block", 48], "Received"),
-        ("faster", ["--density", 1.5], "must be in (0, 1]. Received: density=1.5"),
+        (
+            "faster",
+            ["--density", 1.5],
+            "must be in (0, 1]. Received: density=1.5",
+        ),
     ],
 )
 def test_refusals_are_one_line(run_example, capsys, name, arguments, rule):
@@ -63,16 +107,40 @@ def test_refusals_are_one_line(run_example, capsys, name, arguments, rule):
 @pytest.mark.slow  # about a minute: two networks, a dozen files
 @pytest.mark.core
 def test_quickstart(tmp_path):
-    options = ("--epochs", 2, "--minutes", 0.1, "--seed", 3, "--output", tmp_path / "out")
+    options = (
+        "--epochs",
+        2,
+        "--minutes",
+        0.1,
+        "--seed",
+        3,
+        "--output",
+        tmp_path / "out",
+    )
     said = run_python(FOLDER / "quickstart.py", *options)
     assert f"1347 training and 450 test images; backend {BACKEND}" in said
-    found = re.findall(r"^(\D.+?) +([\d.]+)% +([\d,]+) +[\d,]+ +([\d.]+)$", said, re.MULTILINE)
+    found = re.findall(
+        r"^(\D.+?) +([\d.]+)% +([\d,]+) +[\d,]+ +([\d.]+)$", said, re.MULTILINE
+    )
     names = [name for name, *_ in found]
-    assert names == ["dense float32", "dense int8", "dense int4", "kso.shrink", names[-1]]
+    assert names == [
+        "dense float32",
+        "dense int8",
+        "dense int4",
+        "kso.shrink",
+        names[-1],
+    ]
     assert names[-1].startswith("live blocks")
     size = {name: int(size.replace(",", "")) for name, _, size, _ in found}
-    assert size[names[-1]] < size["dense int4"] < size["dense int8"] < size["dense float32"]
-    assert min(float(accuracy) for _, accuracy, *_ in found) > 60  # two epochs: it learns
+    assert (
+        size[names[-1]]
+        < size["dense int4"]
+        < size["dense int8"]
+        < size["dense float32"]
+    )
+    assert (
+        min(float(accuracy) for _, accuracy, *_ in found) > 60
+    )  # two epochs: it learns
     assert len([*(tmp_path / "out").glob("*.tflite")]) == 5
 
 
@@ -85,18 +153,28 @@ def test_the_last_lines_of_faster_say_what_was_measured(run_example, capsys):
     assert title.endswith("density of the hidden kernels 0.2500")
     figures = json.loads((folder / "faster.json").read_text())
     dense, blocks = figures["dense"], figures["blocks"]
-    assert min(dense["accuracy"], blocks["accuracy"]) > 0.5  # two epochs: it learns
-    assert lines[0].endswith(f"{blocks['accuracy']:.2%} on blocks, {dense['accuracy']:.2%} dense")
+    assert (
+        min(dense["accuracy"], blocks["accuracy"]) > 0.5
+    )  # two epochs: it learns
+    assert lines[0].endswith(
+        f"{blocks['accuracy']:.2%} on blocks, {dense['accuracy']:.2%} dense"
+    )
     ratio = blocks["seconds"] / dense["seconds"]
     assert f"ratio {ratio:.2f}" in lines[1]
-    assert verdict.startswith("An epoch on blocks is" if ratio < 1 else "It is no faster here")
+    assert verdict.startswith(
+        "An epoch on blocks is" if ratio < 1 else "It is no faster here"
+    )
 
     for name in ("dense", "blocks"):
         model = keras.saving.load_model(folder / f"{name}.keras")
         held = [*model.weights, *model.optimizer.variables]
-        size = sum(keras.ops.convert_to_numpy(variable).nbytes for variable in held)
+        size = sum(
+            keras.ops.convert_to_numpy(variable).nbytes for variable in held
+        )
         assert figures[name]["memory_mib"] == size / 2**20
-        on_blocks = type(model.get_layer("hidden_1")) is kso.layers.BlockSparseDense
+        on_blocks = (
+            type(model.get_layer("hidden_1")) is kso.layers.BlockSparseDense
+        )
         assert on_blocks == (name == "blocks")
         assert type(model.get_layer("first")) is keras.layers.Dense
 
@@ -107,19 +185,29 @@ def test_the_last_lines_of_faster_say_what_was_measured(run_example, capsys):
 def test_the_last_lines_of_transformer_say_what_came_out(run_example, capsys):
     status, folder = run_example("transformer", "--density", 0.4)
     assert status == 0
-    title, accuracy, weights, _, packed = capsys.readouterr().out.strip().splitlines()[-5:]
+    title, accuracy, weights, _, packed = (
+        capsys.readouterr().out.strip().splitlines()[-5:]
+    )
     assert title == f"digits, 1 blocks of width 16, 4 epochs, {BACKEND}"
     figures = json.loads((folder / "transformer.json").read_text())
     dense, sparse = figures["dense"], figures["sparse"]
-    assert min(dense["accuracy"], sparse["accuracy"]) > 0.5  # four epochs: it learns
-    assert accuracy.endswith(f"{sparse['accuracy']:.2%} sparse, {dense['accuracy']:.2%} dense")
+    assert (
+        min(dense["accuracy"], sparse["accuracy"]) > 0.5
+    )  # four epochs: it learns
+    assert accuracy.endswith(
+        f"{sparse['accuracy']:.2%} sparse, {dense['accuracy']:.2%} dense"
+    )
     assert f"{sparse['live']:,} of {sparse['weights']:,} live" in weights
     assert sparse["gzip_bytes"] < 0.7 * dense["gzip_bytes"]
-    assert packed.endswith(f"{sparse['gzip_bytes'] / dense['gzip_bytes']:.2f} of it")
+    assert packed.endswith(
+        f"{sparse['gzip_bytes'] / dense['gzip_bytes']:.2f} of it"
+    )
 
     plain = keras.saving.load_model(folder / "sparse.keras")
     plain(np.zeros((1, 8, 8, 1), "float32"))
-    held = {w.path: np.count_nonzero(w.value) for w in kso.prunable_weights(plain)}
+    held = {
+        w.path: np.count_nonzero(w.value) for w in kso.prunable_weights(plain)
+    }
     assert sum(held.values()) == sparse["live"]
     ends = {"patch/kernel": 4 * 16, "head/kernel": 16 * 10}
     assert ends.items() <= held.items()
@@ -130,8 +218,13 @@ def test_the_last_lines_of_transformer_say_what_came_out(run_example, capsys):
 @pytest.mark.slow  # some 20 seconds: two processes that load a backend
 def test_blocks_train_where_the_dense_twin_does_not_fit():
     small = ("--width", 8192, "--depth", 1, "--epochs", 1, "--limit", 1200)
-    title, blocks, dense = run_python(FOLDER / "wide.py", *small).strip().splitlines()
-    assert "8192 x 8192: weights, gradients and Adam's moments are 1,024 MiB dense" in title
+    title, blocks, dense = (
+        run_python(FOLDER / "wide.py", *small).strip().splitlines()
+    )
+    assert (
+        "8192 x 8192: weights, gradients and Adam's moments are 1,024 MiB dense"
+        in title
+    )
     found = re.fullmatch(
         r"blocks: epochs 1, \d+ s, test accuracy ([\d.]+)%, peak resident memory ([\d,]+) MiB",
         blocks,
@@ -139,7 +232,11 @@ def test_blocks_train_where_the_dense_twin_does_not_fit():
     assert found, blocks
     assert float(found[1]) > 60  # it learns
     # TensorFlow may end by a signal instead, where its kernels do not check what they were given.
-    reason = r"SIG\w+|\w+: .*(memory|OOM)" if BACKEND == "tensorflow" else r"\w+: .*memory"
+    reason = (
+        r"SIG\w+|\w+: .*(memory|OOM)"
+        if BACKEND == "tensorflow"
+        else r"\w+: .*memory"
+    )
     assert re.match(f"dense:  ended with ({reason})", dense), dense
 
 
@@ -162,19 +259,26 @@ def test_edge(run_example):
     status, folder = run_example("edge", "--epochs", "1", "--only", "speech")
     assert status == 0
     lines = json.loads((folder / "edge.json").read_text())["speech"]
-    assert (lines["dense"]["route"], lines["blocks"]["route"]) == ("int8", "int8+blocks")
+    assert (lines["dense"]["route"], lines["blocks"]["route"]) == (
+        "int8",
+        "int8+blocks",
+    )
     for kind in ("dense", "blocks"):
         line = lines[kind]
         assert line["keras_accuracy"] > 0.6
         assert abs(line["file_accuracy"] - line["keras_accuracy"]) < 0.02
-        assert (folder / f"speech_{kind}.tflite").stat().st_size == line["bytes"]
+        assert (folder / f"speech_{kind}.tflite").stat().st_size == line[
+            "bytes"
+        ]
     assert lines["blocks"]["bytes"] < lines["dense"]["bytes"] / 3
 
 
 @pytest.mark.tensorflow_only
 @pytest.mark.slow  # some 20 seconds: every stage to an int8 file
 def test_no_stage_of_the_pipeline_loses_a_zero(tmp_path):
-    done = run_python(FOLDER / "tfmot_pipeline.py", "--epochs", 8, "--output", tmp_path)
+    done = run_python(
+        FOLDER / "tfmot_pipeline.py", "--epochs", 8, "--output", tmp_path
+    )
     stages = json.loads((tmp_path / "stages.json").read_text())
     assert [name.split(",")[0] for name in stages] == [
         "pruned",
@@ -186,9 +290,17 @@ def test_no_stage_of_the_pipeline_loses_a_zero(tmp_path):
     ]
     for name, stage in stages.items():
         assert (stage["zeros"], stage["lost"]) == (13584 - 2717, 0), name
-        assert stage["accuracy"] > (0.05 if name.startswith("pruned") else 0.85), name
+        assert stage["accuracy"] > (
+            0.05 if name.startswith("pruned") else 0.85
+        ), name
     assert f"zeros {13584 - 2717} of {13584 - 2717}" in done
-    assert abs(stages["trained with XLA"]["accuracy"] - stages["stripped"]["accuracy"]) < 1e-9
+    assert (
+        abs(
+            stages["trained with XLA"]["accuracy"]
+            - stages["stripped"]["accuracy"]
+        )
+        < 1e-9
+    )
     assert (tmp_path / "model.tflite").stat().st_size < 25_000
 
 
@@ -197,7 +309,11 @@ def test_no_stage_of_the_pipeline_loses_a_zero(tmp_path):
 def test_the_folder_for_a_raspberry_pi_answers_as_keras(tmp_path):
     options = ("--epochs", 1, "--minutes", 0, "--output", tmp_path / "pi")
     said = run_python(FOLDER / "raspberry_pi.py", *options)
-    same = int(re.search(r"(\d+) of 200 rows have the class that Keras gives them", said)[1])
+    same = int(
+        re.search(
+            r"(\d+) of 200 rows have the class that Keras gives them", said
+        )[1]
+    )
     assert same >= 195
     assert {one.name for one in (tmp_path / "pi").iterdir()} == {
         *("model.tflite.gz", "rows.npz", "run.py")

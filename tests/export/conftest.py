@@ -15,7 +15,9 @@ def shared_model():
     x = keras.Input((64,), name="x")
     shared = layers.Dense(64, activation="relu", name="shared")
     wide = layers.Dense(96, activation="relu", name="wide")
-    model = keras.Model(x, layers.Dense(10, name="head")(wide(shared(shared(x)))), name="shared")
+    model = keras.Model(
+        x, layers.Dense(10, name="head")(wide(shared(shared(x)))), name="shared"
+    )
     return thin_out(model, seed=3)
 
 
@@ -28,7 +30,9 @@ def all_routes(tmp_path_factory):
     data = np.random.default_rng(0).standard_normal((40, 64)).astype("float32")
 
     def export(route, **rows):
-        return kso.export_litert(model, folder / f"{route}.tflite", mode=route, sample=data, **rows)
+        return kso.export_litert(
+            model, folder / f"{route}.tflite", mode=route, sample=data, **rows
+        )
 
     reports = {route: export(route) for route in ROUTES}
     reports["int8"] = export("int8", representative_data=data)

@@ -28,14 +28,21 @@ def thin_out(model, density=0.1, seed=0):
 
 
 def kernel_zeros(model):
-    kernels = [v for v in model.weights if "kernel" in v.name or "embeddings" in v.name]
-    return sum(int(np.sum(keras.ops.convert_to_numpy(v.value) == 0)) for v in kernels)
+    kernels = [
+        v for v in model.weights if "kernel" in v.name or "embeddings" in v.name
+    ]
+    return sum(
+        int(np.sum(keras.ops.convert_to_numpy(v.value) == 0)) for v in kernels
+    )
 
 
 def mlp(inputs=32, hidden=(64, 64), outputs=10, activation="relu"):
     """Layers named "hidden" (and "hidden_1"), and a "head"."""
     names = ["hidden", *(f"hidden_{k}" for k in range(1, len(hidden)))]
-    made = [L.Dense(n, activation, name=name) for n, name in zip(hidden, names, strict=True)]
+    made = [
+        L.Dense(n, activation, name=name)
+        for n, name in zip(hidden, names, strict=True)
+    ]
     return keras.Sequential(
         [keras.Input((inputs,), name="x"), *made, L.Dense(outputs, name="head")]
     )
@@ -77,7 +84,9 @@ def exported(model, path, mode="int8", **data):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         report = export_litert(model, path, mode=mode, **data)
-    kinds = [one.category for one in caught if issubclass(one.category, UserWarning)]
+    kinds = [
+        one.category for one in caught if issubclass(one.category, UserWarning)
+    ]
     assert kinds == [FloatOperationsWarning] * bool(report.in_floats)
     return report
 
@@ -101,7 +110,10 @@ def interpret(path, **inputs):
 def resized(path, x):
     """The output of a file of one input on another number of rows."""
     interpreter = interpreter_of(path)
-    (given,), (made,) = interpreter.get_input_details(), interpreter.get_output_details()
+    (given,), (made,) = (
+        interpreter.get_input_details(),
+        interpreter.get_output_details(),
+    )
     interpreter.resize_tensor_input(given["index"], x.shape)
     interpreter.allocate_tensors()
     interpreter.set_tensor(given["index"], x)
@@ -113,8 +125,13 @@ def operations(path):
     """Names of the operations of a file, and what they give, in order."""
     run = interpreter_of(path, xnnpack=False)
     run.allocate_tensors()
-    types = {about["index"]: about["dtype"] for about in run.get_tensor_details()}
-    return [(one["op_name"], types[one["outputs"][0]]) for one in run._get_ops_details()]
+    types = {
+        about["index"]: about["dtype"] for about in run.get_tensor_details()
+    }
+    return [
+        (one["op_name"], types[one["outputs"][0]])
+        for one in run._get_ops_details()
+    ]
 
 
 X = np.random.default_rng(0).normal(size=(4, 8, 8, 16)).astype("float32")
@@ -122,8 +139,14 @@ X = np.random.default_rng(0).normal(size=(4, 8, 8, 16)).astype("float32")
 
 def dense():
     """A convolution and two Dense made."""
-    made = [L.Conv2D(32, 3, activation="relu", name="conv"), L.GlobalAveragePooling2D()]
-    made += [L.Dense(64, activation="relu", name="hidden"), L.Dense(16, name="head")]
+    made = [
+        L.Conv2D(32, 3, activation="relu", name="conv"),
+        L.GlobalAveragePooling2D(),
+    ]
+    made += [
+        L.Dense(64, activation="relu", name="hidden"),
+        L.Dense(16, name="head"),
+    ]
     return keras.Sequential([keras.Input((8, 8, 16), name="x"), *made])
 
 
@@ -133,8 +156,16 @@ def stored(storage):
         return kso.convert(stored("blocks"), "masked")
     if storage == "blocks":
         structure = kso.Block(8, 8, regular=True)
-        model = kso.convert(kso.sparsify(dense(), 0.5, structure=structure, seed=0), "blocks")
-        assert sum(type(layer).__name__.startswith("BlockSparse") for layer in model.layers) == 3
+        model = kso.convert(
+            kso.sparsify(dense(), 0.5, structure=structure, seed=0), "blocks"
+        )
+        assert (
+            sum(
+                type(layer).__name__.startswith("BlockSparse")
+                for layer in model.layers
+            )
+            == 3
+        )
         return model
     options = {"storage": "compact"} if storage == "compact" else {}
     model = kso.sparsify(dense(), 0.5, budget="uniform", seed=0, **options)

@@ -19,7 +19,12 @@ from keras_sparse_ortho.errors import (
     ExportConversionError,
     ExportVerificationError,
 )
-from keras_sparse_ortho.export import _candidates, _process, export_litert, load_litert
+from keras_sparse_ortho.export import (
+    _candidates,
+    _process,
+    export_litert,
+    load_litert,
+)
 from keras_sparse_ortho.export._process import JobError, Worker
 from tests.export.models import exported, interpret, layers, mlp, tiny
 from tests.helpers import array
@@ -45,8 +50,12 @@ def convert_to(monkeypatch, tiny_file):
 
     def replace(damage=bytes):
         def convert(task, routes, workspace):
-            (workspace.folder / "model.tflite").write_bytes(damage(tiny_file.read_bytes()))
-            return {route: workspace.folder / "model.tflite" for route in routes}
+            (workspace.folder / "model.tflite").write_bytes(
+                damage(tiny_file.read_bytes())
+            )
+            return {
+                route: workspace.folder / "model.tflite" for route in routes
+            }
 
         monkeypatch.setattr(_candidates, "convert", convert)
 
@@ -65,13 +74,19 @@ def tiny_with(change=lambda kernel: kernel, seed=1):
 @pytest.mark.parametrize(
     ("model", "damage", "message"),
     [
-        (lambda: tiny_with(seed=2), bytes, r"must agree with Keras to 1e-05.*difference \d"),
+        (
+            lambda: tiny_with(seed=2),
+            bytes,
+            r"must agree with Keras to 1e-05.*difference \d",
+        ),
         (mlp, bytes, r"input x .*\[1, 32\].*\[1, 4\]"),
         (tiny, lambda content: content[: len(content) // 2], "Received: "),
         (tiny, lambda _: b"no flatbuffer" * 9, "Received: "),
     ],
 )
-def test_a_file_of_another_model_or_none(convert_to, target, model, damage, message):
+def test_a_file_of_another_model_or_none(
+    convert_to, target, model, damage, message
+):
     convert_to(damage)
     with pytest.raises(ExportVerificationError, match=message):
         export_litert(model(), target)
@@ -90,7 +105,9 @@ def test_lost_zeros(convert_to, target):
     """The outputs cannot show that a zero became a tiny value; the count does."""
     convert_to()
     model = tiny_with(lambda kernel: kernel * (np.arange(12).reshape(4, 3) > 0))
-    with pytest.raises(ExportVerificationError, match=r"keep every zero.*1 zeros of 12"):
+    with pytest.raises(
+        ExportVerificationError, match=r"keep every zero.*1 zeros of 12"
+    ):
         export_litert(model, target, tolerance=10.0)
 
 
@@ -106,7 +123,9 @@ def worker_that(monkeypatch, tmp_path_factory):
     return replace
 
 
-def test_crash_of_the_interpreter_names_the_signal(convert_to, target, worker_that):
+def test_crash_of_the_interpreter_names_the_signal(
+    convert_to, target, worker_that
+):
     worker_that(DEATH)
     convert_to()
     with pytest.raises(ExportVerificationError, match=signal.SIGSEGV.name):
@@ -115,17 +134,26 @@ def test_crash_of_the_interpreter_names_the_signal(convert_to, target, worker_th
 
 @pytest.mark.parametrize(
     ("script", "seconds", "message"),
-    [(DEATH, 600, "SIGSEGV"), ("import time; time.sleep(60)", 0.3, r"within 0\.3 seconds")],
+    [
+        (DEATH, 600, "SIGSEGV"),
+        ("import time; time.sleep(60)", 0.3, r"within 0\.3 seconds"),
+    ],
 )
-def test_converter_that_crashes_or_hangs(target, worker_that, script, seconds, message):
+def test_converter_that_crashes_or_hangs(
+    target, worker_that, script, seconds, message
+):
     worker_that(script)
     with pytest.raises(ExportConversionError, match=message):
         export_litert(tiny(), target, timeout=seconds)
 
 
 def test_operation_that_litert_lacks_is_named(target):
-    model = keras.Sequential([keras.Input((4, 4, 4, 1)), layers.AveragePooling3D(2)])
-    with pytest.raises(ExportConversionError, match=r"Received: operations AvgPool3D$"):
+    model = keras.Sequential(
+        [keras.Input((4, 4, 4, 1)), layers.AveragePooling3D(2)]
+    )
+    with pytest.raises(
+        ExportConversionError, match=r"Received: operations AvgPool3D$"
+    ):
         export_litert(model, target, mode="float32")
 
 
@@ -134,7 +162,9 @@ def test_class_that_no_other_process_can_import(tmp_path):
         def call(self, x):
             return x / 2
 
-    model = keras.Sequential([keras.Input((4,), name="x"), layers.Dense(3), Halve()])
+    model = keras.Sequential(
+        [keras.Input((4,), name="x"), layers.Dense(3), Halve()]
+    )
     export_litert(model, tmp_path / "m.tflite")
     x = np.ones((1, 4), "float32")
     (got,) = interpret(tmp_path / "m.tflite", x=x).values()
@@ -148,7 +178,9 @@ def test_a_full_disk_is_an_error_of_the_system(target):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
     try:
-        with pytest.raises(OSError, match=r"Not enough disk|File too large") as caught:
+        with pytest.raises(
+            OSError, match=r"Not enough disk|File too large"
+        ) as caught:
             export_litert(tiny(), target)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -174,12 +206,16 @@ def test_what_a_killed_export_left_is_removed_by_the_next(tmp_path, tiny_file):
     assert list(tmp_path.iterdir()) == [foreign]
 
 
-@pytest.mark.parametrize("place", ["caf\udcc3\udca9/m.tflite", "caf\udcc3\udca9.tflite"])
+@pytest.mark.parametrize(
+    "place", ["caf\udcc3\udca9/m.tflite", "caf\udcc3\udca9.tflite"]
+)
 def test_names_that_the_locale_cannot_decode(tmp_path, place):
     """As "café" is under LC_ALL=C: the remedy is in the message, and nothing is left there."""
     path = tmp_path / place
     path.parent.mkdir(exist_ok=True)
-    with pytest.raises(ValueError, match=r"PYTHONUTF8=1.*Received: .*udcc3.*read as utf-8"):
+    with pytest.raises(
+        ValueError, match=r"PYTHONUTF8=1.*Received: .*udcc3.*read as utf-8"
+    ):
         export_litert(tiny(), path)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
@@ -198,7 +234,9 @@ def test_names_that_tensorflow_takes_for_patterns(tmp_path, place):
 
 def test_a_refused_file_names_the_layer_and_what_to_try(tmp_path):
     rng = np.random.default_rng(0)  # channels of unlike variance
-    x = (rng.normal(size=(64, 64, 16)) * np.logspace(-2.5, 0, 16)).astype("float32")
+    x = (rng.normal(size=(64, 64, 16)) * np.logspace(-2.5, 0, 16)).astype(
+        "float32"
+    )
     dense = [
         layers.Conv1D(16, 1, name="first"),
         layers.LayerNormalization(axis=1, name="norm"),
@@ -209,28 +247,46 @@ def test_a_refused_file_names_the_layer_and_what_to_try(tmp_path):
     model = keras.Sequential([keras.Input((64, 16)), *dense])
     model.get_layer("first").kernel.assign(np.eye(16)[None])
     with pytest.raises(ExportVerificationError) as caught:
-        export_litert(model, tmp_path / "m.tflite", mode="int8", representative_data=x)
+        export_litert(
+            model, tmp_path / "m.tflite", mode="int8", representative_data=x
+        )
     message = str(caught.value)
-    assert re.search(r"starts at layer 'norm' \(LayerNormalization\): error 0\.\d+", message)
-    for part in ('mode="dynamic_int8"', "quantize_aware(model)", "`exclude`", "statistics"):
+    assert re.search(
+        r"starts at layer 'norm' \(LayerNormalization\): error 0\.\d+", message
+    )
+    for part in (
+        'mode="dynamic_int8"',
+        "quantize_aware(model)",
+        "`exclude`",
+        "statistics",
+    ):
         assert part in message
-    assert re.search(r"Received: error=.*on 16 rows \(rows held out of", message)
+    assert re.search(
+        r"Received: error=.*on 16 rows \(rows held out of", message
+    )
     assert not list(tmp_path.iterdir())
     path, trained = tmp_path / "m.tflite", kso.quantize_aware(model)
-    assert export_litert(model, path, mode="dynamic_int8", sample=x[:8]).error < 0.1
+    assert (
+        export_litert(model, path, mode="dynamic_int8", sample=x[:8]).error
+        < 0.1
+    )
     trained(x, training=True)
     report = exported(trained, path, sample=x)
     assert report.error < 0.01
     assert report.in_floats
 
 
-def test_a_mode_leaves_out_a_wrong_file(convert_to, monkeypatch, tmp_path, tiny_file):
+def test_a_mode_leaves_out_a_wrong_file(
+    convert_to, monkeypatch, tmp_path, tiny_file
+):
     """`tiny_file` has other weights than this model: as if the converter had made it of them."""
     plain = _candidates.convert
 
     def convert(task, routes, workspace):
         files = plain(task, routes, workspace)
-        (wrong,) = (file for route, file in files.items() if route.name == "float16")
+        (wrong,) = (
+            file for route, file in files.items() if route.name == "float16"
+        )
         wrong.write_bytes(tiny_file.read_bytes()[:-8])
         return files
 
@@ -241,9 +297,13 @@ def test_a_mode_leaves_out_a_wrong_file(convert_to, monkeypatch, tmp_path, tiny_
     (reason,) = (one.reason for one in report.routes if one.route == "float16")
     assert reason.startswith("The ")
     convert_to()
-    with pytest.raises(ExportVerificationError, match=r"to 0\.005.*Try mode=None"):
+    with pytest.raises(
+        ExportVerificationError, match=r"to 0\.005.*Try mode=None"
+    ):
         export_litert(model, path, mode="float16")
-    with pytest.raises(ExportVerificationError, match=r"Try mode=\"float16\"\. Received: error"):
+    with pytest.raises(
+        ExportVerificationError, match=r"Try mode=\"float16\"\. Received: error"
+    ):
         export_litert(model, path, mode="float16+sp")
 
 
@@ -254,20 +314,26 @@ def ended(number):
     """Whether a process has ended, within ten seconds; a zombie has."""
     command = ["ps", "-o", "stat=", "-p", str(number)]
     for _ in range(200):
-        state = subprocess.run(command, capture_output=True, check=False).stdout.strip()
+        state = subprocess.run(
+            command, capture_output=True, check=False
+        ).stdout.strip()
         if not state or state.startswith(b"Z"):
             return True
         time.sleep(0.05)
     return False
 
 
-def test_one_process_does_several_jobs_and_survives_an_exception(tiny_file, monkeypatch, tmp_path):
+def test_one_process_does_several_jobs_and_survives_an_exception(
+    tiny_file, monkeypatch, tmp_path
+):
     job = {"file": str(tiny_file)}
     with Worker() as worker:
         record = worker.run("inspect", 60, **job)
         assert record["input_names"] == ["x"]
         first = worker._process.pid
-        with pytest.raises(JobError, match=r"^FileNotFoundError: .*none\.tflite"):
+        with pytest.raises(
+            JobError, match=r"^FileNotFoundError: .*none\.tflite"
+        ):
             worker.run("inspect", 60, file="none.tflite")
         assert worker.run("inspect", 60, **job) == record
         assert worker._process.pid == first
@@ -284,7 +350,11 @@ def test_one_process_does_several_jobs_and_survives_an_exception(tiny_file, monk
     ("script", "seconds", "message"),
     [
         ("input(); " + DEATH, 60, "signal SIGSEGV"),
-        ("print('noise'); raise ValueError('no such thing')", 60, r"^ValueError: no such thing$"),
+        (
+            "print('noise'); raise ValueError('no such thing')",
+            60,
+            r"^ValueError: no such thing$",
+        ),
         ("import time; time.sleep(60)", 0.2, r"within 0\.2 seconds"),
     ],
 )
@@ -392,14 +462,18 @@ def test_a_child_of_fork_has_its_own_process(echo, tmp_path):
     """While a thread of the parent waits for an answer, and holds the lock."""
     echo.run("any", 60)
     first = echo._process.pid
-    thread = threading.Thread(target=echo.run, args=("any", 60), kwargs={"seconds": 1.0})
+    thread = threading.Thread(
+        target=echo.run, args=("any", 60), kwargs={"seconds": 1.0}
+    )
     thread.start()
     time.sleep(0.2)
     child = os.fork()
     if child == 0:
         try:
             answers = [echo.run("any", 60, x=k)["x"] for k in range(3)]
-            (tmp_path / "child").write_text(f"{answers} {echo._process.pid != first}")
+            (tmp_path / "child").write_text(
+                f"{answers} {echo._process.pid != first}"
+            )
             echo.close()
         finally:
             os._exit(0)
@@ -410,7 +484,9 @@ def test_a_child_of_fork_has_its_own_process(echo, tmp_path):
     assert echo._process.pid == first
 
 
-@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="there are no masks")
+@pytest.mark.skipif(
+    not hasattr(signal, "pthread_sigmask"), reason="there are no masks"
+)
 def test_blocked_signals_are_not_those_of_the_worker(worker_that):
     """The process is started by whatever thread has the first job."""
     worker_that(f"""if True:
@@ -420,13 +496,17 @@ def test_blocked_signals_are_not_those_of_the_worker(worker_that):
         worker["serve"]()
     """)
     with Worker() as worker:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])
+        before = signal.pthread_sigmask(
+            signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT]
+        )
         try:
             worker.run("any", 60, x=0)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         first = worker._process.pid
-        os.kill(first, signal.SIGINT)  # as a terminal sends it to the parent, too
+        os.kill(
+            first, signal.SIGINT
+        )  # as a terminal sends it to the parent, too
         assert worker.run("any", 60, x=1) == 1
         assert worker._process.pid == first
         os.kill(first, signal.SIGTERM)
@@ -450,7 +530,9 @@ def test_worker_ends_when_its_parent_is_killed(tiny_file, calls):
         worker.run("bench", 60, **job, calls={calls})
         time.sleep(60)
     """
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+    )
     number = int(parent.stdout.readline())
     time.sleep(0.2)
     parent.kill()

@@ -26,7 +26,9 @@ def file_with(folder, name, file="m.tflite"):
     tensor.name = name.encode()
     tensor.type = 9
     tensor.quantization = graphs._made(
-        "QuantizationParameters", scale=np.array([0.5], np.float32), zeroPoint=np.array([3])
+        "QuantizationParameters",
+        scale=np.array([0.5], np.float32),
+        zeroPoint=np.array([3]),
     )
     (folder / file).write_bytes(write_model(model))
     return folder / file
@@ -50,7 +52,9 @@ def test_no_name_becomes_code(tmp_path, name):
 
 def test_a_header_says_how_integers_are_made(tmp_path):
     c_array(file_with(tmp_path, "größe"), tmp_path / "m.h")
-    assert "// größe: int8 = round(x / 0.5) + 3\n" in (tmp_path / "m.h").read_text(encoding="utf-8")
+    assert "// größe: int8 = round(x / 0.5) + 3\n" in (
+        tmp_path / "m.h"
+    ).read_text(encoding="utf-8")
 
 
 def test_files_of_old_tools_have_the_operator_in_another_field(tmp_path):
@@ -77,7 +81,9 @@ def test_a_header_does_not_replace_the_file(tmp_path, link):
     if link is not None:
         link(path, target)
     before = path.read_bytes()
-    with pytest.raises(ValueError, match="`path` must name another file than `file`"):
+    with pytest.raises(
+        ValueError, match="`path` must name another file than `file`"
+    ):
         c_array(path, target)
     assert path.read_bytes() == before
 
@@ -85,10 +91,14 @@ def test_a_header_does_not_replace_the_file(tmp_path, link):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("place", ["model", "outputs"])
 def test_names_of_a_file_are_printable(tmp_path, name, place):
-    changed = {"model": name} if place == "model" else {"outputs": [{"name": name}]}
+    changed = (
+        {"model": name} if place == "model" else {"outputs": [{"name": name}]}
+    )
     output = name if place == "outputs" else "y"
     path = tmp_path / "m.tflite"
-    path.write_bytes(graphs.sealed(graphs.absolute(name=output), graphs.RECORD | changed))
+    path.write_bytes(
+        graphs.sealed(graphs.absolute(name=output), graphs.RECORD | changed)
+    )
     with pytest.raises(LiteRTFileError) as caught:
         load_litert(path)
     assert "must be printable" in str(caught.value)
@@ -96,20 +106,28 @@ def test_names_of_a_file_are_printable(tmp_path, name, place):
 
 
 @pytest.mark.parametrize("size", [1000, 5000])
-def test_a_packed_file_of_a_hundred_times_its_size_is_refused(tmp_path, monkeypatch, size):
+def test_a_packed_file_of_a_hundred_times_its_size_is_refused(
+    tmp_path, monkeypatch, size
+):
     """After a few pieces: nobody asks for all of it."""
     monkeypatch.setattr(_files, "_ALWAYS_UNPACKED", 1 << 12)
-    monkeypatch.setattr("keras_sparse_ortho.export._load_litert._PIECE", 1 << 12)
+    monkeypatch.setattr(
+        "keras_sparse_ortho.export._load_litert._PIECE", 1 << 12
+    )
     path = tmp_path / "m.tflite.gz"
     path.write_bytes(gzip.compress(graphs.absolute() + bytes(1000 * size)))
-    with pytest.raises(LiteRTFileError, match=r"decompress it first.*or more") as caught:
+    with pytest.raises(
+        LiteRTFileError, match=r"decompress it first.*or more"
+    ) as caught:
         load_litert(path)
     received = int(str(caught.value).split("holds ")[-1].split()[0])
     assert received <= 100 * path.stat().st_size + (1 << 13)
 
 
 def test_a_packed_file_is_as_the_plain_one(tmp_path):
-    (tmp_path / "m.tflite.gz").write_bytes(gzip.compress(graphs.sealed(graphs.absolute())))
+    (tmp_path / "m.tflite.gz").write_bytes(
+        gzip.compress(graphs.sealed(graphs.absolute()))
+    )
     file = load_litert(tmp_path / "m.tflite.gz")
     np.testing.assert_array_equal(file.predict(np.full((3, 4), -2.0)), 2.0)
 

@@ -59,7 +59,9 @@ def between(part):
 def sequence(part):
     """A graph with a part that takes sequences between Dense layers."""
     return between(
-        lambda a, b: L.Reshape((8, 8, 4))(L.Dense(4)(part(L.Reshape((64, 4))(L.Dense(4)(a)))))
+        lambda a, b: L.Reshape((8, 8, 4))(
+            L.Dense(4)(part(L.Reshape((64, 4))(L.Dense(4)(a))))
+        )
     )
 
 
@@ -71,41 +73,72 @@ INTEGERS = {
     "a * 0.5": lambda: between(lambda a, b: a * 0.5),
     "slice": lambda: between(lambda a, b: a[:, 1:]),
     "ops.relu": lambda: between(lambda a, b: ops.relu(a)),
-    "relu, then pooled": lambda: between(lambda a, b: L.MaxPooling2D()(ops.relu(a))),
-    "ops.concatenate": lambda: between(lambda a, b: ops.concatenate([a, b], axis=-1)),
+    "relu, then pooled": lambda: between(
+        lambda a, b: L.MaxPooling2D()(ops.relu(a))
+    ),
+    "ops.concatenate": lambda: between(
+        lambda a, b: ops.concatenate([a, b], axis=-1)
+    ),
     "ops.split": lambda: between(
         lambda a, b: ops.concatenate(ops.split(a, [3], axis=-1)[::-1], axis=-1)
     ),
-    "ops.transpose": lambda: between(lambda a, b: ops.transpose(a, (0, 2, 1, 3))),
-    "mean of a + b": lambda: between(lambda a, b: L.GlobalAveragePooling2D(keepdims=True)(a + b)),
-    "Conv2D": lambda: between(lambda a, b: L.Conv2D(4, 3, activation="relu")(a)),
+    "ops.transpose": lambda: between(
+        lambda a, b: ops.transpose(a, (0, 2, 1, 3))
+    ),
+    "mean of a + b": lambda: between(
+        lambda a, b: L.GlobalAveragePooling2D(keepdims=True)(a + b)
+    ),
+    "Conv2D": lambda: between(
+        lambda a, b: L.Conv2D(4, 3, activation="relu")(a)
+    ),
     "DepthwiseConv2D": lambda: between(lambda a, b: L.DepthwiseConv2D(3)(a)),
-    "SeparableConv2D": lambda: between(lambda a, b: L.SeparableConv2D(4, 3, activation="relu")(a)),
+    "SeparableConv2D": lambda: between(
+        lambda a, b: L.SeparableConv2D(4, 3, activation="relu")(a)
+    ),
     "SeparableConv2D, normalized": lambda: between(
-        lambda a, b: L.ReLU()(L.BatchNormalization()(L.SeparableConv2D(4, 3)(a)))
+        lambda a, b: L.ReLU()(
+            L.BatchNormalization()(L.SeparableConv2D(4, 3)(a))
+        )
     ),
     "Conv1D": lambda: sequence(L.Conv1D(4, 3, padding="same")),
-    "SeparableConv1D": lambda: sequence(L.SeparableConv1D(4, 3, padding="same")),
+    "SeparableConv1D": lambda: sequence(
+        L.SeparableConv1D(4, 3, padding="same")
+    ),
     "Dense": lambda: between(lambda a, b: L.Dense(4, activation="relu6")(a)),
-    "EinsumDense": lambda: sequence(L.EinsumDense("abc,cd->abd", (None, 4), bias_axes="d")),
+    "EinsumDense": lambda: sequence(
+        L.EinsumDense("abc,cd->abd", (None, 4), bias_axes="d")
+    ),
     "Add": lambda: between(lambda a, b: L.Add()([a, b])),
     "Subtract": lambda: between(lambda a, b: L.Subtract()([a, b])),
     "Multiply": lambda: between(lambda a, b: L.Multiply()([a, b])),
     "Concatenate": lambda: between(lambda a, b: L.Concatenate()([a, b])),
     "MaxPooling2D": lambda: between(lambda a, b: L.MaxPooling2D()(a)),
-    "windows that overlap": lambda: between(lambda a, b: L.MaxPooling2D(3, 2, padding="same")(a)),
+    "windows that overlap": lambda: between(
+        lambda a, b: L.MaxPooling2D(3, 2, padding="same")(a)
+    ),
     "AveragePooling2D": lambda: between(lambda a, b: L.AveragePooling2D(2)(a)),
     "ZeroPadding2D": lambda: between(lambda a, b: L.ZeroPadding2D()(a)),
     **{
         name: lambda name=name: between(lambda a, b: L.Activation(name)(a))
-        for name in ("gelu", "hard_swish", "sigmoid", "softmax", "swish", "tanh")
+        for name in (
+            "gelu",
+            "hard_swish",
+            "sigmoid",
+            "softmax",
+            "swish",
+            "tanh",
+        )
     },
-    "BatchNormalization": lambda: between(lambda a, b: L.BatchNormalization()(a)),
+    "BatchNormalization": lambda: between(
+        lambda a, b: L.BatchNormalization()(a)
+    ),
 }
 QUICK = ("relu(a + b)", "slice", "ops.split", "SeparableConv2D, normalized")
 
 
-@pytest.mark.parametrize("name", [one if one in QUICK else slow(one) for one in INTEGERS])
+@pytest.mark.parametrize(
+    "name", [one if one in QUICK else slow(one) for one in INTEGERS]
+)
 def test_a_trained_model_computes_integers_alone(name, tmp_path):
     model = trained(INTEGERS[name](), ROWS)
     report = exported(model, tmp_path / "m.tflite", sample=ROWS)
@@ -125,32 +158,51 @@ def conv_of_volumes(a):
 
 # What LiteRT has no integers for, or no range is trained for, and an operation that is in floats.
 FLOATS = {
-    "LayerNormalization": (lambda: between(lambda a, b: L.LayerNormalization()(a)), "MUL"),
+    "LayerNormalization": (
+        lambda: between(lambda a, b: L.LayerNormalization()(a)),
+        "MUL",
+    ),
     "ops.exp": (lambda: between(lambda a, b: ops.exp(a)), "EXP"),
     "GlobalMaxPooling2D": (
         lambda: between(lambda a, b: L.GlobalMaxPooling2D(keepdims=True)(a)),
         "REDUCE_MAX",
     ),
     "Conv2DTranspose": (
-        lambda: between(lambda a, b: L.Conv2DTranspose(4, 3, activation="relu")(a)),
+        lambda: between(
+            lambda a, b: L.Conv2DTranspose(4, 3, activation="relu")(a)
+        ),
         "TRANSPOSE_CONV",
     ),
     "Conv3D": (lambda: between(lambda a, b: conv_of_volumes(a)), "CONV_3D"),
-    "TimeDistributed": (lambda: sequence(L.TimeDistributed(L.Dense(4))), "FULLY_CONNECTED"),
+    "TimeDistributed": (
+        lambda: sequence(L.TimeDistributed(L.Dense(4))),
+        "FULLY_CONNECTED",
+    ),
     "MultiHeadAttention": (lambda: sequence(attention), "BATCH_MATMUL"),
-    "GRU": (lambda: sequence(L.GRU(4, return_sequences=True)), "FULLY_CONNECTED"),
+    "GRU": (
+        lambda: sequence(L.GRU(4, return_sequences=True)),
+        "FULLY_CONNECTED",
+    ),
     "UpSampling2D": (lambda: between(lambda a, b: L.UpSampling2D()(a)), ""),
     "PReLU": (lambda: between(lambda a, b: L.PReLU()(a)), "PRELU"),
     "LeakyReLU": (lambda: between(lambda a, b: L.LeakyReLU()(a)), "LEAKY_RELU"),
 }
 
 
-@pytest.mark.parametrize("name", [one if one == "ops.exp" else slow(one) for one in FLOATS])
-def test_operations_in_floats_are_in_the_report_and_in_a_warning(name, tmp_path):
+@pytest.mark.parametrize(
+    "name", [one if one == "ops.exp" else slow(one) for one in FLOATS]
+)
+def test_operations_in_floats_are_in_the_report_and_in_a_warning(
+    name, tmp_path
+):
     make, operation = FLOATS[name]
     model = trained(make(), ROWS)
-    with pytest.warns(FloatOperationsWarning, match=r"report\.in_floats.*Received: \d+ [A-Z]+"):
-        report = export_litert(model, tmp_path / "m.tflite", mode="int8", sample=ROWS)
+    with pytest.warns(
+        FloatOperationsWarning, match=r"report\.in_floats.*Received: \d+ [A-Z]+"
+    ):
+        report = export_litert(
+            model, tmp_path / "m.tflite", mode="int8", sample=ROWS
+        )
     kinds = kinds_of(report)
     assert any(kind.startswith(operation) for kind in kinds)
     if operation in ("EXP", "MUL"):
@@ -162,7 +214,9 @@ def test_operations_in_floats_are_in_the_report_and_in_a_warning(name, tmp_path)
 
 # --- ranges stay with the values that they are of -------------------------------------------------
 
-PIXELS = np.random.default_rng(0).integers(0, 256, (64, 6, 6, 3)).astype("float32")
+PIXELS = (
+    np.random.default_rng(0).integers(0, 256, (64, 6, 6, 3)).astype("float32")
+)
 
 
 def behind(front):
@@ -178,12 +232,19 @@ FRONTS = {
     "x / 255": lambda x: x / 255.0,
     "1 - x / 255": lambda x: 1.0 - x / 255.0,
     "of channels": lambda x: L.Rescaling([1 / 255, 1 / 2550, 1 / 25.5])(x),
-    "before Flatten": lambda x: L.Reshape((6, 6, 3))(L.Rescaling(1 / 255)(L.Flatten()(x))),
+    "before Flatten": lambda x: L.Reshape((6, 6, 3))(
+        L.Rescaling(1 / 255)(L.Flatten()(x))
+    ),
 }
 
 
 @pytest.mark.parametrize(
-    "front", ["x / 255", "of channels", *map(slow, sorted({*FRONTS} - {"x / 255", "of channels"}))]
+    "front",
+    [
+        "x / 255",
+        "of channels",
+        *map(slow, sorted({*FRONTS} - {"x / 255", "of channels"})),
+    ],
 )
 def test_ranges_behind_a_scaling_are_of_what_it_gives(front, tmp_path):
     model = trained(behind(FRONTS[front]), PIXELS)
@@ -200,7 +261,8 @@ def test_a_concatenation_with_a_constant(way, tmp_path):
     keras.utils.set_random_seed(0)
     inputs = keras.Input((8, 8, 5))
     filled = L.Lambda(
-        lambda x: ops.concatenate([x, ops.zeros((1, 8, 8, 3))], axis=-1), output_shape=(8, 8, 8)
+        lambda x: ops.concatenate([x, ops.zeros((1, 8, 8, 3))], axis=-1),
+        output_shape=(8, 8, 8),
     )
     x = L.Conv2D(8, 3, activation="relu")(filled(inputs))
     model = keras.Model(inputs, L.GlobalAveragePooling2D()(x))
@@ -217,7 +279,10 @@ def test_a_concatenation_with_a_constant(way, tmp_path):
 def with_channel(factor, bias):
     """Two layers, in the first of which one channel has small weights and a bias."""
     keras.utils.set_random_seed(0)
-    layers = [L.Dense(16, activation="relu", name="hidden"), L.Dense(4, name="head")]
+    layers = [
+        L.Dense(16, activation="relu", name="hidden"),
+        L.Dense(4, name="head"),
+    ]
     model = keras.Sequential([keras.Input((12,)), *layers])
     hidden = model.get_layer("hidden")
     scale = np.where(np.arange(16) == 3, factor, 1.0)
@@ -260,7 +325,11 @@ def test_degenerate_values_give_a_right_file(name, way, tmp_path):
         model, data = trained(model, rows), {"sample": rows}
     with warnings.catch_warnings():
         # Of ranges that hold zeros alone, there is a warning already.
-        warnings.filterwarnings("ignore", "Trained ranges of activations must hold more")
-        report = export_litert(model, tmp_path / "m.tflite", mode="int8", **data)
+        warnings.filterwarnings(
+            "ignore", "Trained ranges of activations must hold more"
+        )
+        report = export_litert(
+            model, tmp_path / "m.tflite", mode="int8", **data
+        )
     assert not report.in_floats
     assert report.max_abs_diff < 0.05

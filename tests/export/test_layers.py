@@ -25,12 +25,18 @@ def zoo():
     outputs = {
         "attention": layers.MultiHeadAttention(2, 4)(steps, steps),
         "bidirectional": layers.Bidirectional(layers.SimpleRNN(3))(steps),
-        "circular": layers.Conv2D(4, 3, strides=2)(CircularPadding([(1, 1), (0, 2)])(image)),
+        "circular": layers.Conv2D(4, 3, strides=2)(
+            CircularPadding([(1, 1), (0, 2)])(image)
+        ),
         "conv1d": layers.Conv1D(4, 3)(steps),
         "conv3d": layers.Conv3D(3, 2)(volume),
-        "conv_batchnorm": layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(8, 3)(image))),
+        "conv_batchnorm": layers.ReLU()(
+            layers.BatchNormalization()(layers.Conv2D(8, 3)(image))
+        ),
         "depthwise": layers.DepthwiseConv2D(3, depth_multiplier=2)(image),
-        "einsum": layers.EinsumDense("abc,cd->abd", output_shape=(None, 3))(steps),
+        "einsum": layers.EinsumDense("abc,cd->abd", output_shape=(None, 3))(
+            steps
+        ),
         "group": layers.Conv2D(6, 3, groups=2)(image),
         "gru": layers.GRU(6, return_sequences=True)(steps),
         "gru_unrolled": layers.GRU(5, unroll=True)(steps),
@@ -59,8 +65,13 @@ def exported(tmp_path_factory):
     path = tmp_path_factory.mktemp("zoo") / "zoo.tflite"
     report = export_litert(model, path, batch_size=BATCH, sample=sample)
     types = {tensor.name: tensor.dtype for tensor in model.inputs}
-    batch = {name: rows[:BATCH].astype(types[name]) for name, rows in sample.items()}
-    want = {name: array(output) for name, output in model(batch, training=False).items()}
+    batch = {
+        name: rows[:BATCH].astype(types[name]) for name, rows in sample.items()
+    }
+    want = {
+        name: array(output)
+        for name, output in model(batch, training=False).items()
+    }
     return model, report, want, interpret(path, **batch)
 
 
@@ -68,7 +79,9 @@ def test_every_layer_agrees_with_keras(exported):
     _, report, want, got = exported
     assert got.keys() == want.keys()  # names of dict outputs are kept
     for name, values in want.items():
-        assert np.abs(values).max() > 0.01, name  # or the comparison would say nothing
+        assert np.abs(values).max() > 0.01, (
+            name
+        )  # or the comparison would say nothing
         np.testing.assert_allclose(got[name], values, atol=1e-5, err_msg=name)
     assert report.sample_rows == 5  # in batches of two
     assert 0 < report.max_abs_diff < 1e-5
@@ -80,7 +93,9 @@ def test_no_zero_is_lost(exported):
     assert report.total_zeros >= kernel_zeros(model) > 0
     # The converter slices the kernels of unrolled loops; every other one is there as a whole.
     assert all("gru" in path for path in report.folded)
-    assert 0.09 < report.density < 0.13  # initial states of loops are constants as well
+    assert (
+        0.09 < report.density < 0.13
+    )  # initial states of loops are constants as well
 
 
 class Positions(layers.Layer):
@@ -97,8 +112,14 @@ class Positions(layers.Layer):
 def test_a_table_that_is_added_to_a_bias_is_named(tmp_path):
     """The converter adds them: no tensor of the file has the zeros of the table."""
     steps = keras.Input((6, 8), name="steps")
-    model = keras.Model(steps, Positions(name="where")(layers.Dense(8, name="dense")(steps)))
+    model = keras.Model(
+        steps, Positions(name="where")(layers.Dense(8, name="dense")(steps))
+    )
     report = export_litert(thin_out(model, 0.5), tmp_path / "m.tflite")
     assert report.folded == ("where/table/embeddings",)
     assert "where/table" in str(report)
-    assert kernel_zeros(model) > report.total_zeros >= np.sum(model.get_layer("dense").kernel == 0)
+    assert (
+        kernel_zeros(model)
+        > report.total_zeros
+        >= np.sum(model.get_layer("dense").kernel == 0)
+    )

@@ -60,8 +60,12 @@ def test_predict_of_any_number_of_rows(all_routes):
     assert (file.route, file.model_name) == ("float32", "shared")
     assert (file.batch_size, file.output_names) == (1, ["head"])
     np.testing.assert_allclose(file.predict(data), want, atol=1e-5)
-    np.testing.assert_allclose(file.predict({"x": data[:3]}), want[:3], atol=1e-5)
-    np.testing.assert_allclose(file.predict(data.astype("float64")), want, atol=1e-5)
+    np.testing.assert_allclose(
+        file.predict({"x": data[:3]}), want[:3], atol=1e-5
+    )
+    np.testing.assert_allclose(
+        file.predict(data.astype("float64")), want, atol=1e-5
+    )
     assert "float32[1, 64]" in repr(file)
 
 
@@ -89,13 +93,18 @@ def test_standard_error_stays_that_of_the_process(all_routes, monkeypatch):
 def test_wrong_input(all_routes):
     file = load_litert(all_routes[3] / "float32.tflite")
     for shape in ((2, 63), ()):
-        with pytest.raises(ValueError, match=rf"`x`.*\(rows, 64\).*{re.escape(str(shape))}"):
+        with pytest.raises(
+            ValueError, match=rf"`x`.*\(rows, 64\).*{re.escape(str(shape))}"
+        ):
             file.predict(np.ones(shape))
 
 
 def test_several_inputs_and_outputs_by_name(tmp_path):
     """The record gives the order; the batch of two is filled up."""
-    inputs = [keras.Input((3,), name="b"), keras.Input((3,), name="a", dtype="int32")]
+    inputs = [
+        keras.Input((3,), name="b"),
+        keras.Input((3,), name="a", dtype="int32"),
+    ]
     total = inputs[0] + keras.ops.cast(inputs[1], "float32")
     model = keras.Model(inputs, {"sum": total, "twice": 2.0 * inputs[0]})
     b = np.arange(15, dtype="float32").reshape(5, 3)
@@ -120,14 +129,22 @@ def test_truncated_file(content, keep, path):
 def test_each_part_of_the_file_is_under_the_checksum(content, path):
     rng = np.random.default_rng(0)
     start = content.index(b'"sha256": "')
-    places = [0, 9, len(content) - 1, start + 15, *rng.integers(start + 80, len(content), 20)]
+    places = [
+        0,
+        9,
+        len(content) - 1,
+        start + 15,
+        *rng.integers(start + 80, len(content), 20),
+    ]
     for place in places:
         damaged = bytearray(content)
         damaged[place] ^= 0x55
         refused(path, damaged, "corrupted, truncated, or was edited")
 
 
-def test_a_damaged_record_does_not_make_it_the_file_of_somebody_else(content, path):
+def test_a_damaged_record_does_not_make_it_the_file_of_somebody_else(
+    content, path
+):
     start = content.index(b'{"format": "keras_sparse_ortho/1"')
     for place in range(start, start + 60):
         for bit in range(8):
@@ -139,9 +156,17 @@ def test_a_damaged_record_does_not_make_it_the_file_of_somebody_else(content, pa
 def resealed(content, changes):
     """A file whose record was changed by somebody who renewed the digest."""
     if isinstance(changes, dict):
-        record = graphs.RECORD | {"inputs": [X], "outputs": [{"name": "head"}]} | changes
-        return graphs.sealed(content, {k: v for k, v in record.items() if v is not ...})
-    return graphs.with_digest(content.replace(b'"route": "float32"', changes.ljust(18), 1))
+        record = (
+            graphs.RECORD
+            | {"inputs": [X], "outputs": [{"name": "head"}]}
+            | changes
+        )
+        return graphs.sealed(
+            content, {k: v for k, v in record.items() if v is not ...}
+        )
+    return graphs.with_digest(
+        content.replace(b'"route": "float32"', changes.ljust(18), 1)
+    )
 
 
 X = {"name": "x", "shape": [1, 64], "dtype": "float32"}
@@ -150,7 +175,11 @@ X = {"name": "x", "shape": [1, 64], "dtype": "float32"}
 @pytest.mark.parametrize(
     "changes",
     [
-        *({key: value} for key in ("inputs", "outputs") for value in (..., None, 1, "a")),
+        *(
+            {key: value}
+            for key in ("inputs", "outputs")
+            for value in (..., None, 1, "a")
+        ),
         *({"inputs": value} for value in ([], ["x"], [{}], {}, [X, X])),
         *({"inputs": [X | {"name": name}]} for name in (1, None, ["x"], "y")),
         *({"outputs": value} for value in ([], [{"name": "y", "shape": [1]}])),
@@ -162,7 +191,11 @@ X = {"name": "x", "shape": [1, 64], "dtype": "float32"}
     ids=lambda changes: str(changes)[:40],
 )
 def test_a_record_that_was_resealed(content, changes, path):
-    refused(path, resealed(content, changes), r"The record in the file must.*Received: ")
+    refused(
+        path,
+        resealed(content, changes),
+        r"The record in the file must.*Received: ",
+    )
 
 
 def test_what_was_not_changed_is_resealed_well(content, path):
@@ -174,16 +207,23 @@ def test_what_was_not_changed_is_resealed_well(content, path):
 def test_threads_may_share_a_file(all_routes):
     file = load_litert(all_routes[3] / "float32.tflite")
     rng = np.random.default_rng(0)
-    inputs = [rng.normal(size=(6, *file.inputs[0].shape[1:])).astype("float32") for _ in range(32)]
+    inputs = [
+        rng.normal(size=(6, *file.inputs[0].shape[1:])).astype("float32")
+        for _ in range(32)
+    ]
     expected = [file.predict(x) for x in inputs]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         assert_same(pool.map(file.predict, inputs * 4), expected * 4)
 
 
-def test_little_is_unpacked_of_what_is_no_litert_file(content, tmp_path, monkeypatch):
+def test_little_is_unpacked_of_what_is_no_litert_file(
+    content, tmp_path, monkeypatch
+):
     path = tmp_path / "m.tflite.gz"
     zeros = bytes(64 * 2**20)
-    monkeypatch.setattr("keras_sparse_ortho.export._load_litert._LARGEST", 4 * 2**20)
+    monkeypatch.setattr(
+        "keras_sparse_ortho.export._load_litert._LARGEST", 4 * 2**20
+    )
     monkeypatch.setattr("keras_sparse_ortho.export._load_litert._PIECE", 2**20)
     for bomb in (zeros, content[:8] + zeros):
         packed = gzip.compress(bomb)
@@ -199,16 +239,24 @@ def test_little_is_unpacked_of_what_is_no_litert_file(content, tmp_path, monkeyp
 def test_no_litert_file(tmp_path, path):
     with pytest.raises(FileNotFoundError, match="Received: path="):
         load_litert(path)
-    refused(path, b"PK\x03\x04 a zip file, for example", "'TFL3' in bytes 4 to 7")
+    refused(
+        path, b"PK\x03\x04 a zip file, for example", "'TFL3' in bytes 4 to 7"
+    )
     for damaged in (gzip.compress(b"1234TFL3" * 100)[:-9], b"no gzip"):
-        refused(tmp_path / "m.tflite.gz", damaged, "decompress the file: it is corrupted")
+        refused(
+            tmp_path / "m.tflite.gz",
+            damaged,
+            "decompress the file: it is corrupted",
+        )
 
 
 def test_foreign_file_is_tried_first(content, path, all_routes):
     path.write_bytes(as_foreign(content))
     file = load_litert(path)
     assert (file.route, file.model_name) == (None, None)
-    np.testing.assert_allclose(file.predict(all_routes[1]), all_routes[2], atol=1e-5)
+    np.testing.assert_allclose(
+        file.predict(all_routes[1]), all_routes[2], atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
@@ -219,7 +267,11 @@ def test_truncated_foreign_file(content, path, share):
 
 @pytest.mark.parametrize(
     "content",
-    [graphs.with_tensors([7], [1]), graphs.with_tensors([0], [2**31 - 1]), graphs.forever()],
+    [
+        graphs.with_tensors([7], [1]),
+        graphs.with_tensors([0], [2**31 - 1]),
+        graphs.forever(),
+    ],
     ids=["reads no tensor", "writes no tensor", "never ends"],
 )
 def test_resealed_graphs_are_tried_first(content, path):
@@ -229,7 +281,9 @@ def test_resealed_graphs_are_tried_first(content, path):
     refused(path, graphs.sealed(content), message, timeout=seconds)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what is free")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux says what is free"
+)
 def test_a_graph_takes_half_of_the_free_memory_at_most():
     """What would take all of it would end other processes with its own."""
     spec = importlib.util.find_spec("keras_sparse_ortho.export._worker")
@@ -239,7 +293,11 @@ def test_a_graph_takes_half_of_the_free_memory_at_most():
     )
     found = run_python("-P", "-c", code)
     lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
-    (total,) = [1024 * int(line.split()[1]) for line in lines if line.startswith("MemTotal")]
+    (total,) = [
+        1024 * int(line.split()[1])
+        for line in lines
+        if line.startswith("MemTotal")
+    ]
     assert 2**20 < int(found) < 0.6 * total
 
 
@@ -249,7 +307,9 @@ def test_a_file_is_tried_once(path, monkeypatch):
     load_litert(path)
     worker = "keras_sparse_ortho.export._process.Worker.run"
     monkeypatch.setattr(worker, lambda *_, **__: pytest.fail("tried again"))
-    np.testing.assert_array_equal(load_litert(path).predict(np.full((3, 4), -2.0)), 2.0)
+    np.testing.assert_array_equal(
+        load_litert(path).predict(np.full((3, 4), -2.0)), 2.0
+    )
 
 
 def test_exported_again_has_one_record(content, path):
@@ -265,7 +325,9 @@ def test_files_are_timed(all_routes, tmp_path):
     packed.write_bytes(gzip.compress(files[0].read_bytes()))
     times = latencies([*files, packed], threads=2, seconds=0.01)
     assert len(times) == 3
-    assert all(1e-4 < ms < 1000 for ms in times)  # milliseconds: no machine takes 100 ns
+    assert all(
+        1e-4 < ms < 1000 for ms in times
+    )  # milliseconds: no machine takes 100 ns
 
 
 def test_times_of_another_target_are_without_amx(all_routes):
@@ -282,7 +344,10 @@ def test_times_of_another_target_are_without_amx(all_routes):
         print(ctypes.get_errno())
     """
     filters = run_python("-c", code).split()
-    assert (filters[0], filters[2:]) == ("0", ["2", "True", "22"])  # 22: EINVAL, of the filter
+    assert (filters[0], filters[2:]) == (
+        "0",
+        ["2", "True", "22"],
+    )  # 22: EINVAL, of the filter
 
 
 def test_missing_interpreter(monkeypatch, tmp_path):
@@ -295,9 +360,13 @@ def test_missing_interpreter(monkeypatch, tmp_path):
 def blocks(tmp_path_factory):
     """Live blocks as static int8."""
     keras.utils.set_random_seed(0)
-    dense = keras.Sequential([keras.Input((64,), name="x"), layers.Dense(64, name="hidden")])
+    dense = keras.Sequential(
+        [keras.Input((64,), name="x"), layers.Dense(64, name="hidden")]
+    )
     structure = kso.Block(16, 16, regular=True)
-    model = kso.sparsify(dense, 0.25, structure=structure, storage="blocks", seed=0)
+    model = kso.sparsify(
+        dense, 0.25, structure=structure, storage="blocks", seed=0
+    )
     rows = np.random.default_rng(0).standard_normal((20, 64)).astype("float32")
     path = tmp_path_factory.mktemp("micro") / "blocks.tflite"
     export_litert(model, path, mode="int8+blocks", representative_data=rows)
@@ -315,15 +384,25 @@ def test_header_has_a_lean_file_and_its_operators(blocks, tmp_path):
     array = bytes_in(header, "blocks")
     (tmp_path / "array.tflite").write_bytes(array)
     x = np.random.default_rng(1).standard_normal((1, 64)).astype("float32")
-    whole, lean = (interpret(path, x=x) for path in (blocks, tmp_path / "array.tflite"))
+    whole, lean = (
+        interpret(path, x=x) for path in (blocks, tmp_path / "array.tflite")
+    )
     assert_same(whole.values(), lean.values())
     assert len(array) < 0.85 * blocks.stat().st_size
     model = read_model(array)
     assert model.metadata is None
     graph = model.subgraphs[0]
-    named = [k for k, tensor in enumerate(graph.tensors) if tensor.name is not None]
+    named = [
+        k for k, tensor in enumerate(graph.tensors) if tensor.name is not None
+    ]
     assert named == sorted([*graph.inputs, *graph.outputs])
-    assert operators == ("Conv2D", "Dequantize", "Gather", "Quantize", "Reshape")
+    assert operators == (
+        "Conv2D",
+        "Dequantize",
+        "Gather",
+        "Quantize",
+        "Reshape",
+    )
     assert "MicroMutableOpResolver<5>" in header
     assert "resolver.AddConv2D();" in header
     assert f"blocks_size = {len(array)};" in header

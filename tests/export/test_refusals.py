@@ -41,7 +41,10 @@ def sequential(layer, *shape, **options):
     [
         (lambda: keras.Sequential([layers.Dense(2)]), "unbuilt model"),
         (lambda: layers.Dense(2), "must be a Keras model"),
-        (lambda: None, "must be a Keras model. Received: model of type NoneType"),
+        (
+            lambda: None,
+            "must be a Keras model. Received: model of type NoneType",
+        ),
         (
             lambda: sequential(layers.GRU(2), None, 8, name="sound"),
             r"input `sound` with shape=\(None, None, 8\)",
@@ -51,7 +54,9 @@ def sequential(layer, *shape, **options):
             r"`x` is fixed at 4 .* batch_size=1",
         ),
         (
-            lambda: sequential(layers.Embedding(5, 2), 3, dtype="int32", name="ids"),
+            lambda: sequential(
+                layers.Embedding(5, 2), 3, dtype="int32", name="ids"
+            ),
             "input `ids`, whose dtype is int32",
         ),
     ],
@@ -64,7 +69,10 @@ def test_model(make, message, path):
     ("arguments", "message"),
     [
         ({"mode": "int2"}, "mode='int2'"),
-        ({"mode": "fast", "target": "arm"}, r"one of \['arm64'\].*target='arm'"),
+        (
+            {"mode": "fast", "target": "arm"},
+            r"one of \['arm64'\].*target='arm'",
+        ),
         ({"target": "arm64"}, "with mode='fast'.*mode=None"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"batch_size": 2.0}, r"batch_size=2\.0"),
@@ -72,14 +80,27 @@ def test_model(make, message, path):
         ({"tolerance": float("nan")}, "tolerance=nan"),
         ({"mode": "int8"}, "`representative_data` is needed"),
         ({"mode": "float32+csr"}, "name of a route"),
-        ({"representative_data": np.ones((2, 4))}, "`representative_data` is unused"),
-        ({"sample": np.ones((2, 5))}, r"\(rows, 4\)\. Received: shape=\(2, 5\)"),
+        (
+            {"representative_data": np.ones((2, 4))},
+            "`representative_data` is unused",
+        ),
+        (
+            {"sample": np.ones((2, 5))},
+            r"\(rows, 4\)\. Received: shape=\(2, 5\)",
+        ),
         ({"sample": np.ones((2, 4), complex)}, "an input of dtype complex128"),
         ({"sample": np.ones((0, 4))}, r"rows=\[0\]"),
-        ({"sample": {"y": np.ones((2, 4)), "z": np.ones((2, 4))}}, r"keys \['y', 'z'\]"),
+        (
+            {"sample": {"y": np.ones((2, 4)), "z": np.ones((2, 4))}},
+            r"keys \['y', 'z'\]",
+        ),
         ({"sample": np.full((1, 4), np.nan)}, "NaN or infinity in row 0"),
         (
-            {"mode": "int8", "representative_data": np.ones((2, 4)), "batch_size": 3},
+            {
+                "mode": "int8",
+                "representative_data": np.ones((2, 4)),
+                "batch_size": 3,
+            },
             "2 rows with batch_size=3",
         ),
     ],
@@ -92,7 +113,9 @@ def test_names_of_several_inputs(path):
     a, b = keras.Input((2,), name="a"), keras.Input((2,), name="b")
     model = keras.Model([a, b], layers.Add()([a, b]))
     x = np.ones((2, 2))
-    refused(r"\['a', 'b'\].*keys \['a', 'c'\]", model, path, sample={"a": x, "c": x})
+    refused(
+        r"\['a', 'b'\].*keys \['a', 'c'\]", model, path, sample={"a": x, "c": x}
+    )
     refused(r"\['a', 'b'\].*a list of 3 arrays", model, path, sample=[x, x, x])
     refused(r"rows=\[2, 1\]", model, path, sample=[x, x[:1]])
 
@@ -104,7 +127,9 @@ def test_path(tmp_path):
         (lambda: c_array(None, "m.h"), "file"),
         (lambda: c_array("m.tflite", None), "path"),
     ):
-        with pytest.raises(ValueError, match=f"`{argument}` must be a path.*{argument}=None"):
+        with pytest.raises(
+            ValueError, match=f"`{argument}` must be a path.*{argument}=None"
+        ):
             call()
 
 
@@ -114,7 +139,9 @@ def test_missing_package_names_the_extra(monkeypatch, path, name):
     # `None` is how Python marks a blocked import. Without litert-converter TensorFlow is needed.
     for blocked in (name, "litert_converter"):
         monkeypatch.setitem(sys.modules, blocked, None)
-    with pytest.raises(ImportError, match=r'pip install "keras-sparse-ortho\[litert\]"') as caught:
+    with pytest.raises(
+        ImportError, match=r'pip install "keras-sparse-ortho\[litert\]"'
+    ) as caught:
         export_litert(model, path)
     assert caught.value.name == name
 
@@ -124,5 +151,9 @@ def test_where_no_file_can_be_written(tmp_path):
     refused("make the folder first", tiny(), "")
     refused("but a folder has that name", tiny(), tmp_path)
     os.mkfifo(tmp_path / "pipe.tflite")
-    refused("but a device, pipe or socket has that name", tiny(), tmp_path / "pipe.tflite")
+    refused(
+        "but a device, pipe or socket has that name",
+        tiny(),
+        tmp_path / "pipe.tflite",
+    )
     refused("usually ends in `.tflite`", tiny(), tmp_path / "m.h5")

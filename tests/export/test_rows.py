@@ -29,13 +29,21 @@ def mlp(head="linear"):
     model.layers[-1].activation = keras.activations.get(head)
     for variable in model.weights:
         scale = 5.0 if variable.path == "head/kernel" else 1.0
-        shift = 0.1 * rng.normal(size=variable.shape) if "bias" in variable.path else 0.0
+        shift = (
+            0.1 * rng.normal(size=variable.shape)
+            if "bias" in variable.path
+            else 0.0
+        )
         variable.assign(scale * array(variable) + shift)
     return model
 
 
 def cnn():
-    layers = [L.Conv2D(8, 3, activation="relu"), L.Flatten(), L.Dense(4, activation="softmax")]
+    layers = [
+        L.Conv2D(8, 3, activation="relu"),
+        L.Flatten(),
+        L.Dense(4, activation="softmax"),
+    ]
     return keras.Sequential([keras.Input((8, 8, 1)), *layers])
 
 
@@ -60,12 +68,19 @@ def doubts_of(model, rows):
         (cnn, IMAGES),
         (normalized, 2 * IMAGES - 1),
         (lambda: normalized(255 * IMAGES), 255 * IMAGES),
-        (lambda: keras.Sequential([keras.Input((8,)), L.Dense(4, use_bias=False)]), 300 * X[:, :8]),
+        (
+            lambda: keras.Sequential(
+                [keras.Input((8,)), L.Dense(4, use_bias=False)]
+            ),
+            300 * X[:, :8],
+        ),
     ],
 )
 def test_rows_like_those_of_training_are_not_doubted(make, rows):
     model = make()
-    if len(model.layers) == 1:  # what was trained on large values gives small ones
+    if (
+        len(model.layers) == 1
+    ):  # what was trained on large values gives small ones
         model.layers[0].kernel.assign(array(model.layers[0].kernel) / 300)
     assert doubts_of(model, rows) == []
 
@@ -95,22 +110,40 @@ def test_rows_to_compare_on_are_held_out():
     (kept,), (apart,) = rows.calibrating, rows.compared
     assert (len(kept), len(apart)) == (75, 25)
     both = np.concatenate([kept, apart])
-    np.testing.assert_array_equal(np.unique(both, axis=0), np.unique(X[:100], axis=0))
+    np.testing.assert_array_equal(
+        np.unique(both, axis=0), np.unique(X[:100], axis=0)
+    )
     assert len(rows_of(signature, None, [X], trained=False).compared[0]) == 32
 
 
 @pytest.mark.parametrize(
     ("sample", "data", "batch", "trained", "origin", "calibrating"),
     [
-        (None, X[:15], 1, False, "representative_data, rows that calibrated the file", 15),
-        (None, X[:20], 16, False, "representative_data, rows that calibrated the file", 20),
+        (
+            None,
+            X[:15],
+            1,
+            False,
+            "representative_data, rows that calibrated the file",
+            15,
+        ),
+        (
+            None,
+            X[:20],
+            16,
+            False,
+            "representative_data, rows that calibrated the file",
+            20,
+        ),
         (None, X[:40], 1, True, "representative_data", None),
         (X[:9], X[:40], 1, False, "sample, rows that calibrated the file", 40),
         (X[30:50], X[:40], 1, False, "sample", 40),
         (None, None, 1, False, "standard normal rows", None),
     ],
 )
-def test_where_rows_come_from(sample, data, batch, trained, origin, calibrating):
+def test_where_rows_come_from(
+    sample, data, batch, trained, origin, calibrating
+):
     signature = signature_of(mlp(), batch)
     given = [None if one is None else [one] for one in (sample, data)]
     rows = rows_of(signature, *given, trained=trained)
@@ -125,7 +158,9 @@ def test_trained_ranges_of_zeros_are_told():
         warn_of_rows(task_of(model, 1, X[:32], None, None, 60.0))
 
 
-@pytest.mark.parametrize("data", [X, (X, X[:, 0]), [(X[:32], X[:32, 0])] * 4, X.astype("float64")])
+@pytest.mark.parametrize(
+    "data", [X, (X, X[:, 0]), [(X[:32], X[:32, 0])] * 4, X.astype("float64")]
+)
 def test_representative_data_give_the_shapes_of_a_subclassed_model(data):
     model = Chain(L.Dense(4))
     model(X[:1])
@@ -137,8 +172,20 @@ def test_representative_data_give_the_shapes_of_a_subclassed_model(data):
 
 @pytest.mark.tensorflow_only
 def test_an_int8_file_of_wrongly_scaled_rows_is_doubted(tmp_path):
-    with pytest.warns(UserWarning, match="these rows are doubtful.*hardly vary"):
-        export_litert(mlp(), tmp_path / "m.tflite", mode="int8", representative_data=X / 255)
-    report = export_litert(mlp(), tmp_path / "m.tflite", mode="int8", representative_data=X)
-    assert (report.compared_on, report.sample_rows) == ("rows held out of representative_data", 32)
+    with pytest.warns(
+        UserWarning, match="these rows are doubtful.*hardly vary"
+    ):
+        export_litert(
+            mlp(),
+            tmp_path / "m.tflite",
+            mode="int8",
+            representative_data=X / 255,
+        )
+    report = export_litert(
+        mlp(), tmp_path / "m.tflite", mode="int8", representative_data=X
+    )
+    assert (report.compared_on, report.sample_rows) == (
+        "rows held out of representative_data",
+        32,
+    )
     assert "32 rows (rows held out of representative_data)" in str(report)

@@ -13,9 +13,20 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.export import export_litert, load_litert
 from keras_sparse_ortho.kernels import walk
-from keras_sparse_ortho.quantization import FakeQuantize, integers_of, quantize_aware, round_biases
+from keras_sparse_ortho.quantization import (
+    FakeQuantize,
+    integers_of,
+    quantize_aware,
+    round_biases,
+)
 from tests.export import models
-from tests.export.models import cnn, encoder, exported, interpreter_of, operations
+from tests.export.models import (
+    cnn,
+    encoder,
+    exported,
+    interpreter_of,
+    operations,
+)
 from tests.helpers import slow_case_on_jax
 
 pytestmark = pytest.mark.core
@@ -43,7 +54,9 @@ def block_mlp():
 def block_cnn():
     x = inputs = keras.Input((6, 6, 32))
     x = L.Conv2D(32, 3, use_bias=False, name="hidden")(x)
-    x = L.GlobalAveragePooling2D()(L.ReLU()(L.BatchNormalization(name="norm")(x)))
+    x = L.GlobalAveragePooling2D()(
+        L.ReLU()(L.BatchNormalization(name="norm")(x))
+    )
     return keras.Model(inputs, L.Dense(6, name="head")(x))
 
 
@@ -73,10 +86,14 @@ def tensors_of(path):
     """The int8 constants of a file, and the scales of its tensors."""
     run = interpreter_of(path, xnnpack=False)
     run.allocate_tensors()
-    own = [about for about in run.get_tensor_details() if about["dtype"] == np.int8]
+    own = [
+        about for about in run.get_tensor_details() if about["dtype"] == np.int8
+    ]
     scales = [about["quantization_parameters"]["scales"] for about in own]
     constants = [
-        run.get_tensor(about["index"]) for about, s in zip(own, scales, strict=True) if s.size
+        run.get_tensor(about["index"])
+        for about, s in zip(own, scales, strict=True)
+        if s.size
     ]
     return constants, np.concatenate(scales).astype(float)
 
@@ -88,14 +105,20 @@ def as_in_file(weight, integers):
         return integers.reshape(1, *integers.shape[:2], -1)
     if kind is L.Conv2D:
         return integers.transpose(3, 0, 1, 2)
-    if weight.path.startswith("attention/attention_output"):  # heads and their units are inputs
+    if weight.path.startswith(
+        "attention/attention_output"
+    ):  # heads and their units are inputs
         return integers.reshape(-1, integers.shape[-1]).T
     return integers.reshape(len(integers), -1).T
 
 
 def reduced(integers, axis=0):
     """A row for each channel, without the divisor that its integers have in common."""
-    rows = np.moveaxis(integers, axis, 0).reshape(integers.shape[axis], -1).astype(int)
+    rows = (
+        np.moveaxis(integers, axis, 0)
+        .reshape(integers.shape[axis], -1)
+        .astype(int)
+    )
     return rows // np.maximum(np.gcd.reduce(rows, axis=1, keepdims=True), 1)
 
 
@@ -123,7 +146,9 @@ def check_steps(path, *steps):
 
 def check_ranges(model, path):
     """Each range that was trained is one of the file, with its step."""
-    layers = [layer for layer, _ in walk(model, "") if isinstance(layer, FakeQuantize)]
+    layers = [
+        layer for layer, _ in walk(model, "") if isinstance(layer, FakeQuantize)
+    ]
     assert layers
     check_steps(path, *(layer.step() for layer in layers))
 
@@ -133,7 +158,10 @@ def assert_few_roundings_differ(report, model, rows):
 
     Which ones do depends on the last bits of training, and so on the processor.
     """
-    got, want = load_litert(report.path).predict(rows), keras.ops.convert_to_numpy(model(rows))
+    got, want = (
+        load_litert(report.path).predict(rows),
+        keras.ops.convert_to_numpy(model(rows)),
+    )
     assert np.mean(np.abs(got - want) > 0.003 * want.std()) < 0.05
     assert report.error < 0.01
 
@@ -141,17 +169,25 @@ def assert_few_roundings_differ(report, model, rows):
 # --- tests ---------------------------------------------------------------------------------------
 
 CASES = [(mlp, "int4"), slow_case_on_jax(cnn, "int4")]
-CASES += [slow(make, weights) for make in (mlp, cnn) for weights in ("int8", "ternary")]
+CASES += [
+    slow(make, weights)
+    for make in (mlp, cnn)
+    for weights in ("int8", "ternary")
+]
 CASES += [slow(encoder, weights) for weights in ("int8", "int4")]
 
 
 @pytest.mark.parametrize(("make", "weights"), CASES)
-def test_integers_and_ranges_of_the_file_are_those_of_training(make, weights, tmp_path):
+def test_integers_and_ranges_of_the_file_are_those_of_training(
+    make, weights, tmp_path
+):
     model, x = trained(make, weights)
     report = exported(model, tmp_path / "m.tflite", sample=x[:64])
     assert bool(report.in_floats) == (make is encoder)
     assert_few_roundings_differ(report, model, x[:64])
-    assert ("tensorflow" in report.versions) == (keras.backend.backend() == "tensorflow")
+    assert ("tensorflow" in report.versions) == (
+        keras.backend.backend() == "tensorflow"
+    )
     check_integers(model, report.path)
     check_ranges(model, report.path)
     kernels = kso.prunable_weights(model)
@@ -165,13 +201,22 @@ def test_integers_and_ranges_of_the_file_are_those_of_training(make, weights, tm
 
 @pytest.mark.parametrize(
     ("weights", "mode", "stored"),
-    [("int4", "int4", "int4"), slow_case_on_jax("ternary", "dynamic_int4", "int2")],
+    [
+        ("int4", "int4", "int4"),
+        slow_case_on_jax("ternary", "dynamic_int4", "int2"),
+    ],
 )
-def test_kernels_of_dense_layers_take_the_bits_of_their_training(weights, mode, stored, tmp_path):
+def test_kernels_of_dense_layers_take_the_bits_of_their_training(
+    weights, mode, stored, tmp_path
+):
     model, x = trained(mlp, weights)
     modes = mode.replace("int4", "int8"), mode
-    wide, narrow = (export_litert(model, tmp_path / m, mode=m, sample=x[:64]) for m in modes)
-    first, second = (load_litert(one.path).predict(x[:64]) for one in (wide, narrow))
+    wide, narrow = (
+        export_litert(model, tmp_path / m, mode=m, sample=x[:64]) for m in modes
+    )
+    first, second = (
+        load_litert(one.path).predict(x[:64]) for one in (wide, narrow)
+    )
     assert np.mean(np.abs(first - second) > 0.003 * first.std()) < 0.05
     kinds = {one.size: one.dtype for one in narrow.weights}
     assert kinds[24 * 48] == stored
@@ -181,35 +226,58 @@ def test_kernels_of_dense_layers_take_the_bits_of_their_training(weights, mode, 
 
 
 @pytest.mark.parametrize(
-    ("make", "weights"), [slow_case_on_jax(block_mlp, "int4"), slow(block_cnn, "int8")]
+    ("make", "weights"),
+    [slow_case_on_jax(block_mlp, "int4"), slow(block_cnn, "int8")],
 )
 def test_files_of_blocks_hold_the_trained_integers(make, weights, tmp_path):
-    options = {"storage": "blocks", "structure": kso.Block(8, 8), "exclude": ["head"]}
+    options = {
+        "storage": "blocks",
+        "structure": kso.Block(8, 8),
+        "exclude": ["head"],
+    }
     model, x = trained(make, weights, density=0.25, **options)
-    report = export_litert(model, tmp_path / "m.tflite", mode="int8+blocks", sample=x[:64])
+    report = export_litert(
+        model, tmp_path / "m.tflite", mode="int8+blocks", sample=x[:64]
+    )
     assert_few_roundings_differ(report, model, x[:64])
     check_ranges(model, report.path)
     assert {kind for _, kind in operations(report.path)[:-1]} == {np.int8}
-    (weight,) = (one for one in kso.prunable_weights(model) if one.path == "hidden/kernel")
+    (weight,) = (
+        one
+        for one in kso.prunable_weights(model)
+        if one.path == "hidden/kernel"
+    )
     integers = integers_of(weight)[0].reshape(-1, weight.shape[-1]).astype(int)
     live = int(weight.mask.reshape(integers.shape)[:, 0].sum())
     constants, _ = tensors_of(report.path)
-    (held,) = (c for c in constants if c.ndim == 4 and c.shape[0] == integers.shape[1])
+    (held,) = (
+        c for c in constants if c.ndim == 4 and c.shape[0] == integers.shape[1]
+    )
     assert held.size == live * integers.shape[1]
-    for channel, column in zip(held, integers.T, strict=True):  # the order of blocks is the file's
-        values = np.sort([*channel.ravel().astype(int), *[0] * (len(column) - live)])
+    for channel, column in zip(
+        held, integers.T, strict=True
+    ):  # the order of blocks is the file's
+        values = np.sort(
+            [*channel.ravel().astype(int), *[0] * (len(column) - live)]
+        )
         values, column = (one // np.gcd.reduce(one) for one in (values, column))
-        assert any(np.array_equal(values, np.sort(sign * column)) for sign in (1, -1))
+        assert any(
+            np.array_equal(values, np.sort(sign * column)) for sign in (1, -1)
+        )
 
 
 @pytest.mark.tensorflow_only
 def test_groups_of_uneven_blocks_compute_in_the_range_of_their_layer(tmp_path):
-    mask = np.kron(np.tri(4, dtype=bool), np.ones((16, 16), bool))  # one to four blocks a column
+    mask = np.kron(
+        np.tri(4, dtype=bool), np.ones((16, 16), bool)
+    )  # one to four blocks a column
     masked = kso.apply_masks(block_mlp(), {"hidden": mask})
     model = quantize_aware(masked, "int4", momentum=0.8)
     x = np.random.default_rng(0).normal(size=(64, 64)).astype("float32")
     model(x, training=True)
-    report = export_litert(round_biases(model), tmp_path / "m.tflite", mode="int8+blocks", sample=x)
+    report = export_litert(
+        round_biases(model), tmp_path / "m.tflite", mode="int8+blocks", sample=x
+    )
     assert_few_roundings_differ(report, model, x)
     kinds = operations(report.path)[:-1]
     assert [name for name, _ in kinds].count("CONV_2D") > 1
@@ -220,7 +288,9 @@ def test_groups_of_uneven_blocks_compute_in_the_range_of_their_layer(tmp_path):
 @pytest.mark.slow
 def test_files_of_floats_round_as_keras_does(tmp_path):
     model, x = trained(mlp, "int8")
-    report = export_litert(model, tmp_path / "m.tflite", mode="float32", sample=x[:64])
+    report = export_litert(
+        model, tmp_path / "m.tflite", mode="float32", sample=x[:64]
+    )
     assert report.error < 1e-5
 
 
@@ -229,7 +299,9 @@ def test_the_file_has_rounded_biases_whether_keras_has_them_or_not(tmp_path):
     model, x = trained(cnn, "int8", rounded=False)
     outputs = []
     for name in ("before", "after"):
-        with warnings.catch_warnings(action="ignore"):  # before, that Keras differs
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # before, that Keras differs
             export_litert(model, tmp_path / name, mode="int8", sample=x[:64])
         outputs.append(load_litert(tmp_path / name).predict(x[:64]))
         round_biases(model)
@@ -238,16 +310,24 @@ def test_the_file_has_rounded_biases_whether_keras_has_them_or_not(tmp_path):
 
 def test_int8_without_ranges_or_data_is_refused(tmp_path):
     untrained = quantize_aware(mlp())
-    with pytest.raises(ValueError, match="ranges of activations are set in training"):
+    with pytest.raises(
+        ValueError, match="ranges of activations are set in training"
+    ):
         export_litert(untrained, tmp_path / "m.tflite", mode="int8")
     with pytest.raises(ValueError, match="`representative_data` is needed"):
-        export_litert(quantize_aware(mlp(), "int8", None), tmp_path / "m", mode="int8")
+        export_litert(
+            quantize_aware(mlp(), "int8", None), tmp_path / "m", mode="int8"
+        )
 
 
 def ranged(low, high, name):
     layer = FakeQuantize(name=name)
     layer.build()
-    for variable, value in ((layer.low, low), (layer.high, high), (layer.seen, 1.0)):
+    for variable, value in (
+        (layer.low, low),
+        (layer.high, high),
+        (layer.seen, 1.0),
+    ):
         variable.assign(value)
     return layer
 
@@ -258,7 +338,9 @@ def test_ranges_that_differ_and_layers_in_floats_between_them(tmp_path):
     x = ranged(-0.5, 0.6, "narrow")(x)  # again, in steps of its own
     x = L.LayerNormalization()(x)  # in floats
     x = ranged(-1.5, 1.5, "between")(L.Softmax()(x[:, ::2]))
-    model = keras.Model(inputs, ranged(0.0, 0.5, "end")(keras.ops.cumsum(x, axis=1)))
+    model = keras.Model(
+        inputs, ranged(0.0, 0.5, "end")(keras.ops.cumsum(x, axis=1))
+    )
     sample = np.random.default_rng(0).normal(size=(16, 8, 8)).astype("float32")
     report = exported(model, tmp_path / "m.tflite", sample=sample)
     assert report.error < 0.001

@@ -20,7 +20,9 @@ class Count:
     part: str
     runs: int = 0
     wrong: int = 0  # a result that is not what it should be, and no error
-    lost: int = 0  # what stood there before is gone, and nothing whole is in its place
+    lost: int = (
+        0  # what stood there before is gone, and nothing whole is in its place
+    )
     hangs: int = 0
     crashes: int = 0  # of the caller
     foreign: int = 0  # errors outside the promised types
@@ -66,7 +68,9 @@ def started(work: Callable[[], None], output: Path) -> int:
         os._exit(status)
 
 
-def ended(child: int, seconds: float, answers: Path | None = None) -> int | None:
+def ended(
+    child: int, seconds: float, answers: Path | None = None
+) -> int | None:
     """The status of a child, negative for a signal; None if it had to be killed.
 
     With a file of answers, the time starts anew with each of them.
@@ -91,7 +95,9 @@ def kill(child: int) -> None:
         os.waitpid(child, 0)
 
 
-def watched(work: Callable[[], None], output: Path, seconds: float = 120) -> int | None:
+def watched(
+    work: Callable[[], None], output: Path, seconds: float = 120
+) -> int | None:
     """The status of a child that does the work; None for one that hangs."""
     return ended(started(work, output), seconds)
 
@@ -108,4 +114,8 @@ def timed(part: str) -> Iterator[Count]:
 def status_of(key: str) -> int:
     """Bytes of this process, by the name that /proc has for them."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
+    return next(
+        1024 * int(line.split()[1])
+        for line in lines
+        if line.startswith(f"{key}:")
+    )

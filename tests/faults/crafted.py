@@ -24,7 +24,12 @@ from keras_sparse_ortho.quantization import FakeQuantize
 
 PACKAGE = "keras_sparse_ortho>"
 TFMOT = f"{PACKAGE}TfmotSchedule"
-L, init, P, S = keras.layers, kso.initializers, kso.parametrizations, kso.schedules
+L, init, P, S = (
+    keras.layers,
+    kso.initializers,
+    kso.parametrizations,
+    kso.schedules,
+)
 
 
 def deep(levels: int, within: Callable[[Any], Any]) -> Any:
@@ -46,11 +51,41 @@ def menu(folder: Path) -> dict[str, Any]:
         return object_of(module, "function", name) | {"registered_name": name}
 
     code = {"code": "4wEAAAA="}
-    lists = {f"list {k}": v for k, v in enumerate([[], [1], [0.5, 0.5], [-1, 2**40], [[]], [None]])}
+    lists = {
+        f"list {k}": v
+        for k, v in enumerate([[], [1], [0.5, 0.5], [-1, 2**40], [[]], [None]])
+    }
     numbers = [0, -1, 1, 3, 7, 10**9, 2**31, 2**40, 2**63, 10**30, 10**400]
-    numbers += [0.5, 1.5, -0.5, 1e308, 1e-320, float("nan"), float("inf"), -float("inf")]
-    texts = ["", "a", "0.5", ".*", "(a+)+$", "%s%n{0}{x.y}", "a/b", "\x00", "\ud800", "x" * 10**5]
-    texts += ["../../outside/x", outside, f"file://{outside}", "float64", "channels_first", "ReLU"]
+    numbers += [
+        0.5,
+        1.5,
+        -0.5,
+        1e308,
+        1e-320,
+        float("nan"),
+        float("inf"),
+        -float("inf"),
+    ]
+    texts = [
+        "",
+        "a",
+        "0.5",
+        ".*",
+        "(a+)+$",
+        "%s%n{0}{x.y}",
+        "a/b",
+        "\x00",
+        "\ud800",
+        "x" * 10**5,
+    ]
+    texts += [
+        "../../outside/x",
+        outside,
+        f"file://{outside}",
+        "float64",
+        "channels_first",
+        "ReLU",
+    ]
     return {
         **{f"number {number!r:.20}": number for number in numbers},
         **{f"text {text!r:.20}": text for text in texts},
@@ -63,22 +98,37 @@ def menu(folder: Path) -> dict[str, Any]:
         "200 lists": deep(200, lambda value: [value]),
         "900 lists": deep(900, lambda value: [value]),
         "900 dicts": deep(900, lambda value: {"a": value}),
-        "900 objects": deep(300, lambda value: object_of("keras.layers", "Dense", value)),
+        "900 objects": deep(
+            300, lambda value: object_of("keras.layers", "Dense", value)
+        ),
         "long list": [0] * 10**5,
         "os.system": object_of("os", "system", f"touch {mark}"),
         "function of os": function("os", "system"),
         "Popen": object_of("subprocess", "Popen", {"args": ["touch", mark]}),
-        "eval": object_of("builtins", "eval", {"source": f"open({mark!r}, 'w')"}),
+        "eval": object_of(
+            "builtins", "eval", {"source": f"open({mark!r}, 'w')"}
+        ),
         "a module": object_of("evil", "Evil", {}),
-        "a lambda": {"class_name": "__lambda__", "config": {"value": f"open({mark!r}, 'w')"}},
+        "a lambda": {
+            "class_name": "__lambda__",
+            "config": {"value": f"open({mark!r}, 'w')"},
+        },
         "a Lambda": object_of(
-            "keras.layers", "Lambda", {"function": {"class_name": "__lambda__", "config": code}}
+            "keras.layers",
+            "Lambda",
+            {"function": {"class_name": "__lambda__", "config": code}},
         ),
         "get_file": function("keras.utils", "get_file"),
         "load_model": function("keras.saving", "load_model"),
         "a relu": function("keras.activations", "relu"),
-        "a tensor": {"class_name": "__tensor__", "config": {"value": [1.0], "dtype": "float32"}},
-        "objects": {"class_name": "__numpy__", "config": {"value": [1, "a"], "dtype": "object"}},
+        "a tensor": {
+            "class_name": "__tensor__",
+            "config": {"value": [1.0], "dtype": "float32"},
+        },
+        "objects": {
+            "class_name": "__numpy__",
+            "config": {"value": [1, "a"], "dtype": "object"},
+        },
         "bytes": {"class_name": "__bytes__", "config": {"value": "a"}},
         "a slice": {"class_name": "__slice__", "config": {"value": [1, 2, 3]}},
         "no class": {"class_name": None, "config": {}},
@@ -96,10 +146,14 @@ class Specimen:
     parts: dict[str, bytes]
     weights: list[np.ndarray]
 
-    def write(self, path: Path, config: Any, weights: bytes | None = None) -> None:
+    def write(
+        self, path: Path, config: Any, weights: bytes | None = None
+    ) -> None:
         """A file with another configuration, or other weights."""
         limit = sys.getrecursionlimit()
-        sys.setrecursionlimit(20_000)  # to write it; it is read with the usual one
+        sys.setrecursionlimit(
+            20_000
+        )  # to write it; it is read with the usual one
         parts = {**self.parts, "config.json": json.dumps(config).encode()}
         sys.setrecursionlimit(limit)
         if weights is not None:
@@ -160,33 +214,80 @@ def _models() -> Iterator[tuple[str, keras.Model]]:
         "d": init.RandomSparse(0.5, seed=0),
         "e": init.ApproximateIsometry(0.5, seed=0, max_iterations=20),
         "f": init.RamanujanOrthogonal(4, seed=0),
-        "h": exact(0.5, structure=kso.orthogonal.GivenBlocks(2, 2, RING), seed=0),
-        "g": exact(0.5, seed=0, layout=init.KernelLayout(inputs=(0,), outputs=(1, 2))),
+        "h": exact(
+            0.5, structure=kso.orthogonal.GivenBlocks(2, 2, RING), seed=0
+        ),
+        "g": exact(
+            0.5, seed=0, layout=init.KernelLayout(inputs=(0,), outputs=(1, 2))
+        ),
     }
     layers = [dense(name, kernel_initializer=drawn[name]) for name in "abcdefh"]
     yield "initializers", kso.apply_masks(_plain(*layers))
     heads = L.EinsumDense("ab,bcd->acd", (2, 4), kernel_initializer=drawn["g"])
     yield "attention", kso.apply_masks(_plain(heads))
-    yield "compact", kso.sparsify(_plain(dense("a"), dense("b")), 0.5, seed=0, storage="compact")
+    yield (
+        "compact",
+        kso.sparsify(
+            _plain(dense("a"), dense("b")), 0.5, seed=0, storage="compact"
+        ),
+    )
     block = {"density": 0.5, "block": 2, "seed": 0}
     yield (
         "block dense",
-        _plain(B.BlockSparseDense(8, **block), B.BlockSparseEinsumDense("ab,bc->ac", 8, **block)),
+        _plain(
+            B.BlockSparseDense(8, **block),
+            B.BlockSparseEinsumDense("ab,bc->ac", 8, **block),
+        ),
     )
-    for rank, kind in enumerate((B.BlockSparseConv1D, B.BlockSparseConv2D, B.BlockSparseConv3D)):
-        yield f"block conv {rank + 1}", _plain(kind(4, 3, **block), shape=(5,) * (rank + 1) + (4,))
-    yield "padding", kso.sparsify(_plain(B.CircularPadding(), L.Conv2D(4, 3), shape=(4, 4, 2)), 0.5)
-    schedules = [S.Constant(0.5), S.OneShot(0.5, 3), S.Polynomial(0.5, 0, 8), S.Cubic(0.5, 0, 8)]
+    for rank, kind in enumerate(
+        (B.BlockSparseConv1D, B.BlockSparseConv2D, B.BlockSparseConv3D)
+    ):
+        yield (
+            f"block conv {rank + 1}",
+            _plain(kind(4, 3, **block), shape=(5,) * (rank + 1) + (4,)),
+        )
+    yield (
+        "padding",
+        kso.sparsify(
+            _plain(B.CircularPadding(), L.Conv2D(4, 3), shape=(4, 4, 2)), 0.5
+        ),
+    )
+    schedules = [
+        S.Constant(0.5),
+        S.OneShot(0.5, 3),
+        S.Polynomial(0.5, 0, 8),
+        S.Cubic(0.5, 0, 8),
+    ]
     for schedule in [*schedules, S.Linear(0.5, 0, 8)]:
         name = type(schedule).__name__
-        yield name, kso.parametrize(_plain(dense("a")), P.MagnitudeMask(schedule, 2))
-    yield "top k", kso.parametrize(_plain(dense("a")), P.StraightThroughTopK(0.5))
+        yield (
+            name,
+            kso.parametrize(_plain(dense("a")), P.MagnitudeMask(schedule, 2)),
+        )
+    yield (
+        "top k",
+        kso.parametrize(_plain(dense("a")), P.StraightThroughTopK(0.5)),
+    )
     yield "feather", kso.parametrize(_plain(dense("a")), P.Feather(0.5))
-    for learnt in (P.SoftThreshold(), P.ChannelSoftThreshold(), P.LowRankSoftThreshold(1)):
+    for learnt in (
+        P.SoftThreshold(),
+        P.ChannelSoftThreshold(),
+        P.LowRankSoftThreshold(1),
+    ):
         yield type(learnt).__name__, kso.parametrize(_plain(dense("a")), learnt)
-    yield "rounded", kso.quantize_aware(kso.sparsify(_plain(dense("a")), 0.5, seed=0))
+    yield (
+        "rounded",
+        kso.quantize_aware(kso.sparsify(_plain(dense("a")), 0.5, seed=0)),
+    )
     for cell in (B.BlockSparseLSTMCell, B.BlockSparseGRUCell):
-        cells = cell(8, density=0.5, recurrent_density=0.5, block=4, recurrent_block=4, seed=0)
+        cells = cell(
+            8,
+            density=0.5,
+            recurrent_density=0.5,
+            block=4,
+            recurrent_block=4,
+            seed=0,
+        )
         recurrent = L.Reshape((1, 8)), B.BlockSparseRNN(cells, name="rnn")
         yield cell.__name__, _plain(dense("a"), *recurrent)
     yield "range", _plain(FakeQuantize(name="range"), dense("a"))
@@ -207,14 +308,29 @@ def specimens(folder: Path, with_tfmot: bool) -> list[Specimen]:
         with zipfile.ZipFile(path) as archive:
             parts = {part: archive.read(part) for part in archive.namelist()}
         weights = [np.array(value) for value in model.get_weights()]
-        found.append(Specimen(name, json.loads(parts["config.json"]), parts, weights))
+        found.append(
+            Specimen(name, json.loads(parts["config.json"]), parts, weights)
+        )
     if with_tfmot:
         constant = next(one for one in found if one.name == "Constant")
         other = copy.deepcopy(constant)
-        (node,) = (n for n in nodes(other.config) if n["registered_name"] == f"{PACKAGE}Constant")
-        inner = {"target_sparsity": 0.5, "begin_step": 0, "end_step": -1, "frequency": 2}
+        (node,) = (
+            n
+            for n in nodes(other.config)
+            if n["registered_name"] == f"{PACKAGE}Constant"
+        )
+        inner = {
+            "target_sparsity": 0.5,
+            "begin_step": 0,
+            "end_step": -1,
+            "frequency": 2,
+        }
         module = "tensorflow_model_optimization.python.core.sparsity.keras.pruning_schedule"
-        schedule = {"module": module, "name": "ConstantSparsity", "config": inner}
+        schedule = {
+            "module": module,
+            "name": "ConstantSparsity",
+            "config": inner,
+        }
         node.update(class_name="TfmotSchedule", registered_name=TFMOT)
         node["config"] = {"schedule": schedule}
         other.name = "TFMOT"
@@ -239,21 +355,31 @@ def arguments(name: str, node: dict[str, Any]) -> list[str]:
     kind = keras.saving.get_custom_objects()[name]
     found = set(node["config"])
     for base in kind.__mro__:
-        if base.__module__.startswith(("keras_sparse_ortho", "keras")) and "__init__" in vars(base):
+        if base.__module__.startswith(
+            ("keras_sparse_ortho", "keras")
+        ) and "__init__" in vars(base):
             parameters = inspect.signature(base.__init__).parameters.values()
-            found |= {p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+            found |= {
+                p.name
+                for p in parameters
+                if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+            }
     return sorted(found - {"self"})
 
 
 # --- cases ----------------------------------------------------------------------------------------
 
 
-def _changed(specimen: Specimen, at: int, key: str, choice: str, values: dict[str, Any]) -> Any:
+def _changed(
+    specimen: Specimen, at: int, key: str, choice: str, values: dict[str, Any]
+) -> Any:
     """A configuration with a change in one object of the package: an argument, or the object."""
     config = copy.deepcopy(specimen.config)
     node, value = list(nodes(config))[at], values.get(choice)
     if key == "(class)":  # another one of the package, with this configuration
-        node.update(class_name=choice.removeprefix(PACKAGE), registered_name=choice)
+        node.update(
+            class_name=choice.removeprefix(PACKAGE), registered_name=choice
+        )
     elif key == "(object)":
         node.clear()
         node.update(value if isinstance(value, dict) else {"config": value})
@@ -269,7 +395,10 @@ def _changed(specimen: Specimen, at: int, key: str, choice: str, values: dict[st
 
 
 def config_cases(
-    found: list[Specimen], values: dict[str, Any], number: int, rng: random.Random
+    found: list[Specimen],
+    values: dict[str, Any],
+    number: int,
+    rng: random.Random,
 ) -> list[tuple[str, Specimen, Any]]:
     """Names, specimens and configurations: each argument of each class in turn, with other values.
 
@@ -279,19 +408,39 @@ def config_cases(
     holders: dict[str, list[tuple[Specimen, int]]] = {}
     for specimen in found:
         for at, node in enumerate(nodes(specimen.config)):
-            holders.setdefault(node["registered_name"], []).append((specimen, at))
-    ours = keras.saving.get_custom_objects().items()  # a class may have an older name as well
-    classes = {keras.saving.get_registered_name(c) for name, c in ours if name.startswith(PACKAGE)}
+            holders.setdefault(node["registered_name"], []).append(
+                (specimen, at)
+            )
+    ours = (
+        keras.saving.get_custom_objects().items()
+    )  # a class may have an older name as well
+    classes = {
+        keras.saving.get_registered_name(c)
+        for name, c in ours
+        if name.startswith(PACKAGE)
+    }
     without_tfmot = all(specimen.name != "TFMOT" for specimen in found)
-    if missing := classes - set(holders) - ({TFMOT} if without_tfmot else set()):
+    if (
+        missing := classes
+        - set(holders)
+        - ({TFMOT} if without_tfmot else set())
+    ):
         raise LookupError(f"no specimen holds {sorted(missing)}")
     kinds = sorted(holders)
     every = []
     for name, places in sorted(holders.items()):
         own = list(nodes(places[0][0].config))[places[0][1]]
-        for key in [*arguments(name, own), "(class)", "(object)", "(config)", "(build_config)"]:
+        for key in [
+            *arguments(name, own),
+            "(class)",
+            "(object)",
+            "(config)",
+            "(build_config)",
+        ]:
             choices = kinds if key == "(class)" else [*values]
-            choices = [*choices, "(left out)"] if not key.startswith("(") else choices
+            choices = (
+                [*choices, "(left out)"] if not key.startswith("(") else choices
+            )
             every.append((name, key, places, rng.sample(choices, len(choices))))
     rng.shuffle(every)
     cases: list[tuple[str, Specimen, Any]] = []
@@ -300,7 +449,9 @@ def config_cases(
             specimen, at = rng.choice(places)
             choice = choices[turn % len(choices)]
             label = f"{specimen.name}: {name}.{key} = {choice}"
-            cases.append((label, specimen, _changed(specimen, at, key, choice, values)))
+            cases.append(
+                (label, specimen, _changed(specimen, at, key, choice, values))
+            )
     return cases
 
 
@@ -313,7 +464,9 @@ def changed_weights(content: bytes, seed: int, folder: Path) -> bytes:
     with h5py.File(stream, "r+") as file:
         found: list[str] = []
         file.visititems(
-            lambda name, item: found.append(name) if isinstance(item, h5py.Dataset) else None
+            lambda name, item: (
+                found.append(name) if isinstance(item, h5py.Dataset) else None
+            )
         )
         # Indices and masks are the package's own; kernels are Keras'.
         whole = [name for name in found if file[name].dtype.kind in "iub"]
@@ -343,16 +496,22 @@ def changed_weights(content: bytes, seed: int, folder: Path) -> bytes:
         if kind < len(others):
             file[name] = others[kind]
         elif kind == len(others):
-            file.create_dataset(name, (2**34,), "i4", chunks=(2**20,), compression="gzip")
+            file.create_dataset(
+                name, (2**34,), "i4", chunks=(2**20,), compression="gzip"
+            )
         elif kind == len(others) + 1:
-            file[name] = h5py.ExternalLink(str(folder / "outside" / "secret.h5"), "a")
+            file[name] = h5py.ExternalLink(
+                str(folder / "outside" / "secret.h5"), "a"
+            )
         elif kind == len(others) + 2:
             file[name] = h5py.SoftLink(name)
         elif kind == len(others) + 3:
             file.create_group(name)
         elif kind == len(others) + 4:
             secret = str(folder / "outside" / "secret.h5")
-            file.create_dataset(name, value.shape, "u1", external=[(secret, 0, value.size)])
+            file.create_dataset(
+                name, value.shape, "u1", external=[(secret, 0, value.size)]
+            )
         elif kind == len(others) + 5:
             file[f"{name}x"] = value
         # else: left out

@@ -14,7 +14,16 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho.export import export_litert, load_litert
 from tests.faults.counting import FOREIGN, OK, WRONG, Count, timed, watched
 
-ODD = ["ü ñ 中 \U0001f600", "a\nb", "-rf", " ", "'\"$(x)`", "a" * 240, "%s{0}\\", "#?&;"]
+ODD = [
+    "ü ñ 中 \U0001f600",
+    "a\nb",
+    "-rf",
+    " ",
+    "'\"$(x)`",
+    "a" * 240,
+    "%s{0}\\",
+    "#?&;",
+]
 
 _WRITTEN = 5
 
@@ -42,12 +51,18 @@ def full_disk(folder: Path, share: float) -> Count:
             for limit in (0, 1, 4000, 20_000):
                 path = disk / name
                 path.write_bytes(b"old")
-                status = watched(_refused(write, path, limit), folder / "log", 600)
+                status = watched(
+                    _refused(write, path, limit), folder / "log", 600
+                )
                 count.take(OK if status == _WRITTEN else status)
                 # Where there was room for all of it, the new file stands there.
                 if status != _WRITTEN and path.read_bytes() != b"old":
                     count.lost += 1
-                left = [p.name for p in disk.iterdir() if p != path and "fill" not in p.name]
+                left = [
+                    p.name
+                    for p in disk.iterdir()
+                    if p != path and "fill" not in p.name
+                ]
                 if left:
                     count.wrong += 1
                     count.notes.append(f"left behind: {left}")
@@ -57,7 +72,9 @@ def full_disk(folder: Path, share: float) -> Count:
     return count
 
 
-def _refused(write: Callable[[Path], object], path: Path, limit: int) -> Callable[[], None]:
+def _refused(
+    write: Callable[[Path], object], path: Path, limit: int
+) -> Callable[[], None]:
     """Work that must raise OSError: no byte is left (0), or files have a limit."""
 
     def work() -> None:
@@ -91,8 +108,19 @@ def _refused(write: Callable[[Path], object], path: Path, limit: int) -> Callabl
 def _small_disk(folder: Path, kib: int) -> Iterator[Path]:
     """A tmpfs, where this may be mounted; else an ordinary folder under RLIMIT_FSIZE."""
     folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(folder)]
-    mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    command = [
+        "mount",
+        "-t",
+        "tmpfs",
+        "-o",
+        f"size={kib}k",
+        "tmpfs",
+        str(folder),
+    ]
+    mounted = (
+        subprocess.run(command, capture_output=True, check=False).returncode
+        == 0
+    )
     if not mounted:
         with (folder / "fill").open("wb"):
             pass
@@ -106,7 +134,10 @@ def _small_disk(folder: Path, kib: int) -> Iterator[Path]:
 def paths(folder: Path) -> Count:
     """Every path is written to and read back, or refused with an OSError or ValueError."""
     with timed("read-only and odd paths") as count:
-        model, budget = _model(), kso.Budget({"a/kernel": 0.5}, {"a/kernel": 10})
+        model, budget = (
+            _model(),
+            kso.Budget({"a/kernel": 0.5}, {"a/kernel": 10}),
+        )
         report = kso.report(model)
         for name in ODD:
             here = folder / name
@@ -134,14 +165,23 @@ def paths(folder: Path) -> Count:
             count.take(watched(inner, folder / "log", 300))
 
         export = functools.partial(export_litert, model)
-        writes = {"b.json": budget.save, "r.csv": report.to_csv, "m.tflite": export}
+        writes = {
+            "b.json": budget.save,
+            "r.csv": report.to_csv,
+            "m.tflite": export,
+        }
         for write in writes.values():
             refused(write, folder / "dir.json")
         for place in (folder / "none", Path("/proc/self")):
             for name, write in writes.items():
                 refused(write, place / name)
         refused(export, folder / "pipe.tflite")
-        for path in (folder / "none.json", folder / "dir.json", Path("/dev/null"), Path("")):
+        for path in (
+            folder / "none.json",
+            folder / "dir.json",
+            Path("/dev/null"),
+            Path(""),
+        ):
             refused(kso.Budget.load, path)
             refused(load_litert, path)
     return count

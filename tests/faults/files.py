@@ -19,9 +19,37 @@ from tests.faults.counting import Count
 from tests.faults.crafted import menu, specimens
 from tests.faults.hostile import judged, refused
 
-TOKENS = [b"NaN", b"Infinity", b"1e400", b"-1", b"0", b"null", b"[]", b"{}", b'"', b",", b"\n"]
-TOKENS += [b"\r", b"\x00", b"\xff\xfe", b"\xef\xbb\xbf", b"9" * 5000, b"[" * 2000, b"1e-320"]
-TOKENS += [b"0x10", b"1_000", b"\xe2\x88\x9e", b"0,5", b"TFL3", b"\x28\xb5\x2f\xfd", b"PK\x03\x04"]
+TOKENS = [
+    b"NaN",
+    b"Infinity",
+    b"1e400",
+    b"-1",
+    b"0",
+    b"null",
+    b"[]",
+    b"{}",
+    b'"',
+    b",",
+    b"\n",
+]
+TOKENS += [
+    b"\r",
+    b"\x00",
+    b"\xff\xfe",
+    b"\xef\xbb\xbf",
+    b"9" * 5000,
+    b"[" * 2000,
+    b"1e-320",
+]
+TOKENS += [
+    b"0x10",
+    b"1_000",
+    b"\xe2\x88\x9e",
+    b"0,5",
+    b"TFL3",
+    b"\x28\xb5\x2f\xfd",
+    b"PK\x03\x04",
+]
 
 
 def mutated(content: bytes, rng: random.Random) -> bytes:
@@ -66,19 +94,32 @@ def read_mutants(
             got = read(file)
         except Exception as error:
             return refused(error, (promised,))
-        return "loaded" if changed == content or is_right(got, changed) else "wrong content"
+        return (
+            "loaded"
+            if changed == content or is_right(got, changed)
+            else "wrong content"
+        )
 
-    return judged(name, folder / f"mutants of {name}", [f"seed {seed}" for seed in seeds], judge)
+    return judged(
+        name,
+        folder / f"mutants of {name}",
+        [f"seed {seed}" for seed in seeds],
+        judge,
+    )
 
 
 def damaged(folder: Path, rng: random.Random, share: float) -> list[Count]:
     """A thousand mutants of every kind of file."""
     number = max(20, round(1000 * share))
     densities = {f"layer_{k}/kernel": (k + 1) / 12 for k in range(10)}
-    budget = kso.Budget(densities, {p: 100 * (k + 1) for k, p in enumerate(densities)})
+    budget = kso.Budget(
+        densities, {p: 100 * (k + 1) for k, p in enumerate(densities)}
+    )
     budget.save(folder / "b.json")
     keras.utils.set_random_seed(0)
-    dense = keras.Sequential([keras.Input((16,), name="x"), keras.layers.Dense(8, name="d")])
+    dense = keras.Sequential(
+        [keras.Input((16,), name="x"), keras.layers.Dense(8, name="d")]
+    )
     model = kso.sparsify(dense, 0.5, seed=0)
     model.save(folder / "m.keras")
     report = export_litert(model, folder / "m.tflite")
@@ -98,10 +139,14 @@ def damaged(folder: Path, rng: random.Random, share: float) -> list[Count]:
 
     def same_outputs(found: Any, _: bytes) -> bool:
         # Ours, whole and right; or another's file, which says so.
-        return found.route is None or np.allclose(found.predict(rows), wanted, atol=1e-5)
+        return found.route is None or np.allclose(
+            found.predict(rows), wanted, atol=1e-5
+        )
 
     def same_kernel(found: Any, _: bytes) -> bool:
-        return np.array_equal(keras.ops.convert_to_numpy(found.weights[0].value), kernel)
+        return np.array_equal(
+            keras.ops.convert_to_numpy(found.weights[0].value), kernel
+        )
 
     def any_rows(*_: Any) -> bool:  # they have no digest
         return True
@@ -113,11 +158,26 @@ def damaged(folder: Path, rng: random.Random, share: float) -> list[Count]:
         "b.json": (kso.Budget.load, BudgetError, budget_is_right),
         "m.tflite": (load_litert, LiteRTFileError, same_outputs),
         "g.tflite.gz": (load_litert, LiteRTFileError, same_outputs),
-        "m.keras": (lambda path: read_keras(str(path)), InputFileError, same_kernel),
-        "rows.npy": (lambda path: read_rows(str(path)), InputFileError, any_rows),
-        "rows.npz": (lambda path: read_rows(str(path)), InputFileError, any_rows),
+        "m.keras": (
+            lambda path: read_keras(str(path)),
+            InputFileError,
+            same_kernel,
+        ),
+        "rows.npy": (
+            lambda path: read_rows(str(path)),
+            InputFileError,
+            any_rows,
+        ),
+        "rows.npz": (
+            lambda path: read_rows(str(path)),
+            InputFileError,
+            any_rows,
+        ),
     }
-    return [read_mutants(name, folder, *how, number, rng) for name, how in jobs.items()]
+    return [
+        read_mutants(name, folder, *how, number, rng)
+        for name, how in jobs.items()
+    ]
 
 
 def elsewhere(folder: Path, rng: random.Random, share: float) -> Count:
@@ -126,10 +186,16 @@ def elsewhere(folder: Path, rng: random.Random, share: float) -> Count:
     folder.with_name("sound").mkdir()
     found = specimens(folder.with_name("sound"), with_tfmot=False)
     number = max(20, int(200 * share))
-    cases = [(rng.randrange(2**32), rng.choice([*values])) for _ in range(number)]
+    cases = [
+        (rng.randrange(2**32), rng.choice([*values])) for _ in range(number)
+    ]
 
     def judge(k: int, place: Path) -> str:
-        path, (seed, name), specimen = place / "inside" / "m.keras", cases[k], found[k % len(found)]
+        path, (seed, name), specimen = (
+            place / "inside" / "m.keras",
+            cases[k],
+            found[k % len(found)],
+        )
         config, own = copy.deepcopy(specimen.config), random.Random(seed)
         holder, key = own.choice([*_places(config)])
         if own.random() < 0.25 and isinstance(holder, dict):
@@ -145,11 +211,15 @@ def elsewhere(folder: Path, rng: random.Random, share: float) -> Count:
             kso.report(model)
         return "loaded"
 
-    return judged("crafted configurations", folder, [name for _, name in cases], judge)
+    return judged(
+        "crafted configurations", folder, [name for _, name in cases], judge
+    )
 
 
 def _places(node: Any) -> Iterator[tuple[Any, Any]]:
-    for key, child in node.items() if isinstance(node, dict) else enumerate(node):
+    for key, child in (
+        node.items() if isinstance(node, dict) else enumerate(node)
+    ):
         yield node, key
         if isinstance(child, dict | list):
             yield from _places(child)
@@ -158,4 +228,7 @@ def _places(node: Any) -> Iterator[tuple[Any, Any]]:
 def run(folder: Path, rng: random.Random, share: float) -> list[Count]:
     """All of them."""
     (folder / "damaged").mkdir(parents=True)
-    return [*damaged(folder / "damaged", rng, share), elsewhere(folder / "crafted", rng, share)]
+    return [
+        *damaged(folder / "damaged", rng, share),
+        elsewhere(folder / "crafted", rng, share),
+    ]

@@ -21,12 +21,16 @@ RECORD = {
 
 def sealed(content: bytes, record: dict[str, Any] | None = None) -> bytes:
     """A file with a record of ours and the right digest, as anybody can make one."""
-    return with_record(read_model(content), RECORD if record is None else record)
+    return with_record(
+        read_model(content), RECORD if record is None else record
+    )
 
 
 def absolute(size: int = WIDTH, name: str = "y") -> bytes:
     """`y = |x|`, for any static size."""
-    return write_model(_model([_graph([ROWS, size], [(_op(), [0], [1])], name)], ["ABS"]))
+    return write_model(
+        _model([_graph([ROWS, size], [(_op(), [0], [1])], name)], ["ABS"])
+    )
 
 
 def forever() -> bytes:
@@ -45,7 +49,9 @@ def forever() -> bytes:
 
 def with_tensors(inputs: list[int], outputs: list[int]) -> bytes:
     """An operation that reads and writes tensors of any number, which the graph may not have."""
-    return write_model(_model([_graph([ROWS, WIDTH], [(_op(), inputs, outputs)])], ["ABS"]))
+    return write_model(
+        _model([_graph([ROWS, WIDTH], [(_op(), inputs, outputs)])], ["ABS"])
+    )
 
 
 def _made(kind: str, **fields: Any) -> Any:
@@ -63,7 +69,9 @@ def _model(graphs: list[Any], codes: list[str]) -> Any:
         signatureKey="serving_default",
         subgraphIndex=0,
         inputs=[_made("TensorMap", name="x", tensorIndex=0)],
-        outputs=[_made("TensorMap", name=graphs[0].tensors[1].name, tensorIndex=1)],
+        outputs=[
+            _made("TensorMap", name=graphs[0].tensors[1].name, tensorIndex=1)
+        ],
     )
     return _made(
         "Model",
@@ -72,7 +80,12 @@ def _model(graphs: list[Any], codes: list[str]) -> Any:
         subgraphs=graphs,
         buffers=[schema.BufferT()],
         operatorCodes=[
-            _made("OperatorCode", builtinCode=n, deprecatedBuiltinCode=min(n, 127), version=1)
+            _made(
+                "OperatorCode",
+                builtinCode=n,
+                deprecatedBuiltinCode=min(n, 127),
+                version=1,
+            )
             for n in numbers
         ],
         signatureDefs=[signature],
@@ -81,7 +94,10 @@ def _model(graphs: list[Any], codes: list[str]) -> Any:
 
 def _graph(shape: list[int], operators: list[Any], name: str = "y") -> Any:
     for operator, inputs, outputs in operators:
-        operator.inputs, operator.outputs = np.array(inputs, np.int32), np.array(outputs, np.int32)
+        operator.inputs, operator.outputs = (
+            np.array(inputs, np.int32),
+            np.array(outputs, np.int32),
+        )
     return _made(
         "SubGraph",
         tensors=[_tensor("x", shape), _tensor(name, shape)],
@@ -92,8 +108,24 @@ def _graph(shape: list[int], operators: list[Any], name: str = "y") -> Any:
 
 
 def _op(kind: int = 0, options: Any = None, code: int = 0) -> Any:
-    return _made("Operator", opcodeIndex=code, builtinOptionsType=kind, builtinOptions=options)
+    return _made(
+        "Operator",
+        opcodeIndex=code,
+        builtinOptionsType=kind,
+        builtinOptions=options,
+    )
 
 
-def _tensor(name: str, shape: list[int], kind: int = schema.TensorType.FLOAT32, at: int = 0) -> Any:
-    return _made("Tensor", name=name, shape=np.array(shape, np.int32), type=kind, buffer=at)
+def _tensor(
+    name: str,
+    shape: list[int],
+    kind: int = schema.TensorType.FLOAT32,
+    at: int = 0,
+) -> Any:
+    return _made(
+        "Tensor",
+        name=name,
+        shape=np.array(shape, np.int32),
+        type=kind,
+        buffer=at,
+    )

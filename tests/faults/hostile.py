@@ -42,7 +42,9 @@ class Raw(Exception):
     """An error of the package that is none of the promised ones."""
 
 
-def judged(part: str, folder: Path, labels: Sequence[str], judge: Judge, **ready: Any) -> Count:
+def judged(
+    part: str, folder: Path, labels: Sequence[str], judge: Judge, **ready: Any
+) -> Count:
     """Judges all cases in children; one that crashes or hangs is counted, and the next goes on."""
     folder.mkdir(parents=True)
     done = folder / "done.txt"
@@ -71,12 +73,18 @@ def judged(part: str, folder: Path, labels: Sequence[str], judge: Judge, **ready
                 if kind in ("wrong", "raw", "hang", "keras"):
                     print(f"{part}, {label}: {answer}", flush=True)
             if status != 0:
-                label = labels[count.runs] if count.runs < len(labels) else "at the end"
+                label = (
+                    labels[count.runs]
+                    if count.runs < len(labels)
+                    else "at the end"
+                )
                 print(f"{part}, {label}: status {status}", flush=True)
                 count.runs += 1
                 count.hangs += status is None
                 count.crashes += status is not None
-        count.notes.append(f"{tally['loaded']} loaded, {tally['refused']} refused")
+        count.notes.append(
+            f"{tally['loaded']} loaded, {tally['refused']} refused"
+        )
         if tally["keras"]:
             count.notes.append(f"{tally['keras']} ended in raw errors of Keras")
     return count
@@ -93,7 +101,9 @@ def _prepared(folder: Path, tfmot: bool = False) -> Path:
     for name in (place / "inside", folder / "work" / "outside"):
         name.mkdir(parents=True, exist_ok=True)
     (place / "outside" / "secret.h5").write_bytes(b"\x89HDF\r\n\x1a\n" * 1000)
-    (place / "inside" / "evil.py").write_text(f"open({str(place / 'MARK')!r}, 'w')\nclass Evil: 0")
+    (place / "inside" / "evil.py").write_text(
+        f"open({str(place / 'MARK')!r}, 'w')\nclass Evil: 0"
+    )
     os.chdir(place / "inside")
     sys.path.insert(0, "")
     tempfile.tempdir = str(place / "inside")
@@ -107,13 +117,32 @@ def _prepared(folder: Path, tfmot: bool = False) -> Path:
 
 
 def _hook(place: str) -> Callable[[str, tuple[Any, ...]], None]:
-    changes = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink")
-    programs = ("os.system", "os.exec", "os.posix_spawn", "socket.connect", "urllib.Request")
+    changes = (
+        "os.mkdir",
+        "os.rename",
+        "os.remove",
+        "os.rmdir",
+        "os.link",
+        "os.symlink",
+    )
+    programs = (
+        "os.system",
+        "os.exec",
+        "os.posix_spawn",
+        "socket.connect",
+        "urllib.Request",
+    )
     writes = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
     def inside(path: Any) -> bool:
-        text = os.path.abspath(os.fsdecode(path)) if isinstance(path, str | bytes) else ""
-        return not text or (text.startswith(place) and not text.startswith(f"{place}/outside"))
+        text = (
+            os.path.abspath(os.fsdecode(path))
+            if isinstance(path, str | bytes)
+            else ""
+        )
+        return not text or (
+            text.startswith(place) and not text.startswith(f"{place}/outside")
+        )
 
     def hook(event: str, given: tuple[Any, ...]) -> None:
         if event == "open":
@@ -121,11 +150,19 @@ def _hook(place: str) -> Callable[[str, tuple[Any, ...]], None]:
             own = str(path).startswith(("/dev/null", "/proc/self/", "/dev/shm"))
             caches = "__pycache__" in str(path)
             secret = isinstance(path, str) and "/outside/" in path
-            if not own and not caches and (secret or (flags & writes and not inside(path))):
+            if (
+                not own
+                and not caches
+                and (secret or (flags & writes and not inside(path)))
+            ):
                 _events.append(f"open {path!r}")
             return
-        elsewhere = event in changes and not all(inside(o) for o in given if isinstance(o, str))
-        program = event == "subprocess.Popen" and "_worker.py" not in str(given[1])
+        elsewhere = event in changes and not all(
+            inside(o) for o in given if isinstance(o, str)
+        )
+        program = event == "subprocess.Popen" and "_worker.py" not in str(
+            given[1]
+        )
         if elsewhere or program or event in programs:
             _events.append(f"{event} {given!r:.100}")
 
@@ -162,13 +199,20 @@ def refused(error: Exception, promised: tuple[type[Exception], ...]) -> str:
     Keras wraps what constructors raise, so the error within is looked at as well.
     """
     inner = error.__context__
-    wrapped = _is_from(error, "keras") and error.__cause__ is None and isinstance(inner, Exception)
+    wrapped = (
+        _is_from(error, "keras")
+        and error.__cause__ is None
+        and isinstance(inner, Exception)
+    )
     raw = wrapped and not isinstance(inner, ValueError | TypeError)
     if raw and _is_from(inner, "keras_sparse_ortho"):
         raise Raw(_shown(inner)) from error
     if isinstance(error, promised) and str(error):
         return "refused"
-    if _is_from(error, "keras_sparse_ortho") or promised != (ValueError, TypeError):
+    if _is_from(error, "keras_sparse_ortho") or promised != (
+        ValueError,
+        TypeError,
+    ):
         raise Raw(_shown(error)) from error
     return f"keras {_shown(error)}"
 
@@ -178,20 +222,32 @@ def _is_from(error: BaseException, package: str) -> bool:
     owner = ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         parts = Path(frame.f_code.co_filename).parts
-        owner = next((one for one in ("keras_sparse_ortho", "keras") if one in parts), owner)
+        owner = next(
+            (one for one in ("keras_sparse_ortho", "keras") if one in parts),
+            owner,
+        )
     return owner == package
 
 
 def _shown(error: BaseException) -> str:
-    trace: list[types.FrameType] = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    where = [f"{Path(f.f_code.co_filename).name}:{f.f_code.co_name}:{f.f_lineno}" for f in trace]
-    return f"{type(error).__name__} {str(error)[:200]!r} in {' '.join(where[-4:])}"
+    trace: list[types.FrameType] = [
+        frame for frame, _ in traceback.walk_tb(error.__traceback__)
+    ]
+    where = [
+        f"{Path(f.f_code.co_filename).name}:{f.f_code.co_name}:{f.f_lineno}"
+        for f in trace
+    ]
+    return (
+        f"{type(error).__name__} {str(error)[:200]!r} in {' '.join(where[-4:])}"
+    )
 
 
 # --- .keras ---------------------------------------------------------------------------------------
 
 
-def keras_files(folder: Path, rng: random.Random, number: int, tfmot: bool) -> list[Count]:
+def keras_files(
+    folder: Path, rng: random.Random, number: int, tfmot: bool
+) -> list[Count]:
     """Crafted configurations, and crafted weights."""
     (folder / "sound").mkdir(parents=True)
     found = crafted.specimens(folder / "sound", tfmot)
@@ -199,7 +255,9 @@ def keras_files(folder: Path, rng: random.Random, number: int, tfmot: bool) -> l
     values = crafted.menu(place)
     configs = crafted.config_cases(found, values, number, rng)
     own = [one for one in found if any(True for _ in crafted.nodes(one.config))]
-    weights = [(rng.choice(own), rng.randrange(2**32)) for _ in range(number // 5)]
+    weights = [
+        (rng.choice(own), rng.randrange(2**32)) for _ in range(number // 5)
+    ]
 
     def judge_config(k: int, place: Path) -> str:
         _, specimen, config = configs[k]
@@ -216,9 +274,21 @@ def keras_files(folder: Path, rng: random.Random, number: int, tfmot: bool) -> l
     counts = []
     for name, labels, judge in (
         ("configurations", [label for label, _, _ in configs], judge_config),
-        ("weights", [f"{specimen.name}, seed {seed}" for specimen, seed in weights], judge_weights),
+        (
+            "weights",
+            [f"{specimen.name}, seed {seed}" for specimen, seed in weights],
+            judge_weights,
+        ),
     ):
-        counts.append(judged(f"hostile: .keras, {name}", folder / name, labels, judge, tfmot=tfmot))
+        counts.append(
+            judged(
+                f"hostile: .keras, {name}",
+                folder / name,
+                labels,
+                judge,
+                tfmot=tfmot,
+            )
+        )
     return counts
 
 
@@ -247,7 +317,9 @@ def _close(these: list[Any], those: list[Any]) -> bool:
     options: dict[str, Any] = {"rtol": 1e-2, "atol": 1e-2, "equal_nan": True}
     return len(these) == len(those) and all(
         one.shape == other.shape
-        and np.allclose(one.astype("float64"), other.astype("float64"), **options)
+        and np.allclose(
+            one.astype("float64"), other.astype("float64"), **options
+        )
         for one, other in zip(these, those, strict=True)
     )
 
@@ -266,7 +338,9 @@ def litert_files(folder: Path, rng: random.Random, number: int) -> Count:
     for size in (2**26, 2**28, 2**30, 2**31 - 1):
         shape = {"name": "x", "shape": [1, size], "dtype": "float32"}
         record = graphs.RECORD | {"inputs": [shape]}
-        made.append((f"{size} entries", graphs.sealed(graphs.absolute(size), record)))
+        made.append(
+            (f"{size} entries", graphs.sealed(graphs.absolute(size), record))
+        )
     for tensors in ([7], [-5], [2**31 - 1], [], [0] * 1000):
         content = graphs.sealed(graphs.with_tensors(tensors, [1]))
         made.append((f"tensors {tensors[:2]}", content))
@@ -280,13 +354,23 @@ def litert_files(folder: Path, rng: random.Random, number: int) -> Count:
                 content = graphs.with_digest(content)
             made.append((f"graph {len(made)}", content))
         else:
-            name, within = rng.choice([*values]), rng.choice([None, None, "inputs", "outputs"])
+            name, within = (
+                rng.choice([*values]),
+                rng.choice([None, None, "inputs", "outputs"]),
+            )
             record = copy.deepcopy(graphs.RECORD)
             held: Any = record if within is None else record[within][0]  # type: ignore[index]
             keys = [*graphs.RECORD, "format"]
-            key = rng.choice(keys if within is None else ["name", "shape", "dtype"])
+            key = rng.choice(
+                keys if within is None else ["name", "shape", "dtype"]
+            )
             held[key] = values[name]
-            made.append((f"record, {within}.{key} = {name}", _sealed_anyhow(sound, record)))
+            made.append(
+                (
+                    f"record, {within}.{key} = {name}",
+                    _sealed_anyhow(sound, record),
+                )
+            )
     made = rng.sample(made, number)
 
     def judge(k: int, place: Path) -> str:
@@ -298,7 +382,9 @@ def litert_files(folder: Path, rng: random.Random, number: int) -> Count:
             return refused(error, (LiteRTFileError,))
         return "loaded"
 
-    return judged("hostile: .tflite", folder, [label for label, _ in made], judge)
+    return judged(
+        "hostile: .tflite", folder, [label for label, _ in made], judge
+    )
 
 
 def _sealed_anyhow(content: bytes, record: dict[str, Any]) -> bytes:
@@ -315,12 +401,19 @@ def budgets(folder: Path, rng: random.Random, number: int) -> Count:
     """Rows with anything in their columns."""
     values = crafted.menu(folder / "work")
     columns = ["weight", "density", "size", "lifted_from", "other"]
-    cases = [(rng.choice(columns), rng.choice([*values])) for _ in range(number)]
+    cases = [
+        (rng.choice(columns), rng.choice([*values])) for _ in range(number)
+    ]
 
     def judge(k: int, place: Path) -> str:
         column, name = cases[k]
         path = place / "inside" / "b.json"
-        row = {"weight": "a/kernel", "density": 0.5, "size": 8, "lifted_from": 2}
+        row = {
+            "weight": "a/kernel",
+            "density": 0.5,
+            "size": 8,
+            "lifted_from": 2,
+        }
         rows = [row | {"weight": "b/kernel"}, row | {column: values[name]}]
         path.write_text(json.dumps({"budget": rows if k % 7 else values[name]}))
         try:
@@ -336,7 +429,11 @@ def budgets(folder: Path, rng: random.Random, number: int) -> Count:
                 assert 0 < found.density <= 1 or found.live == 0
         except Exception as error:
             return refused(error, (BudgetError,))
-        return "loaded" if same == found and same.sizes == found.sizes else "wrong budget"
+        return (
+            "loaded"
+            if same == found and same.sizes == found.sizes
+            else "wrong budget"
+        )
 
     labels = [" ".join(case) for case in cases]
     return judged("hostile: budgets", folder, labels, judge)
@@ -349,7 +446,9 @@ def backups(folder: Path, rng: random.Random, number: int) -> Count:
     cases = [(rng.choice(keys), rng.choice([*values])) for _ in range(number)]
 
     def model() -> keras.Model:
-        dense = keras.Sequential([keras.Input((8,)), keras.layers.Dropout(0.5), L.Dense(8)])
+        dense = keras.Sequential(
+            [keras.Input((8,)), keras.layers.Dropout(0.5), L.Dense(8)]
+        )
         sparse = kso.sparsify(dense, 0.5, seed=0, storage="compact")
         sparse.compile("sgd", "mse")
         return sparse
@@ -364,7 +463,9 @@ def backups(folder: Path, rng: random.Random, number: int) -> Count:
         known = json.loads(record.read_text())
         weights = target / "epoch_000001.weights.h5"
         if k % 4 == 0:
-            weights.write_bytes(crafted.changed_weights(weights.read_bytes(), k, place))
+            weights.write_bytes(
+                crafted.changed_weights(weights.read_bytes(), k, place)
+            )
         elif k % 4 == 1:
             record.write_text(json.dumps(values[name]))
         elif k % 4 == 2:
@@ -383,17 +484,29 @@ def backups(folder: Path, rng: random.Random, number: int) -> Count:
         kso.report(other.model)
         return "loaded"
 
-    labels = [f"{'weights' if k % 4 == 0 else case}" for k, case in enumerate(cases)]
+    labels = [
+        f"{'weights' if k % 4 == 0 else case}" for k, case in enumerate(cases)
+    ]
     return judged("hostile: backups", folder, labels, judge)
 
 
-COMMANDS = ("\x1b]0;title\x07", "\x1b[2J", "\n#include <x>\n", "\r", "\x9b31m", "\u202e", "\x00")
+COMMANDS = (
+    "\x1b]0;title\x07",
+    "\x1b[2J",
+    "\n#include <x>\n",
+    "\r",
+    "\x9b31m",
+    "\u202e",
+    "\x00",
+)
 
 
 def names(folder: Path, rng: random.Random, number: int) -> Count:
     """Names with commands, in files of both kinds: none reaches a report, an error or C code."""
     places = ("layer", "model", "tensor", "output")
-    cases = [(rng.choice(places), rng.choice(COMMANDS), k) for k in range(number)]
+    cases = [
+        (rng.choice(places), rng.choice(COMMANDS), k) for k in range(number)
+    ]
 
     def shown(place: str, name: str, folder: Path) -> str:
         if place in ("layer", "model"):
@@ -408,7 +521,9 @@ def names(folder: Path, rng: random.Random, number: int) -> Count:
         path = folder / "inside" / "m.tflite"
         content = graphs.absolute(name=name)
         record = graphs.RECORD | {"outputs": [{"name": name}]}
-        path.write_bytes(graphs.sealed(content, record) if place == "output" else content)
+        path.write_bytes(
+            graphs.sealed(content, record) if place == "output" else content
+        )
         try:
             c_array(path, path.with_name("m.h"))
             text = path.with_name("m.h").read_text(encoding="utf-8")
@@ -439,14 +554,18 @@ def packed(folder: Path, rng: random.Random, number: int) -> Count:
     def judge(k: int, place: Path) -> str:
         path = place / "inside" / "m.tflite.gz"
         # A file of several members is what all of them hold.
-        path.write_bytes(gzip.compress(graphs.absolute()) + zeros * (sizes[k] >> 24))
+        path.write_bytes(
+            gzip.compress(graphs.absolute()) + zeros * (sizes[k] >> 24)
+        )
         try:
             load_litert(path)
         except Exception as error:
             return refused(error, (LiteRTFileError,))
         return "wrong: loaded"
 
-    return judged("hostile: packed", folder, [f"{size} bytes" for size in sizes], judge)
+    return judged(
+        "hostile: packed", folder, [f"{size} bytes" for size in sizes], judge
+    )
 
 
 L = keras.layers

@@ -28,16 +28,27 @@ def in_fit(folder: Path, rng: random.Random, share: float) -> Count:
             (folder / method).mkdir(parents=True)
             whole = folder / method / "whole"
             start = time.monotonic()
-            assert watched(lambda m=method, w=whole: _fit(m, w, 0.0), folder / "log", 600) == 0
+            assert (
+                watched(
+                    lambda m=method, w=whole: _fit(m, w, 0.0),
+                    folder / "log",
+                    600,
+                )
+                == 0
+            )
             took = time.monotonic() - start
             cut = folder / method / "cut"
             backup = cut / "backup" / "latest.json"
             for _ in range(kills):
-                child = started(lambda m=method, c=cut: _fit(m, c, 0.02), folder / "log")
+                child = started(
+                    lambda m=method, c=cut: _fit(m, c, 0.02), folder / "log"
+                )
                 # Most after a checkpoint of this run, some at any time.
                 seen, until = _age(backup), time.monotonic() + 60 + 10 * took
                 waits = rng.random() < 0.8
-                while waits and _age(backup) == seen and time.monotonic() < until:
+                while (
+                    waits and _age(backup) == seen and time.monotonic() < until
+                ):
                     if ended_already(child):
                         break
                     time.sleep(0.01)
@@ -47,7 +58,9 @@ def in_fit(folder: Path, rng: random.Random, share: float) -> Count:
                 kill(child)
                 count.runs += 1
                 after += backup.exists()
-            status = watched(lambda m=method, c=cut: _fit(m, c, 0.0), folder / "log", 600)
+            status = watched(
+                lambda m=method, c=cut: _fit(m, c, 0.0), folder / "log", 600
+            )
             if status is None:
                 count.hangs += 1
             elif status != 0:
@@ -77,43 +90,73 @@ def _age(path: Path) -> float:
 def _fit(method: str, folder: Path, pause: float) -> None:
     keras.utils.set_random_seed(0)
     L = keras.layers
-    hidden = [L.Dense(48, activation="relu", name="a"), L.BatchNormalization(), L.Dropout(0.2)]
-    dense = keras.Sequential([keras.Input((16,)), *hidden, L.Dense(4, name="b")])
+    hidden = [
+        L.Dense(48, activation="relu", name="a"),
+        L.BatchNormalization(),
+        L.Dropout(0.2),
+    ]
+    dense = keras.Sequential(
+        [keras.Input((16,)), *hidden, L.Dense(4, name="b")]
+    )
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(ROWS, 16)).astype("float32"), rng.normal(size=(ROWS, 4))
+    x, y = (
+        rng.normal(size=(ROWS, 16)).astype("float32"),
+        rng.normal(size=(ROWS, 4)),
+    )
     C, used = kso.callbacks, []
     if method == "str":
         model = kso.parametrize(dense, kso.parametrizations.SoftThreshold())
-        used = [C.TargetDensity(0.2, kso.schedules.Cubic(0.2, 0, 40, frequency=3))]
+        used = [
+            C.TargetDensity(0.2, kso.schedules.Cubic(0.2, 0, 40, frequency=3))
+        ]
     else:
         model = kso.sparsify(dense, 0.3, seed=0)
         if method == "rigl":
             used = [C.RigL((x, y), batch_size=32, frequency=5, end_step=40)]
     model.compile(keras.optimizers.Adam(0.01), "mse", jit_compile=False)
-    wait = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: time.sleep(pause))
+    wait = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda *_: time.sleep(pause)
+    )
     backup = C.BackupAndRestore(folder / "backup", delete_checkpoint=False)
-    options = {"batch_size": 32, "epochs": EPOCHS, "shuffle": False, "verbose": 0}
+    options = {
+        "batch_size": 32,
+        "epochs": EPOCHS,
+        "shuffle": False,
+        "verbose": 0,
+    }
     model.fit(x, y, callbacks=[*used, backup, wait], **options)
     values = [keras.ops.convert_to_numpy(v.value) for v in model.weights]
-    values += [keras.ops.convert_to_numpy(v.value) for v in model.optimizer.variables]
+    values += [
+        keras.ops.convert_to_numpy(v.value) for v in model.optimizer.variables
+    ]
     np.savez(folder / "aside.npz", *values)
     (folder / "aside.npz").replace(folder / "final.npz")
 
 
 def _equal(one: Path, other: Path) -> bool:
     with np.load(one) as a, np.load(other) as b:
-        return a.files == b.files and all(np.array_equal(a[k], b[k]) for k in a.files)
+        return a.files == b.files and all(
+            np.array_equal(a[k], b[k]) for k in a.files
+        )
 
 
 def in_files(folder: Path, rng: random.Random, share: float) -> list[Count]:
     """Budgets and tables of reports are whole, old or new; a model file is known to be damaged."""
     names = [f"l{k}/kernel" for k in range(3000)]
-    budgets = [kso.Budget(dict.fromkeys(names, d), dict.fromkeys(names, 10)) for d in (0.5, 0.25)]
+    budgets = [
+        kso.Budget(dict.fromkeys(names, d), dict.fromkeys(names, 10))
+        for d in (0.5, 0.25)
+    ]
     layers = [keras.layers.Dense(256), keras.layers.Dense(64)]
-    model = kso.sparsify(keras.Sequential([keras.Input((64,)), *layers]), 0.2, seed=0)
+    model = kso.sparsify(
+        keras.Sequential([keras.Input((64,)), *layers]), 0.2, seed=0
+    )
     report = kso.report(model)
     wide = type(report)(report.rows * 1000, report.name)
-    want, damaged = [keras.ops.convert_to_numpy(w.value) for w in model.weights], []
+    want, damaged = (
+        [keras.ops.convert_to_numpy(w.value) for w in model.weights],
+        [],
+    )
 
     def lines(path: Path) -> None:
         if len(path.read_text().splitlines()) != 1 + len(wide.rows):
@@ -125,11 +168,20 @@ def in_files(folder: Path, rng: random.Random, share: float) -> list[Count]:
         except Exception:
             damaged.append(path)
         else:
-            assert all(np.array_equal(w, g.value) for w, g in zip(want, got, strict=True))
+            assert all(
+                np.array_equal(w, g.value)
+                for w, g in zip(want, got, strict=True)
+            )
 
     counts = []
-    jobs: dict[str, tuple[str, Callable[[Path], Any], Callable[[Path], Any]]] = {
-        "Budget.save": ("b.json", lambda p: [b.save(p) for b in budgets], kso.Budget.load),
+    jobs: dict[
+        str, tuple[str, Callable[[Path], Any], Callable[[Path], Any]]
+    ] = {
+        "Budget.save": (
+            "b.json",
+            lambda p: [b.save(p) for b in budgets],
+            kso.Budget.load,
+        ),
         "report.to_csv": ("r.csv", wide.to_csv, lines),
         "model.save (Keras writes in place)": ("m.keras", model.save, weights),
     }
@@ -152,12 +204,16 @@ def in_files(folder: Path, rng: random.Random, share: float) -> list[Count]:
                 left.unlink()
             if read is weights:
                 old = f"{len(damaged)} old files gone"
-                count.notes.append(f"{old}, by Keras: refused when loaded, none wrong")
+                count.notes.append(
+                    f"{old}, by Keras: refused when loaded, none wrong"
+                )
         counts.append(count)
     return counts
 
 
-def _killed_while(write: Callable[[Path], Any], path: Path, rng: random.Random) -> None:
+def _killed_while(
+    write: Callable[[Path], Any], path: Path, rng: random.Random
+) -> None:
     """Kills a process that writes a file again and again."""
 
     def work() -> None:
@@ -177,10 +233,19 @@ def in_export(folder: Path, rng: random.Random, share: float) -> Count:
     target = folder / "m.tflite"
     with timed("export_litert") as count:
         start = time.monotonic()
-        assert watched(lambda: export_litert(model, target) and None, folder / "log", 900) == 0
+        assert (
+            watched(
+                lambda: export_litert(model, target) and None,
+                folder / "log",
+                900,
+            )
+            == 0
+        )
         took, old = time.monotonic() - start, target.read_bytes()
         for k in range(max(2, round(12 * share))):
-            child = started(lambda: export_litert(model, target) and None, folder / "log")
+            child = started(
+                lambda: export_litert(model, target) and None, folder / "log"
+            )
             time.sleep(took * (k + rng.random()) / max(2, round(12 * share)))
             kill(child)
             count.runs += 1
@@ -195,11 +260,18 @@ def in_export(folder: Path, rng: random.Random, share: float) -> Count:
                 time.sleep(0.2)
             if alive:
                 count.hangs += 1
-        status = ended(started(lambda: export_litert(model, target) and None, folder / "log"), 900)
+        status = ended(
+            started(
+                lambda: export_litert(model, target) and None, folder / "log"
+            ),
+            900,
+        )
         left = [p.name for p in folder.iterdir() if "-kso-" in p.name]
         if status != 0 or left:
             count.wrong += 1
-        count.notes.append("no worker lives on; the next export removes the folders")
+        count.notes.append(
+            "no worker lives on; the next export removes the folders"
+        )
     return count
 
 
@@ -209,7 +281,9 @@ def _workers_in(folder: Path) -> list[int]:
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
             command = (entry / "cmdline").read_bytes()
-            here = str(folder.parent).encode() in (entry / "environ").read_bytes()
+            here = (
+                str(folder.parent).encode() in (entry / "environ").read_bytes()
+            )
             if b"_worker.py" in command and here:
                 found.append(int(entry.name))
     return found
@@ -219,7 +293,9 @@ def run(folder: Path, rng: random.Random, share: float) -> list[Count]:
     """The kills in what writes files."""
     for name in ("files", "export"):
         (folder / name).mkdir(parents=True)
-    os.environ["KSO_FAULTS"] = str(folder)  # by which the workers of this run are known
+    os.environ["KSO_FAULTS"] = str(
+        folder
+    )  # by which the workers of this run are known
     return [
         *in_files(folder / "files", rng, share),
         in_export(folder / "export", rng, share),

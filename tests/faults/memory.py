@@ -22,7 +22,11 @@ def threads(folder: Path, share: float) -> Count:
     x = np.random.default_rng(0).normal(size=(8, 20, 16)).astype("float32")
     with timed("eight threads") as count:
         for shared in (True, False):
-            files = [load_litert(path)] * 8 if shared else [load_litert(path) for _ in range(8)]
+            files = (
+                [load_litert(path)] * 8
+                if shared
+                else [load_litert(path) for _ in range(8)]
+            )
             want = [files[0].predict(part) for part in x]
 
             def work(k: int, files: list = files, want: list = want) -> None:
@@ -42,7 +46,9 @@ def threads(folder: Path, share: float) -> Count:
 def cycles(folder: Path, share: float) -> list[Count]:
     """What memory is in use must not grow."""
     layers = keras.layers
-    dense = keras.Sequential([keras.Input((64,)), layers.Dense(64), layers.Dense(8)])
+    dense = keras.Sequential(
+        [keras.Input((64,)), layers.Dense(64), layers.Dense(8)]
+    )
     x = np.ones((3, 16), "float32")
     rng = np.random.default_rng(0)
     rows, targets = rng.normal(size=(64, 64)), rng.normal(size=(64, 8))

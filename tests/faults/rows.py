@@ -25,9 +25,15 @@ L = keras.layers
 
 def network() -> keras.Model:
     """A small trained-like network with batch normalization, compiled."""
-    layers = [L.Dense(12, "relu", name="a"), L.BatchNormalization(), L.Dense(3, name="b")]
+    layers = [
+        L.Dense(12, "relu", name="a"),
+        L.BatchNormalization(),
+        L.Dense(3, name="b"),
+    ]
     model = keras.Sequential([keras.Input((WIDTH,)), *layers])
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.compile(
+        "sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
     return model
 
 
@@ -50,7 +56,14 @@ def distilled(model: keras.Model, data: Any) -> keras.Model:
 
 def shrunk(model: keras.Model, data: Any) -> None:
     """Only the door of `shrink`: its last check comes before any file is made."""
-    kso.shrink(model, data, Path("/tmp/never.tflite"), minutes=0, metric=_refusing, verbose=False)
+    kso.shrink(
+        model,
+        data,
+        Path("/tmp/never.tflite"),
+        minutes=0,
+        metric=_refusing,
+        verbose=False,
+    )
 
 
 def _refusing(want: np.ndarray, got: np.ndarray) -> np.ndarray:
@@ -63,13 +76,23 @@ def _mask() -> np.ndarray:
 
 USES: dict[str, Callable[[Any, Any], Any]] = {
     "obs": lambda model, data: kso.prune(model, 0.5, score="obs", data=data),
-    "wanda": lambda model, data: kso.prune(model, 0.5, score="wanda", data=data),
+    "wanda": lambda model, data: kso.prune(
+        model, 0.5, score="wanda", data=data
+    ),
     "refit": lambda model, data: kso.prune(model, 0.5, data=data),
-    "apply_masks": lambda model, data: kso.apply_masks(model, {"a": _mask()}, data=data),
-    "sensitivity": lambda model, data: kso.sensitivity(model, data, densities=(0.5,)),
-    "statistics": lambda model, data: kso.restore_statistics(model, data, reference=model),
+    "apply_masks": lambda model, data: kso.apply_masks(
+        model, {"a": _mask()}, data=data
+    ),
+    "sensitivity": lambda model, data: kso.sensitivity(
+        model, data, densities=(0.5,)
+    ),
+    "statistics": lambda model, data: kso.restore_statistics(
+        model, data, reference=model
+    ),
     "snip": lambda model, data: kso.prune(model, 0.5, score="snip", data=data),
-    "grasp": lambda model, data: kso.prune(model, 0.5, score="grasp", data=data),
+    "grasp": lambda model, data: kso.prune(
+        model, 0.5, score="grasp", data=data
+    ),
     "report": lambda model, data: kso.report(model, sample=data),
     "rigl": rigl,
     "distill": distilled,
@@ -158,12 +181,16 @@ def _answer(use: str, data: Any) -> str:
             answer = "wrong: weights that are not finite"
     except ValueError as error:
         text = str(error)
-        is_clear = "Received: " in text and "\x1b" not in text and "\n" not in text
+        is_clear = (
+            "Received: " in text and "\x1b" not in text and "\n" not in text
+        )
         answer = "refused" if is_clear else f"raw: {text!r:.300}"
     except Exception as error:
         answer = f"raw: {type(error).__name__}: {error!s:.300}"
     after = model.get_weights()
-    if not all(np.array_equal(a, b) for a, b in zip(before, after, strict=True)):
+    if not all(
+        np.array_equal(a, b) for a, b in zip(before, after, strict=True)
+    ):
         answer = "wrong: the given model has changed"
     return "slow" if time.monotonic() - start > SLOW else answer
 

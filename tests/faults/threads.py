@@ -22,7 +22,11 @@ BLOCKS = kso.Block(4, 4, regular=True)
 
 
 def network() -> keras.Model:
-    layers = [L.Dense(8, "relu", name="a"), L.LayerNormalization(), L.Dense(8, name="b")]
+    layers = [
+        L.Dense(8, "relu", name="a"),
+        L.LayerNormalization(),
+        L.Dense(8, name="b"),
+    ]
     model = keras.Sequential([keras.Input((8,)), *layers])
     model.compile(loss="mse")
     return model
@@ -45,7 +49,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 MADE: dict[str, Callable[[Any], Any]] = {
     "sparsify": lambda model: kso.sparsify(model, 0.5),
     "compact": lambda model: kso.prune(model, 0.5, storage="compact"),
-    "blocks": lambda model: kso.sparsify(model, 0.5, storage="blocks", structure=BLOCKS),
+    "blocks": lambda model: kso.sparsify(
+        model, 0.5, storage="blocks", structure=BLOCKS
+    ),
     "strip": lambda model: kso.strip(kso.prune(model, 0.5, storage="compact")),
     "low rank": lambda model: kso.parametrize(
         model, kso.parametrizations.LowRankSoftThreshold(), include=["a/kernel"]
@@ -75,12 +81,16 @@ def together(share: float) -> Count:
                 for _ in range(max(1, round(5 * share))):
                     count.runs += 1
                     try:
-                        count.wrong += not equal(CALLS[name](model), alone[name])
+                        count.wrong += not equal(
+                            CALLS[name](model), alone[name]
+                        )
                     except Exception as error:
                         count.foreign += 1
                         count.notes.append(f"{name}: {error!r:.80}")
 
-            threads = [threading.Thread(target=work, args=(name,)) for name in pair]
+            threads = [
+                threading.Thread(target=work, args=(name,)) for name in pair
+            ]
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -92,8 +102,13 @@ def together(share: float) -> Count:
 def interrupted(rng: random.Random, share: float) -> Count:
     """SIGINT at a random moment: the model is as it was, and nothing stays on its layers."""
     dense = network()
-    student = kso.parametrize(dense, kso.MagnitudeMask(kso.schedules.Cubic(0.5)))
-    calls = {**CALLS, "distill": lambda model: distill(student, model, ROWS, verbose=0)}
+    student = kso.parametrize(
+        dense, kso.MagnitudeMask(kso.schedules.Cubic(0.5))
+    )
+    calls = {
+        **CALLS,
+        "distill": lambda model: distill(student, model, ROWS, verbose=0),
+    }
     seconds = {}
     for name, call in calls.items():
         start = time.monotonic()
@@ -108,7 +123,10 @@ def interrupted(rng: random.Random, share: float) -> Count:
                 signal.signal(signal.SIGALRM, signal.default_int_handler)
                 done = False
                 try:
-                    signal.setitimer(signal.ITIMER_REAL, max(1e-4, rng.random() * seconds[name]))
+                    signal.setitimer(
+                        signal.ITIMER_REAL,
+                        max(1e-4, rng.random() * seconds[name]),
+                    )
                     call(dense)
                     done = True
                 except KeyboardInterrupt:
@@ -136,7 +154,10 @@ def unfrozen() -> Count:
         model.compile(keras.optimizers.SGD(0.5), "mse")
         before = weights(model)
         model.train_on_batch(ROWS, ROWS)
-        return [not np.array_equal(x, y) for x, y in zip(before, weights(model), strict=True)]
+        return [
+            not np.array_equal(x, y)
+            for x, y in zip(before, weights(model), strict=True)
+        ]
 
     with timed("frozen, then unfrozen") as count:
         for make in MADE.values():

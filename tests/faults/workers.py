@@ -31,7 +31,10 @@ def run(folder: Path, rng: random.Random, share: float) -> list[Count]:
     script.write_text(ECHO)
     kinds = {
         "workers: interrupts": (_interrupted, round(200 * share)),
-        "workers: wrong arguments": (_with_a_wrong_argument, round(100 * share)),
+        "workers: wrong arguments": (
+            _with_a_wrong_argument,
+            round(100 * share),
+        ),
         "workers: forks": (_forked, round(50 * share)),
     }
     return [
@@ -40,7 +43,9 @@ def run(folder: Path, rng: random.Random, share: float) -> list[Count]:
     ]
 
 
-def _counted(name: str, work: Any, number: int, script: Path, seed: int) -> Count:
+def _counted(
+    name: str, work: Any, number: int, script: Path, seed: int
+) -> Count:
     """Tries one kind in children of this process."""
     with timed(name) as count:
         for k in range(number):

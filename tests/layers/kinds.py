@@ -37,10 +37,14 @@ class Kind:
 
     def classifier(self, wrap, classes=3):
         """A classifier around the layer, wrapped by `wrap`: its input and its outputs."""
-        inputs = keras.Input(self.shape, dtype="int32" if self.integer else None)
+        inputs = keras.Input(
+            self.shape, dtype="int32" if self.integer else None
+        )
         layer = wrap(self.make())
         x = layer(*[inputs] * self.inputs)
-        return inputs, L.Dense(classes, name=f"{self.name}_head")(L.Flatten()(x))
+        return inputs, L.Dense(classes, name=f"{self.name}_head")(
+            L.Flatten()(x)
+        )
 
 
 def network(kinds, wrap):
@@ -65,19 +69,37 @@ def _block():
 
 
 def _recurrent(kind, **kwargs):
-    return kind(12, kernel_initializer=eoi(1), recurrent_initializer=eoi(2), **kwargs)
+    return kind(
+        12, kernel_initializer=eoi(1), recurrent_initializer=eoi(2), **kwargs
+    )
 
 
 KINDS = [
     Kind("dense", lambda: L.Dense(16, kernel_initializer=eoi()), (20,)),
     Kind("conv1d", lambda: L.Conv1D(8, 3, kernel_initializer=eoi()), (8, 4)),
-    Kind("conv2d_groups", lambda: L.Conv2D(8, 3, groups=2, kernel_initializer=eoi()), (6, 6, 4)),
-    Kind("conv3d", lambda: L.Conv3D(6, 2, kernel_initializer=eoi()), (3, 3, 3, 4)),
-    Kind("conv2d_transpose", lambda: L.Conv2DTranspose(8, 3, kernel_initializer=eoi()), (4, 4, 4)),
-    Kind("depthwise", lambda: L.DepthwiseConv2D(3, depthwise_initializer=eoi()), (6, 6, 4)),
+    Kind(
+        "conv2d_groups",
+        lambda: L.Conv2D(8, 3, groups=2, kernel_initializer=eoi()),
+        (6, 6, 4),
+    ),
+    Kind(
+        "conv3d", lambda: L.Conv3D(6, 2, kernel_initializer=eoi()), (3, 3, 3, 4)
+    ),
+    Kind(
+        "conv2d_transpose",
+        lambda: L.Conv2DTranspose(8, 3, kernel_initializer=eoi()),
+        (4, 4, 4),
+    ),
+    Kind(
+        "depthwise",
+        lambda: L.DepthwiseConv2D(3, depthwise_initializer=eoi()),
+        (6, 6, 4),
+    ),
     Kind(
         "separable",
-        lambda: L.SeparableConv2D(8, 3, depthwise_initializer=eoi(1), pointwise_initializer=eoi(2)),
+        lambda: L.SeparableConv2D(
+            8, 3, depthwise_initializer=eoi(1), pointwise_initializer=eoi(2)
+        ),
         (6, 6, 6),
     ),
     Kind(
@@ -86,21 +108,34 @@ KINDS = [
         (5, 12),
     ),
     Kind(
-        "embedding", lambda: L.Embedding(11, 16, embeddings_initializer=eoi()), (5,), integer=True
+        "embedding",
+        lambda: L.Embedding(11, 16, embeddings_initializer=eoi()),
+        (5,),
+        integer=True,
     ),
     Kind("lstm", lambda: _recurrent(L.LSTM), (4, 10)),
     Kind("gru", lambda: _recurrent(L.GRU), (4, 10)),
     Kind("simple_rnn", lambda: _recurrent(L.SimpleRNN), (4, 10)),
     Kind("bidirectional", lambda: L.Bidirectional(_recurrent(L.GRU)), (4, 10)),
     Kind(
-        "time_distributed", lambda: L.TimeDistributed(L.Dense(9, kernel_initializer=eoi())), (4, 10)
+        "time_distributed",
+        lambda: L.TimeDistributed(L.Dense(9, kernel_initializer=eoi())),
+        (4, 10),
     ),
-    Kind("attention", lambda: L.MultiHeadAttention(4, 8, kernel_initializer=eoi()), (5, 32), 2),
+    Kind(
+        "attention",
+        lambda: L.MultiHeadAttention(4, 8, kernel_initializer=eoi()),
+        (5, 32),
+        2,
+    ),
     Kind("block", _block, (12,)),
 ]
 
 # All kinds in one network in every run; one by one, to see which it is, among the slow tests.
 CASES = [
     pytest.param(KINDS, id="together"),
-    *(pytest.param([kind], id=kind.name, marks=pytest.mark.slow) for kind in KINDS),
+    *(
+        pytest.param([kind], id=kind.name, marks=pytest.mark.slow)
+        for kind in KINDS
+    ),
 ]

@@ -8,7 +8,11 @@ import pytest
 
 from keras_sparse_ortho._backend import compiled, value_and_gradients
 from keras_sparse_ortho._gathers import written_both_ways
-from keras_sparse_ortho.layers import BlockGrid, _block_products, _token_products
+from keras_sparse_ortho.layers import (
+    BlockGrid,
+    _block_products,
+    _token_products,
+)
 from keras_sparse_ortho.layers._block_operands import BlockOperands
 from keras_sparse_ortho.layers._token_products import product_by_token
 from keras_sparse_ortho.orthogonal import clear_padding
@@ -36,13 +40,22 @@ def test_outputs_and_gradients_are_those_of_the_dense_kernel(
     monkeypatch.setattr(_token_products, "_MOST_GATHERED", most)
     monkeypatch.setattr(_block_products, "_CHUNK_BYTES", chunk)
     grid = BlockGrid.for_density(inputs, outputs, (rows, cols), density)
-    if pattern != "regular":  # with a line of inputs, and any with one of outputs, without blocks
-        live = np.random.default_rng(1).random((grid.in_blocks, grid.out_blocks)) < 0.4
+    if (
+        pattern != "regular"
+    ):  # with a line of inputs, and any with one of outputs, without blocks
+        live = (
+            np.random.default_rng(1).random((grid.in_blocks, grid.out_blocks))
+            < 0.4
+        )
         live[0] = live[:, 1] = False
         live[1, 2] = True
         if pattern == "outputs":  # equal counts on one side alone
-            live[...] = np.arange(1, grid.in_blocks + 1)[:, None] % grid.in_blocks < 2
-        counts = tuple(map(tuple, (live.sum(axis=0).tolist(), live.sum(axis=1).tolist())))
+            live[...] = (
+                np.arange(1, grid.in_blocks + 1)[:, None] % grid.in_blocks < 2
+            )
+        counts = tuple(
+            map(tuple, (live.sum(axis=0).tolist(), live.sum(axis=1).tolist()))
+        )
         grid = dataclasses.replace(grid, fan_in=0, counts=counts)
     assert _token_products.gathers_little(grid) == (most > 0)
     rng = np.random.default_rng(0)
@@ -51,19 +64,25 @@ def test_outputs_and_gradients_are_those_of_the_dense_kernel(
     blocks = rng.normal(size=grid.blocks_shape).astype("float32")
     lines = grid.of_outputs.of_slots
     assert grid.check_pattern(pattern).size == grid.live_blocks
-    clear_padding(blocks, pattern, lines.reshape(pattern.shape), inputs, outputs)
+    clear_padding(
+        blocks, pattern, lines.reshape(pattern.shape), inputs, outputs
+    )
     assert grid.live == grid.mask(pattern).sum()
     x = rng.normal(size=(6, inputs)).astype("float32")
     weight = rng.normal(size=(6, outputs)).astype("float32")
     kernel = grid.kernel(blocks, pattern)
     found = np.zeros((grid.out_blocks, 2))
-    chunks = _block_products._chunk_count(np.zeros((grid.in_blocks, rows, 6)), found)
+    chunks = _block_products._chunk_count(
+        np.zeros((grid.in_blocks, rows, 6)), found
+    )
     assert (chunks > 1) == (chunk == 1)
     of_kernel = np.where(grid.mask(pattern), x.T @ weight, 0)
 
     def run(x, blocks, pattern, slots):
         def inner(values):
-            made = product_by_token(values[0], BlockOperands(grid, values[1], pattern, slots))
+            made = product_by_token(
+                values[0], BlockOperands(grid, values[1], pattern, slots)
+            )
             return ops.sum(made * ops.convert_to_tensor(weight))
 
         made = product_by_token(x, BlockOperands(grid, blocks, pattern, slots))
@@ -75,7 +94,9 @@ def test_outputs_and_gradients_are_those_of_the_dense_kernel(
     np.testing.assert_allclose(array(made), x @ kernel, atol=1e-5)
     np.testing.assert_allclose(array(of_x), weight @ kernel.T, atol=1e-5)
     # The gradient of what pads a block is of no account.
-    np.testing.assert_allclose(grid.kernel(array(of_blocks), pattern), of_kernel, atol=1e-5)
+    np.testing.assert_allclose(
+        grid.kernel(array(of_blocks), pattern), of_kernel, atol=1e-5
+    )
 
 
 @pytest.mark.tensorflow_only
@@ -85,10 +106,18 @@ def test_a_kept_value_is_not_computed_inside_the_condition_that_keeps_it():
     def product(x, gate, places):
         return written_both_ways(tf.multiply(x, gate), places)
 
-    shapes = [tf.TensorSpec((None, 4)), tf.TensorSpec((None, 4)), tf.TensorSpec((2, 2), tf.int32)]
+    shapes = [
+        tf.TensorSpec((None, 4)),
+        tf.TensorSpec((None, 4)),
+        tf.TensorSpec((2, 2), tf.int32),
+    ]
     graph = tf.function(product).get_concrete_function(*shapes).graph
-    (condition,) = (op for op in graph.get_operations() if op.type in ("If", "StatelessIf"))
-    (multiplied,) = (op.outputs[0] for op in graph.get_operations() if op.type == "Mul")
+    (condition,) = (
+        op for op in graph.get_operations() if op.type in ("If", "StatelessIf")
+    )
+    (multiplied,) = (
+        op.outputs[0] for op in graph.get_operations() if op.type == "Mul"
+    )
     # Grappler sinks what a branch alone needs, and XLA then computes it wherever it is read.
     assert len(multiplied.consumers()) > 1
     assert condition in multiplied.consumers()

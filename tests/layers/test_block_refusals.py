@@ -7,7 +7,11 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.errors import DensityError, LayoutError, NotPrunableError
+from keras_sparse_ortho.errors import (
+    DensityError,
+    LayoutError,
+    NotPrunableError,
+)
 from keras_sparse_ortho.layers import (
     BlockSparseConv1D,
     BlockSparseDense,
@@ -21,20 +25,28 @@ SIZES = {"density": {"kernel": 0.5}, "block": {"kernel": 8}}
 
 
 def built(**kwargs):
-    layer = BlockSparseDense(32, **{"density": 0.5, "block": 8, "seed": 0, "name": "d", **kwargs})
+    layer = BlockSparseDense(
+        32, **{"density": 0.5, "block": 8, "seed": 0, "name": "d", **kwargs}
+    )
     layer.build((None, 32))
     return layer
 
 
 def test_sizes_and_densities():
-    with pytest.raises(LayoutError, match=r"'d'.*8 divides: 96 and 104 are nearest.*2, 4, 5") as e:
+    with pytest.raises(
+        LayoutError, match=r"'d'.*8 divides: 96 and 104 are nearest.*2, 4, 5"
+    ) as e:
         BlockSparseDense(32, density=0.5, block=8, name="d").build((None, 100))
     assert "Received: 100 inputs" in str(e.value)
     with pytest.raises(LayoutError, match="Received: 33 outputs"):
         BlockSparseDense(33, density=0.5, block=8).build((None, 32))
-    with pytest.raises(DensityError, match=r"the nearest ones are 0.25 and 0.5"):
+    with pytest.raises(
+        DensityError, match=r"the nearest ones are 0.25 and 0.5"
+    ):
         built(density=0.35)
-    with pytest.raises(DensityError, match=r"the nearest one is 0.25.*density=0.1"):
+    with pytest.raises(
+        DensityError, match=r"the nearest one is 0.25.*density=0.1"
+    ):
         built(density=0.1)
     assert built(density=0.3).density == 0.25
     with pytest.raises(DensityError, match=r"in \(0, 1\]"):
@@ -44,7 +56,9 @@ def test_sizes_and_densities():
     with pytest.raises(ValueError, match="`units` must be a positive integer"):
         BlockSparseDense(0, density=0.5)
     for kind in (kso.layers.BlockSparseLSTMCell, kso.layers.BlockSparseGRUCell):
-        with pytest.raises(ValueError, match=r"`units` must be a positive integer.*units=inf"):
+        with pytest.raises(
+            ValueError, match=r"`units` must be a positive integer.*units=inf"
+        ):
             kind(float("inf"), density=0.5, block=4)
 
 
@@ -74,10 +88,14 @@ def test_kernel_functions():
         "kernel_constraint": keras.constraints.UnitNorm(),
     }
     for name, value in other.items():
-        with pytest.raises(NotPrunableError, match=rf"must be .*Received: {name}="):
+        with pytest.raises(
+            NotPrunableError, match=rf"must be .*Received: {name}="
+        ):
             built(**{name: value})
         plain = L.Dense(32, **{name: value})
-        with pytest.raises(NotPrunableError, match=rf"must be .*Received: {name}="):
+        with pytest.raises(
+            NotPrunableError, match=rf"must be .*Received: {name}="
+        ):
             block_layer_like(plain, **SIZES)
     layer = built(kernel_constraint="non_neg")
     model = keras.Sequential([keras.Input((32,)), layer])
@@ -92,17 +110,23 @@ def test_lora_quantization_and_wrapping():
     before = model.get_weights()
     with pytest.raises(NotPrunableError, match=r"LoRA.*dense kernel.*strip"):
         layer.enable_lora(4)
-    with pytest.raises(NotImplementedError, match=r"'d' cannot be quantized.*[Ss]trip"):
+    with pytest.raises(
+        NotImplementedError, match=r"'d' cannot be quantized.*[Ss]trip"
+    ):
         layer.quantize("int8")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         model.quantize("int8")
-    assert any("'d' cannot be quantized" in str(warning.message) for warning in told)
+    assert any(
+        "'d' cannot be quantized" in str(warning.message) for warning in told
+    )
     with pytest.raises(NotPrunableError, match="cannot be quantized"):
         built(dtype="int8_from_float32")
     with pytest.raises(NotPrunableError, match="live blocks only"):
         kso.PrunableLayer(layer, kso.FixedMask(0.5))
-    with pytest.raises(NotPrunableError, match=r"live entries only.*'d/kernel'"):
+    with pytest.raises(
+        NotPrunableError, match=r"live entries only.*'d/kernel'"
+    ):
         kso.sparsify(model, 0.1)
     assert_same(before, model.get_weights())
 
@@ -140,7 +164,9 @@ def test_counts_that_no_pattern_has():
         ([0, 0, 0, 0], [0, 0, 0, 0]),
         ([5, 0, 0, 0], [2, 1, 1, 1]),
     ):
-        with pytest.raises(LayoutError, match=r"'d': `counts` must say .*Received: "):
+        with pytest.raises(
+            LayoutError, match=r"'d': `counts` must say .*Received: "
+        ):
             built(counts=counts)
     for counts in ([2, 2, 2, 2], ([2.5], [1]), ([-1, 3], [1, 1]), ("22", "22")):
         with pytest.raises(ValueError, match=r"`counts` must be .*Received: "):

@@ -5,7 +5,11 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.layers import BlockSparseConv2D, BlockSparseDense, _wrapped_layer
+from keras_sparse_ortho.layers import (
+    BlockSparseConv2D,
+    BlockSparseDense,
+    _wrapped_layer,
+)
 from tests.helpers import (
     array,
     classifier_loss,
@@ -31,16 +35,34 @@ OPTIMIZERS = {
 
 def small_network(dtype=None, **kwargs):
     """A convolution and a dense layer on live blocks."""
-    conv = {"density": 0.5, "block": 4, "activation": "relu", "seed": 1, "dtype": dtype}
-    dense = {"density": 0.25, "block": (12, 8), "seed": 2, "dtype": dtype, **kwargs}
+    conv = {
+        "density": 0.5,
+        "block": 4,
+        "activation": "relu",
+        "seed": 1,
+        "dtype": dtype,
+    }
+    dense = {
+        "density": 0.25,
+        "block": (12, 8),
+        "seed": 2,
+        "dtype": dtype,
+        **kwargs,
+    }
     inputs = keras.Input((6, 6, 8))
     x = BlockSparseConv2D(16, 3, 2, "same", name="c", **conv)(inputs)
-    x = BlockSparseDense(32, "gelu", name="d", **dense)(L.Flatten()(L.BatchNormalization()(x)))
+    x = BlockSparseDense(32, "gelu", name="d", **dense)(
+        L.Flatten()(L.BatchNormalization()(x))
+    )
     return keras.Model(inputs, L.Dense(3, name="head")(x))
 
 
 # One of the three in every run: with momentum, clipping and accumulation.
-CASES = [pytest.param(name, marks=pytest.mark.slow) for name in OPTIMIZERS if name != "sgd"]
+CASES = [
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in OPTIMIZERS
+    if name != "sgd"
+]
 
 
 @pytest.mark.core
@@ -52,8 +74,12 @@ def test_fifty_steps_equal_those_of_masked_layers(optimizer):
     x, y = data(model, 3)
     losses = []
     for net in (model, twin):
-        net.compile(OPTIMIZERS[optimizer](), classifier_loss(), jit_compile=jit())
-        history = net.fit(x, y, batch_size=len(x), epochs=STEPS, shuffle=False, verbose=0)
+        net.compile(
+            OPTIMIZERS[optimizer](), classifier_loss(), jit_compile=jit()
+        )
+        history = net.fit(
+            x, y, batch_size=len(x), epochs=STEPS, shuffle=False, verbose=0
+        )
         losses.append(history.history["loss"])
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
     assert losses[0][-1] < losses[0][0]
@@ -72,7 +98,15 @@ def wide_matrices():
 def convolutions():
     layers = [
         BlockSparseConv2D(
-            64, 3, 2, "same", activation="relu", density=0.25, block=16, name="a", seed=0
+            64,
+            3,
+            2,
+            "same",
+            activation="relu",
+            density=0.25,
+            block=16,
+            name="a",
+            seed=0,
         ),
         BlockSparseConv2D(64, 3, density=0.25, block=16, name="b", seed=1),
     ]
@@ -89,7 +123,9 @@ def lowered(model, shape):
 
     def step(trainable, fixed, slots, x):
         def loss(trainable):
-            outputs, _ = model.stateless_call(trainable, fixed, x, training=True)
+            outputs, _ = model.stateless_call(
+                trainable, fixed, x, training=True
+            )
             return (outputs**2).mean()
 
         found = jax.grad(loss)(trainable)
@@ -104,12 +140,17 @@ def lowered(model, shape):
         )
     ]
     traced = jax.jit(step).trace(*state, x)
-    return {p: traced.lower(lowering_platforms=(p,)).as_text() for p in ("tpu", "cuda", "cpu")}
+    return {
+        p: traced.lower(lowering_platforms=(p,)).as_text()
+        for p in ("tpu", "cuda", "cpu")
+    }
 
 
 @pytest.mark.jax_only
 @pytest.mark.parametrize("make", [wide_matrices, convolutions])
-def test_a_compiled_step_for_accelerators_has_neither_scatters_nor_calls_to_the_host(make):
+def test_a_compiled_step_for_accelerators_has_neither_scatters_nor_calls_to_the_host(
+    make,
+):
     model, shape = make()
     text = lowered(model, shape)
     for platform in ("tpu", "cuda"):
@@ -126,12 +167,16 @@ def transformer(storage):
     keras.utils.set_random_seed(1)
     inputs = keras.Input((5, 64))
     x = inputs + L.MultiHeadAttention(4, 16, name="mix")(inputs, inputs)
-    x = L.Conv1D(64, 3, activation="tanh", name="conv")(L.LayerNormalization(name="norm")(x))
+    x = L.Conv1D(64, 3, activation="tanh", name="conv")(
+        L.LayerNormalization(name="norm")(x)
+    )
     y = L.Dense(128, "gelu", name="wide")(x)
     x = L.GlobalAveragePooling1D()(x + L.Dense(64, name="narrow")(y))
     x = L.Dense(61, "tanh", name="padded")(x)
     dense = keras.Model(inputs, L.Dense(3, name="head")(x))
-    blocks = kso.sparsify(dense, 0.5, "uniform", storage="blocks", exclude="head", seed=0)
+    blocks = kso.sparsify(
+        dense, 0.5, "uniform", storage="blocks", exclude="head", seed=0
+    )
     rows = kso.report(blocks, orthogonality=False).rows[:-1]
     assert all(row.block for row in rows)
     assert 61 % rows[-1].block[1]
@@ -147,13 +192,21 @@ def trained(storage):
     model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
     weights = kso.prunable_weights(model)
     own = {id(weight.variable) for weight in weights}
-    others = {v.path: array(v) for v in model.trainable_variables if id(v) not in own}
+    others = {
+        v.path: array(v) for v in model.trainable_variables if id(v) not in own
+    }
     return {weight.path: weight.value for weight in weights} | others
 
 
 @pytest.mark.parametrize(
     "storage",
-    ["blocks", *(pytest.param(name, marks=pytest.mark.slow) for name in ("masked", "compact"))],
+    [
+        "blocks",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("masked", "compact")
+        ),
+    ],
 )
 def test_two_devices_agree_with_one(storage):
     one, begun = trained("blocks"), kso.prunable_weights(transformer("blocks"))
@@ -194,7 +247,10 @@ def trained_by(distribution):
     try:
         model = all_compact()
         rng = np.random.default_rng(0)
-        x, y = rng.integers(0, 11, (16, 6)), rng.normal(size=(16, 3)).astype("float32")
+        x, y = (
+            rng.integers(0, 11, (16, 6)),
+            rng.normal(size=(16, 3)).astype("float32"),
+        )
         model.fit(x, y, batch_size=8, epochs=3, shuffle=False, verbose=0)
         outputs = model.predict(x[:6], batch_size=6, verbose=0)
         return [*(array(v) for v in model.weights), outputs]
@@ -210,11 +266,19 @@ def test_training_is_that_of_one_device(monkeypatch):
     monkeypatch.setattr(
         _wrapped_layer,
         "_can_be_split",
-        lambda layer, *args: split.append((layer.name, can(layer, *args))) or split[-1][1],
+        lambda layer, *args: (
+            split.append((layer.name, can(layer, *args))) or split[-1][1]
+        ),
     )
     alone = trained_by(None)
     assert not split
     together = trained_by(keras.distribution.DataParallel())
-    assert {name for name, was in split if was} == {"words", "near", "apart", "each", "head"}
+    assert {name for name, was in split if was} == {
+        "words",
+        "near",
+        "apart",
+        "each",
+        "head",
+    }
     for a, b in zip(alone, together, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

@@ -23,8 +23,18 @@ def wrapped(x, pairs):
         ((2, 5, 3), 2, None, ((0, 0), (2, 2), (0, 0))),
         ((2, 5, 3), [(5, 0)], None, ((0, 0), (5, 0), (0, 0))),
         ((2, 5, 4, 3), (1, (0, 3)), None, ((0, 0), (1, 1), (0, 3), (0, 0))),
-        ((2, 3, 5, 4), ((2, 1), 0), "channels_first", ((0, 0), (0, 0), (2, 1), (0, 0))),
-        ((1, 2, 3, 4, 2), 1, "channels_last", ((0, 0), (1, 1), (1, 1), (1, 1), (0, 0))),
+        (
+            (2, 3, 5, 4),
+            ((2, 1), 0),
+            "channels_first",
+            ((0, 0), (0, 0), (2, 1), (0, 0)),
+        ),
+        (
+            (1, 2, 3, 4, 2),
+            1,
+            "channels_last",
+            ((0, 0), (1, 1), (1, 1), (1, 1), (0, 0)),
+        ),
     ],
 )
 def test_the_padding_is_numpys(shape, padding, data_format, pairs):
@@ -43,7 +53,9 @@ def test_sizes_that_are_not_known_before_a_call():
     assert model.output_shape == (None, None, None, 2)
     x = np.random.default_rng(0).normal(size=(2, 4, 3, 2)).astype("float32")
     pairs = ((0, 0), (1, 1), (1, 1), (0, 0))
-    np.testing.assert_array_equal(model.predict(x, verbose=0), wrapped(x, pairs))
+    np.testing.assert_array_equal(
+        model.predict(x, verbose=0), wrapped(x, pairs)
+    )
 
 
 def test_convolutions_behind_it_keep_the_norm():
@@ -65,7 +77,11 @@ def test_convolutions_behind_it_keep_the_norm():
 
 
 def test_dead_channels_are_removed_through_it():
-    layers = [L.Conv2D(6, 1, activation="relu", name="a"), CircularPadding(1), L.Conv2D(2, 3)]
+    layers = [
+        L.Conv2D(6, 1, activation="relu", name="a"),
+        CircularPadding(1),
+        L.Conv2D(2, 3),
+    ]
     model = keras.Sequential([keras.Input((4, 4, 3)), *layers])
     kernel, bias = model.get_layer("a").get_weights()
     kernel[..., [1, 4]] = 0
@@ -74,19 +90,31 @@ def test_dead_channels_are_removed_through_it():
     thin = kso.remove_channels(model)
     assert thin.get_layer("a").filters == 4
     x = np.random.default_rng(0).normal(size=(2, 4, 4, 3)).astype("float32")
-    np.testing.assert_allclose(thin.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-5)
+    np.testing.assert_allclose(
+        thin.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-5
+    )
 
 
-@pytest.mark.parametrize("padding", [-1, 1.5, "same", None, True, [1.0], [(1, -2)]])
+@pytest.mark.parametrize(
+    "padding", [-1, 1.5, "same", None, True, [1.0], [(1, -2)]]
+)
 def test_what_is_no_padding_is_refused(padding):
-    with pytest.raises(ValueError, match=r"`padding` must be .*Received: padding="):
+    with pytest.raises(
+        ValueError, match=r"`padding` must be .*Received: padding="
+    ):
         CircularPadding(padding)
 
 
 def test_inputs_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match=r"'ring' is not one of the spatial axes.*\(1, 1\)"):
+    with pytest.raises(
+        ValueError, match=r"'ring' is not one of the spatial axes.*\(1, 1\)"
+    ):
         CircularPadding((1, 1), name="ring")(np.zeros((1, 4, 2), "float32"))
-    with pytest.raises(ValueError, match=r"not one of the spatial axes.*shape \(1, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"not one of the spatial axes.*shape \(1, 4\)"
+    ):
         CircularPadding(1)(np.zeros((1, 4), "float32"))
-    with pytest.raises(ValueError, match=r"by more than its size.*padding=5.*\(1, 4, 2\)"):
+    with pytest.raises(
+        ValueError, match=r"by more than its size.*padding=5.*\(1, 4, 2\)"
+    ):
         CircularPadding(5)(np.zeros((1, 4, 2), "float32"))

@@ -22,9 +22,15 @@ def model_of(kind):
 
 
 DAMAGED = {
-    "out of range": lambda value: np.append(value[..., :-1], value[..., -1:] + 100, axis=-1),
-    "negative": lambda value: np.append(value[..., :1] - 100, value[..., 1:], axis=-1),
-    "twice": lambda value: np.append(value[..., :-1], value[..., -2:-1], axis=-1),
+    "out of range": lambda value: np.append(
+        value[..., :-1], value[..., -1:] + 100, axis=-1
+    ),
+    "negative": lambda value: np.append(
+        value[..., :1] - 100, value[..., 1:], axis=-1
+    ),
+    "twice": lambda value: np.append(
+        value[..., :-1], value[..., -2:-1], axis=-1
+    ),
     "not in order": lambda value: value[..., ::-1],
     "of another shape": lambda value: value[:-1],
     "no integers": lambda value: value + 0.5,
@@ -33,15 +39,31 @@ DAMAGED = {
 
 CASES = [
     *(
-        ("compact", "kernel_indices", how, r"'d/kernel'.*strictly increasing.*Received: ")
-        for how in ("out of range", "negative", "twice", "not in order", "no integers")
+        (
+            "compact",
+            "kernel_indices",
+            how,
+            r"'d/kernel'.*strictly increasing.*Received: ",
+        )
+        for how in (
+            "out of range",
+            "negative",
+            "twice",
+            "not in order",
+            "no integers",
+        )
     ),
     *(
         ("blocks", "inputs_of", how, r"layer 'd'.*Received: ")
         for how in ("out of range", "negative", "twice", "no integers")
     ),
     ("blocks", "slots_of", "not in order", "`slots_of` must list"),
-    ("blocks", "blocks", "of another shape", "does not fit|expected shape|shape"),
+    (
+        "blocks",
+        "blocks",
+        "of another shape",
+        "does not fit|expected shape|shape",
+    ),
 ]
 
 
@@ -70,7 +92,9 @@ def test_set_weights_refuses_them_and_sets_nothing(kind, name, how, message):
 
 
 @pytest.mark.parametrize(("kind", "name", "how", "message"), CASES)
-def test_files_with_them_are_refused_and_change_nothing(kind, name, how, message, tmp_path):
+def test_files_with_them_are_refused_and_change_nothing(
+    kind, name, how, message, tmp_path
+):
     model = model_of(kind)
     layer = model.layers[0]
     path = tmp_path / "m.weights.h5"
@@ -78,13 +102,21 @@ def test_files_with_them_are_refused_and_change_nothing(kind, name, how, message
     index, places = layer.get_weights()[names_of(layer).index(name)], {}
     with h5py.File(path, "r+") as file:
         file.visititems(lambda key, item: places.update({key: item}))
-        data = {key: item[()] for key, item in places.items() if isinstance(item, h5py.Dataset)}
-        [key] = [key for key, value in data.items() if np.array_equal(value, index)]
+        data = {
+            key: item[()]
+            for key, item in places.items()
+            if isinstance(item, h5py.Dataset)
+        }
+        [key] = [
+            key for key, value in data.items() if np.array_equal(value, index)
+        ]
         del file[key]
         file[key] = DAMAGED[how](index)
     model = model_of(kind)
     layer = model.layers[0]
-    layer.set_weights([w + 1 if w.dtype.kind == "f" else w for w in layer.get_weights()])
+    layer.set_weights(
+        [w + 1 if w.dtype.kind == "f" else w for w in layer.get_weights()]
+    )
     before = layer.get_weights()
     with pytest.raises(ValueError, match=f"(?s){message}"):
         model.load_weights(path)
@@ -96,9 +128,16 @@ def test_those_of_another_model_are_taken(kind):
     """`EarlyStopping` and the like read weights and set them again."""
     model, other = model_of(kind), model_of(kind)
     x = np.random.default_rng(0).normal(size=(3, 8)).astype("float32")
-    given = [np.array(w) * 2 if w.dtype.kind == "f" else w for w in other.get_weights()]
+    given = [
+        np.array(w) * 2 if w.dtype.kind == "f" else w
+        for w in other.get_weights()
+    ]
     model.set_weights(given)
     other.layers[0].set_weights(given)
     np.testing.assert_array_equal(array(model(x)), array(other(x)))
-    copy = kso.convert(model, "masked") if kind == "compact" else kso.strip(model)
-    np.testing.assert_allclose(array(copy(x)), array(model(x)), rtol=1e-5, atol=1e-6)
+    copy = (
+        kso.convert(model, "masked") if kind == "compact" else kso.strip(model)
+    )
+    np.testing.assert_allclose(
+        array(copy(x)), array(model(x)), rtol=1e-5, atol=1e-6
+    )

@@ -22,10 +22,14 @@ def test_it_has_the_name_and_call_arguments_of_its_layer():
     assert wrapper.name == "hidden"
     attention = PrunableLayer(L.MultiHeadAttention(2, 4), FixedMask(0.5))
     x = np.random.default_rng(0).normal(size=(2, 3, 8)).astype("float32")
-    outputs, scores = attention(x, x, return_attention_scores=True, use_causal_mask=True)
+    outputs, scores = attention(
+        x, x, return_attention_scores=True, use_causal_mask=True
+    )
     assert outputs.shape == (2, 3, 8)
     # The first query sees the first key only: the causal mask was passed on.
-    np.testing.assert_allclose(array(scores)[0, 0, 0], [1.0, 0.0, 0.0], atol=1e-6)
+    np.testing.assert_allclose(
+        array(scores)[0, 0, 0], [1.0, 0.0, 0.0], atol=1e-6
+    )
 
 
 def test_the_layer_inside_is_built_by_its_own_build():
@@ -34,12 +38,16 @@ def test_the_layer_inside_is_built_by_its_own_build():
     class Twice(L.Layer):
         def build(self, input_shape):
             if not hasattr(self, "kernel"):
-                self.kernel = self.add_weight(shape=(input_shape[-1], 4), name="kernel")
+                self.kernel = self.add_weight(
+                    shape=(input_shape[-1], 4), name="kernel"
+                )
 
         def call(self, x):
             return keras.ops.matmul(x, self.kernel)
 
-    model = kso.sparsify(keras.Sequential([keras.Input((6,)), Twice(name="a")]), 0.5, seed=0)
+    model = kso.sparsify(
+        keras.Sequential([keras.Input((6,)), Twice(name="a")]), 0.5, seed=0
+    )
     wrapper = model.get_layer("a")
     inner = wrapper.layer
     inner.built = False
@@ -49,7 +57,9 @@ def test_the_layer_inside_is_built_by_its_own_build():
 
 
 def test_weights_can_be_chosen():
-    recurrent = PrunableLayer(L.LSTM(4), FixedMask(0.5), weights=".*recurrent_kernel")
+    recurrent = PrunableLayer(
+        L.LSTM(4), FixedMask(0.5), weights=".*recurrent_kernel"
+    )
     recurrent.build((None, 5, 3))
     assert list(recurrent.parametrizations) == ["lstm_cell/recurrent_kernel"]
     table = {"query/kernel": FixedMask(0.5), "value/kernel": FixedMask(0.25)}
@@ -58,23 +68,37 @@ def test_weights_can_be_chosen():
     attention(x, x)
     densities = {w.path: w.density for w in attention.prunable_weights}
     name = attention.name
-    assert densities == {f"{name}/query/kernel": 0.5, f"{name}/value/kernel": 0.25}
-    big = PrunableLayer(L.LSTM(4), FixedMask(0.5), weights=lambda weight: weight.size > 50)
+    assert densities == {
+        f"{name}/query/kernel": 0.5,
+        f"{name}/value/kernel": 0.25,
+    }
+    big = PrunableLayer(
+        L.LSTM(4), FixedMask(0.5), weights=lambda weight: weight.size > 50
+    )
     big.build((None, 5, 3))
     assert list(big.parametrizations) == ["lstm_cell/recurrent_kernel"]
 
 
 def restored(layer, weights):
-    config = PrunableLayer(layer, FixedMask(0.5), weights=".*kernel").get_config()
+    config = PrunableLayer(
+        layer, FixedMask(0.5), weights=".*kernel"
+    ).get_config()
     return PrunableLayer.from_config({**config, "weights": weights})
 
 
-@pytest.mark.parametrize("weights", ["lstm_cell", ["lstm_cell/kernel", "lstm_cell"]])
+@pytest.mark.parametrize(
+    "weights", ["lstm_cell", ["lstm_cell/kernel", "lstm_cell"]]
+)
 def test_names_of_a_configuration(weights):
     layer = restored(L.LSTM(4), weights)
-    assert layer.get_config()["weights"] == weights  # as long as it is not built
+    assert (
+        layer.get_config()["weights"] == weights
+    )  # as long as it is not built
     layer.build((None, 5, 3))
-    assert list(layer.parametrizations) == ["lstm_cell/kernel", "lstm_cell/recurrent_kernel"]
+    assert list(layer.parametrizations) == [
+        "lstm_cell/kernel",
+        "lstm_cell/recurrent_kernel",
+    ]
     config = layer.get_config()
     assert config["weights"] is None
     assert set(config["parametrization"]) == set(layer.parametrizations)
@@ -89,7 +113,9 @@ def test_a_configuration_runs_no_regular_expression(weights):
 
 
 def test_a_kernel_drawn_along_the_wrong_axes_is_drawn_again():
-    layer = L.MultiHeadAttention(4, 8, kernel_initializer=ExactOrthogonal(0.2, seed=1))
+    layer = L.MultiHeadAttention(
+        4, 8, kernel_initializer=ExactOrthogonal(0.2, seed=1)
+    )
     wrapper = PrunableLayer(layer)
     x = keras.Input((5, 32))
     wrapper(x, x)
@@ -114,9 +140,15 @@ def test_a_layer_that_is_built_late_draws_once(monkeypatch, lazily):
             super().__init__()
             eoi = ExactOrthogonal(0.5, seed=1)
             self.dense = PrunableLayer(L.Dense(8, kernel_initializer=eoi))
-            self.depthwise = PrunableLayer(L.DepthwiseConv1D(3, depthwise_initializer=eoi))
+            self.depthwise = PrunableLayer(
+                L.DepthwiseConv1D(3, depthwise_initializer=eoi)
+            )
             self.lstm = PrunableLayer(
-                L.LSTM(4, kernel_initializer=eoi, recurrent_initializer=ExactOrthogonal(0.5))
+                L.LSTM(
+                    4,
+                    kernel_initializer=eoi,
+                    recurrent_initializer=ExactOrthogonal(0.5),
+                )
             )
 
         def call(self, x):
@@ -124,17 +156,25 @@ def test_a_layer_that_is_built_late_draws_once(monkeypatch, lazily):
 
     block = Block()
     if lazily:
-        keras.Sequential([keras.Input((6, 8)), block])  # builds in a scope that only traces
+        keras.Sequential(
+            [keras.Input((6, 8)), block]
+        )  # builds in a scope that only traces
     else:
         block.dense.build((None, 6, 8))
         block.depthwise.build((None, 6, 8))
         block.lstm.build((None, 4, 8))
     assert sorted(drawn) == [(3, 8, 1), (4, 16), (8, 8), (8, 16)]
     for wrapper in (block.dense, block.depthwise, block.lstm):
-        assert isinstance(next(iter(wrapper.parametrizations.values())), FixedMask)
+        assert isinstance(
+            next(iter(wrapper.parametrizations.values())), FixedMask
+        )
         for weight in wrapper.prunable_weights:
-            assert not weight.raw_value()[~weight.parametrization.mask_value()].any()
-            assert isinstance(weight.initializer, ExactOrthogonal)  # as before it was built
+            assert not weight.raw_value()[
+                ~weight.parametrization.mask_value()
+            ].any()
+            assert isinstance(
+                weight.initializer, ExactOrthogonal
+            )  # as before it was built
             if weight.path != "depthwise_conv1d/kernel":
                 assert orthogonality_error(weight.value, weight.layout) < 1e-6
 
@@ -142,7 +182,9 @@ def test_a_layer_that_is_built_late_draws_once(monkeypatch, lazily):
 def test_a_custom_layer_by_registration_and_by_duck_type():
     class Bilinear(keras.layers.Layer):
         def build(self, input_shape):
-            self.form = self.add_weight(shape=(input_shape[-1], 4, 4), name="form")
+            self.form = self.add_weight(
+                shape=(input_shape[-1], 4, 4), name="form"
+            )
 
         def call(self, inputs):
             return keras.ops.einsum("bi,ijk->bjk", inputs, self.form)
@@ -187,7 +229,9 @@ def test_trainable_and_frozen():
     assert [v.name for v in layer.non_trainable_variables] == ["kernel_mask"]
     layer.trainable = False
     assert layer.trainable_variables == []
-    assert not PrunableLayer(L.Dense(4, trainable=False), FixedMask(0.5)).trainable
+    assert not PrunableLayer(
+        L.Dense(4, trainable=False), FixedMask(0.5)
+    ).trainable
 
 
 def masked(dense):
@@ -201,7 +245,9 @@ def learnt(dense):
 @pytest.mark.parametrize("verb", [masked, learnt])
 def test_get_weights_begins_with_the_weights_of_the_layer(verb):
     x = np.random.default_rng(0).normal(size=(4, 8)).astype("float32")
-    model = verb(keras.Sequential([keras.Input((8,)), L.Dense(16, name="hidden")]))
+    model = verb(
+        keras.Sequential([keras.Input((8,)), L.Dense(16, name="hidden")])
+    )
     layer = model.layers[0]
     kernel, bias, *more = layer.get_weights()
     assert kernel.shape == (8, 16)
@@ -231,7 +277,9 @@ class Tied(keras.Model):
 
     def call(self, ids):
         hidden = self.hidden(self.embedding(ids))
-        return keras.ops.matmul(hidden, keras.ops.transpose(self.embedding.embeddings))
+        return keras.ops.matmul(
+            hidden, keras.ops.transpose(self.embedding.embeddings)
+        )
 
 
 @pytest.mark.parametrize("storage", ["masked", "compact"])
@@ -246,7 +294,9 @@ def test_a_weight_that_is_read_is_the_effective_one(storage):
     np.testing.assert_array_equal(array(sparse.embedding.embeddings) != 0, mask)
     assert not weight.raw_value()[~mask].any()
     expected = array(sparse(IDS))
-    np.testing.assert_allclose(array(kso.strip(sparse)(IDS)), expected, atol=1e-6)
+    np.testing.assert_allclose(
+        array(kso.strip(sparse)(IDS)), expected, atol=1e-6
+    )
 
 
 def test_attributes_and_methods_show_through():
@@ -266,7 +316,10 @@ class Scorer(L.Layer):
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
-        self.parts = [L.Dense(4, use_bias=False, name="a"), L.Dense(4, use_bias=False, name="b")]
+        self.parts = [
+            L.Dense(4, use_bias=False, name="a"),
+            L.Dense(4, use_bias=False, name="b"),
+        ]
 
     def build(self, input_shape):
         for part in self.parts:
@@ -285,7 +338,9 @@ def test_methods_and_layers_inside_compute_with_effective_weights():
     outputs = array(wrapped(x))
     raw = wrapped.layer.parts[0].get_weights()[0]
     assert (outputs != raw).any()
-    assert float(array(wrapped.score(x))) == pytest.approx(outputs.sum(), rel=1e-6)
+    assert float(array(wrapped.score(x))) == pytest.approx(
+        outputs.sum(), rel=1e-6
+    )
     np.testing.assert_array_equal(array(wrapped.parts[0](x)), outputs)
     np.testing.assert_array_equal(array(wrapped.parts[0].kernel), outputs)
     assert wrapped.parts[1].units == 4

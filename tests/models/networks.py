@@ -31,12 +31,16 @@ def residual():
     y = L.BatchNormalization()(x)
     y = L.SeparableConv2D(8, 3, padding="same")(L.ReLU()(y))
     x = L.Add()([x, y]) * 2.0  # an operation, no layer
-    return keras.Model(inputs, L.Dense(4, name="head")(L.GlobalAveragePooling2D()(x)))
+    return keras.Model(
+        inputs, L.Dense(4, name="head")(L.GlobalAveragePooling2D()(x))
+    )
 
 
 def nested_and_shared():
     """One layer in two models, which Keras itself can clone, but not load from a file."""
-    encoder = keras.Sequential([L.Dense(12, activation="tanh"), L.Dense(12)], name="encoder")
+    encoder = keras.Sequential(
+        [L.Dense(12, activation="tanh"), L.Dense(12)], name="encoder"
+    )
     inputs = keras.Input(SHAPE)
     x = L.Dense(12, name="lift")(L.Flatten()(inputs))
     shared = L.Dense(12, name="shared")
@@ -133,11 +137,15 @@ class EmbeddingHead(Holding):
     """Projects by a layer of its own, and by an embedding that it is given."""
 
     def __init__(self, embedding, **kwargs):
-        super().__init__(L.Dense(embedding.output_dim, name="project"), **kwargs)
+        super().__init__(
+            L.Dense(embedding.output_dim, name="project"), **kwargs
+        )
         self.embedding = embedding
 
     def call(self, x):
-        return keras.ops.matmul(super().call(x), keras.ops.transpose(self.embedding.embeddings))
+        return keras.ops.matmul(
+            super().call(x), keras.ops.transpose(self.embedding.embeddings)
+        )
 
 
 # --- functional and Sequential models with a class of their own, as all of keras-hub are ----------
@@ -201,9 +209,18 @@ class Task(keras.Model):
     """A model on a backbone, tied to its embedding, with a preprocessor."""
 
     def __init__(self, backbone, preprocessor=None, **kwargs):
-        head, inputs = ReverseHead(backbone.embedding, name="head"), backbone.input
-        super().__init__(inputs=inputs, outputs=head(backbone(inputs)), **kwargs)
-        self.backbone, self.preprocessor, self.head = backbone, preprocessor, head
+        head, inputs = (
+            ReverseHead(backbone.embedding, name="head"),
+            backbone.input,
+        )
+        super().__init__(
+            inputs=inputs, outputs=head(backbone(inputs)), **kwargs
+        )
+        self.backbone, self.preprocessor, self.head = (
+            backbone,
+            preprocessor,
+            head,
+        )
 
     def get_config(self):
         backbone = keras.saving.serialize_keras_object(self.backbone)
@@ -228,8 +245,14 @@ class Tower(OfWidth, keras.Sequential):
     """Its constructor makes the layers, which know their input when it is called."""
 
     def __init__(self, width=8, **kwargs):
-        super().__init__([L.Dense(width), L.ReLU(), L.Dense(6, name="out")], **kwargs)
-        self.width, self.first, self.parts = width, self.layers[0], {"out": [self.layers[-1]]}
+        super().__init__(
+            [L.Dense(width), L.ReLU(), L.Dense(6, name="out")], **kwargs
+        )
+        self.width, self.first, self.parts = (
+            width,
+            self.layers[0],
+            {"out": [self.layers[-1]]},
+        )
 
     def call(self, inputs, training=None, mask=None):
         return inputs + super().call(inputs, training=training, mask=mask)
@@ -249,12 +272,16 @@ def task(preprocessor=None):
 
 
 def stack():
-    return Stack([keras.Input((6,)), Tower(name="tower"), L.Dense(3, name="head")])
+    return Stack(
+        [keras.Input((6,)), Tower(name="tower"), L.Dense(3, name="head")]
+    )
 
 
 def with_step():
     inputs = keras.Input((6,))
-    return WithStep(inputs, L.Dense(4, name="out")(L.Dense(8, name="hidden")(inputs)))
+    return WithStep(
+        inputs, L.Dense(4, name="out")(L.Dense(8, name="hidden")(inputs))
+    )
 
 
 # --- layers that calls build, or that are made late ----------------------------------------------
@@ -266,10 +293,15 @@ class Tokens(L.Layer):
 
     def __init__(self, count=50, dim=16, **kwargs):
         super().__init__(**kwargs)
-        self.tokens, self.positions = L.Embedding(count, dim), L.Embedding(8, dim)
+        self.tokens, self.positions = (
+            L.Embedding(count, dim),
+            L.Embedding(8, dim),
+        )
 
     def call(self, x):
-        return self.tokens(x) + self.positions(keras.ops.arange(0, keras.ops.shape(x)[-1]))
+        return self.tokens(x) + self.positions(
+            keras.ops.arange(0, keras.ops.shape(x)[-1])
+        )
 
 
 @register
@@ -361,7 +393,10 @@ def halves(base, at_the_top):
         def __init__(self):
             super().__init__()
             embedding = L.Embedding(50, 16, name="embedding")
-            self.enc, self.dec = Half(embedding, name="enc"), Half(embedding, name="dec")
+            self.enc, self.dec = (
+                Half(embedding, name="enc"),
+                Half(embedding, name="dec"),
+            )
             if at_the_top:
                 self.embedding = embedding
 
@@ -376,10 +411,14 @@ class Aliases(keras.Model):
 
     def __init__(self):
         super().__init__()
-        self.first, self.second, self.third = (L.Dense(12, name=name) for name in "abc")
+        self.first, self.second, self.third = (
+            L.Dense(12, name=name) for name in "abc"
+        )
         self._chain = [self.first]
         self._table = {"second": (self.second,)}
-        self._pair = collections.namedtuple("Pair", "first second")(self.third, None)
+        self._pair = collections.namedtuple("Pair", "first second")(
+            self.third, None
+        )
 
     def call(self, x):
         for layer in self._chain:
@@ -407,11 +446,16 @@ class TiedHead(EmbeddingHead):
 
     def get_config(self):
         config = super().get_config()
-        return {**config, "embedding": keras.saving.serialize_keras_object(self.embedding)}
+        return {
+            **config,
+            "embedding": keras.saving.serialize_keras_object(self.embedding),
+        }
 
     @classmethod
     def from_config(cls, config):
-        embedding = keras.saving.deserialize_keras_object(config.pop("embedding"))
+        embedding = keras.saving.deserialize_keras_object(
+            config.pop("embedding")
+        )
         return cls(embedding, **config)
 
 
@@ -427,7 +471,9 @@ class Growing(Holding):
     """Its configuration makes another layer than it is."""
 
     def __init__(self, count=1, **kwargs):
-        super().__init__(*[L.Dense(12, name=f"inner_{k}") for k in range(count)], **kwargs)
+        super().__init__(
+            *[L.Dense(12, name=f"inner_{k}") for k in range(count)], **kwargs
+        )
 
     def get_config(self):
         return {**super().get_config(), "count": 2}
@@ -435,7 +481,9 @@ class Growing(Holding):
 
 def growing():
     inputs = keras.Input((6,))
-    return keras.Model(inputs, L.Dense(4, name="head")(Growing(name="grows")(inputs)))
+    return keras.Model(
+        inputs, L.Dense(4, name="head")(Growing(name="grows")(inputs))
+    )
 
 
 MODELS = {

@@ -24,7 +24,10 @@ from keras_sparse_ortho.schedules import Cubic
 from tests.models.networks import Block, Written
 
 L = keras.layers
-SHAPE, CLASSES = (4, 16), 8  # of the input and of the outputs of every kind of model
+SHAPE, CLASSES = (
+    (4, 16),
+    8,
+)  # of the input and of the outputs of every kind of model
 x = np.random.default_rng(0).normal(size=(8, *SHAPE)).astype("float32")
 
 
@@ -33,7 +36,9 @@ x = np.random.default_rng(0).normal(size=(8, *SHAPE)).astype("float32")
 
 def _head():
     """The last layer, with an initializer of ours for `apply_masks`."""
-    return L.Dense(CLASSES, kernel_initializer=ExactOrthogonal(0.5), name="head")
+    return L.Dense(
+        CLASSES, kernel_initializer=ExactOrthogonal(0.5), name="head"
+    )
 
 
 def sequential():
@@ -91,7 +96,14 @@ def attention():
 
 KINDS = {
     kind.__name__: kind
-    for kind in (sequential, functional, subclassed, custom_layer, recurrent, attention)
+    for kind in (
+        sequential,
+        functional,
+        subclassed,
+        custom_layer,
+        recurrent,
+        attention,
+    )
 }
 
 
@@ -109,11 +121,17 @@ def compact(model):
 
 
 def blocks(model):
-    return kso.prune(model, 0.5, budget="uniform", storage="blocks", structure=REGULAR)
+    return kso.prune(
+        model, 0.5, budget="uniform", storage="blocks", structure=REGULAR
+    )
 
 
 def low_rank(model):
-    matrices = [weight.path for weight in kso.prunable_weights(model) if len(weight.shape) == 2]
+    matrices = [
+        weight.path
+        for weight in kso.prunable_weights(model)
+        if len(weight.shape) == 2
+    ]
     return kso.parametrize(model, LowRankSoftThreshold(), include=matrices)
 
 
@@ -134,19 +152,29 @@ STORAGES = {
     "compact": compact,
     "blocks": blocks,
     "pruned": lambda model: kso.prune(model, 0.5),
-    "pruned, compact": lambda model: kso.prune(model, 0.5, budget="erk", storage="compact"),
-    "pruned, n by m": lambda model: kso.prune(model, 0.5, structure=kso.NByM(2, 4)),
-    "channels": lambda model: kso.prune(model, 0.5, structure=Channels(), include="head"),
+    "pruned, compact": lambda model: kso.prune(
+        model, 0.5, budget="erk", storage="compact"
+    ),
+    "pruned, n by m": lambda model: kso.prune(
+        model, 0.5, structure=kso.NByM(2, 4)
+    ),
+    "channels": lambda model: kso.prune(
+        model, 0.5, structure=Channels(), include="head"
+    ),
     "adopted": kso.apply_masks,
     "adopted, compact": lambda model: kso.apply_masks(model, storage="compact"),
     "to_compact": lambda model: kso.convert(masked(model), "compact"),
     "to_masked": lambda model: kso.convert(blocks(model), "masked"),
-    "to_blocks": lambda model: kso.convert(kso.convert(blocks(model), "masked"), "blocks"),
+    "to_blocks": lambda model: kso.convert(
+        kso.convert(blocks(model), "masked"), "blocks"
+    ),
     "soft threshold": _parametrized(SoftThreshold),
     "soft threshold by channel": _parametrized(ChannelSoftThreshold),
     "low rank": low_rank,
     "magnitude": _parametrized(_scheduled(kso.MagnitudeMask)),
-    "straight through": _parametrized(_scheduled(kso.parametrizations.StraightThroughTopK)),
+    "straight through": _parametrized(
+        _scheduled(kso.parametrizations.StraightThroughTopK)
+    ),
     "feather": _parametrized(_scheduled(Feather)),
     "quantized": _quantized(masked, "int4", None),
     "quantized, compact": _quantized(compact, "int4", None),
@@ -159,10 +187,15 @@ STORAGES = {
 }
 
 REFUSED = [
-    ("quantized activations", "subclassed"),  # it rounds activations at unknown places
+    (
+        "quantized activations",
+        "subclassed",
+    ),  # it rounds activations at unknown places
 ]
 RETURNED = {
-    f"{storage} of {kind}": functools.partial(lambda store, make: store(make()), store, make)
+    f"{storage} of {kind}": functools.partial(
+        lambda store, make: store(make()), store, make
+    )
     for storage, store in STORAGES.items()
     for kind, make in KINDS.items()
     if (storage, kind) not in REFUSED
@@ -176,6 +209,9 @@ def _in_quick_run(storage, kind):
 
 
 CASES = [
-    pytest.param(name, marks=[] if _in_quick_run(*name.split(" of ")) else [pytest.mark.slow])
+    pytest.param(
+        name,
+        marks=[] if _in_quick_run(*name.split(" of ")) else [pytest.mark.slow],
+    )
     for name in RETURNED
 ]

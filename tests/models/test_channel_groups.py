@@ -27,8 +27,12 @@ def networks(quick_on_jax):
     """The networks with the marks of the backends that they run on."""
     params = []
     for name in NETWORKS:
-        marks = [] if name == quick_on_jax else [pytest.mark.slow_on("jax")]  # it compiles for long
-        if name == "channels_first":  # TensorFlow has no such convolutions on processors
+        marks = (
+            [] if name == quick_on_jax else [pytest.mark.slow_on("jax")]
+        )  # it compiles for long
+        if (
+            name == "channels_first"
+        ):  # TensorFlow has no such convolutions on processors
             marks.append(pytest.mark.not_tensorflow)
         if name != "positions":  # Keras normalizes the last axis alone on torch
             marks.append(pytest.mark.core)
@@ -65,21 +69,32 @@ def test_dead_columns_go_with_their_constants(name):
             layer.set_weights([kernel, bias])
     rows = samples(model)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # some normalization needs the channels
+        warnings.simplefilter(
+            "ignore", UserWarning
+        )  # some normalization needs the channels
         small = kso.remove_channels(model)
     shrinks = name != "grouped"
     assert (small.count_params() < model.count_params()) == shrinks
-    np.testing.assert_allclose(outputs(small, rows), outputs(model, rows), atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(
+        outputs(small, rows), outputs(model, rows), atol=1e-5, rtol=1e-5
+    )
 
 
 @pytest.mark.core
 def test_tensors_in_two_sums_are_one_group():
     rows = keras.Input((3,))
     a, b, c = (L.Dense(4, name=name)(rows) for name in "abc")
-    model = keras.Model(rows, L.Dense(2, name="head")(L.Concatenate()([a + b, c + b])))
+    model = keras.Model(
+        rows, L.Dense(2, name="head")(L.Concatenate()([a + b, c + b]))
+    )
     [group] = kso.channel_groups(model)
     assert sorted(group.makers) == ["a", "b", "c"]
-    assert group.rows["head/kernel"].tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert group.rows["head/kernel"].tolist() == [
+        [0, 4],
+        [1, 5],
+        [2, 6],
+        [3, 7],
+    ]
 
 
 @pytest.mark.tensorflow_only
@@ -90,11 +105,22 @@ def test_streams_go_where_statistics_may_change():
     assert exact == [name.format(k) for k in (0, 1) for name in attention]
     groups = kso.channel_groups(model, exact=False)
     stream = groups["stream+attention_0+narrow_0+attention_1+narrow_1"]
-    assert stream.makers == ("stream", "attention_0", "narrow_0", "attention_1", "narrow_1")
+    assert stream.makers == (
+        "stream",
+        "attention_0",
+        "narrow_0",
+        "attention_1",
+        "narrow_1",
+    )
     assert "attention_0/query/kernel" in stream.rows
-    with zero_rows(model, [(stream, [1, 4, 6])]), pytest.warns(UserWarning, match="train further"):
+    with (
+        zero_rows(model, [(stream, [1, 4, 6])]),
+        pytest.warns(UserWarning, match="train further"),
+    ):
         small = kso.remove_channels(model, exact=False)
-    assert all(small.get_layer(name).output.shape[-1] == 5 for name in stream.makers)
+    assert all(
+        small.get_layer(name).output.shape[-1] == 5 for name in stream.makers
+    )
     assert np.isfinite(outputs(small, samples(model))).all()
 
 
@@ -124,7 +150,11 @@ class Halved(L.Layer):
 
 def test_users_register_rules_for_their_layers():
     rows = keras.Input((6,))
-    layers = [L.Dense(8, name="first"), Halved(name="halved"), L.Dense(3, name="head")]
+    layers = [
+        L.Dense(8, name="first"),
+        Halved(name="halved"),
+        L.Dense(3, name="head"),
+    ]
     model = unsettle(keras.Sequential([rows, *layers]))
     assert not list(kso.channel_groups(model))
     kso.models.register_channel_rule(Halved, "elementwise")
@@ -136,7 +166,9 @@ def test_users_register_rules_for_their_layers():
         del _registry._RULES[Halved]
     with pytest.raises(TypeError, match=r"class of layers\. Received: kind=5"):
         kso.models.register_channel_rule(5, "elementwise")
-    with pytest.raises(TypeError, match=r"`rule` must be one of.*Received: rule='dense'"):
+    with pytest.raises(
+        TypeError, match=r"`rule` must be one of.*Received: rule='dense'"
+    ):
         kso.models.register_channel_rule(Halved, "dense")
 
 
@@ -144,28 +176,42 @@ def test_users_register_rules_for_their_layers():
 @slow_on_jax
 def test_a_unit_stays_while_a_live_unit_reads_its_state():
     recurrent = L.SimpleRNN(5, name="recurrent")
-    model = keras.Sequential([keras.Input((6, 3)), recurrent, L.Dense(2, name="head")])
+    model = keras.Sequential(
+        [keras.Input((6, 3)), recurrent, L.Dense(2, name="head")]
+    )
     unsettle(model)
     kernel, bias = model.get_layer("head").get_weights()
     kernel[:2] = 0
     model.get_layer("head").set_weights([kernel, bias])
     kernel, states, bias = recurrent.get_weights()
-    states[1] = 0  # nothing reads this unit, though all read the state of the one before
+    states[1] = (
+        0  # nothing reads this unit, though all read the state of the one before
+    )
     recurrent.set_weights([kernel, states, bias])
     small = kso.remove_channels(model)
     assert small.get_layer("recurrent").units == 4
     rows = samples(model)
-    np.testing.assert_allclose(outputs(small, rows), outputs(model, rows), atol=1e-6)
+    np.testing.assert_allclose(
+        outputs(small, rows), outputs(model, rows), atol=1e-6
+    )
 
 
 @pytest.mark.core
 @slow_on_jax
 def test_heads_become_narrower():
     rows = keras.Input((4, 6))
-    attention = L.MultiHeadAttention(2, 4, flash_attention=False, name="attention")
+    attention = L.MultiHeadAttention(
+        2, 4, flash_attention=False, name="attention"
+    )
     model = unsettle(keras.Model(rows, attention(rows, rows)))
-    projections = (attention.query_dense, attention.key_dense, attention.value_dense)
-    for projection, dead in zip(projections, ((1, 2), (1, 0), (3, 0)), strict=True):
+    projections = (
+        attention.query_dense,
+        attention.key_dense,
+        attention.value_dense,
+    )
+    for projection, dead in zip(
+        projections, ((1, 2), (1, 0), (3, 0)), strict=True
+    ):
         kernel, bias = projection.get_weights()
         for head in (0, 1):
             kernel[:, head, dead[head]] = 0
@@ -176,7 +222,9 @@ def test_heads_become_narrower():
     # The second head has dead columns 2 and 0, the first one only column 1.
     assert (narrower.key_dim, narrower.value_dim) == (3, 3)
     batch = samples(model)
-    np.testing.assert_allclose(outputs(small, batch), outputs(model, batch), atol=1e-6)
+    np.testing.assert_allclose(
+        outputs(small, batch), outputs(model, batch), atol=1e-6
+    )
 
 
 @pytest.mark.numpy_only
@@ -189,23 +237,40 @@ def test_rows_that_are_zero_but_for_rounding_go():
     rows = samples(model)
     small = kso.remove_channels(model)
     assert small.get_layer("b").get_weights()[0].shape == (7, 9)
-    np.testing.assert_allclose(outputs(small, rows), outputs(model, rows), atol=1e-6)
+    np.testing.assert_allclose(
+        outputs(small, rows), outputs(model, rows), atol=1e-6
+    )
 
 
 def _application(name):
     make = getattr(keras.applications, name)
-    model = make(weights=None, input_shape=(32, 32, 3), classes=5, classifier_activation=None)
+    model = make(
+        weights=None,
+        input_shape=(32, 32, 3),
+        classes=5,
+        classifier_activation=None,
+    )
     return settle(unsettle(model))
 
 
 @pytest.mark.tensorflow_only
 def test_first_blocks_of_a_network_of_keras():
-    whole = keras.applications.MobileNetV2((32, 32, 3), 0.35, include_top=False, weights=None)
+    whole = keras.applications.MobileNetV2(
+        (32, 32, 3), 0.35, include_top=False, weights=None
+    )
     x = L.GlobalAveragePooling2D()(whole.get_layer("block_2_add").output)
-    model = settle(unsettle(keras.Model(whole.input, L.Dense(3, name="head")(x))))
+    model = settle(
+        unsettle(keras.Model(whole.input, L.Dense(3, name="head")(x)))
+    )
     groups = kso.channel_groups(model)
     stream = "block_1_project+block_2_project"
-    expected = ["Conv1", "expanded_conv_project", "block_1_expand", stream, "block_2_expand"]
+    expected = [
+        "Conv1",
+        "expanded_conv_project",
+        "block_1_expand",
+        stream,
+        "block_2_expand",
+    ]
     assert sorted(group.name for group in groups) == sorted(expected)
     assert_groups_go(model, groups)
 
@@ -225,5 +290,7 @@ def test_networks_of_keras(name):
     model = _application(name)
     groups = kso.channel_groups(model)
     assert len(groups) == APPLICATIONS[name]
-    assert {staying.reason for staying in groups.stays.values()} == {"the model returns them"}
+    assert {staying.reason for staying in groups.stays.values()} == {
+        "the model returns them"
+    }
     assert_groups_go(model, groups)

@@ -33,8 +33,14 @@ def ending(*ends):
         ([L.Dense(3), keras.activations.sigmoid], "sigmoid"),
         ([L.Dense(6, "softmax"), L.Dropout(0.5), L.Reshape((6, 1))], "softmax"),
         ([L.Dense(3, "sigmoid"), L.Rescaling(2.0)], None),
-        ([L.Reshape((2, 3)), L.TimeDistributed(L.Dense(3, "softmax"))], "softmax"),
-        ([keras.Sequential([keras.Input((6,)), L.Dense(3, "softmax")])], "softmax"),
+        (
+            [L.Reshape((2, 3)), L.TimeDistributed(L.Dense(3, "softmax"))],
+            "softmax",
+        ),
+        (
+            [keras.Sequential([keras.Input((6,)), L.Dense(3, "softmax")])],
+            "softmax",
+        ),
         ([L.Reshape((2, 3)), L.LSTM(3, activation="sigmoid")], None),
     ],
 )
@@ -59,7 +65,11 @@ def test_the_end_of_a_graph(ends, end):
         ("sigmoid", keras.losses.Dice(), OutputKind("sigmoid", "bits")),
         (None, BITS(from_logits=True), OutputKind("linear", "bits")),
         (None, "hinge", OutputKind("linear", "bits")),
-        ("softmax", "sparse_categorical_crossentropy", OutputKind("softmax", "classes")),
+        (
+            "softmax",
+            "sparse_categorical_crossentropy",
+            OutputKind("softmax", "classes"),
+        ),
         (None, lambda y, p: keras.ops.mean(p), OutputKind("linear", None)),
     ],
 )
@@ -68,12 +78,17 @@ def test_the_loss_says_what_an_output_is_trained_for(activation, loss, kind):
     if loss is not None:
         model.compile("sgd", loss)
     assert output_kinds(model, 1) == [kind]
-    assert kind.probabilities == (None if kind.answers == "values" else activation)
+    assert kind.probabilities == (
+        None if kind.answers == "values" else activation
+    )
 
 
 def test_outputs_by_name_and_in_order():
     inputs = keras.Input((8,))
-    value, bit = L.Dense(1, "sigmoid", name="a")(inputs), L.Dense(1, "sigmoid", name="b")(inputs)
+    value, bit = (
+        L.Dense(1, "sigmoid", name="a")(inputs),
+        L.Dense(1, "sigmoid", name="b")(inputs),
+    )
     kinds = [OutputKind("sigmoid", "values"), OutputKind("sigmoid", "bits")]
     for outputs, loss in (
         ([value, bit], ["mse", "bce"]),

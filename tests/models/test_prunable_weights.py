@@ -24,13 +24,17 @@ def test_biases_and_normalization_are_not_listed():
 @pytest.mark.parametrize(("live", "flops"), [(1, 3), (2, 7), (3, 10)])
 def test_operations_of_live_entries_are_rounded(live, flops):
     """Of 10 operations and 3 entries: 3.33, 6.67 and 10."""
-    (weight,) = kso.prunable_weights(keras.Sequential([keras.Input((3,)), L.Dense(1)]))
+    (weight,) = kso.prunable_weights(
+        keras.Sequential([keras.Input((3,)), L.Dense(1)])
+    )
     weight.variable.assign([[1.0], [float(live > 1)], [float(live > 2)]])
     assert dataclasses.replace(weight, flops=10).sparse_flops == flops
 
 
 def test_negative_entries_of_a_plain_layer_are_live():
-    (weight,) = kso.prunable_weights(keras.Sequential([keras.Input((3,)), L.Dense(1)]))
+    (weight,) = kso.prunable_weights(
+        keras.Sequential([keras.Input((3,)), L.Dense(1)])
+    )
     weight.variable.assign([[-1.0], [0.0], [2.0]])
     np.testing.assert_array_equal(weight.mask.ravel(), [True, False, True])
     assert weight.live == 2
@@ -41,7 +45,9 @@ def test_weights_that_are_not_finite_are_refused(value):
     model = keras.Sequential([keras.Input((3,)), L.Dense(1, name="head")])
     model.layers[0].kernel.assign([[1.0], [value], [2.0]])
     (weight,) = kso.prunable_weights(model)
-    with pytest.raises(NotPrunableError, match=r"'head/kernel' is not finite. Received: 1 inf"):
+    with pytest.raises(
+        NotPrunableError, match=r"'head/kernel' is not finite. Received: 1 inf"
+    ):
         weight.finite_raw_value()
     with pytest.raises(NotPrunableError, match="'head/kernel' is not finite"):
         kso.prune(model, 0.5)
@@ -61,7 +67,9 @@ def test_the_raw_and_the_effective_value():
 
 
 def test_an_unbuilt_model_is_refused():
-    with pytest.raises(NotPrunableError, match=r"must be built.*Received: a model whose layers"):
+    with pytest.raises(
+        NotPrunableError, match=r"must be built.*Received: a model whose layers"
+    ):
         kso.prunable_weights(keras.Sequential([keras.layers.Dense(3)]))
 
 
@@ -70,7 +78,10 @@ class TiedByVariable(keras.Model):
 
     def __init__(self):
         super().__init__()
-        self.first, self.second = L.Dense(12, name="first"), L.Dense(12, name="second")
+        self.first, self.second = (
+            L.Dense(12, name="first"),
+            L.Dense(12, name="second"),
+        )
 
     def build(self, input_shape):
         self.first.build(input_shape)
@@ -79,13 +90,18 @@ class TiedByVariable(keras.Model):
         self.second.borrowed = self.first.kernel
 
     def call(self, x):
-        return self.second(self.first(x)) + keras.ops.matmul(x, self.second.borrowed)
+        return self.second(self.first(x)) + keras.ops.matmul(
+            x, self.second.borrowed
+        )
 
 
 def test_a_variable_that_layers_share_is_refused():
     model = TiedByVariable()
     expected = array(model(X))
-    with pytest.raises(NotPrunableError, match=r"'first/kernel' is used by several layers.*second"):
+    with pytest.raises(
+        NotPrunableError,
+        match=r"'first/kernel' is used by several layers.*second",
+    ):
         kso.sparsify(model, 0.3, seed=0)
     np.testing.assert_array_equal(array(model(X)), expected)
 
@@ -95,7 +111,10 @@ class WithHeads(keras.Model):
 
     def __init__(self):
         super().__init__()
-        self.main, self.other = L.Dense(8, name="main"), L.Dense(3, name="other")
+        self.main, self.other = (
+            L.Dense(8, name="main"),
+            L.Dense(3, name="other"),
+        )
         self.idle = L.Lambda(lambda x: x, name="idle")
 
     def build(self, input_shape):
@@ -108,11 +127,17 @@ class WithHeads(keras.Model):
 def test_layers_that_were_never_called_are_no_obstacle():
     model = WithHeads()
     model(np.ones((2, 4), "float32"))
-    assert [weight.path for weight in kso.prunable_weights(model)] == ["main/kernel"]
-    with pytest.warns(UserWarning, match=r"never been called.*Received: \['other'\]"):
+    assert [weight.path for weight in kso.prunable_weights(model)] == [
+        "main/kernel"
+    ]
+    with pytest.warns(
+        UserWarning, match=r"never been called.*Received: \['other'\]"
+    ):
         sparse = kso.sparsify(model, 0.5, seed=0)
     outputs = array(sparse(np.ones((2, 4), "float32")))
-    np.testing.assert_array_equal(array(kso.strip(sparse)(np.ones((2, 4)))), outputs)
+    np.testing.assert_array_equal(
+        array(kso.strip(sparse)(np.ones((2, 4)))), outputs
+    )
     with pytest.raises(NotPrunableError, match="must be built"):
         kso.sparsify(WithHeads(), 0.5)
 
@@ -126,7 +151,9 @@ class Pair(keras.Model):
 
 
 def pair_of(*layers):
-    return Pair(*(keras.Sequential([keras.Input((8,)), layer]) for layer in layers))
+    return Pair(
+        *(keras.Sequential([keras.Input((8,)), layer]) for layer in layers)
+    )
 
 
 def test_a_class_without_call_is_made_sparse_though_it_is_never_built():
@@ -139,10 +166,17 @@ def test_a_class_without_call_is_made_sparse_though_it_is_never_built():
     x = np.ones((2, 8), "float32")
     outputs = array(sparse.decoder(sparse.encoder(x)))
     plain = kso.strip(sparse)
-    np.testing.assert_array_equal(array(plain.decoder(plain.encoder(x))), outputs)
+    np.testing.assert_array_equal(
+        array(plain.decoder(plain.encoder(x))), outputs
+    )
     assert type(plain.encoder.layers[0]) is L.Dense
     with pytest.raises(NotPrunableError, match="must be built"):
-        kso.sparsify(Pair(keras.Sequential([L.Dense(8)]), keras.Sequential([L.Dense(8)])), 0.5)
+        kso.sparsify(
+            Pair(
+                keras.Sequential([L.Dense(8)]), keras.Sequential([L.Dense(8)])
+            ),
+            0.5,
+        )
 
 
 # --- constants that look like kernels -------------------------------------------------------------
@@ -153,7 +187,9 @@ class Frontend(L.Layer):
 
     def build(self, input_shape):
         size = input_shape[-1]
-        self.mel_kernel = self.add_weight(shape=(size, 5), trainable=False, name="mel_kernel")
+        self.mel_kernel = self.add_weight(
+            shape=(size, 5), trainable=False, name="mel_kernel"
+        )
         self.kernel = keras.Variable(np.eye(5), trainable=False, name="kernel")
         self.out_kernel = self.add_weight(shape=(5, 8), name="out_kernel")
 
@@ -184,10 +220,12 @@ class OwnSpectrogram(L.STFTSpectrogram):
 def sound():
     fourier = keras.initializers.STFT("real", "hann")
     waves = keras.Input((256, 1))
-    x = OwnSpectrogram(mode="log", frame_length=32, frame_step=16, fft_length=32, name="stft")(
-        waves
+    x = OwnSpectrogram(
+        mode="log", frame_length=32, frame_step=16, fft_length=32, name="stft"
+    )(waves)
+    filters = L.Conv1D(
+        9, 16, 16, kernel_initializer=fourier, use_bias=False, name="filters"
     )
-    filters = L.Conv1D(9, 16, 16, kernel_initializer=fourier, use_bias=False, name="filters")
     y = L.Dense(6, name="beside")(L.Flatten()(filters(waves)))
     x = Frontend(name="front")(x)
     x = L.Reshape((*x.shape[1:], 1))(x)
@@ -204,7 +242,10 @@ def constants(model):
     layers = {layer.name: layer for layer in model.layers}
     front = layers["front"]
     values = [*layers["stft"].weights, front.mel_kernel, front.kernel]
-    return [array(v) for v in (*values, layers["blur"].kernel, layers["filters"].kernel)]
+    return [
+        array(v)
+        for v in (*values, layers["blur"].kernel, layers["filters"].kernel)
+    ]
 
 
 def test_what_a_layer_computes_is_no_kernel():
@@ -216,10 +257,16 @@ WAVES = np.random.default_rng(2).normal(size=(32, 256, 1)).astype("float32")
 CHANGES = {
     "prune": lambda model: kso.prune(model, 0.4),
     "uniform": lambda model: kso.prune(model, 0.4, budget="uniform"),
-    "obs": lambda model: kso.prune(model, 0.4, score="obs", data=WAVES, include=TRAINED[1:]),
+    "obs": lambda model: kso.prune(
+        model, 0.4, score="obs", data=WAVES, include=TRAINED[1:]
+    ),
     "sparsify": lambda model: kso.sparsify(model, 0.4, seed=0),
-    "random": lambda model: kso.sparsify(model, 0.4, initializer="random_sparse", seed=0),
-    "threshold": lambda model: kso.parametrize(model, kso.SoftThreshold(s_init=-2.0)),
+    "random": lambda model: kso.sparsify(
+        model, 0.4, initializer="random_sparse", seed=0
+    ),
+    "threshold": lambda model: kso.parametrize(
+        model, kso.SoftThreshold(s_init=-2.0)
+    ),
 }
 
 
@@ -239,7 +286,9 @@ def test_what_a_layer_computes_stays_and_takes_no_density(change):
 
 @pytest.mark.parametrize("path", CONSTANTS)
 def test_a_constant_cannot_be_named(path):
-    with pytest.raises(kso.errors.UnknownWeightError, match=f"include='{path}'"):
+    with pytest.raises(
+        kso.errors.UnknownWeightError, match=f"include='{path}'"
+    ):
         kso.prune(sound(), 0.4, include=path)
 
 
@@ -248,7 +297,9 @@ def frozen_when_built():
 
 
 def test_frozen_layers_stay_prunable(tmp_path):
-    model = keras.Sequential([keras.Input((12,)), frozen_when_built(), L.Dense(4, name="head")])
+    model = keras.Sequential(
+        [keras.Input((12,)), frozen_when_built(), L.Dense(4, name="head")]
+    )
     model.layers[1].kernel.trainable = False
     both = ["base/kernel", "head/kernel"]
     model.save(tmp_path / "frozen.keras")
@@ -257,13 +308,17 @@ def test_frozen_layers_stay_prunable(tmp_path):
         network.trainable = False
         assert [weight.path for weight in kso.prunable_weights(network)] == both
         pruned = kso.prune(network, 0.5)
-        assert [weight.path for weight in kso.prunable_weights(kso.strip(pruned))] == both
+        assert [
+            weight.path for weight in kso.prunable_weights(kso.strip(pruned))
+        ] == both
 
 
 def test_a_layer_that_keras_quantized_still_has_a_kernel():
     model = keras.Sequential([keras.Input((12,)), L.Dense(8, name="a")])
     model.layers[0].quantize("int8")
-    assert [weight.path for weight in kso.prunable_weights(model)] == ["a/kernel"]
+    assert [weight.path for weight in kso.prunable_weights(model)] == [
+        "a/kernel"
+    ]
     with pytest.raises(NotPrunableError, match="is quantized"):
         kso.prune(model, 0.5)
 
@@ -276,21 +331,31 @@ def test_a_registered_layer_says_itself_what_its_kernels_are():
     layouts = kso.initializers.kernel_layouts
     layouts.register(Declared, lambda layer: {"mel_kernel": None})
     model = keras.Sequential([keras.Input((12,)), Declared(name="front")])
-    assert [weight.path for weight in kso.prunable_weights(model)] == ["front/mel_kernel"]
+    assert [weight.path for weight in kso.prunable_weights(model)] == [
+        "front/mel_kernel"
+    ]
 
 
 class Trained(L.Layer):
     def build(self, input_shape):
-        self.mel_kernel = self.add_weight(shape=(input_shape[-1], 4), name="mel_kernel")
+        self.mel_kernel = self.add_weight(
+            shape=(input_shape[-1], 4), name="mel_kernel"
+        )
         self.filters = self.add_weight(shape=(4, 4), name="filters")
 
     def call(self, x):
-        return keras.ops.matmul(keras.ops.matmul(x, self.mel_kernel), self.filters)
+        return keras.ops.matmul(
+            keras.ops.matmul(x, self.mel_kernel), self.filters
+        )
 
 
 def test_converters_of_keras_hub_have_no_kernels():
-    base = type("PreprocessingLayer", (Trained,), {"__module__": "keras_hub.src.layers"})
+    base = type(
+        "PreprocessingLayer", (Trained,), {"__module__": "keras_hub.src.layers"}
+    )
     converter = type("AudioConverter", (base,), {})(name="converter")
-    model = keras.Sequential([keras.Input((12,)), converter, L.Dense(8, name="a")])
+    model = keras.Sequential(
+        [keras.Input((12,)), converter, L.Dense(8, name="a")]
+    )
     found = kso.prunable_weights(model, unregistered=True)
     assert [weight.path for weight in found] == ["a/kernel"]

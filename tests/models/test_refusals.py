@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.errors import BudgetError, DensityError, LayoutError, NotPrunableError
+from keras_sparse_ortho.errors import (
+    BudgetError,
+    DensityError,
+    LayoutError,
+    NotPrunableError,
+)
 from keras_sparse_ortho.errors import UnknownWeightError as Unknown
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.models import _result_checks, _rewrite
@@ -21,7 +26,11 @@ Y = np.zeros((4, 3), "float32")
 
 def layers():
     relu = {"activation": "relu"}
-    return [L.Dense(16, name="a", **relu), L.Dense(16, name="b", **relu), L.Dense(3, name="c")]
+    return [
+        L.Dense(16, name="a", **relu),
+        L.Dense(16, name="b", **relu),
+        L.Dense(3, name="c"),
+    ]
 
 
 class Written(keras.Model):
@@ -61,18 +70,37 @@ def compiled(model, optimizer):
 
 def state(model):
     """All that a user could see of a model, with what must stay the same object."""
-    held = [(id(layer), layer.name, type(layer), path) for layer, path in walk(model, "")]
+    held = [
+        (id(layer), layer.name, type(layer), path)
+        for layer, path in walk(model, "")
+    ]
     holding = [sorted(vars(layer)) for layer, _ in walk(model, "")]
-    weights = [(id(v), v.path, v.trainable, array(v).tobytes()) for v in model.weights]
-    attributes = [id(getattr(model, name, None)) for name in ("first", "chain", "optimizer")]
+    weights = [
+        (id(v), v.path, v.trainable, array(v).tobytes()) for v in model.weights
+    ]
+    attributes = [
+        id(getattr(model, name, None))
+        for name in ("first", "chain", "optimizer")
+    ]
     try:
         config = json.dumps(model.get_config(), default=str)
-    except NotImplementedError:  # of a class that does not say what it is made by
+    except (
+        NotImplementedError
+    ):  # of a class that does not say what it is made by
         config = ""
     kernels = [(w.path, w.live) for w in kso.prunable_weights(model)]
     compiled = model.compiled, [id(v) for v in model.trainable_variables]
     outputs = array(model(X)).tobytes()
-    return held, holding, weights, attributes, config, kernels, compiled, outputs
+    return (
+        held,
+        holding,
+        weights,
+        attributes,
+        config,
+        kernels,
+        compiled,
+        outputs,
+    )
 
 
 SOFT = kso.SoftThreshold()
@@ -86,11 +114,21 @@ DENSE = {
         (BudgetError, {"density": 0.5, "budget": "snip"}),
         (BudgetError, {"budget": {"a": 0.5}}),
         (BudgetError, {"budget": {"a": 0.5, "b": 0.01, "c": 1.0}}),
-        (BudgetError, {"density": 0.2, "budget": kso.Budget({"a/kernel": 0.5})}),
+        (
+            BudgetError,
+            {"density": 0.2, "budget": kso.Budget({"a/kernel": 0.5})},
+        ),
         (Unknown, {"budget": {"nowhere": 0.5}}),
         (ValueError, {"density": 0.5, "initializer": None}),
         (ValueError, {"density": 0.5, "initializer": "glorot"}),
-        (ValueError, {"density": 0.5, "initializer": "random_sparse", "structure": kso.NByM(2, 4)}),
+        (
+            ValueError,
+            {
+                "density": 0.5,
+                "initializer": "random_sparse",
+                "structure": kso.NByM(2, 4),
+            },
+        ),
         (LayoutError, {"density": 0.5, "structure": kso.Block(5, 5)}),
         (ValueError, {"density": 0.5, "storage": "disk"}),
         (ValueError, {"density": 0.5, "seed": "zero"}),
@@ -122,7 +160,10 @@ DENSE = {
     "parametrize": [
         (ValueError, {"parametrization": "soft"}),
         (ValueError, {"parametrization": kso.MagnitudeMask}),
-        (ValueError, {"parametrization": kso.SoftThreshold(granularity="global")}),
+        (
+            ValueError,
+            {"parametrization": kso.SoftThreshold(granularity="global")},
+        ),
         (NotPrunableError, {"parametrization": SOFT, "density": 0.5}),
         (
             BudgetError,
@@ -131,7 +172,10 @@ DENSE = {
         (Unknown, {"parametrization": SOFT, "exclude": "nowhere"}),
     ],
     "convert": [
-        *((NotPrunableError, {"storage": way}) for way in ("masked", "compact", "blocks")),
+        *(
+            (NotPrunableError, {"storage": way})
+            for way in ("masked", "compact", "blocks")
+        ),
         (ValueError, {"storage": "auto"}),
     ],
 }
@@ -164,7 +208,13 @@ def test_dense_models(make):
         refuse_all(model, {"remove_channels": [(NotPrunableError, {})]})
     spoilt = make()
     spoilt.weights[0].assign(np.full((12, 16), np.inf))
-    refuse_all(spoilt, {v: [(NotPrunableError, {"density": 0.5})] for v in ("sparsify", "prune")})
+    refuse_all(
+        spoilt,
+        {
+            v: [(NotPrunableError, {"density": 0.5})]
+            for v in ("sparsify", "prune")
+        },
+    )
     held = make()
     held.weights[0].constraint = keras.constraints.MaxNorm(2)
     compact = {"density": 0.5, "storage": "compact"}
@@ -178,13 +228,22 @@ FORMS = [written, pytest.param(functional, marks=pytest.mark.slow_on("jax"))]
 @pytest.mark.core
 @pytest.mark.parametrize("make", FORMS)
 def test_sparse_models(make):
-    masked = compiled(kso.sparsify(make(), 0.5, seed=0), keras.optimizers.Adafactor())
+    masked = compiled(
+        kso.sparsify(make(), 0.5, seed=0), keras.optimizers.Adafactor()
+    )
     # Adafactor keeps factors of whole kernels.
-    refuse_all(masked, {**AGAIN, "convert": [(ValueError, {"storage": "compact"})]})
+    refuse_all(
+        masked, {**AGAIN, "convert": [(ValueError, {"storage": "compact"})]}
+    )
     refuse_all(kso.convert(kso.sparsify(make(), 0.5, seed=0), "compact"), AGAIN)
     learnt = kso.parametrize(make(), SOFT)
-    refuse_all(learnt, {**AGAIN, "convert": [(NotPrunableError, {"storage": "compact"})]})
-    scheduled = kso.parametrize(make(), kso.MagnitudeMask(kso.schedules.Constant(0.5, 0)))
+    refuse_all(
+        learnt,
+        {**AGAIN, "convert": [(NotPrunableError, {"storage": "compact"})]},
+    )
+    scheduled = kso.parametrize(
+        make(), kso.MagnitudeMask(kso.schedules.Constant(0.5, 0))
+    )
     refuse_all(scheduled, {**AGAIN, "strip": [(NotPrunableError, {})]})
 
 
@@ -200,22 +259,66 @@ def breaks(*_, **__):
 LATE = [
     ("masked", kso.strip, {}, _result_checks.SameFunction, "check"),
     ("masked", kso.strip, {}, kso.PrunableLayer, "release"),
-    ("masked", kso.convert, {"storage": "compact"}, _result_checks, "copy_slots"),
-    ("masked", kso.convert, {"storage": "compact"}, _result_checks.SameFunction, "check"),
+    (
+        "masked",
+        kso.convert,
+        {"storage": "compact"},
+        _result_checks,
+        "copy_slots",
+    ),
+    (
+        "masked",
+        kso.convert,
+        {"storage": "compact"},
+        _result_checks.SameFunction,
+        "check",
+    ),
     ("masked", kso.convert, {"storage": "compact"}, CompactMask, "settle"),
-    ("compact", kso.convert, {"storage": "masked"}, _result_checks, "copy_slots"),
+    (
+        "compact",
+        kso.convert,
+        {"storage": "masked"},
+        _result_checks,
+        "copy_slots",
+    ),
     ("compact", kso.convert, {"storage": "masked"}, kso.FixedMask, "settle"),
-    ("compact", kso.convert, {"storage": "masked"}, _rewrite, "save_with_layers"),
-    ("learnt", kso.strip, {}, _result_checks.SameFunction, "check"),  # its raw weights are others
-    ("drawn", kso.apply_masks, {"storage": "blocks"}, _rewrite, "save_with_layers"),
+    (
+        "compact",
+        kso.convert,
+        {"storage": "masked"},
+        _rewrite,
+        "save_with_layers",
+    ),
+    (
+        "learnt",
+        kso.strip,
+        {},
+        _result_checks.SameFunction,
+        "check",
+    ),  # its raw weights are others
+    (
+        "drawn",
+        kso.apply_masks,
+        {"storage": "blocks"},
+        _rewrite,
+        "save_with_layers",
+    ),
     ("drawn", kso.sparsify, {"density": 0.5}, kso.FixedMask, "mark_as_drawn"),
-    ("drawn", kso.sparsify, {"density": 0.5, "storage": "compact"}, CompactMask, "mark_as_drawn"),
+    (
+        "drawn",
+        kso.sparsify,
+        {"density": 0.5, "storage": "compact"},
+        CompactMask,
+        "mark_as_drawn",
+    ),
 ]
 
 
 def drawn(model):
     """A dense model with live blocks in the kernel of a layer."""
-    blocks = kso.initializers.ExactOrthogonal(0.5, seed=0, structure=kso.Block(4, 4, regular=True))
+    blocks = kso.initializers.ExactOrthogonal(
+        0.5, seed=0, structure=kso.Block(4, 4, regular=True)
+    )
     layer = model.get_layer("b")
     layer.kernel_initializer = blocks
     layer.kernel.assign(blocks((16, 16)))
@@ -238,8 +341,12 @@ def third_time(function):
 @pytest.mark.parametrize("make", FORMS)
 def test_failures_when_much_has_been_changed(make, in_place, monkeypatch):
     models = {
-        "masked": compiled(kso.sparsify(make(), 0.5, seed=0), keras.optimizers.Adam()),
-        "compact": compiled(kso.sparsify(make(), 0.5, seed=0, storage="compact"), "adam"),
+        "masked": compiled(
+            kso.sparsify(make(), 0.5, seed=0), keras.optimizers.Adam()
+        ),
+        "compact": compiled(
+            kso.sparsify(make(), 0.5, seed=0, storage="compact"), "adam"
+        ),
         "learnt": kso.parametrize(make(), SOFT),
         "drawn": drawn(make()),
     }
@@ -252,8 +359,13 @@ def test_failures_when_much_has_been_changed(make, in_place, monkeypatch):
             with pytest.raises(Broken):
                 (verb.in_place if in_place else verb)(models[name], **arguments)
         assert state(models[name]) == before, (name, verb, attribute)
-    for model in (models["masked"], models["compact"]):  # go on as if nothing had happened
-        counts = {weight.path: weight.live for weight in kso.prunable_weights(model)}
+    for model in (
+        models["masked"],
+        models["compact"],
+    ):  # go on as if nothing had happened
+        counts = {
+            weight.path: weight.live for weight in kso.prunable_weights(model)
+        }
         model.train_on_batch(X, Y)
         for weight in kso.prunable_weights(model):
             assert np.count_nonzero(weight.value) <= counts[weight.path]
@@ -281,11 +393,14 @@ class Asking(L.Layer):
 @pytest.mark.core
 def test_a_result_that_computes_something_else_is_refused():
     inputs = keras.Input((12,))
-    model = keras.Model(inputs, L.Dense(3, name="a")(Asking(name="asks")(inputs)), name="net")
+    model = keras.Model(
+        inputs, L.Dense(3, name="a")(Asking(name="asks")(inputs)), name="net"
+    )
     before = state(model)
     for verb in (kso.prune, kso.sparsify):
         with pytest.raises(
-            NotPrunableError, match=r"something else.* by up to [\d.]+ for one sample"
+            NotPrunableError,
+            match=r"something else.* by up to [\d.]+ for one sample",
         ):
             verb(model, 0.5)
         assert state(model) == before

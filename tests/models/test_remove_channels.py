@@ -33,7 +33,9 @@ def unsettle(model, dead=0.4, seed=0):
                 value[..., gone] = 0
                 value = np.moveaxis(value, -1, outputs)
             elif variable.name == "gamma":
-                value = rng.uniform(0.5, 1.5, value.shape) * (rng.random(value.shape) > 0.1)
+                value = rng.uniform(0.5, 1.5, value.shape) * (
+                    rng.random(value.shape) > 0.1
+                )
             elif layer.name != "head":
                 value *= 0.5
             values.append(value)
@@ -43,27 +45,42 @@ def unsettle(model, dead=0.4, seed=0):
 
 def samples(model, seed=1):
     rng = np.random.default_rng(seed)
-    made = [rng.normal(size=(6, *t.shape[1:])).astype("float32") for t in model.inputs]
+    made = [
+        rng.normal(size=(6, *t.shape[1:])).astype("float32")
+        for t in model.inputs
+    ]
     return made[0] if len(made) == 1 else made
 
 
 def outputs(model, x):
     # Compiled on JAX, where it is faster to compile one function than every operation.
-    call = model if keras.backend.backend() != "jax" else lambda x: model.predict(x, verbose=0)
-    return np.concatenate([array(y).reshape(6, -1) for y in keras.tree.flatten(call(x))], axis=1)
+    call = (
+        model
+        if keras.backend.backend() != "jax"
+        else lambda x: model.predict(x, verbose=0)
+    )
+    return np.concatenate(
+        [array(y).reshape(6, -1) for y in keras.tree.flatten(call(x))], axis=1
+    )
 
 
 def assert_equal(small, model):
     x = samples(model)
-    np.testing.assert_allclose(outputs(small, x), outputs(model, x), atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(
+        outputs(small, x), outputs(model, x), atol=1e-5, rtol=1e-5
+    )
 
 
 def assert_smaller_and_equal(model):
     small = kso.remove_channels(model)
     assert_equal(small, model)
-    assert np.median(outputs(model, samples(model)).std(axis=0)) > 1e-3  # it says something
+    assert (
+        np.median(outputs(model, samples(model)).std(axis=0)) > 1e-3
+    )  # it says something
     assert names(small) == names(model)
-    assert all(type(layer).__module__.startswith("keras.") for layer in small.layers)
+    assert all(
+        type(layer).__module__.startswith("keras.") for layer in small.layers
+    )
     assert small.count_params() < model.count_params()
     again = kso.remove_channels(small)
     assert again.count_params() == small.count_params()
@@ -72,7 +89,11 @@ def assert_smaller_and_equal(model):
 
 def names(model):
     # Keras itself names the inputs of a clone anew.
-    return [layer.name for layer in model.layers if not isinstance(layer, L.InputLayer)]
+    return [
+        layer.name
+        for layer in model.layers
+        if not isinstance(layer, L.InputLayer)
+    ]
 
 
 def sizes(model):
@@ -87,13 +108,21 @@ def chain(padding="valid", after=False):
         layers += [L.Conv2D(width, 3, padding=padding, name=f"conv_{k}")]
         layers += [relu, norm] if after else [norm, relu]
         layers += [L.MaxPooling2D(2), L.Dropout(0.5)]
-    layers += [L.Flatten(), L.Dense(16, activation="relu", name="hidden"), L.Dense(4, name="head")]
+    layers += [
+        L.Flatten(),
+        L.Dense(16, activation="relu", name="hidden"),
+        L.Dense(4, name="head"),
+    ]
     return keras.Sequential(layers)
 
 
 def residual():
     inputs = keras.Input((8, 8, 3))
-    x = L.ReLU()(L.BatchNormalization()(L.Conv2D(12, 3, padding="same", name="stem")(inputs)))
+    x = L.ReLU()(
+        L.BatchNormalization()(
+            L.Conv2D(12, 3, padding="same", name="stem")(inputs)
+        )
+    )
     for k, width in enumerate((12, 16)):
         y = L.Conv2D(width, 3, padding="same", use_bias=False, name=f"a_{k}")(x)
         y = L.ReLU()(L.BatchNormalization()(y))
@@ -109,26 +138,47 @@ def residual():
 
 def mobile():
     inputs = keras.Input((9, 9, 3))
-    x = L.Conv2D(8, 3, strides=2, padding="same", use_bias=False, name="stem")(inputs)
+    x = L.Conv2D(8, 3, strides=2, padding="same", use_bias=False, name="stem")(
+        inputs
+    )
     x = L.ReLU(6.0)(L.BatchNormalization()(x))
     for k, padding in enumerate(("valid", "same")):
         y = L.Conv2D(24, 1, use_bias=False, name=f"expand_{k}")(x)
         y = L.ReLU(6.0)(L.BatchNormalization()(y))
-        y = L.DepthwiseConv2D(3, padding=padding, use_bias=False, name=f"depthwise_{k}")(y)
+        y = L.DepthwiseConv2D(
+            3, padding=padding, use_bias=False, name=f"depthwise_{k}"
+        )(y)
         y = L.ReLU(6.0)(L.BatchNormalization()(y))
-        x = L.BatchNormalization()(L.Conv2D(12, 1, use_bias=False, name=f"project_{k}")(y))
-    x = L.SeparableConv2D(10, 2, depth_multiplier=2, activation="relu", name="separable")(x)
-    return keras.Model(inputs, L.Dense(4, name="head")(L.GlobalMaxPooling2D()(x)))
+        x = L.BatchNormalization()(
+            L.Conv2D(12, 1, use_bias=False, name=f"project_{k}")(y)
+        )
+    x = L.SeparableConv2D(
+        10, 2, depth_multiplier=2, activation="relu", name="separable"
+    )(x)
+    return keras.Model(
+        inputs, L.Dense(4, name="head")(L.GlobalMaxPooling2D()(x))
+    )
 
 
 def branches():
     """Two inputs and outputs, 1-D and 3-D, concatenation, products, padding and upsampling."""
     first, second = keras.Input((10, 3)), keras.Input((6, 6, 6, 2))
-    x = L.Conv1D(8, 3, padding="causal", activation="tanh", name="causal")(first)
-    x = L.Concatenate()([x, L.Conv1D(6, 3, padding="same", activation="relu", name="same")(first)])
+    x = L.Conv1D(8, 3, padding="causal", activation="tanh", name="causal")(
+        first
+    )
+    x = L.Concatenate()(
+        [
+            x,
+            L.Conv1D(6, 3, padding="same", activation="relu", name="same")(
+                first
+            ),
+        ]
+    )
     x = L.AveragePooling1D(2, padding="same")(L.UpSampling1D(2)(x))
     x = L.Conv1D(9, 2, activation="sigmoid", name="joint")(L.Cropping1D(1)(x))
-    y = L.Conv3D(5, 3, activation="elu", name="volume")(L.ZeroPadding3D(1)(second))
+    y = L.Conv3D(5, 3, activation="elu", name="volume")(
+        L.ZeroPadding3D(1)(second)
+    )
     y = L.Conv3D(9, 2, activation=None, name="second_volume")(L.LeakyReLU()(y))
     x, y = L.GlobalAveragePooling1D()(x), L.GlobalAveragePooling3D()(y)
     z = L.Multiply()([x, y])
@@ -144,8 +194,13 @@ def branches():
 
 
 def dense_chain():
-    layers = [L.Dense(20, activation=a, name=f"d{a}") for a in ("relu", "silu", "softplus")]
-    return keras.Sequential([keras.Input((6,)), *layers, L.Dense(4, name="head")])
+    layers = [
+        L.Dense(20, activation=a, name=f"d{a}")
+        for a in ("relu", "silu", "softplus")
+    ]
+    return keras.Sequential(
+        [keras.Input((6,)), *layers, L.Dense(4, name="head")]
+    )
 
 
 NETWORKS = {
@@ -161,7 +216,12 @@ NETWORKS = {
 
 # JAX compiles every operation for every shape: minutes for all of them.
 HERE = [
-    pytest.param(name, marks=() if name in ("chain", "branches") else pytest.mark.slow_on("jax"))
+    pytest.param(
+        name,
+        marks=()
+        if name in ("chain", "branches")
+        else pytest.mark.slow_on("jax"),
+    )
     for name in NETWORKS
 ]
 
@@ -174,11 +234,14 @@ def test_outputs_are_equal(name):
 
 @pytest.mark.tensorflow_only
 @pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))]
+    "seed",
+    [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))],
 )
 @pytest.mark.parametrize("name", NETWORKS)
 def test_outputs_are_equal_for_other_patterns(name, seed):
-    model = unsettle(NETWORKS[name](), dead=(0.2, 0.8)[seed % 2], seed=seed + 10)
+    model = unsettle(
+        NETWORKS[name](), dead=(0.2, 0.8)[seed % 2], seed=seed + 10
+    )
     assert_equal(kso.remove_channels(model), model)
 
 
@@ -222,19 +285,40 @@ def convolutions(padding, bias, *between):
         ("valid", 0.7, [L.Softmax()], 8),  # which is no constant behind softmax
         ("valid", 0.7, [L.Activation("softmax")], 8),
         ("valid", 0.7, [L.LayerNormalization()], 8),
-        ("valid", 0.7, [L.Conv2DTranspose(4, 3, strides=2)], 6),  # at the border, too
-        ("valid", 0.7, [L.GroupNormalization(-1)], 5),  # each channel by itself: 0
-        ("valid", 0.7, [L.AveragePooling2D(2, padding="same"), L.UpSampling2D(2)], 5),
+        (
+            "valid",
+            0.7,
+            [L.Conv2DTranspose(4, 3, strides=2)],
+            6,
+        ),  # at the border, too
+        (
+            "valid",
+            0.7,
+            [L.GroupNormalization(-1)],
+            5,
+        ),  # each channel by itself: 0
+        (
+            "valid",
+            0.7,
+            [L.AveragePooling2D(2, padding="same"), L.UpSampling2D(2)],
+            5,
+        ),
     ],
 )
 def test_constants_go_where_they_can(padding, bias, between, left):
     between = [
-        type(one).from_config(one.get_config()) if isinstance(one, L.Layer) else one
+        type(one).from_config(one.get_config())
+        if isinstance(one, L.Layer)
+        else one
         for one in between
     ]
     model = convolutions(padding, bias, *between)
     unknown = left == 8 and not isinstance(between[0], L.ZeroPadding2D)
-    told = pytest.warns(UserWarning, match="Received: 3 of 'first'") if unknown else nullcontext()
+    told = (
+        pytest.warns(UserWarning, match="Received: 3 of 'first'")
+        if unknown
+        else nullcontext()
+    )
     with told:
         small = kso.remove_channels(model)
     assert small.get_layer("first").filters == left
@@ -244,22 +328,33 @@ def test_constants_go_where_they_can(padding, bias, between, left):
 
 @pytest.mark.core
 def test_on_request_layer_normalization_goes_on_with_fewer_channels():
-    layers = [L.Dense(9, activation="relu", name="hidden"), L.LayerNormalization(name="norm")]
-    model = keras.Sequential([keras.Input((6,)), *layers, L.Dense(3, name="head")])
+    layers = [
+        L.Dense(9, activation="relu", name="hidden"),
+        L.LayerNormalization(name="norm"),
+    ]
+    model = keras.Sequential(
+        [keras.Input((6,)), *layers, L.Dense(3, name="head")]
+    )
     unsettle(model, dead=0)
     kernel, bias = model.get_layer("head").get_weights()
     kernel[[1, 4, 5]] = 0
     model.get_layer("head").set_weights([kernel, bias])
     with pytest.warns(UserWarning, match="3 of 'norm'"):
         assert kso.remove_channels(model).get_layer("hidden").units == 9
-    with pytest.warns(UserWarning, match=r"outputs change.*Received: \['norm'\]"):
+    with pytest.warns(
+        UserWarning, match=r"outputs change.*Received: \['norm'\]"
+    ):
         small = kso.remove_channels(model, exact=False)
     assert [len(layer.get_weights()[-1]) for layer in small.layers] == [6, 6, 3]
     x = np.random.default_rng(2).normal(size=(8, 6)).astype("float32")
     read = np.delete(array(model.layers[0](x)), [1, 4, 5], axis=1)
-    gamma, beta = (np.delete(v, [1, 4, 5]) for v in model.get_layer("norm").get_weights())
+    gamma, beta = (
+        np.delete(v, [1, 4, 5]) for v in model.get_layer("norm").get_weights()
+    )
     spread = np.sqrt(read.var(axis=1, keepdims=True) + 1e-3)
-    normalized = gamma * (read - read.mean(axis=1, keepdims=True)) / spread + beta
+    normalized = (
+        gamma * (read - read.mean(axis=1, keepdims=True)) / spread + beta
+    )
     expected = normalized @ np.delete(kernel, [1, 4, 5], axis=0) + bias
     np.testing.assert_allclose(array(small(x)), expected, atol=1e-4)
 
@@ -276,7 +371,9 @@ def test_a_bias_is_made_where_there_was_none():
     zero_columns(model.get_layer("hidden"), (0, 2))
     small = kso.remove_channels(model)
     head = small.get_layer("head")
-    folded = 0.5 * model.get_layer("head").get_weights()[0][[0, 2]].sum(0)  # sigmoid(0)
+    folded = 0.5 * model.get_layer("head").get_weights()[0][[0, 2]].sum(
+        0
+    )  # sigmoid(0)
     np.testing.assert_allclose(array(head.bias), folded, atol=1e-6)
     assert_equal(small, model)
 
@@ -291,17 +388,27 @@ def test_a_sum_keeps_the_union_of_what_lives():
     zero_columns(model.get_layer("a"), (0, 1, 2, 3))
     zero_columns(model.get_layer("b"), (2, 3, 4, 5))
     small = kso.remove_channels(model)
-    assert {name: sizes(small)[name] for name in ("a", "b", "sum")} == {"a": 6, "b": 6, "sum": 6}
+    assert {name: sizes(small)[name] for name in ("a", "b", "sum")} == {
+        "a": 6,
+        "b": 6,
+        "sum": 6,
+    }
     assert_equal(small, model)
 
 
 @pytest.mark.tensorflow_only
 def test_what_nothing_reads_goes_and_so_does_what_feeds_it():
     model = keras.Sequential(
-        [keras.Input((4,)), *[L.Dense(6, "tanh", name=f"d{k}") for k in range(3)], L.Dense(2)]
+        [
+            keras.Input((4,)),
+            *[L.Dense(6, "tanh", name=f"d{k}") for k in range(3)],
+            L.Dense(2),
+        ]
     )
     kernel, bias = model.get_layer("d2").get_weights()
-    kernel[:4] = 0  # d1 has four channels that are not read, and two that read d0 at 0 and 1 only
+    kernel[:4] = (
+        0  # d1 has four channels that are not read, and two that read d0 at 0 and 1 only
+    )
     model.get_layer("d2").set_weights([kernel, bias])
     kernel, bias = model.get_layer("d1").get_weights()
     kernel[2:, 4:] = 0
@@ -319,7 +426,9 @@ def test_inputs_outputs_and_one_channel_of_each_layer_stay():
     z = L.Dense(2, name="third")(y)
     model = keras.Model(inputs, [x, z])
     for name in ("first", "second", "third"):
-        zero_columns(model.get_layer(name), range(model.get_layer(name).units), 0.5)
+        zero_columns(
+            model.get_layer(name), range(model.get_layer(name).units), 0.5
+        )
     small = kso.remove_channels(model)
     assert small.input_shape == (None, 5)
     assert [layer.units for layer in small.layers[1:]] == [4, 1, 2]
@@ -330,7 +439,9 @@ class Doubled(L.Dense):
     """A subclass, of which nothing is known."""
 
     def call(self, inputs):
-        return super().call(inputs) + keras.ops.sum(inputs, axis=-1, keepdims=True)
+        return super().call(inputs) + keras.ops.sum(
+            inputs, axis=-1, keepdims=True
+        )
 
 
 def normalized_in_training(x):
@@ -343,14 +454,29 @@ def normalized_in_training(x):
     [
         pytest.param(lambda x: keras.ops.cumsum(x, axis=-1), id="operation"),
         pytest.param(normalized_in_training, id="training"),
-        pytest.param(lambda x: L.Lambda(lambda x: x * x, output_shape=(3, 8))(x), id="lambda"),
+        pytest.param(
+            lambda x: L.Lambda(lambda x: x * x, output_shape=(3, 8))(x),
+            id="lambda",
+        ),
         pytest.param(lambda x: Doubled(8)(x), id="subclass"),
-        pytest.param(lambda x: keras.Sequential([L.Dense(8)], name="inner")(x), id="nested"),
+        pytest.param(
+            lambda x: keras.Sequential([L.Dense(8)], name="inner")(x),
+            id="nested",
+        ),
         pytest.param(lambda x: x[..., ::2], id="every second"),
         pytest.param(lambda x: x * keras.ops.softmax(x, axis=-1), id="softmax"),
-        pytest.param(lambda x: L.Conv1D(8, 1, groups=2, activation="softmax")(x), id="groups"),
-        pytest.param(lambda x: L.LSTM(8, return_sequences=True)(x, training=True), id="recurrent"),
-        pytest.param(lambda x: L.MultiHeadAttention(1, 4)(x, x, training=True), id="attention"),
+        pytest.param(
+            lambda x: L.Conv1D(8, 1, groups=2, activation="softmax")(x),
+            id="groups",
+        ),
+        pytest.param(
+            lambda x: L.LSTM(8, return_sequences=True)(x, training=True),
+            id="recurrent",
+        ),
+        pytest.param(
+            lambda x: L.MultiHeadAttention(1, 4)(x, x, training=True),
+            id="attention",
+        ),
     ],
 )
 def test_what_is_not_understood_keeps_its_channels(between):
@@ -361,9 +487,14 @@ def test_what_is_not_understood_keeps_its_channels(between):
     model = keras.Model(inputs, L.Dense(2, name="head")(x))
     for name in ("first", "second", "shared"):
         zero_columns(model.get_layer(name), (0, 3, 5), 0.4)
-    with pytest.warns(UserWarning, match=r"Received: 3 of 'first', which '.* of class .* reads; "):
+    with pytest.warns(
+        UserWarning,
+        match=r"Received: 3 of 'first', which '.* of class .* reads; ",
+    ):
         small = kso.remove_channels(model)
-    assert [small.get_layer(name).units for name in ("first", "second", "shared")] == [8, 8, 8]
+    assert [
+        small.get_layer(name).units for name in ("first", "second", "shared")
+    ] == [8, 8, 8]
     assert_equal(small, model)
 
 
@@ -372,7 +503,9 @@ def test_models_of_which_the_graph_is_not_known_are_refused():
     written(np.ones((1, 16), "float32"))
     tower(np.ones((1, 6), "float32"))  # has a `call` of its own
     for model in (written, tower):
-        with pytest.raises(NotPrunableError, match=r"onal models.*without a `call`.*Received: "):
+        with pytest.raises(
+            NotPrunableError, match=r"onal models.*without a `call`.*Received: "
+        ):
             kso.remove_channels(model)
     with pytest.raises(NotPrunableError, match=r"must be built.*Received"):
         kso.remove_channels(keras.Sequential([L.Dense(2)]))
@@ -381,8 +514,12 @@ def test_models_of_which_the_graph_is_not_known_are_refused():
 def test_dead_channels_that_stay_are_told():
     inputs = keras.Input((5, 4))
     x = L.ReLU(name="relu")(L.Dense(6, name="before")(inputs))
-    x = Mixing(6, name="block")(x)  # written as a class: which of its layers reads which?
-    model = keras.Model(inputs, L.Dense(3, name="head")(L.Dense(8, name="after")(x)))
+    x = Mixing(6, name="block")(
+        x
+    )  # written as a class: which of its layers reads which?
+    model = keras.Model(
+        inputs, L.Dense(3, name="head")(L.Dense(8, name="after")(x))
+    )
     for layer, dead in (("before", 2), ("after", 3)):
         zero_columns(model.get_layer(layer), range(dead))
     zero_columns(model.get_layer("block").inner[0], range(5))
@@ -406,11 +543,18 @@ def test_channels_that_died_in_training(tmp_path):
     model = keras.Model(inputs, L.Dense(3, name="head")(x))
     kernel = model.get_layer("conv").kernel
     kernel.assign(array(kernel) * np.linspace(0.05, 1.5, 12, dtype="float32"))
-    model = kso.parametrize(model, ChannelSoftThreshold(s_init=-3.0), exclude="head")
+    model = kso.parametrize(
+        model, ChannelSoftThreshold(s_init=-3.0), exclude="head"
+    )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.05), loss, jit_compile=jit_if_quicker())
+    model.compile(
+        keras.optimizers.SGD(0.05), loss, jit_compile=jit_if_quicker()
+    )
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(48, 8, 8, 2)).astype("float32"), rng.integers(0, 3, 48)
+    x, y = (
+        rng.normal(size=(48, 8, 8, 2)).astype("float32"),
+        rng.integers(0, 3, 48),
+    )
     steering = kso.callbacks.TargetDensity(0.4, frequency=2)
     model.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[steering])
     live = {
@@ -425,7 +569,9 @@ def test_channels_that_died_in_training(tmp_path):
     assert small.get_layer("conv").filters == both.sum()
     expected = model.predict(x, verbose=0)
     loaded = reloaded(small, tmp_path)
-    np.testing.assert_allclose(loaded.predict(x, verbose=0), expected, atol=1e-5)
+    np.testing.assert_allclose(
+        loaded.predict(x, verbose=0), expected, atol=1e-5
+    )
 
 
 @keras.saving.register_keras_serializable(package="tests.remove_channels")
@@ -435,7 +581,9 @@ class OfItsLayers(keras.Model):
     def __init__(self, width=8, **kwargs):
         inputs = keras.Input((5,))
         hidden = L.Dense(width, activation="relu", name="hidden")
-        super().__init__(inputs, L.Dense(3, name="head")(hidden(inputs)), **kwargs)
+        super().__init__(
+            inputs, L.Dense(3, name="head")(hidden(inputs)), **kwargs
+        )
         self.hidden, self.width = hidden, width
 
     def get_config(self):
@@ -447,7 +595,9 @@ class Stacked(keras.Sequential):
 
     def __init__(self, width=8, name=None):
         hidden = L.Dense(width, activation="relu", name="hidden")
-        super().__init__([keras.Input((5,)), hidden, L.Dense(3, name="head")], name=name)
+        super().__init__(
+            [keras.Input((5,)), hidden, L.Dense(3, name="head")], name=name
+        )
 
     @classmethod
     def from_config(cls, config):

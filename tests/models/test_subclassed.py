@@ -88,7 +88,10 @@ def uncopyable(model):
 def test_a_model_that_cannot_be_copied(storage):
     model = built(uncopyable)
     expected = array(model(X))
-    with pytest.raises(NotPrunableError, match=r"sparsify\.in_place.* Received: Net.compiled_call"):
+    with pytest.raises(
+        NotPrunableError,
+        match=r"sparsify\.in_place.* Received: Net.compiled_call",
+    ):
         kso.prune(model, 0.3, storage=storage)
     np.testing.assert_array_equal(array(model(X)), expected)
     assert kso.prune.in_place(model, 0.3, storage=storage) is model
@@ -105,9 +108,17 @@ def test_variables_of_tensorflow_are_copied():
 
 
 @pytest.mark.core
-def test_masks_that_were_given_to_a_layer_of_a_sparse_initializer_are_loaded(tmp_path):
+def test_masks_that_were_given_to_a_layer_of_a_sparse_initializer_are_loaded(
+    tmp_path,
+):
     model = keras.Sequential([keras.Input((12,))])
-    model.add(L.Dense(16, kernel_initializer=kso.initializers.ExactOrthogonal(0.5), name="a"))
+    model.add(
+        L.Dense(
+            16,
+            kernel_initializer=kso.initializers.ExactOrthogonal(0.5),
+            name="a",
+        )
+    )
     model.add(L.Dense(3, name="b"))
     for storage in ("masked", "compact"):
         pruned = kso.prune(model, 0.2, storage=storage)

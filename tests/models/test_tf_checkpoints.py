@@ -12,7 +12,11 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho.callbacks import SET, TargetDensity, UpdateMasks
 from keras_sparse_ortho.initializers import ExactOrthogonal
 from keras_sparse_ortho.layers import BlockSparseDense
-from keras_sparse_ortho.parametrizations import CompactMask, Feather, LowRankSoftThreshold
+from keras_sparse_ortho.parametrizations import (
+    CompactMask,
+    Feather,
+    LowRankSoftThreshold,
+)
 from keras_sparse_ortho.schedules import Cubic
 from tests.helpers import array, part_of_a_run, reloaded
 from tests.models.returned import CASES, CLASSES, RETURNED, x
@@ -26,14 +30,18 @@ def disturb(model):
     """Changes all numbers, and the step of the last update: no value is that of another model."""
     for variable in model.weights:
         if "float" in variable.dtype:
-            variable.assign_add(np.random.default_rng(2).uniform(0.1, 0.2, variable.shape))
+            variable.assign_add(
+                np.random.default_rng(2).uniform(0.1, 0.2, variable.shape)
+            )
         elif variable.shape == ():
             variable.assign(7)
 
 
 def assert_equal(variables, others):
     for ours, theirs in zip(variables, others, strict=True):
-        np.testing.assert_array_equal(array(ours), array(theirs), err_msg=ours.path)
+        np.testing.assert_array_equal(
+            array(ours), array(theirs), err_msg=ours.path
+        )
 
 
 def assert_same(one, two):
@@ -48,7 +56,9 @@ def test_checkpoint(name, tmp_path):
     one, two = RETURNED[name](), RETURNED[name]()
     disturb(one)
     path = tf.train.Checkpoint(model=one).save(str(tmp_path / "model"))
-    assert len(tf.train.list_variables(path)) == len(one.weights) + 2  # a graph and a counter
+    assert (
+        len(tf.train.list_variables(path)) == len(one.weights) + 2
+    )  # a graph and a counter
     status = tf.train.Checkpoint(model=two).restore(path)
     status.assert_existing_objects_matched().assert_consumed()
     assert_same(one, two)
@@ -56,15 +66,23 @@ def test_checkpoint(name, tmp_path):
 
 @pytest.mark.parametrize("kind", ["sequential", "custom_layer", "subclassed"])
 @pytest.mark.parametrize("storage", ["masked", "compact", "blocks"])
-def test_checkpoints_of_loaded_models_are_those_of_returned_ones(storage, kind, tmp_path):
+def test_checkpoints_of_loaded_models_are_those_of_returned_ones(
+    storage, kind, tmp_path
+):
     import tensorflow as tf
 
     returned = RETURNED[f"{storage} of {kind}"]()
     loaded = reloaded(returned, tmp_path)
-    for number, (one, two) in enumerate([(returned, loaded), (loaded, returned)]):
+    for number, (one, two) in enumerate(
+        [(returned, loaded), (loaded, returned)]
+    ):
         disturb(one)
-        path = tf.train.Checkpoint(model=one).save(str(tmp_path / f"model{number}"))
-        tf.train.Checkpoint(model=two).restore(path).assert_existing_objects_matched()
+        path = tf.train.Checkpoint(model=one).save(
+            str(tmp_path / f"model{number}")
+        )
+        tf.train.Checkpoint(model=two).restore(
+            path
+        ).assert_existing_objects_matched()
         assert_same(one, two)
 
 
@@ -103,7 +121,9 @@ def dense():
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(run, tmp_path):
+def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(
+    run, tmp_path
+):
     import tensorflow as tf
 
     make, callback = RUNS[run]
@@ -115,7 +135,9 @@ def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(run, tmp_pa
 
     def managed(model):
         checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
-        return tf.train.CheckpointManager(checkpoint, str(tmp_path), max_to_keep=1)
+        return tf.train.CheckpointManager(
+            checkpoint, str(tmp_path), max_to_keep=1
+        )
 
     one, two = compiled(make()), compiled(make())
     fit(one, 3)
@@ -144,14 +166,19 @@ def test_a_converted_optimizer_is_in_the_checkpoint(tmp_path):
 
 
 LAYERS = {
-    "masked": lambda: kso.PrunableLayer(L.Dense(16, kernel_initializer=ExactOrthogonal(0.5))),
+    "masked": lambda: kso.PrunableLayer(
+        L.Dense(16, kernel_initializer=ExactOrthogonal(0.5))
+    ),
     "compact": lambda: kso.PrunableLayer(
         L.Dense(16, kernel_initializer=ExactOrthogonal(0.5)), CompactMask()
     ),
     "feather": lambda: kso.PrunableLayer(L.Dense(16), Feather(0.5)),
     "low rank": lambda: kso.PrunableLayer(L.Dense(16), LowRankSoftThreshold()),
     "quantized": lambda: BlockSparseDense(
-        16, density=0.5, block=4, quantizer=kso.parametrizations.FakeQuantization()
+        16,
+        density=0.5,
+        block=4,
+        quantizer=kso.parametrizations.FakeQuantization(),
     ),
 }
 
@@ -178,7 +205,14 @@ QUICK = ["masked of functional", "compact of subclassed", "blocks of recurrent"]
 
 @pytest.mark.parametrize(
     "name",
-    [*QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in RETURNED if n not in QUICK)],
+    [
+        *QUICK,
+        *(
+            pytest.param(n, marks=pytest.mark.slow)
+            for n in RETURNED
+            if n not in QUICK
+        ),
+    ],
 )
 def test_saved_model(name, tmp_path):
     import tensorflow as tf
@@ -187,7 +221,9 @@ def test_saved_model(name, tmp_path):
     tf.saved_model.save(model, str(tmp_path))
     serve = tf.saved_model.load(str(tmp_path)).signatures["serving_default"]
     (argument,) = serve.structured_input_signature[1]
-    row = x[:1]  # the signature of a subclassed model has the batch size that it was called with
+    row = x[
+        :1
+    ]  # the signature of a subclassed model has the batch size that it was called with
     (outputs,) = serve(**{argument: tf.constant(row)}).values()
     np.testing.assert_allclose(array(outputs), array(model(row)), atol=1e-5)
 

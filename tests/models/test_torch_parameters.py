@@ -15,7 +15,9 @@ pytestmark = pytest.mark.torch_only
 
 
 def same(first, second):
-    np.testing.assert_allclose(array(first(x)), array(second(x)), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        array(first(x)), array(second(x)), rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -49,10 +51,14 @@ def test_a_module_around_it_has_its_parameters(name):
             self.inner = RETURNED[name]()
 
     net = Net()
-    trained = {id(tensor) for tensor in net.parameters() if tensor.requires_grad}
+    trained = {
+        id(tensor) for tensor in net.parameters() if tensor.requires_grad
+    }
     assert trained == {id(v.value) for v in net.inner.trainable_variables}
     torch.nn.functional.mse_loss(net.inner(x), torch.zeros(8, 8)).backward()
-    without = [v.path for v in net.inner.trainable_variables if v.value.grad is None]
+    without = [
+        v.path for v in net.inner.trainable_variables if v.value.grad is None
+    ]
     assert not without
 
 
@@ -61,7 +67,9 @@ def test_a_deep_copy_computes_the_same_and_shares_nothing(name):
     model = RETURNED[name]()
     twin = copy.deepcopy(model)
     same(model, twin)
-    assert not {id(v.value) for v in model.weights} & {id(v.value) for v in twin.weights}
+    assert not {id(v.value) for v in model.weights} & {
+        id(v.value) for v in twin.weights
+    }
     if any(weight.storage for weight in kso.prunable_weights(model)):
         assert len(twin.state_dict()) == len(model.state_dict())
 
@@ -74,7 +82,10 @@ def test_what_fails_leaves_parameters_and_modules(made, storage, monkeypatch):
 
     def held():
         state = model.state_dict(keep_vars=True)
-        return [(name, id(value)) for name, value in (*state.items(), *model.named_modules())]
+        return [
+            (name, id(value))
+            for name, value in (*state.items(), *model.named_modules())
+        ]
 
     layers = [keras.layers.Dense(64, name=name) for name in "ab"]
     model = Chain(*layers) if made == "subclassed" else keras.Sequential(layers)
@@ -83,14 +94,26 @@ def test_what_fails_leaves_parameters_and_modules(made, storage, monkeypatch):
     structure = kso.Block(16, 16, regular=True) if storage == "blocks" else None
     with pytest.raises(kso.errors.BudgetError):
         kso.sparsify.in_place(model, 1e-3)
-    monkeypatch.setattr("keras_sparse_ortho.models._rewrite.save_with_layers", fails)
+    monkeypatch.setattr(
+        "keras_sparse_ortho.models._rewrite.save_with_layers", fails
+    )
     with pytest.raises(RuntimeError, match="late"):
-        kso.sparsify.in_place(model, 0.25, storage=storage, structure=structure, seed=0)
+        kso.sparsify.in_place(
+            model, 0.25, storage=storage, structure=structure, seed=0
+        )
     assert held() == before
     monkeypatch.undo()
-    model = kso.sparsify(model, 0.25, structure=kso.Block(16, 16, regular=True), seed=0)
+    model = kso.sparsify(
+        model, 0.25, structure=kso.Block(16, 16, regular=True), seed=0
+    )
     before = held()
-    monkeypatch.setattr("keras_sparse_ortho.models._rewrite.save_with_layers", fails)
-    with pytest.raises(RuntimeError, match="late"):  # whose layers have records of their own
-        kso.convert.in_place(model, "compact" if storage == "masked" else storage)
+    monkeypatch.setattr(
+        "keras_sparse_ortho.models._rewrite.save_with_layers", fails
+    )
+    with pytest.raises(
+        RuntimeError, match="late"
+    ):  # whose layers have records of their own
+        kso.convert.in_place(
+            model, "compact" if storage == "masked" else storage
+        )
     assert held() == before

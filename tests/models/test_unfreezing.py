@@ -5,7 +5,10 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.parametrizations import LowRankSoftThreshold, SoftThreshold
+from keras_sparse_ortho.parametrizations import (
+    LowRankSoftThreshold,
+    SoftThreshold,
+)
 from tests.helpers import array
 from tests.models.returned import CASES, CLASSES, KINDS, SHAPE, STORAGES, x
 
@@ -40,7 +43,9 @@ def unmoved(model):
 
 
 def unfreeze(model):
-    model.trainable = False  # Keras on TensorFlow does nothing where the value is the old one
+    model.trainable = (
+        False  # Keras on TensorFlow does nothing where the value is the old one
+    )
     model.trainable = True
 
 
@@ -57,20 +62,32 @@ def of(name, *, frozen):
 def test_what_was_frozen_trains_once_it_is_unfrozen(name):
     model, never_frozen = of(name, frozen=True), of(name, frozen=False)
     assert not model.trainable_variables
-    assert [v.name for v in model.variables] == [v.name for v in never_frozen.variables]
+    assert [v.name for v in model.variables] == [
+        v.name for v in never_frozen.variables
+    ]
     unfreeze(model)
     trainable = [variable.trainable for variable in model.variables]
-    assert trainable == [variable.trainable for variable in never_frozen.variables]
+    assert trainable == [
+        variable.trainable for variable in never_frozen.variables
+    ]
     # Some never move: the bias of an attention's keys has no gradient.
     assert unmoved(model) == unmoved(never_frozen)
 
 
-_QUICK = ("compact of sequential", "blocks of recurrent", "low rank of functional")
+_QUICK = (
+    "compact of sequential",
+    "blocks of recurrent",
+    "low rank of functional",
+)
 
 
 _OTHERS = [case.values[0] for case in CASES if not case.marks]
 _AGAIN = [
-    *(pytest.param(name, again) for name in _QUICK for again in (saved, cloned)),
+    *(
+        pytest.param(name, again)
+        for name in _QUICK
+        for again in (saved, cloned)
+    ),
     *(pytest.param(name, saved, marks=pytest.mark.slow) for name in _OTHERS),
     # Keras clones no subclassed models.
     *(
@@ -82,7 +99,9 @@ _AGAIN = [
 
 
 @pytest.mark.parametrize(("name", "again"), _AGAIN)
-def test_saved_and_cloned_models_are_frozen_as_before_and_can_be_unfrozen(name, again, tmp_path):
+def test_saved_and_cloned_models_are_frozen_as_before_and_can_be_unfrozen(
+    name, again, tmp_path
+):
     model = again(of(name, frozen=True), tmp_path)
     assert not model.trainable_variables
     unfreeze(model)
@@ -94,22 +113,35 @@ MADE = {
     "compact": lambda m: kso.sparsify(m, 0.5, storage="compact"),
     "prune": lambda m: kso.prune(m, 0.5),
     "blocks": lambda m: kso.prune(
-        m, 0.5, budget="uniform", storage="blocks", structure=kso.Block(4, 4, regular=True)
+        m,
+        0.5,
+        budget="uniform",
+        storage="blocks",
+        structure=kso.Block(4, 4, regular=True),
     ),
-    "apply_masks": lambda m: kso.apply_masks(m, {"body/kernel": np.eye(16, dtype=bool)}),
+    "apply_masks": lambda m: kso.apply_masks(
+        m, {"body/kernel": np.eye(16, dtype=bool)}
+    ),
     "soft": lambda m: kso.parametrize(m, SoftThreshold()),
     "low rank": lambda m: kso.parametrize(m, LowRankSoftThreshold()),
     "quantize_aware": kso.quantize_aware,
     "strip": lambda m: kso.strip(kso.sparsify(m, 0.5)),
     "strip compact": lambda m: kso.strip(MADE["compact"](m)),
     "strip blocks": lambda m: kso.strip(MADE["blocks"](m)),
-    "strip low rank": lambda m: kso.strip(kso.parametrize(m, LowRankSoftThreshold(rank=4))),
+    "strip low rank": lambda m: kso.strip(
+        kso.parametrize(m, LowRankSoftThreshold(rank=4))
+    ),
     "convert": lambda m: kso.convert(MADE["blocks"](m), "compact"),
-    "convert back": lambda m: kso.convert(kso.convert(MADE["blocks"](m), "compact"), "blocks"),
+    "convert back": lambda m: kso.convert(
+        kso.convert(MADE["blocks"](m), "compact"), "blocks"
+    ),
     "remove_channels": lambda m: kso.remove_channels(_with_dead_channels(m)),
 }
 
-_MADE_ANEW = ("remove_channels", "strip low rank")  # layers of other sizes, or two in place of one
+_MADE_ANEW = (
+    "remove_channels",
+    "strip low rank",
+)  # layers of other sizes, or two in place of one
 
 
 def _with_dead_channels(model):
@@ -120,12 +152,20 @@ def _with_dead_channels(model):
 
 
 def two_layers(policy=None):
-    body = L.Dense(16, "relu", name="body", dtype=policy, activity_regularizer="l2")
-    return keras.Sequential([keras.Input((16,)), body, L.Dense(16, name="top")], name="two")
+    body = L.Dense(
+        16, "relu", name="body", dtype=policy, activity_regularizer="l2"
+    )
+    return keras.Sequential(
+        [keras.Input((16,)), body, L.Dense(16, name="top")], name="two"
+    )
 
 
 def flat_layers(model):
-    return [layer for layer in model._flatten_layers() if layer.name in ("body", "top")]
+    return [
+        layer
+        for layer in model._flatten_layers()
+        if layer.name in ("body", "top")
+    ]
 
 
 @pytest.mark.parametrize("made", MADE)
@@ -135,13 +175,19 @@ def test_single_variables_stay_frozen(made, frozen):
     dense = two_layers()
     getattr(dense.get_layer("body"), frozen).trainable = False
     model = MADE[made](dense)
-    body = [variable for variable in model.get_layer("body").variables if variable.trainable]
+    body = [
+        variable
+        for variable in model.get_layer("body").variables
+        if variable.trainable
+    ]
     assert body, "the other variable still trains"
     is_bias = [variable.name == "bias" for variable in body]
     assert not any(is_bias) if frozen == "bias" else all(is_bias)
     values = {id(v): array(v) for v in model.variables}
     inputs = np.random.default_rng(0).normal(size=(8, 16)).astype("float32")
-    kernel = next(w for w in kso.prunable_weights(model) if w.path.startswith("body"))
+    kernel = next(
+        w for w in kso.prunable_weights(model) if w.path.startswith("body")
+    )
     before = kernel.value
     model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
     model.train_on_batch(inputs, inputs[:, : model.output_shape[-1]])
@@ -162,7 +208,9 @@ def test_one_layer_stays_frozen(made):
     model.get_layer("body").trainable = True
     trained = {variable.path for variable in model.trainable_variables}
     never_frozen = MADE[made](two_layers())
-    assert trained == {variable.path for variable in never_frozen.trainable_variables}
+    assert trained == {
+        variable.path for variable in never_frozen.trainable_variables
+    }
 
 
 @pytest.mark.parametrize("made", MADE)
@@ -172,15 +220,21 @@ def test_policies_losses_and_names_stay(made):
     inputs = keras.ops.convert_to_tensor(np.ones((4, 16), "float32"))
     assert model.name == dense.name
     if made not in _MADE_ANEW:
-        assert all(variable.path.startswith("two/") for variable in model.variables)
-    assert [layer.name for layer in model.layers] == [layer.name for layer in dense.layers]
+        assert all(
+            variable.path.startswith("two/") for variable in model.variables
+        )
+    assert [layer.name for layer in model.layers] == [
+        layer.name for layer in dense.layers
+    ]
     assert keras.backend.standardize_dtype(model(inputs).dtype) == "float32"
     body = model.get_layer("body")
     assert keras.backend.standardize_dtype(body(inputs).dtype) == "bfloat16"
     assert body.variable_dtype == "float32"
     model(inputs)
     assert len(model.losses) == 1, "the activity regularizer of the body"
-    before = keras.backend.standardize_dtype(dense.get_layer("body")(inputs).dtype)
+    before = keras.backend.standardize_dtype(
+        dense.get_layer("body")(inputs).dtype
+    )
     assert before == "bfloat16"
 
 
@@ -202,7 +256,9 @@ class Measured(L.Layer):
         return outputs
 
 
-@pytest.mark.parametrize("make", [lambda m: kso.sparsify(m, 0.5), lambda m: kso.prune(m, 0.5)])
+@pytest.mark.parametrize(
+    "make", [lambda m: kso.sparsify(m, 0.5), lambda m: kso.prune(m, 0.5)]
+)
 def test_metrics_and_losses_inside_of_layers_are_those_of_the_copy(make):
     dense = keras.Sequential([keras.Input((16,)), Measured(name="measured")])
     model = make(dense)
@@ -217,13 +273,17 @@ def test_metrics_and_losses_inside_of_layers_are_those_of_the_copy(make):
     dense.compile("sgd", "mse", run_eagerly=True)
     plain = dense.train_on_batch(inputs, inputs, return_dict=True)
     assert logs.keys() == plain.keys() == {"loss", "seen"}
-    assert bool(logs["seen"]) == bool(plain["seen"])  # Keras on JAX leaves it at 0
+    assert bool(logs["seen"]) == bool(
+        plain["seen"]
+    )  # Keras on JAX leaves it at 0
     assert losses == len(dense.losses)
     model(inputs)
     assert len(model.losses) == 1
 
 
-@pytest.mark.parametrize("made", [made for made in MADE if made not in _MADE_ANEW])
+@pytest.mark.parametrize(
+    "made", [made for made in MADE if made not in _MADE_ANEW]
+)
 def test_an_activation_that_is_changed_later_is_the_one_that_is_used(made):
     model = MADE[made](two_layers())
     body = model.get_layer("body")
@@ -234,8 +294,12 @@ def test_an_activation_that_is_changed_later_is_the_one_that_is_used(made):
 
 
 @pytest.mark.parametrize("made", ["compact", "convert"])
-def test_a_regularizer_that_is_changed_later_is_that_of_the_stripped_kernel(made):
+def test_a_regularizer_that_is_changed_later_is_that_of_the_stripped_kernel(
+    made,
+):
     model = MADE[made](two_layers())
-    (weight,) = [w for w in kso.prunable_weights(model) if w.path == "body/kernel"]
+    (weight,) = [
+        w for w in kso.prunable_weights(model) if w.path == "body/kernel"
+    ]
     weight.variable.regularizer = decay = keras.regularizers.L2(0.1)
     assert kso.strip(model).get_layer("body").kernel.regularizer is decay

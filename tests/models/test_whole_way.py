@@ -19,7 +19,9 @@ L = keras.layers
 pytestmark = pytest.mark.core
 RNG = np.random.default_rng(0)
 IDS = RNG.integers(0, 50, (8, 6)).astype("int32")
-IMAGES, WIDE, X = (RNG.normal(size=(8, *s)).astype("float32") for s in (SHAPE, (16,), (6,)))
+IMAGES, WIDE, X = (
+    RNG.normal(size=(8, *s)).astype("float32") for s in (SHAPE, (16,), (6,))
+)
 
 
 def outputs(model, x):
@@ -54,15 +56,21 @@ def whole_way(model, x, folder=None, storage="masked"):
     assert flops(sparse) == flops(model)
     assert model.compiled
     assert not sparse.compiled
-    assert sum(w.live for w in weights) == round(0.4 * sum(w.size for w in weights))
-    assert len(sparse.weights) == len(model.weights) + len(weights)  # one mask each, nothing twice
+    assert sum(w.live for w in weights) == round(
+        0.4 * sum(w.size for w in weights)
+    )
+    assert len(sparse.weights) == len(model.weights) + len(
+        weights
+    )  # one mask each, nothing twice
     assert all(weight.parametrization.is_as_drawn() for weight in weights)
 
     sparse.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
     sparse.train_on_batch(x, np.ones_like(before))
     for weight in weights:
         dead = ~weight.parametrization.mask_value()
-        assert not (weight.raw_value() if storage == "masked" else weight.value)[dead].any()
+        assert not (
+            weight.raw_value() if storage == "masked" else weight.value
+        )[dead].any()
     np.testing.assert_array_equal(outputs(model, x), before)
     expected = outputs(sparse, x)
     assert not np.array_equal(expected, before)
@@ -73,16 +81,25 @@ def whole_way(model, x, folder=None, storage="masked"):
     assert getattr(plain, "optimizer", None) is None  # so no slots in its file
     assert_shares_nothing(plain, sparse)
     assert (
-        [layer.name for layer in sparse.layers] == [layer.name for layer in plain.layers] == names
+        [layer.name for layer in sparse.layers]
+        == [layer.name for layer in plain.layers]
+        == names
     )
-    np.testing.assert_allclose(outputs(plain, x), expected, atol=1e-6 if storage != "masked" else 0)
+    np.testing.assert_allclose(
+        outputs(plain, x), expected, atol=1e-6 if storage != "masked" else 0
+    )
     np.testing.assert_array_equal(outputs(sparse, x), expected)
     # The zeros are in the weights now; a live weight may still have the value 0 that it began with.
     assert live(plain) == {w.path: np.count_nonzero(w.value) for w in weights}
-    assert all("keras_sparse_ortho" not in type(la).__module__ for la in plain._flatten_layers())
+    assert all(
+        "keras_sparse_ortho" not in type(la).__module__
+        for la in plain._flatten_layers()
+    )
     if folder is None:
         return sparse, plain
-    if storage == "masked":  # files of compact weights are for masks of the same counts
+    if (
+        storage == "masked"
+    ):  # files of compact weights are for masks of the same counts
         other = kso.sparsify(model, 0.4, seed=1)
         sparse.save_weights(folder / "sparse.weights.h5")
         other.load_weights(folder / "sparse.weights.h5")
@@ -97,7 +114,9 @@ def whole_way(model, x, folder=None, storage="masked"):
             assert len(loaded.weights) == len(kept.weights)
             if name == "sparse":
                 assert live(loaded) == live(kept)
-                np.testing.assert_allclose(outputs(kso.strip(loaded), x), expected, atol=1e-6)
+                np.testing.assert_allclose(
+                    outputs(kso.strip(loaded), x), expected, atol=1e-6
+                )
                 loaded.save(folder / "sparse.keras")
                 again = keras.saving.load_model(folder / "sparse.keras")
                 np.testing.assert_array_equal(outputs(again, x), expected)
@@ -116,9 +135,15 @@ SAVED = {
 NOT_SAVED = {
     **{name: (make, IMAGES) for name, make in MODELS.items()},
     "two parts, models": (lambda: networks.halves(keras.Model, False), IDS),
-    "two parts, models, and at the top": (lambda: networks.halves(keras.Model, True), IDS),
+    "two parts, models, and at the top": (
+        lambda: networks.halves(keras.Model, True),
+        IDS,
+    ),
     "two parts, layers": (lambda: networks.halves(L.Layer, False), IDS),
-    "two parts, layers, and at the top": (lambda: networks.halves(L.Layer, True), IDS),
+    "two parts, layers, and at the top": (
+        lambda: networks.halves(L.Layer, True),
+        IDS,
+    ),
     "aliases": (networks.Aliases, X),
     "concealed": (networks.Concealed, X),
     "a configuration of more layers": (networks.growing, X),
@@ -132,7 +157,10 @@ CASES = [(name, "masked") for name in (*SAVED, *NOT_SAVED)] + [
 
 @pytest.mark.parametrize(
     ("name", "storage"),
-    [slow_case_on_jax(*case) if case[0] in SLOW_ON_JAX else case for case in CASES],
+    [
+        slow_case_on_jax(*case) if case[0] in SLOW_ON_JAX else case
+        for case in CASES
+    ],
 )
 def test_the_whole_way(name, storage, tmp_path):
     make, x = (SAVED | NOT_SAVED)[name]
@@ -146,7 +174,11 @@ def test_attributes_of_graphs_follow():
     for model in (sparse, plain):
         bone = model.backbone
         assert model.preprocessor is len
-        assert model.head.embedding is bone.embedding is bone.get_layer("embedding")
+        assert (
+            model.head.embedding
+            is bone.embedding
+            is bone.get_layer("embedding")
+        )
         assert bone.blocks[0] is bone.get_layer("mixing")
         assert bone.mixer is bone.blocks[0].inner[0]
         levels = keras.Model(bone.input, bone.levels)({"ids": IDS})["mixing"]
@@ -159,10 +191,14 @@ def test_attributes_of_graphs_follow():
         tower = model.get_layer("tower")
         assert type(model) is networks.Stack
         assert isinstance(tower, networks.Tower)
-        assert tower.first is tower.layers[0] is not stack.get_layer("tower").first
+        assert (
+            tower.first is tower.layers[0] is not stack.get_layer("tower").first
+        )
         assert type(tower.first) is kind
         assert tower.parts["out"] == [tower.layers[-1]]
-        np.testing.assert_array_equal(array(model.halved(X)), outputs(model, X) / 2)
+        np.testing.assert_array_equal(
+            array(model.halved(X)), outputs(model, X) / 2
+        )
     assert type(plain.get_layer("tower")) is networks.Tower
 
 
@@ -195,5 +231,7 @@ def test_holders_of_one_layer_hold_one_wrapper():
     assert sparse._pair.first is sparse.third
     sparse, _ = whole_way(networks.tied(), IDS)
     assert sparse.get_layer("head").embedding is sparse.get_layer("embedding")
-    other = kso.sparsify(networks.tied(), 0.3, seed=0, include="hidden")  # of which none is masked
+    other = kso.sparsify(
+        networks.tied(), 0.3, seed=0, include="hidden"
+    )  # of which none is masked
     assert other.get_layer("head").embedding is other.get_layer("embedding")

@@ -30,7 +30,11 @@ def unsettle(model, seed=0):
 
 def settle(model):
     """Statistics of batch normalization as after training: deep networks vanish without."""
-    norms = [layer for layer in model.layers if isinstance(layer, L.BatchNormalization)]
+    norms = [
+        layer
+        for layer in model.layers
+        if isinstance(layer, L.BatchNormalization)
+    ]
     momenta = [layer.momentum for layer in norms]
     for layer in norms:
         layer.momentum = 0.0
@@ -57,7 +61,10 @@ def outputs(model, rows):
     call = model
     if keras.backend.backend() == "jax":
         call = functools.partial(model.predict, verbose=0)
-    flat = [array(y).reshape(len(array(y)), -1) for y in keras.tree.flatten(call(rows))]
+    flat = [
+        array(y).reshape(len(array(y)), -1)
+        for y in keras.tree.flatten(call(rows))
+    ]
     return np.concatenate(flat, axis=1)
 
 
@@ -80,7 +87,9 @@ def gone_rows(chosen):
     rows = {}
     for group, steps in chosen:
         for path, of_channels in group.rows.items():
-            rows[path] = np.union1d(rows.get(path, []), of_channels[steps]).astype(int)
+            rows[path] = np.union1d(
+                rows.get(path, []), of_channels[steps]
+            ).astype(int)
     return rows
 
 
@@ -90,7 +99,9 @@ def output_count(weight):
 
 
 def row_counts(model):
-    return {w.path: w.size // output_count(w) for w in kso.prunable_weights(model)}
+    return {
+        w.path: w.size // output_count(w) for w in kso.prunable_weights(model)
+    }
 
 
 def assert_groups_go(model, groups, exact=True):
@@ -99,7 +110,9 @@ def assert_groups_go(model, groups, exact=True):
     chosen = []
     for group in groups:
         count = max(round(group.steps * 0.4), 1)
-        steps = rng.choice(group.steps, min(count, group.steps - 1), replace=False)
+        steps = rng.choice(
+            group.steps, min(count, group.steps - 1), replace=False
+        )
         chosen.append((group, steps))
     rows = samples(model)
     with zero_rows(model, chosen):
@@ -113,41 +126,62 @@ def assert_groups_go(model, groups, exact=True):
 
 
 def perceptron():
-    layers = [L.Dense(12, activation="relu", name="a"), L.Dense(10, activation="tanh", name="b")]
-    return keras.Sequential([keras.Input((6,)), *layers, L.Dense(3, name="head")])
+    layers = [
+        L.Dense(12, activation="relu", name="a"),
+        L.Dense(10, activation="tanh", name="b"),
+    ]
+    return keras.Sequential(
+        [keras.Input((6,)), *layers, L.Dense(3, name="head")]
+    )
 
 
 def residual():
     """Additions of layers and of operations, normalization before and behind, several outputs."""
     image = keras.Input((8, 8, 3))
-    x = L.ReLU()(L.BatchNormalization()(L.Conv2D(8, 3, padding="same", name="stem")(image)))
+    x = L.ReLU()(
+        L.BatchNormalization()(
+            L.Conv2D(8, 3, padding="same", name="stem")(image)
+        )
+    )
     y = L.BatchNormalization()(L.Conv2D(8, 3, padding="same", name="branch")(x))
     x = ops.relu(x + y)
     y = L.Conv2D(8, 1, name="second")(L.PReLU(shared_axes=[1, 2])(x))
     x = L.Subtract()([x, y]) * 0.5 + 1.0
     z = L.Conv2D(6, 3, strides=2, name="down")(L.MaxPooling2D(2)(x))
     z = L.Dense(4, name="head")(L.Flatten()(z))
-    return keras.Model(image, [z, L.Dense(2, name="other")(ops.mean(x, axis=(1, 2)))])
+    return keras.Model(
+        image, [z, L.Dense(2, name="other")(ops.mean(x, axis=(1, 2)))]
+    )
 
 
 def mobile():
     """Depthwise and separable kernels, a squeeze that multiplies, operations of a hard sigmoid."""
     image = keras.Input((9, 9, 3))
     x = L.Conv2D(8, 3, padding="same", name="stem")(image)
-    x = L.DepthwiseConv2D(3, depth_multiplier=2, name="depthwise")(L.BatchNormalization()(x))
+    x = L.DepthwiseConv2D(3, depth_multiplier=2, name="depthwise")(
+        L.BatchNormalization()(x)
+    )
     y = L.GlobalAveragePooling2D(keepdims=True)(x)
     y = L.Conv2D(4, 1, activation="relu", name="squeeze")(y)
     y = L.ReLU(6.0)(L.Conv2D(16, 1, name="excite")(y) + 3.0) * (1.0 / 6.0)
     x = L.Multiply()([x, y])
-    x = L.SeparableConv2D(10, 3, padding="same", depth_multiplier=2, name="separable")(x)
-    x = ops.concatenate([x, L.SpatialDropout2D(0.2)(x), L.Conv2D(4, 1, name="one")(x)], axis=-1)
-    return keras.Model(image, L.Dense(4, name="head")(L.GlobalMaxPooling2D()(x)))
+    x = L.SeparableConv2D(
+        10, 3, padding="same", depth_multiplier=2, name="separable"
+    )(x)
+    x = ops.concatenate(
+        [x, L.SpatialDropout2D(0.2)(x), L.Conv2D(4, 1, name="one")(x)], axis=-1
+    )
+    return keras.Model(
+        image, L.Dense(4, name="head")(L.GlobalMaxPooling2D()(x))
+    )
 
 
 def grouped():
     """Grouped convolutions and group normalization; a mean over channels as a gate."""
     image = keras.Input((7, 7, 2))
-    x = L.GroupNormalization(4, name="norm")(L.Conv2D(8, 1, name="first")(image))
+    x = L.GroupNormalization(4, name="norm")(
+        L.Conv2D(8, 1, name="first")(image)
+    )
     x = L.Conv2D(16, 3, groups=4, activation="relu", name="grouped")(x)
     y = L.Conv2D(12, 1, name="second")(x)
     y = L.GroupNormalization(-1, name="each")(y)
@@ -161,7 +195,9 @@ def channels_first():
     first = {"data_format": "channels_first"}
     x = L.Conv2D(8, 3, name="first", **first)(image)
     x = L.ReLU()(L.BatchNormalization(axis=1)(x))
-    x = L.Conv2D(10, 3, padding="same", name="second", **first)(L.MaxPooling2D(2, **first)(x))
+    x = L.Conv2D(10, 3, padding="same", name="second", **first)(
+        L.MaxPooling2D(2, **first)(x)
+    )
     x = L.Concatenate(axis=1)([x, L.Conv2D(4, 1, name="third", **first)(x)])
     x = L.PReLU(shared_axes=[2, 3])(x)
     return keras.Model(image, L.Dense(3, name="head")(L.Flatten(**first)(x)))
@@ -180,7 +216,9 @@ def words():
 
 def positions():
     rows = keras.Input((4, 5))
-    x = L.LayerNormalization(axis=1)(L.Dense(6, activation="relu", name="first")(rows))
+    x = L.LayerNormalization(axis=1)(
+        L.Dense(6, activation="relu", name="first")(rows)
+    )
     x = L.Dense(5, name="second")(L.GlobalAveragePooling1D()(x))
     return keras.Model(rows, L.Dense(2, name="head")(L.RepeatVector(3)(x)))
 
@@ -206,11 +244,17 @@ def transformer():
     x = L.Dense(8, name="stream")(rows) + places
     for k in range(2):
         y = L.LayerNormalization(name=f"norm_{k}")(x)
-        attention = L.MultiHeadAttention(4, 3, flash_attention=False, name=f"attention_{k}")
+        attention = L.MultiHeadAttention(
+            4, 3, flash_attention=False, name=f"attention_{k}"
+        )
         x = L.Add()([x, attention(y, y, use_causal_mask=True)])
-        y = L.Dense(12, activation="gelu", name=f"wide_{k}")(L.LayerNormalization()(x))
+        y = L.Dense(12, activation="gelu", name=f"wide_{k}")(
+            L.LayerNormalization()(x)
+        )
         x = x + L.Dense(8, name=f"narrow_{k}")(y)
-    return keras.Model(rows, L.Dense(3, name="head")(L.GlobalAveragePooling1D()(x)))
+    return keras.Model(
+        rows, L.Dense(3, name="head")(L.GlobalAveragePooling1D()(x))
+    )
 
 
 NETWORKS = {

@@ -2,9 +2,15 @@
 
 import numpy as np
 
-from keras_sparse_ortho.orthogonal._counts import rotations_for_density as rotations_for_density
-from keras_sparse_ortho.orthogonal._eoi import covering_rotations as covering_rotations
-from keras_sparse_ortho.orthogonal._eoi import random_rotations as random_rotations
+from keras_sparse_ortho.orthogonal._counts import (
+    rotations_for_density as rotations_for_density,
+)
+from keras_sparse_ortho.orthogonal._eoi import (
+    covering_rotations as covering_rotations,
+)
+from keras_sparse_ortho.orthogonal._eoi import (
+    random_rotations as random_rotations,
+)
 from keras_sparse_ortho.orthogonal._eoi import unite as unite
 from keras_sparse_ortho.orthogonal._regular_pattern import complete as complete
 
@@ -19,4 +25,6 @@ def assert_orthogonal(matrix, gain=1.0, atol=1e-6):
 
 def dead_inputs(kernel):
     """Of a kernel `(*spatial, in, out)` that is one matrix at each tap."""
-    return int((~kernel.any(axis=(*range(kernel.ndim - 2), kernel.ndim - 1))).sum())
+    return int(
+        (~kernel.any(axis=(*range(kernel.ndim - 2), kernel.ndim - 1))).sum()
+    )

@@ -26,8 +26,13 @@ from tests.orthogonal.checks import (
 pytestmark = pytest.mark.numpy_only
 
 
-@given(st.integers(0, 10**9), st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=20))
-def test_apportioned_parts_sum_up_and_lie_within_one_of_their_share(total, weights):
+@given(
+    st.integers(0, 10**9),
+    st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=20),
+)
+def test_apportioned_parts_sum_up_and_lie_within_one_of_their_share(
+    total, weights
+):
     parts = apportion(total, weights)
     assert sum(parts) == total
     for part, weight in zip(parts, weights, strict=True):
@@ -50,7 +55,9 @@ def test_filling_is_exact_and_keeps_what_is_live(live, target):
     assert mask[before].all()
 
 
-@pytest.mark.parametrize("added", [3, 9, 14])  # by rejection, and from the list of dead entries
+@pytest.mark.parametrize(
+    "added", [3, 9, 14]
+)  # by rejection, and from the list of dead entries
 def test_filling_is_uniform_over_the_dead_entries(added):
     rng = np.random.default_rng(1)
     start = np.zeros(20, dtype=bool)
@@ -66,10 +73,17 @@ def test_filling_is_uniform_over_the_dead_entries(added):
     assert ((counts[4:] - expected) ** 2 / spread).sum() * 15 / 16 < 37.7
 
 
-@given(st.integers(1, 300), st.sampled_from([np.float64, np.float32, np.int8]), st.data())
+@given(
+    st.integers(1, 300),
+    st.sampled_from([np.float64, np.float32, np.int8]),
+    st.data(),
+)
 def test_largest_mask_is_exact_and_breaks_ties_to_the_left(size, dtype, data):
     count = data.draw(st.integers(0, size))
-    values = np.array(data.draw(st.lists(st.integers(0, 4), min_size=size, max_size=size)), dtype)
+    values = np.array(
+        data.draw(st.lists(st.integers(0, 4), min_size=size, max_size=size)),
+        dtype,
+    )
     expected = np.zeros(size, dtype=bool)
     expected[np.argsort(-values, kind="stable")[:count]] = True
     np.testing.assert_array_equal(largest_mask(values, count), expected)
@@ -83,7 +97,11 @@ def test_largest_mask_refuses():
 
 
 def test_several_arrays_are_ranked_together():
-    arrays = [np.array([[2.0, 1.0], [0.0, 5.0]]), np.array([1.0]), np.array([0.0, 1.0, 7.0])]
+    arrays = [
+        np.array([[2.0, 1.0], [0.0, 5.0]]),
+        np.array([1.0]),
+        np.array([0.0, 1.0, 7.0]),
+    ]
     for count in range(9):
         masks = largest_masks(arrays, count)
         joined = np.concatenate([mask.reshape(-1) for mask in masks])
@@ -104,21 +122,33 @@ DENSITIES = (0.05, 0.1, 0.125, 0.3, 0.5)
 def test_closed_form_and_chain_agree_with_the_table_within_one_rotation(width):
     for density, rotations in zip(DENSITIES, TABLE[width], strict=True):
         assert abs(rotations_for_density(density, width) - rotations) <= 1
-        below, above = (expected_density(rotations + step, width) for step in (-1, 1))
+        below, above = (
+            expected_density(rotations + step, width) for step in (-1, 1)
+        )
         assert below < density < above
 
 
 @pytest.mark.parametrize("covering", [False, True])
-@pytest.mark.parametrize(("width", "rows"), [(32, 32), (64, 20), (256, 100), (30, 7), (128, 1)])
+@pytest.mark.parametrize(
+    ("width", "rows"), [(32, 32), (64, 20), (256, 100), (30, 7), (128, 1)]
+)
 @pytest.mark.parametrize("turns", [0.0, 0.5, 1.0, 2.0])
-def test_simulations_agree_within_three_standard_errors(width, rows, turns, covering):
+def test_simulations_agree_within_three_standard_errors(
+    width, rows, turns, covering
+):
     count = int(turns * width)
     rng = np.random.default_rng(width + rows)
     draws = []
     for _ in range(400):
         supports = [1 << k if k < rows else 0 for k in range(width)]
-        unite(supports, covering_rotations(rows, width if covering else rows, width, rng))
-        draws.append(unite(supports, random_rotations(width, count, rng)) / (rows * width))
+        unite(
+            supports,
+            covering_rotations(rows, width if covering else rows, width, rng),
+        )
+        draws.append(
+            unite(supports, random_rotations(width, count, rng))
+            / (rows * width)
+        )
     error = np.std(draws, ddof=1) / math.sqrt(len(draws))
     expected = expected_density(count, width, rows if covering else None)
     assert abs(np.mean(draws) - expected) <= 3 * error + 1e-12
@@ -131,25 +161,38 @@ def test_the_inverse_is_less_than_two_rotations_from_the_chain(width):
             if density < 1 / (rows or width):
                 continue
             count = rotations_for_density(density, width, rows)
-            below, above = (expected_density(max(0, count + k), width, rows) for k in (-2, 2))
+            below, above = (
+                expected_density(max(0, count + k), width, rows)
+                for k in (-2, 2)
+            )
             assert below < density + 0.003
             assert density - 0.003 < above
     assert expected_density(150, width, width) == expected_density(150, width)
-    assert rotations_for_density(0.1, width, width) == rotations_for_density(0.1, width)
+    assert rotations_for_density(0.1, width, width) == rotations_for_density(
+        0.1, width
+    )
 
 
 @given(
-    sides=st.integers(1, 80).flatmap(lambda m: st.tuples(st.just(m), st.integers(1, m))),
+    sides=st.integers(1, 80).flatmap(
+        lambda m: st.tuples(st.just(m), st.integers(1, m))
+    ),
     rotations=st.integers(0, 3000),
     covering=st.booleans(),
 )
-@example(sides=(28, 28), rotations=3000, covering=False)  # 1.0000000000000002 as summed up
+@example(
+    sides=(28, 28), rotations=3000, covering=False
+)  # 1.0000000000000002 as summed up
 @example(sides=(67, 50), rotations=0, covering=True)  # 0.019999999999999997
 @settings(max_examples=40)
 def test_the_expected_density_is_a_density(sides, rotations, covering):
     width, rows = sides
     least = 1 / (rows if covering else width)
-    assert least <= expected_density(rotations, width, rows if covering else None) <= 1
+    assert (
+        least
+        <= expected_density(rotations, width, rows if covering else None)
+        <= 1
+    )
 
 
 def test_edges():
@@ -162,10 +205,16 @@ def test_edges():
         with pytest.raises(DensityError, match="Received"):
             rotations_for_density(bad, 100)
     assert expected_density(0, 1000, 10) == pytest.approx(0.1)
-    with pytest.raises(DensityError, match=r"must be in \[1 / rows, 1\), here \[0.1, 1\)"):
+    with pytest.raises(
+        DensityError, match=r"must be in \[1 / rows, 1\), here \[0.1, 1\)"
+    ):
         rotations_for_density(0.09, 1000, rows=10)
-    with pytest.raises(ValueError, match=r"`rows` must be at most `width`. Received: rows=6"):
+    with pytest.raises(
+        ValueError, match=r"`rows` must be at most `width`. Received: rows=6"
+    ):
         expected_density(3, 5, rows=6)
     for rotations, width in ((-1, 5), (1.5, 5), (3, 0)):
-        with pytest.raises(ValueError, match=r"must be (an integer of|a positive integer)"):
+        with pytest.raises(
+            ValueError, match=r"must be (an integer of|a positive integer)"
+        ):
             expected_density(rotations, width)

@@ -35,7 +35,9 @@ def plain_loop(shape, limit, seed):
         drawn = random_rotations(width, max(3 * width, 64), rng)
         for i, j, cos, sin in drawn.tolist():
             a, b = matrix[:, i].copy(), matrix[:, j].copy()
-            more = np.count_nonzero((a != 0) | (b != 0)) * 2 - np.count_nonzero(a)
+            more = np.count_nonzero((a != 0) | (b != 0)) * 2 - np.count_nonzero(
+                a
+            )
             count = np.count_nonzero(matrix)
             if count == limit or count + more - np.count_nonzero(b) > limit:
                 return matrix.T if shape[0] > shape[1] else matrix
@@ -44,7 +46,9 @@ def plain_loop(shape, limit, seed):
 
 # Few rotations a column (the sparse product), and many (dense rows from density 0.1 on).
 @pytest.mark.parametrize("density", [0.02, 0.1, 0.5])
-@pytest.mark.parametrize("shape", [(64, 64), (64, 200), (200, 64), (256, 256), (300, 512)])
+@pytest.mark.parametrize(
+    "shape", [(64, 64), (64, 200), (200, 64), (256, 256), (300, 512)]
+)
 def test_parity_with_a_plain_loop(shape, density):
     options = {"seed": 1, "start": "published"}
     kernel, mask = exact_orthogonal(shape, density, dtype=np.float64, **options)
@@ -56,7 +60,9 @@ def test_parity_with_a_plain_loop(shape, density):
 
 
 def check(shape, density, layout=None, gain=1.0, seed=0):
-    kernel, mask = exact_orthogonal(shape, density, layout=layout, gain=gain, seed=seed)
+    kernel, mask = exact_orthogonal(
+        shape, density, layout=layout, gain=gain, seed=seed
+    )
     assert kernel.shape == mask.shape == tuple(shape)
     assert kernel.dtype == np.float32
     assert mask.dtype == bool
@@ -64,7 +70,12 @@ def check(shape, density, layout=None, gain=1.0, seed=0):
     assert not kernel[~mask].any()
     canonical = (layout or KernelLayout.convolution()).to_canonical(kernel)
     center = canonical[
-        (..., *((taps - 1) // 2 for taps in canonical.shape[2:-2]), slice(None), slice(None))
+        (
+            ...,
+            *((taps - 1) // 2 for taps in canonical.shape[2:-2]),
+            slice(None),
+            slice(None),
+        )
     ]
     assert np.count_nonzero(center) == np.count_nonzero(kernel)
     for matrix in center.reshape(-1, *center.shape[-2:]):
@@ -74,7 +85,16 @@ def check(shape, density, layout=None, gain=1.0, seed=0):
 
 @pytest.mark.parametrize("density", [0.01, 0.1, 0.45, 1.0])
 @pytest.mark.parametrize(
-    "shape", [(257, 257), (127, 521), (521, 127), (1, 1021), (1021, 1), (784, 300), (1024, 1024)]
+    "shape",
+    [
+        (257, 257),
+        (127, 521),
+        (521, 127),
+        (1, 1021),
+        (1021, 1),
+        (784, 300),
+        (1024, 1024),
+    ],
 )
 def test_larger_matrices_and_primes(shape, density):
     if live_count(density, math.prod(shape)) < min(shape):
@@ -119,11 +139,31 @@ def test_the_density_of_the_center_tap():
 @pytest.mark.parametrize(
     ("shape", "layout", "least"),
     [
-        ((100, 400), None, "at least 100 live entries: the least density is 0.0025"),
-        ((400, 100), None, "at least 100 live entries: the least density is 0.0025"),
-        ((3, 3, 16, 32), None, "at least 16 live entries: the least density is 0.00347222"),
-        ((3, 3, 24, 1), KernelLayout.depthwise(), "24 live entries: the least density is 0.11"),
-        ((16, 64), KernelLayout.recurrent(4), "64 live entries: the least density is 0.0625"),
+        (
+            (100, 400),
+            None,
+            "at least 100 live entries: the least density is 0.0025",
+        ),
+        (
+            (400, 100),
+            None,
+            "at least 100 live entries: the least density is 0.0025",
+        ),
+        (
+            (3, 3, 16, 32),
+            None,
+            "at least 16 live entries: the least density is 0.00347222",
+        ),
+        (
+            (3, 3, 24, 1),
+            KernelLayout.depthwise(),
+            "24 live entries: the least density is 0.11",
+        ),
+        (
+            (16, 64),
+            KernelLayout.recurrent(4),
+            "64 live entries: the least density is 0.0625",
+        ),
     ],
 )
 def test_too_low_a_density_is_refused_with_the_least_one(shape, layout, least):
@@ -132,21 +172,32 @@ def test_too_low_a_density_is_refused_with_the_least_one(shape, layout, least):
     check(shape, least_count(shape, layout) / math.prod(shape), layout)
 
 
-@pytest.mark.parametrize("density", [0, -0.5, 1.0001, math.nan, math.inf, "0.1", True, [0.1]])
+@pytest.mark.parametrize(
+    "density", [0, -0.5, 1.0001, math.nan, math.inf, "0.1", True, [0.1]]
+)
 def test_what_is_no_density_is_refused(density):
-    with pytest.raises(DensityError, match=r"`density` must be .*\(0, 1\]\..* Received: density="):
+    with pytest.raises(
+        DensityError,
+        match=r"`density` must be .*\(0, 1\]\..* Received: density=",
+    ):
         exact_orthogonal((8, 8), density)
 
 
 def test_angles_are_uniform():
     drawn = random_rotations(50, 4000, np.random.default_rng(0))
     assert (
-        (drawn["first"] >= 0) & (drawn["first"] < 50) & (drawn["first"] != drawn["second"])
+        (drawn["first"] >= 0)
+        & (drawn["first"] < 50)
+        & (drawn["first"] != drawn["second"])
     ).all()
-    np.testing.assert_allclose(drawn["cos"] ** 2 + drawn["sin"] ** 2, 1.0, atol=1e-14)
+    np.testing.assert_allclose(
+        drawn["cos"] ** 2 + drawn["sin"] ** 2, 1.0, atol=1e-14
+    )
     angles = np.arctan2(drawn["sin"], drawn["cos"]) % (2 * np.pi)
     counts, _ = np.histogram(angles, bins=16, range=(0, 2 * np.pi))
-    assert ((counts - 250) ** 2 / 250).sum() < 37.7  # chi-square, 15 degrees, p = 0.001
+    assert (
+        (counts - 250) ** 2 / 250
+    ).sum() < 37.7  # chi-square, 15 degrees, p = 0.001
 
 
 def test_pairs_are_uniform():
@@ -154,7 +205,9 @@ def test_pairs_are_uniform():
     counts = np.zeros((6, 6))
     np.add.at(counts, (drawn["first"], drawn["second"]), 1)
     off = counts[~np.eye(6, dtype=bool)]
-    assert ((off - 1000) ** 2 / 1000).sum() < 58.3  # chi-square, 29 degrees, p = 0.001
+    assert (
+        (off - 1000) ** 2 / 1000
+    ).sum() < 58.3  # chi-square, 29 degrees, p = 0.001
 
 
 def test_the_gain_and_the_generator():
@@ -162,23 +215,34 @@ def test_the_gain_and_the_generator():
     first, _ = exact_orthogonal((16, 16), 0.3, seed=rng)
     second, _ = exact_orthogonal((16, 16), 0.3, seed=rng)
     assert (first != second).any()
-    with pytest.raises(ValueError, match=r"`gain` must be finite. Received: gain=nan"):
+    with pytest.raises(
+        ValueError, match=r"`gain` must be finite. Received: gain=nan"
+    ):
         exact_orthogonal((16, 16), 0.3, gain=math.nan)
-    with pytest.raises(ValueError, match=r'"covering" or "published". Received: start=None'):
+    with pytest.raises(
+        ValueError, match=r'"covering" or "published". Received: start=None'
+    ):
         exact_orthogonal((16, 16), 0.3, start=None)
 
 
 def test_shapes_that_do_not_fit():
     crossed = KernelLayout(inputs=(0,), outputs=(-2,))
     for error, shape, layout, message in (
-        (LayoutError, (8, 30), KernelLayout.recurrent(4), "divided into 1 groups of 4 gates"),
+        (
+            LayoutError,
+            (8, 30),
+            KernelLayout.recurrent(4),
+            "divided into 1 groups of 4 gates",
+        ),
         (LayoutError, (8, 30), crossed, "must be distinct axes of the kernel"),
         (LayoutError, (0, 8), None, "must be positive"),
         (DensityError, (8,), None, r"rank 2 or more.*shape=\(8,\)"),
     ):
         with pytest.raises(error, match=message):
             exact_orthogonal(shape, 0.5, layout=layout)
-    with pytest.raises(LayoutError, match="`groups` must be a positive integer"):
+    with pytest.raises(
+        LayoutError, match="`groups` must be a positive integer"
+    ):
         KernelLayout.convolution(groups=0)
     with pytest.raises(LayoutError, match="form 'input,kernel->output'"):
         KernelLayout.einsum("ab->ba")
@@ -190,13 +254,18 @@ def test_layouts_are_reversible(shape, layout):
     kernel = np.arange(math.prod(shape)).reshape(shape)
     canonical = layout.to_canonical(kernel)
     assert canonical.shape == layout.canonical_shape(shape)
-    np.testing.assert_array_equal(layout.from_canonical(canonical, shape), kernel)
+    np.testing.assert_array_equal(
+        layout.from_canonical(canonical, shape), kernel
+    )
     assert KernelLayout.from_config(layout.get_config()) == layout
 
 
 def test_a_single_entry_has_either_sign():
     def signs(*args, **kwargs):
-        drawn = (exact_orthogonal(*args, gain=2.0, seed=k, **kwargs)[0] for k in range(16))
+        drawn = (
+            exact_orthogonal(*args, gain=2.0, seed=k, **kwargs)[0]
+            for k in range(16)
+        )
         return {float(kernel.sum()) for kernel in drawn}
 
     assert signs((1, 1), 1.0) == {2.0, -2.0}
@@ -217,12 +286,20 @@ def kernels(draw):
         shape, layout = (*taps, inputs, outputs), KernelLayout.depthwise()
         return shape, layout, taps, lambda center: center[:, None]
     if kind == "transposed":
-        shape, layout = (*taps, outputs, inputs), KernelLayout.transposed_convolution()
+        shape, layout = (
+            (*taps, outputs, inputs),
+            KernelLayout.transposed_convolution(),
+        )
         return shape, layout, taps, lambda center: [center.T]
     layout = KernelLayout.convolution(parts)
     if kind == "gates":
         taps, layout = (), KernelLayout.recurrent(parts)
-    return (*taps, inputs, parts * outputs), layout, taps, lambda k: np.split(k, parts, axis=1)
+    return (
+        (*taps, inputs, parts * outputs),
+        layout,
+        taps,
+        lambda k: np.split(k, parts, axis=1),
+    )
 
 
 @given(
@@ -232,7 +309,9 @@ def kernels(draw):
     seed=st.integers(0, 2**32),
 )
 @settings(max_examples=200)
-def test_every_matrix_is_orthogonal_and_every_count_exact(kernel_of, density, gain, seed):
+def test_every_matrix_is_orthogonal_and_every_count_exact(
+    kernel_of, density, gain, seed
+):
     shape, layout, taps, matrices = kernel_of
     if round(density * math.prod(shape)) < least_count(shape, layout):
         with pytest.raises(DensityError, match="the least density is"):
@@ -272,7 +351,9 @@ def test_every_entry_of_the_count_goes_to_an_output_and_input_of_its_own_first(
     kernel, mask = exact_orthogonal(shape, count / size, seed=seed)
     assert mask.sum() == count
     assert dead_outputs(kernel) == max(0, covering_count(shape) - count)
-    assert dead_inputs(kernel) == (max(0, inputs - count) if inputs > outputs else 0)
+    assert dead_inputs(kernel) == (
+        max(0, inputs - count) if inputs > outputs else 0
+    )
     assert_orthogonal(kernel[tuple((size - 1) // 2 for size in taps)])
 
 
@@ -286,11 +367,15 @@ def test_every_entry_of_the_count_goes_to_an_output_and_input_of_its_own_first(
         ((16, 4, 10), KernelLayout.einsum("abc,cde->abde"), 40),
     ],
 )
-def test_groups_gates_and_depthwise_kernels_are_covered(shape, layout, covering):
+def test_groups_gates_and_depthwise_kernels_are_covered(
+    shape, layout, covering
+):
     least = least_count(shape, layout)
     assert covering_count(shape, layout) == covering
     for count in (least, (least + covering) // 2, covering, 2 * covering):
-        kernel, mask = exact_orthogonal(shape, count / math.prod(shape), seed=3, layout=layout)
+        kernel, mask = exact_orthogonal(
+            shape, count / math.prod(shape), seed=3, layout=layout
+        )
         assert mask.sum() == count
         assert dead_outputs(kernel, layout) == max(0, covering - count)
 
@@ -306,7 +391,9 @@ def test_dead_outputs_are_counted_along_the_layout():
 
 
 def test_the_published_start_leaves_outputs_dead():
-    kernel, _ = exact_orthogonal((3, 3, 24, 48), 0.02, seed=0, start="published")
+    kernel, _ = exact_orthogonal(
+        (3, 3, 24, 48), 0.02, seed=0, start="published"
+    )
     assert dead_outputs(kernel) == 24
 
 

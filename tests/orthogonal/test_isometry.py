@@ -5,7 +5,11 @@ import types
 import numpy as np
 import pytest
 
-from keras_sparse_ortho.orthogonal import KernelLayout, _isometry, approximate_isometry
+from keras_sparse_ortho.orthogonal import (
+    KernelLayout,
+    _isometry,
+    approximate_isometry,
+)
 
 pytestmark = pytest.mark.numpy_only
 
@@ -23,14 +27,20 @@ def error(matrix, gain=1.0):
     return np.linalg.norm(gram / gain**2 - np.eye(short)) / np.sqrt(short)
 
 
-@pytest.mark.parametrize(("shape", "density"), [((12, 12), 0.3), ((8, 30), 0.2), ((30, 8), 0.5)])
+@pytest.mark.parametrize(
+    ("shape", "density"), [((12, 12), 0.3), ((8, 30), 0.2), ((30, 8), 0.5)]
+)
 def test_the_error_never_rises(shape, density):
     start, mask = problem(shape, density)
     settings = {"gain": 2.0, "tolerance": 0.0, "min_decrease": 0.0}
     kernels = [
-        approximate_isometry(2.0 * start, mask, max_iterations=k, **settings) for k in range(1, 15)
+        approximate_isometry(2.0 * start, mask, max_iterations=k, **settings)
+        for k in range(1, 15)
     ]
-    errors = [error(2.0 * start * mask, 2.0), *(error(kernel, 2.0) for kernel in kernels)]
+    errors = [
+        error(2.0 * start * mask, 2.0),
+        *(error(kernel, 2.0) for kernel in kernels),
+    ]
     assert np.diff(errors).max() <= 0
     assert errors[1] < errors[0]
     kernel = kernels[-1]
@@ -59,25 +69,35 @@ def test_the_optimum_of_masks_without_an_isometry():
     # of the two squared singular values one is 1 and one 0.
     mask = np.eye(5, dtype=bool)
     mask[1] = mask[0]
-    kernel = approximate_isometry(problem((5, 5), 1.0)[0], mask, min_decrease=0.0, tolerance=0.0)
+    kernel = approximate_isometry(
+        problem((5, 5), 1.0)[0], mask, min_decrease=0.0, tolerance=0.0
+    )
     np.testing.assert_allclose(error(kernel) ** 2 * 5, 1.0, rtol=1e-9)
-    np.testing.assert_allclose(np.linalg.svd(kernel, compute_uv=False), [1, 1, 1, 1, 0], atol=1e-6)
+    np.testing.assert_allclose(
+        np.linalg.svd(kernel, compute_uv=False), [1, 1, 1, 1, 0], atol=1e-6
+    )
 
 
 def test_stops():
     start, mask = problem((16, 24), 0.5)
 
     def run(**settings):
-        return approximate_isometry(start, mask, **{"tolerance": 0, "min_decrease": 0, **settings})
+        return approximate_isometry(
+            start, mask, **{"tolerance": 0, "min_decrease": 0, **settings}
+        )
 
     history = [error(run(max_iterations=k)) for k in range(1, 33)]
     first = next(k for k, e in enumerate(history) if e <= 0.02)
     assert error(run(tolerance=0.02)) == history[first]
-    ratios = np.square(history) / np.square([error(start * mask), *history[:-1]])
+    ratios = np.square(history) / np.square(
+        [error(start * mask), *history[:-1]]
+    )
     first = next(k for k, ratio in enumerate(ratios) if ratio > 0.8)
     assert error(run(min_decrease=0.2)) == history[first]
     kernel = run(tolerance=1e-3)
-    np.testing.assert_array_equal(approximate_isometry(kernel, mask, tolerance=1e-3), kernel)
+    np.testing.assert_array_equal(
+        approximate_isometry(kernel, mask, tolerance=1e-3), kernel
+    )
 
 
 def test_matrices_of_layouts():
@@ -88,7 +108,9 @@ def test_matrices_of_layouts():
         assert error(kernel[..., 4 * k : 4 * k + 4].reshape(36, 4)) < 1e-4
     start, mask = problem((3, 3, 6, 1), 0.6)
     kernel = approximate_isometry(start, mask, layout=KernelLayout.depthwise())
-    np.testing.assert_allclose(np.linalg.norm(kernel.reshape(9, 6), axis=0), 1.0, atol=1e-4)
+    np.testing.assert_allclose(
+        np.linalg.norm(kernel.reshape(9, 6), axis=0), 1.0, atol=1e-4
+    )
     start, mask = problem((10, 40), 0.6)
     kernel = approximate_isometry(start, mask, layout=KernelLayout.recurrent(4))
     for k in range(4):
@@ -108,5 +130,8 @@ def test_refusals():
         ({"min_decrease": 1.0}, "min_decrease=1.0"),
     ]
     for change, message in cases:
-        with pytest.raises(ValueError, match=message), np.errstate(invalid="ignore"):
+        with (
+            pytest.raises(ValueError, match=message),
+            np.errstate(invalid="ignore"),
+        ):
             approximate_isometry(**{"kernel": start, "mask": mask, **change})

@@ -32,21 +32,34 @@ REGULAR = [
     ((96, 96), 0.25, Block(8, 8, regular=True), None),
     ((48, 160), 0.4, Block(4, 8, regular=True), None),
     ((208, 39), 0.2, Block(4, 3, regular=True), None),
-    ((3, 3, 24, 80), 0.5, Block(6, 4, regular=True), KernelLayout.convolution(groups=2)),
+    (
+        (3, 3, 24, 80),
+        0.5,
+        Block(6, 4, regular=True),
+        KernelLayout.convolution(groups=2),
+    ),
 ]
 
 
 def draws(name):
     """Arrays and masks of one kind."""
     if name == "options":
-        return [exact_orthogonal(*case, seed=12, **more) for *case, more in OPTIONS]
+        return [
+            exact_orthogonal(*case, seed=12, **more) for *case, more in OPTIONS
+        ]
     if name == "regular":
-        drawn = [regular_blocks(*case, seed=12, layout=layout) for *case, layout in REGULAR]
+        drawn = [
+            regular_blocks(*case, seed=12, layout=layout)
+            for *case, layout in REGULAR
+        ]
         return [(regular.blocks, regular.mask()) for regular in drawn]
     if name == "pattern":
         pattern = regular_pattern(96, 64, 9, np.random.default_rng(12))
         return [(pattern, pattern > 0)]
-    return [exact_orthogonal(*case, layout=own, seed=12, start=name) for *case, own in CASES]
+    return [
+        exact_orthogonal(*case, layout=own, seed=12, start=name)
+        for *case, own in CASES
+    ]
 
 
 def digest(name):
@@ -89,4 +102,6 @@ print(*map(digest, PINNED))
         "OPENBLAS_CORETYPE": "Nehalem",
         "NPY_DISABLE_CPU_FEATURES": " ".join(features),
     }
-    assert run_python("-c", code, **without).splitlines()[-1] == " ".join(PINNED.values())
+    assert run_python("-c", code, **without).splitlines()[-1] == " ".join(
+        PINNED.values()
+    )

@@ -20,9 +20,22 @@ from tests.orthogonal.checks import assert_orthogonal, dead_inputs
 
 pytestmark = pytest.mark.numpy_only
 
-BLOCKS = [(1, 1), (4, 1), (16, 1), (1, 3), (1, 16), (3, 3), (4, 4), (2, 6), (6, 2)]
+BLOCKS = [
+    (1, 1),
+    (4, 1),
+    (16, 1),
+    (1, 3),
+    (1, 16),
+    (3, 3),
+    (4, 4),
+    (2, 6),
+    (6, 2),
+]
 PATTERNS = [(2, 4), (1, 4), (4, 8), (1, 2), (3, 3)]
-STRUCTURES = [*(Block(*sides) for sides in BLOCKS), *(NByM(*sides) for sides in PATTERNS)]
+STRUCTURES = [
+    *(Block(*sides) for sides in BLOCKS),
+    *(NByM(*sides) for sides in PATTERNS),
+]
 
 
 def live_in_groups(structure, mask):
@@ -33,7 +46,9 @@ def live_in_groups(structure, mask):
         padded = np.pad(mask, ((0, 0), (0, -inputs % structure.m), (0, 0)))
         return padded.reshape(len(padded), -1, structure.m, outputs).sum(axis=2)
     rows, cols = structure.rows, structure.cols
-    return mask.reshape(-1, inputs // rows, rows, outputs // cols, cols).sum(axis=(2, 4))
+    return mask.reshape(-1, inputs // rows, rows, outputs // cols, cols).sum(
+        axis=(2, 4)
+    )
 
 
 @given(
@@ -49,7 +64,9 @@ def live_in_groups(structure, mask):
     seed=st.integers(0, 2**32),
 )
 @settings(max_examples=300, deadline=None)
-def test_blocks_and_n_by_m(structure, inputs, outputs, taps, wide, ragged, few, share, gain, seed):
+def test_blocks_and_n_by_m(
+    structure, inputs, outputs, taps, wide, ragged, few, share, gain, seed
+):
     if isinstance(structure, Block):
         ragged = False
         inputs, outputs = inputs * structure.rows, outputs * structure.cols
@@ -60,13 +77,18 @@ def test_blocks_and_n_by_m(structure, inputs, outputs, taps, wide, ragged, few, 
         outputs *= 4
     shape = (*taps, inputs, outputs)
     canonical = (1, 1, *shape)
-    least, most, unit = (getattr(structure, name)(canonical) for name in ("least", "most", "unit"))
+    least, most, unit = (
+        getattr(structure, name)(canonical)
+        for name in ("least", "most", "unit")
+    )
     covering = min(structure.covering(canonical), most)
     assert covering >= least
     span = 2 * (covering - least) + unit if few else most - least
     count = min(least + round(share * span / unit) * unit, most)
     options = {"structure": structure, "seed": seed}
-    kernel, mask = exact_orthogonal(shape, count / math.prod(shape), gain=gain, **options)
+    kernel, mask = exact_orthogonal(
+        shape, count / math.prod(shape), gain=gain, **options
+    )
     assert mask.shape == kernel.shape
     assert not kernel[~mask].any()
     matrix = kernel[tuple((size - 1) // 2 for size in taps)]
@@ -89,7 +111,9 @@ def test_blocks_and_n_by_m(structure, inputs, outputs, taps, wide, ragged, few, 
         assert dead == max(0, covering - count)
     if inputs >= outputs:
         assert dead_outputs(kernel) == 0
-    plain, _ = exact_orthogonal(shape, count / math.prod(shape), start="published", **options)
+    plain, _ = exact_orthogonal(
+        shape, count / math.prod(shape), start="published", **options
+    )
     assert dead <= dead_outputs(plain) + dead_inputs(plain)
 
 
@@ -99,7 +123,9 @@ def test_groups_and_gates(structure):
         (KernelLayout.convolution(groups=2), (3, 8, 16)),
         (KernelLayout.recurrent(4), (8, 32)),
     ]:
-        kernel, mask = exact_orthogonal(shape, 0.5, seed=0, layout=layout, structure=structure)
+        kernel, mask = exact_orthogonal(
+            shape, 0.5, seed=0, layout=layout, structure=structure
+        )
         center = kernel[1] if len(shape) == 3 else kernel
         for matrix in np.split(center, layout.parts, axis=1):
             assert_orthogonal(matrix)
@@ -108,7 +134,13 @@ def test_groups_and_gates(structure):
 
 def test_refusals():
     for error, shape, density, structure, message in (
-        (LayoutError, (64, 10), 0.5, Block(1, 16), r"outputs divisible by 16.*`exclude`.*x 10 out"),
+        (
+            LayoutError,
+            (64, 10),
+            0.5,
+            Block(1, 16),
+            r"outputs divisible by 16.*`exclude`.*x 10 out",
+        ),
         (DensityError, (8, 8), 0.6, NByM(2, 4), r"largest density is 0.5"),
         (DensityError, (64, 64), 0.1, Block(16, 1), r"least density is 0.25"),
         (ValueError, (64, 60), 0.5, Block(4, 3), r"must divide the other"),
@@ -131,7 +163,9 @@ def drawn_on(live, rows, cols, **options):
     lines = tuple("".join(map(str, 1 * line)) for line in live)
     given = GivenBlocks(rows, cols, lines)
     shape = *options.pop("taps", ()), live.shape[0] * rows, live.shape[1] * cols
-    return exact_orthogonal(shape, float(live.mean()), seed=1, structure=given, **options)
+    return exact_orthogonal(
+        shape, float(live.mean()), seed=1, structure=given, **options
+    )
 
 
 @given(
@@ -152,7 +186,9 @@ def test_blocks_around_a_matching_are_exactly_orthogonal(grid, block, seed):
     ways = live if short else live.T
     for group in range(groups):
         for part in range(max(a // b, 1)):
-            ways[(group * max(a // b, 1) + part) // max(b // a, 1), group] = True
+            ways[(group * max(a // b, 1) + part) // max(b // a, 1), group] = (
+                True
+            )
     kernel, mask = drawn_on(live, *block, gain=1.5)
     assert_orthogonal(kernel, 1.5)
     np.testing.assert_array_equal(mask, np.kron(live, np.ones(block)) > 0)
@@ -169,11 +205,15 @@ def test_other_blocks_are_orthogonal_and_scaled():
     kernel, mask = drawn_on(live, 4, 4, gain=2.0, taps=(3,))
     assert not kernel[[0, 2]].any()
     assert (mask[0] == mask[1]).all()
-    np.testing.assert_allclose(np.linalg.norm(kernel[1], axis=0), 2.0, rtol=1e-6)
+    np.testing.assert_allclose(
+        np.linalg.norm(kernel[1], axis=0), 2.0, rtol=1e-6
+    )
     block = kernel[1, :4, :4]
     np.testing.assert_allclose(block.T @ block, 2 * np.eye(4), atol=1e-6)
     gates = KernelLayout.recurrent(3)
-    kernel, _ = drawn_on(np.tile(np.eye(3, dtype=bool), (1, 3)), 4, 4, layout=gates)
+    kernel, _ = drawn_on(
+        np.tile(np.eye(3, dtype=bool), (1, 3)), 4, 4, layout=gates
+    )
     for gate in np.split(kernel, 3, axis=1):
         assert_orthogonal(gate)
 

@@ -33,14 +33,19 @@ RAMP = Cubic(0.2, begin_step=2, end_step=10, frequency=3)
 METHODS = {
     "magnitude": (lambda: MagnitudeMask(RAMP), lambda: UpdateMasks()),
     "feather": (lambda: Feather(RAMP, theta=0.5), lambda: UpdateMasks()),
-    "top_k": (lambda: StraightThroughTopK(0.2, frequency=3), lambda: UpdateMasks()),
+    "top_k": (
+        lambda: StraightThroughTopK(0.2, frequency=3),
+        lambda: UpdateMasks(),
+    ),
     "soft": (
         lambda: SoftThreshold(s_init=-3.0, weight_decay=1e-3),
         lambda: TargetDensity(0.2, RAMP),
     ),
     "soft_channel": (
         lambda: SoftThreshold("channel", s_init=-3.0),
-        lambda: TargetDensity(0.2, Cubic(0.2, 0, 10, frequency=4), freeze=False),
+        lambda: TargetDensity(
+            0.2, Cubic(0.2, 0, 10, frequency=4), freeze=False
+        ),
     ),
 }
 
@@ -86,13 +91,17 @@ def _runs():
     torch, where nothing is compiled, has all of them in every run.
     """
     backend, each = keras.backend.backend(), pytest.mark.each_backend
-    quick = {"tensorflow": ["soft"], "jax": ["soft", "top_k"]}.get(backend, METHODS)
+    quick = {"tensorflow": ["soft"], "jax": ["soft", "top_k"]}.get(
+        backend, METHODS
+    )
     for method in METHODS:
         if backend == "tensorflow" and method not in quick:
             marks = [each] if method == "top_k" else [pytest.mark.slow]
             yield pytest.param((method, False), id=method, marks=marks)
         marks = [each] if method in quick else [pytest.mark.slow]
-        yield pytest.param((method, jit(always=True)), id=f"{method}-xla", marks=marks)
+        yield pytest.param(
+            (method, jit(always=True)), id=f"{method}-xla", marks=marks
+        )
 
 
 @pytest.fixture(scope="module", params=_runs())
@@ -120,16 +129,25 @@ def test_counts_are_exact_in_the_end(run):
     weights = kso.prunable_weights(model)
     assert len(weights) == 3
     if method.startswith("soft"):
-        assert sum(w.live for w in weights) == round(0.2 * sum(w.size for w in weights))
-        assert all(w.parametrization.frozen == (method == "soft") for w in weights)
+        assert sum(w.live for w in weights) == round(
+            0.2 * sum(w.size for w in weights)
+        )
+        assert all(
+            w.parametrization.frozen == (method == "soft") for w in weights
+        )
     else:
-        assert [w.live for w in weights] == [round(0.2 * w.size) for w in weights]
+        assert [w.live for w in weights] == [
+            round(0.2 * w.size) for w in weights
+        ]
     for weight in weights:
         dead = ~weight.parametrization.mask_value()
         assert not weight.value[dead].any()
         if method in ("magnitude", "soft"):  # sparse gradients
             assert not weight.raw_value()[dead].any()
-            assert not any(slot[dead].any() for slot in moments(model.optimizer, weight.variable))
+            assert not any(
+                slot[dead].any()
+                for slot in moments(model.optimizer, weight.variable)
+            )
 
 
 def test_strip_gives_equal_outputs_and_the_same_zeros(run):
@@ -153,7 +171,9 @@ def test_saving_and_cloning(run, tmp_path):
     other.load_weights(tmp_path / "model.weights.h5")
     for copy in (loaded, clone, other):
         # Not compiled alike: XLA rounds otherwise.
-        np.testing.assert_allclose(copy.predict(X, verbose=0), expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            copy.predict(X, verbose=0), expected, rtol=1e-5, atol=1e-6
+        )
         for ours, theirs in zip(
             kso.prunable_weights(model), kso.prunable_weights(copy), strict=True
         ):
@@ -163,7 +183,9 @@ def test_saving_and_cloning(run, tmp_path):
             a, b = ours.parametrization, theirs.parametrization
             assert a.get_config() == b.get_config()
             if isinstance(a, SoftThreshold):
-                np.testing.assert_array_equal(a.threshold_value(), b.threshold_value())
+                np.testing.assert_array_equal(
+                    a.threshold_value(), b.threshold_value()
+                )
                 assert a.target_density == b.target_density == 0.2
 
 
@@ -203,11 +225,17 @@ def test_a_mask_change_does_not_recompile(method):
     assert not compiled_once or len(traced) == first
 
 
-@pytest.mark.parametrize("method", ["soft", pytest.param("magnitude", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "method", ["soft", pytest.param("magnitude", marks=pytest.mark.slow)]
+)
 def test_steps_per_execution_ends_with_the_same_counts(method):
     # torch has one step an execution.
-    many = {} if keras.backend.backend() == "torch" else {"steps_per_execution": 4}
+    many = (
+        {} if keras.backend.backend() == "torch" else {"steps_per_execution": 4}
+    )
     model = compiled(method, **many)
     fit(model, method, epochs=4)
     weights = kso.prunable_weights(model)
-    assert sum(w.live for w in weights) == round(0.2 * sum(w.size for w in weights))
+    assert sum(w.live for w in weights) == round(
+        0.2 * sum(w.size for w in weights)
+    )

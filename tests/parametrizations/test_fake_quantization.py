@@ -33,7 +33,11 @@ def network(storage, quantizer):
     if storage == "soft":
         model = kso.parametrize(dense, SoftThreshold(s_init=-4.0))
     elif storage == "blocks":
-        options = {"structure": kso.Block(4, 4), "storage": "blocks", "exclude": "head"}
+        options = {
+            "structure": kso.Block(4, 4),
+            "storage": "blocks",
+            "exclude": "head",
+        }
         model = kso.sparsify(dense, 0.5, "uniform", seed=0, **options)
     else:
         model = kso.sparsify(dense, 0.2, storage=storage, seed=0)
@@ -45,13 +49,19 @@ def network(storage, quantizer):
 
 def fitted(model):
     x, y = data(model, 4, count=64)
-    model.compile(keras.optimizers.Adam(1e-3), classifier_loss(), jit_compile=jit())
+    model.compile(
+        keras.optimizers.Adam(1e-3), classifier_loss(), jit_compile=jit()
+    )
     model.fit(x, y, batch_size=32, epochs=2, shuffle=False, verbose=0)
     return model
 
 
 def check_grid(model, dtype):
-    quantized = [weight for weight in kso.prunable_weights(model) if weight.storage is not None]
+    quantized = [
+        weight
+        for weight in kso.prunable_weights(model)
+        if weight.storage is not None
+    ]
     assert len(quantized) >= 2
     for weight in quantized:
         value, levels = weight.value, DTYPES[dtype]
@@ -61,7 +71,9 @@ def check_grid(model, dtype):
         np.testing.assert_allclose(steps, np.rint(steps), atol=2e-5 * levels)
         assert not value[~weight.mask].any()
         assert (weight.raw_value() != value).any()
-        integers, scales = weight.storage.quantizer.integers(value, weight.outputs_shape)
+        integers, scales = weight.storage.quantizer.integers(
+            value, weight.outputs_shape
+        )
         assert integers.shape == weight.shape
         assert np.abs(integers).max() == levels
         np.testing.assert_allclose(integers * scales, value, rtol=1e-5)
@@ -69,7 +81,11 @@ def check_grid(model, dtype):
 
 @pytest.mark.parametrize(
     ("storage", "dtype"),
-    [("masked", "int8"), ("masked", "ternary"), *((storage, "int4") for storage in STORAGES[1:])],
+    [
+        ("masked", "int8"),
+        ("masked", "ternary"),
+        *((storage, "int4") for storage in STORAGES[1:]),
+    ],
 )
 def test_effective_weights_are_on_the_grid_after_training(storage, dtype):
     model = fitted(network(storage, FakeQuantization(dtype)))
@@ -78,7 +94,9 @@ def test_effective_weights_are_on_the_grid_after_training(storage, dtype):
     x, _ = data(model, 4)
     before = array(model(x))
     plain = kso.strip(model)
-    assert all(type(layer).__module__.startswith("keras.") for layer in plain.layers)
+    assert all(
+        type(layer).__module__.startswith("keras.") for layer in plain.layers
+    )
     np.testing.assert_allclose(array(plain(x)), before, atol=1e-5)
     for weight in kso.prunable_weights(plain):
         assert weight.live <= live[weight.path]
@@ -86,12 +104,16 @@ def test_effective_weights_are_on_the_grid_after_training(storage, dtype):
 
 def test_scales_are_those_of_each_output():
     dense = keras.layers.Dense(2, use_bias=False)
-    layer = kso.PrunableLayer(dense, FixedMask(1.0), quantizer=FakeQuantization("int4"))
+    layer = kso.PrunableLayer(
+        dense, FixedMask(1.0), quantizer=FakeQuantization("int4")
+    )
     layer.build((None, 3))
     dense.kernel.assign([[0.0, 70.0], [0.9, 14.0], [-1.75, 26.0]])
     want = [[0.0, 70.0], [1.0, 10.0], [-1.75, 30.0]]
     np.testing.assert_array_equal(layer.prunable_weights[0].value, want)
-    integers, scale = layer.parametrizations["kernel"].quantizer.integers(np.array(want), (1, 3))
+    integers, scale = layer.parametrizations["kernel"].quantizer.integers(
+        np.array(want), (1, 3)
+    )
     np.testing.assert_array_equal(integers, [[0, 7], [4, 1], [-7, 3]])
     np.testing.assert_array_equal(scale, [[0.25, 10.0]])
 
@@ -100,7 +122,9 @@ def test_scales_are_those_of_each_output():
 def test_an_output_of_zeros_stays_zero_in_training(dtype):
     """Its largest magnitude is no scale: 0 / 0 would make the whole network NaN."""
     dense = keras.layers.Dense(2, use_bias=False)
-    layer = kso.PrunableLayer(dense, FixedMask(1.0), quantizer=FakeQuantization(dtype))
+    layer = kso.PrunableLayer(
+        dense, FixedMask(1.0), quantizer=FakeQuantization(dtype)
+    )
     model = keras.Sequential([keras.Input((3,)), layer])
     dense.kernel.assign([[0.0, 1.0], [0.0, -1.0], [0.0, 1.0]])
     outputs = array(model(np.ones((1, 3), "float32")))
@@ -114,22 +138,30 @@ def test_an_output_of_zeros_stays_zero_in_training(dtype):
 def test_ternary_weights_have_the_mean_of_what_is_above_the_threshold():
     dense = keras.layers.Dense(1, use_bias=False)
     mask = np.array([[True], [True], [True], [False]])
-    layer = kso.PrunableLayer(dense, FixedMask(mask=mask), quantizer=FakeQuantization("ternary"))
+    layer = kso.PrunableLayer(
+        dense, FixedMask(mask=mask), quantizer=FakeQuantization("ternary")
+    )
     layer.build((None, 4))
     dense.kernel.assign([[3.0], [-5.0], [1.0], [0.0]])  # mean 3, threshold 2.1
-    np.testing.assert_array_equal(layer.prunable_weights[0].value.ravel(), [4, -4, 0, 0])
+    np.testing.assert_array_equal(
+        layer.prunable_weights[0].value.ravel(), [4, -4, 0, 0]
+    )
 
 
 def test_the_gradient_goes_straight_through_to_live_weights():
     dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
     mask = np.array([[True], [False], [True]])
-    layer = kso.PrunableLayer(dense, FixedMask(mask=mask), quantizer=FakeQuantization("int4"))
+    layer = kso.PrunableLayer(
+        dense, FixedMask(mask=mask), quantizer=FakeQuantization("int4")
+    )
     model = keras.Sequential([keras.Input((3,)), layer])
     dense.kernel.assign([[0.9], [0.0], [-1.75]])
     model.compile(keras.optimizers.SGD(1.0), "mse")
     x = np.array([[1.0, 5.0, 2.0]])
     model.train_on_batch(x, np.array([[0.0]]))  # y = 1 - 3.5, dL/dq = 2 y x
-    np.testing.assert_allclose(array(dense.kernel).ravel(), [0.9 + 5, 0.0, -1.75 + 10], rtol=1e-6)
+    np.testing.assert_allclose(
+        array(dense.kernel).ravel(), [0.9 + 5, 0.0, -1.75 + 10], rtol=1e-6
+    )
 
 
 def test_another_storage_is_refused():
@@ -144,8 +176,12 @@ def test_unknown_settings_are_refused():
     with pytest.raises(ValueError, match="`dtype` must be one of"):
         FakeQuantization("int2")
     with pytest.raises(ValueError, match="must be a FakeQuantization"):
-        kso.PrunableLayer(keras.layers.Dense(2), FixedMask(0.5), quantizer="int8")
+        kso.PrunableLayer(
+            keras.layers.Dense(2), FixedMask(0.5), quantizer="int8"
+        )
     own = LowRankSoftThreshold(rank=2)
-    low_rank = kso.PrunableLayer(keras.layers.Dense(8), own, quantizer=FakeQuantization())
+    low_rank = kso.PrunableLayer(
+        keras.layers.Dense(8), own, quantizer=FakeQuantization()
+    )
     with pytest.raises(NotPrunableError, match="product of two factors"):
         low_rank.build((None, 8))

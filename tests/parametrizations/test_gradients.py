@@ -24,7 +24,9 @@ KERNEL = np.random.default_rng(4).normal(size=(6, 5)).astype("float32")
 
 def built(parametrization):
     """A model whose output is the effective kernel, so that the loss is linear in it."""
-    layer = PrunableLayer(keras.layers.Dense(5, use_bias=False, name="dense"), parametrization)
+    layer = PrunableLayer(
+        keras.layers.Dense(5, use_bias=False, name="dense"), parametrization
+    )
     model = keras.Sequential([keras.Input((6,)), layer])
     [made] = layer.parametrizations.values()
     made.weight.variable.assign(KERNEL)
@@ -33,7 +35,9 @@ def built(parametrization):
 
 
 def effective_value(made):
-    return array(made.effective(keras.ops.convert_to_tensor(made.weight.variable)))
+    return array(
+        made.effective(keras.ops.convert_to_tensor(made.weight.variable))
+    )
 
 
 def loss(coefficients, outputs):
@@ -43,7 +47,9 @@ def loss(coefficients, outputs):
 
 def differentiated(model):
     found = gradients(model, np.eye(6, dtype="float32"), COEFFICIENTS, loss)
-    return {v.name: g for v, g in zip(model.trainable_variables, found, strict=True)}
+    return {
+        v.name: g for v, g in zip(model.trainable_variables, found, strict=True)
+    }
 
 
 def value_of(model):
@@ -67,14 +73,18 @@ def assert_finite_differences(model, variable, gradient, step=1e-2):
 
 
 @pytest.mark.parametrize(
-    "parametrization", [FixedMask(0.4), MagnitudeMask(0.4)], ids=["fixed", "magnitude"]
+    "parametrization",
+    [FixedMask(0.4), MagnitudeMask(0.4)],
+    ids=["fixed", "magnitude"],
 )
 def test_masked_entries_have_no_gradient(parametrization):
     model, made = built(parametrization)
     if isinstance(made, MagnitudeMask):
         made.update(0)
     gradient = differentiated(model)["kernel"]
-    np.testing.assert_array_equal(gradient, np.where(made.mask_value(), COEFFICIENTS, 0))
+    np.testing.assert_array_equal(
+        gradient, np.where(made.mask_value(), COEFFICIENTS, 0)
+    )
     assert made.mask_value().sum() == 12
     assert_finite_differences(model, made.weight.variable, gradient)
 
@@ -83,7 +93,9 @@ def test_the_straight_through_gradient_is_dense():
     model, made = built(StraightThroughTopK(0.4))
     np.testing.assert_array_equal(differentiated(model)["kernel"], COEFFICIENTS)
     # It is an estimator: the function itself does not change with dead entries.
-    np.testing.assert_array_equal(effective_value(made), np.where(made.mask_value(), KERNEL, 0))
+    np.testing.assert_array_equal(
+        effective_value(made), np.where(made.mask_value(), KERNEL, 0)
+    )
     assert made.mask_value().sum() == 12
     np.testing.assert_array_equal(made.weight.raw_value(), KERNEL)
 
@@ -113,12 +125,20 @@ def test_gradients_of_the_soft_threshold_are_the_papers(granularity, g):
     effective = np.sign(w) * np.maximum(np.abs(w) - function(s), 0)
     np.testing.assert_allclose(effective_value(made), effective, atol=1e-6)
     found = differentiated(model)
-    np.testing.assert_array_equal(found["kernel"], np.where(effective != 0, COEFFICIENTS, 0))
+    np.testing.assert_array_equal(
+        found["kernel"], np.where(effective != 0, COEFFICIENTS, 0)
+    )
 
     terms = -derivative(s) * COEFFICIENTS * np.sign(effective)
-    expected = terms.sum() if granularity == "layer" else terms.sum(0, keepdims=True)
-    np.testing.assert_allclose(found["kernel_s"], expected, rtol=2e-5, atol=1e-6)
-    assert_finite_differences(model, made.weight.variable, found["kernel"], step=1e-3)
+    expected = (
+        terms.sum() if granularity == "layer" else terms.sum(0, keepdims=True)
+    )
+    np.testing.assert_allclose(
+        found["kernel_s"], expected, rtol=2e-5, atol=1e-6
+    )
+    assert_finite_differences(
+        model, made.weight.variable, found["kernel"], step=1e-3
+    )
     # Only where no entry crosses the threshold on the way.
     assert_finite_differences(model, made.s, found["kernel_s"], step=1e-3)
 
@@ -130,12 +150,18 @@ def test_an_offset_above_the_critical_one_kills_an_entry(g):
     magnitudes = np.sort(np.abs(KERNEL), axis=None)
     for dead in (1, 8, 15):  # a sigmoid reaches those under 1
         made.offset.assign(ranked[dead - 1 : dead + 1].mean())
-        np.testing.assert_array_equal(made.mask_value(), np.abs(KERNEL) >= magnitudes[dead])
+        np.testing.assert_array_equal(
+            made.mask_value(), np.abs(KERNEL) >= magnitudes[dead]
+        )
 
 
 def test_one_threshold_for_a_whole_model(tmp_path):
-    inner = keras.Sequential([keras.Input((6,)), L.Dense(5, name="a"), L.Dense(4, name="b")])
-    wrapper = PrunableLayer(inner, SoftThreshold("global", s_init=-1.0, weight_decay=0.1))
+    inner = keras.Sequential(
+        [keras.Input((6,)), L.Dense(5, name="a"), L.Dense(4, name="b")]
+    )
+    wrapper = PrunableLayer(
+        inner, SoftThreshold("global", s_init=-1.0, weight_decay=0.1)
+    )
     model = keras.Sequential([keras.Input((6,)), wrapper])
     first, second = wrapper.parametrizations.values()
     assert first.s is second.s
@@ -156,13 +182,17 @@ def test_one_threshold_for_a_whole_model(tmp_path):
     plain = kso.strip(model)
     x = np.random.default_rng(0).normal(size=(3, 6))
     np.testing.assert_allclose(array(plain(x)), array(model(x)), atol=1e-6)
-    with pytest.raises(ValueError, match=r"one wrapper around it.*Received: granularity='global'"):
+    with pytest.raises(
+        ValueError,
+        match=r"one wrapper around it.*Received: granularity='global'",
+    ):
         kso.parametrize(inner, SoftThreshold("global"))
 
 
 def test_a_threshold_that_underflows_still_moves_by_its_weight_decay():
     layer = PrunableLayer(
-        keras.layers.Dense(5, use_bias=False), SoftThreshold(s_init=-3200.0, weight_decay=0.01)
+        keras.layers.Dense(5, use_bias=False),
+        SoftThreshold(s_init=-3200.0, weight_decay=0.01),
     )
     model = keras.Sequential([keras.Input((6,)), layer])
     [made] = layer.parametrizations.values()
@@ -175,16 +205,22 @@ def test_a_threshold_that_underflows_still_moves_by_its_weight_decay():
     # s <- s (1 - lr * lambda), three times; the kernel by the same factor
     factor = (1 - 0.5 * 0.01) ** 3
     np.testing.assert_allclose(array(made.s), -3200 * factor, rtol=1e-6)
-    np.testing.assert_allclose(made.weight.raw_value(), KERNEL * factor, rtol=1e-5)
+    np.testing.assert_allclose(
+        made.weight.raw_value(), KERNEL * factor, rtol=1e-5
+    )
 
 
 def test_coupled_weight_decay_adds_to_the_regularizer_of_the_layer():
-    inner = keras.layers.Dense(5, use_bias=False, kernel_regularizer=keras.regularizers.L1(0.1))
+    inner = keras.layers.Dense(
+        5, use_bias=False, kernel_regularizer=keras.regularizers.L1(0.1)
+    )
     layer = PrunableLayer(inner, SoftThreshold(s_init=-2.0, weight_decay=0.3))
     model = keras.Sequential([keras.Input((6,)), layer])
     layer.layer.kernel.assign(KERNEL)
     expected = 0.1 * np.abs(KERNEL).sum() + 0.15 * (KERNEL**2).sum() + 0.15 * 4
-    assert float(sum(array(value) for value in model.losses)) == pytest.approx(expected, rel=1e-5)
+    assert float(sum(array(value) for value in model.losses)) == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 def test_a_frozen_threshold_passes_gradients_to_live_entries_only():
@@ -192,9 +228,13 @@ def test_a_frozen_threshold_passes_gradients_to_live_entries_only():
     effective = effective_value(made)
     made.freeze(effective != 0)
     np.testing.assert_allclose(effective_value(made), effective, atol=1e-7)
-    np.testing.assert_array_equal(made.weight.raw_value(), effective_value(made))
+    np.testing.assert_array_equal(
+        made.weight.raw_value(), effective_value(made)
+    )
     found = differentiated(model)
-    np.testing.assert_array_equal(found["kernel"], np.where(effective != 0, COEFFICIENTS, 0))
+    np.testing.assert_array_equal(
+        found["kernel"], np.where(effective != 0, COEFFICIENTS, 0)
+    )
     assert found["kernel_s"] == 0
     assert made.threshold_value() == 0
     assert made.frozen
@@ -205,14 +245,19 @@ def test_live_entries_that_a_frozen_threshold_rounds_to_zero_keep_their_signs():
     below = effective_value(made) == 0
     assert (KERNEL[below] < 0).any()
     made.freeze(np.ones(KERNEL.shape, bool))
-    np.testing.assert_array_equal(np.sign(made.weight.raw_value()), np.sign(KERNEL))
+    np.testing.assert_array_equal(
+        np.sign(made.weight.raw_value()), np.sign(KERNEL)
+    )
     assert np.abs(made.weight.raw_value()[below]).max() < 1e-30
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"granularity": "filter"}, "`granularity` must be .*Received: granularity='filter'"),
+        (
+            {"granularity": "filter"},
+            "`granularity` must be .*Received: granularity='filter'",
+        ),
         ({"g": "relu"}, "`g` must be one of .*Received: g='relu'"),
         ({"weight_decay": -1.0}, "Received: weight_decay=-1.0"),
         ({"s_init": float("nan")}, "Received: s_init=nan"),
@@ -229,7 +274,9 @@ def by_hand(w, live, power):
     mask[order[:live]] = True
     mask = mask.reshape(w.shape)
     threshold = np.abs(w[~mask]).max()
-    smooth = np.sign(w) * (np.abs(w) ** power - threshold**power).clip(0) ** (1 / power)
+    smooth = np.sign(w) * (np.abs(w) ** power - threshold**power).clip(0) ** (
+        1 / power
+    )
     return np.where(mask, smooth, 0), mask
 
 
@@ -245,8 +292,12 @@ def test_values_of_feather_are_those_of_the_paper(power):
 @pytest.mark.parametrize("theta", [0.0, 0.3, 1.0])
 def test_gradients_of_feather_pass_with_a_share_for_dead_entries(theta):
     model, made = built(Feather(0.4, theta=theta))
-    expected = np.where(made.mask_value(), COEFFICIENTS, np.float32(theta) * COEFFICIENTS)
-    np.testing.assert_allclose(differentiated(model)["kernel"], expected, rtol=1e-6)
+    expected = np.where(
+        made.mask_value(), COEFFICIENTS, np.float32(theta) * COEFFICIENTS
+    )
+    np.testing.assert_allclose(
+        differentiated(model)["kernel"], expected, rtol=1e-6
+    )
 
 
 def test_the_threshold_of_feather_follows_the_mask():
@@ -259,10 +310,14 @@ def test_the_threshold_of_feather_follows_the_mask():
     np.testing.assert_array_equal(made.value(), 10 * KERNEL[::-1])
 
 
-@pytest.mark.parametrize("options", [{"power": 0}, {"theta": -0.1}, {"theta": 1.1}, {"power": "3"}])
+@pytest.mark.parametrize(
+    "options", [{"power": 0}, {"theta": -0.1}, {"theta": 1.1}, {"power": "3"}]
+)
 def test_feather_refuses(options):
     (name,) = options
-    with pytest.raises(ValueError, match=rf"`{name}` must be .*Received: {name}="):
+    with pytest.raises(
+        ValueError, match=rf"`{name}` must be .*Received: {name}="
+    ):
         Feather(0.5, **options)
     with pytest.raises(ValueError, match=r"holds .*`theta`.*Received: "):
         Feather.from_config({"schedule": None})

@@ -8,7 +8,10 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho import PrunableLayer
 from keras_sparse_ortho.callbacks import TargetDensity
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.parametrizations import ChannelSoftThreshold, LowRankSoftThreshold
+from keras_sparse_ortho.parametrizations import (
+    ChannelSoftThreshold,
+    LowRankSoftThreshold,
+)
 from keras_sparse_ortho.schedules import Cubic
 from tests.helpers import (
     array,
@@ -31,7 +34,11 @@ from tests.parametrizations.test_gradients import (
 
 L = keras.layers
 # Scales of 0, below, at, and above the thresholds that the tests have.
-SCALED = KERNEL / np.sqrt(np.mean(KERNEL**2, axis=0)) * np.array([0, 0.2, 0.7, 1.1, 2], "float32")
+SCALED = (
+    KERNEL
+    / np.sqrt(np.mean(KERNEL**2, axis=0))
+    * np.array([0, 0.2, 0.7, 1.1, 2], "float32")
+)
 
 
 @pytest.mark.core
@@ -55,12 +62,20 @@ def test_gradients_of_channels_are_those_of_the_formula(g):
     inner = (COEFFICIENTS * w).sum(axis=0)
     own = (1 - t / safe) * COEFFICIENTS + t / (6 * safe**3) * inner * w
     found = differentiated(model)
-    np.testing.assert_allclose(found["kernel"], np.where(live, own, 0), rtol=2e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        found["kernel"], np.where(live, own, 0), rtol=2e-5, atol=1e-5
+    )
     expected = -derivative(-0.5) * np.sum(np.where(live, inner / safe, 0))
-    np.testing.assert_allclose(found["kernel_s"], expected, rtol=2e-5, atol=1e-6)
-    assert_finite_differences(model, made.weight.variable, found["kernel"], step=2e-3)
+    np.testing.assert_allclose(
+        found["kernel_s"], expected, rtol=2e-5, atol=1e-6
+    )
+    assert_finite_differences(
+        model, made.weight.variable, found["kernel"], step=2e-3
+    )
     assert_finite_differences(model, made.s, found["kernel_s"], step=1e-2)
-    made.s.assign(-200.0)  # channels of zeros have no gradient, even without a threshold
+    made.s.assign(
+        -200.0
+    )  # channels of zeros have no gradient, even without a threshold
     found = differentiated(model)
     assert not found["kernel"][:, 0].any()
     assert np.isfinite(found["kernel_s"])
@@ -78,10 +93,16 @@ def test_frozen_channels():
     np.testing.assert_array_equal(live[0], [False, True, False, True, True])
     np.testing.assert_array_equal(made.mask_value(), live)
     # The third lived by its scale, the second did not: it stays, much smaller.
-    np.testing.assert_allclose(effective_value(made)[:, 3:], effective[:, 3:], atol=1e-7)
-    np.testing.assert_allclose(effective_value(made)[:, 1], 1e-6 * SCALED[:, 1], rtol=1e-5)
+    np.testing.assert_allclose(
+        effective_value(made)[:, 3:], effective[:, 3:], atol=1e-7
+    )
+    np.testing.assert_allclose(
+        effective_value(made)[:, 1], 1e-6 * SCALED[:, 1], rtol=1e-5
+    )
     found = differentiated(model)
-    np.testing.assert_allclose(found["kernel"], np.where(live, COEFFICIENTS, 0), rtol=1e-5)
+    np.testing.assert_allclose(
+        found["kernel"], np.where(live, COEFFICIENTS, 0), rtol=1e-5
+    )
     assert found["kernel_s"] == 0
     assert made.frozen
 
@@ -89,9 +110,19 @@ def test_frozen_channels():
 KINDS = {
     "dense": (L.Dense(6), (4,), (4, 6), 6),
     "convolution": (L.Conv2D(5, 3), (6, 6, 2), (3, 3, 2, 5), 5),
-    "depthwise": (L.DepthwiseConv2D(3, depth_multiplier=2), (6, 6, 3), (3, 3, 3, 2), 6),
+    "depthwise": (
+        L.DepthwiseConv2D(3, depth_multiplier=2),
+        (6, 6, 3),
+        (3, 3, 3, 2),
+        6,
+    ),
     "transposed": (L.Conv2DTranspose(5, 3), (6, 6, 2), (3, 3, 5, 2), 5),
-    "einsum": (L.EinsumDense("abc,cde->abde", (None, 2, 3)), (4, 5), (5, 2, 3), 6),
+    "einsum": (
+        L.EinsumDense("abc,cde->abde", (None, 2, 3)),
+        (4, 5),
+        (5, 2, 3),
+        6,
+    ),
 }
 
 
@@ -99,7 +130,9 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_channels_are_the_outputs_of_the_layer(kind):
     layer, inputs, shape, count = KINDS[kind]
-    layer = PrunableLayer(type(layer).from_config(layer.get_config()), ChannelSoftThreshold())
+    layer = PrunableLayer(
+        type(layer).from_config(layer.get_config()), ChannelSoftThreshold()
+    )
     layer.build((None, *inputs))
     [made] = layer.parametrizations.values()
     assert made.weight.shape == shape
@@ -127,8 +160,18 @@ def fitted(model, *callbacks, epochs=3, learning_rate=0.05):
     x, y = data(model, 3)
     if not model.compiled:
         optimizer = keras.optimizers.SGD(learning_rate, momentum=0.9)
-        model.compile(optimizer, classifier_loss(), jit_compile=jit_if_quicker())
-    model.fit(x, y, batch_size=8, shuffle=False, epochs=epochs, verbose=0, callbacks=[*callbacks])
+        model.compile(
+            optimizer, classifier_loss(), jit_compile=jit_if_quicker()
+        )
+    model.fit(
+        x,
+        y,
+        batch_size=8,
+        shuffle=False,
+        epochs=epochs,
+        verbose=0,
+        callbacks=[*callbacks],
+    )
     return x
 
 
@@ -136,10 +179,14 @@ def fitted(model, *callbacks, epochs=3, learning_rate=0.05):
 @pytest.mark.parametrize("freeze", [True, False])
 @slow_on_jax
 def test_target_density_counts_channels_with_their_entries(freeze, tmp_path):
-    model = kso.parametrize(network(), ChannelSoftThreshold(s_init=-3.0), exclude="head")
+    model = kso.parametrize(
+        network(), ChannelSoftThreshold(s_init=-3.0), exclude="head"
+    )
     ramp = Cubic(0.4, 0, 8, frequency=4)
     # Slowly, so that no layer loses all its channels.
-    x = fitted(model, TargetDensity(0.4, ramp, freeze=freeze), learning_rate=0.01)
+    x = fitted(
+        model, TargetDensity(0.4, ramp, freeze=freeze), learning_rate=0.01
+    )
     weights = [w for w in kso.prunable_weights(model) if w.parametrization]
     assert [w.path for w in weights] == ["conv/kernel", "hidden/kernel"]
     largest = max(w.size // w.shape[-1] for w in weights)
@@ -148,20 +195,30 @@ def test_target_density_counts_channels_with_their_entries(freeze, tmp_path):
     for weight in weights:
         assert weight.parametrization.frozen == freeze
         mask = weight.parametrization.mask_value()
-        assert (mask.all(axis=tuple(range(mask.ndim - 1))) | ~mask.any(axis=0)).all()
+        assert (
+            mask.all(axis=tuple(range(mask.ndim - 1))) | ~mask.any(axis=0)
+        ).all()
         assert not weight.value[~mask].any()
         if freeze:
             assert not weight.raw_value()[~mask].any()
     expected = model.predict(x, verbose=0)
     loaded = reloaded(model, tmp_path)
-    np.testing.assert_allclose(loaded.predict(x, verbose=0), expected, atol=1e-6)
-    assert [w.live for w in kso.prunable_weights(loaded)][:2] == [w.live for w in weights]
-    np.testing.assert_allclose(kso.strip(model).predict(x, verbose=0), expected, atol=1e-6)
+    np.testing.assert_allclose(
+        loaded.predict(x, verbose=0), expected, atol=1e-6
+    )
+    assert [w.live for w in kso.prunable_weights(loaded)][:2] == [
+        w.live for w in weights
+    ]
+    np.testing.assert_allclose(
+        kso.strip(model).predict(x, verbose=0), expected, atol=1e-6
+    )
 
 
 def low_rank(**options):
     model, made = built(LowRankSoftThreshold(**options))
-    variables = {v.name.removeprefix("kernel_"): v for v in model.trainable_variables}
+    variables = {
+        v.name.removeprefix("kernel_"): v for v in model.trainable_variables
+    }
     return model, made, variables
 
 
@@ -172,11 +229,15 @@ def test_low_rank_starts_from_the_weight():
     assert set(variables) == {"s", "left", "values", "right"}
     np.testing.assert_allclose(effective_value(made), KERNEL, atol=1e-6)
     singular = np.linalg.svd(KERNEL, compute_uv=False)
-    np.testing.assert_allclose(array(made.values), singular / (2 * singular[0]), atol=1e-6)
+    np.testing.assert_allclose(
+        array(made.values), singular / (2 * singular[0]), atol=1e-6
+    )
     assert made.live_rank == 5
     _, made, _ = low_rank(rank=2, g="exp", s_init=-200.0)
     error = np.linalg.norm(effective_value(made) - KERNEL)
-    assert error == pytest.approx(np.linalg.norm(singular[2:]), rel=1e-5)  # the best of rank 2
+    assert error == pytest.approx(
+        np.linalg.norm(singular[2:]), rel=1e-5
+    )  # the best of rank 2
     left, right = made.factors()
     np.testing.assert_allclose(left @ right, effective_value(made), atol=1e-6)
 
@@ -189,19 +250,31 @@ def test_gradients_of_low_rank_are_those_of_the_formula(g):
     values = np.array([1.5, -1.2, 0.9, 0.2, 0.0], "float32")
     made.values.assign(values)
     t = function(-0.5)
-    left, right = array(made.left).astype("float64"), array(made.right).astype("float64")
+    left, right = (
+        array(made.left).astype("float64"),
+        array(made.right).astype("float64"),
+    )
     shrunk = np.sign(values) * np.maximum(np.abs(values) - t, 0)
-    np.testing.assert_allclose(effective_value(made), left * shrunk @ right.T, atol=1e-6)
-    np.testing.assert_allclose(np.matmul(*made.factors()), effective_value(made), atol=1e-6)
+    np.testing.assert_allclose(
+        effective_value(made), left * shrunk @ right.T, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        np.matmul(*made.factors()), effective_value(made), atol=1e-6
+    )
     assert made.live_rank == np.count_nonzero(shrunk)
-    expected = {"left": COEFFICIENTS @ right * shrunk, "right": COEFFICIENTS.T @ left * shrunk}
+    expected = {
+        "left": COEFFICIENTS @ right * shrunk,
+        "right": COEFFICIENTS.T @ left * shrunk,
+    }
     along = np.einsum("ij,ik,jk->k", COEFFICIENTS, left, right)
     expected["values"] = np.where(shrunk != 0, along, 0)
     expected["s"] = -derivative(-0.5) * np.sum(along * np.sign(shrunk))
     found = differentiated(model)
     for name, value in expected.items():
         gradient = found[f"kernel_{name}"]
-        np.testing.assert_allclose(gradient, value, rtol=1e-4, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(
+            gradient, value, rtol=1e-4, atol=1e-5, err_msg=name
+        )
         assert_finite_differences(model, variables[name], gradient, step=1e-2)
 
 
@@ -218,7 +291,11 @@ def cut(model, count):
     for weight in kso.prunable_weights(model):
         made = weight.parametrization
         if isinstance(made, LowRankSoftThreshold):
-            made.values.assign(np.where(np.arange(made.values.shape[0]) < count, made.values, 0))
+            made.values.assign(
+                np.where(
+                    np.arange(made.values.shape[0]) < count, made.values, 0
+                )
+            )
     return model
 
 
@@ -243,10 +320,14 @@ def test_strip_makes_thin_layers_where_they_are_smaller(tmp_path):
     model.fit(SEQUENCES, np.ones((6, 3), "float32"), verbose=0, batch_size=3)
     expected = model.predict(SEQUENCES, verbose=0)
     loaded = reloaded(model, tmp_path)
-    np.testing.assert_allclose(loaded.predict(SEQUENCES, verbose=0), expected, atol=1e-6)
+    np.testing.assert_allclose(
+        loaded.predict(SEQUENCES, verbose=0), expected, atol=1e-6
+    )
     assert len(loaded.trainable_variables) == len(model.trainable_variables)
     plain = kso.strip(loaded)
-    np.testing.assert_allclose(plain.predict(SEQUENCES, verbose=0), expected, atol=1e-5)
+    np.testing.assert_allclose(
+        plain.predict(SEQUENCES, verbose=0), expected, atol=1e-5
+    )
     shapes = {w.path: w.shape for w in kso.prunable_weights(plain)}
     assert shapes == {
         "lift/lift_thin/kernel": (20, 4),
@@ -259,23 +340,36 @@ def test_strip_makes_thin_layers_where_they_are_smaller(tmp_path):
         "head/kernel": (10, 3),
     }
     plain.save(tmp_path / "plain.keras")
-    assert not [la for la in plain._flatten_layers() if "sparse_ortho" in type(la).__module__]
+    assert not [
+        la
+        for la in plain._flatten_layers()
+        if "sparse_ortho" in type(la).__module__
+    ]
     again = keras.models.load_model(tmp_path / "plain.keras")
-    np.testing.assert_allclose(again.predict(SEQUENCES, verbose=0), expected, atol=1e-5)
+    np.testing.assert_allclose(
+        again.predict(SEQUENCES, verbose=0), expected, atol=1e-5
+    )
 
 
 @pytest.mark.tensorflow_only
 @pytest.mark.parametrize("count", [0, 11])
 def test_strip_bakes_the_product_where_factors_are_not_smaller(count):
-    model = kso.parametrize(sequences(), LowRankSoftThreshold(), include=["lift", "mix"])
+    model = kso.parametrize(
+        sequences(), LowRankSoftThreshold(), include=["lift", "mix"]
+    )
     model = cut(model, count)
-    assert check_stripped(model, SEQUENCES).get_layer("lift").kernel.shape == (20, 24)
+    assert check_stripped(model, SEQUENCES).get_layer("lift").kernel.shape == (
+        20,
+        24,
+    )
 
 
 @pytest.mark.tensorflow_only
 @pytest.mark.parametrize("options", [{"return_state": True}, {"unroll": True}])
 def test_recurrent_layers_with_states_keep_their_shape(options):
-    model = kso.parametrize(sequences(**options), LowRankSoftThreshold(), include="lstm")
+    model = kso.parametrize(
+        sequences(**options), LowRankSoftThreshold(), include="lstm"
+    )
     plain = check_stripped(cut(model, 3), SEQUENCES)
     thin = isinstance(plain.get_layer("lstm"), keras.Sequential)
     assert thin == ("unroll" in options)
@@ -284,11 +378,20 @@ def test_recurrent_layers_with_states_keep_their_shape(options):
 @pytest.mark.tensorflow_only
 def test_layers_on_masked_sequences_keep_their_shape():
     inputs = keras.Input((6,), dtype="int32")
-    x = L.Dense(20, name="lift")(L.Embedding(9, 24, mask_zero=True, name="words")(inputs))
-    model = keras.Model(inputs, L.Dense(2, name="head")(L.GRU(12, name="gru")(x)))
-    model = cut(kso.parametrize(model, LowRankSoftThreshold(), include=["lift", "gru"]), 3)
+    x = L.Dense(20, name="lift")(
+        L.Embedding(9, 24, mask_zero=True, name="words")(inputs)
+    )
+    model = keras.Model(
+        inputs, L.Dense(2, name="head")(L.GRU(12, name="gru")(x))
+    )
+    model = cut(
+        kso.parametrize(model, LowRankSoftThreshold(), include=["lift", "gru"]),
+        3,
+    )
     x = np.array([[1, 2, 3, 0, 0, 0], [4, 5, 6, 7, 8, 0]])
-    plain = check_stripped(model, x)  # a Sequential model would not pass the mask on
+    plain = check_stripped(
+        model, x
+    )  # a Sequential model would not pass the mask on
     assert not [la for la in plain.layers if isinstance(la, keras.Sequential)]
 
 
@@ -316,14 +419,17 @@ def test_attention_and_models_written_as_a_class_get_the_product():
 @pytest.mark.tensorflow_only
 def test_what_low_rank_refuses():
     with pytest.raises(
-        NotPrunableError, match=r"must be a matrix.*Received: shape=\(3, 3, 2, 16\)"
+        NotPrunableError,
+        match=r"must be a matrix.*Received: shape=\(3, 3, 2, 16\)",
     ):
         kso.parametrize(network(), LowRankSoftThreshold())
     with pytest.raises(ValueError, match=r"`rank` must be .*Received: rank=0"):
         LowRankSoftThreshold(0)
     model = kso.parametrize(network(), LowRankSoftThreshold(), include="hidden")
     model = kso.parametrize(model, ChannelSoftThreshold(), include="conv")
-    with pytest.raises(NotPrunableError, match=r"not both.*Received: .*'entries', 'ranks'"):
+    with pytest.raises(
+        NotPrunableError, match=r"not both.*Received: .*'entries', 'ranks'"
+    ):
         fitted(model, TargetDensity(0.5))
 
 
@@ -332,12 +438,22 @@ def test_what_low_rank_refuses():
 @slow_on_tensorflow
 def test_target_density_counts_ranks():
     exclude = ["head", ".*/recurrent_kernel"]
-    model = kso.parametrize(sequences(), LowRankSoftThreshold(rank=10), exclude=exclude)
-    model.compile(keras.optimizers.Adam(1e-2), "mse", jit_compile=jit_if_quicker())
+    model = kso.parametrize(
+        sequences(), LowRankSoftThreshold(rank=10), exclude=exclude
+    )
+    model.compile(
+        keras.optimizers.Adam(1e-2), "mse", jit_compile=jit_if_quicker()
+    )
     steering = TargetDensity(0.2, Cubic(0.2, 0, 6, frequency=2))
     y = np.ones((6, 3), "float32")
-    model.fit(SEQUENCES, y, batch_size=1, epochs=2, verbose=0, callbacks=[steering])
-    made = [layer.parametrizations for layer in model.layers if hasattr(layer, "parametrizations")]
+    model.fit(
+        SEQUENCES, y, batch_size=1, epochs=2, verbose=0, callbacks=[steering]
+    )
+    made = [
+        layer.parametrizations
+        for layer in model.layers
+        if hasattr(layer, "parametrizations")
+    ]
     made = [p for table in made for p in table.values()]
     assert len(made) == 3
     assert sum(p.live_rank for p in made) == 6  # of 3 x 10
@@ -348,7 +464,9 @@ def test_target_density_counts_ranks():
 @pytest.mark.parametrize("kind", [ChannelSoftThreshold, LowRankSoftThreshold])
 def test_weight_decay(kind):
     model, made = built(kind(s_init=-2.0, weight_decay=0.3))
-    squares = sum(float((array(v) ** 2).sum()) for v in model.trainable_variables)
+    squares = sum(
+        float((array(v) ** 2).sum()) for v in model.trainable_variables
+    )
     losses = float(sum(array(value) for value in model.losses))
     assert losses == pytest.approx(0.15 * squares, rel=1e-5)
     own = {} if kind is ChannelSoftThreshold else {"rank": None}

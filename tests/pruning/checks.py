@@ -17,10 +17,14 @@ def fit(model, epochs=2):
 
 
 def assert_equal_kernels(one, other, **tolerance):
-    for a, b in zip(kso.prunable_weights(one), kso.prunable_weights(other), strict=True):
+    for a, b in zip(
+        kso.prunable_weights(one), kso.prunable_weights(other), strict=True
+    ):
         assert (a.path, a.shape, a.live) == (b.path, b.shape, b.live)
         np.testing.assert_array_equal(a.mask, b.mask)
-        np.testing.assert_allclose(a.value, b.value, **(tolerance or {"rtol": 0}))
+        np.testing.assert_allclose(
+            a.value, b.value, **(tolerance or {"rtol": 0})
+        )
 
 
 @keras.saving.register_keras_serializable(package="tests")
@@ -33,10 +37,14 @@ class Mixer(L.Layer):
 
     def build(self, input_shape):
         size = input_shape[-1]
-        self.mix = self.add_weight((3, size, 8), self.mix_initializer, name="mix")
+        self.mix = self.add_weight(
+            (3, size, 8), self.mix_initializer, name="mix"
+        )
         self.biases = self.add_weight((3, 8), "zeros", name="mix_bias")
         self.token = self.add_weight((1, 1, 8), "ones", name="token")
-        self.positions = self.add_weight((8, 8), "ones", trainable=False, name="positions")
+        self.positions = self.add_weight(
+            (8, 8), "ones", trainable=False, name="positions"
+        )
 
     def call(self, x):
         mixed = keras.ops.einsum("bi,eij->ebj", x * self.token[0], self.mix)
@@ -49,5 +57,9 @@ class Mixer(L.Layer):
 
 def with_mixer(**options):
     keras.utils.set_random_seed(1)
-    layers = [L.Dense(8, name="lift"), Mixer(name="mixer", **options), L.Dense(10, name="head")]
+    layers = [
+        L.Dense(8, name="lift"),
+        Mixer(name="mixer", **options),
+        L.Dense(10, name="head"),
+    ]
     return keras.Sequential([keras.Input((8,)), *layers], name="net")

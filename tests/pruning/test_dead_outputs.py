@@ -38,7 +38,9 @@ def test_nothing_is_dead_where_the_count_allows(budget):
 
 
 def test_what_stays_dead_is_named_counted_and_never_wakes(tmp_path):
-    with pytest.warns(UserWarning, match=r"stay dead under ReLU.*Received: .*'b/kernel'") as told:
+    with pytest.warns(
+        UserWarning, match=r"stay dead under ReLU.*Received: .*'b/kernel'"
+    ) as told:
         model = kso.sparsify(widening(), 0.015, seed=0)
     [warning] = [w for w in told if w.category is UserWarning]  # not Keras' own
     assert warning.filename == __file__
@@ -49,25 +51,37 @@ def test_what_stays_dead_is_named_counted_and_never_wakes(tmp_path):
     assert "dead" in str(kso.report(model))
     kso.report(model).to_csv(tmp_path / "report.csv")
     with (tmp_path / "report.csv").open(newline="") as stream:
-        assert [int(line["dead_outputs"]) for line in csv.DictReader(stream)] == [*before.values()]
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        assert [
+            int(line["dead_outputs"]) for line in csv.DictReader(stream)
+        ] == [*before.values()]
+    model.compile(
+        "adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
     model.fit(*data(model, 8, count=64), epochs=2, verbose=0)
     assert all(dead(model)[path] >= count for path, count in before.items())
 
 
 def test_a_budget_of_ones_own_is_kept_and_the_dead_are_named():
-    own = kso.Budget({"a/kernel": 48 / 1024, "b/kernel": 0.1, "head/kernel": 0.2})
-    with pytest.warns(UserWarning, match=r"budgets\.lift.*Received: 16 of 'a/kernel'$"):
+    own = kso.Budget(
+        {"a/kernel": 48 / 1024, "b/kernel": 0.1, "head/kernel": 0.2}
+    )
+    with pytest.warns(
+        UserWarning, match=r"budgets\.lift.*Received: 16 of 'a/kernel'$"
+    ):
         model = kso.sparsify(widening(), budget=own, seed=0)
     assert kso.report(model).rows[0].live == 48
     lifted = kso.budgets.lift(widening(), own)
     assert lifted.lifted_from == {"a/kernel": 48}
-    assert set(dead(kso.sparsify(widening(), budget=lifted, seed=0)).values()) == {0}
+    assert set(
+        dead(kso.sparsify(widening(), budget=lifted, seed=0)).values()
+    ) == {0}
 
 
 def test_the_published_start_is_not_lifted():
     pattern = ExactOrthogonal(start="published")
-    with pytest.warns(UserWarning, match=r'start="published" leaves them empty'):
+    with pytest.warns(
+        UserWarning, match=r'start="published" leaves them empty'
+    ):
         model = kso.sparsify(widening(), 0.02, "uniform", pattern, seed=0)
     assert [row.live for row in kso.report(model).rows] == [21, 164, 20]
     assert dead(model)["a/kernel"] >= 44
@@ -80,13 +94,17 @@ def test_structures_and_scored_budgets_cover_too():
     budget = scored.orthogonal_budget
     assert budget.counts["a/kernel"] >= 64
     assert budget.counts["b/kernel"] >= 128
-    assert set(dead(kso.sparsify(widening(), budget=budget, seed=0)).values()) == {0}
+    assert set(
+        dead(kso.sparsify(widening(), budget=budget, seed=0)).values()
+    ) == {0}
 
 
 def test_outputs_of_every_layout_are_counted():
     inputs = keras.Input((6, 8))
     x = L.MultiHeadAttention(2, 4, use_bias=False, name="mha")(inputs, inputs)
-    x = L.DepthwiseConv1D(3, depth_multiplier=2, use_bias=False, name="depthwise")(x)
+    x = L.DepthwiseConv1D(
+        3, depth_multiplier=2, use_bias=False, name="depthwise"
+    )(x)
     model = keras.Model(inputs, L.GRU(4, use_bias=False, name="gru")(x))
     assert set(dead(model).values()) == {0}
     zeros = {

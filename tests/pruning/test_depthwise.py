@@ -19,7 +19,9 @@ def mobile():
     """A depthwise, a grouped and a separable convolution whose channels differ in scale."""
     keras.utils.set_random_seed(0)
     image = keras.Input((6, 6, 8))
-    x = L.DepthwiseConv2D(3, depth_multiplier=2, padding="same", name="depthwise")(image)
+    x = L.DepthwiseConv2D(
+        3, depth_multiplier=2, padding="same", name="depthwise"
+    )(image)
     x = L.Conv2D(16, 1, activation="relu", name="wide")(x)
     x = L.Conv2D(16, 3, groups=16, padding="same", name="grouped")(x)
     x = L.SeparableConv2D(24, 3, activation="relu", name="separable")(x)
@@ -33,7 +35,11 @@ def mobile():
     return model
 
 
-DEPTHWISE = {"depthwise/kernel": 16, "grouped/kernel": 16, "separable/depthwise_kernel": 16}
+DEPTHWISE = {
+    "depthwise/kernel": 16,
+    "grouped/kernel": 16,
+    "separable/depthwise_kernel": 16,
+}
 
 
 def masks(model):
@@ -42,14 +48,21 @@ def masks(model):
 
 def dead(model):
     return {
-        path: dead_outputs(masks(model)[path].mask, masks(model)[path].layout) for path in DEPTHWISE
+        path: dead_outputs(masks(model)[path].mask, masks(model)[path].layout)
+        for path in DEPTHWISE
     }
 
 
 def fitted(density):
-    model = kso.parametrize(mobile(), kso.MagnitudeMask(kso.schedules.OneShot(density, 1)))
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    model.fit(X, Y, batch_size=32, verbose=0, callbacks=[kso.callbacks.UpdateMasks()])
+    model = kso.parametrize(
+        mobile(), kso.MagnitudeMask(kso.schedules.OneShot(density, 1))
+    )
+    model.compile(
+        "sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    model.fit(
+        X, Y, batch_size=32, verbose=0, callbacks=[kso.callbacks.UpdateMasks()]
+    )
     return model
 
 
@@ -58,14 +71,22 @@ WAYS = {
     "erk": lambda d: kso.prune(mobile(), d, budget="erk"),
     "uniform": lambda d: kso.prune(mobile(), d, budget="uniform"),
     "obs": lambda d: kso.prune(mobile(), d, score="obs", data=X),
-    "error": lambda d: kso.prune(mobile(), d, score="obs", budget="error", data=X),
+    "error": lambda d: kso.prune(
+        mobile(), d, score="obs", budget="error", data=X
+    ),
     "wanda": lambda d: kso.prune(mobile(), d, score="wanda", data=X),
     "refit": lambda d: kso.prune(mobile(), d, data=X),
     "compact": lambda d: kso.prune(mobile(), d, storage="compact"),
-    "synflow": lambda d: kso.prune(mobile(), score=kso.saliency.synflow(mobile(), d, rounds=5)),
-    "random": lambda d: kso.prune(mobile(), score=kso.saliency.random(mobile(), d, seed=0)),
+    "synflow": lambda d: kso.prune(
+        mobile(), score=kso.saliency.synflow(mobile(), d, rounds=5)
+    ),
+    "random": lambda d: kso.prune(
+        mobile(), score=kso.saliency.random(mobile(), d, seed=0)
+    ),
     "exact": lambda d: kso.sparsify(mobile(), d, seed=0),
-    "random_sparse": lambda d: kso.sparsify(mobile(), d, initializer="random_sparse", seed=0),
+    "random_sparse": lambda d: kso.sparsify(
+        mobile(), d, initializer="random_sparse", seed=0
+    ),
     "random_uniform": lambda d: kso.sparsify(
         mobile(), d, "uniform", initializer="random_sparse", seed=0
     ),
@@ -79,7 +100,9 @@ def test_no_output_of_a_depthwise_kernel_dies(way, density):
     model = WAYS[way](density)
     assert dead(model) == dict.fromkeys(DEPTHWISE, 0)
     rows = kso.report(model).rows
-    assert sum(row.live for row in rows) == round(density * sum(row.size for row in rows))
+    assert sum(row.live for row in rows) == round(
+        density * sum(row.size for row in rows)
+    )
 
 
 def test_gradual_masks_keep_the_floor():
@@ -111,7 +134,10 @@ def test_the_plan_says_so():
 
 def test_a_budget_of_ones_own_is_kept_with_a_warning():
     budget = {"depthwise/kernel": 10 / 144, ".*": 0.5}
-    with pytest.warns(UserWarning, match=r"fewer live entries than outputs.*6 of 16 of 'depthwise"):
+    with pytest.warns(
+        UserWarning,
+        match=r"fewer live entries than outputs.*6 of 16 of 'depthwise",
+    ):
         model = kso.prune(mobile(), budget=budget)
     assert masks(model)["depthwise/kernel"].live == 10
     assert dead(model)["depthwise/kernel"] == 6
@@ -125,13 +151,20 @@ def test_budgets_by_name_say_what_they_lift():
     assert budget.counts["depthwise/kernel"] == 16
     assert budget.lifted_from["depthwise/kernel"] < 16
     assert "lifted from" in repr(budget)
-    few = kso.budgets.uniform(mobile(), 0.03, orthogonal=False)  # 48 outputs, 44 entries
+    few = kso.budgets.uniform(
+        mobile(), 0.03, orthogonal=False
+    )  # 48 outputs, 44 entries
     assert few.live < sum(DEPTHWISE.values())
     assert few.counts["head/kernel"] > 1
 
 
 def test_kernels_of_many_inputs_and_vectors_have_no_floor():
-    layers = [L.Conv2D(8, 3, name="a"), L.Flatten(), L.Dense(16, name="b"), L.Dense(4, name="c")]
+    layers = [
+        L.Conv2D(8, 3, name="a"),
+        L.Flatten(),
+        L.Dense(16, name="b"),
+        L.Dense(4, name="c"),
+    ]
     model = keras.Sequential([keras.Input((6, 6, 3)), *layers])
     kernel = model.layers[0].kernel
     kernel.assign(array(kernel) * np.geomspace(1e-6, 1, 8))
@@ -142,10 +175,17 @@ def test_kernels_of_many_inputs_and_vectors_have_no_floor():
 
 def test_inputs_of_one_channel_keep_their_outputs_too():
     model = keras.Sequential(
-        [keras.Input((6, 6, 1)), L.Conv2D(16, 3, name="a"), L.Flatten(), L.Dense(4)]
+        [
+            keras.Input((6, 6, 1)),
+            L.Conv2D(16, 3, name="a"),
+            L.Flatten(),
+            L.Dense(4),
+        ]
     )
     kernel = model.layers[0].kernel
     kernel.assign(array(kernel) * np.geomspace(1e-6, 1, 16))
     assert dead_outputs(masks(kso.prune(model, 0.3))["a/kernel"].mask) == 0
-    one = keras.Sequential([keras.Input((1,)), L.Dense(64, name="a"), L.Dense(4)])
+    one = keras.Sequential(
+        [keras.Input((1,)), L.Dense(64, name="a"), L.Dense(4)]
+    )
     assert "output" not in str(kso.prune.plan(one, 0.5))

@@ -18,7 +18,9 @@ def of_words():
     keras.utils.set_random_seed(0)
     words = keras.Input((10,), dtype="int32")
     x = L.Embedding(30, 16, mask_zero=True)(words)
-    x = L.BatchNormalization()(L.GlobalAveragePooling1D()(L.Dense(16, name="first")(x)))
+    x = L.BatchNormalization()(
+        L.GlobalAveragePooling1D()(L.Dense(16, name="first")(x))
+    )
     x = ops.relu(L.Dense(16, name="second")(x) * 0.5)
     model = keras.Model(words, L.Dense(4, name="head")(x[:, 2:]))
     return model, np.random.default_rng(0).integers(0, 30, (64, 10))
@@ -31,17 +33,27 @@ def of_images():
     inner = keras.Model(inner_input, ops.relu(inner_input) + 1.0)
     image = keras.Input((8, 8, 3))
     x = L.Conv2D(8, 3, padding="same", name="first")(image)
-    y = L.BatchNormalization()(L.Conv2D(8, 3, padding="same", name="second")(ops.relu(x)))
+    y = L.BatchNormalization()(
+        L.Conv2D(8, 3, padding="same", name="second")(ops.relu(x))
+    )
     halves = ops.split(inner(x + y), 2, axis=-1)
-    x = L.Conv2D(8, 3, name="third")(ops.concatenate([halves[1], halves[0]], axis=-1))
-    model = keras.Model(image, L.Dense(4, name="head")(ops.mean(x, axis=(1, 2))))
-    return model, np.random.default_rng(0).normal(size=(64, 8, 8, 3)).astype("float32")
+    x = L.Conv2D(8, 3, name="third")(
+        ops.concatenate([halves[1], halves[0]], axis=-1)
+    )
+    model = keras.Model(
+        image, L.Dense(4, name="head")(ops.mean(x, axis=(1, 2)))
+    )
+    return model, np.random.default_rng(0).normal(size=(64, 8, 8, 3)).astype(
+        "float32"
+    )
 
 
 def with_auto_gains(model, rows):
     initializer = kso.initializers.ExactOrthogonal(gain="auto", seed=0)
     # What a product with a number, or a split, does to a gain is not known, and told.
-    with pytest.warns(UserWarning, match="gains were chosen by their own activations"):
+    with pytest.warns(
+        UserWarning, match="gains were chosen by their own activations"
+    ):
         return kso.sparsify(model, 0.5, initializer=initializer)
 
 
@@ -57,13 +69,17 @@ def pruned_by_obs(model, rows):
 
 def pruned_by_snip(model, rows):
     model.compile("sgd", "mse")
-    return kso.prune(model, 0.5, score="snip", data=(rows, np.zeros((len(rows), 4))))
+    return kso.prune(
+        model, 0.5, score="snip", data=(rows, np.zeros((len(rows), 4)))
+    )
 
 
 def without_channels(model, rows):
     sparse = kso.strip(kso.sparsify(model, 0.5, seed=0))
     small = kso.remove_channels(sparse)
-    np.testing.assert_allclose(array(small(rows)), array(sparse(rows)), atol=1e-4)
+    np.testing.assert_allclose(
+        array(small(rows)), array(sparse(rows)), atol=1e-4
+    )
     return small
 
 

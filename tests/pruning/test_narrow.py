@@ -6,18 +6,28 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho import calibration
-from keras_sparse_ortho.errors import BudgetError, NotPrunableError, UnknownWeightError
+from keras_sparse_ortho.errors import (
+    BudgetError,
+    NotPrunableError,
+    UnknownWeightError,
+)
 from tests.helpers import array, assert_same, slow_on_jax
 
 L = keras.layers
 
 
 def rows(*shape, count=64):
-    return np.random.default_rng(0).normal(size=(count, *shape)).astype("float32")
+    return (
+        np.random.default_rng(0).normal(size=(count, *shape)).astype("float32")
+    )
 
 
 def sequential():
-    layers = [L.Dense(24, "relu", name="up"), L.Dense(16, "tanh", name="middle"), L.Dense(3)]
+    layers = [
+        L.Dense(24, "relu", name="up"),
+        L.Dense(16, "tanh", name="middle"),
+        L.Dense(3),
+    ]
     return keras.Sequential([keras.Input((6,)), *layers])
 
 
@@ -54,7 +64,9 @@ def test_half_of_the_parameters_of_a_sequential_model():
     small = kso.narrow(model, 0.5, data=x)
     assert isinstance(small, keras.Sequential)
     assert small.count_params() <= 0.5 * model.count_params()
-    assert [layer.name for layer in small.layers] == [layer.name for layer in model.layers]
+    assert [layer.name for layer in small.layers] == [
+        layer.name for layer in model.layers
+    ]
     assert_same(before, model.get_weights())
     assert array(small(x)).shape == (64, 3)
 
@@ -65,8 +77,15 @@ def test_channels_of_a_residual_network_go_together():
     groups = {group.name: group.width for group in kso.channel_groups(model)}
     assert groups == {"stem+outer": 8, "inner": 16}
     small = kso.narrow(model, {"inner": 8, "stem+outer": 6}, data=x)
-    widths = {name: small.get_layer(name).kernel.shape for name in ("stem", "inner", "outer")}
-    assert widths == {"stem": (3, 3, 2, 6), "inner": (3, 3, 6, 8), "outer": (1, 1, 8, 6)}
+    widths = {
+        name: small.get_layer(name).kernel.shape
+        for name in ("stem", "inner", "outer")
+    }
+    assert widths == {
+        "stem": (3, 3, 2, 6),
+        "inner": (3, 3, 6, 8),
+        "outer": (1, 1, 8, 6),
+    }
     assert small.get_layer("depthwise").kernel.shape == (3, 3, 6, 1)
     assert small.get_layer("head").kernel.shape == (4 * 4 * 6, 3)
 
@@ -79,7 +98,9 @@ def test_the_kernel_that_reads_is_refitted_exactly():
     names = [layer.name for layer in model.layers]
     biases, kernels = (
         [
-            array(getattr(m.get_layer(names[k]), "bias" if k == 1 else "kernel"))
+            array(
+                getattr(m.get_layer(names[k]), "bias" if k == 1 else "kernel")
+            )
             for m in (model, small)
         ]
         for k in (1, 2)
@@ -94,7 +115,9 @@ def test_the_kernel_that_reads_is_refitted_exactly():
     np.testing.assert_array_equal(biases[0][stays], biases[1])
     gram = hidden.T @ hidden
     gram += 0.01 * np.mean(np.diag(gram)) * np.eye(16)
-    expected = np.linalg.solve(gram[np.ix_(stays, stays)], gram[stays] @ kernels[0])
+    expected = np.linalg.solve(
+        gram[np.ix_(stays, stays)], gram[stays] @ kernels[0]
+    )
     np.testing.assert_allclose(kernels[1], expected, atol=1e-4)
 
 
@@ -107,10 +130,12 @@ def test_a_table_and_its_widths_give_the_same_network():
     by_widths = kso.narrow(model, table.search(0.6, multiple_of=4), data=x)
     assert_same(by_share.get_weights(), by_table.get_weights())
     assert_same(by_share.get_weights(), by_widths.get_weights())
-    by_bytes = kso.narrow(model, 0.8, data=x, table=table, cost="bytes", multiple_of=4)
-    assert table.cost({k: by_bytes.get_layer(k).units for k in ("up", "middle")}, "bytes") <= (
-        0.8 * table.cost(cost="bytes")
+    by_bytes = kso.narrow(
+        model, 0.8, data=x, table=table, cost="bytes", multiple_of=4
     )
+    assert table.cost(
+        {k: by_bytes.get_layer(k).units for k in ("up", "middle")}, "bytes"
+    ) <= (0.8 * table.cost(cost="bytes"))
 
 
 def test_statistics_are_restored_relative_to_the_given_model(monkeypatch):
@@ -119,14 +144,22 @@ def test_statistics_are_restored_relative_to_the_given_model(monkeypatch):
 
     def restored(zeroed, data, *, reference):
         """Sets other statistics, as where held-out rows prefer these."""
-        calls.append((reference, zeroed.get_layer("inner").kernel.shape, len(data)))
+        calls.append(
+            (reference, zeroed.get_layer("inner").kernel.shape, len(data))
+        )
         norm = zeroed.get_layer("norm")
-        norm.set_weights([*norm.get_weights()[:2], np.full(16, 2.0), np.full(16, 3.0)])
+        norm.set_weights(
+            [*norm.get_weights()[:2], np.full(16, 2.0), np.full(16, 3.0)]
+        )
 
-    monkeypatch.setattr("keras_sparse_ortho.pruning._narrow.restore_statistics", restored)
+    monkeypatch.setattr(
+        "keras_sparse_ortho.pruning._narrow.restore_statistics", restored
+    )
     small = kso.narrow(model, {"inner": 6}, data=x)
     assert calls == [(model, (3, 3, 8, 16), 1)]  # before channels are removed
-    np.testing.assert_array_equal(array(small.get_layer("norm").moving_variance), np.full(6, 3.0))
+    np.testing.assert_array_equal(
+        array(small.get_layer("norm").moving_variance), np.full(6, 3.0)
+    )
     model.get_layer("norm").trainable = False
     kso.narrow(model, {"inner": 6}, data=x)
     assert len(calls) == 1
@@ -184,10 +217,16 @@ def test_groups_that_cannot_be_measured_are_refused_by_name(monkeypatch):
     original = calibration._readers.stop_of
 
     def stop_of(model, weight, solve):
-        return None if weight.path == "middle/kernel" else original(model, weight, solve)
+        return (
+            None
+            if weight.path == "middle/kernel"
+            else original(model, weight, solve)
+        )
 
     monkeypatch.setattr(name, stop_of)
-    with pytest.raises(NotPrunableError, match="'middle/kernel', which reads 'up'"):
+    with pytest.raises(
+        NotPrunableError, match="'middle/kernel', which reads 'up'"
+    ):
         kso.narrow(model, {"up": 8}, data=x)
     with pytest.warns(UserWarning, match="'middle/kernel', which reads 'up'"):
         table = kso.widths(model, x)
@@ -202,7 +241,9 @@ def test_a_failure_leaves_the_model_as_it_was(monkeypatch):
     def fail(*_):
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr("keras_sparse_ortho.pruning._narrow.remove_channels", fail)
+    monkeypatch.setattr(
+        "keras_sparse_ortho.pruning._narrow.remove_channels", fail
+    )
     with pytest.raises(RuntimeError, match="no memory"):
         kso.narrow(model, {"inner": 8}, data=x)
     assert_same(before, model.get_weights())
@@ -210,18 +251,33 @@ def test_a_failure_leaves_the_model_as_it_was(monkeypatch):
 
 def test_refusals():
     model, x = sequential(), rows(6)
-    with pytest.raises(BudgetError, match=r"`target` must be in \(0, 1\]. Received: target=1.5"):
+    with pytest.raises(
+        BudgetError, match=r"`target` must be in \(0, 1\]. Received: target=1.5"
+    ):
         kso.narrow(model, 1.5, data=x)
-    with pytest.raises(BudgetError, match=r"No widths of the table cost .*multiple_of"):
+    with pytest.raises(
+        BudgetError, match=r"No widths of the table cost .*multiple_of"
+    ):
         kso.narrow(model, 0.01, data=x)
-    other = keras.Sequential([keras.Input((6,)), L.Dense(32, name="up"), L.Dense(3)])
-    with pytest.raises(ValueError, match=r"`table` must be that of this model.*32 steps of .*'up'"):
+    other = keras.Sequential(
+        [keras.Input((6,)), L.Dense(32, name="up"), L.Dense(3)]
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"`table` must be that of this model.*32 steps of .*'up'",
+    ):
         kso.narrow(model, {"up": 8}, data=x, table=kso.widths(other, x))
-    with pytest.raises(UnknownWeightError, match=r"up, middle. Received: 'down'"):
+    with pytest.raises(
+        UnknownWeightError, match=r"up, middle. Received: 'down'"
+    ):
         kso.narrow(model, {"down": 8}, data=x)
-    with pytest.raises(ValueError, match=r"'up' must be an integer from 1 to 24. Received: 0"):
+    with pytest.raises(
+        ValueError, match=r"'up' must be an integer from 1 to 24. Received: 0"
+    ):
         kso.narrow(model, {"up": 0}, data=x)
-    with pytest.raises(ValueError, match="`multiple_of` must be a positive integer"):
+    with pytest.raises(
+        ValueError, match="`multiple_of` must be a positive integer"
+    ):
         kso.narrow(model, 0.5, data=x, multiple_of=-8)
     with pytest.raises(TypeError, match="data"):
         kso.narrow(model, 0.5)

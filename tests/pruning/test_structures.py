@@ -7,7 +7,11 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.analysis import orthogonality_error
 from keras_sparse_ortho.errors import BudgetError, LayoutError
-from keras_sparse_ortho.initializers import ExactOrthogonal, RamanujanOrthogonal, SparseInitializer
+from keras_sparse_ortho.initializers import (
+    ExactOrthogonal,
+    RamanujanOrthogonal,
+    SparseInitializer,
+)
 from keras_sparse_ortho.orthogonal import Block, NByM
 from tests.helpers import classifier_loss, data, jit_if_quicker
 
@@ -16,7 +20,10 @@ pytestmark = pytest.mark.core
 
 def network():
     widths = {"a": 128, "b": 256, "head": 10}
-    layers = [keras.layers.Dense(width, "relu", name=name) for name, width in widths.items()]
+    layers = [
+        keras.layers.Dense(width, "relu", name=name)
+        for name, width in widths.items()
+    ]
     return keras.Sequential([keras.Input((256,)), *layers])
 
 
@@ -31,12 +38,16 @@ def test_regular_blocks_of_every_kind_of_kernel():
     ]
     model = keras.Sequential([keras.Input((6, 6, 8)), *every])
     structure = kso.Block(4, 8, regular=True)
-    found = kso.prunable_weights(kso.sparsify(model, 0.55, "uniform", structure=structure, seed=1))
+    found = kso.prunable_weights(
+        kso.sparsify(model, 0.55, "uniform", structure=structure, seed=1)
+    )
     for weight in found:
         assert not weight.raw_value()[~weight.mask].any()
         live = weight.layout.to_canonical(weight.mask)
         *_, inputs, outputs = live.shape
-        live = live.reshape(live.shape[0] * live.shape[1], -1, inputs // 4, 4, outputs // 8, 8)
+        live = live.reshape(
+            live.shape[0] * live.shape[1], -1, inputs // 4, 4, outputs // 8, 8
+        )
         blocks = live.all(axis=(3, 5))
         np.testing.assert_array_equal(blocks, live.any(axis=(3, 5)))
         for axis in (2, 3):
@@ -63,7 +74,10 @@ def assert_structured(model):
         for weight in kso.prunable_weights(model)
         if weight.parametrization is not None
     }
-    assert set(np.unique(masks["a/kernel"].reshape(4, 16, 48).sum(axis=1))) == {0, 16}
+    assert set(np.unique(masks["a/kernel"].reshape(4, 16, 48).sum(axis=1))) == {
+        0,
+        16,
+    }
     assert masks["b/kernel"].reshape(12, 4, 32).sum(axis=1).max() <= 2
     return masks
 
@@ -79,7 +93,9 @@ def test_the_layers_own_structures_hold_where_kernels_are_drawn_anew(density):
 
 
 def test_densities_that_the_structures_do_not_allow():
-    with pytest.raises(BudgetError, match=r"Block\(rows=16, cols=1\), NByM\(n=2, m=4\) allow"):
+    with pytest.raises(
+        BudgetError, match=r"Block\(rows=16, cols=1\), NByM\(n=2, m=4\) allow"
+    ):
         kso.sparsify(own_structures(), 0.9, exclude="head")
 
 
@@ -90,7 +106,9 @@ class Diagonal(SparseInitializer):
 
 
 def test_an_initializer_without_a_density_is_refused():
-    with pytest.raises(ValueError, match=r"A Diagonal has no `density` .*Use it as"):
+    with pytest.raises(
+        ValueError, match=r"A Diagonal has no `density` .*Use it as"
+    ):
         kso.sparsify(network(), 0.1, initializer=Diagonal())
 
 
@@ -104,12 +122,17 @@ def square(width, *more):
 def test_the_degree_follows_from_the_density(budget, relu):
     pattern = RamanujanOrthogonal(2, 1.5, relu=relu)
     sparse = kso.sparsify(square(24), 0.25, budget, pattern, seed=1)
-    first, second = (weight.parametrization.mask_value() for weight in kso.prunable_weights(sparse))
+    first, second = (
+        weight.parametrization.mask_value()
+        for weight in kso.prunable_weights(sparse)
+    )
     for mask in (first, second):
         assert set(mask.sum(axis=0)) == set(mask.sum(axis=1)) == {6}
     assert (first != second).any()
     largest = np.linalg.norm(kso.prunable_weights(sparse)[0].value, 2)
-    np.testing.assert_allclose(largest, 1.5 * (np.sqrt(2) if relu else 1), rtol=1e-6)
+    np.testing.assert_allclose(
+        largest, 1.5 * (np.sqrt(2) if relu else 1), rtol=1e-6
+    )
 
 
 def test_inadmissible_degrees_are_refused_with_their_neighbours():
@@ -117,25 +140,46 @@ def test_inadmissible_degrees_are_refused_with_their_neighbours():
     near = r"'a/kernel'.* 0.166666667 \(degree 4\) and 0.25 \(degree 6\). Received: density=0.199"
     with pytest.raises(LayoutError, match=near):
         kso.sparsify(square(24), 0.2, "uniform", pattern)
-    with pytest.raises(LayoutError, match=r"'head/kernel' does not fit: .* needs square kernels"):
-        kso.sparsify(square(24, keras.layers.Dense(9, name="head")), 0.25, "uniform", pattern)
-    with pytest.raises(LayoutError, match=r"square kernels of even width.*25 inputs x 25"):
-        kso.sparsify(square(25), 0.2, "uniform", RamanujanOrthogonal(2, relu=True))
+    with pytest.raises(
+        LayoutError,
+        match=r"'head/kernel' does not fit: .* needs square kernels",
+    ):
+        kso.sparsify(
+            square(24, keras.layers.Dense(9, name="head")),
+            0.25,
+            "uniform",
+            pattern,
+        )
+    with pytest.raises(
+        LayoutError, match=r"square kernels of even width.*25 inputs x 25"
+    ):
+        kso.sparsify(
+            square(25), 0.2, "uniform", RamanujanOrthogonal(2, relu=True)
+        )
     conv = keras.layers.Conv2D(8, 3, name="conv", padding="same")
     model = keras.Sequential([keras.Input((6, 6, 8)), conv])
-    (weight,) = kso.prunable_weights(kso.sparsify(model, 4 / 72, "uniform", pattern))
+    (weight,) = kso.prunable_weights(
+        kso.sparsify(model, 4 / 72, "uniform", pattern)
+    )
     assert weight.live == 32
-    with pytest.raises(LayoutError, match=r"kernel that allow it are 0.111111111 \(degree 8\)\. "):
+    with pytest.raises(
+        LayoutError,
+        match=r"kernel that allow it are 0.111111111 \(degree 8\)\. ",
+    ):
         kso.sparsify(model, 0.3, "uniform", pattern)
 
 
 @pytest.mark.parametrize("adopt", [False, True])
 def test_dynamic_sparse_training_keeps_structures(adopt):
     model = own_structures()
-    model = kso.apply_masks(model) if adopt else kso.sparsify(model, 0.3, seed=1)
+    model = (
+        kso.apply_masks(model) if adopt else kso.sparsify(model, 0.3, seed=1)
+    )
     model.compile("sgd", classifier_loss(), jit_compile=jit_if_quicker())
     x, y = data(model, 10, count=8)
-    weights = [w for w in kso.prunable_weights(model) if w.parametrization is not None]
+    weights = [
+        w for w in kso.prunable_weights(model) if w.parametrization is not None
+    ]
     for callback in (
         kso.callbacks.SET(frequency=1, end_step=9, exclude="b"),
         kso.callbacks.RigL((x, y), 8, frequency=1, end_step=18, exclude="b"),
@@ -143,7 +187,9 @@ def test_dynamic_sparse_training_keeps_structures(adopt):
         before = [weight.parametrization.mask_value() for weight in weights]
         model.fit(x, y, batch_size=2, verbose=0, callbacks=[callback])
         masks = assert_structured(model)
-        for weight, mask, now in zip(weights, before, masks.values(), strict=True):
+        for weight, mask, now in zip(
+            weights, before, masks.values(), strict=True
+        ):
             assert (mask != now).any() == (weight.path != "b/kernel"), weight
             assert np.count_nonzero(mask) == np.count_nonzero(now), weight
             assert not weight.raw_value()[~now].any(), weight

@@ -9,7 +9,11 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError, UnknownWeightError
-from keras_sparse_ortho.initializers import ExactOrthogonal, KernelLayout, kernel_layouts
+from keras_sparse_ortho.initializers import (
+    ExactOrthogonal,
+    KernelLayout,
+    kernel_layouts,
+)
 from tests.helpers import Chain, array, reloaded, slow_on_jax
 from tests.pruning.checks import with_mixer
 
@@ -24,13 +28,24 @@ def test_they_are_told_of_unless_they_are_left_on_purpose(tmp_path):
         sparse = kso.sparsify(model, 0.5, seed=0)
     for leave in ({"exclude": "mixer"}, {"include": "lift"}):
         kso.prune(model, 0.5, **leave)  # without a warning
-    assert [w.path for w in kso.prunable_weights(sparse)] == ["lift/kernel", "head/kernel"]
-    with pytest.raises(UnknownWeightError, match=r"its full path.* Received: include=.mixer.$"):
+    assert [w.path for w in kso.prunable_weights(sparse)] == [
+        "lift/kernel",
+        "head/kernel",
+    ]
+    with pytest.raises(
+        UnknownWeightError, match=r"its full path.* Received: include=.mixer.$"
+    ):
         kso.prune(model, 0.5, include="mixer")
 
     partly = kso.report(kso.prune(model, 0.25, exclude=["head", "mixer"]))
-    assert partly.dense == {"head/kernel": "no mask", "mixer/mix": "not registered"}
-    assert (partly.sparse_density, partly.density) == (0.25, (16 + 80) / (64 + 80))
+    assert partly.dense == {
+        "head/kernel": "no mask",
+        "mixer/mix": "not registered",
+    }
+    assert (partly.sparse_density, partly.density) == (
+        0.25,
+        (16 + 80) / (64 + 80),
+    )
     assert partly.whole_density == (16 + 80 + 192) / (64 + 80 + 192)
     lines = [line.split() for line in str(partly).splitlines()]
     assert ["sparse", "kernels", "64", "16", "0.2500"] in lines
@@ -41,14 +56,18 @@ def test_they_are_told_of_unless_they_are_left_on_purpose(tmp_path):
     assert partly.to_dict()["unregistered"][0]["path"] == "mixer/mix"
     partly.to_csv(tmp_path / "report.csv")
     with (tmp_path / "report.csv").open(newline="", encoding="utf-8") as stream:
-        states = {line["path"]: line["state"] for line in csv.DictReader(stream)}
+        states = {
+            line["path"]: line["state"] for line in csv.DictReader(stream)
+        }
     assert states == {"lift/kernel": "sparse", **partly.dense}
     assert "why" not in str(kso.report(with_mixer()))  # nothing is sparse in it
 
 
 def every_path():
     """Matrices that are not registered are taken in by their full paths."""
-    return [w.path for w in kso.prunable_weights(with_mixer(), unregistered=True)]
+    return [
+        w.path for w in kso.prunable_weights(with_mixer(), unregistered=True)
+    ]
 
 
 def assert_same(model, other, x):
@@ -58,7 +77,9 @@ def assert_same(model, other, x):
 @pytest.mark.parametrize("storage", ["masked", "compact"])
 def test_guessed_ones_are_masked_like_all_others(storage, tmp_path):
     x = np.random.default_rng(0).normal(size=(5, 8)).astype("float32")
-    model = kso.sparsify(with_mixer(), 0.5, seed=0, include=every_path(), storage=storage)
+    model = kso.sparsify(
+        with_mixer(), 0.5, seed=0, include=every_path(), storage=storage
+    )
     [mix] = [w for w in kso.prunable_weights(model) if w.path == "mixer/mix"]
     assert mix.layout == KernelLayout(inputs=(1,), outputs=(2,), batch=(0,))
     for matrix in mix.value:
@@ -71,7 +92,9 @@ def test_guessed_ones_are_masked_like_all_others(storage, tmp_path):
     assert_same(keras.saving.load_model(tmp_path / "model.keras"), model, x)
     assert_same(kso.strip(model), model, x)
     converted = (
-        kso.convert(model, "masked") if storage == "compact" else kso.convert(model, "compact")
+        kso.convert(model, "masked")
+        if storage == "compact"
+        else kso.convert(model, "compact")
     )
     assert_same(converted, model, x)
 
@@ -81,22 +104,37 @@ def test_every_verb_takes_them_in():
     model = with_mixer()
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(4, 8)).astype("float32"), np.zeros(4, "int32")
-    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.compile(
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
     options = {"include": every_path()}
     for made in (
         kso.prune(model, 0.25, score="snip", data=(x, y), **options),
         kso.prune(model, 0.25, score="synflow", **options),
         kso.prune(model, 0.25, budget="uniform", **options),
-        kso.prune(model, score=kso.saliency.magnitude(model, 0.25, include=["mixer/mix"])),
-        kso.apply_masks(model, {"mixer/mix": np.arange(192).reshape(3, 8, 8) % 4 == 0}),
-        kso.parametrize(model, kso.parametrizations.StraightThroughTopK(0.25), **options),
+        kso.prune(
+            model,
+            score=kso.saliency.magnitude(model, 0.25, include=["mixer/mix"]),
+        ),
+        kso.apply_masks(
+            model, {"mixer/mix": np.arange(192).reshape(3, 8, 8) % 4 == 0}
+        ),
+        kso.parametrize(
+            model, kso.parametrizations.StraightThroughTopK(0.25), **options
+        ),
     ):
         rows = {row.path: row for row in kso.report(made).rows}
         assert rows["mixer/mix"].state == "sparse"
-        assert {row.density for row in rows.values() if row.state == "no mask"} <= {1.0}
-        assert sum(row.live for row in rows.values() if row.state == "sparse") in (84, 48)
+        assert {
+            row.density for row in rows.values() if row.state == "no mask"
+        } <= {1.0}
+        assert sum(
+            row.live for row in rows.values() if row.state == "sparse"
+        ) in (84, 48)
     drawn = with_mixer(mix_initializer=ExactOrthogonal(0.25, seed=0))
-    assert {row.path: row.state for row in kso.report(kso.apply_masks(drawn)).rows} == {
+    assert {
+        row.path: row.state for row in kso.report(kso.apply_masks(drawn)).rows
+    } == {
         "lift/kernel": "no mask",
         "mixer/mix": "sparse",
         "head/kernel": "no mask",
@@ -114,7 +152,9 @@ def test_a_weight_held_by_two_layers_is_listed_once():
 
     embedding = L.Embedding(12, 8, name="words")
     embedding.build()
-    model = keras.Sequential([keras.Input((3,), dtype="int32"), embedding, Tied(embedding)])
+    model = keras.Sequential(
+        [keras.Input((3,), dtype="int32"), embedding, Tied(embedding)]
+    )
     found = kso.prunable_weights(model, unregistered=True)
     assert [weight.path for weight in found] == ["words/embeddings"]
 
@@ -129,7 +169,9 @@ def test_layers_of_keras_hub_are_known_by_name():
     fused = KernelLayout(inputs=(1,), outputs=(2,), batch=(0,), gates=2)
     assert experts["expert_feedforward_gate_dense"] == fused
     assert experts["expert_feedforward_output_dense"].gates == 1
-    assert set(kernel_layouts(stand_in("RelativeEmbedding"))) == {"rel_embedding"}
+    assert set(kernel_layouts(stand_in("RelativeEmbedding"))) == {
+        "rel_embedding"
+    }
     assert kernel_layouts(stand_in("RelativeEmbedding", "elsewhere")) == {}
 
 
@@ -160,14 +202,18 @@ def test_random_layers_are_not_taken_for_wrong_copies():
 
 
 def test_what_is_held_beside_the_graph_is_a_layer_of_the_model():
-    encoder = keras.Sequential([keras.Input((12,)), L.Dense(12, name="a"), L.Dense(6, name="b")])
+    encoder = keras.Sequential(
+        [keras.Input((12,)), L.Dense(12, name="a"), L.Dense(6, name="b")]
+    )
 
     @keras.saving.register_keras_serializable("tests")
     class Holding(keras.Model):
         def __init__(self, encoder, **kwargs):
             x = keras.Input((12,))
             super().__init__(x, encoder.layers[1](x), **kwargs)
-            self.encoder = encoder  # whose first layer is in no graph of this model
+            self.encoder = (
+                encoder  # whose first layer is in no graph of this model
+            )
 
     model = Holding(encoder)
     paths = {weight.path for weight in kso.prunable_weights(model)}
@@ -184,7 +230,10 @@ def test_masked_layers_are_not_quantized(tmp_path):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")  # Keras also warns of its own Input
         sparse.quantize("int8")
-    assert any("'hidden' cannot be quantized while it is wrapped" in str(w.message) for w in told)
+    assert any(
+        "'hidden' cannot be quantized while it is wrapped" in str(w.message)
+        for w in told
+    )
     assert kso.prunable_weights(sparse)[0].path == "hidden/kernel"
     assert sparse.get_layer("head").quantization_mode == "int8"
     expected = array(sparse(X))
@@ -200,7 +249,9 @@ def test_quantized_layers_are_refused():
         warnings.simplefilter("ignore")  # Keras', of its own Input
         model.quantize("int8")
     for verb in (kso.sparsify, kso.prune):
-        with pytest.raises(NotPrunableError, match=r"'hidden/kernel' is quantized.*Received"):
+        with pytest.raises(
+            NotPrunableError, match=r"'hidden/kernel' is quantized.*Received"
+        ):
             verb(model, 0.5)
 
 
@@ -219,7 +270,9 @@ def test_matrices_of_functions_in_jax_are_named():
     def init(rng, inputs):
         return {"w": jax.random.normal(rng, (12, 12))}
 
-    layer = L.JaxLayer(lambda params, inputs: inputs @ params["w"], init_fn=init, name="fn")
+    layer = L.JaxLayer(
+        lambda params, inputs: inputs @ params["w"], init_fn=init, name="fn"
+    )
     assert list(named_dense(layer).values()) == ["not registered"]
 
 
@@ -227,5 +280,7 @@ def test_matrices_of_functions_in_jax_are_named():
 def test_matrices_of_modules_in_torch_are_named():
     import torch
 
-    dense = named_dense(L.TorchModuleWrapper(torch.nn.Linear(12, 12), name="module"))
+    dense = named_dense(
+        L.TorchModuleWrapper(torch.nn.Linear(12, 12), name="module")
+    )
     assert list(dense.values()) == ["not registered"]

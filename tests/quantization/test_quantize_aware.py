@@ -36,7 +36,9 @@ def mlp():
         L.Dense(8, activation="gelu", name="curved"),
         L.Dense(4, name="head", dtype="float32"),
     ]
-    return keras.Sequential([keras.Input((12,)), L.Flatten(name="flat"), *layers])
+    return keras.Sequential(
+        [keras.Input((12,)), L.Flatten(name="flat"), *layers]
+    )
 
 
 def residual():
@@ -45,9 +47,15 @@ def residual():
     x = L.Conv2D(8, 3, padding="same", use_bias=False, name="first")(inputs)
     x = L.ReLU(name="first_relu")(L.BatchNormalization(name="first_norm")(x))
     y = L.DepthwiseConv2D(3, padding="same", name="depthwise")(x)
-    y = L.ReLU(6.0, name="inner_relu")(L.BatchNormalization(name="inner_norm")(y))
-    y = L.BatchNormalization(name="last_norm")(L.Conv2D(8, 1, name="pointwise")(y))
-    x = L.MaxPooling2D(name="pool")(L.ReLU(name="sum_relu")(L.Add(name="sum")([x, y])))
+    y = L.ReLU(6.0, name="inner_relu")(
+        L.BatchNormalization(name="inner_norm")(y)
+    )
+    y = L.BatchNormalization(name="last_norm")(
+        L.Conv2D(8, 1, name="pointwise")(y)
+    )
+    x = L.MaxPooling2D(name="pool")(
+        L.ReLU(name="sum_relu")(L.Add(name="sum")([x, y]))
+    )
     x = L.GlobalAveragePooling2D(name="mean")(x)
     return keras.Model(inputs, L.Dense(4, activation="softmax", name="head")(x))
 
@@ -55,7 +63,11 @@ def residual():
 def rounded(model):
     """By name how many inputs are rounded, and whether the activation and the output are."""
     return {
-        own.name: (len(own.of_inputs), own.of_activation is not None, own.of_output is not None)
+        own.name: (
+            len(own.of_inputs),
+            own.of_activation is not None,
+            own.of_output is not None,
+        )
         for own in model.layers
         if isinstance(own, QuantizeWrapper)
     }
@@ -63,13 +75,24 @@ def rounded(model):
 
 def fit(model, shape, epochs=1, initial_epoch=0):
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(64, *shape)).astype("float32"), rng.integers(0, 4, 64)
+    x, y = (
+        rng.normal(size=(64, *shape)).astype("float32"),
+        rng.integers(0, 4, 64),
+    )
     if not model.compiled:
         from_logits = len(shape) < 3  # the other network ends in a softmax
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=from_logits)
+        loss = keras.losses.SparseCategoricalCrossentropy(
+            from_logits=from_logits
+        )
         model.compile(keras.optimizers.Adam(1e-3), loss, jit_compile=jit())
     model.fit(
-        x, y, batch_size=16, shuffle=False, verbose=0, epochs=epochs, initial_epoch=initial_epoch
+        x,
+        y,
+        batch_size=16,
+        shuffle=False,
+        verbose=0,
+        epochs=epochs,
+        initial_epoch=initial_epoch,
     )
     return x
 
@@ -91,35 +114,62 @@ def test_roundings_are_where_litert_has_tensors():
     }
 
 
-@pytest.mark.parametrize("storage", [pytest.param("masked", marks=pytest.mark.slow), "compact"])
-def test_attentions_with_roundings_inside_are_saved_and_stripped(storage, tmp_path):
+@pytest.mark.parametrize(
+    "storage", [pytest.param("masked", marks=pytest.mark.slow), "compact"]
+)
+def test_attentions_with_roundings_inside_are_saved_and_stripped(
+    storage, tmp_path
+):
     inputs = keras.Input((4, 8))
     x = L.MultiHeadAttention(2, 4, name="attention")(inputs, inputs)
-    dense = keras.Model(inputs, L.Dense(4, name="head")(L.GlobalAveragePooling1D()(x)))
-    model = quantize_aware(kso.sparsify(dense, 0.5, seed=0, storage=storage), "int4")
-    assert all(w.storage.quantizer is not None for w in kso.prunable_weights(model))
+    dense = keras.Model(
+        inputs, L.Dense(4, name="head")(L.GlobalAveragePooling1D()(x))
+    )
+    model = quantize_aware(
+        kso.sparsify(dense, 0.5, seed=0, storage=storage), "int4"
+    )
+    assert all(
+        w.storage.quantizer is not None for w in kso.prunable_weights(model)
+    )
     assert rounded(model)["attention"] == (2, False, True)
     x = fit(model, (4, 8))
     for one in (model, kso.strip(model)):
         again = reloaded(one, tmp_path)
-        assert [weight.path for weight in again.weights] == [weight.path for weight in one.weights]
+        assert [weight.path for weight in again.weights] == [
+            weight.path for weight in one.weights
+        ]
         np.testing.assert_array_equal(array(again(x)), array(one(x)))
         third = reloaded(again, tmp_path)
         np.testing.assert_array_equal(array(third(x)), array(one(x)))
 
 
 def test_recurrent_layers_stay_in_floats_between_roundings():
-    x = L.LSTM(8, name="lstm", return_sequences=True)(inputs := keras.Input((6, 5)))
-    model = keras.Model(inputs, L.Dense(4, name="head")(L.GRU(8, name="gru")(x)))
-    quantized = [w.path for w in kso.prunable_weights(quantize_aware(model)) if w.storage]
+    x = L.LSTM(8, name="lstm", return_sequences=True)(
+        inputs := keras.Input((6, 5))
+    )
+    model = keras.Model(
+        inputs, L.Dense(4, name="head")(L.GRU(8, name="gru")(x))
+    )
+    quantized = [
+        w.path for w in kso.prunable_weights(quantize_aware(model)) if w.storage
+    ]
     assert quantized == ["head/kernel"]
 
 
 def test_layers_behind_an_excluded_one_round_their_inputs():
     model = quantize_aware(mlp(), exclude="curved")
-    assert rounded(model) == {"hidden": (1, False, True), "head": (1, False, True)}
-    quantized = {w.path: w.storage is not None for w in kso.prunable_weights(model)}
-    assert quantized == {"hidden/kernel": True, "curved/kernel": False, "head/kernel": True}
+    assert rounded(model) == {
+        "hidden": (1, False, True),
+        "head": (1, False, True),
+    }
+    quantized = {
+        w.path: w.storage is not None for w in kso.prunable_weights(model)
+    }
+    assert quantized == {
+        "hidden/kernel": True,
+        "curved/kernel": False,
+        "head/kernel": True,
+    }
     assert "mean" not in rounded(quantize_aware(residual(), exclude="mean"))
 
 
@@ -143,7 +193,9 @@ def test_the_given_model_is_left_as_it_was_and_paths_stay():
 def test_resumed_training_equals_training_in_one_go(make, tmp_path):
     def start():
         keras.utils.set_random_seed(0)
-        model = kso.sparsify(make(), 0.3, exclude=lambda w: "depthwise" in w.path, seed=0)
+        model = kso.sparsify(
+            make(), 0.3, exclude=lambda w: "depthwise" in w.path, seed=0
+        )
         return quantize_aware(model)
 
     half, whole = start(), start()
@@ -154,7 +206,9 @@ def test_resumed_training_equals_training_in_one_go(make, tmp_path):
     np.testing.assert_array_equal(array(resumed(x)), array(half(x)))
     fit(whole, shape, epochs=2)
     fit(resumed, shape, epochs=2, initial_epoch=1)
-    for one, other in zip(whole.get_weights(), resumed.get_weights(), strict=True):
+    for one, other in zip(
+        whole.get_weights(), resumed.get_weights(), strict=True
+    ):
         np.testing.assert_allclose(one, other, atol=1e-5)
     plain = kso.strip(resumed)
     assert all(weight.storage is None for weight in kso.prunable_weights(plain))
@@ -190,14 +244,26 @@ def test_a_range_follows_its_input_and_has_a_least_width():
 
 
 def test_refusals():
-    product = kso.parametrize(mlp(), LowRankSoftThreshold(rank=2), include="curved")
+    product = kso.parametrize(
+        mlp(), LowRankSoftThreshold(rank=2), include="curved"
+    )
     for model, options, error, message in (
         (quantize_aware(mlp()), {}, NotPrunableError, "quantized already"),
         (mlp(), {"activations": "int4"}, ValueError, "`activations` must be"),
-        (mlp(), {"weights": None, "activations": None}, ValueError, "`activations` must be"),
+        (
+            mlp(),
+            {"weights": None, "activations": None},
+            ValueError,
+            "`activations` must be",
+        ),
         (mlp(), {"weights": 8}, ValueError, "`weights` must be"),
         (mlp(), {"exclude": "other"}, UnknownWeightError, "other"),
-        (keras.Sequential([keras.Input((4,)), L.ReLU()]), {}, NotPrunableError, "no kernel that"),
+        (
+            keras.Sequential([keras.Input((4,)), L.ReLU()]),
+            {},
+            NotPrunableError,
+            "no kernel that",
+        ),
         (product, {}, NotPrunableError, "product of two factors"),
     ):
         with pytest.raises(error, match=message):
@@ -208,7 +274,13 @@ def test_refusals():
 
 @pytest.mark.parametrize(
     "change",
-    [{"layer": None}, {"layer": "../x"}, {"inputs": 10**9}, {"inputs": -1}, {"inputs": True}],
+    [
+        {"layer": None},
+        {"layer": "../x"},
+        {"inputs": 10**9},
+        {"inputs": -1},
+        {"inputs": True},
+    ],
 )
 def test_configurations_that_are_none_are_refused(change):
     config = QuantizeWrapper(keras.layers.Dense(2)).get_config()
@@ -241,8 +313,15 @@ def seen(model, shape):
 
 def scales_of(model):
     """Scales of the quantized weights by path. Embeddings stay as they are."""
-    parts = {weight.path: integers_of(weight) for weight in kso.prunable_weights(model)}
-    return {path: part[1].reshape(-1) for path, part in parts.items() if part is not None}
+    parts = {
+        weight.path: integers_of(weight)
+        for weight in kso.prunable_weights(model)
+    }
+    return {
+        path: part[1].reshape(-1)
+        for path, part in parts.items()
+        if part is not None
+    }
 
 
 def assert_whole(value, step):
@@ -251,7 +330,10 @@ def assert_whole(value, step):
 
 
 def test_biases_are_whole_steps_of_input_and_kernel():
-    layers = [L.Dense(6, activation="softmax", name="first"), L.Dense(3, name="head")]
+    layers = [
+        L.Dense(6, activation="softmax", name="first"),
+        L.Dense(3, name="head"),
+    ]
     model = seen(keras.Sequential([keras.Input((8,)), *layers]), (8,))
     before = [array(layer.bias) for layer in model.layers]
     assert round_biases(model) is model
@@ -271,38 +353,61 @@ def test_what_a_folded_normalization_adds_is_whole_steps():
     dense = keras.Model(inputs, L.Dense(2, name="head")(L.Flatten()(x)))
     model = round_biases(seen(dense, (5, 5, 2)))
     norm, first = model.get_layer("norm"), model.get_layer("first")
-    gain = array(norm.gamma) / np.sqrt(array(norm.moving_variance) + norm.epsilon)
-    whole = gain * (array(first.bias) - array(norm.moving_mean)) + array(norm.beta)
-    assert_whole(whole, first.of_inputs[0].step() * scales_of(model)["first/kernel"] * np.abs(gain))
+    gain = array(norm.gamma) / np.sqrt(
+        array(norm.moving_variance) + norm.epsilon
+    )
+    whole = gain * (array(first.bias) - array(norm.moving_mean)) + array(
+        norm.beta
+    )
+    assert_whole(
+        whole,
+        first.of_inputs[0].step()
+        * scales_of(model)["first/kernel"]
+        * np.abs(gain),
+    )
 
 
 def test_a_negative_gain_of_the_normalization_is_rounded_as_well():
     inputs = keras.Input((5, 5, 2))
     norm = L.BatchNormalization(name="norm")
     x = norm(L.Conv2D(4, 3, use_bias=False, name="first")(inputs))
-    model = seen(keras.Model(inputs, L.Dense(2, name="head")(L.Flatten()(x))), (5, 5, 2))
+    model = seen(
+        keras.Model(inputs, L.Dense(2, name="head")(L.Flatten()(x))), (5, 5, 2)
+    )
     norm, first = model.get_layer("norm"), model.get_layer("first")
     norm.gamma.assign([-1.5, 1.0, -0.25, 2.0])
     before = array(norm.beta)
     round_biases(model)
-    gain = array(norm.gamma) / np.sqrt(array(norm.moving_variance) + norm.epsilon)
-    step = first.of_inputs[0].step() * scales_of(model)["first/kernel"] * np.abs(gain)
+    gain = array(norm.gamma) / np.sqrt(
+        array(norm.moving_variance) + norm.epsilon
+    )
+    step = (
+        first.of_inputs[0].step()
+        * scales_of(model)["first/kernel"]
+        * np.abs(gain)
+    )
     assert_whole(array(norm.beta) - gain * array(norm.moving_mean), step)
     assert np.all(array(norm.beta) != before)
 
 
 @pytest.mark.parametrize(
-    ("activation", "step"), [("tanh", 1 / 128), ("sigmoid", 1 / 256), ("softmax", 1 / 256)]
+    ("activation", "step"),
+    [("tanh", 1 / 128), ("sigmoid", 1 / 256), ("softmax", 1 / 256)],
 )
 def test_biases_behind_a_fixed_range_are_steps_of_it(activation, step):
     """LiteRT gives these outputs a range that no training sets."""
     layers = [L.Dense(6, activation=activation), L.Dense(3, name="head")]
     dense = keras.Sequential([keras.Input((8,)), *layers])
     model = quantize_aware(dense, "int4", activations=None)
-    bias, steps = model.get_layer("head").bias, step * scales_of(model)["head/kernel"]
+    bias, steps = (
+        model.get_layer("head").bias,
+        step * scales_of(model)["head/kernel"],
+    )
     bias.assign([10.3, 7.4, -5.3] * steps)  # in half a step 10.5, 7.5 and -5.5
     round_biases(model)
-    np.testing.assert_allclose(array(bias) / steps, [10.0, 7.0, -5.0], atol=1e-3)
+    np.testing.assert_allclose(
+        array(bias) / steps, [10.0, 7.0, -5.0], atol=1e-3
+    )
 
 
 def test_products_inside_of_an_attention_have_ranges_and_whole_biases():
@@ -312,7 +417,9 @@ def test_products_inside_of_an_attention_have_ranges_and_whole_biases():
     round_biases(model)
     outer, scales = model.get_layer("attention"), scales_of(model)
     inner = outer.layer
-    assert [len(one.of_inputs) for one in (inner.query_dense, inner.output_dense)] == [0, 1]
+    assert [
+        len(one.of_inputs) for one in (inner.query_dense, inner.output_dense)
+    ] == [0, 1]
     assert inner.query_dense.of_output is not None
     assert inner.output_dense.of_output is None
     assert outer.of_inputs[0].step() == outer.of_inputs[1].step()
@@ -322,7 +429,8 @@ def test_products_inside_of_an_attention_have_ranges_and_whole_biases():
     )
     assert_whole(
         array(inner.output_dense.bias),
-        inner.output_dense.of_inputs[0].step() * scales["attention/attention_output/kernel"],
+        inner.output_dense.of_inputs[0].step()
+        * scales["attention/attention_output/kernel"],
     )
 
 
@@ -331,7 +439,10 @@ def test_biases_of_an_attention_to_another_sequence_are_steps_of_its_own_input()
     outputs = L.MultiHeadAttention(2, 4, name="attention")(query, value)
     model = quantize_aware(keras.Model([query, value], outputs), "int4")
     rng = np.random.default_rng(0)
-    rows = [k * rng.normal(size=(32, n, 8)).astype("float32") for k, n in ((1, 4), (3, 5))]
+    rows = [
+        k * rng.normal(size=(32, n, 8)).astype("float32")
+        for k, n in ((1, 4), (3, 5))
+    ]
     model(rows, training=True)
     outer = model.get_layer("attention")
     of_query, of_value = (one.step() for one in outer.of_inputs)
@@ -367,7 +478,9 @@ def test_a_file_whose_configuration_lacks_ranges_is_refused(tmp_path):
                 assert b'"output": true' in content
                 content = content.replace(b'"output": true', b'"output": null')
             new.writestr(name, content)
-    with pytest.raises(ValueError, match=r"ranges of 2 tensors for layer 'dense'.*Received: 1"):
+    with pytest.raises(
+        ValueError, match=r"ranges of 2 tensors for layer 'dense'.*Received: 1"
+    ):
         keras.saving.load_model(other)
     assert keras.saving.load_model(file).count_params() == model.count_params()
 
@@ -410,15 +523,21 @@ def test_operations_and_masks_of_a_graph_are_no_layers():
         "head": model.get_layer("head").of_inputs[0].step(),
     }
     for name, step in steps.items():
-        assert_whole(array(model.get_layer(name).bias), step * scales[f"{name}/kernel"])
+        assert_whole(
+            array(model.get_layer(name).bias), step * scales[f"{name}/kernel"]
+        )
 
 
 def test_a_relu_that_is_an_operation_is_fused_where_a_layer_reads_it():
     inputs = keras.Input((6, 6, 2))
-    x = L.BatchNormalization(name="norm")(L.Conv2D(4, 3, name="read_by_a_layer")(inputs))
+    x = L.BatchNormalization(name="norm")(
+        L.Conv2D(4, 3, name="read_by_a_layer")(inputs)
+    )
     x = L.Conv2D(4, 1, name="read_by_an_operation")(keras.ops.relu(x))
     x = keras.ops.relu(x) + 1.0
-    model = quantize_aware(keras.Model(inputs, L.Dense(2, name="head")(L.Flatten()(x))))
+    model = quantize_aware(
+        keras.Model(inputs, L.Dense(2, name="head")(L.Flatten()(x)))
+    )
     assert rounded(model) == {
         "read_by_a_layer": (1, False, False),
         "read_by_an_operation": (1, False, True),
@@ -426,10 +545,16 @@ def test_a_relu_that_is_an_operation_is_fused_where_a_layer_reads_it():
     }
 
 
-def test_the_halves_of_a_separable_convolution_hand_over_rounded_values(tmp_path):
+def test_the_halves_of_a_separable_convolution_hand_over_rounded_values(
+    tmp_path,
+):
     inputs = keras.Input((6, 6, 2))
-    layer = L.SeparableConv2D(4, 3, depth_multiplier=2, activation="gelu", name="separable")
-    dense = keras.Model(inputs, L.Dense(2, name="head")(L.Flatten()(layer(inputs))))
+    layer = L.SeparableConv2D(
+        4, 3, depth_multiplier=2, activation="gelu", name="separable"
+    )
+    dense = keras.Model(
+        inputs, L.Dense(2, name="head")(L.Flatten()(layer(inputs)))
+    )
     x = np.random.default_rng(0).normal(size=(16, 6, 6, 2)).astype("float32")
     # Without rounding, the halves are the layer.
     floats = quantize_aware(dense, "int8")
@@ -439,8 +564,11 @@ def test_the_halves_of_a_separable_convolution_hand_over_rounded_values(tmp_path
     round_biases(model)
     assert_whole(
         array(outer.bias),
-        outer.of_between.step() * scales_of(model)["separable/pointwise_kernel"],
+        outer.of_between.step()
+        * scales_of(model)["separable/pointwise_kernel"],
     )
     again = reloaded(model, tmp_path)
     np.testing.assert_array_equal(array(again(x)), array(model(x)))
-    np.testing.assert_allclose(array(kso.strip(model)(x)), array(model(x)), atol=1e-5)
+    np.testing.assert_allclose(
+        array(kso.strip(model)(x)), array(model(x)), atol=1e-5
+    )

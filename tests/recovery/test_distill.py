@@ -13,8 +13,13 @@ from tests.helpers import assert_same, slow_on_tensorflow
 @pytest.fixture(scope="module")
 def teacher():
     keras.utils.set_random_seed(0)
-    layers = [keras.layers.Dense(32, "relu", name="hidden"), keras.layers.Dense(3, name="head")]
-    return keras.Sequential([keras.Input((8,)), *layers, keras.layers.Softmax()])
+    layers = [
+        keras.layers.Dense(32, "relu", name="hidden"),
+        keras.layers.Dense(3, name="head"),
+    ]
+    return keras.Sequential(
+        [keras.Input((8,)), *layers, keras.layers.Softmax()]
+    )
 
 
 ROWS = np.random.default_rng(0).normal(size=(512, 8)).astype("float32")
@@ -30,7 +35,9 @@ def agreement(one, other):
 def test_gradual_pruning_recovers_more_than_pruning_at_once(teacher):
     before = [np.array(value) for value in teacher.get_weights()]
     at_once = kso.prune(teacher, 0.2, budget="uniform")
-    gradual = kso.parametrize(teacher, kso.MagnitudeMask(kso.schedules.Cubic(0.2)))
+    gradual = kso.parametrize(
+        teacher, kso.MagnitudeMask(kso.schedules.Cubic(0.2))
+    )
     distill(gradual, teacher, ROWS, epochs=8, verbose=0)
     assert kso.report(gradual).density == pytest.approx(0.2, abs=0.01)
     assert agreement(gradual, teacher) > agreement(at_once, teacher) + 0.05
@@ -41,7 +48,9 @@ def test_gradual_pruning_recovers_more_than_pruning_at_once(teacher):
 def test_masks_that_stay_keep_their_zeros(teacher):
     student = kso.prune(teacher, 0.3, budget="uniform")
     masks = {w.path: w.mask for w in kso.prunable_weights(student)}
-    first = distill(student, teacher, (ROWS, np.zeros(len(ROWS))), epochs=4, verbose=0)
+    first = distill(
+        student, teacher, (ROWS, np.zeros(len(ROWS))), epochs=4, verbose=0
+    )
     assert first.history["loss"][-1] < 0.9 * first.history["loss"][0]
     for weight in kso.prunable_weights(student):
         np.testing.assert_array_equal(weight.mask, masks[weight.path])
@@ -62,8 +71,12 @@ def test_a_seed_decides_the_order_of_the_rows(teacher):
 def test_features_are_the_inputs_of_the_last_layers():
     inputs = keras.Input((4,))
     x = keras.layers.Dense(6, "relu", name="body")(inputs)
-    one = keras.layers.Activation("softmax")(keras.layers.Dense(2, name="class")(x))
-    model = keras.Model(inputs, {"class": one, "box": keras.layers.Dense(4, name="box")(x)})
+    one = keras.layers.Activation("softmax")(
+        keras.layers.Dense(2, name="class")(x)
+    )
+    model = keras.Model(
+        inputs, {"class": one, "box": keras.layers.Dense(4, name="box")(x)}
+    )
     assert [tuple(t.shape) for t in _with_features(model).outputs] == [
         (None, 4),
         (None, 2),
@@ -86,7 +99,9 @@ def test_probabilities_become_logits():
     logits = np.array([[2.0, -1.0, 0.5], [0.0, 3.0, -4.0]], "float32")
     softmax = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     found = keras.ops.convert_to_numpy(_LOGITS["softmax"](softmax))
-    np.testing.assert_allclose(found, logits - logits.mean(-1, keepdims=True), atol=1e-5)
+    np.testing.assert_allclose(
+        found, logits - logits.mean(-1, keepdims=True), atol=1e-5
+    )
     sigmoid = 1 / (1 + np.exp(-logits[:, :1]))
     found = keras.ops.convert_to_numpy(_LOGITS["sigmoid"](sigmoid))
     np.testing.assert_allclose(found, logits[:, :1], atol=1e-4)
@@ -103,22 +118,36 @@ def test_each_term_of_the_loss_is_divided_by_the_variance_of_the_teacher():
     student.set_weights([0.5 * value for value in dense.get_weights()])
     terms = []
     for layer in ("head", "scaled"):
-        ends = [keras.Model(m.inputs, m.get_layer(layer).output) for m in (dense, student)]
+        ends = [
+            keras.Model(m.inputs, m.get_layer(layer).output)
+            for m in (dense, student)
+        ]
         wanted, given = (end.predict(ROWS, verbose=0) for end in ends)
         terms.append(np.mean((wanted - given) ** 2) / np.var(wanted))
-    options = {"epochs": 1, "batch_size": len(ROWS), "learning_rate": 1e-9, "verbose": 0}
+    options = {
+        "epochs": 1,
+        "batch_size": len(ROWS),
+        "learning_rate": 1e-9,
+        "verbose": 0,
+    }
     (loss,) = distill(student, dense, ROWS, **options).history["loss"]
     assert loss == pytest.approx(sum(terms), rel=1e-3)
 
 
 def test_outputs_of_other_shapes_are_refused(teacher):
-    other = keras.Sequential([keras.Input((8,)), keras.layers.Dense(5, "softmax")])
+    other = keras.Sequential(
+        [keras.Input((8,)), keras.layers.Dense(5, "softmax")]
+    )
     with pytest.raises(ValueError, match="outputs of the shapes of `teacher`"):
         distill(other, teacher, ROWS, verbose=0)
 
 
 def test_a_student_may_have_fewer_features(teacher):
-    layers = [keras.layers.Dense(16, "relu"), keras.layers.Dense(3), keras.layers.Softmax()]
+    layers = [
+        keras.layers.Dense(16, "relu"),
+        keras.layers.Dense(3),
+        keras.layers.Softmax(),
+    ]
     student = keras.Sequential([keras.Input((8,)), *layers])
     before = agreement(student, teacher)
     distill(student, teacher, ROWS, epochs=20, learning_rate=1e-2, verbose=0)
@@ -130,7 +159,10 @@ class Pair(keras.Model):
 
     def __init__(self):
         super().__init__()
-        self.body, self.head = keras.layers.Dense(8, "tanh"), keras.layers.Dense(2)
+        self.body, self.head = (
+            keras.layers.Dense(8, "tanh"),
+            keras.layers.Dense(2),
+        )
 
     def call(self, x):
         x = self.body(x)
@@ -150,7 +182,9 @@ def test_a_loss_that_is_not_finite_is_refused_and_the_student_stays():
     dense(ROWS[:2])
     student = kso.prune(dense, 0.5)
     before = student.get_weights()
-    with pytest.raises(ValueError, match="The loss must stay finite: lower `learning_rate`"):
+    with pytest.raises(
+        ValueError, match="The loss must stay finite: lower `learning_rate`"
+    ):
         distill(student, dense, ROWS, learning_rate=1e30, verbose=0)
     assert_same(before, student.get_weights())
 
@@ -158,12 +192,16 @@ def test_a_loss_that_is_not_finite_is_refused_and_the_student_stays():
 @pytest.mark.core
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 @pytest.mark.parametrize("storage", ["scheduled", "compact"])
-def test_an_interrupt_leaves_the_student_as_it_was(teacher, monkeypatch, storage, error):
+def test_an_interrupt_leaves_the_student_as_it_was(
+    teacher, monkeypatch, storage, error
+):
     """On JAX, where `fit` frees the arrays of its model, too."""
     if storage == "compact":
         student = kso.prune(teacher, 0.3, storage="compact")
     else:
-        student = kso.parametrize(teacher, kso.MagnitudeMask(kso.schedules.Cubic(0.3)))
+        student = kso.parametrize(
+            teacher, kso.MagnitudeMask(kso.schedules.Cubic(0.3))
+        )
     before = [np.array(weight) for weight in student.get_weights()]
     outputs = student.predict(OTHERS, verbose=0)
     ended = keras.callbacks.History.on_train_batch_end
@@ -173,7 +211,9 @@ def test_an_interrupt_leaves_the_student_as_it_was(teacher, monkeypatch, storage
             raise error("half way")
         ended(history, batch, logs)
 
-    monkeypatch.setattr(keras.callbacks.History, "on_train_batch_end", interrupted)
+    monkeypatch.setattr(
+        keras.callbacks.History, "on_train_batch_end", interrupted
+    )
     with pytest.raises(error, match="half way"):
         distill(student, teacher, ROWS, epochs=2, verbose=0)
     assert_same(before, student.get_weights())
@@ -185,7 +225,9 @@ def test_an_interrupt_leaves_the_student_as_it_was(teacher, monkeypatch, storage
 def regressor(activation, loss):
     """A model with outputs between 0 and 1, which are values whatever they look like."""
     keras.utils.set_random_seed(0)
-    head = keras.layers.Dense(1, activation, bias_initializer=keras.initializers.Constant(0.5))
+    head = keras.layers.Dense(
+        1, activation, bias_initializer=keras.initializers.Constant(0.5)
+    )
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4), head])
     model.layers[-1].kernel.assign(0.01 * np.ones((4, 1)))
     model.compile("sgd", loss)
@@ -223,7 +265,9 @@ def test_outputs_between_0_and_1_are_probabilities_if_graph_and_loss_say_so(
 
 def test_outputs_of_no_kind_are_refused(teacher):
     for outputs in ("logits", ["softmax", "softmax"]):
-        with pytest.raises(ValueError, match=r"`outputs` must be one of .*Received: outputs="):
+        with pytest.raises(
+            ValueError, match=r"`outputs` must be one of .*Received: outputs="
+        ):
             distill(teacher, teacher, ROWS, outputs=outputs, verbose=0)
 
 
@@ -241,7 +285,9 @@ def test_rows_that_the_models_cannot_take_are_refused_before_training(teacher):
             distill(student, teacher, rows, verbose=0)
     assert_same(before, student.get_weights())
     with pytest.warns(UserWarning, match="All rows of `data` are equal"):
-        distill(student, teacher, np.ones((40, 8), "float32"), epochs=1, verbose=0)
+        distill(
+            student, teacher, np.ones((40, 8), "float32"), epochs=1, verbose=0
+        )
     weighted = ROWS[:64], np.zeros(64), np.ones(64)
     with pytest.warns(UserWarning, match="Sample weights are not used here"):
         distill(student, teacher, weighted, epochs=1, verbose=0)

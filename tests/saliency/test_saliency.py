@@ -22,11 +22,16 @@ from tests.helpers import (
 from tests.models.networks import HEAVY, MODELS
 
 L = keras.layers
-JIT = keras.backend.backend() == "jax"  # eager JAX is slow; XLA on TensorFlow compiles for long
+JIT = (
+    keras.backend.backend() == "jax"
+)  # eager JAX is slow; XLA on TensorFlow compiles for long
 
 
 def network():
-    layers = [L.Dense(4, "tanh", name="a"), L.Dense(3, name="b", kernel_regularizer="l2")]
+    layers = [
+        L.Dense(4, "tanh", name="a"),
+        L.Dense(3, name="b", kernel_regularizer="l2"),
+    ]
     model = keras.Sequential([keras.Input((3,)), *layers])
     model.compile(loss=classifier_loss(), jit_compile=JIT)
     return model
@@ -34,7 +39,9 @@ def network():
 
 def data(count=12):
     rng = np.random.default_rng(0)
-    return rng.normal(size=(count, 3)).astype("float32"), rng.integers(0, 3, count)
+    return rng.normal(size=(count, 3)).astype("float32"), rng.integers(
+        0, 3, count
+    )
 
 
 def loss_of(flat, x, y, temperature=1.0):
@@ -42,26 +49,34 @@ def loss_of(flat, x, y, temperature=1.0):
     first, second = flat[:12].reshape(3, 4), flat[12:].reshape(4, 3)
     logits = np.tanh(x.astype("float64") @ first) @ second / temperature
     logits = logits - logits.max(axis=1, keepdims=True)
-    return np.mean(np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(y)), y])
+    return np.mean(
+        np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(y)), y]
+    )
 
 
 def difference(f, w, step=1e-5):
     moves = step * np.eye(len(w))
-    return np.array([(f(w + move) - f(w - move)) / (2 * step) for move in moves])
-
-
-def flat(model):
-    return np.concatenate([layer.get_weights()[0].reshape(-1) for layer in model.layers]).astype(
-        "float64"
+    return np.array(
+        [(f(w + move) - f(w - move)) / (2 * step) for move in moves]
     )
 
 
+def flat(model):
+    return np.concatenate(
+        [layer.get_weights()[0].reshape(-1) for layer in model.layers]
+    ).astype("float64")
+
+
 def joined(scored):
-    return np.concatenate([score.reshape(-1) for score in scored.scores.values()])
+    return np.concatenate(
+        [score.reshape(-1) for score in scored.scores.values()]
+    )
 
 
 def close(found, expected):
-    np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max())
+    np.testing.assert_allclose(
+        found, expected, atol=1e-4 * np.abs(expected).max()
+    )
 
 
 @pytest.mark.core
@@ -69,7 +84,9 @@ def close(found, expected):
 def test_snip_against_differences(batch_size):
     model = network()
     x, y = data()
-    found = saliency.snip(model, 0.5, (x, y), batch_size=batch_size, batches=None)
+    found = saliency.snip(
+        model, 0.5, (x, y), batch_size=batch_size, batches=None
+    )
     w = flat(model)
     close(joined(found), np.abs(w * difference(lambda v: loss_of(v, x, y), w)))
 
@@ -82,12 +99,16 @@ def test_grasp_against_differences(batch_size):
     w = flat(model)
 
     def gradient(v):
-        return difference(lambda u: loss_of(u, x, y, temperature=200.0), v, 1e-4)
+        return difference(
+            lambda u: loss_of(u, x, y, temperature=200.0), v, 1e-4
+        )
 
     # H g is the derivative of the gradient along g.
     g = gradient(w)
     step = 1e-3 / np.linalg.norm(g)
-    expected = w * (gradient(w + step * g) - gradient(w - step * g)) / (2 * step)
+    expected = (
+        w * (gradient(w + step * g) - gradient(w - step * g)) / (2 * step)
+    )
     options = {"batch_size": batch_size, "batches": None}
     close(joined(saliency.grasp(model, 0.5, (x, y), **options)), expected)
 
@@ -95,7 +116,9 @@ def test_grasp_against_differences(batch_size):
 @pytest.mark.core
 def test_synflow_against_its_formula():
     first, last = L.Dense(6, "tanh", name="a"), L.Dense(3, "softmax", name="b")
-    model = keras.Sequential([keras.Input((5,)), first, L.BatchNormalization(name="n"), last])
+    model = keras.Sequential(
+        [keras.Input((5,)), first, L.BatchNormalization(name="n"), last]
+    )
     rng = np.random.default_rng(0)
     for variable in model.variables:
         variable.assign(rng.normal(size=variable.shape))
@@ -103,7 +126,9 @@ def test_synflow_against_its_formula():
     before = [array(v) for v in model.variables]
     found = saliency.synflow(model, 0.3, rounds=7)
     a, bias = (np.abs(v) for v in model.get_layer("a").get_weights())
-    gamma, beta, _, variance = (np.abs(v) for v in model.get_layer("n").get_weights())
+    gamma, beta, _, variance = (
+        np.abs(v) for v in model.get_layer("n").get_weights()
+    )
     b, _ = (np.abs(v) for v in model.get_layer("b").get_weights())
     scale = gamma / np.sqrt(variance + model.get_layer("n").epsilon)
     mask = [np.ones((5, 6), bool), np.ones((6, 3), bool)]
@@ -114,11 +139,18 @@ def test_synflow_against_its_formula():
         keep = round(0.3 ** (number / 7) * 48)
         both = np.concatenate([s.reshape(-1) for s in scores])
         chosen = np.isin(np.arange(48), np.argsort(-both)[:keep])
-        last, mask = scores, [chosen[:30].reshape(5, 6), chosen[30:].reshape(6, 3)]
-    for path, expected, live in zip(("a/kernel", "b/kernel"), last, mask, strict=True):
+        last, mask = (
+            scores,
+            [chosen[:30].reshape(5, 6), chosen[30:].reshape(6, 3)],
+        )
+    for path, expected, live in zip(
+        ("a/kernel", "b/kernel"), last, mask, strict=True
+    ):
         np.testing.assert_array_equal(found.masks[path], live)
         score = found.scores[path]
-        np.testing.assert_allclose(score[score >= 0], expected[score >= 0], rtol=1e-5)
+        np.testing.assert_allclose(
+            score[score >= 0], expected[score >= 0], rtol=1e-5
+        )
     # The model is as it was.
     assert_same(before, model.variables)
     assert {layer.dtype_policy.name for layer in model.layers} == {"float32"}
@@ -126,18 +158,28 @@ def test_synflow_against_its_formula():
 
 
 def test_synflow_keeps_the_order_in_which_entries_died():
-    model = keras.Sequential([keras.Input((5,)), L.Dense(6, name="a"), L.Dense(3, name="b")])
-    scored = joined(saliency.synflow(model, 0.2, rounds=4, on_collapse="ignore"))
+    model = keras.Sequential(
+        [keras.Input((5,)), L.Dense(6, name="a"), L.Dense(3, name="b")]
+    )
+    scored = joined(
+        saliency.synflow(model, 0.2, rounds=4, on_collapse="ignore")
+    )
     alive = np.ones(48, bool)
     for number in range(1, 4):
         # The first rounds of four are those of a run that ends with them.
-        part = saliency.synflow(model, 0.2 ** (number / 4), rounds=number, on_collapse="ignore")
-        stay = np.concatenate([mask.reshape(-1) for mask in part.masks.values()])
+        part = saliency.synflow(
+            model, 0.2 ** (number / 4), rounds=number, on_collapse="ignore"
+        )
+        stay = np.concatenate(
+            [mask.reshape(-1) for mask in part.masks.values()]
+        )
         np.testing.assert_array_equal(scored >= number + 1 - 4, stay)
         died = np.flatnonzero(alive & ~stay)
         assert (scored[died] < 0).all()
         by_then = joined(part)[died]
-        np.testing.assert_array_equal(np.argsort(scored[died]), np.argsort(by_then))
+        np.testing.assert_array_equal(
+            np.argsort(scored[died]), np.argsort(by_then)
+        )
         alive = stay
     assert np.count_nonzero(alive) == round(0.2**0.75 * 48)
 
@@ -156,7 +198,9 @@ def quick_compilation():
 
 
 @pytest.mark.usefixtures("quick_compilation")
-@pytest.mark.parametrize("structure", [slow_case_on_jax(k) if k in HEAVY else k for k in MODELS])
+@pytest.mark.parametrize(
+    "structure", [slow_case_on_jax(k) if k in HEAVY else k for k in MODELS]
+)
 def test_every_structure(structure):
     model = MODELS[structure]()
     model.compile(loss=classifier_loss(), jit_compile=JIT)
@@ -166,7 +210,9 @@ def test_every_structure(structure):
     size = sum(w.size for w in kso.prunable_weights(model))
     found = [saliency.snip(model, 0.3, (x, y), on_collapse="ignore")]
     found.append(saliency.grasp(model, 0.6, (x, y), on_collapse="ignore"))
-    options = {"exclude": ".*(query|key)/kernel"} if "attention" in structure else {}
+    options = (
+        {"exclude": ".*(query|key)/kernel"} if "attention" in structure else {}
+    )
     if "recurrent" not in structure:
         found.append(saliency.synflow(model, 0.3, rounds=3, **options))
     for scored in found:
@@ -177,14 +223,20 @@ def test_counts_ties_and_seeds():
     model = network()
     for layer in model.layers:
         layer.kernel.assign(np.ones(layer.kernel.shape))
-    tied = saliency.magnitude(model, 0.6)  # 14 of 24: the first 12, and two more
+    tied = saliency.magnitude(
+        model, 0.6
+    )  # 14 of 24: the first 12, and two more
     assert tied.counts == {"a/kernel": 12, "b/kernel": 2}
     assert tied.masks["b/kernel"].reshape(-1)[:2].all()
-    one, same, other = (saliency.random(model, 0.5, seed=seed) for seed in (1, 1, 2))
+    one, same, other = (
+        saliency.random(model, 0.5, seed=seed) for seed in (1, 1, 2)
+    )
     assert sum(one.counts.values()) == 12
     for path in one.masks:
         np.testing.assert_array_equal(one.masks[path], same.masks[path])
-    assert any((one.masks[path] != other.masks[path]).any() for path in one.masks)
+    assert any(
+        (one.masks[path] != other.masks[path]).any() for path in one.masks
+    )
 
 
 @pytest.mark.parametrize("score", [saliency.snip, saliency.grasp])
@@ -203,7 +255,9 @@ def test_batches_and_sample_weights(score):
     np.testing.assert_array_equal(drawn[0], drawn[1])
     assert (drawn[0] != drawn[2]).any()
     first = scores(batches[0], shuffle=False)
-    np.testing.assert_array_equal(scores((x, y), batch_size=4, shuffle=False), first)
+    np.testing.assert_array_equal(
+        scores((x, y), batch_size=4, shuffle=False), first
+    )
     if score is saliency.snip:  # GraSP's are quadratic in the loss
         one = scores((x, y, np.array([1.0] * 4 + [0.0] * 8)))
         np.testing.assert_allclose(one, first / 3, rtol=1e-3, atol=1e-6)
@@ -212,7 +266,9 @@ def test_batches_and_sample_weights(score):
 def test_collapse_is_reported():
     model = network()
     model.layers[1].kernel.assign(model.layers[1].kernel * 1e-6)
-    with pytest.raises(BudgetError, match=r"Layer collapse.*magnitude.*\['b/kernel'\]"):
+    with pytest.raises(
+        BudgetError, match=r"Layer collapse.*magnitude.*\['b/kernel'\]"
+    ):
         saliency.magnitude(model, 0.2)
     found = saliency.magnitude(model, 0.2, on_collapse="ignore")
     assert found.collapsed == ["b/kernel"]
@@ -233,14 +289,18 @@ def test_refusals():
     with pytest.raises(NotPrunableError, match="wrapped already"):
         saliency.magnitude(kso.sparsify(model, 0.5, seed=0), 0.5)
     with pytest.raises(ValueError, match="before the model is compiled"):
-        saliency.snip(keras.Sequential([keras.Input((3,)), L.Dense(3)]), 0.5, (x, y))
+        saliency.snip(
+            keras.Sequential([keras.Input((3,)), L.Dense(3)]), 0.5, (x, y)
+        )
     with pytest.raises(ValueError, match=r"same number of samples.*\[3, 12\]"):
         saliency.snip(model, 0.5, (x, y[:3]))
     with pytest.raises(ValueError, match="has its own targets"):
         saliency.snip(model, 0.5, (iter([(x, y)]), y))
     for name in ("snip", "grasp"):
         for unlabelled in (x, [(x,)], lambda: iter([(x, None)])):
-            with pytest.raises(ValueError, match=r"labels: give `data` as `\(x, y\)`.*y=None"):
+            with pytest.raises(
+                ValueError, match=r"labels: give `data` as `\(x, y\)`.*y=None"
+            ):
                 kso.prune(model, 0.5, score=name, data=unlabelled)
     with pytest.raises(ValueError, match="rounds=0"):
         saliency.synflow(model, 0.5, rounds=0)
@@ -250,7 +310,9 @@ def test_refusals():
 
 def test_losses_that_need_no_labels():
     class Reconstructs(keras.Model):
-        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        def compute_loss(
+            self, x=None, y=None, y_pred=None, sample_weight=None, training=True
+        ):
             return keras.ops.mean((x - y_pred) ** 2)
 
     inputs, (x, _) = keras.Input((3,)), data()
@@ -258,10 +320,14 @@ def test_losses_that_need_no_labels():
     model.compile(loss="mse", jit_compile=JIT)
     found = joined(saliency.snip(model, 0.5, x))
     model.compile(loss=None, jit_compile=JIT)
-    np.testing.assert_allclose(joined(saliency.snip(model, 0.5, x)), found, rtol=1e-5)
+    np.testing.assert_allclose(
+        joined(saliency.snip(model, 0.5, x)), found, rtol=1e-5
+    )
     plain = keras.Model(inputs, model.output)
     plain.compile(loss="mse", jit_compile=JIT)
-    np.testing.assert_allclose(joined(saliency.snip(plain, 0.5, (x, x))), found, rtol=1e-5)
+    np.testing.assert_allclose(
+        joined(saliency.snip(plain, 0.5, (x, x))), found, rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -282,7 +348,9 @@ def test_one_probability_gives_the_scores_of_its_logit(kind, activation, bias):
     labels = y if activation == "softmax" else np.eye(3)[y]
     expected = joined(saliency.grasp(model, 0.5, (x, labels)))
     found = joined(saliency.grasp(twin, 0.5, (x, labels)))
-    np.testing.assert_allclose(found, expected, atol=1e-3 * np.abs(expected).max())
+    np.testing.assert_allclose(
+        found, expected, atol=1e-3 * np.abs(expected).max()
+    )
 
 
 # --- second derivatives, through every kind of layer ----------------------------------------------
@@ -302,7 +370,9 @@ def network_of(kind, outputs=3):
     x = L.Dense(8, "tanh", name="a")(inputs)
     x = LAYERS[kind]()(x, x) if kind == "attention" else LAYERS[kind]()(x)
     model = keras.Model(inputs, L.Dense(outputs, name="b")(L.Flatten()(x)))
-    model.compile(loss="mse", jit_compile=jit_if_quicker())  # GraSP softens no such loss
+    model.compile(
+        loss="mse", jit_compile=jit_if_quicker()
+    )  # GraSP softens no such loss
     return model
 
 
@@ -312,7 +382,9 @@ def rows():
     return x, np.eye(3)[np.arange(12) % 3]
 
 
-ON_JAX = [slow_case_on_jax(kind) if kind == "attention" else kind for kind in LAYERS]
+ON_JAX = [
+    slow_case_on_jax(kind) if kind == "attention" else kind for kind in LAYERS
+]
 
 
 @pytest.mark.core
@@ -329,11 +401,18 @@ def test_grasp_is_a_difference_of_gradients(kind):
     slope = slopes(values)
     step = 0.02 / np.sqrt(sum(np.sum(g * g) for g in slope))
     ahead, back = (
-        slopes([w + sign * step * g for w, g in zip(values, slope, strict=True)])
+        slopes(
+            [w + sign * step * g for w, g in zip(values, slope, strict=True)]
+        )
         for sign in (1, -1)
     )
-    expected = [w * (a - b) / (2 * step) for w, a, b in zip(values, ahead, back, strict=True)]
-    found = saliency.grasp(model, 0.5, (x, y), on_collapse="ignore").scores.values()
+    expected = [
+        w * (a - b) / (2 * step)
+        for w, a, b in zip(values, ahead, back, strict=True)
+    ]
+    found = saliency.grasp(
+        model, 0.5, (x, y), on_collapse="ignore"
+    ).scores.values()
     largest = max(np.abs(score).max() for score in expected)
     for one, two in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, two, atol=0.01 * largest)
@@ -400,7 +479,9 @@ def test_replacements_end_with_the_last_scope_on_errors_too():
 def test_moments_have_the_values_and_gradients_of_tensorflow(keepdims):
     import tensorflow as tf
 
-    x = tf.constant(np.random.default_rng(0).normal(size=(5, 4, 3)) + 2, tf.float16)
+    x = tf.constant(
+        np.random.default_rng(0).normal(size=(5, 4, 3)) + 2, tf.float16
+    )
     found = []
     for scope in (False, True):
         with tf.GradientTape() as tape:

@@ -7,7 +7,13 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.calibration import LayerScore
 from keras_sparse_ortho.errors import DensityError, NotPrunableError
-from keras_sparse_ortho.saliency import LossDerivatives, LossScore, ModelScore, Score, _score
+from keras_sparse_ortho.saliency import (
+    LossDerivatives,
+    LossScore,
+    ModelScore,
+    Score,
+    _score,
+)
 from tests.helpers import array, classifier_loss, jit_if_quicker
 
 L = keras.layers
@@ -46,9 +52,14 @@ def registered(monkeypatch):
 
 def network():
     keras.utils.set_random_seed(0)
-    layers = [L.Dense(2 * WIDTH, "tanh", name="hidden"), L.Dense(WIDTH, name="head")]
+    layers = [
+        L.Dense(2 * WIDTH, "tanh", name="hidden"),
+        L.Dense(WIDTH, name="head"),
+    ]
     model = keras.Sequential([keras.Input((WIDTH,)), *layers])
-    model.compile(loss=classifier_loss(), jit_compile=jit_if_quicker(), run_eagerly=False)
+    model.compile(
+        loss=classifier_loss(), jit_compile=jit_if_quicker(), run_eagerly=False
+    )
     return model
 
 
@@ -69,12 +80,17 @@ def test_a_score_of_the_loss_has_its_masks_and_refits(registered):
     masks_alone = kso.prune(model, score=saliency)
     refitted = kso.prune(model, score=saliency, data=x)
     keras.utils.set_random_seed(1)
-    by_object = kso.prune(model, 0.3, score=Fisher(batch_size=16, batches=4), data=(x, y))
+    by_object = kso.prune(
+        model, 0.3, score=Fisher(batch_size=16, batches=4), data=(x, y)
+    )
     for path, mask in saliency.masks.items():
         for sparse in (masks_alone, refitted, by_object):
             np.testing.assert_array_equal(masks_of(sparse)[path], mask)
     outputs = array(model(x))
-    errors = [np.square(array(sparse(x)) - outputs).sum() for sparse in (refitted, masks_alone)]
+    errors = [
+        np.square(array(sparse(x)) - outputs).sum()
+        for sparse in (refitted, masks_alone)
+    ]
     assert errors[0] < 0.9 * errors[1]
     for one, other in zip(refitted.weights, by_object.weights, strict=True):
         np.testing.assert_allclose(array(one), array(other), atol=1e-5)
@@ -83,11 +99,18 @@ def test_a_score_of_the_loss_has_its_masks_and_refits(registered):
 def test_a_mean_of_squared_gradients_is_over_batches():
     model, (x, y) = network(), data()
     weights = kso.prunable_weights(model)
-    batches = [(x[start : start + 16], y[start : start + 16], None) for start in (0, 16)]
+    batches = [
+        (x[start : start + 16], y[start : start + 16], None)
+        for start in (0, 16)
+    ]
     squares = LossDerivatives(model, weights, batches).gradient(np.square)
-    each = [LossDerivatives(model, weights, [batch]).gradient() for batch in batches]
+    each = [
+        LossDerivatives(model, weights, [batch]).gradient() for batch in batches
+    ]
     for mean, first, second in zip(squares, *each, strict=True):
-        np.testing.assert_allclose(mean, (first**2 + second**2) / 2, rtol=1e-4, atol=1e-10)
+        np.testing.assert_allclose(
+            mean, (first**2 + second**2) / 2, rtol=1e-4, atol=1e-10
+        )
 
 
 @pytest.mark.parametrize(
@@ -101,13 +124,30 @@ def test_a_mean_of_squared_gradients_is_over_batches():
     ],
     ids=str,
 )
-@pytest.mark.parametrize("score", ["fisher", "last_inputs", "synflow", "random"])
-def test_any_score_with_any_structure_budget_and_storage(registered, score, options):
+@pytest.mark.parametrize(
+    "score", ["fisher", "last_inputs", "synflow", "random"]
+)
+def test_any_score_with_any_structure_budget_and_storage(
+    registered, score, options
+):
     needs_data = score in ("fisher", "last_inputs")
     keras.utils.set_random_seed(0)
-    pruned = kso.prune(network(), 0.5, score=score, data=data() if needs_data else None, **options)
-    weights = [weight for weight in kso.prunable_weights(pruned) if weight.live < weight.size]
-    assert sum(weight.live for weight in weights) == sum(weight.size for weight in weights) // 2
+    pruned = kso.prune(
+        network(),
+        0.5,
+        score=score,
+        data=data() if needs_data else None,
+        **options,
+    )
+    weights = [
+        weight
+        for weight in kso.prunable_weights(pruned)
+        if weight.live < weight.size
+    ]
+    assert (
+        sum(weight.live for weight in weights)
+        == sum(weight.size for weight in weights) // 2
+    )
     for weight in weights:
         mask = weight.mask
         if options.get("structure") == "2:4":
@@ -115,13 +155,17 @@ def test_any_score_with_any_structure_budget_and_storage(registered, score, opti
         elif "structure" in options and "include" in options:
             assert set(mask.mean(axis=1)) == {0.0, 1.0}
         elif "structure" in options:
-            by_block = mask.reshape(mask.shape[0] // 8, 8, mask.shape[1] // 8, 8).mean(axis=(1, 3))
+            by_block = mask.reshape(
+                mask.shape[0] // 8, 8, mask.shape[1] // 8, 8
+            ).mean(axis=(1, 3))
             assert set(by_block.ravel()) == {0.0, 1.0}
         elif score == "last_inputs" and options.get("budget") == "erk":
             assert mask.sum(axis=1)[-1] == mask.shape[1]
 
 
-def test_layers_of_a_users_score_go_on_from_a_folder(registered, tmp_path, monkeypatch):
+def test_layers_of_a_users_score_go_on_from_a_folder(
+    registered, tmp_path, monkeypatch
+):
     model, (x, _) = network(), data()
     calls = []
     ranked = LastInputs.layer_scores
@@ -132,7 +176,8 @@ def test_layers_of_a_users_score_go_on_from_a_folder(registered, tmp_path, monke
 
     monkeypatch.setattr(LastInputs, "layer_scores", counted)
     results = [
-        kso.prune(model, 0.5, score="last_inputs", data=x, resume=tmp_path) for _ in range(2)
+        kso.prune(model, 0.5, score="last_inputs", data=x, resume=tmp_path)
+        for _ in range(2)
     ]
     assert len(calls) == 2
     for one, other in zip(results[0].weights, results[1].weights, strict=True):
@@ -141,18 +186,27 @@ def test_layers_of_a_users_score_go_on_from_a_folder(registered, tmp_path, monke
 
 def test_refusals(registered):
     model, (x, y) = network(), data()
-    with pytest.raises(ValueError, match=r'one of "fisher", .*"last_inputs".*score=\'fischer\''):
+    with pytest.raises(
+        ValueError, match=r'one of "fisher", .*"last_inputs".*score=\'fischer\''
+    ):
         kso.prune(model, 0.5, score="fischer", data=(x, y))
     for score in ("fisher", Fisher()):
-        with pytest.raises(ValueError, match=r"of fisher is a derivative.*Received: score=.*isher"):
+        with pytest.raises(
+            ValueError,
+            match=r"of fisher is a derivative.*Received: score=.*isher",
+        ):
             kso.prune(model, 0.5, score=score)
-    with pytest.raises(ValueError, match=r"pruned on its inputs: give `data`.*LastInputs\(\)"):
+    with pytest.raises(
+        ValueError, match=r"pruned on its inputs: give `data`.*LastInputs\(\)"
+    ):
         kso.prune(model, 0.5, score=LastInputs())
 
     class Bare(Score):
         name = "bare"
 
-    with pytest.raises(ValueError, match=r"derived from saliency.ModelScore.*score=Bare\(\)"):
+    with pytest.raises(
+        ValueError, match=r"derived from saliency.ModelScore.*score=Bare\(\)"
+    ):
         kso.prune(model, 0.5, score=Bare())
     with pytest.raises(NotImplementedError, match="`layer_scores` or `solve`"):
         kso.prune(model, 0.5, score=LayerScore(), data=x)
@@ -163,10 +217,14 @@ def test_refusals(registered):
         def scores(self, model, weights, density, batches):
             return [weight.raw_value().ravel() for weight in weights]
 
-    with pytest.raises(NotPrunableError, match=r"'hidden/kernel' must have its shape.*\(512,\)"):
+    with pytest.raises(
+        NotPrunableError, match=r"'hidden/kernel' must have its shape.*\(512,\)"
+    ):
         kso.prune(model, 0.5, score=Flat())
     saliency = kso.saliency.magnitude(model, 0.5)
-    with pytest.raises(ValueError, match=r"leave `include` and `exclude` out.*include='head'"):
+    with pytest.raises(
+        ValueError, match=r"leave `include` and `exclude` out.*include='head'"
+    ):
         kso.prune(model, score=saliency, include="head")
     with pytest.raises(DensityError, match=r"made for the density 0.5"):
         kso.prune(model, 0.4, score=saliency)

@@ -6,7 +6,13 @@ import keras
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.schedules import Constant, Cubic, Linear, OneShot, Polynomial
+from keras_sparse_ortho.schedules import (
+    Constant,
+    Cubic,
+    Linear,
+    OneShot,
+    Polynomial,
+)
 
 pytestmark = pytest.mark.numpy_only
 
@@ -18,7 +24,12 @@ ALL = [
     OneShot(0.3, 25),
     Polynomial(0.05, 5, 95, 0.9, power=2.0, frequency=9),
 ]
-IN_PARTS = [Constant(0.2, 0.1), Cubic(0.1), Linear(0.1, 0.2, 0.9), OneShot(0.3, 0.5)]
+IN_PARTS = [
+    Constant(0.2, 0.1),
+    Cubic(0.1),
+    Linear(0.1, 0.2, 0.9),
+    OneShot(0.3, 0.5),
+]
 
 
 def test_cubic_is_the_formula_of_gradual_pruning():
@@ -72,9 +83,16 @@ def test_parts_of_a_run_become_steps_of_it():
     assert [t for t in range(9) if half.due(t)] == [4]
     assert Cubic(0.1).resolved(1).end_step == 1  # and not 0, where it begins
     # What was trained before without being counted: the rest of the way.
-    assert Linear(0.1, 0.0, 1.0).resolved(100, start=-50).at(0) == pytest.approx(0.55)
-    assert [s.at_start() for s in (Cubic(0.1), Cubic(0.1, initial_density=0.4))] == [1.0, 0.4]
-    assert [s.at_start() for s in (Constant(0.1), Constant(0.1, 0.01))] == [0.1, 1.0]
+    assert Linear(0.1, 0.0, 1.0).resolved(100, start=-50).at(
+        0
+    ) == pytest.approx(0.55)
+    assert [
+        s.at_start() for s in (Cubic(0.1), Cubic(0.1, initial_density=0.4))
+    ] == [1.0, 0.4]
+    assert [s.at_start() for s in (Constant(0.1), Constant(0.1, 0.01))] == [
+        0.1,
+        1.0,
+    ]
 
 
 @pytest.mark.parametrize("steps", [16 * 3, 16 * 20, 10_000])
@@ -92,33 +110,70 @@ def test_the_ramp_is_smooth_in_runs_of_any_length(make, power, steps):
 def test_what_is_not_resolved():
     schedule = Cubic(0.1, 0.1, 0.5)
     for ask in (schedule.at, schedule.due):
-        with pytest.raises(ValueError, match=r"`resolved\(steps\)`.*Received: schedule=Cubic\("):
+        with pytest.raises(
+            ValueError, match=r"`resolved\(steps\)`.*Received: schedule=Cubic\("
+        ):
             ask(3)
-    with pytest.raises(ValueError, match=r"known before training.*Received: .*steps=None"):
+    with pytest.raises(
+        ValueError, match=r"known before training.*Received: .*steps=None"
+    ):
         schedule.resolved(None)
-    with pytest.raises(ValueError, match=r"before `begin_step` in this run.*steps=10"):
+    with pytest.raises(
+        ValueError, match=r"before `begin_step` in this run.*steps=10"
+    ):
         Cubic(0.1, 8, 0.5).resolved(10)
     assert Constant(0.1).resolved(None).frequency == 100
     assert Constant(0.1).resolved(320).frequency == 3
     # Of a run that goes on: of its own steps.
     assert Cubic(0.1, 0.0, 0.7).resolved(2000, start=5000).frequency == 14
-    assert Constant(0.1, begin_step=0.0).resolved(320, start=1000).frequency == 3
-    assert Linear(0.25, end_step=100).resolved(10, start=50).at(50) == pytest.approx(0.625)
+    assert (
+        Constant(0.1, begin_step=0.0).resolved(320, start=1000).frequency == 3
+    )
+    assert Linear(0.25, end_step=100).resolved(10, start=50).at(
+        50
+    ) == pytest.approx(0.625)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Cubic(0.0, 0, 10), r"`density` must be in \(0, 1\]\. Received: density=0.0"),
-        (lambda: Cubic(0.1, 0, 10, initial_density=1.2), "Received: density=1.2"),
-        (lambda: Cubic(0.1, 10, 10), "must come after `begin_step`.*Received: begin_step=10"),
-        (lambda: Cubic(0.1, -1, 10), "`begin_step`.*at least 0.*Received: begin_step=-1"),
+        (
+            lambda: Cubic(0.0, 0, 10),
+            r"`density` must be in \(0, 1\]\. Received: density=0.0",
+        ),
+        (
+            lambda: Cubic(0.1, 0, 10, initial_density=1.2),
+            "Received: density=1.2",
+        ),
+        (
+            lambda: Cubic(0.1, 10, 10),
+            "must come after `begin_step`.*Received: begin_step=10",
+        ),
+        (
+            lambda: Cubic(0.1, -1, 10),
+            "`begin_step`.*at least 0.*Received: begin_step=-1",
+        ),
         (lambda: Linear(0.1, 0, 10, frequency=0), "Received: frequency=0"),
-        (lambda: Polynomial(0.1, 0, 10, power=0), "`power` must be positive.*Received: power=0"),
-        (lambda: OneShot(0.1, 2.5), r"float in \[0, 1\]\. Received: begin_step=2.5"),
-        (lambda: Cubic(0.1, 0.8, 0.2), "must not come before.*Received: begin_step=0.8, end_step"),
-        (lambda: Constant(0.1, 5, 4), "must not come before.*begin_step=5, end_step=4"),
-        (lambda: kso.MagnitudeMask("cubic"), "must be in .*Received: density='cubic'"),
+        (
+            lambda: Polynomial(0.1, 0, 10, power=0),
+            "`power` must be positive.*Received: power=0",
+        ),
+        (
+            lambda: OneShot(0.1, 2.5),
+            r"float in \[0, 1\]\. Received: begin_step=2.5",
+        ),
+        (
+            lambda: Cubic(0.1, 0.8, 0.2),
+            "must not come before.*Received: begin_step=0.8, end_step",
+        ),
+        (
+            lambda: Constant(0.1, 5, 4),
+            "must not come before.*begin_step=5, end_step=4",
+        ),
+        (
+            lambda: kso.MagnitudeMask("cubic"),
+            "must be in .*Received: density='cubic'",
+        ),
     ],
 )
 def test_refusals(make, message):
@@ -126,13 +181,20 @@ def test_refusals(make, message):
         make()
 
 
-@pytest.mark.parametrize("name", ["PruningSummaries", "tests>Other", ["system"], None])
+@pytest.mark.parametrize(
+    "name", ["PruningSummaries", "tests>Other", ["system"], None]
+)
 def test_a_configuration_cannot_call_anything_but_schedules(name):
     inner = {"module": "os", "name": name, "config": {"log_dir": "made"}}
-    with pytest.raises(ValueError, match=r"PolynomialDecay and ConstantSparsity.*Received: "):
+    with pytest.raises(
+        ValueError, match=r"PolynomialDecay and ConstantSparsity.*Received: "
+    ):
         kso.schedules.TfmotSchedule.from_config({"schedule": inner})
     saved = keras.saving.serialize_keras_object(keras.layers.ReLU())
-    with pytest.raises(ValueError, match=r"of a MagnitudeMask holds a Schedule. Received: .*ReLU"):
+    with pytest.raises(
+        ValueError,
+        match=r"of a MagnitudeMask holds a Schedule. Received: .*ReLU",
+    ):
         kso.MagnitudeMask.from_config({"schedule": saved})
 
 
@@ -157,12 +219,19 @@ class PolynomialDecay(OfTfmot):
 @pytest.mark.parametrize(("of_tfmot", "ours"), [(-1, None), (0, 0), (200, 200)])
 def test_the_end_of_a_constant_schedule_of_tfmot(of_tfmot, ours):
     settings = {"begin_step": 0, "end_step": of_tfmot, "frequency": 50}
-    schedule = kso.MagnitudeMask(ConstantSparsity(target_sparsity=0.75, **settings)).schedule
+    schedule = kso.MagnitudeMask(
+        ConstantSparsity(target_sparsity=0.75, **settings)
+    ).schedule
     assert schedule.get_config() == Constant(0.25, 0, ours, 50).get_config()
 
 
 def test_a_polynomial_schedule_of_tfmot_begins_at_its_own_sparsity():
     steps = {"begin_step": 2, "end_step": 6, "frequency": 2}
-    decay = PolynomialDecay(initial_sparsity=0.25, final_sparsity=0.75, power=2, **steps)
+    decay = PolynomialDecay(
+        initial_sparsity=0.25, final_sparsity=0.75, power=2, **steps
+    )
     schedule = kso.MagnitudeMask(decay).schedule
-    assert schedule.get_config() == Polynomial(0.25, 2, 6, 0.75, 2.0, 2).get_config()
+    assert (
+        schedule.get_config()
+        == Polynomial(0.25, 2, 6, 0.75, 2.0, 2).get_config()
+    )

@@ -12,7 +12,12 @@ from keras_sparse_ortho.export import load_litert
 from keras_sparse_ortho.models import OutputKind
 from keras_sparse_ortho.shrinking import ShrinkReport, Trial, shrink
 from keras_sparse_ortho.shrinking._examples import Examples
-from keras_sparse_ortho.shrinking._judge import Judge, Score, closeness, same_class
+from keras_sparse_ortho.shrinking._judge import (
+    Judge,
+    Score,
+    closeness,
+    same_class,
+)
 from keras_sparse_ortho.shrinking._search import Search
 from keras_sparse_ortho.shrinking._shrink import chosen
 
@@ -43,44 +48,81 @@ def test_scores():
     assert labelled.name == "accuracy"
     assert labelled.dense.mean == pytest.approx(2 / 3)
     assert labelled.score([got]).mean == 1.0
-    assert same_class(np.array([[0.2], [0.9]]), np.array([[0.6], [0.7]])).tolist() == [0, 1]
+    assert same_class(
+        np.array([[0.2], [0.9]]), np.array([[0.6], [0.7]])
+    ).tolist() == [0, 1]
 
 
 def test_closeness_is_the_explained_variance():
     want = np.array([[3.0, 0.0], [-3.0, 0.0]])
     assert closeness(want, want).tolist() == [1.0, 1.0]
-    np.testing.assert_allclose(closeness(want, want + np.array([[0.3, 0.0]])), 0.99)
+    np.testing.assert_allclose(
+        closeness(want, want + np.array([[0.3, 0.0]])), 0.99
+    )
     assert Judge([want], None, None).name == "closeness"
 
 
 def test_each_output_is_scored_by_its_kind():
-    classes, boxes = np.array([[0.9, 0.1], [0.2, 0.8]]), np.array([[3.0], [-3.0]])
+    classes, boxes = (
+        np.array([[0.9, 0.1], [0.2, 0.8]]),
+        np.array([[3.0], [-3.0]]),
+    )
     kinds = [OutputKind("linear"), SOFTMAX]
     judge = Judge([boxes, classes], None, None, kinds)
     assert judge.name == "closeness and expected accuracy"
     answers = [boxes + 0.3, classes[::-1]]
     assert judge.score(answers).mean == pytest.approx(0.5 * (0.99 + 0.15))
     verdict = judge.verdict(answers)
-    assert verdict.lost == pytest.approx(0.85 - 0.15)  # of the classes, which lose more than boxes
+    assert verdict.lost == pytest.approx(
+        0.85 - 0.15
+    )  # of the classes, which lose more than boxes
     assert verdict.margin == pytest.approx(0.1 / np.sqrt(2))
     assert verdict.agreement == 0.0
-    judge = Judge([boxes, classes], [boxes[:, 0], np.array([0, 1])], None, kinds)
+    judge = Judge(
+        [boxes, classes], [boxes[:, 0], np.array([0, 1])], None, kinds
+    )
     assert judge.name == "accuracy and closeness"
     assert judge.dense.mean == 1.0
-    with pytest.raises(ValueError, match=r"labels of 1 outputs, and a model with 2"):
+    with pytest.raises(
+        ValueError, match=r"labels of 1 outputs, and a model with 2"
+    ):
         Judge([boxes, classes], np.array([0, 1]), None)
 
 
 @pytest.mark.parametrize(
     ("outputs", "labels", "kind", "name", "score"),
     [
-        ([[2.0, -1.0], [0.0, 3.0]], [[0], [0]], LOGITS, "accuracy", 0.5),  # numbers of classes
+        (
+            [[2.0, -1.0], [0.0, 3.0]],
+            [[0], [0]],
+            LOGITS,
+            "accuracy",
+            0.5,
+        ),  # numbers of classes
         ([[2.0, -1.0], [0.0, 3.0]], [[1, 0], [0, 1]], LOGITS, "accuracy", 1.0),
-        ([[2.0], [0.3]], [1, 0], LOGIT, "accuracy", 0.5),  # one logit: its half is 0
-        ([[0.9], [0.3]], [1, 0], LOGIT, "accuracy", 0.5),  # in [0, 1], and still a logit
+        (
+            [[2.0], [0.3]],
+            [1, 0],
+            LOGIT,
+            "accuracy",
+            0.5,
+        ),  # one logit: its half is 0
+        (
+            [[0.9], [0.3]],
+            [1, 0],
+            LOGIT,
+            "accuracy",
+            0.5,
+        ),  # in [0, 1], and still a logit
         ([[0.9], [0.3]], [1, 0], SIGMOID, "accuracy", 1.0),
         ([[0.9], [0.3]], [1, 0], OutputKind("sigmoid"), "accuracy", 1.0),
-        ([[0.9, 0.8], [0.3, 0.2]], [[1, 1], [0, 1]], SIGMOID, "accuracy", 0.75),  # several at once
+        (
+            [[0.9, 0.8], [0.3, 0.2]],
+            [[1, 1], [0, 1]],
+            SIGMOID,
+            "accuracy",
+            0.75,
+        ),  # several at once
         ([[0.9, 0.2], [0.3, 0.8]], [[1, 0], [0, 1]], SIGMOID, "accuracy", 1.0),
         ([[2.5], [0.5]], [2.5, 0.5], OutputKind("linear"), "closeness", 1.0),
         ([[1.0], [0.0]], [1, 0], VALUES, "closeness", 1.0),
@@ -101,7 +143,9 @@ def test_labels_of_all_kinds(outputs, labels, kind, name, score):
         (OutputKind(), "closeness", None),
     ],
 )
-def test_one_output_between_0_and_1_is_a_class_if_graph_and_loss_say_so(kind, name, half):
+def test_one_output_between_0_and_1_is_a_class_if_graph_and_loss_say_so(
+    kind, name, half
+):
     want = np.linspace(0.1, 0.9, 20)[:, None]
     judge = Judge([want], None, None, [kind])
     assert judge.name == name
@@ -117,13 +161,19 @@ def test_one_output_between_0_and_1_is_a_class_if_graph_and_loss_say_so(kind, na
 def test_two_classes_of_an_unknown_half_need_a_loss():
     want = np.linspace(0.1, 0.9, 20)[:, None]
     for labels, metric in ((None, "agreement"), (np.arange(20) % 2, None)):
-        with pytest.raises(ValueError, match=r"Compile it with its loss.*Received: an output of"):
+        with pytest.raises(
+            ValueError,
+            match=r"Compile it with its loss.*Received: an output of",
+        ):
             Judge([want], labels, metric, [OutputKind()])
 
 
 def test_labels_that_do_not_fit_are_refused():
     for labels in ([1, 2], [[0, 1, 2], [0, 1, 2]]):
-        with pytest.raises(ValueError, match=r"numbers of its classes. Received: labels of shape"):
+        with pytest.raises(
+            ValueError,
+            match=r"numbers of its classes. Received: labels of shape",
+        ):
             Judge([np.eye(2)], np.array(labels), None, [SOFTMAX])
 
 
@@ -137,17 +187,31 @@ def test_a_metric_of_the_user():
     assert judge.score([np.array([[1.0, 0.0], [0.0, 4.0]])]).mean == 0.5
     with pytest.raises(ValueError, match=r"Received: metric=.best"):
         Judge([want], None, "best")
-    with pytest.raises(ValueError, match=r"Use no `metric`, and data=\(x, labels\).*'accuracy'"):
+    with pytest.raises(
+        ValueError, match=r"Use no `metric`, and data=\(x, labels\).*'accuracy'"
+    ):
         Judge([want], None, "accuracy")
 
 
 @pytest.mark.parametrize(
     ("metric", "received"),
     [
-        (lambda want, got: np.mean((want - got) ** 2, axis=-1), "from 0 to 0, 0 in the mean"),
-        (lambda want, got: np.minimum(np.abs(want - got).mean(axis=-1), 1.0), "from 0 to 0"),
-        (lambda want, got: 100.0 * (want == got).mean(axis=-1), "from 100 to 100"),
-        (lambda want, got: -np.abs(want - got).mean(axis=-1) - 1.0, "from -1 to -1"),
+        (
+            lambda want, got: np.mean((want - got) ** 2, axis=-1),
+            "from 0 to 0, 0 in the mean",
+        ),
+        (
+            lambda want, got: np.minimum(np.abs(want - got).mean(axis=-1), 1.0),
+            "from 0 to 0",
+        ),
+        (
+            lambda want, got: 100.0 * (want == got).mean(axis=-1),
+            "from 100 to 100",
+        ),
+        (
+            lambda want, got: -np.abs(want - got).mean(axis=-1) - 1.0,
+            "from -1 to -1",
+        ),
         (lambda want, got: np.float64(1.0), "of shape \\(\\) for 40 rows"),
         (lambda want, got: np.full(len(got), np.nan), "40 not finite"),
     ],
@@ -156,7 +220,9 @@ def test_a_metric_of_the_user():
 @pytest.mark.parametrize("with_labels", [False, True])
 def test_a_metric_must_be_a_score(metric, received, with_labels):
     want = np.random.default_rng(0).normal(size=(40, 3))
-    with pytest.raises(ValueError, match=f"`metric` must.*Received: .*{received}"):
+    with pytest.raises(
+        ValueError, match=f"`metric` must.*Received: .*{received}"
+    ):
         Judge([want], want if with_labels else None, metric)
 
 
@@ -166,13 +232,19 @@ def test_rows_that_cannot_tell_files_apart_are_known():
     outputs = np.eye(10)[labels] + 0.1 * rng.random((300, 10))
     outputs /= outputs.sum(axis=1, keepdims=True)
     assert not Judge([outputs], labels, None, [SOFTMAX]).is_by_chance
-    assert Judge([outputs], rng.permutation(labels), None, [SOFTMAX]).is_by_chance
+    assert Judge(
+        [outputs], rng.permutation(labels), None, [SOFTMAX]
+    ).is_by_chance
     assert not Judge([outputs], None, None, [SOFTMAX]).is_by_chance
-    lucky = np.where(np.arange(300) < 45, labels, (labels + 1 + labels % 9) % 10)
+    lucky = np.where(
+        np.arange(300) < 45, labels, (labels + 1 + labels % 9) % 10
+    )
     by_luck = Judge([outputs], lucky, None, [SOFTMAX])
     assert by_luck.dense.mean == pytest.approx(0.15)
     assert by_luck.is_by_chance
-    few = Judge([outputs[:8]], labels[:8], None, [SOFTMAX])  # all right, on few rows
+    few = Judge(
+        [outputs[:8]], labels[:8], None, [SOFTMAX]
+    )  # all right, on few rows
     assert not few.is_by_chance
     equal = np.repeat(outputs[:1], 300, axis=0)
     assert Judge([equal], None, None, [SOFTMAX]).is_by_chance
@@ -181,16 +253,24 @@ def test_rows_that_cannot_tell_files_apart_are_known():
 
 def test_labels_must_be_finite_numbers():
     for labels in (np.array(["cat", "dog"]), np.array([0.0, np.nan])):
-        with pytest.raises(ValueError, match=r"Labels must be finite numbers.*Received: labels of"):
+        with pytest.raises(
+            ValueError,
+            match=r"Labels must be finite numbers.*Received: labels of",
+        ):
             Judge([np.eye(2)], labels, None, [SOFTMAX])
 
 
 def trial(name, size, ms, score=1.0, lost=0.0):
-    return Trial(name, "int8", Score(score, score, score), size, size, ms, lost=lost)
+    return Trial(
+        name, "int8", Score(score, score, score), size, size, ms, lost=lost
+    )
 
 
 def test_no_file_slower_than_dense_integers_is_chosen_unless_asked_for():
-    dense, sparse = trial("dense", 367_000, 0.0144), trial("sparse", 123_000, 0.0181)
+    dense, sparse = (
+        trial("dense", 367_000, 0.0144),
+        trial("sparse", 123_000, 0.0181),
+    )
     int4 = trial("int4", 236_000, 0.0143)
     trials = [dense, sparse, int4]
     assert chosen(trials, trials, "both") is int4
@@ -205,7 +285,9 @@ def test_no_file_slower_than_dense_integers_is_chosen_unless_asked_for():
 
 
 def test_a_loss_counts_with_its_standard_error():
-    some = Trial("dense", "int8", Score(0.99, 0.98, 1.0), lost=0.006, margin=0.005)
+    some = Trial(
+        "dense", "int8", Score(0.99, 0.98, 1.0), lost=0.006, margin=0.005
+    )
     assert not some.loses_at_most(0.01)
     assert some.loses_at_most(0.011)
     assert not Trial("dense", "int8", reason="refused").loses_at_most(1.0)
@@ -213,15 +295,30 @@ def test_a_loss_counts_with_its_standard_error():
 
 def test_the_frontier_has_the_files_that_no_other_beats(tmp_path):
     small, fast = trial("small", 100, 2.0), trial("fast", 200, 1.0)
-    right, beaten = trial("right", 300, 3.0, lost=-0.1), trial("beaten", 200, 2.0, lost=0.1)
+    right, beaten = (
+        trial("right", 300, 3.0, lost=-0.1),
+        trial("beaten", 200, 2.0, lost=0.1),
+    )
     trials = small, fast, right, beaten
     contents = {0: zlib.compress(b"the small one")}
-    figures = "m.tflite", fast, trials, "agreement", 99, Score(1, 1, 1), 0.01, (), contents
+    figures = (
+        "m.tflite",
+        fast,
+        trials,
+        "agreement",
+        99,
+        Score(1, 1, 1),
+        0.01,
+        (),
+        contents,
+    )
     report = ShrinkReport(*figures)
     assert report.frontier == (right, fast, small)
     report.write(small, tmp_path / "other.tflite")
     assert (tmp_path / "other.tflite").read_bytes() == b"the small one"
-    with pytest.raises(ValueError, match=r"can be written\. Received: beaten, int8; there are"):
+    with pytest.raises(
+        ValueError, match=r"can be written\. Received: beaten, int8; there are"
+    ):
         report.write(beaten, tmp_path / "other.tflite")
 
 
@@ -231,14 +328,23 @@ def test_no_trial_begins_that_would_end_too_late(tmp_path):
     limits = {"packed": False, "max_drop": 0.01, "seed": 0}
     for seconds, is_late in ((57.0, True), (59.0, False)):
         say = lambda *_: 50.0  # noqa: E731  after 50 seconds
-        search = Search(None, rows, tmp_path, say=say, seconds=seconds, **limits)
-        search.trials = [Trial("dense", "int8", seconds=8.0), Trial("sparse", "int8", seconds=90.0)]
+        search = Search(
+            None, rows, tmp_path, say=say, seconds=seconds, **limits
+        )
+        search.trials = [
+            Trial("dense", "int8", seconds=8.0),
+            Trial("sparse", "int8", seconds=90.0),
+        ]
         assert search._is_late() == is_late
 
 
 def test_a_slow_training_leaves_fewer_rows_to_the_next():
     rows = object.__new__(Examples)
-    rows._inputs, rows._training, rows.logits = ROWS, np.tile(np.arange(400), 20), ["values"]
+    rows._inputs, rows._training, rows.logits = (
+        ROWS,
+        np.tile(np.arange(400), 20),
+        ["values"],
+    )
     rows.seconds_each = 0.001
     first = rows.to_train(seconds=48.0, passes=3)
     assert len(first["data"][0]) == 4000
@@ -251,21 +357,36 @@ def test_a_slow_training_leaves_fewer_rows_to_the_next():
 
 def test_the_report_says_which_smaller_file_was_slower():
     trials = trial("dense", 367_000, 0.0144), trial("sparse", 223_000, 0.0720)
-    report = ShrinkReport("m.tflite", trials[0], trials, "agreement", 99, Score(1, 1, 1), 0.01)
+    report = ShrinkReport(
+        "m.tflite", trials[0], trials, "agreement", 99, Score(1, 1, 1), 0.01
+    )
     assert 'prefer="bytes"' in str(report)
-    assert "sparse, int8 has 1.65 times fewer bytes, and takes 5.0 times as long" in str(report)
+    assert (
+        "sparse, int8 has 1.65 times fewer bytes, and takes 5.0 times as long"
+        in str(report)
+    )
     assert "fewest bytes within" not in str(report)
 
 
 def test_a_report_without_a_file_takes_none():
-    trials = trial("dense", 367_000, 0.0144, lost=0.1), trial("sparse", 223_000, 0.0720, lost=0.2)
-    report = ShrinkReport("m.tflite", None, trials, "agreement", 99, Score(1, 1, 1), 0.01)
+    trials = (
+        trial("dense", 367_000, 0.0144, lost=0.1),
+        trial("sparse", 223_000, 0.0720, lost=0.2),
+    )
+    report = ShrinkReport(
+        "m.tflite", None, trials, "agreement", 99, Score(1, 1, 1), 0.01
+    )
     assert "->" not in str(report)
     assert "Taken" not in str(report)
-    assert "The least loss is 10.0 points of agreement: dense, int8." in report.words
+    assert (
+        "The least loss is 10.0 points of agreement: dense, int8."
+        in report.words
+    )
     assert "The fewest bytes are 223,000: sparse, int8." in report.words
     failed = Trial("dense", "int8", reason="refused")
-    report = ShrinkReport("m.tflite", None, (failed,), "agreement", 99, Score(1, 1, 1), 0.01)
+    report = ShrinkReport(
+        "m.tflite", None, (failed,), "agreement", 99, Score(1, 1, 1), 0.01
+    )
     assert report.words == ("No file could be made.",)
 
 
@@ -289,7 +410,11 @@ def test_the_file_that_is_written_is_the_one_of_the_table(model, tmp_path):
     taken = report.taken
     assert taken.bytes == path.stat().st_size
     assert taken.lost + taken.margin <= 0.1
-    assert {one.route for one in report.trials} >= {"float16", "dynamic_int8", "int8"}
+    assert {one.route for one in report.trials} >= {
+        "float16",
+        "dynamic_int8",
+        "int8",
+    }
     assert any(one.name.startswith("narrowed to") for one in report.trials)
     good = [one for one in report.trials if one.loses_at_most(0.1)]
     assert taken is chosen(good, report.trials, "both")
@@ -303,7 +428,10 @@ def test_outputs_in_their_order_inputs_by_name_and_frozen_layers(tmp_path):
     y = keras.layers.Dense(64, "relu", trainable=False)(
         keras.layers.Concatenate()([*inputs.values()])
     )
-    ends = [keras.layers.Dense(3, "softmax", name="z")(y), keras.layers.Dense(2, name="c")(y)]
+    ends = [
+        keras.layers.Dense(3, "softmax", name="z")(y),
+        keras.layers.Dense(2, name="c")(y),
+    ]
     model = keras.Model(inputs, ends)
     rows = {"a": ROWS[:, :8].astype("float64"), "b": ROWS[:, 8:]}
     labels = dict(zip(("z", "c"), model.predict(rows, verbose=0), strict=True))
@@ -342,7 +470,10 @@ def trial_of(report, route):
 @pytest.mark.tensorflow_only
 def test_the_rows_that_judge_do_not_calibrate(tmp_path):
     """One held row is huge: a file that was calibrated on it cannot tell the others apart."""
-    path, rows = tmp_path / "m.tflite", np.random.default_rng(0).normal(size=(200, 4))
+    path, rows = (
+        tmp_path / "m.tflite",
+        np.random.default_rng(0).normal(size=(200, 4)),
+    )
 
     def raise_outputs(want, got):
         raise HeldRowsError(want)
@@ -365,7 +496,9 @@ def test_closeness_is_measured_around_the_mean_of_each_output(tmp_path):
     rows = np.random.default_rng(0).normal(size=(200, 2))
     model = identity(2)
     model.layers[0].bias.assign([0.0, 1000.0])
-    report = shrink(model, rows, tmp_path / "m.tflite", minutes=0, metric="closeness")
+    report = shrink(
+        model, rows, tmp_path / "m.tflite", minutes=0, metric="closeness"
+    )
     assert trial_of(report, "int8").score.mean < 0.5
     assert trial_of(report, "float16").score.mean > 0.99
 
@@ -373,12 +506,24 @@ def test_closeness_is_measured_around_the_mean_of_each_output(tmp_path):
 def test_the_words_say_how_much_larger_and_slower_a_dense_file_is():
     score = Score(0.9, 0.89, 0.91)
     made = {"route": "int8", "score": score, "lost": 0.0}
-    sparse = Trial("density 0.2, at once", **made, bytes=100, gzip_bytes=90, ms=2.0)
+    sparse = Trial(
+        "density 0.2, at once", **made, bytes=100, gzip_bytes=90, ms=2.0
+    )
     dense = Trial("dense", **made, bytes=250, gzip_bytes=240, ms=7.0)
-    options = {"measure": "accuracy", "rows": 100, "dense": score, "max_drop": 0.01}
-    report = ShrinkReport("m.tflite", taken=sparse, trials=(dense, sparse), **options)
+    options = {
+        "measure": "accuracy",
+        "rows": 100,
+        "dense": score,
+        "max_drop": 0.01,
+    }
+    report = ShrinkReport(
+        "m.tflite", taken=sparse, trials=(dense, sparse), **options
+    )
     (sentence,) = [words for words in report.words if "dense int8" in words]
-    assert [float(number) for number in re.findall(r"\d+\.\d+", sentence)] == [2.5, 3.5]
+    assert [float(number) for number in re.findall(r"\d+\.\d+", sentence)] == [
+        2.5,
+        3.5,
+    ]
 
 
 @pytest.mark.tensorflow_only
@@ -390,7 +535,9 @@ def test_few_rows_are_refused(model, tmp_path):
 @pytest.mark.tensorflow_only
 @pytest.mark.parametrize("minutes", [np.inf, np.nan, -1, "10", None, True])
 def test_minutes_are_a_number_from_0_on(minutes, model, tmp_path):
-    with pytest.raises(ValueError, match=r"`minutes` must be .*Received: minutes="):
+    with pytest.raises(
+        ValueError, match=r"`minutes` must be .*Received: minutes="
+    ):
         shrink(model, ROWS, tmp_path / "small.tflite", minutes=minutes)
 
 
@@ -399,7 +546,9 @@ def test_rows_are_checked_before_any_file_is_made(model, tmp_path, monkeypatch):
     def none(*_, **__):
         raise AssertionError("a file is made")
 
-    monkeypatch.setattr("keras_sparse_ortho.shrinking._search.export_litert", none)
+    monkeypatch.setattr(
+        "keras_sparse_ortho.shrinking._search.export_litert", none
+    )
     path = tmp_path / "small.tflite"
     wrong = ROWS.copy()
     wrong[77, 0] = np.nan
@@ -417,5 +566,8 @@ def test_rows_are_checked_before_any_file_is_made(model, tmp_path, monkeypatch):
         (shuffled, "cannot tell a good file from a bad one.*accuracy"),
         ((ROWS, None, np.ones(400)), "Sample weights are not used"),
     ):
-        with pytest.warns(UserWarning, match=message), pytest.raises(AssertionError):
+        with (
+            pytest.warns(UserWarning, match=message),
+            pytest.raises(AssertionError),
+        ):
             shrink(model, data, path, minutes=0)

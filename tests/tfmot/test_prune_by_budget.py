@@ -12,7 +12,9 @@ pytestmark = pytest.mark.tensorflow_only
 
 def nested(tf_keras):
     L = tf_keras.layers
-    inner = tf_keras.Sequential([tf_keras.Input((32,)), L.Dense(32, name="a")], name="inner")
+    inner = tf_keras.Sequential(
+        [tf_keras.Input((32,)), L.Dense(32, name="a")], name="inner"
+    )
     inputs = tf_keras.Input((16,))
     x = inner(L.Dense(32, activation="relu", name="hidden")(inputs))
     return tf_keras.Model(inputs, L.Dense(10, name="head")(L.ReLU()(x)))
@@ -20,17 +22,30 @@ def nested(tf_keras):
 
 def test_each_layer_ends_at_its_share(tf_keras, sparsity):
     budget = kso.budgets.erk(kso.tfmot.prunable_weights(nested(tf_keras)), 0.2)
-    pattern = sparsity.PolynomialDecay(0.0, 0.5, begin_step=0, end_step=8, frequency=1)
-    model = kso.tfmot.prune_by_budget(nested(tf_keras), budget=budget, schedule=pattern)
+    pattern = sparsity.PolynomialDecay(
+        0.0, 0.5, begin_step=0, end_step=8, frequency=1
+    )
+    model = kso.tfmot.prune_by_budget(
+        nested(tf_keras), budget=budget, schedule=pattern
+    )
     model.compile("adam", "mse")
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(64, 16)), rng.normal(size=(64, 10))
-    model.fit(x, y, batch_size=16, epochs=3, verbose=0, callbacks=[sparsity.UpdatePruningStep()])
+    model.fit(
+        x,
+        y,
+        batch_size=16,
+        epochs=3,
+        verbose=0,
+        callbacks=[sparsity.UpdatePruningStep()],
+    )
     for each in (model, sparsity.strip_pruning(model)):
         weights = kso.tfmot.prunable_weights(each)
         assert [w.path for w in weights] == list(budget)
         for weight in weights:
-            assert abs(weight.live - budget.counts[weight.path]) <= 1  # TFMOT rounds otherwise
+            assert (
+                abs(weight.live - budget.counts[weight.path]) <= 1
+            )  # TFMOT rounds otherwise
 
 
 def test_a_function_makes_the_schedules(tf_keras, sparsity):
@@ -41,13 +56,20 @@ def test_a_function_makes_the_schedules(tf_keras, sparsity):
         return sparsity.ConstantSparsity(final_sparsity, 0, frequency=10)
 
     L = tf_keras.layers
-    dense = sequential(tf_keras, L.Dense(8, name="a"), L.Dense(4, name="b"), L.Dense(4, name="c"))
+    dense = sequential(
+        tf_keras,
+        L.Dense(8, name="a"),
+        L.Dense(4, name="b"),
+        L.Dense(4, name="c"),
+    )
     budget = kso.Budget({"a/kernel": 0.25, "b/kernel": 1.0, "c/kernel": 0.5})
     model = kso.tfmot.prune_by_budget(dense, budget=budget, schedule=make)
     assert asked == [0.75, 0.5]
     kinds = [type(layer).__name__ for layer in model.layers]
     assert kinds == ["PruneLowMagnitude", "Dense", "PruneLowMagnitude"]
-    np.testing.assert_array_equal(model.layers[0].layer.kernel, dense.layers[0].kernel)
+    np.testing.assert_array_equal(
+        model.layers[0].layer.kernel, dense.layers[0].kernel
+    )
     assert model.layers[0].layer.kernel is not dense.layers[0].kernel
 
 
@@ -56,9 +78,13 @@ def test_several_kernels_share_one_schedule(tf_keras, sparsity):
     inputs = tf_keras.Input((5, 8))
     dense = tf_keras.Model(inputs, attention(inputs, value=inputs))
     pattern = sparsity.ConstantSparsity(0.5, 0, frequency=1)
-    densities = dict.fromkeys((w.path for w in kso.tfmot.prunable_weights(dense)), 0.5)
+    densities = dict.fromkeys(
+        (w.path for w in kso.tfmot.prunable_weights(dense)), 0.5
+    )
     densities["attention/query/kernel"] = 0.25
-    model = kso.tfmot.prune_by_budget(dense, budget=kso.Budget(densities), schedule=pattern)
+    model = kso.tfmot.prune_by_budget(
+        dense, budget=kso.Budget(densities), schedule=pattern
+    )
     [wrapper] = [v for v in model.layers if hasattr(v, "pruning_schedule")]
     assert wrapper.pruning_schedule.target_sparsity == 1 - 0.4375
     assert len(wrapper.pruning_vars) == 4
@@ -83,7 +109,9 @@ KINDS += [pytest.param("Bidirectional", marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_tfmot_does_not_prune_is_named_and_ours_prune_it(tf_keras, sparsity, kind):
+def test_what_tfmot_does_not_prune_is_named_and_ours_prune_it(
+    tf_keras, sparsity, kind
+):
     layer, shape = layers_that_tfmot_leaves(tf_keras)[kind]
     message = f"'one'.*Received: layer={kind}"
     if "Conv" in kind:  # TFMOT takes the layer, and leaves the kernel
@@ -94,7 +122,9 @@ def test_what_tfmot_does_not_prune_is_named_and_ours_prune_it(tf_keras, sparsity
         kso.tfmot.prune_by_budget(dense, 0.5, "uniform", pattern)
     for prune in (
         lambda: kso.tfmot.prune_with_mask(dense, density=0.5, budget="uniform"),
-        lambda: kso.tfmot.prune_exact_orthogonal(dense, 0.5, "uniform", "random_sparse", seed=0),
+        lambda: kso.tfmot.prune_exact_orthogonal(
+            dense, 0.5, "uniform", "random_sparse", seed=0
+        ),
         lambda: kso.tfmot.prune_with_soft_threshold(dense),
     ):
         for weight in kso.tfmot.prunable_weights(prune()):
@@ -119,70 +149,113 @@ def test_the_method_of_custom_layers(tf_keras, sparsity):
     dense = sequential(tf_keras, Bilinear(name="one"), shape=(8,))
     with tf_keras.utils.custom_object_scope({"Bilinear": Bilinear}):
         for model in (
-            kso.tfmot.prune_by_budget(dense, 0.25, schedule=sparsity.ConstantSparsity(0.5, 0)),
+            kso.tfmot.prune_by_budget(
+                dense, 0.25, schedule=sparsity.ConstantSparsity(0.5, 0)
+            ),
             kso.tfmot.prune_with_mask(dense, density=0.25),
-            kso.tfmot.prune_exact_orthogonal(dense, 0.25, initializer="random_sparse", seed=0),
+            kso.tfmot.prune_exact_orthogonal(
+                dense, 0.25, initializer="random_sparse", seed=0
+            ),
             kso.tfmot.prune_with_soft_threshold(dense),
         ):
-            assert [w.path for w in kso.tfmot.prunable_weights(model)] == ["one/form"]
+            assert [w.path for w in kso.tfmot.prunable_weights(model)] == [
+                "one/form"
+            ]
             [wrapper] = model.layers
-            assert [v is wrapper.layer.form for v, _, _ in wrapper.pruning_vars] == [True]
+            assert [
+                v is wrapper.layer.form for v, _, _ in wrapper.pruning_vars
+            ] == [True]
 
 
 def test_refusals(tf_keras, sparsity):
     L = tf_keras.layers
     dense = sequential(tf_keras, L.Dense(8, name="a"))
     constant = sparsity.ConstantSparsity(0.5, 0)
-    with pytest.raises(NotPrunableError, match=r"all weights dense.*Received: density=1"):
+    with pytest.raises(
+        NotPrunableError, match=r"all weights dense.*Received: density=1"
+    ):
         kso.tfmot.prune_by_budget(dense, 1.0, schedule=constant)
-    with pytest.raises(NotPrunableError, match="Nothing in the model would be pruned"):
-        kso.tfmot.prune_by_budget(sequential(tf_keras, L.ReLU()), 0.5, schedule=constant)
-    with pytest.raises(ValueError, match=r"function from final sparsity.*Received: schedule=None"):
+    with pytest.raises(
+        NotPrunableError, match="Nothing in the model would be pruned"
+    ):
+        kso.tfmot.prune_by_budget(
+            sequential(tf_keras, L.ReLU()), 0.5, schedule=constant
+        )
+    with pytest.raises(
+        ValueError,
+        match=r"function from final sparsity.*Received: schedule=None",
+    ):
         kso.tfmot.prune_by_budget(dense, 0.5)
     decay = sparsity.PolynomialDecay(0.7, 0.9, 0, 10)
-    with pytest.raises(BudgetError, match=r"more sparsity than \['a/kernel'\].*=0.7"):
+    with pytest.raises(
+        BudgetError, match=r"more sparsity than \['a/kernel'\].*=0.7"
+    ):
         kso.tfmot.prune_by_budget(dense, 0.5, schedule=decay)
     recurrent = sequential(tf_keras, L.GRU(8, name="gru"), shape=(5, 8))
     with pytest.raises(NotPrunableError, match="'gru'"):
-        kso.tfmot.prune_by_budget(recurrent, 0.5, schedule=constant, include=".*/kernel")
+        kso.tfmot.prune_by_budget(
+            recurrent, 0.5, schedule=constant, include=".*/kernel"
+        )
     again = kso.tfmot.prune_by_budget(dense, 0.5, schedule=constant)
-    with pytest.raises(NotPrunableError, match=r"wrapper already.*\['a/kernel'\]"):
+    with pytest.raises(
+        NotPrunableError, match=r"wrapper already.*\['a/kernel'\]"
+    ):
         kso.tfmot.prune_by_budget(again, 0.5, schedule=constant)
 
 
 @pytest.mark.parametrize("jit", [False, True])
-def test_zeros_and_moments_stay_and_stripping_keeps_them(tf_keras, sparsity, jit):
+def test_zeros_and_moments_stay_and_stripping_keeps_them(
+    tf_keras, sparsity, jit
+):
     L = tf_keras.layers
-    dense = sequential(tf_keras, L.Dense(32, "relu", name="a"), L.Dense(10, name="head"))
+    dense = sequential(
+        tf_keras, L.Dense(32, "relu", name="a"), L.Dense(10, name="head")
+    )
     model = kso.tfmot.prune_exact_orthogonal(dense, 0.3, seed=0)
     weights = kso.tfmot.prunable_weights(model)
-    assert sum(w.live for w in weights) == round(0.3 * sum(w.size for w in weights))
+    assert sum(w.live for w in weights) == round(
+        0.3 * sum(w.size for w in weights)
+    )
     model.compile(tf_keras.optimizers.Adam(1e-2), "mse", jit_compile=jit)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(64, 16)), rng.normal(size=(64, 10))
-    callbacks = [] if jit else [sparsity.UpdatePruningStep()]  # which masks do not need
+    callbacks = (
+        [] if jit else [sparsity.UpdatePruningStep()]
+    )  # which masks do not need
     model.fit(x, y, epochs=2, verbose=0, callbacks=callbacks)
     optimizer = model.optimizer
     for weight in weights:
         mask = weight.state.mask()
         slot = optimizer._index_dict[optimizer._var_key(weight.variable)]
-        for values in (weight.variable, optimizer._momentums[slot], optimizer._velocities[slot]):
+        for values in (
+            weight.variable,
+            optimizer._momentums[slot],
+            optimizer._velocities[slot],
+        ):
             assert not values.numpy()[~mask].any()
             assert values.numpy()[mask].any()
     plain = sparsity.strip_pruning(model)
-    np.testing.assert_allclose(plain.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-6)
-    assert not any(isinstance(layer, kso.tfmot.PruneWithMask) for layer in plain.layers)
+    np.testing.assert_allclose(
+        plain.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-6
+    )
+    assert not any(
+        isinstance(layer, kso.tfmot.PruneWithMask) for layer in plain.layers
+    )
 
 
 def test_infinite_gradients_stay_off_the_mask(tf_keras):
     import tensorflow as tf
 
     dense = sequential(tf_keras, tf_keras.layers.Dense(4))
-    [weight] = kso.tfmot.prunable_weights(kso.tfmot.prune_exact_orthogonal(dense, 0.5, seed=0))
+    [weight] = kso.tfmot.prunable_weights(
+        kso.tfmot.prune_exact_orthogonal(dense, 0.5, seed=0)
+    )
     with tf.GradientTape() as tape:
         kernel = weight.state.effective()
     upstream = tf.fill(kernel.shape, np.inf)
-    gradient = tape.gradient(kernel, weight.variable, output_gradients=upstream).numpy()
+    gradient = tape.gradient(
+        kernel, weight.variable, output_gradients=upstream
+    ).numpy()
     mask = weight.state.mask()
     assert np.isinf(gradient[mask]).all()
     assert not gradient[~mask].any()
@@ -192,9 +265,13 @@ def test_gain_auto_is_refused_and_dead_outputs_are_named(tf_keras):
     L = tf_keras.layers
     model = sequential(tf_keras, L.Dense(64, name="a"), L.Dense(8, name="head"))
     pattern = kso.initializers.ExactOrthogonal(gain="auto")
-    with pytest.raises(ValueError, match=r"needs? a Keras 3 model.*ive a number"):
+    with pytest.raises(
+        ValueError, match=r"needs? a Keras 3 model.*ive a number"
+    ):
         kso.tfmot.prune_exact_orthogonal(model, 0.2, initializer=pattern)
-    with pytest.warns(UserWarning, match=r"Received: 24 of 'a/kernel'$") as told:
+    with pytest.warns(
+        UserWarning, match=r"Received: 24 of 'a/kernel'$"
+    ) as told:
         kso.tfmot.prune_exact_orthogonal(model, 48 / 1536, seed=0)
     assert told[0].filename == __file__
     [first, _] = kso.tfmot.prunable_weights(
@@ -225,35 +302,53 @@ def test_layers_whose_configuration_leaves_the_name_out(tf_keras):
     mask = np.random.default_rng(0).random((8, 4)) < 0.5
     held = kso.tfmot.prune_with_mask(dense, {paths[1]: mask})
     soft = kso.tfmot.prune_with_soft_threshold(dense)
-    for model in (held, soft, kso.tfmot.prune_exact_orthogonal(dense, 0.5, seed=0)):
-        assert [weight.path for weight in kso.tfmot.prunable_weights(model)] == paths
+    for model in (
+        held,
+        soft,
+        kso.tfmot.prune_exact_orthogonal(dense, 0.5, seed=0),
+    ):
+        assert [
+            weight.path for weight in kso.tfmot.prunable_weights(model)
+        ] == paths
     first, last = kso.tfmot.prunable_weights(held)
     np.testing.assert_array_equal(last.value != 0, mask)
     assert first.density == 1
 
 
 def test_nothing_of_a_wrapper_stays_on_a_stripped_layer(tf_keras, sparsity):
-    dense = sequential(tf_keras, tf_keras.layers.LSTM(8, name="l"), shape=(3, 4))
-    held = kso.tfmot.prune_with_mask(dense, density=0.5, include="l/lstm_cell/kernel")
+    dense = sequential(
+        tf_keras, tf_keras.layers.LSTM(8, name="l"), shape=(3, 4)
+    )
+    held = kso.tfmot.prune_with_mask(
+        dense, density=0.5, include="l/lstm_cell/kernel"
+    )
     assert [v.shape for v in held.layers[0].prunable_weights] == [(4, 32)]
     plain = sparsity.strip_pruning(held)
     assert not hasattr(plain.layers[0], "get_prunable_weights")
-    again = sparsity.prune_low_magnitude(plain, sparsity.ConstantSparsity(0.5, 0))
+    again = sparsity.prune_low_magnitude(
+        plain, sparsity.ConstantSparsity(0.5, 0)
+    )
     assert len(again.layers[0].pruning_vars) == 2
     conv = tf_keras.layers.ConvLSTM2D(2, 2)
     stripped = kso.tfmot.PruneWithMask(conv, density=0.5).layer
     with pytest.raises(ValueError, match="supported layer"):  # as before
-        sparsity.prune_low_magnitude(stripped, sparsity.ConstantSparsity(0.5, 0))
+        sparsity.prune_low_magnitude(
+            stripped, sparsity.ConstantSparsity(0.5, 0)
+        )
 
 
 @pytest.mark.parametrize("name", ["PruneWithMask", "PruneWithSoftThreshold"])
-def test_options_that_would_have_no_effect_are_refused(tf_keras, sparsity, name):
+def test_options_that_would_have_no_effect_are_refused(
+    tf_keras, sparsity, name
+):
     for options in (
         {"sparsity_m_by_n": (2, 4)},
         {"block_size": (4, 1)},
         {"pruning_schedule": sparsity.ConstantSparsity(0.5, 0)},
     ):
-        with pytest.raises(ValueError, match=r"no effect.*structure=.*Received"):
+        with pytest.raises(
+            ValueError, match=r"no effect.*structure=.*Received"
+        ):
             getattr(kso.tfmot, name)(tf_keras.layers.Dense(8), **options)
 
 
@@ -268,5 +363,9 @@ def test_density_of_one_layer(tf_keras):
         with pytest.raises(ValueError, match="Received"):
             kso.tfmot.PruneWithMask(tf_keras.layers.Dense(8), **options)
     for options in ({"live": [4]}, {"initializers": [None]}):
-        with pytest.raises(ValueError, match=r"one for each kernel.*recurrent_kernel"):
-            kso.tfmot.PruneWithMask(tf_keras.layers.LSTM(8), **options).build((None, 3, 4))
+        with pytest.raises(
+            ValueError, match=r"one for each kernel.*recurrent_kernel"
+        ):
+            kso.tfmot.PruneWithMask(tf_keras.layers.LSTM(8), **options).build(
+                (None, 3, 4)
+            )

@@ -29,7 +29,10 @@ SAVED = [
 
 def sequential(tf_keras):
     L = tf_keras.layers
-    layers = [L.Conv2D(8, 3, activation="relu", name="conv"), L.DepthwiseConv2D(3, name="depth")]
+    layers = [
+        L.Conv2D(8, 3, activation="relu", name="conv"),
+        L.DepthwiseConv2D(3, name="depth"),
+    ]
     layers += [L.Flatten(), L.Dense(5, name="head")]
     return tf_keras.Sequential([tf_keras.Input((6, 6, 4)), *layers])
 
@@ -38,7 +41,8 @@ def functional(tf_keras):
     """With a model inside, which is used twice."""
     L = tf_keras.layers
     inner = tf_keras.Sequential(
-        [tf_keras.Input((24,)), L.Dense(24, activation="relu", name="a")], name="inner"
+        [tf_keras.Input((24,)), L.Dense(24, activation="relu", name="a")],
+        name="inner",
     )
     inputs = tf_keras.Input((6, 6, 4))
     x = L.Reshape((6, 24))(inputs)
@@ -51,7 +55,11 @@ def functional(tf_keras):
 
 def soft(tf_keras):
     L = tf_keras.layers
-    layers = [L.Reshape((6, 24)), L.SimpleRNN(12, name="rnn"), L.Dense(5, name="head")]
+    layers = [
+        L.Reshape((6, 24)),
+        L.SimpleRNN(12, name="rnn"),
+        L.Dense(5, name="head"),
+    ]
     return tf_keras.Sequential([tf_keras.Input((6, 6, 4)), *layers])
 
 
@@ -65,12 +73,17 @@ def through_stages(kind):
     import tensorflow as tf
 
     tf_keras = kso.tfmot.register_initializers()
-    from tensorflow_model_optimization.sparsity.keras import UpdatePruningStep, strip_pruning
+    from tensorflow_model_optimization.sparsity.keras import (
+        UpdatePruningStep,
+        strip_pruning,
+    )
 
     tf.random.set_seed(0)
     model = BUILDERS[kind](tf_keras)
     if kind == "soft":
-        model = kso.tfmot.prune_with_soft_threshold(model, "channel", s_init=-3.0)
+        model = kso.tfmot.prune_with_soft_threshold(
+            model, "channel", s_init=-3.0
+        )
     else:
         model = kso.tfmot.prune_exact_orthogonal(model, 0.4, seed=1)
     yield "wrapped", model
@@ -83,7 +96,10 @@ def through_stages(kind):
 @pytest.fixture(scope="module")
 def fitted():
     """Every kind of model in the middle of training; no test here changes them."""
-    return {kind: dict(itertools.islice(through_stages(kind), 2))["fitted"] for kind in KINDS}
+    return {
+        kind: dict(itertools.islice(through_stages(kind), 2))["fitted"]
+        for kind in KINDS
+    }
 
 
 @pytest.fixture(scope="module")
@@ -100,10 +116,17 @@ def folder(tmp_path_factory):
                     model.save(place / name, save_format=form)
             arrays = {"y": model(X).numpy()}
             for index, weight in enumerate(kso.tfmot.prunable_weights(model)):
-                if weight.state is not None:  # a live entry may be 0: away from a 3 x 3's center
+                if (
+                    weight.state is not None
+                ):  # a live entry may be 0: away from a 3 x 3's center
                     own = {"value": weight.value, "mask": weight.state.mask()}
-                    own |= {"raw": weight.raw_value(), "s": getattr(weight.state, "s", 0)}
-                    arrays |= {f"{name}{index}": value for name, value in own.items()}
+                    own |= {
+                        "raw": weight.raw_value(),
+                        "s": getattr(weight.state, "s", 0),
+                    }
+                    arrays |= {
+                        f"{name}{index}": value for name, value in own.items()
+                    }
             np.savez(place / "arrays.npz", **arrays)
     return folder
 
@@ -174,16 +197,22 @@ def test_clones(tf_keras, sparsity, fitted, kind):
     model = fitted[kind]
     clone = tf_keras.models.clone_model(model)
     weights = kso.tfmot.prunable_weights(clone)
-    for old, new in zip(kso.tfmot.prunable_weights(model), weights, strict=True):
+    for old, new in zip(
+        kso.tfmot.prunable_weights(model), weights, strict=True
+    ):
         assert new.wrapped
-        assert kind == "soft" or np.array_equal(new.state.mask(), old.state.mask())
+        assert kind == "soft" or np.array_equal(
+            new.state.mask(), old.state.mask()
+        )
         assert (new.value != old.value).any()
     clone.set_weights(model.get_weights())
     np.testing.assert_allclose(clone(X), model(X), atol=1e-6)
     assert kind != "soft" or np.array_equal(clone(X), model(X))
     for weight in weights:
         np.testing.assert_array_equal(weight.variable, weight.value)
-    np.testing.assert_allclose(sparsity.strip_pruning(clone)(X), model(X), atol=1e-6)
+    np.testing.assert_allclose(
+        sparsity.strip_pruning(clone)(X), model(X), atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("kind", ["sequential", "soft"])
@@ -191,7 +220,9 @@ def test_nothing_is_saved_twice(fitted, kind, tmp_path):
     import h5py
 
     model = fitted[kind]
-    clone = type(model).from_config(model.get_config())  # not compiled: no moments in the file
+    clone = type(model).from_config(
+        model.get_config()
+    )  # not compiled: no moments in the file
     clone.save_weights(tmp_path / "model.weights.h5")
     sizes = []
     with h5py.File(tmp_path / "model.weights.h5") as file:

@@ -5,7 +5,10 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.parametrizations import MagnitudeMask, StraightThroughTopK
+from keras_sparse_ortho.parametrizations import (
+    MagnitudeMask,
+    StraightThroughTopK,
+)
 from tests.callbacks.runs import Watch, live
 from tests.helpers import part_of_a_run, run_python
 
@@ -17,12 +20,20 @@ def trained(model, steps=10):
     watch = Watch(steps=True)
     x, y = np.random.default_rng(0).normal(size=(2, steps, 10))
     model.compile(keras.optimizers.SGD(0.01), "mse")
-    model.fit(x, y, batch_size=1, verbose=0, callbacks=[kso.callbacks.UpdateMasks(), watch])
+    model.fit(
+        x,
+        y,
+        batch_size=1,
+        verbose=0,
+        callbacks=[kso.callbacks.UpdateMasks(), watch],
+    )
     return [*watch.seen, live(model)]
 
 
 def network(parametrization, *args):
-    dense = keras.Sequential([keras.Input((10,)), keras.layers.Dense(10, name="only")])
+    dense = keras.Sequential(
+        [keras.Input((10,)), keras.layers.Dense(10, name="only")]
+    )
     return kso.parametrize(dense, parametrization, *args)
 
 
@@ -35,20 +46,31 @@ CONSTANT = [100, 100, 100, 30, 30, 30, 30, 30, 30, 30, 30]
 
 
 def linear(sparsity):
-    return sparsity.PolynomialDecay(0.2, 0.8, begin_step=2, end_step=6, power=1, frequency=2)
+    return sparsity.PolynomialDecay(
+        0.2, 0.8, begin_step=2, end_step=6, power=1, frequency=2
+    )
 
 
 def test_counts_by_hand(sparsity):
-    cubic = sparsity.PolynomialDecay(0.0, 0.9, begin_step=0, end_step=8, power=3, frequency=2)
+    cubic = sparsity.PolynomialDecay(
+        0.0, 0.9, begin_step=0, end_step=8, power=3, frequency=2
+    )
     constant = sparsity.ConstantSparsity(0.7, begin_step=3, frequency=4)
-    for schedule, counts in ((linear(sparsity), LINEAR), (cubic, CUBIC), (constant, CONSTANT)):
+    for schedule, counts in (
+        (linear(sparsity), LINEAR),
+        (cubic, CUBIC),
+        (constant, CONSTANT),
+    ):
         assert trained(network(MagnitudeMask(schedule))) == counts
     assert trained(network(StraightThroughTopK(linear(sparsity)))) == LINEAR
 
 
 def test_a_budget_gives_another_end(sparsity):
     # Half of the entries live: 0.5 + (0.2 - 0.5) * (1 - (t - 2) / 4) is 0.2, 0.35, 0.5.
-    with pytest.warns(UserWarning, match=r"Received: 0.2 in the MagnitudeMask, replaced by 0.5"):
+    with pytest.warns(
+        UserWarning,
+        match=r"Received: 0.2 in the MagnitudeMask, replaced by 0.5",
+    ):
         model = network(MagnitudeMask(linear(sparsity)), 0.5, "uniform")
     assert trained(model) == [100, 100, 80, 80, 65, 65, 50, 50, 50, 50, 50]
 
@@ -65,13 +87,26 @@ def test_saved_and_loaded(sparsity, tmp_path):
 
 def test_files_of_earlier_versions_and_other_schedules(sparsity):
     config = linear(sparsity).get_config()
-    old = {"schedule": {"module": "x", "name": "PolynomialDecay", "config": config["config"]}}
-    assert trained(network(MagnitudeMask(kso.schedules.TfmotSchedule.from_config(old)))) == LINEAR
+    old = {
+        "schedule": {
+            "module": "x",
+            "name": "PolynomialDecay",
+            "config": config["config"],
+        }
+    }
+    assert (
+        trained(
+            network(MagnitudeMask(kso.schedules.TfmotSchedule.from_config(old)))
+        )
+        == LINEAR
+    )
 
     class Later(sparsity.ConstantSparsity):
         """A schedule of a user's own."""
 
-    with pytest.raises(ValueError, match=r"a subclass of schedules.Schedule. Received: 'Later'"):
+    with pytest.raises(
+        ValueError, match=r"a subclass of schedules.Schedule. Received: 'Later'"
+    ):
         MagnitudeMask(Later(0.5, begin_step=3))
 
 
@@ -130,5 +165,7 @@ print("good", "3" if before is keras.Model else "2")
 @pytest.mark.slow
 def test_two_kerases_in_one_process(first, order, version, tmp_path):
     code = TOGETHER.format(first=first, order=order)
-    done = run_python("-W", "ignore", "-c", code, cwd=tmp_path, KERAS_BACKEND="tensorflow")
+    done = run_python(
+        "-W", "ignore", "-c", code, cwd=tmp_path, KERAS_BACKEND="tensorflow"
+    )
     assert done.split() == ["good", version]

@@ -5,7 +5,11 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.errors import DensityError, DensityWarning, NotPrunableError
+from keras_sparse_ortho.errors import (
+    DensityError,
+    DensityWarning,
+    NotPrunableError,
+)
 from keras_sparse_ortho.schedules import Cubic
 
 pytestmark = pytest.mark.tensorflow_only
@@ -53,38 +57,58 @@ def assert_kernels_are_effective(model):
     ],
 )
 def test_training_is_that_of_keras_3(tf_keras, g, granularity):
-    settings = {"granularity": granularity, "g": g, "s_init": -3.0, "weight_decay": 1e-2}
-    ours, theirs = (network(which, kernel_regularizer="l2") for which in (keras, tf_keras))
+    settings = {
+        "granularity": granularity,
+        "g": g,
+        "s_init": -3.0,
+        "weight_decay": 1e-2,
+    }
+    ours, theirs = (
+        network(which, kernel_regularizer="l2") for which in (keras, tf_keras)
+    )
     theirs.set_weights(ours.get_weights())
     ours = kso.parametrize(ours, kso.parametrizations.SoftThreshold(**settings))
     theirs = kso.tfmot.prune_with_soft_threshold(theirs, **settings)
     losses = []
     for which, model in ((keras, ours), (tf_keras, theirs)):
         model.compile(which.optimizers.SGD(0.1, momentum=0.9), "mse")
-        past = model.fit(X, Y, batch_size=16, epochs=4, shuffle=False, verbose=0)
+        past = model.fit(
+            X, Y, batch_size=16, epochs=4, shuffle=False, verbose=0
+        )
         losses.append(past.history["loss"])
     np.testing.assert_allclose(*losses, rtol=1e-4)
     for mine, other in zip(
-        kso.prunable_weights(ours), kso.tfmot.prunable_weights(theirs), strict=True
+        kso.prunable_weights(ours),
+        kso.tfmot.prunable_weights(theirs),
+        strict=True,
     ):
         assert mine.path == other.path
         assert 0 < mine.live < mine.size
-        np.testing.assert_allclose(mine.raw_value(), other.raw_value(), atol=1e-4)
+        np.testing.assert_allclose(
+            mine.raw_value(), other.raw_value(), atol=1e-4
+        )
         np.testing.assert_allclose(mine.value, other.value, atol=1e-4)
         s = keras.ops.convert_to_numpy(mine.parametrization.s)
         np.testing.assert_allclose(s, other.state.s.numpy(), rtol=1e-4)
 
 
 @pytest.mark.parametrize(
-    "optimizer", ["new", "xla", pytest.param("legacy", marks=pytest.mark.slow), "scaled"]
+    "optimizer",
+    ["new", "xla", pytest.param("legacy", marks=pytest.mark.slow), "scaled"],
 )
-def test_the_kernel_is_effective_after_every_step(tf_keras, sparsity, optimizer):
+def test_the_kernel_is_effective_after_every_step(
+    tf_keras, sparsity, optimizer
+):
     model = kso.tfmot.prune_with_soft_threshold(network(tf_keras), s_init=-3.0)
     assert_kernels_are_effective(model)
     assert [v.name.split("/")[-1] for v in model.trainable_variables] == [
         *("raw:0", "bias:0", "s:0") * 2
     ]
-    module = tf_keras.optimizers.legacy if optimizer == "legacy" else tf_keras.optimizers
+    module = (
+        tf_keras.optimizers.legacy
+        if optimizer == "legacy"
+        else tf_keras.optimizers
+    )
     rule = module.Adam(1e-2)
     if optimizer == "scaled":
         rule = tf_keras.mixed_precision.LossScaleOptimizer(rule)
@@ -104,17 +128,25 @@ def test_the_kernel_is_effective_after_every_step(tf_keras, sparsity, optimizer)
     plain = sparsity.strip_pruning(model)
     assert plain.layers[0].kernel.numpy()[~states(model)[0].mask()].size > 20
     np.testing.assert_allclose(plain(X), model(X), atol=1e-6)
-    assert not any(isinstance(v, kso.tfmot.PruneWithSoftThreshold) for v in plain.layers)
+    assert not any(
+        isinstance(v, kso.tfmot.PruneWithSoftThreshold) for v in plain.layers
+    )
     assert len(plain.trainable_variables) == 4
 
 
 def test_regularizers_and_constraints_act_on_raw_weights(tf_keras):
     options = {"kernel_regularizer": tf_keras.regularizers.L1(0.1)}
     options["kernel_constraint"] = tf_keras.constraints.NonNeg()
-    model = kso.tfmot.prune_with_soft_threshold(network(tf_keras, **options), s_init=-2.0)
+    model = kso.tfmot.prune_with_soft_threshold(
+        network(tf_keras, **options), s_init=-2.0
+    )
     raw = states(model)[0].raw.numpy()
-    np.testing.assert_allclose(sum(model.losses), 0.1 * np.abs(raw).sum(), rtol=1e-5)
-    np.testing.assert_allclose(sum(model.layers[0].losses), 0.1 * np.abs(raw).sum(), rtol=1e-5)
+    np.testing.assert_allclose(
+        sum(model.losses), 0.1 * np.abs(raw).sum(), rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        sum(model.layers[0].losses), 0.1 * np.abs(raw).sum(), rtol=1e-5
+    )
     model.compile(tf_keras.optimizers.SGD(0.1), "mse")
     model.fit(X, 0 * Y, verbose=0)
     assert states(model)[0].raw.numpy().min() == 0
@@ -147,7 +179,11 @@ def test_weights_of_the_wrapper_are_the_effective_ones(tf_keras):
 
 @pytest.mark.parametrize(
     ("g", "legacy"),
-    [("sigmoid", False), ("softplus", True), pytest.param("exp", False, marks=pytest.mark.slow)],
+    [
+        ("sigmoid", False),
+        ("softplus", True),
+        pytest.param("exp", False, marks=pytest.mark.slow),
+    ],
 )
 def test_the_run_ends_at_the_density_asked_for(tf_keras, g, legacy):
     model = kso.tfmot.prune_with_soft_threshold(network(tf_keras), g=g)
@@ -179,18 +215,36 @@ def test_the_history_is_that_of_keras_3(tf_keras):
     theirs.set_weights(ours.get_weights())
     pasts = []
     for which, package, make in (
-        (keras, kso.callbacks, lambda: kso.parametrize(ours, kso.SoftThreshold)),
-        (tf_keras, kso.tfmot, lambda: kso.tfmot.prune_with_soft_threshold(theirs)),
+        (
+            keras,
+            kso.callbacks,
+            lambda: kso.parametrize(ours, kso.SoftThreshold),
+        ),
+        (
+            tf_keras,
+            kso.tfmot,
+            lambda: kso.tfmot.prune_with_soft_threshold(theirs),
+        ),
     ):
         model = make()
         model.compile(which.optimizers.SGD(0.1), "mse")
         steering = package.TargetDensity(0.1, Cubic(None, 0, 18, frequency=3))
         past = model.fit(
-            X, Y, batch_size=8, epochs=3, shuffle=False, verbose=0, callbacks=[steering]
+            X,
+            Y,
+            batch_size=8,
+            epochs=3,
+            shuffle=False,
+            verbose=0,
+            callbacks=[steering],
         )
         pasts.append(past.history)
-    np.testing.assert_allclose(pasts[0]["density"], pasts[1]["density"], atol=1e-2)
-    np.testing.assert_allclose(pasts[0]["threshold"], pasts[1]["threshold"], rtol=0.05)
+    np.testing.assert_allclose(
+        pasts[0]["density"], pasts[1]["density"], atol=1e-2
+    )
+    np.testing.assert_allclose(
+        pasts[0]["threshold"], pasts[1]["threshold"], rtol=0.05
+    )
     assert pasts[1]["density"][-1] == round(0.1 * 768) / 768
     assert pasts[1]["threshold"][0] > pasts[1]["threshold"][-1] == 0.0
 
@@ -201,7 +255,9 @@ def test_loops_of_ones_own(tf_keras, sparsity):
     for optimizer in (tf_keras.optimizers.Adam(), None):
         model = kso.tfmot.prune_with_soft_threshold(network(tf_keras))
         model.optimizer = optimizer
-        schedule = sparsity.PolynomialDecay(0.0, 0.5, 0, 6, frequency=2)  # its end is replaced
+        schedule = sparsity.PolynomialDecay(
+            0.0, 0.5, 0, 6, frequency=2
+        )  # its end is replaced
         steering = kso.tfmot.TargetDensity(0.3, schedule)
         steering.set_model(model)
         steering.on_train_begin()
@@ -211,7 +267,9 @@ def test_loops_of_ones_own(tf_keras, sparsity):
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean((model(X, training=True) - Y) ** 2)
             variables = model.trainable_variables
-            pairs = list(zip(tape.gradient(loss, variables), variables, strict=True))
+            pairs = list(
+                zip(tape.gradient(loss, variables), variables, strict=True)
+            )
             if optimizer is not None:
                 optimizer.apply_gradients(pairs)
             else:
@@ -223,33 +281,57 @@ def test_loops_of_ones_own(tf_keras, sparsity):
             step()
             if optimizer is not None:
                 assert_kernels_are_effective(model)
-            if number == 3:  # in the middle: what is handed out is what the model computes with
-                np.testing.assert_allclose(sparsity.strip_pruning(model)(X), model(X), atol=1e-6)
+            if (
+                number == 3
+            ):  # in the middle: what is handed out is what the model computes with
+                np.testing.assert_allclose(
+                    sparsity.strip_pruning(model)(X), model(X), atol=1e-6
+                )
         steering.on_epoch_end(batch=-1)  # as TFMOT's guide has it
         plain = sparsity.strip_pruning(model)
         np.testing.assert_allclose(plain(X), model(X), atol=1e-6)
-        assert sum(weight.live for weight in kso.tfmot.prunable_weights(plain)) == 230  # .3 * 768
+        assert (
+            sum(weight.live for weight in kso.tfmot.prunable_weights(plain))
+            == 230
+        )  # .3 * 768
 
 
 def test_refusals(tf_keras):
     model = kso.tfmot.prune_with_mask(network(tf_keras), density=0.3)
     model.compile("sgd", "mse")
-    with pytest.raises(NotPrunableError, match=r"soft thresholds.*Received: model='sequential"):
+    with pytest.raises(
+        NotPrunableError, match=r"soft thresholds.*Received: model='sequential"
+    ):
         model.fit(X, Y, verbose=0, callbacks=[kso.tfmot.TargetDensity(0.1)])
     with pytest.raises(DensityError, match="Received"):
         kso.tfmot.TargetDensity(1.5)
-    wrong = {"granularity": "global", "g": "tanh", "s_init": np.inf, "weight_decay": -1.0}
+    wrong = {
+        "granularity": "global",
+        "g": "tanh",
+        "s_init": np.inf,
+        "weight_decay": -1.0,
+    }
     for name, value in wrong.items():
         with pytest.raises(ValueError, match="Received"):
-            kso.tfmot.prune_with_soft_threshold(network(tf_keras), **{name: value})
+            kso.tfmot.prune_with_soft_threshold(
+                network(tf_keras), **{name: value}
+            )
 
 
 def test_a_run_that_ends_with_nan_has_its_history(tf_keras):
     model = kso.tfmot.prune_with_soft_threshold(network(tf_keras))
     model.compile("adam", "mse")
-    callbacks = [tf_keras.callbacks.TerminateOnNaN(), kso.tfmot.TargetDensity(0.3)]
-    with pytest.warns(DensityWarning, match=r"could not bring.*Received: The weight .* not finite"):
-        history = model.fit(X, Y * np.nan, batch_size=64, verbose=0, callbacks=callbacks)
+    callbacks = [
+        tf_keras.callbacks.TerminateOnNaN(),
+        kso.tfmot.TargetDensity(0.3),
+    ]
+    with pytest.warns(
+        DensityWarning,
+        match=r"could not bring.*Received: The weight .* not finite",
+    ):
+        history = model.fit(
+            X, Y * np.nan, batch_size=64, verbose=0, callbacks=callbacks
+        )
     assert np.isnan(history.history["loss"]).all()
 
 
@@ -259,7 +341,9 @@ def test_what_is_frozen_stays_dead_whatever_moves_it(tf_keras, granularity):
     import tensorflow as tf
 
     model = kso.tfmot.prune_with_soft_threshold(network(tf_keras), granularity)
-    steering = kso.tfmot.TargetDensity(0.25, Cubic(0.25, begin_step=0, end_step=4, frequency=2))
+    steering = kso.tfmot.TargetDensity(
+        0.25, Cubic(0.25, begin_step=0, end_step=4, frequency=2)
+    )
     steering.set_model(model)
     steering.on_train_begin()
     for step in range(8):
@@ -279,4 +363,8 @@ def test_what_is_frozen_stays_dead_whatever_moves_it(tf_keras, granularity):
         assert state.raw.numpy()[dead].any()
         with tf.GradientTape() as tape:
             total = tf.reduce_sum(state.effective())
-        assert not tf.convert_to_tensor(tape.gradient(total, state.raw)).numpy()[dead].any()
+        assert (
+            not tf.convert_to_tensor(tape.gradient(total, state.raw))
+            .numpy()[dead]
+            .any()
+        )

@@ -5,7 +5,11 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.initializers import ExactOrthogonal, KernelLayout, RandomSparse
+from keras_sparse_ortho.initializers import (
+    ExactOrthogonal,
+    KernelLayout,
+    RandomSparse,
+)
 from tests.helpers import run_python
 
 pytestmark = pytest.mark.tensorflow_only
@@ -34,7 +38,10 @@ def kernels(which, weights_of, kind, **more):
 def test_layouts_are_those_of_keras_3(tf_keras, kind):
     ours = kernels(keras, kso.prunable_weights, kind)
     theirs = kernels(tf_keras, kso.tfmot.prunable_weights, kind)
-    found = [[(weight.shape, weight.layout) for weight in weights] for weights in (ours, theirs)]
+    found = [
+        [(weight.shape, weight.layout) for weight in weights]
+        for weights in (ours, theirs)
+    ]
     assert found[0] == found[1]
     assert found[0][0][1] is not None
 
@@ -42,18 +49,28 @@ def test_layouts_are_those_of_keras_3(tf_keras, kind):
 @pytest.mark.parametrize("make", [ExactOrthogonal, RandomSparse])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_the_kernel_is_the_sample(tf_keras, kind, make):
-    options = {"initializer": keras.initializers.HeNormal(seed=2)} if make is RandomSparse else {}
+    options = (
+        {"initializer": keras.initializers.HeNormal(seed=2)}
+        if make is RandomSparse
+        else {}
+    )
     for plain in kernels(tf_keras, kso.tfmot.prunable_weights, kind):
         initializer = make(0.4, seed=1, layout=plain.layout, **options)
         name = f"{plain.attribute.removesuffix('_kernel')}_initializer"
-        found = kernels(tf_keras, kso.tfmot.prunable_weights, kind, **{name: initializer})
-        [weight] = [weight for weight in found if weight.attribute == plain.attribute]
+        found = kernels(
+            tf_keras, kso.tfmot.prunable_weights, kind, **{name: initializer}
+        )
+        [weight] = [
+            weight for weight in found if weight.attribute == plain.attribute
+        ]
         kernel, mask = initializer.sample(weight.shape)
         np.testing.assert_array_equal(weight.value, kernel)
         assert mask.sum() == round(0.4 * mask.size)
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize(
+    "policy", ["mixed_bfloat16", "bfloat16", "float16", "float64"]
+)
 def test_every_dtype(tf_keras, policy):
     eoi = ExactOrthogonal(0.2, seed=1)
     layer = tf_keras.layers.Dense(40, kernel_initializer=eoi, dtype=policy)
@@ -67,7 +84,13 @@ def test_every_dtype(tf_keras, policy):
 @pytest.mark.filterwarnings("ignore:.*initializer.*:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*HDF5 file.*:UserWarning")
 @pytest.mark.parametrize(
-    "form", ["clone", "keras", "h5", pytest.param("saved_model", marks=pytest.mark.slow)]
+    "form",
+    [
+        "clone",
+        "keras",
+        "h5",
+        pytest.param("saved_model", marks=pytest.mark.slow),
+    ],
 )
 def test_round_trips(tf_keras, form, tmp_path):
     L = tf_keras.layers
@@ -77,7 +100,9 @@ def test_round_trips(tf_keras, form, tmp_path):
             L.Input((6, 10)),
             L.Conv1D(12, 3, kernel_initializer=ExactOrthogonal(0.3, seed=1)),
             L.LSTM(8, kernel_initializer=gates, recurrent_initializer=gates),
-            L.Dense(16, kernel_initializer=RandomSparse(0.3, "he_normal", seed=3)),
+            L.Dense(
+                16, kernel_initializer=RandomSparse(0.3, "he_normal", seed=3)
+            ),
         ]
     )
     x = np.random.default_rng(0).normal(size=(3, 6, 10)).astype("float32")
@@ -85,13 +110,20 @@ def test_round_trips(tf_keras, form, tmp_path):
         loaded = tf_keras.models.clone_model(model)
         loaded.set_weights(model.get_weights())
     else:
-        path = str(tmp_path / ("model" if form == "saved_model" else f"model.{form}"))
+        path = str(
+            tmp_path / ("model" if form == "saved_model" else f"model.{form}")
+        )
         model.save(path, save_format="tf" if form == "saved_model" else form)
         loaded = tf_keras.models.load_model(path)
-    np.testing.assert_allclose(loaded.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-6)
+    np.testing.assert_allclose(
+        loaded.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-6
+    )
     initializer = loaded.layers[0].kernel_initializer
     assert type(initializer).__name__ == "ExactOrthogonal"
-    assert initializer.get_config() == model.layers[0].kernel_initializer.get_config()
+    assert (
+        initializer.get_config()
+        == model.layers[0].kernel_initializer.get_config()
+    )
 
 
 CODE = """
@@ -116,10 +148,14 @@ def test_whatever_the_backend_of_keras_is(tmp_path):
     assert done.split() == ["jax", "good"]
 
 
-def test_weights_that_a_layer_creates_as_never_trainable_are_no_kernels(tf_keras):
+def test_weights_that_a_layer_creates_as_never_trainable_are_no_kernels(
+    tf_keras,
+):
     class Frontend(tf_keras.layers.Layer):
         def build(self, input_shape):
-            self.mel_kernel = self.add_weight("mel_kernel", (8, 8), trainable=False)
+            self.mel_kernel = self.add_weight(
+                "mel_kernel", (8, 8), trainable=False
+            )
             self.out_kernel = self.add_weight("out_kernel", (8, 8))
 
         def call(self, x):
@@ -127,7 +163,9 @@ def test_weights_that_a_layer_creates_as_never_trainable_are_no_kernels(tf_keras
 
     class Fixed(tf_keras.layers.Dense):
         def build(self, input_shape):
-            self.kernel = self.add_weight("kernel", (8, self.units), trainable=False)
+            self.kernel = self.add_weight(
+                "kernel", (8, self.units), trainable=False
+            )
             self.bias, self.built = None, True
 
     layers = [Frontend(name="front"), Fixed(8, use_bias=False, name="fixed")]
@@ -135,7 +173,9 @@ def test_weights_that_a_layer_creates_as_never_trainable_are_no_kernels(tf_keras
     model = tf_keras.Sequential([tf_keras.Input((8,)), *layers, frozen])
     model.trainable = False
     paths = ["front/out_kernel", "frozen/kernel"]
-    assert [weight.path for weight in kso.tfmot.prunable_weights(model)] == paths
+    assert [
+        weight.path for weight in kso.tfmot.prunable_weights(model)
+    ] == paths
 
 
 def test_outputs_of_depthwise_kernels_keep_a_live_entry(tf_keras):
@@ -151,4 +191,6 @@ def test_outputs_of_depthwise_kernels_keep_a_live_entry(tf_keras):
     ):
         for weight in kso.tfmot.prunable_weights(pruned):
             if "depthwise_kernel" in weight.path:
-                assert kso.orthogonal.dead_outputs(weight.mask, weight.layout) == 0
+                assert (
+                    kso.orthogonal.dead_outputs(weight.mask, weight.layout) == 0
+                )

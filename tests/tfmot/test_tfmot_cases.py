@@ -18,8 +18,12 @@ pytestmark = pytest.mark.tensorflow_only
 
 
 MODELS = {
-    "mask": lambda model: kso.tfmot.prune_with_mask(model, density=0.5, budget="uniform"),
-    "soft": lambda model: kso.tfmot.prune_with_soft_threshold(model, s_init=-2.0),
+    "mask": lambda model: kso.tfmot.prune_with_mask(
+        model, density=0.5, budget="uniform"
+    ),
+    "soft": lambda model: kso.tfmot.prune_with_soft_threshold(
+        model, s_init=-2.0
+    ),
 }
 WRAPPERS = {"mask": "PruneWithMask", "soft": "PruneWithSoftThreshold"}
 both = pytest.mark.parametrize("kind", MODELS)
@@ -37,7 +41,11 @@ def functional(tf_keras):
 
 
 def wrapped(model):
-    return [layer for layer in model.layers if type(layer).__name__ in WRAPPERS.values()]
+    return [
+        layer
+        for layer in model.layers
+        if type(layer).__name__ in WRAPPERS.values()
+    ]
 
 
 def subclass_of_dense(tf_keras, **members):
@@ -47,7 +55,9 @@ def subclass_of_dense(tf_keras, **members):
 def layers(tf_keras):
     """Layer, input shape, and how many masks it has."""
     L = tf_keras.layers
-    method = subclass_of_dense(tf_keras, get_prunable_weights=lambda own: [own.kernel])
+    method = subclass_of_dense(
+        tf_keras, get_prunable_weights=lambda own: [own.kernel]
+    )
     return {
         "dense": (L.Dense(10), (16,), 1),
         "embedding": (L.Embedding(10, 10), (6,), 1),
@@ -65,9 +75,20 @@ def layers(tf_keras):
     }
 
 
-NAMES = ["dense", "embedding", "conv1d", "conv2d", "conv3d", "transposed", "separable", "local"]
+NAMES = [
+    "dense",
+    "embedding",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "transposed",
+    "separable",
+    "local",
+]
 NAMES += ["stacked", "subclass", "method"]
-NAMES += [pytest.param(name, marks=pytest.mark.slow) for name in ("rnn", "conv_lstm")]
+NAMES += [
+    pytest.param(name, marks=pytest.mark.slow) for name in ("rnn", "conv_lstm")
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -83,7 +104,9 @@ def test_one_layer(tf_keras, sparsity, name):
             [wrapper] = wrapped(model)
             assert type(wrapper).__name__ == WRAPPERS[kind]
             assert len(wrapper.pruning_vars) == masks
-            assert wrapper.name.startswith(f"prune_with_{'mask' if kind == 'mask' else 'soft'}")
+            assert wrapper.name.startswith(
+                f"prune_with_{'mask' if kind == 'mask' else 'soft'}"
+            )
             with tf.GradientTape() as tape:
                 loss = tf.reduce_sum(model(x, training=True) ** 2)
             gradients = tape.gradient(loss, model.trainable_variables)
@@ -98,18 +121,29 @@ def test_one_layer(tf_keras, sparsity, name):
 
 @both
 def test_whole_models(tf_keras, kind):
-    from tensorflow_model_optimization.python.core.sparsity.keras import pruning_wrapper
+    from tensorflow_model_optimization.python.core.sparsity.keras import (
+        pruning_wrapper,
+    )
 
     L = tf_keras.layers
     inner = sequential(tf_keras, L.Dense(8), L.BatchNormalization(), shape=(4,))
-    model = MODELS[kind](sequential(tf_keras, L.LSTM(4), inner, L.Dense(10), shape=(5, 4)))
+    model = MODELS[kind](
+        sequential(tf_keras, L.LSTM(4), inner, L.Dense(10), shape=(5, 4))
+    )
     assert len(pruning_wrapper.collect_prunable_layers(model)) == 3
     own = subclass_of_dense(tf_keras)
-    dense = sequential(tf_keras, L.Dense(10), L.Dropout(0.4), L.BatchNormalization(), own)
+    dense = sequential(
+        tf_keras, L.Dense(10), L.Dropout(0.4), L.BatchNormalization(), own
+    )
     with tf_keras.utils.custom_object_scope({"Own": type(own)}):
         model = MODELS[kind](dense)
     names = [type(layer).__name__ for layer in model.layers]
-    assert names == [WRAPPERS[kind], "Dropout", "BatchNormalization", WRAPPERS[kind]]
+    assert names == [
+        WRAPPERS[kind],
+        "Dropout",
+        "BatchNormalization",
+        WRAPPERS[kind],
+    ]
     assert len(wrapped(MODELS[kind](functional(tf_keras)))) == 2
     inputs, shared = tf_keras.Input((10,)), L.Dense(10)
     twice = MODELS[kind](tf_keras.Model(inputs, shared(shared(inputs))))
@@ -129,12 +163,18 @@ def test_refused(tf_keras, kind):
     L = tf_keras.layers
     model = Subclassed()
     model(np.ones((1, 4), "float32"))
-    with pytest.raises(NotPrunableError, match=r"subclassed model.*Received: model=Subclassed"):
+    with pytest.raises(
+        NotPrunableError, match=r"subclassed model.*Received: model=Subclassed"
+    ):
         MODELS[kind](model)
     for other in (object(), keras.Sequential([keras.layers.Dense(4)])):
-        with pytest.raises(NotPrunableError, match=r"tf_keras models.*Received: model=<"):
+        with pytest.raises(
+            NotPrunableError, match=r"tf_keras models.*Received: model=<"
+        ):
             MODELS[kind](other)
-    with pytest.raises(NotPrunableError, match="Nothing in the model would be pruned"):
+    with pytest.raises(
+        NotPrunableError, match="Nothing in the model would be pruned"
+    ):
         MODELS[kind](sequential(tf_keras, L.Dropout(0.4)))
     alone = getattr(kso.tfmot, WRAPPERS[kind])(L.Dropout(0.4))
     with pytest.raises(NotPrunableError, match="no kernel"):
@@ -147,15 +187,26 @@ def test_tfmot_does_not_wrap_ours_again(tf_keras, sparsity, kind):
     [layer] = wrapped(model)
     assert sparsity.prune_low_magnitude([layer]) == [layer]
     assert sparsity.prune_low_magnitude(model).layers[0] is layer
-    with pytest.raises(NotPrunableError, match=r"pruning wrapper already.*Received: \['dense"):
+    with pytest.raises(
+        NotPrunableError, match=r"pruning wrapper already.*Received: \['dense"
+    ):
         MODELS[kind](model)
 
 
 @both
 def test_configurations(tf_keras, sparsity, kind):
     L = tf_keras.layers
-    stack = [L.Conv2D(4, 3), L.MaxPooling2D(), L.Flatten(), L.Dense(10), L.Dropout(0.4)]
-    for dense in (sequential(tf_keras, *stack, shape=(8, 8, 1)), functional(tf_keras)):
+    stack = [
+        L.Conv2D(4, 3),
+        L.MaxPooling2D(),
+        L.Flatten(),
+        L.Dense(10),
+        L.Dropout(0.4),
+    ]
+    for dense in (
+        sequential(tf_keras, *stack, shape=(8, 8, 1)),
+        functional(tf_keras),
+    ):
         model = MODELS[kind](dense)
         loaded = tf_keras.models.model_from_json(model.to_json())
         assert loaded.built
@@ -169,12 +220,23 @@ def test_configurations(tf_keras, sparsity, kind):
 def test_callbacks(tf_keras, sparsity, kind, tmp_path):
     model = MODELS[kind](sequential(tf_keras, tf_keras.layers.Dense(10)))
     schedule = sparsity.ConstantSparsity(0.5, 0)
-    other = sparsity.prune_low_magnitude(sequential(tf_keras, tf_keras.layers.Dense(10)), schedule)
+    other = sparsity.prune_low_magnitude(
+        sequential(tf_keras, tf_keras.layers.Dense(10)), schedule
+    )
     for one in (model, other):
         one.compile("sgd", "mse")
         folder = str(tmp_path / one.layers[0].name)
-        callbacks = [sparsity.UpdatePruningStep(), sparsity.PruningSummaries(log_dir=folder)]
-        one.fit(np.ones((20, 16)), np.ones((20, 10)), epochs=3, verbose=0, callbacks=callbacks)
+        callbacks = [
+            sparsity.UpdatePruningStep(),
+            sparsity.PruningSummaries(log_dir=folder),
+        ]
+        one.fit(
+            np.ones((20, 16)),
+            np.ones((20, 10)),
+            epochs=3,
+            verbose=0,
+            callbacks=callbacks,
+        )
     steps = [int(one.layers[0].pruning_step) for one in (model, other)]
     assert steps[0] == steps[1] == 3
     for one in (model, other):

@@ -62,17 +62,42 @@ def test_figures_of_every_kind(results):
     def figure(spec):
         return figures.figure(spec, results)
 
-    assert figure("r#net a, epochs: 1 | method=dense | accuracy | .1f") == "90.0 ± 0.3"
-    assert figure("r#net a, epochs: 1, d | method=dense | accuracy | .1f") == "70.0"
+    assert (
+        figure("r#net a, epochs: 1 | method=dense | accuracy | .1f")
+        == "90.0 ± 0.3"
+    )
+    assert (
+        figure("r#net a, epochs: 1, d | method=dense | accuracy | .1f")
+        == "70.0"
+    )
     assert figure("r#net a, | method=ours | time 2 | .0f") == "2000"
-    ratio = {"of": "r | method=dense | time", "over": "r | method=ours; time | time", "as": ".1f"}
+    ratio = {
+        "of": "r | method=dense | time",
+        "over": "r | method=ours; time | time",
+        "as": ".1f",
+    }
     assert figure(ratio) == "4.0"
-    assert figure({"of": "r#net a, | | time", "pick": "min", "as": ".2f"}) == "0.50"
+    assert (
+        figure({"of": "r#net a, | | time", "pick": "min", "as": ".2f"})
+        == "0.50"
+    )
     assert figure({"of": "r | | theirs", "pick": "max", "as": ".0f"}) == "6"
-    less = {"of": "r | method=dense | time", "less": "r | density=0.1; time | time", "as": "g"}
+    less = {
+        "of": "r | method=dense | time",
+        "less": "r | density=0.1; time | time",
+        "as": "g",
+    }
     assert figure(less) == "1.5"
-    assert figure({"of": "r | method=dense | time", "times": 100, "as": ".0f"}) == "200"
-    assert figure({"of": "r#net a, | method=ours | time", "inverse": True, "as": "g"}) == "2"
+    assert (
+        figure({"of": "r | method=dense | time", "times": 100, "as": ".0f"})
+        == "200"
+    )
+    assert (
+        figure(
+            {"of": "r#net a, | method=ours | time", "inverse": True, "as": "g"}
+        )
+        == "2"
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,7 +105,10 @@ def test_figures_of_every_kind(results):
     [
         ("r | method=theirs | accuracy | g", "No cell"),
         ("r | method=ours | accuracy | g", "One cell must be meant, not 2"),
-        ("r#net a, | method=dense | accuracy | g", "One cell must be meant, not 2"),
+        (
+            "r#net a, | method=dense | accuracy | g",
+            "One cell must be meant, not 2",
+        ),
         ("r#net a, | method=ours | method | g", "must hold a number"),
     ],
 )
@@ -91,10 +119,14 @@ def test_what_is_not_there_is_named(results, spec, message):
 
 def test_numbers_are_found_by_the_name_behind_them(results):
     page = figures.fill_numbers(PAGE, LISTED, results)
-    expected = PAGE.replace("11.1 ± 2.2", "90.0 ± 0.3").replace("ours 3<", "ours 0.5<")
+    expected = PAGE.replace("11.1 ± 2.2", "90.0 ± 0.3").replace(
+        "ours 3<", "ours 0.5<"
+    )
     assert page == expected
     moved = "\n- 5-4<!--=time--> of all, and 0.5<!--=time--> again\n"  # other words, another place
-    assert figures.fill_numbers(moved, LISTED, results) == moved.replace("5-4", "5-0.5")
+    assert figures.fill_numbers(moved, LISTED, results) == moved.replace(
+        "5-4", "5-0.5"
+    )
     for lost, message in (
         ("9<!--=space-->", "no such figure"),
         ("9<!--=accuracy-->", "takes more than that"),
@@ -115,8 +147,13 @@ def test_tables_are_found_by_the_name_above_them(results):
         filled(PAGE + "| b | 1 | 2 |\n")
     with pytest.raises(figures.FigureError, match="No table of the list"):
         filled(PAGE.replace("all", "some"))
-    gaps = {"columns": ["accuracy | .1f", "lost | g"], "gaps": [["0.1", "lost | g"]]}
-    assert "| a tenth | 87.0 ± 0.1 | - |" in filled(**gaps)  # until it is measured
+    gaps = {
+        "columns": ["accuracy | .1f", "lost | g"],
+        "gaps": [["0.1", "lost | g"]],
+    }
+    assert "| a tenth | 87.0 ± 0.1 | - |" in filled(
+        **gaps
+    )  # until it is measured
     with pytest.raises(figures.FigureError, match="no longer a gap"):
         filled(gaps=[["0.1", "accuracy | .1f"]])
 
@@ -125,7 +162,8 @@ def test_every_name_of_the_list_stands_on_a_page():
     listed = {"figures": LISTED, "table": {"all": TABLE}}
     assert figures.unused([PAGE], listed) == []
     lost = figures.unused(
-        [PAGE.replace("=time", "=accuracy/dense"), PAGE.split("<!--=")[2]], listed
+        [PAGE.replace("=time", "=accuracy/dense"), PAGE.split("<!--=")[2]],
+        listed,
     )
     assert lost[0] == "No page has the figure 'time'"
     assert "Received: 2 times" in lost[1]
@@ -134,7 +172,12 @@ def test_every_name_of_the_list_stands_on_a_page():
 def test_a_wrong_figure_is_noticed():
     """Every number with a name, on every page, is filled in again after it is changed."""
     listed = tomllib.loads(figures.LIST.read_text())["figures"]
-    for file in [figures.ROOT / "README.md", *(figures.ROOT / "docs").rglob("*.md")]:
+    for file in [
+        figures.ROOT / "README.md",
+        *(figures.ROOT / "docs").rglob("*.md"),
+    ]:
         page = file.read_text()
-        wrong = figures.ANCHOR.sub(lambda found: f"{0.12345}<!--={found['name']}-->", page)
+        wrong = figures.ANCHOR.sub(
+            lambda found: f"{0.12345}<!--={found['name']}-->", page
+        )
         assert figures.fill_numbers(wrong, listed).split() == page.split(), file

@@ -14,14 +14,18 @@ def test_every_fault_can_be_put_in(mutant, tmp_path):
     copy = tmp_path / PACKAGE / file
     copy.parent.mkdir(parents=True)
     copy.write_text((ROOT / PACKAGE / file).read_text())
-    mutant.apply(tmp_path)  # raises where it would change nothing, or would not compile
+    mutant.apply(
+        tmp_path
+    )  # raises where it would change nothing, or would not compile
     assert mutant.fault
     for test in mutant.tests:
         assert (ROOT / test.partition("::")[0]).exists(), test
 
 
 def test_every_room_has_its_faults():
-    rooms = {path.parent.name for path in (ROOT / PACKAGE).glob("*/__init__.py")}
+    rooms = {
+        path.parent.name for path in (ROOT / PACKAGE).glob("*/__init__.py")
+    }
     assert rooms <= {mutant.located(ROOT).room for mutant in MUTANTS}
 
 
@@ -40,8 +44,16 @@ TESTS = "from keras_sparse_ortho import twice\n\n\ndef test_twice():\n    assert
         ({"replace": "2  *  x"}, "broken", "changes nothing"),
         ({"find": "* x"}, "broken", "__init__.py, __init__.py"),
         ({"find": "4 * x"}, "broken", "nowhere"),
-        ({"find": "def twice", "replace": "def double"}, "broken", "not collected"),
-        ({"find": "2*x", "within": "__init__.double"}, "killed", "test_twice"),  # it is renamed
+        (
+            {"find": "def twice", "replace": "def double"},
+            "broken",
+            "not collected",
+        ),
+        (
+            {"find": "2*x", "within": "__init__.double"},
+            "killed",
+            "test_twice",
+        ),  # it is renamed
         ({"find": "3 * x", "within": "__init__.twice"}, "broken", "nowhere"),
     ],
 )
@@ -49,7 +61,12 @@ def test_verdicts(tmp_path, changes, word, note):
     (tmp_path / PACKAGE).mkdir()
     (tmp_path / PACKAGE / "__init__.py").write_text(CODE)
     (tmp_path / "test_it.py").write_text(TESTS)
-    row = {"find": "2 * x", "replace": "4 + x", "tests": ("test_it.py",), **changes}
+    row = {
+        "find": "2 * x",
+        "replace": "4 + x",
+        "tests": ("test_it.py",),
+        **changes,
+    }
     verdict = judge(tmp_path, Mutant("name", "fault", **row))
     assert (verdict.word, note in verdict.note) == (word, True), verdict
     assert (tmp_path / PACKAGE / "__init__.py").read_text() == CODE

@@ -31,15 +31,21 @@ def test_figures_of_a_source():
     assert (figures.names, figures.vague) == (3, 2)
     assert (figures.any, figures.if_expressions) == (1, 1)
     assert (figures.long, figures.to_document, figures.documented) == (0, 1, 1)
-    without_docstrings = SOURCE.replace('"""Adds numbers.\n\n    In a loop.\n    """', "")
+    without_docstrings = SOURCE.replace(
+        '"""Adds numbers.\n\n    In a loop.\n    """', ""
+    )
     assert reading.figures(without_docstrings).nodes == figures.nodes
     both = figures + figures
     assert (both.code, both.nodes_a_line) == (12, figures.nodes_a_line)
 
 
 def test_names_are_nouns():
-    assert all(map(reading.is_vague, ["found", "_found", "own", "OTHERS", "held_"]))
-    assert not any(map(reading.is_vague, ["mask", "found_masks", "number", "key"]))
+    assert all(
+        map(reading.is_vague, ["found", "_found", "own", "OTHERS", "held_"])
+    )
+    assert not any(
+        map(reading.is_vague, ["mask", "found_masks", "number", "key"])
+    )
 
 
 def test_limits_of_the_house_and_of_a_file(tmp_path):
@@ -49,17 +55,25 @@ def test_limits_of_the_house_and_of_a_file(tmp_path):
     assert names.exceeded(figures, {}) == {"vague names": (2, 1)}
     assert names.exceeded(figures, {"vague names": 2}) == {}
     report = names.report(path, {})
-    assert report == [f"{path}: vague names: 2, limit 1", f"{path}:12: found", f"{path}:14: found"]
+    assert report == [
+        f"{path}: vague names: 2, limit 1",
+        f"{path}:12: found",
+        f"{path}:14: found",
+    ]
     assert names.report(path, {"vague names": 2}) == []
     long = "def f():\n" + "    x = 1\n" * 60
-    assert names.exceeded(reading.figures(long), {}) == {"long functions": (1, 0)}
+    assert names.exceeded(reading.figures(long), {}) == {
+        "long functions": (1, 0)
+    }
     dense = "x = " + " + ".join(["a[0]"] * 9) + "\n"
     assert "nodes a line" in names.exceeded(reading.figures(dense), {})
 
 
 def test_limits_only_go_down(tmp_path, monkeypatch):
     figures = reading.figures(SOURCE)
-    assert names.lowered(figures, {"vague names": 5, "Any": 4}) == {"vague names": 2}
+    assert names.lowered(figures, {"vague names": 5, "Any": 4}) == {
+        "vague names": 2
+    }
     assert names.lowered(figures, {}) == {}
     package = tmp_path / "package"
     package.mkdir()
@@ -80,4 +94,6 @@ def test_limits_only_go_down(tmp_path, monkeypatch):
 
 
 def test_every_limit_is_of_a_file_that_exists():
-    assert all((reading.PACKAGE / name).exists() for name in names.read_limits())
+    assert all(
+        (reading.PACKAGE / name).exists() for name in names.read_limits()
+    )

@@ -25,7 +25,9 @@ def test_every_public_name_has_a_docstring_and_a_place():
         assert sorted(names) == sorted(module.__all__), room
         for name in names:
             thing = getattr(module, name)
-            if inspect.isclass(thing) or inspect.isfunction(thing):  # the site has the others
+            if inspect.isclass(thing) or inspect.isfunction(
+                thing
+            ):  # the site has the others
                 assert (thing.__doc__ or "").strip(), f"{room}.{name}"
     for name in kso.__all__:
         assert hooks.home(name), name
@@ -33,9 +35,14 @@ def test_every_public_name_has_a_docstring_and_a_place():
 
 def test_every_public_name_is_on_a_page_besides_the_reference():
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    text = " ".join(page.read_text() for page in pages if "reference" not in page.parts)
+    text = " ".join(
+        page.read_text() for page in pages if "reference" not in page.parts
+    )
     words = set(re.findall(r"\w+", text))
-    names = {*kso.__all__, *(name for room in hooks.documented().values() for name in room)}
+    names = {
+        *kso.__all__,
+        *(name for room in hooks.documented().values() for name in room),
+    }
     assert len(kso.__all__) <= 28
     assert len(names) <= 138
     assert not names - words
@@ -49,7 +56,12 @@ def test_names_and_links_lead_to_the_site():
         meta: ClassVar = {}
 
     class Files:
-        known = ("benchmarks/results/deep.md", "budgets.md", "examples/wide.md", "CHANGELOG.md")
+        known = (
+            "benchmarks/results/deep.md",
+            "budgets.md",
+            "examples/wide.md",
+            "CHANGELOG.md",
+        )
 
         def get_file_from_path(self, path):
             return path if path in self.known else None
@@ -57,7 +69,10 @@ def test_names_and_links_lead_to_the_site():
     def shown(text):
         return hooks.on_page_markdown(text, Page, None, Files())
 
-    assert shown("[d](../../benchmarks/results/deep.md)") == "[d](../benchmarks/results/deep.md)"
+    assert (
+        shown("[d](../../benchmarks/results/deep.md)")
+        == "[d](../benchmarks/results/deep.md)"
+    )
     assert shown("[d](../budgets.md#bounds)") == "[d](../budgets.md#bounds)"
     assert shown("[w](../../examples/wide.py)") == "[w](../examples/wide.md)"
     assert shown("[c](../../CHANGELOG.md)") == "[c](../CHANGELOG.md)"
@@ -68,8 +83,14 @@ def test_names_and_links_lead_to_the_site():
         == "[a](#there) [b](https://arxiv.org/abs/1)"
     )
     name = "keras_sparse_ortho.pruning.sparsify"
-    assert shown("with `kso.sparsify(model, 0.1)`") == f"with [`kso.sparsify(model, 0.1)`][{name}]"
-    assert shown("`kso.callbacks.SET`") == "[`kso.callbacks.SET`][keras_sparse_ortho.callbacks.SET]"
+    assert (
+        shown("with `kso.sparsify(model, 0.1)`")
+        == f"with [`kso.sparsify(model, 0.1)`][{name}]"
+    )
+    assert (
+        shown("`kso.callbacks.SET`")
+        == "[`kso.callbacks.SET`][keras_sparse_ortho.callbacks.SET]"
+    )
     assert shown("`kso.nothing`") == "`kso.nothing`"
     code = "```python\nkso.sparsify  # `kso.sparsify` [x](../budgets.md)\n```"
     assert shown(code) == code
@@ -88,11 +109,16 @@ def test_what_a_page_would_fetch_is_noticed(tmp_path):
 
 
 TOP = ("benchmarks", "docs", "examples", "tests", "tools", PACKAGE)
-ROOMS = tuple(path.parent.name for path in (ROOT / PACKAGE).glob("*/__init__.py"))
+ROOMS = tuple(
+    path.parent.name for path in (ROOT / PACKAGE).glob("*/__init__.py")
+)
 NAMED = re.compile(
     rf"(?<![\w/.-])(?:\.\./)*((?:{'|'.join(TOP)})/[\w./*-]+|(?:{'|'.join(ROOMS)})/\w+\.py)"
 )
-WRITTEN = ("benchmarks/out", f"{PACKAGE}/1")  # results; the name in a LiteRT file
+WRITTEN = (
+    "benchmarks/out",
+    f"{PACKAGE}/1",
+)  # results; the name in a LiteRT file
 INVENTED = ("test_release.py", "test_site.py")  # they make folders of their own
 
 
@@ -110,7 +136,10 @@ def test_files_that_are_named_exist():
             path = name.rstrip(".")
             if path.startswith(WRITTEN):
                 continue
-            if not any(any(base.glob(path)) for base in (ROOT, ROOT / PACKAGE, file.parent)):
+            if not any(
+                any(base.glob(path))
+                for base in (ROOT, ROOT / PACKAGE, file.parent)
+            ):
                 lost.append(f"{file.relative_to(ROOT)}: {path}")
     assert not lost
 
@@ -143,7 +172,12 @@ print(x)
 
 def test_blocks_become_cells_in_order():
     cells = notebooks.notebook(PAGE, "../../docs/tutorials")["cells"]
-    assert [cell["cell_type"] for cell in cells] == ["markdown", "code", "markdown", "code"]
+    assert [cell["cell_type"] for cell in cells] == [
+        "markdown",
+        "code",
+        "markdown",
+        "code",
+    ]
     text = "".join(cells[0]["source"])
     assert "[limits](../../docs/limits.md#layers)" in text
     assert "[below](#end)" in text
@@ -161,6 +195,10 @@ def test_outputs_are_kept_and_a_cell_that_fails_is_noticed(tmp_path):
     page = notebooks.with_outputs(PAGE, json.loads(path.read_text()))
     printed = '```\n\n```text title="Output"\n1\n```\n'
     assert page.count(printed) == 2
-    assert page.replace(printed, "```\n") == PAGE.replace(printed.replace("1", "0"), "```\n")
-    path.write_text(json.dumps(notebooks.notebook(PAGE.replace("x == 1", "x == 2"), ".")))
+    assert page.replace(printed, "```\n") == PAGE.replace(
+        printed.replace("1", "0"), "```\n"
+    )
+    path.write_text(
+        json.dumps(notebooks.notebook(PAGE.replace("x == 1", "x == 2"), "."))
+    )
     assert not notebooks.run(path)

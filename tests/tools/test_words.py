@@ -25,12 +25,18 @@ def named(path):
     return [hit.split(": ")[1] for hit in words.hits(path)]
 
 
-def test_every_pattern_is_found_in_pages_docstrings_comments_and_messages(tmp_path):
+def test_every_pattern_is_found_in_pages_docstrings_comments_and_messages(
+    tmp_path,
+):
     assert [*FOUND] == [*words.PATTERNS]
     page, code = tmp_path / "page.md", tmp_path / "code.py"
-    page.write_text("# What a title says\n\n" + "\n\n".join([CLEAN, *FOUND.values()]))
+    page.write_text(
+        "# What a title says\n\n" + "\n\n".join([CLEAN, *FOUND.values()])
+    )
     assert named(page) == [*FOUND]
-    page.write_text(f"{CLEAN} `What it is`\n\n```python\n# anew\n```\n\n<!-- Of it -->\n")
+    page.write_text(
+        f"{CLEAN} `What it is`\n\n```python\n# anew\n```\n\n<!-- Of it -->\n"
+    )
     assert named(page) == []
     for name, text in FOUND.items():
         for source in (
@@ -48,12 +54,24 @@ def test_a_hit_has_its_place_and_fails_the_lint(tmp_path, capsys):
     page = tmp_path / "page.md"
     page.write_text(f"{CLEAN}\n\n{CLEAN}\nThe masks are drawn\nanew.\n")
     assert words.main([str(page)]) == 1
-    assert capsys.readouterr().out == f"{page}:3: an old word: The masks are drawn anew.\n"
+    assert (
+        capsys.readouterr().out
+        == f"{page}:3: an old word: The masks are drawn anew.\n"
+    )
 
 
 def test_no_address_of_a_package_registry():
     registries = "|".join(["pypi", "pythonhosted", "npmjs", "anaconda"])
-    for pattern in ("*.md", "docs/**/*.md", "examples/**/*.py", "benchmarks/*.py", "tools/*.py"):
+    for pattern in (
+        "*.md",
+        "docs/**/*.md",
+        "examples/**/*.py",
+        "benchmarks/*.py",
+        "tools/*.py",
+    ):
         for path in words.ROOT.glob(pattern):
-            found = re.search(rf"\b(?:{registries})\.(?:org|com)", path.read_text(encoding="utf-8"))
+            found = re.search(
+                rf"\b(?:{registries})\.(?:org|com)",
+                path.read_text(encoding="utf-8"),
+            )
             assert not found, f"{path}: {found}"

@@ -1,7 +1,10 @@
 """Rules for the channels of each class of layers, and a registry of them."""
 
 from keras_sparse_ortho.models._channel_rules._attention import Attention
-from keras_sparse_ortho.models._channel_rules._registry import register_channel_rule, rule_of
+from keras_sparse_ortho.models._channel_rules._registry import (
+    register_channel_rule,
+    rule_of,
+)
 from keras_sparse_ortho.models._channel_rules._rule import (
     ChannelCall,
     ChannelRule,

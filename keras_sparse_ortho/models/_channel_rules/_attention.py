@@ -63,7 +63,9 @@ class Attention(ChannelRule):
             "key": layer.key_dense,
             "value": layer.value_dense,
         }
-        self.kernels = {name: value_of(p.kernel) for name, p in self.projections.items()}
+        self.kernels = {
+            name: value_of(p.kernel) for name, p in self.projections.items()
+        }
         self.output_kernel = value_of(layer.output_dense.kernel)
 
     def constants(self, inputs: Constants) -> Constants:
@@ -80,7 +82,9 @@ class Attention(ChannelRule):
         for tensor in self.inputs:
             part = read[tensor.channels]
             for name in tensor.projections:
-                rows = without_tiny(self.kernels[name])[:, heads].any(axis=(1, 2))
+                rows = without_tiny(self.kernels[name])[:, heads].any(
+                    axis=(1, 2)
+                )
                 part |= rows & (constants[tensor.channels] != 0)
             if not tensor.projections:
                 part |= True
@@ -149,11 +153,19 @@ class Attention(ChannelRule):
     ) -> dict[int, np.ndarray]:
         """Kernel and bias of a projection: some of its rows and heads, and columns of each head."""
         projection = self.projections[name]
-        kernel = self.kernels[name][self._rows_read_by(name, read)][:, heads] * scale
-        arrays = {id(projection.kernel): np.take_along_axis(kernel, columns[None], axis=2)}
+        kernel = (
+            self.kernels[name][self._rows_read_by(name, read)][:, heads] * scale
+        )
+        arrays = {
+            id(projection.kernel): np.take_along_axis(
+                kernel, columns[None], axis=2
+            )
+        }
         if projection.bias is not None:
             bias = value_of(projection.bias)[heads] * scale
-            arrays[id(projection.bias)] = np.take_along_axis(bias, columns, axis=1)
+            arrays[id(projection.bias)] = np.take_along_axis(
+                bias, columns, axis=1
+            )
         return arrays
 
     def _returned(
@@ -166,7 +178,9 @@ class Attention(ChannelRule):
         projection = self.layer.output_dense
         kernel = self.output_kernel[heads][..., live]
         arrays = {
-            id(projection.kernel): np.take_along_axis(kernel, columns[..., None], axis=1),
+            id(projection.kernel): np.take_along_axis(
+                kernel, columns[..., None], axis=1
+            ),
         }
         if projection.bias is not None:
             arrays[id(projection.bias)] = value_of(projection.bias)[live]
@@ -177,7 +191,9 @@ class Attention(ChannelRule):
         name: str,
         read: Mask,
     ) -> Mask:
-        [rows] = [read[x.channels] for x in self.inputs if name in x.projections]
+        [rows] = [
+            read[x.channels] for x in self.inputs if name in x.projections
+        ]
         return rows
 
     def trace(
@@ -188,16 +204,24 @@ class Attention(ChannelRule):
         for tensor in self.inputs:
             channels = inputs[tensor.channels]
             if not tensor.projections:
-                tracer.hold(channels, self.layer, "they are a mask of attention")
+                tracer.hold(
+                    channels, self.layer, "they are a mask of attention"
+                )
             for name in tensor.projections:
                 rows = np.arange(len(channels))[:, None]
                 tracer.read(self.projections[name].kernel, channels, rows)
         variable = self.layer.output_dense.kernel
         heads, width, outputs = self.output_kernel.shape
         rows = np.arange(heads * width).reshape(heads, width)
-        tracer.read(variable, tracer.make(f"{self.layer.name}/heads", heads), rows)
+        tracer.read(
+            variable, tracer.make(f"{self.layer.name}/heads", heads), rows
+        )
         if not self.has_one_width:
-            tracer.read(variable, tracer.make(f"{self.layer.name}/values", width), rows.T)
+            tracer.read(
+                variable,
+                tracer.make(f"{self.layer.name}/values", width),
+                rows.T,
+            )
         return tracer.make(self.layer.name, outputs)
 
 
@@ -220,23 +244,39 @@ def _live_first(live: Mask, width: int) -> np.ndarray:
 
 
 _ARGUMENTS = (
-    *("query", "value", "key", "query_mask", "value_mask", "key_mask", "attention_mask"),
+    *(
+        "query",
+        "value",
+        "key",
+        "query_mask",
+        "value_mask",
+        "key_mask",
+        "attention_mask",
+    ),
     *("return_attention_scores", "training", "use_causal_mask"),
 )
 
 
 def _attention(call: ChannelCall) -> ChannelRule | str:
     layer = call.layer
-    arguments = {**dict(zip(_ARGUMENTS, call.args, strict=False)), **call.kwargs}
+    arguments = {
+        **dict(zip(_ARGUMENTS, call.args, strict=False)),
+        **call.kwargs,
+    }
     if arguments.get("training") or len(call.output_shapes) != 1:
         return "it is called in training, or returns its scores"
-    if getattr(layer, "_use_gate", False) or layer.output_dense.kernel.ndim != 3:
+    if (
+        getattr(layer, "_use_gate", False)
+        or layer.output_dense.kernel.ndim != 3
+    ):
         return "it has a gate, or outputs of several axes"
     if any(tensor.axis != len(tensor.shape) - 1 for tensor in call.inputs):
         return "the channels of an input are not its last axis"
     if not all(tensor.size for tensor in call.inputs):
         return "the number of channels of an input is not known"
-    return Attention(layer, _inputs(call, arguments), len(call.output_shape) - 1)
+    return Attention(
+        layer, _inputs(call, arguments), len(call.output_shape) - 1
+    )
 
 
 def _inputs(
@@ -250,7 +290,9 @@ def _inputs(
     for name, value in arguments.items():
         if not keras.utils.is_keras_tensor(value):
             continue
-        projections: tuple[str, ...] = (name,) if name in ("query", "key", "value") else ()
+        projections: tuple[str, ...] = (
+            (name,) if name in ("query", "key", "value") else ()
+        )
         if name == "value" and arguments.get("key") is None:
             projections = ("value", "key")
         stop = start + next(sizes)

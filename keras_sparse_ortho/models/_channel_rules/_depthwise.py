@@ -39,7 +39,9 @@ class Depthwise(Tied):
     ) -> None:
         self.kernel = value_of(layer.kernel)
         channels, multiplier = self.kernel.shape[-2:]
-        super().__init__(layer, np.arange(channels * multiplier)[None] // multiplier, axis)
+        super().__init__(
+            layer, np.arange(channels * multiplier)[None] // multiplier, axis
+        )
         self.bias = bias_of(layer, channels * multiplier)
 
     def constants(self, inputs: Constants) -> Constants:

@@ -45,7 +45,9 @@ class Table(ChannelRule):
         if live.all():
             return None
         table = value_of(self.layer.embeddings)[:, live]
-        return smaller_layer(self.layer, {"output_dim": count_of(live)}, [table])
+        return smaller_layer(
+            self.layer, {"output_dim": count_of(live)}, [table]
+        )
 
     def trace(
         self,

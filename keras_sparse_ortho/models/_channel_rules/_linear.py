@@ -56,7 +56,9 @@ class Linear(ChannelRule):
         self._set_taps()
 
     def _set_taps(self) -> None:
-        self.taps = without_tiny(self.kernel).reshape(-1, *self.kernel.shape[-2:])
+        self.taps = without_tiny(self.kernel).reshape(
+            -1, *self.kernel.shape[-2:]
+        )
         self.bias = bias_of(self.layer, self.kernel.shape[-1])
 
     def fixed_inputs(self, inputs: Constants) -> Constants:
@@ -99,7 +101,9 @@ class Linear(ChannelRule):
         kernel = self.kernel[..., live].copy()
         if self.has_borders:
             self._give_to_carrier(kernel, constants, read)
-        return self._with(kernel[..., read, :], self._new_bias(constants, read), live)
+        return self._with(
+            kernel[..., read, :], self._new_bias(constants, read), live
+        )
 
     def _new_bias(
         self,
@@ -119,8 +123,12 @@ class Linear(ChannelRule):
         size = np.where(read, np.abs(np.nan_to_num(constants)), 0)
         carrier = int(np.argmax(size))
         if size[carrier] > 0:  # else no live output reads constants
-            shares = np.where(read, 0, np.nan_to_num(constants)) / constants[carrier]
-            kernel[..., carrier, :] += np.einsum("i,...io->...o", shares, kernel)
+            shares = (
+                np.where(read, 0, np.nan_to_num(constants)) / constants[carrier]
+            )
+            kernel[..., carrier, :] += np.einsum(
+                "i,...io->...o", shares, kernel
+            )
 
     def _with(
         self,
@@ -129,7 +137,9 @@ class Linear(ChannelRule):
         live: Mask,
     ) -> SmallerLayer:
         settings = self._settings(bias, live)
-        return smaller_layer(self.layer, settings, [kernel, self._bias_of(settings, bias, live)])
+        return smaller_layer(
+            self.layer, settings, [kernel, self._bias_of(settings, bias, live)]
+        )
 
     def _settings(
         self,
@@ -137,7 +147,10 @@ class Linear(ChannelRule):
         live: Mask,
     ) -> dict[str, Any]:
         size = "units" if hasattr(self.layer, "units") else "filters"
-        return {size: count_of(live), "use_bias": bool(self.layer.use_bias or bias.any())}
+        return {
+            size: count_of(live),
+            "use_bias": bool(self.layer.use_bias or bias.any()),
+        }
 
     @staticmethod
     def _bias_of(
@@ -168,7 +181,8 @@ class Transposed(Linear):
 
     def _set_taps(self) -> None:
         self.kernel = np.swapaxes(self.kernel, -1, -2)
-        self.has_borders = True  # few taps reach the border, and strides leave gaps
+        # Few taps reach the border, and strides leave gaps.
+        self.has_borders = True
         super()._set_taps()
 
     def smaller(
@@ -185,7 +199,11 @@ class Transposed(Linear):
         tracer: Tracer,
         inputs: np.ndarray,
     ) -> np.ndarray:
-        tracer.hold(inputs, self.layer, "its kernel has no rows for each channel it reads")
+        tracer.hold(
+            inputs,
+            self.layer,
+            "its kernel has no rows for each channel it reads",
+        )
         return tracer.make(self.layer.name, self.kernel.shape[-1])
 
 
@@ -212,7 +230,9 @@ class Grouped(ChannelRule):
         by_group = inputs.reshape(self.groups, -1)
         if has_borders(self.layer):
             by_group = np.where(by_group != 0, np.nan, by_group)
-        taps = without_tiny(self.kernel).reshape(-1, by_group.shape[1], self.groups, self._width)
+        taps = without_tiny(self.kernel).reshape(
+            -1, by_group.shape[1], self.groups, self._width
+        )
         used = taps.any(axis=0)
         varies = np.einsum("gi,igo->go", np.isnan(by_group), used).ravel()
         sums = np.einsum("gi,tigo->go", np.nan_to_num(by_group), taps).ravel()
@@ -233,7 +253,9 @@ class Grouped(ChannelRule):
         inputs = read.reshape(self.groups, -1)
         outputs = live.reshape(self.groups, -1)
         stays = inputs.any(axis=1) | outputs.any(axis=1)
-        return np.repeat(stays, inputs.shape[1]), np.repeat(stays, outputs.shape[1])
+        return np.repeat(stays, inputs.shape[1]), np.repeat(
+            stays, outputs.shape[1]
+        )
 
     def smaller(
         self,
@@ -241,9 +263,14 @@ class Grouped(ChannelRule):
         read: Mask,
         live: Mask,
     ) -> SmallerLayer:
-        settings = {"filters": count_of(live), "groups": count_of(live) // self._width}
+        settings = {
+            "filters": count_of(live),
+            "groups": count_of(live) // self._width,
+        }
         bias = self.bias[live] if self.layer.use_bias else None
-        return smaller_layer(self.layer, settings, [self.kernel[..., live], bias])
+        return smaller_layer(
+            self.layer, settings, [self.kernel[..., live], bias]
+        )
 
     def trace(
         self,
@@ -251,7 +278,9 @@ class Grouped(ChannelRule):
         inputs: np.ndarray,
     ) -> np.ndarray:
         outputs = tracer.make(self.layer.name, self.kernel.shape[-1])
-        by_group = [channels.reshape(self.groups, -1) for channels in (inputs, outputs)]
+        by_group = [
+            channels.reshape(self.groups, -1) for channels in (inputs, outputs)
+        ]
         tracer.join(np.concatenate(by_group, axis=1).T)
         return outputs
 
@@ -282,5 +311,7 @@ def _transposed(call: ChannelCall) -> ChannelRule | str:
 RULES: dict[type | str, MakeRule] = {
     L.Dense: _dense,
     **dict.fromkeys((L.Conv1D, L.Conv2D, L.Conv3D), _convolution),
-    **dict.fromkeys((L.Conv1DTranspose, L.Conv2DTranspose, L.Conv3DTranspose), _transposed),
+    **dict.fromkeys(
+        (L.Conv1DTranspose, L.Conv2DTranspose, L.Conv3DTranspose), _transposed
+    ),
 }

@@ -48,7 +48,10 @@ class Operand:
     @property
     def has_channels(self) -> bool:
         """Whether a constant array has one entry for each channel, not one for all."""
-        return -self.axis <= np.ndim(self.array) and np.shape(self.array)[self.axis] > 1
+        return (
+            -self.axis <= np.ndim(self.array)
+            and np.shape(self.array)[self.axis] > 1
+        )
 
     def constants(
         self,
@@ -58,7 +61,9 @@ class Operand:
         """The constant of each channel, NaN where it differs between positions."""
         if self.array is None:
             return inputs[self.channels]
-        array = np.asarray(self.array, np.float64)[..., None]  # all channels alike
+        array = np.asarray(self.array, np.float64)[
+            ..., None
+        ]  # all channels alike
         if self.has_channels:
             array = np.moveaxis(array[..., 0], self.axis, -1)
         array = array.reshape(-1, array.shape[-1])
@@ -121,14 +126,20 @@ class Merge(Tied):
                 arrays[position] = np.compress(live, array, axis=operand.axis)
         if not arrays:
             return None
-        return SmallerOperation(functools.partial(_with_arrays, self.layer, arrays))
+        return SmallerOperation(
+            functools.partial(_with_arrays, self.layer, arrays)
+        )
 
     def trace(
         self,
         tracer: Tracer,
         inputs: np.ndarray,
     ) -> np.ndarray:
-        tracer.hold(inputs[self.shared], self.layer, "all channels of another tensor share them")
+        tracer.hold(
+            inputs[self.shared],
+            self.layer,
+            "all channels of another tensor share them",
+        )
         return super().trace(tracer, inputs)
 
 
@@ -144,7 +155,9 @@ def _with_arrays(
 ) -> Any:
     """Calls an operation with other constant arrays at some positions."""
     smaller = type(operation)(name=operation.name)
-    return smaller(*[arrays.get(position, value) for position, value in enumerate(args)])
+    return smaller(
+        *[arrays.get(position, value) for position, value in enumerate(args)]
+    )
 
 
 def _multiplied(first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -174,18 +187,24 @@ def _merge(call: ChannelCall) -> ChannelRule | str:
         return "its inputs differ in their number of axes, or in the axis of their channels"
     axis = call.inputs[0].axis
     count = ChannelTensor(call.output_shape, axis).size
-    if not count or any(tensor.size not in (1, count) for tensor in call.inputs):
+    if not count or any(
+        tensor.size not in (1, count) for tensor in call.inputs
+    ):
         return "its inputs differ in their number of channels"
     if not any(tensor.size == count for tensor in call.inputs):
         return "an array gives it more channels than its inputs have"
     operands = _operands(call, count, axis - len(call.output_shape))
-    return Merge(call.layer, _COMBINE[type(call.layer).__name__], operands, axis)
+    return Merge(
+        call.layer, _COMBINE[type(call.layer).__name__], operands, axis
+    )
 
 
 def _have_one_axis(call: ChannelCall) -> bool:
     """Whether all inputs have as many axes as the output, and their channels on one axis."""
     expected = len(call.output_shape), call.inputs[0].axis
-    return all((len(tensor.shape), tensor.axis) == expected for tensor in call.inputs)
+    return all(
+        (len(tensor.shape), tensor.axis) == expected for tensor in call.inputs
+    )
 
 
 def _operands(

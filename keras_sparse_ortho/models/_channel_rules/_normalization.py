@@ -19,7 +19,10 @@ from keras_sparse_ortho.models._channel_rules._rule import (
     smaller_layer,
     value_of,
 )
-from keras_sparse_ortho.models._channel_rules._tied import Tied, identity_sources
+from keras_sparse_ortho.models._channel_rules._tied import (
+    Tied,
+    identity_sources,
+)
 
 L = keras.layers
 
@@ -60,7 +63,9 @@ class LayerStatistics(Tied):
     def smaller(
         self, constants: Constants, read: Mask, live: Mask
     ) -> SmallerLayer | SmallerOperation | None:
-        return super().smaller(constants, read, live) if self.of_channels else None
+        return (
+            super().smaller(constants, read, live) if self.of_channels else None
+        )
 
 
 class GroupStatistics(LayerStatistics):
@@ -73,7 +78,11 @@ class GroupStatistics(LayerStatistics):
         """Where all channels of a group are one constant, only the shift is left of it."""
         groups = self._by_group(inputs)
         alike = (groups == groups[:, :1]).all(axis=1)
-        shift = value_of(self.layer.beta) if self.layer.center else np.zeros(len(inputs))
+        shift = (
+            value_of(self.layer.beta)
+            if self.layer.center
+            else np.zeros(len(inputs))
+        )
         return np.where(np.repeat(alike, groups.shape[1]), shift, np.nan)
 
     def needed(
@@ -126,12 +135,16 @@ def _layer(call: ChannelCall) -> ChannelRule | str:
     axis = call.inputs[0].axis
     axes = _axes(call)
     if axis not in axes:
-        return LayerStatistics(call.layer, identity_sources(call), axis, of_channels=False)
+        return LayerStatistics(
+            call.layer, identity_sources(call), axis, of_channels=False
+        )
     if axes != [axis]:
         return "its statistics are those of channels and positions together"
     if call.exact:
         return "its statistics are those of all channels (exact=False lets them change)"
-    return LayerStatistics(call.layer, identity_sources(call), axis, of_channels=True)
+    return LayerStatistics(
+        call.layer, identity_sources(call), axis, of_channels=True
+    )
 
 
 @for_single_inputs
@@ -141,7 +154,9 @@ def _group(call: ChannelCall) -> ChannelRule | str:
         return f"it normalizes another axis than {axis}, where the channels are"
     if call.layer.groups == 1 and call.inputs[0].size > 1:
         return "it has one group, of all channels"
-    return GroupStatistics(call.layer, identity_sources(call), axis, of_channels=True)
+    return GroupStatistics(
+        call.layer, identity_sources(call), axis, of_channels=True
+    )
 
 
 RULES: dict[type | str, MakeRule] = {

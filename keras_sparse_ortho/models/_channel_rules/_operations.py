@@ -16,7 +16,10 @@ from keras_sparse_ortho.models._channel_rules._rule import (
     count_of,
     for_single_inputs,
 )
-from keras_sparse_ortho.models._channel_rules._tied import Tied, identity_sources
+from keras_sparse_ortho.models._channel_rules._tied import (
+    Tied,
+    identity_sources,
+)
 
 
 class Sum(Tied):
@@ -75,8 +78,12 @@ class Parts(Tied):
     """`keras.ops.split` along the channels: runs of them, as several outputs."""
 
     def __init__(self, call: ChannelCall) -> None:
-        super().__init__(call.layer, identity_sources(call), call.inputs[0].axis)
-        sizes = [ChannelTensor(shape, self.axis).size for shape in call.output_shapes]
+        super().__init__(
+            call.layer, identity_sources(call), call.inputs[0].axis
+        )
+        sizes = [
+            ChannelTensor(shape, self.axis).size for shape in call.output_shapes
+        ]
         self.ends = np.cumsum(sizes)[:-1]
 
     def smaller(
@@ -86,7 +93,9 @@ class Parts(Tied):
         live: Mask,
     ) -> SmallerOperation:
         ends = [count_of(live[:end]) for end in self.ends]
-        operation = type(self.layer)(ends, axis=self.layer.axis, name=self.layer.name)
+        operation = type(self.layer)(
+            ends, axis=self.layer.axis, name=self.layer.name
+        )
         return SmallerOperation(operation)
 
 

@@ -66,7 +66,9 @@ class Recurrent(ChannelRule):
 
     def _reads(self, kernel: np.ndarray) -> np.ndarray:
         """Which units read which row of a kernel, at any gate."""
-        by_gate = without_tiny(kernel).reshape(len(kernel), self.gates, self.units)
+        by_gate = without_tiny(kernel).reshape(
+            len(kernel), self.gates, self.units
+        )
         reads: Mask = np.any(by_gate, axis=1)
         return reads
 
@@ -77,8 +79,16 @@ class Recurrent(ChannelRule):
         live: Mask,
     ) -> SmallerLayer:
         columns = np.tile(live, self.gates)
-        bias = value_of(self.cell.bias)[..., columns] if self.cell.use_bias else None
-        weights = [self.kernel[read][:, columns], self.recurrent[live][:, columns], bias]
+        bias = (
+            value_of(self.cell.bias)[..., columns]
+            if self.cell.use_bias
+            else None
+        )
+        weights = [
+            self.kernel[read][:, columns],
+            self.recurrent[live][:, columns],
+            bias,
+        ]
         return smaller_layer(self.layer, {"units": count_of(live)}, weights)
 
     def trace(
@@ -88,7 +98,9 @@ class Recurrent(ChannelRule):
     ) -> np.ndarray:
         tracer.read(self.cell.kernel, inputs, np.arange(len(inputs))[:, None])
         outputs = tracer.make(self.name, self.units)
-        tracer.read(self.cell.recurrent_kernel, outputs, np.arange(self.units)[:, None])
+        tracer.read(
+            self.cell.recurrent_kernel, outputs, np.arange(self.units)[:, None]
+        )
         return outputs
 
 
@@ -107,7 +119,10 @@ class BothDirections(ChannelRule):
     ) -> None:
         super().__init__(layer, axis)
         directions = (layer.forward_layer, layer.backward_layer)
-        self.rules = [Recurrent(inner, f"{layer.name}/{inner.name}") for inner in directions]
+        self.rules = [
+            Recurrent(inner, f"{layer.name}/{inner.name}")
+            for inner in directions
+        ]
 
     def _split(self, outputs: np.ndarray) -> list[np.ndarray]:
         return np.split(outputs, [self.rules[0].units])
@@ -140,7 +155,9 @@ class BothDirections(ChannelRule):
         config = self.layer.get_config()
         weights = []
         names = ("layer", "backward_layer")
-        for name, rule, outputs in zip(names, self.rules, self._split(live), strict=True):
+        for name, rule, outputs in zip(
+            names, self.rules, self._split(live), strict=True
+        ):
             shrunk = rule.smaller(constants, read, outputs)
             # `build_config` has the shapes of the old inputs.
             inner = {**config[name], "config": shrunk.config}
@@ -173,7 +190,9 @@ def _why_not(layer: Any, call: ChannelCall) -> str | None:
 @for_single_inputs
 def _recurrent(call: ChannelCall) -> ChannelRule | str:
     axis = len(call.output_shape) - 1
-    return _why_not(call.layer, call) or Recurrent(call.layer, call.layer.name, axis)
+    return _why_not(call.layer, call) or Recurrent(
+        call.layer, call.layer.name, axis
+    )
 
 
 @for_single_inputs
@@ -183,7 +202,9 @@ def _both_directions(call: ChannelCall) -> ChannelRule | str:
         return f"its directions are merged by {layer.merge_mode!r}"
     if layer.forward_layer.cell.units != layer.backward_layer.cell.units:
         return "its directions differ in their number of units"
-    reason = _why_not(layer.forward_layer, call) or _why_not(layer.backward_layer, call)
+    reason = _why_not(layer.forward_layer, call) or _why_not(
+        layer.backward_layer, call
+    )
     return reason or BothDirections(layer, len(call.output_shape) - 1)
 
 

@@ -18,7 +18,11 @@ from keras_sparse_ortho.models._channel_rules import (
     _reshapes,
     _tied,
 )
-from keras_sparse_ortho.models._channel_rules._rule import ChannelCall, ChannelRule, MakeRule
+from keras_sparse_ortho.models._channel_rules._rule import (
+    ChannelCall,
+    ChannelRule,
+    MakeRule,
+)
 
 _RULES: dict[type | str, MakeRule] = {
     **_attention.RULES,
@@ -35,7 +39,10 @@ _RULES: dict[type | str, MakeRule] = {
 _READS_ARGUMENTS = (keras.layers.MultiHeadAttention,)
 
 
-_BY_NAME = {"elementwise": _tied.elementwise, "channelwise": _tied.passes_channels}
+_BY_NAME = {
+    "elementwise": _tied.elementwise,
+    "channelwise": _tied.passes_channels,
+}
 
 
 @other_keywords
@@ -63,7 +70,9 @@ def register_channel_rule(kind: type, rule: str | MakeRule) -> None:
         >>> register_channel_rule(Clipped, "elementwise")
     """
     if not (isinstance(kind, type) and issubclass(kind, keras.layers.Layer)):
-        raise TypeError(f"`kind` must be a class of layers. Received: kind={as_text(kind)}")
+        raise TypeError(
+            f"`kind` must be a class of layers. Received: kind={as_text(kind)}"
+        )
     make = _BY_NAME.get(rule) if isinstance(rule, str) else rule
     if not callable(make):
         raise TypeError(
@@ -79,7 +88,10 @@ def rule_of(call: ChannelCall) -> ChannelRule | str:
     if make is None:
         return "its class has no rule"
     layer = call.layer
-    if isinstance(layer, keras.layers.Layer) and type(layer) not in _READS_ARGUMENTS:
+    if (
+        isinstance(layer, keras.layers.Layer)
+        and type(layer) not in _READS_ARGUMENTS
+    ):
         settings = _settings(call)
         if settings:
             return f"it is called with {', '.join(settings)}"
@@ -104,7 +116,11 @@ def _make_rule_of(layer: Any) -> MakeRule | None:
 
 def _settings(call: ChannelCall) -> list[str]:
     """Arguments besides the tensors, as `training=True`, which change what a layer computes."""
-    settings = [str(value) for value in call.args[1:] if value is not None and value is not False]
+    settings = [
+        str(value)
+        for value in call.args[1:]
+        if value is not None and value is not False
+    ]
     for name, value in call.kwargs.items():
         if value is not None and value is not False:
             settings.append(f"{name}={value}")

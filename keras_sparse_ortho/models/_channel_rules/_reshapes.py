@@ -20,7 +20,10 @@ from keras_sparse_ortho.models._channel_rules._rule import (
     for_single_inputs,
     smaller_layer,
 )
-from keras_sparse_ortho.models._channel_rules._tied import Tied, identity_sources
+from keras_sparse_ortho.models._channel_rules._tied import (
+    Tied,
+    identity_sources,
+)
 
 L = keras.layers
 
@@ -52,7 +55,9 @@ class ReshapeOperation(Reshaping):
     ) -> SmallerOperation:
         shape = list(self.layer.newshape)
         shape[self.axis] = count_of(live)
-        return SmallerOperation(type(self.layer)(tuple(shape), name=self.layer.name))
+        return SmallerOperation(
+            type(self.layer)(tuple(shape), name=self.layer.name)
+        )
 
 
 def _places(call: ChannelCall) -> np.ndarray:
@@ -73,8 +78,12 @@ def _tied_by_places(
     one input channel, or all entries of several.
     """
     for axis in range(places.ndim, 0, -1):
-        by_channel = np.moveaxis(places, axis - 1, 0).reshape(places.shape[axis - 1], -1)
-        if (by_channel == by_channel[:, :1]).all():  # the usual case, of many outputs
+        by_channel = np.moveaxis(places, axis - 1, 0).reshape(
+            places.shape[axis - 1], -1
+        )
+        if (
+            by_channel == by_channel[:, :1]
+        ).all():  # the usual case, of many outputs
             return rule(call.layer, by_channel[:, :1].T, axis)
         sources = [np.unique(line) for line in by_channel]
         count = len(sources[0])
@@ -107,7 +116,10 @@ def _reshape(call: ChannelCall) -> ChannelRule | str:
 @for_single_inputs
 def _reshape_operation(call: ChannelCall) -> ChannelRule | str:
     places = _reshaped(_places(call), call.output_shape)
-    if places is None or None in (*call.inputs[0].shape[1:], *call.output_shape[1:]):
+    if places is None or None in (
+        *call.inputs[0].shape[1:],
+        *call.output_shape[1:],
+    ):
         return "it may move entries from one sample to another"
     return _tied_by_places(call, places, ReshapeOperation)
 
@@ -126,7 +138,11 @@ def _moved_to(call: ChannelCall, order: Sequence[int]) -> ChannelRule | str:
     """A rule for outputs whose axis `k` is the axis `order[k]` of the input."""
     if order[0] != 0:
         return "it moves the axis of the batch"
-    return Tied(call.layer, identity_sources(call), list(order).index(call.inputs[0].axis))
+    return Tied(
+        call.layer,
+        identity_sources(call),
+        list(order).index(call.inputs[0].axis),
+    )
 
 
 @for_single_inputs

@@ -173,7 +173,9 @@ def for_single_inputs(make: MakeRule) -> MakeRule:
         if not tensor.size:
             return "the number of its channels is not known"
         if not reads_axis(call.layer, tensor):
-            return f"it does not read axis {tensor.axis}, where the channels are"
+            return (
+                f"it does not read axis {tensor.axis}, where the channels are"
+            )
         return make(call)
 
     return checked
@@ -184,11 +186,15 @@ def reads_axis(layer: Any, tensor: ChannelTensor) -> bool:
     data_format = getattr(layer, "data_format", None)
     if data_format is None:
         return True
-    return tensor.axis == (1 if data_format == "channels_first" else len(tensor.shape) - 1)
+    return tensor.axis == (
+        1 if data_format == "channels_first" else len(tensor.shape) - 1
+    )
 
 
 def smaller_layer(
-    layer: Any, settings: Mapping[str, Any], weights: Sequence[np.ndarray | None]
+    layer: Any,
+    settings: Mapping[str, Any],
+    weights: Sequence[np.ndarray | None],
 ) -> SmallerLayer:
     """A layer with some settings and weights changed, and no initializers of the old shape."""
     config = layer.get_config()
@@ -196,7 +202,11 @@ def smaller_layer(
         if f"{name}_initializer" in config:
             config[f"{name}_initializer"] = initializer
     config.update(settings)
-    arrays = [np.asarray(weight, np.float32) for weight in weights if weight is not None]
+    arrays = [
+        np.asarray(weight, np.float32)
+        for weight in weights
+        if weight is not None
+    ]
     return SmallerLayer(config, arrays)
 
 
@@ -230,7 +240,9 @@ def activated(function: Any, constants: np.ndarray) -> np.ndarray:
     """The constants after an activation, as the backend computes it in float32."""
     if function is None:
         return constants
-    tensor = keras.ops.convert_to_tensor(np.nan_to_num(constants)[None], dtype="float32")
+    tensor = keras.ops.convert_to_tensor(
+        np.nan_to_num(constants)[None], dtype="float32"
+    )
     results = to_numpy(function(tensor))[0].astype(np.float64)
     return np.where(np.isnan(constants), np.nan, results)
 

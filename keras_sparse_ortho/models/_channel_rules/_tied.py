@@ -107,7 +107,9 @@ class Slopes(Tied):
         self.alpha = value_of(layer.alpha)
 
     def constant_outputs(self, constants: Constants) -> Constants:
-        alpha = np.moveaxis(self.alpha, self.axis - 1, -1).reshape(-1, len(constants))
+        alpha = np.moveaxis(self.alpha, self.axis - 1, -1).reshape(
+            -1, len(constants)
+        )
         shared = (alpha == alpha[0]).all(axis=0)
         negative = np.where(shared, alpha[0] * constants, np.nan)
         return np.where(constants >= 0, constants, negative)
@@ -189,7 +191,9 @@ def _slopes(call: ChannelCall) -> ChannelRule | str:
 
 
 def _of_ranks(*names: str) -> list[type]:
-    return [getattr(L, f"{name}{rank}D") for name in names for rank in (1, 2, 3)]
+    return [
+        getattr(L, f"{name}{rank}D") for name in names for rank in (1, 2, 3)
+    ]
 
 
 _PASSING = (
@@ -204,12 +208,37 @@ _PASSING = (
 )
 _BY_POSITION = (
     *("SpatialDropout", "Cropping", "UpSampling"),
-    *("AveragePooling", "MaxPooling", "GlobalAveragePooling", "GlobalMaxPooling"),
+    *(
+        "AveragePooling",
+        "MaxPooling",
+        "GlobalAveragePooling",
+        "GlobalMaxPooling",
+    ),
 )
 # Operations of Keras that are elementwise besides the activations, by name of their class.
 _OPERATIONS = (
-    *("Absolute", "Negative", "Square", "Sqrt", "Rsqrt", "Exp", "Expm1", "Log", "Log1p"),
-    *("Reciprocal", "Sign", "Sin", "Cos", "Arctan", "Erf", "Floor", "Ceil", "Round"),
+    *(
+        "Absolute",
+        "Negative",
+        "Square",
+        "Sqrt",
+        "Rsqrt",
+        "Exp",
+        "Expm1",
+        "Log",
+        "Log1p",
+    ),
+    *(
+        "Reciprocal",
+        "Sign",
+        "Sin",
+        "Cos",
+        "Arctan",
+        "Erf",
+        "Floor",
+        "Ceil",
+        "Round",
+    ),
 )
 RULES: dict[type | str, MakeRule] = {
     **dict.fromkeys(_PASSING, passes_channels),
