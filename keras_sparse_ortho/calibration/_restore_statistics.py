@@ -114,19 +114,8 @@ def restore_statistics(
         if pairs:
             targets = _outputs(made_from, held)
             distance = _distance(_outputs(model, held), targets)
-            _measure_references(
-                made_from,
-                pairs,
-                used,
-                stops,
-                verbose,
-            )
-        missed = sweep(
-            model,
-            used,
-            stops,
-            verbose,
-        )
+            _measure_references(made_from, pairs, used, stops, verbose)
+        missed = sweep(model, used, stops, verbose)
         paths = [
             stop.path for stop in stops if stop not in missed and stop.is_set
         ]

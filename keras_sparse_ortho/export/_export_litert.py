@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_sparse_ortho._checks import (
     check_integer,
@@ -41,7 +42,7 @@ from keras_sparse_ortho.export._routes import (
     installed_versions,
     routes_of,
 )
-from keras_sparse_ortho.export._task import Steps, Workspace, task_of
+from keras_sparse_ortho.export._task import Steps, Task, Workspace, task_of
 from keras_sparse_ortho.export._weight_zeros import read_weights
 from keras_sparse_ortho.quantization import has_trained_ranges
 
@@ -165,11 +166,7 @@ def export_litert(
         (8, True, True)
     """
     _require_litert()
-    if not isinstance(model, keras.Model):
-        kind = type(model).__name__
-        raise ValueError(
-            f"`model` must be a Keras model. Received: model of type {kind}"
-        )
+    _check_model(model)
     batch_size = check_integer("batch_size", batch_size)
     timeout = check_number("timeout", timeout)
     file = check_path(path)
@@ -188,10 +185,7 @@ def export_litert(
         ends=ends,
     )
     warn_of_rows(task)
-    has_zeros = any(
-        (value == 0).mean() >= _LEAST_ZEROS for value in task.kernels.values()
-    )
-    if mode is None and not has_zeros:
+    if mode is None and not _has_zeros(task):
         routes = routes[:1]
     # On the target's file system, so that the last step is one atomic rename.
     with staging(file.parent, file.name) as folder:
@@ -200,19 +194,7 @@ def export_litert(
         )
         size = {None: len, "small": len, "gzip": _zipped}.get(mode)
         tried = candidates(task, routes, workspace, size)
-        verified = [
-            candidate for candidate in tried if candidate.file is not None
-        ]
-        if not verified:
-            failed = next(
-                candidate for candidate in tried if candidate.route == routes[0]
-            )
-            raise explained(task, failed, folder)
-        best = verified[0]
-        if mode == "fast":
-            workspace.say(f"timing {len(verified)} files")
-            _time(verified, timeout, target)
-            best = choose(verified)
+        best = _best_of(tried, routes[0], task, workspace, mode, target)
         assert best.file is not None
         content = best.file.read_bytes()
         report = ExportReport(
@@ -231,6 +213,51 @@ def export_litert(
         os.replace(best.file, file)
     warn_of_floats(report)
     return report
+
+
+def _best_of(
+    tried: list[Candidate],
+    first_route: Route,
+    task: Task,
+    workspace: Workspace,
+    mode: str | None,
+    target: str | None,
+) -> Candidate:
+    """The smallest verified file, or with `mode="fast"` the one to choose by its time.
+
+    Args:
+        tried: The files of all routes, the smallest first.
+        first_route: The route whose failure is explained if there is no file.
+        task: The task of the export.
+        workspace: Its folder and progress.
+        mode: As for `export_litert`.
+        target: As for `export_litert`.
+    """
+    verified = [candidate for candidate in tried if candidate.file is not None]
+    if not verified:
+        named = [
+            candidate for candidate in tried if candidate.route == first_route
+        ]
+        raise explained(task, named[0], workspace.folder)
+    if mode != "fast":
+        return verified[0]
+    workspace.say(f"timing {len(verified)} files")
+    _time(verified, task.timeout, target)
+    return choose(verified)
+
+
+def _has_zeros(task: Task) -> bool:
+    """Whether a kernel has so many zeros that an encoding of them may pay."""
+    shares = [np.mean(value == 0) for value in task.kernels.values()]
+    return any(share >= _LEAST_ZEROS for share in shares)
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, keras.Model):
+        kind = type(model).__name__
+        raise ValueError(
+            f"`model` must be a Keras model. Received: model of type {kind}"
+        )
 
 
 def _check_arguments(

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import keras
 
@@ -86,23 +86,16 @@ def plan_prune(
     check_data(method, score, data, resume)
     weights = _weights_for(model, method, include, exclude)
     density = _checked_density(density, budget, method)
-    batches = None
-    if data is not None and method.refits:
-        batches = calibration_batches(model, data)
-    if budget is None and (
-        pattern is not None or isinstance(method, LayerScore)
-    ):
+    refit = data is not None and method.refits
+    batches = calibration_batches(model, data) if refit else None
+    is_layer_score = isinstance(method, LayerScore)
+    if budget is None and (pattern is not None or is_layer_score):
         budget = "uniform"
-    if batches is not None and (
-        isinstance(method, LayerScore) or _is_by_error(budget)
-    ):
+    if batches is not None and (is_layer_score or _is_by_error(budget)):
         names_kernels = not isinstance(budget, str | Sensitivity)
         weights = measurable(model, weights, batches, given=names_kernels)
         if _is_by_error(budget):
-            densities = densities_around(check_density(density))
-            budget = measured_errors(
-                model, weights, densities, batches, shows_progress()
-            )
+            budget = _budget_by_error(model, weights, density, batches)
     counts = None
     if budget is not None:
         counts = plan_for(density, budget, weights, orthogonal=False)
@@ -117,10 +110,8 @@ def plan_prune(
             return plan_of_draws(model, weights, draws, storage)
         if counts is None:
             counts = saliency.budget
-        refit = batches is not None
-        recipe = Recipe(
-            scores=saliency.scores, counts=counts.counts, refit=refit
-        )
+        scores = saliency.scores
+        recipe = Recipe(scores=scores, counts=counts.counts, refit=refit)
     blocks = None
     if storage == BlockForm.name or isinstance(pattern, Block):
         blocks = BlockPlan.of(
@@ -128,12 +119,21 @@ def plan_prune(
         )
         weights = blocks.weights
     recipe = _with_pattern(recipe, model, weights, pattern, blocks)
-    draws = prune_layers(
-        model, weights, recipe, batches, resume, shows_progress()
-    )
+    verbose = shows_progress()
+    draws = prune_layers(model, weights, recipe, batches, resume, verbose)
     if pattern is None:
         _warn_of_dead_outputs(weights, draws)
     return plan_of_draws(model, weights, draws, storage, blocks)
+
+
+def _budget_by_error(
+    model: keras.Model,
+    weights: Sequence[PrunableWeight],
+    density: float | None,
+    batches: Sequence[object],
+) -> Sensitivity:
+    densities = densities_around(check_density(density))
+    return measured_errors(model, weights, densities, batches, shows_progress())
 
 
 @verb(plan_prune)

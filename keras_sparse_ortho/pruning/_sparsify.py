@@ -13,7 +13,7 @@ from keras_sparse_ortho.errors import DensityError
 from keras_sparse_ortho.initializers import (
     SparseInitializer,
 )
-from keras_sparse_ortho.kernels import Selection
+from keras_sparse_ortho.kernels import PrunableWeight, Selection
 from keras_sparse_ortho.models import Plan, carry_out, verb
 from keras_sparse_ortho.orthogonal import (
     Block,
@@ -90,13 +90,19 @@ def plan_sparsify(
         seed,
         dense=form.keeps_dense_kernel,
     )
+    _warn_of_training(model, weights)
+    return plan_of_draws(model, weights, draws, storage, blocks)
+
+
+def _warn_of_training(
+    model: keras.Model, weights: list[PrunableWeight]
+) -> None:
     reason = signs_of_training(model, weights)
     if reason is not None:
         warn_user(
             "sparsify draws new kernels, so the trained ones are lost. To keep trained weights and "
             f"mask them, call keras_sparse_ortho.prune(model, density). {reason}"
         )
-    return plan_of_draws(model, weights, draws, storage, blocks)
 
 
 @verb(plan_sparsify)
