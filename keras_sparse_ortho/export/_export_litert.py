@@ -189,20 +189,17 @@ def export_litert(
         routes = routes[:1]
     # On the target's file system, so that the last step is one atomic rename.
     with staging(file.parent, file.name) as folder:
-        workspace = Workspace(
-            folder, Steps("auto" if len(routes) > 1 else False)
-        )
+        steps = Steps("auto" if len(routes) > 1 else False)
+        workspace = Workspace(folder, steps)
         size = {None: len, "small": len, "gzip": _zipped}.get(mode)
         tried = candidates(task, routes, workspace, size)
         best = _best_of(tried, routes[0], task, workspace, mode, target)
         assert best.file is not None
-        content = best.file.read_bytes()
         report = ExportReport(
             **vars(best.outcome),
+            **_figures_of(best.file.read_bytes()),
             path=str(file),
             mode=mode,
-            gzip_bytes=_zipped(content),
-            weights=read_weights(content),
             sample_rows=len(task.rows.compared[0]),
             compared_on=task.rows.origin,
             ends=ends,
@@ -244,6 +241,11 @@ def _best_of(
     workspace.say(f"timing {len(verified)} files")
     _time(verified, task.timeout, target)
     return choose(verified)
+
+
+def _figures_of(content: bytes) -> dict[str, Any]:
+    """Size under gzip, and zeros of the weights, of a file."""
+    return {"gzip_bytes": _zipped(content), "weights": read_weights(content)}
 
 
 def _has_zeros(task: Task) -> bool:
